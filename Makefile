@@ -1,0 +1,56 @@
+# Dither: `make run` sets up and trains, `make test` sets up and tests. Both need only Python 3.11+ and make.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+# On a machine that has local copies of the data sets beside the checkout, use them.
+LOCAL_DATA := $(wildcard ../shared/data)
+ifndef DITHER_DATA
+ifneq ($(LOCAL_DATA),)
+export DITHER_DATA := $(abspath $(LOCAL_DATA))
+endif
+endif
+
+.PHONY: run test test-slow lint types format wheel clean help
+.DEFAULT_GOAL := help
+
+help:  ## Show this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+run: $(VENV)/.installed  ## Train Secure FedAvg on Adult and draw the curve
+	@$(BIN)/dither run secure-fedavg
+
+test: $(VENV)/.dev  ## Run linter, type checker and the fast tests
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest
+
+test-slow: $(VENV)/.dev  ## Run the slow tests too (minutes)
+	@$(BIN)/python -m pytest -m "slow or not slow"
+
+lint: $(VENV)/.dev  ## Check style
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: $(VENV)/.dev  ## Check types
+	@$(BIN)/mypy
+
+format: $(VENV)/.dev  ## Rewrite files in the project's style
+	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+
+wheel: $(VENV)/.dev  ## Build wheel and source archive into dist/
+	@$(BIN)/python -m build
+
+clean:  ## Remove the environment and everything built
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
+
+# The environment is made once and again only when pyproject.toml changes.
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Dither needs Python 3.11 or newer; call make PYTHON=/path/to/python3.11"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing Dither into $(VENV) (about a minute the first time)"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.installed
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[dev]'
+	@touch $@

@@ -1,0 +1,63 @@
+"""Dither: differentially private federated learning that says what its privacy is worth.
+
+>>> import dither
+>>> run = dither.run("secure-fedavg")            # a preset, a TOML file or a dither.Spec
+>>> run.summary["test_accuracy"], run.summary["epsilon"]["claimed"]
+
+Everything heavy (JAX, scikit-learn, matplotlib) is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# Public name -> the module that holds it. Kept lazy so that `dither --help` never waits for JAX.
+_EXPORTS = {
+    "Algorithm": "dither.core",
+    "ClientResult": "dither.core",
+    "Cohort": "dither.core",
+    "Records": "dither.core",
+    "Release": "dither.core",
+    "Round": "dither.core",
+    "Sampling": "dither.core",
+    "DitherError": "dither.errors",
+    "Model": "dither.models",
+    "Dataset": "dither.data",
+    "Federation": "dither.data",
+    "Spec": "dither.spec",
+    "load": "dither.api",
+    "run": "dither.api",
+    "simulate": "dither.engines.simulate",
+}
+
+__all__ = ["__version__", *_EXPORTS]  # noqa: PLE0604
+
+if TYPE_CHECKING:
+    from dither.api import load as load
+    from dither.api import run as run
+    from dither.core import Algorithm as Algorithm
+    from dither.core import ClientResult as ClientResult
+    from dither.core import Cohort as Cohort
+    from dither.core import Records as Records
+    from dither.core import Release as Release
+    from dither.core import Round as Round
+    from dither.core import Sampling as Sampling
+    from dither.data import Dataset as Dataset
+    from dither.data import Federation as Federation
+    from dither.engines.simulate import simulate as simulate
+    from dither.errors import DitherError as DitherError
+    from dither.models import Model as Model
+    from dither.spec import Spec as Spec
+
+
+def __getattr__(name: str) -> Any:
+    if name in _EXPORTS:
+        return getattr(import_module(_EXPORTS[name]), name)
+    raise AttributeError(f"module 'dither' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,95 @@
+"""`Dataset`: a data set as arrays, however it came in; and the seeded streams this room draws from."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from dither.errors import DataError
+
+if TYPE_CHECKING:
+    from dither.data.schema import Schema
+
+
+class Dataset(NamedTuple):
+    """Training and test records of one data set.
+
+    `x_*` are float32 [records, features] (images flattened, in [0, 1]); `y_*` are int32 class numbers.
+    `groups*` hold the values of the partition column, one a record, where one was asked for.
+    `covered` is False when the encoding used values read from the records themselves: no ε then covers
+    that step, and `notes` says which values.
+    """
+
+    name: str
+    x_train: np.ndarray
+    y_train: np.ndarray
+    x_test: np.ndarray
+    y_test: np.ndarray
+    classes: tuple[str, ...]
+    feature_names: tuple[str, ...]
+    image_shape: tuple[int, ...]  # () for tables
+    schema: Schema | None
+    groups: np.ndarray | None
+    groups_test: np.ndarray | None
+    notes: tuple[str, ...]
+    covered: bool
+
+
+def pool(dataset: Dataset) -> Dataset:
+    """All records as training records, the test part left empty.
+
+    For the papers that pool Adult's 48,842 records and let each device split its own rows
+    (see `per_client_split`).
+    """
+    groups = dataset.groups
+    if groups is not None and dataset.groups_test is not None:
+        groups = np.concatenate([groups, dataset.groups_test])
+    total = len(dataset.y_train) + len(dataset.y_test)
+    return dataset._replace(
+        x_train=np.concatenate([dataset.x_train, dataset.x_test]),
+        y_train=np.concatenate([dataset.y_train, dataset.y_test]),
+        x_test=dataset.x_test[:0],
+        y_test=dataset.y_test[:0],
+        groups=groups,
+        groups_test=None if dataset.groups_test is None else dataset.groups_test[:0],
+        notes=(*dataset.notes, f"training and test records pooled: {total:,} in all"),
+    )
+
+
+def stream(seed: int, purpose: str) -> np.random.Generator:
+    """The random stream of one purpose under one seed: the same on every machine and in every process."""
+    if seed < 0:
+        raise DataError(f"seed={seed} is negative; give 0 or a positive integer")
+    # Not hash(): Python salts it anew in every process.
+    name = int.from_bytes(hashlib.sha256(purpose.encode()).digest()[:8], "big")
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, name])))
+
+
+def largest_remainder(weights: np.ndarray, total: int) -> np.ndarray:
+    """Whole numbers in proportion to `weights` that sum to `total` (Hamilton's method)."""
+    quotas = np.asarray(weights, dtype=np.float64) * (total / np.sum(weights))
+    counts = np.floor(quotas).astype(np.int64)
+    left = total - int(counts.sum())
+    # A stable sort, so that ties go to the earlier class on every machine.
+    counts[np.argsort(-(quotas - counts), kind="stable")[:left]] += 1
+    return counts
+
+
+def stratified_split(labels: np.ndarray, test_count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Row numbers (train, test), both ascending: `test_count` test rows, the classes in proportion."""
+    if not 0 <= test_count < len(labels):
+        raise DataError(
+            f"{test_count} test records asked of {len(labels)}; at least one must stay for training"
+        )
+    rng = stream(seed, "test split")
+    values, class_of = np.unique(labels, return_inverse=True)
+    test_counts = largest_remainder(np.bincount(class_of), test_count)
+    chosen = [
+        rng.permutation(np.flatnonzero(class_of == index))[: test_counts[index]]
+        for index in range(len(values))
+    ]
+    is_test = np.zeros(len(labels), dtype=bool)
+    is_test[np.concatenate(chosen)] = True
+    return np.flatnonzero(~is_test), np.flatnonzero(is_test)

@@ -1,0 +1,416 @@
+"""The schema: everything the encoding of a table depends on, fixed before any record is read.
+
+Bounds, categories and imputation values that come from the private records are themselves a leak, so each
+value says where it came from: "public" or "read from data". A schema with any value of the second kind
+leaves the preprocessing outside the privacy claim (`Schema.read_from_data`).
+
+In `schema.toml`:
+
+    name = "patients"
+    [label]
+    column = "outcome"
+    classes = ["alive", "dead"]
+    classes_from = "public"
+    [[columns]]
+    name = "age"
+    type = "numeric"
+    bounds = [0, 120]          # values outside are clamped
+    bounds_from = "public"
+    standard = [40, 20]        # centre and scale, for encoding = "standard"
+    standard_from = "public"
+    missing = 40               # what an empty cell stands for
+    missing_from = "public"
+    [[columns]]
+    name = "sex"
+    type = "categorical"
+    categories = ["female", "male"]    # everything else goes to one more column, "(other)"
+    categories_from = "public"
+    missing = "female"
+    missing_from = "public"
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from dither.data import cells
+from dither.errors import DataError, did_you_mean
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PUBLIC = "public"
+READ_FROM_DATA = "read from data"
+OTHER = "(other)"  # in brackets: "Other" is itself a category of Adult's race
+
+_MEANINGS = {
+    "bounds_from": "bounds",
+    "standard_from": "centre and scale",
+    "missing_from": "missing value",
+    "categories_from": "categories",
+}
+
+ENCODINGS = ("minmax", "standard")
+FEATURES = ("all", "categorical", "ordinal")
+LABELS = ("required", "if present", "ignore")
+
+
+class Numeric(NamedTuple):
+    """A column of numbers."""
+
+    name: str
+    bounds: tuple[float, float]
+    standard: tuple[float, float]  # centre, scale
+    missing: float
+    bounds_from: str = PUBLIC
+    standard_from: str = PUBLIC
+    missing_from: str = PUBLIC
+
+    def scaled(self, series: pd.Series, encoding: str) -> np.ndarray:
+        """Imputed, clamped to the bounds, then to [0, 1] by the bounds or by centre and scale."""
+        values = cells.numbers(series, self.name)
+        values = np.where(np.isnan(values), self.missing, values).clip(*self.bounds)
+        if encoding == "standard":
+            return (values - self.standard[0]) / self.standard[1]
+        low, high = self.bounds
+        return (values - low) / (high - low) if high > low else np.zeros_like(values)
+
+
+class Categorical(NamedTuple):
+    """A column of categories, with one place for all the others."""
+
+    name: str
+    categories: tuple[str, ...]
+    missing: str
+    categories_from: str = PUBLIC
+    missing_from: str = PUBLIC
+
+    def codes(self, series: pd.Series) -> np.ndarray:
+        """0..len(categories); the last stands for everything that is not listed."""
+        code_of = {category: code for code, category in enumerate(self.categories)}
+        other = len(self.categories)
+        raw, texts = cells.factor(series)
+        translate = [code_of.get(value, other) for value in texts]
+        return np.array([*translate, code_of.get(self.missing, other)], dtype=np.int64)[raw]
+
+
+Column = Numeric | Categorical
+
+
+class Label(NamedTuple):
+    """The column to predict and its classes, in the order of their numbers."""
+
+    column: str
+    classes: tuple[str, ...]
+    classes_from: str = PUBLIC
+
+
+class Encoded(NamedTuple):
+    """A table as arrays. `y` is None where the label column was absent or ignored."""
+
+    x: np.ndarray  # float32 [rows, features]
+    y: np.ndarray | None  # int32 [rows]
+    feature_names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The label and the feature columns of a table; see the module docstring for the file."""
+
+    label: Label
+    columns: tuple[Column, ...]
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        _validate(self)
+
+    # Files
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Schema:
+        """Read a `schema.toml`."""
+        try:
+            content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise DataError(
+                f"schema file {str(path)!r} not found; draft one with `dither data schema FILE`"
+            ) from None
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise DataError(f"schema file {str(path)!r} cannot be read: {error}") from None
+        try:
+            return cls.from_dict(content)
+        except DataError as error:
+            raise DataError(f"schema file {str(path)!r}: {error}") from None
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Schema:
+        """From the parsed TOML (or any mapping of that shape)."""
+        _check_keys("the schema", content, ("label", "columns"), ("name",))
+        if not isinstance(content["label"], Mapping) or not isinstance(content["columns"], list):
+            raise DataError("the schema needs a [label] table and [[columns]] tables")
+        _check_keys("[label]", content["label"], ("column", "classes"), ("classes_from",))
+        label = Label(
+            str(content["label"]["column"]),
+            _texts("classes of the label", content["label"]["classes"]),
+            content["label"].get("classes_from", PUBLIC),
+        )
+        columns = tuple(_column_from_dict(column) for column in content["columns"])
+        return cls(label=label, columns=columns, name=str(content.get("name", "")))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The shape of the TOML file."""
+        columns: list[dict[str, Any]] = []
+        for column in self.columns:
+            kind = "numeric" if isinstance(column, Numeric) else "categorical"
+            written: dict[str, Any] = {"name": column.name, "type": kind}
+            values = column._asdict()
+            for key in values:
+                if f"{key}_from" in values:  # each value with its origin below it
+                    value = values[key]
+                    written[key] = list(value) if isinstance(value, tuple) else value
+                    written[f"{key}_from"] = values[f"{key}_from"]
+            columns.append(written)
+        label = {**self.label._asdict(), "classes": list(self.label.classes)}
+        return {"name": self.name, "label": label, "columns": columns}
+
+    def to_toml(self) -> str:
+        """The text of the TOML file, short lists on one line."""
+        import tomli_w
+
+        def on_one_line(match: re.Match[str]) -> str:
+            line = f"[{match[1].strip().removesuffix(',')}]".replace("\n    ", " ")
+            return line if len(line) <= 100 else match[0]
+
+        return re.sub(r"\[((?:\n    .*,)+)\n\]", on_one_line, tomli_w.dumps(self.to_dict()))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write `schema.toml`, whole or not at all."""
+        head = (
+            f'# Values marked "{READ_FROM_DATA}" were taken from the records, which no ε covers.\n'
+            f'# Replace each by what is known without looking at the records, and mark it "{PUBLIC}".\n\n'
+        )
+        target = Path(path)
+        partial = target.with_name(f"{target.name}.tmp")
+        partial.write_text(head + self.to_toml(), encoding="utf-8")
+        os.replace(partial, target)
+
+    def digest(self) -> str:
+        """SHA-256 of the content, the same however the file is laid out: equal digests encode alike."""
+        canonical = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+    # Privacy
+
+    @property
+    def read_from_data(self) -> tuple[str, ...]:
+        """Every value that came from the records, such as "bounds of 'age'"."""
+        found = [f"classes of {self.label.column!r}"] if self.label.classes_from == READ_FROM_DATA else []
+        for column in self.columns:
+            for key, value in column._asdict().items():
+                if value == READ_FROM_DATA and key in _MEANINGS:
+                    found.append(f"{_MEANINGS[key]} of {column.name!r}")
+        return tuple(found)
+
+    @property
+    def covered(self) -> bool:
+        """Whether the encoding depends on public values only."""
+        return not self.read_from_data
+
+    def coverage_notes(self) -> tuple[str, ...]:
+        """What to print beside an ε: () when everything is public."""
+        found = self.read_from_data
+        if not found:
+            return ()
+        more = f" and {len(found) - 3} more values" if len(found) > 3 else ""
+        return (f"preprocessing not covered: {', '.join(found[:3])}{more} were read from the data",)
+
+    # Encoding
+
+    def encode(
+        self,
+        frame: pd.DataFrame,
+        encoding: str = "minmax",
+        features: str = "all",
+        *,
+        labels: str = "required",
+    ) -> Encoded:
+        """The table as arrays.
+
+        encoding  "minmax" scales numbers to [0, 1] by the bounds; "standard" by centre and scale
+        features  "all"; "categorical" (those columns only, one-hot); "ordinal" (one feature a column,
+                  categories as their number scaled to [0, 1])
+        labels    "required", "if present" or "ignore"
+        """
+        _choice("encoding", encoding, ENCODINGS)
+        _choice("features", features, FEATURES)
+        _choice("labels", labels, LABELS)
+        columns = [c for c in self.columns if features != "categorical" or isinstance(c, Categorical)]
+        if not columns:
+            raise DataError(
+                "features='categorical', but the schema has no categorical column; use features='all'"
+            )
+        _need_columns(frame, [column.name for column in columns])
+        names = self.feature_names(features)
+        x = np.zeros((len(frame), len(names)), dtype=np.float32)
+        rows = np.arange(len(frame))
+        at = 0
+        for column in columns:
+            if isinstance(column, Numeric):
+                x[:, at] = column.scaled(frame[column.name], encoding)
+                at += 1
+            elif features == "ordinal":
+                x[:, at] = column.codes(frame[column.name]) / len(column.categories)
+                at += 1
+            else:
+                x[rows, at + column.codes(frame[column.name])] = 1.0
+                at += len(column.categories) + 1
+        if labels == "ignore" or (labels == "if present" and self.label.column not in frame.columns):
+            return Encoded(x, None, names)
+        return Encoded(x, self.encode_labels(frame), names)
+
+    def feature_names(self, features: str = "all") -> tuple[str, ...]:
+        """The name of every column of `x`: "age", "sex=female", "sex=(other)"."""
+        names: list[str] = []
+        for column in self.columns:
+            if isinstance(column, Categorical) and features != "ordinal":
+                names += [f"{column.name}={category}" for category in (*column.categories, OTHER)]
+            elif isinstance(column, Categorical) or features != "categorical":
+                names.append(column.name)
+        return tuple(names)
+
+    def encode_labels(self, frame: pd.DataFrame) -> np.ndarray:
+        """Class numbers, int32 [rows]."""
+        _need_columns(frame, [self.label.column])
+        codes, texts = cells.factor(frame[self.label.column])
+        missing = np.flatnonzero(codes < 0)
+        if len(missing):
+            raise DataError(
+                f"label column {self.label.column!r} is empty in row {missing[0] + 1}; remove the row"
+            )
+        number_of = {name: number for number, name in enumerate(self.label.classes)}
+        for code, value in enumerate(texts):
+            if value not in number_of:
+                row = int(np.flatnonzero(codes == code)[0]) + 1
+                raise DataError(
+                    f"label {value!r} (column {self.label.column!r}, row {row}) is not a class of the schema"
+                    f"{did_you_mean(value, self.label.classes)}"
+                )
+        return np.array([number_of[value] for value in texts], dtype=np.int32)[codes]
+
+
+def _need_columns(frame: pd.DataFrame, names: Iterable[str]) -> None:
+    present = [str(column) for column in frame.columns]
+    for name in names:
+        if name not in present:
+            raise DataError(f"column {name!r} of the schema is not in the table{did_you_mean(name, present)}")
+
+
+def _choice(key: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise DataError(f"{key}={value!r} is unknown{did_you_mean(str(value), allowed)}")
+
+
+def _check_keys(where: str, content: Any, required: tuple[str, ...], optional: tuple[str, ...]) -> None:
+    if not isinstance(content, Mapping):
+        raise DataError(f"{where} must be a table, not {content!r}")
+    for key in content:
+        if key not in (*required, *optional):
+            raise DataError(f"{where} has an unknown key {key!r}{did_you_mean(key, (*required, *optional))}")
+    for key in required:
+        if key not in content:
+            raise DataError(f"{where} lacks the key {key!r}")
+
+
+def _texts(where: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise DataError(f"{where} must be a list, not {value!r}")
+    return tuple(cells.canonical(item) for item in value)
+
+
+def _pair(where: str, value: Any) -> tuple[float, float]:
+    if not isinstance(value, list) or len(value) != 2:
+        raise DataError(f"{where} must be two numbers, not {value!r}")
+    return _number(where, value[0]), _number(where, value[1])
+
+
+def _number(where: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise DataError(f"{where} must be a finite number, not {value!r}")
+    return float(value)
+
+
+def _column_from_dict(content: Any) -> Column:
+    if not isinstance(content, Mapping) or "name" not in content:
+        raise DataError("every [[columns]] table needs a 'name'")
+    name = str(content["name"])
+    where = f"column {name!r}"
+    _choice(f"the type of {where}", content.get("type", ""), ("numeric", "categorical"))
+    if content["type"] == "numeric":
+        fields = ("bounds", "standard", "missing")
+        _check_keys(where, content, ("name", "type", *fields), tuple(f"{field}_from" for field in fields))
+        return Numeric(
+            name,
+            _pair(f"bounds of {where}", content["bounds"]),
+            _pair(f"standard of {where}", content["standard"]),
+            _number(f"missing of {where}", content["missing"]),
+            *(content.get(f"{field}_from", PUBLIC) for field in fields),
+        )
+    _check_keys(
+        where, content, ("name", "type", "categories", "missing"), ("categories_from", "missing_from")
+    )
+    return Categorical(
+        name,
+        _texts(f"categories of {where}", content["categories"]),
+        cells.canonical(content["missing"]),
+        content.get("categories_from", PUBLIC),
+        content.get("missing_from", PUBLIC),
+    )
+
+
+def _validate(schema: Schema) -> None:
+    """What holds for every schema, drafted or written by hand."""
+    label = schema.label
+    if len(label.classes) < 2:
+        raise DataError(f"label {label.column!r} has {len(label.classes)} class; at least 2 are needed")
+    _no_repeats(f"classes of {label.column!r}", label.classes)
+    if not schema.columns:
+        raise DataError("the schema has no feature columns; at least one is needed")
+    _no_repeats("columns", [column.name for column in schema.columns])
+    if label.column in {column.name for column in schema.columns}:
+        raise DataError(
+            f"the label column {label.column!r} is also a feature column; remove it from [[columns]]"
+        )
+    for column in schema.columns:
+        if isinstance(column, Categorical):
+            if not column.categories:
+                raise DataError(f"column {column.name!r} has no categories; list at least one")
+            _no_repeats(f"categories of {column.name!r}", column.categories)
+            continue
+        low, high = column.bounds
+        if not low <= high:
+            raise DataError(f"bounds of {column.name!r}: low={low} exceeds high={high}")
+        if not column.standard[1] > 0:
+            raise DataError(f"standard of {column.name!r}: scale={column.standard[1]} must be positive")
+    for part in (label, *schema.columns):
+        for key, value in part._asdict().items():
+            if key.endswith("_from"):
+                _choice(f"{key} of {part[0]!r}", value, (PUBLIC, READ_FROM_DATA))
+
+
+def _no_repeats(where: str, values: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for value in values:
+        if value in seen:
+            raise DataError(f"{where}: {value!r} is listed twice")
+        seen.add(value)

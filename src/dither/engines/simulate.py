@@ -1,0 +1,448 @@
+"""The simulator: clients vmapped, local steps and rounds in compiled loops, whole sweeps as one program.
+
+    simulation = Simulation(model, build, num_clients=100, cohort_size_at=lambda index: 50)
+    inputs = simulation.inputs(problem, seeds=[0, 1], hyper={"client_lr": [0.1, 0.2]})
+    state = simulation.start(inputs)
+    state = simulation.advance(state, inputs, 0, 100)      # 100 rounds, one call
+    simulation.evaluate(state, inputs)
+
+or all of it as `simulate(...)`. Every array has a leading axis of runs; a single run is the batch of one.
+What a sweep varies (`hyper`, seeds, who holds which rows) is traced, so that one compilation serves a grid
+and any number of rounds. Rounds are counted by a traced loop bound: no memory grows with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dither import models
+from dither.core import Algorithm, Array, Cohort, Hyper, Keys, Params, PyTree, Records, Round
+from dither.data import Federation
+from dither.engines import devices
+from dither.errors import SpecError
+from dither.privacy import noise, sampling
+
+_EVAL_ROWS = 4096  # records scored at a time
+_LOOP_ABOVE = 50_000  # parameters above which a CPU runs clients one after the other (see `Simulation`)
+
+
+class Problem(NamedTuple):
+    """Data of a simulation: all records once, and for each run who holds which rows and what is scored."""
+
+    x: np.ndarray
+    y: np.ndarray
+    federations: Sequence[Federation]  # one a run, or a single one shared by all runs
+    test_rows: Sequence[np.ndarray]  # likewise
+    test_weights: Sequence[np.ndarray]  # weights that sum to 1, so that a mean over clients is a plain sum
+
+
+class Run(NamedTuple):
+    """What one run of a batch reads and never changes; in `Inputs` each with a leading axis of runs."""
+
+    seed: Array
+    hyper: Mapping[str, Array]
+    order: Array
+    start: Array
+    size: Array
+    test_rows: Array
+    test_weights: Array
+
+
+class Shared(NamedTuple):
+    """What all runs of a batch read."""
+
+    x: Array
+    y: Array
+    cohorts: Array  # [num_rounds, cohort_size] where participation is designed beforehand, else [0, 0]
+
+
+class Inputs(NamedTuple):
+    """Arrays on the device that the compiled program reads."""
+
+    runs: Run
+    shared: Shared
+
+
+class State(NamedTuple):
+    """What a round changes."""
+
+    server: PyTree
+    clients: PyTree
+    participation: Array  # rounds each client has taken part in
+    refused: Array  # updates of each client that were not finite and left out
+    metrics: Mapping[str, Array]  # sums since `rounds` was last 0
+    rounds: Array
+
+
+class Evaluation(NamedTuple):
+    """One row of the history; arrays have one entry a run."""
+
+    round: int
+    metrics: dict[str, np.ndarray]
+
+
+class Result(NamedTuple):
+    """What `simulate` returns; every array has a leading axis of runs."""
+
+    params: Params
+    history: list[Evaluation]
+    participation: np.ndarray
+    refused: np.ndarray
+    state: State
+
+
+class Simulation:
+    """A method compiled for a federation of fixed shape.
+
+    layout "vmap" runs a round's clients side by side, "loop" one after the other with the sum carried along
+    (less memory; faster on a CPU once a model no longer fits its caches). "auto" chooses by model size and
+    device. Both give the same result up to the rounding of the sum.
+    """
+
+    def __init__(
+        self,
+        model: models.Model,
+        build: Callable[[Hyper], Algorithm],
+        *,
+        num_clients: int,
+        cohort_size_at: Callable[[int], int],
+        layout: str = "auto",
+        pad_cohort: int = 0,
+    ) -> None:
+        devices.enable_compilation_cache()
+        self.model = model
+        self.build = build
+        self.num_clients = num_clients
+        self.cohort_size_at = cohort_size_at
+        self.pad_cohort = pad_cohort
+        if layout == "auto":
+            shapes = jax.eval_shape(model.init, jax.random.key(0))
+            large = models.count_params(shapes) > _LOOP_ABOVE
+            layout = "loop" if large and jax.default_backend() == "cpu" else "vmap"
+        if layout not in ("vmap", "loop"):
+            raise SpecError(f"layout={layout!r} is not one of 'auto', 'vmap', 'loop'")
+        self.layout = layout
+        self._start = jax.jit(self._start_runs)
+        self._advance = jax.jit(self._advance_runs, static_argnames="cohort_size", donate_argnums=0)
+        self._evaluate = jax.jit(self._evaluate_runs)
+        self._params = jax.jit(self._params_runs)
+
+    # What a caller does
+
+    def inputs(
+        self,
+        problem: Problem,
+        *,
+        seeds: Sequence[int],
+        hyper: Mapping[str, Any],
+        cohorts: np.ndarray | None = None,
+    ) -> Inputs:
+        """Arrays on the device for a batch of runs. Each entry of `hyper` has a leading axis of runs."""
+        runs = len(seeds)
+        for name, value in hyper.items():
+            if np.shape(value)[:1] != (runs,):
+                raise SpecError(f"hyper[{name!r}] has shape {np.shape(value)}, expected {runs} runs in front")
+        federations = _one_a_run(problem.federations, runs, "federations")
+        for federation in federations:
+            if len(federation.size) != self.num_clients:
+                raise SpecError(
+                    f"the federation has {len(federation.size)} clients, expected num_clients={self.num_clients}"
+                )
+        runs_inputs = Run(
+            seed=jnp.asarray(np.array(seeds, np.uint32)),
+            hyper={name: jnp.asarray(value, jnp.float32) for name, value in hyper.items()},
+            order=jnp.asarray(np.stack([f.order for f in federations]), jnp.int32),
+            start=jnp.asarray(np.stack([f.start for f in federations]), jnp.int32),
+            size=jnp.asarray(np.stack([f.size for f in federations]), jnp.int32),
+            test_rows=jnp.asarray(np.stack(_one_a_run(problem.test_rows, runs, "test_rows")), jnp.int32),
+            test_weights=jnp.asarray(
+                np.stack(_one_a_run(problem.test_weights, runs, "test_weights")), jnp.float32
+            ),
+        )
+        shared = Shared(
+            x=jnp.asarray(problem.x),
+            y=jnp.asarray(problem.y),
+            cohorts=jnp.asarray(np.zeros((0, 0)) if cohorts is None else cohorts, jnp.int32),
+        )
+        return Inputs(runs_inputs, shared)
+
+    def start(self, inputs: Inputs) -> State:
+        """The state before round 0."""
+        return self._start(inputs)
+
+    def advance(self, state: State, inputs: Inputs, start: int, stop: int) -> State:
+        """Rounds start..stop-1. The given state's buffers are reused: keep only what is returned."""
+        while start < stop:
+            cohort_size = self.cohort_size_at(start)
+            end = start + 1
+            while end < stop and self.cohort_size_at(end) == cohort_size:
+                end += 1
+            state = self._advance(state, inputs, np.int32(start), np.int32(end), cohort_size=cohort_size)
+            start = end
+        return state
+
+    def evaluate(self, state: State, inputs: Inputs) -> dict[str, np.ndarray]:
+        """Accuracy and loss on the scored records, loss on the clients' own records, and the mean of the
+        clients' metrics since the last reset; one entry a run."""
+        return {name: np.asarray(value) for name, value in self._evaluate(state, inputs).items()}
+
+    def params(self, state: State, inputs: Inputs) -> Params:
+        """The model's parameters, with a leading axis of runs."""
+        return self._params(state, inputs)
+
+    # What is compiled
+
+    def _start_runs(self, inputs: Inputs) -> State:
+        return jax.vmap(lambda run: self._start_run(run, inputs.shared))(inputs.runs)
+
+    def _start_run(self, run: Run, shared: Shared) -> State:
+        algorithm = self.build(run.hyper)
+        params = self.model.init(noise.stream(run.seed, "init"))
+        server = algorithm.init(params)
+        one = algorithm.client_init(params)
+        clients = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (self.num_clients, *leaf.shape)), one)
+        number = jnp.int32(0)
+        result = jax.eval_shape(
+            lambda: algorithm.client(
+                _keys(run.seed, number, number),
+                algorithm.message(server),
+                one,
+                _records(run, shared, number),
+                Round(number, number, jnp.int32(1)),
+            )
+        )
+        return State(
+            server=server,
+            clients=clients,
+            participation=jnp.zeros(self.num_clients, jnp.int32),
+            refused=jnp.zeros(self.num_clients, jnp.int32),
+            metrics={name: jnp.zeros(()) for name in result.metrics},
+            rounds=jnp.zeros((), jnp.int32),
+        )
+
+    def _advance_runs(self, state: State, inputs: Inputs, start: Array, stop: Array, cohort_size: int) -> State:
+        def rounds(state: State, run: Run) -> State:
+            def one(index: Array, state: State) -> State:
+                return self._round(state, run, inputs.shared, index, cohort_size)
+
+            return jax.lax.fori_loop(start, stop, one, state)
+
+        return jax.vmap(rounds)(state, inputs.runs)
+
+    def _round(self, state: State, run: Run, shared: Shared, index: Array, cohort_size: int) -> State:
+        """One round of one run: the steps of docs/architecture.md, in their order."""
+        algorithm = self.build(run.hyper)
+        cohort = self._cohort(run, shared, index, cohort_size)
+        message = algorithm.message(state.server)
+
+        def client(number: Array) -> tuple[PyTree, PyTree, Mapping[str, Array], Array]:
+            result = algorithm.client(
+                _keys(run.seed, index, number),
+                message,
+                jax.tree.map(lambda leaf: leaf[number], state.clients),
+                _records(run, shared, number),
+                Round(index, number, jnp.int32(cohort_size)),
+            )
+            return result.upload, result.state, result.metrics, _all_finite(result.upload)
+
+        total, states, metrics, counted = self._clients(client, cohort)
+        # Updates that were left out are made up for by the others, so that the weights still sum to one.
+        used = jnp.maximum(jnp.sum(counted), 1)
+        total = jax.tree.map(lambda leaf: leaf * (cohort_size / used), total)
+        key = noise.for_round(noise.stream(run.seed, "server"), index)
+        seen = cohort._replace(active=counted, size=jnp.sum(counted))
+        server = algorithm.server(key, state.server, total, seen)
+
+        nobody = self.num_clients  # out of range: a scatter drops it
+        kept = jnp.where(counted, cohort.clients, nobody)
+        took_part = jnp.where(cohort.active, cohort.clients, nobody)
+        lost = jnp.where(cohort.active & ~counted, cohort.clients, nobody)
+        return State(
+            server=server,
+            clients=jax.tree.map(lambda leaf, new: leaf.at[kept].set(new, mode="drop"), state.clients, states),
+            participation=state.participation.at[took_part].add(1, mode="drop"),
+            refused=state.refused.at[lost].add(1, mode="drop"),
+            metrics={name: state.metrics[name] + value / used for name, value in metrics.items()},
+            rounds=state.rounds + 1,
+        )
+
+    def _clients(
+        self, client: Callable[..., Any], cohort: Cohort
+    ) -> tuple[PyTree, PyTree, Mapping[str, Array], Array]:
+        """Sum of the finite uploads, everyone's new state, summed metrics, and whose update counted."""
+        if self.layout == "vmap":
+            uploads, states, metrics, finite = jax.vmap(client)(cohort.clients)
+            counted = finite & cohort.active
+
+            def masked_sum(leaf: Array) -> Array:
+                mask = counted.reshape(-1, *([1] * (leaf.ndim - 1)))
+                return jnp.sum(jnp.where(mask, leaf, 0), axis=0)
+
+            return (
+                jax.tree.map(masked_sum, uploads),
+                states,
+                {name: masked_sum(value) for name, value in metrics.items()},
+                counted,
+            )
+
+        shapes = jax.eval_shape(client, cohort.clients[0])
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (shapes[0], shapes[2]))
+
+        def add(sums: PyTree, entry: tuple[Array, Array]) -> tuple[PyTree, tuple[PyTree, Array]]:
+            number, active = entry
+            upload, new_state, metrics, finite = client(number)
+            counts = finite & active
+            sums = jax.tree.map(
+                lambda total, leaf: total + jnp.where(counts, leaf, 0), sums, (upload, dict(metrics))
+            )
+            return sums, (new_state, counts)
+
+        (total, metrics), (states, counted) = jax.lax.scan(add, zeros, (cohort.clients, cohort.active))
+        return total, states, metrics, counted
+
+    def _cohort(self, run: Run, shared: Shared, index: Array, cohort_size: int) -> Cohort:
+        if shared.cohorts.size:
+            chosen = shared.cohorts[index]
+        else:
+            key = noise.for_round(noise.stream(run.seed, "cohort"), index)
+            chosen = sampling.cohort(key, self.num_clients, cohort_size)
+        padding = self.pad_cohort
+        clients = jnp.concatenate([chosen, jnp.zeros(padding, jnp.int32)]) if padding else chosen
+        return Cohort(clients, jnp.arange(cohort_size + padding) < cohort_size, jnp.int32(cohort_size))
+
+    def _evaluate_runs(self, state: State, inputs: Inputs) -> dict[str, Array]:
+        def evaluate(one: tuple[State, Run]) -> dict[str, Array]:
+            state, run = one
+            params = self.build(run.hyper).params(state.server)
+            accuracy, test_loss = self._score(params, inputs.shared, run.test_rows, run.test_weights)
+            count = run.order.shape[0]
+            _, train_loss = self._score(params, inputs.shared, run.order, jnp.full(count, 1.0 / count))
+            rounds = jnp.maximum(state.rounds, 1)
+            return {
+                "test_accuracy": accuracy,
+                "loss": test_loss,
+                "train_loss": train_loss,
+                **{name: value / rounds for name, value in state.metrics.items()},
+            }
+
+        # One run after the other: scoring many side by side would hold all their activations at once.
+        return jax.lax.map(evaluate, (state, inputs.runs))
+
+    def _score(self, params: Params, shared: Shared, rows: Array, weights: Array) -> tuple[Array, Array]:
+        """Weighted accuracy and loss, a few thousand rows at a time."""
+        extra = -rows.shape[0] % _EVAL_ROWS
+        rows = jnp.concatenate([rows, jnp.zeros(extra, rows.dtype)]).reshape(-1, _EVAL_ROWS)
+        weights = jnp.concatenate([weights, jnp.zeros(extra, weights.dtype)]).reshape(-1, _EVAL_ROWS)
+
+        def part(sums: tuple[Array, Array], piece: tuple[Array, Array]) -> tuple[tuple[Array, Array], None]:
+            some, weight = piece
+            scores, y = self.model.apply(params, shared.x[some]), shared.y[some]
+            right = jnp.sum(weight * (models.predict(scores) == y))
+            loss = jnp.sum(weight * models.score_losses(scores, y))
+            return (sums[0] + right, sums[1] + loss), None
+
+        return jax.lax.scan(part, (jnp.zeros(()), jnp.zeros(())), (rows, weights))[0]
+
+    def _params_runs(self, state: State, inputs: Inputs) -> Params:
+        def run(server: PyTree, hyper: Hyper) -> Params:
+            return self.build(hyper).params(server)
+
+        return jax.vmap(run)(state.server, inputs.runs.hyper)
+
+
+def simulate(
+    build: Callable[[Hyper], Algorithm],
+    model: models.Model,
+    problem: Problem,
+    *,
+    num_rounds: int,
+    cohort_size: int | Callable[[int], int],
+    seeds: Sequence[int] = (0,),
+    hyper: Mapping[str, Any] | None = None,
+    cohorts: np.ndarray | None = None,
+    eval_every: int = 10,
+    layout: str = "auto",
+    pad_cohort: int = 0,
+    on_evaluation: Callable[[Evaluation], None] | None = None,
+) -> Result:
+    """Train. `build(hyper)` makes the algorithm; each entry of `hyper` has a leading axis of runs, as many as
+    `seeds`. Evaluates every `eval_every` rounds and after the last."""
+    num_clients = len(problem.federations[0].size)
+    sizes_at = cohort_size if callable(cohort_size) else lambda index: cohort_size
+    simulation = Simulation(
+        model, build, num_clients=num_clients, cohort_size_at=sizes_at, layout=layout, pad_cohort=pad_cohort
+    )
+    inputs = simulation.inputs(problem, seeds=seeds, hyper=hyper or {}, cohorts=cohorts)
+    state = simulation.start(inputs)
+    history = []
+    for start, stop in chunks(0, num_rounds, eval_every):
+        state = simulation.advance(state, inputs, start, stop)
+        evaluation = Evaluation(stop, simulation.evaluate(state, inputs))
+        state = reset_metrics(state)
+        history.append(evaluation)
+        if on_evaluation:
+            on_evaluation(evaluation)
+    return Result(
+        params=simulation.params(state, inputs),
+        history=history,
+        participation=np.asarray(state.participation),
+        refused=np.asarray(state.refused),
+        state=state,
+    )
+
+
+def chunks(done: int, num_rounds: int, eval_every: int) -> list[tuple[int, int]]:
+    """Spans of rounds between evaluations: they end at multiples of `eval_every` and at the last round."""
+    ends = [*range(eval_every, num_rounds, eval_every), num_rounds]
+    starts = [0, *ends[:-1]]
+    return [(start, end) for start, end in zip(starts, ends, strict=True) if start >= done and end > start]
+
+
+def reset_metrics(state: State) -> State:
+    """The state with the sums of metrics emptied."""
+    return state._replace(
+        metrics={name: jnp.zeros_like(value) for name, value in state.metrics.items()},
+        rounds=jnp.zeros_like(state.rounds),
+    )
+
+
+def problem(
+    x: np.ndarray, y: np.ndarray, federation: Federation, x_test: np.ndarray, y_test: np.ndarray
+) -> Problem:
+    """A problem with one federation and one test set that every run shares."""
+    count = len(y)
+    rows = np.arange(count, count + len(y_test))
+    weights = np.full(len(y_test), 1.0 / max(len(y_test), 1))
+    return Problem(np.concatenate([x, x_test]), np.concatenate([y, y_test]), [federation], [rows], [weights])
+
+
+def _keys(seed: Array, index: Array, client: Array) -> Keys:
+    def this_round(name: str) -> Any:
+        return noise.for_client(noise.for_round(noise.stream(seed, name), index), client)
+
+    return Keys(
+        batch=this_round("batch"),
+        epoch=noise.for_client(noise.stream(seed, "epoch"), client),
+        noise=this_round("noise"),
+    )
+
+
+def _records(run: Run, shared: Shared, client: Array) -> Records:
+    return Records(shared.x, shared.y, run.order, run.start[client], run.size[client])
+
+
+def _one_a_run(values: Sequence[Any], runs: int, name: str) -> list[Any]:
+    if len(values) == 1:
+        return [values[0]] * runs
+    if len(values) != runs:
+        raise SpecError(f"{len(values)} {name} for {runs} runs; give one, or one a run")
+    return list(values)
+
+
+def _all_finite(tree: PyTree) -> Array:
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))

@@ -1,0 +1,71 @@
+"""Everything Dither raises on purpose.
+
+    DitherError
+    ├── ConfigError            a value the user gave is wrong          (exit code 2)
+    │   ├── SpecError          unknown key, preset or method; a value out of range
+    │   ├── DataError          a table, schema or download that cannot be used
+    │   └── RunExists          the run folder is taken, or belongs to another spec
+    ├── NoProof                no theorem covers this combination: the proven ε is ∞
+    ├── BudgetExhausted        the next release would exceed the budget (exit code 3)
+    ├── ProtocolAbort          a secure-aggregation step cannot go on safely
+    └── ClientRefused          a client's update is not finite or does not fit
+
+Each message is one line that names the bad value and the fix. The command line prints it without a
+traceback; library users catch `DitherError`, or the leaf they care about.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class DitherError(Exception):
+    """Base class of all errors raised by Dither on purpose."""
+
+    exit_code = 1
+
+
+class ConfigError(DitherError, ValueError):
+    """A value the user gave is wrong."""
+
+    exit_code = 2
+
+
+class SpecError(ConfigError):
+    """A run specification that cannot be used."""
+
+
+class DataError(ConfigError):
+    """A table, schema or download that cannot be used."""
+
+
+class RunExists(ConfigError):
+    """The run folder is taken, or its checkpoint belongs to another spec."""
+
+
+class NoProof(DitherError):
+    """No theorem covers this combination of sampler, clip, noise and adversary."""
+
+
+class BudgetExhausted(DitherError):
+    """The next release would exceed the privacy budget."""
+
+    exit_code = 3
+
+
+class ProtocolAbort(DitherError):
+    """A secure-aggregation step cannot go on safely."""
+
+
+class ClientRefused(DitherError):
+    """A client's update is not finite or does not have the agreed shape."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A ' (did you mean ...?)' for an unknown name, or the list of known ones when nothing is near."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.55)
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    return f"; known: {', '.join(known)}"

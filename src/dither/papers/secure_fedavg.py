@@ -1,0 +1,202 @@
+"""Secure FedAvg: noise on the local model after Q local steps, amplification by mini-batches.
+
+Y. Li, T.-H. Chang, C.-Y. Chi, "Secure Federated Averaging Algorithm with Differential Privacy", IEEE
+International Workshop on Machine Learning for Signal Processing (MLSP), 2020.
+
+| paper | here | | paper | here |
+|---|---|---|---|---|
+| N, K | `num_clients`, `cohort_size` | | G | `clip_norm` |
+| T/Q | `num_rounds` | | η_t | `client_lr / (1 + lr_decay·t)` |
+| Q | `local_steps` | | σ_{t,k}/Δ_{t+1,k} | `noise_multiplier` |
+| b | `batch_size` | | p_k = n_k/n | `share` |
+
+Deviations: E8 (the weights of a round sum to one also when S_0 = [N] or the n_k differ: the average is taken
+of the changes w_k - w̄, with weight p_k N/|S_t|). The formulas of noise, privacy and convergence are in
+`papers.theory.secure_fedavg`.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+
+from dither.core import (
+    Algorithm,
+    Array,
+    Claim,
+    ClientResult,
+    ClientState,
+    Cohort,
+    Hyper,
+    Key,
+    Keys,
+    Message,
+    Params,
+    Prepared,
+    Records,
+    Release,
+    Round,
+    RoundInfo,
+    ServerState,
+    Setting,
+    Upload,
+)
+from dither.models import Model
+from dither.papers import local
+from dither.papers.theory import secure_fedavg as theory
+from dither.privacy import clipping, noise, sampling
+
+OPTIONS = {
+    "first_round": ("all", "who takes part in round 0: 'all' as printed (S_0 = [N]) or 'cohort'"),
+}
+
+# Algorithm
+
+
+def prepare(model: Model, setting: Setting) -> Prepared:
+    """Secure FedAvg for one federation."""
+    sizes = setting.client_sizes
+    sampler = sampling.make(
+        setting.batch_sampling,
+        batch_size=setting.batch_size,
+        local_steps=setting.local_steps,
+        client_sizes=sizes,
+    )
+    local_steps = setting.local_steps
+    num_records = int(sizes.sum())
+
+    def build(hyper: Hyper) -> Algorithm:
+        def client(
+            keys: Keys, message: Message, state: ClientState, records: Records, round: Round
+        ) -> ClientResult:
+            first = round.index * local_steps
+            batches = sampler.draw(keys, first, records.size)
+
+            def step(params: Params, batch: local.Batch, number: Array) -> tuple[Params, Array]:
+                gradient, clipped = clipping.gradient(
+                    model,
+                    params,
+                    *batch,
+                    divisor=sampler.divisor(records.size),
+                    clip_norm=hyper["clip_norm"],
+                    mode=setting.clip,
+                    l2=setting.l2,
+                    l2_inside_clip=setting.l2_inside_clip,
+                )
+                return local.axpy(-_rate(hyper, first + number), gradient, params), clipped
+
+            end, clipped = local.train(message, records, batches, step)
+            # Lemma 1 with the rate of the next step, η_{t+1}; eq (9) with this client's own n_k
+            sensitivity = 4 * local_steps * hyper["clip_norm"] * _rate(hyper, first + local_steps)
+            noise_std = hyper["noise_multiplier"][round.client] * sensitivity
+            end = noise.gaussian(keys.noise, end, noise_std=noise_std)
+            share = records.size / num_records
+            weight = share * len(sizes) / round.cohort_size  # p_k N/|S_t| (E8)
+            upload = local.scale(weight, local.subtract(end, message))
+            return ClientResult(upload, weight, state, {"clipped": clipped})
+
+        def releases(info: RoundInfo) -> tuple[Release, ...]:
+            return (_release(info, hyper, setting, sampler),)
+
+        return Algorithm(
+            init=lambda params: params,
+            client_init=lambda params: (),
+            message=lambda server: server,
+            client=client,
+            server=_server,
+            params=lambda server: server,
+            releases=releases,
+        )
+
+    def cohort_size_at(index: int) -> int:
+        everyone = index == 0 and setting.options["first_round"] == "all"
+        return setting.num_clients if everyone else setting.cohort_size
+
+    multiplier = noise_multipliers(setting)
+    return Prepared(
+        hyper={
+            "client_lr": setting.client_lr,
+            "lr_decay": setting.lr_decay,
+            "clip_norm": setting.clip_norm,
+            "noise_multiplier": multiplier,
+        },
+        build=build,
+        claim=claim(setting, multiplier),
+        cohort_size_at=cohort_size_at,
+    )
+
+
+def _rate(hyper: Hyper, step: Array) -> Array:
+    return hyper["client_lr"] / (1 + hyper["lr_decay"] * jnp.asarray(step, jnp.float32))
+
+
+def _server(key: Key, server: ServerState, upload: Upload, cohort: Cohort) -> ServerState:
+    del key, cohort
+    return local.add(server, upload)
+
+
+# Noise
+
+
+def noise_multipliers(setting: Setting) -> np.ndarray:
+    """σ/Δ of eq (9) for each client from its own n_k; zeros without privacy."""
+    if setting.noise == "none":
+        return np.zeros(setting.num_clients)
+    return np.asarray(
+        theory.noise_multiplier(
+            epsilon=setting.epsilon,
+            delta=setting.delta,
+            local_steps=setting.local_steps,
+            batch_size=setting.batch_size,
+            client_size=setting.client_sizes,
+        )
+    )
+
+
+# Privacy
+
+
+def claim(setting: Setting, multiplier: np.ndarray) -> Claim:
+    """The paper's ε per message (E2), with the conditions of its derivation at the smallest client."""
+    if not np.any(multiplier):
+        return Claim(float("inf"), "message", setting.delta, "no noise")
+    worst = int(np.argmin(setting.client_sizes))
+    rates, next_lr = theory.round_learning_rates(
+        0, local_steps=setting.local_steps, client_lr=setting.client_lr, lr_decay=setting.lr_decay
+    )
+    sensitivity = float(
+        theory.sensitivity(local_steps=setting.local_steps, clip_norm=setting.clip_norm, next_lr=next_lr)
+    )
+    return theory.claim(
+        noise_std=float(multiplier[worst]) * sensitivity,
+        sensitivity=sensitivity,
+        delta=setting.delta,
+        local_steps=setting.local_steps,
+        batch_size=setting.batch_size,
+        client_size=int(setting.client_sizes[worst]),
+        extra=theory.lemma1_conditions(round_lrs=rates, next_lr=next_lr),
+    )
+
+
+def _release(info: RoundInfo, hyper: Hyper, setting: Setting, sampler: sampling.BatchSampler) -> Release:
+    """One noisy model a participation. The sensitivity is the exact worst case 2 G Σ η of the round, which
+    holds whatever the batches are; a record is used at all with probability `used_in_round`."""
+    rates, next_lr = theory.round_learning_rates(
+        info.index,
+        local_steps=setting.local_steps,
+        client_lr=float(hyper["client_lr"]),
+        lr_decay=float(hyper["lr_decay"]),
+    )
+    clip_norm = float(hyper["clip_norm"])
+    printed = float(theory.sensitivity(local_steps=setting.local_steps, clip_norm=clip_norm, next_lr=next_lr))
+    one_batch = sampler.sampling(info.size)
+    return Release(
+        channel="uplink",
+        noise_std=float(np.asarray(hyper["noise_multiplier"])[info.client]) * printed,
+        sensitivity=float(theory.sensitivity_exact(clip_norm=clip_norm, round_lrs=rates)),
+        uses=1,
+        sampling=one_batch._replace(
+            kind=f"{one_batch.kind}-round", rate=sampling.used_in_round(one_batch, setting.local_steps)
+        ),
+        source="Secure FedAvg eq (9), Lemma 1; errata R5",
+    )

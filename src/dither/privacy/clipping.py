@@ -1,0 +1,147 @@
+"""Clipping: the whole batch gradient, or every example's own gradient.
+
+Per-example clipping of a dense network never forms a per-example gradient: the gradient of a dense layer is
+an outer product a_i ⊗ d_i of the layer's input and its output's derivative, so its squared norm is
+|a_i|² |d_i|² (+ |d_i|² for the bias), and the clipped sum is one matrix product (Goodfellow 2015). Other
+models go through jax-privacy's `clipped_grad`, in micro-batches.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dither.core import Array, Params, PyTree
+from dither.models import Model, losses, score_losses
+
+_TINY = 1e-30  # a zero vector is scaled by 1, not by 0/0
+
+
+class Clipped(NamedTuple):
+    """A gradient after clipping, and the fraction of vectors that the clip shortened."""
+
+    gradient: PyTree
+    fraction: Array
+
+
+def norm(tree: PyTree) -> Array:
+    """Euclidean norm of the whole tree as one vector."""
+    return jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree)))
+
+
+def clip(tree: PyTree, clip_norm: Array) -> PyTree:
+    """v · min(1, clip_norm/|v|), safe at v = 0."""
+    scale = jnp.minimum(1.0, clip_norm / jnp.maximum(norm(tree), _TINY))
+    return jax.tree.map(lambda leaf: leaf * scale, tree)
+
+
+def gradient(
+    model: Model,
+    params: Params,
+    x: Array,
+    y: Array,
+    weights: Array,
+    *,
+    divisor: Array,
+    clip_norm: Array,
+    mode: str,
+    l2: Array | float = 0.0,
+    l2_inside_clip: bool = True,
+) -> Clipped:
+    """Mean gradient over a batch with 0/1 `weights`, clipped, plus that of l2·|params|².
+
+    mode "batch" clips the mean (with the regulariser when `l2_inside_clip`), "example" clips each record's
+    gradient before the mean (the regulariser does not touch data and stays outside), "none" clips nothing.
+    """
+    if mode == "example":
+        total, fraction = example_clipped_sum(model, params, x, y, weights, clip_norm=clip_norm)
+        mean = jax.tree.map(lambda leaf: leaf / divisor, total)
+        return Clipped(_regularised(mean, params, l2), fraction)
+
+    def batch_loss(p: Params) -> Array:
+        return jnp.sum(weights * losses(model, p, x, y)) / divisor
+
+    mean = jax.grad(batch_loss)(params)
+    if mode == "none":
+        return Clipped(_regularised(mean, params, l2), jnp.zeros(()))
+    if l2_inside_clip:
+        mean = _regularised(mean, params, l2)
+    fraction = (norm(mean) > clip_norm).astype(jnp.float32)
+    mean = clip(mean, clip_norm)
+    return Clipped(mean if l2_inside_clip else _regularised(mean, params, l2), fraction)
+
+
+def example_clipped_sum(
+    model: Model, params: Params, x: Array, y: Array, weights: Array, *, clip_norm: Array
+) -> tuple[PyTree, Array]:
+    """Sum over records of weight · clip(gradient, clip_norm), and the fraction that was clipped."""
+    if model.layers:
+        return _dense_clipped_sum(model, params, x, y, weights, clip_norm=clip_norm)
+    return _generic_clipped_sum(model, params, x, y, weights, clip_norm=clip_norm)
+
+
+def _dense_clipped_sum(
+    model: Model, params: Params, x: Array, y: Array, weights: Array, *, clip_norm: Array
+) -> tuple[PyTree, Array]:
+    inputs = []
+
+    def forward(taps: list[Array]) -> tuple[Array, list[Array]]:
+        # A zero `tap` is added to each layer's output: the loss's derivative in it is d_i of the docstring.
+        seen, value = [], x
+        for layer, tap in zip(model.layers, taps, strict=True):
+            seen.append(value)
+            weight = params[layer.name]
+            value = layer.activation(value @ weight["w"] + weight["b"] + tap)
+        return jnp.sum(score_losses(value, y)), seen
+
+    count = x.shape[0]
+    taps = [jnp.zeros((count, params[layer.name]["b"].shape[0]), jnp.float32) for layer in model.layers]
+    derivatives, inputs = jax.grad(forward, has_aux=True)(taps)
+    squared = sum(
+        jnp.sum(jnp.square(d), 1) * (1 + jnp.sum(jnp.square(a), 1))
+        for a, d in zip(inputs, derivatives, strict=True)
+    )
+    norms = jnp.sqrt(squared)
+    scale = weights * jnp.minimum(1.0, clip_norm / jnp.maximum(norms, _TINY))
+    total = {}
+    for layer, a, d in zip(model.layers, inputs, derivatives, strict=True):
+        scaled = d * scale[:, None]
+        total[layer.name] = {"w": a.T @ scaled, "b": jnp.sum(scaled, 0)}
+    return total, _fraction(norms, weights, clip_norm)
+
+
+def _generic_clipped_sum(
+    model: Model, params: Params, x: Array, y: Array, weights: Array, *, clip_norm: Array, microbatch: int = 32
+) -> tuple[PyTree, Array]:
+    from jax_privacy import clipping
+
+    def loss(p: Params, one_x: Array, one_y: Array) -> Array:
+        return jnp.sum(losses(model, p, one_x, one_y))
+
+    # jax-privacy wants whole micro-batches: fill up with records of weight 0.
+    count = x.shape[0]
+    microbatch = min(microbatch, count)
+    extra = -count % microbatch
+    x, y, weights = (
+        jnp.concatenate([a, jnp.zeros((extra, *a.shape[1:]), a.dtype)]) if extra else a for a in (x, y, weights)
+    )
+    summed = clipping.clipped_grad(
+        loss,
+        l2_clip_norm=clip_norm,
+        batch_argnums=(1, 2),
+        microbatch_size=microbatch,
+        return_grad_norms=True,
+        nan_safe=False,  # a NaN must reach the finite check of the upload, not pass as a zero gradient
+    )
+    total, aux = summed(params, x, y, is_padding_example=weights <= 0)
+    return total, _fraction(aux.grad_norms, weights, clip_norm)
+
+
+def _fraction(norms: Array, weights: Array, clip_norm: Array) -> Array:
+    return jnp.sum(weights * (norms > clip_norm)) / jnp.maximum(jnp.sum(weights), 1.0)
+
+
+def _regularised(gradient: PyTree, params: Params, l2: Array | float) -> PyTree:
+    return jax.tree.map(lambda g, p: g + 2 * l2 * p, gradient, params)

@@ -1,0 +1,259 @@
+"""Who and what is drawn: cohorts of clients and batches of records, each with its privacy meaning.
+
+Kinds of batches (spec key `batch_sampling`):
+
+fixed         a fresh uniform subset of exactly `batch_size` records at every local step
+disjoint      the local steps of a round use disjoint batches, drawn anew each round
+shuffled      epochs: the records are shuffled and cut into batches, the partial last one dropped; an epoch
+              carries over from round to round
+poisson       each record enters each batch by its own coin, with probability batch_size / size; the batch is
+              cut at a cap that is exceeded with probability below 1e-12, which is reported to be charged to δ
+poisson-full  the same without a cap: all records with a 0/1 weight (slower)
+full          all records at every step
+
+All samplers draw a whole round's batches at once, as positions and 0/1 weights; a position with weight 0
+is padding. The divisor of the mean is fixed (never the number that happened to be drawn).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dither.core import Array, Key, Keys, Sampling
+from dither.errors import SpecError, did_you_mean
+
+REPLACE_ONE = "replace-one"
+ADD_REMOVE = "add/remove"
+
+_TRUNCATION = 1e-12  # probability per batch that a capped Poisson batch would have been longer
+
+
+class Batches(NamedTuple):
+    """A round's batches: `positions` and 0/1 `weights`, both `[local_steps, width]`."""
+
+    positions: Array
+    weights: Array
+
+
+class BatchSampler(NamedTuple):
+    """Draws a round's batches for a client of `size` records.
+
+    `draw(keys, steps_done, size)`; `divisor(size)` is what a sum over the batch is divided by;
+    `sampling(size)` is the privacy meaning of one batch; `width` the padded length of a batch.
+    """
+
+    draw: Callable[[Keys, Array, Array], Batches]
+    divisor: Callable[[Array], Array]
+    sampling: Callable[[int], Sampling]
+    width: int
+    kind: str
+
+
+def make(kind: str, *, batch_size: int, local_steps: int, client_sizes: np.ndarray) -> BatchSampler:
+    """The batch sampler of that kind, checked against the clients' sizes."""
+    if kind not in _SAMPLERS:
+        raise SpecError(f"unknown batch_sampling={kind!r}{did_you_mean(kind, _SAMPLERS)}")
+    smallest, largest = int(client_sizes.min()), int(client_sizes.max())
+    if kind != "full":
+        if batch_size < 1:
+            raise SpecError(f"batch_size={batch_size} must be at least 1")
+        if batch_size > smallest:
+            client = int(client_sizes.argmin())
+            raise SpecError(
+                f"batch_size={batch_size} exceeds the {smallest} records of client {client}; "
+                f"use at most {smallest} or batch_sampling='full'"
+            )
+    return _SAMPLERS[kind](batch_size, local_steps, smallest, largest)
+
+
+def _fixed(batch_size: int, local_steps: int, smallest: int, largest: int) -> BatchSampler:
+    def draw(keys: Keys, steps_done: Array, size: Array) -> Batches:
+        del steps_done
+        positions = subset(keys.batch, size, batch_size, largest=largest, rows=local_steps)
+        return Batches(positions, jnp.ones((local_steps, batch_size), jnp.float32))
+
+    def sampling(size: int) -> Sampling:
+        return Sampling("fixed", batch_size / size, REPLACE_ONE, 0.0, batch_size, size)
+
+    return BatchSampler(draw, _constant(batch_size), sampling, batch_size, "fixed")
+
+
+def _disjoint(batch_size: int, local_steps: int, smallest: int, largest: int) -> BatchSampler:
+    if local_steps * batch_size > smallest:
+        raise SpecError(
+            f"batch_sampling='disjoint' needs local_steps*batch_size={local_steps * batch_size} records a "
+            f"round but the smallest client has {smallest}"
+        )
+
+    def draw(keys: Keys, steps_done: Array, size: Array) -> Batches:
+        del steps_done
+        order = permutation(keys.batch, size, largest=largest)[: local_steps * batch_size]
+        positions = order.reshape(local_steps, batch_size)
+        return Batches(positions, jnp.ones((local_steps, batch_size), jnp.float32))
+
+    def sampling(size: int) -> Sampling:
+        return Sampling("disjoint", batch_size / size, REPLACE_ONE, 0.0, batch_size, size)
+
+    return BatchSampler(draw, _constant(batch_size), sampling, batch_size, "disjoint")
+
+
+def _shuffled(batch_size: int, local_steps: int, smallest: int, largest: int) -> BatchSampler:
+    # A round may touch several epochs; how many at most is known from the smallest client.
+    shortest_epoch = smallest // batch_size
+    epochs = (local_steps + shortest_epoch - 2) // shortest_epoch + 1
+
+    def draw(keys: Keys, steps_done: Array, size: Array) -> Batches:
+        batches_per_epoch = size // batch_size  # the partial last batch is dropped (errata D2)
+        step = steps_done + jnp.arange(local_steps)
+        first = steps_done // batches_per_epoch
+        orders = jax.vmap(
+            lambda epoch: permutation(jax.random.fold_in(keys.epoch, epoch), size, largest=largest)
+        )(first + jnp.arange(epochs))
+        row = step // batches_per_epoch - first
+        column = (step % batches_per_epoch)[:, None] * batch_size + jnp.arange(batch_size)
+        positions = orders[row[:, None], column]
+        return Batches(positions, jnp.ones((local_steps, batch_size), jnp.float32))
+
+    def sampling(size: int) -> Sampling:
+        return Sampling("shuffled", batch_size / size, REPLACE_ONE, 0.0, batch_size, size)
+
+    return BatchSampler(draw, _constant(batch_size), sampling, batch_size, "shuffled")
+
+
+def _poisson(batch_size: int, local_steps: int, smallest: int, largest: int) -> BatchSampler:
+    from scipy.stats import binom
+
+    # The tail of Bin(size, batch_size/size) grows with size towards Poisson's: the largest client decides.
+    cap = min(largest, int(binom.isf(_TRUNCATION, largest, batch_size / largest)) + 1)
+    full = _poisson_full(batch_size, local_steps, smallest, largest)
+
+    def draw(keys: Keys, steps_done: Array, size: Array) -> Batches:
+        included = full.draw(keys, steps_done, size).weights > 0
+        positions = jax.vmap(lambda row: jnp.nonzero(row, size=cap, fill_value=largest)[0])(included)
+        return Batches(positions.astype(jnp.int32), (positions < largest).astype(jnp.float32))
+
+    def sampling(size: int) -> Sampling:
+        truncation = float(binom.sf(cap, size, batch_size / size)) if cap < size else 0.0
+        return Sampling("poisson", batch_size / size, ADD_REMOVE, truncation, batch_size, size)
+
+    return BatchSampler(draw, _constant(batch_size), sampling, cap, "poisson")
+
+
+def _poisson_full(batch_size: int, local_steps: int, smallest: int, largest: int) -> BatchSampler:
+    def draw(keys: Keys, steps_done: Array, size: Array) -> Batches:
+        del steps_done
+        # Rounded down by a relative 2^-21, more than float32 can err: the true rate never exceeds the stated.
+        rate = jnp.float32(batch_size) / size.astype(jnp.float32)
+        threshold = (rate * np.float32(2.0**32 * (1 - 2.0**-21))).astype(jnp.uint32)
+        words = jax.random.bits(keys.batch, (local_steps, largest), jnp.uint32)
+        positions = jnp.arange(largest, dtype=jnp.int32)
+        included = (words < threshold) & (positions < size)
+        return Batches(jnp.broadcast_to(positions, included.shape), included.astype(jnp.float32))
+
+    def sampling(size: int) -> Sampling:
+        return Sampling("poisson", batch_size / size, ADD_REMOVE, 0.0, batch_size, size)
+
+    return BatchSampler(draw, _constant(batch_size), sampling, largest, "poisson-full")
+
+
+def _full(batch_size: int, local_steps: int, smallest: int, largest: int) -> BatchSampler:
+    del batch_size, smallest
+
+    def draw(keys: Keys, steps_done: Array, size: Array) -> Batches:
+        del keys, steps_done
+        positions = jnp.arange(largest, dtype=jnp.int32)
+        shape = (local_steps, largest)
+        weights = (positions < size).astype(jnp.float32)
+        return Batches(jnp.broadcast_to(positions, shape), jnp.broadcast_to(weights, shape))
+
+    def sampling(size: int) -> Sampling:
+        return Sampling("full", 1.0, REPLACE_ONE, 0.0, size, size)
+
+    def divisor(size: Array) -> Array:
+        return size.astype(jnp.float32)
+
+    return BatchSampler(draw, divisor, sampling, largest, "full")
+
+
+_SAMPLERS: dict[str, Callable[[int, int, int, int], BatchSampler]] = {
+    "fixed": _fixed,
+    "disjoint": _disjoint,
+    "shuffled": _shuffled,
+    "poisson": _poisson,
+    "poisson-full": _poisson_full,
+    "full": _full,
+}
+KINDS = tuple(_SAMPLERS)
+
+
+def _constant(batch_size: int) -> Callable[[Array], Array]:
+    return lambda size: jnp.float32(batch_size)
+
+
+def used_in_round(sampling: Sampling, local_steps: int) -> float:
+    """Probability that one given record is used at all in a round of `local_steps` batches."""
+    if sampling.kind in ("disjoint", "shuffled"):
+        return min(1.0, local_steps * sampling.rate)
+    return 1.0 - (1.0 - sampling.rate) ** local_steps
+
+
+# Subsets
+
+
+def cohort(key: Key, num_clients: int, cohort_size: int) -> Array:
+    """A uniform subset of the clients, without replacement."""
+    if cohort_size > num_clients:
+        raise SpecError(f"cohort_size={cohort_size} exceeds num_clients={num_clients}")
+    if cohort_size == num_clients:
+        return jnp.arange(num_clients, dtype=jnp.int32)
+    return subset(key, num_clients, cohort_size, largest=num_clients, rows=1)[0]
+
+
+def subset(key: Key, population: Array | int, count: int, *, largest: int, rows: int) -> Array:
+    """`rows` independent uniform subsets of `count` numbers below `population`, `[rows, count]`.
+
+    `population` may be traced; `largest` bounds it. The order inside a subset carries no meaning.
+    Floyd's algorithm for small subsets, a sort of random words for large ones.
+    """
+    if count == 1:
+        return jax.random.randint(key, (rows, 1), 0, population)
+    if count * count > 4 * largest * math.log2(largest + 1):
+        keys = jax.random.split(key, rows)
+        return jax.vmap(lambda k: permutation(k, population, largest=largest)[:count])(keys)
+    fresh = (population - count + jnp.arange(count)).astype(jnp.int32)
+    draws = jax.random.randint(key, (rows, count), 0, fresh + 1)
+    return jax.vmap(lambda row: _floyd(row, fresh))(draws)
+
+
+def _floyd(draws: Array, fresh: Array) -> Array:
+    """Floyd's subset (Bentley and Floyd 1987): `draws[j]` uniform in 0..fresh[j]; where it repeats an earlier
+    choice, `fresh[j]` is taken. The recursion is solved as a fixed point: entry j depends only on earlier
+    ones, so each pass settles at least one more entry, and two or three passes usually settle all."""
+    count = draws.shape[0]
+    earlier = jnp.tril(jnp.ones((count, count), bool), -1)
+
+    def settle(chosen: Array) -> Array:
+        repeats = jnp.any((chosen[None, :] == draws[:, None]) & earlier, axis=1)
+        return jnp.where(repeats, fresh, draws)
+
+    def unsettled(state: tuple[Array, Array]) -> Array:
+        return jnp.any(state[0] != state[1])
+
+    return jax.lax.while_loop(unsettled, lambda state: (state[1], settle(state[1])), (draws, settle(draws)))[1]
+
+
+def permutation(key: Key, population: Array | int, *, largest: int) -> Array:
+    """A uniform order of 0..population-1 in the first `population` of `largest` entries.
+
+    Sorts 64 random bits an entry: two of `largest` entries tie with probability below largest²/2^65.
+    """
+    positions = jnp.arange(largest, dtype=jnp.int32)
+    words = jax.random.bits(key, (2, largest), jnp.uint32)
+    outside = (positions >= population).astype(jnp.int32)
+    return jax.lax.sort((outside, words[0], words[1], positions), num_keys=3)[3]

@@ -1,0 +1,419 @@
+"""A run as a frozen dataclass, to and from TOML; names to presets and methods.
+
+    spec = Spec.from_preset("secure-fedavg").with_values({"privacy.epsilon": 1.0, "num_rounds": 50})
+    spec.to_toml();  Spec.from_toml(text)
+
+Every value is checked when a `Spec` is made: an unknown key, a value of the wrong type or out of range is a
+`SpecError` that names it. Checks that need the data (batch_size against a client's records) come later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from importlib import import_module
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import numpy as np
+
+from dither.core import Prepared, Setting
+from dither.errors import SpecError, did_you_mean
+
+
+def _key(default: Any, help: str, choices: tuple[str, ...] = (), **checks: Any) -> Any:
+    """A field of the spec: its default, one line of help, and what its value must satisfy."""
+    metadata = {"help": help, "choices": choices, **checks}
+    if isinstance(default, dict):
+        return field(default_factory=dict, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """Which records, and who holds them."""
+
+    name: str = _key("adult", "data set of the catalogue (dither data list); empty with path")
+    path: str = _key("", "your own file: .csv, .parquet or .npz")
+    test_path: str = _key("", "your own test file; without it test_fraction of path is held out")
+    label: str = _key("", "label column of path")
+    schema: str = _key("", "schema.toml that fixes the encoding (dither data schema FILE)")
+    encoding: str = _key("minmax", "numeric columns: by bounds to [0, 1], or centred", ("minmax", "standard"))
+    features: str = _key("all", "columns used", ("all", "categorical", "ordinal"))
+    test_fraction: float = _key(0.2, "held out of path when there is no test_path", above=0.0, below=1.0)
+    partition: str = _key(
+        "iid", "who holds which records", ("iid", "one-class", "similarity", "dirichlet", "column")
+    )
+    similarity: float = _key(0.0, "percent of i.i.d. records for partition='similarity'", at_least=0, at_most=100)
+    alpha: float = _key(0.5, "concentration for partition='dirichlet'", above=0.0)
+    column: str = _key("", "column of the table for partition='column' (an institution's name, say)")
+    records_per_client: int = _key(0, "records each client holds; 0: all are dealt out", at_least=0)
+    split: str = _key(
+        "given",
+        "test records: the set's own, or 80/10/10 train/test/validation inside each client",
+        ("given", "per-client"),
+    )
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """The model."""
+
+    name: str = _key("logistic", "model", ("logistic", "softmax", "mlp", "cnn"))
+    hidden: tuple[int, ...] = _key((), "widths of the hidden layers (cnn: channels)")
+    l2: float = _key(0.0, "coefficient of |parameters|^2 in the loss", at_least=0.0)
+    l2_inside_clip: bool = _key(True, "clip the regulariser's gradient together with the batch's")
+
+
+@dataclass(frozen=True)
+class PrivacySpec:
+    """How much privacy, for whom, and by which rule."""
+
+    epsilon: float = _key(1.0, "target; inf for no noise", above=0.0)
+    delta: float = _key(1e-5, "probability outside the guarantee", above=0.0, below=1.0)
+    unit: str = _key("run", "what epsilon is for: one uploaded message or the whole run", ("message", "run"))
+    noise: str = _key("paper", "calibration: as printed, or none", ("paper", "proven", "none"))
+    clip: str = _key("example", "what is clipped: each record's gradient, or the batch's", ("example", "batch", "none"))
+    clip_norm: float = _key(1.0, "bound on that gradient's norm", above=0.0)
+    view: str = _key("upload", "what the adversary sees", ("upload", "sum", "broadcast", "final"))
+    colluders: int = _key(0, "clients that side with the server", at_least=0)
+    adjacency: str = _key("replace-one", "what a neighbouring data set is", ("replace-one", "add/remove"))
+
+
+@dataclass(frozen=True)
+class SecaggSpec:
+    """Secure aggregation."""
+
+    mode: str = _key("off", "secure aggregation of the uploads", ("off",))
+
+
+@dataclass(frozen=True)
+class FederationSpec:
+    """Rules of a real federation."""
+
+    min_clients: int = _key(2, "fewer answers than this abort a round", at_least=1)
+    round_timeout: float = _key(600.0, "seconds a round may take", above=0.0)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A run, complete: the same spec gives the same bits (on the same device and versions)."""
+
+    method: str = _key("secure-fedavg", "the algorithm (dither presets lists them)")
+    seed: int = _key(0, "of partition, initial model, cohorts, batches and noise", at_least=0, at_most=2**32 - 1)
+    num_clients: int = _key(100, "clients in the federation; 0 with partition='column': one a value", at_least=0)
+    cohort_size: int = _key(50, "clients that take part in a round", at_least=1)
+    num_rounds: int = _key(200, "rounds", at_least=1)
+    local_steps: int = _key(1, "gradient steps of a client in a round", at_least=1)
+    batch_size: int = _key(1, "records in a step", at_least=1)
+    batch_sampling: str = _key(
+        "fixed",
+        "how a batch is drawn",
+        ("fixed", "disjoint", "shuffled", "poisson", "poisson-full", "full"),
+    )
+    client_lr: float = _key(0.2, "step size of a client", above=0.0)
+    lr_decay: float = _key(0.0, "client_lr is divided by 1 + lr_decay * (local steps done)", at_least=0.0)
+    server_lr: float = _key(1.0, "step size of the server", above=0.0)
+    eval_every: int = _key(10, "rounds between evaluations", at_least=1)
+    data: DataSpec = field(default_factory=DataSpec)
+    model: ModelSpec = field(default_factory=ModelSpec)
+    privacy: PrivacySpec = field(default_factory=PrivacySpec)
+    secagg: SecaggSpec = field(default_factory=SecaggSpec)
+    federation: FederationSpec = field(default_factory=FederationSpec)
+    method_options: dict[str, Any] = _key({}, "the method's own constants")
+
+    def __post_init__(self) -> None:
+        _check_values(self, "")
+        _check_together(self)
+        object.__setattr__(self, "method_options", _options(self.method, self.method_options))
+
+    # To and from other forms
+
+    @classmethod
+    def from_preset(cls, name: str) -> Spec:
+        """The preset of that name."""
+        return cls.from_toml(preset_text(name), where=f"preset {name}")
+
+    @classmethod
+    def from_toml(cls, text: str, where: str = "spec") -> Spec:
+        """A spec from TOML; missing keys take their defaults."""
+        try:
+            values = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise SpecError(f"{where} is not valid TOML: {error}") from error
+        return cls().with_values(_flatten(values), reset_options=True)
+
+    @classmethod
+    def from_any(cls, source: Spec | str | Path | Mapping[str, Any]) -> Spec:
+        """A spec from a spec, a mapping, the path of a TOML file or the name of a preset."""
+        if isinstance(source, Spec):
+            return source
+        if isinstance(source, Mapping):
+            return cls().with_values(_flatten(source), reset_options=True)
+        path = Path(source)
+        if path.suffix == ".toml" or path.is_file():
+            if not path.is_file():
+                raise SpecError(f"no spec file {str(path)!r}; `dither presets` lists what can be run by name")
+            return cls.from_toml(path.read_text(encoding="utf-8"), where=str(path))
+        return cls.from_preset(str(source))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested plain values, complete."""
+        return _plain(self)
+
+    def to_toml(self) -> str:
+        """Complete TOML."""
+        import tomli_w
+
+        return tomli_w.dumps(self.to_dict())
+
+    def digest(self) -> str:
+        """SHA-256 of the canonical form: two specs with the same digest are the same run."""
+        text = json.dumps(self.to_dict(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def with_values(self, values: Mapping[str, Any], *, reset_options: bool = False) -> Spec:
+        """A copy with dotted keys set, `{"privacy.epsilon": 1.0}`. A new method starts from its own options."""
+        top: dict[str, Any] = {}
+        sections: dict[str, dict[str, Any]] = {}
+        known = {f.name for f in fields(self)}
+        for key, value in values.items():
+            head, _, rest = key.partition(".")
+            if head not in known or (not rest and head in _SECTIONS) or (rest and head not in _SECTIONS):
+                raise SpecError(f"unknown key {key!r}{did_you_mean(key, all_keys())}")
+            if rest:
+                sections.setdefault(head, {})[rest] = value
+            else:
+                top[key] = value
+        if reset_options or top.get("method", self.method) != self.method:
+            top["method_options"] = {}
+        for name, changes in sections.items():
+            if name == "method_options":
+                top[name] = {**top.get(name, self.method_options), **changes}
+                continue
+            section = getattr(self, name)
+            allowed = {f.name for f in fields(section)}
+            for key in changes:
+                if key not in allowed:
+                    raise SpecError(f"unknown key '{name}.{key}'{did_you_mean(f'{name}.{key}', all_keys())}")
+            top[name] = _typed(section, changes, f"{name}.")
+        return _typed(self, top, "")
+
+
+_SECTIONS = ("data", "model", "privacy", "secagg", "federation", "method_options")
+
+
+def all_keys() -> list[str]:
+    """Every key that TOML and --set understand, dotted (a method's own options apart)."""
+    keys = []
+    for f in fields(Spec):
+        if f.name == "method_options":
+            continue
+        if f.name in _SECTIONS:
+            keys += [f"{f.name}.{inner.name}" for inner in fields(_section_type(f.name))]
+        else:
+            keys.append(f.name)
+    return keys
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """`key=value` of --set: the value is read as TOML, and as a plain string where it is not."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise SpecError(f"--set {text!r} is not of the form key=value")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()
+
+
+# Presets
+
+
+def preset_names() -> list[str]:
+    """Names of the presets that ship with Dither."""
+    folder = files("dither").joinpath("presets")
+    return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
+
+
+def preset_text(name: str) -> str:
+    """A preset as TOML."""
+    if name not in preset_names():
+        raise SpecError(f"unknown preset {name!r}{did_you_mean(name, preset_names())}")
+    return files("dither").joinpath("presets", f"{name}.toml").read_text(encoding="utf-8")
+
+
+def preset_title(name: str) -> str:
+    """The first line of a preset's comment."""
+    return preset_text(name).splitlines()[0].lstrip("# ").strip()
+
+
+# Methods: name -> module of papers/ with OPTIONS and prepare(model, setting)
+
+METHODS = {
+    "secure-fedavg": "dither.papers.secure_fedavg",
+}
+
+
+def method_module(name: str) -> Any:
+    """The paper file of a method."""
+    if name not in METHODS:
+        raise SpecError(f"unknown method={name!r}{did_you_mean(name, METHODS)}")
+    return import_module(METHODS[name])
+
+
+def prepare(spec: Spec, model: Any, *, client_sizes: np.ndarray, num_params: int) -> Prepared:
+    """The spec's method, made ready for a federation with clients of those sizes."""
+    num_clients = len(client_sizes)
+    if spec.cohort_size > num_clients:
+        raise SpecError(f"cohort_size={spec.cohort_size} exceeds num_clients={num_clients}")
+    privacy = spec.privacy
+    setting = Setting(
+        num_clients=num_clients,
+        client_sizes=np.asarray(client_sizes),
+        num_params=num_params,
+        cohort_size=spec.cohort_size,
+        num_rounds=spec.num_rounds,
+        local_steps=spec.local_steps,
+        batch_size=spec.batch_size,
+        batch_sampling=spec.batch_sampling,
+        client_lr=spec.client_lr,
+        lr_decay=spec.lr_decay,
+        server_lr=spec.server_lr,
+        clip_norm=privacy.clip_norm,
+        clip=privacy.clip,
+        l2=spec.model.l2,
+        l2_inside_clip=spec.model.l2_inside_clip,
+        epsilon=privacy.epsilon,
+        delta=privacy.delta,
+        noise="none" if math.isinf(privacy.epsilon) else privacy.noise,
+        unit=privacy.unit,
+        view=privacy.view,
+        colluders=privacy.colluders,
+        adjacency=privacy.adjacency,
+        options=spec.method_options,
+    )
+    module = method_module(spec.method)
+    prepare_method: Callable[[Any, Setting], Prepared] = module.prepare
+    return prepare_method(model, setting)
+
+
+# Checks
+
+
+def _options(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """A method's options: its defaults, with the given ones checked and put in."""
+    known = method_module(method).OPTIONS
+    merged = {name: default for name, (default, *_) in known.items()}
+    for name, value in given.items():
+        if name not in known:
+            raise SpecError(f"unknown key 'method_options.{name}' for method {method!r}{did_you_mean(name, known)}")
+        merged[name] = _convert(f"method_options.{name}", value, type(known[name][0]))
+    return merged
+
+
+def _check_together(spec: Spec) -> None:
+    if 0 < spec.num_clients < spec.cohort_size:
+        raise SpecError(f"cohort_size={spec.cohort_size} exceeds num_clients={spec.num_clients}")
+    if spec.num_clients == 0 and spec.data.partition != "column":
+        raise SpecError("num_clients=0 is only for data.partition='column'; give the number of clients")
+    if spec.data.path and not spec.data.path.endswith(".npz") and not (spec.data.label or spec.data.schema):
+        raise SpecError(f"data.path={spec.data.path!r} needs data.label, the name of the label column")
+    if not spec.data.path and not spec.data.name:
+        raise SpecError("give data.name (dither data list) or data.path")
+    if spec.data.partition == "column" and not spec.data.column:
+        raise SpecError("data.partition='column' needs data.column, the column that names the client")
+
+
+def _check_values(section: Any, prefix: str) -> None:
+    for f in fields(section):
+        value = getattr(section, f.name)
+        checks = f.metadata
+        name = prefix + f.name
+        if f.name in _SECTIONS and not prefix:
+            if f.name != "method_options":
+                _check_values(value, f"{f.name}.")
+            continue
+        choices = checks.get("choices") or ()
+        if choices and value not in choices:
+            raise SpecError(f"{name}={value!r} is not one of {', '.join(map(repr, choices))}")
+        if isinstance(value, float) and math.isnan(value):
+            raise SpecError(f"{name}={value} is not a number")
+        for check, holds, words in (
+            ("above", lambda v, bound: v > bound, "must be above"),
+            ("at_least", lambda v, bound: v >= bound, "must be at least"),
+            ("below", lambda v, bound: v < bound, "must be below"),
+            ("at_most", lambda v, bound: v <= bound, "must be at most"),
+        ):
+            if check in checks and not holds(value, checks[check]):
+                raise SpecError(f"{name}={value} {words} {checks[check]}")
+
+
+def _typed(section: Any, changes: Mapping[str, Any], prefix: str) -> Any:
+    """`replace` with values brought to their fields' types."""
+    hints = _hints(type(section))
+    converted = {}
+    for key, value in changes.items():
+        wanted = hints[key]
+        if isinstance(value, wanted if isinstance(wanted, type) else ()) and not isinstance(value, bool):
+            converted[key] = value
+        else:
+            converted[key] = _convert(prefix + key, value, wanted)
+    return replace(section, **converted)
+
+
+def _convert(name: str, value: Any, wanted: Any) -> Any:
+    if wanted is dict or getattr(wanted, "__origin__", None) is dict:
+        return dict(value)
+    if wanted is bool and isinstance(value, bool):
+        return value
+    if wanted is int and isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if wanted is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if wanted is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if wanted is str and isinstance(value, str):
+        return value
+    if wanted is tuple or getattr(wanted, "__origin__", None) is tuple:
+        items = value if isinstance(value, list | tuple) else [value]
+        if all(isinstance(item, int) and not isinstance(item, bool) and item > 0 for item in items):
+            return tuple(items)
+    kind = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}.get(wanted)
+    raise SpecError(f"{name}={value!r} must be {kind or 'a list of whole numbers above 0'}")
+
+
+@cache
+def _hints(section: type) -> dict[str, Any]:
+    return get_type_hints(section)
+
+
+def _section_type(name: str) -> type:
+    return _hints(Spec)[name]
+
+
+def _flatten(values: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat.update({f"{key}.{inner}": deeper for inner, deeper in value.items()})
+        else:
+            flat[key] = value
+    return flat
+
+
+def _plain(section: Any) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for f in fields(section):
+        value = getattr(section, f.name)
+        if f.name in _SECTIONS:
+            out[f.name] = dict(value) if isinstance(value, dict) else _plain(value)
+        else:
+            out[f.name] = list(value) if isinstance(value, tuple) else value
+    return out

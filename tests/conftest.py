@@ -1,0 +1,70 @@
+"""Shared by all tests: small federations, and data through the project's own loader."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dither import data
+from dither.core import Setting
+from dither.errors import DataError
+
+
+def make_setting(sizes, **changes) -> Setting:
+    """A `Setting` with small defaults."""
+    values = {
+        "num_clients": len(sizes),
+        "client_sizes": np.asarray(sizes),
+        "num_params": 7,
+        "cohort_size": max(1, len(sizes) // 2),
+        "num_rounds": 10,
+        "local_steps": 2,
+        "batch_size": 3,
+        "batch_sampling": "fixed",
+        "client_lr": 0.2,
+        "lr_decay": 0.01,
+        "server_lr": 1.0,
+        "clip_norm": 2.0,
+        "clip": "batch",
+        "l2": 1e-4,
+        "l2_inside_clip": True,
+        "epsilon": 0.5,
+        "delta": 1e-4,
+        "noise": "paper",
+        "unit": "message",
+        "view": "upload",
+        "colluders": 0,
+        "adjacency": "replace-one",
+        "options": {},
+    }
+    return Setting(**{**values, **changes})
+
+
+def make_federation(sizes) -> data.Federation:
+    """Clients that hold consecutive rows."""
+    sizes = np.asarray(sizes, np.int32)
+    start = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int32)
+    return data.Federation(
+        np.arange(sizes.sum(), dtype=np.int32), start, sizes, tuple(f"client {i}" for i in range(len(sizes)))
+    )
+
+
+def make_records(count, features=6, classes=2, seed=0):
+    """Random records that a linear model can learn."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(count, features)).astype(np.float32)
+    scores = x @ rng.normal(size=(features, classes))
+    return x, scores.argmax(1).astype(np.int32)
+
+
+def load_or_skip(name, **arguments) -> data.Dataset:
+    """A data set through the loader; a machine that can reach no source skips the test."""
+    try:
+        return data.load(name, **arguments)
+    except DataError as error:
+        pytest.skip(f"{name} is not available here: {error}")
+
+
+@pytest.fixture(scope="session")
+def adult() -> data.Dataset:
+    return load_or_skip("adult")

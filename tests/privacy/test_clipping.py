@@ -1,0 +1,131 @@
+"""Clipping: bounded norms, the factorised sum equals the plain one, zero and NaN are handled."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dither import models
+from dither.privacy import clipping
+
+
+def example_gradients(model, params, x, y):
+    def loss(p, one_x, one_y):
+        return models.losses(model, p, one_x[None], one_y[None])[0]
+
+    return jax.vmap(jax.grad(loss), in_axes=(None, 0, 0))(params, x, y)
+
+
+def reference(model, params, x, y, weights, clip_norm):
+    """Clip and add one record after the other, in NumPy and float64."""
+    per_example = example_gradients(model, params, x, y)
+    total = jax.tree.map(lambda leaf: np.zeros(leaf.shape[1:]), per_example)
+    for i in range(len(y)):
+        one = jax.tree.map(lambda leaf, i=i: np.asarray(leaf[i], np.float64), per_example)
+        size = np.sqrt(sum((leaf**2).sum() for leaf in jax.tree.leaves(one)))
+        factor = float(weights[i]) * min(1.0, clip_norm / size if size else 1.0)
+        total = jax.tree.map(lambda a, b, f=factor: a + f * b, total, one)
+    return total
+
+
+def close(a, b, tolerance=1e-5):
+    for left, right in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(left, right, rtol=tolerance, atol=tolerance)
+
+
+MODELS = {
+    "logistic": (lambda: models.logistic(12), 2),
+    "softmax": (lambda: models.softmax(12, 4), 4),
+    "mlp": (lambda: models.mlp(12, 4, (9, 7)), 4),
+    "cnn": (lambda: models.cnn((4, 3, 1), 4, (5,), width=6), 4),
+}
+
+
+def batch(num_classes, count=37, seed=0):
+    rng = np.random.default_rng(seed)
+    x = jnp.asarray(rng.normal(size=(count, 12)), jnp.float32)
+    y = jnp.asarray(rng.integers(0, num_classes, count))
+    weights = jnp.asarray((rng.random(count) < 0.8), jnp.float32)
+    return x, y, weights
+
+
+def randomised(model, seed=0):
+    params = model.init(jax.random.key(seed))
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 0.5, jnp.float32), params)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("clip_norm", [0.3, 2.0, 1e6])
+def test_example_clipping_equals_the_record_by_record_sum(name, clip_norm):
+    make, classes = MODELS[name]
+    model = make()
+    params, (x, y, weights) = randomised(model), batch(classes)
+    total, fraction = clipping.example_clipped_sum(model, params, x, y, weights, clip_norm=clip_norm)
+    close(total, reference(model, params, x, y, weights, clip_norm))
+    assert 0 <= float(fraction) <= 1
+    assert (float(fraction) == 0) == (clip_norm > 100)
+
+
+@pytest.mark.parametrize("name", ["logistic", "softmax", "mlp"])
+def test_factorised_and_generic_paths_agree(name):
+    make, classes = MODELS[name]
+    model = make()
+    params, (x, y, weights) = randomised(model), batch(classes, count=50)
+    fast, fast_fraction = clipping.example_clipped_sum(model, params, x, y, weights, clip_norm=0.7)
+    slow, slow_fraction = clipping.example_clipped_sum(
+        model._replace(layers=()), params, x, y, weights, clip_norm=0.7
+    )
+    close(fast, slow)
+    assert float(fast_fraction) == pytest.approx(float(slow_fraction))
+
+
+def test_one_record_never_moves_the_sum_by_more_than_the_clip():
+    model = models.mlp(12, 4, (9,))
+    params, (x, y, _) = randomised(model), batch(4)
+    for weight in (1e3, 1e-3):
+        ones = jnp.ones(len(y))
+        with_it, _ = clipping.example_clipped_sum(model, params, x * weight, y, ones, clip_norm=0.5)
+        without, _ = clipping.example_clipped_sum(model, params, x * weight, y, ones.at[3].set(0), clip_norm=0.5)
+        moved = clipping.norm(jax.tree.map(jnp.subtract, with_it, without))
+        assert float(moved) <= 0.5 * (1 + 1e-4)
+
+
+def test_zero_vector_is_left_alone():
+    zero = {"a": jnp.zeros(3), "b": jnp.zeros((2, 2))}
+    assert all(bool(jnp.all(leaf == 0)) for leaf in jax.tree.leaves(clipping.clip(zero, 1.0)))
+    # a model whose gradient is exactly zero: no features and a saturated bias
+    model = models.logistic(2)
+    params = {"out": {"w": jnp.zeros((2, 1)), "b": jnp.full((1,), 200.0)}}
+    total, _ = clipping.example_clipped_sum(
+        model, params, jnp.zeros((3, 2)), jnp.ones(3, jnp.int32), jnp.ones(3), clip_norm=1.0
+    )
+    assert all(bool(jnp.all(leaf == 0)) for leaf in jax.tree.leaves(total))
+
+
+def test_not_a_number_is_not_hidden():
+    model = models.softmax(12, 4)
+    x, y, _ = batch(4)
+    for layers in (model.layers, ()):
+        total, _ = clipping.example_clipped_sum(
+            model._replace(layers=layers), randomised(model), x.at[0, 0].set(jnp.nan), y, jnp.ones(len(y)), clip_norm=1.0
+        )
+        assert not all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(total))
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_batch_clip_with_the_regulariser_inside_or_outside(inside):
+    model = models.logistic(12)
+    params, (x, y, weights) = randomised(model), batch(2)
+    got = clipping.gradient(
+        model, params, x, y, weights, divisor=10.0, clip_norm=0.2, mode="batch", l2=0.1, l2_inside_clip=inside
+    ).gradient
+    plain = jax.grad(lambda p: jnp.sum(weights * models.losses(model, p, x, y)) / 10.0)(params)
+    penalty = jax.tree.map(lambda leaf: 0.2 * leaf, params)
+    if inside:
+        expected = clipping.clip(jax.tree.map(jnp.add, plain, penalty), 0.2)
+        assert float(clipping.norm(got)) == pytest.approx(0.2, rel=1e-5)
+    else:
+        expected = jax.tree.map(jnp.add, clipping.clip(plain, 0.2), penalty)
+        assert float(clipping.norm(got)) > 0.2
+    close(got, expected)

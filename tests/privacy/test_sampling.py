@@ -1,0 +1,154 @@
+"""Batches and cohorts: uniform, without replacement, never padding, and with the stated privacy meaning."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from dither.core import Keys
+from dither.errors import SpecError
+from dither.privacy import sampling
+
+
+def keys(seed: int) -> Keys:
+    return Keys(*(jax.random.fold_in(jax.random.key(seed), i) for i in range(3)))
+
+
+def draw_many(sampler, size, rounds, steps_done=0):
+    draw = jax.jit(lambda key: sampler.draw(Keys(key, jax.random.key(7), key), jnp.int32(steps_done), jnp.int32(size)))
+    many = jax.vmap(draw)(jax.random.split(jax.random.key(1), rounds))
+    return np.asarray(many.positions), np.asarray(many.weights)
+
+
+def python_floyd(draws, fresh):
+    chosen = []
+    for t, last in zip(draws, fresh, strict=True):
+        chosen.append(last if t in chosen else t)
+    return chosen
+
+
+@pytest.mark.parametrize(("population", "count"), [(5, 3), (10, 9), (40, 7), (12, 12)])
+def test_floyd_fixed_point_equals_the_loop(population, count):
+    rng = np.random.default_rng(0)
+    fresh = population - count + np.arange(count)
+    draws = rng.integers(0, fresh + 1, size=(200, count))
+    found = jax.jit(jax.vmap(lambda row: sampling._floyd(row, jnp.asarray(fresh))))(jnp.asarray(draws))
+    for row, chosen in zip(draws, np.asarray(found), strict=True):
+        assert chosen.tolist() == python_floyd(row, fresh)
+
+
+@pytest.mark.parametrize("largest", [6, 40])  # 40: the population is smaller than the padded length
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_subsets_are_uniform(count, largest):
+    population, rows = 6, 30_000
+    found = np.asarray(sampling.subset(jax.random.key(3), jnp.int32(population), count, largest=largest, rows=rows))
+    subsets = [tuple(sorted(row)) for row in found.tolist()]
+    possible = list(itertools.combinations(range(population), count))
+    counts = [subsets.count(each) for each in possible]
+    assert sum(counts) == rows
+    assert stats.chisquare(counts).pvalue > 1e-4
+
+
+def test_large_subsets_by_sorting_are_uniform_too():
+    population, count, rows = 5, 4, 20_000
+    assert count**2 > 4 * 1.5 * np.log2(2.5)  # the sorting branch is meant
+    order = jax.vmap(lambda key: sampling.permutation(key, population, largest=8))(
+        jax.random.split(jax.random.key(0), rows)
+    )
+    found = [tuple(row) for row in np.asarray(order)[:, :population].tolist()]
+    counts = [found.count(each) for each in itertools.permutations(range(population))]
+    assert sum(counts) == rows
+    assert stats.chisquare(counts).pvalue > 1e-4
+
+
+def test_cohort_is_a_subset_and_refuses_too_many():
+    chosen = np.asarray(sampling.cohort(jax.random.key(0), 1000, 500))
+    assert len(set(chosen.tolist())) == 500
+    assert chosen.max() < 1000
+    with pytest.raises(SpecError, match="cohort_size=11 exceeds num_clients=10"):
+        sampling.cohort(jax.random.key(0), 10, 11)
+
+
+@pytest.mark.parametrize("kind", sampling.KINDS)
+def test_padding_never_enters_a_batch(kind):
+    sizes = np.array([9, 20, 13])
+    sampler = sampling.make(kind, batch_size=3, local_steps=2, client_sizes=sizes)
+    for size in sizes:
+        positions, weights = draw_many(sampler, size, 50)
+        assert positions.shape == weights.shape == (50, 2, sampler.width)
+        used = positions[weights > 0]
+        assert used.min() >= 0
+        assert used.max() < size
+        assert set(np.unique(weights)) <= {0.0, 1.0}
+
+
+def test_fixed_batches_are_fresh_and_have_the_stated_rate():
+    sampler = sampling.make("fixed", batch_size=4, local_steps=3, client_sizes=np.array([20]))
+    positions, _ = draw_many(sampler, 20, 4000)
+    assert all(len(set(row)) == 4 for row in positions.reshape(-1, 4).tolist())
+    meaning = sampler.sampling(20)
+    hits = (positions == 0).any(-1)
+    assert meaning.rate == 0.2
+    assert hits.mean() == pytest.approx(0.2, abs=4 * np.sqrt(0.16 / hits.size))
+    # independent from step to step
+    both = (hits[:, 0] & hits[:, 1]).mean()
+    assert both == pytest.approx(0.04, abs=4 * np.sqrt(0.04 / len(hits)))
+    used = hits.any(1).mean()
+    assert used == pytest.approx(sampling.used_in_round(meaning, 3), abs=0.03)
+
+
+def test_disjoint_batches_of_a_round_do_not_overlap():
+    sampler = sampling.make("disjoint", batch_size=4, local_steps=5, client_sizes=np.array([20]))
+    positions, _ = draw_many(sampler, 20, 30)
+    assert all(sorted(row) == list(range(20)) for row in positions.reshape(30, 20).tolist())
+    with pytest.raises(SpecError, match="24 records a round but the smallest client has 20"):
+        sampling.make("disjoint", batch_size=4, local_steps=6, client_sizes=np.array([20]))
+
+
+def test_shuffled_epochs_carry_over_from_round_to_round():
+    size, batch, steps = 23, 4, 3  # 5 batches an epoch, 3 records left over and dropped
+    sampler = sampling.make("shuffled", batch_size=batch, local_steps=steps, client_sizes=np.array([size]))
+    rows = [
+        np.asarray(sampler.draw(keys(0), jnp.int32(r * steps), jnp.int32(size)).positions) for r in range(10)
+    ]
+    batches = np.concatenate(rows).reshape(-1, batch)
+    epochs = batches.reshape(6, 5 * batch)
+    for epoch in epochs.tolist():
+        assert len(set(epoch)) == 5 * batch
+    assert len({tuple(epoch) for epoch in epochs.tolist()}) == 6  # a fresh order every epoch
+    assert len({rec for epoch in epochs.tolist() for rec in epoch}) == size  # the dropped ones change
+
+
+def test_poisson_coins_have_the_stated_rate_and_are_independent():
+    sampler = sampling.make("poisson-full", batch_size=5, local_steps=2, client_sizes=np.array([50]))
+    _, weights = draw_many(sampler, 50, 4000)
+    assert weights.mean() == pytest.approx(0.1, abs=4 * np.sqrt(0.09 / weights.size))
+    lengths = weights.sum(-1).ravel()
+    assert lengths.var() == pytest.approx(50 * 0.09, rel=0.1)  # a fixed size would have variance 0
+    assert np.corrcoef(weights[:, 0, 0], weights[:, 0, 1])[0, 1] == pytest.approx(0, abs=0.07)
+
+
+def test_capped_poisson_is_the_same_batch_and_states_its_truncation():
+    sizes = np.array([400])
+    capped = sampling.make("poisson", batch_size=8, local_steps=3, client_sizes=sizes)
+    full = sampling.make("poisson-full", batch_size=8, local_steps=3, client_sizes=sizes)
+    assert capped.width < 60
+    a = capped.draw(keys(1), jnp.int32(0), jnp.int32(400))
+    b = full.draw(keys(1), jnp.int32(0), jnp.int32(400))
+    for step in range(3):
+        short = np.asarray(a.positions[step])[np.asarray(a.weights[step]) > 0]
+        assert short.tolist() == np.flatnonzero(np.asarray(b.weights[step])).tolist()
+    meaning = capped.sampling(400)
+    assert meaning.adjacency == "add/remove"
+    assert 0 < meaning.truncation < 1e-12
+    assert meaning.truncation == pytest.approx(stats.binom.sf(capped.width, 400, 8 / 400))
+
+
+def test_batch_larger_than_a_client_is_refused_with_both_numbers():
+    with pytest.raises(SpecError, match="batch_size=11 exceeds the 10 records of client 1"):
+        sampling.make("fixed", batch_size=11, local_steps=1, client_sizes=np.array([12, 10]))
+    with pytest.raises(SpecError, match="did you mean 'poisson'"):
+        sampling.make("poison", batch_size=1, local_steps=1, client_sizes=np.array([12]))
