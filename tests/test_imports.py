@@ -64,7 +64,9 @@ def test_engines_know_no_paper_and_papers_know_no_engine():
     for path in (SOURCE / "engines").rglob("*.py"):
         assert not any(module.startswith("dither.papers") for module in imports(path)), path
     for path in (SOURCE / "papers").rglob("*.py"):
-        assert not any(module.startswith(("dither.engines", "dither.secagg")) for module in imports(path)), path
+        assert not any(module.startswith(("dither.engines", "dither.secagg")) for module in imports(path)), (
+            path
+        )
 
 
 def test_nothing_imports_the_command_line():

@@ -1,8 +1,8 @@
 """What the command line and a Python user share: train a spec, load a trained run.
 
-    run = dither.run("secure-fedavg", values={"num_rounds": 50}, out="runs/first")
-    run.summary["test_accuracy"]
-    dither.load("runs/first").predict(table)
+run = dither.run("secure-fedavg", values={"num_rounds": 50}, out="runs/first")
+run.summary["test_accuracy"]
+dither.load("runs/first").predict(table)
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -102,9 +102,12 @@ class Run:
         return x
 
 
-def build_task(spec: Spec, *, data_dir: str | Path | None = None) -> Task:
-    """Load the data, deal it out, and make model and method ready."""
-    dataset = load_data(spec, data_dir=data_dir)
+def build_task(
+    spec: Spec, *, data_dir: str | Path | None = None, dataset: data.Dataset | None = None
+) -> Task:
+    """Load the data (unless given), deal it out, and make model and method ready."""
+    if dataset is None:
+        dataset = load_data(spec, data_dir=data_dir)
     federation, problem = deal(spec, dataset)
     model = models.make(
         spec.model.name,
@@ -198,7 +201,9 @@ def resume(path: str | Path, **arguments: Any) -> Run:
 def refuse_taken(path: Path) -> None:
     """Say at once, before any data is loaded, that a folder is taken."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise RunExists(f"{str(path)!r} already exists; give another --out, or continue it with --resume {path}")
+        raise RunExists(
+            f"{str(path)!r} already exists; give another --out, or continue it with --resume {path}"
+        )
 
 
 def train(
@@ -281,8 +286,97 @@ def load(path: str | Path) -> Run:
     params = jax.tree.unflatten(paths[1], [leaves[_leaf_name(where)] for where, _ in paths[0]])
     schema_path = folder.path / "schema.toml"
     schema = data.Schema.load(schema_path) if schema_path.is_file() else None
-    return Run(
-        folder.path, spec, summary, folder.metrics(), model, params, tuple(summary["classes"]), schema
+    return Run(folder.path, spec, summary, folder.metrics(), model, params, tuple(summary["classes"]), schema)
+
+
+# Sweeps
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One run of a sweep: no folder, only what was measured."""
+
+    spec: Spec
+    metrics: list[dict[str, Any]]
+    claim: Claim
+    participation: np.ndarray
+
+
+# Keys that reach the compiled program as values: specs that differ only in these are one program.
+TRACED = (
+    "seed",
+    "client_lr",
+    "lr_decay",
+    "server_lr",
+    "privacy.epsilon",
+    "privacy.delta",
+    "privacy.clip_norm",
+)
+
+
+def sweep(
+    specs: Sequence[Spec],
+    *,
+    data_dir: str | Path | None = None,
+    dataset: data.Dataset | None = None,
+    on_evaluation: Callable[[int, int], None] | None = None,
+) -> list[Outcome]:
+    """Many runs, as few programs: specs that differ only in seed, noise, rates and clip train side by side.
+
+    `dataset` is used instead of loading one, for all specs. Results come in the order of `specs`;
+    `on_evaluation(done, total)` counts rounds over all runs.
+    """
+    groups: dict[str, list[int]] = {}
+    for number, spec in enumerate(specs):
+        groups.setdefault(_program(spec), []).append(number)
+    outcomes: dict[int, Outcome] = {}
+    total, finished = sum(spec.num_rounds for spec in specs), 0
+    for members in groups.values():
+        tasks = [build_task(specs[number], data_dir=data_dir, dataset=dataset) for number in members]
+        first = tasks[0]
+        hyper = {
+            name: np.stack([np.asarray(t.prepared.hyper[name]) for t in tasks])
+            for name in first.prepared.hyper
+        }
+
+        def count(evaluation: simulate.Evaluation, base: int = finished, runs: int = len(tasks)) -> None:
+            if on_evaluation:
+                on_evaluation(base + evaluation.round * runs, total)
+
+        result = simulate.simulate(
+            first.prepared.build,
+            first.model,
+            _joined([task.problem for task in tasks]),
+            num_rounds=first.spec.num_rounds,
+            cohort_size=first.prepared.cohort_size_at,
+            seeds=[task.spec.seed for task in tasks],
+            hyper=hyper,
+            cohorts=first.prepared.cohorts,
+            eval_every=first.spec.eval_every,
+            on_evaluation=count,
+        )
+        finished += len(tasks) * first.spec.num_rounds
+        for i, (number, task) in enumerate(zip(members, tasks, strict=True)):
+            rows = [
+                {"round": entry.round, **{name: float(value[i]) for name, value in entry.metrics.items()}}
+                for entry in result.history
+            ]
+            outcomes[number] = Outcome(task.spec, rows, task.prepared.claim, result.participation[i])
+    return [outcomes[number] for number in range(len(specs))]
+
+
+def _program(spec: Spec) -> str:
+    """What two specs must share to be one compiled program."""
+    plain = spec.with_values({key: Spec.default(key) for key in TRACED})
+    return plain.digest()
+
+
+def _joined(problems: Sequence[simulate.Problem]) -> simulate.Problem:
+    """One problem for many runs: the same records, each run with its own dealing."""
+    return problems[0]._replace(
+        federations=[problem.federations[0] for problem in problems],
+        test_rows=[problem.test_rows[0] for problem in problems],
+        test_weights=[problem.test_weights[0] for problem in problems],
     )
 
 
@@ -380,9 +474,7 @@ def _restore(like: simulate.State, leaves: list[np.ndarray]) -> simulate.State:
     )
 
 
-def _check_belongs(
-    checkpoint: runs.Checkpoint, spec: Spec, digest: str, folder: runs.RunFolder
-) -> None:
+def _check_belongs(checkpoint: runs.Checkpoint, spec: Spec, digest: str, folder: runs.RunFolder) -> None:
     if checkpoint.spec_digest != spec.digest():
         raise RunExists(
             f"the checkpoint in {str(folder.path)!r} is from another spec "
@@ -412,5 +504,9 @@ def _title(spec: Spec) -> str:
 
 def _subtitle(task: Task) -> str:
     claim, spec = task.prepared.claim, task.spec
-    value = "no noise" if np.isinf(claim.value) else f"claimed ε = {claim.value:.3g} per {claim.unit}, δ = {claim.delta:g}"
+    value = (
+        "no noise"
+        if np.isinf(claim.value)
+        else f"claimed ε = {claim.value:.3g} per {claim.unit}, δ = {claim.delta:g}"
+    )
     return f"{len(task.federation.size)} clients, {spec.cohort_size} a round, {spec.local_steps} local steps; {value}"

@@ -29,7 +29,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-data_app = typer.Typer(help="Data sets: list, get, describe; draft a schema for your own table.", no_args_is_help=True)
+data_app = typer.Typer(
+    help="Data sets: list, get, describe; draft a schema for your own table.", no_args_is_help=True
+)
 app.add_typer(data_app, name="data")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -70,12 +72,19 @@ def _top(
 @app.command()
 def run(
     what: Annotated[
-        str | None, typer.Argument(metavar="[PRESET | SPEC.toml]", help="What to run (default: secure-fedavg).")
+        str | None,
+        typer.Argument(metavar="[PRESET | SPEC.toml]", help="What to run (default: secure-fedavg)."),
     ] = None,
     settings: Settings = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of partition, model, cohorts, batches and noise.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder to make (default: runs/METHOD-DATA-TIME).")] = None,
-    resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Continue an interrupted run folder.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of partition, model, cohorts, batches and noise.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder to make (default: runs/METHOD-DATA-TIME).")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Continue an interrupted run folder.")
+    ] = None,
     data_dir: DataDir = None,
     checkpoint_seconds: Annotated[
         float, typer.Option(help="Least seconds between checkpoints; 0: one at each evaluation.")
@@ -118,7 +127,8 @@ def run(
 
 @app.command()
 def presets(
-    name: Annotated[str | None, typer.Argument(help="Print this preset as TOML.")] = None, as_json: Json = False
+    name: Annotated[str | None, typer.Argument(help="Print this preset as TOML.")] = None,
+    as_json: Json = False,
 ) -> None:
     """List the presets, or print one as TOML to start a spec of your own from."""
     from dither import spec
@@ -127,7 +137,9 @@ def presets(
         typer.echo(spec.preset_text(name), nl=False)
         return
     rows = [{"preset": each, "what": spec.preset_title(each)} for each in spec.preset_names()]
-    _table(rows, as_json=as_json, title="Presets", footer="dither run PRESET; dither presets PRESET prints it")
+    _table(
+        rows, as_json=as_json, title="Presets", footer="dither run PRESET; dither presets PRESET prints it"
+    )
 
 
 @app.command()
@@ -143,7 +155,15 @@ def evaluate(
     if as_json:
         typer.echo(json.dumps(scores))
     else:
-        _table([{"records": scores["records"], "accuracy": f"{scores['accuracy']:.4f}", "loss": f"{scores['loss']:.4f}"}])
+        _table(
+            [
+                {
+                    "records": scores["records"],
+                    "accuracy": f"{scores['accuracy']:.4f}",
+                    "loss": f"{scores['loss']:.4f}",
+                }
+            ]
+        )
 
 
 @app.command()
@@ -183,7 +203,12 @@ def data_list(as_json: Json = False) -> None:
         }
         for entry in data.entries().values()
     ]
-    _table(rows, as_json=as_json, title="Data sets", footer="your own: dither run ... --set data.path=FILE --set data.label=COLUMN")
+    _table(
+        rows,
+        as_json=as_json,
+        title="Data sets",
+        footer="your own: dither run ... --set data.path=FILE --set data.label=COLUMN",
+    )
 
 
 @data_app.command("get")
@@ -212,11 +237,15 @@ def data_describe(
     schema: Annotated[str, typer.Option(help="schema.toml of your own file.")] = "",
     partition: Annotated[str, typer.Option(help="iid, one-class, similarity, dirichlet or column.")] = "iid",
     num_clients: Annotated[int, typer.Option("--clients", help="How many clients.")] = 10,
-    similarity: Annotated[float, typer.Option(help="Percent of i.i.d. records (partition=similarity).")] = 0.0,
+    similarity: Annotated[
+        float, typer.Option(help="Percent of i.i.d. records (partition=similarity).")
+    ] = 0.0,
     alpha: Annotated[float, typer.Option(help="Concentration (partition=dirichlet).")] = 0.5,
     column: Annotated[str, typer.Option(help="Column that names the client (partition=column).")] = "",
     seed: Annotated[int, typer.Option(help="Seed of the partition.")] = 0,
-    picture: Annotated[Path | None, typer.Option(help="Where to save the picture (default: NAME-PARTITION.png).")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Where to save the picture (default: NAME-PARTITION.png).")
+    ] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
@@ -250,7 +279,10 @@ def data_describe(
 
         typer.echo(to_json({**facts, "clients": rows, "picture": str(path)}, indent=2))
         return
-    _table([{"": key, "value": _short(value)} for key, value in facts.items() if key != "notes"], title=dataset.name)
+    _table(
+        [{"": key, "value": _short(value)} for key, value in facts.items() if key != "notes"],
+        title=dataset.name,
+    )
     shown = rows[:20]
     _table(shown, title=f"{partition} over {len(rows)} clients")
     if len(rows) > len(shown):
@@ -340,7 +372,9 @@ class _Progress:
             self._bar.update(self._task, completed=row["round"], accuracy=accuracy, loss=loss)
         elif row["round"] - self._printed >= self._total / 10 or row["round"] == self._total:
             self._printed = row["round"]
-            typer.echo(f"round {row['round']}/{self._total}  accuracy {accuracy}  loss {loss}  {self._epsilon}")
+            typer.echo(
+                f"round {row['round']}/{self._total}  accuracy {accuracy}  loss {loss}  {self._epsilon}"
+            )
 
 
 def _print_summary(result: Run) -> None:
@@ -356,9 +390,13 @@ def _print_summary(result: Run) -> None:
     table.add_row("rounds", f"{summary['rounds']} in {summary['seconds']:.1f} s")
     seen = summary["participation"]
     table.add_row(
-        "clients", f"{summary['num_clients']}, each in {seen['min']} to {seen['max']} rounds (median {seen['median']:g})"
+        "clients",
+        f"{summary['num_clients']}, each in {seen['min']} to {seen['max']} rounds (median {seen['median']:g})",
     )
-    table.add_row("claimed ε", f"{_epsilon(claim['value'])} per {claim['unit']}, δ = {claim['delta']:g} ({claim['source']})")
+    table.add_row(
+        "claimed ε",
+        f"{_epsilon(claim['value'])} per {claim['unit']}, δ = {claim['delta']:g} ({claim['source']})",
+    )
     for condition in claim["conditions"]:
         if not condition["holds"]:
             table.add_row("", f"[yellow]condition fails:[/] {_escape(condition['condition'])}")
@@ -369,9 +407,7 @@ def _print_summary(result: Run) -> None:
     _console().print(table)
 
 
-def _table(
-    rows: list[dict[str, Any]], *, as_json: bool = False, title: str = "", footer: str = ""
-) -> None:
+def _table(rows: list[dict[str, Any]], *, as_json: bool = False, title: str = "", footer: str = "") -> None:
     if as_json:
         typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
         return

@@ -122,7 +122,9 @@ def mlp(num_features: int, num_classes: int, hidden: Sequence[int]) -> Model:
     return Model(init, apply, layers=layers, name="mlp")
 
 
-def cnn(image_shape: Sequence[int], num_classes: int, channels: Sequence[int] = (16, 32), width: int = 32) -> Model:
+def cnn(
+    image_shape: Sequence[int], num_classes: int, channels: Sequence[int] = (16, 32), width: int = 32
+) -> Model:
     """Small CNN: per entry of `channels` a 3x3 convolution, tanh and 2x2 max-pool; then one dense layer of
     `width` and the output. tanh, as bounded activations suit clipped gradients (Papernot et al. 2021)."""
     height, width_px, depth = image_shape

@@ -150,7 +150,9 @@ class RunFolder:
         """The parameters by name."""
         path = self.path / "model.npz"
         if not path.is_file():
-            raise SpecError(f"{str(self.path)!r} has no model yet; finish it with `dither run --resume {self.path}`")
+            raise SpecError(
+                f"{str(self.path)!r} has no model yet; finish it with `dither run --resume {self.path}`"
+            )
         with np.load(path, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
 

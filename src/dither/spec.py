@@ -50,7 +50,9 @@ class DataSpec:
     partition: str = _key(
         "iid", "who holds which records", ("iid", "one-class", "similarity", "dirichlet", "column")
     )
-    similarity: float = _key(0.0, "percent of i.i.d. records for partition='similarity'", at_least=0, at_most=100)
+    similarity: float = _key(
+        0.0, "percent of i.i.d. records for partition='similarity'", at_least=0, at_most=100
+    )
     alpha: float = _key(0.5, "concentration for partition='dirichlet'", above=0.0)
     column: str = _key("", "column of the table for partition='column' (an institution's name, say)")
     records_per_client: int = _key(0, "records each client holds; 0: all are dealt out", at_least=0)
@@ -79,7 +81,9 @@ class PrivacySpec:
     delta: float = _key(1e-5, "probability outside the guarantee", above=0.0, below=1.0)
     unit: str = _key("run", "what epsilon is for: one uploaded message or the whole run", ("message", "run"))
     noise: str = _key("paper", "calibration: as printed, or none", ("paper", "proven", "none"))
-    clip: str = _key("example", "what is clipped: each record's gradient, or the batch's", ("example", "batch", "none"))
+    clip: str = _key(
+        "example", "what is clipped: each record's gradient, or the batch's", ("example", "batch", "none")
+    )
     clip_norm: float = _key(1.0, "bound on that gradient's norm", above=0.0)
     view: str = _key("upload", "what the adversary sees", ("upload", "sum", "broadcast", "final"))
     colluders: int = _key(0, "clients that side with the server", at_least=0)
@@ -106,8 +110,12 @@ class Spec:
     """A run, complete: the same spec gives the same bits (on the same device and versions)."""
 
     method: str = _key("secure-fedavg", "the algorithm (dither presets lists them)")
-    seed: int = _key(0, "of partition, initial model, cohorts, batches and noise", at_least=0, at_most=2**32 - 1)
-    num_clients: int = _key(100, "clients in the federation; 0 with partition='column': one a value", at_least=0)
+    seed: int = _key(
+        0, "of partition, initial model, cohorts, batches and noise", at_least=0, at_most=2**32 - 1
+    )
+    num_clients: int = _key(
+        100, "clients in the federation; 0 with partition='column': one a value", at_least=0
+    )
     cohort_size: int = _key(50, "clients that take part in a round", at_least=1)
     num_rounds: int = _key(200, "rounds", at_least=1)
     local_steps: int = _key(1, "gradient steps of a client in a round", at_least=1)
@@ -177,6 +185,14 @@ class Spec:
         """SHA-256 of the canonical form: two specs with the same digest are the same run."""
         text = json.dumps(self.to_dict(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
+
+    @classmethod
+    def default(cls, key: str) -> Any:
+        """The default of a dotted key."""
+        value: Any = cls()
+        for part in key.split("."):
+            value = getattr(value, part)
+        return value
 
     def with_values(self, values: Mapping[str, Any], *, reset_options: bool = False) -> Spec:
         """A copy with dotted keys set, `{"privacy.epsilon": 1.0}`. A new method starts from its own options."""
@@ -313,7 +329,9 @@ def _options(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
     merged = {name: default for name, (default, *_) in known.items()}
     for name, value in given.items():
         if name not in known:
-            raise SpecError(f"unknown key 'method_options.{name}' for method {method!r}{did_you_mean(name, known)}")
+            raise SpecError(
+                f"unknown key 'method_options.{name}' for method {method!r}{did_you_mean(name, known)}"
+            )
         merged[name] = _convert(f"method_options.{name}", value, type(known[name][0]))
     return merged
 

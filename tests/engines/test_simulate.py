@@ -44,7 +44,9 @@ def train(model, prepared, problem, *, seeds=(0,), hyper=None, rounds=6, **argum
 
 
 def leaves(result):
-    return np.concatenate([np.asarray(leaf).reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(result.params)], 1)
+    return np.concatenate(
+        [np.asarray(leaf).reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(result.params)], 1
+    )
 
 
 def test_same_seed_same_bits_other_seed_other_model():

@@ -86,7 +86,9 @@ def test_one_record_never_moves_the_sum_by_more_than_the_clip():
     for weight in (1e3, 1e-3):
         ones = jnp.ones(len(y))
         with_it, _ = clipping.example_clipped_sum(model, params, x * weight, y, ones, clip_norm=0.5)
-        without, _ = clipping.example_clipped_sum(model, params, x * weight, y, ones.at[3].set(0), clip_norm=0.5)
+        without, _ = clipping.example_clipped_sum(
+            model, params, x * weight, y, ones.at[3].set(0), clip_norm=0.5
+        )
         moved = clipping.norm(jax.tree.map(jnp.subtract, with_it, without))
         assert float(moved) <= 0.5 * (1 + 1e-4)
 
@@ -108,7 +110,12 @@ def test_not_a_number_is_not_hidden():
     x, y, _ = batch(4)
     for layers in (model.layers, ()):
         total, _ = clipping.example_clipped_sum(
-            model._replace(layers=layers), randomised(model), x.at[0, 0].set(jnp.nan), y, jnp.ones(len(y)), clip_norm=1.0
+            model._replace(layers=layers),
+            randomised(model),
+            x.at[0, 0].set(jnp.nan),
+            y,
+            jnp.ones(len(y)),
+            clip_norm=1.0,
         )
         assert not all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(total))
 

@@ -18,7 +18,9 @@ def keys(seed: int) -> Keys:
 
 
 def draw_many(sampler, size, rounds, steps_done=0):
-    draw = jax.jit(lambda key: sampler.draw(Keys(key, jax.random.key(7), key), jnp.int32(steps_done), jnp.int32(size)))
+    draw = jax.jit(
+        lambda key: sampler.draw(Keys(key, jax.random.key(7), key), jnp.int32(steps_done), jnp.int32(size))
+    )
     many = jax.vmap(draw)(jax.random.split(jax.random.key(1), rounds))
     return np.asarray(many.positions), np.asarray(many.weights)
 
@@ -44,7 +46,9 @@ def test_floyd_fixed_point_equals_the_loop(population, count):
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
 def test_subsets_are_uniform(count, largest):
     population, rows = 6, 30_000
-    found = np.asarray(sampling.subset(jax.random.key(3), jnp.int32(population), count, largest=largest, rows=rows))
+    found = np.asarray(
+        sampling.subset(jax.random.key(3), jnp.int32(population), count, largest=largest, rows=rows)
+    )
     subsets = [tuple(sorted(row)) for row in found.tolist()]
     possible = list(itertools.combinations(range(population), count))
     counts = [subsets.count(each) for each in possible]

@@ -106,7 +106,7 @@ class NpmPackage:
         if npm is None:
             raise SourceFailed("npm is not installed")
         patience = ["--fetch-retries=1", f"--fetch-timeout={CONNECT_SECONDS * 1000:.0f}"]
-        _run_client([npm, "pack", self.package, "--silent", "--ignore-scripts", *patience], into)
+        _run_client([npm, "pack", self.package, "--loglevel=error", "--ignore-scripts", *patience], into)
         archive = _only(into.glob("*.tgz"), self.name)
         try:
             with tarfile.open(archive) as package:
@@ -173,7 +173,7 @@ def _open(url: str) -> Any:
 
 
 def _run_client(command: Sequence[str], folder: Path) -> None:
-    """Run pip or npm in `folder`; its last line of complaint becomes the reason."""
+    """Run pip or npm in `folder`; its first error, or else its last line, becomes the reason."""
     try:
         done = subprocess.run(
             command,
@@ -188,7 +188,9 @@ def _run_client(command: Sequence[str], folder: Path) -> None:
         raise SourceFailed(f"no result within {CLIENT_SECONDS:.0f} s") from None
     if done.returncode != 0:
         lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        raise SourceFailed(lines[-1][:200] if lines else f"exit code {done.returncode}")
+        errors = [line for line in lines if "error" in line.lower() and not line.startswith("WARNING")]
+        reason = (errors[:1] or lines[-1:] or [f"exit code {done.returncode}"])[0]
+        raise SourceFailed(reason[:200])
 
 
 def _only(paths: Any, source: str) -> Path:

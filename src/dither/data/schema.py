@@ -178,7 +178,9 @@ class Schema:
             for key in values:
                 if f"{key}_from" in values:  # each value with its origin below it
                     value = values[key]
-                    written[key] = list(value) if isinstance(value, tuple) else value
+                    written[key] = (
+                        [_plain(item) for item in value] if isinstance(value, tuple) else _plain(value)
+                    )
                     written[f"{key}_from"] = values[f"{key}_from"]
             columns.append(written)
         label = {**self.label._asdict(), "classes": list(self.label.classes)}
@@ -307,6 +309,11 @@ class Schema:
                     f"{did_you_mean(value, self.label.classes)}"
                 )
         return np.array([number_of[value] for value in texts], dtype=np.int32)[codes]
+
+
+def _plain(value: str | float) -> str | float:
+    """Numbers as floats: 0 and 0.0 are the same content and must give the same digest."""
+    return value if isinstance(value, str) else float(value)
 
 
 def _need_columns(frame: pd.DataFrame, names: Iterable[str]) -> None:

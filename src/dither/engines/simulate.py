@@ -225,7 +225,9 @@ class Simulation:
             rounds=jnp.zeros((), jnp.int32),
         )
 
-    def _advance_runs(self, state: State, inputs: Inputs, start: Array, stop: Array, cohort_size: int) -> State:
+    def _advance_runs(
+        self, state: State, inputs: Inputs, start: Array, stop: Array, cohort_size: int
+    ) -> State:
         def rounds(state: State, run: Run) -> State:
             def one(index: Array, state: State) -> State:
                 return self._round(state, run, inputs.shared, index, cohort_size)
@@ -264,7 +266,9 @@ class Simulation:
         lost = jnp.where(cohort.active & ~counted, cohort.clients, nobody)
         return State(
             server=server,
-            clients=jax.tree.map(lambda leaf, new: leaf.at[kept].set(new, mode="drop"), state.clients, states),
+            clients=jax.tree.map(
+                lambda leaf, new: leaf.at[kept].set(new, mode="drop"), state.clients, states
+            ),
             participation=state.participation.at[took_part].add(1, mode="drop"),
             refused=state.refused.at[lost].add(1, mode="drop"),
             metrics={name: state.metrics[name] + value / used for name, value in metrics.items()},

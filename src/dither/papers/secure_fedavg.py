@@ -157,10 +157,11 @@ def noise_multipliers(setting: Setting) -> np.ndarray:
 
 
 def claim(setting: Setting, multiplier: np.ndarray) -> Claim:
-    """The paper's ε per message (E2), with the conditions of its derivation at the smallest client."""
+    """The paper's ε per message (E2), with the conditions of its derivation at the largest client: there the
+    base ε/(2q) is largest and q closest to δ. The ε itself is the same for all clients."""
     if not np.any(multiplier):
         return Claim(float("inf"), "message", setting.delta, "no noise")
-    worst = int(np.argmin(setting.client_sizes))
+    worst = int(np.argmax(setting.client_sizes))
     rates, next_lr = theory.round_learning_rates(
         0, local_steps=setting.local_steps, client_lr=setting.client_lr, lr_decay=setting.lr_decay
     )

@@ -113,7 +113,14 @@ def _dense_clipped_sum(
 
 
 def _generic_clipped_sum(
-    model: Model, params: Params, x: Array, y: Array, weights: Array, *, clip_norm: Array, microbatch: int = 32
+    model: Model,
+    params: Params,
+    x: Array,
+    y: Array,
+    weights: Array,
+    *,
+    clip_norm: Array,
+    microbatch: int = 32,
 ) -> tuple[PyTree, Array]:
     from jax_privacy import clipping
 
@@ -125,7 +132,8 @@ def _generic_clipped_sum(
     microbatch = min(microbatch, count)
     extra = -count % microbatch
     x, y, weights = (
-        jnp.concatenate([a, jnp.zeros((extra, *a.shape[1:]), a.dtype)]) if extra else a for a in (x, y, weights)
+        jnp.concatenate([a, jnp.zeros((extra, *a.shape[1:]), a.dtype)]) if extra else a
+        for a in (x, y, weights)
     )
     summed = clipping.clipped_grad(
         loss,

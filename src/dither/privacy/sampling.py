@@ -245,7 +245,9 @@ def _floyd(draws: Array, fresh: Array) -> Array:
     def unsettled(state: tuple[Array, Array]) -> Array:
         return jnp.any(state[0] != state[1])
 
-    return jax.lax.while_loop(unsettled, lambda state: (state[1], settle(state[1])), (draws, settle(draws)))[1]
+    return jax.lax.while_loop(unsettled, lambda state: (state[1], settle(state[1])), (draws, settle(draws)))[
+        1
+    ]
 
 
 def permutation(key: Key, population: Array | int, *, largest: int) -> Array:

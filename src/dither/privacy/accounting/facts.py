@@ -1,0 +1,101 @@
+"""What an accountant is told and what it answers: public facts, participation, and `Proven`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from dither.core import Release
+
+Participations = Sequence[tuple[Release | tuple[Release, ...], int]]
+
+
+class Proven(NamedTuple):
+    """A rigorous ε with everything it depends on; ∞ by recipe "no proof" where none is known."""
+
+    view: str
+    adjacency: str
+    value: float
+    delta: float
+    unit: str
+    recipe: str
+    not_covered: tuple[str, ...]
+    assumed: bool
+    detail: str
+
+
+class Participation(NamedTuple):
+    """How the counts of the releases are to be read.
+
+    realised   they happened: a guarantee given the pattern
+    worst      they are the most that can happen
+    binomial   they are all of `num_rounds`, and an honest party lets the client take part in each by an
+               independent coin of `rate`: R4, ex ante. With `adaptive` selection (loss-based, or in any way
+               a function of earlier outputs) R4 is refused and all rounds are counted.
+    """
+
+    kind: str = "realised"
+    num_rounds: int | None = None
+    rate: float = 1.0
+    adaptive: bool = False
+
+
+REALISED = Participation("realised")
+WORST = Participation("worst")
+
+
+def binomial(num_rounds: int, rate: float, *, adaptive: bool = False) -> Participation:
+    """Independent participation with probability `rate` in each of `num_rounds` rounds (R4)."""
+    if not 0.0 <= rate <= 1.0:
+        raise ValueError(f"rate={rate} is not in [0, 1]")
+    return Participation("binomial", num_rounds, rate, adaptive)
+
+
+class Facts(NamedTuple):
+    """Public facts that the proofs need besides the releases.
+
+    cohort_size      clients in a sum, the target included (the smallest, where it varies)
+    colluders        clients that give their own noise to the server
+    others_noise     variance of the honest others' noise in the sum, relative to the target's; None means
+                     equal weights and equal noise: cohort_size - colluders - 1
+    convex           every honest client's loss is convex (logistic and softmax regression, no network)
+    step_smoothness  learning rate x a data-independent smoothness bound, or None
+    step_lipschitz   learning rate x a Lipschitz bound of the clipped-gradient map, for G7c, or None
+    client_state     clients keep private state from round to round (DP-SCAFFOLD): sums then depend on more
+                     than the public past, and no aggregation credit is proved
+    assume           take the credit of G7b although convexity or non-expansive steps are not established;
+                     the value is labelled as assumed
+    own_epochs       shuffled epochs advance only when the client takes part
+    num_rounds       rounds of the run, for shuffled epochs that advance with the calendar
+    exposures        uploads of the client that the outsider of view "broadcast" also sees (NbAFL's L)
+    """
+
+    cohort_size: int = 1
+    colluders: int = 0
+    others_noise: float | None = None
+    convex: bool = False
+    step_smoothness: float | None = None
+    step_lipschitz: float | None = None
+    client_state: bool = False
+    assume: bool = False
+    own_epochs: bool = False
+    num_rounds: int | None = None
+    exposures: int = 0
+    participation: Participation = REALISED
+    unit: str = "run"
+    not_covered: tuple[str, ...] = ()
+
+
+class Bound(NamedTuple):
+    value: float
+    recipe: str
+    detail: str
+    assumed: bool = False
+
+
+class Rounds(NamedTuple):
+    """The participations that are counted, and how each happens."""
+
+    groups: list[tuple[tuple[Release, ...], int]]
+    probability: float
+    how: str

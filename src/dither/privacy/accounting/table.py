@@ -1,0 +1,143 @@
+"""The table of proven ε: what a client's releases are worth to each adversary, under one adjacency.
+
+Views, from the strongest adversary to the weakest (errata, Recipes):
+
+    upload      the server sees every upload
+    sum         the server sees sums only and `colluders` clients help it (secure aggregation)
+    broadcast   an outsider sees what is broadcast, and at most `exposures` of the client's uploads
+    final       an outsider sees the final model only; bounded by "broadcast"
+
+A later view is a function of an earlier one, so each bound carries over; where several recipes are valid
+for a view its value is their minimum, never across adjacencies. What no theorem covers is ε = ∞.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from dither.core import Release
+from dither.errors import NoProof
+
+from .composition import ADD_REMOVE, ADJACENCIES
+from .facts import Bound, Facts, Participations, Proven, Rounds
+from .gaussian import check_delta
+from .views import downlink_bound, joint_bound, sum_bound, upload_bound
+
+VIEWS = ("upload", "sum", "broadcast", "final")
+NO_PROOF = "no proof"
+_Recipe = Callable[[Rounds, float, Facts, str], Bound]
+_ROUNDING = "rounding and clamping before secure aggregation (G8)"
+
+
+def compress(rounds: Iterable[tuple[Release, ...]]) -> list[tuple[tuple[Release, ...], int]]:
+    """Equal participations counted once: the input of `account`, from one tuple of releases a round."""
+    return list(Counter(tuple(releases) for releases in rounds).items())
+
+
+def account(
+    participations: Participations,
+    delta: float,
+    facts: Facts | None = None,
+    *,
+    adjacency: str = ADD_REMOVE,
+    views: Sequence[str] = VIEWS,
+    every_recipe: bool = False,
+) -> list[Proven]:
+    """Proven ε of one client's releases for each view, under one adjacency.
+
+    `participations` holds (releases of one participation, how many such participations) pairs; a Release
+    alone stands for a participation that makes just this one. `every_recipe` gives one row for each recipe
+    that was tried, refusals included, instead of the best one a view.
+    """
+    check_delta(delta)
+    facts = Facts() if facts is None else facts
+    if adjacency not in ADJACENCIES:
+        raise ValueError(f"adjacency={adjacency!r}; known: {ADJACENCIES}")
+    unknown = [view for view in views if view not in VIEWS]
+    if unknown:
+        raise ValueError(f"view={unknown[0]!r}; known: {VIEWS}")
+    rounds = _counted(participations, facts)
+
+    @functools.cache
+    def bound(recipe: _Recipe) -> Bound:
+        """Fail closed: what a recipe refuses is ε = ∞ with the reason."""
+        try:
+            return recipe(rounds, delta, facts, adjacency)
+        except NoProof as refusal:
+            return Bound(math.inf, NO_PROOF, str(refusal))
+
+    table = []
+    for view in views:
+        tried = [bound(recipe) for recipe in _recipes(view, facts)]
+        best = min(tried, key=lambda b: (b.value, b.assumed))
+        if best.recipe == NO_PROOF:
+            best = best._replace(detail="; ".join(b.detail for b in tried))
+        for row in tried if every_recipe else [best]:
+            rounded = row.recipe.startswith("R6") or row.recipe.endswith(" sum")
+            table.append(
+                Proven(
+                    view=view,
+                    adjacency=adjacency,
+                    value=row.value,
+                    delta=delta,
+                    unit=facts.unit,
+                    recipe=row.recipe,
+                    not_covered=facts.not_covered + ((_ROUNDING,) if rounded else ()),
+                    assumed=row.assumed,
+                    detail=row.detail,
+                )
+            )
+    return table
+
+
+def _recipes(view: str, facts: Facts) -> tuple[_Recipe, ...]:
+    """All recipes that are valid for a view; the value is their minimum."""
+    if view == "upload":
+        return (upload_bound,)
+    if view == "sum":
+        return (upload_bound, sum_bound)
+    if view == "broadcast" and facts.exposures:
+        # the outsider sees some uploads too: sums alone no longer bound the view, all uploads still do
+        return (upload_bound, joint_bound)
+    return (upload_bound, sum_bound, downlink_bound)
+
+
+def proven(
+    participations: Participations,
+    delta: float,
+    facts: Facts | None = None,
+    *,
+    view: str,
+    adjacency: str = ADD_REMOVE,
+) -> Proven:
+    """The best bound for one view: `account` with a single row."""
+    return account(participations, delta, facts, adjacency=adjacency, views=(view,))[0]
+
+
+def _counted(participations: Participations, facts: Facts) -> Rounds:
+    groups = [
+        ((releases,) if isinstance(releases, Release) else tuple(releases), int(count))
+        for releases, count in participations
+    ]
+    for releases, count in groups:
+        if count < 0:
+            raise ValueError(f"count={count} of {releases} is negative")
+        for release in releases:
+            if release.channel not in ("uplink", "downlink"):
+                raise ValueError(f"channel={release.channel!r}; known: 'uplink', 'downlink'")
+    total = sum(count for _, count in groups)
+    kind, num_rounds, rate, adaptive = facts.participation
+    if kind == "realised":
+        return Rounds(groups, 1.0, f"given the {total} participations that happened")
+    if kind == "worst":
+        return Rounds(groups, 1.0, f"at most {total} participations")
+    if kind != "binomial":
+        raise ValueError(f"participation kind={kind!r}; known: 'realised', 'worst', 'binomial'")
+    if num_rounds is not None and total != num_rounds:
+        raise ValueError(f"{total} participations are listed for a binomial over num_rounds={num_rounds}")
+    if adaptive:
+        return Rounds(groups, 1.0, f"all {total} rounds, because R4 is refused for adaptive selection")
+    return Rounds(groups, rate, f"ex ante, participation in each of {total} rounds with probability {rate:g}")

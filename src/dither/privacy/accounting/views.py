@@ -1,0 +1,294 @@
+"""The recipe of each adversary view: from a client's participations to a bound, or `NoProof`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from dither.core import Release
+from dither.errors import NoProof
+
+from .aggregation import aggregated_round_mu, honest_others, smooth_round_mu
+from .composition import (
+    Group,
+    Item,
+    batches_per_epoch,
+    epochs_in_round,
+    groups_epsilon,
+    sampled_item,
+    step_multiplier,
+    total_shuffled_uses,
+)
+from .facts import Bound, Facts, Rounds
+from .gaussian import compose_gaussians
+
+
+def _releases(rounds: Rounds, channel: str) -> list[tuple[tuple[Release, ...], int]]:
+    return [(tuple(r for r in group if r.channel == channel), count) for group, count in rounds.groups]
+
+
+def _failures(groups: Sequence[tuple[tuple[Release, ...], int]]) -> tuple[float, float]:
+    """Union bounds on a truncated Poisson batch anywhere, and on the other records alone filling one."""
+    any_batch = others_alone = 0.0
+    for group, count in groups:
+        for release in group:
+            sampling = release.sampling
+            if not sampling.truncation:
+                continue
+            batches, rate = float(release.uses), float(sampling.rate)
+            if sampling.kind.endswith("-round"):
+                # the release's rate is 1 - (1 - q)^Q: recover the Q batches behind it
+                rate = sampling.batch_size / sampling.population if sampling.population else 1.0
+                if not 0 < rate < 1 or not 0 < sampling.rate < 1:
+                    raise NoProof(
+                        "truncated batches inside one release cannot be charged: their number is unknown"
+                    )
+                batches *= math.ceil(math.log1p(-sampling.rate) / math.log1p(-rate) - 1e-6)
+            any_batch += count * batches * sampling.truncation
+            others_alone += count * batches * sampling.truncation / rate if rate > 0 else 0.0
+    return any_batch, others_alone
+
+
+def _name(groups: Iterable[tuple[tuple[Release, ...], int]], probability: float) -> str:
+    """The recipes behind a composition, for people."""
+    names = {"full": "R1", "full-round": "R1", "poisson": "R3"}
+    kinds = {release.sampling.kind for group, _ in groups for release in group}
+    used = {names.get(kind, "R5" if kind.endswith("-round") else "R2") for kind in kinds} or {"R1"}
+    return "+".join(sorted(used)) + ("+R4" if probability < 1 else "")
+
+
+def _shuffled(group: Sequence[Release]) -> bool:
+    return any(release.sampling.kind in ("shuffled", "shuffled-round") for release in group)
+
+
+# --- recipes -------------------------------------------------------------------------------------------
+
+
+def upload_bound(rounds: Rounds, delta: float, facts: Facts, adjacency: str) -> Bound:
+    """(i) adaptive composition of all uplink releases: R1, R2, R3 or R5 by sampler, R4 by participation."""
+    return _composed(_releases(rounds, "uplink"), rounds, delta, facts, adjacency, gain=1.0)
+
+
+def downlink_bound(rounds: Rounds, delta: float, facts: Facts, adjacency: str) -> Bound:
+    """(iii) the broadcasts' own noise."""
+    groups = _releases(rounds, "downlink")
+    if not any(group for group, _ in groups):
+        raise NoProof("no noise is added to the broadcast")
+    if any(
+        release.channel == "uplink"
+        for group, _ in rounds.groups
+        if not _has_downlink(group)
+        for release in group
+    ):
+        raise NoProof("some rounds release an upload without a noisy broadcast")
+    bound = _composed(groups, rounds, delta, facts, adjacency, gain=1.0)
+    return bound._replace(recipe=f"{bound.recipe} downlink")
+
+
+def _has_downlink(group: Sequence[Release]) -> bool:
+    return any(release.channel == "downlink" for release in group)
+
+
+def _composed(
+    groups: Sequence[tuple[tuple[Release, ...], int]],
+    rounds: Rounds,
+    delta: float,
+    facts: Facts,
+    adjacency: str,
+    *,
+    gain: float,
+) -> Bound:
+    """All releases of the groups with their sampling's amplification, noise multiplied by `gain`."""
+    if any(_shuffled(group) for group, _ in groups):
+        return _shuffled_composition(groups, rounds, delta, facts, adjacency, gain)
+    events = [
+        Group(tuple(sampled_item(r, adjacency, gain=gain) for r in group), count, rounds.probability)
+        for group, count in groups
+    ]
+    failure, others_failure = _failures(groups)
+    value = groups_epsilon(events, delta, failure=failure, others_failure=others_failure)
+    recipe = _name(groups, rounds.probability)
+    charged = f"; {failure:.3g} of truncated batches charged to δ" if failure else ""
+    noise = f"; noise of {gain**2:g} clients counts" if gain != 1.0 else ""
+    return Bound(value, recipe, f"{rounds.how}{noise}{charged}")
+
+
+def _shuffled_uses(
+    groups: Sequence[tuple[tuple[Release, ...], int]], facts: Facts
+) -> tuple[int, int, int, list[tuple[Release, int]]]:
+    """(U uses in all, most uses in one round, steps of a round, releases with their participations)."""
+    flat = [(group[0], count) for group, count in groups if group and count]
+    if any(len(group) > 1 for group, _ in groups) or len({r.sampling for r, _ in flat}) > 1:
+        raise NoProof("shuffled epochs are accounted for one kind of release a round only (D2)")
+    if not flat:
+        return 0, 0, 0, flat
+    first = flat[0][0]
+    kind, participations = first.sampling.kind, sum(count for _, count in flat)
+    if kind == "shuffled-round":
+        # `rate` is the share of the records that a round consumes; a use costs the whole round's release
+        per_epoch = batches_per_epoch(first)
+        steps = max(
+            1, math.ceil(first.sampling.rate * first.sampling.population / first.sampling.batch_size - 1e-9)
+        )
+    else:
+        per_epoch = batches_per_epoch(first)
+        steps = max(int(r.uses) for r, _ in flat)
+    if steps == 0:
+        return 0, 0, 0, flat
+    uses = total_shuffled_uses(
+        participations, steps, per_epoch, own_epochs=facts.own_epochs, num_rounds=facts.num_rounds
+    )
+    most = min(epochs_in_round(steps, per_epoch), steps, uses)
+    if kind == "shuffled-round":
+        uses, most = participations if first.sampling.rate >= 1 else min(uses, participations), 1
+    return uses, most, steps, flat
+
+
+def _largest(
+    flat: Sequence[tuple[Release, int]], uses: int, per_round: int, adjacency: str
+) -> list[tuple[float, int]]:
+    """The `uses` costliest releases: (noise multiplier, how many), at most `per_round` a participation."""
+    left, chosen = uses, []
+    for z, count in sorted((step_multiplier(release, adjacency), count) for release, count in flat):
+        taken = min(left, count * per_round)
+        chosen.append((z, taken))
+        left -= taken
+    return [(z, n) for z, n in chosen if n]
+
+
+def _shuffled_composition(
+    groups: Sequence[tuple[tuple[Release, ...], int]],
+    rounds: Rounds,
+    delta: float,
+    facts: Facts,
+    adjacency: str,
+    gain: float,
+) -> Bound:
+    """D2: parallel composition inside an epoch, so U uses of the record (R1)."""
+    uses, most, _, flat = _shuffled_uses(groups, facts)
+    chosen = _largest(flat, uses, max(most, 1), adjacency)
+    value = groups_epsilon([Group(tuple(Item("plain", 1.0, z * gain, n) for z, n in chosen))], delta)
+    return Bound(value, "R1", f"{uses} uses in shuffled epochs (D2), all participations counted")
+
+
+def sum_bound(rounds: Rounds, delta: float, facts: Facts, adjacency: str) -> Bound:
+    """(ii) R6: the honest others' noise counts too."""
+    if facts.cohort_size < 2 and facts.others_noise is None:
+        raise NoProof(f"cohort_size={facts.cohort_size}: there is no other client's noise in the sum")
+    if facts.client_state:
+        raise NoProof("clients keep private state, so a round depends on more than the public sums (G7)")
+    others = facts.others_noise
+    if others is None:
+        others = float(honest_others(facts.cohort_size, facts.colluders))
+    if others < 0:
+        raise ValueError(f"others_noise={others} is negative")
+    groups = _releases(rounds, "uplink")
+    if all(len(group) <= 1 and sum(r.uses for r in group) <= 1 for group, _ in groups):
+        # noise added once, after the last look at the data: the credit is exact, amplification remains
+        bound = _composed(groups, rounds, delta, facts, adjacency, gain=math.sqrt(1.0 + others))
+        return bound._replace(recipe=f"{bound.recipe} sum")
+    return _noise_inside_steps(groups, rounds, delta, facts, adjacency, others)
+
+
+def _noise_inside_steps(
+    groups: Sequence[tuple[tuple[Release, ...], int]],
+    rounds: Rounds,
+    delta: float,
+    facts: Facts,
+    adjacency: str,
+    others: float,
+) -> Bound:
+    """G7b for convex steps, G7c where only a Lipschitz bound is known."""
+    proved = facts.convex and facts.step_smoothness is not None and facts.step_smoothness <= 2.0
+    by_lipschitz = not proved and not facts.assume and facts.step_lipschitz is not None
+
+    def round_mu(z: float, uses: int, steps: int) -> float:
+        if by_lipschitz:
+            return smooth_round_mu(
+                z, uses, local_steps=steps, others=others, step_lipschitz=float(facts.step_lipschitz or 0.0)
+            )
+        return aggregated_round_mu(
+            z,
+            uses,
+            local_steps=steps,
+            others=others,
+            step_smoothness=facts.step_smoothness,
+            convex=facts.convex,
+            assume=facts.assume,
+        )
+
+    events = []
+    probability = rounds.probability
+    if any(_shuffled(group) for group, _ in groups):
+        uses, most, steps, flat = _shuffled_uses(groups, facts)
+        probability = 1.0
+        for z, count in _largest(flat, uses, max(most, 1), adjacency):
+            # the cost of a round grows faster than its uses: the worst pattern packs them
+            full, rest = divmod(count, most)
+            for share, number in ((most, full), (rest, 1 if rest else 0)):
+                mu = round_mu(z, share, steps)
+                events.append(Group((_plain(mu, 1),), number))
+        used = f"{uses} uses in shuffled epochs, up to {most} in one round"
+    else:
+        for group, count in groups:
+            steps = sum(int(r.uses) for r in group)
+            if steps == 0:
+                continue
+            if any(r.sampling.kind.endswith("-round") for r in group):
+                raise NoProof("noise inside and at the end of a round in one participation")
+            # steps of different noise: less noise everywhere is an upper bound
+            least, most_sensitive = min(r.noise_std for r in group), max(r.sensitivity for r in group)
+            z = min(
+                step_multiplier(r._replace(noise_std=least, sensitivity=most_sensitive), adjacency)
+                for r in group
+            )
+            if all(r.sampling.kind == "disjoint" for r in group):
+                # one use at most, in a round drawn by the honest client: R4 again
+                used_once = min(1.0, sum(r.uses * r.sampling.rate for r in group))
+                events.append(Group((_plain(round_mu(z, 1, steps), 1),), count, probability * used_once))
+            else:
+                events.append(Group((_plain(round_mu(z, steps, steps), 1),), count, probability))
+        used = rounds.how
+    failure, others_failure = _failures(groups)
+    value = groups_epsilon(events, delta, failure=failure, others_failure=others_failure)
+    theorem = "G7c" if by_lipschitz else "G7b"
+    recipe = f"R6 {theorem}" + ("+R4" if any(event.probability < 1 for event in events) else "")
+    detail = f"{used}; noise of {others:g} honest others in the sum"
+    if not by_lipschitz and not proved:
+        detail += "; assumed: convex losses and non-expansive steps"
+    return Bound(value, recipe, detail, assumed=not by_lipschitz and not proved)
+
+
+def _square(items: Iterable[Item]) -> float:
+    """μ² of plain items."""
+    return compose_gaussians((item.noise_multiplier, item.uses) for item in items) ** 2
+
+
+def _plain(mu: float, count: int) -> Item:
+    return Item("plain", 1.0, math.inf if mu == 0 else 1.0 / mu, count)
+
+
+def joint_bound(rounds: Rounds, delta: float, facts: Facts, adjacency: str) -> Bound:
+    """(iii) with L exposed uploads, N1: μ² = L (Δ_U/σ_U)² + (T-L) (Δ_D/σ_A)².
+
+    Given a round's upload, its broadcast adds nothing; the worst L rounds are taken as the exposed ones.
+    """
+    rows = []
+    for group, count in rounds.groups:
+        if not _has_downlink(group):
+            raise NoProof("some rounds have no noisy broadcast")
+        up = [sampled_item(r, adjacency) for r in group if r.channel == "uplink"]
+        down = [sampled_item(r, adjacency) for r in group if r.channel == "downlink"]
+        if any(item.kind != "plain" for item in (*up, *down)):
+            raise NoProof("exposed uploads are accounted for unsampled Gaussian releases only (N1)")
+        exposed, hidden = _square(up), _square(down)
+        rows.append((exposed, min(exposed, hidden) if up else hidden, count))
+    left, total = facts.exposures, 0.0
+    for exposed, hidden, count in sorted(rows, key=lambda row: row[1] - row[0]):
+        seen = min(left, count)
+        left -= seen
+        total += (seen * exposed if seen else 0.0) + ((count - seen) * hidden if count > seen else 0.0)
+    value = groups_epsilon([Group((_plain(math.sqrt(total), 1),))], delta)
+    return Bound(
+        value, "R1 joint", f"{facts.exposures} exposed uploads, every broadcast (N1), all listed rounds"
+    )

@@ -1,0 +1,31 @@
+"""Secure FedAvg on Adult behaves as the paper's Fig. 1 says, mean of 5 seeds (one compiled sweep a panel)."""
+
+import numpy as np
+import pytest
+
+from dither import api
+from dither.spec import Spec
+
+pytestmark = pytest.mark.adult
+LEVELS = (0.1, 0.5, 1.0, float("inf"))
+
+
+def accuracies(adult, **values):
+    base = Spec.from_preset("secure-fedavg").with_values(values)
+    specs = [base.with_values({"privacy.epsilon": e, "seed": s}) for e in LEVELS for s in range(5)]
+    outcomes = api.sweep(specs, dataset=adult)
+    final = np.array([outcome.metrics[-1]["test_accuracy"] for outcome in outcomes])
+    return final.reshape(len(LEVELS), 5).mean(1)
+
+
+def test_one_local_step(adult):
+    mean = accuracies(adult, local_steps=1, num_rounds=200, eval_every=200)
+    assert mean[-1] > 0.80
+    assert mean.max() - mean.min() < 0.06  # "about 0.786 to 0.810"
+
+
+def test_ten_local_steps(adult):
+    mean = accuracies(adult, local_steps=10, num_rounds=100, eval_every=100)
+    assert mean[-1] > 0.82
+    assert (np.diff(mean) > 0).all(), mean  # accuracy grows with ε
+    assert mean[-1] - mean[0] > 0.12  # the spread is far larger than with one local step

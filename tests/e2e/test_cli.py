@@ -1,0 +1,293 @@
+"""The command line, as a user has it: real processes, real folders, exit codes and one-line errors."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+QUICK = ["--set", "data.name=breast-cancer", "--set", "num_clients=10", "--set", "cohort_size=5"]
+
+
+def dither(*arguments, cwd=None, check=True, **environment):
+    result = subprocess.run(
+        [sys.executable, "-m", "dither.cli", *map(str, arguments)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "NO_COLOR": "1", "COLUMNS": "100", **environment},
+    )
+    if check:
+        assert result.returncode == 0, result.stderr
+    return result
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "first"
+    result = dither("run", "secure-fedavg", *QUICK, "--set", "num_rounds=30", "--out", folder)
+    return folder, result
+
+
+def test_a_run_leaves_everything_the_readme_names(finished):
+    folder, result = finished
+    names = {path.name for path in folder.iterdir()}
+    assert {
+        "spec.toml", "metrics.jsonl", "summary.json", "plot.png", "model.npz", "schema.toml",
+        "provenance.json", "checkpoints",
+    } <= names  # fmt: skip
+    assert "round 30/30" in result.stdout
+    assert "claimed ε" in result.stdout
+    assert str(folder / "plot.png") in result.stdout.replace("\n", "")
+    assert (folder / "plot.png").read_bytes()[:4] == b"\x89PNG"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert {"test_accuracy", "loss", "rounds", "seconds", "epsilon"} <= set(summary)
+    claimed = summary["epsilon"]["claimed"]
+    assert claimed["value"] == pytest.approx(0.5)
+    assert (claimed["unit"], claimed["delta"]) == ("message", 1e-4)
+    assert {"proven", "attacked"} <= set(summary["epsilon"])
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows] == [10, 20, 30]
+
+
+def test_the_folders_spec_runs_again_to_the_same_bits(finished, tmp_path):
+    folder, _ = finished
+    dither("run", folder / "spec.toml", "--out", tmp_path / "again", "--quiet")
+    with np.load(folder / "model.npz") as one, np.load(tmp_path / "again" / "model.npz") as two:
+        for name in one.files:
+            assert one[name].tobytes() == two[name].tobytes()
+
+
+def test_the_model_is_usable_afterwards(finished, tmp_path):
+    from sklearn.datasets import load_breast_cancer
+
+    folder, _ = finished
+    frame = load_breast_cancer(as_frame=True).frame
+    label = json.loads((folder / "summary.json").read_text())["classes"]
+    names = load_breast_cancer().target_names
+    frame["target"] = [names[value] for value in frame["target"]]
+    assert set(frame["target"]) == set(label)
+    import tomllib
+
+    column = tomllib.loads((folder / "schema.toml").read_text())["label"]["column"]
+    frame = frame.rename(columns={"target": column})
+    frame.to_csv(tmp_path / "all.csv", index=False)
+    frame.drop(columns=column).to_parquet(tmp_path / "features.parquet")
+    scores = json.loads(dither("evaluate", folder, "--data", tmp_path / "all.csv", "--json").stdout)
+    assert scores["records"] == 569
+    dither("predict", folder, "--data", tmp_path / "features.parquet", "--out", tmp_path / "p.csv")
+    lines = (tmp_path / "p.csv").read_text().splitlines()
+    assert len(lines) == 570
+    predicted = [line.split(",")[0] for line in lines[1:]]
+    agreement = np.mean([a == b for a, b in zip(predicted, frame[column], strict=True)])
+    assert agreement == pytest.approx(scores["accuracy"])
+
+    import dither as library
+
+    run = library.load(folder)
+    assert run.predict(frame).tolist() == predicted
+
+
+def test_kill_and_resume_is_bit_identical(tmp_path):
+    """SIGKILL at several moments, resume each time: the final parameters are those of an undisturbed run."""
+    options = [
+        *QUICK, "--set", "num_rounds=3000", "--set", "eval_every=2", "--checkpoint-seconds", "0",
+    ]  # fmt: skip
+    dither("run", "secure-fedavg", *options, "--out", tmp_path / "whole", "--quiet")
+    folder = tmp_path / "killed"
+    command = [
+        sys.executable,
+        "-m",
+        "dither.cli",
+        "run",
+        "secure-fedavg",
+        *options,
+        "--out",
+        folder,
+        "--quiet",
+    ]
+    kills = 0
+    for target in (200, 900, 2000):
+        process = subprocess.Popen(list(map(str, command)))
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and process.poll() is None:
+            if newest(folder) >= target:
+                break
+            time.sleep(0.002)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.wait()
+        command = [sys.executable, "-m", "dither.cli", "run", "--resume", folder, "--quiet",
+                   "--checkpoint-seconds", "0"]  # fmt: skip
+    assert kills == 3, "the run ended before it could be killed"
+    assert not (folder / "summary.json").exists()
+    dither("run", "--resume", folder, "--quiet")
+    with np.load(tmp_path / "whole" / "model.npz") as one, np.load(folder / "model.npz") as two:
+        assert set(one.files) == set(two.files)
+        for name in one.files:
+            assert one[name].tobytes() == two[name].tobytes()
+
+    def without_time(path):
+        rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+        return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+
+    assert without_time(folder) == without_time(tmp_path / "whole")
+    assert not list(folder.rglob("*.tmp"))
+
+
+def newest(folder):
+    files = sorted((folder / "checkpoints").glob("round-*.npz")) if folder.exists() else []
+    return int(files[-1].stem.split("-")[1]) if files else -1
+
+
+def test_ctrl_c_says_how_to_resume(tmp_path):
+    folder = tmp_path / "run"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dither.cli", "run", "secure-fedavg", *QUICK, "--set", "num_rounds=1000000",
+         "--out", str(folder)],
+        stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while not (folder / "metrics.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"dither run --resume {folder}" in errors.replace("\n", " ")
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "secure-fedavgg"], "unknown preset 'secure-fedavgg'; did you mean 'secure-fedavg'?"),
+        (["run", "--set", "privacy.epsilonn=1"], "did you mean 'privacy.epsilon'?"),
+        (["run", "--set", "cohort_size=101"], "cohort_size=101 exceeds num_clients=100"),
+        (["run", *QUICK, "--set", "batch_size=50"], "batch_size=50 exceeds the 45 records of client"),
+        (["run", "--set", "privacy.epsilon=-1"], "privacy.epsilon=-1.0 must be above 0"),
+        (["run", "--set", "privacy.delta=2"], "privacy.delta=2.0 must be below 1"),
+        (["run", *QUICK, "--set", "privacy.delta=0.9"], "q = local_steps*batch_size/client_size > 0.8*delta"),
+        (["run", "--set", "data.name=adlut"], "unknown data set 'adlut'; did you mean 'adult'?"),
+        (["run", "--set", "seed"], "not of the form key=value"),
+        (["data", "get", "mnistt"], "did you mean 'mnist'?"),
+        (["evaluate", "nowhere", "--data", "x.csv"], "not a run folder"),
+    ],
+)
+def test_bad_values_get_one_line_and_exit_code_2(arguments, message, tmp_path):
+    result = dither(*arguments, cwd=tmp_path, check=False)
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert message in result.stderr
+    assert result.stderr.startswith("error: ")
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert "Traceback" not in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def write_table(path, rows):
+    path.write_text("\n".join(",".join(map(str, row)) for row in rows) + "\n")
+
+
+def table(count=60):
+    return [
+        ["age", "site", "sick"],
+        *([20 + i, "north" if i % 3 else "south", "yes" if i % 2 else "no"] for i in range(count)),
+    ]
+
+
+def test_a_users_own_table_end_to_end(tmp_path):
+    write_table(tmp_path / "t.csv", table())
+    result = dither(
+        "run", "secure-fedavg", "--set", "data.path=t.csv", "--set", "data.label=sick", "--set", "data.partition=column",
+        "--set", "data.column=site", "--set", "num_clients=0", "--set", "cohort_size=2", "--set", "num_rounds=5",
+        "--out", "run", cwd=tmp_path,
+    )  # fmt: skip
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["num_clients"] == 2
+    assert any("preprocessing not covered" in note for note in summary["notes"])
+    assert "preprocessing not covered" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("rows", "label", "message"),
+    [
+        (table(), "sik", "'sik'"),
+        ([row if i == 0 else [*row[:2], "yes"] for i, row in enumerate(table())], "sick", "1 class"),
+        ([row if i != 4 else ["inf", *row[1:]] for i, row in enumerate(table())], "sick", "'age'"),
+    ],
+)
+def test_unusable_tables_are_refused(rows, label, message, tmp_path):
+    write_table(tmp_path / "t.csv", rows)
+    result = dither(
+        "run", "secure-fedavg", "--set", "data.path=t.csv", "--set", f"data.label={label}", "--set", "num_clients=2",
+        "--set", "cohort_size=1", "--out", "run", cwd=tmp_path, check=False,
+    )  # fmt: skip
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert message in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_corrupt_local_copy_is_refused(tmp_path):
+    (tmp_path / "adult").mkdir()
+    (tmp_path / "adult" / "adult.data").write_text("39, not the census\n")
+    (tmp_path / "adult" / "adult.test").write_text("nothing\n")
+    result = dither("run", "--data-dir", tmp_path, cwd=tmp_path, check=False, DITHER_DATA="")
+    assert result.returncode == 2
+    assert "adult.data" in result.stderr
+    assert "SHA-256" in result.stderr or "5b00264637db" in result.stderr
+
+
+def test_taken_folders_and_foreign_checkpoints_are_refused(finished, tmp_path):
+    folder, _ = finished
+    taken = dither("run", "secure-fedavg", *QUICK, "--out", folder, check=False)
+    assert taken.returncode == 2
+    assert "already exists" in taken.stderr
+    other = dither("run", "--resume", folder, "--set", "seed=3", check=False)
+    assert other.returncode == 2
+    assert "from another spec" in other.stderr
+
+
+def test_tables_also_come_as_json(tmp_path):
+    names = {row["preset"] for row in json.loads(dither("presets", "--json").stdout)}
+    assert "secure-fedavg" in names
+    sets = {row["name"] for row in json.loads(dither("data", "list", "--json").stdout)}
+    assert {
+        "adult",
+        "mnist",
+        "emnist-balanced",
+        "emnist-bymerge",
+        "fashion-mnist",
+        "digits",
+        "breast-cancer",
+    } <= sets
+    facts = json.loads(
+        dither(
+            "data", "describe", "digits", "--partition", "dirichlet", "--clients", "5", "--json", cwd=tmp_path
+        ).stdout
+    )
+    assert len(facts["clients"]) == 5
+    assert (tmp_path / facts["picture"]).read_bytes()[:4] == b"\x89PNG"
+    run = json.loads(dither("run", *QUICK, "--set", "num_rounds=2", "--json", cwd=tmp_path).stdout)
+    assert run["rounds"] == 2
+
+
+def test_a_drafted_schema_marks_what_it_read_and_is_used(tmp_path):
+    write_table(tmp_path / "t.csv", table())
+    drafted = dither("data", "schema", "t.csv", "--label", "sick", cwd=tmp_path)
+    assert "leak" in drafted.stdout
+    text = (tmp_path / "schema.toml").read_text()
+    assert "read from data" in text
+    again = dither("data", "schema", "t.csv", "--label", "sick", cwd=tmp_path, check=False)
+    assert again.returncode == 2
+    (tmp_path / "schema.toml").write_text(text.replace("read from data", "public"))
+    dither(
+        "run", "secure-fedavg", "--set", "data.path=t.csv", "--set", "data.schema=schema.toml", "--set", "num_clients=2",
+        "--set", "cohort_size=1", "--set", "num_rounds=3", "--out", "run", "--quiet", cwd=tmp_path,
+    )  # fmt: skip
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["notes"] == []

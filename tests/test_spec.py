@@ -1,0 +1,104 @@
+"""Specs: complete round trip through TOML, and every wrong value named."""
+
+import dataclasses
+
+import pytest
+
+from dither.errors import SpecError
+from dither.spec import Spec, all_keys, parse_setting, preset_names, preset_title
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_presets_load_and_survive_toml(name):
+    spec = Spec.from_preset(name)
+    again = Spec.from_toml(spec.to_toml())
+    assert again == spec
+    assert again.digest() == spec.digest()
+    assert len(preset_title(name)) > 10
+
+
+def test_the_secure_fedavg_preset_is_the_papers_setting():
+    spec = Spec.from_preset("secure-fedavg")
+    assert (spec.num_clients, spec.cohort_size, spec.local_steps, spec.batch_size) == (100, 50, 1, 1)
+    assert (spec.privacy.epsilon, spec.privacy.delta, spec.privacy.clip_norm) == (0.5, 1e-4, 2.0)
+    assert (spec.client_lr, spec.lr_decay, spec.num_rounds) == (0.2, 0.01, 200)
+
+
+def test_every_change_changes_the_digest():
+    spec = Spec()
+    assert spec.with_values({"privacy.epsilon": 0.7}).digest() != spec.digest()
+    assert spec.with_values({"seed": 1}).digest() != spec.digest()
+    assert spec.with_values({"seed": 0}).digest() == spec.digest()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"privacy.epsilonn": 1}, "unknown key 'privacy.epsilonn'; did you mean 'privacy.epsilon'"),
+        ({"num_round": 1}, "unknown key 'num_round'; did you mean 'num_rounds'"),
+        ({"method": "secure-fedav"}, "unknown method='secure-fedav'; did you mean 'secure-fedavg'"),
+        ({"method_options.frst_round": "all"}, "did you mean 'first_round'"),
+        ({"cohort_size": 101}, "cohort_size=101 exceeds num_clients=100"),
+        ({"privacy.epsilon": 0}, "privacy.epsilon=0.0 must be above 0"),
+        ({"privacy.epsilon": float("nan")}, "privacy.epsilon=nan"),
+        ({"privacy.delta": 0}, "privacy.delta=0.0 must be above 0"),
+        ({"privacy.delta": 1}, "privacy.delta=1.0 must be below 1"),
+        ({"privacy.clip_norm": 0}, "privacy.clip_norm=0.0 must be above 0"),
+        ({"local_steps": 0}, "local_steps=0 must be at least 1"),
+        ({"num_rounds": 1.5}, "num_rounds=1.5 must be a whole number"),
+        ({"num_rounds": True}, "num_rounds=True must be a whole number"),
+        ({"model.hidden": [3, -1]}, "model.hidden"),
+        ({"data.partition": "idd"}, "'idd' is not one of 'iid'"),
+        ({"data.path": "x.csv"}, "needs data.label"),
+        ({"num_clients": 0}, "num_clients=0 is only for data.partition='column'"),
+        ({"data.partition": "column"}, "needs data.column"),
+        ({"seed": -1}, "seed=-1 must be at least 0"),
+        ({"privacy": 3}, "unknown key 'privacy'"),
+    ],
+)
+def test_wrong_values_are_named(values, message):
+    with pytest.raises(SpecError) as caught:
+        Spec().with_values(values)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_values_from_the_command_line():
+    assert parse_setting("privacy.epsilon=0.5") == ("privacy.epsilon", 0.5)
+    assert parse_setting("privacy.epsilon=inf") == ("privacy.epsilon", float("inf"))
+    assert parse_setting("data.name=digits") == ("data.name", "digits")
+    assert parse_setting("model.hidden=[8, 4]") == ("model.hidden", [8, 4])
+    assert parse_setting("data.path=a=b.csv") == ("data.path", "a=b.csv")
+    with pytest.raises(SpecError, match="not of the form key=value"):
+        parse_setting("seed")
+
+
+def test_unknown_preset_and_missing_file():
+    with pytest.raises(SpecError, match="did you mean 'secure-fedavg'"):
+        Spec.from_any("secure-fedavgg")
+    with pytest.raises(SpecError, match="no spec file 'nowhere.toml'"):
+        Spec.from_any("nowhere.toml")
+    with pytest.raises(SpecError, match="not valid TOML"):
+        Spec.from_toml("seed = = 3")
+
+
+def test_a_spec_cannot_be_changed_in_place():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Spec().seed = 3  # type: ignore[misc]
+
+
+def test_every_key_has_a_line_of_help():
+    for section in [
+        Spec,
+        *(type(getattr(Spec(), name)) for name in ("data", "model", "privacy", "secagg", "federation")),
+    ]:
+        for field in dataclasses.fields(section):
+            if not dataclasses.is_dataclass(field.type) and field.name not in (
+                "data",
+                "model",
+                "privacy",
+                "secagg",
+                "federation",
+            ):
+                assert field.metadata["help"], field.name
+    assert "privacy.epsilon" in all_keys()

@@ -1,0 +1,57 @@
+"""The published numbers of vectors.json, and how a test claims to cover them.
+
+A test file holds a dispatch from id patterns to functions of the entry's inputs. Every entry of kind "paper"
+or "check" with the file's prefix must have one; "verified" entries are covered where a formula of the papers
+gives them, the rest belongs to the accountant's tests.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Entry = dict[str, Any]
+Dispatch = Mapping[str, Callable[[dict[str, Any]], Any]]
+
+ENTRIES: list[Entry] = json.loads(Path(__file__).with_name("vectors.json").read_text("utf-8"))["values"]
+
+
+def entries(prefix: str) -> list[Entry]:
+    """All entries whose id starts with `prefix` and a dot."""
+    return [entry for entry in ENTRIES if entry["id"].split(".")[0] == prefix]
+
+
+def lookup(dispatch: Dispatch, entry: Entry) -> Callable[[dict[str, Any]], Any] | None:
+    """The function for an entry: the longest pattern that fits its id."""
+    fits = [pattern for pattern in dispatch if fnmatchcase(entry["id"], pattern)]
+    return dispatch[max(fits, key=len)] if fits else None
+
+
+def covered(dispatch: Dispatch, prefix: str) -> list[Entry]:
+    """The entries of `prefix` that the dispatch evaluates."""
+    return [entry for entry in entries(prefix) if lookup(dispatch, entry)]
+
+
+def missing(dispatch: Dispatch, prefix: str) -> list[str]:
+    """Ids of kind "paper" or "check" that the dispatch forgets, and patterns that fit nothing."""
+    all_entries = entries(prefix)
+    forgotten = [e["id"] for e in all_entries if e["kind"] != "verified" and not lookup(dispatch, e)]
+    idle = [p for p in dispatch if not any(fnmatchcase(e["id"], p) for e in all_entries)]
+    return forgotten + idle
+
+
+def check(dispatch: Dispatch, entry: Entry) -> None:
+    """Evaluate an entry and compare; null stands for a value that does not exist (NaN)."""
+    function = lookup(dispatch, entry)
+    assert function is not None
+    actual, expected = function(entry["inputs"]), entry["value"]
+    if expected is None:
+        assert math.isnan(actual), f"{entry['id']}: expected no value, got {actual}"
+    else:
+        np.testing.assert_allclose(actual, expected, rtol=entry["rtol"], atol=0, err_msg=entry["id"])

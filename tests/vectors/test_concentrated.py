@@ -1,0 +1,199 @@
+"""The formulas of Concentrated DP-FL against the published numbers and against each other."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from dither.errors import SpecError
+from dither.papers.theory import common
+from dither.papers.theory import concentrated as cd
+
+from .published import check, covered, missing
+
+
+def client(v):
+    return {
+        "participations": v["C_i"],
+        "local_steps": v["tau"],
+        "batch_size": v["gamma"],
+        "client_size": v["m"],
+        "clip_norm": v["G"],
+        "cohort_size": v["r"],
+    }
+
+
+def bound(v):
+    return {
+        "client_lr": v["eta"],
+        "smoothness": v["L"],
+        "local_steps": v["tau"],
+        "num_rounds": v["K"] / v["tau"],
+        "num_params": v["d"],
+        "noise_std": v["sigma"],
+        "gradient_variance": v["beta_sq"],
+        "batch_size": v["gamma"],
+        "cohort_size": v["r"],
+        "initial_gap": v["gap"],
+    }
+
+
+def uses(v):
+    kwargs = {"participations": v["C_i"], "local_steps": v["tau"], "batch_size": v["gamma"]}
+    counts = [cd.record_uses(client_size=v["m"], drop_last=drop, **kwargs) for drop in (False, True)]
+    assert counts[0] == counts[1]  # here the two ways of counting agree
+    return counts[0]
+
+
+DISPATCH = {
+    "cd.sigma.*": lambda v: cd.noise_std(epsilon=v["eps"], delta=v["delta"], **client(v)),
+    "cd.sigma.DPDSGD.*": lambda v: cd.dpdsgd_noise_std(
+        epsilon=v["eps"],
+        delta=v["delta"],
+        participations=v["C_i"],
+        batch_size=v["gamma"],
+        clip_norm=v["G"],
+        credited_clients=v["n"],
+    ),
+    "cd.eps_forward": lambda v: cd.epsilon_of_noise(noise_std=v["sigma"], delta=1e-4, **client(v)),
+    "cd.noise_multiplier": lambda v: cd.noise_multiplier(
+        noise_std=v["sigma"], clip_norm=v["G"], batch_size=v["gamma"]
+    ),
+    "cd.uses_persistent_epochs": uses,
+    "cd.verified.local.zcdp_formula": lambda v: common.epsilon_from_zcdp(
+        rho=v["U"] * common.zcdp_of_gaussian(sensitivity=1.0, noise_std=v["z"]), delta=1e-4
+    ),
+    "cd.thm2": lambda v: cd.convergence_nonconvex(**bound(v)).total,
+    "cd.thm2_corrected": lambda v: cd.convergence_nonconvex(corrected=True, **bound(v)).total,
+    "cd.cor2": lambda v: cd.convergence_convex(strong_convexity=v["lam"], **bound(v)).total,
+    "cd.eta_max.*": lambda v: cd.max_client_lr(smoothness=v["L"], local_steps=v["tau"]),
+}
+FIG5 = {"local_steps": 10, "batch_size": 64, "client_size": 2441, "clip_norm": 1.0, "cohort_size": 10}
+BOUND = {
+    "client_lr": 0.01,
+    "smoothness": 1.0,
+    "local_steps": 10,
+    "num_rounds": 20,
+    "num_params": 100,
+    "noise_std": 0.05,
+    "gradient_variance": 1.0,
+    "batch_size": 64,
+    "cohort_size": 10,
+    "initial_gap": 0.7,
+}
+
+
+@pytest.mark.parametrize("entry", covered(DISPATCH, "cd"), ids=lambda e: e["id"])
+def test_published_value(entry):
+    check(DISPATCH, entry)
+
+
+def test_every_paper_entry_is_covered():
+    assert missing(DISPATCH, "cd") == []
+
+
+@pytest.mark.parametrize("secure_aggregation", [True, False])
+def test_noise_falls_with_epsilon_and_inverts(secure_aggregation):
+    epsilon = np.linspace(0.1, 20, 50)
+    kwargs = FIG5 | {"delta": 1e-4, "participations": 13, "secure_aggregation": secure_aggregation}
+    std = cd.noise_std(epsilon=epsilon, **kwargs)
+    assert np.all(np.diff(std) < 0)
+    np.testing.assert_allclose(cd.epsilon_of_noise(noise_std=std, **kwargs), epsilon, rtol=1e-12)
+
+
+def test_without_aggregation_the_noise_grows_by_the_root_of_the_cohort():
+    kwargs = FIG5 | {"epsilon": 10, "delta": 1e-4, "participations": 12.5}
+    ratio = cd.noise_std(secure_aggregation=False, **kwargs) / cd.noise_std(**kwargs)
+    assert ratio == pytest.approx(np.sqrt(10))
+
+
+def test_baseline_with_the_cohort_in_place_of_everyone():
+    kwargs = {"delta": 1e-4, "participations": 12.5, "batch_size": 64, "clip_norm": 1.0}
+    std = [cd.dpdsgd_noise_std(epsilon=10, credited_clients=n, **kwargs) for n in (16, 10)]
+    np.testing.assert_allclose(std, [0.01449, 0.01833], atol=6e-6)  # D4
+    back = cd.dpdsgd_epsilon_of_noise(noise_std=std[1], credited_clients=10, **kwargs)
+    assert back == pytest.approx(10, rel=1e-12)
+
+
+def test_participation_cannot_be_equal():
+    assert cd.participation_bounds(num_rounds=20, cohort_size=10, num_clients=16) == (12, 13)
+    assert cd.participation_bounds(num_rounds=50, cohort_size=10, num_clients=16) == (31, 32)
+    assert cd.participation_bounds(num_rounds=16, cohort_size=10, num_clients=16) == (10, 10)
+    assert cd.expected_participations(num_rounds=20, cohort_size=10, num_clients=16) == 12.5
+
+
+def test_uses_by_playing_the_epochs():
+    for size, batch, steps, rounds in (
+        (2441, 64, 10, 13),
+        (10, 4, 3, 7),
+        (12, 4, 3, 5),
+        (9, 5, 2, 3),
+        (7, 7, 1, 4),
+    ):
+        batches = size // batch
+        counted = -(-(steps * rounds) // batches)
+        kwargs = {"participations": rounds, "local_steps": steps, "batch_size": batch, "client_size": size}
+        assert cd.record_uses(**kwargs) == counted
+        # a record sits in one batch of every epoch; the first batch of the order is the worst
+        played = sum(1 for step in range(steps * rounds) if step % batches == 0)
+        assert played == counted
+        fresh = sum(1 for step in range(steps) if step % batches == 0) * rounds
+        assert cd.record_uses(reshuffle_each_round=True, **kwargs) == fresh
+
+
+def test_dropping_the_last_batch_can_cost_one_more_use():
+    kwargs = {"participations": 5, "local_steps": 1, "batch_size": 4, "client_size": 10}
+    assert cd.record_uses(drop_last=False, **kwargs) == 2
+    assert cd.record_uses(drop_last=True, **kwargs) == 3  # D2: the paper's count is one short
+    with pytest.raises(SpecError, match="batch_size=11 exceeds client_size=10"):
+        cd.record_uses(**kwargs | {"batch_size": 11})
+
+
+def test_claim_reports_fractional_epochs():
+    claim = cd.claim(noise_std=0.009383656369900453, delta=1e-4, participations=12.5, **FIG5)
+    assert claim.value == pytest.approx(10)
+    failing = common.failing(claim.conditions)
+    assert "batch_size=64 divides client_size=2441" in failing[0]
+    assert "τγ/m = 0.2622" in failing[1]
+    whole = cd.conditions(
+        local_steps=20, batch_size=244, client_size=2440, cohort_size=1, secure_aggregation=False
+    )
+    assert not common.failing(whole)
+
+
+@pytest.mark.parametrize("corrected", [False, True])
+def test_learning_rate_condition_is_tight(corrected):
+    for tau in (1, 5, 40):
+        kwargs = {"smoothness": 3.0, "local_steps": tau, "corrected": corrected}
+        best = float(cd.max_client_lr(**kwargs))
+        assert cd.convergence_conditions(client_lr=best, **kwargs)[0][1]
+        assert not cd.convergence_conditions(client_lr=1.001 * best, **kwargs)[0][1]
+    assert cd.max_client_lr(smoothness=1, local_steps=5, corrected=True) < cd.max_client_lr(
+        smoothness=1, local_steps=5
+    )
+
+
+def test_corrected_terms_double_and_add_up():
+    for function, extra in (
+        (cd.convergence_nonconvex, {}),
+        (cd.convergence_convex, {"strong_convexity": 0.1}),
+    ):
+        printed, fixed = (function(corrected=c, **BOUND, **extra) for c in (False, True))
+        assert fixed.privacy_noise == pytest.approx(2 * printed.privacy_noise)
+        assert fixed.gradient_variance == pytest.approx(2 * printed.gradient_variance)
+        assert fixed.privacy_drift == printed.privacy_drift
+        assert sum(printed) == printed.total
+
+
+def test_bounds_over_a_grid_are_fast():
+    tau, epsilon = np.meshgrid(np.arange(1, 201), np.linspace(0.1, 10, 200))
+    start = time.perf_counter()
+    std = cd.noise_std(epsilon=epsilon, delta=1e-4, participations=13, **FIG5 | {"local_steps": tau})
+    kwargs = BOUND | {"local_steps": tau, "noise_std": std}
+    second = cd.convergence_nonconvex(**kwargs)
+    convex = cd.convergence_convex(strong_convexity=0.1, **kwargs)
+    assert time.perf_counter() - start < 1
+    assert second.total.shape == convex.total.shape == (200, 200)
+    assert np.all(np.diff(second.total, axis=0) < 0)  # falls with ε

@@ -1,0 +1,215 @@
+"""Secure FedAvg's formulas against the published numbers and against each other."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from dither.core import Claim
+from dither.errors import ConfigError, SpecError
+from dither.papers.theory import secure_fedavg as sf
+
+from .published import check, covered, missing
+
+
+def shape(v):
+    return {"local_steps": v["Q"], "batch_size": v["b"], "client_size": v["n_k"]}
+
+
+def sigma(v):
+    eta = sf.learning_rate(v["t"] + 1, client_lr=0.2, lr_decay=0.01)
+    return sf.noise_std(epsilon=v["eps"], delta=v["delta"], clip_norm=v["G"], next_lr=eta, **shape(v))
+
+
+def constants(v):
+    weights = np.full(v["n_terms_in_sum"], v["p_k"])
+    return sf.constants(
+        smoothness=v["L"],
+        local_steps=v["Q"],
+        batch_size=v["b"],
+        clip_norm=v["G"],
+        num_params=v["M"],
+        num_records=v["n"],
+        epsilon=v["eps"],
+        delta=v["delta"],
+        num_clients=v["N"],
+        cohort_size=v["K"],
+        weighted_variance=sf.weighted_variance(weights=weights, gradient_variances=v["gamma_k2"]),
+        heterogeneity=v["Gamma"],
+    )
+
+
+def eq13(v):
+    return {
+        "num_params": v["M"],
+        "batch_size": v["b"],
+        "clip_norm": v["G"],
+        "num_records": v["n"],
+        "smoothness": v["L"],
+        "epsilon": v["eps"],
+        "delta": v["delta"],
+        "cohort_size": v["K"],
+        "weighted_variance": v["sum_p2g2"],
+        "heterogeneity": v["Gamma"],
+    }
+
+
+DISPATCH = {
+    "sf.sigma.*": sigma,
+    "sf.noise_multiplier.*": lambda v: sf.noise_multiplier(epsilon=v["eps"], delta=v["delta"], **shape(v)),
+    "sf.base_eps.*": lambda v: sf.base_epsilon(epsilon=v["eps"], **shape(v)),
+    "sf.eq8_max_eps0": lambda v: sf.MAX_BASE_EPSILON,
+    "sf.thm1.B": lambda v: constants(v).privacy_noise,
+    "sf.thm1.C": lambda v: constants(v).client_sampling,
+    "sf.eq13.Q*": lambda v: sf.communication_rounds(local_steps=v["Q"], **eq13(v)).total,
+    "sf.eq13.argmin_Q": lambda v: sf.optimal_local_steps(**eq13(v)),
+}
+PAPER = {"local_steps": 10, "batch_size": 1, "client_size": 325}
+THEOREM = {
+    "smoothness": 1.0,
+    "strong_convexity": 0.1,
+    "num_steps": 1000,
+    "local_steps": 5,
+    "batch_size": 10,
+    "clip_norm": 2.0,
+    "num_params": 105,
+    "num_records": 32561,
+    "epsilon": 0.5,
+    "delta": 1e-4,
+    "num_clients": 100,
+    "cohort_size": 50,
+    "weighted_variance": 0.01,
+    "heterogeneity": 0.1,
+    "initial_distance_sq": 1.0,
+}
+
+
+@pytest.mark.parametrize("entry", covered(DISPATCH, "sf"), ids=lambda e: e["id"])
+def test_published_value(entry):
+    check(DISPATCH, entry)
+
+
+def test_every_paper_entry_is_covered():
+    assert missing(DISPATCH, "sf") == []
+
+
+def test_inputs_recorded_beside_the_verified_values():
+    from .published import entries
+
+    for entry in entries("sf"):
+        v = entry["inputs"]
+        if "p" in v and "Q" in v:
+            assert sf.inclusion_probability(**shape(v)) == pytest.approx(v["p"], rel=1e-12)
+        if "eps0" in v:
+            eps0 = sf.base_epsilon_exact(epsilon=v["eps"], inclusion=v["p"])
+            assert eps0 == pytest.approx(v["eps0"], rel=1e-12)
+            assert sf.amplified_epsilon(base_epsilon=eps0, inclusion=v["p"]) == pytest.approx(
+                v["eps"], rel=1e-9
+            )
+        if "Delta" in v:
+            Delta = sf.sensitivity(local_steps=v["Q"], clip_norm=v["G"], next_lr=v["eta_t_plus_1"])
+            assert Delta == pytest.approx(v["Delta"], rel=1e-12)
+        if "z_true" in v:
+            rates, _ = sf.round_learning_rates(0, local_steps=v["Q"], client_lr=0.2, lr_decay=0.01)
+            exact = sf.sensitivity_exact(clip_norm=v["G"], round_lrs=rates)
+            assert sigma(v | {"eps": v["eps_claimed"]}) / exact == pytest.approx(v["z_true"], rel=1e-12)
+
+
+def test_max_base_epsilon_is_the_root():
+    from scipy.special import lambertw
+
+    root = -0.5 - lambertw(-np.exp(-0.5) / 2, -1).real
+    assert pytest.approx(root, rel=1e-14) == sf.MAX_BASE_EPSILON
+
+
+@pytest.mark.parametrize("round_index", [0, 1, 30])
+@pytest.mark.parametrize("local_steps", [1, 10, 100])
+def test_lemma1_covers_the_exact_worst_case(round_index, local_steps):
+    rates, after = sf.round_learning_rates(round_index, local_steps=local_steps, client_lr=0.2, lr_decay=0.01)
+    assert len(rates) == local_steps
+    assert rates[0] == pytest.approx(0.2 / (1 + 0.01 * round_index * local_steps))
+    ((text, holds),) = sf.lemma1_conditions(round_lrs=rates, next_lr=after)
+    assert holds, text  # E7: holds for Q <= 100
+    printed = sf.sensitivity(local_steps=local_steps, clip_norm=2.0, next_lr=after)
+    assert sf.sensitivity_exact(clip_norm=2.0, round_lrs=rates) <= printed
+
+
+def test_lemma1_condition_fails_beyond_a_hundred_steps():
+    rates, after = sf.round_learning_rates(0, local_steps=101, client_lr=0.2, lr_decay=0.01)
+    assert not sf.lemma1_conditions(round_lrs=rates, next_lr=after)[0][1]
+
+
+def test_noise_falls_with_epsilon_and_inverts():
+    epsilon = np.linspace(0.1, 5, 50)
+    std = sf.noise_std(epsilon=epsilon, delta=1e-4, clip_norm=2.0, next_lr=0.1, **PAPER)
+    assert np.all(np.diff(std) < 0)
+    Delta = sf.sensitivity(local_steps=10, clip_norm=2.0, next_lr=0.1)
+    back = sf.epsilon_of_noise(noise_std=std, sensitivity=Delta, delta=1e-4, **PAPER)
+    np.testing.assert_allclose(back, epsilon, rtol=1e-12)
+
+
+def test_too_small_sampling_rate_names_q_delta_and_the_fix():
+    with pytest.raises(
+        SpecError, match=r"q=1e-05 and 0.8\*delta=8e-05: lower delta below 1.25e-05"
+    ) as caught:
+        sf.noise_multiplier(epsilon=1.0, delta=1e-4, local_steps=1, batch_size=1, client_size=100_000)
+    assert isinstance(caught.value, ConfigError)
+
+
+def test_claim_reports_the_broken_step_of_the_proof():
+    std = sf.noise_std(epsilon=0.5, delta=1e-4, clip_norm=2.0, next_lr=0.1, **PAPER)
+    claim = sf.claim(noise_std=std, sensitivity=8.0, delta=1e-4, **PAPER)
+    assert isinstance(claim, Claim)
+    assert claim.unit == "message"
+    assert claim.value == pytest.approx(0.5)
+    broken = [text for text, holds in claim.conditions if not holds]
+    assert any("eq (8)" in text and "8.125" in text for text in broken)
+
+
+def test_eq8_condition_flips_at_its_limit():
+    q = 10 / 325
+    for epsilon, expected in ((2 * q * 1.2564, True), (2 * q * 1.2565, False)):
+        assert sf.conditions(epsilon=epsilon, delta=1e-4, **PAPER)[0][1] is expected
+
+
+def test_amplification_stays_finite_for_huge_epsilon():
+    assert sf.amplified_epsilon(base_epsilon=1e5, inclusion=0.01) == pytest.approx(1e5 + np.log(0.01))
+    assert sf.base_epsilon_exact(epsilon=1e5, inclusion=0.01) == pytest.approx(1e5 - np.log(0.01))
+
+
+def test_theorem1_terms_add_up_and_noise_falls_with_epsilon():
+    bound = sf.convergence(**THEOREM)
+    kappa, L, mu, T = 10.0, 1.0, 0.1, 1000
+    A = 0.01 / 10 + 8 * 16 * 4 + 6 * 0.1
+    parts = sf.constants(
+        **{
+            k: v
+            for k, v in THEOREM.items()
+            if k not in ("strong_convexity", "num_steps", "initial_distance_sq")
+        }
+    )
+    assert parts.stochastic == pytest.approx(A)
+    whole = 2 * kappa / (T + 80) * ((A + parts.privacy_noise + parts.client_sampling) / mu + 2 * L)
+    assert bound.total == pytest.approx(whole, rel=1e-12)
+    assert sf.convergence(**THEOREM | {"epsilon": 5.0}).total < bound.total
+    assert sf.convergence(**THEOREM | {"cohort_size": 100}).client_sampling == 0
+
+
+def test_theorem1_conditions():
+    base = {"smoothness": 1, "strong_convexity": 0.1, "batch_size": 1, "num_records": 32561, "delta": 1e-4}
+    assert all(holds for _, holds in sf.convergence_conditions(local_steps=5, **base))
+    texts = [t for t, holds in sf.convergence_conditions(local_steps=83, **base) if not holds]
+    assert len(texts) == 2
+    assert "Q = 83" in texts[0]
+
+
+def test_bounds_over_a_grid_are_fast():
+    epsilon, steps = np.meshgrid(np.linspace(0.1, 10, 200), np.arange(1, 201))
+    start = time.perf_counter()
+    total = sf.convergence(**THEOREM | {"epsilon": epsilon, "local_steps": steps}).total
+    assert time.perf_counter() - start < 1
+    assert total.shape == (200, 200)
+    one = sf.convergence(**THEOREM | {"epsilon": epsilon[3, 7], "local_steps": steps[3, 7]}).total
+    assert total[3, 7] == pytest.approx(one, rel=1e-13)
