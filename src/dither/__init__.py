@@ -33,7 +33,7 @@ _EXPORTS = {
     "simulate": "dither.engines.simulate",
 }
 
-__all__ = ["__version__", *_EXPORTS]  # noqa: PLE0604
+__all__ = ["__version__", *_EXPORTS]
 
 if TYPE_CHECKING:
     from dither.api import load as load

@@ -24,7 +24,7 @@ from dither import data, models, plots, runs
 from dither.core import Claim, Params, Prepared
 from dither.engines import simulate
 from dither.errors import ClientRefused, DataError, RunExists
-from dither.spec import Spec, prepare
+from dither.spec import Spec, method, prepare
 
 CHECKPOINT_SECONDS = 5.0
 
@@ -117,8 +117,36 @@ def build_task(
         image_shape=dataset.image_shape,
     )
     num_params = models.count_params(jax.eval_shape(model.init, jax.random.key(0)))
-    prepared = prepare(spec, model, client_sizes=federation.size, num_params=num_params)
+    prepared = _prepared(spec, model, federation, problem, num_params)
     return Task(spec, dataset, federation, problem, model, prepared, num_params)
+
+
+def _prepared(
+    spec: Spec, model: models.Model, federation: data.Federation, problem: simulate.Problem, num_params: int
+) -> Prepared:
+    """The spec's method. NbAFL's param_clip = 0 asks for the median parameter norm of a run without clip and
+    noise, which is itself a look at private data (errata N7, G9)."""
+    shape = {"client_sizes": federation.size, "num_params": num_params}
+    metric = method(spec.method).pilot_metric
+    if not metric or spec.method_options["param_clip"]:
+        return prepare(spec, model, **shape)
+    pilot = prepare(
+        spec.with_values({"privacy.noise": "none", "method_options.param_clip": 1e9}), model, **shape
+    )
+    history = simulate.simulate(
+        pilot.build,
+        model,
+        problem,
+        num_rounds=spec.num_rounds,
+        cohort_size=pilot.cohort_size_at,
+        seeds=[spec.seed],
+        hyper={name: np.asarray(value)[None] for name, value in pilot.hyper.items()},
+        eval_every=1,
+    ).history
+    norm = float(np.median([entry.metrics[metric][0] for entry in history]))
+    prepared = prepare(spec.with_values({"method_options.param_clip": norm}), model, **shape)
+    caveat = f"not covered: param_clip = {norm:.4g} is the median norm of a non-private pilot (errata N7)"
+    return prepared._replace(caveats=(*prepared.caveats, caveat))
 
 
 def load_data(spec: Spec, *, data_dir: str | Path | None = None) -> data.Dataset:
@@ -226,7 +254,7 @@ def train(
         task.problem,
         seeds=[spec.seed],
         hyper={name: np.asarray(value)[None] for name, value in task.prepared.hyper.items()},
-        cohorts=task.prepared.cohorts,
+        cohorts=_designs([task]),
     )
     state, done, seconds_before = simulation.start(inputs), 0, 0.0
     checkpoint = folder.load_checkpoint()
@@ -242,7 +270,8 @@ def train(
         on_start(task, folder.path, done)
 
     saved = time.perf_counter()
-    for start, stop in simulate.chunks(done, spec.num_rounds, spec.eval_every):
+    num_rounds = planned_rounds(task)
+    for start, stop in simulate.chunks(done, num_rounds, spec.eval_every):
         state = simulation.advance(state, inputs, start, stop)
         scores = {name: float(value[0]) for name, value in simulation.evaluate(state, inputs).items()}
         state = simulate.reset_metrics(state)
@@ -250,7 +279,7 @@ def train(
         now = time.perf_counter()
         row = {"round": stop, **scores, "seconds": round(seconds_before + now - began, 3)}
         folder.append_metrics(row)
-        if stop == spec.num_rounds or now - saved >= checkpoint_seconds:
+        if stop == num_rounds or now - saved >= checkpoint_seconds:
             leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
             folder.save_checkpoint(runs.Checkpoint(stop, leaves, spec.digest(), digest))
             saved = time.perf_counter()
@@ -287,6 +316,12 @@ def load(path: str | Path) -> Run:
     schema_path = folder.path / "schema.toml"
     schema = data.Schema.load(schema_path) if schema_path.is_file() else None
     return Run(folder.path, spec, summary, folder.metrics(), model, params, tuple(summary["classes"]), schema)
+
+
+def planned_rounds(task: Task) -> int:
+    """Rounds the run will make: the spec's, or fewer where the method's budget is spent before."""
+    stop = task.prepared.num_rounds
+    return task.spec.num_rounds if stop is None else min(stop, task.spec.num_rounds)
 
 
 # Sweeps
@@ -347,11 +382,11 @@ def sweep(
             first.prepared.build,
             first.model,
             _joined([task.problem for task in tasks]),
-            num_rounds=first.spec.num_rounds,
+            num_rounds=planned_rounds(first),
             cohort_size=first.prepared.cohort_size_at,
             seeds=[task.spec.seed for task in tasks],
             hyper=hyper,
-            cohorts=first.prepared.cohorts,
+            cohorts=_designs(tasks),
             eval_every=first.spec.eval_every,
             on_evaluation=count,
         )
@@ -369,6 +404,12 @@ def _program(spec: Spec) -> str:
     """What two specs must share to be one compiled program."""
     plain = spec.with_values({key: Spec.default(key) for key in TRACED})
     return plain.digest()
+
+
+def _designs(tasks: Sequence[Task]) -> list[np.ndarray] | None:
+    """The participation designs of the runs, or None where cohorts are drawn as they go."""
+    designs = [task.prepared.cohorts for task in tasks if task.prepared.cohorts is not None]
+    return designs or None
 
 
 def _joined(problems: Sequence[simulate.Problem]) -> simulate.Problem:

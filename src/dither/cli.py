@@ -273,8 +273,9 @@ def data_describe(
     facts = data.describe(dataset)
     path = picture or Path(f"{Path(name).stem}-{partition}.png")
     data.draw_partition(dataset, federation, path)
-    rows = data.partition_table(dataset, federation)
+    table = data.partition_table(dataset, federation)
     if as_json:
+        rows = [{"client": row.client, "records": row.records, "classes": row.counts} for row in table]
         from dither.runs import to_json
 
         typer.echo(to_json({**facts, "clients": rows, "picture": str(path)}, indent=2))
@@ -283,10 +284,13 @@ def data_describe(
         [{"": key, "value": _short(value)} for key, value in facts.items() if key != "notes"],
         title=dataset.name,
     )
-    shown = rows[:20]
-    _table(shown, title=f"{partition} over {len(rows)} clients")
-    if len(rows) > len(shown):
-        typer.echo(f"... and {len(rows) - len(shown)} more clients, all in the picture")
+    shown = table[:20]
+    _table(
+        [{"client": row.client, "records": row.records, "classes": row.mix} for row in shown],
+        title=f"{partition} over {len(table)} clients",
+    )
+    if len(table) > len(shown):
+        typer.echo(f"... and {len(table) - len(shown)} more clients, all in the picture")
     for note in dataset.notes:
         typer.echo(f"note: {note}")
     typer.echo(f"picture: {path}")
@@ -336,7 +340,9 @@ class _Progress:
             self._bar.stop()
 
     def start(self, task: Task, folder: Path, done: int) -> None:
-        self.folder, self._total, self._printed = folder, task.spec.num_rounds, done
+        from dither.api import planned_rounds
+
+        self.folder, self._total, self._printed = folder, planned_rounds(task), done
         if self.silent:
             return
         console = _console()

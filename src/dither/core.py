@@ -163,12 +163,18 @@ class Setting(NamedTuple):
     l2_inside_clip: bool
     epsilon: float
     delta: float
-    noise: str  # "paper", "proven" or "none"
+    noise: str  # "paper", "proven", "given" or "none"
     unit: str
     view: str
     colluders: int
     adjacency: str
     options: Mapping[str, Any]  # the method's own constants
+    noise_std: float = 0.0  # for noise="given": the std of what the method noises
+    noise_schedule: str = "constant"
+    noise_decay: float = 1.0
+    noise_decay_start: int = 0
+    noise_scale: tuple[float, ...] = ()  # factor of each client's noise; empty: 1 for all
+    seed: int = 0  # for participation designs that are drawn beforehand
 
 
 class Prepared(NamedTuple):
@@ -184,3 +190,4 @@ class Prepared(NamedTuple):
     cohort_size_at: Callable[[int], int]
     cohorts: np.ndarray | None = None  # a fixed participation design [num_rounds, cohort_size], or drawn
     caveats: tuple[str, ...] = ()
+    num_rounds: int | None = None  # where the method stops before the spec's rounds: its budget is spent

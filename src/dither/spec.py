@@ -14,12 +14,12 @@ import json
 import math
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
 
@@ -80,7 +80,18 @@ class PrivacySpec:
     epsilon: float = _key(1.0, "target; inf for no noise", above=0.0)
     delta: float = _key(1e-5, "probability outside the guarantee", above=0.0, below=1.0)
     unit: str = _key("run", "what epsilon is for: one uploaded message or the whole run", ("message", "run"))
-    noise: str = _key("paper", "calibration: as printed, or none", ("paper", "proven", "none"))
+    noise: str = _key(
+        "paper",
+        "how the noise is set: as printed for epsilon, or noise_std",
+        ("paper", "proven", "given", "none"),
+    )
+    noise_std: float = _key(0.0, "noise='given': std on the gradient (nbafl: on the upload)", at_least=0.0)
+    noise_schedule: str = _key(
+        "constant", "noise over time, for methods that noise gradients", ("constant", "rounds", "steps")
+    )
+    noise_decay: float = _key(1.0, "factor of the noise variance per round or step", above=0.0, at_most=1.0)
+    noise_decay_start: int = _key(0, "rounds before the noise starts to decay", at_least=0)
+    noise_scale: tuple[float, ...] = _key((), "factor of each client's noise, one a client; empty: 1")
     clip: str = _key(
         "example", "what is clipped: each record's gradient, or the batch's", ("example", "batch", "none")
     )
@@ -270,18 +281,40 @@ def preset_title(name: str) -> str:
     return preset_text(name).splitlines()[0].lstrip("# ").strip()
 
 
-# Methods: name -> module of papers/ with OPTIONS and prepare(model, setting)
+# Methods: name -> module of papers/ (and, where one file holds several, which of them)
 
 METHODS = {
     "secure-fedavg": "dither.papers.secure_fedavg",
+    "nbafl": "dither.papers.nbafl",
+    "dp-scaffold": "dither.papers.dp_scaffold",
+    "cpfed": "dither.papers.cpfed",
+    "concentrated": "dither.papers.concentrated",
+    "fedavg": "dither.papers.baselines:fedavg",
+    "fedprox": "dither.papers.baselines:fedprox",
+    "scaffold": "dither.papers.baselines:scaffold",
+    "dp-sgd": "dither.papers.baselines:dp_sgd",
+    "dp-dsgd": "dither.papers.baselines:dp_dsgd",
+    "dp-fedavg": "dither.papers.baselines:dp_fedavg",
 }
 
 
-def method_module(name: str) -> Any:
-    """The paper file of a method."""
+class Method(NamedTuple):
+    """A method as its file gives it: its factory, and its own constants as name -> (default, help)."""
+
+    prepare: Callable[[Any, Setting], Prepared]
+    options: Mapping[str, tuple[Any, str]]
+    pilot_metric: str
+
+
+def method(name: str) -> Method:
+    """The method of that name. `METHODS[name] = "my.module"` adds one: a module with OPTIONS and prepare."""
     if name not in METHODS:
         raise SpecError(f"unknown method={name!r}{did_you_mean(name, METHODS)}")
-    return import_module(METHODS[name])
+    where, _, which = METHODS[name].partition(":")
+    module = import_module(where)
+    if which:
+        return Method(getattr(module, f"prepare_{which}"), getattr(module, f"{which.upper()}_OPTIONS"), "")
+    return Method(module.prepare, module.OPTIONS, getattr(module, "PILOT_METRIC", ""))
 
 
 def prepare(spec: Spec, model: Any, *, client_sizes: np.ndarray, num_params: int) -> Prepared:
@@ -314,25 +347,29 @@ def prepare(spec: Spec, model: Any, *, client_sizes: np.ndarray, num_params: int
         colluders=privacy.colluders,
         adjacency=privacy.adjacency,
         options=spec.method_options,
+        noise_std=privacy.noise_std,
+        noise_schedule=privacy.noise_schedule,
+        noise_decay=privacy.noise_decay,
+        noise_decay_start=privacy.noise_decay_start,
+        noise_scale=privacy.noise_scale,
+        seed=spec.seed,
     )
-    module = method_module(spec.method)
-    prepare_method: Callable[[Any, Setting], Prepared] = module.prepare
-    return prepare_method(model, setting)
+    return method(spec.method).prepare(model, setting)
 
 
 # Checks
 
 
-def _options(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def _options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """A method's options: its defaults, with the given ones checked and put in."""
-    known = method_module(method).OPTIONS
-    merged = {name: default for name, (default, *_) in known.items()}
-    for name, value in given.items():
-        if name not in known:
+    known = method(name).options
+    merged = {key: default for key, (default, *_) in known.items()}
+    for key, value in given.items():
+        if key not in known:
             raise SpecError(
-                f"unknown key 'method_options.{name}' for method {method!r}{did_you_mean(name, known)}"
+                f"unknown key 'method_options.{key}' for method {name!r}{did_you_mean(key, known)}"
             )
-        merged[name] = _convert(f"method_options.{name}", value, type(known[name][0]))
+        merged[key] = _convert(f"method_options.{key}", value, type(known[key][0]))
     return merged
 
 
@@ -345,6 +382,15 @@ def _check_together(spec: Spec) -> None:
         raise SpecError(f"data.path={spec.data.path!r} needs data.label, the name of the label column")
     if not spec.data.path and not spec.data.name:
         raise SpecError("give data.name (dither data list) or data.path")
+    scales = len(spec.privacy.noise_scale)
+    if scales and spec.num_clients and scales != spec.num_clients:
+        raise SpecError(f"privacy.noise_scale has {scales} entries for num_clients={spec.num_clients}")
+    if spec.privacy.noise_decay_start > spec.num_rounds:
+        raise SpecError(
+            f"privacy.noise_decay_start={spec.privacy.noise_decay_start} exceeds num_rounds={spec.num_rounds}"
+        )
+    if spec.privacy.noise == "given" and spec.privacy.noise_std == 0:
+        raise SpecError("privacy.noise='given' needs privacy.noise_std above 0; for no noise use 'none'")
     if spec.data.partition == "column" and not spec.data.column:
         raise SpecError("data.partition='column' needs data.column, the column that names the client")
 
@@ -379,10 +425,8 @@ def _typed(section: Any, changes: Mapping[str, Any], prefix: str) -> Any:
     converted = {}
     for key, value in changes.items():
         wanted = hints[key]
-        if isinstance(value, wanted if isinstance(wanted, type) else ()) and not isinstance(value, bool):
-            converted[key] = value
-        else:
-            converted[key] = _convert(prefix + key, value, wanted)
+        is_section = isinstance(wanted, type) and is_dataclass(wanted)
+        converted[key] = value if is_section else _convert(prefix + key, value, wanted)
     return replace(section, **converted)
 
 
@@ -401,10 +445,17 @@ def _convert(name: str, value: Any, wanted: Any) -> Any:
         return value
     if wanted is tuple or getattr(wanted, "__origin__", None) is tuple:
         items = value if isinstance(value, list | tuple) else [value]
-        if all(isinstance(item, int) and not isinstance(item, bool) and item > 0 for item in items):
-            return tuple(items)
-    kind = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}.get(wanted)
-    raise SpecError(f"{name}={value!r} must be {kind or 'a list of whole numbers above 0'}")
+        inner = getattr(wanted, "__args__", (int,))[0]
+        try:
+            converted = tuple(_convert(name, item, inner) for item in items)
+        except SpecError:
+            converted = (-1,)
+        if all(item > 0 for item in converted):
+            return converted
+        numbers = "whole numbers" if inner is int else "numbers"
+        raise SpecError(f"{name}={value!r} must be a list of {numbers} above 0")
+    kind = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}[wanted]
+    raise SpecError(f"{name}={value!r} must be {kind}")
 
 
 @cache

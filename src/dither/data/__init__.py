@@ -26,6 +26,7 @@ _EXPORTS = {
     "Schema": "schema",
     "draft_schema": "drafting",
     "encode_features": "tables",
+    "read_arrays": "tables",
     "read_table": "tables",
     "Entry": "catalog",
     "entries": "catalog",
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from dither.data.schema import Numeric as Numeric
     from dither.data.schema import Schema as Schema
     from dither.data.tables import encode_features as encode_features
+    from dither.data.tables import read_arrays as read_arrays
     from dither.data.tables import read_table as read_table
 
 

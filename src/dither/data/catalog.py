@@ -164,13 +164,9 @@ def _load_bymerge(options: Options) -> Dataset:
 
 
 def _images_only(name: str, options: Options) -> None:
-    """The options of tables mean nothing for images: say so instead of ignoring them."""
-    for key, value, default in (
-        ("encoding", options.encoding, "minmax"),
-        ("features", options.features, "all"),
-        ("group_column", options.group_column, ""),
-        ("schema", options.schema, None),
-    ):
+    """A column or a schema means nothing for images: say so. (How columns are encoded does not matter where
+    there are none, so that a preset made for tables runs on images too.)"""
+    for key, value, default in (("group_column", options.group_column, ""), ("schema", options.schema, None)):
         if value != default:
             shown = value if isinstance(value, str) else "..."
             raise DataError(f"{key}={shown!r} is for tables, but {name!r} holds images; leave it out")

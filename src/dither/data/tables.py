@@ -188,6 +188,22 @@ def encode_features(
     return schema.encode(read_table(path), encoding, features, labels=labels)
 
 
+def read_arrays(
+    path: str | os.PathLike[str], *, classes: tuple[str, ...], labels: str = "required"
+) -> Encoded:
+    """Arrays `x` (and `y`, unless labels="ignore") of a .npz file, for a model of those classes."""
+    path = existing_file(path)
+    arrays = _open_npz(path)
+    if "x" not in arrays:
+        raise DataError(f"{path.name!r} has no array 'x'{did_you_mean('x', arrays) if arrays else ''}")
+    x = _flat(arrays["x"], path.name)
+    names = tuple(f"x{index}" for index in range(x.shape[1]))
+    if labels == "ignore":
+        return Encoded(x, None, names)
+    _, y = _xy(arrays, "", path.name)
+    return Encoded(x, _npz_labels(y, classes, path.name), names)
+
+
 def load_npz(
     path: str | os.PathLike[str],
     *,

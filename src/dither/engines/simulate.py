@@ -51,6 +51,7 @@ class Run(NamedTuple):
     size: Array
     test_rows: Array
     test_weights: Array
+    cohorts: Array  # [num_rounds, cohort_size] where participation is designed beforehand, else [0, 0]
 
 
 class Shared(NamedTuple):
@@ -58,7 +59,6 @@ class Shared(NamedTuple):
 
     x: Array
     y: Array
-    cohorts: Array  # [num_rounds, cohort_size] where participation is designed beforehand, else [0, 0]
 
 
 class Inputs(NamedTuple):
@@ -140,7 +140,7 @@ class Simulation:
         *,
         seeds: Sequence[int],
         hyper: Mapping[str, Any],
-        cohorts: np.ndarray | None = None,
+        cohorts: Sequence[np.ndarray] | None = None,
     ) -> Inputs:
         """Arrays on the device for a batch of runs. Each entry of `hyper` has a leading axis of runs."""
         runs = len(seeds)
@@ -163,13 +163,11 @@ class Simulation:
             test_weights=jnp.asarray(
                 np.stack(_one_a_run(problem.test_weights, runs, "test_weights")), jnp.float32
             ),
+            cohorts=jnp.asarray(
+                np.stack(_one_a_run(cohorts or [np.zeros((0, 0))], runs, "cohorts")), jnp.int32
+            ),
         )
-        shared = Shared(
-            x=jnp.asarray(problem.x),
-            y=jnp.asarray(problem.y),
-            cohorts=jnp.asarray(np.zeros((0, 0)) if cohorts is None else cohorts, jnp.int32),
-        )
-        return Inputs(runs_inputs, shared)
+        return Inputs(runs_inputs, Shared(jnp.asarray(problem.x), jnp.asarray(problem.y)))
 
     def start(self, inputs: Inputs) -> State:
         """The state before round 0."""
@@ -239,7 +237,7 @@ class Simulation:
     def _round(self, state: State, run: Run, shared: Shared, index: Array, cohort_size: int) -> State:
         """One round of one run: the steps of docs/architecture.md, in their order."""
         algorithm = self.build(run.hyper)
-        cohort = self._cohort(run, shared, index, cohort_size)
+        cohort = self._cohort(run, index, cohort_size)
         message = algorithm.message(state.server)
 
         def client(number: Array) -> tuple[PyTree, PyTree, Mapping[str, Array], Array]:
@@ -309,9 +307,9 @@ class Simulation:
         (total, metrics), (states, counted) = jax.lax.scan(add, zeros, (cohort.clients, cohort.active))
         return total, states, metrics, counted
 
-    def _cohort(self, run: Run, shared: Shared, index: Array, cohort_size: int) -> Cohort:
-        if shared.cohorts.size:
-            chosen = shared.cohorts[index]
+    def _cohort(self, run: Run, index: Array, cohort_size: int) -> Cohort:
+        if run.cohorts.size:
+            chosen = run.cohorts[index]
         else:
             key = noise.for_round(noise.stream(run.seed, "cohort"), index)
             chosen = sampling.cohort(key, self.num_clients, cohort_size)
@@ -368,7 +366,7 @@ def simulate(
     cohort_size: int | Callable[[int], int],
     seeds: Sequence[int] = (0,),
     hyper: Mapping[str, Any] | None = None,
-    cohorts: np.ndarray | None = None,
+    cohorts: Sequence[np.ndarray] | None = None,
     eval_every: int = 10,
     layout: str = "auto",
     pad_cohort: int = 0,

@@ -1,14 +1,34 @@
-"""Local training that all methods share: a scan of steps over a round's batches."""
+"""What several methods share: a scan of local steps over a round's batches, and noisy gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 
-from dither.core import Array, Params, PyTree, Records
+from dither.core import (
+    Algorithm,
+    Array,
+    Claim,
+    ClientResult,
+    ClientState,
+    Hyper,
+    Keys,
+    Params,
+    PyTree,
+    Records,
+    Release,
+    Round,
+    RoundInfo,
+    Setting,
+)
+from dither.errors import SpecError
+from dither.models import Model
+from dither.privacy import clipping, noise, sampling
 from dither.privacy.sampling import Batches
 
 
@@ -59,3 +79,198 @@ def scale(factor: Array, tree: Params) -> Params:
 def axpy(factor: Array, x: Params, y: Params) -> Params:
     """factor · x + y."""
     return jax.tree.map(lambda a, b: factor * a + b, x, y)
+
+
+def learning_rate(hyper: Hyper, step: Array) -> Array:
+    """client_lr / (1 + lr_decay · t) at the global local step t."""
+    return hyper["client_lr"] / (1 + hyper["lr_decay"] * jnp.asarray(step, jnp.float32))
+
+
+def optimizer(name: str) -> optax.GradientTransformation:
+    """A client's optimiser, started anew each round, before it is scaled by the learning rate."""
+    known = {"sgd": optax.identity, "adam": optax.scale_by_adam}
+    if name not in known:
+        raise SpecError(f"method_options.optimizer={name!r} is not one of 'sgd', 'adam'")
+    return known[name]()
+
+
+def proximal_training(
+    model: Model, setting: Setting, *, optimizer_name: str
+) -> Callable[[Hyper, Keys, Params, Records, Round, Array], Params]:
+    """A round's local training without clip and noise, pulled to the broadcast model by hyper["proximal"]."""
+    sampler = sampling.make(
+        setting.batch_sampling,
+        batch_size=setting.batch_size,
+        local_steps=setting.local_steps,
+        client_sizes=setting.client_sizes,
+    )
+    rule = optimizer(optimizer_name)
+
+    def local_model(
+        hyper: Hyper, keys: Keys, start: Params, records: Records, round: Round, steps_done: Array
+    ) -> Params:
+        def step(carry: tuple[Params, Any], batch: Batch, number: Array) -> tuple[Any, Array]:
+            params, memory = carry
+            gradient, _ = clipping.gradient(
+                model,
+                params,
+                *batch,
+                divisor=sampler.divisor(records.size),
+                clip_norm=jnp.inf,
+                mode="none",
+                l2=setting.l2,
+            )
+            gradient = axpy(hyper["proximal"], subtract(params, start), gradient)  # of (μ/2)|w - w_global|²
+            direction, memory = rule.update(gradient, memory, params)
+            rate = learning_rate(hyper, round.index * setting.local_steps + number)
+            return (axpy(-rate, direction, params), memory), jnp.zeros(())
+
+        batches = sampler.draw(keys, steps_done, records.size)
+        return train((start, rule.init(start)), records, batches, step)[0][0]
+
+    return local_model
+
+
+# Methods that add noise to every gradient: CPFed, Concentrated, DP-SCAFFOLD and their baselines
+
+
+class NoisyGradients(NamedTuple):
+    """`at(hyper, keys, params, batch, records, round, step)` gives (noisy gradient, fraction clipped);
+    `releases(hyper, info)` what those gradients reveal."""
+
+    at: Callable[..., tuple[Params, Array]]
+    releases: Callable[[Hyper, RoundInfo], tuple[Release, ...]]
+    sampler: sampling.BatchSampler
+
+
+def noisy_gradients(model: Model, setting: Setting, *, source: str) -> NoisyGradients:
+    """Clipped mean gradients with N(0, noise_std²) added at every local step.
+
+    `hyper` must hold clip_norm, noise_std (one a client), noise_decay and noise_decay_start.
+    """
+    sampler = sampling.make(
+        setting.batch_sampling,
+        batch_size=setting.batch_size,
+        local_steps=setting.local_steps,
+        client_sizes=setting.client_sizes,
+    )
+    schedule = noise.schedule(setting.noise_schedule, local_steps=setting.local_steps)
+
+    def at(
+        hyper: Hyper, keys: Keys, params: Params, batch: Batch, records: Records, round: Round, step: Array
+    ) -> tuple[Params, Array]:
+        gradient, clipped = clipping.gradient(
+            model,
+            params,
+            *batch,
+            divisor=sampler.divisor(records.size),
+            clip_norm=hyper["clip_norm"],
+            mode=setting.clip,
+            l2=setting.l2,
+            l2_inside_clip=setting.l2_inside_clip,
+        )
+        factor = schedule.factor(round.index, step, hyper["noise_decay"], hyper["noise_decay_start"])
+        noise_std = hyper["noise_std"][round.client] * factor
+        return noise.gaussian(jax.random.fold_in(keys.noise, step), gradient, noise_std=noise_std), clipped
+
+    def releases(hyper: Hyper, info: RoundInfo) -> tuple[Release, ...]:
+        one = sampler.sampling(info.size)
+        first = Release(
+            channel="uplink",
+            noise_std=float(np.asarray(hyper["noise_std"])[info.client]),
+            sensitivity=gradient_sensitivity(
+                setting.clip, float(hyper["clip_norm"]), one.batch_size, one.adjacency
+            ),
+            uses=setting.local_steps,
+            sampling=one,
+            source=source,
+        )
+        decay, start = float(hyper["noise_decay"]), float(hyper["noise_decay_start"])
+        if schedule.name != "steps":
+            factor = schedule.factor(info.index, 0, decay, start)
+            return (first._replace(noise_std=first.noise_std * factor),)
+        return tuple(
+            first._replace(
+                uses=1, noise_std=first.noise_std * schedule.factor(info.index, step, decay, start)
+            )
+            for step in range(setting.local_steps)
+        )
+
+    return NoisyGradients(at, releases, sampler)
+
+
+def gradient_sensitivity(clip: str, clip_norm: float, divisor: float, adjacency: str) -> float:
+    """How far one record moves a mean gradient: 2 clip/B when replaced, clip/B when added or removed (G2);
+    a clip of the whole batch bounds it by 2 clip whatever the batch (E4); without a clip nothing does."""
+    if clip == "none":
+        return float("inf")
+    if clip == "batch":
+        return 2 * clip_norm
+    return (2 if adjacency == sampling.REPLACE_ONE else 1) * clip_norm / divisor
+
+
+def gradient_hyper(setting: Setting, noise_std: float) -> dict[str, Any]:
+    """The values a sweep may vary, for methods that noise gradients; `noise_std` times each client's scale."""
+    scale = np.asarray(setting.noise_scale or np.ones(setting.num_clients), np.float64)
+    if len(scale) != setting.num_clients:
+        raise SpecError(f"privacy.noise_scale has {len(scale)} entries for {setting.num_clients} clients")
+    return {
+        "client_lr": setting.client_lr,
+        "lr_decay": setting.lr_decay,
+        "clip_norm": setting.clip_norm,
+        "noise_std": noise_std * scale,
+        "noise_decay": setting.noise_decay,
+        "noise_decay_start": float(setting.noise_decay_start),
+    }
+
+
+def chosen_noise_std(setting: Setting, calibrated: Callable[[], float]) -> float:
+    """The noise std the setting asks for: none, as given, or `calibrated()` by the paper's formula."""
+    if setting.noise == "none":
+        return 0.0
+    if setting.noise == "given":
+        return setting.noise_std
+    return float(calibrated())
+
+
+def quietest(setting: Setting, noise_std: float) -> float:
+    """The noise of the client with the least, for which the claimed ε is stated."""
+    return noise_std * min(setting.noise_scale, default=1.0)
+
+
+def averaging(setting: Setting, gradients: NoisyGradients) -> Callable[[Hyper], Algorithm]:
+    """Periodic averaging: local noisy steps from the broadcast model, then the mean over the cohort."""
+
+    def build(hyper: Hyper) -> Algorithm:
+        def client(
+            keys: Keys, message: Params, state: ClientState, records: Records, round: Round
+        ) -> ClientResult:
+            done = state["steps"]
+
+            def step(params: Params, batch: Batch, number: Array) -> tuple[Params, Array]:
+                gradient, clipped = gradients.at(hyper, keys, params, batch, records, round, number)
+                rate = learning_rate(hyper, round.index * setting.local_steps + number)
+                return axpy(-rate, gradient, params), clipped
+
+            batches = gradients.sampler.draw(keys, done, records.size)
+            end, clipped = train(message, records, batches, step)
+            weight = 1 / round.cohort_size
+            upload = scale(weight, subtract(end, message))
+            return ClientResult(upload, weight, {"steps": done + setting.local_steps}, {"clipped": clipped})
+
+        return Algorithm(
+            init=lambda params: params,
+            client_init=lambda params: {"steps": jnp.int32(0)},  # where the shuffled epoch stands
+            message=lambda server: server,
+            client=client,
+            server=lambda key, server, upload, cohort: add(server, upload),
+            params=lambda server: server,
+            releases=lambda info: gradients.releases(hyper, info),
+        )
+
+    return build
+
+
+def no_noise(setting: Setting, unit: str = "run") -> Claim:
+    """The claim of a run without noise."""
+    return Claim(float("inf"), unit, setting.delta, "no noise")

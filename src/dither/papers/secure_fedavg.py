@@ -17,7 +17,6 @@ of the changes w_k - w̄, with weight p_k N/|S_t|). The formulas of noise, priva
 
 from __future__ import annotations
 
-import jax.numpy as jnp
 import numpy as np
 
 from dither.core import (
@@ -41,6 +40,7 @@ from dither.core import (
     Setting,
     Upload,
 )
+from dither.errors import SpecError
 from dither.models import Model
 from dither.papers import local
 from dither.papers.theory import secure_fedavg as theory
@@ -83,11 +83,13 @@ def prepare(model: Model, setting: Setting) -> Prepared:
                     l2=setting.l2,
                     l2_inside_clip=setting.l2_inside_clip,
                 )
-                return local.axpy(-_rate(hyper, first + number), gradient, params), clipped
+                return local.axpy(-local.learning_rate(hyper, first + number), gradient, params), clipped
 
             end, clipped = local.train(message, records, batches, step)
             # Lemma 1 with the rate of the next step, η_{t+1}; eq (9) with this client's own n_k
-            sensitivity = 4 * local_steps * hyper["clip_norm"] * _rate(hyper, first + local_steps)
+            sensitivity = (
+                4 * local_steps * hyper["clip_norm"] * local.learning_rate(hyper, first + local_steps)
+            )
             noise_std = hyper["noise_multiplier"][round.client] * sensitivity
             end = noise.gaussian(keys.noise, end, noise_std=noise_std)
             share = records.size / num_records
@@ -126,10 +128,6 @@ def prepare(model: Model, setting: Setting) -> Prepared:
     )
 
 
-def _rate(hyper: Hyper, step: Array) -> Array:
-    return hyper["client_lr"] / (1 + hyper["lr_decay"] * jnp.asarray(step, jnp.float32))
-
-
 def _server(key: Key, server: ServerState, upload: Upload, cohort: Cohort) -> ServerState:
     del key, cohort
     return local.add(server, upload)
@@ -142,6 +140,12 @@ def noise_multipliers(setting: Setting) -> np.ndarray:
     """σ/Δ of eq (9) for each client from its own n_k; zeros without privacy."""
     if setting.noise == "none":
         return np.zeros(setting.num_clients)
+    if setting.noise == "given":
+        raise SpecError(
+            "privacy.noise='given' is not for secure-fedavg, whose noise follows its learning rate"
+        )
+    if setting.clip == "none":
+        raise SpecError("privacy.clip='none' leaves eq (9) without a sensitivity; use 'batch' or 'example'")
     return np.asarray(
         theory.noise_multiplier(
             epsilon=setting.epsilon,

@@ -1,4 +1,4 @@
-"""Gaussian noise, and the named random streams of a run.
+"""Gaussian noise, its schedules over time, and the named random streams of a run.
 
 A seed opens one stream a purpose (`partition`, `init`, `cohort`, `batch`, `epoch`, `noise`, `server`):
 changing how many numbers one purpose draws never shifts another. Inside a stream, each round and each
@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dither.core import Array, Key, PyTree
+from dither.errors import SpecError, did_you_mean
 
 
 def stream(seed: int | Array, name: str) -> Key:
@@ -47,3 +51,43 @@ def gaussian(key: Key, tree: PyTree, *, noise_std: Array) -> PyTree:
     """`tree` plus independent N(0, noise_std²) on every coordinate. `key` must be used only here."""
     noise = standard_normal(key, tree)
     return jax.tree.map(lambda value, z: value + noise_std * z, tree, noise)
+
+
+# Schedules: how the noise changes over a run, for any method that noises gradients
+
+
+class Schedule(NamedTuple):
+    """`factor(round_index, step, decay, start)`: what the initial noise std is multiplied by.
+
+    Rounds and steps count from 0; `decay` is the factor of the *variance* and may be traced, as may `start`,
+    the number of rounds before the decay begins. Works on JAX and on NumPy values.
+    """
+
+    name: str
+    factor: Callable[[Array, Array, Array, Array], Array]
+
+
+def schedule(name: str, *, local_steps: int) -> Schedule:
+    """The schedule of that name: "constant", "rounds" (DP-SCAFFOLD eq (6)) or "steps" (eq (7))."""
+
+    def constant(index: Array, step: Array, decay: Array, start: Array) -> Array:
+        return 1.0
+
+    def over_rounds(index: Array, step: Array, decay: Array, start: Array) -> Array:
+        return _root_power(decay, index + 1 - start)  # eq (6): β^(r - R_th) after round R_th, r = index + 1
+
+    def over_steps(index: Array, step: Array, decay: Array, start: Array) -> Array:
+        return _root_power(decay, local_steps * (index - start) + step)  # eq (7): β^(τ(r-R_th-1) + t-1)
+
+    known = {"constant": constant, "rounds": over_rounds, "steps": over_steps}
+    if name not in known:
+        raise SpecError(f"unknown noise_schedule={name!r}{did_you_mean(name, known)}")
+    return Schedule(name, known[name])
+
+
+def _root_power(decay: Array, exponent: Array) -> Array:
+    """sqrt(decay^exponent), 1 while the exponent is not positive."""
+    on_host = not any(isinstance(value, jax.Array) for value in (decay, exponent))
+    if on_host:
+        return float(np.float64(decay) ** (0.5 * max(float(exponent), 0.0)))
+    return decay ** (0.5 * jnp.maximum(exponent, 0))

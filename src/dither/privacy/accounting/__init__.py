@@ -47,6 +47,7 @@ from .mixtures import (
     message_noise_multiplier,
     mixture_epsilon,
     random_uses_epsilon,
+    shuffled_round_pattern,
 )
 from .subsampled import (
     charge_truncation,
@@ -104,6 +105,7 @@ __all__ = [
     "poisson_rdp",
     "proven",
     "random_uses_epsilon",
+    "shuffled_round_pattern",
     "shuffled_uses",
     "smooth_round_mu",
     "unamplified_epsilon",

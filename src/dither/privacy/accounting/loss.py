@@ -21,14 +21,16 @@ from typing import NamedTuple
 import numpy as np
 from scipy.fft import irfft, next_fast_len, rfft
 from scipy.signal import lfilter
-from scipy.special import log_ndtr, ndtr, ndtri
+from scipy.special import log_ndtr, logsumexp, ndtr, ndtri
 
 Tails = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 _CELLS_PER_STD = 129.0  # a step's grid: adds about 1e-5 of the loss's variance
 _MIN_CELLS_PER_STD = 20.0  # never coarser than this, however many steps
 _SOFT_CELLS = 2**18  # beyond this many cells the grid is coarsened, down to the limit above
-_CHERNOFF_FACTORS = 2.0 ** np.arange(-6, 3)
+_STEP_CELLS = 2**19  # at most so many cells for one release whose loss reaches far beyond its deviation,
+_ALL_STEPS_CELLS = 2**21  # and for all different releases together
+_WINDOW_CELLS = 2**22  # and for the composed loss
 
 
 class Curve(NamedTuple):
@@ -263,8 +265,11 @@ class LossDistribution(NamedTuple):
         if len(over) == 0:
             return 0.0
         at = int(over[-1])
+        following = float(losses[min(at + 1, len(losses) - 1)])
+        if scaled[at] <= 0:  # the next losses are so far that e^-loss vanishes
+            return following
         # inside the interval above grid point `at`, δ(ε) = tail - e^{ε-loss} scaled
-        return float(losses[at] + math.log((tail[at] - room) / scaled[at]))
+        return min(following, float(losses[at] + math.log((tail[at] - room) / scaled[at])))
 
 
 def compose(events: Sequence[Events], delta: float) -> LossDistribution:
@@ -280,11 +285,13 @@ def compose(events: Sequence[Events], delta: float) -> LossDistribution:
     quantile = -float(ndtri(tail / steps)) if tail / steps > 1e-300 else 37.0
 
     coarse: list[list[tuple[_Grid, float]]] = []
+    spans: list[float] = []
     for event in events:
         row = []
         for curve, _ in event.curves:
             low, high = curve.span(quantile)
-            width = (high - low) / 2000.0
+            width = (high - low) / 4000.0
+            spans.append(high - low)
             row.append((_discretise(curve, width, quantile), width))
         coarse.append(row)
     variance = pure = 0.0
@@ -302,12 +309,19 @@ def compose(events: Sequence[Events], delta: float) -> LossDistribution:
     reach = 2.0 * math.sqrt(variance) * math.sqrt(-2.0 * math.log(tail))
     step = deviation / _CELLS_PER_STD
     step = min(max(step, reach / _SOFT_CELLS), deviation / _MIN_CELLS_PER_STD)
+    step = max(step, max(spans) / _STEP_CELLS, sum(spans) / _ALL_STEPS_CELLS)
 
-    grids = [[_discretise(curve, step, quantile) for curve, _ in event.curves] for event in events]
+    # From the order that is best for a Gaussian sum down to one that suits a few rare, large losses
     log_tail = math.log(1.0 / tail)
-    orders = math.sqrt(2.0 * log_tail / variance) * _CHERNOFF_FACTORS
-    upper = _chernoff(events, grids, step, orders, log_tail)
-    lower = -_chernoff(events, grids, step, -orders, log_tail)
+    highest = 4.0 * math.sqrt(2.0 * log_tail / variance)
+    orders = np.geomspace(min(highest / 64.0, log_tail / (20.0 * max(spans))), highest, 16)
+    while True:
+        grids = [[_discretise(curve, step, quantile) for curve, _ in event.curves] for event in events]
+        upper = _chernoff(events, grids, step, orders, log_tail)
+        lower = -_chernoff(events, grids, step, -orders, log_tail)
+        if (upper - lower) / step <= _WINDOW_CELLS:
+            break
+        step *= (upper - lower) / step / _WINDOW_CELLS * 1.1
     first, last = math.floor(lower / step), math.ceil(upper / step)
     widest = max(len(grid.masses) for row in grids for grid in row)
     size = next_fast_len(max(last - first + 1, widest, 2), real=True)
@@ -347,11 +361,9 @@ def _chernoff(
     for event, row in zip(events, grids, strict=True):
         inner = np.zeros(len(orders))
         for (_, count), grid in zip(event.curves, row, strict=True):
-            losses = grid.losses(step)
             held = grid.masses > 0
-            exponents = orders[:, None] * losses[held] + np.log(grid.masses[held])
-            peak = exponents.max(axis=1, keepdims=True)
-            inner += count * (peak[:, 0] + np.log(np.exp(exponents - peak).sum(axis=1)))
+            losses, log_masses = grid.losses(step)[held], np.log(grid.masses[held])
+            inner += count * np.array([logsumexp(order * losses + log_masses) for order in orders])
         if event.probability < 1.0:
             inner = np.logaddexp(math.log1p(-event.probability), math.log(event.probability) + inner)
         total += event.repeats * inner

@@ -87,6 +87,46 @@ def random_uses_epsilon(
     return mixture_epsilon(pmf, np.sqrt(np.arange(len(pmf))) * mu_one, delta)
 
 
+def shuffled_round_pattern(
+    rounds: int, steps: int, per_epoch: int, rate: float
+) -> dict[tuple[int, int], float]:
+    """Pr[a rounds use the record once, b rounds twice] for shuffled epochs over consecutive rounds (D2, R4).
+
+    Epochs of `per_epoch` batches are consumed in rounds of `steps` <= per_epoch batches; in each epoch the
+    record is in one batch, uniformly (`rate` a batch; the dropped partial batch takes the rest). A round that
+    straddles two epochs can use it twice, which aggregation credits less than two rounds with one use.
+    """
+    if not 1 <= steps <= per_epoch or not 0 <= rate * per_epoch <= 1 + 1e-9:
+        raise ValueError(f"steps={steps}, per_epoch={per_epoch}, rate={rate} are not epochs of whole batches")
+    total = rounds * steps
+    # (rounds with one use, with two, whether the last use lies in the round that the next epoch shares)
+    state = {(0, 0, False): 1.0}
+    for start in range(0, total, per_epoch):
+        end = min(start + per_epoch, total)
+        head = min(-start % steps, end - start)  # batches in the round shared with the epoch before
+        tail = end % steps if end == start + per_epoch else 0  # and with the one after
+        chances = (head * rate, (end - start - head - tail) * rate, tail * rate)
+        following: dict[tuple[int, int, bool], float] = {}
+
+        def add(
+            key: tuple[int, int, bool], weight: float, into: dict[tuple[int, int, bool], float] = following
+        ) -> None:
+            if weight > 0:
+                into[key] = into.get(key, 0.0) + weight
+
+        for (once, twice, pending), weight in state.items():
+            met = (once - 1, twice + 1, False) if pending else (once + 1, twice, False)
+            add(met, weight * chances[0])
+            add((once + 1, twice, False), weight * chances[1])
+            add((once + 1, twice, True), weight * chances[2])
+            add((once, twice, False), weight * (1.0 - sum(chances)))
+        state = following
+    result: dict[tuple[int, int], float] = {}
+    for (once, twice, _), weight in state.items():
+        result[once, twice] = result.get((once, twice), 0.0) + weight
+    return result
+
+
 # --- Secure FedAvg -------------------------------------------------------------------------------------
 
 

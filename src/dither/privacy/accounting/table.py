@@ -49,8 +49,10 @@ def account(
     """Proven ε of one client's releases for each view, under one adjacency.
 
     `participations` holds (releases of one participation, how many such participations) pairs; a Release
-    alone stands for a participation that makes just this one. `every_recipe` gives one row for each recipe
-    that was tried, refusals included, instead of the best one a view.
+    alone stands for a participation that makes just this one. Keep the releases of one participation
+    together in one tuple: the sum's credit and R4 depend on what happens in the same round.
+    `every_recipe` gives one row for each recipe that was tried, refusals included, instead of the best one
+    a view.
     """
     check_delta(delta)
     facts = Facts() if facts is None else facts

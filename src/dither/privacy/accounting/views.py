@@ -21,6 +21,9 @@ from .composition import (
 )
 from .facts import Bound, Facts, Rounds
 from .gaussian import compose_gaussians
+from .mixtures import mixture_epsilon, shuffled_round_pattern
+
+_MOST_EPOCHS = 200  # beyond, the pattern of shuffled uses is bounded by the worst one
 
 
 def _releases(rounds: Rounds, channel: str) -> list[tuple[tuple[Release, ...], int]]:
@@ -201,6 +204,11 @@ def _noise_inside_steps(
     """G7b for convex steps, G7c where only a Lipschitz bound is known."""
     proved = facts.convex and facts.step_smoothness is not None and facts.step_smoothness <= 2.0
     by_lipschitz = not proved and not facts.assume and facts.step_lipschitz is not None
+    assumed = not by_lipschitz and not proved
+    theorem = "G7c" if by_lipschitz else "G7b"
+    noise = f"noise of {others:g} honest others in the sum"
+    if assumed:
+        noise += "; assumed: convex losses and non-expansive steps"
 
     def round_mu(z: float, uses: int, steps: int) -> float:
         if by_lipschitz:
@@ -222,6 +230,21 @@ def _noise_inside_steps(
     if any(_shuffled(group) for group, _ in groups):
         uses, most, steps, flat = _shuffled_uses(groups, facts)
         probability = 1.0
+        levels = {step_multiplier(release, adjacency) for release, _ in flat}
+        consecutive = facts.own_epochs or facts.num_rounds == sum(count for _, count in flat)
+        even = len(levels) == 1 and len({release.uses for release, _ in flat}) == 1
+        straddling = most == 2 and steps <= batches_per_epoch(flat[0][0])
+        if straddling and consecutive and even and uses <= _MOST_EPOCHS:
+            once, twice = (round_mu(min(levels), share, steps) for share in (1, 2))
+            first = flat[0][0]
+            pattern = shuffled_round_pattern(
+                sum(count for _, count in flat), steps, batches_per_epoch(first), float(first.sampling.rate)
+            )
+            value = mixture_epsilon(
+                list(pattern.values()), [math.sqrt(a * once**2 + b * twice**2) for a, b in pattern], delta
+            )
+            used = f"ex ante over the client's shuffles, up to {uses} uses and two in one round"
+            return Bound(value, f"R6 {theorem}+R4", f"{used}; {noise}", assumed=assumed)
         for z, count in _largest(flat, uses, max(most, 1), adjacency):
             # the cost of a round grows faster than its uses: the worst pattern packs them
             full, rest = divmod(count, most)
@@ -251,12 +274,8 @@ def _noise_inside_steps(
         used = rounds.how
     failure, others_failure = _failures(groups)
     value = groups_epsilon(events, delta, failure=failure, others_failure=others_failure)
-    theorem = "G7c" if by_lipschitz else "G7b"
     recipe = f"R6 {theorem}" + ("+R4" if any(event.probability < 1 for event in events) else "")
-    detail = f"{used}; noise of {others:g} honest others in the sum"
-    if not by_lipschitz and not proved:
-        detail += "; assumed: convex losses and non-expansive steps"
-    return Bound(value, recipe, detail, assumed=not by_lipschitz and not proved)
+    return Bound(value, recipe, f"{used}; {noise}", assumed=assumed)
 
 
 def _square(items: Iterable[Item]) -> float:

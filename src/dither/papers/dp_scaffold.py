@@ -1,0 +1,184 @@
+"""DP-SCAFFOLD with drift control: control variates, per-step noise that decays, a stop when the budget is spent.
+
+W.-T. Chang, M. Seif, R. Tandon, "Differentially Private Federated Learning with Drift Control", Conference on
+Information Sciences and Systems (CISS), 2022.
+
+| paper | here | | paper | here |
+|---|---|---|---|---|
+| K, S | `num_clients`, `cohort_size` | | σ_0 | `noise_std`, on the averaged gradient |
+| R, τ | `num_rounds`, `local_steps` | | β, R_th | `noise_decay`, `noise_decay_start` |
+| B, D | `batch_size`, a client's size | | L (privacy) | `clip_norm`, per example (S4) |
+| η_l, η_g | `client_lr`, `server_lr` | | c, c_k | `control` of server and client |
+
+Schemes 0, 1, 2 are the noise schedules "constant", "rounds" (eq (6)) and "steps" (eq (7)). Deviations: S4 (the
+clip is ours: the paper assumes bounded gradients). The formulas are in `papers.theory.dp_scaffold`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dither.core import (
+    Algorithm,
+    Array,
+    Claim,
+    ClientResult,
+    ClientState,
+    Cohort,
+    Hyper,
+    Key,
+    Keys,
+    Message,
+    Params,
+    Prepared,
+    Records,
+    Round,
+    ServerState,
+    Setting,
+    Upload,
+)
+from dither.errors import SpecError
+from dither.models import Model
+from dither.papers import local
+from dither.papers.theory import dp_scaffold as theory
+
+OPTIONS = {
+    "alpha_mode": (
+        "optimised",
+        "Rényi order of the claimed ε: 'optimised', or 'fixed' as the printed numbers",
+    ),
+    "alpha": (2.5, "the order for alpha_mode='fixed'"),
+    "capped": (False, "keep the optimised order within the theorem's range (S5)"),
+    "const": (24.0, "constant of the leakage formula: 24 as printed in Theorem 1"),
+    "stop_at_budget": (True, "stop at the last round whose claimed ε is within privacy.epsilon"),
+}
+_SCHEMES = {"constant": 0, "rounds": 1, "steps": 2}
+
+# Algorithm
+
+
+def prepare(model: Model, setting: Setting) -> Prepared:
+    """DP-SCAFFOLD for one federation (Algorithm 1)."""
+    gradients = local.noisy_gradients(model, setting, source="DP-SCAFFOLD Theorem 1; errata S2")
+    std = local.chosen_noise_std(setting, lambda: noise_std(setting))
+    rounds = stopping_round(setting, local.quietest(setting, std))
+    return Prepared(
+        hyper={**local.gradient_hyper(setting, std), "server_lr": setting.server_lr},
+        build=lambda hyper: scaffold(setting, gradients, hyper),
+        claim=claim(setting, local.quietest(setting, std), rounds),
+        cohort_size_at=lambda index: setting.cohort_size,
+        num_rounds=rounds,
+    )
+
+
+def scaffold(setting: Setting, gradients: local.NoisyGradients, hyper: Hyper) -> Algorithm:
+    """SCAFFOLD's drift control around any gradients; also the noiseless baseline."""
+    local_steps = setting.local_steps
+
+    def init(params: Params) -> ServerState:
+        return {"params": params, "control": jax.tree.map(jnp.zeros_like, params)}  # c(0) = 0
+
+    def client_init(params: Params) -> ClientState:
+        return {"control": jax.tree.map(jnp.zeros_like, params), "steps": jnp.int32(0)}  # c_k(0) = 0
+
+    def client(
+        keys: Keys, message: Message, state: ClientState, records: Records, round: Round
+    ) -> ClientResult:
+        start, server_control, control = message["params"], message["control"], state["control"]
+        correction = local.subtract(server_control, control)  # c(r-1) - c_k(r-1)
+
+        def step(params: Params, batch: local.Batch, number: Array) -> tuple[Params, Array]:
+            gradient, clipped = gradients.at(hyper, keys, params, batch, records, round, number)
+            direction = local.add(gradient, correction)
+            return local.axpy(-hyper["client_lr"], direction, params), clipped
+
+        batches = gradients.sampler.draw(keys, state["steps"], records.size)
+        end, clipped = local.train(start, records, batches, step)
+        # c_k(r) = c_k(r-1) - c(r-1) + (w_{k,0} - w_{k,τ})/(τ η_l): the mean of the τ noisy gradients (S8)
+        drift = local.scale(1 / (local_steps * hyper["client_lr"]), local.subtract(start, end))
+        new_control = local.subtract(drift, correction)
+        weight = 1 / round.cohort_size
+        upload = {
+            "params": local.scale(weight, local.subtract(end, start)),
+            "control": local.scale(weight, local.subtract(new_control, control)),
+        }
+        kept = {"control": new_control, "steps": state["steps"] + local_steps}
+        return ClientResult(upload, weight, kept, {"clipped": clipped})
+
+    def server(key: Key, state: ServerState, upload: Upload, cohort: Cohort) -> ServerState:
+        del key
+        share = cohort.size / setting.num_clients  # S/K
+        return {
+            "params": local.axpy(hyper["server_lr"], upload["params"], state["params"]),
+            "control": local.axpy(share, upload["control"], state["control"]),
+        }
+
+    return Algorithm(
+        init=init,
+        client_init=client_init,
+        message=lambda state: state,
+        client=client,
+        server=server,
+        params=lambda state: state["params"],
+        releases=lambda info: gradients.releases(hyper, info),
+    )
+
+
+# Noise
+
+
+def noise_std(setting: Setting) -> float:
+    """σ_0 for which the claimed ε after all rounds is the target."""
+    run = _run(setting)
+    run.pop("capped")
+    variance = theory.initial_noise_variance(epsilon=setting.epsilon, num_rounds=setting.num_rounds, **run)
+    return math.sqrt(float(variance))
+
+
+def stopping_round(setting: Setting, std: float) -> int | None:
+    """The last round within the budget `epsilon` for a given noise; None where nothing stops the run."""
+    if setting.noise != "given" or not setting.options["stop_at_budget"] or math.isinf(setting.epsilon):
+        return None
+    last = theory.stopping_round(
+        budget=setting.epsilon, initial_variance=std**2, max_rounds=setting.num_rounds, **_run(setting)
+    )
+    if last == 0:
+        first = claim(setting, std, 1).value
+        raise SpecError(
+            f"privacy.epsilon={setting.epsilon:g} is spent in the first round, which costs {first:.4g}; raise "
+            "epsilon or noise_std"
+        )
+    return last
+
+
+# Privacy
+
+
+def claim(setting: Setting, std: float, rounds: int | None = None) -> Claim:
+    """Theorems 1 and 2 at this noise after `rounds` rounds."""
+    if std == 0:
+        return local.no_noise(setting)
+    return theory.claim(initial_variance=std**2, num_rounds=rounds or setting.num_rounds, **_run(setting))
+
+
+def _run(setting: Setting) -> dict[str, Any]:
+    # The theorems have one data size D: the smallest client has the largest rate q = B/D.
+    return {
+        "delta": setting.delta,
+        "scheme": _SCHEMES[setting.noise_schedule],
+        "local_steps": setting.local_steps,
+        "batch_size": setting.batch_size,
+        "clip_norm": setting.clip_norm,
+        "client_rate": setting.cohort_size / setting.num_clients,
+        "data_rate": setting.batch_size / int(setting.client_sizes.min()),
+        "decay": setting.noise_decay,
+        "decay_start": setting.noise_decay_start,
+        "alpha_mode": setting.options["alpha_mode"],
+        "alpha": setting.options["alpha"],
+        "const": setting.options["const"],
+        "capped": setting.options["capped"],
+    }

@@ -1,0 +1,225 @@
+"""NbAFL: noise before aggregation, parameter clipping, uplink and downlink noise, K-client scheduling.
+
+K. Wei et al., "Federated Learning with Differential Privacy: Algorithms and Performance Analysis", IEEE
+Transactions on Information Forensics and Security 15, 2020.
+
+| paper | here | | paper | here |
+|---|---|---|---|---|
+| N, K | `num_clients`, `cohort_size` | | C | `param_clip`, on the whole parameter vector |
+| T | `num_rounds` | | μ | `proximal` |
+| L (exposures) | `exposures` | | σ_U, σ_D | `uplink_std`, `downlink_std` |
+| m | smallest client | | p_i | weight: n_i/n, or 1/K under scheduling |
+
+Deviations: local training to "a preset termination condition" is read as `local_steps` full-batch steps of
+Adam; N7 (a C taken from a pilot depends on the data: printed as a caveat). The claimed ε is Theorem 1's and
+Lemma 4's; errata N1, N2 and N4 say why they do not hold. The formulas are in `papers.theory.nbafl`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from dither.core import (
+    Algorithm,
+    Claim,
+    ClientResult,
+    ClientState,
+    Cohort,
+    Hyper,
+    Key,
+    Keys,
+    Message,
+    Prepared,
+    Records,
+    Release,
+    Round,
+    RoundInfo,
+    ServerState,
+    Setting,
+    Upload,
+)
+from dither.errors import SpecError
+from dither.models import Model
+from dither.papers import local
+from dither.papers.theory import nbafl as theory
+from dither.privacy import clipping, noise, sampling
+
+OPTIONS = {
+    "param_clip": (20.0, "C, bound on the norm of all parameters; 0: the median norm of a non-private pilot"),
+    "proximal": (0.0, "μ of the proximal term (μ/2)|w - w_global|^2"),
+    "exposures": (1, "L, how many uploads of one client an outsider may see"),
+    "optimizer": ("adam", "local optimiser: 'adam' or 'sgd'"),
+    "scheduling": (
+        "printed",
+        "downlink noise with K < N: 'printed' (Lemma 4), 'corrected' (N4) or 'uncredited' (no sampling credit)",
+    ),
+}
+PILOT_METRIC = "param_norm"
+
+# Algorithm
+
+
+def prepare(model: Model, setting: Setting) -> Prepared:
+    """NbAFL for one federation (Algorithm 1)."""
+    param_clip = float(setting.options["param_clip"])
+    if param_clip <= 0:
+        raise SpecError(
+            f"method_options.param_clip={param_clip:g} must be above 0 (0 asks for a pilot run first)"
+        )
+    local_model = local.proximal_training(model, setting, optimizer_name=setting.options["optimizer"])
+    num_records = int(setting.client_sizes.sum())
+    everyone = setting.cohort_size == setting.num_clients
+
+    def build(hyper: Hyper) -> Algorithm:
+        def client(
+            keys: Keys, message: Message, state: ClientState, records: Records, round: Round
+        ) -> ClientResult:
+            end = local_model(hyper, keys, message, records, round, round.index * setting.local_steps)
+            norm = clipping.norm(end)
+            end = clipping.clip(end, hyper["param_clip"])  # w_i / max(1, |w_i|/C)
+            end = noise.gaussian(keys.noise, end, noise_std=hyper["uplink_std"])
+            weight = records.size / num_records if everyone else 1 / round.cohort_size  # p_i
+            upload = local.scale(weight, local.subtract(end, message))
+            clipped = (norm > hyper["param_clip"]).astype(jnp.float32)
+            return ClientResult(upload, weight, state, {"clipped": clipped, PILOT_METRIC: norm})
+
+        def server(key: Key, state: ServerState, upload: Upload, cohort: Cohort) -> ServerState:
+            del cohort
+            return noise.gaussian(key, local.add(state, upload), noise_std=hyper["downlink_std"])
+
+        return Algorithm(
+            init=lambda params: params,
+            client_init=lambda params: (),
+            message=lambda state: state,
+            client=client,
+            server=server,
+            params=lambda state: state,
+            releases=lambda info: _releases(info, hyper, setting),
+        )
+
+    uplink, downlink = noise_stds(setting)
+    return Prepared(
+        hyper={
+            "client_lr": setting.client_lr,
+            "lr_decay": setting.lr_decay,
+            "param_clip": param_clip,
+            "proximal": float(setting.options["proximal"]),
+            "uplink_std": uplink,
+            "downlink_std": downlink,
+        },
+        build=build,
+        claim=claim(setting, uplink, downlink),
+        cohort_size_at=lambda index: setting.cohort_size,
+        caveats=_scheduling_caveat(setting),
+    )
+
+
+# Noise
+
+
+def noise_stds(setting: Setting) -> tuple[float, float]:
+    """σ_U, and σ_D by Theorem 1 (all clients) or Lemma 4 (K of N scheduled)."""
+    if setting.noise == "none":
+        return 0.0, 0.0
+    everyone = setting.cohort_size == setting.num_clients
+    base = _base(setting)
+    run = {"num_rounds": setting.num_rounds, "num_clients": setting.num_clients}
+    uplink = setting.noise_std if setting.noise == "given" else float(theory.uplink_noise_std(**base))
+    if setting.noise == "given":
+        return uplink, 0.0
+    form = setting.options["scheduling"]
+    if everyone:
+        return uplink, float(theory.downlink_noise_std(**base, **run))
+    if form == "printed":
+        return uplink, float(
+            theory.scheduled_downlink_noise_std(**base, **run, cohort_size=setting.cohort_size)
+        )
+    if form not in ("corrected", "uncredited"):
+        raise SpecError(
+            f"method_options.scheduling={form!r} is not one of 'printed', 'corrected', 'uncredited'"
+        )
+    downlink = theory.scheduled_downlink_noise_std_corrected(
+        **base, **run, cohort_size=setting.cohort_size, sampling_credit=form == "corrected"
+    )
+    return uplink, float(downlink)
+
+
+def _base(setting: Setting) -> dict[str, Any]:
+    return {
+        "epsilon": setting.epsilon,
+        "delta": setting.delta,
+        "param_clip": float(setting.options["param_clip"]),
+        "min_client_size": int(setting.client_sizes.min()),
+        "exposures": int(setting.options["exposures"]),
+    }
+
+
+def _scheduling_caveat(setting: Setting) -> tuple[str, ...]:
+    if setting.noise != "paper" or setting.cohort_size == setting.num_clients:
+        return ()
+    note = theory.scheduling_note(
+        epsilon=setting.epsilon,
+        num_rounds=setting.num_rounds,
+        num_clients=setting.num_clients,
+        cohort_size=setting.cohort_size,
+        exposures=int(setting.options["exposures"]),
+    )
+    return (note,) if note else ()
+
+
+# Privacy
+
+
+def _weights(setting: Setting) -> np.ndarray:
+    if setting.cohort_size < setting.num_clients:
+        return np.full(setting.cohort_size, 1 / setting.cohort_size)
+    return setting.client_sizes / setting.client_sizes.sum()
+
+
+def aggregate_std(setting: Setting, uplink: float, downlink: float) -> float:
+    """σ_A: the noise an outsider finds on a broadcast."""
+    squares = float(np.sum(np.square(_weights(setting))))
+    return float(theory.aggregate_noise_std(uplink_std=uplink, downlink_std=downlink, weights_sq_sum=squares))
+
+
+def claim(setting: Setting, uplink: float, downlink: float) -> Claim:
+    """The larger of the two channels' claimed ε (the paper states each by itself)."""
+    if uplink == 0:
+        return local.no_noise(setting)
+    channels = theory.channel_claims(
+        uplink_std=uplink,
+        aggregate_std=aggregate_std(setting, uplink, downlink),
+        param_clip=float(setting.options["param_clip"]),
+        min_client_size=int(setting.client_sizes.min()),
+        delta=setting.delta,
+        exposures=int(setting.options["exposures"]),
+        num_rounds=setting.num_rounds,
+        num_clients=setting.num_clients,
+        cohort_size=None if setting.cohort_size == setting.num_clients else setting.cohort_size,
+        max_weight=float(_weights(setting).max()),
+    )
+    larger = max(channels, key=lambda channel: channel.value)
+    channel = larger.unit.removeprefix("run, ")
+    return larger._replace(unit="run", source=f"{larger.source}, {channel}")
+
+
+def _releases(info: RoundInfo, hyper: Hyper, setting: Setting) -> tuple[Release, ...]:
+    """An upload and a broadcast a round. Clipping alone proves a sensitivity of 2C, not 2C/m (N2)."""
+    reach = 2 * float(hyper["param_clip"])
+    weights = _weights(setting)
+    everything = sampling.Sampling("full", 1.0, sampling.REPLACE_ONE, 0.0, info.size, info.size)
+    uplink, downlink = float(hyper["uplink_std"]), float(hyper["downlink_std"])
+    return (
+        Release("uplink", uplink, reach, 1, everything, "NbAFL eq (4) with the sensitivity of errata N2"),
+        Release(
+            "downlink",
+            aggregate_std(setting, uplink, downlink),
+            reach * float(weights.max()),
+            1,
+            everything,
+            "NbAFL Theorem 1 with the sensitivity of errata N2",
+        ),
+    )

@@ -1,0 +1,268 @@
+"""One suite that every method passes. A sixth method is put to it by its name in `spec.METHODS` alone."""
+
+import jax
+import numpy as np
+import pytest
+
+from dither import models
+from dither.core import RoundInfo
+from dither.engines import simulate as engine
+from dither.errors import SpecError
+from dither.spec import METHODS, Spec, method, prepare
+from tests.conftest import make_federation, make_records
+
+SIZES = np.array([12, 12, 12, 12, 12, 12])
+BASE = {
+    "num_clients": 6,
+    "cohort_size": 3,
+    "num_rounds": 6,
+    "local_steps": 2,
+    "batch_size": 4,
+    "client_lr": 0.1,
+    "eval_every": 3,
+    "privacy.epsilon": 2.0,
+    "privacy.delta": 1e-3,
+    "privacy.clip_norm": 1.0,
+}
+ONE_STEP = ("dp-sgd", "dp-dsgd")  # defined for one local step a round
+
+
+def spec_of(name, **values):
+    changes = {**BASE, "method": name, **values}
+    if name in ONE_STEP:
+        changes["local_steps"] = 1
+    return Spec().with_values(changes)
+
+
+def problem(seed=0, features=6, classes=2):
+    x, y = make_records(int(SIZES.sum()) + 40, features, classes, seed=seed)
+    n = int(SIZES.sum())
+    return engine.problem(x[:n], y[:n], make_federation(SIZES), x[n:], y[n:])
+
+
+def train(spec, *, model=None, layout="vmap", rounds=None, **arguments):
+    model = model or models.logistic(6)
+    prepared = prepare(spec, model, client_sizes=SIZES, num_params=7)
+    seeds = arguments.pop("seeds", (spec.seed,))
+    return engine.simulate(
+        prepared.build,
+        model,
+        arguments.pop("problem", None) or problem(),
+        num_rounds=rounds or prepared.num_rounds or spec.num_rounds,
+        cohort_size=prepared.cohort_size_at,
+        seeds=seeds,
+        hyper=arguments.pop(
+            "hyper", {k: np.stack([np.asarray(v)] * len(seeds)) for k, v in prepared.hyper.items()}
+        ),
+        cohorts=None if prepared.cohorts is None else [prepared.cohorts],
+        eval_every=3,
+        layout=layout,
+        **arguments,
+    )
+
+
+def vector(result, run=0):
+    return np.concatenate([np.asarray(leaf)[run].ravel() for leaf in jax.tree.leaves(result.params)])
+
+
+@pytest.fixture(params=sorted(METHODS))
+def name(request):
+    return request.param
+
+
+def test_it_trains_and_the_same_seed_gives_the_same_bits(name):
+    first, second = train(spec_of(name)), train(spec_of(name))
+    assert np.isfinite(vector(first)).all()
+    assert vector(first).tobytes() == vector(second).tobytes()
+    assert np.abs(vector(first)).sum() > 0
+    assert not np.array_equal(vector(train(spec_of(name, seed=1))), vector(first))
+
+
+def test_layouts_agree_and_padding_clients_change_nothing(name):
+    plain = vector(train(spec_of(name)))
+    np.testing.assert_allclose(vector(train(spec_of(name), layout="loop")), plain, rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(vector(train(spec_of(name), pad_cohort=2)), plain, rtol=2e-4, atol=2e-5)
+
+
+def test_many_runs_are_one_program_and_equal_single_runs(name):
+    spec = spec_of(name)
+    both = train(spec, seeds=(0, 1))
+    np.testing.assert_allclose(vector(both, 0), vector(train(spec)), rtol=2e-4, atol=2e-5)
+
+
+def test_no_method_retraces_on_later_rounds(name):
+    spec = spec_of(name)
+    model = models.logistic(6)
+    prepared = prepare(spec, model, client_sizes=SIZES, num_params=7)
+    traces = []
+
+    def build(hyper):
+        traces.append(1)
+        return prepared.build(hyper)
+
+    # the size of the cohort is fixed here: Secure FedAvg's first round with everyone is a program of its own
+    simulation = engine.Simulation(model, build, num_clients=6, cohort_size_at=lambda index: 3)
+    inputs = simulation.inputs(
+        problem(),
+        seeds=[0],
+        hyper={k: np.asarray(v)[None] for k, v in prepared.hyper.items()},
+        cohorts=None if prepared.cohorts is None else [prepared.cohorts],
+    )
+    state = simulation.advance(simulation.start(inputs), inputs, 0, 2)
+    before = len(traces)
+    for start in (2, 3, 4):
+        state = simulation.advance(state, inputs, start, start + 1)
+    assert len(traces) == before
+
+
+def test_client_state_round_trips_through_a_checkpoint(name, tmp_path):
+    from dither import runs
+    from dither.api import _restore
+
+    spec = spec_of(name)
+    model = models.logistic(6)
+    prepared = prepare(spec, model, client_sizes=SIZES, num_params=7)
+    simulation = engine.Simulation(
+        model, prepared.build, num_clients=6, cohort_size_at=prepared.cohort_size_at
+    )
+
+    def inputs():
+        return simulation.inputs(
+            problem(),
+            seeds=[0],
+            hyper={k: np.asarray(v)[None] for k, v in prepared.hyper.items()},
+            cohorts=None if prepared.cohorts is None else [prepared.cohorts],
+        )
+
+    data = inputs()
+    halfway = simulation.advance(simulation.start(data), data, 0, 3)
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(halfway)]
+    runs.RunFolder(tmp_path).save_checkpoint(runs.Checkpoint(3, leaves, "s", "d"))
+    straight = simulation.advance(halfway, data, 3, 6)
+    loaded = runs.RunFolder(tmp_path).load_checkpoint()
+    resumed = simulation.advance(_restore(simulation.start(data), loaded.leaves), data, 3, 6)
+    for one, two in zip(jax.tree.leaves(straight), jax.tree.leaves(resumed), strict=True):
+        assert np.asarray(one).tobytes() == np.asarray(two).tobytes()
+
+
+def test_a_cohort_of_one_works(name):
+    assert np.isfinite(vector(train(spec_of(name, cohort_size=1)))).all()
+
+
+def test_a_zero_update_divides_by_nothing(name):
+    """Records of zeros with a loss that is flat: every gradient is zero, and nothing becomes NaN."""
+    blank = problem()
+    blank = blank._replace(x=np.zeros_like(blank.x))
+    result = train(spec_of(name, **{"privacy.noise": "none"}), problem=blank)
+    assert np.isfinite(vector(result)).all()
+
+
+def test_a_client_with_nan_is_left_out_and_named(name):
+    dirty = problem()
+    dirty.x[12:24] = np.nan  # client 1
+    result = train(spec_of(name, cohort_size=6, batch_sampling="full"), problem=dirty)
+    assert np.isfinite(vector(result)).all()
+    assert result.refused[0].tolist() == [0, result.participation[0][1], 0, 0, 0, 0]
+
+
+def test_releases_are_finite_numbers_for_the_accountant(name):
+    spec = spec_of(name)
+    prepared = prepare(spec, models.logistic(6), client_sizes=SIZES, num_params=7)
+    algorithm = prepared.build(prepared.hyper)
+    for index in (0, 5):
+        releases = algorithm.releases(RoundInfo(index=index, client=2, size=12, cohort_size=3))
+        assert releases
+        for release in releases:
+            assert type(release.noise_std) is float
+            assert release.noise_std >= 0
+            assert release.uses >= 1
+            if np.isfinite(prepared.claim.value):
+                assert release.noise_std > 0
+                assert np.isfinite(release.sensitivity)
+
+
+def test_noise_follows_epsilon(name):
+    loud = prepare(spec_of(name), models.logistic(6), client_sizes=SIZES, num_params=7)
+    if not np.isfinite(loud.claim.value):
+        pytest.skip("a method without privacy")
+    assert loud.claim.value == pytest.approx(2.0, rel=2e-3)
+    quiet = prepare(
+        spec_of(name, **{"privacy.epsilon": 8.0}), models.logistic(6), client_sizes=SIZES, num_params=7
+    )
+    info = RoundInfo(index=0, client=0, size=12, cohort_size=3)
+    for one, two in zip(
+        loud.build(loud.hyper).releases(info), quiet.build(quiet.hyper).releases(info), strict=True
+    ):
+        assert one.noise_std > two.noise_std
+
+
+def test_it_runs_on_another_model_and_more_classes(name):
+    model = models.mlp(6, 3, (5,))
+    result = train(spec_of(name), model=model, problem=problem(classes=3))
+    assert np.isfinite(vector(result)).all()
+
+
+def test_unknown_options_are_refused_by_name(name):
+    with pytest.raises(SpecError, match="method_options.nonsense"):
+        spec_of(name, **{"method_options.nonsense": 1})
+    assert all(len(entry) == 2 and entry[1] for entry in method(name).options.values())
+
+
+# With the noise off, methods that should coincide do
+
+QUIET = {
+    "privacy.noise": "none",
+    "batch_sampling": "full",
+    "cohort_size": 6,
+    "local_steps": 1,
+    "lr_decay": 0.0,
+}
+
+
+def test_with_one_step_and_no_noise_the_gradient_methods_are_one():
+    huge = {**QUIET, "privacy.clip_norm": 1e6, "privacy.clip": "example"}
+    reference = vector(train(spec_of("fedavg", **huge)))
+    for other in ("secure-fedavg", "cpfed", "concentrated", "dp-scaffold", "scaffold", "dp-sgd", "dp-dsgd"):
+        np.testing.assert_allclose(
+            vector(train(spec_of(other, **huge))), reference, rtol=1e-4, atol=1e-6, err_msg=other
+        )
+
+
+def test_without_noise_dp_scaffold_is_scaffold():
+    values = {"privacy.noise": "none", "privacy.clip_norm": 1e6, "local_steps": 4, "num_rounds": 12}
+    a, b = train(spec_of("dp-scaffold", **values)), train(spec_of("scaffold", **values))
+    np.testing.assert_allclose(vector(a), vector(b), rtol=1e-4, atol=1e-6)
+
+
+def test_nbafl_without_pull_and_clip_is_fedavg():
+    values = {**QUIET, "local_steps": 5}
+    free = {"method_options.param_clip": 1e6, "method_options.optimizer": "sgd"}
+    a, b = train(spec_of("nbafl", **values, **free)), train(spec_of("fedavg", **values))
+    np.testing.assert_allclose(vector(a), vector(b), rtol=1e-4, atol=1e-6)
+
+
+def test_fedprox_pulls_towards_the_broadcast_model():
+    values = {**QUIET, "local_steps": 20, "num_rounds": 1}
+    free = vector(train(spec_of("fedprox", **values, **{"method_options.proximal": 0.0})))
+    held = vector(train(spec_of("fedprox", **values, **{"method_options.proximal": 5.0})))
+    assert np.linalg.norm(held) < 0.9 * np.linalg.norm(free)
+    np.testing.assert_allclose(free, vector(train(spec_of("fedavg", **values))), rtol=1e-5, atol=1e-7)
+
+
+def test_dp_fedavg_bounds_every_client_and_noises_the_sum():
+    spec = spec_of(
+        "dp-fedavg",
+        cohort_size=6,
+        client_lr=50.0,
+        **{"method_options.update_clip": 0.3, "privacy.noise": "none"},
+    )
+    assert np.linalg.norm(vector(train(spec, rounds=1))) <= 0.3 * (1 + 1e-5)
+    noisy = spec_of(
+        "dp-fedavg",
+        client_lr=1e-9,
+        cohort_size=6,
+        **{"method_options.noise_multiplier": 4.0, "method_options.update_clip": 0.3},
+    )
+    many = train(noisy, rounds=1, seeds=tuple(range(400)))
+    values = np.concatenate([vector(many, i) for i in range(400)])
+    assert values.std() == pytest.approx(4.0 * 0.3 / 6, rel=0.05)
