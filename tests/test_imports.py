@@ -16,6 +16,7 @@ ROOMS = [
     "secagg",
     "papers",
     "spec",
+    "proofs",
     "runs",
     "plots",
     "engines",
@@ -64,9 +65,7 @@ def test_engines_know_no_paper_and_papers_know_no_engine():
     for path in (SOURCE / "engines").rglob("*.py"):
         assert not any(module.startswith("dither.papers") for module in imports(path)), path
     for path in (SOURCE / "papers").rglob("*.py"):
-        assert not any(module.startswith(("dither.engines", "dither.secagg")) for module in imports(path)), (
-            path
-        )
+        assert not any(module.startswith(("dither.engines", "dither.secagg")) for module in imports(path)), path
 
 
 def test_nothing_imports_the_command_line():
@@ -78,5 +77,9 @@ def test_help_needs_no_jax():
     import subprocess
     import sys
 
-    code = "import sys, dither.cli; bad = {'jax', 'sklearn', 'pandas', 'matplotlib', 'scipy'} & set(sys.modules); sys.exit(str(bad) if bad else 0)"
+    code = (
+        "import sys, dither.cli; "
+        "bad = {'jax', 'sklearn', 'pandas', 'matplotlib', 'scipy'} & set(sys.modules); "
+        "sys.exit(str(bad) if bad else 0)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -70,7 +70,5 @@ def test_a_folder_in_use_is_refused_and_a_stranger_is_not_opened(tmp_path):
 
 
 def test_json_has_words_for_infinity():
-    text = runs.to_json(
-        {"a": float("inf"), "b": np.float32(1.5), "c": np.array([1, 2]), "d": (1, -float("inf"))}
-    )
+    text = runs.to_json({"a": float("inf"), "b": np.float32(1.5), "c": np.array([1, 2]), "d": (1, -float("inf"))})
     assert json.loads(text) == {"a": "inf", "b": 1.5, "c": [1, 2], "d": [1, "-inf"]}

@@ -76,7 +76,7 @@ def test_values_from_the_command_line():
 def test_unknown_preset_and_missing_file():
     with pytest.raises(SpecError, match="did you mean 'secure-fedavg'"):
         Spec.from_any("secure-fedavgg")
-    with pytest.raises(SpecError, match="no spec file 'nowhere.toml'"):
+    with pytest.raises(SpecError, match=r"no spec file 'nowhere\.toml'"):
         Spec.from_any("nowhere.toml")
     with pytest.raises(SpecError, match="not valid TOML"):
         Spec.from_toml("seed = = 3")

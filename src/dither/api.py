@@ -8,10 +8,11 @@ dither.load("runs/first").predict(table)
 from __future__ import annotations
 
 import hashlib
+import math
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,9 @@ import jax
 import numpy as np
 
 import dither
-from dither import data, models, plots, runs
+from dither import data, models, plots, proofs, runs
 from dither.core import Claim, Params, Prepared
-from dither.engines import simulate
+from dither.engines import cohorts, simulate
 from dither.errors import ClientRefused, DataError, RunExists
 from dither.spec import Spec, method, prepare
 
@@ -40,6 +41,7 @@ class Task:
     model: models.Model
     prepared: Prepared
     num_params: int
+    cohorts: list[np.ndarray]  # who takes part in each round
 
 
 @dataclass(frozen=True)
@@ -102,9 +104,7 @@ class Run:
         return x
 
 
-def build_task(
-    spec: Spec, *, data_dir: str | Path | None = None, dataset: data.Dataset | None = None
-) -> Task:
+def build_task(spec: Spec, *, data_dir: str | Path | None = None, dataset: data.Dataset | None = None) -> Task:
     """Load the data (unless given), deal it out, and make model and method ready."""
     if dataset is None:
         dataset = load_data(spec, data_dir=data_dir)
@@ -118,7 +118,108 @@ def build_task(
     )
     num_params = models.count_params(jax.eval_shape(model.init, jax.random.key(0)))
     prepared = _prepared(spec, model, federation, problem, num_params)
-    return Task(spec, dataset, federation, problem, model, prepared, num_params)
+    num_rounds = min(prepared.num_rounds or spec.num_rounds, spec.num_rounds)
+    who = cohorts.planned(
+        spec.seed,
+        num_clients=len(federation.size),
+        cohort_size_at=prepared.cohort_size_at,
+        design=prepared.cohorts,
+        num_rounds=num_rounds,
+    )
+    task = Task(spec, dataset, federation, problem, model, prepared, num_params, who)
+    if spec.privacy.noise != "proven" or math.isinf(spec.privacy.epsilon):
+        return task
+    calibrated = proofs.calibrated(
+        prepared,
+        federation.size,
+        who,
+        circumstances(task),
+        epsilon=spec.privacy.epsilon,
+        delta=spec.privacy.delta,
+        view=spec.privacy.view,
+        adjacency=spec.privacy.adjacency,
+        unit=spec.privacy.unit,
+    )
+    return replace(task, prepared=calibrated)
+
+
+def circumstances(task: Task) -> proofs.Circumstances:
+    """The public facts of a run that proofs need."""
+    spec, prepared = task.spec, task.prepared
+    not_covered = [note for note in task.dataset.notes if "not covered" in note]
+    not_covered += [caveat for caveat in prepared.caveats if "not covered" in caveat]
+    if spec.data.path:
+        not_covered.append("accuracy and loss shown are measured on records without noise")
+    convex = task.model.convex and len(task.dataset.classes) == 2
+    return proofs.Circumstances(
+        cohort_size=spec.cohort_size,
+        num_rounds=len(task.cohorts),
+        colluders=spec.privacy.colluders,
+        convex=convex,
+        step_smoothness=_step_smoothness(task) if convex else None,
+        client_state=prepared.client_state,
+        own_epochs=prepared.own_epochs,
+        exposures=prepared.exposures,
+        noise_ratio=proofs.noise_ratio(
+            prepared.build(prepared.hyper),
+            task.federation.size,
+            np.ones(len(task.federation.size)) if prepared.weights is None else prepared.weights,
+        ),
+        per_client=prepared.per_client,
+        not_covered=tuple(not_covered),
+    )
+
+
+def _step_smoothness(task: Task) -> float | None:
+    """Learning rate times a bound on the smoothness of any client's loss, from public bounds alone: R²/4 for
+    one sigmoid output, R²/2 for two softmax outputs (G7b), R the largest norm of (record, 1)."""
+    spec, dataset = task.spec, task.dataset
+    if dataset.schema is not None:
+        squared = dataset.schema.squared_norm_bound(spec.data.encoding, spec.data.features)
+    elif dataset.image_shape and not spec.data.path:
+        squared = float(dataset.x_train.shape[1])  # every pixel lies in [0, 1]
+    else:
+        return None
+    curvature = (squared + 1) / (4 if task.model.name == "logistic" else 2)
+    return spec.client_lr * (curvature + 2 * spec.model.l2)
+
+
+def proven(task: Task, rounds: int | None = None) -> list[dict[str, Any]]:
+    """The table of proven ε after the first `rounds` rounds (all of them by default)."""
+    return proofs.table(_classes(task, rounds), task.spec.privacy.delta, circumstances(task))
+
+
+def accounted(spec: Spec, *, data_dir: str | Path | None = None) -> dict[str, Any]:
+    """Claimed and proven ε of a spec, without running it."""
+    task = build_task(spec, data_dir=data_dir)
+    return {
+        "method": spec.method,
+        "claimed": claimed(task.prepared.claim),
+        "proven": proven(task),
+        "attacked": None,
+        "why": method(spec.method).why,
+    }
+
+
+def proven_so_far(task: Task, rounds: int) -> float:
+    """Proven ε of the first rounds for the spec's own view and adjacency."""
+    privacy = task.spec.privacy
+    return proofs.worst(
+        _classes(task, rounds),
+        privacy.delta,
+        circumstances(task),
+        view=privacy.view,
+        adjacency=privacy.adjacency,
+        unit="run",
+    )
+
+
+def _classes(task: Task, rounds: int | None) -> list[proofs.Clients]:
+    prepared = task.prepared
+    releases = prepared.build(prepared.hyper).releases
+    return proofs.classes(
+        releases, task.federation.size, task.cohorts[: len(task.cohorts) if rounds is None else rounds]
+    )
 
 
 def _prepared(
@@ -126,13 +227,11 @@ def _prepared(
 ) -> Prepared:
     """The spec's method. NbAFL's param_clip = 0 asks for the median parameter norm of a run without clip and
     noise, which is itself a look at private data (errata N7, G9)."""
-    shape = {"client_sizes": federation.size, "num_params": num_params}
+    shape: dict[str, Any] = {"client_sizes": federation.size, "num_params": num_params}
     metric = method(spec.method).pilot_metric
     if not metric or spec.method_options["param_clip"]:
         return prepare(spec, model, **shape)
-    pilot = prepare(
-        spec.with_values({"privacy.noise": "none", "method_options.param_clip": 1e9}), model, **shape
-    )
+    pilot = prepare(spec.with_values({"privacy.noise": "none", "method_options.param_clip": 1e9}), model, **shape)
     history = simulate.simulate(
         pilot.build,
         model,
@@ -229,9 +328,7 @@ def resume(path: str | Path, **arguments: Any) -> Run:
 def refuse_taken(path: Path) -> None:
     """Say at once, before any data is loaded, that a folder is taken."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise RunExists(
-            f"{str(path)!r} already exists; give another --out, or continue it with --resume {path}"
-        )
+        raise RunExists(f"{str(path)!r} already exists; give another --out, or continue it with --resume {path}")
 
 
 def train(
@@ -290,11 +387,11 @@ def train(
     rows = folder.metrics()
     folder.save_model(named_leaves(params))
     summary = summarise(task, rows, np.asarray(state.participation)[0])
+    if spec.compare:
+        summary["test_accuracy_without_noise"] = without_noise(task)
     plots.draw_run(rows, folder.path / "plot.png", title=_title(spec), subtitle=_subtitle(task))
     folder.save_summary(summary)
-    return Run(
-        folder.path, spec, summary, rows, task.model, params, task.dataset.classes, task.dataset.schema
-    )
+    return Run(folder.path, spec, summary, rows, task.model, params, task.dataset.classes, task.dataset.schema)
 
 
 def load(path: str | Path) -> Run:
@@ -318,10 +415,30 @@ def load(path: str | Path) -> Run:
     return Run(folder.path, spec, summary, folder.metrics(), model, params, tuple(summary["classes"]), schema)
 
 
+def without_noise(task: Task) -> float:
+    """Test accuracy of the same run with its noise set to 0: what the noise costs."""
+    prepared = task.prepared
+    hyper = {
+        name: np.zeros_like(np.asarray(value)) if name in prepared.noise_names else np.asarray(value)
+        for name, value in prepared.hyper.items()
+    }
+    result = simulate.simulate(
+        prepared.build,
+        task.model,
+        task.problem,
+        num_rounds=planned_rounds(task),
+        cohort_size=prepared.cohort_size_at,
+        seeds=[task.spec.seed],
+        hyper={name: value[None] for name, value in hyper.items()},
+        cohorts=_designs([task]),
+        eval_every=planned_rounds(task),
+    )
+    return float(result.history[-1].metrics["test_accuracy"][0])
+
+
 def planned_rounds(task: Task) -> int:
     """Rounds the run will make: the spec's, or fewer where the method's budget is spent before."""
-    stop = task.prepared.num_rounds
-    return task.spec.num_rounds if stop is None else min(stop, task.spec.num_rounds)
+    return len(task.cohorts)
 
 
 # Sweeps
@@ -370,8 +487,7 @@ def sweep(
         tasks = [build_task(specs[number], data_dir=data_dir, dataset=dataset) for number in members]
         first = tasks[0]
         hyper = {
-            name: np.stack([np.asarray(t.prepared.hyper[name]) for t in tasks])
-            for name in first.prepared.hyper
+            name: np.stack([np.asarray(t.prepared.hyper[name]) for t in tasks]) for name in first.prepared.hyper
         }
 
         def count(evaluation: simulate.Evaluation, base: int = finished, runs: int = len(tasks)) -> None:
@@ -436,7 +552,8 @@ def summarise(task: Task, rows: list[dict[str, Any]], participation: np.ndarray)
         "train_loss": last["train_loss"],
         "rounds": last["round"],
         "seconds": last["seconds"],
-        "epsilon": {"claimed": claimed(task.prepared.claim), "proven": [], "attacked": None},
+        "epsilon": {"claimed": claimed(task.prepared.claim), "proven": proven(task), "attacked": None},
+        "why": method(spec.method).why,
         "participation": {
             "min": int(counts[0]),
             "median": float(np.median(counts)),
@@ -550,4 +667,5 @@ def _subtitle(task: Task) -> str:
         if np.isinf(claim.value)
         else f"claimed ε = {claim.value:.3g} per {claim.unit}, δ = {claim.delta:g}"
     )
-    return f"{len(task.federation.size)} clients, {spec.cohort_size} a round, {spec.local_steps} local steps; {value}"
+    steps = f"{spec.local_steps} local step{'s' if spec.local_steps > 1 else ''}"
+    return f"{len(task.federation.size)} clients, {spec.cohort_size} a round, {steps}; {value}"

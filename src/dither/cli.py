@@ -73,18 +73,12 @@ def _top(
 def run(
     what: Annotated[
         str | None,
-        typer.Argument(metavar="[PRESET | SPEC.toml]", help="What to run (default: secure-fedavg)."),
+        typer.Argument(metavar="[PRESET | SPEC.toml]", help="What to run (default: adult)."),
     ] = None,
     settings: Settings = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Seed of partition, model, cohorts, batches and noise.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Run folder to make (default: runs/METHOD-DATA-TIME).")
-    ] = None,
-    resume: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Continue an interrupted run folder.")
-    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of partition, model, cohorts, batches and noise.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder to make (default: runs/METHOD-DATA-TIME).")] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Continue an interrupted run folder.")] = None,
     data_dir: DataDir = None,
     checkpoint_seconds: Annotated[
         float, typer.Option(help="Least seconds between checkpoints; 0: one at each evaluation.")
@@ -126,6 +120,65 @@ def run(
 
 
 @app.command()
+def account(
+    run_folder: Annotated[
+        Path, typer.Argument(metavar="RUN", help="A run folder, or a preset or spec to account for.")
+    ],
+    settings: Settings = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Claimed and proven ε of a run (or of a spec before it is run), for every adversary, and why they differ."""
+    from dither import api
+    from dither.runs import RunFolder, to_json
+
+    finished = RunFolder(run_folder).summary() if (run_folder / "spec.toml").is_file() else None
+    if finished is not None and not settings:
+        report = {"method": finished["method"], "why": finished["why"], **finished["epsilon"]}
+    else:
+        source = run_folder / "spec.toml" if (run_folder / "spec.toml").is_file() else str(run_folder)
+        report = api.accounted(_spec(str(source), None, settings, None), data_dir=data_dir)
+    if as_json:
+        typer.echo(to_json(report, indent=2))
+        return
+    claim = report["claimed"]
+    rows = [
+        {
+            "": "claimed",
+            "ε": _epsilon(claim["value"]),
+            "unit": claim["unit"],
+            "seen": "",
+            "neighbours": "replace-one",
+            "by": claim["source"],
+        }
+    ]
+    for row in _worth_showing(report["proven"]):
+        rows.append(
+            {
+                "": "assumed" if row["assumed"] else "proven",
+                "ε": _epsilon(row["value"]),
+                "unit": row["unit"],
+                "seen": _SEEN[row["view"]],
+                "neighbours": row["adjacency"],
+                "by": row["recipe"],
+            }
+        )
+    _table(rows, title=f"{report['method']}: claimed and proven ε at δ = {claim['delta']:g}")
+    for row in _worth_showing(report["proven"]):
+        clients = row.get("clients")
+        if clients and clients["min"] != clients["max"] and row["view"] in ("upload", "sum"):
+            spread = [f"{which} {_epsilon(clients[which])}" for which in ("min", "median", "max")]
+            typer.echo(f"over clients, {_SEEN[row['view']]} seen, {row['adjacency']}: {', '.join(spread)}")
+    for condition in claim["conditions"]:
+        if not condition["holds"]:
+            typer.echo(f"condition of the claim fails: {condition['condition']}")
+    if report["why"]:
+        typer.echo(f"why they differ: {report['why']}")
+    for what in dict.fromkeys(each for row in report["proven"] for each in row["not_covered"]):
+        typer.echo(f"not covered: {what}")
+
+
+@app.command()
 def presets(
     name: Annotated[str | None, typer.Argument(help="Print this preset as TOML.")] = None,
     as_json: Json = False,
@@ -137,9 +190,7 @@ def presets(
         typer.echo(spec.preset_text(name), nl=False)
         return
     rows = [{"preset": each, "what": spec.preset_title(each)} for each in spec.preset_names()]
-    _table(
-        rows, as_json=as_json, title="Presets", footer="dither run PRESET; dither presets PRESET prints it"
-    )
+    _table(rows, as_json=as_json, title="Presets", footer="dither run PRESET; dither presets PRESET prints it")
 
 
 @app.command()
@@ -237,9 +288,7 @@ def data_describe(
     schema: Annotated[str, typer.Option(help="schema.toml of your own file.")] = "",
     partition: Annotated[str, typer.Option(help="iid, one-class, similarity, dirichlet or column.")] = "iid",
     num_clients: Annotated[int, typer.Option("--clients", help="How many clients.")] = 10,
-    similarity: Annotated[
-        float, typer.Option(help="Percent of i.i.d. records (partition=similarity).")
-    ] = 0.0,
+    similarity: Annotated[float, typer.Option(help="Percent of i.i.d. records (partition=similarity).")] = 0.0,
     alpha: Annotated[float, typer.Option(help="Concentration (partition=dirichlet).")] = 0.5,
     column: Annotated[str, typer.Option(help="Column that names the client (partition=column).")] = "",
     seed: Annotated[int, typer.Option(help="Seed of the partition.")] = 0,
@@ -313,13 +362,31 @@ def data_schema(
     typer.echo(f"{out}: {len(schema.columns)} columns, label {label!r}")
     if read:
         typer.echo(
-            f"{len(read)} values were read from the data ({', '.join(read[:4])}{', ...' if len(read) > 4 else ''}).\n"
+            f"{len(read)} values were read from the data "
+            f"({', '.join(read[:4])}{', ...' if len(read) > 4 else ''}).\n"
             "Reading them from private records is itself a leak: replace them by public knowledge and mark them "
             "'public', or every ε will carry the note 'preprocessing not covered'."
         )
 
 
 # Printing
+
+_SEEN = {
+    "upload": "every upload",
+    "sum": "sums of uploads",
+    "broadcast": "broadcasts",
+    "final": "final model",
+}
+
+
+def _worth_showing(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Proven rows; of those without a proof one a adjacency, so that its absence is seen too."""
+    shown = []
+    for adjacency in dict.fromkeys(row["adjacency"] for row in rows):
+        some = [row for row in rows if row["adjacency"] == adjacency]
+        proven = [row for row in some if row["value"] not in ("inf", float("inf"))]
+        shown += proven or some[:1]
+    return sorted(shown, key=lambda row: row["value"] in ("inf", float("inf")))
 
 
 class _Progress:
@@ -349,7 +416,9 @@ class _Progress:
         claim = task.prepared.claim
         epsilon = _epsilon(claim.value)
         unit = f"/{claim.unit}" if claim.unit != "run" else ""
-        self._epsilon = f"ε {epsilon}{unit} claimed"
+        self._claimed = f"claimed ε {epsilon}{unit}"
+        self._epsilon = self._claimed
+        self._task_at_hand, self._accounting = task, 0.0
         if done:
             console.print(f"resuming {_escape(str(folder))} after round {done}", highlight=False)
         if not console.is_terminal:
@@ -374,13 +443,27 @@ class _Progress:
         if self.silent:
             return
         accuracy, loss = f"{row['test_accuracy']:.4f}", f"{row['loss']:.4f}"
+        self._account(row)
         if self._bar is not None:
-            self._bar.update(self._task, completed=row["round"], accuracy=accuracy, loss=loss)
+            self._bar.update(
+                self._task, completed=row["round"], accuracy=accuracy, loss=loss, epsilon=self._epsilon
+            )
         elif row["round"] - self._printed >= self._total / 10 or row["round"] == self._total:
             self._printed = row["round"]
-            typer.echo(
-                f"round {row['round']}/{self._total}  accuracy {accuracy}  loss {loss}  {self._epsilon}"
-            )
+            typer.echo(f"round {row['round']}/{self._total}  accuracy {accuracy}  loss {loss}  {self._epsilon}")
+
+    def _account(self, row: dict[str, Any]) -> None:
+        """Bring the proven ε so far up to date, as long as that takes less than a tenth of the run."""
+        from time import perf_counter
+
+        from dither.api import proven_so_far
+
+        if self._accounting > 0.1 * (row["seconds"] + 3) and row["round"] < self._total:
+            return
+        began = perf_counter()
+        value = proven_so_far(self._task_at_hand, row["round"])
+        self._accounting += perf_counter() - began
+        self._epsilon = f"proven ε {_epsilon(value)} at round {row['round']}, {self._claimed}"
 
 
 def _print_summary(result: Run) -> None:
@@ -403,14 +486,31 @@ def _print_summary(result: Run) -> None:
         "claimed ε",
         f"{_epsilon(claim['value'])} per {claim['unit']}, δ = {claim['delta']:g} ({claim['source']})",
     )
-    for condition in claim["conditions"]:
-        if not condition["holds"]:
-            table.add_row("", f"[yellow]condition fails:[/] {_escape(condition['condition'])}")
+    failing = sum(not condition["holds"] for condition in claim["conditions"])
+    if failing:
+        table.add_row(
+            "", f"[yellow]{failing} of its conditions fail[/]: dither account {_escape(str(result.folder))}"
+        )
+    for row in _short_form(summary["epsilon"]["proven"], spec):
+        table.add_row(
+            "proven ε",
+            f"[bold]{_epsilon(row['value'])}[/] per {row['unit']}, δ = {row['delta']:g}, {row['adjacency']}, to one who "
+            f"sees {_SEEN[row['view']]} ({row['recipe']})",
+        )
+    if "test_accuracy_without_noise" in summary:
+        table.add_row("without noise", f"test accuracy {summary['test_accuracy_without_noise']:.4f}")
     for note in summary["notes"]:
         table.add_row("note", _escape(note))
     table.add_row("plot", _escape(str(result.folder / "plot.png")))
     table.add_row("run folder", _escape(str(result.folder)))
     _console().print(table)
+
+
+def _short_form(rows: list[dict[str, Any]], spec: Any) -> list[dict[str, Any]]:
+    """The proven ε for the spec's own view under each adjacency that has one, the spec's first."""
+    view = [row for row in rows if row["view"] == spec.privacy.view and row["unit"] != "message"]
+    proven = [row for row in view if row["value"] not in ("inf", float("inf"))] or view[:1]
+    return sorted(proven, key=lambda row: row["adjacency"] != spec.privacy.adjacency)
 
 
 def _table(rows: list[dict[str, Any]], *, as_json: bool = False, title: str = "", footer: str = "") -> None:
@@ -467,7 +567,7 @@ def _spec(what: str | None, resume: Path | None, settings: list[str] | None, see
     if resume is not None and what is None:
         spec = RunFolder.open(resume).spec()
     else:
-        spec = Spec.from_any(what or "secure-fedavg")
+        spec = Spec.from_any(what or "adult")
     values = dict(parse_setting(each) for each in settings or [])
     if seed is not None:
         values["seed"] = seed

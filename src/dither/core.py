@@ -115,7 +115,7 @@ class Release(NamedTuple):
 class RoundInfo(NamedTuple):
     """Which participation `releases` is asked about."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls here
     client: int
     size: int
     cohort_size: int
@@ -190,4 +190,11 @@ class Prepared(NamedTuple):
     cohort_size_at: Callable[[int], int]
     cohorts: np.ndarray | None = None  # a fixed participation design [num_rounds, cohort_size], or drawn
     caveats: tuple[str, ...] = ()
+    noise_names: tuple[str, ...] = ()  # entries of `hyper` that scale the noise: what calibration turns
+    reclaim: Callable[[Hyper], Claim] | None = None  # the claim at other noise
+    weights: np.ndarray | None = None  # how uploads are weighted in the sum, up to a factor; None: alike
+    client_state: bool = False  # clients keep private state that shapes later uploads (control variates)
+    own_epochs: bool = False  # shuffled epochs advance only when the client takes part
+    per_client: bool = False  # the unit of privacy is a whole client, not a record
+    exposures: int = 0  # uploads of one client that an outsider sees beside the broadcasts
     num_rounds: int | None = None  # where the method stops before the spec's rounds: its budget is spent

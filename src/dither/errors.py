@@ -7,6 +7,7 @@
     │   └── RunExists          the run folder is taken, or belongs to another spec
     ├── NoProof                no theorem covers this combination: the proven ε is ∞
     ├── BudgetExhausted        the next release would exceed the budget (exit code 3)
+    ├── LedgerError            the ledger is damaged, tampered with, or older than an anchor says (exit code 4)
     ├── ProtocolAbort          a secure-aggregation step cannot go on safely
     └── ClientRefused          a client's update is not finite or does not fit
 
@@ -52,6 +53,12 @@ class BudgetExhausted(DitherError):
     """The next release would exceed the privacy budget."""
 
     exit_code = 3
+
+
+class LedgerError(DitherError):
+    """The ledger is damaged, tampered with, or older than an anchor says."""
+
+    exit_code = 4
 
 
 class ProtocolAbort(DitherError):

@@ -10,9 +10,7 @@ from typing import Any
 BLUE, ORANGE, GREEN, VERMILION, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#595959"
 
 
-def new_figure(
-    rows: int = 1, columns: int = 1, *, width: float = 8.0, height: float = 3.4
-) -> tuple[Any, Any]:
+def new_figure(rows: int = 1, columns: int = 1, *, width: float = 8.0, height: float = 3.4) -> tuple[Any, Any]:
     """A figure and its axes with Dither's style; drawn off screen."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -57,9 +55,7 @@ def draw_run(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str, subti
         fontsize=9,
     )
     loss.plot(rounds, [row["loss"] for row in rows], color=VERMILION, label="test", **line)
-    loss.plot(
-        rounds, [row["train_loss"] for row in rows], color=GREY, linestyle="--", label="training", **line
-    )
+    loss.plot(rounds, [row["train_loss"] for row in rows], color=GREY, linestyle="--", label="training", **line)
     loss.set_ylabel("loss (cross-entropy)")
     loss.legend(frameon=False)
     for axis in (accuracy, loss):

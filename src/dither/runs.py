@@ -112,7 +112,7 @@ class RunFolder:
             "data_digest": checkpoint.data_digest,
             "leaves": len(checkpoint.leaves),
         }
-        arrays = {f"leaf{i}": leaf for i, leaf in enumerate(checkpoint.leaves)}
+        arrays: dict[str, Any] = {f"leaf{i}": leaf for i, leaf in enumerate(checkpoint.leaves)}
         buffer = io.BytesIO()
         np.savez(buffer, meta=np.array(json.dumps(meta)), **arrays)
         write_bytes(self._checkpoints / f"round-{checkpoint.round:08d}.npz", buffer.getvalue())
@@ -143,7 +143,8 @@ class RunFolder:
     def save_model(self, leaves: Mapping[str, np.ndarray]) -> None:
         """The parameters as model.npz, one array a leaf, named by its path in the tree."""
         buffer = io.BytesIO()
-        np.savez(buffer, **{name: np.asarray(leaf) for name, leaf in leaves.items()})
+        arrays: dict[str, Any] = {name: np.asarray(leaf) for name, leaf in leaves.items()}
+        np.savez(buffer, **arrays)
         write_bytes(self.path / "model.npz", buffer.getvalue())
 
     def load_model(self) -> dict[str, np.ndarray]:

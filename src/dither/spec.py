@@ -15,7 +15,6 @@ import math
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cache
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
@@ -30,8 +29,6 @@ from dither.errors import SpecError, did_you_mean
 def _key(default: Any, help: str, choices: tuple[str, ...] = (), **checks: Any) -> Any:
     """A field of the spec: its default, one line of help, and what its value must satisfy."""
     metadata = {"help": help, "choices": choices, **checks}
-    if isinstance(default, dict):
-        return field(default_factory=dict, metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
@@ -50,9 +47,7 @@ class DataSpec:
     partition: str = _key(
         "iid", "who holds which records", ("iid", "one-class", "similarity", "dirichlet", "column")
     )
-    similarity: float = _key(
-        0.0, "percent of i.i.d. records for partition='similarity'", at_least=0, at_most=100
-    )
+    similarity: float = _key(0.0, "percent of i.i.d. records for partition='similarity'", at_least=0, at_most=100)
     alpha: float = _key(0.5, "concentration for partition='dirichlet'", above=0.0)
     column: str = _key("", "column of the table for partition='column' (an institution's name, say)")
     records_per_client: int = _key(0, "records each client holds; 0: all are dealt out", at_least=0)
@@ -81,9 +76,9 @@ class PrivacySpec:
     delta: float = _key(1e-5, "probability outside the guarantee", above=0.0, below=1.0)
     unit: str = _key("run", "what epsilon is for: one uploaded message or the whole run", ("message", "run"))
     noise: str = _key(
-        "paper",
-        "how the noise is set: as printed for epsilon, or noise_std",
-        ("paper", "proven", "given", "none"),
+        "proven",
+        "how the noise is set for epsilon: 'proven' by the accountant, 'paper' as printed; or 'given' by noise_std",
+        ("proven", "paper", "given", "none"),
     )
     noise_std: float = _key(0.0, "noise='given': std on the gradient (nbafl: on the upload)", at_least=0.0)
     noise_schedule: str = _key(
@@ -121,12 +116,8 @@ class Spec:
     """A run, complete: the same spec gives the same bits (on the same device and versions)."""
 
     method: str = _key("secure-fedavg", "the algorithm (dither presets lists them)")
-    seed: int = _key(
-        0, "of partition, initial model, cohorts, batches and noise", at_least=0, at_most=2**32 - 1
-    )
-    num_clients: int = _key(
-        100, "clients in the federation; 0 with partition='column': one a value", at_least=0
-    )
+    seed: int = _key(0, "of partition, initial model, cohorts, batches and noise", at_least=0, at_most=2**32 - 1)
+    num_clients: int = _key(100, "clients in the federation; 0 with partition='column': one a value", at_least=0)
     cohort_size: int = _key(50, "clients that take part in a round", at_least=1)
     num_rounds: int = _key(200, "rounds", at_least=1)
     local_steps: int = _key(1, "gradient steps of a client in a round", at_least=1)
@@ -140,12 +131,13 @@ class Spec:
     lr_decay: float = _key(0.0, "client_lr is divided by 1 + lr_decay * (local steps done)", at_least=0.0)
     server_lr: float = _key(1.0, "step size of the server", above=0.0)
     eval_every: int = _key(10, "rounds between evaluations", at_least=1)
+    compare: bool = _key(False, "also train without noise, to show beside the result what the noise costs")
     data: DataSpec = field(default_factory=DataSpec)
     model: ModelSpec = field(default_factory=ModelSpec)
     privacy: PrivacySpec = field(default_factory=PrivacySpec)
     secagg: SecaggSpec = field(default_factory=SecaggSpec)
     federation: FederationSpec = field(default_factory=FederationSpec)
-    method_options: dict[str, Any] = _key({}, "the method's own constants")
+    method_options: dict[str, Any] = field(default_factory=dict, metadata={"help": "the method's own constants"})
 
     def __post_init__(self) -> None:
         _check_values(self, "")
@@ -303,7 +295,8 @@ class Method(NamedTuple):
 
     prepare: Callable[[Any, Setting], Prepared]
     options: Mapping[str, tuple[Any, str]]
-    pilot_metric: str
+    pilot_metric: str = ""
+    why: str = ""  # why its claimed and its proven ε differ, with errata ids
 
 
 def method(name: str) -> Method:
@@ -313,8 +306,8 @@ def method(name: str) -> Method:
     where, _, which = METHODS[name].partition(":")
     module = import_module(where)
     if which:
-        return Method(getattr(module, f"prepare_{which}"), getattr(module, f"{which.upper()}_OPTIONS"), "")
-    return Method(module.prepare, module.OPTIONS, getattr(module, "PILOT_METRIC", ""))
+        return Method(getattr(module, f"prepare_{which}"), getattr(module, f"{which.upper()}_OPTIONS"))
+    return Method(module.prepare, module.OPTIONS, getattr(module, "PILOT_METRIC", ""), getattr(module, "WHY", ""))
 
 
 def prepare(spec: Spec, model: Any, *, client_sizes: np.ndarray, num_params: int) -> Prepared:
@@ -366,9 +359,7 @@ def _options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     merged = {key: default for key, (default, *_) in known.items()}
     for key, value in given.items():
         if key not in known:
-            raise SpecError(
-                f"unknown key 'method_options.{key}' for method {name!r}{did_you_mean(key, known)}"
-            )
+            raise SpecError(f"unknown key 'method_options.{key}' for method {name!r}{did_you_mean(key, known)}")
         merged[key] = _convert(f"method_options.{key}", value, type(known[key][0]))
     return merged
 
@@ -421,7 +412,7 @@ def _check_values(section: Any, prefix: str) -> None:
 
 def _typed(section: Any, changes: Mapping[str, Any], prefix: str) -> Any:
     """`replace` with values brought to their fields' types."""
-    hints = _hints(type(section))
+    hints = get_type_hints(type(section))
     converted = {}
     for key, value in changes.items():
         wanted = hints[key]
@@ -458,13 +449,8 @@ def _convert(name: str, value: Any, wanted: Any) -> Any:
     raise SpecError(f"{name}={value!r} must be {kind}")
 
 
-@cache
-def _hints(section: type) -> dict[str, Any]:
-    return get_type_hints(section)
-
-
 def _section_type(name: str) -> type:
-    return _hints(Spec)[name]
+    return get_type_hints(Spec)[name]
 
 
 def _flatten(values: Mapping[str, Any]) -> dict[str, Any]:

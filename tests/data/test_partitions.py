@@ -63,9 +63,7 @@ def test_every_record_is_held_exactly_once(
 )
 def test_records_per_client_is_exact(kind: str, seed: int, size: int) -> None:
     labels = make_labels(120, 3, seed)
-    federation = data.partition(
-        labels, kind=kind, num_clients=10, seed=seed, records_per_client=size, alpha=0.05
-    )
+    federation = data.partition(labels, kind=kind, num_clients=10, seed=seed, records_per_client=size, alpha=0.05)
     check_layout(federation, 120)
     assert federation.size.tolist() == [size] * 10
 

@@ -154,9 +154,7 @@ def test_bad_cells_are_named(columns: dict, words: list[str]) -> None:
 
 
 def test_a_missing_column_is_named() -> None:
-    with pytest.raises(
-        DataError, match="column 'ward' of the schema is not in the table; did you mean 'wards'"
-    ):
+    with pytest.raises(DataError, match="column 'ward' of the schema is not in the table; did you mean 'wards'"):
         small_schema().encode(frame().rename(columns={"ward": "wards"}))
 
 

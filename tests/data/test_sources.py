@@ -137,9 +137,7 @@ def test_when_nothing_answers_the_error_lists_what_was_tried(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("below", ["toy", "."])
 @pytest.mark.parametrize("how", ["data_dir", "environment"])
-def test_a_local_folder_comes_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, below: str, how: str
-) -> None:
+def test_a_local_folder_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, below: str, how: str) -> None:
     folder = tmp_path / "local" / below
     folder.mkdir(parents=True)
     for name, content in GOOD.items():
@@ -285,9 +283,7 @@ def test_an_npm_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_failing_client_gives_its_first_error(tmp_path: Path) -> None:
-    script = (
-        "import sys; print('WARNING: error\\nERROR: no such package\\nhint', file=sys.stderr); sys.exit(1)"
-    )
+    script = "import sys; print('WARNING: error\\nERROR: no such package\\nhint', file=sys.stderr); sys.exit(1)"
     with pytest.raises(SourceFailed, match=r"^ERROR: no such package$"):
         clients._run_client([sys.executable, "-c", script], tmp_path)
 

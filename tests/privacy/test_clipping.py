@@ -86,9 +86,7 @@ def test_one_record_never_moves_the_sum_by_more_than_the_clip():
     for weight in (1e3, 1e-3):
         ones = jnp.ones(len(y))
         with_it, _ = clipping.example_clipped_sum(model, params, x * weight, y, ones, clip_norm=0.5)
-        without, _ = clipping.example_clipped_sum(
-            model, params, x * weight, y, ones.at[3].set(0), clip_norm=0.5
-        )
+        without, _ = clipping.example_clipped_sum(model, params, x * weight, y, ones.at[3].set(0), clip_norm=0.5)
         moved = clipping.norm(jax.tree.map(jnp.subtract, with_it, without))
         assert float(moved) <= 0.5 * (1 + 1e-4)
 

@@ -115,9 +115,7 @@ def test_disjoint_batches_of_a_round_do_not_overlap():
 def test_shuffled_epochs_carry_over_from_round_to_round():
     size, batch, steps = 23, 4, 3  # 5 batches an epoch, 3 records left over and dropped
     sampler = sampling.make("shuffled", batch_size=batch, local_steps=steps, client_sizes=np.array([size]))
-    rows = [
-        np.asarray(sampler.draw(keys(0), jnp.int32(r * steps), jnp.int32(size)).positions) for r in range(10)
-    ]
+    rows = [np.asarray(sampler.draw(keys(0), jnp.int32(r * steps), jnp.int32(size)).positions) for r in range(10)]
     batches = np.concatenate(rows).reshape(-1, batch)
     epochs = batches.reshape(6, 5 * batch)
     for epoch in epochs.tolist():

@@ -112,9 +112,7 @@ DISPATCH = {
     "sf.verified_e2e.*": lambda i: uses_mixture(i, i["z"]),
     "sf.verified_e2e_trueDelta.*": lambda i: uses_mixture(i, i["z"]),
     "sf.verified_e2e_correctz.*": correct_multiplier_mixture,
-    "sf.verified_e2e_pld.*": lambda i: accounting.batch_structured_epsilon(
-        i["p"], i["z"], i["C"], i["delta"]
-    ),
+    "sf.verified_e2e_pld.*": lambda i: accounting.batch_structured_epsilon(i["p"], i["z"], i["C"], i["delta"]),
     "sf.verified_per_message_convex.*": convex_message,
     "nb.base_eps_correct.*": lambda i: accounting.unamplified_epsilon(i["eps"] / i["T"], i["K"] / i["N"]),
     "nb.verified.uplink_L1.*": lambda i: nbafl(i, uploads=i["L"], broadcasts=0),
@@ -133,15 +131,11 @@ DISPATCH = {
     "sc.verified.nosampling.*": lambda i: accounting.plain_epsilon(i["z"], i["steps"], i["delta"]),
     "sc.verified.scheme1.*": scaffold_decay,
     "cp.verified.local_wor_pld.*": fixed,
-    "cp.verified.C20.W1": lambda i: accounting.gaussian_epsilon(
-        math.sqrt(i["C_i"]) * cpfed_round(i), i["delta"]
-    ),
+    "cp.verified.C20.W1": lambda i: accounting.gaussian_epsilon(math.sqrt(i["C_i"]) * cpfed_round(i), i["delta"]),
     "cp.verified.mixture.*": cpfed_mixture,
     "cp.cks_eps": lambda i: accounting.zcdp_epsilon_tight(i["rho"], i["delta"]),
     "cp.analytic_eps": lambda i: accounting.gaussian_epsilon(math.sqrt(2 * i["rho"]), i["delta"]),
-    "cd.verified.local.zcdp_formula": lambda i: accounting.zcdp_epsilon(
-        i["U"] / (2 * i["z"] ** 2), PAPER_DELTA
-    ),
+    "cd.verified.local.zcdp_formula": lambda i: accounting.zcdp_epsilon(i["U"] / (2 * i["z"] ** 2), PAPER_DELTA),
     "cd.verified.reshuffled_each_round": lambda i: accounting.random_uses_epsilon(
         accounting.binomial_pmf(i["C_i"], i["p"]), 1 / i["z"], PAPER_DELTA
     ),
@@ -150,9 +144,7 @@ DISPATCH = {
         i["q"], i["z"], i["steps"], i["delta"]
     ),
     "cd.verified.SA_convex.*": single_use,
-    "cd.uses_persistent_epochs": lambda i: accounting.shuffled_uses(
-        i["C_i"] * i["tau"], i["m"] // i["gamma"]
-    ),
+    "cd.uses_persistent_epochs": lambda i: accounting.shuffled_uses(i["C_i"] * i["tau"], i["m"] // i["gamma"]),
 }
 COVERED = [entry for entry in published.ENTRIES if published.lookup(DISPATCH, entry)]
 

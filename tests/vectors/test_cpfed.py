@@ -115,9 +115,7 @@ def test_claim_reports_what_is_taken_for_granted():
     failing = common.failing(claim.conditions)
     assert len(failing) == 3
     assert "12.5 of 20" in failing[0]
-    alone = cpfed.conditions(
-        num_rounds=5, local_steps=9, num_clients=4, cohort_size=4, secure_aggregation=False
-    )
+    alone = cpfed.conditions(num_rounds=5, local_steps=9, num_clients=4, cohort_size=4, secure_aggregation=False)
     assert not common.failing(alone)
     one_step = cpfed.conditions(num_rounds=5, local_steps=1, num_clients=4, cohort_size=4)
     assert not common.failing(one_step)

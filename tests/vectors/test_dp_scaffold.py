@@ -129,9 +129,7 @@ DISPATCH = {
     "sc.eq10.*": lambda v: (
         conv.convergence_optimal(exact_errors(v), num_rounds=v["R"], initial_distance=v["w0_dist"]).total
     ),
-    "sc.eta_l_max": lambda v: conv.max_client_lr(
-        smoothness=v["L"], local_steps=v["tau"], server_lr=v["eta_g"]
-    ),
+    "sc.eta_l_max": lambda v: conv.max_client_lr(smoothness=v["L"], local_steps=v["tau"], server_lr=v["eta_g"]),
 }
 ERRORS = {
     "num_clients": 40,
@@ -251,9 +249,7 @@ def test_eq8_sums_by_brute_force_and_corollaries_bound_them(scheme, local_steps)
     s2 = sc.noise_schedule(**kwargs)
     exact = conv.error_terms(s2, **ERRORS)
     growth = 1 + 1 / (local_steps - 1) if local_steps > 1 else 1.0
-    second = sum(
-        growth**i * 40 * s2[r, t - i] for r in range(6) for t in range(local_steps) for i in range(t + 1)
-    )
+    second = sum(growth**i * 40 * s2[r, t - i] for r in range(6) for t in range(local_steps) for i in range(t + 1))
     assert exact.privacy_drift == pytest.approx(second / (25 * 4 * 8 * local_steps**3 * 6), rel=1e-12)
     assert exact.privacy_noise == pytest.approx(16 * 40 * s2.sum() / (local_steps * 8 * 6), rel=1e-12)
     for corrected in (False, True):

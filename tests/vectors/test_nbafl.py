@@ -88,9 +88,7 @@ DISPATCH = {
     "nb.b.*": lambda v: nb.scheduling_factor(**schedule_only(v)),
     "nb.sigmaD_K.*": lambda v: nb.scheduled_downlink_noise_std(**scheduled(v)),
     "nb.sigmaA_K.*": lambda v: nb.scheduled_aggregate_noise_std(**scheduled(v)),
-    "nb.K_min_defined.*": lambda v: nb.min_defined_cohort(
-        epsilon=v["eps"], num_rounds=v["T"], num_clients=v["N"]
-    ),
+    "nb.K_min_defined.*": lambda v: nb.min_defined_cohort(epsilon=v["eps"], num_rounds=v["T"], num_clients=v["N"]),
     "nb.K_min_noise.*": lambda v: nb.quietest_cohort(**rounds(v)),
     "nb.base_eps_paper.*": lambda v: nb.scheduled_base_epsilon(**schedule_only(v)),
     "nb.base_eps_correct.*": lambda v: nb.scheduled_base_epsilon_corrected(**schedule_only(v)),
@@ -189,9 +187,7 @@ def test_scheduled_inverse_recovers_epsilon_where_noise_was_added():
     kwargs = FIG | {"num_clients": 50, "cohort_size": 20}
     std = nb.scheduled_aggregate_noise_std(num_rounds=200, **kwargs)
     args = {"sensitivity": 2 * 20 / (100 * 20), "delta": 0.01, "num_clients": 50, "cohort_size": 20}
-    assert nb.scheduled_epsilon_of_noise(noise_std=std, num_rounds=200, **args) == pytest.approx(
-        50, rel=1e-12
-    )
+    assert nb.scheduled_epsilon_of_noise(noise_std=std, num_rounds=200, **args) == pytest.approx(50, rel=1e-12)
     quiet = nb.scheduled_aggregate_noise_std(num_rounds=25, **kwargs)
     gamma = nb.scheduling_gamma(epsilon=50.0, num_clients=50, cohort_size=20, exposures=1)
     claimed = nb.scheduled_epsilon_of_noise(noise_std=quiet, num_rounds=25, **args)
@@ -317,7 +313,5 @@ def test_bounds_over_a_grid_are_fast():
     np.testing.assert_allclose(
         second.optimisation + second.noise_linear + second.noise_quadratic, second.total, rtol=1e-14
     )
-    one = conv.scheduled_convergence(
-        LOSS, epsilon=60.0, num_rounds=T[150, 120], cohort_size=K[150, 120], **RUN
-    )
+    one = conv.scheduled_convergence(LOSS, epsilon=60.0, num_rounds=T[150, 120], cohort_size=K[150, 120], **RUN)
     assert third.total[150, 120] == pytest.approx(one.total, rel=1e-12)

@@ -105,9 +105,7 @@ def test_inputs_recorded_beside_the_verified_values():
         if "eps0" in v:
             eps0 = sf.base_epsilon_exact(epsilon=v["eps"], inclusion=v["p"])
             assert eps0 == pytest.approx(v["eps0"], rel=1e-12)
-            assert sf.amplified_epsilon(base_epsilon=eps0, inclusion=v["p"]) == pytest.approx(
-                v["eps"], rel=1e-9
-            )
+            assert sf.amplified_epsilon(base_epsilon=eps0, inclusion=v["p"]) == pytest.approx(v["eps"], rel=1e-9)
         if "Delta" in v:
             Delta = sf.sensitivity(local_steps=v["Q"], clip_norm=v["G"], next_lr=v["eta_t_plus_1"])
             assert Delta == pytest.approx(v["Delta"], rel=1e-12)
@@ -151,9 +149,7 @@ def test_noise_falls_with_epsilon_and_inverts():
 
 
 def test_too_small_sampling_rate_names_q_delta_and_the_fix():
-    with pytest.raises(
-        SpecError, match=r"q=1e-05 and 0.8\*delta=8e-05: lower delta below 1.25e-05"
-    ) as caught:
+    with pytest.raises(SpecError, match=r"q=1e-05 and 0.8\*delta=8e-05: lower delta below 1.25e-05") as caught:
         sf.noise_multiplier(epsilon=1.0, delta=1e-4, local_steps=1, batch_size=1, client_size=100_000)
     assert isinstance(caught.value, ConfigError)
 
@@ -184,11 +180,7 @@ def test_theorem1_terms_add_up_and_noise_falls_with_epsilon():
     kappa, L, mu, T = 10.0, 1.0, 0.1, 1000
     A = 0.01 / 10 + 8 * 16 * 4 + 6 * 0.1
     parts = sf.constants(
-        **{
-            k: v
-            for k, v in THEOREM.items()
-            if k not in ("strong_convexity", "num_steps", "initial_distance_sq")
-        }
+        **{k: v for k, v in THEOREM.items() if k not in ("strong_convexity", "num_steps", "initial_distance_sq")}
     )
     assert parts.stochastic == pytest.approx(A)
     whole = 2 * kappa / (T + 80) * ((A + parts.privacy_noise + parts.client_sampling) / mu + 2 * L)

@@ -135,9 +135,7 @@ def _load_mnist_5k(options: Options) -> Dataset:
     return image_dataset("mnist-5k", train, test, DIGIT_CLASSES, notes=notes)
 
 
-def _load_idx(
-    remote: Remote, classes: tuple[str, ...], transposed: bool = False
-) -> Callable[[Options], Dataset]:
+def _load_idx(remote: Remote, classes: tuple[str, ...], transposed: bool = False) -> Callable[[Options], Dataset]:
     def load_parts(options: Options) -> Dataset:
         _images_only(remote.name, options)
         files = obtain(remote, data_dir=options.data_dir, progress=options.progress)
@@ -198,9 +196,7 @@ _ENTRIES = (
         _load_bymerge,
     ),
     Entry("digits", "handwritten digits, 8 x 8, inside scikit-learn", "1,438 + 359", None, _load_digits),
-    Entry(
-        "breast-cancer", "tumours, 30 numbers, inside scikit-learn", "455 + 114", None, _load_breast_cancer
-    ),
+    Entry("breast-cancer", "tumours, 30 numbers, inside scikit-learn", "455 + 114", None, _load_breast_cancer),
 )
 
 
@@ -251,9 +247,7 @@ def load(
     """
     if bool(name) == bool(path):
         given = (
-            f"both name={name!r} and path={str(path)!r} are given"
-            if name
-            else "neither name nor path is given"
+            f"both name={name!r} and path={str(path)!r} are given" if name else "neither name nor path is given"
         )
         raise DataError(f"{given}; give exactly one")
     agreed: Schema | None = None
@@ -263,9 +257,7 @@ def load(
         entry = _entry(name)
         for key, value in (("label", label), ("test_path", test_path)):
             if value:
-                raise DataError(
-                    f"{key}={str(value)!r} is for your own files; leave it out with name={name!r}"
-                )
+                raise DataError(f"{key}={str(value)!r} is for your own files; leave it out with name={name!r}")
         return entry.load(Options(encoding, features, agreed, group_column, data_dir, progress))
     if Path(path).suffix.lower() == ".npz":
         for key, unused in (
@@ -274,9 +266,7 @@ def load(
             ("group_column", bool(group_column)),
         ):
             if unused:
-                raise DataError(
-                    f"{key} is given, but a .npz file holds arrays, used as they are; leave it out"
-                )
+                raise DataError(f"{key} is given, but a .npz file holds arrays, used as they are; leave it out")
         return load_npz(path, test_path=test_path, test_fraction=test_fraction, seed=seed)
     return load_table(
         path, test_path=test_path, label=label, schema=agreed, encoding=encoding, features=features,

@@ -80,15 +80,12 @@ def largest_remainder(weights: np.ndarray, total: int) -> np.ndarray:
 def stratified_split(labels: np.ndarray, test_count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Row numbers (train, test), both ascending: `test_count` test rows, the classes in proportion."""
     if not 0 <= test_count < len(labels):
-        raise DataError(
-            f"{test_count} test records asked of {len(labels)}; at least one must stay for training"
-        )
+        raise DataError(f"{test_count} test records asked of {len(labels)}; at least one must stay for training")
     rng = stream(seed, "test split")
     values, class_of = np.unique(labels, return_inverse=True)
     test_counts = largest_remainder(np.bincount(class_of), test_count)
     chosen = [
-        rng.permutation(np.flatnonzero(class_of == index))[: test_counts[index]]
-        for index in range(len(values))
+        rng.permutation(np.flatnonzero(class_of == index))[: test_counts[index]] for index in range(len(values))
     ]
     is_test = np.zeros(len(labels), dtype=bool)
     is_test[np.concatenate(chosen)] = True

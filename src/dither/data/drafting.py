@@ -48,9 +48,7 @@ def _draft_label(series: pd.Series, name: str) -> Label:
     codes, texts = cells.factor(series)
     if len(texts) < 2:
         held = f"only {texts[0]!r}" if texts else "no value"
-        raise DataError(
-            f"label column {name!r} has {len(texts)} class ({held}); at least 2 are needed to train"
-        )
+        raise DataError(f"label column {name!r} has {len(texts)} class ({held}); at least 2 are needed to train")
     if len(texts) > min(MAX_CLASSES, max(50, len(codes) // 2)):
         raise DataError(
             f"label column {name!r} has {len(texts)} different values in {len(codes)} rows; Dither "

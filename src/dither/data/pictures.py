@@ -67,9 +67,7 @@ def partition_table(
     rows: list[PartitionRow] = []
     counts = class_counts(dataset, federation)
     for client, name in enumerate(federation.names[: limit or None]):
-        shown = (
-            largest_remainder(counts[client], width) if counts[client].sum() else np.zeros(0, dtype=np.int64)
-        )
+        shown = largest_remainder(counts[client], width) if counts[client].sum() else np.zeros(0, dtype=np.int64)
         mix = "".join(SYMBOLS[number % len(SYMBOLS)] * int(count) for number, count in enumerate(shown))
         rows.append(PartitionRow(name, int(federation.size[client]), tuple(counts[client].tolist()), mix))
     return rows
@@ -92,14 +90,10 @@ def draw_partition(dataset: Dataset, federation: Federation, path: str | os.Path
     for number in range(num_classes):
         bottom = tops[:, number] - counts[:, number]
         if gap:
-            axes.bar(
-                np.arange(num_clients), counts[:, number], 1 - 2 * gap, bottom=bottom, color=colours[number]
-            )
+            axes.bar(np.arange(num_clients), counts[:, number], 1 - 2 * gap, bottom=bottom, color=colours[number])
         else:  # one polygon a class: a thousand clients and 47 classes stay quick
             edges = np.arange(num_clients + 1) - 0.5
-            axes.stairs(
-                tops[:, number], edges, baseline=bottom, fill=True, color=colours[number], linewidth=0
-            )
+            axes.stairs(tops[:, number], edges, baseline=bottom, fill=True, color=colours[number], linewidth=0)
     axes.set_xlim(-0.5, num_clients - 0.5)
     axes.set_ylim(0, max(1.0, 1.05 * float(tops[:, -1].max())))
     axes.set_ylabel("records")
@@ -155,9 +149,7 @@ def _label_classes(figure: Any, axes: Any, classes: tuple[str, ...], colours: li
         # Top to bottom as the colours lie in the bar.
         pairs = list(zip(classes, colours, strict=True))[::-1]
         handles = [Patch(color=colour, label=name) for name, colour in pairs]
-        axes.legend(
-            handles=handles, title="class", loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False
-        )
+        axes.legend(handles=handles, title="class", loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
         return
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import BoundaryNorm, ListedColormap

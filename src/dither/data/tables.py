@@ -28,9 +28,7 @@ def read_table(path: str | os.PathLike[str]) -> pd.DataFrame:
     path = existing_file(path)
     suffix = path.suffix.lower()
     if suffix not in TABLE_SUFFIXES:
-        raise DataError(
-            f"{path.name!r}: suffix {suffix!r} is not supported; give a .csv, .parquet or .npz file"
-        )
+        raise DataError(f"{path.name!r}: suffix {suffix!r} is not supported; give a .csv, .parquet or .npz file")
     if path.stat().st_size == 0:
         raise DataError(f"{path.name!r} is empty; it needs a header and at least one row")
     try:
@@ -47,9 +45,7 @@ def read_table(path: str | os.PathLike[str]) -> pd.DataFrame:
                 encoding="utf-8-sig",
             )
     except Exception as error:  # pandas and pyarrow raise many unrelated kinds for one bad file
-        raise DataError(
-            f"{path.name!r} cannot be read as a {suffix[1:]} table: {_first_line(error)}"
-        ) from None
+        raise DataError(f"{path.name!r} cannot be read as a {suffix[1:]} table: {_first_line(error)}") from None
     frame.columns = pd.Index([str(column).strip() for column in frame.columns])
     if len(frame) == 0:
         raise DataError(f"{path.name!r} has a header but no rows; it needs at least one")
@@ -188,9 +184,7 @@ def encode_features(
     return schema.encode(read_table(path), encoding, features, labels=labels)
 
 
-def read_arrays(
-    path: str | os.PathLike[str], *, classes: tuple[str, ...], labels: str = "required"
-) -> Encoded:
+def read_arrays(path: str | os.PathLike[str], *, classes: tuple[str, ...], labels: str = "required") -> Encoded:
     """Arrays `x` (and `y`, unless labels="ignore") of a .npz file, for a model of those classes."""
     path = existing_file(path)
     arrays = _open_npz(path)

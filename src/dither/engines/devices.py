@@ -21,7 +21,7 @@ def enable_compilation_cache() -> None:
         return
     _done = True
     wish = os.environ.get("DITHER_COMPILATION_CACHE", "")
-    if wish == "0" or jax.config.jax_compilation_cache_dir:
+    if wish == "0" or getattr(jax.config, "jax_compilation_cache_dir", None):
         return
     if wish:
         folder = Path(wish)

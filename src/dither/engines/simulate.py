@@ -25,7 +25,7 @@ from dither.core import Algorithm, Array, Cohort, Hyper, Keys, Params, PyTree, R
 from dither.data import Federation
 from dither.engines import devices
 from dither.errors import SpecError
-from dither.privacy import noise, sampling
+from dither.privacy import entropy, noise, sampling
 
 _EVAL_ROWS = 4096  # records scored at a time
 _LOOP_ABOVE = 50_000  # parameters above which a CPU runs clients one after the other (see `Simulation`)
@@ -45,6 +45,7 @@ class Run(NamedTuple):
     """What one run of a batch reads and never changes; in `Inputs` each with a leading axis of runs."""
 
     seed: Array
+    secret: Array  # what opens the streams of cohorts and batches: the seed, or a key from OS entropy
     hyper: Mapping[str, Array]
     order: Array
     start: Array
@@ -102,6 +103,10 @@ class Simulation:
     layout "vmap" runs a round's clients side by side, "loop" one after the other with the sum carried along
     (less memory; faster on a CPU once a model no longer fits its caches). "auto" chooses by model size and
     device. Both give the same result up to the rounding of the sum.
+
+    randomness "seeded" draws all from the runs' seeds: the same bits again. "os" takes the noise of clients and
+    server from OS entropy, fresh at every draw, and chooses cohorts and batches by keys that `inputs` draws anew
+    for each run, so that the public seed gives away neither; it still fixes the initial model and the partition.
     """
 
     def __init__(
@@ -113,6 +118,7 @@ class Simulation:
         cohort_size_at: Callable[[int], int],
         layout: str = "auto",
         pad_cohort: int = 0,
+        randomness: str = "seeded",
     ) -> None:
         devices.enable_compilation_cache()
         self.model = model
@@ -120,6 +126,7 @@ class Simulation:
         self.num_clients = num_clients
         self.cohort_size_at = cohort_size_at
         self.pad_cohort = pad_cohort
+        self.randomness = noise.check_source(randomness)
         if layout == "auto":
             shapes = jax.eval_shape(model.init, jax.random.key(0))
             large = models.count_params(shapes) > _LOOP_ABOVE
@@ -153,8 +160,10 @@ class Simulation:
                 raise SpecError(
                     f"the federation has {len(federation.size)} clients, expected num_clients={self.num_clients}"
                 )
+        seed = jnp.asarray(np.array(seeds, np.uint32))
         runs_inputs = Run(
-            seed=jnp.asarray(np.array(seeds, np.uint32)),
+            seed=seed,
+            secret=entropy.fresh_keys(runs) if self.randomness == "os" else seed,
             hyper={name: jnp.asarray(value, jnp.float32) for name, value in hyper.items()},
             order=jnp.asarray(np.stack([f.order for f in federations]), jnp.int32),
             start=jnp.asarray(np.stack([f.start for f in federations]), jnp.int32),
@@ -163,9 +172,7 @@ class Simulation:
             test_weights=jnp.asarray(
                 np.stack(_one_a_run(problem.test_weights, runs, "test_weights")), jnp.float32
             ),
-            cohorts=jnp.asarray(
-                np.stack(_one_a_run(cohorts or [np.zeros((0, 0))], runs, "cohorts")), jnp.int32
-            ),
+            cohorts=jnp.asarray(np.stack(_one_a_run(cohorts or [np.zeros((0, 0))], runs, "cohorts")), jnp.int32),
         )
         return Inputs(runs_inputs, Shared(jnp.asarray(problem.x), jnp.asarray(problem.y)))
 
@@ -207,7 +214,7 @@ class Simulation:
         number = jnp.int32(0)
         result = jax.eval_shape(
             lambda: algorithm.client(
-                _keys(run.seed, number, number),
+                _keys(run.secret, number, number, self._noise_root(run)),
                 algorithm.message(server),
                 one,
                 _records(run, shared, number),
@@ -223,9 +230,7 @@ class Simulation:
             rounds=jnp.zeros((), jnp.int32),
         )
 
-    def _advance_runs(
-        self, state: State, inputs: Inputs, start: Array, stop: Array, cohort_size: int
-    ) -> State:
+    def _advance_runs(self, state: State, inputs: Inputs, start: Array, stop: Array, cohort_size: int) -> State:
         def rounds(state: State, run: Run) -> State:
             def one(index: Array, state: State) -> State:
                 return self._round(state, run, inputs.shared, index, cohort_size)
@@ -242,7 +247,7 @@ class Simulation:
 
         def client(number: Array) -> tuple[PyTree, PyTree, Mapping[str, Array], Array]:
             result = algorithm.client(
-                _keys(run.seed, index, number),
+                _keys(run.secret, index, number, self._noise_root(run)),
                 message,
                 jax.tree.map(lambda leaf: leaf[number], state.clients),
                 _records(run, shared, number),
@@ -254,7 +259,7 @@ class Simulation:
         # Updates that were left out are made up for by the others, so that the weights still sum to one.
         used = jnp.maximum(jnp.sum(counted), 1)
         total = jax.tree.map(lambda leaf: leaf * (cohort_size / used), total)
-        key = noise.for_round(noise.stream(run.seed, "server"), index)
+        key = noise.for_round(noise.stream(self._noise_root(run), "server"), index)
         seen = cohort._replace(active=counted, size=jnp.sum(counted))
         server = algorithm.server(key, state.server, total, seen)
 
@@ -264,9 +269,7 @@ class Simulation:
         lost = jnp.where(cohort.active & ~counted, cohort.clients, nobody)
         return State(
             server=server,
-            clients=jax.tree.map(
-                lambda leaf, new: leaf.at[kept].set(new, mode="drop"), state.clients, states
-            ),
+            clients=jax.tree.map(lambda leaf, new: leaf.at[kept].set(new, mode="drop"), state.clients, states),
             participation=state.participation.at[took_part].add(1, mode="drop"),
             refused=state.refused.at[lost].add(1, mode="drop"),
             metrics={name: state.metrics[name] + value / used for name, value in metrics.items()},
@@ -307,11 +310,14 @@ class Simulation:
         (total, metrics), (states, counted) = jax.lax.scan(add, zeros, (cohort.clients, cohort.active))
         return total, states, metrics, counted
 
+    def _noise_root(self, run: Run) -> Any:
+        return entropy.OsEntropy().at(run.seed) if self.randomness == "os" else run.seed
+
     def _cohort(self, run: Run, index: Array, cohort_size: int) -> Cohort:
         if run.cohorts.size:
             chosen = run.cohorts[index]
         else:
-            key = noise.for_round(noise.stream(run.seed, "cohort"), index)
+            key = noise.for_round(noise.stream(run.secret, "cohort"), index)
             chosen = sampling.cohort(key, self.num_clients, cohort_size)
         padding = self.pad_cohort
         clients = jnp.concatenate([chosen, jnp.zeros(padding, jnp.int32)]) if padding else chosen
@@ -370,14 +376,21 @@ def simulate(
     eval_every: int = 10,
     layout: str = "auto",
     pad_cohort: int = 0,
+    randomness: str = "seeded",
     on_evaluation: Callable[[Evaluation], None] | None = None,
 ) -> Result:
     """Train. `build(hyper)` makes the algorithm; each entry of `hyper` has a leading axis of runs, as many as
-    `seeds`. Evaluates every `eval_every` rounds and after the last."""
+    `seeds`. Evaluates every `eval_every` rounds and after the last. `randomness` is as in `Simulation`."""
     num_clients = len(problem.federations[0].size)
     sizes_at = cohort_size if callable(cohort_size) else lambda index: cohort_size
     simulation = Simulation(
-        model, build, num_clients=num_clients, cohort_size_at=sizes_at, layout=layout, pad_cohort=pad_cohort
+        model,
+        build,
+        num_clients=num_clients,
+        cohort_size_at=sizes_at,
+        layout=layout,
+        pad_cohort=pad_cohort,
+        randomness=randomness,
     )
     inputs = simulation.inputs(problem, seeds=seeds, hyper=hyper or {}, cohorts=cohorts)
     state = simulation.start(inputs)
@@ -423,14 +436,16 @@ def problem(
     return Problem(np.concatenate([x, x_test]), np.concatenate([y, y_test]), [federation], [rows], [weights])
 
 
-def _keys(seed: Array, index: Array, client: Array) -> Keys:
-    def this_round(name: str) -> Any:
-        return noise.for_client(noise.for_round(noise.stream(seed, name), index), client)
+def _keys(root: Any, index: Array, client: Array, noise_root: Any = None) -> Keys:
+    """A client's keys in one round. `root` opens the run's streams, `noise_root` that of the noise if given."""
+
+    def this_round(root: Any, name: str) -> Any:
+        return noise.for_client(noise.for_round(noise.stream(root, name), index), client)
 
     return Keys(
-        batch=this_round("batch"),
-        epoch=noise.for_client(noise.stream(seed, "epoch"), client),
-        noise=this_round("noise"),
+        batch=this_round(root, "batch"),
+        epoch=noise.for_client(noise.stream(root, "epoch"), client),
+        noise=this_round(root if noise_root is None else noise_root, "noise"),
     )
 
 

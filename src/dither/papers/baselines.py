@@ -90,7 +90,7 @@ def prepare_dp_sgd(model: Model, setting: Setting) -> Prepared:
     """DP-SGD as CPFed compares: one noisy step a round, the budget split evenly over the rounds."""
     _one_step(setting, "dp-sgd")
     credit = bool(setting.options["equal_credit"])
-    run = {
+    run: dict[str, Any] = {
         "num_rounds": setting.num_rounds,
         "batch_size": setting.batch_size,
         "clip_norm": setting.clip_norm,
@@ -107,25 +107,30 @@ def prepare_dp_sgd(model: Model, setting: Setting) -> Prepared:
             )
         ),
     )
-    quiet = local.quietest(setting, std)
+    hyper = local.gradient_hyper(setting, std)
     # Without credit every round counts and nobody else's noise does: Theorem 1 with n = r = 1.
-    shape = {
+    shape: dict[str, Any] = {
         "num_clients": setting.num_clients if credit else 1,
         "cohort_size": setting.cohort_size if credit else 1,
     }
-    claimed = (
-        cpfed_theory.claim(
+
+    def claim(other: Hyper) -> Claim:
+        quiet = local.quietest(other)
+        if quiet == 0:
+            return local.no_noise(setting)
+        return cpfed_theory.claim(
             noise_std=quiet, delta=setting.delta, local_steps=1, secure_aggregation=credit, **shape, **run
         )
-        if quiet
-        else local.no_noise(setting)
-    )
+
     gradients = local.noisy_gradients(model, setting, source="CPFed Corollary 1; errata G7a")
     return Prepared(
-        hyper=local.gradient_hyper(setting, std),
+        hyper=hyper,
         build=local.averaging(setting, gradients),
-        claim=claimed,
+        claim=claim(hyper),
         cohort_size_at=lambda index: setting.cohort_size,
+        noise_names=("noise_std",),
+        reclaim=claim,
+        own_epochs=True,
     )
 
 
@@ -146,18 +151,25 @@ def prepare_dp_dsgd(model: Model, setting: Setting) -> Prepared:
     std = local.chosen_noise_std(
         setting, lambda: float(concentrated_theory.dpdsgd_noise_std(epsilon=setting.epsilon, **run))
     )
-    quiet = local.quietest(setting, std)
-    claimed = local.no_noise(setting)
-    if quiet:
+    hyper = local.gradient_hyper(setting, std)
+
+    def claim(other: Hyper) -> Claim:
+        quiet = local.quietest(other)
+        if quiet == 0:
+            return local.no_noise(setting)
         value = float(concentrated_theory.dpdsgd_epsilon_of_noise(noise_std=quiet, **run))
         aggregation = ("the other clients' noise is credited under aggregation alone (G7)", False)
-        claimed = Claim(value, "run", setting.delta, "Concentrated DP-FL Sec. VII-C", (aggregation,))
+        return Claim(value, "run", setting.delta, "Concentrated DP-FL Sec. VII-C", (aggregation,))
+
     gradients = local.noisy_gradients(model, setting, source="Concentrated DP-FL Lemma 2; errata G7a")
     return Prepared(
-        hyper=local.gradient_hyper(setting, std),
+        hyper=hyper,
         build=local.averaging(setting, gradients),
-        claim=claimed,
+        claim=claim(hyper),
         cohort_size_at=lambda index: setting.cohort_size,
+        noise_names=("noise_std",),
+        reclaim=claim,
+        own_epochs=True,
         cohorts=cohorts,
     )
 
@@ -195,6 +207,7 @@ def prepare_dp_fedavg(model: Model, setting: Setting) -> Prepared:
             )  # fmt: skip
             bound = float(hyper["update_clip"])
             return (
+                *_unprotected(info),  # the server sees the updates as they are
                 Release(
                     "downlink",
                     float(hyper["central_multiplier"]) * bound / setting.cohort_size,
@@ -217,6 +230,9 @@ def prepare_dp_fedavg(model: Model, setting: Setting) -> Prepared:
         build=build,
         claim=_central_claim(setting, multiplier),
         cohort_size_at=lambda index: setting.cohort_size,
+        noise_names=("central_multiplier",),
+        reclaim=lambda other: _central_claim(setting, float(other["central_multiplier"])),
+        per_client=True,
         caveats=("ε is for whole clients against those who see the model; the server is trusted",),
     )
 
@@ -235,9 +251,7 @@ def _plain(model: Model, setting: Setting, *, proximal: float, optimizer: str) -
             end = local_model(hyper, keys, message, records, round, done)
             weight = records.size / num_records * setting.num_clients / round.cohort_size
             upload = local.scale(weight, local.subtract(end, message))
-            return ClientResult(
-                upload, weight, {"steps": done + setting.local_steps}, {"clipped": jnp.zeros(())}
-            )
+            return ClientResult(upload, weight, {"steps": done + setting.local_steps}, {"clipped": jnp.zeros(())})
 
         return Algorithm(
             init=lambda params: params,
@@ -264,9 +278,7 @@ def _plain(model: Model, setting: Setting, *, proximal: float, optimizer: str) -
 
 def _one_step(setting: Setting, method: str) -> None:
     if setting.local_steps != 1:
-        raise SpecError(
-            f"local_steps={setting.local_steps}: {method} takes one noisy step a round; set it to 1"
-        )
+        raise SpecError(f"local_steps={setting.local_steps}: {method} takes one noisy step a round; set it to 1")
 
 
 # Noise
@@ -276,6 +288,8 @@ def central_noise_multiplier(setting: Setting) -> float:
     """Noise std over S on the sum of updates: as given, or for the claimed ε (moments accountant)."""
     if setting.noise == "none":
         return 0.0
+    if setting.noise == "proven":
+        return 1.0  # a unit: the accountant sets the factor
     given = float(setting.options["noise_multiplier"])
     if given:
         return given

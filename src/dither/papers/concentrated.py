@@ -35,6 +35,11 @@ OPTIONS = {
     "exact_epochs": (False, "choose batch_size so that a round is exactly one epoch: floor(m / local_steps)"),
 }
 
+WHY = (
+    "the claim spreads one use of a record over a fraction of an epoch and credits noise that is not there (D1, D2); "
+    "with shuffled batches a visible upload spends whole uses (D2), with Poisson batches far less"
+)
+
 # Algorithm
 
 
@@ -46,12 +51,16 @@ def prepare(model: Model, setting: Setting) -> Prepared:
     counts = participations(setting, cohorts)
     gradients = local.noisy_gradients(model, setting, source="Concentrated DP-FL Lemma 2; errata D2, G7a")
     std = local.chosen_noise_std(setting, lambda: noise_std(setting, counts))
+    hyper = local.gradient_hyper(setting, std)
     return Prepared(
-        hyper=local.gradient_hyper(setting, std),
+        hyper=hyper,
         build=local.averaging(setting, gradients),
-        claim=claim(setting, local.quietest(setting, std), counts),
+        claim=claim(setting, local.quietest(hyper), counts),
         cohort_size_at=lambda index: setting.cohort_size,
         cohorts=cohorts,
+        noise_names=("noise_std",),
+        reclaim=lambda other: claim(setting, local.quietest(other), counts),
+        own_epochs=True,
     )
 
 

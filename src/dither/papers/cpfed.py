@@ -23,6 +23,12 @@ OPTIONS = {
     "aggregation_credit": (True, "credit the other clients' noise under secure aggregation (Theorem 1)"),
 }
 
+WHY = (
+    "the claim averages participation instead of counting it (C1) and credits all of the others' noise although "
+    "their own later steps contract it (G7); the proof for visible uploads counts the sampling of records, which the "
+    "paper ignores (C3)"
+)
+
 # Algorithm
 
 
@@ -30,11 +36,15 @@ def prepare(model: Model, setting: Setting) -> Prepared:
     """CPFed for one federation (Algorithm 1): τ noisy steps, then the mean of r local models."""
     gradients = local.noisy_gradients(model, setting, source="CPFed Corollary 1; errata G7a")
     std = local.chosen_noise_std(setting, lambda: noise_std(setting))
+    hyper = local.gradient_hyper(setting, std)
     return Prepared(
-        hyper=local.gradient_hyper(setting, std),
+        hyper=hyper,
         build=local.averaging(setting, gradients),
-        claim=claim(setting, local.quietest(setting, std)),
+        claim=claim(setting, local.quietest(hyper)),
         cohort_size_at=lambda index: setting.cohort_size,
+        noise_names=("noise_std",),
+        reclaim=lambda other: claim(setting, local.quietest(other)),
+        own_epochs=True,
     )
 
 

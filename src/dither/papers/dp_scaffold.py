@@ -58,6 +58,11 @@ OPTIONS = {
 }
 _SCHEMES = {"constant": 0, "rounds": 1, "steps": 2}
 
+WHY = (
+    "the claim fixes the Rényi order instead of optimising it, so that ln(1/δ)/(α-1) hides the true, far smaller, "
+    "leak (S1, S6); it also counts the server's choice of users as amplification, which the proof does not (S2)"
+)
+
 # Algorithm
 
 
@@ -65,12 +70,17 @@ def prepare(model: Model, setting: Setting) -> Prepared:
     """DP-SCAFFOLD for one federation (Algorithm 1)."""
     gradients = local.noisy_gradients(model, setting, source="DP-SCAFFOLD Theorem 1; errata S2")
     std = local.chosen_noise_std(setting, lambda: noise_std(setting))
-    rounds = stopping_round(setting, local.quietest(setting, std))
+    hyper = {**local.gradient_hyper(setting, std), "server_lr": setting.server_lr}
+    rounds = stopping_round(setting, local.quietest(hyper))
     return Prepared(
-        hyper={**local.gradient_hyper(setting, std), "server_lr": setting.server_lr},
+        hyper=hyper,
         build=lambda hyper: scaffold(setting, gradients, hyper),
-        claim=claim(setting, local.quietest(setting, std), rounds),
+        claim=claim(setting, local.quietest(hyper), rounds),
         cohort_size_at=lambda index: setting.cohort_size,
+        noise_names=("noise_std",),
+        reclaim=lambda other: claim(setting, local.quietest(other), rounds),
+        client_state=True,
+        own_epochs=True,
         num_rounds=rounds,
     )
 
@@ -85,9 +95,7 @@ def scaffold(setting: Setting, gradients: local.NoisyGradients, hyper: Hyper) ->
     def client_init(params: Params) -> ClientState:
         return {"control": jax.tree.map(jnp.zeros_like, params), "steps": jnp.int32(0)}  # c_k(0) = 0
 
-    def client(
-        keys: Keys, message: Message, state: ClientState, records: Records, round: Round
-    ) -> ClientResult:
+    def client(keys: Keys, message: Message, state: ClientState, records: Records, round: Round) -> ClientResult:
         start, server_control, control = message["params"], message["control"], state["control"]
         correction = local.subtract(server_control, control)  # c(r-1) - c_k(r-1)
 

@@ -171,7 +171,7 @@ def noisy_gradients(model: Model, setting: Setting, *, source: str) -> NoisyGrad
         )
         factor = schedule.factor(round.index, step, hyper["noise_decay"], hyper["noise_decay_start"])
         noise_std = hyper["noise_std"][round.client] * factor
-        return noise.gaussian(jax.random.fold_in(keys.noise, step), gradient, noise_std=noise_std), clipped
+        return noise.gaussian(noise.for_step(keys.noise, step), gradient, noise_std=noise_std), clipped
 
     def releases(hyper: Hyper, info: RoundInfo) -> tuple[Release, ...]:
         one = sampler.sampling(info.size)
@@ -190,9 +190,7 @@ def noisy_gradients(model: Model, setting: Setting, *, source: str) -> NoisyGrad
             factor = schedule.factor(info.index, 0, decay, start)
             return (first._replace(noise_std=first.noise_std * factor),)
         return tuple(
-            first._replace(
-                uses=1, noise_std=first.noise_std * schedule.factor(info.index, step, decay, start)
-            )
+            first._replace(uses=1, noise_std=first.noise_std * schedule.factor(info.index, step, decay, start))
             for step in range(setting.local_steps)
         )
 
@@ -230,12 +228,14 @@ def chosen_noise_std(setting: Setting, calibrated: Callable[[], float]) -> float
         return 0.0
     if setting.noise == "given":
         return setting.noise_std
+    if setting.noise == "proven":
+        return 1.0  # a unit: the accountant sets the factor
     return float(calibrated())
 
 
-def quietest(setting: Setting, noise_std: float) -> float:
+def quietest(hyper: Hyper) -> float:
     """The noise of the client with the least, for which the claimed ε is stated."""
-    return noise_std * min(setting.noise_scale, default=1.0)
+    return float(np.min(hyper["noise_std"]))
 
 
 def averaging(setting: Setting, gradients: NoisyGradients) -> Callable[[Hyper], Algorithm]:

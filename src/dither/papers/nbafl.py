@@ -59,6 +59,11 @@ OPTIONS = {
 }
 PILOT_METRIC = "param_norm"
 
+WHY = (
+    "the claim takes a sensitivity of 2C/m where clipping proves only 2C (N2), and the classical Gaussian constant "
+    "far above ε = 1, where it fails (N1)"
+)
+
 # Algorithm
 
 
@@ -66,9 +71,7 @@ def prepare(model: Model, setting: Setting) -> Prepared:
     """NbAFL for one federation (Algorithm 1)."""
     param_clip = float(setting.options["param_clip"])
     if param_clip <= 0:
-        raise SpecError(
-            f"method_options.param_clip={param_clip:g} must be above 0 (0 asks for a pilot run first)"
-        )
+        raise SpecError(f"method_options.param_clip={param_clip:g} must be above 0 (0 asks for a pilot run first)")
     local_model = local.proximal_training(model, setting, optimizer_name=setting.options["optimizer"])
     num_records = int(setting.client_sizes.sum())
     everyone = setting.cohort_size == setting.num_clients
@@ -114,6 +117,10 @@ def prepare(model: Model, setting: Setting) -> Prepared:
         claim=claim(setting, uplink, downlink),
         cohort_size_at=lambda index: setting.cohort_size,
         caveats=_scheduling_caveat(setting),
+        noise_names=("uplink_std", "downlink_std"),
+        weights=setting.client_sizes if everyone else None,
+        reclaim=lambda other: claim(setting, float(other["uplink_std"]), float(other["downlink_std"])),
+        exposures=int(setting.options["exposures"]),
     )
 
 
@@ -124,6 +131,8 @@ def noise_stds(setting: Setting) -> tuple[float, float]:
     """σ_U, and σ_D by Theorem 1 (all clients) or Lemma 4 (K of N scheduled)."""
     if setting.noise == "none":
         return 0.0, 0.0
+    if setting.noise == "proven":
+        return 1.0, 0.0  # a unit on the uploads: the accountant sets the factor
     everyone = setting.cohort_size == setting.num_clients
     base = _base(setting)
     run = {"num_rounds": setting.num_rounds, "num_clients": setting.num_clients}
@@ -134,13 +143,9 @@ def noise_stds(setting: Setting) -> tuple[float, float]:
     if everyone:
         return uplink, float(theory.downlink_noise_std(**base, **run))
     if form == "printed":
-        return uplink, float(
-            theory.scheduled_downlink_noise_std(**base, **run, cohort_size=setting.cohort_size)
-        )
+        return uplink, float(theory.scheduled_downlink_noise_std(**base, **run, cohort_size=setting.cohort_size))
     if form not in ("corrected", "uncredited"):
-        raise SpecError(
-            f"method_options.scheduling={form!r} is not one of 'printed', 'corrected', 'uncredited'"
-        )
+        raise SpecError(f"method_options.scheduling={form!r} is not one of 'printed', 'corrected', 'uncredited'")
     downlink = theory.scheduled_downlink_noise_std_corrected(
         **base, **run, cohort_size=setting.cohort_size, sampling_credit=form == "corrected"
     )

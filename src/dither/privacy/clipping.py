@@ -132,8 +132,7 @@ def _generic_clipped_sum(
     microbatch = min(microbatch, count)
     extra = -count % microbatch
     x, y, weights = (
-        jnp.concatenate([a, jnp.zeros((extra, *a.shape[1:]), a.dtype)]) if extra else a
-        for a in (x, y, weights)
+        jnp.concatenate([a, jnp.zeros((extra, *a.shape[1:]), a.dtype)]) if extra else a for a in (x, y, weights)
     )
     summed = clipping.clipped_grad(
         loss,

@@ -3,6 +3,10 @@
 A seed opens one stream a purpose (`partition`, `init`, `cohort`, `batch`, `epoch`, `noise`, `server`):
 changing how many numbers one purpose draws never shifts another. Inside a stream, each round and each
 client has its own key, so that no two clients and no two rounds ever share noise.
+
+Where a key is taken, a JAX key (research: the same bits again from the same seed) or an `OsEntropy`
+(deployment: fresh at every draw, see `privacy.entropy`) may be given. Both are derived for each round, client
+and step and then drawn from once; the code that does so does not ask which it was given.
 """
 
 from __future__ import annotations
@@ -18,28 +22,54 @@ import numpy as np
 
 from dither.core import Array, Key, PyTree
 from dither.errors import SpecError, did_you_mean
+from dither.privacy.entropy import OsEntropy
+
+SOURCES = ("seeded", "os")  # what a run's randomness may be
 
 
-def stream(seed: int | Array, name: str) -> Key:
-    """The key of a named stream of a run's seed (CRC-32 of the name, so it is the same everywhere)."""
-    return jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode()))
+def check_source(name: str) -> str:
+    """The name of a source of randomness, if there is one of that name."""
+    if name not in SOURCES:
+        raise SpecError(f"unknown randomness={name!r}{did_you_mean(name, SOURCES)}")
+    return name
+
+
+def stream(root: int | Array | Key, name: str) -> Key:
+    """The key of a named stream (CRC-32 of the name, so it is the same everywhere). The root is a run's seed, a
+    JAX key, or an OsEntropy, all of whose streams are itself."""
+    if isinstance(root, OsEntropy):
+        return root
+    is_key = isinstance(root, jax.Array) and jnp.issubdtype(root.dtype, jax.dtypes.prng_key)
+    return jax.random.fold_in(root if is_key else jax.random.key(root), zlib.crc32(name.encode()))
 
 
 def for_round(key: Key, index: Array) -> Key:
     """A stream's key in one round."""
-    return jax.random.fold_in(key, index)
+    return _derive(key, index)
 
 
 def for_client(key: Key, client: Array) -> Key:
     """A round's key for one client."""
-    return jax.random.fold_in(key, client)
+    return _derive(key, client)
+
+
+def for_step(key: Key, step: Array) -> Key:
+    """A client's key for one local step."""
+    return _derive(key, step)
+
+
+def _derive(key: Key, number: Array) -> Key:
+    return key.at(number) if isinstance(key, OsEntropy) else jax.random.fold_in(key, number)
 
 
 def standard_normal(key: Key, tree: PyTree) -> PyTree:
     """Independent N(0, 1) in the shape of `tree`, drawn as one block (many small draws are slower)."""
     leaves, structure = jax.tree.flatten(tree)
     sizes = [math.prod(leaf.shape) for leaf in leaves]
-    block = jax.random.normal(key, (sum(sizes),), jnp.float32)
+    if isinstance(key, OsEntropy):
+        block = _mapped_like(key, leaves).draw(sum(sizes))
+    else:
+        block = jax.random.normal(key, (sum(sizes),), jnp.float32)
     pieces, at = [], 0
     for leaf, size in zip(leaves, sizes, strict=True):
         pieces.append(block[at : at + size].reshape(leaf.shape))
@@ -51,6 +81,15 @@ def gaussian(key: Key, tree: PyTree, *, noise_std: Array) -> PyTree:
     """`tree` plus independent N(0, noise_std²) on every coordinate. `key` must be used only here."""
     noise = standard_normal(key, tree)
     return jax.tree.map(lambda value, z: value + noise_std * z, tree, noise)
+
+
+def _mapped_like(source: OsEntropy, leaves: list[Array]) -> OsEntropy:
+    """The source, derived for whatever vmap maps the leaves over, should a caller have forgotten to: clients
+    with values of their own then never share a draw."""
+    for leaf in leaves:
+        if isinstance(leaf, jax.Array) and leaf.size:
+            source = source.at(leaf[(0,) * leaf.ndim] != 0)
+    return source
 
 
 # Schedules: how the noise changes over a run, for any method that noises gradients

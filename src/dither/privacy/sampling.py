@@ -112,9 +112,9 @@ def _shuffled(batch_size: int, local_steps: int, smallest: int, largest: int) ->
         batches_per_epoch = size // batch_size  # the partial last batch is dropped (errata D2)
         step = steps_done + jnp.arange(local_steps)
         first = steps_done // batches_per_epoch
-        orders = jax.vmap(
-            lambda epoch: permutation(jax.random.fold_in(keys.epoch, epoch), size, largest=largest)
-        )(first + jnp.arange(epochs))
+        orders = jax.vmap(lambda epoch: permutation(jax.random.fold_in(keys.epoch, epoch), size, largest=largest))(
+            first + jnp.arange(epochs)
+        )
         row = step // batches_per_epoch - first
         column = (step % batches_per_epoch)[:, None] * batch_size + jnp.arange(batch_size)
         positions = orders[row[:, None], column]
@@ -245,9 +245,7 @@ def _floyd(draws: Array, fresh: Array) -> Array:
     def unsettled(state: tuple[Array, Array]) -> Array:
         return jnp.any(state[0] != state[1])
 
-    return jax.lax.while_loop(unsettled, lambda state: (state[1], settle(state[1])), (draws, settle(draws)))[
-        1
-    ]
+    return jax.lax.while_loop(unsettled, lambda state: (state[1], settle(state[1])), (draws, settle(draws)))[1]
 
 
 def permutation(key: Key, population: Array | int, *, largest: int) -> Array:

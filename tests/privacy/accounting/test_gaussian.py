@@ -34,9 +34,7 @@ def test_more_noise_never_costs_more(mu, delta, factor):
 @pytest.mark.parametrize("epsilon", [-1.0, 0.0, 0.3, 2.0, 6.0])
 def test_profile_is_the_hockey_stick_integral(mu, epsilon):
     def gap(x):
-        return max(0.0, math.exp(-0.5 * (x - mu) ** 2) - math.exp(epsilon - 0.5 * x * x)) / math.sqrt(
-            2 * math.pi
-        )
+        return max(0.0, math.exp(-0.5 * (x - mu) ** 2) - math.exp(epsilon - 0.5 * x * x)) / math.sqrt(2 * math.pi)
 
     crossing = epsilon / mu + mu / 2
     # where the crossing lies outside the range, the tail beyond it is the whole of a tiny delta
@@ -82,9 +80,7 @@ def test_conversions_are_ordered(rho, delta):
 def test_tight_conversion_is_the_minimum_over_orders(rho, delta):
     orders = 1 + np.exp(np.linspace(-6, math.log(1 / delta), 4000))
     values = orders * rho + np.log1p(-1 / orders) - np.log(delta * orders) / (orders - 1)
-    assert accounting.zcdp_epsilon_tight(rho, delta) == pytest.approx(
-        max(0.0, values.min()), rel=1e-4, abs=1e-4
-    )
+    assert accounting.zcdp_epsilon_tight(rho, delta) == pytest.approx(max(0.0, values.min()), rel=1e-4, abs=1e-4)
 
 
 @given(epsilon=st.floats(1e-6, 300.0), rate=st.floats(1e-6, 1.0))

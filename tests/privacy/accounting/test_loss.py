@@ -87,9 +87,7 @@ def test_fixed_size_curve_has_the_atom_of_the_errata():
     for rate, mu in ((0.01, 3.0), (0.5, 0.5), (0.9, 1e-3)):
         above, log_mirrored = loss.fixed_size(rate, mu).upper(np.zeros(1))
         tail = 0.5 * math.erfc(mu / 2 / math.sqrt(2))
-        assert 1 - above[0] - math.exp(log_mirrored[0]) == pytest.approx(
-            (1 - rate) * (1 - 2 * tail), rel=1e-6
-        )
+        assert 1 - above[0] - math.exp(log_mirrored[0]) == pytest.approx((1 - rate) * (1 - 2 * tail), rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -129,12 +127,8 @@ def test_renyi_divergences_agree_where_the_library_is_accurate():
     import dp_accounting
 
     accountant = dp_accounting.rdp.RdpAccountant([2, 3, 8, 32], dp_accounting.NeighboringRelation.REPLACE_ONE)
-    accountant.compose(
-        dp_accounting.SampledWithoutReplacementDpEvent(25, 2, dp_accounting.GaussianDpEvent(1.5))
-    )
-    np.testing.assert_allclose(
-        accounting.fixed_size_rdp(0.08, 1.5, [2, 3, 8, 32]), accountant._rdp, rtol=1e-9
-    )
+    accountant.compose(dp_accounting.SampledWithoutReplacementDpEvent(25, 2, dp_accounting.GaussianDpEvent(1.5)))
+    np.testing.assert_allclose(accounting.fixed_size_rdp(0.08, 1.5, [2, 3, 8, 32]), accountant._rdp, rtol=1e-9)
 
 
 def test_renyi_divergence_bounds_the_exact_one():

@@ -27,16 +27,12 @@ def table(participations, delta, facts=None, **options):
 
 
 def by_recipe(participations, delta, facts, view, adjacency):
-    rows = accounting.account(
-        participations, delta, facts, adjacency=adjacency, views=(view,), every_recipe=True
-    )
+    rows = accounting.account(participations, delta, facts, adjacency=adjacency, views=(view,), every_recipe=True)
     return {row.recipe: row for row in rows}
 
 
 def cpfed(participations=20):
-    return [
-        (release("fixed", Z_CPFED, uses=10, rate=64 / 2441, batch_size=64, population=2441), participations)
-    ]
+    return [(release("fixed", Z_CPFED, uses=10, rate=64 / 2441, batch_size=64, population=2441), participations)]
 
 
 def concentrated(kind="shuffled", batch=64):
@@ -66,9 +62,7 @@ def test_cpfed():
 
 def test_concentrated():
     own = CONVEX._replace(own_epochs=True)
-    assert table(concentrated(), 1e-4, own, adjacency=REPLACE_ONE)["upload"].value == pytest.approx(
-        46.2, abs=0.05
-    )
+    assert table(concentrated(), 1e-4, own, adjacency=REPLACE_ONE)["upload"].value == pytest.approx(46.2, abs=0.05)
     fixed = table(concentrated("fixed"), 1e-4, adjacency=REPLACE_ONE)["upload"]
     assert fixed.value == pytest.approx(44.433, rel=5e-3)
     poisson = [(release("poisson", 2 * Z_CONCENTRATED, uses=10, rate=64 / 2441, adjacency=ADD_REMOVE), 13)]
@@ -121,9 +115,7 @@ def test_secure_fedavg_per_round_release():
         Facts(cohort_size=10),
         adjacency=REPLACE_ONE,
     )["sum"]
-    expected = accounting.fixed_size_epsilon(
-        0.03034667218864549, 0.8062266872137587 * math.sqrt(10), 50, 1e-4
-    )
+    expected = accounting.fixed_size_epsilon(0.03034667218864549, 0.8062266872137587 * math.sqrt(10), 50, 1e-4)
     assert summed.value == pytest.approx(expected)
     assert summed.recipe == "R5 sum"
 
@@ -229,9 +221,7 @@ def test_wrong_arguments_raise():
     with pytest.raises(ValueError, match="view='server'"):
         accounting.account([], 1e-5, views=("server",))
     with pytest.raises(ValueError, match="3 participations are listed for a binomial over num_rounds=20"):
-        accounting.account(
-            [(release("full", 1.0), 3)], 1e-5, Facts(participation=accounting.binomial(20, 0.5))
-        )
+        accounting.account([(release("full", 1.0), 3)], 1e-5, Facts(participation=accounting.binomial(20, 0.5)))
     with pytest.raises(ValueError, match="channel='sidelink'"):
         accounting.account([(release("full", 1.0, channel="sidelink"), 3)], 1e-5)
 
@@ -281,9 +271,7 @@ def test_counting_equals_listing(kind, z, count):
 
 def test_truncated_poisson_batches_are_charged():
     def rounds(truncation):
-        return [
-            (release("poisson", 1.0, uses=10, rate=0.02, adjacency=ADD_REMOVE, truncation=truncation), 100)
-        ]
+        return [(release("poisson", 1.0, uses=10, rate=0.02, adjacency=ADD_REMOVE, truncation=truncation), 100)]
 
     clean = table(rounds(0.0), 1e-5)["upload"]
     charged = table(rounds(1e-12), 1e-5)["upload"]

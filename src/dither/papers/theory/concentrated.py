@@ -192,9 +192,7 @@ def record_uses(
     check_positive(participations=participations, local_steps=local_steps, batch_size=batch_size)
     if batch_size > client_size:
         raise SpecError(f"batch_size={batch_size} exceeds client_size={client_size}")
-    rounds, steps = (
-        (participations, local_steps) if reshuffle_each_round else (1, participations * local_steps)
-    )
+    rounds, steps = (participations, local_steps) if reshuffle_each_round else (1, participations * local_steps)
     once = -(-steps // (client_size // batch_size)) if drop_last else -(-steps * batch_size // client_size)
     return rounds * once
 

@@ -292,9 +292,7 @@ def convergence_convex(
 ) -> ConvergenceBound:
     """Theorem 2, eq (22): bound on the mean over iterations of E f(θ^k) − f*."""
     check_positive(client_lr=client_lr, strong_convexity=strong_convexity, num_rounds=num_rounds)
-    eta, L, lam, tau, T, gap = f64(
-        client_lr, smoothness, strong_convexity, local_steps, num_rounds, initial_gap
-    )
+    eta, L, lam, tau, T, gap = f64(client_lr, smoothness, strong_convexity, local_steps, num_rounds, initial_gap)
     start = (1.0 - eta * lam) / (T * tau * eta * lam) * gap
     return _terms(
         start,

@@ -66,9 +66,7 @@ def noise_variance(
     """(σ_t^(r))² of schemes 0, 1 (eq (6)) and 2 (eq (7)); rounds r and steps t count from 1."""
     check_scheme(scheme, decay)
     check_positive(round_number=round_number, step_number=step_number, initial_variance=initial_variance)
-    r, t, s2, beta, R_th, tau = f64(
-        round_number, step_number, initial_variance, decay, decay_start, local_steps
-    )
+    r, t, s2, beta, R_th, tau = f64(round_number, step_number, initial_variance, decay, decay_start, local_steps)
     if scheme == 0:
         exponent = 0.0 * r * t
     elif scheme == 1:

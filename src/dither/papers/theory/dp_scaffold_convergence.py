@@ -196,9 +196,7 @@ def optimal_effective_lr(errors: ErrorTerms, *, num_rounds: Float, initial_dista
     return dist / (np.sqrt(R) * np.sqrt(errors.total))
 
 
-def convergence_optimal(
-    errors: ErrorTerms, *, num_rounds: Float, initial_distance: Float
-) -> ConvergenceBound:
+def convergence_optimal(errors: ErrorTerms, *, num_rounds: Float, initial_distance: Float) -> ConvergenceBound:
     """eq (10) (and (11)-(13)): eq (8) at η̃*, whose total is 2‖w(0)−w*‖√(...)/√R."""
     eta = optimal_effective_lr(errors, num_rounds=num_rounds, initial_distance=initial_distance)
     return convergence(errors, effective_lr=eta, num_rounds=num_rounds, initial_distance=initial_distance)
@@ -211,9 +209,7 @@ def max_client_lr(*, smoothness: Float, local_steps: Float, server_lr: Float) ->
     return 1.0 / (81.0 * L * tau * eta_g)
 
 
-def convergence_conditions(
-    *, effective_lr: float, smoothness: float, server_lr: float
-) -> tuple[Condition, ...]:
+def convergence_conditions(*, effective_lr: float, smoothness: float, server_lr: float) -> tuple[Condition, ...]:
     """Theorem 3's conditions: η_g >= 1 and η̃ <= 1/(81L), which is its bound on η_l."""
     limit = 1.0 / (81.0 * smoothness)
     return (

@@ -112,9 +112,7 @@ def scheduling_gamma(*, epsilon: Float, num_clients: Float, cohort_size: Float, 
         return scalar(np.where(K == N, y, -np.log1p((K / N) * np.expm1(-y))))
 
 
-def scheduling_threshold(
-    *, epsilon: Float, num_clients: Float, cohort_size: Float, exposures: Float
-) -> Float:
+def scheduling_threshold(*, epsilon: Float, num_clients: Float, cohort_size: Float, exposures: Float) -> Float:
     """ε/γ: Lemma 4 adds downlink noise only for T above it (L√N when K = N)."""
     gamma = scheduling_gamma(
         epsilon=epsilon, num_clients=num_clients, cohort_size=cohort_size, exposures=exposures
@@ -122,9 +120,7 @@ def scheduling_threshold(
     return f64(epsilon)[0] / gamma
 
 
-def scheduled_base_epsilon(
-    *, epsilon: Float, num_rounds: Float, num_clients: Float, cohort_size: Float
-) -> Float:
+def scheduled_base_epsilon(*, epsilon: Float, num_rounds: Float, num_clients: Float, cohort_size: Float) -> Float:
     """ε0 = −ln(1 − N/K + (N/K)e^{−ε/T}) = bε/T of Lemma 4; NaN where the logarithm does not exist."""
     check_positive(epsilon=epsilon, num_rounds=num_rounds)
     check_cohort(cohort_size, num_clients)
@@ -201,9 +197,7 @@ def scheduled_downlink_noise_std(
     gamma = scheduling_gamma(
         epsilon=epsilon, num_clients=num_clients, cohort_size=cohort_size, exposures=exposures
     )
-    b = scheduling_factor(
-        epsilon=epsilon, num_rounds=num_rounds, num_clients=num_clients, cohort_size=cohort_size
-    )
+    b = scheduling_factor(epsilon=epsilon, num_rounds=num_rounds, num_clients=num_clients, cohort_size=cohort_size)
     eps, C, m, L, T, K = f64(epsilon, param_clip, min_client_size, exposures, num_rounds, cohort_size)
     active = (gamma * T > eps) & ~np.isnan(b)  # rounding at the edge, where both branches are 0
     missing = np.where(active, (T / np.where(active, b, 1.0)) ** 2 - L**2 * K, 0.0)  # eq (16)
@@ -345,9 +339,7 @@ def uplink_epsilon_of_noise(*, noise_std: Float, sensitivity: Float, delta: Floa
     return gaussian_constant(delta) * L * Delta_U / sigma_U
 
 
-def downlink_epsilon_of_noise(
-    *, noise_std: Float, sensitivity: Float, delta: Float, num_rounds: Float
-) -> Float:
+def downlink_epsilon_of_noise(*, noise_std: Float, sensitivity: Float, delta: Float, num_rounds: Float) -> Float:
     """cTΔs_D/σ_A: the ε that the paper claims for T broadcasts with aggregate noise σ_A."""
     check_positive(noise_std=noise_std, sensitivity=sensitivity, num_rounds=num_rounds)
     sigma_A, Delta_D, T = f64(noise_std, sensitivity, num_rounds)
@@ -366,9 +358,7 @@ def scheduled_epsilon_of_noise(
     """−T ln(1 − K/N + (K/N)e^{−ε0}), ε0 = cΔ/σ_A, Δ = 2C/(mK): Lemma 4 as printed, solved for ε."""
     check_cohort(cohort_size, num_clients)
     T, N, K = f64(num_rounds, num_clients, cohort_size)
-    base = downlink_epsilon_of_noise(
-        noise_std=noise_std, sensitivity=sensitivity, delta=delta, num_rounds=1.0
-    )
+    base = downlink_epsilon_of_noise(noise_std=noise_std, sensitivity=sensitivity, delta=delta, num_rounds=1.0)
     with np.errstate(divide="ignore"):
         return scalar(T * np.where(K == N, base, -np.log1p((K / N) * np.expm1(-base))))
 

@@ -226,9 +226,7 @@ def convergence_corrected(
 def scheduled_contraction(loss: LossConstants, *, cohort_size: Float) -> Float:
     """Q of Theorem 3."""
     check_positive(cohort_size=cohort_size, proximal=loss.proximal)
-    rho, B, mu, ell, K = f64(
-        loss.smoothness, loss.dissimilarity, loss.proximal, loss.pl_constant, cohort_size
-    )
+    rho, B, mu, ell, K = f64(loss.smoothness, loss.dissimilarity, loss.proximal, loss.pl_constant, cohort_size)
     root = np.sqrt(K)
     bracket = rho * B**2 / 2.0 + rho * B + rho * B**2 / K + 2.0 * rho * B**2 / root + mu * B / root - mu
     return 1.0 + 2.0 * ell / mu**2 * bracket  # Theorem 3

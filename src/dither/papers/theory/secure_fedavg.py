@@ -217,9 +217,7 @@ def claim(
     `extra` takes conditions checked elsewhere, such as `lemma1_conditions`."""
     shape = {"local_steps": local_steps, "batch_size": batch_size, "client_size": client_size}
     eps = float(epsilon_of_noise(noise_std=noise_std, sensitivity=sensitivity, delta=delta, **shape))
-    return Claim(
-        eps, "message", delta, "eq (9), Lemma 1", conditions(epsilon=eps, delta=delta, **shape) + extra
-    )
+    return Claim(eps, "message", delta, "eq (9), Lemma 1", conditions(epsilon=eps, delta=delta, **shape) + extra)
 
 
 # Convergence

@@ -63,13 +63,9 @@ def aggregated_round_mu(
         if not convex:
             raise NoProof("the credit for the other clients' noise is proved for convex losses only (G7b)")
         if step_smoothness is None and local_steps > 1:
-            raise NoProof(
-                "G7b needs non-expansive steps, and no bound on learning rate x smoothness is known"
-            )
+            raise NoProof("G7b needs non-expansive steps, and no bound on learning rate x smoothness is known")
         if step_smoothness is not None and step_smoothness > 2.0 and local_steps > 1:
-            raise NoProof(
-                f"learning rate x smoothness = {step_smoothness:g} > 2: local steps may expand (G7b)"
-            )
+            raise NoProof(f"learning rate x smoothness = {step_smoothness:g} > 2: local steps may expand (G7b)")
     if uses == 0:
         return 0.0
     if noise_multiplier <= 0:

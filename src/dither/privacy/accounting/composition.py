@@ -66,9 +66,7 @@ def step_multiplier(release: Release, adjacency: str) -> float:
         raise NoProof(f"{kind} batches have no add/remove neighbours: their number of records is public (G3)")
     if kind.endswith("-round"):
         if adjacency == ADD_REMOVE and stated != ADD_REMOVE:
-            raise NoProof(
-                f"{kind} batches have no add/remove neighbours: their number of records is public (G3)"
-            )
+            raise NoProof(f"{kind} batches have no add/remove neighbours: their number of records is public (G3)")
         return z
     if stated == adjacency:
         return z
@@ -163,9 +161,7 @@ def _normalise(groups: Sequence[Group]) -> tuple[Group, ...]:
     plain = 0.0
     levels: dict[str, dict[tuple[float, float], tuple[float, float]]] = {}
     for kind in {item.kind for group in groups for item in group.items}:
-        inside = [
-            i for g in groups for i in g.items if i.kind == kind and (kind != "plain" or g.probability < 1)
-        ]
+        inside = [i for g in groups for i in g.items if i.kind == kind and (kind != "plain" or g.probability < 1)]
         levels[kind] = rounded_levels((item.rate, item.noise_multiplier) for item in inside)
     for group in groups:
         if not 0.0 <= group.probability <= 1.0 or group.repeats < 0:
@@ -228,9 +224,7 @@ def _distributions(groups: tuple[Group, ...], delta: float) -> tuple[loss.LossDi
 
     result = []
     for direction in range(directions):
-        sure = [
-            (curve(i, direction), i.uses * g.repeats) for g in groups if g.probability == 1 for i in g.items
-        ]
+        sure = [(curve(i, direction), i.uses * g.repeats) for g in groups if g.probability == 1 for i in g.items]
         events = [loss.Events(sure)] if sure else []
         events += [
             loss.Events([(curve(i, direction), i.uses) for i in g.items], g.repeats, g.probability)

@@ -88,9 +88,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     # δ(ε) <= Φ(μ/2 - ε/μ) <= exp(-(ε/μ - μ/2)²/2) bounds ε from above
     high = mu * (mu / 2.0 + math.sqrt(-2.0 * log_delta))
     return float(
-        brentq(
-            lambda e: float(log_gaussian_delta(e, mu)) - log_delta, 0.0, high, xtol=1e-14 * high, rtol=1e-14
-        )
+        brentq(lambda e: float(log_gaussian_delta(e, mu)) - log_delta, 0.0, high, xtol=1e-14 * high, rtol=1e-14)
     )
 
 

@@ -35,9 +35,7 @@ def mixture_epsilon(
     check_delta(delta)
     weights, mus = np.asarray(weights, float), np.asarray(mus, float)
     if weights.shape != mus.shape or np.any(weights < 0) or weights.sum() > 1 + 1e-9:
-        raise ValueError(
-            f"weights of sum {weights.sum()} and shape {weights.shape} for mus of shape {mus.shape}"
-        )
+        raise ValueError(f"weights of sum {weights.sum()} and shape {weights.shape} for mus of shape {mus.shape}")
     held = (weights > 0) & (mus > 0)
     weights, mus = weights[held], mus[held]
     if len(mus) == 0:
@@ -48,9 +46,7 @@ def mixture_epsilon(
         # outcomes that hide nothing are a failure probability
         lost = float(weights[mus == np.inf].sum())
         return (
-            mixture_epsilon(weights[mus < np.inf], mus[mus < np.inf], delta - lost)
-            if lost < delta
-            else math.inf
+            mixture_epsilon(weights[mus < np.inf], mus[mus < np.inf], delta - lost) if lost < delta else math.inf
         )
     log_weights, log_delta = np.log(weights), math.log(delta)
 
@@ -87,9 +83,7 @@ def random_uses_epsilon(
     return mixture_epsilon(pmf, np.sqrt(np.arange(len(pmf))) * mu_one, delta)
 
 
-def shuffled_round_pattern(
-    rounds: int, steps: int, per_epoch: int, rate: float
-) -> dict[tuple[int, int], float]:
+def shuffled_round_pattern(rounds: int, steps: int, per_epoch: int, rate: float) -> dict[tuple[int, int], float]:
     """Pr[a rounds use the record once, b rounds twice] for shuffled epochs over consecutive rounds (D2, R4).
 
     Epochs of `per_epoch` batches are consumed in rounds of `steps` <= per_epoch batches; in each epoch the
@@ -151,9 +145,7 @@ def message_noise_multiplier(epsilon: float, rate: float, delta: float) -> float
     return gaussian_noise_multiplier(unamplified_epsilon(epsilon, rate), delta / rate)
 
 
-def batch_structured_epsilon(
-    rate: float, noise_multiplier: float, participations: int, delta: float
-) -> float:
+def batch_structured_epsilon(rate: float, noise_multiplier: float, participations: int, delta: float) -> float:
     """R5, whole run: G4's profile with q = p and z = σ/Δ_true, composed over the participations. E2."""
     return fixed_size_epsilon(rate, noise_multiplier, participations, delta)
 
@@ -181,6 +173,4 @@ def convex_message_epsilon(
     if noise_std <= 0 or delta == 0:
         return math.inf
     # Σ_j w_j = p: the inner mixture at δ/p, then amplification
-    return amplified_epsilon(
-        mixture_epsilon(weights / used, shifts / noise_std, min(1.0, delta / used)), used
-    )
+    return amplified_epsilon(mixture_epsilon(weights / used, shifts / noise_std, min(1.0, delta / used)), used)

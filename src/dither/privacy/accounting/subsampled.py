@@ -226,9 +226,7 @@ def poisson_rdp(rate: float, noise_multiplier: float, orders: Sequence[int] = OR
 
     _check_orders(orders)
     accountant = dp_accounting.rdp.RdpAccountant([int(order) for order in orders])
-    accountant.compose(
-        dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise_multiplier))
-    )
+    accountant.compose(dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise_multiplier)))
     return np.asarray(accountant._rdp, float)
 
 

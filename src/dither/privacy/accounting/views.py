@@ -78,10 +78,7 @@ def downlink_bound(rounds: Rounds, delta: float, facts: Facts, adjacency: str) -
     if not any(group for group, _ in groups):
         raise NoProof("no noise is added to the broadcast")
     if any(
-        release.channel == "uplink"
-        for group, _ in rounds.groups
-        if not _has_downlink(group)
-        for release in group
+        release.channel == "uplink" for group, _ in rounds.groups if not _has_downlink(group) for release in group
     ):
         raise NoProof("some rounds release an upload without a noisy broadcast")
     bound = _composed(groups, rounds, delta, facts, adjacency, gain=1.0)
@@ -262,8 +259,7 @@ def _noise_inside_steps(
             # steps of different noise: less noise everywhere is an upper bound
             least, most_sensitive = min(r.noise_std for r in group), max(r.sensitivity for r in group)
             z = min(
-                step_multiplier(r._replace(noise_std=least, sensitivity=most_sensitive), adjacency)
-                for r in group
+                step_multiplier(r._replace(noise_std=least, sensitivity=most_sensitive), adjacency) for r in group
             )
             if all(r.sampling.kind == "disjoint" for r in group):
                 # one use at most, in a round drawn by the honest client: R4 again
@@ -308,6 +304,4 @@ def joint_bound(rounds: Rounds, delta: float, facts: Facts, adjacency: str) -> B
         left -= seen
         total += (seen * exposed if seen else 0.0) + ((count - seen) * hidden if count > seen else 0.0)
     value = groups_epsilon([Group((_plain(math.sqrt(total), 1),))], delta)
-    return Bound(
-        value, "R1 joint", f"{facts.exposures} exposed uploads, every broadcast (N1), all listed rounds"
-    )
+    return Bound(value, "R1 joint", f"{facts.exposures} exposed uploads, every broadcast (N1), all listed rounds")

@@ -1,0 +1,298 @@
+"""What a run proves: from its releases and its cohorts to the table of proven ε, and back to the noise.
+
+The accountant (`privacy.accounting`) knows one client's releases. A run has many clients that take part in
+different rounds; this room finds, for each class of alike clients, the participation that reveals at least as
+much as any member's (rank by rank the strongest), and accounts for that: the result holds for every client.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dither.core import Algorithm, Prepared, Release, RoundInfo
+from dither.errors import NoProof, SpecError
+from dither.privacy import accounting
+
+_MOST_CLASSES = 24  # classes of clients accounted one by one; more are bounded jointly
+
+Participations = list[tuple[tuple[Release, ...], int]]
+
+
+class Circumstances(NamedTuple):
+    """Public facts of a run that proofs need besides its releases (see `accounting.Facts`)."""
+
+    cohort_size: int
+    num_rounds: int
+    colluders: int
+    convex: bool
+    step_smoothness: float | None
+    client_state: bool
+    own_epochs: bool
+    exposures: int
+    noise_ratio: float  # least over largest noise that clients add to the sum
+    per_client: bool  # the unit of privacy is a whole client
+    not_covered: tuple[str, ...]
+
+
+class Clients(NamedTuple):
+    """A class of clients that reveal the same when they take part: their participations, at least, at the
+    median and at most (an envelope over the class)."""
+
+    members: np.ndarray
+    least: Participations
+    median: Participations
+    most: Participations
+
+
+def classes(
+    releases: Callable[[RoundInfo], tuple[Release, ...]], sizes: np.ndarray, cohorts: Sequence[np.ndarray]
+) -> list[Clients]:
+    """Group clients whose releases are the same, and bound what the members of a group reveal.
+
+    `cohorts[t]` are the clients of round t.
+    """
+    num_clients = len(sizes)
+    flat = np.concatenate([np.asarray(c, np.int64) for c in cohorts]) if cohorts else np.zeros(0, np.int64)
+    lengths = np.array([len(c) for c in cohorts], np.int64)
+    round_of = np.repeat(np.arange(len(cohorts)), lengths)
+    by_client = np.argsort(flat, kind="stable")
+    borders = np.searchsorted(flat[by_client], np.arange(num_clients + 1))
+
+    def rounds_of(client: int) -> np.ndarray:
+        return round_of[by_client[borders[client] : borders[client + 1]]]
+
+    def at(client: int, index: int) -> tuple[Release, ...]:
+        return releases(RoundInfo(int(index), int(client), int(sizes[client]), int(lengths[index])))
+
+    alike: dict[tuple[Release, ...], list[int]] = {}
+    for client in range(num_clients):
+        alike.setdefault(at(client, 0) if len(cohorts) else (), []).append(client)
+    groups = list(alike.values())
+    if len(groups) > _MOST_CLASSES:
+        groups = [list(range(num_clients))]
+        at = _worst_of(at, sizes)
+    return [_bound_class(np.array(group), rounds_of, at) for group in groups]
+
+
+def _bound_class(
+    members: np.ndarray,
+    rounds_of: Callable[[int], np.ndarray],
+    at: Callable[[int, int], tuple[Release, ...]],
+) -> Clients:
+    model = int(members[0])  # all are alike, or `at` is already the worst over them
+    own = [rounds_of(int(member)) for member in members]
+    counts = np.array([len(rounds) for rounds in own])
+    order = np.argsort(counts, kind="stable")
+    used = np.unique(np.concatenate(own))
+    revealed = {int(index): at(model, int(index)) for index in used}
+    # Rounds of a class differ in noise or sensitivity alone: by strength they stand in one row, so that rank
+    # by rank the strongest over the members reveals at least as much as any member.
+    strengths = np.array([sum(_information(release) for release in revealed[int(index)]) for index in used])
+    by_strength = used[np.argsort(strengths, kind="stable")]
+    rank = dict(zip(by_strength.tolist(), range(len(by_strength)), strict=True))
+    envelope = np.full(int(counts.max(initial=0)), -1)
+    for rounds in own:
+        ranks = np.sort([rank[index] for index in rounds.tolist()])[::-1]
+        envelope[: len(ranks)] = np.maximum(envelope[: len(ranks)], ranks)
+
+    def compressed(rounds: Iterable[int]) -> Participations:
+        return accounting.compress(revealed[int(index)] for index in rounds)
+
+    return Clients(
+        members=members,
+        least=compressed(own[order[0]]),
+        median=compressed(own[order[len(order) // 2]]),
+        most=compressed(by_strength[envelope]),
+    )
+
+
+def _information(release: Release) -> float:
+    """Order of strength among releases that differ only in noise and sensitivity."""
+    if release.noise_std == 0:
+        return math.inf
+    return release.uses * (release.sensitivity / release.noise_std) ** 2
+
+
+def _worst_of(
+    at: Callable[[int, int], tuple[Release, ...]], sizes: np.ndarray
+) -> Callable[[int, int], tuple[Release, ...]]:
+    """Releases at least as revealing as any client's: the highest sampling rate with the least noise."""
+
+    def joint(client: int, index: int) -> tuple[Release, ...]:
+        del client
+        everyone = [at(other, index) for other in range(len(sizes))]
+        worst = []
+        for alternatives in zip(*everyone, strict=True):
+            fastest = max(alternatives, key=lambda r: (r.sampling.rate, -r.sampling.population))
+            quietest = min(
+                alternatives,
+                key=lambda r: r.noise_std / r.sensitivity if r.sensitivity else math.inf,
+            )
+            scale = quietest.noise_std / quietest.sensitivity if quietest.sensitivity else math.inf
+            truncation = max(r.sampling.truncation for r in alternatives)
+            worst.append(
+                fastest._replace(
+                    noise_std=scale * fastest.sensitivity,
+                    sampling=fastest.sampling._replace(truncation=truncation),
+                )
+            )
+        return tuple(worst)
+
+    return joint
+
+
+# The table
+
+
+def facts(circumstances: Circumstances, unit: str = "run") -> accounting.Facts:
+    """What the accountant is told."""
+    c = circumstances
+    others = max(c.cohort_size - c.colluders - 1, 0) * c.noise_ratio**2
+    return accounting.Facts(
+        cohort_size=c.cohort_size,
+        colluders=min(c.colluders, max(c.cohort_size - 1, 0)),
+        others_noise=others,
+        convex=c.convex,
+        step_smoothness=c.step_smoothness,
+        client_state=c.client_state,
+        own_epochs=c.own_epochs,
+        num_rounds=c.num_rounds,
+        exposures=c.exposures,
+        participation=accounting.REALISED,
+        unit=unit + (", whole client" if c.per_client else ""),
+        not_covered=c.not_covered,
+    )
+
+
+def table(groups: Sequence[Clients], delta: float, circumstances: Circumstances) -> list[dict[str, Any]]:
+    """Proven ε for every view and adjacency, the largest over clients, with the least and the median beside it;
+    then one participation by itself (unit "message")."""
+    rows = []
+    known = facts(circumstances)
+    members = [len(group.members) for group in groups]
+    for adjacency in (accounting.ADD_REMOVE, accounting.REPLACE_ONE):
+        # [group][least, median, most][view]
+        found = [
+            [accounting.account(which, delta, known, adjacency=adjacency) for which in group[1:]]
+            for group in groups
+        ]
+        for number in range(len(accounting.VIEWS)):
+            most = max((entry[2][number] for entry in found), key=lambda p: p.value)
+            medians = [entry[1][number].value for entry in found]
+            row = _row(most)
+            row["clients"] = {
+                "min": min(entry[0][number].value for entry in found),
+                "median": float(np.median(np.repeat(medians, members))),
+                "max": most.value,
+            }
+            rows.append(row)
+        rows.append(_row(message(groups, delta, circumstances, adjacency=adjacency)))
+    return rows
+
+
+def message(
+    groups: Sequence[Clients], delta: float, circumstances: Circumstances, *, adjacency: str
+) -> accounting.Proven:
+    """One participation by itself, the most revealing one, to a server that sees the upload."""
+    known = facts(circumstances, unit="message")
+    single = [[(revealed, 1)] for group in groups for revealed, _ in group.most]
+    return max(
+        (accounting.proven(one, delta, known, view="upload", adjacency=adjacency) for one in _strongest(single)),
+        key=lambda p: p.value,
+    )
+
+
+def _strongest(singles: list[Participations], most: int = 4) -> list[Participations]:
+    """The participations worth accounting for: rounds of one class are ordered by strength."""
+    return sorted(singles, key=lambda one: sum(_information(r) for r in one[0][0]), reverse=True)[:most]
+
+
+def _row(p: accounting.Proven) -> dict[str, Any]:
+    return {
+        "view": p.view,
+        "adjacency": p.adjacency,
+        "value": p.value,
+        "delta": p.delta,
+        "unit": p.unit,
+        "recipe": p.recipe,
+        "assumed": p.assumed,
+        "not_covered": list(p.not_covered),
+        "detail": p.detail,
+    }
+
+
+def worst(
+    groups: Sequence[Clients], delta: float, circumstances: Circumstances, *, view: str, adjacency: str, unit: str
+) -> float:
+    """The largest proven ε over the clients for one view."""
+    if unit == "message":
+        return message(groups, delta, circumstances, adjacency=adjacency).value
+    known = facts(circumstances)
+    return max(
+        accounting.proven(group.most, delta, known, view=view, adjacency=adjacency).value for group in groups
+    )
+
+
+# Calibration
+
+
+def calibrated(
+    prepared: Prepared,
+    sizes: np.ndarray,
+    cohorts: Sequence[np.ndarray],
+    circumstances: Circumstances,
+    *,
+    epsilon: float,
+    delta: float,
+    view: str,
+    adjacency: str,
+    unit: str,
+) -> Prepared:
+    """The method with noise for which the *proven* ε is at most `epsilon` and within 0.1% of it."""
+    if not prepared.noise_names:
+        raise SpecError("this method adds no noise, so privacy.noise='proven' has nothing to set; use 'none'")
+
+    def hyper_at(factor: float) -> dict[str, Any]:
+        return {
+            name: np.asarray(value) * factor if name in prepared.noise_names else value
+            for name, value in prepared.hyper.items()
+        }
+
+    unit_classes = classes(prepared.build(hyper_at(1.0)).releases, sizes, cohorts)
+
+    def proven_epsilon(factor: float) -> float:
+        # Noise enters every release as a factor: the classes and their envelopes stay the same.
+        scaled = [group._replace(most=_louder(group.most, factor)) for group in unit_classes]
+        return worst(scaled, delta, circumstances, view=view, adjacency=adjacency, unit=unit)
+
+    if math.isinf(proven_epsilon(1e9)):
+        rows = facts(circumstances)
+        first = accounting.proven(unit_classes[0].most, delta, rows, view=view, adjacency=adjacency)
+        raise NoProof(
+            f"no noise has a proven ε for view={view!r} under {adjacency}: {first.detail}; choose another "
+            "privacy.adjacency, privacy.view or batch_sampling"
+        )
+    hyper = hyper_at(accounting.calibrate(epsilon, proven_epsilon))
+    return prepared._replace(hyper=hyper, claim=prepared.reclaim(hyper) if prepared.reclaim else prepared.claim)
+
+
+def _louder(participations: Participations, factor: float) -> Participations:
+    return [
+        (tuple(release._replace(noise_std=release.noise_std * factor) for release in revealed), count)
+        for revealed, count in participations
+    ]
+
+
+def noise_ratio(algorithm: Algorithm, sizes: np.ndarray, weights: np.ndarray) -> float:
+    """Least over largest noise that a client adds to the sum of weighted uploads (1 where all are alike)."""
+    stds = [
+        release.noise_std * weights[client]
+        for client, size in enumerate(sizes)
+        for release in algorithm.releases(RoundInfo(0, client, int(size), 1))
+        if release.channel == "uplink"
+    ]
+    return min(stds) / max(stds) if stds and max(stds) > 0 else 1.0

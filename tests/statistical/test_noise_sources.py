@@ -1,0 +1,374 @@
+"""Both sources of noise, seeded keys and OS entropy: Gaussian, independent, never repeated.
+
+OS entropy cannot be replayed, so each check has a false-alarm rate near 1e-6 or below; the tests at the end
+of the first part show that the checks still reject noise that is a little off.
+"""
+
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from dither import models
+from dither.core import Algorithm, ClientResult
+from dither.engines import simulate as engine
+from dither.errors import SpecError
+from dither.papers import cpfed, secure_fedavg
+from dither.privacy import entropy, noise
+from dither.privacy.entropy import OsEntropy
+from tests.conftest import make_federation, make_records, make_setting
+
+ROUNDS, CLIENTS, STEPS = 20, 16, 4
+TREE = {"bias": jnp.zeros(200), "weights": jnp.zeros((30, 20))}
+SOURCES = ["seeded", "os"]
+
+
+def root(source):
+    return noise.stream(OsEntropy() if source == "os" else 5, "noise")
+
+
+def flat(tree):
+    return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(tree)])
+
+
+@jax.jit
+def engine_like(key):
+    """A step's noise inside scan over steps, vmap over clients and fori_loop over rounds: `[R, C, S, D]`."""
+
+    def client(key, number):
+        key = noise.for_client(key, number)
+
+        def step(carry, number):
+            return carry, flat(noise.standard_normal(noise.for_step(key, number), TREE))
+
+        return jax.lax.scan(step, 0, jnp.arange(STEPS))[1]
+
+    def one(index, seen):
+        in_round = noise.for_round(key, index)
+        return seen.at[index].set(jax.vmap(client, in_axes=(None, 0))(in_round, jnp.arange(CLIENTS)))
+
+    return jax.lax.fori_loop(0, ROUNDS, one, jnp.zeros((ROUNDS, CLIENTS, STEPS, 800)))
+
+
+@pytest.fixture(scope="module", params=SOURCES)
+def draws(request):
+    return np.asarray(engine_like(root(request.param)), np.float64)
+
+
+def problems(z):
+    """What is wrong with a million draws `[rounds, clients, steps, coordinates]`; empty for N(0, 1)."""
+    found = set()
+    n = z.size
+    if abs(z.mean()) > 6 / np.sqrt(n):
+        found.add("mean")
+    if abs(z.var() - 1) > 6 * np.sqrt(2 / n):
+        found.add("variance")
+    if abs(stats.skew(z, axis=None)) > 6 * np.sqrt(6 / n):
+        found.add("skew")
+    if abs(stats.kurtosis(z, axis=None)) > 7 * np.sqrt(24 / n):
+        found.add("kurtosis")
+    if stats.kstest(z.ravel(), "norm").pvalue < 1e-7:
+        found.add("distribution")
+    for side in (z > 4, z < -4):
+        if stats.binomtest(int(side.sum()), n, stats.norm.sf(4)).pvalue < 1e-7:
+            found.add("tails")
+    for axis, name in enumerate(("rounds", "clients", "steps", "coordinates")):
+        vectors = np.moveaxis(z, axis, 0).reshape(z.shape[axis], -1)
+        if (np.abs(vectors.var(1) - 1) > 7 * np.sqrt(2 / vectors.shape[1])).any():
+            found.add(f"variance of {name}")
+        off = np.corrcoef(vectors)[~np.eye(len(vectors), dtype=bool)]
+        if np.abs(off).max() > 7 / np.sqrt(vectors.shape[1]):  # 640,000 pairs of coordinates at most
+            found.add(f"correlation of {name}")
+    if repeated(z):
+        found.add("repeats")
+    return found
+
+
+def repeated(z, width=8):
+    """How many of the aligned runs of 8 consecutive draws occurred before."""
+    rows = np.ascontiguousarray(z).reshape(-1, width)
+    return len(rows) - len(np.unique(rows.view(f"V{rows.itemsize * width}")))
+
+
+def test_both_sources_are_standard_normal_and_independent(draws):
+    assert problems(draws) == set()
+
+
+def test_the_checks_reject_noise_that_is_a_little_off():
+    z = np.random.default_rng(1).normal(size=(ROUNDS, CLIENTS, STEPS, 800))
+    assert problems(z) == set()
+    assert {"variance", "distribution"} <= problems(1.02 * z)
+    assert "mean" in problems(z + 0.01)
+    assert "tails" in problems(np.clip(z, -4, 4))
+    assert "kurtosis" in problems(z * np.where(np.arange(800) % 2, 1.06, np.sqrt(2 - 1.06**2)))
+    again = z.copy()
+    again[7, 3, 1, 80:88] = z[2, 9, 0, 400:408]
+    assert problems(again) == {"repeats"}
+    shared = z.copy()
+    shared[:, 5] += 0.05 * z[:, 6]
+    assert "correlation of clients" in problems(shared)
+    for axis, name in enumerate(("rounds", "clients", "steps", "coordinates")):
+        stale = z.copy()
+        np.moveaxis(stale, axis, 0)[1] = np.moveaxis(z, axis, 0)[0]
+        assert f"correlation of {name}" in problems(stale)
+
+
+# Seeded: the same bits again
+
+
+def test_a_seed_gives_the_same_bits_and_derives_as_jax_does():
+    first, second = (np.asarray(engine_like(root("seeded"))) for _ in range(2))
+    assert first.tobytes() == second.tobytes()
+    key = jax.random.key(3)
+    for derive in (noise.for_round, noise.for_client, noise.for_step):
+        assert jnp.array_equal(
+            jax.random.key_data(derive(key, 4)), jax.random.key_data(jax.random.fold_in(key, 4))
+        )
+    of_seed, of_key = noise.stream(3, "batch"), noise.stream(key, "batch")
+    assert jnp.array_equal(jax.random.key_data(of_seed), jax.random.key_data(of_key))
+
+
+# OS entropy: never the same again
+
+
+def test_words_become_normals_of_full_width():
+    """Φ^-1 of 63 bits beside a sign: exact to rounding, out to 9.16 σ, neighbours told apart."""
+    powers = 2 ** np.arange(62, dtype=np.int64)
+    np.testing.assert_allclose(stats.norm.sf(entropy._from_words(powers)), (powers + 0.5) * 2.0**-64, rtol=1e-13)
+    np.testing.assert_array_equal(entropy._from_words(powers | np.int64(-(2**63))), -entropy._from_words(powers))
+    ends = entropy._from_words(np.array([0, 1, 2, 2**63 - 1, -(2**63), -1], np.int64))
+    assert np.isfinite(ends).all()
+    assert ends[0] == pytest.approx(9.16, abs=0.01)
+    assert ends[0] > ends[1] > ends[2] > 8.9
+    assert abs(ends[3]) < 1e-15
+    assert ends[4] == -ends[0]
+
+
+def test_on_the_host_draws_are_float64_and_every_block_is_new():
+    block = entropy._BLOCK
+    z = entropy.standard_normals(8 * block + 3)
+    assert z.dtype == np.float64
+    assert z.shape == (8 * block + 3,)
+    assert len(np.unique(z)) == z.size
+    assert len(np.unique(z.astype(np.float32))) < z.size  # float32 alone would not fill the line
+    assert entropy.standard_normals(0).shape == (0,)
+    assert not np.intersect1d(z, entropy.standard_normals(block)).size
+
+
+def test_the_source_is_a_constant_to_jax():
+    assert jax.tree.leaves(OsEntropy()) == []
+    assert jax.jit(lambda source: source)(OsEntropy()) == OsEntropy()
+    derived = noise.for_client(noise.for_round(OsEntropy(), 3), jnp.int32(2))
+    assert isinstance(jax.jit(lambda source: source)(derived), OsEntropy)
+    assert noise.stream(OsEntropy(), "noise") == OsEntropy()
+
+
+def vectors_with_jit():
+    draw = jax.jit(lambda key: flat(noise.standard_normal(key, TREE)))
+    return [draw(OsEntropy()) for _ in range(20)]
+
+
+def vectors_without_jit():
+    return [flat(noise.standard_normal(OsEntropy(), TREE)) for _ in range(5)]
+
+
+def vectors_twice_in_one_program():
+    def twice(key):
+        return [flat(noise.gaussian(key, TREE, noise_std=1.0)) for _ in range(5)]
+
+    return jax.jit(twice)(OsEntropy())
+
+
+def vectors_in_a_scan_that_derives_nothing():
+    def step(carry, _):
+        return carry, flat(noise.standard_normal(OsEntropy(), TREE))
+
+    return jax.jit(lambda: jax.lax.scan(step, 0, None, length=12)[1])()
+
+
+def vectors_in_a_loop_with_traced_bounds():
+    def body(index, seen):
+        return seen.at[index].set(flat(noise.standard_normal(OsEntropy(), TREE)))
+
+    return jax.jit(lambda stop: jax.lax.fori_loop(0, stop, body, jnp.zeros((9, 800))))(9)
+
+
+def vectors_of_clients_in_one_round():
+    def client(number):
+        return flat(noise.standard_normal(noise.for_client(OsEntropy(), number), TREE))
+
+    return jax.jit(jax.vmap(client))(jnp.zeros(11, jnp.int32))  # equal numbers, still different noise
+
+
+def vectors_of_runs_and_clients():
+    def run(seed):
+        return jax.vmap(lambda c: flat(noise.standard_normal(OsEntropy().at(seed).at(c), TREE)))(jnp.arange(3))
+
+    return jax.jit(jax.vmap(run))(jnp.arange(4)).reshape(12, -1)
+
+
+def vectors_of_clients_whose_source_was_not_derived():
+    trees = jax.tree.map(lambda leaf: jnp.zeros((11, *leaf.shape)), TREE)
+    return jax.vmap(lambda tree: flat(noise.gaussian(OsEntropy(), tree, noise_std=1.0)))(trees)
+
+
+@pytest.mark.parametrize(
+    "vectors",
+    [
+        vectors_with_jit,
+        vectors_without_jit,
+        vectors_twice_in_one_program,
+        vectors_in_a_scan_that_derives_nothing,
+        vectors_in_a_loop_with_traced_bounds,
+        vectors_of_clients_in_one_round,
+        vectors_of_runs_and_clients,
+        vectors_of_clients_whose_source_was_not_derived,
+    ],
+)
+def test_no_way_of_tracing_repeats_a_draw(vectors):
+    rows = np.stack([np.asarray(row) for row in vectors()])
+    assert np.abs(rows).max() > 2
+    assert repeated(rows) == 0
+    assert np.abs(np.corrcoef(rows)[~np.eye(len(rows), dtype=bool)]).max() < 7 / np.sqrt(800)
+
+
+def test_the_noise_is_scaled_and_added_to_the_tree():
+    tree = {"a": jnp.full(200_000, 3.0), "b": jnp.full((2, 2), -1.0)}
+    noisy = jax.jit(lambda key, std: noise.gaussian(key, tree, noise_std=std))(OsEntropy(), 0.5)
+    assert jax.tree.map(jnp.shape, noisy) == jax.tree.map(jnp.shape, tree)
+    z = (np.asarray(noisy["a"], np.float64) - 3) / 0.5
+    assert stats.kstest(z, "norm").pvalue > 1e-7
+    assert noisy["a"].dtype == jnp.float32
+
+
+PROCESS = """
+import os, sys
+import numpy as np
+from dither.privacy import entropy, noise
+import jax, jax.numpy as jnp
+
+def show(z):
+    os.write(1, (np.asarray(z, np.float64).tobytes().hex() + "\\n").encode())
+
+show(entropy.standard_normals(8))
+children = []
+for _ in range(2):
+    child = os.fork()  # before JAX has threads of its own
+    if child == 0:
+        show(entropy.standard_normals(8))
+        os._exit(0)
+    children.append(child)
+for child in children:
+    os.waitpid(child, 0)
+show(entropy.standard_normals(8))
+jax.config.update("jax_compilation_cache_dir", sys.argv[1])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+draw = jax.jit(lambda key: noise.standard_normal(key, jnp.zeros(8)))
+show(draw(entropy.OsEntropy()))
+show(draw(entropy.OsEntropy()))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_processes_and_forked_children_never_repeat(tmp_path):
+    """Two processes that share a compilation cache, each with two children."""
+    lines = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", PROCESS, str(tmp_path)], capture_output=True, text=True, check=True
+        )
+        lines += done.stdout.split()
+    rows = np.array([np.frombuffer(bytes.fromhex(line)) for line in lines])
+    assert rows.shape == (12, 8)
+    assert len(np.unique(rows)) == rows.size
+
+
+# Whole runs
+
+SIZES = [12, 30, 17, 9, 25, 14]
+
+
+def train(paper=secure_fedavg, *, randomness, seeds=(0,), layout="vmap", rounds=4, **changes):
+    x, y = make_records(sum(SIZES) + 50)
+    n = sum(SIZES)
+    problem = engine.problem(x[:n], y[:n], make_federation(SIZES), x[n:], y[n:])
+    model = models.logistic(6)
+    options = {"first_round": "cohort"} if paper is secure_fedavg else {}
+    prepared = paper.prepare(model, make_setting(SIZES, **{"options": options, **changes}))
+    result = engine.simulate(
+        prepared.build,
+        model,
+        problem,
+        num_rounds=rounds,
+        cohort_size=prepared.cohort_size_at,
+        seeds=seeds,
+        hyper={name: np.stack([np.asarray(value)] * len(seeds)) for name, value in prepared.hyper.items()},
+        layout=layout,
+        randomness=randomness,
+    )
+    assert np.isfinite(result.history[-1].metrics["loss"]).all()
+    return np.asarray(jax.vmap(flat)(result.params))
+
+
+@pytest.mark.parametrize(("paper", "layout"), [(secure_fedavg, "vmap"), (cpfed, "loop")])
+def test_seeded_runs_are_identical_and_os_runs_differ(paper, layout):
+    seeded = [train(paper, randomness="seeded", layout=layout) for _ in range(2)]
+    assert seeded[0].tobytes() == seeded[1].tobytes()
+    fresh = [train(paper, randomness="os", layout=layout, seeds=(0, 0)) for _ in range(2)]
+    rows = np.concatenate([seeded[0], *fresh])
+    assert np.isfinite(rows).all()
+    assert len(np.unique(rows, axis=0)) == 5  # also two runs of one batch with the same seed
+
+
+def test_os_runs_draw_secret_batches_and_cohorts_from_the_same_first_model():
+    """Without noise, what differs is who and what was drawn; with everyone and everything, nothing does."""
+    quiet = {"noise": "none", "epsilon": float("inf")}
+    seeded = train(randomness="seeded", **quiet)
+    assert not np.array_equal(train(randomness="os", **quiet), seeded)
+    everything = {**quiet, "batch_sampling": "full", "cohort_size": 6}
+    np.testing.assert_array_equal(train(randomness="os", **everything), train(randomness="seeded", **everything))
+
+
+def test_the_server_too_draws_from_the_chosen_source():
+    zero = jnp.zeros(50)
+    algorithm = Algorithm(
+        init=lambda params: params,
+        client_init=lambda params: (),
+        message=lambda server: server,
+        client=lambda keys, message, state, records, round: ClientResult(zero, jnp.float32(1), (), {}),
+        server=lambda key, server, upload, cohort: server + noise.gaussian(key, upload, noise_std=1.0),
+        params=lambda server: server,
+        releases=lambda info: (),
+    )
+    model = models.logistic(6)._replace(init=lambda key: zero, apply=lambda params, x: jnp.zeros((len(x), 2)))
+    x, y = make_records(sum(SIZES))
+    problem = engine.problem(x, y, make_federation(SIZES), x[:5], y[:5])
+
+    def noises(randomness):
+        result = engine.simulate(
+            lambda hyper: algorithm,
+            model,
+            problem,
+            num_rounds=3,
+            cohort_size=2,
+            seeds=(4, 4),
+            eval_every=1,
+            randomness=randomness,
+        )
+        return np.asarray(result.params)
+
+    seeded, fresh = noises("seeded"), np.concatenate([noises("os"), noises("os")])
+    assert seeded[0].tobytes() == seeded[1].tobytes() == noises("seeded")[0].tobytes()
+    assert len(np.unique(fresh)) == fresh.size
+    assert abs(fresh.var() / 3 - 1) < 0.8  # three rounds' variances add up
+
+
+def test_an_unknown_source_is_refused():
+    with pytest.raises(SpecError, match="randomness='urandom'"):
+        train(randomness="urandom")
