@@ -598,7 +598,7 @@ def provenance(task: Task) -> dict[str, Any]:
 def default_folder(spec: Spec) -> Path:
     """runs/METHOD-DATA-TIME, made distinct when two start in the same second."""
     stem = Path(spec.data.path).stem if spec.data.path else spec.data.name
-    base = Path("runs") / f"{spec.method}-{stem}-{datetime.now():%Y%m%d-%H%M%S}"
+    base = Path("runs") / f"{Path(spec.method).stem}-{stem}-{datetime.now():%Y%m%d-%H%M%S}"
     path, number = base, 2
     while path.exists():
         path, number = base.with_name(f"{base.name}-{number}"), number + 1

@@ -494,8 +494,8 @@ def _print_summary(result: Run) -> None:
     for row in _short_form(summary["epsilon"]["proven"], spec):
         table.add_row(
             "proven ε",
-            f"[bold]{_epsilon(row['value'])}[/] per {row['unit']}, δ = {row['delta']:g}, {row['adjacency']}, to one who "
-            f"sees {_SEEN[row['view']]} ({row['recipe']})",
+            f"[bold]{_epsilon(row['value'])}[/] per {row['unit']}, δ = {row['delta']:g}, {row['adjacency']}, "
+            f"to one who sees {_SEEN[row['view']]} ({row['recipe']})",
         )
     if "test_accuracy_without_noise" in summary:
         table.add_row("without noise", f"test accuracy {summary['test_accuracy_without_noise']:.4f}")
@@ -564,10 +564,8 @@ def _spec(what: str | None, resume: Path | None, settings: list[str] | None, see
     from dither.runs import RunFolder
     from dither.spec import Spec, parse_setting
 
-    if resume is not None and what is None:
-        spec = RunFolder.open(resume).spec()
-    else:
-        spec = Spec.from_any(what or "adult")
+    own = resume is not None and what is None
+    spec = RunFolder.open(resume).spec() if own and resume else Spec.from_any(what or "adult")
     values = dict(parse_setting(each) for each in settings or [])
     if seed is not None:
         values["seed"] = seed

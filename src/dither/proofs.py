@@ -73,8 +73,7 @@ def classes(
         alike.setdefault(at(client, 0) if len(cohorts) else (), []).append(client)
     groups = list(alike.values())
     if len(groups) > _MOST_CLASSES:
-        groups = [list(range(num_clients))]
-        at = _worst_of(at, sizes)
+        return [_bound_class(np.arange(num_clients), rounds_of, _worst_of(at, sizes))]
     return [_bound_class(np.array(group), rounds_of, at) for group in groups]
 
 

@@ -10,6 +10,7 @@ Every value is checked when a `Spec` is made: an unknown key, a value of the wro
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import math
 import tomllib
@@ -77,7 +78,7 @@ class PrivacySpec:
     unit: str = _key("run", "what epsilon is for: one uploaded message or the whole run", ("message", "run"))
     noise: str = _key(
         "proven",
-        "how the noise is set for epsilon: 'proven' by the accountant, 'paper' as printed; or 'given' by noise_std",
+        "how the noise is set: for epsilon by the accountant ('proven') or as printed; or 'given' by noise_std",
         ("proven", "paper", "given", "none"),
     )
     noise_std: float = _key(0.0, "noise='given': std on the gradient (nbafl: on the upload)", at_least=0.0)
@@ -300,14 +301,34 @@ class Method(NamedTuple):
 
 
 def method(name: str) -> Method:
-    """The method of that name. `METHODS[name] = "my.module"` adds one: a module with OPTIONS and prepare."""
+    """The method of that name, or of a Python file: any file with OPTIONS and prepare is a method."""
+    if name.endswith(".py"):
+        return _as_method(_module_of_file(name))
     if name not in METHODS:
         raise SpecError(f"unknown method={name!r}{did_you_mean(name, METHODS)}")
     where, _, which = METHODS[name].partition(":")
     module = import_module(where)
     if which:
         return Method(getattr(module, f"prepare_{which}"), getattr(module, f"{which.upper()}_OPTIONS"))
+    return _as_method(module)
+
+
+def _as_method(module: Any) -> Method:
+    missing = [name for name in ("prepare", "OPTIONS") if not hasattr(module, name)]
+    if missing:
+        raise SpecError(f"{module.__file__!r} is not a method: it has no {' and no '.join(missing)}")
     return Method(module.prepare, module.OPTIONS, getattr(module, "PILOT_METRIC", ""), getattr(module, "WHY", ""))
+
+
+def _module_of_file(path: str) -> Any:
+    if not Path(path).is_file():
+        raise SpecError(f"no file {path!r} for method={path!r}")
+    spec = importlib.util.spec_from_file_location(f"dither_method_{Path(path).stem}", path)
+    if spec is None or spec.loader is None:
+        raise SpecError(f"method={path!r} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def prepare(spec: Spec, model: Any, *, client_sizes: np.ndarray, num_params: int) -> Prepared:

@@ -36,8 +36,8 @@ OPTIONS = {
 }
 
 WHY = (
-    "the claim spreads one use of a record over a fraction of an epoch and credits noise that is not there (D1, D2); "
-    "with shuffled batches a visible upload spends whole uses (D2), with Poisson batches far less"
+    "the claim spreads one use of a record over a fraction of an epoch and credits noise that is not there "
+    "(D1, D2); with shuffled batches a visible upload spends whole uses (D2), with Poisson batches far less"
 )
 
 # Algorithm

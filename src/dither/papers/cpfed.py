@@ -25,8 +25,8 @@ OPTIONS = {
 
 WHY = (
     "the claim averages participation instead of counting it (C1) and credits all of the others' noise although "
-    "their own later steps contract it (G7); the proof for visible uploads counts the sampling of records, which the "
-    "paper ignores (C3)"
+    "their own later steps contract it (G7); the proof for visible uploads counts the sampling of records, which "
+    "the paper ignores (C3)"
 )
 
 # Algorithm

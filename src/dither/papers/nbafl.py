@@ -60,8 +60,8 @@ OPTIONS = {
 PILOT_METRIC = "param_norm"
 
 WHY = (
-    "the claim takes a sensitivity of 2C/m where clipping proves only 2C (N2), and the classical Gaussian constant "
-    "far above ε = 1, where it fails (N1)"
+    "the claim takes a sensitivity of 2C/m where clipping proves only 2C (N2), and the classical Gaussian "
+    "constant far above ε = 1, where it fails (N1)"
 )
 
 # Algorithm

@@ -113,14 +113,7 @@ def _dense_clipped_sum(
 
 
 def _generic_clipped_sum(
-    model: Model,
-    params: Params,
-    x: Array,
-    y: Array,
-    weights: Array,
-    *,
-    clip_norm: Array,
-    microbatch: int = 32,
+    model: Model, params: Params, x: Array, y: Array, weights: Array, *, clip_norm: Array
 ) -> tuple[PyTree, Array]:
     from jax_privacy import clipping
 
@@ -128,8 +121,9 @@ def _generic_clipped_sum(
         return jnp.sum(losses(model, p, one_x, one_y))
 
     # jax-privacy wants whole micro-batches: fill up with records of weight 0.
+    # A CPU is fastest one example at a time, a GPU wants many (benchmarks/clipping.py).
     count = x.shape[0]
-    microbatch = min(microbatch, count)
+    microbatch = 1 if jax.default_backend() == "cpu" else min(32, count)
     extra = -count % microbatch
     x, y, weights = (
         jnp.concatenate([a, jnp.zeros((extra, *a.shape[1:]), a.dtype)]) if extra else a for a in (x, y, weights)

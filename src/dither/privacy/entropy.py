@@ -6,7 +6,9 @@ and nonce from `os.urandom`. A forked child, a restored snapshot or a second thr
 share with its twin, and no key outlives the block it made.
 
 This is the second importer of `cryptography`, after `secagg.primitives`: noise that a party could predict
-protects as little as a mask that it could, and `privacy` stands above `secagg`, so it may not ask there.
+protects as little as a mask that it could, and `privacy` stands above `secagg`, so it may not ask there. The
+package is imported at the first draw: seeded research runs where it is not installed, and there is no other
+keystream to fall back on.
 
 From words to normals: the inverse distribution function. The top bit of a 64-bit word is the sign; the other
 63 bits m give p = (m + 1/2) / 2^64 in (0, 1/2], and the normal is ±|Φ^-1(p)|. Going through the lower tail keeps
@@ -36,7 +38,6 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from jax.custom_batching import custom_vmap
 from jax.experimental import io_callback
 from scipy.special import ndtri
@@ -73,6 +74,8 @@ def _fill(out: np.ndarray) -> np.ndarray:
 
 def _keystream(count: int) -> np.ndarray:
     """64-bit words under a key and a nonce that are used for nothing else."""
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
     nonce = bytes(4) + os.urandom(12)  # the first 4 bytes are the block counter
     cipher = Cipher(algorithms.ChaCha20(os.urandom(32), nonce), mode=None)
     return np.frombuffer(cipher.encryptor().update(_ZEROS[: 8 * count]), np.int64)
@@ -129,6 +132,7 @@ def _drawer(count: int) -> Callable[[Array], Array]:
     constant, move it out of a loop or keep it in the compilation cache. It is unordered, because draws have
     no order; each consumer waits for its own.
     """
+    _keystream(1)  # a missing package shows here, while tracing, not in the middle of a run
 
     def host(place: Array) -> np.ndarray:
         shape = (*place.shape, count)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from dither.core import Release, Sampling
 from dither.errors import BudgetExhausted
+from dither.privacy.accounting import REALISED, Facts, gaussian_mu, honest_others, proven
 
-from ..accounting import REALISED, Facts, gaussian_mu, honest_others, proven
 from .entries import BUDGET, CHARGE, Budget, Charge, Charged, Row, decode_budget, decode_charges, encode_charges
 
 _CACHED = 4096  # values of ε that are remembered
 _FINE = 1e-15  # δ at which a run's shuffled epochs are turned into one Gaussian
 
+_Number = TypeVar("_Number", int, float)
 Counts = dict[int, int]  # participation -> how often
 
 
@@ -68,6 +69,7 @@ class Book:
         self.accounts: dict[str, dict[str, Account]] = {}
         self.budgets: dict[tuple[str, str | None], Budget] = {}
         self._participations: list[tuple[Release, ...]] = []
+        self._shuffled: list[bool] = []  # of each participation
         self._numbers: dict[tuple[Release, ...], int] = {}
         self._charged: set[tuple[str, str, bytes]] = set()
         self._values: dict[object, float] = {}
@@ -104,6 +106,7 @@ class Book:
         number = self._numbers.setdefault(releases, len(self._participations))
         if number == len(self._participations):
             self._participations.append(releases)
+            self._shuffled.append(any(r.sampling.kind.startswith("shuffled") for r in releases))
         return number
 
     # Budgets
@@ -124,9 +127,10 @@ class Book:
                 after = before.copy()
                 after.add(run, charged.rounds, charged.facts, counts)
                 if not self._affords(dataset, client, after, budget):
+                    spent, would_be = self.epsilon(before, budget), self.epsilon(after, budget)
                     raise BudgetExhausted(
-                        f"client {client!r} has spent ε={self.epsilon(before, budget):.6g} of its budget {budget}; "
-                        f"rounds {first} to {stop - 1} of run {run!r} would make it ε={self.epsilon(after, budget):.6g}"
+                        f"client {client!r} has spent ε={spent:.6g} of its budget {budget}; "
+                        f"rounds {first} to {stop - 1} of run {run!r} would make it ε={would_be:.6g}"
                     )
 
     def affordable(
@@ -144,10 +148,11 @@ class Book:
         for round in range(num_rounds):
             for client, participations in per_round(round):
                 for releases, count in participations:
+                    releases = tuple(releases)
                     if releases not in numbers:
                         content = encode_charges([Charge(client, [(releases, 1)])], (round, round + 1), facts)
                         numbers[releases] = self._number(decode_charges(content).participations[0])
-                    coming.setdefault(client, []).append((round, numbers[releases], count))
+                    coming.setdefault(client, []).append((round, numbers[releases], int(count)))
 
         limit = num_rounds
         for client, items in coming.items():
@@ -190,9 +195,12 @@ class Book:
         run whose rounds were checked beforehand costs no accounting while it goes on."""
         together = self._together(account, budget)
         known_budget, known = self._known.get((dataset, client), (None, None))
-        if known is not None and known_budget == budget and known.facts == together.facts:
-            if all(count <= known.counts.get(i, 0) for i, count in together.counts.items()):
-                return True
+        if (
+            known is not None
+            and (known_budget, known.facts) == (budget, together.facts)
+            and all(count <= known.counts.get(i, 0) for i, count in together.counts.items())
+        ):
+            return True
         if not self._value(together, budget) <= budget.epsilon:
             return False
         self._known[dataset, client] = (budget, together)
@@ -217,7 +225,9 @@ class Book:
 
     def _together(self, account: Account, terms: Budget) -> _Together:
         """One list of participations over all runs, with facts that hold for all of them."""
-        shuffled = [any(self._is_shuffled(i) for i in counts) for counts in account.counts]
+        if not account.counts:
+            return _Together(Facts(), {})
+        shuffled = [any(self._shuffled[i] for i in counts) for counts in account.counts]
         if len(account.counts) == 1:
             plain = terms.view == "upload" and not shuffled[0]
             return _Together(Facts() if plain else account.facts[0], account.counts[0])
@@ -232,9 +242,6 @@ class Book:
             return _Together(Facts(), merged)  # no credit besides the uploads' own noise
         return _Together(weakest(account.facts, one_run=False), merged)
 
-    def _is_shuffled(self, participation: int) -> bool:
-        return any(r.sampling.kind.startswith("shuffled") for r in self._participations[participation])
-
     def _one_gaussian(self, counts: Counts, facts: Facts, terms: Budget) -> int:
         """A participation that reveals what a segment of shuffled epochs does (D2: R1 over its uses)."""
         alone = self._value(_Together(facts, counts), Budget(0.0, _FINE, "upload", terms.adjacency))
@@ -247,6 +254,8 @@ class Book:
 def weakest(facts: Sequence[Facts], *, one_run: bool) -> Facts:
     """Facts that all of the given ones imply: the fewest others, the most colluders, nothing that only some
     have. Exposed uploads add up over runs; shuffled epochs do not go on from one run to the next."""
+    if one_run and all(f == facts[0] for f in facts):
+        return facts[0]
     exposures = max(f.exposures for f in facts) if one_run else sum(f.exposures for f in facts)
     epochs = Facts()
     if one_run:
@@ -270,9 +279,14 @@ def _others(facts: Facts) -> float:
     return float(honest_others(facts.cohort_size, facts.colluders))
 
 
-def _most(values: Iterable[float | None]) -> int | float | None:
-    known = list(values)
-    return None if any(value is None for value in known) else max(value for value in known if value is not None)
+def _most(values: Iterable[_Number | None]) -> _Number | None:
+    """The largest, or None where one is unknown."""
+    known = []
+    for value in values:
+        if value is None:
+            return None
+        known.append(value)
+    return max(known)
 
 
 def _normal(facts: Facts) -> Facts:

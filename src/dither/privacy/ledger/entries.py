@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 from dither.core import Release, Sampling
 from dither.errors import ConfigError, LedgerError
-
-from ..accounting import ADD_REMOVE, REPLACE_ONE, VIEWS, Facts, Participation
+from dither.privacy.accounting import ADD_REMOVE, REPLACE_ONE, VIEWS, Facts, Participation
 
 GENESIS, CHARGE, BUDGET = "genesis", "charge", "budget"
 FORMAT = 1

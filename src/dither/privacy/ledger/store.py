@@ -102,15 +102,22 @@ class Store:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                 raise LedgerError(
-                    f"{self.path}: another process has held the ledger for {BUSY_SECONDS:g} s; try again when it is done"
+                    f"{self.path}: in use by another process for {BUSY_SECONDS:g} s; try again when that is done"
                 ) from error
-            if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_PERM):
+            if code in (
+                sqlite3.SQLITE_CANTOPEN,
+                sqlite3.SQLITE_READONLY,
+                sqlite3.SQLITE_FULL,
+                sqlite3.SQLITE_PERM,
+            ):
                 raise LedgerError(
                     f"{self.path}: cannot be used ({error}); check the folder's permissions and free space"
                 ) from error
             raise LedgerError(f"{self.path}: damaged, or not a ledger ({error}); {_RESTORE}") from error
         except OSError as error:
-            raise LedgerError(f"{self.path}: cannot be used ({error}); check permissions and free space") from error
+            raise LedgerError(
+                f"{self.path}: cannot be used ({error}); check permissions and free space"
+            ) from error
 
     def _check_schema(self, connection: sqlite3.Connection) -> None:
         application, version = self._header(connection)
@@ -118,7 +125,9 @@ class Store:
         if application != _APPLICATION or found != [("table", "entries")]:
             raise LedgerError(f"{self.path}: an SQLite file, but not a ledger; give another path, or {_RESTORE}")
         if version != FORMAT:
-            raise LedgerError(f"{self.path}: ledger format {version}, this Dither reads {FORMAT}; use a matching one")
+            raise LedgerError(
+                f"{self.path}: ledger format {version}, this Dither reads {FORMAT}; use a matching one"
+            )
 
     @staticmethod
     def _header(connection: sqlite3.Connection) -> tuple[int, int]:
@@ -130,14 +139,13 @@ class Store:
 
     def _is_new(self) -> bool:
         """Nothing there yet, or a creation that was interrupted before its first entry."""
-        had_key = self.key_path.exists()  # asked first: it appears after the file
+        evidence = self._evidence()  # asked first: it appears after the file
         if not self.path.exists():
-            if had_key:
-                raise self._gone(f"its key {self.key_path.name} is there", "delete the key too")
-            for anchor in self.anchors:
-                if anchor.exists():
-                    raise self._gone(f"{anchor} has seen it", "delete this anchor too")
+            if evidence:
+                raise self._gone(evidence)
             return True
+        if 0 < self.path.stat().st_size < 100:  # less than a header; SQLite would overwrite a single byte
+            raise LedgerError(f"{self.path}: damaged, or not a ledger; {_RESTORE}")
         with closing(self._connect()) as connection:
             return self._is_empty(connection)
 
@@ -146,9 +154,14 @@ class Store:
             self._header(connection) == (0, 0)
         )
 
-    def _gone(self, evidence: str, fix: str) -> LedgerError:
+    def _evidence(self) -> Path | None:
+        """A file that says that there was a ledger here: its key, or an anchor."""
+        return next((path for path in (self.key_path, *self.anchors) if path.exists()), None)
+
+    def _gone(self, evidence: Path) -> LedgerError:
         return LedgerError(
-            f"{self.path}: the ledger is gone or empty, but {evidence}; {_RESTORE}, or {fix} to forget all that was spent"
+            f"{self.path}: the ledger is gone or empty, but {evidence} belongs to one; {_RESTORE}, "
+            "or delete that file too to forget all that was spent"
         )
 
     def _create(self) -> None:
@@ -161,9 +174,9 @@ class Store:
             if not self._is_empty(connection):
                 connection.execute("ROLLBACK")  # another process was first
                 return
-            if self.key_path.exists():
+            if evidence := self._evidence():
                 connection.execute("ROLLBACK")
-                raise self._gone(f"its key {self.key_path.name} is there", "delete the key too")
+                raise self._gone(evidence)
             key = secrets.token_bytes(32)
             write_atomically(self._new_key_path, key.hex() + "\n", mode=0o600)
             connection.execute(f"PRAGMA application_id = {_APPLICATION}")
@@ -173,7 +186,9 @@ class Store:
                 connection,
                 _subkey(key, b"chain"),
                 _NO_HASH,
-                Row(0, _now(), GENESIS, "", "", canonical({"ledger": secrets.token_hex(16), "format": FORMAT}), ""),
+                Row(
+                    0, _now(), GENESIS, "", "", canonical({"ledger": secrets.token_hex(16), "format": FORMAT}), ""
+                ),
             )
             connection.execute("COMMIT")
         self._place_key()
@@ -206,9 +221,9 @@ class Store:
     # Rows
 
     def read(self, connection: sqlite3.Connection, hashes: list[str]) -> list[Row]:
-        """The rows after those whose hashes are given, checked link by link; extends `hashes`."""
+        """The rows after those whose hashes are given, checked link by link."""
         start = max(len(hashes) - 1, 0)
-        rows = []
+        rows: list[Row] = []
         expected = start
         for values in connection.execute(
             f"SELECT {_COLUMNS} FROM entries WHERE position >= ? ORDER BY position",  # noqa: S608 (constants)
@@ -224,7 +239,7 @@ class Store:
                     raise self._broken(start, "is not the one seen before: the file was edited or replaced")
             else:
                 previous = rows[-1].hash if rows else (hashes[-1] if hashes else _NO_HASH)
-                if not hmac.compare_digest(row.hash, row_hash(self._chain_key, previous, row)):
+                if row.hash != row_hash(self._chain_key, previous, row):
                     reason = "was edited, or the key belongs to another ledger" if expected == 0 else "was edited"
                     raise self._broken(expected, f"{reason} (its hash does not fit the chain)")
                 rows.append(row)
@@ -232,7 +247,6 @@ class Store:
         if expected == start:
             reason = "the file was rolled back while in use" if hashes else "the ledger has no first entry"
             raise self._broken(start, f"is missing: {reason}")
-        hashes.extend(row.hash for row in rows)
         if rows and rows[0].position == 0:
             self.id = json.loads(rows[0].content)["ledger"]
         return rows

@@ -1,0 +1,200 @@
+"""From releases and cohorts to the table: the bound holds for every client, and calibration meets its target."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dither import api, models, proofs
+from dither.core import Release, RoundInfo, Sampling
+from dither.errors import NoProof, SpecError
+from dither.privacy import accounting
+from dither.spec import METHODS, Spec, prepare
+
+PLAIN = proofs.Circumstances(
+    cohort_size=3,
+    num_rounds=10,
+    colluders=0,
+    convex=False,
+    step_smoothness=None,
+    client_state=False,
+    own_epochs=False,
+    exposures=0,
+    noise_ratio=1.0,
+    per_client=False,
+    not_covered=(),
+)
+
+
+def decaying(info: RoundInfo) -> tuple[Release, ...]:
+    """Less noise every round: who takes part late reveals more."""
+    sampling = Sampling("fixed", 5 / info.size, "replace-one", 0.0, 5, info.size)
+    return (Release("uplink", 4.0 * 0.9**info.index, 1.0, 2, sampling, "test"),)
+
+
+def exact(releases, sizes, cohorts, client, delta=1e-5):
+    rounds = [t for t, cohort in enumerate(cohorts) if client in cohort]
+    own = accounting.compress(releases(RoundInfo(t, client, int(sizes[client]), 3)) for t in rounds)
+    return accounting.proven(own, delta, proofs.facts(PLAIN), view="upload", adjacency="replace-one").value
+
+
+@given(seed=st.integers(0, 1000), num_sizes=st.integers(1, 3))
+@settings(max_examples=8, deadline=None)
+def test_the_bound_holds_for_every_single_client(seed, num_sizes):
+    rng = np.random.default_rng(seed)
+    sizes = rng.choice([50, 51, 80][:num_sizes], size=6)
+    cohorts = [rng.choice(6, 3, replace=False) for _ in range(7)]
+    groups = proofs.classes(decaying, sizes, cohorts)
+    bound = proofs.worst(groups, 1e-5, PLAIN, view="upload", adjacency="replace-one", unit="run")
+    each = [exact(decaying, sizes, cohorts, client) for client in range(6)]
+    assert bound >= max(each) * (1 - 1e-6)
+    assert bound <= max(each) * 1.5  # and it is not empty words
+
+
+def test_constant_noise_gives_the_exact_value_of_the_busiest_client():
+    def constant(info):
+        return decaying(info._replace(index=3))
+
+    rng = np.random.default_rng(1)
+    sizes = np.full(8, 60)
+    cohorts = [rng.choice(8, 3, replace=False) for _ in range(12)]
+    groups = proofs.classes(constant, sizes, cohorts)
+    bound = proofs.worst(groups, 1e-5, PLAIN, view="upload", adjacency="replace-one", unit="run")
+    assert bound == pytest.approx(max(exact(constant, sizes, cohorts, c) for c in range(8)), rel=1e-6)
+
+
+def test_many_different_clients_are_bounded_jointly():
+    sizes = np.arange(40, 80)
+    cohorts = [np.arange(40) for _ in range(3)]
+    groups = proofs.classes(decaying, sizes, cohorts)
+    assert len(groups) == 1
+    bound = proofs.worst(groups, 1e-5, PLAIN, view="upload", adjacency="replace-one", unit="run")
+    assert bound >= max(exact(decaying, sizes, cohorts, client) for client in (0, 20, 39))
+
+
+def spec_for(method, **values):
+    base = {
+        "method": method,
+        "num_clients": 6,
+        "cohort_size": 3,
+        "num_rounds": 8,
+        "local_steps": 1 if method in ("dp-sgd", "dp-dsgd") else 2,
+        "batch_size": 8,
+        "batch_sampling": "poisson",
+        "client_lr": 0.1,
+        "data.name": "breast-cancer",
+        "privacy.epsilon": 1.5,
+        "privacy.delta": 1e-4,
+        "privacy.noise": "proven",
+        "privacy.adjacency": "add/remove",
+    }
+    return Spec().with_values({**base, **values})
+
+
+PRIVATE = [name for name in METHODS if name not in ("fedavg", "fedprox", "scaffold")]
+
+
+@pytest.mark.parametrize("method", PRIVATE)
+def test_proven_noise_meets_its_target_for_every_method(method):
+    values = {}
+    if method in ("secure-fedavg", "nbafl"):  # their sensitivities are stated for a replaced record
+        values = {"privacy.adjacency": "replace-one", "batch_sampling": "fixed", "privacy.clip": "batch"}
+    if method == "dp-fedavg":  # a trusted server: only what is broadcast is protected
+        values = {"privacy.adjacency": "replace-one", "privacy.view": "broadcast"}
+    spec = spec_for(method, **values)
+    task = api.build_task(spec)
+    rows = api.proven(task)
+    (row,) = [
+        r
+        for r in rows
+        if (r["view"], r["adjacency"]) == (spec.privacy.view, spec.privacy.adjacency) and "message" not in r["unit"]
+    ]
+    assert row["value"] <= 1.5 * (1 + 1e-9)
+    assert row["value"] >= 1.5 * (1 - 1e-3)
+    louder = api.build_task(spec.with_values({"privacy.epsilon": 0.75}))
+    for name in task.prepared.noise_names:
+        assert np.all(np.asarray(louder.prepared.hyper[name]) >= np.asarray(task.prepared.hyper[name]))
+
+
+def test_a_target_per_message_is_met_per_message():
+    values = {"privacy.adjacency": "replace-one", "batch_sampling": "fixed", "privacy.clip": "batch"}
+    task = api.build_task(spec_for("secure-fedavg", **values, **{"privacy.unit": "message"}))
+    (row,) = [r for r in api.proven(task) if r["unit"] == "message" and r["adjacency"] == "replace-one"]
+    assert row["value"] == pytest.approx(1.5, rel=1e-3)
+
+
+def test_views_are_ordered_and_carry_everything():
+    rows = api.proven(api.build_task(spec_for("cpfed")))
+    for adjacency in ("add/remove", "replace-one"):
+        values = {r["view"]: r["value"] for r in rows if r["adjacency"] == adjacency and r["unit"] == "run"}
+        assert values["upload"] >= values["sum"] >= values["broadcast"] >= values["final"]
+    for row in rows:
+        assert {"view", "adjacency", "value", "delta", "unit", "recipe", "not_covered", "assumed"} <= set(row)
+
+
+def test_what_no_theorem_covers_is_refused():
+    with pytest.raises(NoProof, match="add/remove"):
+        api.build_task(spec_for("cpfed", batch_sampling="fixed"))
+    with pytest.raises(SpecError, match="adds no noise"):
+        api.build_task(spec_for("fedavg"))
+    task = api.build_task(spec_for("fedavg", **{"privacy.noise": "none"}))
+    assert all(math.isinf(row["value"]) for row in api.proven(task))
+
+
+def test_neural_networks_get_no_credit_for_the_others_noise():
+    """Sums of a network's updates are proved no better than the updates themselves (G7)."""
+    network = api.build_task(spec_for("cpfed", **{"model.name": "mlp", "model.hidden": [4]}))
+    values = {(r["view"], r["unit"]): r["value"] for r in api.proven(network) if r["adjacency"] == "add/remove"}
+    assert values["sum", "run"] == values["upload", "run"]
+
+
+def test_accounting_of_unequal_noise_is_per_client():
+    scale = [1.0, 1.0, 1.0, 2.0, 2.0, 2.0]
+    task = api.build_task(spec_for("cpfed", cohort_size=6, **{"privacy.noise_scale": scale}))
+    groups = api._classes(task, None)
+    values = [
+        accounting.proven(g.most, 1e-4, proofs.facts(api.circumstances(task)), view="upload").value for g in groups
+    ]
+    assert len(groups) >= 2
+    assert max(values) == pytest.approx(1.5, rel=2e-3)
+    assert min(values) < 0.8
+    spread = next(r for r in api.proven(task) if r["view"] == "upload" and r["adjacency"] == "add/remove")["clients"]
+    assert spread["min"] < spread["max"]
+
+
+def test_cohorts_on_the_host_are_those_of_the_compiled_rounds():
+    from dither.engines import simulate
+
+    spec = Spec.from_preset("secure-fedavg").with_values(
+        {"data.name": "breast-cancer", "num_clients": 10, "cohort_size": 4, "num_rounds": 25}
+    )
+    task = api.build_task(spec)
+    result = simulate.simulate(
+        task.prepared.build,
+        task.model,
+        task.problem,
+        num_rounds=25,
+        cohort_size=task.prepared.cohort_size_at,
+        seeds=[0],
+        hyper={k: np.asarray(v)[None] for k, v in task.prepared.hyper.items()},
+        eval_every=25,
+    )
+    counted = np.bincount(np.concatenate(task.cohorts), minlength=10)
+    assert counted.tolist() == result.participation[0].tolist()
+
+
+@pytest.mark.parametrize("name", ["secure-fedavg", "nbafl", "cpfed", "concentrated", "dp-scaffold"])
+def test_releases_do_not_depend_on_the_model(name):
+    """A method's releases are functions of public facts: sizes, clip, noise and schedule."""
+    spec = spec_for(name, batch_sampling="fixed", **{"privacy.noise": "given", "privacy.noise_std": 0.5})
+    if name == "secure-fedavg":
+        spec = spec.with_values({"privacy.noise": "paper"})
+    info = RoundInfo(1, 0, 70, 3)
+    sizes = np.full(6, 70)
+    seen = set()
+    for model in (models.logistic(30), models.mlp(30, 2, (5,))):
+        prepared = prepare(spec, model, client_sizes=sizes, num_params=10)
+        seen.add(prepared.build(prepared.hyper).releases(info))
+    assert len(seen) == 1
