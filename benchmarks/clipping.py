@@ -33,9 +33,9 @@ def main() -> None:
 
     def step(which: models.Model, mode: str):
         return jax.jit(
-            lambda p: clipping.gradient(
-                which, p, x, y, weights, divisor=float(BATCH), clip_norm=1.0, mode=mode
-            ).gradient
+            lambda p: (
+                clipping.gradient(which, p, x, y, weights, divisor=float(BATCH), clip_norm=1.0, mode=mode).gradient
+            )
         )
 
     generic = model._replace(layers=())

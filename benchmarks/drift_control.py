@@ -45,9 +45,7 @@ def specs(args: argparse.Namespace) -> list[Spec]:
     for method in ("cpfed", "dp-scaffold"):
         for level in args.levels:
             noise = {"privacy.noise": "given", "privacy.noise_std": level} if level else {"privacy.noise": "none"}
-            made += [
-                base.with_values({"method": method, "seed": seed, **noise}) for seed in range(args.seeds)
-            ]
+            made += [base.with_values({"method": method, "seed": seed, **noise}) for seed in range(args.seeds)]
     return made
 
 
@@ -124,7 +122,9 @@ def draw(args: argparse.Namespace, curves: np.ndarray, rounds: list[int], result
     right.set_xticks(positions, [f"{level:g}" for level in args.levels])
     right.set(xlabel="noise std on the mean gradient", ylabel="accuracy gained by control variates")
     right.set_title(f"{args.seeds} seeds, two standard errors")
-    figure.suptitle(f"Drift control on {args.data}, {args.partition} clients", x=0.02, ha="left", fontweight="bold")
+    figure.suptitle(
+        f"Drift control on {args.data}, {args.partition} clients", x=0.02, ha="left", fontweight="bold"
+    )
     args.out.mkdir(parents=True, exist_ok=True)
     plots.save(figure, args.out / f"drift-control-{args.data}.png")
 

@@ -17,6 +17,7 @@ ROOMS = [
     "papers",
     "spec",
     "proofs",
+    "spending",
     "runs",
     "plots",
     "engines",

@@ -109,7 +109,8 @@ def test_proven_noise_meets_its_target_for_every_method(method):
     (row,) = [
         r
         for r in rows
-        if (r["view"], r["adjacency"]) == (spec.privacy.view, spec.privacy.adjacency) and "message" not in r["unit"]
+        if (r["view"], r["adjacency"]) == (spec.privacy.view, spec.privacy.adjacency)
+        and "message" not in r["unit"]
     ]
     assert row["value"] <= 1.5 * (1 + 1e-9)
     assert row["value"] >= 1.5 * (1 - 1e-3)
@@ -160,7 +161,9 @@ def test_accounting_of_unequal_noise_is_per_client():
     assert len(groups) >= 2
     assert max(values) == pytest.approx(1.5, rel=2e-3)
     assert min(values) < 0.8
-    spread = next(r for r in api.proven(task) if r["view"] == "upload" and r["adjacency"] == "add/remove")["clients"]
+    spread = next(r for r in api.proven(task) if r["view"] == "upload" and r["adjacency"] == "add/remove")[
+        "clients"
+    ]
     assert spread["min"] < spread["max"]
 
 

@@ -24,8 +24,9 @@ import dither
 from dither import data, models, plots, proofs, runs
 from dither.core import Claim, Params, Prepared
 from dither.engines import cohorts, simulate
-from dither.errors import ClientRefused, DataError, RunExists
+from dither.errors import BudgetExhausted, ClientRefused, DataError, RunExists
 from dither.spec import Spec, method, prepare
+from dither.spending import Ledger, Spending, data_id
 
 CHECKPOINT_SECONDS = 5.0
 
@@ -150,6 +151,8 @@ def circumstances(task: Task) -> proofs.Circumstances:
     not_covered += [caveat for caveat in prepared.caveats if "not covered" in caveat]
     if spec.data.path:
         not_covered.append("accuracy and loss shown are measured on records without noise")
+        if spec.compare:
+            not_covered.append("the accuracy without noise comes from a run without any privacy")
     convex = task.model.convex and len(task.dataset.classes) == 2
     return proofs.Circumstances(
         cohort_size=spec.cohort_size,
@@ -297,6 +300,7 @@ def run(
     out: str | Path | None = None,
     resume: str | Path | None = None,
     data_dir: str | Path | None = None,
+    ledger: str | Path | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     on_start: Callable[[Task, Path, int], None] | None = None,
     on_evaluation: Callable[[dict[str, Any]], None] | None = None,
@@ -305,11 +309,19 @@ def run(
 
     `values` are dotted keys put on top of the spec. `resume` continues a folder that was interrupted: the
     outcome is bit for bit that of an uninterrupted run on the same device and versions.
+
+    Your own data is always charged to a ledger (the default one, or `ledger`), the catalogue's sets only when
+    `ledger` is given. Where a budget ends the run early, `summary["stopped"]` says so.
     """
     spec = Spec.from_any(spec).with_values(values or {})
     if resume is None:
         path = Path(out) if out is not None else default_folder(spec)
         refuse_taken(path)
+    else:
+        _check_spec(runs.RunFolder.open(resume), spec)
+        finished = runs.RunFolder.open(resume).summary()
+        if finished is not None and "stopped" not in finished:
+            return load(resume)
     task = build_task(spec, data_dir=data_dir)
     if resume is None:
         folder = runs.RunFolder.create(path, spec, provenance(task))
@@ -317,7 +329,29 @@ def run(
             task.dataset.schema.save(folder.path / "schema.toml")
     else:
         folder = runs.RunFolder.open(resume)
-    return train(task, folder, checkpoint_seconds, on_start, on_evaluation)
+    account = spending(task, folder, ledger)
+    return train(task, folder, checkpoint_seconds, on_start, on_evaluation, account)
+
+
+def spending(task: Task, folder: runs.RunFolder, ledger: str | Path | None) -> Spending | None:
+    """The run's account in a ledger, or None for a set of the catalogue without one."""
+    spec = task.spec
+    if ledger is None and not spec.data.path:
+        return None
+    # The run folder keeps an anchor: a ledger that is rolled back later no longer agrees with it.
+    book = Ledger(ledger or Ledger.default_path(), anchor=folder.path / "ledger-anchor.json")
+    own_rows = spec.data.partition == "column"
+    return Spending(
+        book,
+        run=folder.run_id(),
+        dataset=data_id(book, path=spec.data.path, name=spec.data.name),
+        releases=task.prepared.build(task.prepared.hyper).releases,
+        sizes=task.federation.size,
+        cohorts=task.cohorts,
+        clients=task.federation.names if own_rows else None,
+        facts=proofs.facts(circumstances(task)),
+        replay=spec.randomness == "seeded",
+    )
 
 
 def resume(path: str | Path, **arguments: Any) -> Run:
@@ -337,6 +371,7 @@ def train(
     checkpoint_seconds: float,
     on_start: Callable[[Task, Path, int], None] | None,
     on_evaluation: Callable[[dict[str, Any]], None] | None,
+    account: Spending | None = None,
 ) -> Run:
     """Rounds from the newest checkpoint (or from the start) to the end; then model, summary and plot."""
     spec, began = task.spec, time.perf_counter()
@@ -346,6 +381,7 @@ def train(
         task.prepared.build,
         num_clients=len(task.federation.size),
         cohort_size_at=task.prepared.cohort_size_at,
+        randomness=spec.randomness,
     )
     inputs = simulation.inputs(
         task.problem,
@@ -357,6 +393,11 @@ def train(
     checkpoint = folder.load_checkpoint()
     if checkpoint is not None:
         _check_belongs(checkpoint, spec, digest, folder)
+        if spec.randomness == "os" and spec.batch_sampling == "shuffled":
+            raise RunExists(
+                f"{str(folder.path)!r} cannot be resumed: its shuffled epochs came from randomness='os', which is "
+                "never kept, and a new order could use a record twice in one epoch; start a new run"
+            )
         state, done = _restore(state, checkpoint.leaves), checkpoint.round
         folder.drop_metrics_after(done)
         rows = folder.metrics()
@@ -368,7 +409,18 @@ def train(
 
     saved = time.perf_counter()
     num_rounds = planned_rounds(task)
-    for start, stop in simulate.chunks(done, num_rounds, spec.eval_every):
+    stopped = ""
+    for start, end in simulate.chunks(done, num_rounds, spec.eval_every):
+        stop = end
+        if account is not None:
+            try:
+                stop = account.pay(start, end)
+            except BudgetExhausted as refusal:
+                if start == 0:
+                    folder.discard()
+                    raise
+                stopped = str(refusal)
+                break
         state = simulation.advance(state, inputs, start, stop)
         scores = {name: float(value[0]) for name, value in simulation.evaluate(state, inputs).items()}
         state = simulate.reset_metrics(state)
@@ -376,17 +428,25 @@ def train(
         now = time.perf_counter()
         row = {"round": stop, **scores, "seconds": round(seconds_before + now - began, 3)}
         folder.append_metrics(row)
-        if stop == num_rounds or now - saved >= checkpoint_seconds:
+        if stop == num_rounds or stop < end or now - saved >= checkpoint_seconds:
             leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
             folder.save_checkpoint(runs.Checkpoint(stop, leaves, spec.digest(), digest))
             saved = time.perf_counter()
         if on_evaluation:
             on_evaluation(row)
+        if stop < end:
+            stopped = f"the privacy budget ends after round {stop} of {num_rounds}"
+            break
 
+    task = replace(task, cohorts=task.cohorts[: folder.metrics()[-1]["round"]])
     params = jax.tree.map(lambda leaf: leaf[0], simulation.params(state, inputs))
     rows = folder.metrics()
     folder.save_model(named_leaves(params))
     summary = summarise(task, rows, np.asarray(state.participation)[0])
+    if stopped:
+        summary["stopped"] = stopped
+    if account is not None:
+        summary["ledger"] = {"file": str(account.ledger.path), "dataset": account.dataset}
     if spec.compare:
         summary["test_accuracy_without_noise"] = without_noise(task)
     plots.draw_run(rows, folder.path / "plot.png", title=_title(spec), subtitle=_subtitle(task))
@@ -504,6 +564,7 @@ def sweep(
             hyper=hyper,
             cohorts=_designs(tasks),
             eval_every=first.spec.eval_every,
+            randomness=first.spec.randomness,
             on_evaluation=count,
         )
         finished += len(tasks) * first.spec.num_rounds
@@ -559,6 +620,7 @@ def summarise(task: Task, rows: list[dict[str, Any]], participation: np.ndarray)
             "median": float(np.median(counts)),
             "max": int(counts[-1]),
         },
+        "randomness": spec.randomness,
         "notes": [*task.dataset.notes, *task.prepared.caveats],
         "num_clients": len(task.federation.size),
         "num_features": int(task.dataset.x_train.shape[1]),
@@ -591,7 +653,7 @@ def provenance(task: Task) -> dict[str, Any]:
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
         "data_digest": data_digest(task),
         "spec_digest": task.spec.digest(),
-        "randomness": "seeded",
+        "randomness": task.spec.randomness,
     }
 
 
@@ -633,16 +695,20 @@ def _restore(like: simulate.State, leaves: list[np.ndarray]) -> simulate.State:
 
 
 def _check_belongs(checkpoint: runs.Checkpoint, spec: Spec, digest: str, folder: runs.RunFolder) -> None:
-    if checkpoint.spec_digest != spec.digest():
-        raise RunExists(
-            f"the checkpoint in {str(folder.path)!r} is from another spec "
-            f"({checkpoint.spec_digest[:12]}, this one is {spec.digest()[:12]}); resume with the folder's own "
-            "spec.toml unchanged, or start a new run"
-        )
+    _check_spec(folder, spec, checkpoint.spec_digest)
     if checkpoint.data_digest != digest:
         raise RunExists(
             f"the checkpoint in {str(folder.path)!r} was made with other data "
             f"({checkpoint.data_digest[:12]}, now {digest[:12]}); restore the data, or start a new run"
+        )
+
+
+def _check_spec(folder: runs.RunFolder, spec: Spec, digest: str = "") -> None:
+    digest = digest or folder.spec().digest()
+    if digest != spec.digest():
+        raise RunExists(
+            f"the checkpoint in {str(folder.path)!r} is from another spec ({digest[:12]}, this one is "
+            f"{spec.digest()[:12]}); resume with the folder's own spec.toml unchanged, or start a new run"
         )
 
 

@@ -49,11 +49,15 @@ class Clients(NamedTuple):
 
 
 def classes(
-    releases: Callable[[RoundInfo], tuple[Release, ...]], sizes: np.ndarray, cohorts: Sequence[np.ndarray]
+    releases: Callable[[RoundInfo], tuple[Release, ...]],
+    sizes: np.ndarray,
+    cohorts: Sequence[np.ndarray],
+    *,
+    joint: bool = False,
 ) -> list[Clients]:
     """Group clients whose releases are the same, and bound what the members of a group reveal.
 
-    `cohorts[t]` are the clients of round t.
+    `cohorts[t]` are the clients of round t. `joint` makes one group of all clients.
     """
     num_clients = len(sizes)
     flat = np.concatenate([np.asarray(c, np.int64) for c in cohorts]) if cohorts else np.zeros(0, np.int64)
@@ -72,7 +76,7 @@ def classes(
     for client in range(num_clients):
         alike.setdefault(at(client, 0) if len(cohorts) else (), []).append(client)
     groups = list(alike.values())
-    if len(groups) > _MOST_CLASSES:
+    if len(groups) > _MOST_CLASSES or (joint and len(groups) > 1):
         return [_bound_class(np.arange(num_clients), rounds_of, _worst_of(at, sizes))]
     return [_bound_class(np.array(group), rounds_of, at) for group in groups]
 

@@ -20,6 +20,8 @@ import io
 import json
 import math
 import os
+import secrets
+import shutil
 import tempfile
 import zipfile
 from collections.abc import Mapping
@@ -61,7 +63,7 @@ class RunFolder:
                 f"{str(folder.path)!r} already exists; give another --out, or continue it with --resume {path}"
             )
         folder.path.mkdir(parents=True, exist_ok=True)
-        write_text(folder.path / "provenance.json", to_json(provenance, indent=2))
+        write_text(folder.path / "provenance.json", to_json({"run": secrets.token_hex(8), **provenance}, indent=2))
         # Last, as a folder with a spec.toml is one that can be resumed.
         write_text(folder.path / "spec.toml", spec.to_toml())
         return folder
@@ -73,6 +75,16 @@ class RunFolder:
         if not (folder.path / "spec.toml").is_file():
             raise RunExists(f"{str(folder.path)!r} is not a run folder: it has no spec.toml")
         return folder
+
+    def run_id(self) -> str:
+        """A name that no other run has: where and when it was made, as provenance.json says."""
+        made = json.loads((self.path / "provenance.json").read_text(encoding="utf-8"))
+        return str(made["run"])
+
+    def discard(self) -> None:
+        """Remove a folder in which no round was made."""
+        if not self.metrics():
+            shutil.rmtree(self.path, ignore_errors=True)
 
     def spec(self) -> Spec:
         """The run's spec."""

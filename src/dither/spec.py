@@ -132,6 +132,9 @@ class Spec:
     lr_decay: float = _key(0.0, "client_lr is divided by 1 + lr_decay * (local steps done)", at_least=0.0)
     server_lr: float = _key(1.0, "step size of the server", above=0.0)
     eval_every: int = _key(10, "rounds between evaluations", at_least=1)
+    randomness: str = _key(
+        "seeded", "of noise and batches: from the seed (research), or fresh from the system", ("seeded", "os")
+    )
     compare: bool = _key(False, "also train without noise, to show beside the result what the noise costs")
     data: DataSpec = field(default_factory=DataSpec)
     model: ModelSpec = field(default_factory=ModelSpec)

@@ -180,6 +180,7 @@ def test_chunks_end_at_evaluations_and_resume_on_the_same_grid():
     assert engine.chunks(0, 25, 10) == [(0, 10), (10, 20), (20, 25)]
     assert engine.chunks(10, 25, 10) == [(10, 20), (20, 25)]
     assert engine.chunks(25, 25, 10) == []
+    assert engine.chunks(13, 25, 10) == [(13, 20), (20, 25)]
     assert engine.chunks(0, 3, 10) == [(0, 3)]
 
 

@@ -45,7 +45,7 @@ class Run(NamedTuple):
     """What one run of a batch reads and never changes; in `Inputs` each with a leading axis of runs."""
 
     seed: Array
-    secret: Array  # what opens the streams of cohorts and batches: the seed, or a key from OS entropy
+    secret: Array  # what opens the streams of batches: the seed, or a key from OS entropy
     hyper: Mapping[str, Array]
     order: Array
     start: Array
@@ -105,8 +105,9 @@ class Simulation:
     device. Both give the same result up to the rounding of the sum.
 
     randomness "seeded" draws all from the runs' seeds: the same bits again. "os" takes the noise of clients and
-    server from OS entropy, fresh at every draw, and chooses cohorts and batches by keys that `inputs` draws anew
-    for each run, so that the public seed gives away neither; it still fixes the initial model and the partition.
+    server from OS entropy, fresh at every draw, and chooses batches by keys that `inputs` draws anew for each run,
+    so that the public seed does not give them away. The seed still fixes the initial model, the partition and the
+    cohorts: who takes part is public in every proof of Dither.
     """
 
     def __init__(
@@ -317,7 +318,7 @@ class Simulation:
         if run.cohorts.size:
             chosen = run.cohorts[index]
         else:
-            key = noise.for_round(noise.stream(run.secret, "cohort"), index)
+            key = noise.for_round(noise.stream(run.seed, "cohort"), index)
             chosen = sampling.cohort(key, self.num_clients, cohort_size)
         padding = self.pad_cohort
         clients = jnp.concatenate([chosen, jnp.zeros(padding, jnp.int32)]) if padding else chosen
@@ -415,7 +416,7 @@ def chunks(done: int, num_rounds: int, eval_every: int) -> list[tuple[int, int]]
     """Spans of rounds between evaluations: they end at multiples of `eval_every` and at the last round."""
     ends = [*range(eval_every, num_rounds, eval_every), num_rounds]
     starts = [0, *ends[:-1]]
-    return [(start, end) for start, end in zip(starts, ends, strict=True) if start >= done and end > start]
+    return [(max(start, done), end) for start, end in zip(starts, ends, strict=True) if end > max(start, done)]
 
 
 def reset_metrics(state: State) -> State:

@@ -396,12 +396,13 @@ def test_shuffled_epochs_do_not_continue_over_runs(ledger):
         return spent(ledger, **terms).epsilon
 
     assert charge("one", (0, 5)) == uses(1)
-    assert charge("one", (5, 10)) == uses(1), "the epoch goes on inside a run"
-    assert charge("two", (0, 5)) == uses(2)
-    assert charge("two", (5, 11)) == uses(3)
-    naive = epsilon((shuffled(), 21), facts=facts, **terms)
-    assert naive == uses(3), "21 batches of one run are three epochs"
-    assert charge("one", (8, 10)) == uses(4), "rounds done again may be shuffled again"
+    assert charge("one", (5, 9)) == uses(1), "the epoch goes on inside a run"
+    assert charge("two", (0, 1)) == uses(2), "another run shuffles anew"
+    naive = epsilon((shuffled(), 10), facts=facts, **terms)
+    assert naive == uses(1), "ten batches of one run are one epoch"
+    assert charge("one", (8, 9)) == uses(3), "rounds done again may be shuffled again"
+    assert charge("one", (9, 18)) == uses(3), "and their epoch goes on"
+    assert charge("one", (18, 19)) == uses(4)
     ledger.charge("three", "data", all_of(["ann"], plain, 2), rounds=(0, 2))
     assert spent(ledger, **terms).epsilon == uses(6), "other kinds of batches compose with it"
     other = shuffled(20.0, 20, 100)

@@ -12,6 +12,7 @@ import pytest
 
 from dither.errors import LedgerError
 from dither.privacy.ledger import Budget, Ledger
+from dither.privacy.ledger.book import Account
 
 from .conftest import all_of, gaussian
 
@@ -170,6 +171,19 @@ def test_two_copies_that_are_both_charged_are_seen_by_an_anchor(tmp_path, path):
     assert_refused(copied, "replaced or is a copy", anchor=anchor)
 
 
+def test_entries_of_two_copies_cannot_be_mixed(tmp_path, path):
+    """Both are genuine, at the same position and under the same key, but follow different pasts."""
+    fill(Ledger(path), 2)
+    copy_folder(path.parent, tmp_path / "copy")
+    copied = tmp_path / "copy" / path.name
+    for place, noise in ((path, 10.0), (copied, 1e6)):
+        for t in range(2):
+            Ledger(place).charge("more", "data", all_of(["bob"], gaussian(noise * (t + 1))), rounds=(t, t + 1))
+    (cheap,) = sql(copied, ("SELECT content, hash, time FROM entries WHERE position = 5",))[0]
+    sql(path, ("UPDATE entries SET content = ?, hash = ?, time = ? WHERE position = 5", cheap))
+    assert_refused(path, "entry 5 was edited")
+
+
 def test_an_anchor_is_at_or_before_the_head(tmp_path, path):
     anchor, late = tmp_path / "anchor.json", tmp_path / "late.json"
     fill(Ledger(path, anchor=anchor), 2)
@@ -314,15 +328,15 @@ def test_other_formats_and_folders(tmp_path, ledger, path):
 def test_failing_half_way_never_leaves_half_of_the_accounts(ledger, path, monkeypatch):
     other = Ledger(path)
     fill(other, 4)
-    apply, calls = type(ledger._book).apply, []
+    add, calls = Account.add, []
 
-    def breaks(book, row):
-        calls.append(row)
-        if len(calls) == 3:
+    def breaks(account, *values):
+        calls.append(values)
+        if len(calls) == 4:  # the second client of the second charge
             raise KeyboardInterrupt
-        apply(book, row)
+        add(account, *values)
 
-    monkeypatch.setattr(type(ledger._book), "apply", breaks)
+    monkeypatch.setattr(Account, "add", breaks)
     with pytest.raises(KeyboardInterrupt):
         ledger.spent("data")
     assert ledger.spent("data") == other.spent("data")

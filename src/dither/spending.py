@@ -1,0 +1,104 @@
+"""A run and the ledger: what its coming rounds will reveal, charged before they are computed.
+
+Whose account? With `data.partition = "column"` each institution holds its own rows in every run, and has its own
+account. Any other partition is dealt anew by each seed, so that a record may sit with client 3 today and with
+client 5 tomorrow: then the data set has one account, "every record", charged with what the most exposed client
+reveals.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from dither import proofs
+from dither.core import Release, RoundInfo
+from dither.errors import BudgetExhausted
+from dither.privacy.accounting import Facts, compress
+from dither.privacy.ledger import Budget, Charge, Ledger
+
+EVERY_RECORD = "every record"
+
+
+def data_id(ledger: Ledger, *, path: str = "", name: str = "") -> str:
+    """The ledger's id of a data set: of the bytes of the user's own file, however it is encoded; of the name of a
+    set of the catalogue."""
+    content = Path(path).read_bytes() if path else f"catalogue: {name}".encode()
+    return ledger.fingerprint(np.frombuffer(content, np.uint8))
+
+
+class Spending:
+    """The account of one run in a ledger."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        run: str,
+        dataset: str,
+        releases: Callable[[RoundInfo], tuple[Release, ...]],
+        sizes: np.ndarray,
+        cohorts: Sequence[np.ndarray],
+        clients: Sequence[str] | None,
+        facts: Facts,
+        replay: bool,
+    ) -> None:
+        self.ledger, self.run, self.dataset = ledger, run, dataset
+        self._releases, self._sizes, self._cohorts = releases, sizes, cohorts
+        self._clients, self._facts, self._replay = clients, facts, replay
+
+    def pay(self, start: int, stop: int) -> int:
+        """Charge rounds start..stop-1, or as many of them as every client can pay; returns where to stop.
+
+        When this returns, the charge is on the disk. Raises `BudgetExhausted` when not even one round can be paid.
+        """
+        try:
+            self._charge(start, stop)
+        except BudgetExhausted:
+            affordable = self.ledger.affordable(
+                self.dataset,
+                lambda i: self._charges(start + i, start + i + 1),
+                stop - start,
+                run=self.run,
+                start=start,
+                facts=self._facts,
+            )
+            if affordable == 0:
+                raise
+            self._charge(start, start + affordable)
+            return start + affordable
+        return stop
+
+    def _charge(self, start: int, stop: int) -> None:
+        charges = [charge for charge in self._charges(start, stop) if charge.participations]
+        if charges:
+            self.ledger.charge(
+                self.run, self.dataset, charges, rounds=(start, stop), facts=self._facts, replay=self._replay
+            )
+
+    def _charges(self, start: int, stop: int) -> list[Charge]:
+        if self._clients is None:
+            # What the run reveals up to `stop` less what was charged up to `start`: the sums over any chunks hold
+            # at least what the most exposed client has revealed.
+            before, after = self._exposed(start), self._exposed(stop)
+            added = after - before
+            return [Charge(EVERY_RECORD, list(added.items()))]
+        own: dict[int, list[tuple[Release, ...]]] = {}
+        for index in range(start, stop):
+            cohort = self._cohorts[index]
+            for client in np.asarray(cohort).tolist():
+                info = RoundInfo(index, client, int(self._sizes[client]), len(cohort))
+                own.setdefault(client, []).append(self._releases(info))
+        return [Charge(self._clients[client], compress(seen)) for client, seen in sorted(own.items())]
+
+    def _exposed(self, stop: int) -> Counter[tuple[Release, ...]]:
+        if stop == 0:
+            return Counter()
+        (everyone,) = proofs.classes(self._releases, self._sizes, self._cohorts[:stop], joint=True)
+        return Counter(dict(everyone.most))
+
+
+__all__ = ["EVERY_RECORD", "Budget", "Ledger", "Spending", "data_id"]

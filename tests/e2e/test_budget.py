@@ -1,0 +1,93 @@
+"""Budgets end to end: a run stops at the last round it can pay, and the next one starts from what is spent."""
+
+import json
+
+import pytest
+
+from tests.e2e.test_cli import dither, table, write_table
+
+SPEC = """
+method = "cpfed"
+num_clients = 2
+cohort_size = 2
+num_rounds = 40
+batch_size = 4
+batch_sampling = "poisson"
+client_lr = 0.3
+eval_every = 10
+
+[data]
+path = "t.csv"
+label = "sick"
+column = "site"
+partition = "column"
+name = ""
+
+[privacy]
+epsilon = 4.0
+adjacency = "add/remove"
+"""
+
+
+@pytest.fixture
+def place(tmp_path):
+    write_table(tmp_path / "t.csv", table(200))
+    (tmp_path / "spec.toml").write_text(SPEC)
+    return tmp_path
+
+
+def test_a_users_own_data_is_always_charged_and_the_budget_holds(place):
+    ledger = {"DITHER_LEDGER": str(place / "ledger.sqlite")}
+    dither("budget", "set", "t.csv", "--epsilon", "3", cwd=place, **ledger)
+    first = dither("run", "spec.toml", "--out", "one", cwd=place, check=False, **ledger)
+    assert first.returncode == 3, first.stderr
+    assert "the privacy budget ends after round" in first.stderr
+    summary = json.loads((place / "one" / "summary.json").read_text())
+    assert 10 < summary["rounds"] < 40
+    proven = {(r["view"], r["adjacency"], r["unit"]): r["value"] for r in summary["epsilon"]["proven"]}
+    assert 2.7 < proven["upload", "add/remove", "run"] <= 3.0
+    assert (place / "one" / "model.npz").is_file()
+    rows = json.loads(dither("budget", "show", "t.csv", "--json", cwd=place, **ledger).stdout)
+    assert {row["client"] for row in rows} == {"north", "south"}
+    assert all(float(row["spent"]) <= 3.0 for row in rows)
+    second = dither("run", "spec.toml", "--set", "seed=1", "--out", "two", cwd=place, check=False, **ledger)
+    assert second.returncode == 3
+    assert "has spent" in second.stderr
+    assert not (place / "two").exists()
+    history = json.loads(dither("budget", "history", "--json", cwd=place, **ledger).stdout)
+    assert history[0]["what"].startswith("budget")
+    assert any("rounds 0 to 9" in row["what"] for row in history)
+
+
+def test_a_raised_budget_lets_a_stopped_run_go_on(place):
+    ledger = {"DITHER_LEDGER": str(place / "ledger.sqlite")}
+    dither("budget", "set", "t.csv", "--epsilon", "3", cwd=place, **ledger)
+    assert dither("run", "spec.toml", "--out", "one", "-q", cwd=place, check=False, **ledger).returncode == 3
+    stopped = json.loads((place / "one" / "summary.json").read_text())["rounds"]
+    dither("budget", "set", "t.csv", "--epsilon", "100", cwd=place, **ledger)
+    dither("run", "--resume", "one", "-q", cwd=place, **ledger)
+    finished = json.loads((place / "one" / "summary.json").read_text())
+    assert stopped < finished["rounds"] == 40
+    assert "stopped" not in finished
+    # and it is the run that was never stopped
+    dither("run", "spec.toml", "--out", "whole", "-q", cwd=place, **ledger)
+    assert (place / "one" / "model.npz").read_bytes() == (place / "whole" / "model.npz").read_bytes()
+
+
+def test_bundled_sets_are_charged_only_when_asked(tmp_path):
+    ledger = {"DITHER_LEDGER": str(tmp_path / "default.sqlite")}
+    quick = ["--set", "data.name=breast-cancer", "--set", "num_rounds=3", "--set", "batch_size=8", "-q"]
+    dither("run", "adult", *quick, "--out", "a", cwd=tmp_path, **ledger)
+    assert not (tmp_path / "default.sqlite").exists()
+    dither("run", "adult", *quick, "--out", "b", "--ledger", "mine.sqlite", cwd=tmp_path, **ledger)
+    rows = json.loads(dither("budget", "show", "--ledger", "mine.sqlite", "--json", cwd=tmp_path).stdout)
+    assert [row["client"] for row in rows] == ["every record"]
+    assert float(rows[0]["spent"]) == pytest.approx(1.0, abs=0.01)
+
+
+def test_a_finished_run_is_not_trained_or_charged_again(place):
+    ledger = {"DITHER_LEDGER": str(place / "ledger.sqlite")}
+    dither("run", "spec.toml", "--out", "one", "-q", cwd=place, **ledger)
+    before = json.loads(dither("budget", "history", "--json", cwd=place, **ledger).stdout)
+    dither("run", "--resume", "one", "-q", cwd=place, **ledger)
+    assert json.loads(dither("budget", "history", "--json", cwd=place, **ledger).stdout) == before
