@@ -21,6 +21,7 @@ def make_setting(sizes, **changes) -> Setting:
         "local_steps": 2,
         "batch_size": 3,
         "batch_sampling": "fixed",
+        "sampling_rate": 0.0,
         "client_lr": 0.2,
         "lr_decay": 0.01,
         "server_lr": 1.0,

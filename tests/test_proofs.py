@@ -24,6 +24,7 @@ PLAIN = proofs.Circumstances(
     exposures=0,
     noise_ratio=1.0,
     per_client=False,
+    assumed=False,
     not_covered=(),
 )
 
@@ -83,6 +84,7 @@ def spec_for(method, **values):
         "local_steps": 1 if method in ("dp-sgd", "dp-dsgd") else 2,
         "batch_size": 8,
         "batch_sampling": "poisson",
+        "sampling_rate": 0.1,
         "client_lr": 0.1,
         "data.name": "breast-cancer",
         "privacy.epsilon": 1.5,
@@ -100,7 +102,12 @@ PRIVATE = [name for name in METHODS if name not in ("fedavg", "fedprox", "scaffo
 def test_proven_noise_meets_its_target_for_every_method(method):
     values = {}
     if method in ("secure-fedavg", "nbafl"):  # their sensitivities are stated for a replaced record
-        values = {"privacy.adjacency": "replace-one", "batch_sampling": "fixed", "privacy.clip": "batch"}
+        values = {
+            "privacy.adjacency": "replace-one",
+            "batch_sampling": "fixed",
+            "sampling_rate": 0.0,
+            "privacy.clip": "batch",
+        }
     if method == "dp-fedavg":  # a trusted server: only what is broadcast is protected
         values = {"privacy.adjacency": "replace-one", "privacy.view": "broadcast"}
     spec = spec_for(method, **values)
@@ -120,7 +127,12 @@ def test_proven_noise_meets_its_target_for_every_method(method):
 
 
 def test_a_target_per_message_is_met_per_message():
-    values = {"privacy.adjacency": "replace-one", "batch_sampling": "fixed", "privacy.clip": "batch"}
+    values = {
+        "privacy.adjacency": "replace-one",
+        "batch_sampling": "fixed",
+        "sampling_rate": 0.0,
+        "privacy.clip": "batch",
+    }
     task = api.build_task(spec_for("secure-fedavg", **values, **{"privacy.unit": "message"}))
     (row,) = [r for r in api.proven(task) if r["unit"] == "message" and r["adjacency"] == "replace-one"]
     assert row["value"] == pytest.approx(1.5, rel=1e-3)
@@ -137,7 +149,9 @@ def test_views_are_ordered_and_carry_everything():
 
 def test_what_no_theorem_covers_is_refused():
     with pytest.raises(NoProof, match="add/remove"):
-        api.build_task(spec_for("cpfed", batch_sampling="fixed"))
+        api.build_task(spec_for("cpfed", batch_sampling="fixed", sampling_rate=0.0))
+    with pytest.raises(NoProof, match="an added record changes every coin"):
+        api.build_task(spec_for("cpfed", sampling_rate=0.0))
     with pytest.raises(SpecError, match="adds no noise"):
         api.build_task(spec_for("fedavg"))
     task = api.build_task(spec_for("fedavg", **{"privacy.noise": "none"}))
@@ -191,7 +205,9 @@ def test_cohorts_on_the_host_are_those_of_the_compiled_rounds():
 @pytest.mark.parametrize("name", ["secure-fedavg", "nbafl", "cpfed", "concentrated", "dp-scaffold"])
 def test_releases_do_not_depend_on_the_model(name):
     """A method's releases are functions of public facts: sizes, clip, noise and schedule."""
-    spec = spec_for(name, batch_sampling="fixed", **{"privacy.noise": "given", "privacy.noise_std": 0.5})
+    spec = spec_for(
+        name, batch_sampling="fixed", sampling_rate=0.0, **{"privacy.noise": "given", "privacy.noise_std": 0.5}
+    )
     if name == "secure-fedavg":
         spec = spec.with_values({"privacy.noise": "paper"})
     info = RoundInfo(1, 0, 70, 3)

@@ -169,6 +169,7 @@ def circumstances(task: Task) -> proofs.Circumstances:
             np.ones(len(task.federation.size)) if prepared.weights is None else prepared.weights,
         ),
         per_client=prepared.per_client,
+        assumed=prepared.assumed,
         not_covered=tuple(not_covered),
     )
 
@@ -192,10 +193,14 @@ def proven(task: Task, rounds: int | None = None) -> list[dict[str, Any]]:
     return proofs.table(_classes(task, rounds), task.spec.privacy.delta, circumstances(task))
 
 
-def accounted(spec: Spec, *, data_dir: str | Path | None = None) -> dict[str, Any]:
-    """Claimed and proven ε of a spec, without running it."""
+def accounted(spec: Spec, *, data_dir: str | Path | None = None, every_recipe: bool = False) -> dict[str, Any]:
+    """Claimed and proven ε of a spec, without running it; with `every_recipe` also each bound that was tried."""
     task = build_task(spec, data_dir=data_dir)
+    tried = {}
+    if every_recipe:
+        tried["tried"] = proofs.tried(_classes(task, None), spec.privacy.delta, circumstances(task))
     return {
+        **tried,
         "method": spec.method,
         "claimed": claimed(task.prepared.claim),
         "proven": proven(task),
@@ -391,6 +396,7 @@ def train(
     )
     state, done, seconds_before = simulation.start(inputs), 0, 0.0
     checkpoint = folder.load_checkpoint()
+    folder.clear_leftovers()
     if checkpoint is not None:
         _check_belongs(checkpoint, spec, digest, folder)
         if spec.randomness == "os" and spec.batch_sampling == "shuffled":
@@ -445,6 +451,7 @@ def train(
     summary = summarise(task, rows, np.asarray(state.participation)[0])
     if stopped:
         summary["stopped"] = stopped
+        summary["epsilon"]["claimed"] = claimed(_claim_after(task, rows[-1]["round"]))
     if account is not None:
         summary["ledger"] = {"file": str(account.ledger.path), "dataset": account.dataset}
     if spec.compare:
@@ -473,6 +480,16 @@ def load(path: str | Path) -> Run:
     schema_path = folder.path / "schema.toml"
     schema = data.Schema.load(schema_path) if schema_path.is_file() else None
     return Run(folder.path, spec, summary, folder.metrics(), model, params, tuple(summary["classes"]), schema)
+
+
+def _claim_after(task: Task, rounds: int) -> Claim:
+    """The paper's ε for the rounds that were made, at the noise that was used."""
+    fewer = replace(
+        task.spec.privacy, noise_decay_start=min(task.spec.privacy.noise_decay_start, rounds), noise="none"
+    )
+    spec = replace(task.spec, num_rounds=rounds, privacy=fewer)
+    again = prepare(spec, task.model, client_sizes=task.federation.size, num_params=task.num_params)
+    return again.reclaim(task.prepared.hyper) if again.reclaim else task.prepared.claim
 
 
 def without_noise(task: Task) -> float:
@@ -621,13 +638,21 @@ def summarise(task: Task, rows: list[dict[str, Any]], participation: np.ndarray)
             "max": int(counts[-1]),
         },
         "randomness": spec.randomness,
-        "notes": [*task.dataset.notes, *task.prepared.caveats],
+        "notes": [*task.dataset.notes, *task.prepared.caveats, *_view_caveat(spec)],
         "num_clients": len(task.federation.size),
         "num_features": int(task.dataset.x_train.shape[1]),
         "num_params": task.num_params,
         "image_shape": list(task.dataset.image_shape),
         "classes": list(task.dataset.classes),
     }
+
+
+def _view_caveat(spec: Spec) -> tuple[str, ...]:
+    if spec.privacy.view != "sum" or spec.secagg.mode != "off":
+        return ()
+    return (
+        "privacy.view='sum' holds under secure aggregation, which is off: this server would see single uploads",
+    )
 
 
 def claimed(claim: Claim) -> dict[str, Any]:
@@ -637,6 +662,7 @@ def claimed(claim: Claim) -> dict[str, Any]:
         "unit": claim.unit,
         "delta": claim.delta,
         "source": claim.source,
+        "adjacency": claim.adjacency,
         "conditions": [{"condition": text, "holds": bool(holds)} for text, holds in claim.conditions],
     }
 

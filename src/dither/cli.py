@@ -145,6 +145,9 @@ def account(
     ],
     settings: Settings = None,
     data_dir: DataDir = None,
+    every_recipe: Annotated[
+        bool, typer.Option("--every-recipe", help="Also list each bound that was tried, and why one was refused.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Claimed and proven ε of a run (or of a spec before it is run), for every adversary, and why they differ."""
@@ -152,11 +155,12 @@ def account(
     from dither.runs import RunFolder, to_json
 
     finished = RunFolder(run_folder).summary() if (run_folder / "spec.toml").is_file() else None
-    if finished is not None and not settings:
+    if finished is not None and not settings and not every_recipe:
         report = {"method": finished["method"], "why": finished["why"], **finished["epsilon"]}
     else:
         source = run_folder / "spec.toml" if (run_folder / "spec.toml").is_file() else str(run_folder)
-        report = api.accounted(_spec(str(source), None, settings, None), data_dir=data_dir)
+        spec = _spec(str(source), None, settings, None)
+        report = api.accounted(spec, data_dir=data_dir, every_recipe=every_recipe)
     if as_json:
         typer.echo(to_json(report, indent=2))
         return
@@ -167,7 +171,7 @@ def account(
             "ε": _epsilon(claim["value"]),
             "unit": claim["unit"],
             "seen": "",
-            "neighbours": "replace-one",
+            "neighbours": claim["adjacency"],
             "by": claim["source"],
         }
     ]
@@ -188,6 +192,20 @@ def account(
         if clients and clients["min"] != clients["max"] and row["view"] in ("upload", "sum"):
             spread = [f"{which} {_epsilon(clients[which])}" for which in ("min", "median", "max")]
             typer.echo(f"over clients, {_SEEN[row['view']]} seen, {row['adjacency']}: {', '.join(spread)}")
+        if row.get("no_credit"):
+            typer.echo(f"sums of uploads, {row['adjacency']}: no credit for the others' noise: {row['no_credit']}")
+    if "tried" in report:
+        rows = [
+            {
+                "ε": _epsilon(row["value"]),
+                "seen": _SEEN[row["view"]],
+                "neighbours": row["adjacency"],
+                "by": row["recipe"],
+                "detail": row["detail"],
+            }
+            for row in report["tried"]
+        ]
+        _table(rows, title="Every bound that was tried, for the client that reveals most")
     for condition in claim["conditions"]:
         if not condition["holds"]:
             typer.echo(f"condition of the claim fails: {condition['condition']}")
@@ -210,6 +228,20 @@ def presets(
         return
     rows = [{"preset": each, "what": spec.preset_title(each)} for each in spec.preset_names()]
     _table(rows, as_json=as_json, title="Presets", footer="dither run PRESET; dither presets PRESET prints it")
+
+
+@app.command()
+def keys(
+    method: Annotated[str | None, typer.Argument(help="A method: list its own constants too.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Every key of a spec, with its default and what it means."""
+    from dither import spec
+
+    rows = [
+        {"key": key, "default": _short(default), "what": what} for key, default, what in spec.describe_keys(method)
+    ]
+    _table(rows, as_json=as_json, title="Keys of a spec", footer="in TOML, or with --set key=value")
 
 
 @app.command()
@@ -638,7 +670,9 @@ def _print_summary(result: Run) -> None:
 
 def _short_form(rows: list[dict[str, Any]], spec: Any) -> list[dict[str, Any]]:
     """The proven ε for the spec's own view under each adjacency that has one, the spec's first."""
-    view = [row for row in rows if row["view"] == spec.privacy.view and row["unit"] != "message"]
+    view = [row for row in rows if row["view"] == spec.privacy.view and not row["unit"].startswith("message")]
+    if spec.privacy.unit == "message":
+        view = [row for row in rows if row["unit"].startswith("message")] + view
     proven = [row for row in view if row["value"] not in ("inf", float("inf"))] or view[:1]
     return sorted(proven, key=lambda row: row["adjacency"] != spec.privacy.adjacency)
 

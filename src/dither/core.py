@@ -95,6 +95,7 @@ class Sampling(NamedTuple):
     truncation: float = 0.0
     batch_size: int = 0
     population: int = 0
+    fixed_rate: bool = True  # False where the rate follows the client's record count (R3 then proves nothing)
 
 
 class Release(NamedTuple):
@@ -129,6 +130,7 @@ class Claim(NamedTuple):
     delta: float
     source: str
     conditions: tuple[tuple[str, bool], ...] = ()
+    adjacency: str = "replace-one"  # the neighbours the paper speaks of
 
 
 class Algorithm(NamedTuple):
@@ -154,6 +156,7 @@ class Setting(NamedTuple):
     local_steps: int
     batch_size: int
     batch_sampling: str  # see privacy.sampling.make
+    sampling_rate: float  # of Poisson batches, public; 0: batch_size over each client's own count
     client_lr: float
     lr_decay: float  # η_t = client_lr / (1 + lr_decay · t)
     server_lr: float
@@ -195,6 +198,7 @@ class Prepared(NamedTuple):
     weights: np.ndarray | None = None  # how uploads are weighted in the sum, up to a factor; None: alike
     client_state: bool = False  # clients keep private state that shapes later uploads (control variates)
     own_epochs: bool = False  # shuffled epochs advance only when the client takes part
+    assumed: bool = False  # the releases rest on an assumption that is not proved
     per_client: bool = False  # the unit of privacy is a whole client, not a record
     exposures: int = 0  # uploads of one client that an outsider sees beside the broadcasts
     num_rounds: int | None = None  # where the method stops before the spec's rounds: its budget is spent

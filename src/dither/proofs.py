@@ -35,6 +35,7 @@ class Circumstances(NamedTuple):
     exposures: int
     noise_ratio: float  # least over largest noise that clients add to the sum
     per_client: bool  # the unit of privacy is a whole client
+    assumed: bool  # the releases themselves rest on an assumption
     not_covered: tuple[str, ...]
 
 
@@ -186,14 +187,39 @@ def table(groups: Sequence[Clients], delta: float, circumstances: Circumstances)
         for number in range(len(accounting.VIEWS)):
             most = max((entry[2][number] for entry in found), key=lambda p: p.value)
             medians = [entry[1][number].value for entry in found]
-            row = _row(most)
+            row = _row(most, circumstances)
             row["clients"] = {
                 "min": min(entry[0][number].value for entry in found),
                 "median": float(np.median(np.repeat(medians, members))),
                 "max": most.value,
             }
+            if most.view == "sum":
+                row["no_credit"] = _refusal(groups, delta, known, adjacency, most)
             rows.append(row)
-        rows.append(_row(message(groups, delta, circumstances, adjacency=adjacency)))
+        rows.append(_row(message(groups, delta, circumstances, adjacency=adjacency), circumstances))
+    return rows
+
+
+def _refusal(
+    groups: Sequence[Clients], delta: float, known: accounting.Facts, adjacency: str, best: accounting.Proven
+) -> str:
+    """Why sums are proved no better than the uploads themselves, where another bound holds; else empty."""
+    if math.isinf(best.value):
+        return ""
+    bounds = accounting.account(
+        groups[0].most, delta, known, adjacency=adjacency, views=("sum",), every_recipe=True
+    )
+    return next((bound.detail for bound in bounds if math.isinf(bound.value)), "")
+
+
+def tried(groups: Sequence[Clients], delta: float, circumstances: Circumstances) -> list[dict[str, Any]]:
+    """Every recipe that was tried for the class of clients that reveals most, refusals with their reason."""
+    known = facts(circumstances)
+    worst_group = max(groups, key=lambda g: sum(n * _information(r) for rs, n in g.most for r in rs))
+    rows = []
+    for adjacency in (accounting.ADD_REMOVE, accounting.REPLACE_ONE):
+        for found in accounting.account(worst_group.most, delta, known, adjacency=adjacency, every_recipe=True):
+            rows.append(_row(found, circumstances))
     return rows
 
 
@@ -214,7 +240,7 @@ def _strongest(singles: list[Participations], most: int = 4) -> list[Participati
     return sorted(singles, key=lambda one: sum(_information(r) for r in one[0][0]), reverse=True)[:most]
 
 
-def _row(p: accounting.Proven) -> dict[str, Any]:
+def _row(p: accounting.Proven, circumstances: Circumstances) -> dict[str, Any]:
     return {
         "view": p.view,
         "adjacency": p.adjacency,
@@ -222,7 +248,7 @@ def _row(p: accounting.Proven) -> dict[str, Any]:
         "delta": p.delta,
         "unit": p.unit,
         "recipe": p.recipe,
-        "assumed": p.assumed,
+        "assumed": p.assumed or circumstances.assumed,
         "not_covered": list(p.not_covered),
         "detail": p.detail,
     }

@@ -76,6 +76,11 @@ class RunFolder:
             raise RunExists(f"{str(folder.path)!r} is not a run folder: it has no spec.toml")
         return folder
 
+    def clear_leftovers(self) -> None:
+        """Remove what a killed process left beside its place."""
+        for left in self.path.rglob(".*.tmp"):
+            left.unlink(missing_ok=True)
+
     def run_id(self) -> str:
         """A name that no other run has: where and when it was made, as provenance.json says."""
         made = json.loads((self.path / "provenance.json").read_text(encoding="utf-8"))

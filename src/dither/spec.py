@@ -128,6 +128,12 @@ class Spec:
         "how a batch is drawn",
         ("fixed", "disjoint", "shuffled", "poisson", "poisson-full", "full"),
     )
+    sampling_rate: float = _key(
+        0.0,
+        "public chance of a record to enter a Poisson batch; 0: batch_size / own count",
+        at_least=0.0,
+        at_most=1.0,
+    )
     client_lr: float = _key(0.2, "step size of a client", above=0.0)
     lr_decay: float = _key(0.0, "client_lr is divided by 1 + lr_decay * (local steps done)", at_least=0.0)
     server_lr: float = _key(1.0, "step size of the server", above=0.0)
@@ -245,6 +251,21 @@ def all_keys() -> list[str]:
     return keys
 
 
+def describe_keys(name: str | None = None) -> list[tuple[str, Any, str]]:
+    """(key, default, what it means) of every key, and of a method's own constants where one is named."""
+    rows = []
+    for key in all_keys():
+        head, _, inner = key.partition(".")
+        owner = _section_type(head) if inner else Spec
+        entry = next(f for f in fields(owner) if f.name == (inner or head))
+        choices = entry.metadata.get("choices") or ()
+        what = entry.metadata["help"] + (f" ({', '.join(choices)})" if choices else "")
+        rows.append((key, entry.default, what))
+    if name is not None:
+        rows += [(f"method_options.{key}", default, what) for key, (default, what) in method(name).options.items()]
+    return rows
+
+
 def parse_setting(text: str) -> tuple[str, Any]:
     """`key=value` of --set: the value is read as TOML, and as a plain string where it is not."""
     key, equals, value = text.partition("=")
@@ -349,6 +370,7 @@ def prepare(spec: Spec, model: Any, *, client_sizes: np.ndarray, num_params: int
         local_steps=spec.local_steps,
         batch_size=spec.batch_size,
         batch_sampling=spec.batch_sampling,
+        sampling_rate=spec.sampling_rate,
         client_lr=spec.client_lr,
         lr_decay=spec.lr_decay,
         server_lr=spec.server_lr,

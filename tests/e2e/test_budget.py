@@ -13,6 +13,7 @@ cohort_size = 2
 num_rounds = 40
 batch_size = 4
 batch_sampling = "poisson"
+sampling_rate = 0.05
 client_lr = 0.3
 eval_every = 10
 

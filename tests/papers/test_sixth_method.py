@@ -44,6 +44,7 @@ def test_it_trains_with_a_proven_epsilon(name):
             "num_rounds": 5,
             "batch_size": 8,
             "batch_sampling": "poisson",
+            "sampling_rate": 0.1,
             "data.name": "breast-cancer",
             "privacy.adjacency": "add/remove",
         }

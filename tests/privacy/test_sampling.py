@@ -149,6 +149,22 @@ def test_capped_poisson_is_the_same_batch_and_states_its_truncation():
     assert meaning.truncation == pytest.approx(stats.binom.sf(capped.width, 400, 8 / 400))
 
 
+def test_a_public_rate_is_the_coin_of_every_client_whatever_its_count():
+    sizes = np.array([100, 400])
+    sampler = sampling.make("poisson-full", batch_size=20, local_steps=2, client_sizes=sizes, sampling_rate=0.1)
+    for size in sizes:
+        _, weights = draw_many(sampler, size, 600)
+        inside = weights[..., :size]
+        assert inside.mean() == pytest.approx(0.1, abs=5 * np.sqrt(0.09 / inside.size))
+        meaning = sampler.sampling(int(size))
+        assert (meaning.rate, meaning.fixed_rate) == (0.1, True)
+        assert float(sampler.divisor(jnp.int32(size))) == 20
+    follows = sampling.make("poisson", batch_size=20, local_steps=2, client_sizes=sizes)
+    assert not follows.sampling(100).fixed_rate
+    with pytest.raises(SpecError, match="is for Poisson batches"):
+        sampling.make("fixed", batch_size=20, local_steps=2, client_sizes=sizes, sampling_rate=0.1)
+
+
 def test_batch_larger_than_a_client_is_refused_with_both_numbers():
     with pytest.raises(SpecError, match="batch_size=11 exceeds the 10 records of client 1"):
         sampling.make("fixed", batch_size=11, local_steps=1, client_sizes=np.array([12, 10]))

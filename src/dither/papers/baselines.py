@@ -161,7 +161,7 @@ def prepare_dp_dsgd(model: Model, setting: Setting) -> Prepared:
         aggregation = ("the other clients' noise is credited under aggregation alone (G7)", False)
         return Claim(value, "run", setting.delta, "Concentrated DP-FL Sec. VII-C", (aggregation,))
 
-    gradients = local.noisy_gradients(model, setting, source="Concentrated DP-FL Lemma 2; errata G7a")
+    gradients = local.noisy_gradients(model, setting, source="Concentrated DP-FL Corollary 1; errata G7a")
     return Prepared(
         hyper=hyper,
         build=local.averaging(setting, gradients),
@@ -325,9 +325,8 @@ def _central_claim(setting: Setting, multiplier: float) -> Claim:
 
     value = rdp.RdpAccountant().compose(_central_event(setting, multiplier)).get_epsilon(setting.delta)
     coins = ("cohorts are drawn by independent coins (here: a uniform subset of fixed size)", False)
-    return Claim(
-        float(value), "run", setting.delta, "McMahan et al. 2018, moments accountant, per client", (coins,)
-    )
+    source = "McMahan et al. 2018, moments accountant, per client"
+    return Claim(float(value), "run", setting.delta, source, (coins,), "add/remove")
 
 
 def _unprotected(info: RoundInfo) -> tuple[Release, ...]:

@@ -49,7 +49,7 @@ def prepare(model: Model, setting: Setting) -> Prepared:
         setting = setting._replace(batch_size=_exact_batch(setting))
     cohorts = participation_design(setting)
     counts = participations(setting, cohorts)
-    gradients = local.noisy_gradients(model, setting, source="Concentrated DP-FL Lemma 2; errata D2, G7a")
+    gradients = local.noisy_gradients(model, setting, source="Concentrated DP-FL Corollary 1; errata D2, G7a")
     std = local.chosen_noise_std(setting, lambda: noise_std(setting, counts))
     hyper = local.gradient_hyper(setting, std)
     return Prepared(

@@ -103,6 +103,7 @@ def proximal_training(
         batch_size=setting.batch_size,
         local_steps=setting.local_steps,
         client_sizes=setting.client_sizes,
+        sampling_rate=setting.sampling_rate,
     )
     rule = optimizer(optimizer_name)
 
@@ -153,6 +154,7 @@ def noisy_gradients(model: Model, setting: Setting, *, source: str) -> NoisyGrad
         batch_size=setting.batch_size,
         local_steps=setting.local_steps,
         client_sizes=setting.client_sizes,
+        sampling_rate=setting.sampling_rate,
     )
     schedule = noise.schedule(setting.noise_schedule, local_steps=setting.local_steps)
 

@@ -51,6 +51,7 @@ OPTIONS = {
     "param_clip": (20.0, "C, bound on the norm of all parameters; 0: the median norm of a non-private pilot"),
     "proximal": (0.0, "μ of the proximal term (μ/2)|w - w_global|^2"),
     "exposures": (1, "L, how many uploads of one client an outsider may see"),
+    "sensitivity": ("clip", "what proofs rest on: 'clip' (2C, proved) or 'paper' (2C/m, only assumed: N2)"),
     "optimizer": ("adam", "local optimiser: 'adam' or 'sgd'"),
     "scheduling": (
         "printed",
@@ -116,11 +117,12 @@ def prepare(model: Model, setting: Setting) -> Prepared:
         build=build,
         claim=claim(setting, uplink, downlink),
         cohort_size_at=lambda index: setting.cohort_size,
-        caveats=_scheduling_caveat(setting),
+        caveats=(*_scheduling_caveat(setting), *_sensitivity_caveat(setting)),
         noise_names=("uplink_std", "downlink_std"),
         weights=setting.client_sizes if everyone else None,
         reclaim=lambda other: claim(setting, float(other["uplink_std"]), float(other["downlink_std"])),
         exposures=int(setting.options["exposures"]),
+        assumed=setting.options["sensitivity"] == "paper",
     )
 
 
@@ -160,6 +162,15 @@ def _base(setting: Setting) -> dict[str, Any]:
         "min_client_size": int(setting.client_sizes.min()),
         "exposures": int(setting.options["exposures"]),
     }
+
+
+def _sensitivity_caveat(setting: Setting) -> tuple[str, ...]:
+    kind = setting.options["sensitivity"]
+    if kind not in ("clip", "paper"):
+        raise SpecError(f"method_options.sensitivity={kind!r} is not one of 'clip', 'paper'")
+    if kind == "clip":
+        return ()
+    return ("not covered: the sensitivity 2C/m of eq (4) is assumed, and false in general (errata N2)",)
 
 
 def _scheduling_caveat(setting: Setting) -> tuple[str, ...]:
@@ -214,17 +225,21 @@ def claim(setting: Setting, uplink: float, downlink: float) -> Claim:
 def _releases(info: RoundInfo, hyper: Hyper, setting: Setting) -> tuple[Release, ...]:
     """An upload and a broadcast a round. Clipping alone proves a sensitivity of 2C, not 2C/m (N2)."""
     reach = 2 * float(hyper["param_clip"])
+    source = "with the sensitivity 2C of errata N2"
+    if setting.options["sensitivity"] == "paper":
+        reach /= int(setting.client_sizes.min())
+        source = "with the sensitivity 2C/m of eq (4), assumed"
     weights = _weights(setting)
     everything = sampling.Sampling("full", 1.0, sampling.REPLACE_ONE, 0.0, info.size, info.size)
     uplink, downlink = float(hyper["uplink_std"]), float(hyper["downlink_std"])
     return (
-        Release("uplink", uplink, reach, 1, everything, "NbAFL eq (4) with the sensitivity of errata N2"),
+        Release("uplink", uplink, reach, 1, everything, f"NbAFL eq (4) {source}"),
         Release(
             "downlink",
             aggregate_std(setting, uplink, downlink),
             reach * float(weights.max()),
             1,
             everything,
-            "NbAFL Theorem 1 with the sensitivity of errata N2",
+            f"NbAFL Theorem 1 {source}",
         ),
     )

@@ -66,6 +66,7 @@ def prepare(model: Model, setting: Setting) -> Prepared:
         batch_size=setting.batch_size,
         local_steps=setting.local_steps,
         client_sizes=sizes,
+        sampling_rate=setting.sampling_rate,
     )
     local_steps = setting.local_steps
     num_records = int(sizes.sum())
@@ -206,8 +207,11 @@ def _release(info: RoundInfo, hyper: Hyper, setting: Setting, sampler: sampling.
         noise_std=float(np.asarray(hyper["noise_multiplier"])[info.client]) * printed,
         sensitivity=float(theory.sensitivity_exact(clip_norm=clip_norm, round_lrs=rates)),
         uses=1,
+        # The weight p_k follows the client's record count: proved for a replaced record only.
         sampling=one_batch._replace(
-            kind=f"{one_batch.kind}-round", rate=sampling.used_in_round(one_batch, setting.local_steps)
+            kind=f"{one_batch.kind}-round",
+            rate=sampling.used_in_round(one_batch, setting.local_steps),
+            adjacency=sampling.REPLACE_ONE,
         ),
         source="Secure FedAvg eq (9), Lemma 1; errata R5",
     )

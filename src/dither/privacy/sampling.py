@@ -6,8 +6,9 @@ fixed         a fresh uniform subset of exactly `batch_size` records at every lo
 disjoint      the local steps of a round use disjoint batches, drawn anew each round
 shuffled      epochs: the records are shuffled and cut into batches, the partial last one dropped; an epoch
               carries over from round to round
-poisson       each record enters each batch by its own coin, with probability batch_size / size; the batch is
-              cut at a cap that is exceeded with probability below 1e-12, which is reported to be charged to δ
+poisson       each record enters each batch by its own coin, with probability `sampling_rate` (batch_size / size
+              where none is given); the batch is cut at a cap that is exceeded with probability below 1e-12, which
+              is reported to be charged to δ
 poisson-full  the same without a cap: all records with a 0/1 weight (slower)
 full          all records at every step
 
@@ -55,20 +56,32 @@ class BatchSampler(NamedTuple):
     kind: str
 
 
-def make(kind: str, *, batch_size: int, local_steps: int, client_sizes: np.ndarray) -> BatchSampler:
-    """The batch sampler of that kind, checked against the clients' sizes."""
+def make(
+    kind: str, *, batch_size: int, local_steps: int, client_sizes: np.ndarray, sampling_rate: float = 0.0
+) -> BatchSampler:
+    """The batch sampler of that kind, checked against the clients' sizes.
+
+    `sampling_rate` is the coin of Poisson batches, the same for all clients. Without it the coin is batch_size
+    over the client's own count: an added record then changes everybody's coin, and no theorem covers add/remove.
+    """
     if kind not in _SAMPLERS:
         raise SpecError(f"unknown batch_sampling={kind!r}{did_you_mean(kind, _SAMPLERS)}")
     smallest, largest = int(client_sizes.min()), int(client_sizes.max())
+    if sampling_rate and kind not in ("poisson", "poisson-full"):
+        raise SpecError(f"sampling_rate={sampling_rate:g} is for Poisson batches, not for batch_sampling={kind!r}")
     if kind != "full":
         if batch_size < 1:
             raise SpecError(f"batch_size={batch_size} must be at least 1")
-        if batch_size > smallest:
+        if batch_size > smallest and not sampling_rate:
             client = int(client_sizes.argmin())
             raise SpecError(
                 f"batch_size={batch_size} exceeds the {smallest} records of client {client}; "
                 f"use at most {smallest} or batch_sampling='full'"
             )
+    if kind == "poisson":
+        return _poisson(batch_size, local_steps, smallest, largest, sampling_rate)
+    if kind == "poisson-full":
+        return _poisson_full(batch_size, local_steps, smallest, largest, sampling_rate)
     return _SAMPLERS[kind](batch_size, local_steps, smallest, largest)
 
 
@@ -126,12 +139,14 @@ def _shuffled(batch_size: int, local_steps: int, smallest: int, largest: int) ->
     return BatchSampler(draw, _constant(batch_size), sampling, batch_size, "shuffled")
 
 
-def _poisson(batch_size: int, local_steps: int, smallest: int, largest: int) -> BatchSampler:
+def _poisson(
+    batch_size: int, local_steps: int, smallest: int, largest: int, sampling_rate: float = 0.0
+) -> BatchSampler:
     from scipy.stats import binom
 
-    # The tail of Bin(size, batch_size/size) grows with size towards Poisson's: the largest client decides.
-    cap = min(largest, int(binom.isf(_TRUNCATION, largest, batch_size / largest)) + 1)
-    full = _poisson_full(batch_size, local_steps, smallest, largest)
+    # The tail of Bin(size, rate) grows with size, at a fixed rate and at batch_size/size: the largest decides.
+    cap = min(largest, int(binom.isf(_TRUNCATION, largest, sampling_rate or batch_size / largest)) + 1)
+    full = _poisson_full(batch_size, local_steps, smallest, largest, sampling_rate)
 
     def draw(keys: Keys, steps_done: Array, size: Array) -> Batches:
         included = full.draw(keys, steps_done, size).weights > 0
@@ -139,17 +154,19 @@ def _poisson(batch_size: int, local_steps: int, smallest: int, largest: int) -> 
         return Batches(positions.astype(jnp.int32), (positions < largest).astype(jnp.float32))
 
     def sampling(size: int) -> Sampling:
-        truncation = float(binom.sf(cap, size, batch_size / size)) if cap < size else 0.0
-        return Sampling("poisson", batch_size / size, ADD_REMOVE, truncation, batch_size, size)
+        plain = full.sampling(size)
+        return plain._replace(truncation=float(binom.sf(cap, size, plain.rate)) if cap < size else 0.0)
 
-    return BatchSampler(draw, _constant(batch_size), sampling, cap, "poisson")
+    return BatchSampler(draw, full.divisor, sampling, cap, "poisson")
 
 
-def _poisson_full(batch_size: int, local_steps: int, smallest: int, largest: int) -> BatchSampler:
+def _poisson_full(
+    batch_size: int, local_steps: int, smallest: int, largest: int, sampling_rate: float = 0.0
+) -> BatchSampler:
     def draw(keys: Keys, steps_done: Array, size: Array) -> Batches:
         del steps_done
         # Rounded down by a relative 2^-21, more than float32 can err: the true rate never exceeds the stated.
-        rate = jnp.float32(batch_size) / size.astype(jnp.float32)
+        rate = jnp.float32(sampling_rate) if sampling_rate else jnp.float32(batch_size) / size.astype(jnp.float32)
         threshold = (rate * np.float32(2.0**32 * (1 - 2.0**-21))).astype(jnp.uint32)
         words = jax.random.bits(keys.batch, (local_steps, largest), jnp.uint32)
         positions = jnp.arange(largest, dtype=jnp.int32)
@@ -157,7 +174,8 @@ def _poisson_full(batch_size: int, local_steps: int, smallest: int, largest: int
         return Batches(jnp.broadcast_to(positions, included.shape), included.astype(jnp.float32))
 
     def sampling(size: int) -> Sampling:
-        return Sampling("poisson", batch_size / size, ADD_REMOVE, 0.0, batch_size, size)
+        rate = sampling_rate or batch_size / size
+        return Sampling("poisson", rate, ADD_REMOVE, 0.0, batch_size, size, fixed_rate=bool(sampling_rate))
 
     return BatchSampler(draw, _constant(batch_size), sampling, largest, "poisson-full")
 

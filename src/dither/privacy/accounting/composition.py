@@ -64,6 +64,11 @@ def step_multiplier(release: Release, adjacency: str) -> float:
     z = noise_multiplier(release)
     if kind in ("fixed", "disjoint", "shuffled") and (adjacency, stated) != (REPLACE_ONE, REPLACE_ONE):
         raise NoProof(f"{kind} batches have no add/remove neighbours: their number of records is public (G3)")
+    if kind.startswith("poisson") and adjacency == ADD_REMOVE and not release.sampling.fixed_rate:
+        raise NoProof(
+            "the sampling rate follows the client's record count, so that an added record changes every coin: set "
+            "sampling_rate, a public number (R3)"
+        )
     if kind.endswith("-round"):
         if adjacency == ADD_REMOVE and stated != ADD_REMOVE:
             raise NoProof(f"{kind} batches have no add/remove neighbours: their number of records is public (G3)")

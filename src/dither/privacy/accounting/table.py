@@ -7,7 +7,8 @@ Views, from the strongest adversary to the weakest (errata, Recipes):
     broadcast   an outsider sees what is broadcast, and at most `exposures` of the client's uploads
     final       an outsider sees the final model only; bounded by "broadcast"
 
-A later view is a function of an earlier one, so each bound carries over; where several recipes are valid
+A later view is a function of an earlier one, so each bound carries over (but for an outsider who also sees
+some uploads: sums do not bound that); where several recipes are valid
 for a view its value is their minimum, never across adjacencies. What no theorem covers is ε = ∞.
 """
 

@@ -169,7 +169,7 @@ def decode_charges(content: str) -> Charged:
 def _encode_release(release: Release) -> list[Any]:
     if release.channel not in ("uplink", "downlink"):
         raise ValueError(f"channel={release.channel!r}; known: 'uplink', 'downlink'")
-    kind, rate, adjacency, truncation, batch_size, population = release.sampling
+    kind, rate, adjacency, truncation, batch_size, population, fixed_rate = release.sampling
     return [
         release.channel,
         float(release.noise_std),
@@ -182,6 +182,7 @@ def _encode_release(release: Release) -> list[Any]:
             float(truncation),
             _whole("batch_size", batch_size),
             _whole("population", population),
+            bool(fixed_rate),
         ],
         str(release.source),
     ]
