@@ -93,7 +93,7 @@ def test_breast_cancer() -> None:
 
 
 def test_options_of_tables_are_refused_for_images() -> None:
-    for options in ({"encoding": "standard"}, {"features": "ordinal"}, {"group_column": "x"}):
+    for options in ({"group_column": "x"}, {"schema": data.packaged_schema("adult")}):
         with pytest.raises(DataError, match="'digits' holds images"):
             data.load("digits", **options)
     with pytest.raises(DataError, match="label='y' is for your own files"):
