@@ -168,7 +168,7 @@ def test_neural_networks_get_no_credit_for_the_others_noise():
 def test_accounting_of_unequal_noise_is_per_client():
     scale = [1.0, 1.0, 1.0, 2.0, 2.0, 2.0]
     task = api.build_task(spec_for("cpfed", cohort_size=6, **{"privacy.noise_scale": scale}))
-    groups = api._classes(task, None)
+    groups = api.classes(task, None)
     values = [
         accounting.proven(g.most, 1e-4, proofs.facts(api.circumstances(task)), view="upload").value for g in groups
     ]

@@ -30,7 +30,7 @@ def test_python_blocks_run(number, tmp_path, monkeypatch, capsys):
 
 
 def test_every_command_is_known():
-    from dither.cli import app, budget_app, data_app
+    from dither.cli import app, budgets, datasets
 
     def names(typer_app):
         return {c.name or c.callback.__name__ for c in typer_app.registered_commands}
@@ -39,8 +39,8 @@ def test_every_command_is_known():
     for command, sub in re.findall(r"^(?:\$ )?dither (\w+)(?: (\w+))?", README, re.M):
         assert command in top, command
         if command == "data":
-            assert sub in names(data_app)
+            assert sub in names(datasets.app)
         if command == "budget":
-            assert sub in names(budget_app)
+            assert sub in names(budgets.app)
     for command in re.findall(r"`dither (\w+)", README):
         assert command in top, command

@@ -93,8 +93,8 @@ def test_the_model_is_usable_afterwards(finished, tmp_path):
     assert run.predict(frame).tolist() == predicted
 
 
-# A child that is killed by SIGKILL at an exact moment: when round N is about to be appended to the metrics, has just
-# been, when its checkpoint lies complete beside its place, or has just been moved there.
+# A child that is killed by SIGKILL at an exact moment: when round N is about to be appended to the metrics, has
+# just been, when its checkpoint lies complete beside its place, or has just been moved there.
 KILLED = """
 import os, signal, sys
 from dither import cli, runs

@@ -68,9 +68,8 @@ def test_it_runs_beside_its_dependencies(wheel, tmp_path):
     venv.create(environment, with_pip=True)
     install = [environment / "bin" / "python", "-m", "pip", "install", "-qq", "--no-deps", str(wheel)]
     subprocess.run(install, check=True)
-    site = Path(subprocess.check_output(
-        [environment / "bin" / "python", "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"], text=True
-    ).strip())  # fmt: skip
+    where = [environment / "bin" / "python", "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"]
+    site = Path(subprocess.check_output(where, text=True).strip())
     (site / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
     run_in(environment, tmp_path)
 

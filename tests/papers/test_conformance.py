@@ -118,7 +118,7 @@ def test_no_method_retraces_on_later_rounds(name):
 
 def test_client_state_round_trips_through_a_checkpoint(name, tmp_path):
     from dither import runs
-    from dither.api import _restore
+    from dither.training import restore
 
     spec = spec_of(name)
     model = models.logistic(6)
@@ -139,7 +139,7 @@ def test_client_state_round_trips_through_a_checkpoint(name, tmp_path):
     runs.RunFolder(tmp_path).save_checkpoint(runs.Checkpoint(3, leaves, "s", "d"))
     straight = simulation.advance(halfway, data, 3, 6)
     loaded = runs.RunFolder(tmp_path).load_checkpoint()
-    resumed = simulation.advance(_restore(simulation.start(data), loaded.leaves), data, 3, 6)
+    resumed = simulation.advance(restore(simulation.start(data), loaded.leaves), data, 3, 6)
     for one, two in zip(jax.tree.leaves(straight), jax.tree.leaves(resumed), strict=True):
         assert np.asarray(one).tobytes() == np.asarray(two).tobytes()
 

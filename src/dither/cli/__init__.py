@@ -1,0 +1,50 @@
+"""The command line. It parses, calls the library, prints; nothing imports it.
+
+Exit codes: 0 done, 1 something failed, 2 a value given is wrong, 3 the privacy budget is spent, 4 the ledger is
+damaged, 130 interrupted (the run can be resumed).
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+import dither
+from dither.cli import budgets, datasets, runs
+from dither.cli.printing import error_terminal, escape
+from dither.errors import DitherError
+
+app = typer.Typer(
+    name="dither",
+    help="Differentially private federated learning that reports claimed, proven and attacked ε.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+runs.register(app)
+app.add_typer(datasets.app, name="data")
+app.add_typer(budgets.app, name="budget")
+
+
+def main() -> None:
+    """Entry point: errors raised on purpose become one line and an exit code."""
+    try:
+        app()
+    except DitherError as error:
+        error_terminal().print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:  # `dither ... | head`
+        sys.stderr.close()
+        sys.exit(0)
+
+
+@app.callback(invoke_without_command=True)
+def _top(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        typer.echo(dither.__version__)
+        raise typer.Exit

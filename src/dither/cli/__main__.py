@@ -1,0 +1,3 @@
+from dither.cli import main
+
+main()

@@ -1,0 +1,143 @@
+"""dither data list, get, describe, schema."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dither.cli.options import DataDir, Json
+from dither.cli.printing import print_table, short
+from dither.errors import SpecError
+
+app = typer.Typer(help="Data sets: list, get, describe; draft a schema for your own table.", no_args_is_help=True)
+
+
+@app.command("list")
+def data_list(as_json: Json = False) -> None:
+    """The data sets Dither knows."""
+    from dither import data
+
+    rows = [
+        {
+            "name": entry.name,
+            "records (train + test)": entry.records,
+            "what": entry.summary,
+            "fetched": "no" if entry.remote is None else "yes",
+        }
+        for entry in data.entries().values()
+    ]
+    print_table(
+        rows,
+        as_json=as_json,
+        title="Data sets",
+        footer="your own: dither run ... --set data.path=FILE --set data.label=COLUMN",
+    )
+
+
+@app.command("get")
+def data_get(
+    name: Annotated[str, typer.Argument(help="A data set of `dither data list`.")],
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Fetch a data set, verify it, and keep it in the cache."""
+    from dither import data
+
+    files = data.get(name, data_dir=data_dir)
+    if as_json:
+        typer.echo(json.dumps({"name": name, "files": [str(path) for path in files]}))
+        return
+    for path in files:
+        typer.echo(str(path))
+    if not files:
+        typer.echo(f"{name} ships inside scikit-learn: nothing to fetch")
+
+
+@app.command("describe")
+def data_describe(
+    name: Annotated[str, typer.Argument(help="A data set's name, or your own file.")],
+    label: Annotated[str, typer.Option(help="Label column of your own file.")] = "",
+    schema: Annotated[str, typer.Option(help="schema.toml of your own file.")] = "",
+    partition: Annotated[str, typer.Option(help="iid, one-class, similarity, dirichlet or column.")] = "iid",
+    num_clients: Annotated[int, typer.Option("--clients", help="How many clients.")] = 10,
+    similarity: Annotated[float, typer.Option(help="Percent of i.i.d. records (partition=similarity).")] = 0.0,
+    alpha: Annotated[float, typer.Option(help="Concentration (partition=dirichlet).")] = 0.5,
+    column: Annotated[str, typer.Option(help="Column that names the client (partition=column).")] = "",
+    seed: Annotated[int, typer.Option(help="Seed of the partition.")] = 0,
+    picture: Annotated[
+        Path | None, typer.Option(help="Where to save the picture (default: NAME-PARTITION.png).")
+    ] = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Records, classes and features; who would hold what, as a table and a picture."""
+    from dither import data
+
+    own = Path(name).suffix in (".csv", ".parquet", ".npz")
+    dataset = data.load(
+        "" if own else name,
+        path=name if own else "",
+        label=label,
+        schema=schema,
+        data_dir=data_dir,
+        group_column=column if partition == "column" else "",
+    )
+    federation = data.partition(
+        dataset,
+        kind=partition,
+        num_clients=0 if partition == "column" else num_clients,
+        seed=seed,
+        similarity=similarity,
+        alpha=alpha,
+        groups=dataset.groups,
+    )
+    facts = data.describe(dataset)
+    path = picture or Path(f"{Path(name).stem}-{partition}.png")
+    data.draw_partition(dataset, federation, path)
+    table = data.partition_table(dataset, federation)
+    if as_json:
+        rows = [{"client": row.client, "records": row.records, "classes": row.counts} for row in table]
+        from dither.runs import to_json
+
+        typer.echo(to_json({**facts, "clients": rows, "picture": str(path)}, indent=2))
+        return
+    hidden = ("name", "notes", "covered")
+    known = {key.replace("_", " "): value for key, value in facts.items() if key not in hidden and value}
+    print_table([{"": key, "value": short(value)} for key, value in known.items()], title=dataset.name)
+    shown = table[:20]
+    print_table(
+        [{"client": row.client, "records": row.records, "classes": row.mix} for row in shown],
+        title=f"{partition} over {len(table)} clients",
+    )
+    if len(table) > len(shown):
+        typer.echo(f"... and {len(table) - len(shown)} more clients, all in the picture")
+    for note in dataset.notes:
+        typer.echo(f"note: {note}")
+    typer.echo(f"picture: {path}")
+
+
+@app.command("schema")
+def data_schema(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="CSV or Parquet table.")],
+    label: Annotated[str, typer.Option(help="Label column.")],
+    out: Annotated[Path, typer.Option(help="Schema to write.")] = Path("schema.toml"),
+) -> None:
+    """Draft a schema for your own table, marking every value that was read from the data."""
+    from dither import data
+
+    if out.exists():
+        raise SpecError(f"{str(out)!r} already exists; give another --out")
+    schema = data.draft_schema(file, label)
+    schema.save(out)
+    read = schema.read_from_data
+    typer.echo(f"{out}: {len(schema.columns)} columns, label {label!r}")
+    if read:
+        typer.echo(
+            f"{len(read)} values were read from the data "
+            f"({', '.join(read[:4])}{', ...' if len(read) > 4 else ''}).\n"
+            "Reading them from private records is itself a leak: replace them by public knowledge and mark them "
+            "'public', or every ε will carry the note 'preprocessing not covered'."
+        )

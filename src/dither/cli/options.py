@@ -1,0 +1,36 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+DataDir = Annotated[
+    Path | None,
+    typer.Option("--data-dir", help="Folder with local copies of the data sets (or set $DITHER_DATA)."),
+]
+LedgerFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--ledger", help="Ledger to charge (default: your own data to the user's ledger, others to none)."
+    ),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the spec, e.g. privacy.epsilon=1."),
+]
+
+
+def spec_from(what: str | None, resume: Path | None, settings: list[str] | None, seed: int | None) -> Any:
+    from dither.runs import RunFolder
+    from dither.spec import Spec, parse_setting
+
+    own = resume is not None and what is None
+    spec = RunFolder.open(resume).spec() if own and resume else Spec.from_any(what or "adult")
+    values = dict(parse_setting(each) for each in settings or [])
+    if seed is not None:
+        values["seed"] = seed
+    return spec.with_values(values)

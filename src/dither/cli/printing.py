@@ -1,0 +1,205 @@
+"""What the commands print: tables, the progress bar, the summary of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from dither.tasks import Task
+    from dither.training import Run
+
+SEEN = {
+    "upload": "every upload",
+    "sum": "sums of uploads",
+    "broadcast": "broadcasts",
+    "final": "final model",
+}
+
+
+def worth_showing(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Proven rows; of those without a proof one a adjacency, so that its absence is seen too."""
+    shown = []
+    for adjacency in dict.fromkeys(row["adjacency"] for row in rows):
+        some = [row for row in rows if row["adjacency"] == adjacency]
+        proven = [row for row in some if row["value"] not in ("inf", float("inf"))]
+        shown += proven or some[:1]
+    return sorted(shown, key=lambda row: row["value"] in ("inf", float("inf")))
+
+
+class RunProgress:
+    """A live bar on a terminal, a line now and then elsewhere, nothing when silent."""
+
+    def __init__(self, silent: bool) -> None:
+        self.silent = silent
+        self.folder: Path | None = None
+        self._bar: Any = None
+        self._total = 0
+        self._printed = 0
+
+    def __enter__(self) -> RunProgress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def start(self, task: Task, folder: Path, done: int) -> None:
+        from dither.api import planned_rounds
+
+        self.folder, self._total, self._printed = folder, planned_rounds(task), done
+        if self.silent:
+            return
+        console = terminal()
+        claim = task.prepared.claim
+        epsilon = epsilon_text(claim.value)
+        unit = f"/{claim.unit}" if claim.unit != "run" else ""
+        self._claimed = f"claimed ε {epsilon}{unit}"
+        self._epsilon = self._claimed
+        self._task_at_hand, self._accounting = task, 0.0
+        if done:
+            console.print(f"resuming {escape(str(folder))} after round {done}", highlight=False)
+        if not console.is_terminal:
+            return
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        self._bar = Progress(
+            TextColumn("round {task.completed}/{task.total}"),
+            BarColumn(bar_width=None),
+            TextColumn("accuracy {task.fields[accuracy]}  loss {task.fields[loss]}  {task.fields[epsilon]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._task = self._bar.add_task(
+            "", total=self._total, completed=done, accuracy="-", loss="-", epsilon=self._epsilon
+        )
+        self._bar.start()
+
+    def update(self, row: dict[str, Any]) -> None:
+        if self.silent:
+            return
+        accuracy, loss = f"{row['test_accuracy']:.4f}", f"{row['loss']:.4f}"
+        self._account(row)
+        if self._bar is not None:
+            self._bar.update(
+                self._task, completed=row["round"], accuracy=accuracy, loss=loss, epsilon=self._epsilon
+            )
+        elif row["round"] - self._printed >= self._total / 10 or row["round"] == self._total:
+            self._printed = row["round"]
+            typer.echo(f"round {row['round']}/{self._total}  accuracy {accuracy}  loss {loss}  {self._epsilon}")
+
+    def _account(self, row: dict[str, Any]) -> None:
+        """Bring the proven ε so far up to date, as long as that takes less than a tenth of the run."""
+        from time import perf_counter
+
+        from dither.api import proven_so_far
+
+        if self._accounting > 0.1 * (row["seconds"] + 3) and row["round"] < self._total:
+            return
+        began = perf_counter()
+        value = proven_so_far(self._task_at_hand, row["round"])
+        self._accounting += perf_counter() - began
+        self._epsilon = f"proven ε {epsilon_text(value)} at round {row['round']}, {self._claimed}"
+
+
+def print_summary(result: Run) -> None:
+    from rich.table import Table
+
+    summary, spec = result.summary, result.spec
+    claim = summary["epsilon"]["claimed"]
+    table = Table(show_header=False, title=f"{spec.method} on {summary['data']}", title_justify="left")
+    table.add_column(style="bold")
+    table.add_column()
+    table.add_row("test accuracy", f"{summary['test_accuracy']:.4f}")
+    table.add_row("loss", f"{summary['loss']:.4f}")
+    table.add_row("rounds", f"{summary['rounds']} in {summary['seconds']:.1f} s")
+    seen = summary["participation"]
+    table.add_row(
+        "clients",
+        f"{summary['num_clients']}, each in {seen['min']} to {seen['max']} rounds (median {seen['median']:g})",
+    )
+    table.add_row(
+        "claimed ε",
+        f"{epsilon_text(claim['value'])} per {claim['unit']}, δ = {claim['delta']:g} ({claim['source']})",
+    )
+    failing = sum(not condition["holds"] for condition in claim["conditions"])
+    if failing:
+        table.add_row(
+            "", f"[yellow]{failing} of its conditions fail[/]: dither account {escape(str(result.folder))}"
+        )
+    for row in short_form(summary["epsilon"]["proven"], spec):
+        table.add_row(
+            "proven ε",
+            f"[bold]{epsilon_text(row['value'])}[/] per {row['unit']}, δ = {row['delta']:g}, {row['adjacency']}, "
+            f"to one who sees {SEEN[row['view']]} ({row['recipe']})",
+        )
+    if "test_accuracy_without_noise" in summary:
+        table.add_row("without noise", f"test accuracy {summary['test_accuracy_without_noise']:.4f}")
+    for note in summary["notes"]:
+        table.add_row("note", escape(note))
+    table.add_row("plot", escape(str(result.folder / "plot.png")))
+    table.add_row("run folder", escape(str(result.folder)))
+    terminal().print(table)
+
+
+def short_form(rows: list[dict[str, Any]], spec: Any) -> list[dict[str, Any]]:
+    """The proven ε for the spec's own view under each adjacency that has one, the spec's first."""
+    view = [row for row in rows if row["view"] == spec.privacy.view and not row["unit"].startswith("message")]
+    if spec.privacy.unit == "message":
+        view = [row for row in rows if row["unit"].startswith("message")] + view
+    proven = [row for row in view if row["value"] not in ("inf", float("inf"))] or view[:1]
+    return sorted(proven, key=lambda row: row["adjacency"] != spec.privacy.adjacency)
+
+
+def print_table(rows: list[dict[str, Any]], *, as_json: bool = False, title: str = "", footer: str = "") -> None:
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        return
+    from rich.table import Table
+
+    table = Table(title=title or None, title_justify="left", caption=footer or None, caption_justify="left")
+    for name in rows[0]:
+        numeric = all(isinstance(row[name], int | float) for row in rows)
+        table.add_column(name, justify="right" if numeric else "left")
+    for row in rows:
+        table.add_row(*(escape(short(row[name])) for name in row))
+    terminal().print(table)
+
+
+def short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {short(inner)}" for key, inner in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(short(inner) for inner in value)
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def epsilon_text(value: Any) -> str:
+    return "∞" if value in (float("inf"), "inf") else f"{float(value):.3g}"
+
+
+def terminal() -> Console:
+    from rich.console import Console
+
+    return Console()
+
+
+def error_terminal() -> Console:
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
+def escape(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)

@@ -1,0 +1,235 @@
+"""dither run, account, presets, keys, evaluate, predict."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dither.cli.options import DataDir, Json, LedgerFile, Settings, spec_from
+from dither.cli.printing import (
+    SEEN,
+    RunProgress,
+    epsilon_text,
+    error_terminal,
+    escape,
+    print_summary,
+    print_table,
+    short,
+    worth_showing,
+)
+from dither.errors import BudgetExhausted, SpecError
+
+
+def run(
+    what: Annotated[
+        str | None,
+        typer.Argument(metavar="[PRESET | SPEC.toml]", help="What to run (default: adult)."),
+    ] = None,
+    settings: Settings = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of partition, model, cohorts, batches and noise.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder to make (default: runs/METHOD-DATA-TIME).")] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Continue an interrupted run folder.")] = None,
+    data_dir: DataDir = None,
+    ledger: LedgerFile = None,
+    checkpoint_seconds: Annotated[
+        float, typer.Option(help="Least seconds between checkpoints; 0: one at each evaluation.")
+    ] = 5.0,
+    as_json: Json = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+) -> None:
+    """Train: a preset, or a spec of your own. Leaves a run folder with model, metrics and plot."""
+    spec = spec_from(what, resume, settings, seed)
+    if resume is not None and out is not None:
+        raise SpecError("--out and --resume exclude each other: a resumed run stays in its folder")
+    from dither import api
+
+    view = RunProgress(silent=quiet or as_json)
+    try:
+        with view:
+            result = api.run(
+                spec,
+                out=out,
+                resume=resume,
+                data_dir=data_dir,
+                ledger=ledger,
+                checkpoint_seconds=checkpoint_seconds,
+                on_start=view.start,
+                on_evaluation=view.update,
+            )
+    except KeyboardInterrupt:
+        if view.folder is not None:
+            error_terminal().print(
+                f"interrupted; continue with: [bold]dither run --resume {escape(str(view.folder))}[/]",
+                soft_wrap=True,
+            )
+        sys.exit(130)
+    if as_json:
+        from dither.runs import to_json
+
+        typer.echo(to_json({"folder": str(result.folder), **result.summary}, indent=2))
+    elif not quiet:
+        print_summary(result)
+    if "stopped" in result.summary:
+        error_terminal().print(
+            f"[bold yellow]stopped:[/] {escape(result.summary['stopped'])}; model and metrics are kept",
+            soft_wrap=True,
+            highlight=False,
+        )
+        sys.exit(BudgetExhausted.exit_code)
+
+
+def account(
+    run_folder: Annotated[
+        Path, typer.Argument(metavar="RUN", help="A run folder, or a preset or spec to account for.")
+    ],
+    settings: Settings = None,
+    data_dir: DataDir = None,
+    every_recipe: Annotated[
+        bool, typer.Option("--every-recipe", help="Also list each bound that was tried, and why one was refused.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Claimed and proven ε of a run (or of a spec before it is run), for every adversary, and why they differ."""
+    from dither import api
+    from dither.runs import RunFolder, to_json
+
+    finished = RunFolder(run_folder).summary() if (run_folder / "spec.toml").is_file() else None
+    if finished is not None and not settings and not every_recipe:
+        report = {"method": finished["method"], "why": finished["why"], **finished["epsilon"]}
+    else:
+        source = run_folder / "spec.toml" if (run_folder / "spec.toml").is_file() else str(run_folder)
+        spec = spec_from(str(source), None, settings, None)
+        report = api.accounted(spec, data_dir=data_dir, every_recipe=every_recipe)
+    if as_json:
+        typer.echo(to_json(report, indent=2))
+        return
+    claim = report["claimed"]
+    rows = [
+        {
+            "": "claimed",
+            "ε": epsilon_text(claim["value"]),
+            "unit": claim["unit"],
+            "seen": "",
+            "neighbours": claim["adjacency"],
+            "by": claim["source"],
+        }
+    ]
+    for row in worth_showing(report["proven"]):
+        rows.append(
+            {
+                "": "assumed" if row["assumed"] else "proven",
+                "ε": epsilon_text(row["value"]),
+                "unit": row["unit"],
+                "seen": SEEN[row["view"]],
+                "neighbours": row["adjacency"],
+                "by": row["recipe"],
+            }
+        )
+    print_table(rows, title=f"{report['method']}: claimed and proven ε at δ = {claim['delta']:g}")
+    for row in worth_showing(report["proven"]):
+        clients = row.get("clients")
+        if clients and clients["min"] != clients["max"] and row["view"] in ("upload", "sum"):
+            spread = [f"{which} {epsilon_text(clients[which])}" for which in ("min", "median", "max")]
+            typer.echo(f"over clients, {SEEN[row['view']]} seen, {row['adjacency']}: {', '.join(spread)}")
+        if row.get("no_credit"):
+            typer.echo(f"sums of uploads, {row['adjacency']}: no credit for the others' noise: {row['no_credit']}")
+    if "tried" in report:
+        rows = [
+            {
+                "ε": epsilon_text(row["value"]),
+                "seen": SEEN[row["view"]],
+                "neighbours": row["adjacency"],
+                "by": row["recipe"],
+                "detail": row["detail"],
+            }
+            for row in report["tried"]
+        ]
+        print_table(rows, title="Every bound that was tried, for the client that reveals most")
+    for condition in claim["conditions"]:
+        if not condition["holds"]:
+            typer.echo(f"condition of the claim fails: {condition['condition']}")
+    if report["why"]:
+        typer.echo(f"why they differ: {report['why']}")
+    for what in dict.fromkeys(each for row in report["proven"] for each in row["not_covered"]):
+        typer.echo(f"not covered: {what}")
+
+
+def presets(
+    name: Annotated[str | None, typer.Argument(help="Print this preset as TOML.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the presets, or print one as TOML to start a spec of your own from."""
+    from dither import spec
+
+    if name is not None:
+        typer.echo(spec.preset_text(name), nl=False)
+        return
+    rows = [{"preset": each, "what": spec.preset_title(each)} for each in spec.preset_names()]
+    print_table(
+        rows, as_json=as_json, title="Presets", footer="dither run PRESET; dither presets PRESET prints it"
+    )
+
+
+def keys(
+    method: Annotated[str | None, typer.Argument(help="A method: list its own constants too.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Every key of a spec, with its default and what it means."""
+    from dither import spec
+
+    rows = [
+        {"key": key, "default": short(default), "what": what} for key, default, what in spec.describe_keys(method)
+    ]
+    print_table(rows, as_json=as_json, title="Keys of a spec", footer="in TOML, or with --set key=value")
+
+
+def evaluate(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.")],
+    data: Annotated[Path, typer.Option("--data", help="File with labels: CSV, Parquet or npz.")],
+    as_json: Json = False,
+) -> None:
+    """Accuracy and loss of a trained run on a file."""
+    from dither import api
+
+    scores = api.load(run_folder).evaluate(data)
+    if as_json:
+        typer.echo(json.dumps(scores))
+    else:
+        print_table(
+            [
+                {
+                    "records": scores["records"],
+                    "accuracy": f"{scores['accuracy']:.4f}",
+                    "loss": f"{scores['loss']:.4f}",
+                }
+            ]
+        )
+
+
+def predict(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.")],
+    data: Annotated[Path, typer.Option("--data", help="File of records: CSV, Parquet or npz.")],
+    out: Annotated[Path, typer.Option("--out", help="CSV to write: the class and its probabilities.")],
+) -> None:
+    """Predict each record's class with a trained run."""
+    from dither import api
+    from dither.runs import write_text
+
+    trained = api.load(run_folder)
+    probabilities = trained.predict_proba(data)
+    best = probabilities.argmax(axis=1)
+    lines = [",".join(["prediction", *(f"p({name})" for name in trained.classes)])]
+    for number, row in zip(best, probabilities, strict=True):
+        lines.append(",".join([trained.classes[number], *(f"{p:.6f}" for p in row)]))
+    write_text(out, "\n".join(lines) + "\n")
+    typer.echo(f"{len(best)} predictions in {out}")
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to the program."""
+    for command in (run, account, presets, keys, evaluate, predict):
+        app.command()(command)

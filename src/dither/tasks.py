@@ -1,0 +1,289 @@
+"""A spec brought to life: data, who holds it, the model, the method and what it proves."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from dither import data, models, proofs
+from dither.core import Claim, Prepared
+from dither.engines import cohorts, simulate
+from dither.spec import Spec, method, prepare
+
+
+@dataclass(frozen=True)
+class Task:
+    """A spec brought to life: data, who holds it, the model and the method."""
+
+    spec: Spec
+    dataset: data.Dataset
+    federation: data.Federation
+    problem: simulate.Problem
+    model: models.Model
+    prepared: Prepared
+    num_params: int
+    cohorts: list[np.ndarray]  # who takes part in each round
+
+
+Arrays = tuple[np.ndarray, np.ndarray]
+
+
+def build_task(
+    spec: Spec,
+    *,
+    data_dir: str | Path | None = None,
+    dataset: data.Dataset | None = None,
+    arrays: Arrays | None = None,
+) -> Task:
+    """Load the data (unless given), deal it out, and make model and method ready.
+
+    `arrays` are `pooled(dataset)`, for callers that make many tasks of one data set.
+    """
+    if dataset is None:
+        dataset = load_data(spec, data_dir=data_dir)
+    federation, problem = deal(spec, dataset, arrays or pooled(dataset))
+    model = models.make(
+        spec.model.name,
+        num_features=dataset.x_train.shape[1],
+        num_classes=len(dataset.classes),
+        hidden=spec.model.hidden,
+        image_shape=dataset.image_shape,
+    )
+    num_params = models.count_params(jax.eval_shape(model.init, jax.random.key(0)))
+    prepared = _prepared(spec, model, federation, problem, num_params)
+    num_rounds = min(prepared.num_rounds or spec.num_rounds, spec.num_rounds)
+    who = cohorts.planned(
+        spec.seed,
+        num_clients=len(federation.size),
+        cohort_size_at=prepared.cohort_size_at,
+        design=prepared.cohorts,
+        num_rounds=num_rounds,
+    )
+    task = Task(spec, dataset, federation, problem, model, prepared, num_params, who)
+    if spec.privacy.noise != "proven" or math.isinf(spec.privacy.epsilon):
+        return task
+    calibrated = proofs.calibrated(
+        prepared,
+        federation.size,
+        who,
+        circumstances(task),
+        epsilon=spec.privacy.epsilon,
+        delta=spec.privacy.delta,
+        view=spec.privacy.view,
+        adjacency=spec.privacy.adjacency,
+        unit=spec.privacy.unit,
+    )
+    return replace(task, prepared=calibrated)
+
+
+def circumstances(task: Task) -> proofs.Circumstances:
+    """The public facts of a run that proofs need."""
+    spec, prepared = task.spec, task.prepared
+    not_covered = [note for note in task.dataset.notes if "not covered" in note]
+    not_covered += [caveat for caveat in prepared.caveats if "not covered" in caveat]
+    if spec.data.path:
+        not_covered.append("accuracy and loss shown are measured on records without noise")
+        if spec.compare:
+            not_covered.append("the accuracy without noise comes from a run without any privacy")
+    convex = task.model.convex and len(task.dataset.classes) == 2
+    return proofs.Circumstances(
+        cohort_size=spec.cohort_size,
+        num_rounds=len(task.cohorts),
+        colluders=spec.privacy.colluders,
+        convex=convex,
+        step_smoothness=_step_smoothness(task) if convex else None,
+        client_state=prepared.client_state,
+        own_epochs=prepared.own_epochs,
+        exposures=prepared.exposures,
+        noise_ratio=proofs.noise_ratio(
+            prepared.build(prepared.hyper),
+            task.federation.size,
+            np.ones(len(task.federation.size)) if prepared.weights is None else prepared.weights,
+        ),
+        per_client=prepared.per_client,
+        assumed=prepared.assumed,
+        not_covered=tuple(not_covered),
+    )
+
+
+def _step_smoothness(task: Task) -> float | None:
+    """Learning rate times a bound on the smoothness of any client's loss, from public bounds alone: R²/4 for
+    one sigmoid output, R²/2 for two softmax outputs (G7b), R the largest norm of (record, 1)."""
+    spec, dataset = task.spec, task.dataset
+    if dataset.schema is not None:
+        squared = dataset.schema.squared_norm_bound(spec.data.encoding, spec.data.features)
+    elif dataset.image_shape and not spec.data.path:
+        squared = float(dataset.x_train.shape[1])  # every pixel lies in [0, 1]
+    else:
+        return None
+    curvature = (squared + 1) / (4 if task.model.name == "logistic" else 2)
+    return spec.client_lr * (curvature + 2 * spec.model.l2)
+
+
+def proven(task: Task, rounds: int | None = None) -> list[dict[str, Any]]:
+    """The table of proven ε after the first `rounds` rounds (all of them by default)."""
+    return proofs.table(classes(task, rounds), task.spec.privacy.delta, circumstances(task))
+
+
+def accounted(spec: Spec, *, data_dir: str | Path | None = None, every_recipe: bool = False) -> dict[str, Any]:
+    """Claimed and proven ε of a spec, without running it; with `every_recipe` also each bound that was tried."""
+    task = build_task(spec, data_dir=data_dir)
+    tried = {}
+    if every_recipe:
+        tried["tried"] = proofs.tried(classes(task, None), spec.privacy.delta, circumstances(task))
+    return {
+        **tried,
+        "method": spec.method,
+        "claimed": claimed(task.prepared.claim),
+        "proven": proven(task),
+        "attacked": None,
+        "why": method(spec.method).why,
+    }
+
+
+def proven_so_far(task: Task, rounds: int) -> float:
+    """Proven ε of the first rounds for the spec's own view and adjacency."""
+    privacy = task.spec.privacy
+    return proofs.worst(
+        classes(task, rounds),
+        privacy.delta,
+        circumstances(task),
+        view=privacy.view,
+        adjacency=privacy.adjacency,
+        unit="run",
+    )
+
+
+def classes(task: Task, rounds: int | None) -> list[proofs.Clients]:
+    prepared = task.prepared
+    releases = prepared.build(prepared.hyper).releases
+    return proofs.classes(
+        releases, task.federation.size, task.cohorts[: len(task.cohorts) if rounds is None else rounds]
+    )
+
+
+def _prepared(
+    spec: Spec, model: models.Model, federation: data.Federation, problem: simulate.Problem, num_params: int
+) -> Prepared:
+    """The spec's method. NbAFL's param_clip = 0 asks for the median parameter norm of a run without clip and
+    noise, which is itself a look at private data (errata N7, G9)."""
+    shape: dict[str, Any] = {"client_sizes": federation.size, "num_params": num_params}
+    metric = method(spec.method).pilot_metric
+    if not metric or spec.method_options["param_clip"]:
+        return prepare(spec, model, **shape)
+    pilot = prepare(spec.with_values({"privacy.noise": "none", "method_options.param_clip": 1e9}), model, **shape)
+    history = simulate.simulate(
+        pilot.build,
+        model,
+        problem,
+        num_rounds=spec.num_rounds,
+        cohort_size=pilot.cohort_size_at,
+        seeds=[spec.seed],
+        hyper={name: np.asarray(value)[None] for name, value in pilot.hyper.items()},
+        eval_every=1,
+    ).history
+    norm = float(np.median([entry.metrics[metric][0] for entry in history]))
+    prepared = prepare(spec.with_values({"method_options.param_clip": norm}), model, **shape)
+    caveat = f"not covered: param_clip = {norm:.4g} is the median norm of a non-private pilot (errata N7)"
+    return prepared._replace(caveats=(*prepared.caveats, caveat))
+
+
+def load_data(spec: Spec, *, data_dir: str | Path | None = None) -> data.Dataset:
+    """The spec's data set, encoded."""
+    d = spec.data
+    dataset = data.load(
+        "" if d.path else d.name,
+        path=d.path,
+        test_path=d.test_path,
+        label=d.label,
+        schema=d.schema,
+        encoding=d.encoding,
+        features=d.features,
+        data_dir=data_dir,
+        test_fraction=d.test_fraction,
+        group_column=d.column if d.partition == "column" else "",
+        seed=spec.seed,
+    )
+    return data.pool(dataset) if d.split == "per-client" else dataset
+
+
+def pooled(dataset: data.Dataset) -> Arrays:
+    """All records of a data set, training before test, held once for any number of runs."""
+    return (
+        np.concatenate([dataset.x_train, dataset.x_test]),
+        np.concatenate([dataset.y_train, dataset.y_test]),
+    )
+
+
+def deal(
+    spec: Spec, dataset: data.Dataset, arrays: Arrays | None = None
+) -> tuple[data.Federation, simulate.Problem]:
+    """Who holds which records, and what the model is scored on."""
+    d = spec.data
+    x, y = arrays or pooled(dataset)
+    everything = data.partition(
+        dataset,
+        kind=d.partition,
+        num_clients=spec.num_clients,
+        seed=spec.seed,
+        similarity=d.similarity,
+        alpha=d.alpha,
+        groups=dataset.groups,
+        records_per_client=d.records_per_client,
+    )
+    if d.split == "given":
+        count, scored = len(dataset.y_train), len(dataset.y_test)
+        rows, even = np.arange(count, count + scored), np.full(scored, 1.0 / max(scored, 1))
+        return everything, simulate.Problem(x, y, [everything], [rows], [even])
+    # Each client keeps 80% for training; accuracy is the mean over the clients' own test records.
+    train, test, _ = data.per_client_split(everything, fractions=(0.8, 0.1, 0.1), seed=spec.seed)
+    weights = np.repeat(1.0 / (len(test.size) * np.maximum(test.size, 1)), test.size)
+    return train, simulate.Problem(x, y, [train], [test.order], [weights])
+
+
+def planned_rounds(task: Task) -> int:
+    """Rounds the run will make: the spec's, or fewer where the method's budget is spent before."""
+    return len(task.cohorts)
+
+
+def designs(tasks: Sequence[Task]) -> list[np.ndarray] | None:
+    """The participation designs of the runs, or None where cohorts are drawn as they go."""
+    made = [task.prepared.cohorts for task in tasks if task.prepared.cohorts is not None]
+    return made or None
+
+
+def claim_after(task: Task, rounds: int) -> Claim:
+    """The paper's ε for the rounds that were made, at the noise that was used."""
+    fewer = replace(
+        task.spec.privacy, noise_decay_start=min(task.spec.privacy.noise_decay_start, rounds), noise="none"
+    )
+    spec = replace(task.spec, num_rounds=rounds, privacy=fewer)
+    again = prepare(spec, task.model, client_sizes=task.federation.size, num_params=task.num_params)
+    return again.reclaim(task.prepared.hyper) if again.reclaim else task.prepared.claim
+
+
+def claimed(claim: Claim) -> dict[str, Any]:
+    """A claim as it stands in summary.json."""
+    return {
+        "value": claim.value,
+        "unit": claim.unit,
+        "delta": claim.delta,
+        "source": claim.source,
+        "adjacency": claim.adjacency,
+        "conditions": [{"condition": text, "holds": bool(holds)} for text, holds in claim.conditions],
+    }
+
+
+def data_digest(task: Task) -> str:
+    """SHA-256 of the encoded records and of who holds them."""
+    digest = hashlib.sha256()
+    for array in (task.problem.x, task.problem.y, task.federation.order, task.federation.size):
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()

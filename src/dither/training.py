@@ -1,0 +1,429 @@
+"""Training one spec: rounds, checkpoints, budget, and what a run folder holds in the end."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import dither
+from dither import data, models, plots, proofs, runs
+from dither.core import Params
+from dither.engines import simulate
+from dither.errors import BudgetExhausted, ClientRefused, DataError, RunExists
+from dither.spec import Spec, method
+from dither.spending import Ledger, Spending, data_id
+from dither.tasks import (
+    Task,
+    build_task,
+    circumstances,
+    claim_after,
+    claimed,
+    data_digest,
+    designs,
+    planned_rounds,
+    proven,
+)
+
+CHECKPOINT_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained run: its folder, spec, metrics, summary, and the model."""
+
+    folder: Path
+    spec: Spec
+    summary: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    model: models.Model
+    params: Params
+    classes: tuple[str, ...]
+    schema: data.Schema | None
+
+    def predict_proba(self, features: Any) -> np.ndarray:
+        """Class probabilities `[n, classes]` of an encoded array, a data frame or a file."""
+        return np.asarray(models.probabilities(self._scores(features)))
+
+    def predict(self, features: Any) -> np.ndarray:
+        """The class name of each record of an encoded array, a data frame or a file (CSV, Parquet, npz)."""
+        return np.asarray(self.classes)[np.asarray(models.predict(self._scores(features)))]
+
+    def evaluate(self, path: str | Path) -> dict[str, float]:
+        """Accuracy and loss on a file with labels."""
+        encoded = self._encode(path, labels="required")
+        if encoded.y is None:
+            raise DataError(f"{str(path)!r} has no labels to evaluate on")
+        scores = self.model.apply(self.params, self._check_width(encoded.x))
+        right = np.asarray(models.predict(scores)) == encoded.y
+        return {
+            "records": len(encoded.y),
+            "accuracy": float(np.mean(right)),
+            "loss": float(np.mean(np.asarray(models.score_losses(scores, encoded.y)))),
+        }
+
+    def _scores(self, features: Any) -> Any:
+        if isinstance(features, np.ndarray | list):
+            x = np.asarray(features, np.float32)
+        else:
+            x = self._encode(features, labels="ignore").x
+        return self.model.apply(self.params, self._check_width(x))
+
+    def _encode(self, features: Any, *, labels: str) -> data.Encoded:
+        how = (self.spec.data.encoding, self.spec.data.features)
+        if not isinstance(features, str | Path):
+            if self.schema is None:
+                raise DataError("this run has no schema for tables; give an array of encoded features")
+            return self.schema.encode(features, *how, labels=labels)
+        if Path(features).suffix == ".npz":
+            return data.read_arrays(features, classes=self.classes, labels=labels)
+        if self.schema is None:
+            raise DataError(f"this run was trained on arrays; give a .npz file instead of {str(features)!r}")
+        return data.encode_features(self.schema, features, *how, labels=labels)
+
+    def _check_width(self, x: np.ndarray) -> np.ndarray:
+        wanted = int(self.summary["num_features"])
+        if x.ndim != 2 or x.shape[1] != wanted:
+            raise DataError(f"the data has shape {x.shape}, the model takes {wanted} features a record")
+        return x
+
+
+def run(
+    spec: Spec | str | Path | Mapping[str, Any],
+    *,
+    values: Mapping[str, Any] | None = None,
+    out: str | Path | None = None,
+    resume: str | Path | None = None,
+    data_dir: str | Path | None = None,
+    ledger: str | Path | None = None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    on_start: Callable[[Task, Path, int], None] | None = None,
+    on_evaluation: Callable[[dict[str, Any]], None] | None = None,
+) -> Run:
+    """Train a spec (a preset's name, a TOML file, a mapping or a `Spec`) and leave a run folder.
+
+    `values` are dotted keys put on top of the spec. `resume` continues a folder that was interrupted: the
+    outcome is bit for bit that of an uninterrupted run on the same device and versions.
+
+    Your own data is always charged to a ledger (the default one, or `ledger`), the catalogue's sets only when
+    `ledger` is given. Where a budget ends the run early, `summary["stopped"]` says so.
+    """
+    spec = Spec.from_any(spec).with_values(values or {})
+    if resume is None:
+        path = Path(out) if out is not None else default_folder(spec)
+        refuse_taken(path)
+    else:
+        _check_spec(runs.RunFolder.open(resume), spec)
+        finished = runs.RunFolder.open(resume).summary()
+        if finished is not None and "stopped" not in finished:
+            return load(resume)
+    task = build_task(spec, data_dir=data_dir)
+    if resume is None:
+        folder = runs.RunFolder.create(path, spec, provenance(task))
+        if task.dataset.schema is not None:
+            task.dataset.schema.save(folder.path / "schema.toml")
+    else:
+        folder = runs.RunFolder.open(resume)
+    account = spending(task, folder, ledger)
+    return train(task, folder, checkpoint_seconds, on_start, on_evaluation, account)
+
+
+def spending(task: Task, folder: runs.RunFolder, ledger: str | Path | None) -> Spending | None:
+    """The run's account in a ledger, or None for a set of the catalogue without one."""
+    spec = task.spec
+    if ledger is None and not spec.data.path:
+        return None
+    # The run folder keeps an anchor: a ledger that is rolled back later no longer agrees with it.
+    book = Ledger(ledger or Ledger.default_path(), anchor=folder.path / "ledger-anchor.json")
+    own_rows = spec.data.partition == "column"
+    return Spending(
+        book,
+        run=folder.run_id(),
+        dataset=data_id(book, path=spec.data.path, name=spec.data.name),
+        releases=task.prepared.build(task.prepared.hyper).releases,
+        sizes=task.federation.size,
+        cohorts=task.cohorts,
+        clients=task.federation.names if own_rows else None,
+        facts=proofs.facts(circumstances(task)),
+        replay=spec.randomness == "seeded",
+    )
+
+
+def resume(path: str | Path, **arguments: Any) -> Run:
+    """Continue an interrupted run folder with its own spec."""
+    return run(runs.RunFolder.open(path).spec(), resume=path, **arguments)
+
+
+def refuse_taken(path: Path) -> None:
+    """Say at once, before any data is loaded, that a folder is taken."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise RunExists(f"{str(path)!r} already exists; give another --out, or continue it with --resume {path}")
+
+
+def train(
+    task: Task,
+    folder: runs.RunFolder,
+    checkpoint_seconds: float,
+    on_start: Callable[[Task, Path, int], None] | None,
+    on_evaluation: Callable[[dict[str, Any]], None] | None,
+    account: Spending | None = None,
+) -> Run:
+    """Rounds from the newest checkpoint (or from the start) to the end; then model, summary and plot."""
+    spec, began = task.spec, time.perf_counter()
+    digest = data_digest(task)
+    simulation = simulate.Simulation(
+        task.model,
+        task.prepared.build,
+        num_clients=len(task.federation.size),
+        cohort_size_at=task.prepared.cohort_size_at,
+        randomness=spec.randomness,
+    )
+    inputs = simulation.inputs(
+        task.problem,
+        seeds=[spec.seed],
+        hyper={name: np.asarray(value)[None] for name, value in task.prepared.hyper.items()},
+        cohorts=designs([task]),
+    )
+    state, done, seconds_before = simulation.start(inputs), 0, 0.0
+    checkpoint = folder.load_checkpoint()
+    folder.clear_leftovers()
+    if checkpoint is not None:
+        _check_belongs(checkpoint, spec, digest, folder)
+        if spec.randomness == "os" and spec.batch_sampling == "shuffled":
+            raise RunExists(
+                f"{str(folder.path)!r} cannot be resumed: its shuffled epochs came from randomness='os', which is "
+                "never kept, and a new order could use a record twice in one epoch; start a new run"
+            )
+        state, done = restore(state, checkpoint.leaves), checkpoint.round
+        folder.drop_metrics_after(done)
+        rows = folder.metrics()
+        seconds_before = float(rows[-1]["seconds"]) if rows else 0.0
+    else:
+        folder.drop_metrics_after(0)
+    if on_start:
+        on_start(task, folder.path, done)
+
+    saved = time.perf_counter()
+    num_rounds = planned_rounds(task)
+    stopped = ""
+    for start, end in simulate.chunks(done, num_rounds, spec.eval_every):
+        stop = end
+        if account is not None:
+            try:
+                stop = account.pay(start, end)
+            except BudgetExhausted as refusal:
+                if start == 0:
+                    folder.discard()
+                    raise
+                stopped = str(refusal)
+                break
+        state = simulation.advance(state, inputs, start, stop)
+        scores = {name: float(value[0]) for name, value in simulation.evaluate(state, inputs).items()}
+        state = simulate.reset_metrics(state)
+        _check_refused(state, stop)
+        now = time.perf_counter()
+        row = {"round": stop, **scores, "seconds": round(seconds_before + now - began, 3)}
+        folder.append_metrics(row)
+        if stop == num_rounds or stop < end or now - saved >= checkpoint_seconds:
+            leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
+            folder.save_checkpoint(runs.Checkpoint(stop, leaves, spec.digest(), digest))
+            saved = time.perf_counter()
+        if on_evaluation:
+            on_evaluation(row)
+        if stop < end:
+            stopped = f"the privacy budget ends after round {stop} of {num_rounds}"
+            break
+
+    task = replace(task, cohorts=task.cohorts[: folder.metrics()[-1]["round"]])
+    params = jax.tree.map(lambda leaf: leaf[0], simulation.params(state, inputs))
+    rows = folder.metrics()
+    folder.save_model(named_leaves(params))
+    summary = summarise(task, rows, np.asarray(state.participation)[0])
+    if stopped:
+        summary["stopped"] = stopped
+        summary["epsilon"]["claimed"] = claimed(claim_after(task, rows[-1]["round"]))
+    if account is not None:
+        summary["ledger"] = {"file": str(account.ledger.path), "dataset": account.dataset}
+    if spec.compare:
+        summary["test_accuracy_without_noise"] = without_noise(task)
+    plots.draw_run(rows, folder.path / "plot.png", title=_title(spec), subtitle=_subtitle(task))
+    folder.save_summary(summary)
+    return Run(folder.path, spec, summary, rows, task.model, params, task.dataset.classes, task.dataset.schema)
+
+
+def load(path: str | Path) -> Run:
+    """A trained run, ready to predict."""
+    folder = runs.RunFolder.open(path)
+    leaves, summary, spec = folder.load_model(), folder.summary(), folder.spec()
+    if summary is None:
+        raise RunExists(f"{str(path)!r} is not complete; finish it with `dither run --resume {path}`")
+    model = models.make(
+        spec.model.name,
+        num_features=summary["num_features"],
+        num_classes=len(summary["classes"]),
+        hidden=spec.model.hidden,
+        image_shape=summary["image_shape"],
+    )
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    paths = jax.tree_util.tree_flatten_with_path(shapes)
+    params = jax.tree.unflatten(paths[1], [leaves[_leaf_name(where)] for where, _ in paths[0]])
+    schema_path = folder.path / "schema.toml"
+    schema = data.Schema.load(schema_path) if schema_path.is_file() else None
+    return Run(folder.path, spec, summary, folder.metrics(), model, params, tuple(summary["classes"]), schema)
+
+
+def without_noise(task: Task) -> float:
+    """Test accuracy of the same run with its noise set to 0: what the noise costs."""
+    prepared = task.prepared
+    hyper = {
+        name: np.zeros_like(np.asarray(value)) if name in prepared.noise_names else np.asarray(value)
+        for name, value in prepared.hyper.items()
+    }
+    result = simulate.simulate(
+        prepared.build,
+        task.model,
+        task.problem,
+        num_rounds=planned_rounds(task),
+        cohort_size=prepared.cohort_size_at,
+        seeds=[task.spec.seed],
+        hyper={name: value[None] for name, value in hyper.items()},
+        cohorts=designs([task]),
+        eval_every=planned_rounds(task),
+    )
+    return float(result.history[-1].metrics["test_accuracy"][0])
+
+
+# Pieces
+
+
+def summarise(task: Task, rows: list[dict[str, Any]], participation: np.ndarray) -> dict[str, Any]:
+    """summary.json."""
+    last, spec = rows[-1], task.spec
+    counts = np.sort(participation)
+    return {
+        "method": spec.method,
+        "data": spec.data.path or spec.data.name,
+        "test_accuracy": last["test_accuracy"],
+        "loss": last["loss"],
+        "train_loss": last["train_loss"],
+        "rounds": last["round"],
+        "seconds": last["seconds"],
+        "epsilon": {"claimed": claimed(task.prepared.claim), "proven": proven(task), "attacked": None},
+        "why": method(spec.method).why,
+        "participation": {
+            "min": int(counts[0]),
+            "median": float(np.median(counts)),
+            "max": int(counts[-1]),
+        },
+        "randomness": spec.randomness,
+        "notes": [*task.dataset.notes, *task.prepared.caveats, *_view_caveat(spec)],
+        "num_clients": len(task.federation.size),
+        "num_features": int(task.dataset.x_train.shape[1]),
+        "num_params": task.num_params,
+        "image_shape": list(task.dataset.image_shape),
+        "classes": list(task.dataset.classes),
+    }
+
+
+def _view_caveat(spec: Spec) -> tuple[str, ...]:
+    if spec.privacy.view != "sum" or spec.secagg.mode != "off":
+        return ()
+    return (
+        "privacy.view='sum' holds under secure aggregation, which is off: this server would see single uploads",
+    )
+
+
+def provenance(task: Task) -> dict[str, Any]:
+    """Where a run was made: enough to make it again."""
+    device = jax.devices()[0]
+    return {
+        "dither": dither.__version__,
+        "jax": jax.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "device": f"{device.platform}: {device.device_kind}",
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "data_digest": data_digest(task),
+        "spec_digest": task.spec.digest(),
+        "randomness": task.spec.randomness,
+    }
+
+
+def default_folder(spec: Spec) -> Path:
+    """runs/METHOD-DATA-TIME, made distinct when two start in the same second."""
+    stem = Path(spec.data.path).stem if spec.data.path else spec.data.name
+    base = Path("runs") / f"{Path(spec.method).stem}-{stem}-{datetime.now():%Y%m%d-%H%M%S}"
+    path, number = base, 2
+    while path.exists():
+        path, number = base.with_name(f"{base.name}-{number}"), number + 1
+    return path
+
+
+def named_leaves(params: Params) -> dict[str, np.ndarray]:
+    """Leaves by the path in the tree: 'dense0/w'."""
+    pairs, _ = jax.tree_util.tree_flatten_with_path(params)
+    return {_leaf_name(where): np.asarray(leaf) for where, leaf in pairs}
+
+
+def _leaf_name(where: tuple[Any, ...]) -> str:
+    return "/".join(str(getattr(entry, "key", getattr(entry, "idx", entry))) for entry in where)
+
+
+def restore(like: simulate.State, leaves: list[np.ndarray]) -> simulate.State:
+    """A state like the given one, from the leaves of a checkpoint."""
+    own, structure = jax.tree.flatten(like)
+    if [leaf.shape for leaf in own] != [leaf.shape for leaf in leaves]:
+        raise RunExists("the checkpoint's arrays do not have the shapes of this spec; start a new run")
+    return jax.tree.unflatten(
+        structure, [jax.numpy.asarray(saved, leaf.dtype) for saved, leaf in zip(leaves, own, strict=True)]
+    )
+
+
+def _check_belongs(checkpoint: runs.Checkpoint, spec: Spec, digest: str, folder: runs.RunFolder) -> None:
+    _check_spec(folder, spec, checkpoint.spec_digest)
+    if checkpoint.data_digest != digest:
+        raise RunExists(
+            f"the checkpoint in {str(folder.path)!r} was made with other data "
+            f"({checkpoint.data_digest[:12]}, now {digest[:12]}); restore the data, or start a new run"
+        )
+
+
+def _check_spec(folder: runs.RunFolder, spec: Spec, digest: str = "") -> None:
+    digest = digest or folder.spec().digest()
+    if digest != spec.digest():
+        raise RunExists(
+            f"the checkpoint in {str(folder.path)!r} is from another spec ({digest[:12]}, this one is "
+            f"{spec.digest()[:12]}); resume with the folder's own spec.toml unchanged, or start a new run"
+        )
+
+
+def _check_refused(state: simulate.State, round: int) -> None:
+    refused = np.flatnonzero(np.asarray(state.refused)[0])
+    if len(refused):
+        names = ", ".join(str(number) for number in refused[:5]) + (", ..." if len(refused) > 5 else "")
+        raise ClientRefused(
+            f"client {names} sent an update that is not finite by round {round}; lower client_lr "
+            "or the noise, or check that client's records"
+        )
+
+
+def _title(spec: Spec) -> str:
+    return f"{spec.method} on {Path(spec.data.path).name or spec.data.name}"
+
+
+def _subtitle(task: Task) -> str:
+    claim, spec = task.prepared.claim, task.spec
+    value = (
+        "no noise"
+        if np.isinf(claim.value)
+        else f"claimed ε = {claim.value:.3g} per {claim.unit}, δ = {claim.delta:g}"
+    )
+    steps = f"{spec.local_steps} local step{'s' if spec.local_steps > 1 else ''}"
+    return f"{len(task.federation.size)} clients, {spec.cohort_size} a round, {steps}; {value}"
