@@ -25,6 +25,7 @@ PLAIN = proofs.Circumstances(
     noise_ratio=1.0,
     per_client=False,
     assumed=False,
+    assume_credit=False,
     not_covered=(),
 )
 
@@ -163,6 +164,13 @@ def test_neural_networks_get_no_credit_for_the_others_noise():
     network = api.build_task(spec_for("cpfed", **{"model.name": "mlp", "model.hidden": [4]}))
     values = {(r["view"], r["unit"]): r["value"] for r in api.proven(network) if r["adjacency"] == "add/remove"}
     assert values["sum", "run"] == values["upload", "run"]
+    asked = spec_for("cpfed", **{"model.name": "mlp", "model.hidden": [4], "privacy.assume_credit": True})
+    rows = api.proven(
+        api.build_task(asked.with_values({"cohort_size": 6, "privacy.noise": "given", "privacy.noise_std": 0.05}))
+    )
+    sums = [r for r in rows if r["view"] == "sum" and r["adjacency"] == "replace-one"]
+    uploads = [r for r in rows if r["view"] == "upload" and r["adjacency"] == "replace-one" and r["unit"] == "run"]
+    assert sums[0]["assumed"] or sums[0]["value"] == uploads[0]["value"]
 
 
 def test_accounting_of_unequal_noise_is_per_client():

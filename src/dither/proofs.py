@@ -36,6 +36,7 @@ class Circumstances(NamedTuple):
     noise_ratio: float  # least over largest noise that clients add to the sum
     per_client: bool  # the unit of privacy is a whole client
     assumed: bool  # the releases themselves rest on an assumption
+    assume_credit: bool  # the user asks for the credit of the others' noise where it is unproved
     not_covered: tuple[str, ...]
 
 
@@ -166,6 +167,7 @@ def facts(circumstances: Circumstances, unit: str = "run") -> accounting.Facts:
         own_epochs=c.own_epochs,
         num_rounds=c.num_rounds,
         exposures=c.exposures,
+        assume=c.assume_credit,
         participation=accounting.REALISED,
         unit=unit + (", whole client" if c.per_client else ""),
         not_covered=c.not_covered,

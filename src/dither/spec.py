@@ -94,6 +94,9 @@ class PrivacySpec:
     clip_norm: float = _key(1.0, "bound on that gradient's norm", above=0.0)
     view: str = _key("upload", "what the adversary sees", ("upload", "sum", "broadcast", "final"))
     colluders: int = _key(0, "clients that side with the server", at_least=0)
+    assume_credit: bool = _key(
+        False, "credit the others' noise in sums although it is unproved here (networks); labelled 'assumed'"
+    )
     adjacency: str = _key("replace-one", "what a neighbouring data set is", ("replace-one", "add/remove"))
 
 
@@ -109,6 +112,9 @@ class FederationSpec:
     """Rules of a real federation."""
 
     min_clients: int = _key(2, "fewer answers than this abort a round", at_least=1)
+    refused: str = _key(
+        "abort", "when a client's update is not finite: end the run, or go on without it", ("abort", "continue")
+    )
     round_timeout: float = _key(600.0, "seconds a round may take", above=0.0)
 
 

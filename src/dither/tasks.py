@@ -109,6 +109,7 @@ def circumstances(task: Task) -> proofs.Circumstances:
         ),
         per_client=prepared.per_client,
         assumed=prepared.assumed,
+        assume_credit=spec.privacy.assume_credit,
         not_covered=tuple(not_covered),
     )
 

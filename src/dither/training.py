@@ -227,7 +227,8 @@ def train(
         state = simulation.advance(state, inputs, start, stop)
         scores = {name: float(value[0]) for name, value in simulation.evaluate(state, inputs).items()}
         state = simulate.reset_metrics(state)
-        _check_refused(state, stop)
+        if spec.federation.refused == "abort":
+            _check_refused(state, stop)
         now = time.perf_counter()
         row = {"round": stop, **scores, "seconds": round(seconds_before + now - began, 3)}
         folder.append_metrics(row)
@@ -246,6 +247,11 @@ def train(
     rows = folder.metrics()
     folder.save_model(named_leaves(params))
     summary = summarise(task, rows, np.asarray(state.participation)[0])
+    refused = np.asarray(state.refused)[0]
+    if refused.any():
+        names = task.federation.names
+        summary["refused"] = {names[i]: int(refused[i]) for i in np.flatnonzero(refused)}
+        summary["notes"].append(f"updates that were not finite were left out: {summary['refused']}")
     if stopped:
         summary["stopped"] = stopped
         summary["epsilon"]["claimed"] = claimed(claim_after(task, rows[-1]["round"]))

@@ -310,3 +310,21 @@ def test_a_drafted_schema_marks_what_it_read_and_is_used(tmp_path):
         "--quiet", cwd=tmp_path,
     )  # fmt: skip
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["notes"] == []
+
+
+def test_a_client_whose_update_is_not_finite_ends_the_run_or_is_left_out(tmp_path):
+    """A learning rate beyond all measure makes every update overflow."""
+    wild = ["run", "fedavg.toml", "--out"]
+    (tmp_path / "fedavg.toml").write_text(
+        'method = "fedavg"\nnum_clients = 4\ncohort_size = 2\nnum_rounds = 4\nlocal_steps = 8\nbatch_size = 4\n'
+        'client_lr = 1e30\neval_every = 2\n[data]\nname = "breast-cancer"\n[model]\nname = "mlp"\n'
+        '[privacy]\nnoise = "none"\n'
+    )
+    aborted = dither(*wild, "a", cwd=tmp_path, check=False)
+    assert aborted.returncode == 1
+    assert "sent an update that is not finite" in aborted.stderr
+    assert "Traceback" not in aborted.stderr
+    dither(*wild, "b", "--set", "federation.refused=continue", cwd=tmp_path)
+    summary = json.loads((tmp_path / "b" / "summary.json").read_text())
+    assert sum(summary["refused"].values()) > 0
+    assert any("left out" in note for note in summary["notes"])

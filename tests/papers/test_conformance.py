@@ -264,3 +264,97 @@ def test_dp_fedavg_bounds_every_client_and_noises_the_sum():
     many = train(noisy, rounds=1, seeds=tuple(range(400)))
     values = np.concatenate([vector(many, i) for i in range(400)])
     assert values.std() == pytest.approx(4.0 * 0.3 / 6, rel=0.05)
+
+
+# What each method refuses
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("cpfed", {"privacy.clip_norm": 0.0}, "privacy.clip_norm=0.0 must be above 0"),
+        ("cpfed", {"local_steps": 0}, "local_steps=0 must be at least 1"),
+        ("dp-scaffold", {"privacy.noise_decay_start": 7}, "noise_decay_start=7 exceeds num_rounds=6"),
+        ("dp-scaffold", {"privacy.noise_decay": 1.5}, "privacy.noise_decay=1.5 must be at most 1"),
+        ("dp-scaffold", {"privacy.noise_decay": 0.0}, "privacy.noise_decay=0.0 must be above 0"),
+        ("concentrated", {"method_options.participation": "equal", "num_rounds": 5}, "= 5*3/6 = 2.5 is not whole"),
+        ("concentrated", {"method_options.participation": "often"}, "'often' is not one of"),
+        (
+            "concentrated",
+            {"method_options.exact_epochs": True, "local_steps": 13},
+            "local_steps=13 exceeds the 12",
+        ),
+        ("dp-sgd", {"local_steps": 2}, "dp-sgd takes one noisy step a round"),
+        ("nbafl", {"method_options.param_clip": -1.0}, "param_clip=-1 must be above 0"),
+        ("nbafl", {"method_options.optimizer": "lion"}, "'lion' is not one of 'sgd', 'adam'"),
+        ("nbafl", {"method_options.scheduling": "lucky"}, "'lucky' is not one of"),
+        ("dp-fedavg", {"method_options.update_clip": 0.0}, "update_clip=0 must be above 0"),
+        ("dp-dsgd", {"method_options.credited_clients": "all", "local_steps": 1}, "'all' is not one of 'n', 'r'"),
+        ("cpfed", {"privacy.noise": "given"}, "needs privacy.noise_std above 0"),
+        ("cpfed", {"privacy.noise_scale": [1.0, 2.0]}, "noise_scale has 2 entries for num_clients=6"),
+        ("secure-fedavg", {"privacy.noise": "given", "privacy.noise_std": 1.0}, "is not for secure-fedavg"),
+        ("secure-fedavg", {"privacy.clip": "none"}, "leaves eq (9) without a sensitivity"),
+        (
+            "dp-scaffold",
+            {"privacy.noise": "given", "privacy.noise_std": 1e-6, "privacy.epsilon": 1e-3},
+            "is spent in the first round",
+        ),
+    ],
+)
+def test_bad_values_are_refused_with_the_numbers(name, values, message):
+    def attempt():
+        spec = Spec().with_values({**BASE, "method": name, **values})
+        prepare(spec, models.logistic(6), client_sizes=SIZES, num_params=7)
+
+    with pytest.raises(SpecError) as caught:
+        attempt()
+    assert message in str(caught.value)
+
+
+def test_nbafl_can_take_its_clip_from_a_pilot_and_says_so():
+    from dither import api
+
+    spec = Spec().with_values(
+        {**BASE, "method": "nbafl", "data.name": "breast-cancer", "batch_sampling": "full",
+         "method_options.param_clip": 0.0, "privacy.epsilon": 50.0, "client_lr": 0.01}
+    )  # fmt: skip
+    task = api.build_task(spec)
+    clip = float(task.prepared.hyper["param_clip"])
+    assert 0 < clip < 10
+    assert any("median norm of a non-private pilot (errata N7)" in caveat for caveat in task.prepared.caveats)
+    assert float(api.build_task(spec).prepared.hyper["param_clip"]) == clip
+
+
+def test_balanced_participation_never_differs_by_more_than_one():
+    spec = spec_of("concentrated", num_rounds=20, cohort_size=4)
+    prepared = prepare(spec, models.logistic(6), client_sizes=SIZES, num_params=7)
+    counts = np.bincount(prepared.cohorts.ravel(), minlength=6)
+    assert counts.sum() == 80
+    assert counts.max() - counts.min() <= 1
+    assert all(len(set(row)) == 4 for row in prepared.cohorts.tolist())
+
+
+def test_exact_epochs_use_every_record_at_most_once_a_round():
+    spec = spec_of("concentrated", local_steps=4, **{"method_options.exact_epochs": True})
+    prepared = prepare(spec, models.logistic(6), client_sizes=SIZES, num_params=7)
+    (release,) = prepared.build(prepared.hyper).releases(RoundInfo(0, 0, 12, 3))
+    assert release.sampling.batch_size == 3  # floor(12 / 4): four batches are exactly one epoch
+
+
+@pytest.mark.parametrize(("schedule", "scheme"), [("constant", 0), ("rounds", 1), ("steps", 2)])
+def test_the_noise_that_is_drawn_follows_the_schedules_of_dp_scaffold(schedule, scheme):
+    """Releases against eqs (6) and (7) at every round and step."""
+    from dither.papers.theory import dp_scaffold as theory
+
+    values = {"privacy.noise_schedule": schedule, "privacy.noise_decay": 0.9, "privacy.noise_decay_start": 2}
+    given = {"privacy.noise": "given", "privacy.noise_std": 3.0, "privacy.epsilon": 1e6}
+    prepared = prepare(
+        spec_of("dp-scaffold", **values, **given), models.logistic(6), client_sizes=SIZES, num_params=7
+    )
+    releases = prepared.build(prepared.hyper).releases
+    expected = theory.noise_schedule(
+        scheme=scheme, num_rounds=6, local_steps=2, initial_variance=9.0, decay=0.9, decay_start=2
+    )
+    for index in range(6):
+        found = [r.noise_std**2 for r in releases(RoundInfo(index, 0, 12, 3)) for _ in range(r.uses)]
+        np.testing.assert_allclose(found, expected[index], rtol=1e-12)
