@@ -196,21 +196,20 @@ def table(groups: Sequence[Clients], delta: float, circumstances: Circumstances)
                 "max": most.value,
             }
             if most.view == "sum":
-                row["no_credit"] = _refusal(groups, delta, known, adjacency, most)
+                values = [entry[2][number].value for entry in found]
+                row["no_credit"] = _refusal(groups[int(np.argmax(values))], delta, known, adjacency, most)
             rows.append(row)
         rows.append(_row(message(groups, delta, circumstances, adjacency=adjacency), circumstances))
     return rows
 
 
 def _refusal(
-    groups: Sequence[Clients], delta: float, known: accounting.Facts, adjacency: str, best: accounting.Proven
+    group: Clients, delta: float, known: accounting.Facts, adjacency: str, best: accounting.Proven
 ) -> str:
     """Why sums are proved no better than the uploads themselves, where another bound holds; else empty."""
     if math.isinf(best.value):
         return ""
-    bounds = accounting.account(
-        groups[0].most, delta, known, adjacency=adjacency, views=("sum",), every_recipe=True
-    )
+    bounds = accounting.account(group.most, delta, known, adjacency=adjacency, views=("sum",), every_recipe=True)
     return next((bound.detail for bound in bounds if math.isinf(bound.value)), "")
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from dither import data, models, proofs
 from dither.core import Claim, Prepared
 from dither.engines import cohorts, simulate
+from dither.errors import SpecError
 from dither.spec import Spec, method, prepare
 
 
@@ -69,6 +70,10 @@ def build_task(
     task = Task(spec, dataset, federation, problem, model, prepared, num_params, who)
     if spec.privacy.noise != "proven" or math.isinf(spec.privacy.epsilon):
         return task
+    if prepared.assumed or spec.privacy.assume_credit:
+        raise SpecError(
+            "privacy.noise='proven' cannot rest on an assumption: drop assume_credit and sensitivity='paper'"
+        )
     calibrated = proofs.calibrated(
         prepared,
         federation.size,
@@ -133,16 +138,22 @@ def proven(task: Task, rounds: int | None = None) -> list[dict[str, Any]]:
     return proofs.table(classes(task, rounds), task.spec.privacy.delta, circumstances(task))
 
 
-def accounted(spec: Spec, *, data_dir: str | Path | None = None, every_recipe: bool = False) -> dict[str, Any]:
-    """Claimed and proven ε of a spec, without running it; with `every_recipe` also each bound that was tried."""
+def accounted(
+    spec: Spec, *, data_dir: str | Path | None = None, every_recipe: bool = False, rounds: int | None = None
+) -> dict[str, Any]:
+    """Claimed and proven ε of a spec (or of its first `rounds` rounds), without running it; with `every_recipe`
+    also each bound that was tried."""
     task = build_task(spec, data_dir=data_dir)
+    claim = task.prepared.claim
+    if rounds is not None and rounds < planned_rounds(task):
+        task, claim = replace(task, cohorts=task.cohorts[:rounds]), claim_after(task, rounds)
     tried = {}
     if every_recipe:
         tried["tried"] = proofs.tried(classes(task, None), spec.privacy.delta, circumstances(task))
     return {
         **tried,
         "method": spec.method,
-        "claimed": claimed(task.prepared.claim),
+        "claimed": claimed(claim),
         "proven": proven(task),
         "attacked": None,
         "why": method(spec.method).why,

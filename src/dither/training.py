@@ -17,7 +17,7 @@ import dither
 from dither import data, models, plots, proofs, runs
 from dither.core import Params
 from dither.engines import simulate
-from dither.errors import BudgetExhausted, ClientRefused, DataError, RunExists
+from dither.errors import BudgetExhausted, ClientRefused, DataError, RunExists, SpecError
 from dither.spec import Spec, method
 from dither.spending import Ledger, Spending, data_id
 from dither.tasks import (
@@ -140,6 +140,11 @@ def spending(task: Task, folder: runs.RunFolder, ledger: str | Path | None) -> S
     spec = task.spec
     if ledger is None and not spec.data.path:
         return None
+    if task.prepared.assumed:
+        raise SpecError(
+            "the releases of this run rest on an assumption (method_options.sensitivity='paper'), which no ledger "
+            "can charge; use 'clip', or a set of the catalogue without --ledger"
+        )
     # The run folder keeps an anchor: a ledger that is rolled back later no longer agrees with it.
     book = Ledger(ledger or Ledger.default_path(), anchor=folder.path / "ledger-anchor.json")
     own_rows = spec.data.partition == "column"

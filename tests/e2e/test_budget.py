@@ -39,7 +39,7 @@ def place(tmp_path):
 
 def test_a_users_own_data_is_always_charged_and_the_budget_holds(place):
     ledger = {"DITHER_LEDGER": str(place / "ledger.sqlite")}
-    dither("budget", "set", "t.csv", "--epsilon", "3", cwd=place, **ledger)
+    dither("budget", "set", "t.csv", "--epsilon", "3", "--adjacency", "add/remove", cwd=place, **ledger)
     first = dither("run", "spec.toml", "--out", "one", cwd=place, check=False, **ledger)
     assert first.returncode == 3, first.stderr
     assert "the privacy budget ends after round" in first.stderr
@@ -62,10 +62,10 @@ def test_a_users_own_data_is_always_charged_and_the_budget_holds(place):
 
 def test_a_raised_budget_lets_a_stopped_run_go_on(place):
     ledger = {"DITHER_LEDGER": str(place / "ledger.sqlite")}
-    dither("budget", "set", "t.csv", "--epsilon", "3", cwd=place, **ledger)
+    dither("budget", "set", "t.csv", "--epsilon", "3", "--adjacency", "add/remove", cwd=place, **ledger)
     assert dither("run", "spec.toml", "--out", "one", "-q", cwd=place, check=False, **ledger).returncode == 3
     stopped = json.loads((place / "one" / "summary.json").read_text())["rounds"]
-    dither("budget", "set", "t.csv", "--epsilon", "100", cwd=place, **ledger)
+    dither("budget", "set", "t.csv", "--epsilon", "100", "--adjacency", "add/remove", cwd=place, **ledger)
     dither("run", "--resume", "one", "-q", cwd=place, **ledger)
     finished = json.loads((place / "one" / "summary.json").read_text())
     assert stopped < finished["rounds"] == 40

@@ -106,7 +106,8 @@ class RunProgress:
         began = perf_counter()
         value = proven_so_far(self._task_at_hand, row["round"])
         self._accounting += perf_counter() - began
-        self._epsilon = f"proven ε {epsilon_text(value)} at round {row['round']}, {self._claimed}"
+        kind = "assumed" if self._task_at_hand.prepared.assumed else "proven"
+        self._epsilon = f"{kind} ε {epsilon_text(value)} at round {row['round']}, {self._claimed}"
 
 
 def print_summary(result: Run) -> None:
@@ -136,7 +137,7 @@ def print_summary(result: Run) -> None:
         )
     for row in short_form(summary["epsilon"]["proven"], spec):
         table.add_row(
-            "proven ε",
+            "assumed ε" if row["assumed"] else "proven ε",
             f"[bold]{epsilon_text(row['value'])}[/] per {row['unit']}, δ = {row['delta']:g}, {row['adjacency']}, "
             f"to one who sees {SEEN[row['view']]} ({row['recipe']})",
         )

@@ -103,7 +103,8 @@ def account(
     else:
         source = run_folder / "spec.toml" if (run_folder / "spec.toml").is_file() else str(run_folder)
         spec = spec_from(str(source), None, settings, None)
-        report = api.accounted(spec, data_dir=data_dir, every_recipe=every_recipe)
+        made = finished["rounds"] if finished is not None and not settings else None
+        report = api.accounted(spec, data_dir=data_dir, every_recipe=every_recipe, rounds=made)
     if as_json:
         typer.echo(to_json(report, indent=2))
         return
@@ -132,8 +133,10 @@ def account(
     print_table(rows, title=f"{report['method']}: claimed and proven ε at δ = {claim['delta']:g}")
     for row in worth_showing(report["proven"]):
         clients = row.get("clients")
-        if clients and clients["min"] != clients["max"] and row["view"] in ("upload", "sum"):
-            spread = [f"{which} {epsilon_text(clients[which])}" for which in ("min", "median", "max")]
+        spread = (
+            [f"{which} {epsilon_text(clients[which])}" for which in ("min", "median", "max")] if clients else []
+        )
+        if len({text.split()[1] for text in spread}) > 1 and row["view"] in ("upload", "sum"):
             typer.echo(f"over clients, {SEEN[row['view']]} seen, {row['adjacency']}: {', '.join(spread)}")
         if row.get("no_credit"):
             typer.echo(f"sums of uploads, {row['adjacency']}: no credit for the others' noise: {row['no_credit']}")
@@ -155,7 +158,7 @@ def account(
     if report["why"]:
         typer.echo(f"why they differ: {report['why']}")
     for what in dict.fromkeys(each for row in report["proven"] for each in row["not_covered"]):
-        typer.echo(f"not covered: {what}")
+        typer.echo(f"not covered: {what.removeprefix('not covered: ')}")
 
 
 def presets(

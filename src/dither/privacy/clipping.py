@@ -108,7 +108,9 @@ def _dense_clipped_sum(
     total = {}
     for layer, a, d in zip(model.layers, inputs, derivatives, strict=True):
         scaled = d * scale[:, None]
-        total[layer.name] = {"w": a.T @ scaled, "b": jnp.sum(scaled, 0)}
+        # In full float32: a GPU's shortened products would let a record count for more than the clip allows.
+        weighted = jnp.matmul(a.T, scaled, precision=jax.lax.Precision.HIGHEST)
+        total[layer.name] = {"w": weighted, "b": jnp.sum(scaled, 0)}
     return total, _fraction(norms, weights, clip_norm)
 
 
