@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
+# Tests compile much and compute little: the compiler's last effort costs more than it gains here.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
 import numpy as np
 import pytest
 
@@ -64,6 +69,11 @@ def load_or_skip(name, **arguments) -> data.Dataset:
         return data.load(name, **arguments)
     except DataError as error:
         pytest.skip(f"{name} is not available here: {error}")
+
+
+@pytest.fixture(scope="session")
+def adult_standard() -> data.Dataset:
+    return load_or_skip("adult", encoding="standard")
 
 
 @pytest.fixture(scope="session")

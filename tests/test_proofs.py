@@ -225,3 +225,128 @@ def test_releases_do_not_depend_on_the_model(name):
         prepared = prepare(spec, model, client_sizes=sizes, num_params=10)
         seen.add(prepared.build(prepared.hyper).releases(info))
     assert len(seen) == 1
+
+
+# Counterexamples that an earlier version got wrong
+
+
+def test_a_message_is_bounded_for_clients_of_every_size():
+    """Sizes differ, so sampling rates do: the largest per-message ε over all clients, by brute force."""
+    values = {"batch_sampling": "fixed", "sampling_rate": 0.0, "privacy.clip": "batch", "privacy.unit": "message"}
+    spec = spec_for("secure-fedavg", **values, **{"privacy.adjacency": "replace-one"})
+    sizes = np.array([400, 300, 200, 150, 120, 9])
+    prepared = prepare(spec, models.logistic(6), client_sizes=sizes, num_params=7)
+    cohorts = [np.arange(6)] * 3
+    done = proofs.calibrated(
+        prepared,
+        sizes,
+        cohorts,
+        PLAIN,
+        epsilon=0.5,
+        delta=1e-4,
+        view="upload",
+        adjacency="replace-one",
+        unit="message",
+    )
+    releases = done.build(done.hyper).releases
+    each = [
+        accounting.proven(
+            [(releases(RoundInfo(t, c, int(sizes[c]), 6)), 1)], 1e-4, view="upload", adjacency="replace-one"
+        ).value
+        for c in range(6)
+        for t in range(3)
+    ]
+    assert max(each) <= 0.5 * (1 + 1e-6)
+    assert max(each) > 0.49
+
+
+def test_dp_fedavg_counts_participations_or_credits_sampling_but_not_both():
+    spec = spec_for("dp-fedavg", sampling_rate=0.0, batch_sampling="fixed", **{"privacy.adjacency": "replace-one"})
+    spec = spec.with_values({"privacy.noise": "paper", "method_options.noise_multiplier": 1.0, "num_rounds": 30})
+    task = api.build_task(spec)
+    most = int(np.bincount(np.concatenate(task.cohorts)).max())
+    row = next(r for r in api.proven(task) if (r["view"], r["adjacency"]) == ("broadcast", "replace-one"))
+    assert row["value"] == pytest.approx(accounting.gaussian_epsilon(2 * math.sqrt(most), 1e-4), rel=1e-6)
+
+
+def test_secure_fedavg_without_a_clip_has_no_proof():
+    with pytest.raises(SpecError, match="leaves eq"):
+        api.build_task(
+            spec_for(
+                "secure-fedavg",
+                batch_sampling="fixed",
+                sampling_rate=0.0,
+                **{"privacy.clip": "none", "privacy.adjacency": "replace-one"},
+            )
+        )
+
+
+@pytest.mark.parametrize(
+    "values", [{"privacy.clip": "batch"}, {"batch_sampling": "poisson", "sampling_rate": 0.9, "batch_size": 2}]
+)
+def test_the_credit_for_sums_needs_convex_steps_that_do_not_expand(values):
+    base = {"cohort_size": 6, "batch_sampling": "full", "sampling_rate": 0.0, "client_lr": 0.01}
+    given = {"privacy.noise": "given", "privacy.noise_std": 0.05, "privacy.adjacency": "replace-one"}
+    credited = api.build_task(spec_for("cpfed", **base, **given))
+    refused = api.build_task(spec_for("cpfed", **{**base, **given, "client_lr": 0.2, **values}))
+
+    def views(task):
+        rows = [r for r in api.proven(task) if r["adjacency"] == "replace-one" and r["unit"] == "run"]
+        return {r["view"]: r["value"] for r in rows}
+
+    assert views(credited)["sum"] < 0.9 * views(credited)["upload"]
+    assert views(refused)["sum"] == views(refused)["upload"]
+
+
+@pytest.mark.parametrize(
+    ("clip", "sampling", "l2"), [("example", "poisson", 0.0), ("example", "fixed", 20.0), ("batch", "fixed", 0.0)]
+)
+def test_no_pair_of_data_sets_moves_secure_fedavg_by_more_than_its_stated_sensitivity(clip, sampling, l2):
+    """All records flipped: the noiseless uploads of two worlds, against the sensitivity of the release."""
+    import jax
+    import jax.numpy as jnp
+
+    from dither.core import Keys, Records, Round
+
+    rate = 0.9 if sampling == "poisson" else 0.0
+    values = {
+        "batch_sampling": sampling,
+        "sampling_rate": rate,
+        "batch_size": 2,
+        "local_steps": 6,
+        "client_lr": 0.2,
+    }
+    spec = spec_for(
+        "secure-fedavg", **values, **{"privacy.clip": clip, "model.l2": l2, "privacy.adjacency": "replace-one"}
+    )
+    size = 12
+    prepared = prepare(spec, models.logistic(3), client_sizes=np.array([size] * 6), num_params=4)
+    quiet = {**prepared.hyper, "noise_multiplier": np.zeros(6)}
+    stated = prepared.build(prepared.hyper).releases(RoundInfo(0, 0, size, 6))[0].sensitivity
+    x = jnp.full((size, 3), 2.0)
+    key = jax.random.key(0)
+
+    def end(labels):
+        records = Records(x, labels, jnp.arange(size), jnp.int32(0), jnp.int32(size))
+        start = models.logistic(3).init(key)
+        hyper = {name: jnp.asarray(value, jnp.float32) for name, value in quiet.items()}
+        result = prepared.build(hyper).client(
+            Keys(key, key, key), start, (), records, Round(jnp.int32(0), jnp.int32(0), jnp.int32(6))
+        )
+        return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(result.upload)]) / float(result.weight)
+
+    moved = np.linalg.norm(end(jnp.ones(size, jnp.int32)) - end(jnp.zeros(size, jnp.int32)))
+    assert moved <= stated * (1 + 1e-5)
+    assert moved > 0.1 * stated  # and the bound is not empty words
+
+
+def test_colluders_know_their_own_noise_in_nbafl():
+    base = {"batch_sampling": "full", "sampling_rate": 0.0, "cohort_size": 6, "privacy.adjacency": "replace-one"}
+    values = {"privacy.noise": "given", "privacy.noise_std": 40.0}
+    rows = {}
+    for colluders in (0, 5):
+        task = api.build_task(spec_for("nbafl", **base, **values, **{"privacy.colluders": colluders}))
+        rows[colluders] = next(
+            r["value"] for r in api.proven(task) if (r["view"], r["adjacency"]) == ("final", "replace-one")
+        )
+    assert rows[5] > 1.5 * rows[0]

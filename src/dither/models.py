@@ -98,18 +98,23 @@ def softmax(num_features: int, num_classes: int) -> Model:
 
 
 def mlp(num_features: int, num_classes: int, hidden: Sequence[int]) -> Model:
-    """ReLU network with dense layers of the given widths; He-normal weights, zero biases."""
+    """ReLU network with dense layers of the given widths; weights and biases uniform in ±1/√fan_in."""
     widths = [num_features, *hidden, num_classes]
     layers = tuple(
         Dense(f"dense{i}", jax.nn.relu if i < len(hidden) else _identity) for i in range(len(widths) - 1)
     )
 
     def init(key: Key) -> Params:
-        keys = jax.random.split(key, len(layers))
+        keys = jax.random.split(key, 2 * len(layers))
+
+        def uniform(which: Key, fan_in: int, shape: tuple[int, ...]) -> Array:
+            reach = 1 / math.sqrt(fan_in)
+            return jax.random.uniform(which, shape, minval=-reach, maxval=reach)
+
         return {
             layer.name: {
-                "w": jax.random.normal(keys[i], (widths[i], widths[i + 1])) * math.sqrt(2 / widths[i]),
-                "b": jnp.zeros((widths[i + 1],)),
+                "w": uniform(keys[2 * i], widths[i], (widths[i], widths[i + 1])),
+                "b": uniform(keys[2 * i + 1], widths[i], (widths[i + 1],)),
             }
             for i, layer in enumerate(layers)
         }

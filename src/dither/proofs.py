@@ -227,18 +227,24 @@ def tried(groups: Sequence[Clients], delta: float, circumstances: Circumstances)
 def message(
     groups: Sequence[Clients], delta: float, circumstances: Circumstances, *, adjacency: str
 ) -> accounting.Proven:
-    """One participation by itself, the most revealing one, to a server that sees the upload."""
+    """One participation by itself, the most revealing one, to a server that sees the upload.
+
+    Rounds of one class are ordered by strength, so its strongest stands for it; classes differ in sampling too, so
+    each is accounted for.
+    """
     known = facts(circumstances, unit="message")
-    single = [[(revealed, 1)] for group in groups for revealed, _ in group.most]
+    strongest = [
+        max((revealed for revealed, _ in group.most), key=lambda rs: sum(_information(r) for r in rs))
+        for group in groups
+        if group.most
+    ]
     return max(
-        (accounting.proven(one, delta, known, view="upload", adjacency=adjacency) for one in _strongest(single)),
+        (
+            accounting.proven([(revealed, 1)], delta, known, view="upload", adjacency=adjacency)
+            for revealed in strongest
+        ),
         key=lambda p: p.value,
     )
-
-
-def _strongest(singles: list[Participations], most: int = 4) -> list[Participations]:
-    """The participations worth accounting for: rounds of one class are ordered by strength."""
-    return sorted(singles, key=lambda one: sum(_information(r) for r in one[0][0]), reverse=True)[:most]
 
 
 def _row(p: accounting.Proven, circumstances: Circumstances) -> dict[str, Any]:

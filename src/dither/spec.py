@@ -145,7 +145,9 @@ class Spec:
     server_lr: float = _key(1.0, "step size of the server", above=0.0)
     eval_every: int = _key(10, "rounds between evaluations", at_least=1)
     randomness: str = _key(
-        "seeded", "of noise and batches: from the seed (research), or fresh from the system", ("seeded", "os")
+        "auto",
+        "of noise and batches: the seed's (research) or the system's; auto: the system's for your own data",
+        ("auto", "seeded", "os"),
     )
     compare: bool = _key(False, "also train without noise, to show beside the result what the noise costs")
     data: DataSpec = field(default_factory=DataSpec)
@@ -159,6 +161,13 @@ class Spec:
         _check_values(self, "")
         _check_together(self)
         object.__setattr__(self, "method_options", _options(self.method, self.method_options))
+
+    @property
+    def source_of_randomness(self) -> str:
+        """ "seeded" or "os": what `randomness` comes to for this data."""
+        if self.randomness != "auto":
+            return self.randomness
+        return "os" if self.data.path else "seeded"
 
     # To and from other forms
 
@@ -187,7 +196,11 @@ class Spec:
         if path.suffix == ".toml" or path.is_file():
             if not path.is_file():
                 raise SpecError(f"no spec file {str(path)!r}; `dither presets` lists what can be run by name")
-            return cls.from_toml(path.read_text(encoding="utf-8"), where=str(path))
+            try:
+                text = path.read_text(encoding="utf-8")
+            except UnicodeDecodeError:
+                raise SpecError(f"{str(path)!r} is not a text file in UTF-8") from None
+            return cls.from_toml(text, where=str(path))
         return cls.from_preset(str(source))
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """A run and the ledger: what its coming rounds will reveal, charged before they are computed.
 
-Whose account? With `data.partition = "column"` each institution holds its own rows in every run, and has its own
-account. Any other partition is dealt anew by each seed, so that a record may sit with client 3 today and with
-client 5 tomorrow: then the data set has one account, "every record", charged with what the most exposed client
-reveals.
+Whose account? A record may sit with client 3 today and with client 5 tomorrow, or be dealt out by another
+column: so every run is charged to the account "every record" with what its most exposed client reveals, and the
+budget of a data set holds for that account. With `data.partition = "column"` each institution has an account of
+its own besides, which its own budget may limit further.
 """
 
 from __future__ import annotations
@@ -80,19 +80,19 @@ class Spending:
             )
 
     def _charges(self, start: int, stop: int) -> list[Charge]:
+        # What the run reveals up to `stop` less what was charged up to `start`: the sums over any chunks hold at
+        # least what the most exposed client has revealed.
+        added = self._exposed(stop) - self._exposed(start)
+        everyone = Charge(EVERY_RECORD, list(added.items()))
         if self._clients is None:
-            # What the run reveals up to `stop` less what was charged up to `start`: the sums over any chunks hold
-            # at least what the most exposed client has revealed.
-            before, after = self._exposed(start), self._exposed(stop)
-            added = after - before
-            return [Charge(EVERY_RECORD, list(added.items()))]
+            return [everyone]
         own: dict[int, list[tuple[Release, ...]]] = {}
         for index in range(start, stop):
             cohort = self._cohorts[index]
             for client in np.asarray(cohort).tolist():
                 info = RoundInfo(index, client, int(self._sizes[client]), len(cohort))
                 own.setdefault(client, []).append(self._releases(info))
-        return [Charge(self._clients[client], compress(seen)) for client, seen in sorted(own.items())]
+        return [everyone, *(Charge(self._clients[client], compress(seen)) for client, seen in sorted(own.items()))]
 
     def _exposed(self, stop: int) -> Counter[tuple[Release, ...]]:
         if stop == 0:

@@ -12,6 +12,7 @@ import numpy as np
 from dither import data
 from dither.core import Claim
 from dither.engines import simulate
+from dither.errors import SpecError
 from dither.spec import Spec
 from dither.tasks import Arrays, Task, build_task, designs, load_data, planned_rounds, pooled
 
@@ -50,11 +51,16 @@ def sweep(
     `dataset` is used instead of loading one, for all specs. Results come in the order of `specs`;
     `on_evaluation(done, total)` counts rounds over all runs.
     """
+    own = next((spec.data.path for spec in specs if spec.data.path), "")
+    if own:
+        raise SpecError(
+            f"data.path={own!r}: a sweep is not charged to a ledger, so it takes sets of the catalogue only"
+        )
     loaded: dict[Any, tuple[data.Dataset, Arrays]] = {}
     made: list[Task] = []
     groups: dict[tuple[str, int], list[int]] = {}
     for number, spec in enumerate(specs):
-        which = "given" if dataset is not None else (spec.data, spec.seed if spec.data.path else 0)
+        which = "given" if dataset is not None else spec.data
         if which not in loaded:
             found = dataset or load_data(spec, data_dir=data_dir)
             loaded[which] = (found, pooled(found))
@@ -83,7 +89,7 @@ def sweep(
             hyper=hyper,
             cohorts=designs(tasks),
             eval_every=first.spec.eval_every,
-            randomness=first.spec.randomness,
+            randomness=first.spec.source_of_randomness,
             on_evaluation=count,
         )
         finished += len(tasks) * planned_rounds(first)

@@ -16,6 +16,7 @@ from dither import data, models, proofs
 from dither.core import Claim, Prepared
 from dither.engines import cohorts, simulate
 from dither.errors import SpecError
+from dither.privacy import sampling
 from dither.spec import Spec, method, prepare
 
 
@@ -88,18 +89,20 @@ def build_task(
     return replace(task, prepared=calibrated)
 
 
-def circumstances(task: Task) -> proofs.Circumstances:
-    """The public facts of a run that proofs need."""
+def circumstances(task: Task, missing: int = 0) -> proofs.Circumstances:
+    """The public facts of a run that proofs need; `missing` clients' updates may be lacking in a sum."""
     spec, prepared = task.spec, task.prepared
     not_covered = [note for note in task.dataset.notes if "not covered" in note]
     not_covered += [caveat for caveat in prepared.caveats if "not covered" in caveat]
     if spec.data.path:
         not_covered.append("accuracy and loss shown are measured on records without noise")
-        if spec.compare:
-            not_covered.append("the accuracy without noise comes from a run without any privacy")
-    convex = task.model.convex and len(task.dataset.classes) == 2
+        not_covered.append("neighbours differ inside one client's training records: the split was made before")
+        if spec.source_of_randomness == "seeded":
+            not_covered.append("the noise comes from a seed: who knows it can subtract the noise")
+    # Clipping each record's gradient keeps a binary linear model's steps those of a convex loss: no other clip.
+    convex = task.model.convex and len(task.dataset.classes) == 2 and spec.privacy.clip == "example"
     return proofs.Circumstances(
-        cohort_size=spec.cohort_size,
+        cohort_size=max(spec.cohort_size - missing, 1),
         num_rounds=len(task.cohorts),
         colluders=spec.privacy.colluders,
         convex=convex,
@@ -130,12 +133,21 @@ def _step_smoothness(task: Task) -> float | None:
     else:
         return None
     curvature = (squared + 1) / (4 if task.model.name == "logistic" else 2)
+    if spec.batch_sampling.startswith("poisson"):
+        sampler = sampling.make(
+            spec.batch_sampling,
+            batch_size=spec.batch_size,
+            local_steps=spec.local_steps,
+            client_sizes=task.federation.size,
+            sampling_rate=spec.sampling_rate,
+        )
+        curvature *= sampler.width / spec.batch_size  # the longest batch over the fixed divisor
     return spec.client_lr * (curvature + 2 * spec.model.l2)
 
 
-def proven(task: Task, rounds: int | None = None) -> list[dict[str, Any]]:
+def proven(task: Task, rounds: int | None = None, missing: int = 0) -> list[dict[str, Any]]:
     """The table of proven ε after the first `rounds` rounds (all of them by default)."""
-    return proofs.table(classes(task, rounds), task.spec.privacy.delta, circumstances(task))
+    return proofs.table(classes(task, rounds), task.spec.privacy.delta, circumstances(task, missing))
 
 
 def accounted(

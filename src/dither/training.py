@@ -157,7 +157,7 @@ def spending(task: Task, folder: runs.RunFolder, ledger: str | Path | None) -> S
         cohorts=task.cohorts,
         clients=task.federation.names if own_rows else None,
         facts=proofs.facts(circumstances(task)),
-        replay=spec.randomness == "seeded",
+        replay=spec.source_of_randomness == "seeded",
     )
 
 
@@ -188,7 +188,7 @@ def train(
         task.prepared.build,
         num_clients=len(task.federation.size),
         cohort_size_at=task.prepared.cohort_size_at,
-        randomness=spec.randomness,
+        randomness=spec.source_of_randomness,
     )
     inputs = simulation.inputs(
         task.problem,
@@ -201,7 +201,7 @@ def train(
     folder.clear_leftovers()
     if checkpoint is not None:
         _check_belongs(checkpoint, spec, digest, folder)
-        if spec.randomness == "os" and spec.batch_sampling == "shuffled":
+        if spec.source_of_randomness == "os" and spec.batch_sampling == "shuffled":
             raise RunExists(
                 f"{str(folder.path)!r} cannot be resumed: its shuffled epochs came from randomness='os', which is "
                 "never kept, and a new order could use a record twice in one epoch; start a new run"
@@ -251,8 +251,8 @@ def train(
     params = jax.tree.map(lambda leaf: leaf[0], simulation.params(state, inputs))
     rows = folder.metrics()
     folder.save_model(named_leaves(params))
-    summary = summarise(task, rows, np.asarray(state.participation)[0])
     refused = np.asarray(state.refused)[0]
+    summary = summarise(task, rows, np.asarray(state.participation)[0], int((refused > 0).sum()))
     if refused.any():
         names = task.federation.names
         summary["refused"] = {names[i]: int(refused[i]) for i in np.flatnonzero(refused)}
@@ -262,7 +262,7 @@ def train(
         summary["epsilon"]["claimed"] = claimed(claim_after(task, rows[-1]["round"]))
     if account is not None:
         summary["ledger"] = {"file": str(account.ledger.path), "dataset": account.dataset}
-    if spec.compare:
+    if spec.compare and not spec.data.path:
         summary["test_accuracy_without_noise"] = without_noise(task)
     plots.draw_run(rows, folder.path / "plot.png", title=_title(spec), subtitle=_subtitle(task))
     folder.save_summary(summary)
@@ -314,7 +314,9 @@ def without_noise(task: Task) -> float:
 # Pieces
 
 
-def summarise(task: Task, rows: list[dict[str, Any]], participation: np.ndarray) -> dict[str, Any]:
+def summarise(
+    task: Task, rows: list[dict[str, Any]], participation: np.ndarray, missing: int = 0
+) -> dict[str, Any]:
     """summary.json."""
     last, spec = rows[-1], task.spec
     counts = np.sort(participation)
@@ -326,21 +328,34 @@ def summarise(task: Task, rows: list[dict[str, Any]], participation: np.ndarray)
         "train_loss": last["train_loss"],
         "rounds": last["round"],
         "seconds": last["seconds"],
-        "epsilon": {"claimed": claimed(task.prepared.claim), "proven": proven(task), "attacked": None},
+        "epsilon": {
+            "claimed": claimed(task.prepared.claim),
+            "proven": proven(task, missing=missing),
+            "attacked": None,
+        },
         "why": method(spec.method).why,
         "participation": {
             "min": int(counts[0]),
             "median": float(np.median(counts)),
             "max": int(counts[-1]),
         },
-        "randomness": spec.randomness,
-        "notes": [*task.dataset.notes, *task.prepared.caveats, *_view_caveat(spec)],
+        "randomness": spec.source_of_randomness,
+        "notes": [*task.dataset.notes, *task.prepared.caveats, *_view_caveat(spec), *_data_caveats(spec)],
         "num_clients": len(task.federation.size),
         "num_features": int(task.dataset.x_train.shape[1]),
         "num_params": task.num_params,
         "image_shape": list(task.dataset.image_shape),
         "classes": list(task.dataset.classes),
     }
+
+
+def _data_caveats(spec: Spec) -> tuple[str, ...]:
+    found = []
+    if spec.data.path and spec.source_of_randomness == "seeded":
+        found.append("seeded noise: a simulation, not a protection; who knows the seed can subtract it")
+    if spec.data.path and spec.compare:
+        found.append("compare is for public data: nothing was trained without noise on your records")
+    return tuple(found)
 
 
 def _view_caveat(spec: Spec) -> tuple[str, ...]:
@@ -363,7 +378,7 @@ def provenance(task: Task) -> dict[str, Any]:
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
         "data_digest": data_digest(task),
         "spec_digest": task.spec.digest(),
-        "randomness": task.spec.randomness,
+        "randomness": task.spec.source_of_randomness,
     }
 
 

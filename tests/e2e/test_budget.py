@@ -16,6 +16,7 @@ batch_sampling = "poisson"
 sampling_rate = 0.05
 client_lr = 0.3
 eval_every = 10
+randomness = "seeded"
 
 [data]
 path = "t.csv"
@@ -49,7 +50,7 @@ def test_a_users_own_data_is_always_charged_and_the_budget_holds(place):
     assert 2.7 < proven["upload", "add/remove", "run"] <= 3.0
     assert (place / "one" / "model.npz").is_file()
     rows = json.loads(dither("budget", "show", "t.csv", "--json", cwd=place, **ledger).stdout)
-    assert {row["client"] for row in rows} == {"north", "south"}
+    assert {row["client"] for row in rows} == {"every record", "north", "south"}
     assert all(float(row["spent"]) <= 3.0 for row in rows)
     second = dither("run", "spec.toml", "--set", "seed=1", "--out", "two", cwd=place, check=False, **ledger)
     assert second.returncode == 3
@@ -92,3 +93,27 @@ def test_a_finished_run_is_not_trained_or_charged_again(place):
     before = json.loads(dither("budget", "history", "--json", cwd=place, **ledger).stdout)
     dither("run", "--resume", "one", "-q", cwd=place, **ledger)
     assert json.loads(dither("budget", "history", "--json", cwd=place, **ledger).stdout) == before
+
+
+def test_another_partition_of_the_same_file_is_no_new_budget(place):
+    ledger = {"DITHER_LEDGER": str(place / "ledger.sqlite")}
+    dither("budget", "set", "t.csv", "--epsilon", "3", "--adjacency", "add/remove", cwd=place, **ledger)
+    assert dither("run", "spec.toml", "--out", "one", "-q", cwd=place, check=False, **ledger).returncode == 3
+    iid = ["--set", "data.partition=iid", "--set", "num_clients=2", "--out", "two", "-q"]
+    again = dither("run", "spec.toml", *iid, cwd=place, check=False, **ledger)
+    assert again.returncode == 3
+    assert "has spent" in again.stderr
+    assert not (place / "two").exists()
+
+
+def test_noise_for_a_users_own_data_comes_from_the_system(place):
+    ledger = {"DITHER_LEDGER": str(place / "ledger.sqlite")}
+    (place / "spec.toml").write_text(SPEC.replace('randomness = "seeded"\n', "").replace("= 40", "= 4"))
+    models = []
+    for name in ("one", "two"):
+        dither("run", "spec.toml", "--out", name, "-q", cwd=place, **ledger)
+        models.append((place / name / "model.npz").read_bytes())
+        assert json.loads((place / name / "provenance.json").read_text())["randomness"] == "os"
+    assert models[0] != models[1]
+    seeded = dither("run", "spec.toml", "--set", "randomness=seeded", "--out", "three", cwd=place, **ledger)
+    assert "a simulation, not a protection" in seeded.stdout.replace("\n", " ")

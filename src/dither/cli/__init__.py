@@ -36,9 +36,12 @@ def main() -> None:
     except DitherError as error:
         error_terminal().print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
         sys.exit(error.exit_code)
-    except BrokenPipeError:  # `dither ... | head`
-        sys.stderr.close()
-        sys.exit(0)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):  # `dither ... | head`
+            sys.stderr.close()
+            sys.exit(0)
+        error_terminal().print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
+        sys.exit(2)
 
 
 @app.callback(invoke_without_command=True)

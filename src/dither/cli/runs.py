@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import sys
 from pathlib import Path
@@ -225,10 +227,12 @@ def predict(
     trained = api.load(run_folder)
     probabilities = trained.predict_proba(data)
     best = probabilities.argmax(axis=1)
-    lines = [",".join(["prediction", *(f"p({name})" for name in trained.classes)])]
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(["prediction", *(f"p({name})" for name in trained.classes)])
     for number, row in zip(best, probabilities, strict=True):
-        lines.append(",".join([trained.classes[number], *(f"{p:.6f}" for p in row)]))
-    write_text(out, "\n".join(lines) + "\n")
+        lines.writerow([trained.classes[number], *(f"{p:.6f}" for p in row)])
+    write_text(out, text.getvalue())
     typer.echo(f"{len(best)} predictions in {out}")
 
 

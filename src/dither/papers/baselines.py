@@ -196,15 +196,15 @@ def prepare_dp_fedavg(model: Model, setting: Setting) -> Prepared:
             return ClientResult(upload, weight, result.state, {"clipped": clipped})
 
         def server(key: Key, state: ServerState, upload: Upload, cohort: Cohort) -> ServerState:
-            std = hyper["central_multiplier"] * hyper["update_clip"] / setting.cohort_size
+            std = hyper["central_multiplier"] * hyper["update_clip"] / jnp.maximum(cohort.size, 1)
             return local.axpy(hyper["server_lr"], noise.gaussian(key, upload, noise_std=std), state)
 
         def releases(info: RoundInfo) -> tuple[Release, ...]:
-            # The unit is a client: replacing one moves the mean by 2 S/K.
+            # The unit is a client: replacing one moves the mean by 2 S/K. Who takes part is public here, so a
+            # client's participations are counted and its chance of being chosen amplifies nothing.
             cohort = sampling.Sampling(
-                "fixed", setting.cohort_size / setting.num_clients, sampling.REPLACE_ONE, 0.0,
-                setting.cohort_size, setting.num_clients,
-            )  # fmt: skip
+                "full", 1.0, sampling.REPLACE_ONE, 0.0, setting.cohort_size, setting.num_clients
+            )
             bound = float(hyper["update_clip"])
             return (
                 *_unprotected(info),  # the server sees the updates as they are

@@ -68,6 +68,8 @@ WHY = (
 
 def prepare(model: Model, setting: Setting) -> Prepared:
     """DP-SCAFFOLD for one federation (Algorithm 1)."""
+    if setting.lr_decay:
+        raise SpecError(f"lr_decay={setting.lr_decay:g} is not for dp-scaffold: eq (2) divides by one client_lr")
     gradients = local.noisy_gradients(model, setting, source="DP-SCAFFOLD Theorem 1; errata S2")
     std = local.chosen_noise_std(setting, lambda: noise_std(setting))
     hyper = {**local.gradient_hyper(setting, std), "server_lr": setting.server_lr}
@@ -82,6 +84,7 @@ def prepare(model: Model, setting: Setting) -> Prepared:
         client_state=True,
         own_epochs=True,
         num_rounds=rounds,
+        caveats=_stop_caveat(setting, rounds),
     )
 
 
@@ -133,6 +136,15 @@ def scaffold(setting: Setting, gradients: local.NoisyGradients, hyper: Hyper) ->
         server=server,
         params=lambda state: state["params"],
         releases=lambda info: gradients.releases(hyper, info),
+    )
+
+
+def _stop_caveat(setting: Setting, rounds: int | None) -> tuple[str, ...]:
+    if rounds is None or rounds >= setting.num_rounds:
+        return ()
+    return (
+        f"stops after round {rounds} of {setting.num_rounds}: there the claimed ε reaches "
+        f"privacy.epsilon={setting.epsilon:g} (a ledger's budget stops by the proven ε)",
     )
 
 

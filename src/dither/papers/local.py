@@ -235,6 +235,16 @@ def chosen_noise_std(setting: Setting, calibrated: Callable[[], float]) -> float
     return float(calibrated())
 
 
+def refuse_unused(setting: Setting, method: str, *, schedule: bool = False, scale: bool = False) -> None:
+    """Keys that a method would ignore are refused: silence would be read as consent."""
+    if schedule and setting.noise_schedule != "constant":
+        raise SpecError(
+            f"privacy.noise_schedule={setting.noise_schedule!r} is for methods that noise gradients, not {method}"
+        )
+    if scale and setting.noise_scale:
+        raise SpecError(f"privacy.noise_scale is for methods that noise gradients, not {method}")
+
+
 def quietest(hyper: Hyper) -> float:
     """The noise of the client with the least, for which the claimed ε is stated."""
     return float(np.min(hyper["noise_std"]))

@@ -49,7 +49,7 @@ from dither.privacy import clipping, noise, sampling
 
 OPTIONS = {
     "param_clip": (20.0, "C, bound on the norm of all parameters; 0: the median norm of a non-private pilot"),
-    "proximal": (0.0, "μ of the proximal term (μ/2)|w - w_global|^2"),
+    "proximal": (0.01, "μ of the proximal term (μ/2)|w - w_global|^2"),
     "exposures": (1, "L, how many uploads of one client an outsider may see"),
     "sensitivity": ("clip", "what proofs rest on: 'clip' (2C, proved) or 'paper' (2C/m, only assumed: N2)"),
     "optimizer": ("adam", "local optimiser: 'adam' or 'sgd'"),
@@ -91,8 +91,9 @@ def prepare(model: Model, setting: Setting) -> Prepared:
             return ClientResult(upload, weight, state, {"clipped": clipped, PILOT_METRIC: norm})
 
         def server(key: Key, state: ServerState, upload: Upload, cohort: Cohort) -> ServerState:
-            del cohort
-            return noise.gaussian(key, local.add(state, upload), noise_std=hyper["downlink_std"])
+            # Where updates were left out the others weigh more, and so must the noise.
+            std = hyper["downlink_std"] * setting.cohort_size / jnp.maximum(cohort.size, 1)
+            return noise.gaussian(key, local.add(state, upload), noise_std=std)
 
         return Algorithm(
             init=lambda params: params,
@@ -131,6 +132,7 @@ def prepare(model: Model, setting: Setting) -> Prepared:
 
 def noise_stds(setting: Setting) -> tuple[float, float]:
     """σ_U, and σ_D by Theorem 1 (all clients) or Lemma 4 (K of N scheduled)."""
+    local.refuse_unused(setting, "nbafl", schedule=True, scale=True)
     if setting.noise == "none":
         return 0.0, 0.0
     if setting.noise == "proven":
@@ -195,9 +197,10 @@ def _weights(setting: Setting) -> np.ndarray:
     return setting.client_sizes / setting.client_sizes.sum()
 
 
-def aggregate_std(setting: Setting, uplink: float, downlink: float) -> float:
-    """σ_A: the noise an outsider finds on a broadcast."""
-    squares = float(np.sum(np.square(_weights(setting))))
+def aggregate_std(setting: Setting, uplink: float, downlink: float, colluders: int = 0) -> float:
+    """σ_A: the noise an outsider finds on a broadcast; `colluders` know their own part of it (N3)."""
+    honest = np.sort(np.square(_weights(setting)))[: max(len(_weights(setting)) - colluders, 1)]
+    squares = float(np.sum(honest))
     return float(theory.aggregate_noise_std(uplink_std=uplink, downlink_std=downlink, weights_sq_sum=squares))
 
 
@@ -236,7 +239,7 @@ def _releases(info: RoundInfo, hyper: Hyper, setting: Setting) -> tuple[Release,
         Release("uplink", uplink, reach, 1, everything, f"NbAFL eq (4) {source}"),
         Release(
             "downlink",
-            aggregate_std(setting, uplink, downlink),
+            aggregate_std(setting, uplink, downlink, setting.colluders),
             reach * float(weights.max()),
             1,
             everything,

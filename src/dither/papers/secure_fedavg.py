@@ -147,12 +147,13 @@ def noise_multipliers(setting: Setting) -> np.ndarray:
     """σ/Δ of eq (9) for each client from its own n_k; zeros without privacy."""
     if setting.noise == "none":
         return np.zeros(setting.num_clients)
-    if setting.noise == "proven":
-        return np.ones(setting.num_clients)  # a unit: the accountant sets the factor
-    if setting.noise == "given":
-        raise SpecError("privacy.noise='given' is not for secure-fedavg, whose noise follows its learning rate")
     if setting.clip == "none":
         raise SpecError("privacy.clip='none' leaves eq (9) without a sensitivity; use 'batch' or 'example'")
+    if setting.noise == "given":
+        raise SpecError("privacy.noise='given' is not for secure-fedavg, whose noise follows its learning rate")
+    local.refuse_unused(setting, "secure-fedavg", schedule=True, scale=True)
+    if setting.noise == "proven":
+        return np.ones(setting.num_clients)  # a unit: the accountant sets the factor
     return np.asarray(
         theory.noise_multiplier(
             epsilon=setting.epsilon,
@@ -190,9 +191,26 @@ def claim(setting: Setting, multiplier: np.ndarray) -> Claim:
     )
 
 
+def _sensitivity(setting: Setting, sampler: sampling.BatchSampler, clip_norm: float, rates: np.ndarray) -> float:
+    """2 G Σ η (the exact worst case behind Lemma 1), for a step that may be longer than G or expand.
+
+    Clipping every record bounds a Poisson batch's mean by G times its largest length over its divisor. A
+    regulariser outside the clip moves two runs apart by |1 - 2 η λ| a step where that exceeds 1.
+    """
+    if setting.clip == "none":
+        return float("inf")
+    longest = clip_norm
+    if setting.clip == "example" and sampler.kind.startswith("poisson"):
+        longest *= sampler.width / setting.batch_size
+    outside = setting.clip == "example" or not setting.l2_inside_clip
+    expansion = np.maximum(1.0, np.abs(1 - 2 * rates * setting.l2)) if outside else np.ones(len(rates))
+    later = np.append(np.cumprod(expansion[::-1])[::-1][1:], 1.0)  # product over the steps that follow
+    return float(2 * longest * np.sum(rates * later))
+
+
 def _release(info: RoundInfo, hyper: Hyper, setting: Setting, sampler: sampling.BatchSampler) -> Release:
-    """One noisy model a participation. The sensitivity is the exact worst case 2 G Σ η of the round, which
-    holds whatever the batches are; a record is used at all with probability `used_in_round`."""
+    """One noisy model a participation. The sensitivity is the exact worst case of the round, which holds
+    whatever the batches are; a record is used at all with probability `used_in_round`."""
     rates, next_lr = theory.round_learning_rates(
         info.index,
         local_steps=setting.local_steps,
@@ -205,7 +223,7 @@ def _release(info: RoundInfo, hyper: Hyper, setting: Setting, sampler: sampling.
     return Release(
         channel="uplink",
         noise_std=float(np.asarray(hyper["noise_multiplier"])[info.client]) * printed,
-        sensitivity=float(theory.sensitivity_exact(clip_norm=clip_norm, round_lrs=rates)),
+        sensitivity=_sensitivity(setting, sampler, clip_norm, rates),
         uses=1,
         # The weight p_k follows the client's record count: proved for a replaced record only.
         sampling=one_batch._replace(
