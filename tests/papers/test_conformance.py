@@ -234,7 +234,11 @@ def test_without_noise_dp_scaffold_is_scaffold():
 
 def test_nbafl_without_pull_and_clip_is_fedavg():
     values = {**QUIET, "local_steps": 5}
-    free = {"method_options.param_clip": 1e6, "method_options.optimizer": "sgd"}
+    free = {
+        "method_options.param_clip": 1e6,
+        "method_options.optimizer": "sgd",
+        "method_options.proximal": 0.0,
+    }
     a, b = train(spec_of("nbafl", **values, **free)), train(spec_of("fedavg", **values))
     np.testing.assert_allclose(vector(a), vector(b), rtol=1e-4, atol=1e-6)
 
