@@ -43,7 +43,7 @@ def test_scaffold_needs_fewer_rounds_than_averaging_on_one_class_clients():
 
 
 def test_nbafl_improves_with_epsilon():
-    """Training loss on MNIST falls as ε grows (Fig. 2), mean of 2 seeds. From ε = 100 on the noise hardly shows."""
+    """Training loss on MNIST falls as ε grows (Fig. 2), mean of 2 seeds; from 100 on the noise hardly shows."""
     mnist = load_or_skip("mnist")
     base = Spec.from_preset("nbafl").with_values({"eval_every": 25})
     levels = (50.0, 60.0, 100.0, float("inf"))
