@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import tempfile
 
+# What tests spend must not stand in anybody's own ledger.
+os.environ.setdefault("DITHER_LEDGER", os.path.join(tempfile.mkdtemp(prefix="dither-tests-"), "ledger.sqlite"))
 # Tests compile much and compute little: the compiler's last effort costs more than it gains here.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
