@@ -15,6 +15,7 @@ ROOMS = [
     "privacy",
     "secagg",
     "papers",
+    "methods",
     "spec",
     "proofs",
     "spending",

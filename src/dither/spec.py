@@ -10,21 +10,22 @@ Every value is checked when a `Spec` is made: an unknown key, a value of the wro
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import math
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, get_type_hints
 
 import numpy as np
 
 from dither.core import Prepared, Setting
 from dither.errors import SpecError, did_you_mean
+from dither.methods import METHODS, Method, method
+
+__all__ = ["METHODS", "Method", "Spec", "method", "prepare"]
 
 
 def _key(default: Any, help: str, choices: tuple[str, ...] = (), **checks: Any) -> Any:
@@ -317,61 +318,7 @@ def preset_title(name: str) -> str:
     return preset_text(name).splitlines()[0].lstrip("# ").strip()
 
 
-# Methods: name -> module of papers/ (and, where one file holds several, which of them)
-
-METHODS = {
-    "secure-fedavg": "dither.papers.secure_fedavg",
-    "nbafl": "dither.papers.nbafl",
-    "dp-scaffold": "dither.papers.dp_scaffold",
-    "cpfed": "dither.papers.cpfed",
-    "concentrated": "dither.papers.concentrated",
-    "fedavg": "dither.papers.baselines:fedavg",
-    "fedprox": "dither.papers.baselines:fedprox",
-    "scaffold": "dither.papers.baselines:scaffold",
-    "dp-sgd": "dither.papers.baselines:dp_sgd",
-    "dp-dsgd": "dither.papers.baselines:dp_dsgd",
-    "dp-fedavg": "dither.papers.baselines:dp_fedavg",
-}
-
-
-class Method(NamedTuple):
-    """A method as its file gives it: its factory, and its own constants as name -> (default, help)."""
-
-    prepare: Callable[[Any, Setting], Prepared]
-    options: Mapping[str, tuple[Any, str]]
-    pilot_metric: str = ""
-    why: str = ""  # why its claimed and its proven ε differ, with errata ids
-
-
-def method(name: str) -> Method:
-    """The method of that name, or of a Python file: any file with OPTIONS and prepare is a method."""
-    if name.endswith(".py"):
-        return _as_method(_module_of_file(name))
-    if name not in METHODS:
-        raise SpecError(f"unknown method={name!r}{did_you_mean(name, METHODS)}")
-    where, _, which = METHODS[name].partition(":")
-    module = import_module(where)
-    if which:
-        return Method(getattr(module, f"prepare_{which}"), getattr(module, f"{which.upper()}_OPTIONS"))
-    return _as_method(module)
-
-
-def _as_method(module: Any) -> Method:
-    missing = [name for name in ("prepare", "OPTIONS") if not hasattr(module, name)]
-    if missing:
-        raise SpecError(f"{module.__file__!r} is not a method: it has no {' and no '.join(missing)}")
-    return Method(module.prepare, module.OPTIONS, getattr(module, "PILOT_METRIC", ""), getattr(module, "WHY", ""))
-
-
-def _module_of_file(path: str) -> Any:
-    if not Path(path).is_file():
-        raise SpecError(f"no file {path!r} for method={path!r}")
-    spec = importlib.util.spec_from_file_location(f"dither_method_{Path(path).stem}", path)
-    if spec is None or spec.loader is None:
-        raise SpecError(f"method={path!r} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+# Methods
 
 
 def prepare(spec: Spec, model: Any, *, client_sizes: np.ndarray, num_params: int) -> Prepared:
