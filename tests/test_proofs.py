@@ -350,3 +350,19 @@ def test_colluders_know_their_own_noise_in_nbafl():
             r["value"] for r in api.proven(task) if (r["view"], r["adjacency"]) == ("final", "replace-one")
         )
     assert rows[5] > 1.5 * rows[0]
+
+
+def test_before_the_cohorts_are_drawn_the_mixture_over_participations_is_reported():
+    spec = spec_for("cpfed", batch_sampling="fixed", sampling_rate=0.0, **{"privacy.adjacency": "replace-one"})
+    given = spec.with_values({"privacy.noise": "given", "privacy.noise_std": 0.2})
+    rows = [r for r in api.accounted(given, ex_ante=True)["ex_ante"] if r["adjacency"] == "replace-one"]
+    uploads = [r for r in rows if r["view"] == "upload"]
+    assert uploads[0]["recipe"].endswith("R4")
+    realised = [r for r in api.accounted(given)["proven"] if r["view"] == "upload" and r["unit"] == "run"]
+    everyone = api.accounted(given.with_values({"cohort_size": 6}))["proven"]
+    always = next(r for r in everyone if r["view"] == "upload" and r["adjacency"] == "replace-one")
+    assert 0 < uploads[0]["value"] < always["value"]
+    assert realised
+    with pytest.raises(SpecError, match="nothing left to draw"):
+        api.accounted(spec_for("concentrated", batch_sampling="shuffled", sampling_rate=0.0,
+                               **{"privacy.adjacency": "replace-one"}), ex_ante=True)  # fmt: skip

@@ -213,9 +213,15 @@ def _refusal(
     return next((bound.detail for bound in bounds if math.isinf(bound.value)), "")
 
 
-def tried(groups: Sequence[Clients], delta: float, circumstances: Circumstances) -> list[dict[str, Any]]:
+def tried(
+    groups: Sequence[Clients],
+    delta: float,
+    circumstances: Circumstances,
+    *,
+    participation: accounting.Participation = accounting.REALISED,
+) -> list[dict[str, Any]]:
     """Every recipe that was tried for the class of clients that reveals most, refusals with their reason."""
-    known = facts(circumstances)
+    known = facts(circumstances)._replace(participation=participation)
     worst_group = max(groups, key=lambda g: sum(n * _information(r) for rs, n in g.most for r in rs))
     rows = []
     for adjacency in (accounting.ADD_REMOVE, accounting.REPLACE_ONE):

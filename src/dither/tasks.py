@@ -16,7 +16,7 @@ from dither import data, models, proofs
 from dither.core import Claim, Prepared
 from dither.engines import cohorts, simulate
 from dither.errors import SpecError
-from dither.privacy import sampling
+from dither.privacy import accounting, sampling
 from dither.spec import Spec, method, prepare
 
 
@@ -151,10 +151,15 @@ def proven(task: Task, rounds: int | None = None, missing: int = 0) -> list[dict
 
 
 def accounted(
-    spec: Spec, *, data_dir: str | Path | None = None, every_recipe: bool = False, rounds: int | None = None
+    spec: Spec,
+    *,
+    data_dir: str | Path | None = None,
+    every_recipe: bool = False,
+    ex_ante: bool = False,
+    rounds: int | None = None,
 ) -> dict[str, Any]:
     """Claimed and proven ε of a spec (or of its first `rounds` rounds), without running it; with `every_recipe`
-    also each bound that was tried."""
+    also each bound that was tried, with `ex_ante` each bound before the cohorts are drawn (R4)."""
     task = build_task(spec, data_dir=data_dir)
     claim = task.prepared.claim
     if rounds is not None and rounds < planned_rounds(task):
@@ -162,6 +167,8 @@ def accounted(
     tried = {}
     if every_recipe:
         tried["tried"] = proofs.tried(classes(task, None), spec.privacy.delta, circumstances(task))
+    if ex_ante:
+        tried["ex_ante"] = _before_the_draw(task)
     return {
         **tried,
         "method": spec.method,
@@ -170,6 +177,19 @@ def accounted(
         "attacked": None,
         "why": method(spec.method).why,
     }
+
+
+def _before_the_draw(task: Task) -> list[dict[str, Any]]:
+    """Every bound when an honest party is yet to draw each round's cohort, independently of data and outputs: a
+    client takes part in each round with probability cohort_size/num_clients (R4)."""
+    if task.prepared.cohorts is not None:
+        raise SpecError("this method fixes who takes part beforehand: there is nothing left to draw (R4)")
+    num_clients, rounds = len(task.federation.size), len(task.cohorts)
+    releases = task.prepared.build(task.prepared.hyper).releases
+    everyone = [np.arange(num_clients)] * rounds
+    groups = proofs.classes(releases, task.federation.size, everyone)
+    drawn = accounting.binomial(rounds, task.spec.cohort_size / num_clients)
+    return proofs.tried(groups, task.spec.privacy.delta, circumstances(task), participation=drawn)
 
 
 def proven_so_far(task: Task, rounds: int) -> float:

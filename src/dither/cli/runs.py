@@ -7,7 +7,7 @@ import io
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -93,6 +93,10 @@ def account(
     every_recipe: Annotated[
         bool, typer.Option("--every-recipe", help="Also list each bound that was tried, and why one was refused.")
     ] = False,
+    ex_ante: Annotated[
+        bool,
+        typer.Option("--ex-ante", help="Also list each bound before an honest party draws the cohorts."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Claimed and proven ε of a run (or of a spec before it is run), for every adversary, and why they differ."""
@@ -100,13 +104,13 @@ def account(
     from dither.runs import RunFolder, to_json
 
     finished = RunFolder(run_folder).summary() if (run_folder / "spec.toml").is_file() else None
-    if finished is not None and not settings and not every_recipe:
+    if finished is not None and not (settings or every_recipe or ex_ante):
         report = {"method": finished["method"], "why": finished["why"], **finished["epsilon"]}
     else:
         source = run_folder / "spec.toml" if (run_folder / "spec.toml").is_file() else str(run_folder)
         spec = spec_from(str(source), None, settings, None)
         made = finished["rounds"] if finished is not None and not settings else None
-        report = api.accounted(spec, data_dir=data_dir, every_recipe=every_recipe, rounds=made)
+        report = api.accounted(spec, data_dir=data_dir, every_recipe=every_recipe, ex_ante=ex_ante, rounds=made)
     if as_json:
         typer.echo(to_json(report, indent=2))
         return
@@ -142,18 +146,12 @@ def account(
             typer.echo(f"over clients, {SEEN[row['view']]} seen, {row['adjacency']}: {', '.join(spread)}")
         if row.get("no_credit"):
             typer.echo(f"sums of uploads, {row['adjacency']}: no credit for the others' noise: {row['no_credit']}")
-    if "tried" in report:
-        rows = [
-            {
-                "ε": epsilon_text(row["value"]),
-                "seen": SEEN[row["view"]],
-                "neighbours": row["adjacency"],
-                "by": row["recipe"],
-                "detail": row["detail"],
-            }
-            for row in report["tried"]
-        ]
-        print_table(rows, title="Every bound that was tried, for the client that reveals most")
+    for key, title in (
+        ("tried", "Every bound that was tried, for the client that reveals most"),
+        ("ex_ante", "The same before the cohorts are drawn (R4)"),
+    ):
+        if key in report:
+            print_table([_bound(row) for row in _distinct(report[key])], title=title)
     for condition in claim["conditions"]:
         if not condition["holds"]:
             typer.echo(f"condition of the claim fails: {condition['condition']}")
@@ -161,6 +159,24 @@ def account(
         typer.echo(f"why they differ: {report['why']}")
     for what in dict.fromkeys(each for row in report["proven"] for each in row["not_covered"]):
         typer.echo(f"not covered: {what.removeprefix('not covered: ')}")
+
+
+def _bound(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "ε": epsilon_text(row["value"]),
+        "seen": SEEN[row["view"]],
+        "neighbours": row["adjacency"],
+        "by": row["recipe"],
+        "detail": row["detail"],
+    }
+
+
+def _distinct(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each bound once, at the strongest adversary it holds for."""
+    first: dict[Any, dict[str, Any]] = {}
+    for row in rows:
+        first.setdefault((row["adjacency"], row["value"], row["recipe"], row["detail"]), row)
+    return list(first.values())
 
 
 def presets(
