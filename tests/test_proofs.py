@@ -366,3 +366,55 @@ def test_before_the_cohorts_are_drawn_the_mixture_over_participations_is_reporte
     with pytest.raises(SpecError, match="nothing left to draw"):
         api.accounted(spec_for("concentrated", batch_sampling="shuffled", sampling_rate=0.0,
                                **{"privacy.adjacency": "replace-one"}), ex_ante=True)  # fmt: skip
+
+
+def shuffled(sizes, steps, batch, decay=1.0):
+    def releases(info):
+        sampling = Sampling("shuffled", batch / info.size, "replace-one", 0.0, batch, info.size)
+        return (Release("uplink", 1.0 * decay**info.index, 1.0, steps, sampling, "test"),)
+
+    return releases
+
+
+def test_a_joint_bound_covers_clients_whose_rounds_straddle_two_epochs():
+    """6 batches an epoch align with 3 steps, 7 and 8 do not: the joint class must cover the straddling client."""
+    own = PLAIN._replace(own_epochs=True, num_rounds=5)
+    for sizes in ([60, 70], [60, 80], [134, 106]):
+        sizes = np.array(sizes)
+        releases = shuffled(sizes, steps=3, batch=10 if sizes[0] == 60 else 16, decay=0.5)
+        cohorts = [np.arange(2)] * 5
+        apart = proofs.classes(releases, sizes, cohorts)
+        (joint,) = proofs.classes(releases, sizes, cohorts, joint=True)
+        target = {"view": "upload", "adjacency": "replace-one", "unit": "run"}
+        assert proofs.worst([joint], 1e-5, own, **target) >= proofs.worst(apart, 1e-5, own, **target) * (1 - 1e-9)
+
+
+def test_a_message_of_a_shuffled_epoch_may_straddle_two():
+    own = PLAIN._replace(own_epochs=True, num_rounds=5)
+    groups = proofs.classes(shuffled([40], steps=3, batch=8), np.array([40]), [np.arange(1)] * 5)
+    value = proofs.message(groups, 1e-5, own, adjacency="replace-one").value
+    assert value == pytest.approx(accounting.gaussian_epsilon(math.sqrt(2), 1e-5), rel=1e-6)
+
+
+def test_a_round_released_again_with_fresh_noise_is_charged_again(tmp_path):
+    from dither.privacy.ledger import Ledger
+    from dither.spending import EVERY_RECORD, Spending
+
+    sizes = np.array([60, 60])
+    cohorts = [np.array([t >= 10]).astype(int) for t in range(20)]  # client 0 first, then client 1
+
+    def spent(replay, again):
+        ledger = Ledger(tmp_path / f"{replay}-{again}.sqlite")
+        run = Spending(
+            ledger, run="r", dataset="d", releases=decaying, sizes=sizes, cohorts=cohorts, clients=None,
+            facts=proofs.facts(PLAIN), replay=replay,
+        )  # fmt: skip
+        for start, stop in [(0, 10), (10, 20)] + [(10, 20)] * again:
+            assert run.pay(start, stop) == stop
+        (account,) = [s for s in ledger.spent("d", adjacency="replace-one") if s.client == EVERY_RECORD]
+        return account.participations, account.epsilon
+
+    once, redone = spent(False, 0), spent(False, 3)
+    assert redone[0] >= once[0] + 30
+    assert redone[1] > once[1]
+    assert spent(True, 3) == spent(True, 0)  # the same bits again reveal nothing new

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dither.core import Algorithm, Prepared, Release, RoundInfo
+from dither.core import Algorithm, Prepared, Release, RoundInfo, Sampling
 from dither.errors import NoProof, SpecError
 from dither.privacy import accounting
 
@@ -139,15 +139,28 @@ def _worst_of(
             )
             scale = quietest.noise_std / quietest.sensitivity if quietest.sensitivity else math.inf
             truncation = max(r.sampling.truncation for r in alternatives)
+            sampling = fastest.sampling._replace(truncation=truncation)
             worst.append(
                 fastest._replace(
-                    noise_std=scale * fastest.sensitivity,
-                    sampling=fastest.sampling._replace(truncation=truncation),
+                    noise_std=scale * fastest.sensitivity if quietest.noise_std else 0.0,
+                    sampling=_straddling(sampling, fastest.uses, alternatives),
                 )
             )
         return tuple(worst)
 
     return joint
+
+
+def _straddling(sampling: Sampling, steps: int, alternatives: Sequence[Release]) -> Sampling:
+    """Shuffled epochs of the shortest client, shortened until a round can straddle two if anybody's can."""
+    if sampling.kind != "shuffled" or steps <= 1:
+        return sampling
+    lengths = [r.sampling.population // r.sampling.batch_size for r in alternatives]
+    epoch = min(lengths)
+    if any(length % steps for length in lengths):
+        while epoch > 1 and epoch % steps == 0:
+            epoch -= 1
+    return sampling._replace(population=epoch * sampling.batch_size, rate=1.0 / epoch)
 
 
 # The table
@@ -238,7 +251,8 @@ def message(
     Rounds of one class are ordered by strength, so its strongest stands for it; classes differ in sampling too, so
     each is accounted for.
     """
-    known = facts(circumstances, unit="message")
+    # Which message of a shuffled epoch it is, is not known: it may straddle two.
+    known = facts(circumstances, unit="message")._replace(own_epochs=False)
     strongest = [
         max((revealed for revealed, _ in group.most), key=lambda rs: sum(_information(r) for r in rs))
         for group in groups

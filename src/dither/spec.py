@@ -385,6 +385,8 @@ def _check_together(spec: Spec) -> None:
         raise SpecError(f"data.path={spec.data.path!r} needs data.label, the name of the label column")
     if not spec.data.path and not spec.data.name:
         raise SpecError("give data.name (dither data list) or data.path")
+    if spec.data.test_path and spec.data.split == "per-client":
+        raise SpecError("data.test_path with data.split='per-client' would train on the test file; leave one out")
     scales = len(spec.privacy.noise_scale)
     if scales and spec.num_clients and scales != spec.num_clients:
         raise SpecError(f"privacy.noise_scale has {scales} entries for num_clients={spec.num_clients}")

@@ -80,9 +80,12 @@ class Spending:
             )
 
     def _charges(self, start: int, stop: int) -> list[Charge]:
-        # What the run reveals up to `stop` less what was charged up to `start`: the sums over any chunks hold at
-        # least what the most exposed client has revealed.
-        added = self._exposed(stop) - self._exposed(start)
+        # With fresh noise a resumed chunk is another release: each chunk pays for its own most exposed client.
+        added = self._exposed(start, stop)
+        if self._replay:
+            # The same bits again reveal nothing new. So what the run reveals up to `stop` less what was charged up
+            # to `start` will do: summed over any chunks it holds what the most exposed client has revealed.
+            added = self._exposed(0, stop) - self._exposed(0, start)
         everyone = Charge(EVERY_RECORD, list(added.items()))
         if self._clients is None:
             return [everyone]
@@ -94,10 +97,12 @@ class Spending:
                 own.setdefault(client, []).append(self._releases(info))
         return [everyone, *(Charge(self._clients[client], compress(seen)) for client, seen in sorted(own.items()))]
 
-    def _exposed(self, stop: int) -> Counter[tuple[Release, ...]]:
-        if stop == 0:
+    def _exposed(self, start: int, stop: int) -> Counter[tuple[Release, ...]]:
+        if start == stop:
             return Counter()
-        (everyone,) = proofs.classes(self._releases, self._sizes, self._cohorts[:stop], joint=True)
+        # Rounds keep their numbers: what is revealed may depend on them.
+        cohorts = [np.zeros(0, np.int32)] * start + list(self._cohorts[start:stop])
+        (everyone,) = proofs.classes(self._releases, self._sizes, cohorts, joint=True)
         return Counter(dict(everyone.most))
 
 

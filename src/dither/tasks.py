@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from dither import data, models, proofs
-from dither.core import Claim, Prepared
+from dither.core import Claim, Prepared, RoundInfo
 from dither.engines import cohorts, simulate
 from dither.errors import SpecError
 from dither.privacy import accounting, sampling
@@ -89,8 +89,22 @@ def build_task(
     return replace(task, prepared=calibrated)
 
 
-def circumstances(task: Task, missing: int = 0) -> proofs.Circumstances:
-    """The public facts of a run that proofs need; `missing` clients' updates may be lacking in a sum."""
+def with_missing(task: Task, missing: int) -> Task:
+    """The task as proofs must see it when `missing` clients' updates may lack in a sum: their noise counts for as
+    little as a colluder's."""
+    if missing == 0:
+        return task
+    privacy = replace(task.spec.privacy, colluders=task.spec.privacy.colluders + missing)
+    spec = replace(task.spec, privacy=privacy)
+    plain = replace(spec, privacy=replace(privacy, noise="none")) if privacy.noise == "proven" else spec
+    if plain.method_options.get("param_clip") == 0:  # found by a pilot
+        plain = plain.with_values({"method_options.param_clip": float(task.prepared.hyper["param_clip"])})
+    rebuilt = prepare(plain, task.model, client_sizes=task.federation.size, num_params=task.num_params)
+    return replace(task, spec=spec, prepared=task.prepared._replace(build=rebuilt.build))
+
+
+def circumstances(task: Task) -> proofs.Circumstances:
+    """The public facts of a run that proofs need."""
     spec, prepared = task.spec, task.prepared
     not_covered = [note for note in task.dataset.notes if "not covered" in note]
     not_covered += [caveat for caveat in prepared.caveats if "not covered" in caveat]
@@ -102,7 +116,7 @@ def circumstances(task: Task, missing: int = 0) -> proofs.Circumstances:
     # Clipping each record's gradient keeps a binary linear model's steps those of a convex loss: no other clip.
     convex = task.model.convex and len(task.dataset.classes) == 2 and spec.privacy.clip == "example"
     return proofs.Circumstances(
-        cohort_size=max(spec.cohort_size - missing, 1),
+        cohort_size=spec.cohort_size,
         num_rounds=len(task.cohorts),
         colluders=spec.privacy.colluders,
         convex=convex,
@@ -126,6 +140,8 @@ def _step_smoothness(task: Task) -> float | None:
     """Learning rate times a bound on the smoothness of any client's loss, from public bounds alone: R²/4 for
     one sigmoid output, R²/2 for two softmax outputs (G7b), R the largest norm of (record, 1)."""
     spec, dataset = task.spec, task.dataset
+    if not dataset.covered:
+        return None  # bounds that were read from the records are no public bounds
     if dataset.schema is not None:
         squared = dataset.schema.squared_norm_bound(spec.data.encoding, spec.data.features)
     elif dataset.image_shape and not spec.data.path:
@@ -134,20 +150,24 @@ def _step_smoothness(task: Task) -> float | None:
         return None
     curvature = (squared + 1) / (4 if task.model.name == "logistic" else 2)
     if spec.batch_sampling.startswith("poisson"):
+        # The method may have set its own batch size: what it releases says which.
+        first = RoundInfo(0, 0, int(task.federation.size[0]), spec.cohort_size)
+        batch_size = task.prepared.build(task.prepared.hyper).releases(first)[0].sampling.batch_size
         sampler = sampling.make(
             spec.batch_sampling,
-            batch_size=spec.batch_size,
+            batch_size=batch_size,
             local_steps=spec.local_steps,
             client_sizes=task.federation.size,
             sampling_rate=spec.sampling_rate,
         )
-        curvature *= sampler.width / spec.batch_size  # the longest batch over the fixed divisor
+        curvature *= sampler.width / batch_size  # the longest batch over the fixed divisor
     return spec.client_lr * (curvature + 2 * spec.model.l2)
 
 
 def proven(task: Task, rounds: int | None = None, missing: int = 0) -> list[dict[str, Any]]:
     """The table of proven ε after the first `rounds` rounds (all of them by default)."""
-    return proofs.table(classes(task, rounds), task.spec.privacy.delta, circumstances(task, missing))
+    task = with_missing(task, missing)
+    return proofs.table(classes(task, rounds), task.spec.privacy.delta, circumstances(task))
 
 
 def accounted(
@@ -222,6 +242,11 @@ def _prepared(
     metric = method(spec.method).pilot_metric
     if not metric or spec.method_options["param_clip"]:
         return prepare(spec, model, **shape)
+    if spec.data.path:
+        raise SpecError(
+            "method_options.param_clip=0 trains a pilot without noise, which nobody would charge to your own "
+            "records; give param_clip a public value"
+        )
     pilot = prepare(spec.with_values({"privacy.noise": "none", "method_options.param_clip": 1e9}), model, **shape)
     history = simulate.simulate(
         pilot.build,

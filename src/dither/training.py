@@ -30,6 +30,7 @@ from dither.tasks import (
     designs,
     planned_rounds,
     proven,
+    with_missing,
 )
 
 CHECKPOINT_SECONDS = 5.0
@@ -148,6 +149,8 @@ def spending(task: Task, folder: runs.RunFolder, ledger: str | Path | None) -> S
     # The run folder keeps an anchor: a ledger that is rolled back later no longer agrees with it.
     book = Ledger(ledger or Ledger.default_path(), anchor=folder.path / "ledger-anchor.json")
     own_rows = spec.data.partition == "column"
+    # Where a run may go on without some clients, nobody's noise is counted on in a sum.
+    task = with_missing(task, spec.cohort_size - 1 if spec.federation.refused == "continue" else 0)
     return Spending(
         book,
         run=folder.run_id(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -147,7 +148,7 @@ class NoisyGradients(NamedTuple):
 def noisy_gradients(model: Model, setting: Setting, *, source: str) -> NoisyGradients:
     """Clipped mean gradients with N(0, noise_std²) added at every local step.
 
-    `hyper` must hold clip_norm, noise_std (one a client), noise_decay and noise_decay_start.
+    `hyper` must hold clip_norm, noise_std (one a client), noise_log_decay and noise_decay_start.
     """
     sampler = sampling.make(
         setting.batch_sampling,
@@ -157,6 +158,10 @@ def noisy_gradients(model: Model, setting: Setting, *, source: str) -> NoisyGrad
         sampling_rate=setting.sampling_rate,
     )
     schedule = noise.schedule(setting.noise_schedule, local_steps=setting.local_steps)
+    if schedule.name == "steps" and sampler.kind == "disjoint":
+        raise SpecError(
+            "noise_schedule='steps' has no proof for batch_sampling='disjoint'; use 'rounds' or 'fixed'"
+        )
 
     def at(
         hyper: Hyper, keys: Keys, params: Params, batch: Batch, records: Records, round: Round, step: Array
@@ -171,7 +176,7 @@ def noisy_gradients(model: Model, setting: Setting, *, source: str) -> NoisyGrad
             l2=setting.l2,
             l2_inside_clip=setting.l2_inside_clip,
         )
-        factor = schedule.factor(round.index, step, hyper["noise_decay"], hyper["noise_decay_start"])
+        factor = schedule.factor(round.index, step, hyper["noise_log_decay"], hyper["noise_decay_start"])
         noise_std = hyper["noise_std"][round.client] * factor
         return noise.gaussian(noise.for_step(keys.noise, step), gradient, noise_std=noise_std), clipped
 
@@ -187,7 +192,7 @@ def noisy_gradients(model: Model, setting: Setting, *, source: str) -> NoisyGrad
             sampling=one,
             source=source,
         )
-        decay, start = float(hyper["noise_decay"]), float(hyper["noise_decay_start"])
+        decay, start = float(hyper["noise_log_decay"]), float(hyper["noise_decay_start"])
         if schedule.name != "steps":
             factor = schedule.factor(info.index, 0, decay, start)
             return (first._replace(noise_std=first.noise_std * factor),)
@@ -219,7 +224,7 @@ def gradient_hyper(setting: Setting, noise_std: float) -> dict[str, Any]:
         "lr_decay": setting.lr_decay,
         "clip_norm": setting.clip_norm,
         "noise_std": noise_std * scale,
-        "noise_decay": setting.noise_decay,
+        "noise_log_decay": math.log(setting.noise_decay),  # a logarithm keeps its digits in float32
         "noise_decay_start": float(setting.noise_decay_start),
     }
 

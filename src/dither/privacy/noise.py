@@ -96,10 +96,11 @@ def _mapped_like(source: OsEntropy, leaves: list[Array]) -> OsEntropy:
 
 
 class Schedule(NamedTuple):
-    """`factor(round_index, step, decay, start)`: what the initial noise std is multiplied by.
+    """`factor(round_index, step, log_decay, start)`: what the initial noise std is multiplied by.
 
-    Rounds and steps count from 0; `decay` is the factor of the *variance* and may be traced, as may `start`,
-    the number of rounds before the decay begins. Works on JAX and on NumPy values.
+    Rounds and steps count from 0; `log_decay` is the logarithm of the factor of the *variance* (the factor itself
+    would lose its digits in float32) and may be traced, as may `start`, the number of rounds before the decay
+    begins. Works on JAX and on NumPy values.
     """
 
     name: str
@@ -109,14 +110,14 @@ class Schedule(NamedTuple):
 def schedule(name: str, *, local_steps: int) -> Schedule:
     """The schedule of that name: "constant", "rounds" (DP-SCAFFOLD eq (6)) or "steps" (eq (7))."""
 
-    def constant(index: Array, step: Array, decay: Array, start: Array) -> Array:
+    def constant(index: Array, step: Array, log_decay: Array, start: Array) -> Array:
         return 1.0
 
-    def over_rounds(index: Array, step: Array, decay: Array, start: Array) -> Array:
-        return _root_power(decay, index + 1 - start)  # eq (6): β^(r - R_th) after round R_th, r = index + 1
+    def over_rounds(index: Array, step: Array, log_decay: Array, start: Array) -> Array:
+        return _root_power(log_decay, index + 1 - start)  # eq (6): β^(r - R_th) after round R_th, r = index + 1
 
-    def over_steps(index: Array, step: Array, decay: Array, start: Array) -> Array:
-        return _root_power(decay, local_steps * (index - start) + step)  # eq (7): β^(τ(r-R_th-1) + t-1)
+    def over_steps(index: Array, step: Array, log_decay: Array, start: Array) -> Array:
+        return _root_power(log_decay, local_steps * (index - start) + step)  # eq (7): β^(τ(r-R_th-1) + t-1)
 
     known = {"constant": constant, "rounds": over_rounds, "steps": over_steps}
     if name not in known:
@@ -124,9 +125,8 @@ def schedule(name: str, *, local_steps: int) -> Schedule:
     return Schedule(name, known[name])
 
 
-def _root_power(decay: Array, exponent: Array) -> Array:
-    """sqrt(decay^exponent), 1 while the exponent is not positive."""
-    on_host = not any(isinstance(value, jax.Array) for value in (decay, exponent))
-    if on_host:
-        return float(np.float64(decay) ** (0.5 * max(float(exponent), 0.0)))
-    return decay ** (0.5 * jnp.maximum(exponent, 0))
+def _root_power(log_base: Array, exponent: Array) -> Array:
+    """sqrt(base^exponent), 1 while the exponent is not positive."""
+    if not any(isinstance(value, jax.Array) for value in (log_base, exponent)):
+        return float(np.exp(0.5 * np.float64(log_base) * max(float(exponent), 0.0)))
+    return jnp.exp(0.5 * log_base * jnp.maximum(exponent, 0))
