@@ -418,3 +418,22 @@ def test_a_round_released_again_with_fresh_noise_is_charged_again(tmp_path):
     assert redone[0] >= once[0] + 30
     assert redone[1] > once[1]
     assert spent(True, 3) == spent(True, 0)  # the same bits again reveal nothing new
+
+
+def test_dp_scaffold_stops_at_its_budget_by_either_epsilon():
+    base = spec_for(
+        "dp-scaffold", batch_sampling="fixed", sampling_rate=0.0, **{"privacy.adjacency": "replace-one"}
+    )
+    given = base.with_values({"privacy.noise": "given", "privacy.noise_std": 0.5, "num_rounds": 40})
+    whole = api.build_task(given.with_values({"method_options.stop_at_budget": "no"}))
+    assert api.planned_rounds(whole) == 40
+    budget = api.proven_so_far(whole, 17)
+    stopped = api.build_task(
+        given.with_values({"method_options.stop_at_budget": "proven", "privacy.epsilon": budget * (1 + 1e-9)})
+    )
+    made = api.planned_rounds(stopped)
+    assert made >= 17
+    assert api.proven_so_far(whole, made) <= budget * (1 + 1e-6)
+    assert api.proven_so_far(whole, made + 1) > budget
+    claimed = api.build_task(given.with_values({"privacy.epsilon": whole.prepared.claim.value * 0.9}))
+    assert 0 < api.planned_rounds(claimed) < 40

@@ -201,4 +201,5 @@ class Prepared(NamedTuple):
     assumed: bool = False  # the releases rest on an assumption that is not proved
     per_client: bool = False  # the unit of privacy is a whole client, not a record
     exposures: int = 0  # uploads of one client that an outsider sees beside the broadcasts
+    stop_when_proven: bool = False  # stop at the last round whose proven ε is within the setting's epsilon
     num_rounds: int | None = None  # where the method stops before the spec's rounds: its budget is spent

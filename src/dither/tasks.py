@@ -69,6 +69,8 @@ def build_task(
         num_rounds=num_rounds,
     )
     task = Task(spec, dataset, federation, problem, model, prepared, num_params, who)
+    if prepared.stop_when_proven and math.isfinite(spec.privacy.epsilon):
+        task = replace(task, cohorts=who[: _last_affordable(task)])
     if spec.privacy.noise != "proven" or math.isinf(spec.privacy.epsilon):
         return task
     if prepared.assumed or spec.privacy.assume_credit:
@@ -87,6 +89,18 @@ def build_task(
         unit=spec.privacy.unit,
     )
     return replace(task, prepared=calibrated)
+
+
+def _last_affordable(task: Task) -> int:
+    """The last round whose proven ε, for the spec's view and adjacency, is within privacy.epsilon."""
+    budget = task.spec.privacy.epsilon
+    low, high = 0, len(task.cohorts)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if proven_so_far(task, middle) <= budget else (low, middle - 1)
+    if low == 0:
+        raise SpecError(f"privacy.epsilon={budget:g} is spent in the first round; raise it or noise_std")
+    return low
 
 
 def with_missing(task: Task, missing: int) -> Task:
@@ -315,6 +329,15 @@ def deal(
     train, test, _ = data.per_client_split(everything, fractions=(0.8, 0.1, 0.1), seed=spec.seed)
     weights = np.repeat(1.0 / (len(test.size) * np.maximum(test.size, 1)), test.size)
     return train, simulate.Problem(x, y, [train], [test.order], [weights])
+
+
+def stop_reason(task: Task) -> str:
+    """Why the method itself makes fewer rounds than asked for; empty where it makes them all."""
+    made, asked = planned_rounds(task), task.spec.num_rounds
+    if made >= asked:
+        return ""
+    which = "proven" if task.prepared.stop_when_proven else "claimed"
+    return f"the {which} ε reaches privacy.epsilon={task.spec.privacy.epsilon:g} after round {made} of {asked}"
 
 
 def planned_rounds(task: Task) -> int:

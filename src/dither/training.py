@@ -30,6 +30,7 @@ from dither.tasks import (
     designs,
     planned_rounds,
     proven,
+    stop_reason,
     with_missing,
 )
 
@@ -250,6 +251,7 @@ def train(
             stopped = f"the privacy budget ends after round {stop} of {num_rounds}"
             break
 
+    stopped = stopped or stop_reason(task)
     task = replace(task, cohorts=task.cohorts[: folder.metrics()[-1]["round"]])
     params = jax.tree.map(lambda leaf: leaf[0], simulation.params(state, inputs))
     rows = folder.metrics()

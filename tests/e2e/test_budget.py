@@ -117,3 +117,19 @@ def test_noise_for_a_users_own_data_comes_from_the_system(place):
     assert models[0] != models[1]
     seeded = dither("run", "spec.toml", "--set", "randomness=seeded", "--out", "three", cwd=place, **ledger)
     assert "a simulation, not a protection" in seeded.stdout.replace("\n", " ")
+
+
+def test_dp_scaffold_that_stops_at_its_own_budget_says_so(tmp_path):
+    quick = [
+        "--set", "data.name=breast-cancer", "--set", "num_clients=4", "--set", "cohort_size=2",
+        "--set", "batch_size=10",
+        "--set", "local_steps=2", "--set", "data.records_per_client=0", "--set", "privacy.noise_std=0.5",
+        "--set", "privacy.noise_decay_start=5", "--set", "num_rounds=60", "--set", "privacy.epsilon=20",
+        "--set", "data.partition=iid",
+    ]  # fmt: skip
+    run = dither("run", "dp-scaffold", *quick, "--out", "run", cwd=tmp_path, check=False)
+    assert run.returncode == 3, run.stdout + run.stderr
+    assert "the claimed ε reaches privacy.epsilon=20 after round" in run.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert 0 < summary["rounds"] < 60
+    assert summary["epsilon"]["claimed"]["value"] <= 20

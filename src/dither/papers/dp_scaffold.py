@@ -54,7 +54,10 @@ OPTIONS = {
     "alpha": (2.5, "the order for alpha_mode='fixed'"),
     "capped": (False, "keep the optimised order within the theorem's range (S5)"),
     "const": (24.0, "constant of the leakage formula: 24 as printed in Theorem 1"),
-    "stop_at_budget": (True, "stop at the last round whose claimed ε is within privacy.epsilon"),
+    "stop_at_budget": (
+        "claimed",
+        "with noise='given', which ε must stay within privacy.epsilon: claimed, proven, no",
+    ),
 }
 _SCHEMES = {"constant": 0, "rounds": 1, "steps": 2}
 
@@ -84,7 +87,7 @@ def prepare(model: Model, setting: Setting) -> Prepared:
         client_state=True,
         own_epochs=True,
         num_rounds=rounds,
-        caveats=_stop_caveat(setting, rounds),
+        stop_when_proven=setting.noise == "given" and setting.options["stop_at_budget"] == "proven",
     )
 
 
@@ -139,15 +142,6 @@ def scaffold(setting: Setting, gradients: local.NoisyGradients, hyper: Hyper) ->
     )
 
 
-def _stop_caveat(setting: Setting, rounds: int | None) -> tuple[str, ...]:
-    if rounds is None or rounds >= setting.num_rounds:
-        return ()
-    return (
-        f"stops after round {rounds} of {setting.num_rounds}: there the claimed ε reaches "
-        f"privacy.epsilon={setting.epsilon:g} (a ledger's budget stops by the proven ε)",
-    )
-
-
 # Noise
 
 
@@ -161,7 +155,10 @@ def noise_std(setting: Setting) -> float:
 
 def stopping_round(setting: Setting, std: float) -> int | None:
     """The last round within the budget `epsilon` for a given noise; None where nothing stops the run."""
-    if setting.noise != "given" or not setting.options["stop_at_budget"] or math.isinf(setting.epsilon):
+    rule = setting.options["stop_at_budget"]
+    if rule not in ("claimed", "proven", "no"):
+        raise SpecError(f"method_options.stop_at_budget={rule!r} is not one of 'claimed', 'proven', 'no'")
+    if setting.noise != "given" or rule != "claimed" or math.isinf(setting.epsilon):
         return None
     last = theory.stopping_round(
         budget=setting.epsilon, initial_variance=std**2, max_rounds=setting.num_rounds, **_run(setting)
