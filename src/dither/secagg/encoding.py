@@ -1,0 +1,60 @@
+"""Floats as integers modulo 2^k, so that sums of masked vectors are exact.
+
+A value is clamped to [-bound, bound], multiplied by 2^scale_bits, rounded to even and taken modulo 2^k. Sums of
+up to `num_clients` such values cannot overflow: num_clients · bound · 2^scale_bits < 2^(k-1) is required. Decoding
+reads the sum as a signed number. Rounding and clamping happen at each client, so the sum of encodings is not a
+function of the exact sum: the credit for other clients' noise is then only approximate (errata G8).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from dither.errors import SpecError
+
+
+class FixedPoint(NamedTuple):
+    """How numbers become integers."""
+
+    scale_bits: int = 20
+    modulus_bits: int = 32
+    bound: float = 64.0
+    num_clients: int = 10
+
+    def check(self) -> FixedPoint:
+        """Itself, or `SpecError` where a sum could overflow."""
+        if self.modulus_bits not in (32, 64):
+            raise SpecError(f"modulus_bits={self.modulus_bits} is not one of 32, 64")
+        if not (np.isfinite(self.bound) and self.bound > 0):
+            raise SpecError(f"bound={self.bound} must be a finite number above 0")
+        largest = self.num_clients * self.bound * 2.0**self.scale_bits
+        if largest >= 2.0 ** (self.modulus_bits - 1):
+            raise SpecError(
+                f"a sum of {self.num_clients} values up to {self.bound:g} at {self.scale_bits} fractional bits "
+                f"reaches {largest:.3g}, beyond 2^{self.modulus_bits - 1}; lower scale_bits or bound, or use 64 bits"
+            )
+        return self
+
+    @property
+    def dtype(self) -> type[np.unsignedinteger]:
+        """The unsigned words of the ring."""
+        return np.uint32 if self.modulus_bits == 32 else np.uint64
+
+
+def encode(values: np.ndarray, how: FixedPoint) -> tuple[np.ndarray, int]:
+    """The values as ring elements, and how many coordinates had to be clamped."""
+    how.check()
+    values = np.asarray(values, np.float64)
+    if not np.isfinite(values).all():
+        raise SpecError("a value to encode is not finite; refuse the update before encoding it")
+    clamped = int(np.count_nonzero(np.abs(values) > how.bound))
+    scaled = np.rint(np.clip(values, -how.bound, how.bound) * 2.0**how.scale_bits)
+    return scaled.astype(np.int64).astype(np.uint64).astype(how.dtype), clamped
+
+
+def decode(total: np.ndarray, how: FixedPoint) -> np.ndarray:
+    """A sum of encodings (modulo 2^k) as floats."""
+    signed = np.asarray(total, how.dtype).view(np.int32 if how.modulus_bits == 32 else np.int64)
+    return signed.astype(np.float64) / 2.0**how.scale_bits
