@@ -33,7 +33,7 @@ class FixedPoint(NamedTuple):
         if largest >= 2.0 ** (self.modulus_bits - 1):
             raise SpecError(
                 f"a sum of {self.num_clients} values up to {self.bound:g} at {self.scale_bits} fractional bits "
-                f"reaches {largest:.3g}, beyond 2^{self.modulus_bits - 1}; lower scale_bits or bound, or use 64 bits"
+                f"reaches {largest:.3g}, beyond 2^{self.modulus_bits - 1}; lower scale_bits or bound, or use 64"
             )
         return self
 
