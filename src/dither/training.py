@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+import signal
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -222,34 +224,37 @@ def train(
     saved = time.perf_counter()
     num_rounds = planned_rounds(task)
     stopped = ""
-    for start, end in simulate.chunks(done, num_rounds, spec.eval_every):
-        stop = end
-        if account is not None:
-            try:
-                stop = account.pay(start, end)
-            except BudgetExhausted as refusal:
-                if start == 0:
-                    folder.discard()
-                    raise
-                stopped = str(refusal)
+    with _Interrupt() as interrupt:
+        for start, end in simulate.chunks(done, num_rounds, spec.eval_every):
+            stop = end
+            if account is not None:
+                try:
+                    stop = account.pay(start, end)
+                except BudgetExhausted as refusal:
+                    if start == 0:
+                        folder.discard()
+                        raise
+                    stopped = str(refusal)
+                    break
+            state = simulation.advance(state, inputs, start, stop)
+            scores = {name: float(value[0]) for name, value in simulation.evaluate(state, inputs).items()}
+            state = simulate.reset_metrics(state)
+            if spec.federation.refused == "abort":
+                _check_refused(state, stop)
+            now = time.perf_counter()
+            row = {"round": stop, **scores, "seconds": round(seconds_before + now - began, 3)}
+            folder.append_metrics(row)
+            if stop == num_rounds or stop < end or interrupt.asked or now - saved >= checkpoint_seconds:
+                leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
+                folder.save_checkpoint(runs.Checkpoint(stop, leaves, spec.digest(), digest))
+                saved = time.perf_counter()
+            if on_evaluation:
+                on_evaluation(row)
+            if interrupt.asked and stop < num_rounds:
+                raise KeyboardInterrupt
+            if stop < end:
+                stopped = f"the privacy budget ends after round {stop} of {num_rounds}"
                 break
-        state = simulation.advance(state, inputs, start, stop)
-        scores = {name: float(value[0]) for name, value in simulation.evaluate(state, inputs).items()}
-        state = simulate.reset_metrics(state)
-        if spec.federation.refused == "abort":
-            _check_refused(state, stop)
-        now = time.perf_counter()
-        row = {"round": stop, **scores, "seconds": round(seconds_before + now - began, 3)}
-        folder.append_metrics(row)
-        if stop == num_rounds or stop < end or now - saved >= checkpoint_seconds:
-            leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
-            folder.save_checkpoint(runs.Checkpoint(stop, leaves, spec.digest(), digest))
-            saved = time.perf_counter()
-        if on_evaluation:
-            on_evaluation(row)
-        if stop < end:
-            stopped = f"the privacy budget ends after round {stop} of {num_rounds}"
-            break
 
     stopped = stopped or stop_reason(task)
     task = replace(task, cohorts=task.cohorts[: folder.metrics()[-1]["round"]])
@@ -317,6 +322,30 @@ def without_noise(task: Task) -> float:
 
 
 # Pieces
+
+
+class _Interrupt:
+    """Ctrl-C asks a run to stop after the rounds under way, with a checkpoint; a second one stops it at once.
+
+    The default handler raises wherever Python happens to be, and a library's clean-up code may swallow that.
+    """
+
+    asked = False
+
+    def __enter__(self) -> _Interrupt:
+        self._before: Any = None
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._ask)
+        return self
+
+    def _ask(self, *_: object) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
 
 
 def summarise(

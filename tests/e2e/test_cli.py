@@ -161,7 +161,7 @@ def test_kill_and_resume_is_bit_identical(tmp_path):
 def test_ctrl_c_says_how_to_resume(tmp_path):
     folder = tmp_path / "run"
     process = subprocess.Popen(
-        [sys.executable, "-m", "dither.cli", "run", "secure-fedavg", *QUICK, "--set", "num_rounds=1000000",
+        [sys.executable, "-m", "dither.cli", "run", "secure-fedavg", *QUICK, "--set", "num_rounds=200000",
          "--out", str(folder)],
         stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
     )  # fmt: skip
