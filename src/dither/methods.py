@@ -33,6 +33,7 @@ class Method(NamedTuple):
     options: Mapping[str, tuple[Any, str]]
     pilot_metric: str = ""
     why: str = ""  # why its claimed and its proven ε differ, with errata ids
+    aggregates: bool = False  # its paper has the server learn sums alone
 
 
 def method(name: str) -> Method:
@@ -52,7 +53,13 @@ def _as_method(module: Any) -> Method:
     missing = [name for name in ("prepare", "OPTIONS") if not hasattr(module, name)]
     if missing:
         raise SpecError(f"{module.__file__!r} is not a method: it has no {' and no '.join(missing)}")
-    return Method(module.prepare, module.OPTIONS, getattr(module, "PILOT_METRIC", ""), getattr(module, "WHY", ""))
+    return Method(
+        module.prepare,
+        module.OPTIONS,
+        pilot_metric=getattr(module, "PILOT_METRIC", ""),
+        why=getattr(module, "WHY", ""),
+        aggregates=getattr(module, "SECURE_AGGREGATION", False),
+    )
 
 
 def _module_of_file(path: str) -> Any:

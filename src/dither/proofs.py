@@ -322,8 +322,9 @@ def calibrated(
 
     def proven_epsilon(factor: float) -> float:
         # Noise enters every release as a factor: the classes and their envelopes stay the same.
-        scaled = [group._replace(most=_louder(group.most, factor)) for group in unit_classes]
-        return worst(scaled, delta, circumstances, view=view, adjacency=adjacency, unit=unit)
+        return worst(
+            quieter(unit_classes, factor), delta, circumstances, view=view, adjacency=adjacency, unit=unit
+        )
 
     if math.isinf(proven_epsilon(1e9)):
         rows = facts(circumstances)
@@ -334,6 +335,11 @@ def calibrated(
         )
     hyper = hyper_at(accounting.calibrate(epsilon, proven_epsilon))
     return prepared._replace(hyper=hyper, claim=prepared.reclaim(hyper) if prepared.reclaim else prepared.claim)
+
+
+def quieter(groups: Sequence[Clients], factor: float) -> list[Clients]:
+    """The classes of clients as if all noise were `factor` times what it is."""
+    return [group._replace(most=_louder(group.most, factor)) for group in groups]
 
 
 def _louder(participations: Participations, factor: float) -> Participations:

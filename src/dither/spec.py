@@ -105,7 +105,21 @@ class PrivacySpec:
 class SecaggSpec:
     """Secure aggregation."""
 
-    mode: str = _key("off", "secure aggregation of the uploads", ("off",))
+    mode: str = _key(
+        "auto",
+        "how uploads are summed: in the open, as encoded integers (the protocol's result without its masks), or "
+        "by the real protocol; auto: ideal where the method's paper has it",
+        ("auto", "off", "ideal", "real"),
+    )
+    modulus_bits: int = _key(32, "words of the masked vector: integers modulo 2^32 or 2^64", among=(32, 64))
+    scale_bits: int = _key(20, "fractional bits of an encoded number", at_least=0, at_most=60)
+    bound: float = _key(
+        0.0, "largest upload coordinate (others are clamped); 0: what fits the words", at_least=0.0
+    )
+    threshold: int = _key(
+        0, "clients of a cohort that must help to open a sum; 0: the least safe number", at_least=0
+    )
+    neighbours: int = _key(0, "clients each one shares masks with; 0: the whole cohort", at_least=0)
 
 
 @dataclass(frozen=True)
@@ -117,6 +131,9 @@ class FederationSpec:
         "abort", "when a client's update is not finite: end the run, or go on without it", ("abort", "continue")
     )
     round_timeout: float = _key(600.0, "seconds a round may take", above=0.0)
+    dropout: float = _key(
+        0.0, "simulation: chance of a chosen client to be lost before its upload", at_least=0.0, below=1.0
+    )
 
 
 @dataclass(frozen=True)
@@ -169,6 +186,14 @@ class Spec:
         if self.randomness != "auto":
             return self.randomness
         return "os" if self.data.path else "seeded"
+
+    @property
+    def aggregation(self) -> str:
+        """ "off", "ideal" or "real": what `secagg.mode` comes to for this method."""
+        if self.secagg.mode != "auto":
+            return self.secagg.mode
+        wanted = method(self.method).aggregates and self.method_options.get("aggregation_credit", True)
+        return "ideal" if wanted and self.cohort_size > 1 else "off"
 
     # To and from other forms
 
@@ -396,6 +421,11 @@ def _check_together(spec: Spec) -> None:
         )
     if spec.privacy.noise == "given" and spec.privacy.noise_std == 0:
         raise SpecError("privacy.noise='given' needs privacy.noise_std above 0; for no noise use 'none'")
+    if spec.secagg.mode in ("ideal", "real") and spec.cohort_size == 1:
+        raise SpecError(
+            f"secagg.mode={spec.secagg.mode!r} with cohort_size=1: the sum of one upload is the upload; take at "
+            "least 2 clients a round, or mode 'off'"
+        )
     if spec.data.partition == "column" and not spec.data.column:
         raise SpecError("data.partition='column' needs data.column, the column that names the client")
 
@@ -419,6 +449,7 @@ def _check_values(section: Any, prefix: str) -> None:
             ("at_least", lambda v, bound: v >= bound, "must be at least"),
             ("below", lambda v, bound: v < bound, "must be below"),
             ("at_most", lambda v, bound: v <= bound, "must be at most"),
+            ("among", lambda v, bound: v in bound, "must be one of"),
         ):
             if check in checks and not holds(value, checks[check]):
                 raise SpecError(f"{name}={value} {words} {checks[check]}")

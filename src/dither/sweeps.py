@@ -14,7 +14,7 @@ from dither.core import Claim
 from dither.engines import simulate
 from dither.errors import SpecError
 from dither.spec import Spec
-from dither.tasks import Arrays, Task, build_task, designs, load_data, planned_rounds, pooled
+from dither.tasks import Arrays, Task, build_task, designs, engine_options, load_data, planned_rounds, pooled
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def sweep(
             hyper=hyper,
             cohorts=designs(tasks),
             eval_every=first.spec.eval_every,
-            randomness=first.spec.source_of_randomness,
+            **engine_options(first),
             on_evaluation=count,
         )
         finished += len(tasks) * planned_rounds(first)

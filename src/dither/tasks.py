@@ -15,8 +15,10 @@ import numpy as np
 from dither import data, models, proofs
 from dither.core import Claim, Prepared, RoundInfo
 from dither.engines import cohorts, simulate
+from dither.engines.aggregate import Aggregation
 from dither.errors import SpecError
 from dither.privacy import accounting, sampling
+from dither.secagg.encoding import FixedPoint
 from dither.spec import Spec, method, prepare
 
 
@@ -77,18 +79,19 @@ def build_task(
         raise SpecError(
             "privacy.noise='proven' cannot rest on an assumption: drop assume_credit and sensitivity='paper'"
         )
+    judged = with_missing(task, tolerated(spec))
     calibrated = proofs.calibrated(
-        prepared,
+        judged.prepared,
         federation.size,
         who,
-        circumstances(task),
+        circumstances(judged),
         epsilon=spec.privacy.epsilon,
         delta=spec.privacy.delta,
         view=spec.privacy.view,
         adjacency=spec.privacy.adjacency,
         unit=spec.privacy.unit,
     )
-    return replace(task, prepared=calibrated)
+    return replace(task, prepared=prepared._replace(hyper=calibrated.hyper, claim=calibrated.claim))
 
 
 def _last_affordable(task: Task) -> int:
@@ -101,6 +104,48 @@ def _last_affordable(task: Task) -> int:
     if low == 0:
         raise SpecError(f"privacy.epsilon={budget:g} is spent in the first round; raise it or noise_std")
     return low
+
+
+def aggregation(task: Task) -> Aggregation | None:
+    """How the run's uploads are summed; None: in the open."""
+    spec, secagg = task.spec, task.spec.secagg
+    if spec.aggregation == "off":
+        return None
+    largest = max(len(cohort) for cohort in task.cohorts)
+    if secagg.bound:
+        how = FixedPoint(secagg.scale_bits, secagg.modulus_bits, secagg.bound, largest).check()
+    else:
+        how = FixedPoint.fitting(largest, scale_bits=secagg.scale_bits, modulus_bits=secagg.modulus_bits)
+    return Aggregation(
+        spec.aggregation,
+        how,
+        colluders=spec.privacy.colluders,
+        min_clients=max(min(spec.federation.min_clients, spec.cohort_size), 2),
+        threshold=secagg.threshold,
+        neighbours=secagg.neighbours,
+    )
+
+
+def engine_options(task: Task) -> dict[str, Any]:
+    """What a spec asks of the simulator besides method, data and seeds."""
+    spec = task.spec
+    return {
+        "randomness": spec.source_of_randomness,
+        "aggregation": aggregation(task),
+        "dropout": spec.federation.dropout,
+        "min_clients": min(spec.federation.min_clients, spec.cohort_size),
+    }
+
+
+def tolerated(spec: Spec) -> int:
+    """How many clients may lack in a sum that is opened, where clients may be lost at all."""
+    if not spec.federation.dropout:
+        return 0
+    least = spec.federation.min_clients
+    if spec.aggregation != "off":
+        how = Aggregation(spec.aggregation, FixedPoint(), spec.privacy.colluders, least, spec.secagg.threshold)
+        least = how.least(spec.cohort_size)
+    return max(spec.cohort_size - least, 0)
 
 
 def with_missing(task: Task, missing: int) -> Task:
@@ -178,9 +223,10 @@ def _step_smoothness(task: Task) -> float | None:
     return spec.client_lr * (curvature + 2 * spec.model.l2)
 
 
-def proven(task: Task, rounds: int | None = None, missing: int = 0) -> list[dict[str, Any]]:
-    """The table of proven ε after the first `rounds` rounds (all of them by default)."""
-    task = with_missing(task, missing)
+def proven(task: Task, rounds: int | None = None, missing: int | None = None) -> list[dict[str, Any]]:
+    """The table of proven ε after the first `rounds` rounds (all of them by default), when at most `missing`
+    clients lacked in any sum (by default as many as the spec tolerates)."""
+    task = with_missing(task, tolerated(task.spec) if missing is None else missing)
     return proofs.table(classes(task, rounds), task.spec.privacy.delta, circumstances(task))
 
 
@@ -228,6 +274,7 @@ def _before_the_draw(task: Task) -> list[dict[str, Any]]:
 
 def proven_so_far(task: Task, rounds: int) -> float:
     """Proven ε of the first rounds for the spec's own view and adjacency."""
+    task = with_missing(task, tolerated(task.spec))
     privacy = task.spec.privacy
     return proofs.worst(
         classes(task, rounds),
@@ -349,6 +396,32 @@ def designs(tasks: Sequence[Task]) -> list[np.ndarray] | None:
     """The participation designs of the runs, or None where cohorts are drawn as they go."""
     made = [task.prepared.cohorts for task in tasks if task.prepared.cohorts is not None]
     return made or None
+
+
+def rounding(task: Task, missing: int) -> dict[str, float] | None:
+    """What rounding before the sum could add to the proven ε of sums, by the rule of thumb of errata G8: √d·2^-f
+    on top of the sensitivity. Not a proof. None where nothing is rounded or the method's unit is unknown."""
+    how = aggregation(task)
+    if how is None or not task.prepared.upload_unit:
+        return None
+    task = with_missing(task, missing)
+    groups = classes(task, None)
+    uplink = [r for g in groups for releases, _ in g.most for r in releases if r.channel == "uplink"]
+    least = min((r.sensitivity for r in uplink), default=0.0)
+    if not least or not math.isfinite(least) or not all(r.noise_std for r in uplink):
+        return None
+    step = 2.0**-how.how.scale_bits
+    margin = math.sqrt(task.num_params) * step / (task.prepared.upload_unit * least)
+    privacy = task.spec.privacy
+    value = proofs.worst(
+        proofs.quieter(groups, 1 / (1 + margin)),
+        privacy.delta,
+        circumstances(task),
+        view="sum",
+        adjacency=privacy.adjacency,
+        unit="run",
+    )
+    return {"step": step, "margin": margin, "epsilon": value}
 
 
 def claim_after(task: Task, rounds: int) -> Claim:

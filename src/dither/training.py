@@ -30,9 +30,12 @@ from dither.tasks import (
     claimed,
     data_digest,
     designs,
+    engine_options,
     planned_rounds,
     proven,
+    rounding,
     stop_reason,
+    tolerated,
     with_missing,
 )
 
@@ -153,7 +156,7 @@ def spending(task: Task, folder: runs.RunFolder, ledger: str | Path | None) -> S
     book = Ledger(ledger or Ledger.default_path(), anchor=folder.path / "ledger-anchor.json")
     own_rows = spec.data.partition == "column"
     # Where a run may go on without some clients, nobody's noise is counted on in a sum.
-    task = with_missing(task, spec.cohort_size - 1 if spec.federation.refused == "continue" else 0)
+    task = with_missing(task, spec.cohort_size - 1 if spec.federation.refused == "continue" else tolerated(spec))
     return Spending(
         book,
         run=folder.run_id(),
@@ -194,7 +197,7 @@ def train(
         task.prepared.build,
         num_clients=len(task.federation.size),
         cohort_size_at=task.prepared.cohort_size_at,
-        randomness=spec.source_of_randomness,
+        **engine_options(task),
     )
     inputs = simulation.inputs(
         task.problem,
@@ -218,6 +221,7 @@ def train(
         seconds_before = float(rows[-1]["seconds"]) if rows else 0.0
     else:
         folder.drop_metrics_after(0)
+    sizes = simulation.sizes(state, inputs)
     if on_start:
         on_start(task, folder.path, done)
 
@@ -262,7 +266,10 @@ def train(
     rows = folder.metrics()
     folder.save_model(named_leaves(params))
     refused = np.asarray(state.refused)[0]
-    summary = summarise(task, rows, np.asarray(state.participation)[0], int((refused > 0).sum()))
+    missing = int(np.asarray(state.missing)[0])
+    summary = summarise(task, rows, np.asarray(state.participation)[0], missing)
+    summary["traffic"] = traffic(task, simulation, state, sizes)
+    _note_aggregation(task, summary, missing)
     if refused.any():
         names = task.federation.names
         summary["refused"] = {names[i]: int(refused[i]) for i in np.flatnonzero(refused)}
@@ -317,6 +324,7 @@ def without_noise(task: Task) -> float:
         hyper={name: value[None] for name, value in hyper.items()},
         cohorts=designs([task]),
         eval_every=planned_rounds(task),
+        **{**engine_options(task), "randomness": "seeded"},
     )
     return float(result.history[-1].metrics["test_accuracy"][0])
 
@@ -383,6 +391,55 @@ def summarise(
     }
 
 
+def traffic(
+    task: Task, simulation: simulate.Simulation, state: simulate.State, sizes: tuple[int, int]
+) -> dict[str, Any]:
+    """What a round sends, a client at the mean, and what became of it."""
+    message, upload = sizes
+    how = simulation.aggregation
+    found: dict[str, Any] = {
+        "aggregation": task.spec.aggregation,
+        "upload_bytes": 4 * upload,
+        "download_bytes": 4 * message,
+        "lost": int(np.asarray(state.lost).sum()),
+        "most_missing": int(np.asarray(state.missing)[0]),
+        "void_rounds": int(np.asarray(state.void)[0]),
+    }
+    if how is None:
+        return found
+    found["bound"], found["clamped"] = how.how.bound, int(np.asarray(state.clamped)[0])
+    if simulation.aggregators and how.mode == "real":
+        (aggregator,) = simulation.aggregators
+        seen = aggregator.traffic.report()
+        found |= {**seen, "download_bytes": seen["download_bytes"] + 4 * message}
+        found["enrol_seconds"] = aggregator.enrol_seconds
+    else:
+        found["upload_bytes"] = how.how.modulus_bits // 8 * upload
+    return found
+
+
+def _note_aggregation(task: Task, summary: dict[str, Any], missing: int) -> None:
+    """Say what encoding and lost clients mean for the proof."""
+    seen = summary["traffic"]
+    if seen["lost"]:
+        summary["notes"].append(
+            f"{seen['lost']} uploads were lost, at most {missing} in a round"
+            + (f"; {seen['void_rounds']} rounds had too few clients and are void" if seen["void_rounds"] else "")
+            + "; the proven ε of sums counts on nobody who was missing"
+        )
+    if seen.get("clamped"):
+        summary["notes"].append(
+            f"{seen['clamped']} coordinates were clamped at {seen['bound']:g} before the sum: the credit for the "
+            "others' noise is not covered (errata G8); raise secagg.bound or lower client_lr"
+        )
+        for row in summary["epsilon"]["proven"]:
+            if any("G8" in text for text in row["not_covered"]):
+                row["not_covered"].append(f"{seen['clamped']} clamped coordinates")
+    margin = rounding(task, missing)
+    if margin is not None:
+        seen["rounding"] = margin
+
+
 def _data_caveats(spec: Spec) -> tuple[str, ...]:
     found = []
     if spec.data.path and spec.source_of_randomness == "seeded":
@@ -393,7 +450,7 @@ def _data_caveats(spec: Spec) -> tuple[str, ...]:
 
 
 def _view_caveat(spec: Spec) -> tuple[str, ...]:
-    if spec.privacy.view != "sum" or spec.secagg.mode != "off":
+    if spec.privacy.view != "sum" or spec.aggregation != "off":
         return ()
     return (
         "privacy.view='sum' holds under secure aggregation, which is off: this server would see single uploads",

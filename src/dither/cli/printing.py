@@ -126,6 +126,8 @@ def print_summary(result: Run) -> None:
         "clients",
         f"{summary['num_clients']}, each in {seen['min']} to {seen['max']} rounds (median {seen['median']:g})",
     )
+    if "traffic" in summary:
+        table.add_row("a client sends", traffic_text(summary["traffic"]))
     table.add_row(
         "claimed ε",
         f"{epsilon_text(claim['value'])} per {claim['unit']}, δ = {claim['delta']:g} ({claim['source']})",
@@ -148,6 +150,34 @@ def print_summary(result: Run) -> None:
     table.add_row("plot", escape(str(result.folder / "plot.png")))
     table.add_row("run folder", escape(str(result.folder)))
     terminal().print(table)
+
+
+SUMMED = {
+    "off": "the server sees every upload",
+    "ideal": "summed as secure aggregation would (secagg.mode = ideal)",
+    "real": "under secure aggregation",
+}
+
+
+def traffic_text(traffic: dict[str, Any]) -> str:
+    """One line on what a round sends."""
+    parts = [
+        f"{bytes_text(traffic['upload_bytes'])} a round and gets {bytes_text(traffic['download_bytes'])}",
+        SUMMED[traffic["aggregation"]],
+    ]
+    if "mask_seconds" in traffic:
+        parts.append(f"masks {1000 * traffic['mask_seconds']:.3g} ms a client")
+    if traffic["lost"]:
+        parts.append(f"{traffic['lost']} uploads lost")
+    if traffic.get("clamped"):
+        parts.append(f"{traffic['clamped']} coordinates clamped")
+    return "; ".join(parts)
+
+
+def bytes_text(count: float) -> str:
+    """1234 -> 1.23 kB."""
+    power = next((power for power in (0, 1, 2) if count < 1000 ** (power + 1)), 3)
+    return f"{count / 1000**power:.3g} {('B', 'kB', 'MB', 'GB')[power]}"
 
 
 def short_form(rows: list[dict[str, Any]], spec: Any) -> list[dict[str, Any]]:

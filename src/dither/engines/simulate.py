@@ -24,8 +24,10 @@ from dither import models
 from dither.core import Algorithm, Array, Cohort, Hyper, Keys, Params, PyTree, Records, Round
 from dither.data import Federation
 from dither.engines import devices
+from dither.engines.aggregate import Aggregation, Aggregator
 from dither.errors import SpecError
 from dither.privacy import entropy, noise, sampling
+from dither.secagg import encoding
 
 _EVAL_ROWS = 4096  # records scored at a time
 _LOOP_ABOVE = 50_000  # parameters above which a CPU runs clients one after the other (see `Simulation`)
@@ -76,8 +78,34 @@ class State(NamedTuple):
     clients: PyTree
     participation: Array  # rounds each client has taken part in
     refused: Array  # updates of each client that were not finite and left out
+    lost: Array  # rounds in which each client was chosen and vanished
+    missing: Array  # the most clients that lacked in any sum
+    void: Array  # rounds without enough clients: nothing was opened, the model stayed
+    clamped: Array  # coordinates that the encoding clamped
     metrics: Mapping[str, Array]  # sums since `rounds` was last 0
     rounds: Array
+
+
+class Sent(NamedTuple):
+    """What one client's round comes to: its upload (integers, where sums are aggregated securely), what it keeps,
+    its metrics, whether the upload may count, and how many of its coordinates were clamped."""
+
+    upload: PyTree
+    state: PyTree
+    metrics: Mapping[str, Array]
+    finite: Array
+    clamped: Array
+
+
+class Gathered(NamedTuple):
+    """A round's clients together: the sum of the uploads that count, everyone's new state, summed metrics."""
+
+    total: PyTree
+    states: PyTree
+    metrics: Mapping[str, Array]
+    counted: Array  # whose upload is in the sum
+    finite: Array
+    clamped: Array
 
 
 class Evaluation(NamedTuple):
@@ -108,6 +136,10 @@ class Simulation:
     server from OS entropy, fresh at every draw, and chooses batches by keys that `inputs` draws anew for each run,
     so that the public seed does not give them away. The seed still fixes the initial model, the partition and the
     cohorts: who takes part is public in every proof of Dither.
+
+    `aggregation` sums integers as secure aggregation does (see `engines.aggregate`); without it uploads are summed
+    as they are. A chosen client is lost with probability `dropout`; a round that fewer than `min_clients` finish
+    is void: nothing is opened and the model stays.
     """
 
     def __init__(
@@ -120,6 +152,9 @@ class Simulation:
         layout: str = "auto",
         pad_cohort: int = 0,
         randomness: str = "seeded",
+        aggregation: Aggregation | None = None,
+        dropout: float = 0.0,
+        min_clients: int = 1,
     ) -> None:
         devices.enable_compilation_cache()
         self.model = model
@@ -128,6 +163,10 @@ class Simulation:
         self.cohort_size_at = cohort_size_at
         self.pad_cohort = pad_cohort
         self.randomness = noise.check_source(randomness)
+        self.aggregation = aggregation.check() if aggregation else None
+        self.aggregators: list[Aggregator] = []  # one a run, where sums are made on the host
+        self.dropout = dropout
+        self.min_clients = min_clients
         if layout == "auto":
             shapes = jax.eval_shape(model.init, jax.random.key(0))
             large = models.count_params(shapes) > _LOOP_ABOVE
@@ -137,6 +176,8 @@ class Simulation:
         self.layout = layout
         self._start = jax.jit(self._start_runs)
         self._advance = jax.jit(self._advance_runs, static_argnames="cohort_size", donate_argnums=0)
+        self._gather = jax.jit(self._gather_runs, static_argnames="cohort_size")
+        self._close = jax.jit(self._close_runs, static_argnames="cohort_size", donate_argnums=0)
         self._evaluate = jax.jit(self._evaluate_runs)
         self._params = jax.jit(self._params_runs)
 
@@ -183,6 +224,10 @@ class Simulation:
 
     def advance(self, state: State, inputs: Inputs, start: int, stop: int) -> State:
         """Rounds start..stop-1. The given state's buffers are reused: keep only what is returned."""
+        if self.aggregation and not self.aggregation.compiled:
+            for index in range(start, stop):
+                state = self._round_on_host(state, inputs, index, self.aggregation)
+            return state
         while start < stop:
             cohort_size = self.cohort_size_at(start)
             end = start + 1
@@ -200,6 +245,17 @@ class Simulation:
     def params(self, state: State, inputs: Inputs) -> Params:
         """The model's parameters, with a leading axis of runs."""
         return self._params(state, inputs)
+
+    def sizes(self, state: State, inputs: Inputs) -> tuple[int, int]:
+        """Numbers in a broadcast and in an upload."""
+
+        def message_and_upload(state: State, run: Run) -> tuple[PyTree, PyTree]:
+            client = self._client(state, run, inputs.shared, jnp.int32(0), self.cohort_size_at(0))
+            return self.build(run.hyper).message(state.server), client(jnp.int32(0)).upload
+
+        one = jax.tree.map(lambda leaf: leaf[0], (state, inputs.runs))
+        message, upload = jax.eval_shape(message_and_upload, *one)
+        return models.count_params(message), models.count_params(upload)
 
     # What is compiled
 
@@ -227,6 +283,10 @@ class Simulation:
             clients=clients,
             participation=jnp.zeros(self.num_clients, jnp.int32),
             refused=jnp.zeros(self.num_clients, jnp.int32),
+            lost=jnp.zeros(self.num_clients, jnp.int32),
+            missing=jnp.zeros((), jnp.int32),
+            void=jnp.zeros((), jnp.int32),
+            clamped=jnp.zeros((), jnp.int32),
             metrics={name: jnp.zeros(()) for name in result.metrics},
             rounds=jnp.zeros((), jnp.int32),
         )
@@ -242,11 +302,22 @@ class Simulation:
 
     def _round(self, state: State, run: Run, shared: Shared, index: Array, cohort_size: int) -> State:
         """One round of one run: the steps of docs/architecture.md, in their order."""
+        cohort, present = self._cohort(run, index, cohort_size)
+        gathered = self._clients(self._client(state, run, shared, index, cohort_size), cohort.clients, present)
+        if self.aggregation:
+            how = self.aggregation.how
+            total = jax.tree.map(lambda leaf: encoding.traced_decode(leaf, how), gathered.total)
+            gathered = gathered._replace(total=total)
+        return self._closed(state, run, index, cohort, present, gathered)
+
+    def _client(
+        self, state: State, run: Run, shared: Shared, index: Array, cohort_size: int
+    ) -> Callable[[Array], Sent]:
+        """The round of the client with a given number."""
         algorithm = self.build(run.hyper)
-        cohort = self._cohort(run, index, cohort_size)
         message = algorithm.message(state.server)
 
-        def client(number: Array) -> tuple[PyTree, PyTree, Mapping[str, Array], Array]:
+        def client(number: Array) -> Sent:
             result = algorithm.client(
                 _keys(run.secret, index, number, self._noise_root(run)),
                 message,
@@ -254,67 +325,166 @@ class Simulation:
                 _records(run, shared, number),
                 Round(index, number, jnp.int32(cohort_size)),
             )
-            return result.upload, result.state, result.metrics, _all_finite(result.upload)
+            upload, clamped = result.upload, jnp.int32(0)
+            finite = _all_finite(upload)
+            if self.aggregation and self.aggregation.compiled:
+                leaves, structure = jax.tree.flatten(upload)
+                encoded = [encoding.traced_encode(leaf, self.aggregation.how) for leaf in leaves]
+                upload = jax.tree.unflatten(structure, [words for words, _ in encoded])
+                clamped = sum((count for _, count in encoded), jnp.int32(0))
+            return Sent(upload, result.state, dict(result.metrics), finite, clamped)
 
-        total, states, metrics, counted = self._clients(client, cohort)
-        # Updates that were left out are made up for by the others, so that the weights still sum to one.
-        used = jnp.maximum(jnp.sum(counted), 1)
-        total = jax.tree.map(lambda leaf: leaf * (cohort_size / used), total)
-        key = noise.for_round(noise.stream(self._noise_root(run), "server"), index)
-        seen = cohort._replace(active=counted, size=jnp.sum(counted))
-        server = algorithm.server(key, state.server, total, seen)
+        return client
 
-        nobody = self.num_clients  # out of range: a scatter drops it
-        kept = jnp.where(counted, cohort.clients, nobody)
-        took_part = jnp.where(cohort.active, cohort.clients, nobody)
-        lost = jnp.where(cohort.active & ~counted, cohort.clients, nobody)
-        return State(
-            server=server,
-            clients=jax.tree.map(lambda leaf, new: leaf.at[kept].set(new, mode="drop"), state.clients, states),
-            participation=state.participation.at[took_part].add(1, mode="drop"),
-            refused=state.refused.at[lost].add(1, mode="drop"),
-            metrics={name: state.metrics[name] + value / used for name, value in metrics.items()},
-            rounds=state.rounds + 1,
-        )
-
-    def _clients(
-        self, client: Callable[..., Any], cohort: Cohort
-    ) -> tuple[PyTree, PyTree, Mapping[str, Array], Array]:
-        """Sum of the finite uploads, everyone's new state, summed metrics, and whose update counted."""
+    def _clients(self, client: Callable[[Array], Sent], clients: Array, present: Array) -> Gathered:
+        """All clients of a round, and the sum of the finite uploads of those who are present."""
         if self.layout == "vmap":
-            uploads, states, metrics, finite = jax.vmap(client)(cohort.clients)
-            counted = finite & cohort.active
+            sent = jax.vmap(client)(clients)
+            counted = sent.finite & present
 
             def masked_sum(leaf: Array) -> Array:
                 mask = counted.reshape(-1, *([1] * (leaf.ndim - 1)))
-                return jnp.sum(jnp.where(mask, leaf, 0), axis=0)
+                return jnp.sum(jnp.where(mask, leaf, 0), axis=0, dtype=leaf.dtype)
 
+            total, metrics, clamped = jax.tree.map(masked_sum, (sent.upload, sent.metrics, sent.clamped))
+            return Gathered(total, sent.state, metrics, counted, sent.finite, clamped)
+
+        shapes = jax.eval_shape(client, clients[0])
+        summed = (shapes.upload, shapes.metrics, shapes.clamped)
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), summed)
+
+        def add(sums: PyTree, entry: tuple[Array, Array]) -> tuple[PyTree, tuple[PyTree, Array, Array]]:
+            number, here = entry
+            sent = client(number)
+            counts = sent.finite & here
+            one = (sent.upload, sent.metrics, sent.clamped)
+            sums = jax.tree.map(lambda total, leaf: total + jnp.where(counts, leaf, 0), sums, one)
+            return sums, (sent.state, counts, sent.finite)
+
+        (total, metrics, clamped), (states, counted, finite) = jax.lax.scan(add, zeros, (clients, present))
+        return Gathered(total, states, metrics, counted, finite, clamped)
+
+    def _closed(
+        self, state: State, run: Run, index: Array, cohort: Cohort, present: Array, gathered: Gathered
+    ) -> State:
+        """The state after a round whose sum is known."""
+        algorithm = self.build(run.hyper)
+        counted = gathered.counted
+        used = jnp.sum(counted)
+        # Updates that were left out are made up for by the others, so that the weights still sum to one.
+        share = cohort.size / jnp.maximum(used, 1)
+        total = jax.tree.map(lambda leaf: leaf * share, gathered.total)
+        key = noise.for_round(noise.stream(self._noise_root(run), "server"), index)
+        server = algorithm.server(key, state.server, total, cohort._replace(active=counted, size=used))
+        enough = used >= self._least(cohort.clients.shape[0] - self.pad_cohort)
+        server = jax.tree.map(lambda new, old: jnp.where(enough, new, old), server, state.server)
+
+        nobody = self.num_clients  # out of range: a scatter drops it
+
+        def those(mask: Array) -> Array:
+            return jnp.where(mask, cohort.clients, nobody)
+
+        kept = those(counted & enough)
+        return State(
+            server=server,
+            clients=jax.tree.map(
+                lambda leaf, new: leaf.at[kept].set(new, mode="drop"), state.clients, gathered.states
+            ),
+            participation=state.participation.at[those(cohort.active)].add(1, mode="drop"),
+            refused=state.refused.at[those(present & ~gathered.finite)].add(1, mode="drop"),
+            lost=state.lost.at[those(cohort.active & ~present)].add(1, mode="drop"),
+            missing=jnp.maximum(state.missing, jnp.where(enough, cohort.size - used, 0)),
+            void=state.void + ~enough,
+            clamped=state.clamped + gathered.clamped,
+            metrics={
+                name: state.metrics[name] + value / jnp.maximum(used, 1)
+                for name, value in gathered.metrics.items()
+            },
+            rounds=state.rounds + 1,
+        )
+
+    # Sums made on the host: the real protocol, or words that JAX does not have
+
+    def _round_on_host(self, state: State, inputs: Inputs, index: int, aggregation: Aggregation) -> State:
+        """One round of all runs: clients compiled, the sum by the protocol, then the server compiled."""
+        runs, cohort_size = len(inputs.runs.seed), self.cohort_size_at(index)
+        if not self.aggregators:
+            self.aggregators = [Aggregator(aggregation, self.num_clients) for _ in range(runs)]
+        uploads, gathered, clients = self._gather(state, inputs, np.int32(index), cohort_size=cohort_size)
+        uploads, counted, clients = np.asarray(uploads), np.asarray(gathered.counted), np.asarray(clients)
+        totals = np.zeros((runs, uploads.shape[-1]), np.float32)
+        clamped = np.zeros(runs, np.int32)
+        for run, aggregator in enumerate(self.aggregators):
+            if counted[run].sum() < self._least(cohort_size):
+                continue
+            words = {}
+            for row in range(cohort_size):
+                # Whoever is lost never sends: its words are only there to be missed.
+                upload = uploads[run, row] if counted[run, row] else np.zeros_like(uploads[run, row])
+                words[int(clients[run, row])], over = encoding.encode(upload, aggregation.how)
+                clamped[run] += over
+            lost = {int(clients[run, row]): "before-upload" for row in np.flatnonzero(~counted[run, :cohort_size])}
+            totals[run] = encoding.decode(aggregator.sum(index, words, lost), aggregation.how)
+        return self._close(
+            state, inputs, np.int32(index), gathered._replace(clamped=clamped), totals, cohort_size=cohort_size
+        )
+
+    def _gather_runs(
+        self, state: State, inputs: Inputs, index: Array, cohort_size: int
+    ) -> tuple[Array, Gathered, Array]:
+        """Every client's upload as one row of float32, the rest of the round, and whose rows they are."""
+
+        def gather(state: State, run: Run) -> tuple[Array, Gathered, Array]:
+            cohort, present = self._cohort(run, index, cohort_size)
+            client = self._client(state, run, inputs.shared, index, cohort_size)
+
+            def with_row(number: Array) -> tuple[Array, Sent]:
+                sent = client(number)
+                row = jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(sent.upload)])
+                return row, sent._replace(upload=())
+
+            each = jax.vmap(with_row) if self.layout == "vmap" else lambda them: jax.lax.map(with_row, them)
+            rows, sent = each(cohort.clients)
+            counted = sent.finite & present
+            metrics = {name: jnp.sum(jnp.where(counted, value, 0), axis=0) for name, value in sent.metrics.items()}
             return (
-                jax.tree.map(masked_sum, uploads),
-                states,
-                {name: masked_sum(value) for name, value in metrics.items()},
-                counted,
+                rows,
+                Gathered((), sent.state, metrics, counted, sent.finite, jnp.int32(0)),
+                cohort.clients,
             )
 
-        shapes = jax.eval_shape(client, cohort.clients[0])
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (shapes[0], shapes[2]))
+        return jax.vmap(gather)(state, inputs.runs)
 
-        def add(sums: PyTree, entry: tuple[Array, Array]) -> tuple[PyTree, tuple[PyTree, Array]]:
-            number, active = entry
-            upload, new_state, metrics, finite = client(number)
-            counts = finite & active
-            sums = jax.tree.map(
-                lambda total, leaf: total + jnp.where(counts, leaf, 0), sums, (upload, dict(metrics))
-            )
-            return sums, (new_state, counts)
+    def _close_runs(
+        self,
+        state: State,
+        inputs: Inputs,
+        index: Array,
+        gathered: Gathered,
+        totals: Array,
+        cohort_size: int,
+    ) -> State:
+        def close(state: State, run: Run, gathered: Gathered, total: Array) -> State:
+            cohort, present = self._cohort(run, index, cohort_size)
+            shapes = jax.eval_shape(self._client(state, run, inputs.shared, index, cohort_size), jnp.int32(0))
+            leaves, structure = jax.tree.flatten(shapes.upload)
+            ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
+            parts = [part.reshape(leaf.shape) for part, leaf in zip(jnp.split(total, ends), leaves, strict=True)]
+            gathered = gathered._replace(total=jax.tree.unflatten(structure, parts))
+            return self._closed(state, run, index, cohort, present, gathered)
 
-        (total, metrics), (states, counted) = jax.lax.scan(add, zeros, (cohort.clients, cohort.active))
-        return total, states, metrics, counted
+        return jax.vmap(close)(state, inputs.runs, gathered, totals)
+
+    def _least(self, cohort_size: int) -> int:
+        """Clients without which a round is void."""
+        needed = self.aggregation.least(cohort_size) if self.aggregation else 0
+        return max(self.min_clients, needed)
 
     def _noise_root(self, run: Run) -> Any:
         return entropy.OsEntropy().at(run.seed) if self.randomness == "os" else run.seed
 
-    def _cohort(self, run: Run, index: Array, cohort_size: int) -> Cohort:
+    def _cohort(self, run: Run, index: Array, cohort_size: int) -> tuple[Cohort, Array]:
+        """Who is chosen, and which of them are there when uploads are collected."""
         if run.cohorts.size:
             chosen = run.cohorts[index]
         else:
@@ -322,7 +492,12 @@ class Simulation:
             chosen = sampling.cohort(key, self.num_clients, cohort_size)
         padding = self.pad_cohort
         clients = jnp.concatenate([chosen, jnp.zeros(padding, jnp.int32)]) if padding else chosen
-        return Cohort(clients, jnp.arange(cohort_size + padding) < cohort_size, jnp.int32(cohort_size))
+        active = jnp.arange(cohort_size + padding) < cohort_size
+        present = active
+        if self.dropout:
+            key = noise.for_round(noise.stream(run.seed, "dropout"), index)
+            present = active & ~jax.random.bernoulli(key, self.dropout, active.shape)
+        return Cohort(clients, active, jnp.int32(cohort_size)), present
 
     def _evaluate_runs(self, state: State, inputs: Inputs) -> dict[str, Array]:
         def evaluate(one: tuple[State, Run]) -> dict[str, Array]:
@@ -378,10 +553,13 @@ def simulate(
     layout: str = "auto",
     pad_cohort: int = 0,
     randomness: str = "seeded",
+    aggregation: Aggregation | None = None,
+    dropout: float = 0.0,
+    min_clients: int = 1,
     on_evaluation: Callable[[Evaluation], None] | None = None,
 ) -> Result:
     """Train. `build(hyper)` makes the algorithm; each entry of `hyper` has a leading axis of runs, as many as
-    `seeds`. Evaluates every `eval_every` rounds and after the last. `randomness` is as in `Simulation`."""
+    `seeds`. Evaluates every `eval_every` rounds and after the last. The rest is as in `Simulation`."""
     num_clients = len(problem.federations[0].size)
     sizes_at = cohort_size if callable(cohort_size) else lambda index: cohort_size
     simulation = Simulation(
@@ -392,6 +570,9 @@ def simulate(
         layout=layout,
         pad_cohort=pad_cohort,
         randomness=randomness,
+        aggregation=aggregation,
+        dropout=dropout,
+        min_clients=min_clients,
     )
     inputs = simulation.inputs(problem, seeds=seeds, hyper=hyper or {}, cohorts=cohorts)
     state = simulation.start(inputs)

@@ -131,6 +131,7 @@ def prepare_dp_sgd(model: Model, setting: Setting) -> Prepared:
         noise_names=("noise_std",),
         reclaim=claim,
         own_epochs=True,
+        upload_unit=local.upload_unit(setting),
     )
 
 
@@ -170,6 +171,7 @@ def prepare_dp_dsgd(model: Model, setting: Setting) -> Prepared:
         noise_names=("noise_std",),
         reclaim=claim,
         own_epochs=True,
+        upload_unit=local.upload_unit(setting),
         cohorts=cohorts,
     )
 

@@ -35,6 +35,8 @@ OPTIONS = {
     "exact_epochs": (False, "choose batch_size so that a round is exactly one epoch: floor(m / local_steps)"),
 }
 
+SECURE_AGGREGATION = True
+
 WHY = (
     "the claim spreads one use of a record over a fraction of an epoch and credits noise that is not there "
     "(D1, D2); with shuffled batches a visible upload spends whole uses (D2), with Poisson batches far less"
@@ -61,6 +63,7 @@ def prepare(model: Model, setting: Setting) -> Prepared:
         noise_names=("noise_std",),
         reclaim=lambda other: claim(setting, local.quietest(other), counts),
         own_epochs=True,
+        upload_unit=local.upload_unit(setting),
     )
 
 

@@ -23,6 +23,8 @@ OPTIONS = {
     "aggregation_credit": (True, "credit the other clients' noise under secure aggregation (Theorem 1)"),
 }
 
+SECURE_AGGREGATION = True
+
 WHY = (
     "the claim averages participation instead of counting it (C1) and credits all of the others' noise although "
     "their own later steps contract it (G7); the proof for visible uploads counts the sampling of records, which "
@@ -45,6 +47,7 @@ def prepare(model: Model, setting: Setting) -> Prepared:
         noise_names=("noise_std",),
         reclaim=lambda other: claim(setting, local.quietest(other)),
         own_epochs=True,
+        upload_unit=local.upload_unit(setting),
     )
 
 

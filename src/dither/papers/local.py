@@ -288,6 +288,12 @@ def averaging(setting: Setting, gradients: NoisyGradients) -> Callable[[Hyper], 
     return build
 
 
+def upload_unit(setting: Setting) -> float:
+    """How far noise of std 1 on a gradient of the last step moves the weighted upload."""
+    last = setting.num_rounds * setting.local_steps - 1
+    return setting.client_lr / (1 + setting.lr_decay * last) / setting.cohort_size
+
+
 def no_noise(setting: Setting, unit: str = "run") -> Claim:
     """The claim of a run without noise."""
     return Claim(float("inf"), unit, setting.delta, "no noise")

@@ -8,10 +8,13 @@ function of the exact sum: the credit for other clients' noise is then only appr
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
+from dither.core import Array
 from dither.errors import SpecError
 
 
@@ -37,6 +40,12 @@ class FixedPoint(NamedTuple):
             )
         return self
 
+    @classmethod
+    def fitting(cls, num_clients: int, *, scale_bits: int = 20, modulus_bits: int = 32) -> FixedPoint:
+        """With the largest power of two as bound for which no sum of `num_clients` values overflows."""
+        bound = 2.0 ** (modulus_bits - 2 - scale_bits - math.floor(math.log2(num_clients)))
+        return cls(scale_bits, modulus_bits, bound, num_clients).check()
+
     @property
     def dtype(self) -> type[np.unsignedinteger]:
         """The unsigned words of the ring."""
@@ -52,6 +61,23 @@ def encode(values: np.ndarray, how: FixedPoint) -> tuple[np.ndarray, int]:
     clamped = int(np.count_nonzero(np.abs(values) > how.bound))
     scaled = np.rint(np.clip(values, -how.bound, how.bound) * 2.0**how.scale_bits)
     return scaled.astype(np.int64).astype(np.uint64).astype(how.dtype), clamped
+
+
+def traced_encode(values: Array, how: FixedPoint) -> tuple[Array, Array]:
+    """`encode` inside a compiled program, for 32-bit words: the same integers, as int32. What is not finite
+    becomes 0; whoever calls this leaves such a vector out.
+
+    Exact in float32: a product with a power of two and the rounding of a float to an integer lose nothing.
+    """
+    values = jnp.where(jnp.isfinite(values), values, 0).astype(jnp.float32)
+    clamped = jnp.sum(jnp.abs(values) > how.bound, dtype=jnp.int32)
+    scaled = jnp.rint(jnp.clip(values, -how.bound, how.bound) * 2.0**how.scale_bits)
+    return scaled.astype(jnp.int32), clamped
+
+
+def traced_decode(total: Array, how: FixedPoint) -> Array:
+    """`decode` inside a compiled program, to float32, from int32 words."""
+    return total.astype(jnp.float32) * 2.0**-how.scale_bits
 
 
 def decode(total: np.ndarray, how: FixedPoint) -> np.ndarray:

@@ -1,0 +1,109 @@
+"""How a round's uploads are summed when the server may learn their sum alone.
+
+"ideal" adds the encoded integers: what the protocol's sum comes to, without its masks, inside the compiled round.
+"real" runs the protocol of `secagg` between as many clients as the cohort has, every message as bytes. Both sum
+the same integers, so they give the same parameters bit for bit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dither.errors import SpecError
+from dither.secagg.encoding import FixedPoint
+
+MODES = ("ideal", "real")
+
+
+class Aggregation(NamedTuple):
+    """Secure aggregation of one run, as its spec asks for it."""
+
+    mode: str
+    how: FixedPoint
+    colluders: int = 0
+    min_clients: int = 2
+    threshold: int = 0  # 0: the smallest safe one
+    neighbours: int = 0  # 0: the whole cohort
+
+    def check(self) -> Aggregation:
+        """Itself, or `SpecError`."""
+        if self.mode not in MODES:
+            raise SpecError(f"aggregation mode={self.mode!r} is not one of {', '.join(map(repr, MODES))}")
+        self.how.check()
+        return self
+
+    def least(self, cohort_size: int) -> int:
+        """Clients without which the protocol opens no sum (see `secagg.roster.Rules`)."""
+        majority = (cohort_size + self.colluders) // 2 + 1  # 2·threshold > size + c, or two sums could be opened
+        return max(self.min_clients, self.colluders + 2, self.threshold or majority)
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the sum is made inside the compiled round (JAX has 32-bit integers there)."""
+        return self.mode == "ideal" and self.how.modulus_bits == 32
+
+
+class Traffic:
+    """What the protocol sent and took, over the rounds since it was made."""
+
+    def __init__(self) -> None:
+        self.rounds = self.attempts = self.uploads = 0
+        self.bytes_up = self.bytes_down = 0
+        self.mask_seconds = self.open_seconds = 0.0
+
+    def add(self, summed: Any) -> None:
+        """One round's report."""
+        self.rounds += 1
+        self.attempts += summed.attempts
+        self.uploads += len(summed.bytes_up)
+        self.bytes_up += sum(summed.bytes_up.values())
+        self.bytes_down += sum(summed.bytes_down.values())
+        self.mask_seconds += summed.mask_seconds
+        self.open_seconds += summed.unmask_seconds
+
+    def report(self) -> dict[str, float]:
+        """Means a client and round."""
+        uploads, rounds = max(self.uploads, 1), max(self.rounds, 1)
+        return {
+            "upload_bytes": self.bytes_up / uploads,
+            "download_bytes": self.bytes_down / uploads,
+            "mask_seconds": self.mask_seconds / uploads,
+            "open_seconds": self.open_seconds / rounds,
+            "attempts": self.attempts / rounds,
+        }
+
+
+class Aggregator:
+    """Sums of one run, round by round, on the host."""
+
+    def __init__(self, aggregation: Aggregation, num_clients: int) -> None:
+        self.aggregation = aggregation
+        self.traffic = Traffic()
+        self.enrol_seconds = 0.0
+        self._federation = None
+        if aggregation.mode == "real":
+            from dither.secagg.session import Federation
+
+            began = time.perf_counter()
+            self._federation = Federation(
+                num_clients,
+                aggregation.how,
+                threshold=aggregation.threshold or None,
+                colluders=aggregation.colluders,
+                min_clients=aggregation.min_clients,
+                neighbours=aggregation.neighbours,
+            )
+            self.enrol_seconds = time.perf_counter() - began
+
+    def sum(self, index: int, words: Mapping[int, np.ndarray], lost: Mapping[int, str]) -> np.ndarray:
+        """The sum of the words of all of a cohort who are not `lost`, modulo 2^k."""
+        if self._federation is None:
+            kept = [vector for client, vector in words.items() if client not in lost]
+            return np.add.reduce(kept, dtype=self.aggregation.how.dtype)
+        summed = self._federation.sum(index, words, lost=lost)
+        self.traffic.add(summed)
+        return summed.total
