@@ -1,1 +1,1 @@
-"""Secure aggregation: the encoding of floats as integers; the protocol comes beside it."""
+"""Secure aggregation: floats as integers (encoding), and a protocol that opens only their sum (protocol, session)."""

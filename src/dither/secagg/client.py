@@ -1,0 +1,253 @@
+"""The client's side of secure aggregation: bytes in, bytes out; no sockets, no clocks, no threads.
+
+A client keeps six rules, whatever it is sent (why they suffice: docs/secagg.md):
+
+1. Rounds only go up, and so do the attempts of a round.
+2. A later attempt of a round sums a subset of the clients of every earlier one it took part in, with the same
+   threshold and length.
+3. One attempt, one vector: the same announcement again gets the same bytes, anything else under the same numbers
+   is refused.
+4. Only the newest attempt that it uploaded for is unsealed, and only one attempt of a round.
+5. After unsealing there is no further upload in that round.
+6. No cohort without itself, with strangers, below `min_clients`, or with a threshold at which two could be opened.
+
+The rules live in `export()`; store it before a message leaves the process. An old copy must never be restored: a
+client that forgets an upload could mask a second vector with the same stream.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from dither.errors import ProtocolAbort
+from dither.secagg import primitives, shamir
+from dither.secagg.cohort import Cohort
+from dither.secagg.messages import SERVER, Kind, Message, Reader, pack, parse
+from dither.secagg.primitives import AgreementKey, SigningKey
+from dither.secagg.roster import Roster, Rules
+
+CIPHERTEXT_BYTES = shamir.SHARE_BYTES + primitives.SEAL_OVERHEAD
+
+
+@dataclass
+class _Attempt:
+    """The newest attempt this client uploaded for: enough to make the same upload again, and no other."""
+
+    cohort: Cohort
+    plaintext: bytes  # the vector's digest
+    seed: bytes  # of this client's seal, and the seal; both empty outside the committee
+    seal: bytes
+    unsealed: bool = False
+
+
+class ClientSession:
+    """One member of a federation. `pins` (id to Ed25519 public key) are identities known from elsewhere that the
+    roster must show; `server` is the server's Ed25519 public key, which must be known from elsewhere."""
+
+    def __init__(
+        self,
+        who: int,
+        *,
+        federation: bytes,
+        server: bytes,
+        rules: Rules,
+        pins: Mapping[int, bytes] | None = None,
+        signing: bytes | None = None,
+        agreement: bytes | None = None,
+    ) -> None:
+        if not 0 <= who < SERVER:
+            raise ProtocolAbort(f"client id {who} is not in 0 to {SERVER - 1}")
+        self.who, self.federation, self.server, self.rules = who, federation, server, rules.check()
+        self.pins = dict(pins or {})
+        self.signing = SigningKey(signing or primitives.fresh_key())
+        self.agreement = AgreementKey(agreement or primitives.fresh_key())
+        self.roster: Roster | None = None
+        self.enrolled = False
+        self._attempt: _Attempt | None = None
+        self._seeds: dict[int, bytes] = {}
+
+    # Enrolment
+
+    def hello(self) -> bytes:
+        """My public keys, for the server."""
+        return self._pack(Kind.HELLO, self.signing.public + self.agreement.public)
+
+    def confirm(self, message: bytes) -> bytes:
+        """Check the roster, and sign its digest."""
+        received = self._from_server(message, Kind.ROSTER)
+        roster = Roster.read(received)
+        if roster.rules != self.rules:
+            raise ProtocolAbort(f"the roster's rules {roster.rules} are not those agreed on, {self.rules}")
+        own = roster.member(self.who)
+        if own.keys != self.signing.public + self.agreement.public:
+            raise ProtocolAbort(f"the roster shows other keys for client {self.who} than its own")
+        for who, public in self.pins.items():
+            if roster.member(who).signing != public:
+                raise ProtocolAbort(f"client {who} is on the roster with another key than the pinned one")
+        if self.pins and set(roster.members) - set(self.pins):
+            raise ProtocolAbort(
+                f"client {min(set(roster.members) - set(self.pins))} is on the roster, but not pinned"
+            )
+        if self.roster is not None and self.roster.digest != roster.digest:
+            raise ProtocolAbort("a second roster: this client confirmed another one")
+        self.roster = roster
+        return self._pack(Kind.CONFIRM, roster.digest)
+
+    def confirmed(self, message: bytes) -> None:
+        """Check that every member signed the digest of the roster that this client was shown."""
+        if self.roster is None:
+            raise ProtocolAbort("confirmations before a roster")
+        reader = Reader(self._from_server(message, Kind.CONFIRMED))
+        if not primitives.same(reader.view(32, "the roster's digest"), self.roster.digest):
+            raise ProtocolAbort("the others confirmed another roster")
+        signatures = {who: reader.take(primitives.SIGNATURE_BYTES, "a signature") for who in self.roster.members}
+        reader.done()
+        for who, signature in signatures.items():
+            self.roster.check_confirmation(who, signature)
+        self.enrolled = True
+
+    # Rounds
+
+    def announced(self, message: bytes) -> Cohort:
+        """What an announcement asks for, if this client would upload for it. Changes nothing."""
+        return self._accept(message)[0]
+
+    def upload(self, message: bytes, vector: np.ndarray) -> bytes:
+        """The vector, masked for the announced cohort, and sealed if this client is of the committee."""
+        cohort, known = self._accept(message)
+        words = np.dtype(f"<u{self.rules.word_bytes}")
+        if not isinstance(vector, np.ndarray) or vector.dtype != words or vector.shape != (cohort.dimension,):
+            found = f"{vector.dtype} {vector.shape}" if isinstance(vector, np.ndarray) else type(vector).__name__
+            raise ProtocolAbort(f"the vector is {found}, announced are {cohort.dimension} words of {words.name}")
+        masked = np.array(vector, words)  # a copy
+        plaintext = primitives.digest(masked.data.cast("B"))
+        if known is not None and not primitives.same(known.plaintext, plaintext):
+            raise ProtocolAbort(f"{_place(cohort)} was answered with another vector")
+        streams = [
+            (cohort.mask_key(self._pair_seed(other)), 1 if self.who < other else -1)
+            for other in cohort.neighbours(self.who)
+        ]
+        if known is None:
+            seed = primitives.fresh_key() if self.who in cohort.committee else b""
+            known = _Attempt(cohort, plaintext, seed, self._seal(cohort, seed) if seed else b"")
+        if known.seed:
+            streams.append((cohort.seal_key(known.seed, self.who), 1))
+        primitives.mask(masked, streams)
+        seal = struct.pack("<I", len(known.seal)) + known.seal
+        answer = self._pack(Kind.UPLOAD, b"".join((cohort.digest, seal, masked.data.cast("B"))), cohort)
+        self._attempt = known
+        return answer
+
+    def unseal(self, message: bytes) -> bytes:
+        """My shares of the committee's seals: with enough of them the server can open this attempt's sum."""
+        received = self._from_server(message, Kind.UNSEAL)
+        newest = self._attempt
+        if newest is None:
+            raise ProtocolAbort("unseal before any upload")
+        cohort = newest.cohort
+        if received.round_index != cohort.round_index:
+            raise ProtocolAbort(
+                f"wrong round: unseal of round {received.round_index}, this client is at {_place(cohort)}"
+            )
+        if received.attempt != cohort.attempt:
+            raise ProtocolAbort(
+                f"wrong attempt: unseal of {received.attempt}, this client uploaded for {_place(cohort)}"
+            )
+        reader = Reader(received)
+        if not primitives.same(reader.view(32, "the cohort's digest"), cohort.digest):
+            raise ProtocolAbort(f"{received.name}: it speaks of another cohort")
+        listed = []
+        for _ in range(reader.number(4, "the number of seals", most=len(cohort.committee))):
+            member = reader.number(4, "an id", most=SERVER - 1)
+            listed.append((member, reader.take(CIPHERTEXT_BYTES, "an encrypted share")))
+        reader.done()
+        if tuple(member for member, _ in listed) != cohort.committee:
+            raise ProtocolAbort(
+                f"{received.name}: seals of {[m for m, _ in listed]}, the committee is {cohort.committee}"
+            )
+        answer = [cohort.digest, struct.pack("<I", len(listed))]
+        for member, ciphertext in listed:
+            share = primitives.decrypt(
+                cohort.share_key(self._pair_seed(member), member, self.who),
+                ciphertext,
+                cohort.share_context(member, self.who),
+                f"client {member}'s share for client {self.who}",
+            )
+            shamir.read(share)
+            answer += [struct.pack("<I", member), share]
+        newest.unsealed = True
+        return self._pack(Kind.SHARES, b"".join(answer), cohort)
+
+    # Inside
+
+    def _accept(self, message: bytes) -> tuple[Cohort, _Attempt | None]:
+        """The cohort of an acceptable announcement, and the attempt if it is the one already answered."""
+        if self.roster is None or not self.enrolled:
+            raise ProtocolAbort("announcement before enrolment is complete")
+        cohort = Cohort.read(self._from_server(message, Kind.ANNOUNCE), self.roster)
+        if self.who not in cohort.ids:
+            raise ProtocolAbort(f"client {self.who} is not in the announced cohort")
+        newest = self._attempt
+        if newest is None or cohort.round_index > newest.cohort.round_index:
+            return cohort, None
+        if cohort.round_index < newest.cohort.round_index:
+            raise ProtocolAbort(
+                f"wrong round: {cohort.round_index} is over, this client is at {_place(newest.cohort)}"
+            )
+        if newest.unsealed:
+            raise ProtocolAbort(
+                f"round {cohort.round_index} is over: this client unsealed its attempt {newest.cohort.attempt}"
+            )
+        if cohort.attempt < newest.cohort.attempt:
+            raise ProtocolAbort(
+                f"wrong attempt: {cohort.attempt} is over, this client is at {_place(newest.cohort)}"
+            )
+        if cohort.attempt == newest.cohort.attempt:
+            if cohort.digest != newest.cohort.digest:
+                raise ProtocolAbort(f"{_place(cohort)} was announced before with another cohort")
+            return cohort, newest
+        added = set(cohort.ids) - set(newest.cohort.ids)
+        if added:
+            raise ProtocolAbort(
+                f"client {min(added)} joins in {_place(cohort)}: a later attempt may only lose clients"
+            )
+        if (cohort.threshold, cohort.dimension) != (newest.cohort.threshold, newest.cohort.dimension):
+            raise ProtocolAbort(f"{_place(cohort)} changes the round's threshold or length")
+        return cohort, None
+
+    def _seal(self, cohort: Cohort, seed: bytes) -> bytes:
+        """The commitment to a seal's seed; for each client a commitment to its share, and the share encrypted."""
+        shares = shamir.split(seed, shares=len(cohort.ids), threshold=cohort.threshold)
+        parts = [cohort.commitment(self.who, 0, seed)]
+        for who, share in zip(cohort.ids, shares, strict=True):
+            key = cohort.share_key(self._pair_seed(who), self.who, who)
+            parts.append(cohort.commitment(self.who, cohort.number(who), share))
+            parts.append(primitives.encrypt(key, share, cohort.share_context(self.who, who)))
+        return b"".join(parts)
+
+    def _pair_seed(self, other: int) -> bytes:
+        """256 bits that only this client and the other can compute (with itself: only this client)."""
+        if other not in self._seeds:
+            assert self.roster is not None  # noqa: S101  # for the type checker: rounds come after enrolment
+            low, high = sorted((self.who, other))
+            info = b"dither secagg v1 pair\n" + self.roster.federation + struct.pack("<II", low, high)
+            secret = self.agreement.shared(self.roster.member(other).agreement)
+            self._seeds[other] = primitives.hkdf(secret, info, salt=self.roster.digest)
+        return self._seeds[other]
+
+    def _from_server(self, message: bytes, kind: Kind) -> Message:
+        received = parse(message, federation=self.federation, expect=kind)
+        received.verify(self.server)
+        return received
+
+    def _pack(self, kind: Kind, payload: bytes, cohort: Cohort | None = None) -> bytes:
+        place = {} if cohort is None else {"round_index": cohort.round_index, "attempt": cohort.attempt}
+        return pack(kind, self.federation, self.who, payload, self.signing.sign, **place)
+
+
+def _place(cohort: Cohort) -> str:
+    return f"round {cohort.round_index}, attempt {cohort.attempt}"

@@ -1,0 +1,283 @@
+"""The server's side of secure aggregation: bytes in, bytes out; no sockets, no clocks, no threads.
+
+The caller decides when to stop waiting. A refused message changes nothing: whoever sent it may send the right one.
+Uploads are added as they arrive, so the server holds one vector however many the clients.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dither.errors import ProtocolAbort
+from dither.secagg import primitives, shamir
+from dither.secagg.client import CIPHERTEXT_BYTES
+from dither.secagg.cohort import Cohort
+from dither.secagg.messages import SERVER, Kind, Message, Reader, pack, parse
+from dither.secagg.primitives import SigningKey
+from dither.secagg.roster import Member, Roster, Rules
+
+_ENTRY = 32 + CIPHERTEXT_BYTES  # of a seal, for each client: commitment and encrypted share
+
+
+@dataclass
+class _Seal:
+    """What a committee member attached to its upload."""
+
+    commitment: bytes
+    commitments: dict[int, bytes]
+    ciphertexts: dict[int, bytes]
+
+
+@dataclass
+class _Attempt:
+    """The attempt that is open."""
+
+    cohort: Cohort
+    total: np.ndarray
+    uploaded: set[int] = field(default_factory=set)
+    seals: dict[int, _Seal] = field(default_factory=dict)
+    unsealing: bool = False
+    answers: dict[int, dict[int, bytes]] = field(default_factory=dict)
+    opened: bool = False
+
+
+class ServerSession:
+    """The coordinator of a federation. `pins` (id to Ed25519 public key) is whom it enrols; None: anyone."""
+
+    def __init__(
+        self,
+        *,
+        federation: bytes,
+        rules: Rules,
+        pins: Mapping[int, bytes] | None = None,
+        signing: bytes | None = None,
+    ) -> None:
+        self.federation, self.rules, self.pins = federation, rules.check(), pins
+        self.signing = SigningKey(signing or primitives.fresh_key())
+        self.roster: Roster | None = None
+        self._members: dict[int, Member] = {}
+        self._confirmations: dict[int, bytes] = {}
+        self._attempt: _Attempt | None = None
+
+    # Enrolment
+
+    def hello(self, message: bytes) -> int:
+        """Enrol a client; returns its id."""
+        received = parse(message, federation=self.federation, expect=Kind.HELLO)
+        if self.roster is not None:
+            raise ProtocolAbort(f"{received.name}: the roster is closed")
+        member = Member.from_hello(received)
+        if self.pins is not None and self.pins.get(member.id) != member.signing:
+            raise ProtocolAbort(f"client {member.id} says hello with another key than the pinned one")
+        if self._members.get(member.id, member) != member:
+            raise ProtocolAbort(f"client {member.id} is enrolled with other keys")
+        self._members[member.id] = member
+        return member.id
+
+    def make_roster(self) -> bytes:
+        """Close the roster; the message that shows it to every client."""
+        if self.roster is None:
+            self.roster = Roster.make(self.federation, self.rules, self._members.values())
+        return self._pack(Kind.ROSTER, self.roster.pack())
+
+    def confirm(self, message: bytes) -> None:
+        """Take a client's signature under the roster's digest."""
+        roster = self._roster()
+        received = parse(message, federation=self.federation, expect=Kind.CONFIRM)
+        received.verify(roster.member(received.sender).signing)
+        if not primitives.same(received.payload, roster.digest):
+            raise ProtocolAbort(f"client {received.sender} confirms another roster")
+        self._confirmations[received.sender] = received.signature
+
+    def confirmed(self) -> bytes:
+        """Everyone's signatures, for everyone."""
+        roster = self._roster()
+        missing = sorted(set(roster.members) - set(self._confirmations))
+        if missing:
+            raise ProtocolAbort(f"the roster is not confirmed by clients {_some(missing)}")
+        return self._pack(
+            Kind.CONFIRMED, roster.digest + b"".join(self._confirmations[who] for who in roster.members)
+        )
+
+    # Rounds
+
+    def announce(self, round_index: int, cohort: Iterable[int], dimension: int) -> bytes:
+        """Open a round, or the next attempt of the open one; the message for every client of the cohort."""
+        roster, before = self._roster(), self._attempt
+        if set(self._confirmations) != set(roster.members):
+            raise ProtocolAbort("announcement before enrolment is complete")
+        ids = tuple(sorted(cohort))
+        attempt, threshold = 0, self.rules.threshold_for(len(ids))
+        if before is not None:
+            if round_index < before.cohort.round_index:
+                raise ProtocolAbort(
+                    f"round {round_index} after round {before.cohort.round_index}: rounds only go up"
+                )
+            if round_index == before.cohort.round_index:
+                if before.opened or before.unsealing:
+                    raise ProtocolAbort(
+                        f"round {round_index} is over: its attempt {before.cohort.attempt} is being opened"
+                    )
+                if not set(ids) <= set(before.cohort.ids):
+                    raise ProtocolAbort("a later attempt may only lose clients")
+                attempt, threshold = before.cohort.attempt + 1, before.cohort.threshold
+        opened = Cohort(roster, round_index, attempt, threshold, dimension, ids).check()
+        self._attempt = _Attempt(opened, np.zeros(dimension, np.dtype(f"<u{self.rules.word_bytes}")))
+        return self._pack(Kind.ANNOUNCE, opened.pack(), opened)
+
+    def reannounce(self) -> bytes:
+        """A new attempt with the clients whose uploads are in; `ProtocolAbort` where they are too few."""
+        open_ = self._open()
+        return self.announce(open_.cohort.round_index, open_.uploaded, open_.cohort.dimension)
+
+    @property
+    def cohort(self) -> tuple[int, ...]:
+        """Whom the open attempt sums."""
+        return self._open().cohort.ids
+
+    @property
+    def attempt(self) -> int:
+        return self._open().cohort.attempt
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Whose upload is not in."""
+        open_ = self._open()
+        return tuple(who for who in open_.cohort.ids if who not in open_.uploaded)
+
+    def upload(self, message: bytes) -> None:
+        """Add a client's masked vector to the sum."""
+        received, open_ = self._from_member(message, Kind.UPLOAD)
+        cohort, who = open_.cohort, received.sender
+        if who in open_.uploaded:
+            raise ProtocolAbort(f"replay: {received.name} is already in")
+        reader = Reader(received)
+        if not primitives.same(reader.view(32, "the cohort's digest"), cohort.digest):
+            raise ProtocolAbort(f"{received.name}: it speaks of another cohort")
+        expected = 32 + _ENTRY * len(cohort.ids) if who in cohort.committee else 0
+        length = reader.number(4, "the seal's length", most=2**32 - 1)
+        if length != expected:
+            raise ProtocolAbort(f"{received.name}: a seal of {length} bytes, {expected} are due")
+        seal = None
+        if expected:
+            seal = _Seal(reader.take(32, "the seal's commitment"), {}, {})
+            for other in cohort.ids:
+                seal.commitments[other] = reader.take(32, "a share's commitment")
+                seal.ciphertexts[other] = reader.take(CIPHERTEXT_BYTES, "an encrypted share")
+        vector = reader.view(cohort.dimension * self.rules.word_bytes, "the masked vector")
+        reader.done()
+        open_.total += np.frombuffer(vector, open_.total.dtype)
+        open_.uploaded.add(who)
+        if seal is not None:
+            open_.seals[who] = seal
+
+    def unseal(self) -> dict[int, bytes]:
+        """Ask to open the sum: for each client of the cohort the encrypted shares that are for it."""
+        open_ = self._open()
+        if self.missing:
+            raise ProtocolAbort(
+                f"the uploads of clients {_some(self.missing)} are not in; reannounce without them"
+            )
+        cohort = open_.cohort
+        open_.unsealing = True
+        requests = {}
+        for who in cohort.ids:
+            parts = [cohort.digest, struct.pack("<I", len(cohort.committee))]
+            for member in cohort.committee:
+                parts += [struct.pack("<I", member), open_.seals[member].ciphertexts[who]]
+            requests[who] = self._pack(Kind.UNSEAL, b"".join(parts), cohort)
+        return requests
+
+    def shares(self, message: bytes) -> None:
+        """Take a client's answer to `unseal`."""
+        received, open_ = self._from_member(message, Kind.SHARES)
+        cohort, who = open_.cohort, received.sender
+        if not open_.unsealing:
+            raise ProtocolAbort(f"{received.name}: nothing is being unsealed")
+        if who in open_.answers:
+            raise ProtocolAbort(f"replay: {received.name} is already in")
+        reader = Reader(received)
+        if not primitives.same(reader.view(32, "the cohort's digest"), cohort.digest):
+            raise ProtocolAbort(f"{received.name}: it speaks of another cohort")
+        listed = []
+        for _ in range(reader.number(4, "the number of seals", most=len(cohort.committee))):
+            listed.append((reader.number(4, "an id", most=SERVER - 1), reader.take(shamir.SHARE_BYTES, "a share")))
+        reader.done()
+        if tuple(member for member, _ in listed) != cohort.committee:
+            raise ProtocolAbort(
+                f"{received.name}: seals of {[m for m, _ in listed]}, the committee is {cohort.committee}"
+            )
+        for member, share in listed:
+            shamir.read(share)
+            if not primitives.same(
+                cohort.commitment(member, cohort.number(who), share), open_.seals[member].commitments[who]
+            ):
+                raise ProtocolAbort(
+                    f"{received.name}: its share of client {member}'s seal is not the one committed to"
+                )
+        open_.answers[who] = dict(listed)
+
+    @property
+    def ready(self) -> bool:
+        """Whether enough clients have answered for `open`."""
+        open_ = self._open()
+        return len(open_.answers) >= open_.cohort.threshold
+
+    def open(self) -> np.ndarray:
+        """Take the seals off: the sum of the cohort's vectors modulo 2^k."""
+        open_ = self._open()
+        cohort = open_.cohort
+        if not self.ready:
+            raise ProtocolAbort(f"{len(open_.answers)} shares received, threshold is {cohort.threshold}")
+        streams = []
+        for member in cohort.committee:
+            shares = {cohort.number(who): answer[member] for who, answer in open_.answers.items()}
+            seed = shamir.join(dict(sorted(shares.items())[: cohort.threshold]), threshold=cohort.threshold)
+            if not primitives.same(cohort.commitment(member, 0, seed), open_.seals[member].commitment):
+                raise ProtocolAbort(f"client {member} committed to another seal than the one it shared")
+            streams.append((cohort.seal_key(seed, member), -1))
+        if not open_.opened:
+            primitives.mask(open_.total, streams)
+            open_.opened = True
+        return open_.total
+
+    # Inside
+
+    def _roster(self) -> Roster:
+        if self.roster is None:
+            raise ProtocolAbort("the roster is not closed yet")
+        return self.roster
+
+    def _open(self) -> _Attempt:
+        if self._attempt is None:
+            raise ProtocolAbort("no round is open")
+        return self._attempt
+
+    def _from_member(self, message: bytes, kind: Kind) -> tuple[Message, _Attempt]:
+        """A message of this attempt by a client of its cohort."""
+        open_, roster = self._open(), self._roster()
+        received = parse(message, federation=self.federation, expect=kind)
+        cohort = open_.cohort
+        member = roster.member(received.sender)
+        if received.round_index != cohort.round_index:
+            raise ProtocolAbort(f"wrong round: {received.name}, open is round {cohort.round_index}")
+        if received.attempt != cohort.attempt:
+            raise ProtocolAbort(f"wrong attempt: {received.name}, open is attempt {cohort.attempt}")
+        if received.sender not in cohort.ids:
+            raise ProtocolAbort(f"{received.name}: not in this cohort")
+        received.verify(member.signing)
+        return received, open_
+
+    def _pack(self, kind: Kind, payload: bytes, cohort: Cohort | None = None) -> bytes:
+        place = {} if cohort is None else {"round_index": cohort.round_index, "attempt": cohort.attempt}
+        return pack(kind, self.federation, SERVER, payload, self.signing.sign, **place)
+
+
+def _some(ids: Iterable[int]) -> str:
+    """The first few of many ids."""
+    listed = list(ids)
+    return ", ".join(map(str, listed[:8])) + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")
