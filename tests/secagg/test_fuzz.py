@@ -2,7 +2,7 @@
 
 After each batch of mutants the party's state is what it was, the genuine message is still accepted, and the sum at
 the end is exact. Some mutants are signed anew by the rightful sender's key: for these only such changes are made
-that no honest reading allows (a server may open any later round; a client may send any vector).
+that no honest reading allows (a server may announce any round and survivors, a client may send any words).
 """
 
 import random
@@ -164,7 +164,7 @@ def run(fuzz: Fuzzer, rounds: int) -> None:
                     continue
                 client = clients[who]
                 upload = fuzz.deliver(
-                    client, client.upload, message, mine, thief, moves=False, extra=(values[who],)
+                    client, client.upload, message, mine, thief, resigned=48, moves=False, extra=(values[who],)
                 )
                 fuzz.deliver(
                     server,
