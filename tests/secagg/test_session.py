@@ -122,6 +122,9 @@ def test_what_a_round_costs_in_bytes():
         == [upload + shares] * (size - committee) + [upload + shares + seal] * committee
     )
     assert set(summed.bytes_down.values()) == {announce + unseal}
+    client, server = federation.clients[0], federation.server
+    assert len(client.hello()) + len(client.confirm(server.make_roster())) == 348
+    assert len(server.make_roster()) + len(server.confirmed()) == 305 + 196 * size
     assert summed.mask_seconds > 0
     assert summed.unmask_seconds > 0
 
