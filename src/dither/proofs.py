@@ -38,6 +38,7 @@ class Circumstances(NamedTuple):
     assumed: bool  # the releases themselves rest on an assumption
     assume_credit: bool  # the user asks for the credit of the others' noise where it is unproved
     not_covered: tuple[str, ...]
+    lattice: accounting.Lattice | None = None  # the uplink's noise is discrete
 
 
 class Clients(NamedTuple):
@@ -180,6 +181,7 @@ def facts(circumstances: Circumstances, unit: str = "run") -> accounting.Facts:
         own_epochs=c.own_epochs,
         num_rounds=c.num_rounds,
         exposures=c.exposures,
+        lattice=c.lattice,
         assume=c.assume_credit,
         participation=accounting.REALISED,
         unit=unit + (", whole client" if c.per_client else ""),

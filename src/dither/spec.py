@@ -116,6 +116,11 @@ class SecaggSpec:
     bound: float = _key(
         0.0, "largest upload coordinate (others are clamped); 0: what fits the words", at_least=0.0
     )
+    noise: str = _key(
+        "gaussian",
+        "of methods that noise the finished upload: as they do, or discrete on the integers, after rounding",
+        ("gaussian", "discrete"),
+    )
     threshold: int = _key(
         0, "clients of a cohort that must help to open a sum; 0: the least safe number", at_least=0
     )
@@ -426,6 +431,8 @@ def _check_together(spec: Spec) -> None:
             f"secagg.mode={spec.secagg.mode!r} with cohort_size=1: the sum of one upload is the upload; take at "
             "least 2 clients a round, or mode 'off'"
         )
+    if spec.secagg.noise == "discrete" and spec.aggregation == "off":
+        raise SpecError("secagg.noise='discrete' is noise on integers; set secagg.mode to 'ideal' or 'real'")
     if spec.data.partition == "column" and not spec.data.column:
         raise SpecError("data.partition='column' needs data.column, the column that names the client")
 

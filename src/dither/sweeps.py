@@ -14,7 +14,17 @@ from dither.core import Claim
 from dither.engines import simulate
 from dither.errors import SpecError
 from dither.spec import Spec
-from dither.tasks import Arrays, Task, build_task, designs, engine_options, load_data, planned_rounds, pooled
+from dither.tasks import (
+    Arrays,
+    Task,
+    build_task,
+    compiled_hyper,
+    designs,
+    engine_options,
+    load_data,
+    planned_rounds,
+    pooled,
+)
 
 
 @dataclass(frozen=True)
@@ -72,7 +82,7 @@ def sweep(
         tasks = [made[number] for number in members]
         first = tasks[0]
         hyper = {
-            name: np.stack([np.asarray(t.prepared.hyper[name]) for t in tasks]) for name in first.prepared.hyper
+            name: np.stack([np.asarray(compiled_hyper(t)[name]) for t in tasks]) for name in first.prepared.hyper
         }
 
         def count(evaluation: simulate.Evaluation, base: int = finished, runs: int = len(tasks)) -> None:

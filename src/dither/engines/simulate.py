@@ -24,10 +24,11 @@ from dither import models
 from dither.core import Algorithm, Array, Cohort, Hyper, Keys, Params, PyTree, Records, Round
 from dither.data import Federation
 from dither.engines import devices, sums
-from dither.engines.aggregate import Aggregation, Aggregator
+from dither.engines.aggregate import Aggregation, Aggregator, add_discrete, seeded_words
 from dither.engines.arrays import Gathered, Inputs, Problem, Run, Sent, Shared, State
 from dither.errors import SpecError
 from dither.privacy import entropy, noise, sampling
+from dither.privacy.discrete import Words, os_words
 from dither.secagg import encoding
 
 _EVAL_ROWS = 4096  # records scored at a time
@@ -258,7 +259,7 @@ class Simulation:
                 encoded = [encoding.traced_encode(leaf, self.aggregation.how) for leaf in leaves]
                 upload = jax.tree.unflatten(structure, [words for words, _ in encoded])
                 clamped = sum((count for _, count in encoded), jnp.int32(0))
-            return Sent(upload, result.state, dict(result.metrics), finite, clamped)
+            return Sent(upload, result.weight, result.state, dict(result.metrics), finite, clamped)
 
         return client
 
@@ -328,7 +329,8 @@ class Simulation:
         runs, cohort_size = len(inputs.runs.seed), self.cohort_size_at(index)
         if not self.aggregators:
             self.aggregators = [Aggregator(aggregation, self.num_clients) for _ in range(runs)]
-        uploads, gathered, clients = self._gather(state, inputs, np.int32(index), cohort_size=cohort_size)
+        uploads, weights, gathered, clients = self._gather(state, inputs, np.int32(index), cohort_size=cohort_size)
+        weights = np.asarray(weights, np.float64)
         rows = [np.asarray(leaf).reshape(*leaf.shape[:2], -1) for leaf in jax.tree.leaves(uploads)]
         vectors = np.concatenate(rows, axis=2)  # [run, client, coordinate]
         counted, clients = np.asarray(gathered.counted), np.asarray(clients)
@@ -338,7 +340,7 @@ class Simulation:
             if counted[run].sum() < self._least(cohort_size):
                 continue
             words = {}
-            for row in range(cohort_size):
+            for row, client in enumerate(clients[run, :cohort_size].tolist()):
                 if vectors.dtype == np.int32:
                     vector = vectors[run, row].view(np.uint32)
                 else:
@@ -346,19 +348,27 @@ class Simulation:
                     kept = vectors[run, row] if counted[run, row] else np.zeros_like(vectors[run, row])
                     vector, over = encoding.encode(kept, aggregation.how)
                     clamped[run] += over
-                words[int(clients[run, row])] = vector
+                if aggregation.noise_std is not None:
+                    steps = 2.0**aggregation.how.scale_bits * float(weights[run, row])
+                    std = aggregation.noise_std(index, client, cohort_size) * steps
+                    vector = add_discrete(vector, std, self._words(int(inputs.runs.seed[run]), index, client))
+                words[client] = vector
             lost = {int(clients[run, row]): "before-upload" for row in np.flatnonzero(~counted[run, :cohort_size])}
             totals[run] = encoding.decode(aggregator.sum(index, words, lost), aggregation.how)
         return self._close(
             state, inputs, np.int32(index), gathered._replace(clamped=clamped), totals, cohort_size=cohort_size
         )
 
+    def _words(self, seed: int, index: int, client: int) -> Words:
+        """Random words for discrete noise: the system's, or those of the seed."""
+        return os_words if self.randomness == "os" else seeded_words(seed, index, client)
+
     def _gather_runs(
         self, state: State, inputs: Inputs, index: Array, cohort_size: int
-    ) -> tuple[PyTree, Gathered, Array]:
-        """Every client's upload, the rest of the round, and whose uploads they are."""
+    ) -> tuple[PyTree, Array, Gathered, Array]:
+        """Every client's upload and weight, the rest of the round, and whose uploads they are."""
 
-        def gather(state: State, run: Run) -> tuple[PyTree, Gathered, Array]:
+        def gather(state: State, run: Run) -> tuple[PyTree, Array, Gathered, Array]:
             cohort, present = self._cohort(run, index, cohort_size)
             sent = self._each(self._client(state, run, inputs.shared, index, cohort_size), cohort.clients)
             counted = sent.finite & present
@@ -366,6 +376,7 @@ class Simulation:
             clamped = sums.masked_sum(sent.clamped, counted)
             return (
                 sent.upload,
+                sent.weight,
                 Gathered((), sent.state, metrics, counted, sent.finite, clamped),
                 cohort.clients,
             )
