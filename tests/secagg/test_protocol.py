@@ -499,6 +499,8 @@ def test_pinned_identities_leave_no_room_for_others():
     )
     clients[1].pins = {4: pins[1]}
     refused(clients[1], "client 4 is not on the roster", clients[1].confirm, server.make_roster())
+    clients[1].pins = {}
+    refused(clients[1], "client 1 is on the roster, but not pinned", clients[1].confirm, server.make_roster())
     guarded, late = strangers((1, 2), Rules())
     guarded.pins = {1: late[1].signing.public}
     guarded.hello(late[1].hello())
