@@ -79,6 +79,8 @@ def downlink_bound(rounds: Rounds, delta: float, facts: Facts, adjacency: str) -
     groups = _releases(rounds, "downlink")
     if not any(group for group, _ in groups):
         raise NoProof("no noise is added to the broadcast")
+    if facts.lattice is not None:
+        raise NoProof("the broadcast's noise counts the uploads', which is discrete here: the bound of sums holds")
     if any(
         release.channel == "uplink" for group, _ in rounds.groups if not _has_downlink(group) for release in group
     ):
