@@ -33,6 +33,7 @@ class Method(NamedTuple):
     options: Mapping[str, tuple[Any, str]]
     pilot_metric: str = ""
     why: str = ""  # why its claimed and its proven ε differ, with errata ids
+    values: tuple[str, ...] = ()  # options that only set numbers: specs that differ in them are one program
 
 
 def method(name: str) -> Method:
@@ -44,7 +45,9 @@ def method(name: str) -> Method:
     where, _, which = METHODS[name].partition(":")
     module = import_module(where)
     if which:
-        return Method(getattr(module, f"prepare_{which}"), getattr(module, f"{which.upper()}_OPTIONS"))
+        prefix = which.upper()
+        prepare, options = getattr(module, f"prepare_{which}"), getattr(module, f"{prefix}_OPTIONS")
+        return Method(prepare, options, values=getattr(module, f"{prefix}_VALUES", ()))
     return _as_method(module)
 
 
@@ -52,7 +55,13 @@ def _as_method(module: Any) -> Method:
     missing = [name for name in ("prepare", "OPTIONS") if not hasattr(module, name)]
     if missing:
         raise SpecError(f"{module.__file__!r} is not a method: it has no {' and no '.join(missing)}")
-    return Method(module.prepare, module.OPTIONS, getattr(module, "PILOT_METRIC", ""), getattr(module, "WHY", ""))
+    return Method(
+        module.prepare,
+        module.OPTIONS,
+        getattr(module, "PILOT_METRIC", ""),
+        getattr(module, "WHY", ""),
+        getattr(module, "VALUES", ()),
+    )
 
 
 def _module_of_file(path: str) -> Any:

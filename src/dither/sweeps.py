@@ -13,7 +13,7 @@ from dither import data
 from dither.core import Claim
 from dither.engines import simulate
 from dither.errors import SpecError
-from dither.spec import Spec
+from dither.spec import Spec, method
 from dither.tasks import Arrays, Task, build_task, designs, load_data, planned_rounds, pooled
 
 
@@ -36,6 +36,15 @@ TRACED = (
     "privacy.epsilon",
     "privacy.delta",
     "privacy.clip_norm",
+    "privacy.noise",
+    "privacy.noise_std",
+    "privacy.noise_decay",
+    "privacy.noise_decay_start",
+    # Only the accountant reads these:
+    "privacy.unit",
+    "privacy.view",
+    "privacy.adjacency",
+    "privacy.colluders",
 )
 
 
@@ -45,11 +54,15 @@ def sweep(
     data_dir: str | Path | None = None,
     dataset: data.Dataset | None = None,
     on_evaluation: Callable[[int, int], None] | None = None,
+    on_batch: Callable[[dict[int, Outcome]], None] | None = None,
+    max_runs: Callable[[Task], int] | None = None,
+    gradient_norm: bool = False,
 ) -> list[Outcome]:
     """Many runs, as few programs: specs that differ only in seed, noise, rates and clip train side by side.
 
     `dataset` is used instead of loading one, for all specs. Results come in the order of `specs`;
-    `on_evaluation(done, total)` counts rounds over all runs.
+    `on_evaluation(done, total)` counts rounds over all runs. `max_runs(task)` bounds how many runs like this one
+    train at once, and `on_batch` is given each batch as it is done, by position in `specs`, to be saved.
     """
     own = next((spec.data.path for spec in specs if spec.data.path), "")
     if own:
@@ -65,47 +78,73 @@ def sweep(
             found = dataset or load_data(spec, data_dir=data_dir)
             loaded[which] = (found, pooled(found))
         made.append(build_task(spec, dataset=loaded[which][0], arrays=loaded[which][1]))
-        groups.setdefault((_program(spec), planned_rounds(made[-1])), []).append(number)
+        groups.setdefault((program(spec), planned_rounds(made[-1])), []).append(number)
     outcomes: dict[int, Outcome] = {}
     total, finished = sum(planned_rounds(task) for task in made), 0
     for members in groups.values():
-        tasks = [made[number] for number in members]
-        first = tasks[0]
-        hyper = {
-            name: np.stack([np.asarray(t.prepared.hyper[name]) for t in tasks]) for name in first.prepared.hyper
-        }
-
-        def count(evaluation: simulate.Evaluation, base: int = finished, runs: int = len(tasks)) -> None:
-            if on_evaluation:
-                on_evaluation(base + evaluation.round * runs, total)
-
-        result = simulate.simulate(
-            first.prepared.build,
+        first = made[members[0]]
+        num_rounds = planned_rounds(first)
+        simulation = simulate.Simulation(
             first.model,
-            _joined([task.problem for task in tasks]),
-            num_rounds=planned_rounds(first),
-            cohort_size=first.prepared.cohort_size_at,
-            seeds=[task.spec.seed for task in tasks],
-            hyper=hyper,
-            cohorts=designs(tasks),
-            eval_every=first.spec.eval_every,
+            first.prepared.build,
+            num_clients=len(first.federation.size),
+            cohort_size_at=first.prepared.cohort_size_at,
             randomness=first.spec.source_of_randomness,
-            on_evaluation=count,
+            gradient_norm=gradient_norm,
         )
-        finished += len(tasks) * planned_rounds(first)
-        for i, (number, task) in enumerate(zip(members, tasks, strict=True)):
-            rows = [
-                {"round": entry.round, **{name: float(value[i]) for name, value in entry.metrics.items()}}
-                for entry in result.history
-            ]
-            outcomes[number] = Outcome(task.spec, rows, task.prepared.claim, result.participation[i])
+        size = batch_size(len(members), max_runs(first) if max_runs else len(members))
+        for at in range(0, len(members), size):
+            numbers = members[at : at + size]
+            tasks = [made[number] for number in numbers]
+
+            def count(evaluation: simulate.Evaluation, base: int = finished, runs: int = len(tasks)) -> None:
+                if on_evaluation:
+                    on_evaluation(base + evaluation.round * runs, total)
+
+            inputs = simulation.inputs(
+                _joined([task.problem for task in tasks]),
+                seeds=[task.spec.seed for task in tasks],
+                hyper={
+                    name: np.stack([np.asarray(task.prepared.hyper[name]) for task in tasks])
+                    for name in first.prepared.hyper
+                },
+                cohorts=designs(tasks),
+            )
+            result = simulate.train(
+                simulation, inputs, num_rounds=num_rounds, eval_every=first.spec.eval_every, on_evaluation=count
+            )
+            finished += len(tasks) * num_rounds
+            batch = {
+                number: Outcome(task.spec, _rows(result, i), task.prepared.claim, result.participation[i])
+                for i, (number, task) in enumerate(zip(numbers, tasks, strict=True))
+            }
+            outcomes |= batch
+            if on_batch:
+                on_batch(batch)
     return [outcomes[number] for number in range(len(specs))]
 
 
-def _program(spec: Spec) -> str:
+def program(spec: Spec) -> str:
     """What two specs must share to be one compiled program."""
-    plain = spec.with_values({key: Spec.default(key) for key in TRACED})
+    options = {
+        f"method_options.{name}": method(spec.method).options[name][0] for name in method(spec.method).values
+    }
+    plain = spec.with_values({**{key: Spec.default(key) for key in TRACED}, **options})
     return plain.digest()
+
+
+def batch_size(runs: int, limit: int) -> int:
+    """How many of `runs` alike runs to train at once, at most `limit`: batches of one size compile once."""
+    limit = max(1, min(runs, limit))
+    even = next(size for size in range(limit, 0, -1) if runs % size == 0)
+    return even if 2 * even > limit else limit
+
+
+def _rows(result: simulate.Result, run: int) -> list[dict[str, Any]]:
+    return [
+        {"round": entry.round, **{name: float(value[run]) for name, value in entry.metrics.items()}}
+        for entry in result.history
+    ]
 
 
 def _joined(problems: Sequence[simulate.Problem]) -> simulate.Problem:

@@ -108,6 +108,8 @@ class Simulation:
     server from OS entropy, fresh at every draw, and chooses batches by keys that `inputs` draws anew for each run,
     so that the public seed does not give them away. The seed still fixes the initial model, the partition and the
     cohorts: who takes part is public in every proof of Dither.
+
+    gradient_norm adds "gradient_sq" to the evaluation: |∇f|² of the mean loss over all clients' records.
     """
 
     def __init__(
@@ -120,6 +122,7 @@ class Simulation:
         layout: str = "auto",
         pad_cohort: int = 0,
         randomness: str = "seeded",
+        gradient_norm: bool = False,
     ) -> None:
         devices.enable_compilation_cache()
         self.model = model
@@ -127,6 +130,7 @@ class Simulation:
         self.num_clients = num_clients
         self.cohort_size_at = cohort_size_at
         self.pad_cohort = pad_cohort
+        self.gradient_norm = gradient_norm
         self.randomness = noise.check_source(randomness)
         if layout == "auto":
             shapes = jax.eval_shape(model.init, jax.random.key(0))
@@ -332,10 +336,12 @@ class Simulation:
             count = run.order.shape[0]
             _, train_loss = self._score(params, inputs.shared, run.order, jnp.full(count, 1.0 / count))
             rounds = jnp.maximum(state.rounds, 1)
+            wanted = self.gradient_norm
             return {
                 "test_accuracy": accuracy,
                 "loss": test_loss,
                 "train_loss": train_loss,
+                **({"gradient_sq": self._gradient_sq(params, inputs.shared, run.order)} if wanted else {}),
                 **{name: value / rounds for name, value in state.metrics.items()},
             }
 
@@ -356,6 +362,24 @@ class Simulation:
             return (sums[0] + right, sums[1] + loss), None
 
         return jax.lax.scan(part, (jnp.zeros(()), jnp.zeros(())), (rows, weights))[0]
+
+    def _gradient_sq(self, params: Params, shared: Shared, rows: Array) -> Array:
+        """Squared norm of the gradient of the mean loss over those rows."""
+        extra = -rows.shape[0] % _EVAL_ROWS
+        weights = jnp.concatenate([jnp.full(rows.shape[0], 1.0 / rows.shape[0]), jnp.zeros(extra)])
+        rows = jnp.concatenate([rows, jnp.zeros(extra, rows.dtype)]).reshape(-1, _EVAL_ROWS)
+
+        def part(total: Params, piece: tuple[Array, Array]) -> tuple[Params, None]:
+            some, weight = piece
+
+            def loss(params: Params) -> Array:
+                return jnp.sum(weight * models.losses(self.model, params, shared.x[some], shared.y[some]))
+
+            return jax.tree.map(jnp.add, total, jax.grad(loss)(params)), None
+
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        gradient = jax.lax.scan(part, zeros, (rows, weights.reshape(-1, _EVAL_ROWS)))[0]
+        return jnp.sum(jnp.stack([jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(gradient)]))
 
     def _params_runs(self, state: State, inputs: Inputs) -> Params:
         def run(server: PyTree, hyper: Hyper) -> Params:
@@ -394,6 +418,20 @@ def simulate(
         randomness=randomness,
     )
     inputs = simulation.inputs(problem, seeds=seeds, hyper=hyper or {}, cohorts=cohorts)
+    return train(
+        simulation, inputs, num_rounds=num_rounds, eval_every=eval_every, on_evaluation=on_evaluation
+    )
+
+
+def train(
+    simulation: Simulation,
+    inputs: Inputs,
+    *,
+    num_rounds: int,
+    eval_every: int = 10,
+    on_evaluation: Callable[[Evaluation], None] | None = None,
+) -> Result:
+    """All rounds of a batch of runs, from the start. A second batch of the same shape compiles nothing."""
     state = simulation.start(inputs)
     history = []
     for start, stop in chunks(0, num_rounds, eval_every):
