@@ -418,9 +418,7 @@ def simulate(
         randomness=randomness,
     )
     inputs = simulation.inputs(problem, seeds=seeds, hyper=hyper or {}, cohorts=cohorts)
-    return train(
-        simulation, inputs, num_rounds=num_rounds, eval_every=eval_every, on_evaluation=on_evaluation
-    )
+    return train(simulation, inputs, num_rounds=num_rounds, eval_every=eval_every, on_evaluation=on_evaluation)
 
 
 def train(
