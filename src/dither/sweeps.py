@@ -13,7 +13,7 @@ from dither import data
 from dither.core import Claim
 from dither.engines import simulate
 from dither.errors import SpecError
-from dither.spec import Spec, method
+from dither.spec import METHODS, Spec, method
 from dither.tasks import Arrays, Task, build_task, designs, load_data, planned_rounds, pooled
 
 
@@ -36,11 +36,18 @@ TRACED = (
     "privacy.epsilon",
     "privacy.delta",
     "privacy.clip_norm",
+)
+# So do these in the methods that ship with Dither; a file of yours may build them in.
+TRACED_HERE = (
+    "num_rounds",
+    "eval_every",
+    "data.partition",  # who holds how many records is compared by itself
+    "data.similarity",
+    "data.alpha",
     "privacy.noise",
     "privacy.noise_std",
     "privacy.noise_decay",
     "privacy.noise_decay_start",
-    # Only the accountant reads these:
     "privacy.unit",
     "privacy.view",
     "privacy.adjacency",
@@ -71,27 +78,31 @@ def sweep(
         )
     loaded: dict[Any, tuple[data.Dataset, Arrays]] = {}
     made: list[Task] = []
-    groups: dict[tuple[str, int], list[int]] = {}
+    groups: dict[tuple[str, bytes, int, int], list[int]] = {}
     for number, spec in enumerate(specs):
         which = "given" if dataset is not None else spec.data
         if which not in loaded:
             found = dataset or load_data(spec, data_dir=data_dir)
             loaded[which] = (found, pooled(found))
         made.append(build_task(spec, dataset=loaded[which][0], arrays=loaded[which][1]))
-        groups.setdefault((program(spec), planned_rounds(made[-1])), []).append(number)
+        sizes = made[-1].federation.size.tobytes()
+        key = (program(spec), sizes, planned_rounds(made[-1]), spec.eval_every)
+        groups.setdefault(key, []).append(number)
     outcomes: dict[int, Outcome] = {}
+    compiled: dict[tuple[str, bytes], simulate.Simulation] = {}
     total, finished = sum(planned_rounds(task) for task in made), 0
-    for members in groups.values():
+    for (name, sizes, num_rounds, _), members in groups.items():
         first = made[members[0]]
-        num_rounds = planned_rounds(first)
-        simulation = simulate.Simulation(
-            first.model,
-            first.prepared.build,
-            num_clients=len(first.federation.size),
-            cohort_size_at=first.prepared.cohort_size_at,
-            randomness=first.spec.source_of_randomness,
-            gradient_norm=gradient_norm,
-        )
+        if (name, sizes) not in compiled:
+            compiled[name, sizes] = simulate.Simulation(
+                first.model,
+                first.prepared.build,
+                num_clients=len(first.federation.size),
+                cohort_size_at=first.prepared.cohort_size_at,
+                randomness=first.spec.source_of_randomness,
+                gradient_norm=gradient_norm,
+            )
+        simulation = compiled[name, sizes]
         size = batch_size(len(members), max_runs(first) if max_runs else len(members))
         for at in range(0, len(members), size):
             numbers = members[at : at + size]
@@ -125,12 +136,11 @@ def sweep(
 
 
 def program(spec: Spec) -> str:
-    """What two specs must share to be one compiled program."""
-    options = {
-        f"method_options.{name}": method(spec.method).options[name][0] for name in method(spec.method).values
-    }
-    plain = spec.with_values({**{key: Spec.default(key) for key in TRACED}, **options})
-    return plain.digest()
+    """What two specs must share, besides the clients' sizes, to be one compiled program."""
+    known = method(spec.method)
+    options = {f"method_options.{name}": known.options[name][0] for name in known.values}
+    values = (*TRACED, *TRACED_HERE) if spec.method in METHODS else TRACED
+    return spec.with_values({**{key: Spec.default(key) for key in values}, **options}).digest()
 
 
 def batch_size(runs: int, limit: int) -> int:

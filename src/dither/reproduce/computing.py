@@ -6,6 +6,7 @@ import math
 import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,7 +73,8 @@ def compute(
     groups: dict[tuple[Any, ...], list[Point]] = {}
     for point in wanted:
         spec = point.spec
-        groups.setdefault((spec.data, sweeps.program(spec), point.gradient_norm), []).append(point)
+        records = replace(spec.data, partition="iid", similarity=0.0)  # what is loaded does not depend on these
+        groups.setdefault((records, sweeps.program(spec), point.gradient_norm), []).append(point)
     kind = device_kind()
     total, done = sum(seconds(point.spec, kind) for point in wanted), 0.0
     loaded: tuple[Any, data.Dataset] | None = None

@@ -77,14 +77,14 @@ FIGURE = Figure(
             {
                 "noise_std": (1e-05, 0.0001, 0.0005, 0.001),
                 "louder": (0.05, 0.1),
-                "local_steps": (1, 10, 40),
+                "local_steps": (1, 40),
                 "epsilon": (10.0, 1.0),
             },
             {"num_rounds": 60, "eval_every": 2},
         ),
         "smoke": Scale(
             1,
-            {"noise_std": (0.001,), "louder": (0.1,), "local_steps": (1, 2), "epsilon": (10.0,)},
+            {"noise_std": (0.001,), "louder": (0.1,), "local_steps": (2,), "epsilon": (10.0,)},
             SMOKE,
         ),
     },

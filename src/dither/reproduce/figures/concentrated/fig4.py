@@ -36,14 +36,14 @@ FIGURE = Figure(
             {
                 "noise_std": (0.0001, 0.001, 0.005, 0.01),
                 "louder": (0.5, 1),
-                "local_steps": (1, 5, 20),
+                "local_steps": (1, 20),
                 "epsilon": (10.0, 1.0),
             },
             {"num_rounds": 40, "eval_every": 4},
         ),
         "smoke": Scale(
             1,
-            {"noise_std": (0.01,), "louder": (1,), "local_steps": (1, 2), "epsilon": (10.0,)},
+            {"noise_std": (0.01,), "louder": (1,), "local_steps": (2,), "epsilon": (10.0,)},
             SMOKE_NETWORK,
         ),
     },

@@ -27,5 +27,6 @@ FIGURE = Figure(
         "smoke": Scale(1, {"epsilon": (1.0, 10.0)}, {**SMOKE_NETWORK, "eval_every": 3}),
     },
     proven=PROVEN,
+    gradient_norm=True,  # not shown: it makes these runs one program with those of the figures before
     proven_note=AGGREGATION_NOTE.format(why="a network's loss is not convex"),
 )

@@ -35,7 +35,7 @@ FIGURE = Figure(
         "quick": Scale(
             3,
             {"epsilon": (50.0, 60.0, 100.0, inf)},
-            {"num_rounds": 15},
+            {"num_rounds": 10},
             proven_seeds=1,
             proven_grid={"epsilon": (100.0, inf)},
         ),

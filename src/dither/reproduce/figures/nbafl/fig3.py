@@ -33,7 +33,7 @@ FIGURE = Figure(
     scales={
         "full": Scale(5, {"epsilon": (6.0, 8.0, 10.0, inf)}, proven_seeds=3),
         "quick": Scale(3, {"epsilon": (6.0, inf)}, {"num_rounds": 8, "local_steps": 5}, proven_seeds=0),
-        "smoke": Scale(1, {"epsilon": (6.0, inf)}, {**SMOKE, "data.records_per_client": 30}),
+        "smoke": Scale(1, {"epsilon": (6.0, inf)}, {**SMOKE, "data.records_per_client": 20}),
     },
     proven=PROVEN,
     proven_note=PROVEN_NOTE,

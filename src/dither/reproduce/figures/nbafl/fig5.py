@@ -43,7 +43,7 @@ FIGURE = Figure(
     ),
     scales={
         "full": Scale(5, {"param_clip": (10.0, 15.0, 20.0, 25.0), "wider": (30.0, 40.0, 60.0)}),
-        "quick": Scale(3, {"param_clip": (10.0, 20.0, 25.0), "wider": (40.0,)}, {"num_rounds": 15}),
+        "quick": Scale(3, {"param_clip": (10.0, 20.0, 25.0), "wider": (40.0,)}, {"num_rounds": 10}),
         "smoke": Scale(1, {"param_clip": (2.0, 20.0), "wider": (30.0,)}, SMOKE),
     },
     proven_note=DESTROYED,

@@ -37,8 +37,8 @@ FIGURE = Figure(
     ),
     scales={
         "full": Scale(5, {"num_clients": (50, 60, 80, 100)}),
-        "quick": Scale(3, {"num_clients": (50, 100)}, {"num_rounds": 15}),
-        "smoke": Scale(1, {"num_clients": (6, 8)}, SMOKE),
+        "quick": Scale(3, {"num_clients": (50, 100)}, {"num_rounds": 10}),
+        "smoke": Scale(1, {"num_clients": (6,)}, SMOKE),
     },
     proven_note=DESTROYED,
     notes=("The caption in the paper says 50 clients while N varies (N5).",),
