@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
 
 import jax
 import numpy as np
@@ -26,9 +28,17 @@ def planned(
     cohorts: list[np.ndarray] = [np.zeros(0, np.int32)] * num_rounds
     for size in np.unique(sizes):
         rounds = np.flatnonzero(sizes == size)
-        draw = jax.jit(
-            jax.vmap(lambda i, size=int(size): sampling.cohort(noise.for_round(stream, i), num_clients, size))
-        )
-        for at, chosen in zip(rounds, np.asarray(draw(rounds.astype(np.int32))), strict=True):
+        drawn = _drawing(num_clients, int(size))(stream, rounds.astype(np.int32))
+        for at, chosen in zip(rounds, np.asarray(drawn), strict=True):
             cohorts[at] = chosen
     return cohorts
+
+
+@lru_cache(maxsize=64)
+def _drawing(num_clients: int, size: int) -> Callable[[Any, np.ndarray], Any]:
+    """The draw of many rounds' cohorts, compiled once for all seeds of a sweep."""
+
+    def draw(stream: Any, rounds: Any) -> Any:
+        return jax.vmap(lambda index: sampling.cohort(noise.for_round(stream, index), num_clients, size))(rounds)
+
+    return jax.jit(draw)

@@ -67,6 +67,8 @@ class Simulation:
     `aggregation` sums integers as secure aggregation does (see `engines.aggregate`); without it uploads are summed
     as they are. A chosen client is lost with probability `dropout`; a round that fewer than `min_clients` finish
     is void: nothing is opened and the model stays.
+
+    gradient_norm adds "gradient_sq" to the evaluation: |∇f|² of the mean loss over all clients' records.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Simulation:
         aggregation: Aggregation | None = None,
         dropout: float = 0.0,
         min_clients: int = 1,
+        gradient_norm: bool = False,
     ) -> None:
         devices.enable_compilation_cache()
         self.model = model
@@ -89,6 +92,7 @@ class Simulation:
         self.num_clients = num_clients
         self.cohort_size_at = cohort_size_at
         self.pad_cohort = pad_cohort
+        self.gradient_norm = gradient_norm
         self.randomness = noise.check_source(randomness)
         self.aggregation = aggregation.check() if aggregation else None
         self.aggregators: list[Aggregator] = []  # one a run, where sums are made on the host
@@ -147,6 +151,7 @@ class Simulation:
 
     def start(self, inputs: Inputs) -> State:
         """The state before round 0."""
+        self.aggregators = []  # another federation enrols anew
         return self._start(inputs)
 
     def advance(self, state: State, inputs: Inputs, start: int, stop: int) -> State:
@@ -435,10 +440,12 @@ class Simulation:
             count = run.order.shape[0]
             _, train_loss = self._score(params, inputs.shared, run.order, jnp.full(count, 1.0 / count))
             rounds = jnp.maximum(state.rounds, 1)
+            wanted = self.gradient_norm
             return {
                 "test_accuracy": accuracy,
                 "loss": test_loss,
                 "train_loss": train_loss,
+                **({"gradient_sq": self._gradient_sq(params, inputs.shared, run.order)} if wanted else {}),
                 **{name: value / rounds for name, value in state.metrics.items()},
             }
 
@@ -459,6 +466,24 @@ class Simulation:
             return (sums[0] + right, sums[1] + loss), None
 
         return jax.lax.scan(part, (jnp.zeros(()), jnp.zeros(())), (rows, weights))[0]
+
+    def _gradient_sq(self, params: Params, shared: Shared, rows: Array) -> Array:
+        """Squared norm of the gradient of the mean loss over those rows."""
+        extra = -rows.shape[0] % _EVAL_ROWS
+        weights = jnp.concatenate([jnp.full(rows.shape[0], 1.0 / rows.shape[0]), jnp.zeros(extra)])
+        rows = jnp.concatenate([rows, jnp.zeros(extra, rows.dtype)]).reshape(-1, _EVAL_ROWS)
+
+        def part(total: Params, piece: tuple[Array, Array]) -> tuple[Params, None]:
+            some, weight = piece
+
+            def loss(params: Params) -> Array:
+                return jnp.sum(weight * models.losses(self.model, params, shared.x[some], shared.y[some]))
+
+            return jax.tree.map(jnp.add, total, jax.grad(loss)(params)), None
+
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        gradient = jax.lax.scan(part, zeros, (rows, weights.reshape(-1, _EVAL_ROWS)))[0]
+        return jnp.sum(jnp.stack([jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(gradient)]))
 
     def _params_runs(self, state: State, inputs: Inputs) -> Params:
         def run(server: PyTree, hyper: Hyper) -> Params:
@@ -503,6 +528,18 @@ def simulate(
         min_clients=min_clients,
     )
     inputs = simulation.inputs(problem, seeds=seeds, hyper=hyper or {}, cohorts=cohorts)
+    return train(simulation, inputs, num_rounds=num_rounds, eval_every=eval_every, on_evaluation=on_evaluation)
+
+
+def train(
+    simulation: Simulation,
+    inputs: Inputs,
+    *,
+    num_rounds: int,
+    eval_every: int = 10,
+    on_evaluation: Callable[[Evaluation], None] | None = None,
+) -> Result:
+    """All rounds of a batch of runs, from the start. A second batch of the same shape compiles nothing."""
     state = simulation.start(inputs)
     history = []
     for start, stop in chunks(0, num_rounds, eval_every):

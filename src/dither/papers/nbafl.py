@@ -58,6 +58,7 @@ OPTIONS = {
         "downlink noise with K < N: 'printed' (Lemma 4), 'corrected' (N4) or 'uncredited' (no sampling credit)",
     ),
 }
+VALUES = ("param_clip", "proximal", "exposures", "sensitivity", "scheduling")  # they set numbers, no structure
 PILOT_METRIC = "param_norm"
 
 WHY = (
