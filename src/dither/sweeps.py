@@ -65,7 +65,7 @@ def sweep(
             found = dataset or load_data(spec, data_dir=data_dir)
             loaded[which] = (found, pooled(found))
         made.append(build_task(spec, dataset=loaded[which][0], arrays=loaded[which][1]))
-        groups.setdefault((_program(spec), planned_rounds(made[-1])), []).append(number)
+        groups.setdefault((_program(made[-1]), planned_rounds(made[-1])), []).append(number)
     outcomes: dict[int, Outcome] = {}
     total, finished = sum(planned_rounds(task) for task in made), 0
     for members in groups.values():
@@ -102,10 +102,13 @@ def sweep(
     return [outcomes[number] for number in range(len(specs))]
 
 
-def _program(spec: Spec) -> str:
-    """What two specs must share to be one compiled program."""
+def _program(task: Task) -> str:
+    """What two specs must share to be one compiled program. A method's own constant that stands among the values
+    of `hyper` by its own name (NbAFL's param_clip) is traced too."""
+    spec = task.spec
     plain = spec.with_values({key: Spec.default(key) for key in TRACED})
-    return plain.digest()
+    traced = {key: 1.0 for key in spec.method_options if key in task.prepared.hyper}
+    return plain.with_values({f"method_options.{key}": value for key, value in traced.items()}).digest()
 
 
 def _joined(problems: Sequence[simulate.Problem]) -> simulate.Problem:
