@@ -25,7 +25,7 @@ ROOMS = [
     "tasks",
     "sweeps",
     "training",
-    "plan",
+    "planning",
     "api",
     "audit",
     "reproduce",

@@ -70,7 +70,9 @@ def public_part(dataset: Dataset, part: str, fraction: float) -> Dataset:
     total = len(dataset.y_train)
     count = round(fraction * total)
     if not 0 < count < total:
-        raise DataError(f"public_fraction={fraction:g} of {total:,} training records leaves one of the parts empty")
+        raise DataError(
+            f"public_fraction={fraction:g} of {total:,} training records leaves one of the parts empty"
+        )
     is_public = np.zeros(total, dtype=bool)
     is_public[stream(0, "public part").permutation(total)[:count]] = True
     rows = np.flatnonzero(is_public if part == "public" else ~is_public)

@@ -25,8 +25,8 @@ from dither.errors import SpecError
 from dither.papers.theory import concentrated, cpfed, dp_scaffold_convergence, nbafl_convergence, secure_fedavg
 from dither.papers.theory import nbafl as nbafl_noise
 from dither.papers.theory.common import Condition
-from dither.plan.constants import Constants
-from dither.plan.pricing import Price
+from dither.planning.constants import Constants
+from dither.planning.pricing import Price
 from dither.spec import Spec
 
 _RATES = np.geomspace(1e-4, 1.0, 81)  # tried rates, as shares of the largest a theorem allows
@@ -90,7 +90,9 @@ def conditions(
         return nbafl_convergence.convergence_conditions(_loss(c, values["method_options.proximal"]))
     if method == "dp-scaffold":
         return dp_scaffold_convergence.convergence_conditions(
-            effective_lr=rate * spec.local_steps * spec.server_lr, smoothness=c.smoothness, server_lr=spec.server_lr
+            effective_lr=rate * spec.local_steps * spec.server_lr,
+            smoothness=c.smoothness,
+            server_lr=spec.server_lr,
         )
     if method == "cpfed":
         return cpfed.convergence_conditions(
@@ -247,7 +249,9 @@ _BOUNDS = {
 
 
 def _terms(bound: Any, count: int) -> dict[str, np.ndarray]:
-    return {name: np.broadcast_to(np.asarray(term, np.float64), (count,)) for name, term in bound._asdict().items()}
+    return {
+        name: np.broadcast_to(np.asarray(term, np.float64), (count,)) for name, term in bound._asdict().items()
+    }
 
 
 def _grid_terms(bound: Any) -> dict[str, np.ndarray]:
@@ -258,4 +262,3 @@ def _grid_terms(bound: Any) -> dict[str, np.ndarray]:
 def theory_clip(base: Spec, constants: Constants) -> float:
     """The smallest clip that the theorems' assumptions allow: no gradient (NbAFL: not the minimum) is cut."""
     return constants.initial_distance if base.method == "nbafl" else constants.example_lipschitz
-

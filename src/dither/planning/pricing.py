@@ -12,8 +12,8 @@ import numpy as np
 from dither.core import Claim, Prepared, RoundInfo
 from dither.data import Dataset
 from dither.errors import NoProof, SpecError
-from dither.plan.knobs import Point, clip_key
-from dither.plan.shapes import rehearsal
+from dither.planning.knobs import Point, clip_key
+from dither.planning.shapes import rehearsal
 from dither.spec import Spec, prepare
 from dither.tasks import Task, build_task, proven_so_far
 

@@ -19,7 +19,7 @@ from jax.flatten_util import ravel_pytree
 
 from dither import data, models
 from dither.errors import SpecError, did_you_mean
-from dither.plan.shapes import Material, rehearsal
+from dither.planning.shapes import Material, rehearsal
 from dither.spec import Spec
 
 _MOST_RECORDS = 4000  # enough for constants; more only costs time

@@ -11,9 +11,9 @@ planner     `plan`, which puts these together
 pictures    the plan drawn
 """
 
-from dither.plan.constants import Constants, estimate
-from dither.plan.empirical import Search, Trial
-from dither.plan.knobs import Impossible
-from dither.plan.planner import Plan, plan
+from dither.planning.constants import Constants, estimate
+from dither.planning.empirical import Search, Trial
+from dither.planning.knobs import Impossible
+from dither.planning.planner import Plan, plan
 
 __all__ = ["Constants", "Impossible", "Plan", "Search", "Trial", "estimate", "plan"]

@@ -61,8 +61,8 @@ def ranges(base: Spec, smallest: int, given: Mapping[str, Sequence[Any]], *, eff
     clients = base.num_clients
     fine, quick = effort == "bound", effort == "quick"
     tried: dict[str, Sequence[Any]] = {
-        "num_rounds": (5, 10, 20, 40, 80, 160, 320) if fine else (10, 40) if quick else (10, 30, 100),
-        "cohort_size": (max(1, clients // 4), max(1, clients // 2), clients) if fine else (clients,),
+        "num_rounds": (5, 10, 20, 40, 80, 160) if fine else (10, 40) if quick else (10, 30, 100),
+        "cohort_size": (max(1, clients // 2), clients) if fine else (clients,),
         "local_steps": (1, 2, 5, 10) if fine else (1,) if quick else (1, 4),
         "batch_size": _batches(base, smallest, effort),
         key: (0.5, 2.0) if quick else (0.25, 0.5, 1.0, 2.0),
@@ -82,9 +82,9 @@ def _batches(base: Spec, smallest: int, effort: str) -> Sequence[int]:
     if base.method == "nbafl" or base.batch_sampling == "full":
         return (smallest,)
     if base.method == "secure-fedavg":  # its sensitivity does not shrink with the batch (E4): small batches
-        shares = [size / smallest for size in ((1, 2, 4, 8, 16) if effort == "bound" else (1, 4))]
+        shares = [size / smallest for size in ((1, 4, 16) if effort == "bound" else (1, 4))]
     else:
-        shares = [1 / 32, 1 / 16, 1 / 8, 1 / 4, 1.0] if effort == "bound" else [1 / 16, 1.0]
+        shares = [1 / 32, 1 / 8, 1.0] if effort == "bound" else [1 / 16, 1.0]
     if effort == "quick":
         shares = shares[-1:] if base.method != "secure-fedavg" else shares[:1]
     return tuple(sorted({min(smallest, max(1, round(share * smallest))) for share in shares}))

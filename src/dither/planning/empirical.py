@@ -17,9 +17,9 @@ import numpy as np
 
 from dither.data import Dataset
 from dither.errors import NoProof
-from dither.plan.knobs import Point, neighbours
-from dither.plan.pricing import Price, price
-from dither.plan.shapes import Material, rehearsal
+from dither.planning.knobs import Point, neighbours
+from dither.planning.pricing import Price, price
+from dither.planning.shapes import Material, rehearsal
 from dither.spec import Spec
 from dither.sweeps import sweep
 

@@ -15,13 +15,13 @@ from dither import data
 from dither.data import Dataset
 from dither.errors import DataError, SpecError
 from dither.papers.theory.common import Condition
-from dither.plan import empirical, knobs, pareto, pricing, shapes, theory
-from dither.plan.constants import Constants, estimate
-from dither.plan.empirical import Search, Trial
-from dither.plan.knobs import Impossible, Point
-from dither.plan.pricing import Price
-from dither.plan.shapes import Material
-from dither.plan.theory import Bounds
+from dither.planning import empirical, knobs, pareto, pricing, shapes, theory
+from dither.planning.constants import Constants, estimate
+from dither.planning.empirical import Search, Trial
+from dither.planning.knobs import Impossible, Point
+from dither.planning.pricing import Price
+from dither.planning.shapes import Material
+from dither.planning.theory import Bounds
 from dither.spec import Spec
 from dither.sweeps import sweep
 from dither.tasks import load_data
@@ -147,9 +147,7 @@ def plan(
         by_bound = made
         made = job.by_measurement()
         if by_bound is not None:
-            made = replace(
-                made, constants=by_bound.constants, prices=by_bound.prices, bounds=by_bound.bounds
-            )
+            made = replace(made, constants=by_bound.constants, prices=by_bound.prices, bounds=by_bound.bounds)
     assert made is not None  # noqa: S101  # one of the two modes has run
     if not material.public:
         notes.append("planned on synthetic records: the choice is only as good as their likeness to yours")
@@ -181,7 +179,9 @@ class _Job:
         if base.method == "secure-fedavg" and found.strong_convexity == 0:
             raise SpecError("Theorem 1 of secure-fedavg needs a strongly convex loss; set model.l2 above 0")
         if "client_lr" in self.fixed:
-            raise SpecError("client_lr is given, but a theorem sets its own rate; use --mode empirical, or leave it")
+            raise SpecError(
+                "client_lr is given, but a theorem sets its own rate; use --mode empirical, or leave it"
+            )
         key = knobs.clip_key(base.method)
         given = {key: (theory.theory_clip(base, found),), **self.fixed, "client_lr": (1.0,)}
         tried = knobs.ranges(base, self.smallest, given, effort="quick" if self.effort == "quick" else "bound")
@@ -246,7 +246,13 @@ class _Job:
         self.say("the ε-accuracy frontier")
         epsilons = [share * self.base.privacy.epsilon for share in FRONTIER]
         return empirical.frontier(
-            self.base, chosen, self.material, epsilons, self.counts, seeds=min(2, self.seeds), progress=self.progress
+            self.base,
+            chosen,
+            self.material,
+            epsilons,
+            self.counts,
+            seeds=min(2, self.seeds),
+            progress=self.progress,
         )
 
     def own_setting(self) -> Point | None:
@@ -397,7 +403,9 @@ def _synthetic(base: Spec, records: int, dim: int) -> Material:
         raise SpecError(f"model.name={base.model.name!r} needs a --proxy: --dim alone does not say its layers")
     features = dim // outputs - 1
     if features < 1 or dim % outputs:
-        raise SpecError(f"dim={dim} does not fit a {base.model.name} model of two classes: {outputs}·(features + 1)")
+        raise SpecError(
+            f"dim={dim} does not fit a {base.model.name} model of two classes: {outputs}·(features + 1)"
+        )
     return shapes.synthetic(records, features)
 
 
@@ -448,5 +456,3 @@ def by_knob(points: Sequence[Point], scores: np.ndarray, key: str, *, smaller: b
             pick = min if smaller else max
             best[value] = pick(best.get(value, float(score)), float(score))
     return sorted(best.items())
-
-
