@@ -3,10 +3,10 @@
     python benchmarks/plan.py [--methods cpfed ...] [--epsilon 1 3] [--seeds 5] [--quick] [--out FOLDER]
 
 For each method and ε: `dither plan` chooses on the public half of Adult's training records; then the plan and the
-paper's default (the preset of the method) are run on the private half by the same engine, at the same proven ε (every
-upload seen, replace-one neighbours, δ = 1e-5), with the same clients and model, and scored on Adult's own test set.
-The noise of both is set by the accountant. Nothing of the private half or of the test set reaches the planner; the
-public half is not charged. Results are added to FOLDER/plan.json, and the table is printed from it.
+paper's default (the preset of the method) are run on the private half by the same engine, at the same proven ε
+(every upload seen, replace-one neighbours, δ = 1e-5), with the same clients and model, and scored on Adult's own
+test set. The noise of both is set by the accountant. Nothing of the private half or of the test set reaches the
+planner; the public half is not charged. Results are added to FOLDER/plan.json; the table is printed from it.
 
 What the presets leave open on this data: NbAFL and DP-SCAFFOLD are published on images; here they train a logistic
 model on i.i.d. clients, and DP-SCAFFOLD's batch of 500 of 2,500 records is a fifth of a client's records.

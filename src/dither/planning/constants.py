@@ -55,7 +55,7 @@ class Constants:
                 raise SpecError(f"unknown constant {name!r}{did_you_mean(name, names)}")
             if not (math.isfinite(value) and value >= 0):
                 raise SpecError(f"constant {name}={value} must be a finite number, 0 or above")
-        sources = {**self.sources, **{name: "given" for name in given}}
+        sources = {**self.sources, **dict.fromkeys(given, "given")}
         return replace(self, **given, sources=sources)
 
 

@@ -1,9 +1,9 @@
 """The measured mode: successive halving on public records, whole rungs as a few compiled programs.
 
-All candidates start with one seed; the better quarter goes on with more, the neighbours of the best join, and the
-last few are decided by the mean over all their seeds. The seeds of a search are never those of a final run (0, 1, 2,
-...), so that no plan is chosen for its luck. Each candidate's noise is the accountant's for the full budget: nothing
-is shortened, only the number of seeds differs between rungs.
+All candidates start with one seed and the neighbours of the best join them; the better quarter goes on with more
+seeds, and the last few are decided by the mean over all of theirs. The seeds of a search are never those of a
+final run (0, 1, 2, ...), so that no plan is chosen for its luck. Each candidate's noise is the accountant's for
+the full budget: nothing is shortened, only the number of seeds differs between rungs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A plan drawn: the bound or the accuracy against each knob with the choice marked, and the ε-accuracy frontier."""
+"""A plan drawn: bound or accuracy against each knob with the choice marked, and the ε-accuracy frontier."""
 
 from __future__ import annotations
 

@@ -136,8 +136,8 @@ def plan(
         if made.bounds is not None and made.bounds.vacuous:
             bound, gap = made.score, made.bounds.trivial
             notes.append(
-                f"the bound is vacuous: {made.bounds.source} promises {bound:.3g} at best, and the initial model is "
-                f"only {gap:.3g} above the minimum"
+                f"the bound is vacuous: {made.bounds.source} promises {bound:.3g} at best, and the initial model "
+                f"is only {gap:.3g} above the minimum"
             )
     elif mode == "theory":
         raise SpecError(f"no convergence theorem for method={base.method!r}; use --mode empirical")
@@ -365,8 +365,8 @@ def _material(
             raise SpecError(f"public_fraction={public_fraction:g} is a share of --proxy, and none is given")
         if records is None or dim is None:
             raise SpecError(
-                "without --proxy, give --records and --dim: the records of the plan's own data are private, and an "
-                "estimate on them would have to be charged to their budget"
+                "without --proxy, give --records and --dim: the records of the plan's own data are private, and "
+                "an estimate on them would have to be charged to their budget"
             )
         return base, _synthetic(base, _positive("records", records), _positive("dim", dim)), records
     own_file = Path(proxy).suffix.lower() in (".csv", ".parquet", ".npz")

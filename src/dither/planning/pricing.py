@@ -1,4 +1,4 @@
-"""What a point costs: the noise its proven ε asks for, what the paper would add, what is sent, what signal is left."""
+"""What a point costs: the noise its proven ε asks for, the paper's own, what is sent, what signal is left."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The papers' bounds as functions of a plan's knobs, at the noise that the rigorous accountant asks for.
 
 A theorem is a function of its noise. Where a paper writes it in its own ε, it is handed the ε that the paper's own
-formula gives to the noise that is really added; the proven ε stays the budget. Everything is float64 and vectorised:
-a whole grid is one call.
+formula gives to the noise that is really added; the proven ε stays the budget. Everything is float64 and
+vectorised: a whole grid is one call.
 
 | method | bound | on |
 |---|---|---|
@@ -34,8 +34,8 @@ _RATES = np.geomspace(1e-4, 1.0, 81)  # tried rates, as shares of the largest a 
 
 @dataclass(frozen=True)
 class Bounds:
-    """A bound over priced points: `terms[name]` and `total` have one entry a point; `values` are spec keys that the
-    theorem sets itself (a learning rate, NbAFL's μ), one entry a point each."""
+    """A bound over priced points: `terms[name]` and `total` have one entry a point; `values` are spec keys that
+    the theorem sets itself (a learning rate, NbAFL's μ), one entry a point each."""
 
     source: str
     terms: dict[str, np.ndarray]
