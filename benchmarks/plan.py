@@ -91,7 +91,7 @@ def compare(method: str, epsilon: float, args: argparse.Namespace) -> dict[str, 
         effort="quick" if args.quick else "search",
         seeds=2 if args.quick else 5,
         anyway=True,
-        predict_time=False,
+        extras=False,
         progress=lambda line: print(f"  {time.strftime('%X')} {line}", flush=True),
     )
     seconds = time.perf_counter() - began

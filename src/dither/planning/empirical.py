@@ -1,6 +1,6 @@
 """The measured mode: successive halving on public records, whole rungs as a few compiled programs.
 
-All candidates start with one seed and the neighbours of the best join them; the better quarter goes on with more
+All candidates start with one seed and the neighbours of the best join them; the better part goes on with more
 seeds, and the last few are decided by the mean over all of theirs. The seeds of a search are never those of a
 final run (0, 1, 2, ...), so that no plan is chosen for its luck. Each candidate's noise is the accountant's for
 the full budget: nothing is shortened, only the number of seeds differs between rungs.
@@ -12,21 +12,23 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from dither.data import Dataset
 from dither.errors import NoProof
-from dither.planning.knobs import Point, neighbours
+from dither.planning.knobs import Point, neighbours, shape
 from dither.planning.pricing import Price, price
 from dither.planning.shapes import Material, rehearsal
 from dither.spec import Spec
-from dither.sweeps import sweep
+from dither.sweeps import Outcome, sweep
 
 FIRST_SEED = 1_000_000  # no final run has these
-KEEP = 4  # one in so many survives a rung
+KEEP = 6  # one in so many survives a rung
 LEAST = 4  # and never fewer than these
-REFINEMENTS = 2
+REFINEMENTS = 1
+BATCHES = (3, 9)  # runs that are compiled together
 
 Progress = Callable[[str], None]
 
@@ -87,7 +89,7 @@ def run_trials(
         specs += [spec.with_values({"seed": seed}) for seed in seeds]
     if progress:
         progress(f"{len(trials)} candidates, {len(seeds)} seed{'s' * (len(seeds) > 1)} each: {len(specs)} runs")
-    outcomes = sweep(specs, dataset=material.dataset)
+    outcomes = _outcomes(specs, [shape(trial.price.point) for trial in trials for _ in seeds], material)
     measured = []
     for number, trial in enumerate(trials):
         mine = [outcome.metrics[-1] for outcome in outcomes[number * len(seeds) : (number + 1) * len(seeds)]]
@@ -99,6 +101,24 @@ def run_trials(
             )
         )
     return measured
+
+
+def _outcomes(specs: Sequence[Spec], shapes: Sequence[Any], material: Material) -> list[Outcome]:
+    """Each spec's outcome. Specs of one shape go together, in batches of few sizes: a batch that is not full
+    repeats its last run, which costs less than to compile the same program for another number of runs."""
+    groups: dict[Any, list[int]] = {}
+    for number, one in enumerate(shapes):
+        groups.setdefault(one, []).append(number)
+    found: dict[int, Outcome] = {}
+    for members in groups.values():
+        left = members
+        while left:
+            width = next((size for size in BATCHES if size >= len(left)), BATCHES[-1])
+            batch, left = left[:width], left[width:]
+            filled = [*batch, *[batch[-1]] * (width - len(batch))]
+            outcomes = sweep([specs[number] for number in filled], dataset=material.dataset)
+            found.update(zip(batch, outcomes[: len(batch)], strict=True))
+    return [found[number] for number in range(len(specs))]
 
 
 def search(
@@ -130,7 +150,7 @@ def search(
 
     done: list[Trial] = []
     rung = ranked(more([Trial(one, epsilon) for one in prices], 0, 1))
-    # The best leads to its neighbours, which the grid may have left out; then their best to its own.
+    # The best leads to its neighbours, which the grid may have left out.
     for _ in range(REFINEMENTS):
         known = [trial.price.point for trial in rung]
         fresh = [point for point in neighbours(base, rung[0].price.point, smallest, fixed) if point not in known]

@@ -65,7 +65,7 @@ def ranges(base: Spec, smallest: int, given: Mapping[str, Sequence[Any]], *, eff
         "cohort_size": (max(1, clients // 2), clients) if fine else (clients,),
         "local_steps": (1, 2, 5, 10) if fine else (1,) if quick else (1, 4),
         "batch_size": _batches(base, smallest, effort),
-        key: (0.5, 2.0) if quick else (0.25, 0.5, 1.0, 2.0),
+        key: (0.5, 2.0) if quick else (0.5, 1.0, 2.0),
     }
     reach: Sequence[float] = (16.0, 64.0) if quick else (8.0, 32.0, 128.0)
     if base.method == "secure-fedavg" and not fine and not quick:  # a round reveals little: more of them

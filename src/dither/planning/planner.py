@@ -97,7 +97,7 @@ def plan(
     seeds: int = 5,
     effort: str = "search",
     anyway: bool = False,
-    predict_time: bool = True,
+    extras: bool = True,
     data_dir: str | Path | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Plan:
@@ -113,6 +113,7 @@ def plan(
     grid             values to try, by key; a knob among `values` is fixed
     constants        constants of the loss that are known, by name (see `Constants`)
     anyway           plan also where no signal can be left
+    extras           also measure other budgets (the ε-accuracy frontier) and how long the chosen run takes
     """
     if mode not in MODES:
         raise SpecError(f"mode={mode!r} is not one of {', '.join(map(repr, MODES))}")
@@ -127,7 +128,7 @@ def plan(
     first = material.dataset
     counts = shapes.stand_in(num_records, first.x_train.shape[1], first.classes)
     counts = counts._replace(schema=first.schema, image_shape=first.image_shape)
-    job = _Job(base, material, counts, smallest, fixed, metric, seeds, effort, anyway, progress)
+    job = _Job(base, material, counts, smallest, fixed, metric, seeds, effort, anyway, extras, progress)
 
     made: Plan | None = None
     notes: list[str] = []
@@ -151,7 +152,7 @@ def plan(
     assert made is not None  # noqa: S101  # one of the two modes has run
     if not material.public:
         notes.append("planned on synthetic records: the choice is only as good as their likeness to yours")
-    seconds = measured_seconds(made, material) if predict_time else math.nan
+    seconds = measured_seconds(made, material) if extras else math.nan
     return replace(made, notes=(*notes, *made.notes), seconds=seconds)
 
 
@@ -166,6 +167,7 @@ class _Job:
     seeds: int
     effort: str
     anyway: bool
+    extras: bool
     progress: Callable[[str], None] | None
 
     def say(self, line: str) -> None:
@@ -233,7 +235,7 @@ class _Job:
             source=self.material.source,
             notes=(),
             search=found,
-            frontier=self.other_budgets(found),
+            frontier=self.other_budgets(found) if self.extras else [],
         )
 
     def other_budgets(self, found: Search) -> list[Trial]:
