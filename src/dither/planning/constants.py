@@ -49,14 +49,19 @@ class Constants:
 
     def with_given(self, given: Mapping[str, float]) -> Constants:
         """The constants with some of them given by the user."""
-        names = [field.name for field in fields(self) if field.name != "sources"]
-        for name, value in given.items():
-            if name not in names:
-                raise SpecError(f"unknown constant {name!r}{did_you_mean(name, names)}")
-            if not (math.isfinite(value) and value >= 0):
-                raise SpecError(f"constant {name}={value} must be a finite number, 0 or above")
+        check_given(given)
         sources = {**self.sources, **dict.fromkeys(given, "given")}
         return replace(self, **given, sources=sources)
+
+
+def check_given(given: Mapping[str, float]) -> None:
+    """Raise `SpecError` for a name that is no constant, or a value that none can have."""
+    names = [field.name for field in fields(Constants) if field.name != "sources"]
+    for name, value in given.items():
+        if name not in names:
+            raise SpecError(f"unknown constant {name!r}{did_you_mean(name, names)}")
+        if not (math.isfinite(value) and value >= 0):
+            raise SpecError(f"constant {name}={value} must be a finite number, 0 or above")
 
 
 def estimate(spec: Spec, material: Material, *, seed: int = 0) -> Constants:

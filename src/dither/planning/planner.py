@@ -16,7 +16,7 @@ from dither.data import Dataset
 from dither.errors import DataError, SpecError
 from dither.papers.theory.common import Condition
 from dither.planning import empirical, knobs, pareto, pricing, shapes, theory
-from dither.planning.constants import Constants, estimate
+from dither.planning.constants import Constants, check_given, estimate
 from dither.planning.empirical import Search, Trial
 from dither.planning.knobs import Impossible, Point
 from dither.planning.pricing import Price
@@ -121,6 +121,7 @@ def plan(
         raise SpecError(f"metric={metric!r} is not one of 'accuracy', 'loss'")
     if not 0 < epsilon < math.inf:
         raise SpecError(f"epsilon={epsilon} must be above 0 and finite: without a budget there is nothing to plan")
+    check_given(constants or {})
     given = {key: tuple(values_) for key, values_ in (grid or {}).items()}
     base, fixed = _base(what, epsilon, delta, clients, model, view, adjacency, dict(values or {}), given)
     base, material, num_records = _material(base, records, dim, proxy, public_fraction, data_dir)
@@ -132,7 +133,9 @@ def plan(
 
     made: Plan | None = None
     notes: list[str] = []
-    if mode != "empirical" and base.method in theory.METHODS:
+    if mode == "auto" and "client_lr" in fixed:
+        notes.append("client_lr is given, and a theorem sets its own")
+    elif mode != "empirical" and base.method in theory.METHODS:
         made = job.by_theory(constants or {})
         if made.bounds is not None and made.bounds.vacuous:
             bound, gap = made.score, made.bounds.trivial
