@@ -72,7 +72,7 @@ def test_cpfed_says_something_for_a_friendly_loss():
 
 def test_rounds_have_an_interior_optimum_at_a_held_rate_only():
     """Rounds buy optimisation and cost noise. At a held rate the best number under a proven budget is interior;
-    where the rate may shrink as rounds grow, more rounds never hurt the bound."""
+    where the rate may shrink as rounds grow, the bound only flattens."""
     base, prices = priced("cpfed", epsilon=0.5, rounds=(4, 16, 64, 256, 1024, 4096))
     prices = [price for price in prices if price.point["batch_size"] == 1000 and price.point["local_steps"] == 1]
     held = cpfed.convergence_convex(
@@ -90,8 +90,8 @@ def test_rounds_have_an_interior_optimum_at_a_held_rate_only():
     ).total
     assert 0 < np.argmin(held) < len(held) - 1
     free = theory.bounds(base, prices, CONSTANTS, 1000).total
-    assert np.all(np.diff(free) < 0)
-    assert free.min() < held.min()
+    assert free[-1] < 1.05 * free.min()
+    assert held[-1] > 2 * held.min()
 
 
 def test_the_papers_epsilon_of_the_added_noise_is_what_its_bound_is_given():
