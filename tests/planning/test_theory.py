@@ -91,7 +91,7 @@ def test_rounds_have_an_interior_optimum_at_a_held_rate_only():
     assert 0 < np.argmin(held) < len(held) - 1
     free = theory.bounds(base, prices, CONSTANTS, 1000).total
     assert free[-1] < 1.05 * free.min()
-    assert held[-1] > 2 * held.min()
+    assert held[-1] > 1.5 * held.min()
 
 
 def test_the_papers_epsilon_of_the_added_noise_is_what_its_bound_is_given():
