@@ -29,6 +29,7 @@ _EXPORTS = {
     "Federation": "dither.data",
     "Spec": "dither.spec",
     "load": "dither.api",
+    "plan": "dither.api",
     "run": "dither.api",
     "simulate": "dither.engines.simulate",
 }
@@ -37,6 +38,7 @@ __all__ = ["__version__", *_EXPORTS]
 
 if TYPE_CHECKING:
     from dither.api import load as load
+    from dither.api import plan as plan
     from dither.api import run as run
     from dither.core import Algorithm as Algorithm
     from dither.core import ClientResult as ClientResult

@@ -3,9 +3,11 @@
 run = dither.run("adult", values={"num_rounds": 50}, out="runs/first")     # training
 dither.load("runs/first").predict(table)
 outcomes = api.sweep([spec.with_values({"seed": s}) for s in range(5)])       # sweeps
+dither.plan("cpfed", epsilon=1.0, proxy="adult", public_fraction=0.5).spec    # plan: knobs for a proven budget
 api.accounted(spec)                                                           # tasks: claimed and proven ε
 """
 
+from dither.planning import Plan, plan
 from dither.sweeps import Outcome, sweep
 from dither.tasks import (
     Task,
@@ -23,6 +25,7 @@ from dither.training import Run, load, resume, run
 
 __all__ = [
     "Outcome",
+    "Plan",
     "Run",
     "Task",
     "accounted",
@@ -32,6 +35,7 @@ __all__ = [
     "deal",
     "load",
     "load_data",
+    "plan",
     "planned_rounds",
     "proven",
     "proven_so_far",

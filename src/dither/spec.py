@@ -58,6 +58,10 @@ class DataSpec:
         "test records: the set's own, or 80/10/10 train/test/validation inside each client",
         ("given", "per-client"),
     )
+    public_fraction: float = _key(
+        0.0, "share of the training records declared public, chosen by row number alone", at_least=0.0, below=1.0
+    )
+    part: str = _key("all", "training records used, by that declaration", ("all", "public", "private"))
 
 
 @dataclass(frozen=True)
@@ -417,6 +421,8 @@ def _check_together(spec: Spec) -> None:
         raise SpecError("give data.name (dither data list) or data.path")
     if spec.data.test_path and spec.data.split == "per-client":
         raise SpecError("data.test_path with data.split='per-client' would train on the test file; leave one out")
+    if spec.data.part != "all" and spec.data.public_fraction == 0:
+        raise SpecError(f"data.part={spec.data.part!r} needs data.public_fraction, the share declared public")
     scales = len(spec.privacy.noise_scale)
     if scales and spec.num_clients and scales != spec.num_clients:
         raise SpecError(f"privacy.noise_scale has {scales} entries for num_clients={spec.num_clients}")

@@ -387,7 +387,8 @@ def load_data(spec: Spec, *, data_dir: str | Path | None = None) -> data.Dataset
         group_column=d.column if d.partition == "column" else "",
         seed=spec.seed,
     )
-    return data.pool(dataset) if d.split == "per-client" else dataset
+    dataset = data.pool(dataset) if d.split == "per-client" else dataset
+    return dataset if d.part == "all" else data.public_part(dataset, d.part, d.public_fraction)
 
 
 def pooled(dataset: data.Dataset) -> Arrays:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
-from typing import Any
+from functools import partial
 
 import jax
 import numpy as np
 
+from dither.core import Array, Key
 from dither.privacy import noise, sampling
 
 
@@ -28,17 +28,18 @@ def planned(
     cohorts: list[np.ndarray] = [np.zeros(0, np.int32)] * num_rounds
     for size in np.unique(sizes):
         rounds = np.flatnonzero(sizes == size)
-        drawn = _drawing(num_clients, int(size))(stream, rounds.astype(np.int32))
-        for at, chosen in zip(rounds, np.asarray(drawn), strict=True):
+        if size == num_clients:
+            drawn = np.broadcast_to(np.arange(num_clients, dtype=np.int32), (len(rounds), num_clients))
+        else:
+            # Filled up to a power of two: specs of a sweep that differ in their rounds share a compilation.
+            padded = np.zeros(1 << (len(rounds) - 1).bit_length(), np.int32)
+            padded[: len(rounds)] = rounds
+            drawn = np.asarray(_draw(stream, padded, num_clients=num_clients, size=int(size)))[: len(rounds)]
+        for at, chosen in zip(rounds, drawn, strict=True):
             cohorts[at] = chosen
     return cohorts
 
 
-@lru_cache(maxsize=64)
-def _drawing(num_clients: int, size: int) -> Callable[[Any, np.ndarray], Any]:
-    """The draw of many rounds' cohorts, compiled once for all seeds of a sweep."""
-
-    def draw(stream: Any, rounds: Any) -> Any:
-        return jax.vmap(lambda index: sampling.cohort(noise.for_round(stream, index), num_clients, size))(rounds)
-
-    return jax.jit(draw)
+@partial(jax.jit, static_argnames=("num_clients", "size"))
+def _draw(stream: Key, rounds: Array, *, num_clients: int, size: int) -> Array:
+    return jax.vmap(lambda index: sampling.cohort(noise.for_round(stream, index), num_clients, size))(rounds)
