@@ -253,6 +253,14 @@ class Spec:
         text = json.dumps(self.to_dict(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
+    def fingerprint(self) -> str:
+        """SHA-256 of what differs from the defaults: unlike `digest` the same in later versions that know more keys,
+        and so a name for results that are kept. Whoever changes a default's meaning must change such names."""
+        plain = _flatten(Spec(method=self.method).to_dict())
+        chosen = {key: value for key, value in _flatten(self.to_dict()).items() if value != plain.get(key)}
+        text = json.dumps({**chosen, "method": self.method}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
     @classmethod
     def default(cls, key: str) -> Any:
         """The default of a dotted key."""

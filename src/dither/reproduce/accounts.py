@@ -37,7 +37,7 @@ class Book(Accounts):
                 unit=unit,
             )
 
-        return float(self._cache.kept("proven", f"{spec.digest()}-{unit}", compute))
+        return float(self._cache.kept("proven", f"{spec.fingerprint()}-{unit}", compute))
 
     def proven_stop(self, spec: Spec, budget: float) -> int:
         """The last round of a run whose proven ε is within the budget."""
@@ -51,11 +51,11 @@ class Book(Accounts):
                 low, high = (middle, high) if inside else (low, middle - 1)
             return low
 
-        return int(self._cache.kept("stops", f"{spec.digest()}-{budget:.8g}", compute))
+        return int(self._cache.kept("stops", f"{spec.fingerprint()}-{budget:.8g}", compute))
 
     def estimated(self, name: str, spec: Spec, estimate: Callable[[Any], Mapping[str, Any]]) -> Mapping[str, Any]:
         """What `estimate(task)` finds in the data, kept under a name."""
-        key = hashlib.sha256(f"{name} {spec.digest()}".encode()).hexdigest()
+        key = hashlib.sha256(f"{name} {spec.fingerprint()}".encode()).hexdigest()
         found: Mapping[str, Any] = self._cache.kept(name, key, lambda: dict(estimate(self._task(spec))))
         return found
 

@@ -217,7 +217,7 @@ class View:
                         if x is None or panel.axis is None
                         else f"{line.label}, {panel.axis.label} {x:g}"
                     )
-                    found.setdefault(self.spec(values, 0).digest(), (name, values))
+                    found.setdefault(self.spec(values, 0).fingerprint(), (name, values))
         return list(found.values())
 
     def specs(self) -> list[Spec]:
@@ -283,7 +283,7 @@ class View:
 
 def point_key(spec: Spec, gradient_norm: bool) -> str:
     """The name of a run in the cache."""
-    return spec.digest() + ("-gradient" if gradient_norm else "")
+    return spec.fingerprint() + ("-gradient" if gradient_norm else "")
 
 
 def _list(values: Sequence[Any]) -> str:
