@@ -25,10 +25,10 @@ ROOMS = [
     "tasks",
     "sweeps",
     "training",
+    "reproduce",
     "api",
     "plan",
     "audit",
-    "reproduce",
     "web",
     "cli",
 ]

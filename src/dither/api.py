@@ -4,8 +4,11 @@ run = dither.run("adult", values={"num_rounds": 50}, out="runs/first")     # tra
 dither.load("runs/first").predict(table)
 outcomes = api.sweep([spec.with_values({"seed": s}) for s in range(5)])       # sweeps
 api.accounted(spec)                                                           # tasks: claimed and proven ε
+api.reproduce("nbafl/fig2", scale="quick", out="reproduced")                    # the papers' figures
 """
 
+from dither.reproduce.running import Result as Reproduction
+from dither.reproduce.running import reproduce
 from dither.sweeps import Outcome, sweep
 from dither.tasks import (
     Task,
@@ -23,6 +26,7 @@ from dither.training import Run, load, resume, run
 
 __all__ = [
     "Outcome",
+    "Reproduction",
     "Run",
     "Task",
     "accounted",
@@ -35,6 +39,7 @@ __all__ = [
     "planned_rounds",
     "proven",
     "proven_so_far",
+    "reproduce",
     "resume",
     "run",
     "sweep",

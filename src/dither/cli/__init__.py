@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import dither
-from dither.cli import budgets, datasets, runs
+from dither.cli import budgets, datasets, reproductions, runs
 from dither.cli.printing import error_terminal, escape
 from dither.errors import DitherError
 
@@ -25,6 +25,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 runs.register(app)
+reproductions.register(app)
 app.add_typer(datasets.app, name="data")
 app.add_typer(budgets.app, name="budget")
 

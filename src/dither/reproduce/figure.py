@@ -54,7 +54,7 @@ class Line(NamedTuple):
 
     label: str
     values: Values = MappingProxyType({})
-    formula: Callable[[View], tuple[Sequence[float], Sequence[float]]] | None = None  # (x, y) in float64
+    formula: Callable[[View], tuple[np.ndarray, np.ndarray]] | None = None  # (x, y) in float64
     dashed: bool = False
     until: Callable[[View, int], int] | None = None  # the last round shown, given the seed
 

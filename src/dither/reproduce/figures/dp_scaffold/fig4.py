@@ -89,8 +89,8 @@ def _range(found: list[int]) -> str:
 FIGURE = Figure(
     id="dp-scaffold/fig4",
     title="Accuracy of the three schemes at equal budget",
-    shows="8 of 40 users a round, 2,500 images each, B = 500, τ = 50, σ_0² = 8, R_th = 200, R = 600; each line ends "
-    "where its budget, that of scheme 0 after all rounds, is spent.",
+    shows="8 of 40 users a round, 2,500 images each, B = 500, τ = 50, σ_0² = 8, R_th = 200, R = 600; each line "
+    "ends where its budget, that of scheme 0 after all rounds, is spent.",
     base={"preset": "dp-scaffold", "method_options.stop_at_budget": "no", "eval_every": 1},
     panels=panels,
     claims=(
@@ -116,8 +116,8 @@ FIGURE = Figure(
                 "privacy.noise_decay_start": 50,
                 "eval_every": 5,
             },
-            note="steps, rate and noise are scaled together so that the model travels as far and the noise moves it "
-            "as much as in the full run (20 times fewer steps, 20 times the rate, noise variance a 20th)",
+            note="steps, rate and noise are scaled together so that the model travels as far and the noise moves "
+            "it as much as in the full run (20 times fewer steps, 20 times the rate, noise variance a 20th)",
         ),
         "smoke": Scale(
             1,

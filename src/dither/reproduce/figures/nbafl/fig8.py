@@ -100,8 +100,8 @@ def tables(view: View) -> list[Table]:
     )
     looks = ", ".join(map(str, found["rounds"]))
     note = (
-        f"Estimated {METHOD}; looked at after rounds {looks}. μ = 10 as for the reference constants where it suffices, "
-        f"else 2(ρB + ρB²/2), which contracts most. {conditions}."
+        f"Estimated {METHOD}; looked at after rounds {looks}. μ = 10 as for the reference constants where it "
+        f"suffices, else 2(ρB + ρB²/2), which contracts most. {conditions}."
     )
     return [Table("Constants of Theorem 2", rows, note)]
 

@@ -9,7 +9,13 @@ from dither.reproduce.figure import Line, Panel, Values, View
 from dither.reproduce.figures.words import ACCURACY, TABLE_STAND_IN
 
 BASE = {"preset": "secure-fedavg", "num_rounds": 100, "eval_every": 5}
-SMOKE = {**TABLE_STAND_IN, "num_rounds": 4, "eval_every": 2, "cohort_size": 4, "method_options.first_round": "cohort"}
+SMOKE = {
+    **TABLE_STAND_IN,
+    "num_rounds": 4,
+    "eval_every": 2,
+    "cohort_size": 4,
+    "method_options.first_round": "cohort",
+}
 PROVEN = {"privacy.noise": "proven"}
 PROVEN_NOTE = (
     "Noise set by the accountant so that the ε of one message, which is what the paper states, is true "
