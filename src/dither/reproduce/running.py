@@ -125,6 +125,7 @@ def _entry(
         canvas = drawing.draw(figure, views)
         stem = figure.id.replace("/", "-")
         entry["png"] = drawing.encoded(canvas, "png")
+        canvas.set_layout_engine("none")  # both pictures in the layout that was found for the first
         write_bytes(out / f"{stem}.png", entry["png"])
         write_bytes(out / f"{stem}.svg", drawing.encoded(canvas, "svg"))
         write_text(out / f"{stem}.csv", drawing.raw(figure, views))
