@@ -83,6 +83,11 @@ def too_few(*groups: np.ndarray) -> Verdict | None:
     return None
 
 
+def needs_seeds(seeds: Sequence[int]) -> Verdict | None:
+    """The verdict of a claim about means and settings that one or two seeds cannot carry."""
+    return too_few(np.zeros(len(seeds)))
+
+
 def not_judged(reason: str) -> Verdict:
     """A claim that this scale cannot speak about."""
     return Verdict(NOT_JUDGED, reason)
