@@ -225,11 +225,9 @@ class View:
                     continue
                 for x, more in panel.axis.points if panel.axis else ((None, {}),):
                     values = {**line.values, **more}
-                    name = (
-                        line.label
-                        if x is None or panel.axis is None
-                        else f"{line.label}, {panel.axis.label} {x:g}"
-                    )
+                    name = ": ".join(part for part in (panel.title, line.label) if part)
+                    if panel.axis is not None and x is not None:
+                        name += f", {panel.axis.label} {x:g}"
                     found.setdefault(self._known(values, 0)[1], (name, values))
         return list(found.values())
 
