@@ -26,9 +26,9 @@ ROOMS = [
     "sweeps",
     "training",
     "planning",
+    "reproduce",
     "api",
     "audit",
-    "reproduce",
     "web",
     "cli",
 ]

@@ -5,9 +5,12 @@ dither.load("runs/first").predict(table)
 outcomes = api.sweep([spec.with_values({"seed": s}) for s in range(5)])       # sweeps
 dither.plan("cpfed", epsilon=1.0, proxy="adult", public_fraction=0.5).spec    # plan: knobs for a proven budget
 api.accounted(spec)                                                           # tasks: claimed and proven ε
+api.reproduce("nbafl/fig2", scale="quick", out="reproduced")                    # the papers' figures
 """
 
 from dither.planning import Plan, plan
+from dither.reproduce.running import Result as Reproduction
+from dither.reproduce.running import reproduce
 from dither.sweeps import Outcome, sweep
 from dither.tasks import (
     Task,
@@ -26,6 +29,7 @@ from dither.training import Run, load, resume, run
 __all__ = [
     "Outcome",
     "Plan",
+    "Reproduction",
     "Run",
     "Task",
     "accounted",
@@ -39,6 +43,7 @@ __all__ = [
     "planned_rounds",
     "proven",
     "proven_so_far",
+    "reproduce",
     "resume",
     "run",
     "sweep",
