@@ -1,0 +1,520 @@
+"""The audit of a spec: for each adversary view, claimed, proven and attacked ε.
+
+report = audit("secure-fedavg", views=("upload",), trials=10_000, confidence=0.99)
+report.rows[0]["attacked"]["value"], report.violations
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dither import data
+from dither.audit import bounds, one_run, scores
+from dither.audit.designs import Design, World, designs, world
+from dither.audit.worlds import VIEWS, Code, Experiment, KeysOf, Schedule, Seen, floats_per_trial, schedule
+from dither.core import Algorithm, Hyper, Release, RoundInfo
+from dither.errors import SpecError, did_you_mean
+from dither.privacy import sampling
+from dither.spec import Spec
+from dither.tasks import Task, build_task, claimed, proven
+
+_SEARCH = 256  # trials with which designs are compared
+_PILOT, _MOST_PILOT = 2048, 32_768
+_OPERATIONS = 1.2e12  # of one row: about a minute on two cores
+_FEWEST = 200  # trials, however large the model
+_LARGE = 20_000  # parameters above which nobody else's upload is looked at beside the target's
+_TWO_POINTS = 0.05  # noise stds within which noiseless outputs count as one point
+
+
+class Row(NamedTuple):
+    """One line of the report before it is made plain: what was attacked and what was found."""
+
+    view: str
+    unit: str
+    design: str
+    rounds: int
+    bounds: list[bounds.LowerBound]
+    scores_in: np.ndarray
+    scores_out: np.ndarray
+    cuts: list[bounds.Cut]
+    plain: bool
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What an audit found. `rows` are plain values; `found` keeps the scores for pictures."""
+
+    spec: Spec
+    confidence: float
+    claimed: dict[str, Any]
+    rows: list[dict[str, Any]]
+    notes: list[str]
+    found: list[Row] = field(repr=False, default_factory=list)
+
+    @property
+    def violations(self) -> list[dict[str, Any]]:
+        """Rows whose attacked ε exceeds the proven one: a bug in the method, its noise or the accountant."""
+        return [row for row in self.rows if row["verdict"] == "VIOLATION"]
+
+    @property
+    def refuted(self) -> list[dict[str, Any]]:
+        """Rows whose attacked ε exceeds the paper's claim."""
+        return [row for row in self.rows if row["refutes_claim"]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain values, without the scores."""
+        return {
+            "method": self.spec.method,
+            "spec": self.spec.to_dict(),
+            "confidence": self.confidence,
+            "claimed": self.claimed,
+            "rows": self.rows,
+            "notes": self.notes,
+        }
+
+
+def audit(
+    what: Spec | str | Path | Mapping[str, Any] | Task,
+    *,
+    values: Mapping[str, Any] | None = None,
+    views: Sequence[str] = VIEWS,
+    trials: int = 10_000,
+    confidence: float = 0.95,
+    canaries: int = 0,
+    rounds: int | None = None,
+    seed: int = 0,
+    data_dir: str | Path | None = None,
+    dataset: data.Dataset | None = None,
+    build: Callable[[Hyper], Algorithm] | None = None,
+    keys: KeysOf | None = None,
+    on_row: Callable[[dict[str, Any]], None] | None = None,
+) -> Audit:
+    """Attack a spec (or a preset, a TOML file, a run's spec, a `Task`): a lower bound on ε for each view.
+
+    Each row holds with probability `confidence`, whatever form of bound is its largest. `trials` are made in each of
+    two worlds. `rounds` looks at the target's first rounds only: still a lower bound for the whole run. `canaries`
+    adds the bounds from one run with so many canaries. `build` and `keys` put other code in the place of the
+    method's and the engine's own, to see whether the audit notices.
+    """
+    for view in views:
+        if view not in VIEWS:
+            raise SpecError(f"view={view!r} is not one of {', '.join(VIEWS)}{did_you_mean(view, VIEWS)}")
+    if not 0.5 < confidence < 1:
+        raise SpecError(f"confidence={confidence} must lie between 0.5 and 1")
+    if trials < _FEWEST:
+        raise SpecError(f"trials={trials} are too few to say anything; give at least {_FEWEST}")
+    if isinstance(what, Task):
+        task = what
+    else:
+        spec = Spec.from_any(what).with_values(values or {})
+        task = build_task(spec, data_dir=data_dir, dataset=dataset)
+    if task.prepared.per_client:
+        raise SpecError(f"{task.spec.method} protects whole clients; an audit replaces one record")
+    code = Code.of(task.prepared)
+    code = code._replace(build=build or code.build, keys=keys or code.keys)
+    table, claim = proven(task), claimed(task.prepared.claim)
+    auditor = _Auditor(task, code, table, trials, confidence, rounds, seed)
+    wanted = [(view, "run") for view in views]
+    if "upload" in views and len(task.cohorts) > 1:
+        wanted.insert(0, ("upload", "message"))
+    rows, found = [], []
+    for view, unit in wanted:
+        row = auditor.attack(view, unit)
+        found.append(row)
+        rows.append(_plain(row, task, table, claim, auditor.reached(row)))
+        if on_row:
+            on_row(rows[-1])
+    if canaries:
+        row = auditor.attack_once(canaries)
+        found.append(row)
+        rows.append(_plain(row, task, table, claim, auditor.reached(row)))
+        if on_row:
+            on_row(rows[-1])
+    return Audit(task.spec, confidence, claim, rows, auditor.notes, found)
+
+
+class _Auditor:
+    """Attacks views of one task one after the other."""
+
+    def __init__(
+        self,
+        task: Task,
+        code: Code,
+        table: list[dict[str, Any]],
+        trials: int,
+        confidence: float,
+        rounds: int | None,
+        seed: int,
+    ) -> None:
+        self.task, self.code, self.table = task, code, table
+        self.trials, self.confidence, self.rounds = trials, confidence, rounds
+        self.notes: list[str] = []
+        self._next_seed = (seed * 0x9E3779B1 + 1) % 2**32
+        self._position: int | None = None
+        self.sizes = np.asarray(task.federation.size)
+        # What the method reveals says how it samples; the code under audit may be another.
+        self.algorithm = task.prepared.build(task.prepared.hyper)
+
+    # One row
+
+    def attack(self, view: str, unit: str) -> Row:
+        """The best of the designs, then pilot and trials."""
+        spec = self.task.spec
+        plan = self._schedule(view, 1 if unit == "message" else self.rounds)
+        release = self._release(plan)
+        trials, plan = self._affordable(view, plan)
+        experiment = self._experiment(view, plan)
+        size = int(self.sizes[plan.target])
+        options = self._designs(view, plan, release)
+        used = _round_rate(release, spec.local_steps)
+        search = int(np.clip(40 / used, _SEARCH, 8192))
+        search = min(search, max(trials // 20, 16)) if trials < self.trials else search
+        placed = [self._place(experiment, design, size, release, search) for design in options]
+        _, design, pair, line = max(placed, key=lambda found: found[0])
+
+        pilot_size = int(np.clip(100 / used, _PILOT, _MOST_PILOT))
+        pilot_size = min(pilot_size, max(trials // 4, 50)) if trials < self.trials else pilot_size
+        pilot = self._pilot(experiment, design, pair, line, pilot_size)
+        score = scores.learn(pilot)
+        pilot_in, pilot_out = score(pilot.seen_in), score(pilot.seen_out)
+        seen_in, seen_out = (
+            self._observe(experiment, design, pair, line, which, trials) for which in (0, 1)
+        )
+        scores_in, scores_out = score(seen_in), score(seen_out)
+
+        plain = _is_plain(release)
+        exhibit = _exhibit(pilot, score, release)
+        forms = 1 + plain + (exhibit is not None)
+        each = 1 - (1 - self.confidence) / forms
+        cuts = bounds.choose_cuts(
+            pilot_in, pilot_out, trials=trials, delta=spec.privacy.delta, error=1 - each
+        )
+        aim = {"delta": spec.privacy.delta, "confidence": each}
+        result = [bounds.count_bound(scores_in, scores_out, cuts, **aim)]
+        if plain:
+            result.append(bounds.mu_bound(scores_in, scores_out, bounds.mu_cuts(pilot_in, pilot_out), **aim))
+        if exhibit is not None:
+            result.append(bounds.exhibited_bound(exhibit, **aim))
+        return Row(view, unit, design.name, len(plan.rounds), result, scores_in, scores_out, cuts, plain)
+
+    def attack_once(self, canaries: int) -> Row:
+        """Many canaries in one run."""
+        spec = self.task.spec
+        plan = self._schedule("upload", self.rounds)
+        trial = one_run.run(
+            self.code,
+            self.task.model,
+            plan,
+            self.sizes,
+            num_features=self.task.problem.x.shape[1],
+            canaries=canaries,
+            movement=self._movement("upload", plan),
+            seed=self._seeds(1)[0],
+        )
+        release = self._release(plan)
+        shares = (0.1, 0.3, 1.0)
+        plain = _is_plain(release)
+        each = 1 - (1 - self.confidence) / (len(shares) * (1 + plain))
+        aim = {"delta": spec.privacy.delta, "confidence": each}
+        found = []
+        for share in shares:
+            guesses = bounds.count_guesses(trial.scores, trial.included, share)
+            found.append(bounds.one_run_bound(guesses, **aim))
+            if plain:
+                found.append(bounds.one_run_gaussian_bound(guesses, **aim))
+        best = [max((b for b in found if b.form == form), key=lambda b: b.value) for form in {b.form for b in found}]
+        return Row(
+            "upload",
+            "one run",
+            f"{canaries} canaries",
+            len(plan.rounds),
+            sorted(best, key=lambda b: b.form),
+            trial.scores[trial.included],
+            trial.scores[~trial.included],
+            [],
+            plain,
+        )
+
+    def reached(self, row: Row) -> list[dict[str, Any]]:
+        """Attacked ε from the first trials, for the picture of ε against trials."""
+        if not row.cuts:
+            return []
+        steps, count = [], len(row.scores_in)
+        while count >= 100:
+            aim = {"delta": self.task.spec.privacy.delta, "confidence": self.confidence}
+            found = bounds.count_bound(row.scores_in[:count], row.scores_out[:count], row.cuts, **aim)
+            step = {"trials": count, "counts": found.value}
+            if row.plain:
+                cuts = bounds.mu_cuts(row.scores_in, row.scores_out)
+                step["mu"] = bounds.mu_bound(row.scores_in[:count], row.scores_out[:count], cuts, **aim).value
+            steps.append(step)
+            count //= 2
+        return steps[::-1]
+
+    # Pieces
+
+    def _schedule(self, view: str, rounds: int | None) -> Schedule:
+        return schedule(
+            self.task.cohorts,
+            self.sizes,
+            view=view,
+            rounds=rounds,
+            colluders=min(self.task.spec.privacy.colluders, self.task.spec.cohort_size - 1) if view == "sum" else 0,
+        )
+
+    def _release(self, plan: Schedule) -> tuple[Release, ...]:
+        target = plan.target
+        info = RoundInfo(int(plan.rounds[0]), target, int(self.sizes[target]), int(plan.cohort_sizes[0]))
+        return tuple(r for r in self.algorithm.releases(info) if r.channel == "uplink")
+
+    def _experiment(self, view: str, plan: Schedule) -> Experiment:
+        task = self.task
+        members = plan.cohorts.shape[1] if view != "upload" else (1 if task.num_params > _LARGE else 2)
+        return Experiment(
+            self.code,
+            view,
+            plan,
+            self.sizes,
+            exposures=task.prepared.exposures if view == "broadcast" else 0,
+            alone=task.num_params > _LARGE,
+            work=floats_per_trial(task.model, task.problem.x.shape[1], self._width(), members),
+        )
+
+    def _width(self) -> int:
+        spec = self.task.spec
+        if spec.batch_sampling in ("full", "poisson-full"):
+            return int(self.sizes.max())
+        sampler = sampling.make(
+            spec.batch_sampling,
+            batch_size=min(spec.batch_size, int(self.sizes.min())),
+            local_steps=1,
+            client_sizes=self.sizes,
+            sampling_rate=spec.sampling_rate,
+        )
+        return sampler.width
+
+    def _affordable(self, view: str, plan: Schedule) -> tuple[int, Schedule]:
+        """Fewer rounds, then fewer trials, where all would take too long; a lower bound stays one."""
+        spec = self.task.spec
+        members = plan.cohorts.shape[1] if view != "upload" else 1
+        if view in ("broadcast", "final"):
+            members *= 2  # the adversary's own expectation
+        one = members * spec.local_steps * self.task.num_params * (6.0 * self._width() + 60.0)
+        rounds = len(plan.rounds)
+        fit = int(np.clip(_OPERATIONS / (2 * self.trials * one), 1, rounds))
+        if fit < rounds and self.rounds is None and view != "final":
+            self.notes.append(f"view {view}: the first {fit} of {rounds} rounds are attacked (--rounds for more)")
+            plan = Schedule(
+                plan.target, plan.rounds[:fit], plan.cohorts[:fit], plan.cohort_sizes[:fit]
+            )
+        trials = int(np.clip(_OPERATIONS / (2 * one * len(plan.rounds)), _FEWEST, self.trials))
+        if trials < self.trials:
+            self.notes.append(f"view {view}: {trials} trials instead of {self.trials}, as the model is large")
+        return trials, plan
+
+    def _movement(self, view: str, plan: Schedule) -> float:
+        """How far training can carry the model along the line, as long as broadcasts are not chosen anew."""
+        spec, hyper = self.task.spec, self.task.prepared.hyper
+        step = float(hyper.get("client_lr", spec.client_lr))
+        reach = float(hyper.get("clip_norm", 1.0))
+        noise = float(np.max(np.asarray(hyper.get("noise_std", 0.0))))
+        rounds = len(plan.rounds) if view in ("broadcast", "final") else 1
+        moved = step * spec.local_steps * reach * rounds + 6 * step * noise * math.sqrt(spec.local_steps * rounds)
+        return min(moved, 500.0)
+
+    def _designs(self, view: str, plan: Schedule, release: tuple[Release, ...]) -> list[Design]:
+        task, spec = self.task, self.task.spec
+        rows = [r for r in self.table if r["view"] == view and r["adjacency"] == spec.privacy.adjacency]
+        rests_on_bound = any(row["recipe"].startswith("R6") for row in rows)
+        features = task.problem.x.shape[1]
+        norm_bound = None
+        if rests_on_bound:
+            schema = task.dataset.schema
+            squared = float(features)
+            if schema is not None:
+                squared = min(squared, schema.squared_norm_bound(spec.data.encoding, spec.data.features))
+            norm_bound = math.sqrt(squared)
+        return designs(
+            task.model,
+            features,
+            adjacency=spec.privacy.adjacency,
+            movement=self._movement(view, plan),
+            clip=spec.privacy.clip,
+            clip_norm=spec.privacy.clip_norm,
+            norm_bound=norm_bound,
+            seed=spec.seed,
+        )
+
+    def _place(
+        self, experiment: Experiment, design: Design, size: int, release: tuple[Release, ...], count: int
+    ) -> tuple[float, Design, tuple[World, World], np.ndarray]:
+        """How well a design tells its worlds apart in a short pilot, with the canary where it is used most."""
+        rows = int(self.sizes.max())
+
+        def made(inside: bool, positions: np.ndarray) -> World:
+            return world(design, size, rows, inside=inside, positions=positions)
+
+        everywhere, nowhere = np.arange(size), np.arange(0)
+        if _is_plain(release):
+            all_in, all_out = made(True, everywhere[:1]), made(False, everywhere[:1])
+        else:
+            all_in = made(True, everywhere)
+            all_out = made(False, everywhere) if design.neighbour is not None else made(True, nowhere)
+        line = experiment.line(all_in, all_out, design.start)
+        if not np.any(line) or not np.all(np.isfinite(line)):
+            return -math.inf, design, (all_in, all_out), line
+        position = 0
+        if not _is_plain(release):
+            position = self._most_used(experiment, design, made, line, size)
+        pair = made(True, np.array([position])), made(False, np.array([position]))
+        pilot = self._pilot(experiment, design, pair, line, count)
+        if not all(np.all(np.isfinite(seen.target)) for seen in pilot):
+            return -math.inf, design, pair, line
+        return scores.separation(scores.learn(pilot), pilot), design, pair, line
+
+    def _most_used(
+        self, experiment: Experiment, design: Design, made: Callable[..., World], line: np.ndarray, size: int
+    ) -> int:
+        """Halve the positions again and again, towards the half that shows more: a sampler that prefers some
+        records, or forgets its randomness, is found out."""
+        if self._position is not None and self._position < size:
+            return self._position
+        low, high = 0, size
+        seeds = self._seeds(64)
+        while high - low > 1:
+            middle = (low + high) // 2
+            shown = []
+            for some in (np.arange(low, middle), np.arange(middle, high)):
+                both = made(True, some), made(True, np.arange(0))
+                ends = [
+                    experiment.observe(experiment.inputs(w, both[1], design.start, line, noise=False), seeds).target
+                    for w in both
+                ]
+                shown.append(float(np.abs(ends[0] - ends[1]).mean()))
+            low, high = (low, middle) if shown[0] >= shown[1] else (middle, high)
+        self._position = low
+        return low
+
+    def _pilot(
+        self, experiment: Experiment, design: Design, pair: tuple[World, World], line: np.ndarray, count: int
+    ) -> scores.Pilot:
+        seen, plain = [], []
+        for own in pair:
+            seeds = self._seeds(count)
+            for noise, into in ((True, seen), (False, plain)):
+                inputs = experiment.inputs(own, pair[1], design.start, line, noise=noise)
+                into.append(experiment.observe(inputs, seeds))
+        return scores.Pilot(*seen, *plain)
+
+    def _observe(
+        self,
+        experiment: Experiment,
+        design: Design,
+        pair: tuple[World, World],
+        line: np.ndarray,
+        which: int,
+        count: int,
+    ) -> Seen:
+        inputs = experiment.inputs(pair[which], pair[1], design.start, line, noise=True)
+        return experiment.observe(inputs, self._seeds(count))
+
+    def _seeds(self, count: int) -> np.ndarray:
+        """Seeds that no other trial of this audit has."""
+        first, self._next_seed = self._next_seed, (self._next_seed + count) % 2**32
+        return ((first + np.arange(count, dtype=np.uint64)) % 2**32).astype(np.uint32)
+
+
+def _round_rate(release: tuple[Release, ...], local_steps: int) -> float:
+    """Probability that one record is used in one participation."""
+    if not release:
+        return 1.0
+    one = release[0].sampling
+    if one.kind.endswith("-round"):
+        return max(one.rate, 1e-9)
+    return max(sampling.used_in_round(one, local_steps), 1e-9)
+
+
+def _is_plain(release: tuple[Release, ...]) -> bool:
+    """No sampling: the trade-off of each view is a Gaussian's."""
+    return bool(release) and all(r.sampling.kind in ("full", "full-round") for r in release)
+
+
+def _exhibit(pilot: scores.Pilot, score: scores.Score, release: tuple[Release, ...]) -> bounds.Exhibit | None:
+    """The pilot as an exhibited pair, where its noiseless outputs are two points: one with the record used, one
+    without. None where they are not, where rounds differ by more than 2%, or where uses in one round tell of others.
+    """
+    if not release or np.any(score.helper) or np.any(score.before):
+        return None
+    inside, outside = pilot.plain_in.target, pilot.plain_out.target
+    base = outside[0]
+    grain = _TWO_POINTS * score.noise_std
+    moved = np.abs(inside - base) > grain
+    if np.any(np.abs(outside - base) > grain) or not np.any(moved):
+        return None
+    rounds = inside.shape[1]
+    if rounds > 1 and release[0].sampling.kind.startswith("shuffled"):
+        return None
+    if not np.all(np.any(moved, axis=0)):
+        return None
+    shift = np.where(moved, inside - base, 0.0)
+    distance = shift.sum(axis=0) / moved.sum(axis=0)
+    if np.any(np.abs(np.where(moved, inside - base - distance, 0.0)) > grain):
+        return None
+    residual = np.concatenate(
+        [pilot.seen_in.target - pilot.plain_in.target, pilot.seen_out.target - pilot.plain_out.target]
+    )
+    ratio = residual.std(axis=0) / np.abs(distance)
+    if rounds > 1 and not _is_plain(release) and ratio.max() > 1.02 * ratio.min() + 6 * ratio.mean() / math.sqrt(len(residual)):
+        return None
+    # In units of each round's distance; unequal rounds without sampling: the mean of σ² is cautious (Jensen).
+    nearest = np.abs(np.where(moved, inside - base, distance)).min(axis=0) / np.abs(distance)
+    return bounds.Exhibit(
+        float(nearest.min()), (residual / np.abs(distance)).ravel(), int(moved.sum()), moved.size, rounds
+    )
+
+
+def _plain(
+    row: Row, task: Task, table: list[dict[str, Any]], claim: dict[str, Any], reached: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """A row as plain values, with what is proved for the same view, and the verdict."""
+    adjacency = task.spec.privacy.adjacency
+    unit = "run" if row.unit == "one run" else row.unit
+    match = next(
+        r
+        for r in table
+        if r["view"] == row.view and r["adjacency"] == adjacency and r["unit"].split(",")[0] == unit
+    )
+    best = max(row.bounds, key=lambda b: b.value)
+    claim_here = claim["value"] if claim["unit"] == unit and claim["adjacency"] == adjacency else None
+    # A whole run reveals at least as much as one message, and a message's claim must not exceed what one shows.
+    confidence = 1 - sum(1 - b.confidence for b in row.bounds)
+    violated = not match["assumed"] and best.value > match["value"] * (1 + 1e-6)
+    return {
+        "view": row.view,
+        "unit": row.unit,
+        "adjacency": adjacency,
+        "delta": task.spec.privacy.delta,
+        "claimed": claim_here,
+        "proven": match["value"],
+        "recipe": match["recipe"],
+        "assumed": match["assumed"],
+        "attacked": {
+            "value": best.value,
+            "form": best.form,
+            "confidence": round(confidence, 10),
+            "trials": best.trials,
+            "detail": best.detail,
+        },
+        "bounds": [b._asdict() for b in row.bounds],
+        "design": row.design,
+        "rounds": row.rounds,
+        "refutes_claim": claim_here is not None and best.value > claim_here,
+        "verdict": "VIOLATION" if violated else "within the proof",
+        "reached": reached,
+    }

@@ -1,0 +1,348 @@
+"""Paired worlds on the code path of a run: the method's own client and server functions, thousands of trials at once.
+
+A trial is one run of the target's participations with a seed of its own, which opens the same streams of batches
+and noise as a run's seed does. What the adversary sees of a participation is projected on one line: the one that
+joins the noiseless outputs of the two worlds. One compiled program serves both worlds, every design and the
+noiseless draws: data, noise, broadcast and line are its inputs.
+
+upload      each upload of the target (and one of another client in the same round, whose noise must be independent)
+sum         the sum of the honest cohort's uploads
+broadcast   what the server sends next, and `exposures` uploads of the target before that
+final       the parameters after the last round
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from dither import models
+from dither.audit.designs import World
+from dither.core import Algorithm, Array, Cohort, Hyper, Keys, Params, Prepared, PyTree, Records, Round
+from dither.engines import devices, simulate
+from dither.privacy import noise
+
+VIEWS = ("upload", "sum", "broadcast", "final")
+_FLOATS_AT_ONCE = 8e6  # of one batch of trials
+
+KeysOf = Callable[[Any, Array, Array], Keys]
+
+
+class Code(NamedTuple):
+    """The code under audit: how to build the algorithm, and how a seed becomes a client's keys."""
+
+    build: Callable[[Hyper], Algorithm]
+    hyper: dict[str, Any]
+    noise_names: tuple[str, ...]
+    client_state: bool
+    keys: KeysOf = simulate.client_keys
+
+    @classmethod
+    def of(cls, prepared: Prepared) -> Code:
+        return cls(prepared.build, dict(prepared.hyper), prepared.noise_names, prepared.client_state)
+
+    def without_noise(self) -> dict[str, Any]:
+        """The hyper-parameters with every noise set to 0."""
+        return {k: np.zeros_like(np.asarray(v)) if k in self.noise_names else v for k, v in self.hyper.items()}
+
+
+class Schedule(NamedTuple):
+    """Which rounds are seen, who takes part, and which of them is the target."""
+
+    target: int
+    rounds: np.ndarray  # [T]
+    cohorts: np.ndarray  # [T, r], the target first, padded with -1
+    cohort_sizes: np.ndarray  # [T], as the clients are told
+
+
+class Seen(NamedTuple):
+    """Projections `[trials, T]`, and those of another client's upload (view upload; else zeros)."""
+
+    target: np.ndarray
+    other: np.ndarray
+
+
+class Inputs(NamedTuple):
+    """What the compiled program reads besides seeds."""
+
+    hyper: dict[str, Any]
+    quiet: dict[str, Any]  # without noise: what the adversary can compute by itself
+    world: World
+    reference: World  # the neighbour, for the adversary's own expectation
+    start: Params
+    line: Array
+
+
+class Experiment:
+    """One view of one method, compiled for one schedule."""
+
+    def __init__(
+        self,
+        code: Code,
+        view: str,
+        schedule: Schedule,
+        sizes: np.ndarray,
+        *,
+        exposures: int = 0,
+        alone: bool = False,
+        work: float,
+    ) -> None:
+        devices.enable_compilation_cache()
+        self.code, self.view, self.schedule = code, view, schedule
+        self.sizes = np.asarray(sizes, np.int32)
+        self.exposures = exposures
+        others = [int(c) for c in schedule.cohorts.ravel() if c >= 0 and c != schedule.target]
+        self.stranger = others[0] if others else schedule.target
+        alone = alone or not others
+        self.alone = alone  # look at no other client's upload
+        self.at_once = int(np.clip(_FLOATS_AT_ONCE / max(work, 1.0), 1, 4096))
+        self._program = jax.jit(self._trials)
+        self._one = jax.jit(self._vectors)
+
+    # What a caller does
+
+    def inputs(self, world: World, reference: World, start: Params, line: np.ndarray, *, noise: bool) -> Inputs:
+        quiet = self.code.without_noise()
+        chosen = self.code.hyper if noise else quiet
+        return Inputs(float32(chosen), float32(quiet), world, reference, start, jnp.asarray(line, jnp.float32))
+
+    def line(self, all_in: World, all_out: World, start: Params) -> np.ndarray:
+        """The unit vector from the noiseless output of one world to that of the other."""
+        zero = jnp.zeros(1, jnp.float32)
+        quiet = float32(self.code.without_noise())
+        ends = [
+            np.asarray(self._one(Inputs(quiet, quiet, w, all_out, start, zero), jnp.uint32(0)), np.float64)
+            for w in (all_in, all_out)
+        ]
+        difference = ends[0] - ends[1]
+        length = float(np.linalg.norm(difference))
+        return difference / length if length > 0 else difference
+
+    def observe(self, inputs: Inputs, seeds: np.ndarray) -> Seen:
+        """Trials with these seeds."""
+        count = len(seeds)
+        at_once = min(self.at_once, count)
+        padded = np.concatenate([seeds, np.repeat(seeds[-1:], -count % at_once)]).astype(np.uint32)
+        target, other = self._program(inputs, jnp.asarray(padded.reshape(-1, at_once)))
+        width = target.shape[-1]
+        return Seen(
+            np.asarray(target, np.float64).reshape(-1, width)[:count],
+            np.asarray(other, np.float64).reshape(-1, width)[:count],
+        )
+
+    # What is compiled
+
+    def _trials(self, inputs: Inputs, seeds: Array) -> tuple[Array, Array]:
+        one = self._uploads if self.view == "upload" else self._cohort_trial
+        return jax.lax.map(jax.vmap(lambda seed: one(inputs, seed)), seeds)
+
+    def _uploads(self, inputs: Inputs, seed: Array) -> tuple[Array, Array]:
+        """The server sees each upload and chooses each broadcast, so every round starts from the same one."""
+        algorithm, quiet = self.code.build(inputs.hyper), self.code.build(inputs.quiet)
+        message = algorithm.message(algorithm.init(inputs.start))
+        target = jnp.int32(self.schedule.target)
+        stranger = jnp.int32(self.stranger)
+        own, reference = self._target_records(inputs.world), self._target_records(inputs.reference)
+        strange = self._strange_records(inputs.world, stranger)
+
+        def one(states: PyTree, entry: tuple[Array, Array]) -> tuple[PyTree, tuple[Array, Array]]:
+            index, size = entry
+            mine, theirs = states
+            result = algorithm.client(
+                self.code.keys(seed, index, target), message, mine, own, Round(index, target, size)
+            )
+            seen = _along(inputs.line, result.upload, result.weight)
+            if self.code.client_state:
+                # The state is a function of earlier uploads: the adversary knows it and subtracts its part. It
+                # does not know the batches: those of its own expectation come from a fixed seed.
+                expected = quiet.client(
+                    self.code.keys(jnp.uint32(0), index, target), message, mine, reference, Round(index, target, size)
+                )
+                seen = seen - _along(inputs.line, expected.upload, expected.weight)
+            if self.alone:
+                return (result.state, theirs), (seen, jnp.zeros_like(seen))
+            other = algorithm.client(
+                self.code.keys(seed, index, stranger), message, theirs, strange, Round(index, stranger, size)
+            )
+            return (result.state, other.state), (seen, _along(inputs.line, other.upload, other.weight))
+
+        first = algorithm.client_init(inputs.start)
+        entries = (jnp.asarray(self.schedule.rounds, jnp.int32), jnp.asarray(self.schedule.cohort_sizes, jnp.int32))
+        _, seen = jax.lax.scan(one, (first, first), entries)
+        return seen
+
+    def _cohort_trial(self, inputs: Inputs, seed: Array) -> tuple[Array, Array]:
+        algorithm, quiet = self.code.build(inputs.hyper), self.code.build(inputs.quiet)
+        server = algorithm.init(inputs.start)
+        states = self._client_states(algorithm, inputs)
+
+        def one(carry: PyTree, entry: tuple[Array, ...]) -> tuple[PyTree, Array]:
+            server, states = carry
+            index, members, size, number = entry
+            total, new_states, upload, weight = self._sum(
+                algorithm, inputs.world, server, states, seed, index, members, size
+            )
+            if self.view == "sum":
+                # As with uploads, the server chooses what it broadcasts.
+                return (server, new_states), _along(inputs.line, total, 1.0)
+            key = noise.for_round(noise.stream(seed, "server"), index)
+            present = Cohort(members, members >= 0, size)  # colluders are there, if silent
+            following = algorithm.server(key, server, total, present)
+            fresh = self._client_states(quiet, inputs)
+            expected, *_ = self._sum(
+                quiet, inputs.reference, server, fresh, jnp.uint32(0), index, members, size
+            )
+            guess = quiet.server(key, server, expected, present)
+            seen = _along(inputs.line, algorithm.message(following), 1.0) - _along(
+                inputs.line, quiet.message(guess), 1.0
+            )
+            if self.exposures:
+                seen = jnp.where(number < self.exposures, _along(inputs.line, upload, weight), seen)
+            return (following, new_states), seen
+
+        (last, _), seen = jax.lax.scan(one, (server, states), self._entries())
+        if self.view == "final":
+            seen = _along(inputs.line, algorithm.message(last), 1.0)[None]
+        return seen, jnp.zeros_like(seen)
+
+    def _entries(self) -> tuple[Array, ...]:
+        s = self.schedule
+        return (
+            jnp.asarray(s.rounds, jnp.int32),
+            jnp.asarray(s.cohorts, jnp.int32),
+            jnp.asarray(s.cohort_sizes, jnp.int32),
+            jnp.arange(len(s.rounds)),
+        )
+
+    def _sum(
+        self,
+        algorithm: Algorithm,
+        world: World,
+        server: PyTree,
+        states: PyTree,
+        seed: Array,
+        index: Array,
+        members: Array,
+        size: Array,
+    ) -> tuple[PyTree, PyTree, PyTree, Array]:
+        """The sum of the cohort's uploads as the engine makes it, everyone's new state, and the target's upload.
+        `members[0]` is the target wherever it takes part."""
+        message = algorithm.message(server)
+
+        def run(number: Array, records: Records) -> Any:
+            own = jnp.maximum(number, 0)
+            state = jax.tree.map(lambda leaf: leaf[own], states)
+            return algorithm.client(
+                self.code.keys(seed, index, own), message, state, records, Round(index, own, size)
+            )
+
+        # The target's slot holds its records when it is the target that stands there, else a stranger's.
+        is_target = members[0] == self.schedule.target
+        own, strange = self._target_records(world), self._strange_records(world, jnp.maximum(members[0], 0))
+        first = Records(*(jnp.where(is_target, a, b) for a, b in zip(own, strange, strict=True)))
+        mine = run(members[0], first)
+        others = jax.vmap(lambda number: run(number, self._strange_records(world, jnp.maximum(number, 0))))(members[1:])
+        active = members[1:] >= 0
+
+        def add(one: Array, many: Array) -> Array:
+            mask = active.reshape(-1, *([1] * (many.ndim - 1)))
+            return jnp.where(members[0] >= 0, one, 0) + jnp.sum(jnp.where(mask, many, 0), axis=0)
+
+        total = jax.tree.map(add, mine.upload, others.upload)
+        nobody = len(self.sizes)
+        where = jnp.where(members >= 0, members, nobody)
+        new_states = jax.tree.map(
+            lambda leaf, one, many: leaf.at[where].set(jnp.concatenate([one[None], many]), mode="drop"),
+            states,
+            mine.state,
+            others.state,
+        )
+        return total, new_states, mine.upload, mine.weight
+
+    def _client_states(self, algorithm: Algorithm, inputs: Inputs) -> PyTree:
+        one = algorithm.client_init(inputs.start)
+        return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (len(self.sizes), *leaf.shape)), one)
+
+    def _vectors(self, inputs: Inputs, seed: Array) -> Array:
+        """The first participation's output as one vector, in the form that `line` is applied to."""
+        algorithm = self.code.build(inputs.hyper)
+        server = algorithm.init(inputs.start)
+        target = jnp.int32(self.schedule.target)
+        index, size = jnp.int32(self.schedule.rounds[0]), jnp.int32(self.schedule.cohort_sizes[0])
+        result = algorithm.client(
+            self.code.keys(seed, index, target),
+            algorithm.message(server),
+            algorithm.client_init(inputs.start),
+            self._target_records(inputs.world),
+            Round(index, target, size),
+        )
+        if self.view in ("upload", "sum"):
+            return ravel_pytree(result.upload)[0]
+        present = Cohort(target[None], jnp.ones(1, bool), jnp.int32(1))
+        key = noise.for_round(noise.stream(seed, "server"), index)
+        return ravel_pytree(algorithm.message(algorithm.server(key, server, result.upload, present)))[0]
+
+    def _target_records(self, world: World) -> Records:
+        rows = world.x.shape[0]
+        return Records(world.x, world.y, jnp.arange(rows, dtype=jnp.int32), jnp.int32(0), world.size)
+
+    def _strange_records(self, world: World, client: Array) -> Records:
+        rows = world.strange_x.shape[0]
+        sizes = jnp.asarray(self.sizes)
+        return Records(
+            world.strange_x, world.strange_y, jnp.arange(rows, dtype=jnp.int32), jnp.int32(0), sizes[client]
+        )
+
+
+def _along(line: Array, tree: PyTree, weight: Array | float) -> Array:
+    """The tree as one vector, projected on the line, with the weight taken out."""
+    flat = ravel_pytree(tree)[0]
+    return jnp.dot(flat, line, precision=jax.lax.Precision.HIGHEST) / weight
+
+
+def float32(hyper: Hyper) -> dict[str, Any]:
+    return {name: jnp.asarray(value, jnp.float32) for name, value in hyper.items()}
+
+
+def schedule(
+    cohorts: Sequence[np.ndarray],
+    sizes: np.ndarray,
+    *,
+    view: str,
+    rounds: int | None,
+    colluders: int = 0,
+    target: int | None = None,
+) -> Schedule:
+    """The rounds an audit looks at: those of the client that takes part most (for ties, of the smallest).
+
+    For uploads and sums only the target's own rounds matter; what is broadcast and the final model depend on all.
+    Colluders are left out of the sum: they know their own part and subtract it. `rounds` cuts the schedule.
+    """
+    counts = np.bincount(np.concatenate(cohorts), minlength=len(sizes)) if len(cohorts) else np.zeros(len(sizes))
+    if target is None:
+        target = int(min(np.flatnonzero(counts == counts.max()), key=lambda c: (sizes[c], c)))
+    own = [t for t, members in enumerate(cohorts) if target in members]
+    chosen = own if view in ("upload", "sum") else list(range(len(cohorts)))
+    chosen = chosen[: rounds if rounds else len(chosen)]
+    rows = []
+    for t in chosen:
+        others = [int(c) for c in cohorts[t] if int(c) != target]
+        kept = others[colluders:] if view in ("sum", "broadcast", "final") else others[:1]
+        # Without the target nobody stands in the first slot's place but the first of the others.
+        rows.append([target, *kept] if target in cohorts[t] else kept)
+    width = max(len(row) for row in rows)
+    table = np.full((len(rows), width), -1, np.int64)
+    for i, row in enumerate(rows):
+        table[i, : len(row)] = row
+    return Schedule(target, np.array(chosen), table, np.array([len(cohorts[t]) for t in chosen]))
+
+
+def floats_per_trial(model: models.Model, num_features: int, width: int, members: int) -> float:
+    """About how many floats one trial holds at a time."""
+    params = models.count_params(jax.eval_shape(model.init, jax.random.key(0)))
+    return float(members * (3 * params + width * (num_features + 8)))
