@@ -4,8 +4,11 @@ run = dither.run("adult", values={"num_rounds": 50}, out="runs/first")     # tra
 dither.load("runs/first").predict(table)
 outcomes = api.sweep([spec.with_values({"seed": s}) for s in range(5)])       # sweeps
 api.accounted(spec)                                                           # tasks: claimed and proven ε
+api.audit(spec)                                                               # audit: attacked ε
 """
 
+from dither.audit import VIEWS as AUDIT_VIEWS
+from dither.audit import Audit, audit
 from dither.sweeps import Outcome, sweep
 from dither.tasks import (
     Task,
@@ -22,10 +25,13 @@ from dither.tasks import (
 from dither.training import Run, load, resume, run
 
 __all__ = [
+    "AUDIT_VIEWS",
+    "Audit",
     "Outcome",
     "Run",
     "Task",
     "accounted",
+    "audit",
     "build_task",
     "circumstances",
     "classes",

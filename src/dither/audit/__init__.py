@@ -6,8 +6,24 @@ worlds           thousands of paired worlds in one compiled program
 scores           likelihood ratios learnt from pilot trials
 attack           `audit`: claimed, proven and attacked ε for each view
 one_run          many canaries in one run
+report           audit.json and the pictures
 """
 
-from .attack import Audit, audit
+import sys
+from types import ModuleType
+from typing import Any
 
-__all__ = ["Audit", "audit"]
+from .attack import Audit, audit
+from .worlds import VIEWS
+
+__all__ = ["VIEWS", "Audit", "audit"]
+
+
+class _Callable(ModuleType):
+    """So that `dither.audit(spec)` works whether or not this package was imported before."""
+
+    def __call__(self, *arguments: Any, **named: Any) -> Audit:
+        return audit(*arguments, **named)
+
+
+sys.modules[__name__].__class__ = _Callable

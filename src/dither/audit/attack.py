@@ -17,7 +17,7 @@ import numpy as np
 from dither import data
 from dither.audit import bounds, one_run, scores
 from dither.audit.designs import Design, World, designs, world
-from dither.audit.worlds import VIEWS, Code, Experiment, KeysOf, Schedule, Seen, floats_per_trial, schedule
+from dither.audit.worlds import KIND, VIEWS, Code, Experiment, KeysOf, Schedule, Seen, floats_per_trial, schedule
 from dither.core import Algorithm, Hyper, Release, RoundInfo
 from dither.errors import SpecError, did_you_mean
 from dither.privacy import sampling
@@ -121,7 +121,7 @@ def audit(
     table, claim = proven(task), claimed(task.prepared.claim)
     auditor = _Auditor(task, code, table, trials, confidence, rounds, seed)
     wanted = [(view, "run") for view in views]
-    if "upload" in views and len(task.cohorts) > 1:
+    if "upload" in views and "message" in (claim["unit"], task.spec.privacy.unit):
         wanted.insert(0, ("upload", "message"))
     rows, found = [], []
     for view, unit in wanted:
@@ -155,8 +155,10 @@ class _Auditor:
         self.task, self.code, self.table = task, code, table
         self.trials, self.confidence, self.rounds = trials, confidence, rounds
         self.notes: list[str] = []
+        self._final = False  # whether the view at hand is the final model alone
         self._next_seed = (seed * 0x9E3779B1 + 1) % 2**32
         self._position: int | None = None
+        self._experiments: dict[Any, Experiment] = {}
         self.sizes = np.asarray(task.federation.size)
         # What the method reveals says how it samples; the code under audit may be another.
         self.algorithm = task.prepared.build(task.prepared.hyper)
@@ -170,6 +172,7 @@ class _Auditor:
         release = self._release(plan)
         trials, plan = self._affordable(view, plan)
         experiment = self._experiment(view, plan)
+        self._final = view == "final"
         size = int(self.sizes[plan.target])
         options = self._designs(view, plan, release)
         used = _round_rate(release, spec.local_steps)
@@ -274,14 +277,21 @@ class _Auditor:
         return tuple(r for r in self.algorithm.releases(info) if r.channel == "uplink")
 
     def _experiment(self, view: str, plan: Schedule) -> Experiment:
+        kind = KIND[view]
+        key = (kind, len(plan.rounds))
+        if key not in self._experiments:
+            self._experiments[key] = self._compiled(kind, view, plan)
+        return self._experiments[key]
+
+    def _compiled(self, kind: str, view: str, plan: Schedule) -> Experiment:
         task = self.task
         members = plan.cohorts.shape[1] if view != "upload" else (1 if task.num_params > _LARGE else 2)
         return Experiment(
             self.code,
-            view,
+            kind,
             plan,
             self.sizes,
-            exposures=task.prepared.exposures if view == "broadcast" else 0,
+            exposures=task.prepared.exposures if kind == "evolving" else 0,
             alone=task.num_params > _LARGE,
             work=floats_per_trial(task.model, task.problem.x.shape[1], self._width(), members),
         )
@@ -393,7 +403,9 @@ class _Auditor:
             for some in (np.arange(low, middle), np.arange(middle, high)):
                 both = made(True, some), made(True, np.arange(0))
                 ends = [
-                    experiment.observe(experiment.inputs(w, both[1], design.start, line, noise=False), seeds).target
+                    experiment.observe(
+                        experiment.inputs(w, both[1], design.start, line, noise=False), seeds, final=self._final
+                    ).target
                     for w in both
                 ]
                 shown.append(float(np.abs(ends[0] - ends[1]).mean()))
@@ -409,7 +421,7 @@ class _Auditor:
             seeds = self._seeds(count)
             for noise, into in ((True, seen), (False, plain)):
                 inputs = experiment.inputs(own, pair[1], design.start, line, noise=noise)
-                into.append(experiment.observe(inputs, seeds))
+                into.append(experiment.observe(inputs, seeds, final=self._final))
         return scores.Pilot(*seen, *plain)
 
     def _observe(
@@ -422,7 +434,7 @@ class _Auditor:
         count: int,
     ) -> Seen:
         inputs = experiment.inputs(pair[which], pair[1], design.start, line, noise=True)
-        return experiment.observe(inputs, self._seeds(count))
+        return experiment.observe(inputs, self._seeds(count), final=self._final)
 
     def _seeds(self, count: int) -> np.ndarray:
         """Seeds that no other trial of this audit has."""

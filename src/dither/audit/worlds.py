@@ -29,6 +29,7 @@ from dither.privacy import noise
 
 VIEWS = ("upload", "sum", "broadcast", "final")
 _FLOATS_AT_ONCE = 8e6  # of one batch of trials
+_MOST_AT_ONCE = 1024
 
 KeysOf = Callable[[Any, Array, Array], Keys]
 
@@ -78,13 +79,16 @@ class Inputs(NamedTuple):
     line: Array
 
 
+KIND = {"upload": "upload", "sum": "sum", "broadcast": "evolving", "final": "evolving"}
+
+
 class Experiment:
-    """One view of one method, compiled for one schedule."""
+    """One kind of view of one method, compiled for one schedule: uploads, sums, or models that evolve."""
 
     def __init__(
         self,
         code: Code,
-        view: str,
+        kind: str,
         schedule: Schedule,
         sizes: np.ndarray,
         *,
@@ -93,14 +97,14 @@ class Experiment:
         work: float,
     ) -> None:
         devices.enable_compilation_cache()
-        self.code, self.view, self.schedule = code, view, schedule
+        self.code, self.kind, self.schedule = code, kind, schedule
         self.sizes = np.asarray(sizes, np.int32)
         self.exposures = exposures
         others = [int(c) for c in schedule.cohorts.ravel() if c >= 0 and c != schedule.target]
         self.stranger = others[0] if others else schedule.target
         alone = alone or not others
         self.alone = alone  # look at no other client's upload
-        self.at_once = int(np.clip(_FLOATS_AT_ONCE / max(work, 1.0), 1, 4096))
+        self.at_once = int(np.clip(_FLOATS_AT_ONCE / max(work, 1.0), 1, _MOST_AT_ONCE))
         self._program = jax.jit(self._trials)
         self._one = jax.jit(self._vectors)
 
@@ -123,23 +127,25 @@ class Experiment:
         length = float(np.linalg.norm(difference))
         return difference / length if length > 0 else difference
 
-    def observe(self, inputs: Inputs, seeds: np.ndarray) -> Seen:
-        """Trials with these seeds."""
-        count = len(seeds)
-        at_once = min(self.at_once, count)
-        padded = np.concatenate([seeds, np.repeat(seeds[-1:], -count % at_once)]).astype(np.uint32)
-        target, other = self._program(inputs, jnp.asarray(padded.reshape(-1, at_once)))
-        width = target.shape[-1]
-        return Seen(
-            np.asarray(target, np.float64).reshape(-1, width)[:count],
-            np.asarray(other, np.float64).reshape(-1, width)[:count],
-        )
+    def observe(self, inputs: Inputs, seeds: np.ndarray, *, final: bool = False) -> Seen:
+        """Trials with these seeds. `final` looks at the last model alone."""
+        at_once, pieces = self.at_once, []  # always as many, so that one compilation serves any number of trials
+        for first in range(0, len(seeds), at_once):
+            some = seeds[first : first + at_once]
+            padded = np.concatenate([some, np.repeat(some[-1:], at_once - len(some))]).astype(np.uint32)
+            both = self._program(inputs, jnp.asarray(padded))
+            pieces.append([np.asarray(side[: len(some)], np.float64) for side in both])
+        target, other = (np.concatenate(side) for side in zip(*pieces, strict=True))
+        if self.kind == "evolving":
+            columns = slice(-1, None) if final else slice(0, -1)
+            target, other = target[:, columns], other[:, columns]
+        return Seen(target, other)
 
     # What is compiled
 
     def _trials(self, inputs: Inputs, seeds: Array) -> tuple[Array, Array]:
-        one = self._uploads if self.view == "upload" else self._cohort_trial
-        return jax.lax.map(jax.vmap(lambda seed: one(inputs, seed)), seeds)
+        one = self._uploads if self.kind == "upload" else self._cohort_trial
+        return jax.vmap(lambda seed: one(inputs, seed))(seeds)
 
     def _uploads(self, inputs: Inputs, seed: Array) -> tuple[Array, Array]:
         """The server sees each upload and chooses each broadcast, so every round starts from the same one."""
@@ -187,7 +193,7 @@ class Experiment:
             total, new_states, upload, weight = self._sum(
                 algorithm, inputs.world, server, states, seed, index, members, size
             )
-            if self.view == "sum":
+            if self.kind == "sum":
                 # As with uploads, the server chooses what it broadcasts.
                 return (server, new_states), _along(inputs.line, total, 1.0)
             key = noise.for_round(noise.stream(seed, "server"), index)
@@ -206,8 +212,8 @@ class Experiment:
             return (following, new_states), seen
 
         (last, _), seen = jax.lax.scan(one, (server, states), self._entries())
-        if self.view == "final":
-            seen = _along(inputs.line, algorithm.message(last), 1.0)[None]
+        if self.kind == "evolving":
+            seen = jnp.append(seen, _along(inputs.line, algorithm.message(last), 1.0))
         return seen, jnp.zeros_like(seen)
 
     def _entries(self) -> tuple[Array, ...]:
@@ -281,7 +287,7 @@ class Experiment:
             self._target_records(inputs.world),
             Round(index, target, size),
         )
-        if self.view in ("upload", "sum"):
+        if self.kind in ("upload", "sum"):
             return ravel_pytree(result.upload)[0]
         present = Cohort(target[None], jnp.ones(1, bool), jnp.int32(1))
         key = noise.for_round(noise.stream(seed, "server"), index)
