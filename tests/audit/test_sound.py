@@ -35,7 +35,7 @@ def test_the_grid_is_large_enough():
 @pytest.mark.parametrize("number", range(len(GRID)))
 def test_attacked_is_within_proven(number):
     method, changes, views = GRID[number]
-    attacked_within_proof(method, changes, views, trials=20_000)
+    attacked_within_proof(method, changes, views, trials=10_000)
 
 
 def test_a_sampled_method_is_within_its_proof():
