@@ -1,6 +1,6 @@
 """The pictures of docs/audit.md: python examples/audit_pictures.py docs/images [--quick]
 
-roc and trials   Secure FedAvg's message claimed at ε = 0.5 (a million trials), a plain Gaussian release under its proof
+roc and trials   Secure FedAvg's message claimed at ε = 0.5 (a million trials); a plain Gaussian release
 membership       LiRA on a small network, without noise and with proven ε
 reconstruction   digits read off one upload
 """
@@ -46,7 +46,9 @@ def claims(folder: Path, trials: int) -> None:
     report.draw_roc(found, folder / "audit-secure-fedavg-roc.png")
     report.draw_trials(found, folder / "audit-secure-fedavg-trials.png")
     one = {"batch_sampling": "full", "local_steps": 1, "num_rounds": 1, "sampling_rate": 0.0}
-    found = audit("adult", values={**one, "privacy.adjacency": "replace-one"}, views=("upload",), trials=trials // 10)
+    found = audit(
+        "adult", values={**one, "privacy.adjacency": "replace-one"}, views=("upload",), trials=trials // 10
+    )
     report.draw_trials(found, folder / "audit-gaussian-trials.png")
     print(found.rows[0]["proven"], [(b["form"], b["value"]) for b in found.rows[0]["bounds"]])
 
@@ -55,9 +57,13 @@ def members(folder: Path, shadows: int) -> None:
     figure, axes = plots.new_figure(1, 1, width=5.2, height=4.2)
     axis = axes[0][0]
     for name, values, colour in (("no noise", OVERFIT, plots.VERMILION), ("proven ε = 3", PRIVATE, plots.BLUE)):
-        found = membership.lira(Spec().with_values({"method": values["method"]}).with_values(values), shadows=shadows)
+        found = membership.lira(
+            Spec().with_values({"method": values["method"]}).with_values(values), shadows=shadows
+        )
         false, true = report.roc(found.scores_in, found.scores_out)
-        axis.plot(np.maximum(false, 1e-5), np.maximum(true, 1e-5), color=colour, label=f"{name}, AUC {found.auc:.3f}")
+        axis.plot(
+            np.maximum(false, 1e-5), np.maximum(true, 1e-5), color=colour, label=f"{name}, AUC {found.auc:.3f}"
+        )
         print(name, found.auc, found.tpr_at, found.bound, "accuracy", found.accuracy)
     grid = np.geomspace(1e-5, 1, 50)
     axis.plot(grid, grid, ":", color=plots.GREY, label="a guess")

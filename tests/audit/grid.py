@@ -53,54 +53,55 @@ BASE = {
 
 def small_spec(method: str, **changes) -> Spec:
     """A small spec; dots in keys are written as two underscores."""
-    return Spec().with_values({"method": method}).with_values({**BASE, **{k.replace("__", "."): v for k, v in changes.items()}})
+    return (
+        Spec()
+        .with_values({"method": method})
+        .with_values({**BASE, **{k.replace("__", "."): v for k, v in changes.items()}})
+    )
 
 
 def configurations() -> list[tuple[str, dict, tuple[str, ...]]]:
     """(method, changes, views): all methods, samplers and views, several noises and shapes."""
-    every = ("upload", "sum", "broadcast", "final")
+    outside, every = ("upload", "broadcast", "final"), ("upload", "sum", "broadcast", "final")
     rows: list[tuple[str, dict, tuple[str, ...]]] = []
+    coins = {"batch_sampling": "poisson", "sampling_rate": 0.2}
     for method in ("cpfed", "dp-scaffold", "concentrated"):
+        views = outside if method == "cpfed" else ("upload",)
         for sampler in ("fixed", "disjoint", "shuffled", "full"):
-            rows.append((method, {"batch_sampling": sampler}, every))
+            rows.append((method, {"batch_sampling": sampler}, views))
         for adjacency in ("add/remove", "replace-one"):
-            rows.append(
-                (
-                    method,
-                    {"batch_sampling": "poisson", "sampling_rate": 0.2, "privacy__adjacency": adjacency},
-                    every,
-                )
-            )
+            rows.append((method, {**coins, "privacy__adjacency": adjacency}, views))
+    rows.append(("dp-scaffold", {"batch_sampling": "full", "num_rounds": 3}, ("sum", "broadcast", "final")))
     for sampler in ("fixed", "disjoint", "shuffled", "full", "poisson"):
-        for clip in ("batch", "example"):
-            rate = {"sampling_rate": 0.2} if sampler == "poisson" else {}
-            rows.append(("secure-fedavg", {"batch_sampling": sampler, "privacy__clip": clip, **rate}, every))
-    rows.append(("secure-fedavg", {"batch_size": 1, "local_steps": 1, "privacy__unit": "message"}, ("upload",)))
-    rows.append(("secure-fedavg", {"batch_size": 1, "local_steps": 1, "privacy__epsilon": 0.5}, ("upload", "sum")))
-    nbafl = {"batch_sampling": "full", "privacy__clip": "none", "privacy__view": "broadcast"}
+        rate = coins if sampler == "poisson" else {"batch_sampling": sampler}
+        rows.append(("secure-fedavg", {"privacy__clip": "batch", **rate}, every))
+        rows.append(("secure-fedavg", {"privacy__clip": "example", **rate}, ("upload",)))
+    one = {"batch_size": 1, "local_steps": 1, "privacy__clip": "batch"}
+    rows.append(("secure-fedavg", {**one, "privacy__unit": "message"}, ("upload",)))
+    rows.append(("secure-fedavg", {**one, "privacy__epsilon": 0.5}, ("upload", "sum")))
+    nbafl = {"batch_sampling": "full", "privacy__clip": "none", "method_options__param_clip": 1.0}
     for optimizer in ("sgd", "adam"):
         for cohort in (3, CLIENTS):
-            options = {"method_options__optimizer": optimizer, "method_options__param_clip": 1.0}
-            rows.append(("nbafl", {**nbafl, "cohort_size": cohort, **options}, every))
+            rows.append(("nbafl", {**nbafl, "cohort_size": cohort, "method_options__optimizer": optimizer}, every))
+    rows.append(("nbafl", {**nbafl, "privacy__view": "broadcast", "cohort_size": CLIENTS}, ("broadcast", "final")))
     for method in ("dp-sgd", "dp-dsgd"):
         for sampler in ("fixed", "full"):
-            rows.append((method, {"local_steps": 1, "batch_sampling": sampler}, every))
-    # Sums: the credit of the others' noise, with steps that contract it
+            rows.append((method, {"local_steps": 1, "batch_sampling": sampler}, ("upload", "sum")))
+    # Sums: the credit of the others' noise, with steps that contract it, with colluders
+    summed = {"privacy__view": "sum", "cohort_size": CLIENTS}
     for rate in (0.05, 0.4):
         for sampler in ("full", "disjoint", "shuffled"):
-            rows.append(
-                ("cpfed", {"batch_sampling": sampler, "privacy__view": "sum", "client_lr": rate, "cohort_size": CLIENTS}, ("sum",))
-            )
-    rows.append(("cpfed", {"privacy__view": "sum", "privacy__colluders": 1, "batch_sampling": "full"}, ("sum",)))
-    rows.append(("secure-fedavg", {"privacy__view": "sum", "privacy__colluders": 1, "privacy__clip": "batch"}, ("sum",)))
-    # Noise that decays, softmax, a network
+            rows.append(("cpfed", {**summed, "batch_sampling": sampler, "client_lr": rate}, ("sum",)))
+    rows.append(("cpfed", {**summed, "privacy__colluders": 3, "batch_sampling": "full"}, ("sum", "broadcast")))
+    rows.append(("secure-fedavg", {**summed, "privacy__colluders": 1, "privacy__clip": "batch"}, ("sum", "final")))
+    # Noise that decays, other models, other budgets
     for schedule in ("rounds", "steps"):
         decays = {"privacy__noise_schedule": schedule, "privacy__noise_decay": 0.9}
         rows.append(("dp-scaffold", decays, ("upload",)))
-    rows.append(("cpfed", {"model__name": "softmax", "batch_sampling": "full"}, ("upload", "final")))
+    rows.append(("cpfed", {"model__name": "softmax", "batch_sampling": "full"}, ("upload",)))
     rows.append(("cpfed", {"model__name": "mlp", "model__hidden": (8,), "batch_sampling": "full"}, ("upload",)))
-    rows.append(("cpfed", {"privacy__epsilon": 0.3, "batch_sampling": "full"}, ("upload",)))
-    rows.append(("cpfed", {"privacy__epsilon": 6.0, "batch_sampling": "full"}, ("upload", "sum")))
+    for epsilon in (0.3, 6.0):
+        rows.append(("cpfed", {"privacy__epsilon": epsilon, "batch_sampling": "full"}, ("upload",)))
+        rows.append(("concentrated", {"privacy__epsilon": epsilon, "batch_sampling": "shuffled"}, ("upload",)))
     rows.append(("cpfed", {"privacy__epsilon": 6.0}, ("upload",)))
-    rows.append(("concentrated", {"privacy__epsilon": 6.0, "batch_sampling": "shuffled"}, ("upload",)))
     return rows

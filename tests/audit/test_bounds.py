@@ -26,7 +26,7 @@ def test_clopper_pearson_limits_are_the_beta_quantiles():
 
 @pytest.mark.parametrize("form", ["counts", "mu"])
 def test_bounds_hold_at_their_confidence(form):
-    """At 80% confidence about one in five may fail; a bound that ignored its choice of threshold would more often."""
+    """At 80% confidence one in five may fail; a bound that ignored its choice of threshold would more often."""
     mu, delta, trials = 1.0, 1e-3, 2000
     true = accounting.gaussian_epsilon(mu, delta)
     failures = 0
@@ -92,9 +92,9 @@ def test_one_run_bounds_hold_for_independent_canaries():
 def test_an_exhibited_pair_gives_the_exact_value_from_below():
     rng = np.random.default_rng(0)
     noise = rng.normal(0, 0.5, 100_000)
-    plain = bounds.exhibited_bound(bounds.Exhibit(1.0, noise, 10, 10), delta=1e-5, confidence=0.99)
+    plain = bounds.exhibited_bound(bounds.Exhibit(1.0, noise, None, 10), delta=1e-5, confidence=0.99)
     assert 0.98 < plain.value / accounting.gaussian_epsilon(2.0, 1e-5) <= 1
-    thrice = bounds.exhibited_bound(bounds.Exhibit(1.0, noise, 10, 10, 3), delta=1e-5, confidence=0.99)
+    thrice = bounds.exhibited_bound(bounds.Exhibit(1.0, noise, None, 10, 3), delta=1e-5, confidence=0.99)
     assert 0.98 < thrice.value / accounting.gaussian_epsilon(2.0 * math.sqrt(3), 1e-5) <= 1
     rare = bounds.exhibited_bound(bounds.Exhibit(1.0, noise, 2000, 100_000), delta=1e-4, confidence=0.99)
     assert 0.9 < rare.value / accounting.message_epsilon(2.0, 0.02, 1e-4) <= 1

@@ -4,8 +4,11 @@ bounds           lower bounds on ε with a stated confidence
 designs          constructed neighbouring datasets
 worlds           thousands of paired worlds in one compiled program
 scores           likelihood ratios learnt from pilot trials
-attack           `audit`: claimed, proven and attacked ε for each view
+attack, rows     `audit`: claimed, proven and attacked ε for each view
 one_run          many canaries in one run
+exhibits         pairs of datasets that refute a claim by being shown
+membership       LiRA: who was trained on, from the final model
+reconstruction   a record read off one upload
 report           audit.json and the pictures
 """
 

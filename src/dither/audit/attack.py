@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from dither import data
 from dither.audit import bounds, one_run, scores
 from dither.audit.designs import Design, World, designs, world
+from dither.audit.rows import Row, is_plain, plain_row, round_rate
+from dither.audit.rows import exhibit as exhibit_of
 from dither.audit.worlds import KIND, VIEWS, Code, Experiment, KeysOf, Schedule, Seen, floats_per_trial, schedule
 from dither.core import Algorithm, Hyper, Release, RoundInfo
 from dither.errors import SpecError, did_you_mean
@@ -29,21 +31,6 @@ _PILOT, _MOST_PILOT = 2048, 32_768
 _OPERATIONS = 1.2e12  # of one row: about a minute on two cores
 _FEWEST = 200  # trials, however large the model
 _LARGE = 20_000  # parameters above which nobody else's upload is looked at beside the target's
-_TWO_POINTS = 0.05  # noise stds within which noiseless outputs count as one point
-
-
-class Row(NamedTuple):
-    """One line of the report before it is made plain: what was attacked and what was found."""
-
-    view: str
-    unit: str
-    design: str
-    rounds: int
-    bounds: list[bounds.LowerBound]
-    scores_in: np.ndarray
-    scores_out: np.ndarray
-    cuts: list[bounds.Cut]
-    plain: bool
 
 
 @dataclass(frozen=True)
@@ -88,6 +75,7 @@ def audit(
     confidence: float = 0.95,
     canaries: int = 0,
     rounds: int | None = None,
+    made: int | None = None,
     seed: int = 0,
     data_dir: str | Path | None = None,
     dataset: data.Dataset | None = None,
@@ -97,10 +85,11 @@ def audit(
 ) -> Audit:
     """Attack a spec (or a preset, a TOML file, a run's spec, a `Task`): a lower bound on ε for each view.
 
-    Each row holds with probability `confidence`, whatever form of bound is its largest. `trials` are made in each of
-    two worlds. `rounds` looks at the target's first rounds only: still a lower bound for the whole run. `canaries`
-    adds the bounds from one run with so many canaries. `build` and `keys` put other code in the place of the
-    method's and the engine's own, to see whether the audit notices.
+    Each row holds with probability `confidence`, whatever form of bound is its largest. `trials` are made in each
+    of two worlds. `rounds` looks at the target's first rounds only: still a lower bound for the whole run. `made`
+    says that a run ended after so many rounds. `canaries` adds the bounds from one run with so many canaries.
+    `build` and `keys` put other code in the place of the method's and the engine's own, to see whether the audit
+    notices.
     """
     for view in views:
         if view not in VIEWS:
@@ -114,6 +103,8 @@ def audit(
     else:
         spec = Spec.from_any(what).with_values(values or {})
         task = build_task(spec, data_dir=data_dir, dataset=dataset)
+    if made is not None:
+        task = replace(task, cohorts=task.cohorts[:made])
     if task.prepared.per_client:
         raise SpecError(f"{task.spec.method} protects whole clients; an audit replaces one record")
     code = Code.of(task.prepared)
@@ -127,13 +118,13 @@ def audit(
     for view, unit in wanted:
         row = auditor.attack(view, unit)
         found.append(row)
-        rows.append(_plain(row, task, table, claim, auditor.reached(row)))
+        rows.append(plain_row(row, task, table, claim, auditor.reached(row)))
         if on_row:
             on_row(rows[-1])
     if canaries:
         row = auditor.attack_once(canaries)
         found.append(row)
-        rows.append(_plain(row, task, table, claim, auditor.reached(row)))
+        rows.append(plain_row(row, task, table, claim, auditor.reached(row)))
         if on_row:
             on_row(rows[-1])
     return Audit(task.spec, confidence, claim, rows, auditor.notes, found)
@@ -175,7 +166,7 @@ class _Auditor:
         self._final = view == "final"
         size = int(self.sizes[plan.target])
         options = self._designs(view, plan, release)
-        used = _round_rate(release, spec.local_steps)
+        used = round_rate(release, spec.local_steps)
         search = int(np.clip(40 / used, _SEARCH, 8192))
         search = min(search, max(trials // 20, 16)) if trials < self.trials else search
         placed = [self._place(experiment, design, size, release, search) for design in options]
@@ -186,18 +177,14 @@ class _Auditor:
         pilot = self._pilot(experiment, design, pair, line, pilot_size)
         score = scores.learn(pilot)
         pilot_in, pilot_out = score(pilot.seen_in), score(pilot.seen_out)
-        seen_in, seen_out = (
-            self._observe(experiment, design, pair, line, which, trials) for which in (0, 1)
-        )
+        seen_in, seen_out = (self._observe(experiment, design, pair, line, which, trials) for which in (0, 1))
         scores_in, scores_out = score(seen_in), score(seen_out)
 
-        plain = _is_plain(release)
-        exhibit = _exhibit(pilot, score, release)
+        plain = is_plain(release)
+        exhibit = exhibit_of(pilot, score, release)
         forms = 1 + plain + (exhibit is not None)
         each = 1 - (1 - self.confidence) / forms
-        cuts = bounds.choose_cuts(
-            pilot_in, pilot_out, trials=trials, delta=spec.privacy.delta, error=1 - each
-        )
+        cuts = bounds.choose_cuts(pilot_in, pilot_out, trials=trials, delta=spec.privacy.delta, error=1 - each)
         aim = {"delta": spec.privacy.delta, "confidence": each}
         result = [bounds.count_bound(scores_in, scores_out, cuts, **aim)]
         if plain:
@@ -222,7 +209,7 @@ class _Auditor:
         )
         release = self._release(plan)
         shares = (0.1, 0.3, 1.0)
-        plain = _is_plain(release)
+        plain = is_plain(release)
         each = 1 - (1 - self.confidence) / (len(shares) * (1 + plain))
         aim = {"delta": spec.privacy.delta, "confidence": each}
         found = []
@@ -231,7 +218,9 @@ class _Auditor:
             found.append(bounds.one_run_bound(guesses, **aim))
             if plain:
                 found.append(bounds.one_run_gaussian_bound(guesses, **aim))
-        best = [max((b for b in found if b.form == form), key=lambda b: b.value) for form in {b.form for b in found}]
+        best = [
+            max((b for b in found if b.form == form), key=lambda b: b.value) for form in {b.form for b in found}
+        ]
         return Row(
             "upload",
             "one run",
@@ -263,12 +252,13 @@ class _Auditor:
     # Pieces
 
     def _schedule(self, view: str, rounds: int | None) -> Schedule:
+        privacy, cohort = self.task.spec.privacy, self.task.spec.cohort_size
         return schedule(
             self.task.cohorts,
             self.sizes,
             view=view,
             rounds=rounds,
-            colluders=min(self.task.spec.privacy.colluders, self.task.spec.cohort_size - 1) if view == "sum" else 0,
+            colluders=min(privacy.colluders, cohort - 1) if view == "sum" else 0,
         )
 
     def _release(self, plan: Schedule) -> tuple[Release, ...]:
@@ -320,9 +310,7 @@ class _Auditor:
         fit = int(np.clip(_OPERATIONS / (2 * self.trials * one), 1, rounds))
         if fit < rounds and self.rounds is None and view != "final":
             self.notes.append(f"view {view}: the first {fit} of {rounds} rounds are attacked (--rounds for more)")
-            plan = Schedule(
-                plan.target, plan.rounds[:fit], plan.cohorts[:fit], plan.cohort_sizes[:fit]
-            )
+            plan = Schedule(plan.target, plan.rounds[:fit], plan.cohorts[:fit], plan.cohort_sizes[:fit])
         trials = int(np.clip(_OPERATIONS / (2 * one * len(plan.rounds)), _FEWEST, self.trials))
         if trials < self.trials:
             self.notes.append(f"view {view}: {trials} trials instead of {self.trials}, as the model is large")
@@ -371,7 +359,7 @@ class _Auditor:
             return world(design, size, rows, inside=inside, positions=positions)
 
         everywhere, nowhere = np.arange(size), np.arange(0)
-        if _is_plain(release):
+        if is_plain(release):
             all_in, all_out = made(True, everywhere[:1]), made(False, everywhere[:1])
         else:
             all_in = made(True, everywhere)
@@ -380,7 +368,7 @@ class _Auditor:
         if not np.any(line) or not np.all(np.isfinite(line)):
             return -math.inf, design, (all_in, all_out), line
         position = 0
-        if not _is_plain(release):
+        if not is_plain(release):
             position = self._most_used(experiment, design, made, line, size)
         pair = made(True, np.array([position])), made(False, np.array([position]))
         pilot = self._pilot(experiment, design, pair, line, count)
@@ -416,7 +404,8 @@ class _Auditor:
     def _pilot(
         self, experiment: Experiment, design: Design, pair: tuple[World, World], line: np.ndarray, count: int
     ) -> scores.Pilot:
-        seen, plain = [], []
+        seen: list[Seen] = []
+        plain: list[Seen] = []
         for own in pair:
             seeds = self._seeds(count)
             for noise, into in ((True, seen), (False, plain)):
@@ -440,93 +429,3 @@ class _Auditor:
         """Seeds that no other trial of this audit has."""
         first, self._next_seed = self._next_seed, (self._next_seed + count) % 2**32
         return ((first + np.arange(count, dtype=np.uint64)) % 2**32).astype(np.uint32)
-
-
-def _round_rate(release: tuple[Release, ...], local_steps: int) -> float:
-    """Probability that one record is used in one participation."""
-    if not release:
-        return 1.0
-    one = release[0].sampling
-    if one.kind.endswith("-round"):
-        return max(one.rate, 1e-9)
-    return max(sampling.used_in_round(one, local_steps), 1e-9)
-
-
-def _is_plain(release: tuple[Release, ...]) -> bool:
-    """No sampling: the trade-off of each view is a Gaussian's."""
-    return bool(release) and all(r.sampling.kind in ("full", "full-round") for r in release)
-
-
-def _exhibit(pilot: scores.Pilot, score: scores.Score, release: tuple[Release, ...]) -> bounds.Exhibit | None:
-    """The pilot as an exhibited pair, where its noiseless outputs are two points: one with the record used, one
-    without. None where they are not, where rounds differ by more than 2%, or where uses in one round tell of others.
-    """
-    if not release or np.any(score.helper) or np.any(score.before):
-        return None
-    inside, outside = pilot.plain_in.target, pilot.plain_out.target
-    base = outside[0]
-    grain = _TWO_POINTS * score.noise_std
-    moved = np.abs(inside - base) > grain
-    if np.any(np.abs(outside - base) > grain) or not np.any(moved):
-        return None
-    rounds = inside.shape[1]
-    if rounds > 1 and release[0].sampling.kind.startswith("shuffled"):
-        return None
-    if not np.all(np.any(moved, axis=0)):
-        return None
-    shift = np.where(moved, inside - base, 0.0)
-    distance = shift.sum(axis=0) / moved.sum(axis=0)
-    if np.any(np.abs(np.where(moved, inside - base - distance, 0.0)) > grain):
-        return None
-    residual = np.concatenate(
-        [pilot.seen_in.target - pilot.plain_in.target, pilot.seen_out.target - pilot.plain_out.target]
-    )
-    ratio = residual.std(axis=0) / np.abs(distance)
-    if rounds > 1 and not _is_plain(release) and ratio.max() > 1.02 * ratio.min() + 6 * ratio.mean() / math.sqrt(len(residual)):
-        return None
-    # In units of each round's distance; unequal rounds without sampling: the mean of σ² is cautious (Jensen).
-    nearest = np.abs(np.where(moved, inside - base, distance)).min(axis=0) / np.abs(distance)
-    return bounds.Exhibit(
-        float(nearest.min()), (residual / np.abs(distance)).ravel(), int(moved.sum()), moved.size, rounds
-    )
-
-
-def _plain(
-    row: Row, task: Task, table: list[dict[str, Any]], claim: dict[str, Any], reached: list[dict[str, Any]]
-) -> dict[str, Any]:
-    """A row as plain values, with what is proved for the same view, and the verdict."""
-    adjacency = task.spec.privacy.adjacency
-    unit = "run" if row.unit == "one run" else row.unit
-    match = next(
-        r
-        for r in table
-        if r["view"] == row.view and r["adjacency"] == adjacency and r["unit"].split(",")[0] == unit
-    )
-    best = max(row.bounds, key=lambda b: b.value)
-    claim_here = claim["value"] if claim["unit"] == unit and claim["adjacency"] == adjacency else None
-    # A whole run reveals at least as much as one message, and a message's claim must not exceed what one shows.
-    confidence = 1 - sum(1 - b.confidence for b in row.bounds)
-    violated = not match["assumed"] and best.value > match["value"] * (1 + 1e-6)
-    return {
-        "view": row.view,
-        "unit": row.unit,
-        "adjacency": adjacency,
-        "delta": task.spec.privacy.delta,
-        "claimed": claim_here,
-        "proven": match["value"],
-        "recipe": match["recipe"],
-        "assumed": match["assumed"],
-        "attacked": {
-            "value": best.value,
-            "form": best.form,
-            "confidence": round(confidence, 10),
-            "trials": best.trials,
-            "detail": best.detail,
-        },
-        "bounds": [b._asdict() for b in row.bounds],
-        "design": row.design,
-        "rounds": row.rounds,
-        "refutes_claim": claim_here is not None and best.value > claim_here,
-        "verdict": "VIOLATION" if violated else "within the proof",
-        "reached": reached,
-    }

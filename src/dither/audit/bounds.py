@@ -7,7 +7,7 @@ ln(trials) at most. The other forms go further by assuming more, and carry that 
 
 counts       nothing is assumed
 mu-GDP       assumes a Gaussian trade-off (Dong, Roth, Su 2022): a lower limit of μ, then R1
-one run      many canaries in one run (Steinke, Nasr, Jagielski, "Privacy Auditing with One (1) Training Run", 2023)
+one run      many canaries in one run (Steinke, Nasr, Jagielski 2023)
 one run mu   its f-DP refinement for Gaussian trade-offs (Mahloujifar, Melis, Chaudhuri 2025)
 exhibited    a pair of datasets: measured distance of the noiseless outputs, measured noise and use, then R1 or R5
 """
@@ -15,7 +15,7 @@ exhibited    a pair of datasets: measured distance of the noiseless outputs, mea
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -128,7 +128,9 @@ def count_bound(
         at = np.array([cut.threshold])
         hits, false = (float(_reached(scores, at, cut.side)[0]) for scores in (likely, unlikely))
         value = float(epsilon_of_counts(hits, len(likely), false, len(unlikely), delta, error))
-        found.append((value, f'{hits:.0f} of {len(likely)} right, {false:.0f} of {len(unlikely)} false "{cut.side}"'))
+        found.append(
+            (value, f'{hits:.0f} of {len(likely)} right, {false:.0f} of {len(unlikely)} false "{cut.side}"')
+        )
     value, detail = max(found)
     return LowerBound(value, "counts", confidence, delta, len(scores_in), detail)
 
@@ -229,7 +231,7 @@ def one_run_gaussian_bound(guesses: Guesses, *, delta: float, confidence: float)
     return LowerBound(value, f"one run, {MU_FORM}", confidence, delta, 1, detail)
 
 
-def _largest_refuted(refuted) -> float:  # type: ignore[no-untyped-def]
+def _largest_refuted(refuted: Callable[[float], bool]) -> float:
     if not refuted(0.0):
         return 0.0
     low, high = 0.0, 1.0
@@ -249,13 +251,13 @@ class Exhibit(NamedTuple):
 
     distance    between the noiseless outputs when the record is used, along the line that joins them
     residuals   noise on that line, one a trial (known mean 0)
-    used        trials in which the record was used, of `draws`
+    used        trials in which the record was used, of `draws`; None: it is used always
     releases    how often this happens, independently
     """
 
     distance: float
     residuals: np.ndarray
-    used: int
+    used: int | None
     draws: int
     releases: int = 1
 
@@ -270,7 +272,7 @@ def exhibited_bound(exhibit: Exhibit, *, delta: float, confidence: float) -> Low
     count = len(exhibit.residuals)
     square = float(np.sum(np.square(exhibit.residuals, dtype=np.float64)))
     noise_std = math.sqrt(square / float(chi2.ppf(error, count)))
-    used = 1.0 if exhibit.used == exhibit.draws else float(lower_rate(exhibit.used, exhibit.draws, error))
+    used = 1.0 if exhibit.used is None else float(lower_rate(exhibit.used, exhibit.draws, error))
     if exhibit.distance == 0 or used == 0:
         value = 0.0
     elif noise_std == 0:
@@ -278,8 +280,8 @@ def exhibited_bound(exhibit: Exhibit, *, delta: float, confidence: float) -> Low
     else:
         value = _pair_epsilon(exhibit.distance / noise_std, used, exhibit.releases, delta)
     detail = (
-        f"noiseless distance {exhibit.distance:.4g}, noise std <= {noise_std:.4g}, used with probability >= {used:.4g}"
-        + (f", {exhibit.releases} releases" if exhibit.releases > 1 else "")
+        f"noiseless distance {exhibit.distance:.4g}, noise std <= {noise_std:.4g}, "
+        f"used with probability >= {used:.4g}" + (f", {exhibit.releases} releases" if exhibit.releases > 1 else "")
     )
     return LowerBound(value, EXHIBITED_FORM, confidence, delta, count, detail)
 
@@ -297,6 +299,10 @@ def _pair_epsilon(mu: float, used: float, releases: int, delta: float) -> float:
     # The grid must hold the widest loss; a coarser one only lowers an optimistic value.
     step = max(1e-4, mu * (mu + 10.0) / 2e5)
     one = pld.from_gaussian_mechanism(
-        1.0 / mu, sampling_prob=used, value_discretization_interval=step, pessimistic_estimate=False, use_connect_dots=False
+        1.0 / mu,
+        sampling_prob=used,
+        value_discretization_interval=step,
+        pessimistic_estimate=False,
+        use_connect_dots=False,
     )
     return max(single, float(one.self_compose(releases).get_epsilon_for_delta(delta)))

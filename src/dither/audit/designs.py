@@ -1,8 +1,8 @@
 """Constructed neighbours: datasets on which one record shows as much as it can.
 
-A proof speaks of all datasets, so the attack may choose them. The target client holds `size` records, all alike but
-one, the canary; the neighbour has another record in its place, or none. What the adversary may choose as well is
-the model that is broadcast.
+A proof speaks of all datasets, so the attack may choose them. The target client holds records that are all alike
+but one, the canary; the neighbour has another record in its place, or none. What the adversary may choose as well
+is the model that is broadcast.
 
 saturated   logistic and softmax models: class 0 is made certain by its bias, so that a record (v, class 1) has the
             gradient of its features wherever training goes, and (-v, class 1) its opposite; (0, class 0) has none
@@ -103,14 +103,10 @@ def designs(
         certain = _favour(start, model, _SURE + REACH * movement)
         canary, mirrored = Record(REACH * ones, 1), Record(-REACH * ones, 1)
         found.append(
-            Design(
-                "saturated, others silent", canary, None if absent else mirrored, (silent,), (silent,), certain
-            )
+            Design("saturated, others silent", canary, None if absent else mirrored, (silent,), (silent,), certain)
         )
         if not absent:
-            found.append(
-                Design("saturated, others opposing", canary, mirrored, (mirrored,), (silent,), certain)
-            )
+            found.append(Design("saturated, others opposing", canary, mirrored, (mirrored,), (silent,), certain))
         return found
     even = _only_two_classes(start, model)
     blank = (Record(np.zeros(num_features), 0), Record(np.zeros(num_features), 1))
@@ -126,7 +122,9 @@ def designs(
             Design(f"flipped {size}, others blank", canary, None if absent else opposite, blank, contracting, even)
         )
         if not absent:
-            found.append(Design(f"flipped {size}, others opposing", canary, opposite, (opposite,), contracting, even))
+            found.append(
+                Design(f"flipped {size}, others opposing", canary, opposite, (opposite,), contracting, even)
+            )
     return found
 
 

@@ -1,7 +1,7 @@
 """Membership inference from the final model: LiRA with shadow models that the engine trains side by side.
 
-N. Carlini et al., "Membership Inference Attacks From First Principles", IEEE S&P 2022. Records come in pairs, and a
-coin decides which of each pair a model is trained on: all models see as many records, and each pair is an
+N. Carlini et al., "Membership Inference Attacks From First Principles", IEEE S&P 2022. Records come in pairs, and
+a coin decides which of each pair a model is trained on: all models see as many records, and each pair is an
 independent coin, so that what one model gives away is also a one-run audit (Steinke, Nasr, Jagielski 2023) under
 replace-one: the bound on ε needs no assumption on how the attack works.
 """
@@ -24,7 +24,7 @@ from dither.tasks import Task, build_task, load_data
 
 
 class Membership(NamedTuple):
-    """What LiRA finds: scores of members and of others over all models, and the bound from the one that tells most."""
+    """Scores of members and of others over all models, and the bound from the model that tells most."""
 
     scores_in: np.ndarray
     scores_out: np.ndarray

@@ -1,8 +1,8 @@
 """What one upload shows of one record: reconstruction from the first layer's gradient, with and without noise.
 
-One step on one record moves a dense layer by -η (p - e_y) ⊗ (x, 1): the weights' change is the record, scaled by the
-bias's change (Phong et al. 2018; Geiping et al. 2020 for the general case). Nothing is optimised: the picture is read
-off. For newcomers: an update is not an anonymous number.
+One step on one record moves a dense layer by -η (p - e_y) ⊗ (x, 1): the weights' change is the record, scaled by
+the bias's change (Phong et al. 2018; Geiping et al. 2020 for the general case). Nothing is optimised: the picture
+is read off. For newcomers: an update is not an anonymous number.
 """
 
 from __future__ import annotations
@@ -95,7 +95,9 @@ def _read(prepared: Prepared, model: models.Model, dataset: Dataset, row: int, s
 
 def draw(dataset: Dataset, rows: Sequence[int], leaks: Sequence[Leak], path: Path) -> None:
     """One row of pictures for the records and one for each kind of noise."""
-    figure, axes = plots.new_figure(len(leaks) + 1, len(rows), width=1.05 * len(rows) + 2.2, height=1.12 * (len(leaks) + 1))
+    figure, axes = plots.new_figure(
+        len(leaks) + 1, len(rows), width=1.05 * len(rows) + 2.2, height=1.12 * (len(leaks) + 1)
+    )
     side = dataset.image_shape[:2]
     lines = [("the record", dataset.x_train[list(rows)]), *((leak.name, leak.pictures) for leak in leaks)]
     for line, (name, pictures) in zip(axes, lines, strict=True):

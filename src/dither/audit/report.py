@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from dither import plots, runs
-from dither.audit.attack import Audit, Row
+from dither.audit.attack import Audit
+from dither.audit.rows import Row
 
 COLOURS = (plots.BLUE, plots.ORANGE, plots.GREEN, plots.VERMILION, plots.GREY)
 
@@ -40,7 +41,12 @@ def draw_roc(report: Audit, path: Path) -> None:
             if math.isfinite(float(value)) and float(value) < 200:
                 limit = np.minimum(1.0, math.exp(float(value)) * grid + delta)
                 axis.plot(
-                    grid, limit, color="black", linewidth=1.0, linestyle=style, label=f"{which} ε = {float(value):.3g}"
+                    grid,
+                    limit,
+                    color="black",
+                    linewidth=1.0,
+                    linestyle=style,
+                    label=f"{which} ε = {float(value):.3g}",
                 )
     axis.set(xscale="log", yscale="log", xlim=(floor, 1), ylim=(floor, 1.1))
     axis.set_xlabel("false positive rate")
@@ -64,11 +70,15 @@ def draw_trials(report: Audit, path: Path) -> bool:
             if form in plain["reached"][-1]:
                 values = [step[form] for step in plain["reached"]]
                 top = max(top, *values)
-                axis.plot(trials, values, style, color=colour, marker="o", markersize=3, label=f"{_name(row)}, {words}")
+                axis.plot(
+                    trials, values, style, color=colour, marker="o", markersize=3, label=f"{_name(row)}, {words}"
+                )
     for which, style in (("claimed", "--"), ("proven", "-.")):
         for value in sorted({float(r[which]) for r in report.rows if r[which] is not None})[:2]:
             if value <= 4 * max(top, 0.25):
-                axis.axhline(value, color="black", linewidth=1.0, linestyle=style, label=f"{which} ε = {value:.3g}")
+                axis.axhline(
+                    value, color="black", linewidth=1.0, linestyle=style, label=f"{which} ε = {value:.3g}"
+                )
     axis.set_xscale("log")
     axis.set_ylim(bottom=0)
     axis.set_xlabel("trials in each world")

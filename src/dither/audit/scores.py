@@ -2,8 +2,8 @@
 
 The pilot runs the same seeds with and without noise. Without noise the projections take few values (how often the
 record was used, say): the components of a mixture. The difference is the noise: its std, and whether another
-client's upload or the round before betrays it. The score of a trial is the log ratio of the two mixtures. Any score
-gives a valid bound, as the trials that count are others than the pilot's; a good model only makes it sharper.
+client's upload or the round before betrays it. The score of a trial is the log ratio of the two mixtures. Any
+score gives a valid bound, as the trials that count are others than the pilot's; a good model makes it sharper.
 """
 
 from __future__ import annotations

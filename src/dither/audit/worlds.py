@@ -1,13 +1,13 @@
-"""Paired worlds on the code path of a run: the method's own client and server functions, thousands of trials at once.
+"""Paired worlds on the code path of a run: the method's own client and server functions, thousands at once.
 
 A trial is one run of the target's participations with a seed of its own, which opens the same streams of batches
 and noise as a run's seed does. What the adversary sees of a participation is projected on one line: the one that
 joins the noiseless outputs of the two worlds. One compiled program serves both worlds, every design and the
 noiseless draws: data, noise, broadcast and line are its inputs.
 
-upload      each upload of the target (and one of another client in the same round, whose noise must be independent)
+upload      each upload of the target, and one of another client, whose noise must be independent
 sum         the sum of the honest cohort's uploads
-broadcast   what the server sends next, and `exposures` uploads of the target before that
+broadcast   what each broadcast adds to the one before, and `exposures` uploads of the target before that
 final       the parameters after the last round
 """
 
@@ -167,7 +167,11 @@ class Experiment:
                 # The state is a function of earlier uploads: the adversary knows it and subtracts its part. It
                 # does not know the batches: those of its own expectation come from a fixed seed.
                 expected = quiet.client(
-                    self.code.keys(jnp.uint32(0), index, target), message, mine, reference, Round(index, target, size)
+                    self.code.keys(jnp.uint32(0), index, target),
+                    message,
+                    mine,
+                    reference,
+                    Round(index, target, size),
                 )
                 seen = seen - _along(inputs.line, expected.upload, expected.weight)
             if self.alone:
@@ -178,12 +182,15 @@ class Experiment:
             return (result.state, other.state), (seen, _along(inputs.line, other.upload, other.weight))
 
         first = algorithm.client_init(inputs.start)
-        entries = (jnp.asarray(self.schedule.rounds, jnp.int32), jnp.asarray(self.schedule.cohort_sizes, jnp.int32))
+        entries = (
+            jnp.asarray(self.schedule.rounds, jnp.int32),
+            jnp.asarray(self.schedule.cohort_sizes, jnp.int32),
+        )
         _, seen = jax.lax.scan(one, (first, first), entries)
         return seen
 
     def _cohort_trial(self, inputs: Inputs, seed: Array) -> tuple[Array, Array]:
-        algorithm, quiet = self.code.build(inputs.hyper), self.code.build(inputs.quiet)
+        algorithm = self.code.build(inputs.hyper)
         server = algorithm.init(inputs.start)
         states = self._client_states(algorithm, inputs)
 
@@ -199,13 +206,9 @@ class Experiment:
             key = noise.for_round(noise.stream(seed, "server"), index)
             present = Cohort(members, members >= 0, size)  # colluders are there, if silent
             following = algorithm.server(key, server, total, present)
-            fresh = self._client_states(quiet, inputs)
-            expected, *_ = self._sum(
-                quiet, inputs.reference, server, fresh, jnp.uint32(0), index, members, size
-            )
-            guess = quiet.server(key, server, expected, present)
+            # What is new in a broadcast is what it adds to the one before.
             seen = _along(inputs.line, algorithm.message(following), 1.0) - _along(
-                inputs.line, quiet.message(guess), 1.0
+                inputs.line, algorithm.message(server), 1.0
             )
             if self.exposures:
                 seen = jnp.where(number < self.exposures, _along(inputs.line, upload, weight), seen)
@@ -252,7 +255,9 @@ class Experiment:
         own, strange = self._target_records(world), self._strange_records(world, jnp.maximum(members[0], 0))
         first = Records(*(jnp.where(is_target, a, b) for a, b in zip(own, strange, strict=True)))
         mine = run(members[0], first)
-        others = jax.vmap(lambda number: run(number, self._strange_records(world, jnp.maximum(number, 0))))(members[1:])
+        others = jax.vmap(lambda number: run(number, self._strange_records(world, jnp.maximum(number, 0))))(
+            members[1:]
+        )
         active = members[1:] >= 0
 
         def add(one: Array, many: Array) -> Array:

@@ -31,7 +31,8 @@ def audit(
     settings: Settings = None,
     seed: Annotated[int, typer.Option(help="Seed of the trials.")] = 0,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for audit.json and pictures (default: the run's own folder, if any).")
+        Path | None,
+        typer.Option(help="Folder for audit.json and pictures (default: the run's own)."),
     ] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
@@ -42,7 +43,7 @@ def audit(
     """
     from dither import api
     from dither.audit import report as pictures
-    from dither.runs import to_json
+    from dither.runs import RunFolder, to_json
 
     folder = Path(what)
     is_run = (folder / "spec.toml").is_file()
@@ -53,8 +54,10 @@ def audit(
         seen = f"{SEEN[row['view']]}, {row['unit']}"
         console.print(f"{seen}: attacked ε {epsilon_text(row['attacked']['value'])}", style="dim", highlight=False)
 
+    finished = RunFolder(folder).summary() if is_run else None
     found = api.audit(
         spec,
+        made=finished["rounds"] if finished is not None and not settings else None,
         views=tuple(view) if view else api.AUDIT_VIEWS,
         trials=trials,
         confidence=confidence,
@@ -64,7 +67,8 @@ def audit(
         data_dir=data_dir,
         on_row=None if as_json else say,
     )
-    target = out or (folder if is_run else None)
+    # With other settings it is another run that was audited.
+    target = out or (folder if is_run and not settings else None)
     written = pictures.save(found, target) if target is not None else []
     if as_json:
         typer.echo(to_json(found.to_dict(), indent=2))
@@ -109,7 +113,9 @@ def _print(found: Any, written: list[Path]) -> None:
     for row in found.rows:
         for bound in row["bounds"]:
             seen = "one upload" if row["unit"] == "message" else SEEN[row["view"]]
-            typer.echo(f"{seen}, {row['unit']}: {epsilon_text(bound['value'])} by {bound['form']} ({bound['detail']})")
+            typer.echo(
+                f"{seen}, {row['unit']}: {epsilon_text(bound['value'])} by {bound['form']} ({bound['detail']})"
+            )
     for note in found.notes:
         typer.echo(f"note: {note}")
     for path in written:
