@@ -57,7 +57,7 @@ def test_a_noise_key_shared_by_two_clients_is_caught():
     assert attack(task_of(), keys=shared).violations
 
 
-@pytest.mark.parametrize("sampler", ["fixed", "poisson"])
+@pytest.mark.parametrize("sampler", ["fixed", pytest.param("poisson", marks=pytest.mark.slow)])
 def test_sampling_without_its_randomness_is_caught(sampler):
     """A batch key that is the same in every run: the adversary knows which records are drawn."""
 
@@ -70,6 +70,7 @@ def test_sampling_without_its_randomness_is_caught(sampler):
     assert attack(task, keys=fixed).violations
 
 
+@pytest.mark.slow
 def test_one_batch_for_all_rounds_is_caught():
     """A batch key that forgets the round: a record is used in all rounds or in none."""
 

@@ -11,13 +11,13 @@ from dither.tasks import build_task
 from .grid import small_dataset, small_spec
 
 
-@pytest.mark.parametrize("method", ["cpfed", "nbafl"])
+@pytest.mark.parametrize("method", ["nbafl", pytest.param("cpfed", marks=pytest.mark.slow)])
 def test_the_final_model_is_the_engines(method):
     """The same two datasets and seed through `Simulation`: the projections of the last model agree."""
     changes = {"batch_sampling": "full", "privacy__clip": "none"} if method == "nbafl" else {}
     if method == "nbafl":
         changes["method_options__param_clip"] = 1.0
-    spec = small_spec(method, num_rounds=3, **changes)
+    spec = small_spec(method, num_rounds=3, local_steps=2, **changes)
     task = build_task(spec, dataset=small_dataset())
     sizes = task.federation.size
     design = designs.designs(
