@@ -23,7 +23,19 @@ from jax.flatten_util import ravel_pytree
 
 from dither import models
 from dither.audit.designs import World
-from dither.core import Algorithm, Array, Cohort, Hyper, Keys, Params, Prepared, PyTree, Records, Round
+from dither.core import (
+    Algorithm,
+    Array,
+    ClientResult,
+    Cohort,
+    Hyper,
+    Keys,
+    Params,
+    Prepared,
+    PyTree,
+    Records,
+    Round,
+)
 from dither.engines import devices, simulate
 from dither.privacy import noise
 
@@ -149,131 +161,105 @@ class Experiment:
 
     def _uploads(self, inputs: Inputs, seed: Array) -> tuple[Array, Array]:
         """The server sees each upload and chooses each broadcast, so every round starts from the same one."""
-        algorithm, quiet = self.code.build(inputs.hyper), self.code.build(inputs.quiet)
+        algorithm = self.code.build(inputs.hyper)
         message = algorithm.message(algorithm.init(inputs.start))
         target = jnp.int32(self.schedule.target)
-        stranger = jnp.int32(self.stranger)
-        own, reference = self._target_records(inputs.world), self._target_records(inputs.reference)
-        strange = self._strange_records(inputs.world, stranger)
+        members = jnp.asarray([self.schedule.target] + ([] if self.alone else [self.stranger]), jnp.int32)
 
-        def one(states: PyTree, entry: tuple[Array, Array]) -> tuple[PyTree, tuple[Array, Array]]:
-            index, size = entry
-            mine, theirs = states
-            result = algorithm.client(
-                self.code.keys(seed, index, target), message, mine, own, Round(index, target, size)
+        def one(states: PyTree, entry: tuple[Array, ...]) -> tuple[PyTree, tuple[Array, Array]]:
+            index, _, size, _ = entry
+            results = self._clients(algorithm, message, states, inputs.world, seed, index, members, size)
+            seen = jax.vmap(lambda upload, weight: _along(inputs.line, upload, weight))(
+                results.upload, results.weight
             )
-            seen = _along(inputs.line, result.upload, result.weight)
+            own, other = seen[0], jnp.zeros(()) if self.alone else seen[1]
             if self.code.client_state:
                 # The state is a function of earlier uploads: the adversary knows it and subtracts its part. It
                 # does not know the batches: those of its own expectation come from a fixed seed.
-                expected = quiet.client(
+                expected = self.code.build(inputs.quiet).client(
                     self.code.keys(jnp.uint32(0), index, target),
                     message,
-                    mine,
-                    reference,
+                    jax.tree.map(lambda leaf: leaf[target], states),
+                    self._records(inputs.reference, target),
                     Round(index, target, size),
                 )
-                seen = seen - _along(inputs.line, expected.upload, expected.weight)
-            if self.alone:
-                return (result.state, theirs), (seen, jnp.zeros_like(seen))
-            other = algorithm.client(
-                self.code.keys(seed, index, stranger), message, theirs, strange, Round(index, stranger, size)
-            )
-            return (result.state, other.state), (seen, _along(inputs.line, other.upload, other.weight))
+                own = own - _along(inputs.line, expected.upload, expected.weight)
+            return _kept(states, results.state, members), (own, other)
 
-        first = algorithm.client_init(inputs.start)
-        entries = (
-            jnp.asarray(self.schedule.rounds, jnp.int32),
-            jnp.asarray(self.schedule.cohort_sizes, jnp.int32),
-        )
-        _, seen = jax.lax.scan(one, (first, first), entries)
-        return seen
+        states = self._client_states(algorithm, inputs)
+        return jax.lax.scan(one, states, self._entries())[1]
 
     def _cohort_trial(self, inputs: Inputs, seed: Array) -> tuple[Array, Array]:
+        """Sums with chosen broadcasts (kind "sum"), or rounds that follow each other as in a run ("evolving")."""
         algorithm = self.code.build(inputs.hyper)
-        server = algorithm.init(inputs.start)
-        states = self._client_states(algorithm, inputs)
 
         def one(carry: PyTree, entry: tuple[Array, ...]) -> tuple[PyTree, Array]:
             server, states = carry
-            index, members, size, number = entry
-            total, new_states, upload, weight = self._sum(
-                algorithm, inputs.world, server, states, seed, index, members, size
-            )
+            index, members, size, exposed = entry
+            message = algorithm.message(server)
+            results = self._clients(algorithm, message, states, inputs.world, seed, index, members, size)
+            present = members >= 0
+
+            def total(leaf: Array) -> Array:
+                return jnp.sum(jnp.where(present.reshape(-1, *([1] * (leaf.ndim - 1))), leaf, 0), axis=0)
+
+            summed = jax.tree.map(total, results.upload)
+            new_states = _kept(states, results.state, members)
             if self.kind == "sum":
-                # As with uploads, the server chooses what it broadcasts.
-                return (server, new_states), _along(inputs.line, total, 1.0)
+                return (server, new_states), _along(inputs.line, summed, 1.0)
             key = noise.for_round(noise.stream(seed, "server"), index)
-            present = Cohort(members, members >= 0, size)  # colluders are there, if silent
-            following = algorithm.server(key, server, total, present)
+            # Colluders count as present, if silent.
+            following = algorithm.server(key, server, summed, Cohort(members, present, size))
             # What is new in a broadcast is what it adds to the one before.
-            seen = _along(inputs.line, algorithm.message(following), 1.0) - _along(
-                inputs.line, algorithm.message(server), 1.0
-            )
+            seen = _along(inputs.line, algorithm.message(following), 1.0) - _along(inputs.line, message, 1.0)
             if self.exposures:
-                seen = jnp.where(number < self.exposures, _along(inputs.line, upload, weight), seen)
+                own = jax.tree.map(lambda leaf: leaf[0], results.upload)  # the target's, where it takes part
+                seen = jnp.where(exposed, _along(inputs.line, own, results.weight.reshape(-1)[0]), seen)
             return (following, new_states), seen
 
-        (last, _), seen = jax.lax.scan(one, (server, states), self._entries())
+        first = (algorithm.init(inputs.start), self._client_states(algorithm, inputs))
+        (last, _), seen = jax.lax.scan(one, first, self._entries())
         if self.kind == "evolving":
             seen = jnp.append(seen, _along(inputs.line, algorithm.message(last), 1.0))
         return seen, jnp.zeros_like(seen)
 
-    def _entries(self) -> tuple[Array, ...]:
-        s = self.schedule
-        return (
-            jnp.asarray(s.rounds, jnp.int32),
-            jnp.asarray(s.cohorts, jnp.int32),
-            jnp.asarray(s.cohort_sizes, jnp.int32),
-            jnp.arange(len(s.rounds)),
-        )
-
-    def _sum(
+    def _clients(
         self,
         algorithm: Algorithm,
-        world: World,
-        server: PyTree,
+        message: PyTree,
         states: PyTree,
+        world: World,
         seed: Array,
         index: Array,
         members: Array,
         size: Array,
-    ) -> tuple[PyTree, PyTree, PyTree, Array]:
-        """The sum of the cohort's uploads as the engine makes it, everyone's new state, and the target's upload.
-        `members[0]` is the target wherever it takes part."""
-        message = algorithm.message(server)
+    ) -> ClientResult:
+        """Everybody's result, side by side as in the engine."""
 
-        def run(number: Array, records: Records) -> Any:
-            own = jnp.maximum(number, 0)
-            state = jax.tree.map(lambda leaf: leaf[own], states)
-            return algorithm.client(
-                self.code.keys(seed, index, own), message, state, records, Round(index, own, size)
+        def one(number: Array) -> ClientResult:
+            own = jnp.maximum(number, 0)  # padding computes something that nobody adds up
+            result = algorithm.client(
+                self.code.keys(seed, index, own),
+                message,
+                jax.tree.map(lambda leaf: leaf[own], states),
+                self._records(world, own),
+                Round(index, own, size),
             )
+            return result._replace(weight=jnp.asarray(result.weight, jnp.float32))
 
-        # The target's slot holds its records when it is the target that stands there, else a stranger's.
-        is_target = members[0] == self.schedule.target
-        own, strange = self._target_records(world), self._strange_records(world, jnp.maximum(members[0], 0))
-        first = Records(*(jnp.where(is_target, a, b) for a, b in zip(own, strange, strict=True)))
-        mine = run(members[0], first)
-        others = jax.vmap(lambda number: run(number, self._strange_records(world, jnp.maximum(number, 0))))(
-            members[1:]
+        return jax.vmap(one)(members)
+
+    def _entries(self) -> tuple[Array, ...]:
+        """(round, members, cohort size, whether the target's upload is exposed), one a round."""
+        s = self.schedule
+        takes_part = s.cohorts[:, 0] == s.target
+        exposed = takes_part & (np.cumsum(takes_part) <= self.exposures)
+        return (
+            jnp.asarray(s.rounds, jnp.int32),
+            jnp.asarray(s.cohorts, jnp.int32),
+            jnp.asarray(s.cohort_sizes, jnp.int32),
+            jnp.asarray(exposed),
         )
-        active = members[1:] >= 0
-
-        def add(one: Array, many: Array) -> Array:
-            mask = active.reshape(-1, *([1] * (many.ndim - 1)))
-            return jnp.where(members[0] >= 0, one, 0) + jnp.sum(jnp.where(mask, many, 0), axis=0)
-
-        total = jax.tree.map(add, mine.upload, others.upload)
-        nobody = len(self.sizes)
-        where = jnp.where(members >= 0, members, nobody)
-        new_states = jax.tree.map(
-            lambda leaf, one, many: leaf.at[where].set(jnp.concatenate([one[None], many]), mode="drop"),
-            states,
-            mine.state,
-            others.state,
-        )
-        return total, new_states, mine.upload, mine.weight
 
     def _client_states(self, algorithm: Algorithm, inputs: Inputs) -> PyTree:
         one = algorithm.client_init(inputs.start)
@@ -289,7 +275,7 @@ class Experiment:
             self.code.keys(seed, index, target),
             algorithm.message(server),
             algorithm.client_init(inputs.start),
-            self._target_records(inputs.world),
+            self._records(inputs.world, target),
             Round(index, target, size),
         )
         if self.kind in ("upload", "sum"):
@@ -298,16 +284,23 @@ class Experiment:
         key = noise.for_round(noise.stream(seed, "server"), index)
         return ravel_pytree(algorithm.message(algorithm.server(key, server, result.upload, present)))[0]
 
-    def _target_records(self, world: World) -> Records:
+    def _records(self, world: World, client: Array) -> Records:
+        """A client's window on the rows: the target's own come first, then those that all others hold."""
         rows = world.x.shape[0]
-        return Records(world.x, world.y, jnp.arange(rows, dtype=jnp.int32), jnp.int32(0), world.size)
-
-    def _strange_records(self, world: World, client: Array) -> Records:
-        rows = world.strange_x.shape[0]
-        sizes = jnp.asarray(self.sizes)
+        is_target = client == self.schedule.target
         return Records(
-            world.strange_x, world.strange_y, jnp.arange(rows, dtype=jnp.int32), jnp.int32(0), sizes[client]
+            jnp.concatenate([world.x, world.strange_x]),
+            jnp.concatenate([world.y, world.strange_y]),
+            jnp.arange(2 * rows, dtype=jnp.int32),
+            jnp.where(is_target, 0, rows),
+            jnp.where(is_target, world.size, jnp.asarray(self.sizes)[client]),
         )
+
+
+def _kept(states: PyTree, new: PyTree, members: Array) -> PyTree:
+    """Everyone's state, with the members' new ones."""
+    where = jnp.where(members >= 0, members, jnp.iinfo(jnp.int32).max)  # out of range: a scatter drops it
+    return jax.tree.map(lambda leaf, some: leaf.at[where].set(some, mode="drop"), states, new)
 
 
 def _along(line: Array, tree: PyTree, weight: Array | float) -> Array:
