@@ -24,7 +24,7 @@ from dither.core import Algorithm, Hyper, Release, RoundInfo
 from dither.errors import SpecError, did_you_mean
 from dither.privacy import sampling
 from dither.spec import Spec
-from dither.tasks import Task, build_task, claimed, proven
+from dither.tasks import Task, build_task, claim_after, claimed, proven
 
 _SEARCH = 256  # trials with which designs are compared
 _PILOT, _MOST_PILOT = 2048, 32_768
@@ -104,7 +104,8 @@ def audit(
         spec = Spec.from_any(what).with_values(values or {})
         task = build_task(spec, data_dir=data_dir, dataset=dataset)
     if made is not None:
-        task = replace(task, cohorts=task.cohorts[:made])
+        ended = claim_after(task, made) if made < len(task.cohorts) else task.prepared.claim
+        task = replace(task, cohorts=task.cohorts[:made], prepared=task.prepared._replace(claim=ended))
     if task.prepared.per_client:
         raise SpecError(f"{task.spec.method} protects whole clients; an audit replaces one record")
     code = Code.of(task.prepared)
@@ -118,13 +119,13 @@ def audit(
     for view, unit in wanted:
         row = auditor.attack(view, unit)
         found.append(row)
-        rows.append(plain_row(row, task, table, claim, auditor.reached(row)))
+        rows.append(plain_row(row, task, table, claim, confidence, auditor.reached(row)))
         if on_row:
             on_row(rows[-1])
     if canaries:
         row = auditor.attack_once(canaries)
         found.append(row)
-        rows.append(plain_row(row, task, table, claim, auditor.reached(row)))
+        rows.append(plain_row(row, task, table, claim, confidence, auditor.reached(row)))
         if on_row:
             on_row(rows[-1])
     return Audit(task.spec, confidence, claim, rows, auditor.notes, found)
@@ -187,11 +188,12 @@ class _Auditor:
         cuts = bounds.choose_cuts(pilot_in, pilot_out, trials=trials, delta=spec.privacy.delta, error=1 - each)
         aim = {"delta": spec.privacy.delta, "confidence": each}
         result = [bounds.count_bound(scores_in, scores_out, cuts, **aim)]
+        mu_cuts = bounds.mu_cuts(pilot_in, pilot_out) if plain else []
         if plain:
-            result.append(bounds.mu_bound(scores_in, scores_out, bounds.mu_cuts(pilot_in, pilot_out), **aim))
+            result.append(bounds.mu_bound(scores_in, scores_out, mu_cuts, **aim))
         if exhibit is not None:
             result.append(bounds.exhibited_bound(exhibit, **aim))
-        return Row(view, unit, design.name, len(plan.rounds), result, scores_in, scores_out, cuts, plain)
+        return Row(view, unit, design.name, len(plan.rounds), result, scores_in, scores_out, cuts, mu_cuts)
 
     def attack_once(self, canaries: int) -> Row:
         """Many canaries in one run."""
@@ -230,7 +232,7 @@ class _Auditor:
             trial.scores[trial.included],
             trial.scores[~trial.included],
             [],
-            plain,
+            [],
         )
 
     def reached(self, row: Row) -> list[dict[str, Any]]:
@@ -242,9 +244,9 @@ class _Auditor:
             aim = {"delta": self.task.spec.privacy.delta, "confidence": self.confidence}
             found = bounds.count_bound(row.scores_in[:count], row.scores_out[:count], row.cuts, **aim)
             step = {"trials": count, "counts": found.value}
-            if row.plain:
-                cuts = bounds.mu_cuts(row.scores_in, row.scores_out)
-                step["mu"] = bounds.mu_bound(row.scores_in[:count], row.scores_out[:count], cuts, **aim).value
+            if row.mu_cuts:
+                inside, outside = row.scores_in[:count], row.scores_out[:count]
+                step["mu"] = bounds.mu_bound(inside, outside, row.mu_cuts, **aim).value
             steps.append(step)
             count //= 2
         return steps[::-1]
@@ -305,7 +307,9 @@ class _Auditor:
         members = plan.cohorts.shape[1] if view != "upload" else 1
         if view in ("broadcast", "final"):
             members *= 2  # the adversary's own expectation
-        one = members * spec.local_steps * self.task.num_params * (6.0 * self._width() + 60.0)
+        one = members * (
+            spec.local_steps * self.task.num_params * (6.0 * self._width() + 60.0) + self._sampling_operations()
+        )
         rounds = len(plan.rounds)
         fit = int(np.clip(_OPERATIONS / (2 * self.trials * one), 1, rounds))
         if fit < rounds and self.rounds is None and view != "final":
@@ -315,6 +319,15 @@ class _Auditor:
         if trials < self.trials:
             self.notes.append(f"view {view}: {trials} trials instead of {self.trials}, as the model is large")
         return trials, plan
+
+    def _sampling_operations(self) -> float:
+        """About what drawing a round's batches costs: sorts for permutations, comparisons for small subsets."""
+        spec, size = self.task.spec, float(self.sizes.max())
+        if spec.batch_sampling in ("shuffled", "disjoint"):
+            return 2000.0 * size * (2 if spec.batch_sampling == "shuffled" else 1)
+        if spec.batch_sampling == "fixed":
+            return 20.0 * spec.local_steps * spec.batch_size**2
+        return 20.0 * spec.local_steps * size
 
     def _movement(self, view: str, plan: Schedule) -> float:
         """How far training can carry the model along the line, as long as broadcasts are not chosen anew."""

@@ -108,7 +108,8 @@ def designs(
         if not absent:
             found.append(Design("saturated, others opposing", canary, mirrored, (mirrored,), (silent,), certain))
         return found
-    even = _only_two_classes(start, model)
+    # Where the parameters themselves are clipped, large biases would leave no room for anything else.
+    even = start if clip == "none" else _only_two_classes(start, model)
     blank = (Record(np.zeros(num_features), 0), Record(np.zeros(num_features), 1))
     # Other clients whose own steps contract their noise as much as a clip allows: G7b's worst case.
     short = min(2.0 * clip_norm, norm_bound or math.inf, math.sqrt(num_features))

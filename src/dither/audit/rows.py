@@ -26,7 +26,7 @@ class Row(NamedTuple):
     scores_in: np.ndarray
     scores_out: np.ndarray
     cuts: list[bounds.Cut]
-    plain: bool
+    mu_cuts: list[bounds.Cut]  # empty where the trade-off is not a Gaussian's
 
 
 def round_rate(release: tuple[Release, ...], local_steps: int) -> float:
@@ -88,7 +88,12 @@ def exhibit(pilot: scores.Pilot, score: scores.Score, release: tuple[Release, ..
 
 
 def plain_row(
-    row: Row, task: Task, table: list[dict[str, Any]], claim: dict[str, Any], reached: list[dict[str, Any]]
+    row: Row,
+    task: Task,
+    table: list[dict[str, Any]],
+    claim: dict[str, Any],
+    confidence: float,
+    reached: list[dict[str, Any]],
 ) -> dict[str, Any]:
     """A row as plain values, with what is proved for the same view, and the verdict."""
     adjacency = task.spec.privacy.adjacency
@@ -99,8 +104,8 @@ def plain_row(
         if r["view"] == row.view and r["adjacency"] == adjacency and r["unit"].split(",")[0] == unit
     )
     best = max(row.bounds, key=lambda b: b.value)
-    claim_here = claim["value"] if claim["unit"] == unit and claim["adjacency"] == adjacency else None
-    confidence = 1 - sum(1 - b.confidence for b in row.bounds)
+    spoken_of = claim["unit"] == unit and claim["adjacency"] == adjacency and _claim_covers(row, task)
+    claim_here = claim["value"] if spoken_of else None
     violated = not match["assumed"] and best.value > match["value"] * (1 + 1e-6)
     return {
         "view": row.view,
@@ -114,7 +119,7 @@ def plain_row(
         "attacked": {
             "value": best.value,
             "form": best.form,
-            "confidence": round(confidence, 10),
+            "confidence": confidence,
             "trials": best.trials,
             "detail": best.detail,
         },
@@ -125,3 +130,13 @@ def plain_row(
         "verdict": "VIOLATION" if violated else "within the proof",
         "reached": reached,
     }
+
+
+def _claim_covers(row: Row, task: Task) -> bool:
+    """Whether the paper's ε is meant for this adversary: claims that credit the others' noise are for sums,
+    NbAFL's is for an outsider who sees L uploads."""
+    credited = task.spec.method_options.get("aggregation_credit") or task.spec.method_options.get("equal_credit")
+    if credited or "credited_clients" in task.spec.method_options:
+        return row.view != "upload"
+    exposures = task.prepared.exposures
+    return not exposures or row.view in ("broadcast", "final") or row.rounds <= exposures
