@@ -76,6 +76,10 @@ def exhibit(pilot: scores.Pilot, score: scores.Score, release: tuple[Release, ..
         and ratio.max() > 1.02 * ratio.min() + 6 * ratio.mean() / math.sqrt(len(residual))
     ):
         return None
+    if rounds == 1:
+        nearest = np.abs(shift[moved]).min()
+        used = None if is_plain(release) else int(moved.sum())
+        return bounds.Exhibit(float(nearest), residual.ravel(), used, moved.size)
     # In units of each round's distance; unequal rounds without sampling: the mean of σ² is cautious (Jensen).
     nearest = np.abs(np.where(moved, inside - base, distance)).min(axis=0) / np.abs(distance)
     return bounds.Exhibit(
