@@ -387,7 +387,10 @@ class _Auditor:
         pilot = self._pilot(experiment, design, pair, line, count)
         if not all(np.all(np.isfinite(seen.target)) for seen in pilot):
             return -math.inf, design, pair, line
-        return scores.separation(scores.learn(pilot), pilot), design, pair, line
+        score = scores.learn(pilot)
+        # Of pairs that tell about as much, one that can be exhibited tells more.
+        bonus = 1.5 if exhibit_of(pilot, score, release) is not None else 1.0
+        return bonus * scores.separation(score, pilot), design, pair, line
 
     def _most_used(
         self, experiment: Experiment, design: Design, made: Callable[..., World], line: np.ndarray, size: int

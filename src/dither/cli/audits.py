@@ -113,9 +113,8 @@ def _print(found: Any, written: list[Path]) -> None:
     for row in found.rows:
         for bound in row["bounds"]:
             seen = "one upload" if row["unit"] == "message" else SEEN[row["view"]]
-            typer.echo(
-                f"{seen}, {row['unit']}: {epsilon_text(bound['value'])} by {bound['form']} ({bound['detail']})"
-            )
+            value = epsilon_text(bound["value"])
+            typer.echo(f"{seen}, {row['unit']}: {value} by {bound['form']} ({bound['detail']}; {row['design']})")
     for note in found.notes:
         typer.echo(f"note: {note}")
     for path in written:
