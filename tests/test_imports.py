@@ -26,9 +26,9 @@ ROOMS = [
     "sweeps",
     "training",
     "planning",
+    "audit",
     "reproduce",
     "api",
-    "audit",
     "web",
     "cli",
 ]

@@ -6,8 +6,11 @@ outcomes = api.sweep([spec.with_values({"seed": s}) for s in range(5)])       # 
 dither.plan("cpfed", epsilon=1.0, proxy="adult", public_fraction=0.5).spec    # plan: knobs for a proven budget
 api.accounted(spec)                                                           # tasks: claimed and proven ε
 api.reproduce("nbafl/fig2", scale="quick", out="reproduced")                    # the papers' figures
+api.audit(spec)                                                               # audit: attacked ε
 """
 
+from dither.audit import VIEWS as AUDIT_VIEWS
+from dither.audit import Audit, audit
 from dither.planning import Plan, plan
 from dither.reproduce.running import Result as Reproduction
 from dither.reproduce.running import reproduce
@@ -27,12 +30,15 @@ from dither.tasks import (
 from dither.training import Run, load, resume, run
 
 __all__ = [
+    "AUDIT_VIEWS",
+    "Audit",
     "Outcome",
     "Plan",
     "Reproduction",
     "Run",
     "Task",
     "accounted",
+    "audit",
     "build_task",
     "circumstances",
     "classes",
