@@ -12,7 +12,6 @@ from dither import plots
 from dither.planning.knobs import NAMES, WHOLE, clip_key
 from dither.planning.planner import Plan, by_knob
 
-
 _FAR = 20.0  # bounds so many times above the initial gap are drawn without it
 
 
@@ -50,9 +49,9 @@ def draw_plan(made: Plan, path: Path) -> None:
     for axis in flat[count:]:
         axis.set_visible(False)
     privacy = made.spec.privacy
-    what = (
-        made.bounds.source if theory and made.bounds else f"{made.search.runs if made.search else 0} measured runs"
-    )
+    what = f"{made.search.runs} measured runs" if made.search else ""
+    if theory and made.bounds is not None:
+        what = f"{made.bounds.source}, initial gap {made.bounds.trivial:.3g}"
     figure.suptitle(
         f"Plan for {made.spec.method}: proven ε ≤ {privacy.epsilon:g}, δ = {privacy.delta:g}, "
         f"{made.spec.num_clients} clients ({what})",

@@ -376,19 +376,19 @@ def _material(
         return base, _synthetic(base, _positive("records", records), _positive("dim", dim)), records
     own_file = Path(proxy).suffix.lower() in (".csv", ".parquet", ".npz")
     where = {"data.path": proxy, "data.name": ""} if own_file else {"data.name": proxy, "data.path": ""}
-    if own_file and not public_fraction and base.data.path and Path(base.data.path) == Path(proxy):
+    own_path = base.data.path and Path(base.data.path).resolve() == Path(proxy).resolve()
+    if own_file and own_path and not public_fraction:
         raise SpecError(
             f"{proxy!r} is the plan's own private data: an estimate on it would have to be charged to its budget; "
             "declare a share of it public (--public-fraction), or give other public data"
         )
+    everything = base.with_values({**where, "data.part": "all", "data.public_fraction": 0.0})
+    dataset, share = load_data(everything, data_dir=data_dir), proxy
     if public_fraction:
         base = base.with_values({**where, "data.public_fraction": public_fraction, "data.part": "private"})
-        public = base.with_values({"data.part": "public"})
+        total = len(dataset.y_train)
+        dataset = data.public_part(dataset, "public", public_fraction)  # of the others the count alone is used
         share = f"the public {public_fraction:.0%} of {proxy}"
-    else:
-        public = base.with_values({**where, "data.part": "all", "data.public_fraction": 0.0})
-        share = proxy
-    dataset = load_data(public, data_dir=data_dir)
     if public_fraction and not dataset.covered:
         raise SpecError(
             f"{proxy!r} has no schema, so its encoding would be read from the private records too; write one with "
@@ -397,7 +397,6 @@ def _material(
     if records is None:
         if not public_fraction:
             raise SpecError("give --records, the number of private training records the plan is for")
-        total = round(len(dataset.y_train) / public_fraction)  # counts are public
         records = total - len(dataset.y_train)
     return base, shapes.proxy(dataset, _positive("records", records), share), records
 
