@@ -10,7 +10,7 @@ from dither.spec import Spec
 
 SMALL = [
     "plan", "cpfed", "--epsilon", "8", "--clients", "4", "--model", "logistic", "--proxy", "breast-cancer",
-    "--public-fraction", "0.5", "--set", "data.features=all", "--set", "batch_size=57", "--set", "local_steps=1",
+    "--public-fraction", "0.5", "--set", "data.features=all", "--set", "batch_size=56", "--set", "local_steps=1",
     "--set", "cohort_size=4", "--set", "client_lr=0.5", "--set", "privacy.clip_norm=1",
     "--grid", "num_rounds=5,20", "--seeds", "2", "--quick",
 ]  # fmt: skip
@@ -29,7 +29,7 @@ def test_a_plan_leaves_a_spec_and_a_picture(monkeypatch, tmp_path, capsys):
     report = json.loads(capsys.readouterr().out)
     spec = Spec.from_any(tmp_path / "plan.toml")
     assert (spec.data.name, spec.data.part, spec.data.public_fraction) == ("breast-cancer", "private", 0.5)
-    assert (spec.privacy.noise, spec.privacy.epsilon, spec.batch_size) == ("proven", 8.0, 57)
+    assert (spec.privacy.noise, spec.privacy.epsilon, spec.batch_size) == ("proven", 8.0, 56)
     assert spec.num_rounds in (5, 20)
     assert (tmp_path / "plan.png").read_bytes()[:4] == b"\x89PNG"
     assert report["choice"]["num_rounds"] == spec.num_rounds
@@ -42,7 +42,7 @@ def test_a_plan_leaves_a_spec_and_a_picture(monkeypatch, tmp_path, capsys):
     ("arguments", "words"),
     [
         (["--set", "cohort_size=40"], "nearest feasible: cohort_size=4"),
-        (["--grid", "batch_size=500"], "nearest feasible: batch_size=57"),
+        (["--grid", "batch_size=500"], "nearest feasible: batch_size=56"),
         (["--grid", "num_rounds"], "not of the form key=number"),
         (["--constant", "smoothness"], "not of the form name=number"),
         (["--public-fraction", "0"], "give --records"),

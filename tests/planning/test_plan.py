@@ -45,7 +45,7 @@ def measured():
             "num_rounds": [5, 20],
             "cohort_size": [4],
             "local_steps": [1],
-            "batch_size": [57],
+            "batch_size": [56],
             "privacy.clip_norm": [1.0],
         },
         effort="quick",
