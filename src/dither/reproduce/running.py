@@ -118,7 +118,7 @@ def _entry(
         entry["claims"] = [_judged(claim, views) for claim in figure.claims]
         entry["tables"] = [table._asdict() for table in figure.tables(printed)] if figure.tables else []
         entry["epsilons"] = [row for view in views for row in epsilons(view)]
-    except NotComputed as error:
+    except (NotComputed, DataError) as error:
         reason = refused.get(printed.base.data.name, str(error))
         nothing = Verdict(NOT_JUDGED, reason)
         entry |= {"refused": reason, "tables": [], "epsilons": []}
