@@ -9,8 +9,8 @@ from dither.reproduce.figures.periodic import PROVEN, PROVEN_NOTE, noise_panels,
 METRIC = "gradient_sq"
 LOUDER = "σ × 10 and × 100 too"
 QUIET = (
-    "the printed σ lie far below the level of ε = 10; and under clipped steps at this rate (the paper gives none) the "
-    "gradient norm starts small and grows"
+    "the printed σ lie far below the level of ε = 10; and under clipped steps at this rate (the paper gives none) "
+    "the gradient norm starts small and grows"
 )
 
 FIGURE = Figure(
