@@ -362,6 +362,7 @@ class _Auditor:
             movement=self._movement(view, plan),
             clip=spec.privacy.clip,
             clip_norm=spec.privacy.clip_norm,
+            batch_size=self._width(),
             norm_bound=norm_bound,
             seed=spec.seed,
         )
