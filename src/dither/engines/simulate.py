@@ -96,6 +96,7 @@ class Simulation:
         self.randomness = noise.check_source(randomness)
         self.aggregation = aggregation.check() if aggregation else None
         self.aggregators: list[Aggregator] = []  # one a run, where sums are made on the host
+        self._smallest = min(cohort_size_at(0), cohort_size_at(1))  # a first round may take everyone
         self.dropout = dropout
         self.min_clients = min_clients
         if layout == "auto":
@@ -308,7 +309,8 @@ class Simulation:
         def those(mask: Array) -> Array:
             return jnp.where(mask, cohort.clients, nobody)
 
-        kept = those(counted & enough)
+        # Whoever sent has used its batches, whether or not the sum was opened.
+        kept = those(counted)
         return State(
             server=server,
             clients=jax.tree.map(
@@ -317,7 +319,7 @@ class Simulation:
             participation=state.participation.at[those(cohort.active)].add(1, mode="drop"),
             refused=state.refused.at[those(present & ~gathered.finite)].add(1, mode="drop"),
             lost=state.lost.at[those(cohort.active & ~present)].add(1, mode="drop"),
-            missing=jnp.maximum(state.missing, jnp.where(enough, cohort.size - used, 0)),
+            missing=jnp.maximum(state.missing, jnp.where(enough, self._smallest - used, 0)),
             void=state.void + ~enough,
             clamped=state.clamped + gathered.clamped,
             metrics={
