@@ -178,6 +178,8 @@ class Simulation:
         self._advance = jax.jit(self._advance_runs, static_argnames="cohort_size", donate_argnums=0)
         self._gather = jax.jit(self._gather_runs, static_argnames="cohort_size")
         self._close = jax.jit(self._close_runs, static_argnames="cohort_size", donate_argnums=0)
+        self._message = jax.jit(self._message_runs)
+        self._answer = jax.jit(self._answer_runs, static_argnames="cohort_size")
         self._evaluate = jax.jit(self._evaluate_runs)
         self._params = jax.jit(self._params_runs)
 
@@ -245,6 +247,17 @@ class Simulation:
     def params(self, state: State, inputs: Inputs) -> Params:
         """The model's parameters, with a leading axis of runs."""
         return self._params(state, inputs)
+
+    # One client or the server by itself, for a federation whose members are apart
+
+    def broadcast(self, state: State, inputs: Inputs) -> PyTree:
+        """What the server sends to the clients of the next round."""
+        return self._message(state, inputs)
+
+    def answer(self, message: PyTree, own: PyTree, inputs: Inputs, index: int, client: int) -> Sent:
+        """What one client makes of a broadcast: the function that is compiled into every simulated round."""
+        cohort_size = self.cohort_size_at(index)
+        return self._answer(message, own, inputs, np.int32(index), np.int32(client), cohort_size=cohort_size)
 
     def sizes(self, state: State, inputs: Inputs) -> tuple[int, int]:
         """Numbers in a broadcast and in an upload."""
@@ -314,27 +327,44 @@ class Simulation:
         self, state: State, run: Run, shared: Shared, index: Array, cohort_size: int
     ) -> Callable[[Array], Sent]:
         """The round of the client with a given number."""
-        algorithm = self.build(run.hyper)
-        message = algorithm.message(state.server)
+        message = self.build(run.hyper).message(state.server)
 
         def client(number: Array) -> Sent:
-            result = algorithm.client(
-                _keys(run.secret, index, number, self._noise_root(run)),
-                message,
-                jax.tree.map(lambda leaf: leaf[number], state.clients),
-                _records(run, shared, number),
-                Round(index, number, jnp.int32(cohort_size)),
-            )
-            upload, clamped = result.upload, jnp.int32(0)
-            finite = _all_finite(upload)
-            if self.aggregation and self.aggregation.compiled:
-                leaves, structure = jax.tree.flatten(upload)
-                encoded = [encoding.traced_encode(leaf, self.aggregation.how) for leaf in leaves]
-                upload = jax.tree.unflatten(structure, [words for words, _ in encoded])
-                clamped = sum((count for _, count in encoded), jnp.int32(0))
-            return Sent(upload, result.state, dict(result.metrics), finite, clamped)
+            own = jax.tree.map(lambda leaf: leaf[number], state.clients)
+            return self._sent(message, own, run, shared, index, number, cohort_size)
 
         return client
+
+    def _sent(
+        self, message: PyTree, own: PyTree, run: Run, shared: Shared, index: Array, number: Array, cohort_size: int
+    ) -> Sent:
+        """What one client makes of a broadcast, with the state it has kept."""
+        result = self.build(run.hyper).client(
+            _keys(run.secret, index, number, self._noise_root(run)),
+            message,
+            own,
+            _records(run, shared, number),
+            Round(index, number, jnp.int32(cohort_size)),
+        )
+        upload, clamped = result.upload, jnp.int32(0)
+        finite = _all_finite(upload)
+        if self.aggregation and self.aggregation.compiled:
+            leaves, structure = jax.tree.flatten(upload)
+            encoded = [encoding.traced_encode(leaf, self.aggregation.how) for leaf in leaves]
+            upload = jax.tree.unflatten(structure, [words for words, _ in encoded])
+            clamped = sum((count for _, count in encoded), jnp.int32(0))
+        return Sent(upload, result.state, dict(result.metrics), finite, clamped)
+
+    def _message_runs(self, state: State, inputs: Inputs) -> PyTree:
+        return jax.vmap(lambda server, hyper: self.build(hyper).message(server))(state.server, inputs.runs.hyper)
+
+    def _answer_runs(
+        self, message: PyTree, own: PyTree, inputs: Inputs, index: Array, client: Array, cohort_size: int
+    ) -> Sent:
+        def answer(message: PyTree, own: PyTree, run: Run) -> Sent:
+            return self._sent(message, own, run, inputs.shared, index, client, cohort_size)
+
+        return jax.vmap(answer)(message, own, inputs.runs)
 
     def _clients(self, client: Callable[[Array], Sent], clients: Array, present: Array) -> Gathered:
         """All clients of a round, and the sum of the finite uploads of those who are present."""
@@ -358,7 +388,11 @@ class Simulation:
             sent = client(number)
             counts = sent.finite & here
             one = (sent.upload, sent.metrics, sent.clamped)
-            sums = jax.tree.map(lambda total, leaf: total + jnp.where(counts, leaf, 0), sums, one)
+            # A loop of its own (made once, or not at all) keeps the compiler from merging the sum with the client's
+            # arithmetic, whose last bits would then differ from those of a client that stands alone: a real node.
+            sums = jax.lax.fori_loop(
+                0, counts.astype(jnp.int32), lambda _, sums, one=one: jax.tree.map(jnp.add, sums, one), sums
+            )
             return sums, (sent.state, counts, sent.finite)
 
         (total, metrics, clamped), (states, counted, finite) = jax.lax.scan(add, zeros, (clients, present))
