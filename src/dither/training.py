@@ -20,6 +20,7 @@ from dither import data, models, plots, proofs, runs
 from dither.core import Params
 from dither.engines import simulate
 from dither.errors import BudgetExhausted, ClientRefused, DataError, RunExists, SpecError
+from dither.secagg import costs
 from dither.spec import Spec, method
 from dither.spending import Ledger, Spending, data_id
 from dither.tasks import (
@@ -414,7 +415,10 @@ def traffic(
         found |= {**seen, "download_bytes": seen["download_bytes"] + 4 * message}
         found["enrol_seconds"] = aggregator.enrol_seconds
     else:
-        found["upload_bytes"] = how.how.modulus_bits // 8 * upload
+        sent, received = costs.round_bytes(
+            upload, task.spec.cohort_size, modulus_bits=how.how.modulus_bits, colluders=how.colluders
+        )
+        found |= {"upload_bytes": sent, "download_bytes": received + 4 * message}
     return found
 
 

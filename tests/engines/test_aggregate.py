@@ -27,7 +27,9 @@ def problem():
 def train(aggregation=None, *, paper=secure_fedavg, rounds=5, runs=1, **arguments):
     model = models.logistic(6)
     options = {"first_round": "all"} if paper is secure_fedavg else arguments.pop("options")
-    changes = {} if paper is secure_fedavg else {"clip": "example", "unit": "run", "noise": "none"}
+    changes = (
+        {} if paper is secure_fedavg else {"clip": "example", "unit": "run", "noise": "none", "lr_decay": 0.0}
+    )
     setting = make_setting(SIZES, cohort_size=4, options=options, **changes)
     prepared = paper.prepare(model, setting)
     return engine.simulate(

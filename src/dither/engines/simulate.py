@@ -23,89 +23,15 @@ import numpy as np
 from dither import models
 from dither.core import Algorithm, Array, Cohort, Hyper, Keys, Params, PyTree, Records, Round
 from dither.data import Federation
-from dither.engines import devices
+from dither.engines import devices, sums
 from dither.engines.aggregate import Aggregation, Aggregator
+from dither.engines.arrays import Gathered, Inputs, Problem, Run, Sent, Shared, State
 from dither.errors import SpecError
 from dither.privacy import entropy, noise, sampling
 from dither.secagg import encoding
 
 _EVAL_ROWS = 4096  # records scored at a time
 _LOOP_ABOVE = 50_000  # parameters above which a CPU runs clients one after the other (see `Simulation`)
-
-
-class Problem(NamedTuple):
-    """Data of a simulation: all records once, and for each run who holds which rows and what is scored."""
-
-    x: np.ndarray
-    y: np.ndarray
-    federations: Sequence[Federation]  # one a run, or a single one shared by all runs
-    test_rows: Sequence[np.ndarray]  # likewise
-    test_weights: Sequence[np.ndarray]  # weights that sum to 1, so that a mean over clients is a plain sum
-
-
-class Run(NamedTuple):
-    """What one run of a batch reads and never changes; in `Inputs` each with a leading axis of runs."""
-
-    seed: Array
-    secret: Array  # what opens the streams of batches: the seed, or a key from OS entropy
-    hyper: Mapping[str, Array]
-    order: Array
-    start: Array
-    size: Array
-    test_rows: Array
-    test_weights: Array
-    cohorts: Array  # [num_rounds, cohort_size] where participation is designed beforehand, else [0, 0]
-
-
-class Shared(NamedTuple):
-    """What all runs of a batch read."""
-
-    x: Array
-    y: Array
-
-
-class Inputs(NamedTuple):
-    """Arrays on the device that the compiled program reads."""
-
-    runs: Run
-    shared: Shared
-
-
-class State(NamedTuple):
-    """What a round changes."""
-
-    server: PyTree
-    clients: PyTree
-    participation: Array  # rounds each client has taken part in
-    refused: Array  # updates of each client that were not finite and left out
-    lost: Array  # rounds in which each client was chosen and vanished
-    missing: Array  # the most clients that lacked in any sum
-    void: Array  # rounds without enough clients: nothing was opened, the model stayed
-    clamped: Array  # coordinates that the encoding clamped
-    metrics: Mapping[str, Array]  # sums since `rounds` was last 0
-    rounds: Array
-
-
-class Sent(NamedTuple):
-    """What one client's round comes to: its upload (integers, where sums are aggregated securely), what it keeps,
-    its metrics, whether the upload may count, and how many of its coordinates were clamped."""
-
-    upload: PyTree
-    state: PyTree
-    metrics: Mapping[str, Array]
-    finite: Array
-    clamped: Array
-
-
-class Gathered(NamedTuple):
-    """A round's clients together: the sum of the uploads that count, everyone's new state, summed metrics."""
-
-    total: PyTree
-    states: PyTree
-    metrics: Mapping[str, Array]
-    counted: Array  # whose upload is in the sum
-    finite: Array
-    clamped: Array
 
 
 class Evaluation(NamedTuple):
@@ -178,8 +104,6 @@ class Simulation:
         self._advance = jax.jit(self._advance_runs, static_argnames="cohort_size", donate_argnums=0)
         self._gather = jax.jit(self._gather_runs, static_argnames="cohort_size")
         self._close = jax.jit(self._close_runs, static_argnames="cohort_size", donate_argnums=0)
-        self._message = jax.jit(self._message_runs)
-        self._answer = jax.jit(self._answer_runs, static_argnames="cohort_size")
         self._evaluate = jax.jit(self._evaluate_runs)
         self._params = jax.jit(self._params_runs)
 
@@ -247,17 +171,6 @@ class Simulation:
     def params(self, state: State, inputs: Inputs) -> Params:
         """The model's parameters, with a leading axis of runs."""
         return self._params(state, inputs)
-
-    # One client or the server by itself, for a federation whose members are apart
-
-    def broadcast(self, state: State, inputs: Inputs) -> PyTree:
-        """What the server sends to the clients of the next round."""
-        return self._message(state, inputs)
-
-    def answer(self, message: PyTree, own: PyTree, inputs: Inputs, index: int, client: int) -> Sent:
-        """What one client makes of a broadcast: the function that is compiled into every simulated round."""
-        cohort_size = self.cohort_size_at(index)
-        return self._answer(message, own, inputs, np.int32(index), np.int32(client), cohort_size=cohort_size)
 
     def sizes(self, state: State, inputs: Inputs) -> tuple[int, int]:
         """Numbers in a broadcast and in an upload."""
@@ -331,14 +244,14 @@ class Simulation:
 
         def client(number: Array) -> Sent:
             own = jax.tree.map(lambda leaf: leaf[number], state.clients)
-            return self._sent(message, own, run, shared, index, number, cohort_size)
+            return self.sent(message, own, run, shared, index, number, cohort_size)
 
         return client
 
-    def _sent(
+    def sent(
         self, message: PyTree, own: PyTree, run: Run, shared: Shared, index: Array, number: Array, cohort_size: int
     ) -> Sent:
-        """What one client makes of a broadcast, with the state it has kept."""
+        """What one client makes of a broadcast with the state it has kept: here, and on a real node."""
         result = self.build(run.hyper).client(
             _keys(run.secret, index, number, self._noise_root(run)),
             message,
@@ -348,55 +261,32 @@ class Simulation:
         )
         upload, clamped = result.upload, jnp.int32(0)
         finite = _all_finite(upload)
-        if self.aggregation and self.aggregation.compiled:
+        if self.aggregation and self.aggregation.how.modulus_bits == 32:
             leaves, structure = jax.tree.flatten(upload)
             encoded = [encoding.traced_encode(leaf, self.aggregation.how) for leaf in leaves]
             upload = jax.tree.unflatten(structure, [words for words, _ in encoded])
             clamped = sum((count for _, count in encoded), jnp.int32(0))
         return Sent(upload, result.state, dict(result.metrics), finite, clamped)
 
-    def _message_runs(self, state: State, inputs: Inputs) -> PyTree:
-        return jax.vmap(lambda server, hyper: self.build(hyper).message(server))(state.server, inputs.runs.hyper)
-
-    def _answer_runs(
-        self, message: PyTree, own: PyTree, inputs: Inputs, index: Array, client: Array, cohort_size: int
-    ) -> Sent:
-        def answer(message: PyTree, own: PyTree, run: Run) -> Sent:
-            return self._sent(message, own, run, inputs.shared, index, client, cohort_size)
-
-        return jax.vmap(answer)(message, own, inputs.runs)
-
     def _clients(self, client: Callable[[Array], Sent], clients: Array, present: Array) -> Gathered:
         """All clients of a round, and the sum of the finite uploads of those who are present."""
-        if self.layout == "vmap":
-            sent = jax.vmap(client)(clients)
-            counted = sent.finite & present
+        if self.layout == "loop" and not self.aggregation:
+            return sums.summed_along(client, clients, present)
+        sent = self._each(client, clients)
+        counted = sent.finite & present
+        add = sums.sum_apart if self.aggregation else sums.masked_sum
+        return Gathered(
+            total=jax.tree.map(lambda leaf: add(leaf, counted), sent.upload),
+            states=sent.state,
+            metrics={name: sums.masked_sum(value, counted) for name, value in sent.metrics.items()},
+            counted=counted,
+            finite=sent.finite,
+            clamped=sums.masked_sum(sent.clamped, counted),
+        )
 
-            def masked_sum(leaf: Array) -> Array:
-                mask = counted.reshape(-1, *([1] * (leaf.ndim - 1)))
-                return jnp.sum(jnp.where(mask, leaf, 0), axis=0, dtype=leaf.dtype)
-
-            total, metrics, clamped = jax.tree.map(masked_sum, (sent.upload, sent.metrics, sent.clamped))
-            return Gathered(total, sent.state, metrics, counted, sent.finite, clamped)
-
-        shapes = jax.eval_shape(client, clients[0])
-        summed = (shapes.upload, shapes.metrics, shapes.clamped)
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), summed)
-
-        def add(sums: PyTree, entry: tuple[Array, Array]) -> tuple[PyTree, tuple[PyTree, Array, Array]]:
-            number, here = entry
-            sent = client(number)
-            counts = sent.finite & here
-            one = (sent.upload, sent.metrics, sent.clamped)
-            # A loop of its own (made once, or not at all) keeps the compiler from merging the sum with the client's
-            # arithmetic, whose last bits would then differ from those of a client that stands alone: a real node.
-            sums = jax.lax.fori_loop(
-                0, counts.astype(jnp.int32), lambda _, sums, one=one: jax.tree.map(jnp.add, sums, one), sums
-            )
-            return sums, (sent.state, counts, sent.finite)
-
-        (total, metrics, clamped), (states, counted, finite) = jax.lax.scan(add, zeros, (clients, present))
-        return Gathered(total, states, metrics, counted, finite, clamped)
+    def _each(self, client: Callable[[Array], Sent], clients: Array) -> Sent:
+        """Every client's round, side by side or one after the other."""
+        return jax.vmap(client)(clients) if self.layout == "vmap" else jax.lax.map(client, clients)
 
     def _closed(
         self, state: State, run: Run, index: Array, cohort: Cohort, present: Array, gathered: Gathered
@@ -445,18 +335,24 @@ class Simulation:
         if not self.aggregators:
             self.aggregators = [Aggregator(aggregation, self.num_clients) for _ in range(runs)]
         uploads, gathered, clients = self._gather(state, inputs, np.int32(index), cohort_size=cohort_size)
-        uploads, counted, clients = np.asarray(uploads), np.asarray(gathered.counted), np.asarray(clients)
-        totals = np.zeros((runs, uploads.shape[-1]), np.float32)
-        clamped = np.zeros(runs, np.int32)
+        rows = [np.asarray(leaf).reshape(*leaf.shape[:2], -1) for leaf in jax.tree.leaves(uploads)]
+        vectors = np.concatenate(rows, axis=2)  # [run, client, coordinate]
+        counted, clients = np.asarray(gathered.counted), np.asarray(clients)
+        totals = np.zeros((runs, vectors.shape[2]), np.float32)
+        clamped = np.asarray(gathered.clamped).copy()
         for run, aggregator in enumerate(self.aggregators):
             if counted[run].sum() < self._least(cohort_size):
                 continue
             words = {}
             for row in range(cohort_size):
-                # Whoever is lost never sends: its words are only there to be missed.
-                upload = uploads[run, row] if counted[run, row] else np.zeros_like(uploads[run, row])
-                words[int(clients[run, row])], over = encoding.encode(upload, aggregation.how)
-                clamped[run] += over
+                if vectors.dtype == np.int32:
+                    vector = vectors[run, row].view(np.uint32)
+                else:
+                    # Whoever is lost never sends: its words are only there to be missed.
+                    kept = vectors[run, row] if counted[run, row] else np.zeros_like(vectors[run, row])
+                    vector, over = encoding.encode(kept, aggregation.how)
+                    clamped[run] += over
+                words[int(clients[run, row])] = vector
             lost = {int(clients[run, row]): "before-upload" for row in np.flatnonzero(~counted[run, :cohort_size])}
             totals[run] = encoding.decode(aggregator.sum(index, words, lost), aggregation.how)
         return self._close(
@@ -465,25 +361,18 @@ class Simulation:
 
     def _gather_runs(
         self, state: State, inputs: Inputs, index: Array, cohort_size: int
-    ) -> tuple[Array, Gathered, Array]:
-        """Every client's upload as one row of float32, the rest of the round, and whose rows they are."""
+    ) -> tuple[PyTree, Gathered, Array]:
+        """Every client's upload, the rest of the round, and whose uploads they are."""
 
-        def gather(state: State, run: Run) -> tuple[Array, Gathered, Array]:
+        def gather(state: State, run: Run) -> tuple[PyTree, Gathered, Array]:
             cohort, present = self._cohort(run, index, cohort_size)
-            client = self._client(state, run, inputs.shared, index, cohort_size)
-
-            def with_row(number: Array) -> tuple[Array, Sent]:
-                sent = client(number)
-                row = jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(sent.upload)])
-                return row, sent._replace(upload=())
-
-            each = jax.vmap(with_row) if self.layout == "vmap" else lambda them: jax.lax.map(with_row, them)
-            rows, sent = each(cohort.clients)
+            sent = self._each(self._client(state, run, inputs.shared, index, cohort_size), cohort.clients)
             counted = sent.finite & present
-            metrics = {name: jnp.sum(jnp.where(counted, value, 0), axis=0) for name, value in sent.metrics.items()}
+            metrics = {name: sums.masked_sum(value, counted) for name, value in sent.metrics.items()}
+            clamped = sums.masked_sum(sent.clamped, counted)
             return (
-                rows,
-                Gathered((), sent.state, metrics, counted, sent.finite, jnp.int32(0)),
+                sent.upload,
+                Gathered((), sent.state, metrics, counted, sent.finite, clamped),
                 cohort.clients,
             )
 

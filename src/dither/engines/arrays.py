@@ -1,0 +1,86 @@
+"""The arrays of a simulation: what its rounds read, change and hand on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dither.core import Array, PyTree
+from dither.data import Federation
+
+
+class Problem(NamedTuple):
+    """Data of a simulation: all records once, and for each run who holds which rows and what is scored."""
+
+    x: np.ndarray
+    y: np.ndarray
+    federations: Sequence[Federation]  # one a run, or a single one shared by all runs
+    test_rows: Sequence[np.ndarray]  # likewise
+    test_weights: Sequence[np.ndarray]  # weights that sum to 1, so that a mean over clients is a plain sum
+
+
+class Run(NamedTuple):
+    """What one run of a batch reads and never changes; in `Inputs` each with a leading axis of runs."""
+
+    seed: Array
+    secret: Array  # what opens the streams of batches: the seed, or a key from OS entropy
+    hyper: Mapping[str, Array]
+    order: Array
+    start: Array
+    size: Array
+    test_rows: Array
+    test_weights: Array
+    cohorts: Array  # [num_rounds, cohort_size] where participation is designed beforehand, else [0, 0]
+
+
+class Shared(NamedTuple):
+    """What all runs of a batch read."""
+
+    x: Array
+    y: Array
+
+
+class Inputs(NamedTuple):
+    """Arrays on the device that the compiled program reads."""
+
+    runs: Run
+    shared: Shared
+
+
+class State(NamedTuple):
+    """What a round changes."""
+
+    server: PyTree
+    clients: PyTree
+    participation: Array  # rounds each client has taken part in
+    refused: Array  # updates of each client that were not finite and left out
+    lost: Array  # rounds in which each client was chosen and vanished
+    missing: Array  # the most clients that lacked in any sum
+    void: Array  # rounds without enough clients: nothing was opened, the model stayed
+    clamped: Array  # coordinates that the encoding clamped
+    metrics: Mapping[str, Array]  # sums since `rounds` was last 0
+    rounds: Array
+
+
+class Sent(NamedTuple):
+    """What one client's round comes to: its upload (integers, where sums are aggregated securely), what it keeps,
+    its metrics, whether the upload may count, and how many of its coordinates were clamped."""
+
+    upload: PyTree
+    state: PyTree
+    metrics: Mapping[str, Array]
+    finite: Array
+    clamped: Array
+
+
+class Gathered(NamedTuple):
+    """A round's clients together: the sum of the uploads that count, everyone's new state, summed metrics."""
+
+    total: PyTree
+    states: PyTree
+    metrics: Mapping[str, Array]
+    counted: Array  # whose upload is in the sum
+    finite: Array
+    clamped: Array

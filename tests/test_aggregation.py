@@ -1,0 +1,98 @@
+"""A run under secure aggregation, as its spec asks for it: what it reports and what it proves."""
+
+import numpy as np
+import pytest
+
+import dither
+from dither.errors import SpecError
+from dither.spec import Spec
+from dither.tasks import accounted, build_task, engine_options, tolerated
+
+SMALL = {
+    "data.name": "breast-cancer",
+    "data.features": "all",
+    "data.split": "given",
+    "num_clients": 8,
+    "cohort_size": 6,
+    "num_rounds": 4,
+    "batch_size": 8,
+    "local_steps": 2,
+    "eval_every": 4,
+}
+END_OF_ROUND = {"method": "secure-fedavg", "privacy.view": "sum", "privacy.noise": "proven", "privacy.unit": "run"}
+
+
+def cpfed(**changes):
+    return Spec.from_preset("cpfed").with_values({**SMALL, **changes})
+
+
+def test_methods_of_the_papers_that_have_it_aggregate_by_default():
+    assert cpfed().aggregation == "ideal"
+    assert Spec.from_preset("concentrated").aggregation == "ideal"
+    assert Spec.from_preset("nbafl").aggregation == Spec.from_preset("secure-fedavg").aggregation == "off"
+    assert cpfed(**{"secagg.mode": "off"}).aggregation == "off"
+    assert cpfed(**{"method_options.aggregation_credit": False}).aggregation == "off"
+    assert cpfed(cohort_size=1).aggregation == "off"
+    with pytest.raises(SpecError, match="the sum of one upload is the upload"):
+        cpfed(cohort_size=1, **{"secagg.mode": "ideal"})
+    with pytest.raises(SpecError, match=r"secagg.modulus_bits=16 must be one of"):
+        cpfed(**{"secagg.modulus_bits": 16})
+
+
+def test_a_sum_that_could_overflow_is_refused_with_the_numbers():
+    task = build_task(cpfed(**{"secagg.bound": 1000.0}))
+    with pytest.raises(SpecError, match="a sum of 6 values up to 1000 at 20 fractional bits"):
+        engine_options(task)
+    wide = build_task(cpfed(**{"secagg.bound": 1000.0, "secagg.modulus_bits": 64}))
+    assert engine_options(wide)["aggregation"].how.bound == 1000.0
+
+
+@pytest.mark.parametrize("mode", ["off", "ideal", "real"])
+def test_every_run_reports_what_it_sends(tmp_path, mode):
+    changes = {"secagg.mode": mode, "federation.dropout": 0.2, "num_rounds": 6, "eval_every": 6}
+    seen = dither.run(cpfed(**changes), out=tmp_path / "run").summary["traffic"]
+    assert seen["aggregation"] == mode
+    num_params = 2 * 31
+    assert seen["lost"] > 0
+    assert seen["most_missing"] > 0
+    if mode == "off":
+        assert (seen["upload_bytes"], seen["download_bytes"]) == (4 * num_params, 4 * num_params)
+        return
+    assert seen["upload_bytes"] > 4 * num_params + 126
+    assert seen["clamped"] == 0
+    assert seen["rounding"]["margin"] > 0
+    if mode == "real":
+        assert seen["attempts"] > 1
+        assert seen["mask_seconds"] > 0
+
+
+def test_clamps_are_said_and_take_the_cover_off_the_credit(tmp_path):
+    values = {**SMALL, **END_OF_ROUND, "privacy.delta": 1e-3, "secagg.mode": "ideal", "secagg.bound": 1e-3}
+    summary = dither.run(Spec().with_values(values), out=tmp_path / "run").summary
+    assert summary["traffic"]["clamped"] > 0
+    assert any("clamped at 0.001" in note for note in summary["notes"])
+    (row,) = [r for r in summary["epsilon"]["proven"] if r["view"] == "sum" and r["adjacency"] == "replace-one"]
+    assert any("clamped coordinates" in text for text in row["not_covered"])
+
+
+def test_noise_is_set_for_the_fewest_clients_that_open_a_sum():
+    """With lost clients the credit is that of the smallest sum; the run then proves at most what was asked."""
+    values = {**SMALL, **END_OF_ROUND, "privacy.delta": 1e-3, "privacy.epsilon": 3.0, "secagg.mode": "ideal"}
+    whole = build_task(Spec().with_values(values))
+    lossy_spec = Spec().with_values({**values, "federation.dropout": 0.1})
+    lossy = build_task(lossy_spec)
+    assert tolerated(lossy_spec) == 6 - 4  # 4 of 6 is the least safe threshold
+    ratio = np.max(lossy.prepared.hyper["noise_multiplier"]) / np.max(whole.prepared.hyper["noise_multiplier"])
+    assert ratio == pytest.approx(np.sqrt(6 / 4), rel=0.01)
+    (row,) = [
+        r for r in accounted(lossy_spec)["proven"]
+        if (r["view"], r["adjacency"], r["unit"]) == ("sum", "replace-one", "run")
+    ]  # fmt: skip
+    assert 2.99 < row["value"] <= 3.0
+
+
+def test_rounding_counts_only_where_the_sum_is_what_protects(tmp_path):
+    """To a server that sees uploads rounding is post-processing; CPFed's proof is of that kind here."""
+    summary = dither.run(cpfed(), out=tmp_path / "run").summary
+    rows = {(r["view"], r["adjacency"], r["unit"]): r["value"] for r in summary["epsilon"]["proven"]}
+    assert summary["traffic"]["rounding"]["epsilon"] <= rows["upload", "replace-one", "run"] * (1 + 1e-9)
