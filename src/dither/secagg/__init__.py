@@ -1,1 +1,1 @@
-"""Secure aggregation: floats as integers (encoding), and a protocol that opens only their sum (protocol, session)."""
+"""Secure aggregation: floats as integers (encoding), and a protocol that opens only their sum (protocol)."""

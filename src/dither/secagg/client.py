@@ -11,8 +11,8 @@ A client keeps six rules, whatever it is sent (why they suffice: docs/secagg.md)
 5. After unsealing there is no further upload in that round.
 6. No cohort without itself, with strangers, below `min_clients`, or with a threshold at which two could be opened.
 
-The rules live in `export()`; store it before a message leaves the process. An old copy must never be restored: a
-client that forgets an upload could mask a second vector with the same stream.
+`state.save_client` keeps the rules over a restart: store it before a message leaves the process. An old copy must
+never be restored: a client that forgets an upload could mask a second vector with the same stream.
 """
 
 from __future__ import annotations

@@ -106,6 +106,17 @@ class AgreementKey:
             raise ProtocolAbort("a public X25519 key is of small order: the shared secret would be zero") from None
 
 
+@functools.lru_cache(4096)
+def check_agreement(public: bytes) -> None:
+    """Return if this is the one way to write an X25519 key with which a secret can be shared (RFC 7748, 6.1)."""
+    if int.from_bytes(public, "little") >= 2**255 - 19:
+        raise ProtocolAbort("a public X25519 key is not written canonically")
+    _PROBE.shared(public)
+
+
+_PROBE = AgreementKey(bytes(32))  # any private key: whether the result is zero depends on the public key alone
+
+
 def hkdf(secret: bytes, info: bytes, *, salt: bytes = b"", length: int = KEY_BYTES) -> bytes:
     """HKDF-SHA256, extract and expand: for a secret that is not uniform, such as an X25519 result."""
     return HKDF(hashes.SHA256(), length, salt, info).derive(secret)
@@ -142,7 +153,12 @@ def keystream(key: bytes) -> CipherContext:
     """AES-256-CTR from counter 0."""
     if len(key) != KEY_BYTES:
         raise ValueError(f"a mask key has {KEY_BYTES} bytes, not {len(key)}")
-    return Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+    return _counter_mode(key, bytes(16))
+
+
+def _counter_mode(key: bytes, counter: bytes) -> CipherContext:
+    """AES-256-CTR from any counter: apart only so that the published vectors can be tried on it."""
+    return Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
 
 
 def mask(out: np.ndarray, streams: Iterable[tuple[bytes, int]]) -> None:

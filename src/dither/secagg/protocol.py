@@ -2,7 +2,8 @@
 
 `ClientSession` (client.py) and `ServerSession` (server.py) turn messages (messages.py) into messages. The rest of
 the room: roster.py says who belongs to a federation and under which rules, cohort.py what follows from one
-announcement, session.py runs a whole federation in one process. docs/secagg.md has the threat model and the reasons.
+announcement, state.py survives restarts, session.py runs a whole federation in one process. docs/secagg.md has the
+threat model and the reasons.
 
     client                                server
     hello()              ── HELLO ───►    hello(·)                once per federation

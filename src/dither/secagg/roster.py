@@ -77,6 +77,7 @@ class Member(NamedTuple):
 
     def check(self, federation: bytes) -> None:
         """Return if the client with this signing key signed this agreement key for this federation and id."""
+        primitives.check_agreement(self.agreement)
         _check_quoted(Kind.HELLO, federation, self.id, self.keys, self.signature, self.signing)
 
     @classmethod
@@ -85,6 +86,7 @@ class Member(NamedTuple):
         reader = Reader(message)
         signing, agreement = reader.take(32, "the signing key"), reader.take(32, "the agreement key")
         reader.done()
+        primitives.check_agreement(agreement)
         message.verify(signing)
         return cls(message.sender, signing, agreement, message.signature)
 

@@ -42,7 +42,11 @@ class _Attempt:
     seals: dict[int, _Seal] = field(default_factory=dict)
     unsealing: bool = False
     answers: dict[int, dict[int, bytes]] = field(default_factory=dict)
-    opened: bool = False
+    over: bool = False  # opened, or a restart came between
+
+    @classmethod
+    def empty(cls, cohort: Cohort, *, over: bool = False) -> _Attempt:
+        return cls(cohort, np.zeros(cohort.dimension, np.dtype(f"<u{cohort.roster.rules.word_bytes}")), over=over)
 
 
 class ServerSession:
@@ -75,8 +79,21 @@ class ServerSession:
             raise ProtocolAbort(f"client {member.id} says hello with another key than the pinned one")
         if self._members.get(member.id, member) != member:
             raise ProtocolAbort(f"client {member.id} is enrolled with other keys")
+        for other in self._members.values():
+            if other.id != member.id and {other.signing, other.agreement} & {member.signing, member.agreement}:
+                raise ProtocolAbort(f"client {member.id} says hello with a key of client {other.id}")
         self._members[member.id] = member
         return member.id
+
+    def listed(self) -> list[Member]:
+        """Who has said hello."""
+        return list(self._members.values())
+
+    def enrol(self, members: Iterable[Member]) -> None:
+        """Take back what `listed` gave, each member checked again."""
+        for member in members:
+            member.check(self.federation)
+            self._members[member.id] = member
 
     def make_roster(self) -> bytes:
         """Close the roster; the message that shows it to every client."""
@@ -118,7 +135,7 @@ class ServerSession:
                     f"round {round_index} after round {before.cohort.round_index}: rounds only go up"
                 )
             if round_index == before.cohort.round_index:
-                if before.opened or before.unsealing:
+                if before.over or before.unsealing:
                     raise ProtocolAbort(
                         f"round {round_index} is over: its attempt {before.cohort.attempt} is being opened"
                     )
@@ -126,8 +143,13 @@ class ServerSession:
                     raise ProtocolAbort("a later attempt may only lose clients")
                 attempt, threshold = before.cohort.attempt + 1, before.cohort.threshold
         opened = Cohort(roster, round_index, attempt, threshold, dimension, ids).check()
-        self._attempt = _Attempt(opened, np.zeros(dimension, np.dtype(f"<u{self.rules.word_bytes}")))
-        return self._pack(Kind.ANNOUNCE, opened.pack(), opened)
+        self._attempt = _Attempt.empty(opened)
+        return self.announcement()
+
+    def announcement(self) -> bytes:
+        """The announcement of the open attempt, again."""
+        cohort = self._open().cohort
+        return self._pack(Kind.ANNOUNCE, cohort.pack(), cohort)
 
     def reannounce(self) -> bytes:
         """A new attempt with the clients whose uploads are in; `ProtocolAbort` where they are too few."""
@@ -153,6 +175,8 @@ class ServerSession:
         """Add a client's masked vector to the sum."""
         received, open_ = self._from_member(message, Kind.UPLOAD)
         cohort, who = open_.cohort, received.sender
+        if open_.over:
+            raise ProtocolAbort(f"{received.name}: this attempt is over")
         if who in open_.uploaded:
             raise ProtocolAbort(f"replay: {received.name} is already in")
         reader = Reader(received)
@@ -240,9 +264,9 @@ class ServerSession:
             if not primitives.same(cohort.commitment(member, 0, seed), open_.seals[member].commitment):
                 raise ProtocolAbort(f"client {member} committed to another seal than the one it shared")
             streams.append((cohort.seal_key(seed, member), -1))
-        if not open_.opened:
+        if not open_.over:
             primitives.mask(open_.total, streams)
-            open_.opened = True
+            open_.over = True
         return open_.total
 
     # Inside

@@ -1,0 +1,165 @@
+"""What a client or a server must still know after a restart, as bytes.
+
+A client's state holds its private keys and, while a round is open, the seed of its seal: whoever reads it reads
+what the client masks. Keep it as you would keep a TLS key. Store the newest state before a message leaves the
+process, and never restore an older one: the rules that protect the client are only as old as its state.
+
+A server's state holds its signing key and where the open round stands, but no uploads: an attempt that was
+collecting begins anew (send `announcement()` again; clients answer with the same bytes), one that was being opened
+is over.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from dither.errors import ConfigError, ProtocolAbort
+from dither.secagg import client as clients
+from dither.secagg import server as servers
+from dither.secagg.client import ClientSession
+from dither.secagg.cohort import Cohort
+from dither.secagg.messages import SERVER, Kind, rebuild
+from dither.secagg.roster import Member, Roster, Rules
+from dither.secagg.server import ServerSession
+
+_VERSION = 1
+
+
+def save_client(session: ClientSession) -> bytes:
+    """The client's keys, its roster, and what it has answered."""
+    newest = session._attempt
+    return _dump(
+        "client",
+        {
+            "who": session.who,
+            "federation": session.federation.hex(),
+            "server": session.server.hex(),
+            "rules": list(session.rules),
+            "pins": {str(who): public.hex() for who, public in session.pins.items()},
+            "signing": session.signing.private.hex(),
+            "agreement": session.agreement.private.hex(),
+            "roster": session.roster.pack().hex() if session.roster else None,
+            "enrolled": session.enrolled,
+            "attempt": newest
+            and {
+                **_cohort(newest.cohort),
+                "plaintext": newest.plaintext.hex(),
+                "seed": newest.seed.hex(),
+                "seal": newest.seal.hex(),
+                "unsealed": newest.unsealed,
+            },
+        },
+    )
+
+
+def load_client(data: bytes) -> ClientSession:
+    """The client as it was when `save_client` was called."""
+
+    def build(state: dict[str, Any]) -> ClientSession:
+        session = ClientSession(
+            int(state["who"]),
+            federation=bytes.fromhex(state["federation"]),
+            server=bytes.fromhex(state["server"]),
+            rules=Rules(*state["rules"]),
+            pins={int(who): bytes.fromhex(public) for who, public in state["pins"].items()},
+            signing=bytes.fromhex(state["signing"]),
+            agreement=bytes.fromhex(state["agreement"]),
+        )
+        session.roster = _roster(session.federation, state["roster"])
+        session.enrolled = bool(state["enrolled"])
+        if (found := state["attempt"]) is not None and session.roster is not None:
+            session._attempt = clients._Attempt(
+                _read_cohort(session.roster, found),
+                bytes.fromhex(found["plaintext"]),
+                bytes.fromhex(found["seed"]),
+                bytes.fromhex(found["seal"]),
+                unsealed=bool(found["unsealed"]),
+            )
+        return session
+
+    return _load("client", data, build)
+
+
+def save_server(session: ServerSession) -> bytes:
+    """The server's key, its roster, and where the open round stands."""
+    newest = session._attempt
+    return _dump(
+        "server",
+        {
+            "federation": session.federation.hex(),
+            "rules": list(session.rules),
+            "pins": session.pins and {str(who): public.hex() for who, public in session.pins.items()},
+            "signing": session.signing.private.hex(),
+            "members": [[m.id, m.signing.hex(), m.agreement.hex(), m.signature.hex()] for m in session.listed()],
+            "roster": session.roster.pack().hex() if session.roster else None,
+            "confirmations": {str(who): found.hex() for who, found in session._confirmations.items()},
+            "attempt": newest and {**_cohort(newest.cohort), "over": newest.unsealing or newest.over},
+        },
+    )
+
+
+def load_server(data: bytes) -> ServerSession:
+    """The server as it was when `save_server` was called, without the uploads of the open attempt."""
+
+    def build(state: dict[str, Any]) -> ServerSession:
+        pins = state["pins"]
+        session = ServerSession(
+            federation=bytes.fromhex(state["federation"]),
+            rules=Rules(*state["rules"]),
+            pins=None if pins is None else {int(who): bytes.fromhex(public) for who, public in pins.items()},
+            signing=bytes.fromhex(state["signing"]),
+        )
+        session.enrol(Member(int(who), *map(bytes.fromhex, keys)) for who, *keys in state["members"])
+        session.roster = _roster(session.federation, state["roster"])
+        session._confirmations = {int(who): bytes.fromhex(found) for who, found in state["confirmations"].items()}
+        if (found := state["attempt"]) is not None and session.roster is not None:
+            session._attempt = servers._Attempt.empty(
+                _read_cohort(session.roster, found), over=bool(found["over"])
+            )
+        return session
+
+    return _load("server", data, build)
+
+
+def _cohort(cohort: Cohort) -> dict[str, Any]:
+    return {
+        "round": cohort.round_index,
+        "number": cohort.attempt,
+        "threshold": cohort.threshold,
+        "dimension": cohort.dimension,
+        "ids": list(cohort.ids),
+    }
+
+
+def _read_cohort(roster: Roster, found: Mapping[str, Any]) -> Cohort:
+    round_index, attempt, threshold, dimension = (
+        int(found[name]) for name in ("round", "number", "threshold", "dimension")
+    )
+    ids = tuple(int(who) for who in found["ids"])
+    return Cohort(roster, round_index, attempt, threshold, dimension, ids).check()
+
+
+def _roster(federation: bytes, payload: str | None) -> Roster | None:
+    if payload is None:
+        return None
+    return Roster.read(rebuild(Kind.ROSTER, federation, SERVER, bytes.fromhex(payload), b""))
+
+
+def _dump(what: str, state: dict[str, Any]) -> bytes:
+    return json.dumps({"dither-secagg": what, "version": _VERSION, **state}).encode()
+
+
+def _load(what: str, data: bytes, build: Any) -> Any:
+    try:
+        state = json.loads(data)
+        if not isinstance(state, dict) or state.get("dither-secagg") != what:
+            raise ProtocolAbort(f"this is not the saved state of a {what}")
+        if state.get("version") != _VERSION:
+            raise ProtocolAbort(f"state of version {state.get('version')!r}, this is version {_VERSION}")
+        return build(state)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ProtocolAbort(f"the saved state of the {what} is damaged: {error}") from error

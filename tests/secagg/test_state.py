@@ -1,0 +1,115 @@
+"""Restarts: a node that comes back keeps its keys, its answers and its rules."""
+
+import contextlib
+import json
+
+import numpy as np
+import pytest
+
+from dither.errors import DitherError, ProtocolAbort
+from dither.secagg import state
+from dither.secagg.protocol import Rules
+from tests.secagg.support import announcement, enrolled, plain_sum, snapshot, strangers, twin, vectors
+
+IDS = (0, 1, 2, 3)
+
+
+def test_everyone_restarts_after_every_message():
+    """Clients after each message; the server whenever it holds no uploads."""
+    rules = Rules(64, colluders=1, min_clients=3)
+    server, clients = strangers(IDS, rules)
+    for who in IDS:
+        server.hello(clients[who].hello())
+        clients[who] = twin(clients[who])
+        server = twin(server)
+    roster = server.make_roster()
+    server = twin(server)
+    for who in IDS:
+        server.confirm(clients[who].confirm(roster))
+        clients[who] = twin(clients[who])
+        server = twin(server)
+    for who in IDS:
+        clients[who].confirmed(server.confirmed())
+        clients[who] = twin(clients[who])
+    for round_index in range(3):
+        values = vectors(IDS, rules, seed=round_index)
+        server.announce(round_index, IDS, 5)
+        server = twin(server)
+        message = server.announcement()
+        for who in IDS:
+            first = clients[who].upload(message, values[who])
+            clients[who] = twin(clients[who])
+            assert clients[who].upload(message, values[who]) == first
+            server.upload(first)
+        for who, request in server.unseal().items():
+            answer = clients[who].unseal(request)
+            clients[who] = twin(clients[who])
+            assert clients[who].unseal(request) == answer
+            server.shares(answer)
+        assert np.array_equal(server.open(), plain_sum(values.values()))
+        server = twin(server)
+
+
+def test_a_restarted_client_keeps_its_rules():
+    server, clients = enrolled(IDS)
+    values = vectors(IDS, server.rules)
+    clients[0].upload(announcement(server, IDS, round_index=2, attempt=1), values[0])
+    back = twin(clients[0])
+    assert snapshot(back) == snapshot(clients[0])
+    with pytest.raises(ProtocolAbort, match="answered with another vector"):
+        back.upload(announcement(server, IDS, round_index=2, attempt=1), values[1])
+    with pytest.raises(ProtocolAbort, match="with another cohort"):
+        back.upload(announcement(server, IDS[:3], round_index=2, attempt=1), values[0])
+    with pytest.raises(ProtocolAbort, match="wrong round: 1 is over"):
+        back.upload(announcement(server, IDS, round_index=1), values[0])
+    server.announce(3, IDS, 5)
+    for who in IDS:
+        server.upload(clients[who].upload(server.announcement(), values[who]))
+    clients[0].unseal(server.unseal()[0])
+    with pytest.raises(ProtocolAbort, match="round 3 is over"):
+        twin(clients[0]).upload(announcement(server, IDS, round_index=3, attempt=1), values[0])
+
+
+def test_a_restarted_server_asks_again_or_gives_the_round_up():
+    server, clients = enrolled(IDS)
+    values = vectors(IDS, server.rules)
+    message = server.announce(0, IDS, 5)
+    uploads = {who: clients[who].upload(message, values[who]) for who in IDS}
+    server.upload(uploads[0])
+    server = twin(server)
+    assert server.announcement() == message
+    assert server.missing == IDS  # what was received is lost, and asked for again
+    for who in IDS:
+        server.upload(clients[who].upload(message, values[who]))
+    server.unseal()
+    server = twin(server)
+    with pytest.raises(ProtocolAbort, match="this attempt is over"):
+        server.upload(uploads[0])
+    with pytest.raises(ProtocolAbort, match="round 0 is over"):
+        server.announce(0, IDS, 5)
+    server.announce(1, IDS, 5)
+
+
+def test_damaged_states_are_refused():
+    server, clients = enrolled(IDS)
+    clients[0].upload(server.announce(0, IDS, 5), vectors(IDS, server.rules)[0])
+    client, coordinator = state.save_client(clients[0]), state.save_server(server)
+    with pytest.raises(ProtocolAbort, match="not the saved state of a client"):
+        state.load_client(coordinator)
+    with pytest.raises(ProtocolAbort, match="not the saved state of a server"):
+        state.load_server(client)
+    with pytest.raises(ProtocolAbort, match="version 2"):
+        state.load_client(json.dumps({**json.loads(client), "version": 2}).encode())
+    for load, data in ((state.load_client, client), (state.load_server, coordinator)):
+        for wrong in (b"", b"\xff\xfe", b"[]", b"7", data[:-2], data[: len(data) // 2]):
+            with pytest.raises(ProtocolAbort):
+                load(wrong)
+        whole = json.loads(data)
+        for name in set(whole) - {"dither-secagg", "version"}:
+            missing = {key: value for key, value in whole.items() if key != name}
+            with pytest.raises(ProtocolAbort, match="damaged"):
+                load(json.dumps(missing).encode())
+            for other in (None, 5, "zz", [], {}, [[]]):
+                # No other exception; where the value is a possible one (no pins, no attempt) it loads.
+                with contextlib.suppress(DitherError):
+                    load(json.dumps({**whole, name: other}).encode())
