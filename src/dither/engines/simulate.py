@@ -190,7 +190,7 @@ class Simulation:
 
     def _start_run(self, run: Run, shared: Shared) -> State:
         algorithm = self.build(run.hyper)
-        params = self.model.init(noise.stream(run.seed, "init"))
+        params = self.initial(run)
         server = algorithm.init(params)
         one = algorithm.client_init(params)
         clients = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (self.num_clients, *leaf.shape)), one)
@@ -217,6 +217,10 @@ class Simulation:
             rounds=jnp.zeros((), jnp.int32),
         )
 
+    def initial(self, run: Run) -> Params:
+        """The model before the first round."""
+        return self.model.init(noise.stream(run.seed, "init"))
+
     def _advance_runs(self, state: State, inputs: Inputs, start: Array, stop: Array, cohort_size: int) -> State:
         def rounds(state: State, run: Run) -> State:
             def one(index: Array, state: State) -> State:
@@ -228,13 +232,13 @@ class Simulation:
 
     def _round(self, state: State, run: Run, shared: Shared, index: Array, cohort_size: int) -> State:
         """One round of one run: the steps of docs/architecture.md, in their order."""
-        cohort, present = self._cohort(run, index, cohort_size)
+        cohort, present = self.cohort(run, index, cohort_size)
         gathered = self._clients(self._client(state, run, shared, index, cohort_size), cohort.clients, present)
         if self.aggregation:
             how = self.aggregation.how
             total = jax.tree.map(lambda leaf: encoding.traced_decode(leaf, how), gathered.total)
             gathered = gathered._replace(total=total)
-        return self._closed(state, run, index, cohort, present, gathered)
+        return self.close(state, run, index, cohort, present, gathered)
 
     def _client(
         self, state: State, run: Run, shared: Shared, index: Array, cohort_size: int
@@ -288,7 +292,7 @@ class Simulation:
         """Every client's round, side by side or one after the other."""
         return jax.vmap(client)(clients) if self.layout == "vmap" else jax.lax.map(client, clients)
 
-    def _closed(
+    def close(
         self, state: State, run: Run, index: Array, cohort: Cohort, present: Array, gathered: Gathered
     ) -> State:
         """The state after a round whose sum is known."""
@@ -365,7 +369,7 @@ class Simulation:
         """Every client's upload, the rest of the round, and whose uploads they are."""
 
         def gather(state: State, run: Run) -> tuple[PyTree, Gathered, Array]:
-            cohort, present = self._cohort(run, index, cohort_size)
+            cohort, present = self.cohort(run, index, cohort_size)
             sent = self._each(self._client(state, run, inputs.shared, index, cohort_size), cohort.clients)
             counted = sent.finite & present
             metrics = {name: sums.masked_sum(value, counted) for name, value in sent.metrics.items()}
@@ -388,13 +392,13 @@ class Simulation:
         cohort_size: int,
     ) -> State:
         def close(state: State, run: Run, gathered: Gathered, total: Array) -> State:
-            cohort, present = self._cohort(run, index, cohort_size)
+            cohort, present = self.cohort(run, index, cohort_size)
             shapes = jax.eval_shape(self._client(state, run, inputs.shared, index, cohort_size), jnp.int32(0))
             leaves, structure = jax.tree.flatten(shapes.upload)
             ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
             parts = [part.reshape(leaf.shape) for part, leaf in zip(jnp.split(total, ends), leaves, strict=True)]
             gathered = gathered._replace(total=jax.tree.unflatten(structure, parts))
-            return self._closed(state, run, index, cohort, present, gathered)
+            return self.close(state, run, index, cohort, present, gathered)
 
         return jax.vmap(close)(state, inputs.runs, gathered, totals)
 
@@ -406,7 +410,7 @@ class Simulation:
     def _noise_root(self, run: Run) -> Any:
         return entropy.OsEntropy().at(run.seed) if self.randomness == "os" else run.seed
 
-    def _cohort(self, run: Run, index: Array, cohort_size: int) -> tuple[Cohort, Array]:
+    def cohort(self, run: Run, index: Array, cohort_size: int) -> tuple[Cohort, Array]:
         """Who is chosen, and which of them are there when uploads are collected."""
         if run.cohorts.size:
             chosen = run.cohorts[index]
