@@ -1,7 +1,7 @@
 """The command line. It parses, calls the library, prints; nothing imports it.
 
 Exit codes: 0 done, 1 something failed, 2 a value given is wrong, 3 the privacy budget is spent, 4 the ledger is
-damaged, 130 interrupted (the run can be resumed).
+damaged, 5 a federation cannot go on, 130 interrupted (the run can be resumed).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import dither
-from dither.cli import budgets, datasets, runs
+from dither.cli import budgets, datasets, federations, runs
 from dither.cli.printing import error_terminal, escape
 from dither.errors import DitherError
 
@@ -25,6 +25,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 runs.register(app)
+federations.register(app)
 app.add_typer(datasets.app, name="data")
 app.add_typer(budgets.app, name="budget")
 

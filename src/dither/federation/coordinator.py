@@ -96,14 +96,7 @@ class Coordinator:
         self._told = ("", 0.0)
 
     def run(self) -> dict[str, Any]:
-        """Everything; returns the summary."""
-        self.journal.lock()
-        try:
-            return self._run()
-        finally:
-            self.journal.unlock()
-
-    def _run(self) -> dict[str, Any]:
+        """Everything; returns the summary. Whoever calls this holds the journal's lock."""
         began = time.monotonic()
         self.terms = self._agree()
         self.task = self.terms.task(self._exam.x[:0], self._exam.y[:0])
