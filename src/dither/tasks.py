@@ -64,9 +64,9 @@ def task_of(
     *,
     missing: int | None = None,
 ) -> Task:
-    """Model and method for records that are dealt out already. Of the others' records a member of a real federation
-    knows the counts alone (`federation.size`), and nothing here needs more. `missing` is how many clients' noise a
-    calibration must not count on (by default as many as the spec tolerates)."""
+    """Model and method for records that are dealt out already. Of the others' records a member of a real
+    federation knows the counts alone (`federation.size`), and nothing here needs more. `missing` is how many
+    clients' noise a calibration must not count on (by default as many as the spec tolerates)."""
     model = models.make(
         spec.model.name,
         num_features=dataset.x_train.shape[1],

@@ -13,12 +13,16 @@ from dither.cli.options import DataDir, LedgerFile, Settings
 from dither.cli.printing import epsilon_text, error_terminal, escape, print_table, short_form, terminal
 from dither.errors import ConfigError, FederationError
 
-app = typer.Typer(help="A real federation: keys, certificates, and whether a party can take part.", no_args_is_help=True)
+app = typer.Typer(
+    help="A real federation: keys, certificates, and whether a party can take part.", no_args_is_help=True
+)
 ServerKeys = Annotated[
-    Path, typer.Option("--federation", metavar="DIR", help="The server's folder that `dither federation init` made.")
+    Path,
+    typer.Option("--federation", metavar="DIR", help="The server's folder that `dither federation init` made."),
 ]
 PartyKeys = Annotated[
-    Path, typer.Option("--federation", metavar="DIR", help="Your party's folder that `dither federation init` made.")
+    Path,
+    typer.Option("--federation", metavar="DIR", help="Your party's folder that `dither federation init` made."),
 ]
 
 
@@ -77,7 +81,9 @@ def join(
     data: Annotated[Path, typer.Option("--data", help="Your records: .csv, .parquet or .npz. They stay here.")],
     federation: PartyKeys,
     server: Annotated[str, typer.Option(help="Where the server is: HOST:PORT.")] = "127.0.0.1:9440",
-    label: Annotated[str, typer.Option(help="Label column (default: the one the federation's schema names).")] = "",
+    label: Annotated[
+        str, typer.Option(help="Label column (default: the one the federation's schema names).")
+    ] = "",
     ledger: LedgerFile = None,
     yes: Annotated[
         bool, typer.Option("--yes", help="Approve the first terms that are offered, without asking.")
@@ -213,7 +219,9 @@ def check(
 
 @app.command("demo")
 def demo(
-    folder: Annotated[Path | None, typer.Option("--out", help="Folder for it (default: runs/federation-demo-TIME).")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="Folder for it (default: runs/federation-demo-TIME).")
+    ] = None,
     data_dir: DataDir = None,
 ) -> None:
     """A server and four parties on this machine: TLS, authenticated nodes, secure aggregation, CPFed on Adult."""

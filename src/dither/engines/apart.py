@@ -1,8 +1,8 @@
 """The members of a federation by themselves: one client, or the server, each in a process of its own.
 
 Both run the functions that are compiled into every simulated round (`Simulation.sent`, `Simulation.close`), mapped
-over a batch of one run as there, so that on one kind of CPU the bits are those of a simulated round whose clients run
-one after the other.
+over a batch of one run as there, so that on one kind of CPU the bits are those of a simulated round whose clients
+run one after the other.
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ class ClientEngine:
             _tree(self._own, own),
             self.inputs,
             np.int32(index),
+            np.int32(self.client),  # traced: clients of one size share a compiled program
             cohort_size=self.simulation.cohort_size_at(index),
         )
         row = np.concatenate([leaf.ravel() for leaf in _leaves(sent.upload)])
@@ -103,9 +104,10 @@ class ClientEngine:
 
         return jax.vmap(first)(inputs.runs)
 
-    def _answer_runs(self, message: PyTree, own: PyTree, inputs: Inputs, index: Any, cohort_size: int) -> Any:
+    def _answer_runs(
+        self, message: PyTree, own: PyTree, inputs: Inputs, index: Any, number: Any, cohort_size: int
+    ) -> Any:
         def answer(message: PyTree, own: PyTree, run: Run) -> Any:
-            number = jnp.int32(self.client)
             return self.simulation.sent(message, own, run, inputs.shared, index, number, cohort_size)
 
         return jax.vmap(answer)(message, own, inputs.runs)
@@ -214,8 +216,7 @@ class ServerEngine:
 
         def close(state: State, run: Run, total: Any, counted: Any, present: Any) -> State:
             parts = [
-                part.reshape(shape[1:])
-                for part, shape in zip(jnp.split(total, ends), self._upload, strict=True)
+                part.reshape(shape[1:]) for part, shape in zip(jnp.split(total, ends), self._upload, strict=True)
             ]
             gathered = Gathered(
                 total=jax.tree.unflatten(self._structure, parts),

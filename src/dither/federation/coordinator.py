@@ -46,10 +46,13 @@ class Exam(NamedTuple):
 
 
 def exam(spec: Spec, *, data_dir: str | Path | None = None) -> Exam:
-    """From a spec: the catalogue's test records, or those of data.test_path; data.schema says how to encode them."""
+    """From a spec: the catalogue's test records, or those of data.test_path; data.schema says how to encode
+    them."""
     d = spec.data
     if not d.path and not d.schema:
-        found = tasks.load_data(spec.with_values({"data.split": "given", "data.partition": "iid"}), data_dir=data_dir)
+        found = tasks.load_data(
+            spec.with_values({"data.split": "given", "data.partition": "iid"}), data_dir=data_dir
+        )
         return Exam(found.schema, found.classes, found.image_shape, found.x_test, found.y_test, d.name)
     if not d.schema:
         raise SpecError(
@@ -60,7 +63,9 @@ def exam(spec: Spec, *, data_dir: str | Path | None = None) -> Exam:
     name = schema.name or "own data"
     if not d.test_path:
         width = len(schema.feature_names(d.features))
-        return Exam(schema, schema.label.classes, (), np.zeros((0, width), np.float32), np.zeros(0, np.int32), name)
+        return Exam(
+            schema, schema.label.classes, (), np.zeros((0, width), np.float32), np.zeros(0, np.int32), name
+        )
     encoded = schema.encode(data.read_table(d.test_path), d.encoding, d.features)
     if encoded.y is None:
         raise SpecError(f"data.test_path={d.test_path!r} has no labels")
@@ -101,7 +106,10 @@ class Coordinator:
         self.terms = self._agree()
         self.task = self.terms.task(self._exam.x[:0], self._exam.y[:0])
         if not self.journal.folder.path.joinpath("spec.toml").is_file():
-            made = {**training.provenance(self.task), "versions": {n: self.post.greeted[n] for n in self.terms.names}}
+            made = {
+                **training.provenance(self.task),
+                "versions": {n: self.post.greeted[n] for n in self.terms.names},
+            }
             self._create(made)
         self.engine = apart.ServerEngine(
             agreed.simulation(self.task),
@@ -161,7 +169,9 @@ class Coordinator:
                 names=names,
                 sizes=tuple(int(self.post.greeted[name]["records"]) for name in names),
             ).check()
-            terms.task(self._exam.x[:0], self._exam.y[:0])  # a spec that cannot run is refused before anybody is asked
+            terms.task(
+                self._exam.x[:0], self._exam.y[:0]
+            )  # a spec that cannot run is refused before anybody is asked
             self.journal.save_terms(terms)
         self._hellos: dict[str, bytes] = {}
 
@@ -173,7 +183,7 @@ class Coordinator:
             self._event("accepted", {"party": name})
 
         self._event("terms", {"digest": terms.digest, "parties": list(names)})
-        question = {name: ({"terms": terms.to_dict()}, {}) for name in names}
+        question: dict[str, Any] = {name: ({"terms": terms.to_dict()}, {}) for name in names}
         accepted: set[str] = set()
 
         def taking(name: str, answer: wire.Message) -> None:
@@ -305,7 +315,9 @@ class Coordinator:
     def _deadline(self) -> float:
         return self.terms.spec.federation.round_timeout
 
-    def _question(self, index: int, name: str, message: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _question(
+        self, index: int, name: str, message: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         fields = {"run": self.terms.run, "round": index, "last_counted": self._last_counted.get(name, -1)}
         return fields, dict(message)
 
@@ -335,7 +347,9 @@ class Coordinator:
 
     def _checked(self, answer: wire.Message, index: int) -> np.ndarray:
         if answer.kind != "upload" or answer.fields.get("round") != index:
-            raise FederationError(f"it answered round {index} with {answer.kind!r} of {answer.fields.get('round')}")
+            raise FederationError(
+                f"it answered round {index} with {answer.kind!r} of {answer.fields.get('round')}"
+            )
         row = answer.array("upload", "<f4")
         if row.shape != (self.engine.dimension,):
             raise FederationError(f"its upload has shape {row.shape}, expected ({self.engine.dimension},)")
@@ -354,7 +368,9 @@ class Coordinator:
         nothing = np.zeros(self.engine.dimension, np.float32)
         standing = session.standing(index)
         if standing == "over":
-            return _Found(nothing, set(), {}, 0)  # killed while it was being opened: this round stays without effect
+            return _Found(
+                nothing, set(), {}, 0
+            )  # killed while it was being opened: this round stays without effect
         message = {f"m{number}": leaf for number, leaf in enumerate(self.engine.message())}
         refused: dict[int, str] = {}
         tries = 0
@@ -371,9 +387,7 @@ class Coordinator:
                 except ProtocolAbort as error:
                     raise FederationError(str(error)) from None
 
-            questions = {
-                name: self._question(index, name, {**message, "announce": announce}) for name in asked
-            }
+            questions = {name: self._question(index, name, {**message, "announce": announce}) for name in asked}
             why = self.post.ask("round", questions, seconds=self._deadline, take=take, least=least)
             refused |= {asked[name]: reason for name, reason in why.items()}
             here = [client for client in session.cohort if client not in session.missing]
@@ -422,8 +436,8 @@ class Coordinator:
         if tries >= _MOST_TRIES or len(self.terms.names) - len(final) < least:
             said = f"; {final}" if final else ""
             raise FederationError(
-                f"round {index} has {came} of at least {least} answers, missing: {', '.join(sorted(missing))}{said}; "
-                "the run is kept: start the server again when they are back"
+                f"round {index} has {came} of at least {least} answers, missing: "
+                f"{', '.join(sorted(missing))}{said}; the run is kept: start the server again when they are back"
             )
         self._waiting(f"come back for round {index}:", missing)
 
@@ -458,7 +472,7 @@ class Coordinator:
         }
         if most_missing:
             summary["notes"].append(
-                f"at most {most_missing} parties lacked in a sum: the proven ε of sums counts on none of their noise"
+                f"at most {most_missing} parties lacked in a sum: the proven ε of sums counts on none of them"
             )
         folder.save_model(training.named_leaves(self.engine.params()))
         if self.engine.scored:
@@ -466,7 +480,9 @@ class Coordinator:
             plots.draw_run(rows, folder.path / "plot.png", title=title, subtitle=self._exam.name)
         folder.save_summary(summary)
         told = {"run": self.terms.run, "rounds": len(lines), "accuracy": rows[-1]["test_accuracy"]}
-        told = {key: None if isinstance(value, float) and np.isnan(value) else value for key, value in told.items()}
+        told = {
+            key: None if isinstance(value, float) and np.isnan(value) else value for key, value in told.items()
+        }
         self.post.ask(
             "finish", {name: (told, {}) for name in self.terms.names}, seconds=10.0, take=lambda name, answer: None
         )

@@ -63,8 +63,8 @@ round_timeout = 60.0
 
 
 def tables(folder: Path, *, data_dir: str | Path | None = None) -> tuple[str, dict[str, Path]]:
-    """The training records of Adult as one CSV an institution; where Adult cannot be had, four parts of a small set
-    that needs no download. Returns the data set's name and the files."""
+    """The training records of Adult as one CSV an institution; where Adult cannot be had, four parts of a small
+    set that needs no download. Returns the data set's name and the files."""
     from dither import data
     from dither.data.catalog import read_adult
 
@@ -110,11 +110,9 @@ def run(folder: Path, *, port: int, data_dir: Path | None = None, say: Callable[
     address = f"127.0.0.1:{port}"
     children: list[subprocess.Popen[Any]] = []
     try:
-        server = subprocess.Popen(
-            [*program, "serve", str(spec), "--federation", str(folder / "keys" / "server"), "--address", address]
-            + ["--out", str(folder / "run")],
-            env=environment,
-        )
+        command = [*program, "serve", str(spec), "--federation", str(folder / "keys" / "server")]
+        command += ["--address", address, "--out", str(folder / "run")]
+        server = subprocess.Popen(command, env=environment)
         children.append(server)
         for name, path in paths.items():
             own = folder / "keys" / "parties" / name

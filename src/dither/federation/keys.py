@@ -5,14 +5,14 @@
       server/        ca.pem, server.key, server.pem, identity.key, federation.json, nodes/NAME.pub
       parties/NAME/  ca.pem, node.key, node.pub, identity.key, federation.json, party.json
 
-TLS: the parties know the server by its certificate, which must come from this CA. Transport: the server knows a party
-by its node key (ECDSA P-384, the kind Flower authenticates nodes with). Messages: every message is signed by the
-sender's identity key (Ed25519), and `federation.json`, the same in all folders, lists all of them: so a server cannot
-add parties that the others do not know, and no party can speak for another. The same identity signs in secure
-aggregation.
+TLS: the parties know the server by its certificate, which must come from this CA. Transport: the server knows a
+party by its node key (ECDSA P-384, the kind Flower authenticates nodes with). Messages: every message is signed by
+the sender's identity key (Ed25519), and `federation.json`, the same in all folders, lists all of them: so a server
+cannot add parties that the others do not know, and no party can speak for another. The same identity signs in
+secure aggregation.
 
-Whoever runs `init` holds every private key until the folders are handed out. If secure aggregation is to protect the
-parties from the server, somebody other than the server's operator must run it.
+Whoever runs `init` holds every private key until the folders are handed out. If secure aggregation is to protect
+the parties from the server, somebody other than the server's operator must run it.
 """
 
 from __future__ import annotations
@@ -88,8 +88,7 @@ class Federation:
             if found["format"] != FORMAT:
                 raise ConfigError(f"{str(path)!r} has format {found['format']}, this Dither reads {FORMAT}")
             parties = tuple(
-                Party(each["name"], bytes.fromhex(each["identity"]), each["node_key"])
-                for each in found["parties"]
+                Party(each["name"], bytes.fromhex(each["identity"]), each["node_key"]) for each in found["parties"]
             )
             return cls(found["id"], bytes.fromhex(found["server"]), parties)
         except (ValueError, KeyError, TypeError) as error:
@@ -110,7 +109,9 @@ class Identity:
     def load(cls, folder: Path) -> Identity:
         path = folder / "identity.key"
         if not path.is_file():
-            raise ConfigError(f"{str(path)!r} is missing; the folder is not one that `dither federation init` made")
+            raise ConfigError(
+                f"{str(path)!r} is missing; the folder is not one that `dither federation init` made"
+            )
         try:
             return cls(bytes.fromhex(path.read_text(encoding="ascii").strip()))
         except ValueError:
@@ -133,7 +134,12 @@ def verify(public: bytes, signature: bytes, content: bytes) -> bool:
 
 
 def create(
-    folder: Path, names: Sequence[str], *, hosts: Sequence[str], days: int = SERVER_DAYS, now: datetime | None = None
+    folder: Path,
+    names: Sequence[str],
+    *,
+    hosts: Sequence[str],
+    days: int = SERVER_DAYS,
+    now: datetime | None = None,
 ) -> Federation:
     """A new federation of these parties, whose server is reached under these host names or addresses."""
     if folder.exists() and any(folder.iterdir()):
@@ -156,9 +162,7 @@ def create(
         private = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
         )
-        public = key.public_key().public_bytes(
-            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-        )
+        public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
         made.append((Party(name, identity.public, public.decode()), identity, private))
     federation = Federation(secrets.token_hex(32), server.public, tuple(party for party, _, _ in made))
     text = json.dumps(federation.to_dict(), indent=2) + "\n"
@@ -204,9 +208,7 @@ def issue(folder: Path, *, hosts: Sequence[str], days: int = SERVER_DAYS, now: d
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(_usage(signs=False), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False
-        )
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False)
         .sign(authority, hashes.SHA256())
     )
     _secret(folder / "server" / "server.key", _pem(key))

@@ -1,11 +1,13 @@
 """A party: it answers the coordinator's messages and decides by itself what may leave.
 
-A node trusts the server with the model alone. It computes the noise, its rounds and the proven ε from the terms its
-owner approved; it charges its own ledger before anything is computed; and it refuses what the terms do not foresee:
-another digest, a round it is not drawn for, a round twice with another broadcast, a broadcast that is not finite.
+A node trusts the server with the model alone. It computes the noise, its rounds and the proven ε from the terms
+its owner approved; it charges its own ledger before anything is computed; and it refuses what the terms do not
+foresee: another digest, a round it is not drawn for, a round twice with another broadcast, a broadcast that is not
+finite.
 
-The same round asked again gets the same upload again (with secure aggregation: the same words under the masks of the
-new attempt), so a repetition reveals nothing new and is not charged. An upload is on the disk before it is sent.
+The same round asked again gets the same upload again (with secure aggregation: the same words under the masks of
+the new attempt), so a repetition reveals nothing new and is not charged. An upload is on the disk before it is
+sent.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from dither import proofs, tasks
 from dither.core import RoundInfo
 from dither.engines import apart
 from dither.errors import BudgetExhausted, ClientRefused, DitherError, FederationError, ProtocolAbort
-from dither.federation import keys, terms as agreed, wire
+from dither.federation import keys, wire
+from dither.federation import terms as agreed
 from dither.federation.store import Pending, Store
 from dither.federation.terms import Source, Terms
 from dither.privacy.ledger import Charge
@@ -117,7 +120,7 @@ class Node:
         if self._run is None or self._run.terms.digest != terms.digest:
             if terms.spec.randomness != "os" and not self._seeded:
                 raise FederationError(
-                    "the terms take the noise from a public seed, which protects nothing; --test allows it, for tests"
+                    "the terms take the noise from a public seed, which protects nothing; --test allows that"
                 )
             found = terms.sizes[terms.number(self.name)]
             if found != self.source.records:
@@ -218,9 +221,7 @@ class _Run:
             federation=session_id(self.terms),
             server=node.federation.server,
             rules=rules,
-            pins={
-                number: node.federation.party(name).identity for number, name in enumerate(self.terms.names)
-            },
+            pins={number: node.federation.party(name).identity for number, name in enumerate(self.terms.names)},
             signing=node.identity.private,
         )
         self.store.save_secagg(secagg_state.save_client(session))
@@ -320,15 +321,13 @@ class _Run:
         return self._engine.start() if kept is None else kept
 
     def _charge(self, index: int) -> None:
-        """Charge a round once, before it is computed: an intent without an upload was charged, and nothing left."""
+        """Charge a round once, before it is computed. An intent without an upload was charged; nothing left."""
         if self.store.intent() == index and self._is_charged(index):
             return
         self.store.save_intent(index)
         info = RoundInfo(index, self.client, self.terms.sizes[self.client], len(self.task.cohorts[index]))
         charge = Charge(EVERY_RECORD, [(self._releases(info), 1)])
-        self._ledger.charge(
-            self.terms.run, self._dataset, [charge], rounds=(index, index + 1), facts=self._facts
-        )
+        self._ledger.charge(self.terms.run, self._dataset, [charge], rounds=(index, index + 1), facts=self._facts)
 
     def _is_charged(self, index: int) -> bool:
         return any(

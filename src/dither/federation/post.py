@@ -1,8 +1,8 @@
 """Questions to parties and their answers: signed, matched, asked again when a party comes back.
 
-A party is reached at an address of the transport, which it is asked for by a hello: only the holder of its identity
-key can answer that. A question stays open until it is answered, refused or the caller stops waiting; a party that
-connects anew is asked again, because it may have died with the question in its hands.
+A party is reached at an address of the transport, which it is asked for by a hello: only the holder of its
+identity key can answer that. A question stays open until it is answered, refused or the caller stops waiting; a
+party that connects anew is asked again, because it may have died with the question in its hands.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Post:
             self._marks = self.transport.nodes()
             fresh = {at: mark for at, mark in self._marks.items() if self._asked.get(at) != mark}
             for address, mark in fresh.items():
-                body = self._pack(wire.ANYONE, "hello", {}, {})
-                for at, number in self.transport.push({address: body}, ttl=60.0).items():
-                    self._hellos[number] = (at, wire.digest(body))
+                hello = self._pack(wire.ANYONE, "hello", {}, {})
+                for at, number in self.transport.push({address: hello}, ttl=60.0).items():
+                    self._hellos[number] = (at, wire.digest(hello))
                 self._asked[address] = mark
         for number, body in self.transport.pull(list(self._hellos)) if self._hellos else []:
             address, quoted = self._hellos.pop(number)
@@ -71,8 +71,9 @@ class Post:
         on_wait: Callable[[set[str]], None] = lambda missing: None,
     ) -> dict[str, str]:
         """Ask each party its question; `take(party, answer)` for each answer. Ends when all have answered, when
-        `enough()`, after `seconds`, or when `least` have answered and nobody else is connected. Returns why a party's answer does not count: it refused, or it sent what
-        cannot be used. Parties in neither are missing."""
+        `enough()`, after `seconds`, or when `least` have answered and nobody else is connected. Returns why a
+        party's answer does not count: it refused, or it sent what cannot be used. Parties in neither are
+        missing."""
         until = time.monotonic() + seconds
         bodies = {name: self._pack(name, kind, *question) for name, question in questions.items()}
         quoted = {name: wire.digest(body) for name, body in bodies.items()}
@@ -122,9 +123,7 @@ class Post:
 
     def _read(self, public: Mapping[str, bytes], body: bytes, quoted: str) -> wire.Message | None:
         try:
-            return wire.unpack(
-                body, federation=self.federation.id, to=wire.SERVER, keys=public, answers=quoted
-            )
+            return wire.unpack(body, federation=self.federation.id, to=wire.SERVER, keys=public, answers=quoted)
         except FederationError as error:
             self.strange.append(str(error))
             return None

@@ -1,8 +1,8 @@
 """`dither serve`: a SuperLink, the gate before it, and the coordinator as a Flower ServerApp, watched from here.
 
 This process starts no JAX. The coordinator runs in the ServerApp that Flower starts; what it does stands in
-progress.jsonl of the run folder, which is read here. A coordinator that dies is started again, and goes on after the
-last completed round; so does a server that is started again with the same run folder.
+progress.jsonl of the run folder, which is read here. A coordinator that dies is started again, and goes on after
+the last completed round; so does a server that is started again with the same run folder.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dither.errors import ConfigError, DitherError, FederationError, RunExists
 from dither.runs import write_text
 from dither.spec import Spec
 
+APP = Path(__file__).parent / "app"  # the Flower app: what `flwr run` takes
 _STARTS = 4  # of the coordinator, at most
 _QUIET_SECONDS = 120.0  # for a coordinator to say its first word
 
@@ -77,7 +78,7 @@ def serve(
             on_event("listening", {"address": f"{host}:{port}", "parties": [p.name for p in federation.parties]})
             coordinator: list[int] = []
             try:
-                _watch(run_folder, progress, lambda: link.run(config), link.alive, on_event, coordinator)
+                _watch(run_folder, progress, lambda: link.run(APP, config), link.alive, on_event, coordinator)
             finally:
                 for process in coordinator:
                     _end(process, run_folder / "lock")
@@ -181,7 +182,7 @@ def coordinate(transport: Any, config: Mapping[str, Any]) -> None:
     from dither.federation.journal import Journal
 
     if not config.get("keys") or not config.get("run"):
-        raise ConfigError("the run configuration needs keys=\"FOLDER\" and run=\"FOLDER\" (see docs/deployment.md)")
+        raise ConfigError('the run configuration needs keys="FOLDER" and run="FOLDER" (see docs/deployment.md)')
     run = Path(str(config["run"]))
     journal = Journal(run)
     try:

@@ -3,13 +3,13 @@
     terms.json       the terms its owner approved
     secret.key       opens its streams of batches; never leaves (mode 0600)
     state.npz        the client's state after the last round that counted
-    pending.npz      the newest upload, before masking, and the state that goes with it: sent again when asked again
-    intent.json      the round that is being charged to the ledger, until its upload is in pending.npz
-    secagg.json      keys and rules of secure aggregation (mode 0600)
-    log.jsonl        one line for every round answered or refused
+    pending.npz      the newest upload, before masking, and the state that goes with it: sent again when asked
+    again intent.json      the round that is being charged to the ledger, until its upload is in pending.npz
+    secagg.json      keys and rules of secure aggregation (mode 0600) log.jsonl        one line for every round
+    answered or refused
 
-Deleting files makes a node forget. It then refuses rounds or charges them again, except for one: without secagg.json
-it cannot take part any more. Never restore this folder from a backup.
+Deleting files makes a node forget. It then refuses rounds or charges them again, except for one: without
+secagg.json it cannot take part any more. Never restore this folder from a backup.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What everybody agrees on before a run, its digest, and the owner's approval.
 
 The terms hold the complete spec, how a table becomes features, and the public facts: who takes part and how many
-records each holds. From them a node computes by itself the noise it adds, the rounds it takes part in and the proven
-ε; the server cannot change any of it without changing the digest, and a node answers only under the digest that its
-owner approved.
+records each holds. From them a node computes by itself the noise it adds, the rounds it takes part in and the
+proven ε; the server cannot change any of it without changing the digest, and a node answers only under the digest
+that its owner approved.
 """
 
 from __future__ import annotations
@@ -133,7 +133,9 @@ class Terms:
     def task(self, x: np.ndarray, y: np.ndarray) -> tasks.Task:
         """The method made ready, by public facts alone: the records only say how wide a record is."""
         if method(self.spec.method).pilot_metric and not self.spec.method_options["param_clip"]:
-            raise SpecError("method_options.param_clip=0 trains a pilot on everybody's data; give it a public value")
+            raise SpecError(
+                "method_options.param_clip=0 trains a pilot on everybody's data; give it a public value"
+            )
         sizes = np.array(self.sizes, np.int32)
         federation = data.Federation(np.zeros(0, np.int32), np.zeros_like(sizes), sizes, self.names)
         dataset = self.dataset(x, y)
@@ -287,7 +289,10 @@ def summary(terms: Terms, task: tasks.Task, name: str) -> list[tuple[str, str]]:
         }
         kind = "assumed" if row["assumed"] else "proven"
         rows.append(
-            (f"{kind} ε", f"{value} at δ = {row['delta']:g} ({row['adjacency']}) for one who sees {seen[row['view']]}")
+            (
+                f"{kind} ε",
+                f"{value} at δ = {row['delta']:g} ({row['adjacency']}) for one who sees {seen[row['view']]}",
+            )
         )
         for what in row["not_covered"]:
             if ("not covered", what) not in rows:

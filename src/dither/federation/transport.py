@@ -1,4 +1,5 @@
-"""How the coordinator reaches nodes. Flower is one way (`engines.flower`); `Local` is another, inside one process."""
+"""How the coordinator reaches nodes. Flower is one way (`engines.flower`); `Local` is another, inside one
+process."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
 """Messages between the coordinator and the nodes: a header, arrays, and the sender's signature, as bytes.
 
-    magic "DTHR", version, length of the header, header as JSON, the arrays' bytes, Ed25519 signature over all of it
+    magic "DTHR", version, length of the header, header as JSON, the arrays' bytes, Ed25519 signature over all of
+    it
 
-The header names the federation, the kind, the sender and the receiver; an answer quotes the digest of the message it
-answers, so an old answer cannot stand for a new one. Reading is strict: exact lengths, known types of numbers, no
-bytes left over. What cannot be read is a `FederationError` that names the reason.
+The header names the federation, the kind, the sender and the receiver; an answer quotes the digest of the message
+it answers, so an old answer cannot stand for a new one. Reading is strict: exact lengths, known types of numbers,
+no bytes left over. What cannot be read is a `FederationError` that names the reason.
 """
 
 from __future__ import annotations

@@ -5,10 +5,9 @@
     superlink   the SuperLink as a process of ours: started, told which nodes to let in, given the run
     gate        what is reachable from outside: TLS, and the calls of nodes alone
     apps        ServerApp and ClientApp, for the above and for SuperLinks and SuperNodes that exist already
-    app/        the Flower app that `flwr run` takes
 
-Nothing in here knows what the messages mean. Flower's telemetry and update checks are off unless the environment says
-otherwise, and nothing listens but on the address that was given and on 127.0.0.1.
+Nothing in here knows what the messages mean. Flower's telemetry and update checks are off unless the environment
+says otherwise, and nothing listens but on the address that was given and on 127.0.0.1.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """ServerApp and ClientApp: what Flower starts.
 
-The ServerApp runs the coordinator. The ClientApp is for SuperNodes that exist already: Flower starts a process for every
-message, and that process hands the message over a Unix socket to `dither join --behind-supernode`, which holds data,
-keys and compiled programs. The socket lies in the party's folder, which nobody else may enter; its path is the node
-configuration's "dither-socket".
+The ServerApp runs the coordinator. The ClientApp is for SuperNodes that exist already: Flower starts a process for
+every message, and that process hands the message over a Unix socket to `dither join --behind-supernode`, which
+holds data, keys and compiled programs. The socket lies in the party's folder, which nobody else may enter; its
+path is the node configuration's "dither-socket".
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """A node that speaks Flower's Fleet API by itself: messages in, answers out, no code of anybody else's.
 
 A SuperNode starts a process for every message, sleeps 3 s whenever there is none, and runs the app that the server
-sends it. This node asks often while messages come (every 30 ms, then ever less, down to twice a second), hands the message to a function of this process, and never looks at the app: the
-server can make it compute nothing but what Dither answers. The calls are those of Flower's SuperNode; they lie below
-Flower's documented interface, which is why `dither[deploy]` pins its versions.
+sends it. This node asks often while messages come (every 30 ms, then ever less, down to twice a second), hands the
+message to a function of this process, and never looks at the app: the server can make it compute nothing but what
+Dither answers. The calls are those of Flower's SuperNode; they lie below Flower's documented interface, which is
+why `dither[deploy]` pins its versions.
 """
 
 from __future__ import annotations
@@ -128,9 +129,9 @@ class _Connection:
                 self._leave_first()
                 try:
                     answer = self._call(self._client.ActivateNode, request)
-                except _Refused as error:
+                except _Refused:
                     raise FederationError(
-                        f"{self._server.address} does not admit this node ({error}): {self._server.key.name} is no "
+                        f"{self._server.address} does not admit this node: {self._server.key.name} is no "
                         "registered key of this federation, or another process with this key is connected"
                     ) from None
             self._node = Node(node_id=answer.node_id)
@@ -259,7 +260,7 @@ class _Connection:
             code = error.response.status_code
             if code == 401 and self._node is None:
                 raise FederationError(
-                    f"{self._server.address} does not know this node (401): is {self._server.key.name} the key of a "
+                    f"{self._server.address} does not know this node: is {self._server.key.name} the key of a "
                     "party of this federation, and is the clock right?"
                 ) from None
             if 400 <= code < 500:
@@ -279,8 +280,8 @@ class _Connection:
             inner = inner.__cause__ or inner.__context__
         if "CERTIFICATE_VERIFY_FAILED" in str(error) or isinstance(inner, ssl.SSLCertVerificationError):
             raise FederationError(
-                f"the certificate of {self._server.address} is refused: {text}; it must come from this federation's CA, "
-                "name this address and be in force (dither federation renew)"
+                f"the certificate of {self._server.address} is refused: {text}; it must come from this "
+                "federation's CA, name this address and be in force (dither federation renew)"
             ) from None
         if "WRONG_VERSION_NUMBER" in text:
             raise FederationError(f"{self._server.address} does not speak TLS; it is no server of this federation")

@@ -1,8 +1,9 @@
 """What the outside reaches of a SuperLink: TLS, and the calls of nodes alone.
 
-A SuperLink offers everything on one port: to nodes the Fleet API, but also the Control API, by which anyone may start
-a run (and thus a program on the server) or register nodes, and the Runtime API of running apps. So the SuperLink
-listens on 127.0.0.1, and this gate listens on the address given and passes on nothing but the Fleet calls below.
+A SuperLink offers everything on one port: to nodes the Fleet API, but also the Control API, by which anyone may
+start a run (and thus a program on the server) or register nodes, and the Runtime API of running apps. So the
+SuperLink listens on 127.0.0.1, and this gate listens on the address given and passes on nothing but the Fleet
+calls below.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import ssl
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +71,9 @@ class Gate:
         until = time.monotonic() + 10
         while not self._server.started:
             if not self._thread.is_alive() or time.monotonic() > until:
-                raise FederationError(f"cannot listen on {self._address}: it is in use, or not an address of this host")
+                raise FederationError(
+                    f"cannot listen on {self._address}: it is in use, or not an address of this host"
+                )
             time.sleep(0.02)
         return self
 
@@ -78,10 +82,8 @@ class Gate:
         self._thread.join(5.0)
 
     def _run(self) -> None:
-        try:
+        with suppress(SystemExit):  # uvicorn's way of saying that the address is taken; `__enter__` reports it
             self._server.run()
-        except SystemExit:
-            pass  # uvicorn's way of saying that the address is taken; `__enter__` reports it
 
     async def _app(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """ASGI: one request in, one out."""

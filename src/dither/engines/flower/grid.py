@@ -45,7 +45,8 @@ class GridTransport:
 
     def pull(self, ids: Collection[str]) -> list[tuple[str, bytes | None]]:
         found = [
-            (message.metadata.reply_to_message_id, body_of(message)) for message in self._grid.pull_messages(list(ids))
+            (message.metadata.reply_to_message_id, body_of(message))
+            for message in self._grid.pull_messages(list(ids))
         ]
         if found:
             self._rest = _SHORT

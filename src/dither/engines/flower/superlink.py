@@ -1,4 +1,5 @@
-"""A SuperLink as a process of ours: started, told which nodes to let in, given the app to run; gone when we are gone."""
+"""A SuperLink as a process of ours: started, told which nodes to let in, given the app to run; gone when we are
+gone."""
 
 from __future__ import annotations
 
@@ -18,7 +19,6 @@ from typing import Any
 from dither.engines.flower import QUIET, require
 from dither.errors import FederationError
 
-APP = Path(__file__).parent / "app"
 _START_SECONDS = 60.0
 _NAME = "dither"
 
@@ -52,7 +52,7 @@ class SuperLink:
             "--enable-supernode-auth",
             "--disable-runtime-dependency-installation",
         ]
-        log = open(self.folder / "superlink.log", "ab")  # noqa: SIM115  # the child writes it
+        log = open(self.folder / "superlink.log", "ab")  # the child writes it
         self._process = subprocess.Popen(
             command, env=self._env, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, **apart()
         )
@@ -101,11 +101,11 @@ class SuperLink:
         if not answer.node_id:
             raise FederationError(f"the SuperLink does not register the key of {name!r}")
 
-    def run(self, config: Mapping[str, str]) -> None:
-        """Start the app."""
+    def run(self, source: Path, config: Mapping[str, str]) -> None:
+        """Start the Flower app in that folder."""
         app = self.folder / "flwr" / "app"
         shutil.rmtree(app, ignore_errors=True)
-        shutil.copytree(APP, app, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(source, app, ignore=shutil.ignore_patterns("__pycache__"))
         settings = " ".join(f'{name}="{value}"' for name, value in config.items())
         command = [*_program("flwr"), "run", str(app), _NAME, "--run-config", settings]
         done = subprocess.run(command, env=self._env, capture_output=True, text=True, timeout=120, check=False)
@@ -135,10 +135,8 @@ def stop(process: subprocess.Popen[bytes], seconds: float = 8.0) -> None:
     """End a process and its group."""
     with suppress(ProcessLookupError):
         process.terminate()
-    try:
+    with suppress(subprocess.TimeoutExpired):
         process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        pass
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

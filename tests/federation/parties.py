@@ -1,0 +1,135 @@
+"""Federations for tests: keys, four parties with parts of a small data set, and a coordinator, all in one process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dither import tasks
+from dither.engines import simulate
+from dither.federation import coordinator, keys
+from dither.federation.journal import Journal
+from dither.federation.node import Node
+from dither.federation.terms import Source
+from dither.federation.transport import Local
+from dither.spec import Spec
+from dither.spending import Ledger
+
+NAMES = ("ann", "bob", "cat", "dan")
+FIRST = 100  # address of the first node
+
+
+def small_spec(method: str = "cpfed", **changes: Any) -> Spec:
+    """Breast cancer over four parties, seeded, with noise that is given."""
+    values = {
+        "data.name": "breast-cancer",
+        "data.encoding": "minmax",
+        "data.features": "all",
+        "data.partition": "iid",
+        "data.split": "given",
+        "data.records_per_client": 100,
+        "num_clients": 4,
+        "cohort_size": 4,
+        "num_rounds": 3,
+        "local_steps": 2,
+        "batch_size": 8,
+        "eval_every": 1,
+        "randomness": "seeded",
+        "secagg.mode": "off",
+        "privacy.noise_decay_start": 0,
+        "privacy.epsilon": 1000.0,
+        "federation.min_clients": 3,
+        "federation.round_timeout": 5.0,
+    }
+    if method != "secure-fedavg":
+        values |= {"privacy.noise": "given", "privacy.noise_std": 0.1}
+    return Spec.from_preset(method).with_values({**values, **changes})
+
+
+def simulated(task: tasks.Task, layout: str) -> list[np.ndarray]:
+    """The server's state after a simulation of the same spec."""
+    import jax
+
+    prepared = task.prepared
+    simulation = simulate.Simulation(
+        task.model,
+        prepared.build,
+        num_clients=len(task.federation.size),
+        cohort_size_at=prepared.cohort_size_at,
+        layout=layout,
+        **tasks.engine_options(task),
+    )
+    inputs = simulation.inputs(
+        task.problem,
+        seeds=[task.spec.seed],
+        hyper={name: np.asarray(value)[None] for name, value in prepared.hyper.items()},
+        cohorts=tasks.designs([task]),
+    )
+    state = simulation.advance(simulation.start(inputs), inputs, 0, len(task.cohorts))
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(state.server)]
+
+
+@dataclass
+class Parties:
+    """Keys, files, nodes and a coordinator in one folder."""
+
+    folder: Path
+    spec: Spec
+    said: list[str] = field(default_factory=list)
+    events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.task = tasks.build_task(self.spec)
+        dataset, federation = self.task.dataset, self.task.federation
+        if not (self.folder / "keys").exists():
+            keys.create(self.folder / "keys", NAMES, hosts=["localhost"])
+            for number, name in enumerate(NAMES):
+                rows = federation.rows(number)
+                np.savez(
+                    self.folder / f"{name}.npz",
+                    x=dataset.x_train[rows],
+                    y=dataset.y_train[rows],
+                    classes=np.array(dataset.classes),
+                )
+        self.nodes = {name: self.node(name) for name in NAMES}
+        self.transport = Local(
+            {FIRST + number: self._answering(name) for number, name in enumerate(NAMES)}
+        )
+
+    def _answering(self, name: str):
+        return lambda body: self.nodes[name].answer(body)
+
+    def node(self, name: str, **changes: Any) -> Node:
+        """A node as it is after a (re)start."""
+        arguments = {"approve": lambda terms, task: "test", "seeded": True, "say": self.said.append}
+        return Node(
+            self.folder / "keys" / "parties" / name,
+            Source(self.folder / f"{name}.npz"),
+            ledger=Ledger(self.folder / f"{name}.sqlite"),
+            **{**arguments, **changes},
+        )
+
+    def coordinator(self, **changes: Any) -> coordinator.Coordinator:
+        """A coordinator as it is after a (re)start."""
+        dataset = self.task.dataset
+        exam = coordinator.Exam(None, dataset.classes, (), dataset.x_test, dataset.y_test, "breast-cancer")
+        return coordinator.Coordinator(
+            self.transport,
+            self.folder / "keys" / "server",
+            self.spec,
+            Journal(self.folder / "run"),
+            exam,
+            **{
+                "wait_seconds": 5.0,
+                "on_event": lambda event, facts: self.events.append((event, facts)),
+                **changes,
+            },
+        )
+
+    def charged(self, name: str) -> list[int]:
+        """Rounds in a party's ledger, in order."""
+        ledger = self.nodes[name].ledger
+        return [entry.rounds[0] for entry in ledger.history() if entry.kind == "charge"]
