@@ -8,11 +8,10 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from dither.engines.flower.superlink import free_port
 from dither.runs import write_text
-from tests.federation.parties import NAMES, Parties
+from tests.federation.parties import Parties
 
 
 @dataclass
@@ -37,8 +36,10 @@ class Processes:
     def serve(self, *more: str) -> None:
         self._start(
             "server",
-            ["serve", str(self.folder / "spec.toml"), "--federation", str(self.folder / "keys" / "server")]
-            + ["--address", f"127.0.0.1:{self.port}", "--out", str(self.folder / "run"), "--wait", "240", *more],
+            "serve",
+            str(self.folder / "spec.toml"),
+            *("--federation", str(self.folder / "keys" / "server"), "--address", f"127.0.0.1:{self.port}"),
+            *("--out", str(self.folder / "run"), "--wait", "600", *more),
         )
 
     def join(self, name: str, *more: str) -> None:
@@ -46,11 +47,19 @@ class Processes:
         self._start(
             name,
             ["join", "--data", str(self.folder / f"{name}.npz"), "--server", f"127.0.0.1:{self.port}"]
-            + ["--federation", str(own), "--ledger", str(self.folder / f"{name}.sqlite"), "--yes", "--test", *more],
+            + [
+                "--federation",
+                str(own),
+                "--ledger",
+                str(self.folder / f"{name}.sqlite"),
+                "--yes",
+                "--test",
+                *more,
+            ],
         )
 
     def join_all(self) -> None:
-        for name in NAMES:
+        for name in self.parties.names:
             self.join(name)
 
     def kill(self, name: str, how: int = signal.SIGKILL) -> None:
@@ -83,7 +92,7 @@ class Processes:
     def output(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
 
-    def _start(self, name: str, arguments: list[str]) -> None:
+    def _start(self, name: str, *arguments: str) -> None:
         with open(self.folder / f"{name}.log", "ab") as log:
             self.running[name] = subprocess.Popen(
                 [sys.executable, "-m", "dither.cli", *arguments],

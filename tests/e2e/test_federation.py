@@ -33,9 +33,9 @@ def test_processes_give_the_bits_of_the_simulator_and_end_by_themselves(folder):
     with Processes(Parties(folder, small_spec(**{"secagg.mode": "real"}))) as run:
         run.serve()
         run.join_all()
-        assert run.wait("server", 240) == 0, run.output("server")
+        assert run.wait("server", 600) == 0, run.output("server")
         for name in NAMES:
-            assert run.wait(name, 30) == 0, run.output(name)
+            assert run.wait(name, 90) == 0, run.output(name)
         same_bits(run.parties)
         assert "enrolled for secure aggregation" in run.output("server")
         assert "round 3/3  4 parties" in run.output("server")
@@ -45,22 +45,22 @@ def test_processes_give_the_bits_of_the_simulator_and_end_by_themselves(folder):
 
 
 def test_killed_nodes_and_a_killed_server(folder):
-    """SIGKILL of a node, of the server, and again of a node: the same bits in the end, and each round charged once."""
+    """SIGKILL of a node, of the server, of a node again: the same bits in the end, each round charged once."""
     spec = small_spec(**{"num_rounds": 12, "federation.min_clients": 4, "federation.round_timeout": 60.0})
     with Processes(Parties(folder, spec)) as run:
         run.serve()
         run.join_all()
-        run.until_round(2, 240)
+        run.until_round(2, 600)
         run.kill("bob")
         run.join("bob")
-        run.until_round(4, 120)
+        run.until_round(4, 400)
         run.kill("server")
         time.sleep(1)
         run.serve()
-        run.until_round(6, 240)
+        run.until_round(6, 600)
         run.kill("ann")
         run.join("ann")
-        assert run.wait("server", 240) == 0, run.output("server")
+        assert run.wait("server", 600) == 0, run.output("server")
         assert "going on after round" in run.output("server")
         same_bits(run.parties)
         run.parties.nodes = {name: run.parties.node(name) for name in NAMES}
@@ -72,9 +72,9 @@ def test_a_slow_or_dead_party_is_left_out_and_named(folder):
     with Processes(Parties(folder, spec)) as run:
         run.serve()
         run.join_all()
-        run.until_round(2, 240)
+        run.until_round(2, 600)
         run.running["dan"].send_signal(signal.SIGSTOP)  # alive and silent, as behind a cut network
-        assert run.wait("server", 240) == 0, run.output("server")
+        assert run.wait("server", 600) == 0, run.output("server")
         run.running["dan"].send_signal(signal.SIGCONT)
         summary = json.loads((folder / "run" / "summary.json").read_text())
         assert summary["federation"]["parties"]["dan"]["missing"] >= 3
@@ -83,14 +83,14 @@ def test_a_slow_or_dead_party_is_left_out_and_named(folder):
 
 
 def test_soak_of_a_hundred_rounds_with_random_kills(folder):
-    """Nodes are killed at random moments; the ledger of each holds exactly the rounds it computed an upload for."""
+    """Nodes are killed at random moments; each one's ledger holds exactly the rounds it made an upload for."""
     rng = random.Random(7)
     spec = small_spec(**{"num_rounds": 100, "eval_every": 25, "federation.round_timeout": 30.0})
     with Processes(Parties(folder, spec)) as run:
         run.serve()
         run.join_all()
         done, kills = 3, 0
-        run.until_round(done, 240)
+        run.until_round(done, 600)
         while run.running["server"].poll() is None and kills < 12:
             time.sleep(rng.uniform(0.0, 3.0))
             name = rng.choice(NAMES)
@@ -99,8 +99,8 @@ def test_soak_of_a_hundred_rounds_with_random_kills(folder):
             kills += 1
             lines = len(run.parties.coordinator().journal.rounds())
             if lines < 92:
-                run.until_round(lines + rng.randrange(3, 8), 240)
-        assert run.wait("server", 900) == 0, run.output("server")
+                run.until_round(lines + rng.randrange(3, 8), 600)
+        assert run.wait("server", 1500) == 0, run.output("server")
         assert kills == 12
         summary = json.loads((folder / "run" / "summary.json").read_text())
         assert summary["rounds"] == 100

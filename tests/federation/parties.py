@@ -1,4 +1,4 @@
-"""Federations for tests: keys, four parties with parts of a small data set, and a coordinator, all in one process."""
+"""Federations for tests: keys, parties with parts of a small data set, and a coordinator, in one process."""
 
 from __future__ import annotations
 
@@ -82,11 +82,12 @@ class Parties:
     events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.names = NAMES[: self.spec.num_clients]
         self.task = tasks.build_task(self.spec)
         dataset, federation = self.task.dataset, self.task.federation
         if not (self.folder / "keys").exists():
-            keys.create(self.folder / "keys", NAMES, hosts=["localhost"])
-            for number, name in enumerate(NAMES):
+            keys.create(self.folder / "keys", self.names, hosts=["localhost"])
+            for number, name in enumerate(self.names):
                 rows = federation.rows(number)
                 np.savez(
                     self.folder / f"{name}.npz",
@@ -94,10 +95,8 @@ class Parties:
                     y=dataset.y_train[rows],
                     classes=np.array(dataset.classes),
                 )
-        self.nodes = {name: self.node(name) for name in NAMES}
-        self.transport = Local(
-            {FIRST + number: self._answering(name) for number, name in enumerate(NAMES)}
-        )
+        self.nodes = {name: self.node(name) for name in self.names}
+        self.transport = Local({FIRST + number: self._answering(name) for number, name in enumerate(self.names)})
 
     def _answering(self, name: str):
         return lambda body: self.nodes[name].answer(body)

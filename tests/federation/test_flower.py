@@ -52,9 +52,7 @@ def visit(server: fleet.Server, patience: float = 0.0) -> list[str]:
     """Connect, look once for messages, and leave; what was said."""
     said: list[str] = []
     looks = iter([False] * 6)
-    fleet.serve(
-        server, lambda body: body, until=lambda: next(looks, True), patience=patience, say=said.append
-    )
+    fleet.serve(server, lambda body: body, until=lambda: next(looks, True), patience=patience, say=said.append)
     return said
 
 
@@ -83,14 +81,14 @@ def test_a_node_with_anothers_number_is_not(link, tmp_path):
     visit(where(folder, port, "ann"))
     keys.create(tmp_path / "keys", ["ann", "bob"], hosts=["localhost"])
     wrong = tmp_path / "keys" / "parties" / "ann" / "node.key"
-    with pytest.raises(FederationError, match="does not admit|does not know"):
+    with pytest.raises(FederationError, match=r"does not admit|does not know"):
         visit(where(folder, port, "ann", key=wrong))
 
 
 def test_a_server_from_another_ca_is_refused(link, tmp_path):
     folder, port, _ = link
     keys.create(tmp_path / "keys", ["ann", "bob"], hosts=["localhost"])
-    with pytest.raises(FederationError, match="certificate of .* is refused.*federation's CA"):
+    with pytest.raises(FederationError, match=r"certificate of .* is refused.*federation's CA"):
         visit(where(folder, port, "ann", ca=tmp_path / "keys" / "ca" / "ca.pem"))
 
 
@@ -101,7 +99,7 @@ def test_an_expired_certificate_is_refused(link, tmp_path):
     port = free_port()
     with (
         Gate("127.0.0.1", port, inside=found.inside, **files(tmp_path / "keys" / "server")),
-        pytest.raises(FederationError, match="certificate has expired.*renew"),
+        pytest.raises(FederationError, match=r"certificate has expired.*renew"),
     ):
         visit(where(tmp_path / "keys", port, "ann"))
 
@@ -119,7 +117,7 @@ def test_plain_text_is_spoken_by_nobody(link):
                 line.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
 
         threading.Thread(target=greet, daemon=True).start()
-        with pytest.raises(FederationError, match="does not speak TLS"):
+        with pytest.raises(FederationError, match=r"does not speak TLS"):
             visit(where(folder, plain.getsockname()[1], "ann"))
 
 

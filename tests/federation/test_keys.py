@@ -34,7 +34,7 @@ def test_every_folder_holds_what_its_owner_needs(made):
 
 
 def test_secrets_are_their_owners_alone(made):
-    secret = [path for path in made.rglob("*.key")]
+    secret = list(made.rglob("*.key"))
     assert len(secret) == 7
     for path in secret:
         assert path.stat().st_mode & 0o077 == 0, path
@@ -50,12 +50,12 @@ def test_names_that_cannot_be_used(tmp_path, names, reason):
 
 
 def test_a_folder_is_never_overwritten(made):
-    with pytest.raises(ConfigError, match="not empty"):
+    with pytest.raises(ConfigError, match=r"not empty"):
         keys.create(made, ["ann", "bob"], hosts=["localhost"])
 
 
 def test_unknown_party(made):
-    with pytest.raises(FederationError, match="'eve' is no party.*ann, bob"):
+    with pytest.raises(FederationError, match=r"'eve' is no party.*ann, bob"):
         keys.Federation.load(made / "server").party("eve")
 
 
@@ -87,14 +87,16 @@ def test_the_servers_certificate_is_good_for_its_names(made, name):
 
 def test_another_name_another_ca_and_an_old_certificate_are_refused(made, tmp_path):
     ca = made / "parties" / "ann" / "ca.pem"
-    with pytest.raises(ssl.SSLCertVerificationError, match="not valid for"):
+    with pytest.raises(ssl.SSLCertVerificationError, match=r"not valid for"):
         handshake(made / "server", ca, "evil.example")
     keys.create(tmp_path / "other", ["ann", "bob"], hosts=["fed.example"])
-    with pytest.raises(ssl.SSLCertVerificationError, match="unable to get local issuer|certificate signature failure"):
+    with pytest.raises(
+        ssl.SSLCertVerificationError, match=r"unable to get local issuer|certificate signature failure"
+    ):
         handshake(tmp_path / "other" / "server", ca, "fed.example")
     past = datetime.now(UTC) - timedelta(days=30)
     keys.create(tmp_path / "old", ["ann", "bob"], hosts=["fed.example"], now=past, days=7)
-    with pytest.raises(ssl.SSLCertVerificationError, match="expired"):
+    with pytest.raises(ssl.SSLCertVerificationError, match=r"expired"):
         handshake(tmp_path / "old" / "server", tmp_path / "old" / "ca" / "ca.pem", "fed.example")
     keys.issue(tmp_path / "old", hosts=["fed.example"])  # what `renew` does; parties keep their folders
     handshake(tmp_path / "old" / "server", tmp_path / "old" / "parties" / "ann" / "ca.pem", "fed.example")

@@ -100,14 +100,14 @@ def test_an_update_that_is_not_finite_ends_the_run_where_the_spec_says_so(partie
     from dither.errors import ClientRefused
 
     lies(parties, "dan", np.full(parties.task.num_params, np.inf, np.float32))
-    with pytest.raises(ClientRefused, match="dan.*not finite.*continue"):
+    with pytest.raises(ClientRefused, match=r"dan.*not finite.*continue"):
         parties.coordinator().run()
 
 
 def test_too_large_a_norm_is_refused_by_the_node_and_by_the_server(tmp_path, quick):
     parties = Parties(tmp_path, small_spec(**{"federation.max_norm": 1e-6, "num_rounds": 1}))
     lies(parties, "dan", np.ones(parties.task.num_params, np.float32))
-    with pytest.raises(FederationError, match="0 of at least 3 answers") as caught:
+    with pytest.raises(FederationError, match=r"0 of at least 3 answers") as caught:
         parties.coordinator().run()
     assert "the update has norm" in str(caught.value)  # ann, bob and cat looked at their own
     assert "its upload has norm" in str(caught.value)  # the server looked at dan's
@@ -115,8 +115,8 @@ def test_too_large_a_norm_is_refused_by_the_node_and_by_the_server(tmp_path, qui
 
 
 def test_nodes_come_and_go_and_keep_their_state(tmp_path, quick):
-    """DP-SCAFFOLD keeps control variates on the node: restarted between all rounds, it still gives the same bits; a
-    server that is killed goes on after the last complete round, and nobody is charged twice."""
+    """DP-SCAFFOLD keeps control variates on the node: restarted between all rounds, it still gives the same bits;
+    a server that is killed goes on after the last complete round, and nobody is charged twice."""
     parties = Parties(tmp_path, small_spec("dp-scaffold"))
     rounds = []
 
@@ -154,7 +154,9 @@ def test_a_round_asked_again_is_the_same_upload_and_charged_once(parties):
             parties.coordinator().run()
     parties.nodes = {name: parties.node(name) for name in NAMES}
     again = []
-    intercept(parties, "ann", lambda message, body: again.append(message.kind) if message.kind == "round" else None)
+    intercept(
+        parties, "ann", lambda message, body: again.append(message.kind) if message.kind == "round" else None
+    )
     parties.coordinator().run()
     assert len(again) == 3
     assert [parties.charged(name) for name in NAMES] == [[0, 1, 2]] * 4
@@ -239,7 +241,7 @@ def test_terms_are_shown_approved_and_never_changed_behind_the_owners_back(parti
     parties.spec = parties.spec.with_values({"privacy.noise_std": 0.01})
     parties.nodes["ann"] = parties.node("ann", approve=refuses)
     (parties.folder / "run").rename(parties.folder / "first")
-    with pytest.raises(FederationError, match="ann does not take part: the owner does not agree"):
+    with pytest.raises(FederationError, match=r"ann does not take part: the owner does not agree"):
         parties.coordinator().run()
     assert agreed.approved(parties.nodes["ann"].folder) == approved
     assert parties.charged("ann") == [0, 1, 2]
@@ -247,7 +249,7 @@ def test_terms_are_shown_approved_and_never_changed_behind_the_owners_back(parti
 
 def test_a_node_refuses_seeded_noise_and_counts_that_are_not_its_own(parties):
     parties.nodes["bob"] = parties.node("bob", seeded=False)
-    with pytest.raises(FederationError, match="bob does not take part: .*public seed"):
+    with pytest.raises(FederationError, match=r"bob does not take part: .*public seed"):
         parties.coordinator().run()
 
 
@@ -305,7 +307,9 @@ def test_too_few_for_a_safe_sum_stop_the_run_with_nothing_opened(masked):
     for name in ("cat", "dan"):
         intercept(masked, name, lambda message, body: b"" if message.kind == "round" else None)
     masked.spec = masked.spec.with_values({"federation.round_timeout": 0.2})
-    with pytest.raises(FederationError, match=r"round 0 has 2 of at least 3 answers.*cat, dan.*start the server again"):
+    with pytest.raises(
+        FederationError, match=r"round 0 has 2 of at least 3 answers.*cat, dan.*start the server again"
+    ):
         masked.coordinator().run()
 
 
