@@ -46,16 +46,16 @@ class Processes:
         own = self.folder / "keys" / "parties" / name
         self._start(
             name,
-            ["join", "--data", str(self.folder / f"{name}.npz"), "--server", f"127.0.0.1:{self.port}"]
-            + [
-                "--federation",
-                str(own),
-                "--ledger",
-                str(self.folder / f"{name}.sqlite"),
-                "--yes",
-                "--test",
-                *more,
-            ],
+            "join",
+            *(
+                "--data",
+                str(self.parties.file(name)),
+                "--label",
+                "diagnosis",
+                "--server",
+                f"127.0.0.1:{self.port}",
+            ),
+            *("--federation", str(own), "--ledger", str(self.folder / f"{name}.sqlite"), "--yes", "--test", *more),
         )
 
     def join_all(self) -> None:

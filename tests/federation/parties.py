@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dither import tasks
+from dither import data, tasks
 from dither.engines import simulate
 from dither.federation import coordinator, keys
 from dither.federation.journal import Journal
@@ -47,6 +47,19 @@ def small_spec(method: str = "cpfed", **changes: Any) -> Spec:
     if method != "secure-fedavg":
         values |= {"privacy.noise": "given", "privacy.noise_std": 0.1}
     return Spec.from_preset(method).with_values({**values, **changes})
+
+
+def raw_training_table() -> Any:
+    """The training records of breast-cancer as the table they are encoded from."""
+    import pandas as pd
+    from sklearn.datasets import load_breast_cancer
+
+    bunch = load_breast_cancer()
+    frame = pd.DataFrame(bunch.data, columns=list(bunch.feature_names))
+    frame["diagnosis"] = [str(bunch.target_names[target]) for target in bunch.target]
+    labels = data.packaged_schema("breast-cancer").encode_labels(frame)
+    rows, _ = data.stratified_split(labels, round(0.2 * len(labels)), 0)
+    return frame.iloc[rows]
 
 
 def simulated(task: tasks.Task, layout: str) -> list[np.ndarray]:
@@ -88,25 +101,24 @@ class Parties:
         if not (self.folder / "keys").exists():
             keys.create(self.folder / "keys", self.names, hosts=["localhost"])
             for number, name in enumerate(self.names):
-                rows = federation.rows(number)
-                np.savez(
-                    self.folder / f"{name}.npz",
-                    x=dataset.x_train[rows],
-                    y=dataset.y_train[rows],
-                    classes=np.array(dataset.classes),
-                )
+                raw_training_table().iloc[federation.rows(number)].to_csv(self.file(name), index=False)
+                encoded = dataset.schema.encode(data.read_table(self.file(name)))
+                np.testing.assert_array_equal(encoded.x, dataset.x_train[federation.rows(number)])
         self.nodes = {name: self.node(name) for name in self.names}
         self.transport = Local({FIRST + number: self._answering(name) for number, name in enumerate(self.names)})
 
     def _answering(self, name: str):
         return lambda body: self.nodes[name].answer(body)
 
+    def file(self, name: str) -> Path:
+        return self.folder / f"{name}.csv"
+
     def node(self, name: str, **changes: Any) -> Node:
         """A node as it is after a (re)start."""
         arguments = {"approve": lambda terms, task: "test", "seeded": True, "say": self.said.append}
         return Node(
             self.folder / "keys" / "parties" / name,
-            Source(self.folder / f"{name}.npz"),
+            Source(self.file(name), "diagnosis"),
             ledger=Ledger(self.folder / f"{name}.sqlite"),
             **{**arguments, **changes},
         )
@@ -114,7 +126,9 @@ class Parties:
     def coordinator(self, **changes: Any) -> coordinator.Coordinator:
         """A coordinator as it is after a (re)start."""
         dataset = self.task.dataset
-        exam = coordinator.Exam(None, dataset.classes, (), dataset.x_test, dataset.y_test, "breast-cancer")
+        exam = coordinator.Exam(
+            dataset.schema, dataset.classes, (), dataset.x_test, dataset.y_test, "breast-cancer"
+        )
         return coordinator.Coordinator(
             self.transport,
             self.folder / "keys" / "server",

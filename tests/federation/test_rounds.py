@@ -164,7 +164,7 @@ def test_a_round_asked_again_is_the_same_upload_and_charged_once(parties):
 
 def test_a_budget_ends_a_partys_part_and_nobody_elses(parties):
     ledger = parties.nodes["cat"].ledger
-    dataset = data_id(ledger, path=str(parties.folder / "cat.npz"))
+    dataset = data_id(ledger, path=str(parties.file("cat")))
     ledger.set_budget(dataset, Budget(1e-3, 1e-5, "upload", "replace-one"))
     summary = parties.coordinator().run()
     assert [line["counted"] for line in lines(parties)] == [["ann", "bob", "dan"]] * 3

@@ -43,7 +43,7 @@ def test_what_is_read_is_what_was_signed():
     ("changes", "reason"),
     [
         ({"federation": "g"}, "another federation"),
-        ({"to": "bob"}, rr"for '\(server\)'"),
+        ({"to": "bob"}, r"for '\(server\)'"),
         ({"answers": "other"}, "another question"),
         ({"keys": {"bob": ANN.public}}, "unknown"),
         ({"keys": {"ann": EVE.public}}, "did not sign"),

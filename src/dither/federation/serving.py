@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -23,6 +24,7 @@ from dither.runs import write_text
 from dither.spec import Spec
 
 APP = Path(__file__).parent / "app"  # the Flower app: what `flwr run` takes
+_WATCHED = "DITHER_SERVE_PROCESS"  # tells the coordinator whose end is its end
 _STARTS = 4  # of the coordinator, at most
 _QUIET_SECONDS = 120.0  # for a coordinator to say its first word
 
@@ -64,7 +66,9 @@ def serve(
         "key": keys_folder / "server.key",
         "ca": keys_folder / "ca.pem",
     }
-    environment = {} if data_dir is None else {"DITHER_DATA": str(data_dir)}
+    environment = {_WATCHED: str(os.getpid())}
+    if data_dir is not None:
+        environment["DITHER_DATA"] = str(data_dir)
     config = {
         "keys": str(keys_folder),
         "run": str(run_folder),
@@ -176,6 +180,30 @@ def _error(facts: Mapping[str, Any]) -> DitherError:
 # Inside the ServerApp
 
 
+def _end_with(process: str) -> None:
+    """Leave when `dither serve` is gone: Flower would let this process wait for its SuperLink for ever, holding the
+    journal that the next server needs."""
+    if not process:
+        return
+
+    def watch() -> None:
+        while _exists(int(process)):
+            time.sleep(0.5)
+        os._exit(1)  # every file of ours is whole at any moment
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _exists(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
 def coordinate(transport: Any, config: Mapping[str, Any]) -> None:
     """The coordinator, for `dither.engines.flower.apps.server_app`."""
     from dither.federation import coordinator
@@ -185,6 +213,7 @@ def coordinate(transport: Any, config: Mapping[str, Any]) -> None:
         raise ConfigError('the run configuration needs keys="FOLDER" and run="FOLDER" (see docs/deployment.md)')
     run = Path(str(config["run"]))
     journal = Journal(run)
+    _end_with(os.environ.get(_WATCHED, ""))
     try:
         journal.lock()
         journal.progress("up", process=os.getpid())

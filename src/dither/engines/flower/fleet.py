@@ -25,6 +25,7 @@ from dither.errors import FederationError
 RECORD, BODY = "dither", "body"
 _ASK_SECONDS, _REST_SECONDS = 0.03, 0.5  # between two questions: right after a message, and at most
 _HEARTBEAT_SECONDS = 10.0  # the shortest that a SuperLink takes; it gives a silent node up after two
+_LINGER_SECONDS = 2.0  # a SuperLink throws away what a node said last if it leaves before that is fetched
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # between attempts to connect
 
 
@@ -72,6 +73,7 @@ def serve(
                     else:
                         connection.reply(answer(body))
                         rest = _ASK_SECONDS
+                time.sleep(_LINGER_SECONDS)
         except Lost as error:
             if time.monotonic() - since > patience:
                 raise FederationError(
