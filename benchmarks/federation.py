@@ -6,8 +6,8 @@
 A round here is one message of a model's size to every node and its answer: what Flower adds to a round, without
 training. "before" is Flower as it comes: SuperNodes that start a process for every message, `send_and_receive`,
 and a worker behind a Unix socket so that no process imports JAX. "after" is the node and the loop of
-`dither serve` and `dither join`. Both have TLS and node authentication and run on the same machine in the same minutes: compare
-them with each other, not with another machine.
+`dither serve` and `dither join`. Both have TLS and node authentication and run on the same machine in the same
+minutes: compare them with each other, not with another machine.
 """
 
 from __future__ import annotations

@@ -181,8 +181,8 @@ def _error(facts: Mapping[str, Any]) -> DitherError:
 
 
 def _end_with(process: str) -> None:
-    """Leave when `dither serve` is gone: Flower would let this process wait for its SuperLink for ever, holding the
-    journal that the next server needs."""
+    """Leave when `dither serve` is gone: Flower would let this process wait for its SuperLink for ever, and the
+    next server needs the journal it holds."""
     if not process:
         return
 
