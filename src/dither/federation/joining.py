@@ -47,7 +47,10 @@ def join(
         fleet.serve(where, node.answer, until=over, patience=patience, say=say)
     if node.refusal is not None:
         raise node.refusal
-    spent = book.spent(data_id(book, path=str(data)), EVERY_RECORD)
+    terms = (
+        {} if node.privacy is None else {key: getattr(node.privacy, key) for key in ("delta", "view", "adjacency")}
+    )
+    spent = book.spent(data_id(book, path=str(data)), EVERY_RECORD, **terms)
     return {"party": node.name, "answered": node.answered, "outcome": node.outcome, "spent": spent}
 
 

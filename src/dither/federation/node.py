@@ -35,6 +35,7 @@ from dither.federation.terms import Source, Terms
 from dither.privacy.ledger import Charge
 from dither.secagg import state as secagg_state
 from dither.secagg.client import ClientSession
+from dither.spec import PrivacySpec
 from dither.spending import EVERY_RECORD, Ledger, data_id
 
 Approve = Callable[[Terms, tasks.Task], str]  # how the owner agreed; raises FederationError when not
@@ -64,6 +65,11 @@ class Node:
         self.outcome: dict[str, Any] | None = None  # what the server said at the end
         self.refusal: DitherError | None = None  # why this party does not take part
         self.answered = 0
+
+    @property
+    def privacy(self) -> PrivacySpec | None:
+        """What the terms say of privacy, once there are any."""
+        return None if self._run is None else self._run.terms.spec.privacy
 
     def answer(self, content: bytes) -> bytes:
         """The signed answer to a message; a refusal is an answer that says why."""

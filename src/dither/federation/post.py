@@ -82,14 +82,18 @@ class Post:
         marks: dict[str, str] = {}  # party -> mark of the node it was sent to
         seen = time.monotonic()  # when somebody we wait for was last connected
         while waiting:
-            for name in sorted(waiting):
-                address = self._address.get(name)
-                mark = self._marks.get(address) if address is not None else None
-                if address is None or mark is None or marks.get(name) == mark:
-                    continue
+            due = {
+                address: name
+                for name in sorted(waiting)
+                if (address := self._address.get(name)) is not None
+                and marks.get(name) != self._marks.get(address, marks.get(name))
+            }
+            if due:
                 left = max(until - time.monotonic(), 1.0)
-                for number in self.transport.push({address: bodies[name]}, ttl=left + 60.0).values():
-                    sent[number], marks[name] = name, mark
+                pushed = self.transport.push({at: bodies[name] for at, name in due.items()}, ttl=left + 60.0)
+                for address, number in pushed.items():
+                    name = due[address]
+                    sent[number], marks[name] = name, self._marks[address]
                     self.bytes_down[name] = self.bytes_down.get(name, 0) + len(bodies[name])
             for number, body in self.transport.pull(list(sent)) if sent else []:
                 name = sent.pop(number)

@@ -34,14 +34,13 @@ class GridTransport:
     def push(self, bodies: Mapping[int, bytes], *, ttl: float) -> dict[int, str]:
         from flwr.app import Message
 
-        sent = {}
         self._rest = _SHORT
-        for address, body in bodies.items():
-            message = Message(content(body), dst_node_id=address, message_type="query", ttl=ttl)
-            for number in self._grid.push_messages([message]):
-                if number:
-                    sent[address] = number
-        return sent
+        messages = [
+            Message(content(body), dst_node_id=address, message_type="query", ttl=ttl)
+            for address, body in bodies.items()
+        ]
+        numbers = list(self._grid.push_messages(messages))
+        return {address: number for address, number in zip(bodies, numbers, strict=False) if number}
 
     def pull(self, ids: Collection[str]) -> list[tuple[str, bytes | None]]:
         found = [
