@@ -26,10 +26,10 @@ ROOMS = [
     "sweeps",
     "training",
     "federation",
-    "api",
-    "plan",
+    "planning",
     "audit",
     "reproduce",
+    "api",
     "web",
     "cli",
 ]

@@ -202,5 +202,6 @@ class Prepared(NamedTuple):
     per_client: bool = False  # the unit of privacy is a whole client, not a record
     exposures: int = 0  # uploads of one client that an outsider sees beside the broadcasts
     stop_when_proven: bool = False  # stop at the last round whose proven ε is within the setting's epsilon
+    upload_noise: str = ""  # the entry of `hyper` whose noise is added once, to the finished upload; "": none is
     upload_unit: float = 0.0  # least factor from the unit of an uplink release to that of the upload; 0: unknown
     num_rounds: int | None = None  # where the method stops before the spec's rounds: its budget is spent

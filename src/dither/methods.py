@@ -34,6 +34,7 @@ class Method(NamedTuple):
     pilot_metric: str = ""
     why: str = ""  # why its claimed and its proven ε differ, with errata ids
     aggregates: bool = False  # its paper has the server learn sums alone
+    values: tuple[str, ...] = ()  # options that only set numbers: specs that differ in them are one program
 
 
 def method(name: str) -> Method:
@@ -45,7 +46,9 @@ def method(name: str) -> Method:
     where, _, which = METHODS[name].partition(":")
     module = import_module(where)
     if which:
-        return Method(getattr(module, f"prepare_{which}"), getattr(module, f"{which.upper()}_OPTIONS"))
+        prefix = which.upper()
+        prepare, options = getattr(module, f"prepare_{which}"), getattr(module, f"{prefix}_OPTIONS")
+        return Method(prepare, options, values=getattr(module, f"{prefix}_VALUES", ()))
     return _as_method(module)
 
 
@@ -59,6 +62,7 @@ def _as_method(module: Any) -> Method:
         pilot_metric=getattr(module, "PILOT_METRIC", ""),
         why=getattr(module, "WHY", ""),
         aggregates=getattr(module, "SECURE_AGGREGATION", False),
+        values=getattr(module, "VALUES", ()),
     )
 
 

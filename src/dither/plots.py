@@ -12,17 +12,28 @@ BLUE, ORANGE, GREEN, VERMILION, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00
 
 def new_figure(rows: int = 1, columns: int = 1, *, width: float = 8.0, height: float = 3.4) -> tuple[Any, Any]:
     """A figure and its axes with Dither's style; drawn off screen."""
+    figure = new_canvas(width=width, height=height, dpi=150)
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for axis in axes.flat:
+        tidy(axis)
+    return figure, axes
+
+
+def new_canvas(*, width: float, height: float, dpi: int = 110) -> Any:
+    """An empty figure, drawn off screen."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained", dpi=150)
+    figure = Figure(figsize=(width, height), layout="constrained", dpi=dpi)
     FigureCanvasAgg(figure)
-    axes = figure.subplots(rows, columns, squeeze=False)
-    for axis in axes.flat:
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(axis="y", color="#DDDDDD", linewidth=0.8)
-        axis.set_axisbelow(True)
-    return figure, axes
+    return figure
+
+
+def tidy(axis: Any) -> None:
+    """Dither's style for one pair of axes."""
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(axis="y", color="#DDDDDD", linewidth=0.8)
+    axis.set_axisbelow(True)
 
 
 def save(figure: Any, path: Path) -> None:

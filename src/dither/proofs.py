@@ -19,6 +19,9 @@ from dither.privacy import accounting
 
 _MOST_CLASSES = 24  # classes of clients accounted one by one; more are bounded jointly
 
+_FACTORS: dict[Any, float] = {}  # answers of the accountant, by the whole question
+_MOST_FACTORS = 4096
+
 Participations = list[tuple[tuple[Release, ...], int]]
 
 
@@ -38,6 +41,7 @@ class Circumstances(NamedTuple):
     assumed: bool  # the releases themselves rest on an assumption
     assume_credit: bool  # the user asks for the credit of the others' noise where it is unproved
     not_covered: tuple[str, ...]
+    lattice: accounting.Lattice | None = None  # the uplink's noise is discrete
 
 
 class Clients(NamedTuple):
@@ -180,6 +184,7 @@ def facts(circumstances: Circumstances, unit: str = "run") -> accounting.Facts:
         own_epochs=c.own_epochs,
         num_rounds=c.num_rounds,
         exposures=c.exposures,
+        lattice=c.lattice,
         assume=c.assume_credit,
         participation=accounting.REALISED,
         unit=unit + (", whole client" if c.per_client else ""),
@@ -326,14 +331,28 @@ def calibrated(
             quieter(unit_classes, factor), delta, circumstances, view=view, adjacency=adjacency, unit=unit
         )
 
-    if math.isinf(proven_epsilon(1e9)):
+    def refuse_without_proof() -> None:
+        if math.isfinite(proven_epsilon(1e9)):
+            return
         rows = facts(circumstances)
         first = accounting.proven(unit_classes[0].most, delta, rows, view=view, adjacency=adjacency)
         raise NoProof(
             f"no noise has a proven ε for view={view!r} under {adjacency}: {first.detail}; choose another "
             "privacy.adjacency, privacy.view or batch_sampling"
         )
-    hyper = hyper_at(accounting.calibrate(epsilon, proven_epsilon))
+
+    # Specs of a sweep that differ in seed or learning rate alone put the same question to the accountant: each is
+    # answered once. Nobody's learning rate matters to one who sees every upload.
+    known = facts(circumstances)
+    known = known._replace(step_smoothness=None) if view == "upload" else known
+    releases = tuple(tuple(group.most) for group in unit_classes)
+    question = (releases, known, epsilon, delta, view, adjacency, unit)
+    if question not in _FACTORS:
+        refuse_without_proof()
+        if len(_FACTORS) >= _MOST_FACTORS:
+            _FACTORS.pop(next(iter(_FACTORS)))
+        _FACTORS[question] = accounting.calibrate(epsilon, proven_epsilon)
+    hyper = hyper_at(_FACTORS[question])
     return prepared._replace(hyper=hyper, claim=prepared.reclaim(hyper) if prepared.reclaim else prepared.claim)
 
 

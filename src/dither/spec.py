@@ -58,6 +58,10 @@ class DataSpec:
         "test records: the set's own, or 80/10/10 train/test/validation inside each client",
         ("given", "per-client"),
     )
+    public_fraction: float = _key(
+        0.0, "share of the training records declared public, chosen by row number alone", at_least=0.0, below=1.0
+    )
+    part: str = _key("all", "training records used, by that declaration", ("all", "public", "private"))
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,11 @@ class SecaggSpec:
     scale_bits: int = _key(20, "fractional bits of an encoded number", at_least=0, at_most=60)
     bound: float = _key(
         0.0, "largest upload coordinate (others are clamped); 0: what fits the words", at_least=0.0
+    )
+    noise: str = _key(
+        "gaussian",
+        "of methods that noise the finished upload: as they do, or discrete on the integers, after rounding",
+        ("gaussian", "discrete"),
     )
     threshold: int = _key(
         0, "clients of a cohort that must help to open a sum; 0: the least safe number", at_least=0
@@ -243,6 +252,14 @@ class Spec:
     def digest(self) -> str:
         """SHA-256 of the canonical form: two specs with the same digest are the same run."""
         text = json.dumps(self.to_dict(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def fingerprint(self) -> str:
+        """SHA-256 of what differs from the defaults: unlike `digest` the same in later versions that know more
+        keys, and so a name for results that are kept. Who changes a default's meaning must change such names."""
+        plain = _flatten(Spec(method=self.method).to_dict())
+        chosen = {key: value for key, value in _flatten(self.to_dict()).items() if value != plain.get(key)}
+        text = json.dumps({**chosen, "method": self.method}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     @classmethod
@@ -413,6 +430,8 @@ def _check_together(spec: Spec) -> None:
         raise SpecError("give data.name (dither data list) or data.path")
     if spec.data.test_path and spec.data.split == "per-client":
         raise SpecError("data.test_path with data.split='per-client' would train on the test file; leave one out")
+    if spec.data.part != "all" and spec.data.public_fraction == 0:
+        raise SpecError(f"data.part={spec.data.part!r} needs data.public_fraction, the share declared public")
     scales = len(spec.privacy.noise_scale)
     if scales and spec.num_clients and scales != spec.num_clients:
         raise SpecError(f"privacy.noise_scale has {scales} entries for num_clients={spec.num_clients}")
@@ -427,6 +446,8 @@ def _check_together(spec: Spec) -> None:
             f"secagg.mode={spec.secagg.mode!r} with cohort_size=1: the sum of one upload is the upload; take at "
             "least 2 clients a round, or mode 'off'"
         )
+    if spec.secagg.noise == "discrete" and spec.aggregation == "off":
+        raise SpecError("secagg.noise='discrete' is noise on integers; set secagg.mode to 'ideal' or 'real'")
     if spec.data.partition == "column" and not spec.data.column:
         raise SpecError("data.partition='column' needs data.column, the column that names the client")
 

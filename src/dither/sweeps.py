@@ -13,8 +13,18 @@ from dither import data
 from dither.core import Claim
 from dither.engines import simulate
 from dither.errors import SpecError
-from dither.spec import Spec
-from dither.tasks import Arrays, Task, build_task, designs, engine_options, load_data, planned_rounds, pooled
+from dither.spec import METHODS, Spec, method
+from dither.tasks import (
+    Arrays,
+    Task,
+    build_task,
+    compiled_hyper,
+    designs,
+    engine_options,
+    load_data,
+    planned_rounds,
+    pooled,
+)
 
 
 @dataclass(frozen=True)
@@ -37,6 +47,22 @@ TRACED = (
     "privacy.delta",
     "privacy.clip_norm",
 )
+# So do these in the methods that ship with Dither; a file of yours may build them in.
+TRACED_HERE = (
+    "num_rounds",
+    "eval_every",
+    "data.partition",  # who holds how many records is compared by itself
+    "data.similarity",
+    "data.alpha",
+    "privacy.noise",
+    "privacy.noise_std",
+    "privacy.noise_decay",
+    "privacy.noise_decay_start",
+    "privacy.unit",
+    "privacy.view",
+    "privacy.adjacency",
+    "privacy.colluders",
+)
 
 
 def sweep(
@@ -45,11 +71,15 @@ def sweep(
     data_dir: str | Path | None = None,
     dataset: data.Dataset | None = None,
     on_evaluation: Callable[[int, int], None] | None = None,
+    on_batch: Callable[[dict[int, Outcome]], None] | None = None,
+    max_runs: Callable[[Task], int] | None = None,
+    gradient_norm: bool = False,
 ) -> list[Outcome]:
     """Many runs, as few programs: specs that differ only in seed, noise, rates and clip train side by side.
 
     `dataset` is used instead of loading one, for all specs. Results come in the order of `specs`;
-    `on_evaluation(done, total)` counts rounds over all runs.
+    `on_evaluation(done, total)` counts rounds over all runs. `max_runs(task)` bounds how many runs like this one
+    train at once, and `on_batch` is given each batch as it is done, by position in `specs`, to be saved.
     """
     own = next((spec.data.path for spec in specs if spec.data.path), "")
     if own:
@@ -58,54 +88,88 @@ def sweep(
         )
     loaded: dict[Any, tuple[data.Dataset, Arrays]] = {}
     made: list[Task] = []
-    groups: dict[tuple[str, int], list[int]] = {}
+    groups: dict[tuple[str, bytes, int, int], list[int]] = {}
     for number, spec in enumerate(specs):
         which = "given" if dataset is not None else spec.data
         if which not in loaded:
             found = dataset or load_data(spec, data_dir=data_dir)
             loaded[which] = (found, pooled(found))
         made.append(build_task(spec, dataset=loaded[which][0], arrays=loaded[which][1]))
-        groups.setdefault((_program(spec), planned_rounds(made[-1])), []).append(number)
+        sizes = made[-1].federation.size.tobytes()
+        key = (program(spec), sizes, planned_rounds(made[-1]), spec.eval_every)
+        groups.setdefault(key, []).append(number)
     outcomes: dict[int, Outcome] = {}
+    compiled: dict[tuple[str, bytes], simulate.Simulation] = {}
     total, finished = sum(planned_rounds(task) for task in made), 0
-    for members in groups.values():
-        tasks = [made[number] for number in members]
-        first = tasks[0]
-        hyper = {
-            name: np.stack([np.asarray(t.prepared.hyper[name]) for t in tasks]) for name in first.prepared.hyper
-        }
+    for (name, sizes, num_rounds, _), members in groups.items():
+        first = made[members[0]]
+        if (name, sizes) not in compiled:
+            compiled[name, sizes] = simulate.Simulation(
+                first.model,
+                first.prepared.build,
+                num_clients=len(first.federation.size),
+                cohort_size_at=first.prepared.cohort_size_at,
+                gradient_norm=gradient_norm,
+                **engine_options(first),
+            )
+        simulation = compiled[name, sizes]
+        size = batch_size(len(members), max_runs(first) if max_runs else len(members))
+        for at in range(0, len(members), size):
+            numbers = members[at : at + size]
+            tasks = [made[number] for number in numbers]
 
-        def count(evaluation: simulate.Evaluation, base: int = finished, runs: int = len(tasks)) -> None:
-            if on_evaluation:
-                on_evaluation(base + evaluation.round * runs, total)
+            def count(evaluation: simulate.Evaluation, base: int = finished, runs: int = len(tasks)) -> None:
+                if on_evaluation:
+                    on_evaluation(base + evaluation.round * runs, total)
 
-        result = simulate.simulate(
-            first.prepared.build,
-            first.model,
-            _joined([task.problem for task in tasks]),
-            num_rounds=planned_rounds(first),
-            cohort_size=first.prepared.cohort_size_at,
-            seeds=[task.spec.seed for task in tasks],
-            hyper=hyper,
-            cohorts=designs(tasks),
-            eval_every=first.spec.eval_every,
-            **engine_options(first),
-            on_evaluation=count,
-        )
-        finished += len(tasks) * planned_rounds(first)
-        for i, (number, task) in enumerate(zip(members, tasks, strict=True)):
-            rows = [
-                {"round": entry.round, **{name: float(value[i]) for name, value in entry.metrics.items()}}
-                for entry in result.history
-            ]
-            outcomes[number] = Outcome(task.spec, rows, task.prepared.claim, result.participation[i])
+            inputs = simulation.inputs(
+                _joined([task.problem for task in tasks]),
+                seeds=[task.spec.seed for task in tasks],
+                hyper={
+                    name: np.stack([np.asarray(compiled_hyper(task)[name]) for task in tasks])
+                    for name in first.prepared.hyper
+                },
+                cohorts=designs(tasks),
+            )
+            result = simulate.train(
+                simulation, inputs, num_rounds=num_rounds, eval_every=first.spec.eval_every, on_evaluation=count
+            )
+            finished += len(tasks) * num_rounds
+            batch = {
+                number: Outcome(task.spec, _rows(result, i), task.prepared.claim, result.participation[i])
+                for i, (number, task) in enumerate(zip(numbers, tasks, strict=True))
+            }
+            outcomes |= batch
+            if on_batch:
+                on_batch(batch)
     return [outcomes[number] for number in range(len(specs))]
 
 
-def _program(spec: Spec) -> str:
-    """What two specs must share to be one compiled program."""
-    plain = spec.with_values({key: Spec.default(key) for key in TRACED})
-    return plain.digest()
+def program(spec: Spec) -> str:
+    """What two specs must share, besides the clients' sizes, to be one compiled program."""
+    if spec.aggregation == "real" or spec.secagg.noise == "discrete":
+        return spec.digest()  # the protocol and noise on integers are outside the program, and each run's own
+    known = method(spec.method)
+    options = {f"method_options.{name}": known.options[name][0] for name in known.values}
+    values = (*TRACED, *TRACED_HERE) if spec.method in METHODS else TRACED
+    aggregation = {"secagg.mode": spec.aggregation}  # before the options that it may follow from
+    colluders = {"privacy.colluders": spec.privacy.colluders if spec.federation.dropout else 0}
+    plain = {**{key: Spec.default(key) for key in values}, **options, **aggregation, **colluders}
+    return spec.with_values(plain).digest()
+
+
+def batch_size(runs: int, limit: int) -> int:
+    """How many of `runs` alike runs to train at once, at most `limit`: batches of one size compile once."""
+    limit = max(1, min(runs, limit))
+    even = next(size for size in range(limit, 0, -1) if runs % size == 0)
+    return even if 2 * even > limit else limit
+
+
+def _rows(result: simulate.Result, run: int) -> list[dict[str, Any]]:
+    return [
+        {"round": entry.round, **{name: float(value[run]) for name, value in entry.metrics.items()}}
+        for entry in result.history
+    ]
 
 
 def _joined(problems: Sequence[simulate.Problem]) -> simulate.Problem:

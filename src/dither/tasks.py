@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,11 @@ def task_of(
     num_params = models.count_params(jax.eval_shape(model.init, jax.random.key(0)))
     prepared = _prepared(spec, model, federation, problem, num_params)
     num_rounds = min(prepared.num_rounds or spec.num_rounds, spec.num_rounds)
+    if spec.secagg.noise == "discrete" and not prepared.upload_noise:
+        raise SpecError(
+            "secagg.noise='discrete' is for methods that noise the finished upload (secure-fedavg, nbafl), not "
+            f"for {spec.method}, whose noise is inside the local steps"
+        )
     who = cohorts.planned(
         spec.seed,
         num_clients=len(federation.size),
@@ -126,10 +131,11 @@ def aggregation(task: Task) -> Aggregation | None:
     if spec.aggregation == "off":
         return None
     largest = max(len(cohort) for cohort in task.cohorts)
+    room = 2 if secagg.noise == "discrete" else 1  # half of the range for the noise
     if secagg.bound:
-        how = FixedPoint(secagg.scale_bits, secagg.modulus_bits, secagg.bound, largest).check()
+        how = FixedPoint(secagg.scale_bits, secagg.modulus_bits, secagg.bound, room * largest).check()
     else:
-        how = FixedPoint.fitting(largest, scale_bits=secagg.scale_bits, modulus_bits=secagg.modulus_bits)
+        how = FixedPoint.fitting(room * largest, scale_bits=secagg.scale_bits, modulus_bits=secagg.modulus_bits)
     return Aggregation(
         spec.aggregation,
         how,
@@ -137,7 +143,28 @@ def aggregation(task: Task) -> Aggregation | None:
         min_clients=max(min(spec.federation.min_clients, spec.cohort_size), 2),
         threshold=secagg.threshold,
         neighbours=secagg.neighbours,
+        noise_std=_upload_noise(task, how, largest) if secagg.noise == "discrete" else None,
     )
+
+
+def _upload_noise(task: Task, how: FixedPoint, largest: int) -> Callable[[int, int, int], float]:
+    """std of the noise on a client's upload before its weight, at (round, client, cohort size)."""
+    releases = task.prepared.build(task.prepared.hyper).releases
+
+    def std(index: int, client: int, cohort_size: int) -> float:
+        info = RoundInfo(index, client, int(task.federation.size[client]), cohort_size)
+        return next(release.noise_std for release in releases(info) if release.channel == "uplink")
+
+    # The noise of a whole sum must fit the other half of the range: ten standard deviations of it.
+    weight = 1 / min(len(cohort) for cohort in task.cohorts)
+    most = max(std(0, client, task.spec.cohort_size) for client in range(len(task.federation.size)))
+    reach = 10 * math.sqrt(largest) * most * weight * 2.0**how.scale_bits
+    if reach >= 2.0 ** (how.modulus_bits - 2):
+        raise SpecError(
+            f"the noise of a sum reaches {reach:.3g} at {how.scale_bits} fractional bits, beyond "
+            f"2^{how.modulus_bits - 2}; lower secagg.scale_bits, or set secagg.modulus_bits to 64"
+        )
+    return std
 
 
 def engine_options(task: Task) -> dict[str, Any]:
@@ -149,6 +176,15 @@ def engine_options(task: Task) -> dict[str, Any]:
         "dropout": spec.federation.dropout,
         "min_clients": min(spec.federation.min_clients, spec.cohort_size),
     }
+
+
+def compiled_hyper(task: Task) -> dict[str, Any]:
+    """The method's values as the compiled rounds take them: without the noise that is added on the integers."""
+    hyper = dict(task.prepared.hyper)
+    if task.spec.secagg.noise == "discrete":
+        name = task.prepared.upload_noise
+        hyper[name] = np.zeros_like(np.asarray(hyper[name]))
+    return hyper
 
 
 def tolerated(spec: Spec) -> int:
@@ -188,6 +224,11 @@ def circumstances(task: Task) -> proofs.Circumstances:
             not_covered.append("the noise comes from a seed: who knows it can subtract the noise")
     # Clipping each record's gradient keeps a binary linear model's steps those of a convex loss: no other clip.
     convex = task.model.convex and len(task.dataset.classes) == 2 and spec.privacy.clip == "example"
+    ratio = proofs.noise_ratio(
+        prepared.build(prepared.hyper),
+        task.federation.size,
+        np.ones(len(task.federation.size)) if prepared.weights is None else prepared.weights,
+    )
     return proofs.Circumstances(
         cohort_size=spec.cohort_size,
         num_rounds=len(task.cohorts),
@@ -197,16 +238,21 @@ def circumstances(task: Task) -> proofs.Circumstances:
         client_state=prepared.client_state,
         own_epochs=prepared.own_epochs,
         exposures=prepared.exposures,
-        noise_ratio=proofs.noise_ratio(
-            prepared.build(prepared.hyper),
-            task.federation.size,
-            np.ones(len(task.federation.size)) if prepared.weights is None else prepared.weights,
-        ),
+        noise_ratio=ratio,
+        lattice=_lattice(task, ratio),
         per_client=prepared.per_client,
         assumed=prepared.assumed,
         assume_credit=spec.privacy.assume_credit,
         not_covered=tuple(not_covered),
     )
+
+
+def _lattice(task: Task, ratio: float) -> accounting.Lattice | None:
+    """The grid of discrete noise in the unit of the releases, where the least weight makes it coarsest."""
+    if task.spec.secagg.noise != "discrete":
+        return None
+    step = 2.0**-task.spec.secagg.scale_bits / task.prepared.upload_unit
+    return accounting.Lattice(step, task.num_params, ratio)
 
 
 def _step_smoothness(task: Task) -> float | None:
@@ -355,7 +401,8 @@ def load_data(spec: Spec, *, data_dir: str | Path | None = None) -> data.Dataset
         group_column=d.column if d.partition == "column" else "",
         seed=spec.seed,
     )
-    return data.pool(dataset) if d.split == "per-client" else dataset
+    dataset = data.pool(dataset) if d.split == "per-client" else dataset
+    return dataset if d.part == "all" else data.public_part(dataset, d.part, d.public_fraction)
 
 
 def pooled(dataset: data.Dataset) -> Arrays:
@@ -416,7 +463,7 @@ def rounding(task: Task, missing: int) -> dict[str, float] | None:
     """What rounding before the sum could add to the proven ε of sums, by the rule of thumb of errata G8: √d·2^-f
     on top of the sensitivity. Not a proof. None where nothing is rounded or the method's unit is unknown."""
     how = aggregation(task)
-    if how is None or not task.prepared.upload_unit:
+    if how is None or how.noise_std or not task.prepared.upload_unit:
         return None
     task = with_missing(task, missing)
     groups = classes(task, None)

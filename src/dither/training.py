@@ -29,6 +29,7 @@ from dither.tasks import (
     circumstances,
     claim_after,
     claimed,
+    compiled_hyper,
     data_digest,
     designs,
     engine_options,
@@ -153,6 +154,11 @@ def spending(task: Task, folder: runs.RunFolder, ledger: str | Path | None) -> S
             "the releases of this run rest on an assumption (method_options.sensitivity='paper'), which no ledger "
             "can charge; use 'clip', or a set of the catalogue without --ledger"
         )
+    if spec.secagg.noise == "discrete":
+        raise SpecError(
+            "secagg.noise='discrete' is proved by zCDP, which the ledger does not add up with other runs yet; use "
+            "'gaussian', or a set of the catalogue without --ledger"
+        )
     # The run folder keeps an anchor: a ledger that is rolled back later no longer agrees with it.
     book = Ledger(ledger or Ledger.default_path(), anchor=folder.path / "ledger-anchor.json")
     own_rows = spec.data.partition == "column"
@@ -203,7 +209,7 @@ def train(
     inputs = simulation.inputs(
         task.problem,
         seeds=[spec.seed],
-        hyper={name: np.asarray(value)[None] for name, value in task.prepared.hyper.items()},
+        hyper={name: np.asarray(value)[None] for name, value in compiled_hyper(task).items()},
         cohorts=designs([task]),
     )
     state, done, seconds_before = simulation.start(inputs), 0, 0.0
@@ -431,7 +437,11 @@ def _note_aggregation(task: Task, summary: dict[str, Any], missing: int) -> None
             + (f"; {seen['void_rounds']} rounds had too few clients and are void" if seen["void_rounds"] else "")
             + "; the proven ε of sums counts on nobody who was missing"
         )
-    if seen.get("clamped"):
+    if seen.get("clamped") and task.spec.secagg.noise == "discrete":
+        summary["notes"].append(
+            f"{seen['clamped']} coordinates were clamped at {seen['bound']:g}, before the noise"
+        )
+    elif seen.get("clamped"):
         summary["notes"].append(
             f"{seen['clamped']} coordinates were clamped at {seen['bound']:g} before the sum: the credit for the "
             "others' noise is not covered (errata G8); raise secagg.bound or lower client_lr"

@@ -213,3 +213,20 @@ def test_split_errors() -> None:
         data.per_client_split(federation, seed=0)
     with pytest.raises(DataError, match="sum to 1"):
         data.per_client_split(federation, fractions=(0.5, 0.1, 0.1), seed=0)
+
+
+def test_public_and_private_parts_share_no_row():
+    known = data.load("breast-cancer")
+    marked = known._replace(x_train=np.arange(len(known.y_train), dtype=np.float32)[:, None])
+    public, private = (data.public_part(marked, part, 0.25) for part in ("public", "private"))
+    assert len(public.y_train) == round(0.25 * len(known.y_train))
+    rows = np.concatenate([public.x_train, private.x_train]).ravel()
+    assert sorted(rows.tolist()) == list(range(len(known.y_train)))
+    # The rows do not depend on what they say: neighbours stay in the same part.
+    other = data.public_part(marked._replace(y_train=1 - marked.y_train), "public", 0.25)
+    np.testing.assert_array_equal(other.x_train, public.x_train)
+    np.testing.assert_array_equal(known.y_test, public.y_test)
+    with pytest.raises(DataError, match="leaves one of the parts empty"):
+        data.public_part(known, "public", 1e-9)
+    with pytest.raises(DataError, match="part='both'"):
+        data.public_part(known, "both", 0.5)

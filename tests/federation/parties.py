@@ -78,7 +78,7 @@ def simulated(task: tasks.Task, layout: str) -> list[np.ndarray]:
     inputs = simulation.inputs(
         task.problem,
         seeds=[task.spec.seed],
-        hyper={name: np.asarray(value)[None] for name, value in prepared.hyper.items()},
+        hyper={name: np.asarray(value)[None] for name, value in tasks.compiled_hyper(task).items()},
         cohorts=tasks.designs([task]),
     )
     state = simulation.advance(simulation.start(inputs), inputs, 0, len(task.cohorts))

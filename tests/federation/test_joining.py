@@ -142,7 +142,7 @@ def test_check_says_in_words_what_is_wrong(tmp_path, table):
 
 
 def test_the_commands(tmp_path):
-    """init makes the folders; errors are one line and exit code 2 or 5, never a traceback."""
+    """init makes the folders; errors are one line and exit code 2 or 6, never a traceback."""
 
     def dither(*arguments):
         done = subprocess.run(
@@ -158,5 +158,5 @@ def test_the_commands(tmp_path):
     assert code == 2
     assert "not empty" in text
     code, text = dither("federation", "check", "--federation", str(tmp_path / "keys" / "server"))
-    assert code == 5
+    assert code == 6
     assert "is not a party's folder" in text.replace("\n", " ")

@@ -499,6 +499,8 @@ def test_pinned_identities_leave_no_room_for_others():
     )
     clients[1].pins = {4: pins[1]}
     refused(clients[1], "client 4 is not on the roster", clients[1].confirm, server.make_roster())
+    clients[1].pins = {}
+    refused(clients[1], "client 1 is on the roster, but not pinned", clients[1].confirm, server.make_roster())
     guarded, late = strangers((1, 2), Rules())
     guarded.pins = {1: late[1].signing.public}
     guarded.hello(late[1].hello())
@@ -547,22 +549,25 @@ def test_who_may_enrol():
 # Different announcements for different clients
 
 
-def test_clients_that_were_told_different_cohorts_share_no_mask(five):
-    """Even a server that adds what it should refuse gets nothing: the masks do not cancel."""
+def test_clients_that_were_told_different_things_share_no_mask(five):
+    """The same clients, one part told another threshold. Even if the server adds what it should refuse, and takes
+    off all seals, the masks do not cancel: every key depends on every word of the announcement."""
     server, clients, values = five
-    one, other = announcement(server, IDS), announcement(server, IDS[:4], threshold=4)
-    told = {who: one if who in (2, 3) else other for who in IDS[:4]}
-    told[11] = one
-    words = [np.frombuffer(clients[who].upload(told[who], values[who])[-84:-64], "<u4") for who in IDS]
-    assert not np.any(plain_sum(words) == plain_sum(values.values()))
-    seeds = [clients[who]._attempt.seed for who in IDS if clients[who]._attempt.seed]
-    assert seeds  # and not only because of the seals:
-    total = plain_sum(words)
-    for who in IDS:
-        found = clients[who]._attempt
-        if found.seed:
-            primitives.expand_add(total, found.cohort.seal_key(found.seed, who), -1)
-    assert not np.any(total == plain_sum(values.values()))
+    for round_index, told in enumerate(({4}, {4, 5}, {5})):
+        total, seals = np.zeros(5, np.uint32), 0
+        for who in IDS:
+            threshold = min(told) if who in (2, 3) else max(told)
+            message = announcement(server, IDS, round_index=round_index, threshold=threshold)
+            total += np.frombuffer(clients[who].upload(message, values[who])[-84:-64], "<u4")
+            found = clients[who]._attempt
+            if found.seed:
+                primitives.expand_add(total, found.cohort.seal_key(found.seed, who), -1)
+                seals += 1
+        if len(told) == 1:
+            assert seals == 2
+            assert np.array_equal(total, plain_sum(values.values()))
+        else:
+            assert not np.any(total == plain_sum(values.values()))
 
 
 def test_a_seal_is_fresh_at_every_attempt(five):

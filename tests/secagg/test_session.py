@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dither.errors import ProtocolAbort, SpecError
+from dither.secagg import state
 from dither.secagg.encoding import FixedPoint, decode, encode
 from dither.secagg.roster import Rules
 from dither.secagg.session import LOST, Federation
@@ -122,6 +123,9 @@ def test_what_a_round_costs_in_bytes():
         == [upload + shares] * (size - committee) + [upload + shares + seal] * committee
     )
     assert set(summed.bytes_down.values()) == {announce + unseal}
+    client, server = federation.clients[0], federation.server
+    assert len(client.hello()) + len(client.confirm(server.make_roster())) == 348
+    assert len(server.make_roster()) + len(server.confirmed()) == 305 + 196 * size
     assert summed.mask_seconds > 0
     assert summed.unmask_seconds > 0
 
@@ -149,6 +153,23 @@ def test_a_fixed_threshold():
         federation.sum(1, encodings, lost={**lost, 1: "after-upload"})
     with pytest.raises(ProtocolAbort, match="threshold 2 is too low for a cohort of 6 with 0 colluders"):
         Federation(6, how(32, 6), threshold=2).sum(0, encodings)
+
+
+def test_ids_may_be_numpys_and_rounds_are_not_negative():
+    federation = Federation(3, how(32, 3))
+    encodings = words(np.random.default_rng(0), 32, np.arange(3), 4)
+    with pytest.raises(ProtocolAbort, match="round -1, attempt 0 is out of range"):
+        federation.sum(-1, encodings)
+    assert np.array_equal(federation.sum(0, encodings).total, plain_sum(encodings.values()))
+    state.save_server(federation.server)
+
+
+def test_too_few_neighbours_for_the_colluders_are_refused():
+    federation = Federation(12, how(32, 12), colluders=4, neighbours=2)
+    encodings = words(np.random.default_rng(0), 32, range(12), 4)
+    with pytest.raises(ProtocolAbort, match="neighbours=2 are too few for a cohort of 12 with 4 colluders: use 6"):
+        federation.sum(0, encodings)
+    assert Federation(12, how(32, 12), colluders=4, neighbours=6).sum(0, encodings).attempts == 1
 
 
 def test_wrong_values_are_named():

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 _EXPORTS = {
     "Dataset": "dataset",
     "pool": "dataset",
+    "public_part": "dataset",
     "stratified_split": "dataset",
     "stream": "dataset",
     "Categorical": "schema",
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from dither.data.catalog import packaged_schema as packaged_schema
     from dither.data.dataset import Dataset as Dataset
     from dither.data.dataset import pool as pool
+    from dither.data.dataset import public_part as public_part
     from dither.data.dataset import stratified_split as stratified_split
     from dither.data.dataset import stream as stream
     from dither.data.drafting import draft_schema as draft_schema

@@ -58,6 +58,32 @@ def pool(dataset: Dataset) -> Dataset:
     )
 
 
+def public_part(dataset: Dataset, part: str, fraction: float) -> Dataset:
+    """The training records that are declared public ("public"), or the others ("private").
+
+    Which record is where depends on its row number alone, never on a seed of a run or on what the record says: the
+    two parts of one fraction never share a row, whoever asks, and a replaced record stays in its part. The test
+    part is left as it is.
+    """
+    if part not in ("public", "private"):
+        raise DataError(f"part={part!r} is not one of 'public', 'private'")
+    total = len(dataset.y_train)
+    count = round(fraction * total)
+    if not 0 < count < total:
+        raise DataError(
+            f"public_fraction={fraction:g} of {total:,} training records leaves one of the parts empty"
+        )
+    is_public = np.zeros(total, dtype=bool)
+    is_public[stream(0, "public part").permutation(total)[:count]] = True
+    rows = np.flatnonzero(is_public if part == "public" else ~is_public)
+    return dataset._replace(
+        x_train=dataset.x_train[rows],
+        y_train=dataset.y_train[rows],
+        groups=None if dataset.groups is None else dataset.groups[rows],
+        notes=(*dataset.notes, f"{len(rows):,} of {total:,} training records: the {part} part"),
+    )
+
+
 def stream(seed: int, purpose: str) -> np.random.Generator:
     """The random stream of one purpose under one seed: the same on every machine and in every process."""
     if seed < 0:

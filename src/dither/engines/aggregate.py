@@ -8,12 +8,13 @@ the same integers, so they give the same parameters bit for bit.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dither.errors import SpecError
+from dither.privacy import discrete
 from dither.secagg.encoding import FixedPoint
 
 MODES = ("ideal", "real")
@@ -28,6 +29,7 @@ class Aggregation(NamedTuple):
     min_clients: int = 2
     threshold: int = 0  # 0: the smallest safe one
     neighbours: int = 0  # 0: the whole cohort
+    noise_std: Callable[[int, int, int], float] | None = None  # discrete noise: at round, client, cohort size
 
     def check(self) -> Aggregation:
         """Itself, or `SpecError`."""
@@ -44,7 +46,7 @@ class Aggregation(NamedTuple):
     @property
     def compiled(self) -> bool:
         """Whether the sum is made inside the compiled round (JAX has 32-bit integers there)."""
-        return self.mode == "ideal" and self.how.modulus_bits == 32
+        return self.mode == "ideal" and self.how.modulus_bits == 32 and self.noise_std is None
 
 
 class Traffic:
@@ -75,6 +77,20 @@ class Traffic:
             "open_seconds": self.open_seconds / rounds,
             "attempts": self.attempts / rounds,
         }
+
+
+def add_discrete(words: np.ndarray, std: float, words_of_64: discrete.Words) -> np.ndarray:
+    """The encoding with a discrete Gaussian of that std (in steps of the grid) on every coordinate."""
+    if std == 0:
+        return words
+    noise = discrete.discrete_gaussian(words.size, std**2, words=words_of_64)
+    return words + noise.astype(np.uint64).astype(words.dtype)
+
+
+def seeded_words(*where: int) -> discrete.Words:
+    """Words of 64 bits that follow from the numbers given: research only."""
+    generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(where)))
+    return lambda count: generator.integers(0, 2**64, count, dtype=np.uint64)
 
 
 class Aggregator:

@@ -15,6 +15,7 @@ import numpy as np
 
 from dither.core import PyTree
 from dither.data import Federation
+from dither.engines.aggregate import add_discrete
 from dither.engines.arrays import Gathered, Inputs, Problem, Run, State
 from dither.engines.simulate import Simulation
 from dither.secagg import encoding
@@ -46,7 +47,7 @@ class ClientEngine:
         design: np.ndarray | None,
         secret: Any = None,
     ) -> None:
-        self.simulation, self.client = simulation, client
+        self.simulation, self.client, self._seed = simulation, client, seed
         size = np.zeros(simulation.num_clients, np.int32)
         size[client] = len(y)
         own = Federation(np.arange(len(y), dtype=np.int32), np.zeros_like(size), size, ())
@@ -94,6 +95,10 @@ class ClientEngine:
                 row = row.view(np.uint32)
             else:
                 row, clamped = encoding.encode(row, how.how)
+            if how.noise_std is not None:
+                steps = 2.0**how.how.scale_bits * float(np.asarray(sent.weight, np.float64)[0])
+                std = how.noise_std(index, self.client, self.simulation.cohort_size_at(index)) * steps
+                row = add_discrete(row, std, self.simulation.words(self._seed, index, self.client))
         return Answer(row, _leaves(sent.state), finite, clamped)
 
     def _first_runs(self, inputs: Inputs) -> tuple[PyTree, PyTree]:

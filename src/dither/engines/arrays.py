@@ -65,10 +65,11 @@ class State(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What one client's round comes to: its upload (integers, where sums are aggregated securely), what it keeps,
-    its metrics, whether the upload may count, and how many of its coordinates were clamped."""
+    """What one client's round comes to: its upload (integers, where sums are aggregated securely) and the weight
+    in it, what it keeps, its metrics, whether the upload may count, how many of its coordinates were clamped."""
 
     upload: PyTree
+    weight: Array
     state: PyTree
     metrics: Mapping[str, Array]
     finite: Array

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import numpy as np
 
+from dither.core import Array, Key
 from dither.privacy import noise, sampling
 
 
@@ -26,9 +28,18 @@ def planned(
     cohorts: list[np.ndarray] = [np.zeros(0, np.int32)] * num_rounds
     for size in np.unique(sizes):
         rounds = np.flatnonzero(sizes == size)
-        draw = jax.jit(
-            jax.vmap(lambda i, size=int(size): sampling.cohort(noise.for_round(stream, i), num_clients, size))
-        )
-        for at, chosen in zip(rounds, np.asarray(draw(rounds.astype(np.int32))), strict=True):
+        if size == num_clients:
+            drawn = np.broadcast_to(np.arange(num_clients, dtype=np.int32), (len(rounds), num_clients))
+        else:
+            # Filled up to a power of two: specs of a sweep that differ in their rounds share a compilation.
+            padded = np.zeros(1 << (len(rounds) - 1).bit_length(), np.int32)
+            padded[: len(rounds)] = rounds
+            drawn = np.asarray(_draw(stream, padded, num_clients=num_clients, size=int(size)))[: len(rounds)]
+        for at, chosen in zip(rounds, drawn, strict=True):
             cohorts[at] = chosen
     return cohorts
+
+
+@partial(jax.jit, static_argnames=("num_clients", "size"))
+def _draw(stream: Key, rounds: Array, *, num_clients: int, size: int) -> Array:
+    return jax.vmap(lambda index: sampling.cohort(noise.for_round(stream, index), num_clients, size))(rounds)

@@ -24,10 +24,11 @@ from dither import models
 from dither.core import Algorithm, Array, Cohort, Hyper, Keys, Params, PyTree, Records, Round
 from dither.data import Federation
 from dither.engines import devices, sums
-from dither.engines.aggregate import Aggregation, Aggregator
+from dither.engines.aggregate import Aggregation, Aggregator, add_discrete, seeded_words
 from dither.engines.arrays import Gathered, Inputs, Problem, Run, Sent, Shared, State
 from dither.errors import SpecError
 from dither.privacy import entropy, noise, sampling
+from dither.privacy.discrete import Words, os_words
 from dither.secagg import encoding
 
 _EVAL_ROWS = 4096  # records scored at a time
@@ -66,6 +67,8 @@ class Simulation:
     `aggregation` sums integers as secure aggregation does (see `engines.aggregate`); without it uploads are summed
     as they are. A chosen client is lost with probability `dropout`; a round that fewer than `min_clients` finish
     is void: nothing is opened and the model stays.
+
+    gradient_norm adds "gradient_sq" to the evaluation: |∇f|² of the mean loss over all clients' records.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class Simulation:
         aggregation: Aggregation | None = None,
         dropout: float = 0.0,
         min_clients: int = 1,
+        gradient_norm: bool = False,
     ) -> None:
         devices.enable_compilation_cache()
         self.model = model
@@ -88,6 +92,7 @@ class Simulation:
         self.num_clients = num_clients
         self.cohort_size_at = cohort_size_at
         self.pad_cohort = pad_cohort
+        self.gradient_norm = gradient_norm
         self.randomness = noise.check_source(randomness)
         self.aggregation = aggregation.check() if aggregation else None
         self.aggregators: list[Aggregator] = []  # one a run, where sums are made on the host
@@ -146,6 +151,7 @@ class Simulation:
 
     def start(self, inputs: Inputs) -> State:
         """The state before round 0."""
+        self.aggregators = []  # another federation enrols anew
         return self._start(inputs)
 
     def advance(self, state: State, inputs: Inputs, start: int, stop: int) -> State:
@@ -270,7 +276,7 @@ class Simulation:
             encoded = [encoding.traced_encode(leaf, self.aggregation.how) for leaf in leaves]
             upload = jax.tree.unflatten(structure, [words for words, _ in encoded])
             clamped = sum((count for _, count in encoded), jnp.int32(0))
-        return Sent(upload, result.state, dict(result.metrics), finite, clamped)
+        return Sent(upload, result.weight, result.state, dict(result.metrics), finite, clamped)
 
     def _clients(self, client: Callable[[Array], Sent], clients: Array, present: Array) -> Gathered:
         """All clients of a round, and the sum of the finite uploads of those who are present."""
@@ -338,7 +344,8 @@ class Simulation:
         runs, cohort_size = len(inputs.runs.seed), self.cohort_size_at(index)
         if not self.aggregators:
             self.aggregators = [Aggregator(aggregation, self.num_clients) for _ in range(runs)]
-        uploads, gathered, clients = self._gather(state, inputs, np.int32(index), cohort_size=cohort_size)
+        uploads, weights, gathered, clients = self._gather(state, inputs, np.int32(index), cohort_size=cohort_size)
+        weights = np.asarray(weights, np.float64)
         rows = [np.asarray(leaf).reshape(*leaf.shape[:2], -1) for leaf in jax.tree.leaves(uploads)]
         vectors = np.concatenate(rows, axis=2)  # [run, client, coordinate]
         counted, clients = np.asarray(gathered.counted), np.asarray(clients)
@@ -348,7 +355,7 @@ class Simulation:
             if counted[run].sum() < self._least(cohort_size):
                 continue
             words = {}
-            for row in range(cohort_size):
+            for row, client in enumerate(clients[run, :cohort_size].tolist()):
                 if vectors.dtype == np.int32:
                     vector = vectors[run, row].view(np.uint32)
                 else:
@@ -356,19 +363,27 @@ class Simulation:
                     kept = vectors[run, row] if counted[run, row] else np.zeros_like(vectors[run, row])
                     vector, over = encoding.encode(kept, aggregation.how)
                     clamped[run] += over
-                words[int(clients[run, row])] = vector
+                if aggregation.noise_std is not None:
+                    steps = 2.0**aggregation.how.scale_bits * float(weights[run, row])
+                    std = aggregation.noise_std(index, client, cohort_size) * steps
+                    vector = add_discrete(vector, std, self.words(int(inputs.runs.seed[run]), index, client))
+                words[client] = vector
             lost = {int(clients[run, row]): "before-upload" for row in np.flatnonzero(~counted[run, :cohort_size])}
             totals[run] = encoding.decode(aggregator.sum(index, words, lost), aggregation.how)
         return self._close(
             state, inputs, np.int32(index), gathered._replace(clamped=clamped), totals, cohort_size=cohort_size
         )
 
+    def words(self, seed: int, index: int, client: int) -> Words:
+        """Random words for discrete noise: the system's, or those of the seed."""
+        return os_words if self.randomness == "os" else seeded_words(seed, index, client)
+
     def _gather_runs(
         self, state: State, inputs: Inputs, index: Array, cohort_size: int
-    ) -> tuple[PyTree, Gathered, Array]:
-        """Every client's upload, the rest of the round, and whose uploads they are."""
+    ) -> tuple[PyTree, Array, Gathered, Array]:
+        """Every client's upload and weight, the rest of the round, and whose uploads they are."""
 
-        def gather(state: State, run: Run) -> tuple[PyTree, Gathered, Array]:
+        def gather(state: State, run: Run) -> tuple[PyTree, Array, Gathered, Array]:
             cohort, present = self.cohort(run, index, cohort_size)
             sent = self._each(self._client(state, run, inputs.shared, index, cohort_size), cohort.clients)
             counted = sent.finite & present
@@ -376,6 +391,7 @@ class Simulation:
             clamped = sums.masked_sum(sent.clamped, counted)
             return (
                 sent.upload,
+                sent.weight,
                 Gathered((), sent.state, metrics, counted, sent.finite, clamped),
                 cohort.clients,
             )
@@ -434,10 +450,12 @@ class Simulation:
             count = run.order.shape[0]
             _, train_loss = self._score(params, inputs.shared, run.order, jnp.full(count, 1.0 / count))
             rounds = jnp.maximum(state.rounds, 1)
+            wanted = self.gradient_norm
             return {
                 "test_accuracy": accuracy,
                 "loss": test_loss,
                 "train_loss": train_loss,
+                **({"gradient_sq": self._gradient_sq(params, inputs.shared, run.order)} if wanted else {}),
                 **{name: value / rounds for name, value in state.metrics.items()},
             }
 
@@ -458,6 +476,24 @@ class Simulation:
             return (sums[0] + right, sums[1] + loss), None
 
         return jax.lax.scan(part, (jnp.zeros(()), jnp.zeros(())), (rows, weights))[0]
+
+    def _gradient_sq(self, params: Params, shared: Shared, rows: Array) -> Array:
+        """Squared norm of the gradient of the mean loss over those rows."""
+        extra = -rows.shape[0] % _EVAL_ROWS
+        weights = jnp.concatenate([jnp.full(rows.shape[0], 1.0 / rows.shape[0]), jnp.zeros(extra)])
+        rows = jnp.concatenate([rows, jnp.zeros(extra, rows.dtype)]).reshape(-1, _EVAL_ROWS)
+
+        def part(total: Params, piece: tuple[Array, Array]) -> tuple[Params, None]:
+            some, weight = piece
+
+            def loss(params: Params) -> Array:
+                return jnp.sum(weight * models.losses(self.model, params, shared.x[some], shared.y[some]))
+
+            return jax.tree.map(jnp.add, total, jax.grad(loss)(params)), None
+
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        gradient = jax.lax.scan(part, zeros, (rows, weights.reshape(-1, _EVAL_ROWS)))[0]
+        return jnp.sum(jnp.stack([jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(gradient)]))
 
     def _params_runs(self, state: State, inputs: Inputs) -> Params:
         def run(server: PyTree, hyper: Hyper) -> Params:
@@ -502,6 +538,18 @@ def simulate(
         min_clients=min_clients,
     )
     inputs = simulation.inputs(problem, seeds=seeds, hyper=hyper or {}, cohorts=cohorts)
+    return train(simulation, inputs, num_rounds=num_rounds, eval_every=eval_every, on_evaluation=on_evaluation)
+
+
+def train(
+    simulation: Simulation,
+    inputs: Inputs,
+    *,
+    num_rounds: int,
+    eval_every: int = 10,
+    on_evaluation: Callable[[Evaluation], None] | None = None,
+) -> Result:
+    """All rounds of a batch of runs, from the start. A second batch of the same shape compiles nothing."""
     state = simulation.start(inputs)
     history = []
     for start, stop in chunks(0, num_rounds, eval_every):
@@ -556,6 +604,9 @@ def _keys(root: Any, index: Array, client: Array, noise_root: Any = None) -> Key
         epoch=noise.for_client(noise.stream(root, "epoch"), client),
         noise=this_round(root if noise_root is None else noise_root, "noise"),
     )
+
+
+client_keys = _keys  # for whoever calls a method's client outside a simulation, as an audit does
 
 
 def _records(run: Run, shared: Shared, client: Array) -> Records:

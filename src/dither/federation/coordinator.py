@@ -117,7 +117,7 @@ class Coordinator:
             self._exam.y,
             sizes=np.array(self.terms.sizes, np.int32),
             seed=self.terms.spec.seed,
-            hyper=self.task.prepared.hyper,
+            hyper=tasks.compiled_hyper(self.task),
             design=self.task.prepared.cohorts,
         )
         done, leaves = self.journal.resume(self.terms)

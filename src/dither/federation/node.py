@@ -206,7 +206,7 @@ class _Run:
             y,
             client=self.client,
             seed=terms.spec.seed,
-            hyper=task.prepared.hyper,
+            hyper=tasks.compiled_hyper(task),
             design=task.prepared.cohorts,
             secret=secret,
         )

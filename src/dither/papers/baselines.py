@@ -57,6 +57,8 @@ DP_DSGD_OPTIONS: dict[str, Any] = {
     "participation": concentrated.OPTIONS["participation"],
     "participations": concentrated.OPTIONS["participations"],
 }
+DP_SGD_VALUES = ("equal_credit",)  # they set the noise, no structure
+DP_DSGD_VALUES = ("credited_clients", "participations")
 DP_FEDAVG_OPTIONS: dict[str, Any] = {
     "update_clip": (1.0, "S, bound on the norm of a client's whole update"),
     "noise_multiplier": (0.0, "noise std over S on the sum of updates; 0: from epsilon"),

@@ -34,6 +34,7 @@ OPTIONS = {
     "participations": (0.0, "C_i for the noise; 0: the largest of the design (12.5 reproduces the paper)"),
     "exact_epochs": (False, "choose batch_size so that a round is exactly one epoch: floor(m / local_steps)"),
 }
+VALUES = ("aggregation_credit", "participations")  # they set the noise, no structure
 
 SECURE_AGGREGATION = True
 

@@ -22,6 +22,7 @@ from dither.papers.theory import cpfed as theory
 OPTIONS = {
     "aggregation_credit": (True, "credit the other clients' noise under secure aggregation (Theorem 1)"),
 }
+VALUES = ("aggregation_credit",)  # it sets the noise, no structure
 
 SECURE_AGGREGATION = True
 

@@ -59,6 +59,7 @@ OPTIONS = {
         "with noise='given', which ε must stay within privacy.epsilon: claimed, proven, no",
     ),
 }
+VALUES = ("alpha_mode", "alpha", "capped", "const", "stop_at_budget")  # of the claim and the stop alone
 _SCHEMES = {"constant": 0, "rounds": 1, "steps": 2}
 
 WHY = (

@@ -58,6 +58,7 @@ OPTIONS = {
         "downlink noise with K < N: 'printed' (Lemma 4), 'corrected' (N4) or 'uncredited' (no sampling credit)",
     ),
 }
+VALUES = ("param_clip", "proximal", "exposures", "sensitivity", "scheduling")  # they set numbers, no structure
 PILOT_METRIC = "param_norm"
 
 WHY = (
@@ -122,6 +123,7 @@ def prepare(model: Model, setting: Setting) -> Prepared:
         noise_names=("uplink_std", "downlink_std"),
         weights=setting.client_sizes if everyone else None,
         reclaim=lambda other: claim(setting, float(other["uplink_std"]), float(other["downlink_std"])),
+        upload_noise="uplink_std",
         upload_unit=float(_weights(setting).min()),
         exposures=int(setting.options["exposures"]),
         assumed=setting.options["sensitivity"] == "paper",

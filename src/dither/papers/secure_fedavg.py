@@ -131,6 +131,7 @@ def prepare(model: Model, setting: Setting) -> Prepared:
         cohort_size_at=cohort_size_at,
         noise_names=("noise_multiplier",),
         weights=sizes,
+        upload_noise="noise_multiplier",
         upload_unit=float(sizes.min() / sizes.sum() * len(sizes) / max(map(cohort_size_at, range(2)))),
         reclaim=lambda other: claim(setting, np.asarray(other["noise_multiplier"])),
     )

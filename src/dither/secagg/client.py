@@ -45,8 +45,11 @@ class _Attempt:
 
 
 class ClientSession:
-    """One member of a federation. `pins` (id to Ed25519 public key) are identities known from elsewhere that the
-    roster must show; `server` is the server's Ed25519 public key, which must be known from elsewhere."""
+    """One member of a federation.
+
+    `server` is the server's Ed25519 public key, which must be known from elsewhere. So are `pins`, the Ed25519 key
+    of each member by its id: a roster must show these and nobody else. None takes whom the server brings.
+    """
 
     def __init__(
         self,
@@ -62,7 +65,7 @@ class ClientSession:
         if not 0 <= who < SERVER:
             raise ProtocolAbort(f"client id {who} is not in 0 to {SERVER - 1}")
         self.who, self.federation, self.server, self.rules = who, federation, server, rules.check()
-        self.pins = dict(pins or {})
+        self.pins = None if pins is None else dict(pins)
         self.signing = SigningKey(signing or primitives.fresh_key())
         self.agreement = AgreementKey(agreement or primitives.fresh_key())
         self.roster: Roster | None = None
@@ -85,13 +88,13 @@ class ClientSession:
         own = roster.member(self.who)
         if own.keys != self.signing.public + self.agreement.public:
             raise ProtocolAbort(f"the roster shows other keys for client {self.who} than its own")
-        for who, public in self.pins.items():
-            if roster.member(who).signing != public:
-                raise ProtocolAbort(f"client {who} is on the roster with another key than the pinned one")
-        if self.pins and set(roster.members) - set(self.pins):
-            raise ProtocolAbort(
-                f"client {min(set(roster.members) - set(self.pins))} is on the roster, but not pinned"
-            )
+        if self.pins is not None:
+            for who, public in self.pins.items():
+                if roster.member(who).signing != public:
+                    raise ProtocolAbort(f"client {who} is on the roster with another key than the pinned one")
+            others = set(roster.members) - set(self.pins)
+            if others:
+                raise ProtocolAbort(f"client {min(others)} is on the roster, but not pinned")
         if self.roster is not None and self.roster.digest != roster.digest:
             raise ProtocolAbort("a second roster: this client confirmed another one")
         self.roster = roster
@@ -179,16 +182,14 @@ class ClientSession:
             )
             shamir.read(share)
             answer += [struct.pack("<I", member), share]
-        newest.unsealed = True
+        newest.unsealed, newest.seed, newest.seal = True, b"", b""  # what is not needed any more is forgotten
         return self._pack(Kind.SHARES, b"".join(answer), cohort)
 
     # Inside
 
     def _accept(self, message: bytes) -> tuple[Cohort, _Attempt | None]:
         """The cohort of an acceptable announcement, and the attempt if it is the one already answered."""
-        if self.roster is None or not self.enrolled:
-            raise ProtocolAbort("announcement before enrolment is complete")
-        cohort = Cohort.read(self._from_server(message, Kind.ANNOUNCE), self.roster)
+        cohort = Cohort.read(self._from_server(message, Kind.ANNOUNCE), self._enrolled_roster())
         if self.who not in cohort.ids:
             raise ProtocolAbort(f"client {self.who} is not in the announced cohort")
         newest = self._attempt
@@ -232,12 +233,17 @@ class ClientSession:
     def _pair_seed(self, other: int) -> bytes:
         """256 bits that only this client and the other can compute (with itself: only this client)."""
         if other not in self._seeds:
-            assert self.roster is not None  # noqa: S101  # for the type checker: rounds come after enrolment
+            roster = self._enrolled_roster()
             low, high = sorted((self.who, other))
-            info = b"dither secagg v1 pair\n" + self.roster.federation + struct.pack("<II", low, high)
-            secret = self.agreement.shared(self.roster.member(other).agreement)
-            self._seeds[other] = primitives.hkdf(secret, info, salt=self.roster.digest)
+            info = b"dither secagg v1 pair\n" + roster.federation + struct.pack("<II", low, high)
+            secret = self.agreement.shared(roster.member(other).agreement)
+            self._seeds[other] = primitives.hkdf(secret, info, salt=roster.digest)
         return self._seeds[other]
+
+    def _enrolled_roster(self) -> Roster:
+        if self.roster is None or not self.enrolled:
+            raise ProtocolAbort("announcement before enrolment is complete")
+        return self.roster
 
     def _from_server(self, message: bytes, kind: Kind) -> Message:
         received = parse(message, federation=self.federation, expect=kind)

@@ -13,8 +13,16 @@ import struct
 from dataclasses import dataclass
 
 from dither.errors import ProtocolAbort
-from dither.secagg import primitives
-from dither.secagg.messages import MAX_CLIENTS, MAX_DIMENSION, SERVER, Message, Reader
+from dither.secagg import graph, primitives
+from dither.secagg.messages import (
+    MAX_ATTEMPT,
+    MAX_CLIENTS,
+    MAX_DIMENSION,
+    MAX_ROUND,
+    SERVER,
+    Message,
+    Reader,
+)
 from dither.secagg.roster import Roster
 
 _FIELDS = struct.Struct("<32sIQI")
@@ -34,6 +42,8 @@ class Cohort:
     def check(self) -> Cohort:
         """Itself, or `ProtocolAbort` where summing it would protect too little."""
         rules, size = self.roster.rules, len(self.ids)
+        if not (0 <= self.round_index <= MAX_ROUND and 0 <= self.attempt <= MAX_ATTEMPT):
+            raise ProtocolAbort(f"round {self.round_index}, attempt {self.attempt} is out of range")
         if list(self.ids) != sorted(set(self.ids)):
             raise ProtocolAbort("the cohort's ids are not in strictly ascending order")
         for who in self.ids:
@@ -50,6 +60,12 @@ class Cohort:
             raise ProtocolAbort(
                 f"threshold {self.threshold} is too low for a cohort of {size} with {rules.colluders} colluders: "
                 f"two sums could be opened; at least {(size + rules.colluders) // 2 + 1} is safe"
+            )
+        if rules.neighbours and graph.disconnected(size, rules.colluders, rules.neighbours) > graph.FAILURE:
+            enough = graph.degree(size, rules.colluders) or "all (0)"
+            raise ProtocolAbort(
+                f"neighbours={rules.neighbours} are too few for a cohort of {size} with {rules.colluders} "
+                f"colluders: use {enough}"
             )
         if not 1 <= self.dimension <= MAX_DIMENSION:
             raise ProtocolAbort(f"vectors of {self.dimension} words; 1 to {MAX_DIMENSION} are possible")

@@ -25,13 +25,17 @@ other cohorts until an order suits it: allow for that with a smaller `failure`, 
 
 from __future__ import annotations
 
+import functools
 import math
 from fractions import Fraction
 from typing import NamedTuple
 
 from dither.errors import SpecError
 
+FAILURE = 2.0**-40  # what clients accept of one attempt
 
+
+@functools.lru_cache(256)
 def disconnected(size: int, colluders: int, neighbours: int) -> Fraction:
     """The probability that the honest clients' masks do not connect them all, exactly."""
     if not 0 <= colluders < size:
@@ -48,7 +52,7 @@ def disconnected(size: int, colluders: int, neighbours: int) -> Fraction:
     return Fraction(total, math.comb(size - 1, honest - 1))
 
 
-def degree(size: int, colluders: int, *, failure: float = 2.0**-40) -> int:
+def degree(size: int, colluders: int, *, failure: float = FAILURE) -> int:
     """The fewest neighbours with which an attempt of `size` clients or more fails with at most that probability.
 
     0 means all: fewer would not be enough.
@@ -73,7 +77,7 @@ class Sparse(NamedTuple):
     least: int  # the smallest cohort that may remain, for which `neighbours` is enough
 
 
-def sparse(size: int, *, dropout: float, collusion: float, failure: float = 2.0**-40) -> Sparse:
+def sparse(size: int, *, dropout: float, collusion: float, failure: float = FAILURE) -> Sparse:
     """Colluders, threshold and neighbours for cohorts of `size` of which those fractions may drop out and collude.
 
     The threshold is the smallest at which no two sums of a round can be opened, 2·threshold > size + colluders;

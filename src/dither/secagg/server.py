@@ -127,7 +127,7 @@ class ServerSession:
         roster, before = self._roster(), self._attempt
         if set(self._confirmations) != set(roster.members):
             raise ProtocolAbort("announcement before enrolment is complete")
-        ids = tuple(sorted(cohort))
+        ids = tuple(sorted(int(who) for who in cohort))
         attempt, threshold = 0, self.rules.threshold_for(len(ids))
         if before is not None:
             if round_index < before.cohort.round_index:

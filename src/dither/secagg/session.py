@@ -1,9 +1,11 @@
 """A whole federation in one process, for simulation and tests: every message is really serialised and parsed.
 
-federation = Federation(16, FixedPoint(num_clients=10))
-summed = federation.sum(0, {3: words, 5: words, 9: words}, lost={9: "before-upload"})
-summed.total        # words of 3 plus words of 5, modulo 2^k
-summed.survivors    # (3, 5)
+    federation = Federation(16, FixedPoint(num_clients=10))
+    summed = federation.sum(0, {3: words, 5: words, 9: words}, lost={9: "before-upload"})
+    summed.total        # words of 3 plus words of 5, modulo 2^k
+    summed.survivors    # (3, 5)
+
+Nothing is protected from someone who reads this process's memory: it shows what a deployment computes and costs.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ class Federation:
     """`num_clients` clients, numbered from 0, enrolled with one server.
 
     `threshold` (None: the smallest safe one for each round's cohort), `colluders`, `min_clients` and `neighbours`
-    are those of `Rules`. Keys are fresh from the operating system; no sum depends on them.
+    are those of `Rules`; `min_clients` is raised to colluders + 2 where it is lower. Keys are fresh from the
+    operating system; no sum depends on them.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ def save_client(session: ClientSession) -> bytes:
             "federation": session.federation.hex(),
             "server": session.server.hex(),
             "rules": list(session.rules),
-            "pins": {str(who): public.hex() for who, public in session.pins.items()},
+            "pins": _pins(session.pins),
             "signing": session.signing.private.hex(),
             "agreement": session.agreement.private.hex(),
             "roster": session.roster.pack().hex() if session.roster else None,
@@ -63,7 +63,7 @@ def load_client(data: bytes) -> ClientSession:
             federation=bytes.fromhex(state["federation"]),
             server=bytes.fromhex(state["server"]),
             rules=Rules(*state["rules"]),
-            pins={int(who): bytes.fromhex(public) for who, public in state["pins"].items()},
+            pins=_read_pins(state["pins"]),
             signing=bytes.fromhex(state["signing"]),
             agreement=bytes.fromhex(state["agreement"]),
         )
@@ -90,7 +90,7 @@ def save_server(session: ServerSession) -> bytes:
         {
             "federation": session.federation.hex(),
             "rules": list(session.rules),
-            "pins": session.pins and {str(who): public.hex() for who, public in session.pins.items()},
+            "pins": _pins(session.pins),
             "signing": session.signing.private.hex(),
             "members": [[m.id, m.signing.hex(), m.agreement.hex(), m.signature.hex()] for m in session.listed()],
             "roster": session.roster.pack().hex() if session.roster else None,
@@ -104,11 +104,10 @@ def load_server(data: bytes) -> ServerSession:
     """The server as it was when `save_server` was called, without the uploads of the open attempt."""
 
     def build(state: dict[str, Any]) -> ServerSession:
-        pins = state["pins"]
         session = ServerSession(
             federation=bytes.fromhex(state["federation"]),
             rules=Rules(*state["rules"]),
-            pins=None if pins is None else {int(who): bytes.fromhex(public) for who, public in pins.items()},
+            pins=_read_pins(state["pins"]),
             signing=bytes.fromhex(state["signing"]),
         )
         session.enrol(Member(int(who), *map(bytes.fromhex, keys)) for who, *keys in state["members"])
@@ -121,6 +120,14 @@ def load_server(data: bytes) -> ServerSession:
         return session
 
     return _load("server", data, build)
+
+
+def _pins(pins: Mapping[int, bytes] | None) -> dict[str, str] | None:
+    return None if pins is None else {str(who): public.hex() for who, public in pins.items()}
+
+
+def _read_pins(pins: Mapping[str, str] | None) -> dict[int, bytes] | None:
+    return None if pins is None else {int(who): bytes.fromhex(public) for who, public in pins.items()}
 
 
 def _cohort(cohort: Cohort) -> dict[str, Any]:

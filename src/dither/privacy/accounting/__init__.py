@@ -24,7 +24,7 @@ from .aggregation import (
 )
 from .calibration import calibrate, calibrate_releases
 from .composition import ADD_REMOVE, REPLACE_ONE
-from .facts import REALISED, WORST, Facts, Participation, Participations, Proven, binomial
+from .facts import REALISED, WORST, Facts, Lattice, Participation, Participations, Proven, binomial
 from .gaussian import (
     amplified_epsilon,
     classical_noise_multiplier,
@@ -68,6 +68,7 @@ __all__ = [
     "VIEWS",
     "WORST",
     "Facts",
+    "Lattice",
     "Participation",
     "Participations",
     "Proven",

@@ -51,6 +51,15 @@ def binomial(num_rounds: int, rate: float, *, adaptive: bool = False) -> Partici
     return Participation("binomial", num_rounds, rate, adaptive)
 
 
+class Lattice(NamedTuple):
+    """Noise that is discrete on the integers, after rounding to `step` (in the unit of the releases): of a vector
+    of `dimension` coordinates, by clients whose noise is at least `least` times the target's."""
+
+    step: float
+    dimension: int
+    least: float = 1.0
+
+
 class Facts(NamedTuple):
     """Public facts that the proofs need besides the releases.
 
@@ -67,6 +76,7 @@ class Facts(NamedTuple):
                      the value is labelled as assumed
     own_epochs       shuffled epochs advance only when the client takes part
     num_rounds       rounds of the run, for shuffled epochs that advance with the calendar
+    lattice          the uplink's noise is discrete Gaussian on integers; None: continuous
     exposures        uploads of the client that the outsider of view "broadcast" also sees (NbAFL's L)
     """
 
@@ -81,6 +91,7 @@ class Facts(NamedTuple):
     own_epochs: bool = False
     num_rounds: int | None = None
     exposures: int = 0
+    lattice: Lattice | None = None
     participation: Participation = REALISED
     unit: str = "run"
     not_covered: tuple[str, ...] = ()

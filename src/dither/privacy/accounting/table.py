@@ -80,6 +80,7 @@ def account(
             best = best._replace(detail="; ".join(b.detail for b in tried))
         for row in tried if every_recipe else [best]:
             rounded = row.recipe.startswith("R6") or row.recipe.endswith(" sum")
+            rounded = rounded and facts.lattice is None  # noise after rounding covers it
             table.append(
                 Proven(
                     view=view,

@@ -19,8 +19,8 @@ from .composition import (
     step_multiplier,
     total_shuffled_uses,
 )
-from .facts import Bound, Facts, Rounds
-from .gaussian import compose_gaussians
+from .facts import Bound, Facts, Lattice, Rounds
+from .gaussian import compose_gaussians, zcdp_epsilon_tight
 from .mixtures import mixture_epsilon, shuffled_round_pattern
 
 _MOST_EPOCHS = 200  # beyond, the pattern of shuffled uses is bounded by the worst one
@@ -69,6 +69,8 @@ def _shuffled(group: Sequence[Release]) -> bool:
 
 def upload_bound(rounds: Rounds, delta: float, facts: Facts, adjacency: str) -> Bound:
     """(i) adaptive composition of all uplink releases: R1, R2, R3 or R5 by sampler, R4 by participation."""
+    if facts.lattice is not None:
+        return _discrete(_releases(rounds, "uplink"), rounds, delta, facts.lattice, adjacency, clients=1)
     return _composed(_releases(rounds, "uplink"), rounds, delta, facts, adjacency, gain=1.0)
 
 
@@ -77,6 +79,8 @@ def downlink_bound(rounds: Rounds, delta: float, facts: Facts, adjacency: str) -
     groups = _releases(rounds, "downlink")
     if not any(group for group, _ in groups):
         raise NoProof("no noise is added to the broadcast")
+    if facts.lattice is not None:
+        raise NoProof("the broadcast's noise counts the uploads', which is discrete here: the bound of sums holds")
     if any(
         release.channel == "uplink" for group, _ in rounds.groups if not _has_downlink(group) for release in group
     ):
@@ -183,11 +187,49 @@ def sum_bound(rounds: Rounds, delta: float, facts: Facts, adjacency: str) -> Bou
     if others < 0:
         raise ValueError(f"others_noise={others} is negative")
     groups = _releases(rounds, "uplink")
+    if facts.lattice is not None:
+        clients = 1 + honest_others(facts.cohort_size, facts.colluders)
+        return _discrete(groups, rounds, delta, facts.lattice, adjacency, clients=clients)
     if all(len(group) <= 1 and sum(r.uses for r in group) <= 1 for group, _ in groups):
         # noise added once, after the last look at the data: the credit is exact, amplification remains
         bound = _composed(groups, rounds, delta, facts, adjacency, gain=math.sqrt(1.0 + others))
         return bound._replace(recipe=f"{bound.recipe} sum")
     return _noise_inside_steps(groups, rounds, delta, facts, adjacency, others)
+
+
+def _discrete(
+    groups: Sequence[tuple[tuple[Release, ...], int]],
+    rounds: Rounds,
+    delta: float,
+    lattice: Lattice,
+    adjacency: str,
+    *,
+    clients: int,
+) -> Bound:
+    """Discrete Gaussians on the integers, summed over `clients` (Kairouz, Liu, Steinke 2021): zCDP adds up.
+
+    Rounding happens before the noise, so it is part of the query: a coordinate of two neighbours' uploads moves by
+    at most one step of the grid more. Nothing is credited for sampling or for chance in participation.
+    """
+    from dither.privacy import discrete  # which itself imports the accountant's conversions
+
+    total = 0.0
+    for group, count in groups:
+        if not group or not count:
+            continue
+        if len(group) > 1 or group[0].uses > 1:
+            raise NoProof("discrete noise is accounted for one release a round, at its end")
+        release = group[0]
+        distance = release.noise_std / step_multiplier(release, adjacency) if release.noise_std else math.inf
+        if not math.isfinite(distance):
+            return Bound(math.inf, "R6 discrete" if clients > 1 else "R1 discrete", "no noise")
+        variance = (lattice.least * release.noise_std / lattice.step) ** 2
+        moved = distance / lattice.step + math.sqrt(lattice.dimension)
+        total += count * discrete.rho(moved, variance=variance, clients=clients, dimension=lattice.dimension)
+    detail = (
+        f"{rounds.how.replace('ex ante, participation in each', 'all')}; discrete noise of {clients} clients, zCDP"
+    )
+    return Bound(zcdp_epsilon_tight(total, delta), "R6 discrete" if clients > 1 else "R1 discrete", detail)
 
 
 def _noise_inside_steps(
@@ -288,6 +330,8 @@ def joint_bound(rounds: Rounds, delta: float, facts: Facts, adjacency: str) -> B
 
     Given a round's upload, its broadcast adds nothing; the worst L rounds are taken as the exposed ones.
     """
+    if facts.lattice is not None:
+        raise NoProof("exposed uploads are accounted for continuous noise only")
     rows = []
     for group, count in rounds.groups:
         if not _has_downlink(group):

@@ -1,0 +1,311 @@
+"""Discrete Gaussian noise: exact samples, exact integers, and a bound for the sum that is never too low."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from scipy import linalg, special, stats
+
+from dither.errors import NoProof, SpecError
+from dither.privacy import discrete
+from dither.privacy.accounting import zcdp_epsilon_tight
+from dither.privacy.discrete import DistributedGaussian
+from dither.secagg.encoding import FixedPoint
+from dither.secagg.session import Federation
+
+
+def seeded(seed: int):
+    """Words that repeat: a test that passes once passes always."""
+    rng = np.random.default_rng(seed)
+    return lambda count: rng.integers(0, 2**64 - 1, count, np.uint64, endpoint=True)
+
+
+def gaussian_pmf(variance: float, reach: int) -> np.ndarray:
+    k = np.arange(-reach, reach + 1, dtype=np.float64)
+    weights = np.exp(-(k**2) / (2 * variance))
+    return weights / weights.sum()
+
+
+def fits(samples: np.ndarray, pmf: np.ndarray) -> float:
+    """p-value of a chi-square test; cells that expect fewer than 5 are joined."""
+    reach = len(pmf) // 2
+    assert np.abs(samples).max() <= reach
+    counts = np.bincount(samples + reach, minlength=len(pmf))
+    expected = pmf * samples.size
+    rare = expected < 5
+    counts = np.append(counts[~rare], counts[rare].sum())
+    expected = np.append(expected[~rare], expected[rare].sum())
+    return stats.chisquare(counts, expected * counts.sum() / expected.sum()).pvalue
+
+
+# The sampler
+
+
+@pytest.mark.parametrize("variance", [Fraction(1, 9), 0.5, 1, Fraction(7, 3), 10.0, 900])
+def test_the_samples_have_the_exact_distribution(variance):
+    """Ten batches: their p-values are uniform, and all together fit."""
+    batches = [discrete.discrete_gaussian(30_000, variance, words=seeded(seed)) for seed in range(10)]
+    pmf = gaussian_pmf(float(variance), 12 + int(9 * math.sqrt(variance)))
+    assert stats.kstest([fits(batch, pmf) for batch in batches], "uniform").pvalue > 1e-3
+    samples = np.concatenate(batches)
+    assert fits(samples, pmf) > 1e-3
+    k = np.arange(len(pmf)) - len(pmf) // 2
+    true = float((pmf * k**2).sum())
+    assert true <= float(variance) * (1 + 1e-12)  # CKS: never more than σ²
+    fourth = float((pmf * k**4).sum())
+    assert abs(samples.var() - true) < 5 * math.sqrt((fourth - true**2) / samples.size)
+    assert abs(samples.mean()) < 5 * math.sqrt(true / samples.size)
+
+
+def test_large_variances():
+    """Too many values for a table: the distribution function instead."""
+    sigma = 2.0**20 + 0.37
+    samples = discrete.discrete_gaussian(100_000, sigma**2, words=seeded(3))
+    assert stats.kstest(samples / sigma, "norm").pvalue > 1e-3
+    assert np.unique(samples % 2).size == 2
+    assert abs((samples % 2).mean() - 0.5) < 0.008
+
+
+@pytest.mark.parametrize("scale", [1, 2, 5, 64])
+def test_the_discrete_laplace(scale):
+    samples = discrete.discrete_laplace(100_000, scale, words=seeded(scale))
+    k = np.arange(-40 * scale, 40 * scale + 1)
+    pmf = np.exp(-np.abs(k) / scale)
+    assert fits(samples, pmf / pmf.sum()) > 1e-3
+
+
+def test_the_check_would_see_a_wrong_variance():
+    samples = discrete.discrete_gaussian(150_000, 10.4, words=seeded(1))
+    assert fits(samples, gaussian_pmf(10.0, 60)) < 1e-3
+
+
+@pytest.mark.parametrize("variance", [Fraction(1, 3), 2.5, 12345])
+def test_floats_decide_as_rational_arithmetic_would(monkeypatch, variance):
+    """The same words, once with float64 coins and once with every coin decided exactly: the same samples."""
+    quick = discrete.discrete_gaussian(300, variance, words=seeded(5))
+    monkeypatch.setattr(discrete, "_RELATIVE", 2.0)
+    monkeypatch.setattr(discrete, "_ABSOLUTE", 2.0)
+    assert discrete.discrete_gaussian(300, variance, words=seeded(5)).tolist() == quick.tolist()
+
+
+@pytest.mark.parametrize(
+    "x", [Fraction(0), Fraction(1, 3), Fraction(1), Fraction(22, 7), Fraction(50), Fraction(2000)]
+)
+def test_bounds_of_the_exponential(x):
+    for bits in (20, 80, 200):
+        low, high = discrete._exp_bounds(x, bits)
+        assert 0 <= high - low <= Fraction(1, 2**bits)
+        assert float(low) <= math.exp(-x) * (1 + 1e-12)
+        assert float(high) >= math.exp(-x) * (1 - 1e-12)
+
+
+def test_a_coin_that_64_bits_leave_open_is_decided_by_further_bits():
+    x = Fraction(1)
+    cell = math.floor(discrete._exp_bounds(x, 100)[0] * 2**64)  # exp(-1) lies inside this cell
+    asked = []
+
+    def more(value):
+        def words(count):
+            asked.append(count)
+            return np.array([value] * count, np.uint64)
+
+        return words
+
+    assert discrete._below(cell, x, more(0))
+    assert not discrete._below(cell, x, more(2**64 - 1))
+    assert len(asked) == 2
+    assert discrete._below(cell - 1, x, more(0))
+    assert not discrete._below(cell + 1, x, more(0))
+    assert len(asked) == 2
+
+
+def test_the_operating_system_feeds_it():
+    one, other = (discrete.discrete_gaussian(1000, 100.0) for _ in range(2))
+    assert one.dtype == np.int64
+    assert not np.array_equal(one, other)
+    assert 70 < one.var() < 135  # 6 standard deviations
+    assert discrete.discrete_gaussian(0, 1.0).size == 0
+
+
+def test_impossible_parameters():
+    for wrong in (0, -1.0, math.nan, math.inf, 2.0**80):
+        with pytest.raises(SpecError, match="variance="):
+            discrete.discrete_gaussian(1, wrong)
+    with pytest.raises(SpecError, match="scale=0"):
+        discrete.discrete_laplace(1, 0)
+
+
+# Rotation and rounding
+
+
+@pytest.mark.parametrize("dimension", [1, 2, 8, 100])
+def test_the_rotation_is_one(dimension):
+    rng = np.random.default_rng(0)
+    vector = rng.normal(size=dimension)
+    turned = discrete.rotate(vector, b"seed")
+    assert turned.size == discrete.padded_size(dimension) >= dimension
+    assert np.linalg.norm(turned) == pytest.approx(np.linalg.norm(vector), rel=1e-12)
+    assert discrete.rotate_back(turned, dimension, b"seed") == pytest.approx(vector, abs=1e-12)
+    matrix = linalg.hadamard(turned.size) / math.sqrt(turned.size)
+    padded = np.append(vector, np.zeros(turned.size - dimension))
+    assert turned == pytest.approx(matrix @ (padded * discrete._signs(turned.size, b"seed")), abs=1e-12)
+
+
+def test_the_rotation_flattens():
+    """All weight on one coordinate, and a dense vector: no coordinate keeps more than a few 1/sqrt(d)."""
+    for vector in (np.eye(1, 4096)[0], np.ones(4096) / 64):
+        turned = discrete.rotate(vector, b"another")
+        assert np.abs(turned).max() < math.sqrt(2 * math.log(2 * 4096 / 1e-6) / 4096)
+    assert not np.array_equal(discrete.rotate(vector, b"a"), discrete.rotate(vector, b"b"))
+
+
+def test_rounding_is_right_on_average_and_short_enough():
+    vector = np.random.default_rng(0).normal(size=64)
+    most = discrete.rounded_norm(float(np.linalg.norm(vector)), 64, math.exp(-0.5))
+    words = seeded(2)
+    found = np.array([discrete.conditionally_rounded(vector, most, words=words) for _ in range(4000)])
+    assert np.abs(found - vector).max() < 1
+    assert np.linalg.norm(found, axis=1).max() <= most
+    free = np.array([discrete.conditionally_rounded(vector, np.inf, words=words) for _ in range(4000)])
+    assert np.abs(free.mean(0) - vector).max() < 5 * 0.5 / math.sqrt(4000)
+    redone = np.mean(np.linalg.norm(free, axis=1) > most)
+    assert redone <= math.exp(-0.5)  # the promise of the bound: redone with probability at most `bias`
+    with pytest.raises(SpecError, match="clip it before"):
+        discrete.conditionally_rounded(np.full(4, 100.0), 3.0)
+
+
+def test_the_norm_after_rounding():
+    assert discrete.rounded_norm(10.0, 16, 0.0) == 14.0
+    assert discrete.rounded_norm(10.0, 16, math.exp(-0.5)) == pytest.approx(math.sqrt(100 + 4 + 12))
+    assert discrete.rounded_norm(10.0, 16, 1e-300) == 14.0
+
+
+# The sum's accountant
+
+
+REACH = 60  # far beyond what decides a divergence of the orders below
+
+
+def log_pmf(variance: float, reach: int = REACH) -> np.ndarray:
+    weights = -(np.arange(-reach, reach + 1, dtype=np.float64) ** 2) / (2 * variance)
+    return weights - special.logsumexp(weights)
+
+
+def log_convolved(variance: float, clients: int) -> np.ndarray:
+    """The logarithm of the sum's probabilities: tails far below what a float holds still count."""
+    one, total = log_pmf(variance), log_pmf(variance)
+    for _ in range(clients - 1):
+        wide = np.full((len(one), len(total) + len(one) - 1), -np.inf)
+        for place, weight in enumerate(one):
+            wide[place, place : place + len(total)] = total + weight
+        total = special.logsumexp(wide, axis=0)
+    return total
+
+
+def renyi(log_p: np.ndarray, shift: int, order: float) -> float:
+    """The Rényi divergence of a distribution from itself, shifted, over the part where both are accurate."""
+    moved, still = log_p[shift:], log_p[: len(log_p) - shift]
+    return float(special.logsumexp(order * moved + (1 - order) * still) / (order - 1))
+
+
+@pytest.mark.parametrize("variance", [0.25, 0.3, 0.5, 1.0, 4.0])
+@pytest.mark.parametrize("clients", [1, 2, 5, 20])
+def test_the_proof_holds_for_sums_computed_exactly(variance, clients):
+    """In one dimension the sum's distribution can be computed: its divergence at every order is within ρ·order."""
+    log_p = log_convolved(variance, clients)
+    for shift in (1, 2, 3):
+        bound = discrete.rho(shift, variance=variance, clients=clients, dimension=1)
+        for order in (1.1, 1.5, 2, 4, 8):
+            assert renyi(log_p, shift, order) <= order * bound * (1 + 1e-9)
+        # No better than continuous noise of the same variance.
+        assert bound >= shift**2 / (2 * clients * variance) * (1 - 1e-12)
+
+
+def test_closeness_bounds_how_far_the_sum_is_from_one_discrete_gaussian():
+    for variance in (0.25, 0.4, 0.6):
+        for clients in (2, 3, 6):
+            found = log_convolved(variance, clients)
+            one = log_pmf(clients * variance, len(found) // 2)
+            middle = slice(len(found) // 2 - 30, len(found) // 2 + 31)
+            assert np.abs(found[middle] - one[middle]).max() <= discrete.closeness(variance, clients)
+
+
+def test_the_sum_costs_almost_nothing_beyond_the_gaussian_when_the_grid_is_fine():
+    assert discrete.closeness(4.0, 100) < 1e-14
+    assert discrete.closeness(1.0, 1) == 0
+    found = discrete.rho(10.0, variance=4.0, clients=100, dimension=2**20)
+    assert found == pytest.approx(100 / (2 * 400), rel=1e-6)
+    coarse = discrete.rho(10.0, variance=0.3, clients=100, dimension=2**20)
+    assert coarse > 2 * 100 / (2 * 30)
+
+
+def test_the_l1_distance_helps_only_where_it_is_short():
+    at = {"variance": 0.5, "clients": 10, "dimension": 1000}
+    assert discrete.rho(5.0, **at, l1=5.0) <= discrete.rho(5.0, **at)
+    assert discrete.rho(5.0, **at, l1=1e9) == discrete.rho(5.0, **at)
+
+
+def test_no_proof_without_noise_that_is_unknown_or_wide_enough():
+    with pytest.raises(NoProof, match="0 clients add noise"):
+        discrete.rho(1.0, variance=1.0, clients=0, dimension=1)
+    with pytest.raises(NoProof, match="below 1/4"):
+        discrete.rho(1.0, variance=0.2, clients=2, dimension=1)
+    assert discrete.rho(1.0, variance=0.2, clients=1, dimension=1) == pytest.approx(2.5)
+
+
+# All of it
+
+
+def test_from_floats_to_a_noisy_sum_through_secure_aggregation():
+    """Ten clients; integers, noise and all, go through the protocol, and the sum comes out with its noise."""
+    rule = DistributedGaussian(dimension=500, clip=1.0, granularity=0.001, noise_std=0.01).check()
+    rng = np.random.default_rng(0)
+    vectors = rng.normal(size=(10, 500))
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True) * np.linspace(0.5, 2, 10)[:, None]
+    clipped = vectors / np.maximum(1, np.linalg.norm(vectors, axis=1, keepdims=True))
+    federation = Federation(10, FixedPoint(num_clients=10))
+    integers = {i: rule.encode(row, b"round 0", words=seeded(i)) for i, row in enumerate(vectors)}
+    total = federation.sum(0, {i: row.astype(np.uint32) for i, row in integers.items()}).total.view(np.int32)
+    assert np.array_equal(total, sum(integers.values()))
+    error = rule.decode(total, b"round 0") - clipped.sum(0)
+    expected = 10 * (0.01**2 + 0.001**2 / 6)  # noise, and rounding of variance f(1-f), 1/6 on average
+    assert error.var() == pytest.approx(expected, rel=6 * math.sqrt(2 / 500))
+
+
+def test_epsilon_of_a_run():
+    rule = DistributedGaussian(dimension=1000, clip=1.0, granularity=1e-4, noise_std=0.5)
+    ideal = 4.0 / (2 * 20 * 0.5**2)  # continuous noise, replace-one: (2 clip)² / (2 n σ²)
+    assert ideal < rule.rho(20) < 1.01 * ideal
+    assert rule.rho(20, replace=False) == pytest.approx(rule.rho(20) / 4)
+    assert rule.epsilon(1e-5, rounds=10, clients=20) == zcdp_epsilon_tight(10 * rule.rho(20), 1e-5)
+    assert rule.rho(10) > rule.rho(20)
+
+
+def test_one_record():
+    """A record moves a client's vector by much less than the clip; rounding adds sqrt(d) steps, no more."""
+    fine = DistributedGaussian(dimension=1000, clip=1.0, granularity=1e-5, noise_std=0.5, bias=0.0)
+    assert fine.sensitivity(moved=0.02) == pytest.approx(0.02 / 1e-5 + 32)
+    assert fine.rho(20, moved=0.02) < 1e-3 * fine.rho(20)
+    assert fine.sensitivity(moved=1e9) == fine.sensitivity()
+    with pytest.raises(NoProof, match="bias = 0"):
+        DistributedGaussian(1000, 1.0, 1e-5, 0.5).rho(20, moved=0.02)
+    rng = np.random.default_rng(0)
+    for _ in range(50):  # the claim itself: same bits, near vectors
+        one = rng.normal(size=64)
+        other = one + rng.normal(size=64) * 0.01
+        pair = [discrete.conditionally_rounded(v, np.inf, words=seeded(7)) for v in (one, other)]
+        assert np.linalg.norm(pair[0] - pair[1]) <= np.linalg.norm(one - other) + math.sqrt(64)
+
+
+def test_wrong_values_are_named():
+    for wrong in ({"dimension": 0}, {"clip": -1.0}, {"granularity": math.nan}, {"noise_std": 0.0}, {"bias": 1.0}):
+        with pytest.raises(SpecError, match=next(iter(wrong))):
+            DistributedGaussian(
+                **{"dimension": 4, "clip": 1.0, "granularity": 0.1, "noise_std": 1.0, **wrong}
+            ).check()
+    rule = DistributedGaussian(4, 1.0, 0.1, 1.0)
+    for vector in (np.zeros(5), np.full(4, np.nan)):
+        with pytest.raises(SpecError, match="4 finite numbers"):
+            rule.encode(vector, b"")
+    assert rule.encode(np.zeros(4), b"").shape == (4,)
