@@ -48,3 +48,14 @@ def test_the_opened_sum_is_the_sum_of_the_encodings(tmp_path, monkeypatch):
     rows = [parties.nodes[name]._run.store.pending().row for name in parties.nodes]
     assert all(row.dtype == np.uint32 for row in rows)
     np.testing.assert_array_equal(opened[0], np.add.reduce(rows, dtype=np.uint32))
+
+
+@pytest.mark.slow
+def test_discrete_noise_on_the_words_is_the_simulators(tmp_path):
+    spec = small_spec("nbafl", **{"secagg.mode": "real", "secagg.noise": "discrete", "privacy.noise_std": 0.5})
+    parties = Parties(tmp_path, spec)
+    coordinator = parties.coordinator()
+    coordinator.run()
+    deployed = [np.asarray(leaf) for leaf in jax.tree.leaves(coordinator.engine.state.server)]
+    for ours, theirs in zip(deployed, simulated(parties.task, "loop"), strict=True):
+        np.testing.assert_array_equal(ours, theirs)

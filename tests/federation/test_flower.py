@@ -160,3 +160,27 @@ def test_the_address_that_is_taken_is_named(link):
     taken = Gate("127.0.0.1", port, inside=found.inside, **files(folder / "server"))
     with pytest.raises(FederationError, match=f"cannot listen on 127.0.0.1:{port}"):
         taken.__enter__()
+
+
+def test_an_answer_that_never_becomes_complete_holds_up_nobody():
+    """A node killed between announcing its answer and sending it: Flower then waits for minutes."""
+    from flwr.app import Message
+
+    from dither.engines.flower.grid import GridTransport
+
+    class Grid:
+        def pull_messages(self, ids):
+            if ids == ["half"]:
+                time.sleep(30)
+            return (
+                [Message(fleet.content(b"whole"), dst_node_id=1, message_type="query")] if ids == ["whole"] else []
+            )
+
+    transport = GridTransport(Grid())
+    began = time.monotonic()
+    found: list = []
+    while not found and time.monotonic() - began < 20:
+        found = transport.pull(["half", "whole", "none"])
+    assert found == [("whole", b"whole")]
+    assert transport.pull(["half", "none"]) == []
+    assert time.monotonic() - began < 20

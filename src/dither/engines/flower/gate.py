@@ -30,7 +30,7 @@ _CALLS = (
     "get-fab",
 )
 _OPEN = frozenset(f"/v1/fleet/{call}" for call in _CALLS)
-_MOST_BYTES = 1 << 30
+_MOST_BYTES = 1 << 28
 _HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"host", b"content-length", b"upgrade"})
 
 
