@@ -164,17 +164,17 @@ def test_the_address_that_is_taken_is_named(link):
 
 def test_an_answer_that_never_becomes_complete_holds_up_nobody():
     """A node killed between announcing its answer and sending it: Flower then waits for minutes."""
-    from flwr.app import Message
+    from types import SimpleNamespace
 
     from dither.engines.flower.grid import GridTransport
+
+    answer = SimpleNamespace(has_content=lambda: True, content=fleet.content(b"whole"))
 
     class Grid:
         def pull_messages(self, ids):
             if ids == ["half"]:
                 time.sleep(30)
-            return (
-                [Message(fleet.content(b"whole"), dst_node_id=1, message_type="query")] if ids == ["whole"] else []
-            )
+            return [answer] if ids == ["whole"] else []
 
     transport = GridTransport(Grid())
     began = time.monotonic()
