@@ -34,14 +34,14 @@ def intercept(parties, name, change):
     parties.transport.answer[FIRST + NAMES.index(name)] = answer
 
 
-def lies(parties, name, row=None, **fields):
+def lies(parties, name, row):
     """An upload that the party signs although it never computed it."""
 
     def change(message, body):
         if message.kind != "round":
             return None
         return parties.nodes[name]._pack(
-            "upload", {"round": message.fields["round"], **fields}, {"upload": row}, quoted=wire.digest(body)
+            "upload", {"round": message.fields["round"]}, {"upload": row}, quoted=wire.digest(body)
         )
 
     intercept(parties, name, change)
@@ -269,7 +269,6 @@ def test_a_party_lost_in_each_phase_of_a_masked_round(masked):
             return b""
         return None
 
-    honest = masked.transport.answer[FIRST + 3]
     intercept(masked, "dan", change)
     away = masked.transport.answer[FIRST + 3]
 
@@ -279,7 +278,6 @@ def test_a_party_lost_in_each_phase_of_a_masked_round(masked):
             masked.transport.answer[FIRST + 3] = away
             masked.transport.marks[FIRST + 3] = f"again {facts['round']}"
 
-    del honest
     summary = masked.coordinator(on_event=back).run()
     assert [line["missing"] for line in lines(masked)] == [["dan"], [], []]
     assert [line["attempts"] for line in lines(masked)] == [2, 1, 1]
