@@ -115,6 +115,8 @@ def audit(
     wanted = [(view, "run") for view in views]
     if "upload" in views and "message" in (claim["unit"], task.spec.privacy.unit):
         wanted.insert(0, ("upload", "message"))
+        if rounds == 1:
+            wanted.remove(("upload", "run"))  # it would be the same
     rows, found = [], []
     for view, unit in wanted:
         row = auditor.attack(view, unit)
@@ -171,7 +173,9 @@ class _Auditor:
         search = int(np.clip(40 / used, _SEARCH, 8192))
         search = min(search, max(trials // 20, 16)) if trials < self.trials else search
         placed = [self._place(experiment, design, size, release, search) for design in options]
-        _, design, pair, line = max(placed, key=lambda found: found[0])
+        told, design, pair, line = max(placed, key=lambda found: found[0])
+        if told == -math.inf:
+            raise SpecError(f"view {view!r}: one record moves nothing here, or nothing finite; there is no attack")
 
         pilot_size = int(np.clip(100 / used, _PILOT, _MOST_PILOT))
         pilot_size = min(pilot_size, max(trials // 4, 50)) if trials < self.trials else pilot_size
@@ -358,6 +362,7 @@ class _Auditor:
             movement=self._movement(view, plan),
             clip=spec.privacy.clip,
             clip_norm=spec.privacy.clip_norm,
+            batch_size=self._width(),
             norm_bound=norm_bound,
             seed=spec.seed,
         )
