@@ -53,6 +53,20 @@ def build_task(
     if dataset is None:
         dataset = load_data(spec, data_dir=data_dir)
     federation, problem = deal(spec, dataset, arrays or pooled(dataset))
+    return task_of(spec, dataset, federation, problem)
+
+
+def task_of(
+    spec: Spec,
+    dataset: data.Dataset,
+    federation: data.Federation,
+    problem: simulate.Problem,
+    *,
+    missing: int | None = None,
+) -> Task:
+    """Model and method for records that are dealt out already. Of the others' records a member of a real
+    federation knows the counts alone (`federation.size`), and nothing here needs more. `missing` is how many
+    clients' noise a calibration must not count on (by default as many as the spec tolerates)."""
     model = models.make(
         spec.model.name,
         num_features=dataset.x_train.shape[1],
@@ -84,7 +98,7 @@ def build_task(
         raise SpecError(
             "privacy.noise='proven' cannot rest on an assumption: drop assume_credit and sensitivity='paper'"
         )
-    judged = with_missing(task, tolerated(spec))
+    judged = with_missing(task, tolerated(spec) if missing is None else missing)
     calibrated = proofs.calibrated(
         judged.prepared,
         federation.size,
