@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import dither
-from dither.cli import budgets, datasets, plans, runs
+from dither.cli import budgets, datasets, plans, runs, webpage
 from dither.cli.printing import error_terminal, escape
 from dither.errors import DitherError
 
@@ -26,6 +26,7 @@ app = typer.Typer(
 )
 runs.register(app)
 plans.register(app)
+webpage.register(app)
 app.add_typer(datasets.app, name="data")
 app.add_typer(budgets.app, name="budget")
 
