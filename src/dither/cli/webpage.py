@@ -39,7 +39,7 @@ def web(
     from dither.web.guard import is_loopback, new_token
 
     if not folder.is_dir():
-        raise SpecError(f"no folder {str(folder)!r}; give the folder that holds your runs, or make one: dither run")
+        raise SpecError(f"no folder {str(folder)!r}; give the folder of your runs, or make one with: dither run")
     token = None if is_loopback(host) else new_token()
     app = create_app(
         folder,

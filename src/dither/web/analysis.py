@@ -1,8 +1,8 @@
 """One run, computed from its spec: who took part when, the noise, ε by round and by client, the paper's bound.
 
-This is what the folder does not hold and the accountant knows. It is computed when a page asks for it, once a run.
-A folder may come from anybody: so a method that is a Python file is not executed, a user's own table is not opened,
-and a set of the catalogue is used only where it is on this machine already. The refusal says what to do instead.
+This is what the folder does not hold and the accountant knows. It is computed when a page asks for it, once a
+run. A folder may come from anybody: so a method that is a Python file is not executed, a user's own table is not
+opened, and a set of the catalogue is used only where it is on this machine already. The refusal says what to do.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ def analysis(task: Task, rounds: Sequence[int]) -> dict[str, Any]:
 def epsilon_by_round(task: Task, rounds: Sequence[int]) -> dict[str, Any]:
     """Proven ε for the spec's view and neighbours after some of the evaluated rounds."""
     known = [index for index in rounds if index <= planned_rounds(task)]
-    chosen = sorted({known[i] for i in np.linspace(0, len(known) - 1, min(len(known), _MOST_EPSILONS)).astype(int)})
+    count = min(len(known), _MOST_EPSILONS)
+    chosen = sorted({known[int(i)] for i in np.linspace(0, len(known) - 1, count)})
     values = [proven_so_far(task, index) for index in chosen]
     privacy = task.spec.privacy
     return {"rounds": chosen, "values": values, "view": privacy.view, "adjacency": privacy.adjacency}
@@ -184,10 +185,10 @@ def _clients(task: Task, made: int) -> dict[str, Any] | None:
 
 
 def bound(task: Task) -> dict[str, Any]:
-    """The paper's theorem at the noise that was added, round by round and term by term, beside what makes it vacuous.
+    """The paper's theorem at the noise that was added, round by round and term by term.
 
-    Its constants are estimated on the run's own (public) records; the rate is the best one the theorem allows, which
-    need not be the run's.
+    Its constants are estimated on the run's own (public) records; the rate is the best one the theorem allows,
+    which need not be the run's.
     """
     spec = task.spec
     if spec.method not in theory.METHODS:

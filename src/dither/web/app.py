@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import lru_cache
 from html import escape
@@ -15,9 +16,9 @@ from fastapi.responses import FileResponse, HTMLResponse, Response, StreamingRes
 from fastapi.staticfiles import StaticFiles
 
 from dither import __version__
-from dither.errors import DitherError
+from dither.errors import DitherError, SpecError
 from dither.runs import to_json
-from dither.web import reports
+from dither.web import reports, words
 from dither.web.budgets import Budgets
 from dither.web.computing import Computer
 from dither.web.details import DOWNLOADS, details
@@ -76,7 +77,8 @@ class _State:
 
     def public(self, row: Row) -> Row:
         """A row as the page gets it: what is left of the budget in place of where the ledger lies."""
-        return {**{key: value for key, value in row.items() if key != "ledger"}, "budget": self.budgets.left(row["ledger"])}
+        shown = {key: value for key, value in row.items() if key != "ledger"}
+        return {**shown, "budget": self.budgets.left(row["ledger"])}
 
     def row(self, run: str) -> Row:
         """A run's row; an id that is no run of the folder is not found, whatever it looks like."""
@@ -228,6 +230,26 @@ def _plan_routes(app: FastAPI) -> None:
             return {"limits": plans.LIMITS, "methods": plans.METHODS, "defaults": plans.Wish()._asdict()}
 
         return _json(await run_in_threadpool(known))
+
+    @app.get("/api/noise")
+    async def noise(multiplier: float, clients: int, delta: float) -> Response:
+        return await _answered(run_in_threadpool(one_release, multiplier, clients, delta))
+
+
+def one_release(multiplier: float, clients: int, delta: float) -> dict[str, Any]:
+    """Exact ε of one Gaussian release (R1), and of the average of equally noisy honest clients."""
+    from dither.privacy import accounting
+
+    if not (0.01 <= multiplier <= 1000 and 1 <= clients <= 10_000 and 1e-12 <= delta <= 0.1):
+        raise SpecError(f"multiplier={multiplier:g}, clients={clients}, delta={delta:g} are out of range")
+    upload = accounting.gaussian_epsilon(1 / multiplier, delta)
+    average = accounting.gaussian_epsilon(1 / (multiplier * math.sqrt(clients)), delta)
+    return {
+        "upload": upload,
+        "average": average,
+        "upload_words": words.odds(upload),
+        "average_words": words.odds(average),
+    }
 
 
 # Reports

@@ -20,6 +20,8 @@ DOWNLOADS = {
     "plot.png": "accuracy and loss against rounds",
 }
 _MOST_NOTES = 50
+_LONG = 2000
+_SPREAD = ("min", "median", "max")
 
 
 def details(folder: Folder, row: Row) -> dict[str, Any]:
@@ -38,9 +40,9 @@ def details(folder: Folder, row: Row) -> dict[str, Any]:
         "claimed": claim_in_words(claim),
         "proven": proven_in_words(section(summary, "epsilon").get("proven"), section(spec, "privacy")),
         "attacked": attacks(read_json(folder, run, "audit.json")[0]),
-        "why": text_of(summary.get("why", "")) if summary.get("why") else "",
+        "why": text_of(summary["why"], _LONG) if summary.get("why") else "",
         "errata": words.errata_in(_texts(summary)),
-        "notes": [text_of(note) for note in notes[:_MOST_NOTES]] if isinstance(notes, list) else [],
+        "notes": [text_of(note, _LONG) for note in notes[:_MOST_NOTES]] if isinstance(notes, list) else [],
         "facts": _facts(spec, summary),
         "traffic": section(summary, "traffic"),
         "spec": folder.text(run, "spec.toml") or "",
@@ -81,7 +83,8 @@ def claim_in_words(claim: dict[str, Any]) -> dict[str, Any] | None:
         "adjacency": text_of(claim.get("adjacency", "")),
         "words": words.odds(number(claim.get("value"))),
         "conditions": [
-            {"text": text_of(each.get("condition", "")), "holds": bool(each.get("holds"))} for each in conditions
+            {"text": text_of(each.get("condition", ""), _LONG), "holds": bool(each.get("holds"))}
+            for each in conditions
         ],
     }
 
@@ -107,10 +110,10 @@ def proven_in_words(rows: Any, privacy: dict[str, Any]) -> list[dict[str, Any]]:
                 "recipe": text_of(row.get("recipe", "")),
                 "recipe_words": words.recipe_words(text_of(row.get("recipe", ""))),
                 "assumed": bool(row.get("assumed")),
-                "detail": text_of(row.get("detail", "")),
-                "no_credit": text_of(row.get("no_credit", "")),
-                "not_covered": [text_of(each) for each in row.get("not_covered") or []],
-                "clients": {key: number(clients.get(key)) for key in ("min", "median", "max")} if clients else None,
+                "detail": text_of(row.get("detail", ""), _LONG),
+                "no_credit": text_of(row.get("no_credit", ""), _LONG),
+                "not_covered": [text_of(each, _LONG) for each in row.get("not_covered") or []],
+                "clients": {key: number(clients.get(key)) for key in _SPREAD} if clients else None,
                 "words": words.explain(row, value),
                 "own": own and not unit.startswith("message"),
             }

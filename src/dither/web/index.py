@@ -208,9 +208,10 @@ def number(value: Any) -> float | None:
     return value
 
 
-def text_of(value: Any) -> str:
-    """A short text of whatever a file holds there."""
-    return value[:200] if isinstance(value, str) else str(value)[:200]
+def text_of(value: Any, most: int = 300) -> str:
+    """A text of whatever a file holds there, cut where somebody wrote a book."""
+    text = value if isinstance(value, str) else str(value)
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 # Parts of a row

@@ -1,9 +1,9 @@
 """The noise that a budget asks for, fast enough to follow a slider: the accountant itself, a few evaluations each.
 
 What is fixed: the server sees every upload, all clients hold equally many records, logistic regression, Poisson
-batches where the method takes them. Where only some clients take part in a round, nobody is drawn: the plan counts as
-many participations as no client exceeds with 95% probability. The copied spec says `privacy.noise = "proven"`, so
-that the run itself solves for the noise of what really happens.
+batches where the method takes them. Where only some clients take part in a round, nobody is drawn: the plan counts
+as many participations as no client exceeds with 95% probability. The copied spec says `privacy.noise = "proven"`,
+so that the run itself solves for the noise of what really happens.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ def solve(at: Any, epsilon: float, guess: float) -> tuple[float, accounting.Prov
         before = (x, y)
         x = x + min(max((target - y) / slope, -5.0), 5.0)
         if not quiet < x < loud:  # a bend in the curve: close in by halves
-            x = (quiet + loud) / 2 if math.isfinite(quiet + loud) else (quiet + 1.0 if loud == math.inf else loud - 1.0)
+            x = quiet + 1.0 if loud == math.inf else loud - 1.0 if quiet == -math.inf else (quiet + loud) / 2
     if best is None:
         raise NoProof(f"no noise was found for ε = {epsilon:g}")
     return math.exp(best[0]), best[1], tried

@@ -113,7 +113,7 @@ function start({ limits, methods, defaults }) {
     const tile = (label, text, sub, kind = "") => h("div", { class: "tile" }, h("div", { class: "label" }, label), h("div", { class: `value ${kind}` }, text), h("span", { class: "sub" }, sub));
     const w = plan.wish;
     answerBox.replaceChildren(
-      h("div", { class: "tiles" },
+      h("div", { class: "tiles three" },
         tile("Noise multiplier", short(plan.multiplier, 4), "noise over sensitivity, in every release"),
         tile("Noise, std", short(plan.noise_std, 3), `on a coordinate, clip ${short(plan.clip)}; ${short(plan.averaged_std)} after averaging ${w.cohort}`),
         tile("Proven ε", epsilon(plan.proven), `${plan.recipe}; at most ${epsilon(w.epsilon)}`, "proven"),

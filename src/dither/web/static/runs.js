@@ -1,5 +1,5 @@
 // The table of runs: live, filtered, sorted, and a comparison of those that are picked.
-import { ago, bytes, copy, epsilon, failed, get, h, number, short, show, svg, wait } from "./dom.js";
+import { ago, epsilon, failed, get, h, number, short, show, svg, wait } from "./dom.js";
 import { compare } from "./compare.js";
 
 const rows = new Map();      // id -> row
