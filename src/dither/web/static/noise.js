@@ -52,7 +52,7 @@ show(
         h("section", { class: "card" }, h("h2", {}, "1. Clip"), clipPicture.figure, h("p", { class: "small muted" }, "However unusual a record is, it can move the sum no farther than the circle. Now we know how much there is to hide.")),
         h("section", { class: "card" }, h("h2", {}, "2. Add noise"), cloudPicture.figure, h("p", { class: "small muted" }, "Each dot is something the client might send: one colour with your record, one without. Where the clouds overlap, nobody can tell them apart."))),
       h("section", { class: "card" }, h("h2", {}, "3. Average, and what the server sees"), curvePicture.figure,
-        h("p", { class: "small muted" }, "The two bells are the average of all clients, with and without your record. Averaging shrinks noise and record alike when the server sees the average alone; the model's signal, common to all clients, stays. Seeing single uploads, the server is back at picture 2.")))));
+        h("p", { class: "small muted" }, "The two bells are the average of all clients, with and without your record. Averaging K clients shrinks their noise by √K, any one record by K, and what all clients have in common not at all: the model learns, the record hides. A server that sees single uploads is back at picture 2.")))));
 
 let waiting = null;
 
@@ -60,7 +60,8 @@ function redraw() {
   const { length, clip, noise, clients } = state;
   const kept = Math.min(length, clip), sigma = noise * clip;
   const tip = (r) => [r * Math.cos(ANGLE), r * Math.sin(ANGLE)];
-  const square = (half) => ({ xaxis: { range: [-half, half], zeroline: true, showticklabels: false }, yaxis: { range: [-half, half], scaleanchor: "x", showticklabels: false } });
+  const bare = { showticklabels: false, showgrid: false, zeroline: false };
+  const square = (half) => ({ xaxis: { ...bare, range: [-half, half] }, yaxis: { ...bare, range: [-half, half], scaleanchor: "x" }, margin: { l: 8, r: 8, t: 12, b: 8 } });
   draw(clipPicture.box, (c, style) => {
     const turn = Array.from({ length: 73 }, (_, i) => (i * Math.PI) / 36);
     return {
@@ -68,7 +69,7 @@ function redraw() {
         { x: turn.map((t) => clip * Math.cos(t)), y: turn.map((t) => clip * Math.sin(t)), mode: "lines", name: "clip", line: { color: style("--muted"), dash: "dot" }, hoverinfo: "skip" },
         arrow([0, 0], tip(length), faded(c[1], 0.45), "the record's gradient"), arrow([0, 0], tip(kept), c[1], "after the clip"),
       ],
-      layout: { showlegend: true, ...square(4.3) },
+      layout: { showlegend: true, ...square(Math.max(1.8, clip + 0.2, 0.55 * length + 0.3)) },
     };
   });
   draw(cloudPicture.box, (c) => {
@@ -76,7 +77,7 @@ function redraw() {
     const dots = (x, y, colour, name) => ({ x: points.map((p) => x + sigma * p[0]), y: points.map((p) => y + sigma * p[1]), mode: "markers", name, marker: { size: 5, color: faded(colour, 0.55) }, hoverinfo: "skip" });
     return {
       traces: [dots(0, 0, c[0], "without your record"), dots(dx, dy, c[1], "with it"), arrow([0, 0], [dx, dy], c[1], "")],
-      layout: { showlegend: true, ...square(Math.max(2.5, 3 * sigma + kept)) },
+      layout: { showlegend: true, ...square(Math.max(1.8, 2.6 * sigma + kept)) },
     };
   });
   const shift = kept / clients, spread = sigma / Math.sqrt(clients);
