@@ -2,11 +2,12 @@
 
 import json
 import time
+import tomllib
 
 import pytest
 
 from dither.web.folders import Folder
-from dither.web.index import Index
+from dither.web.index import Index, read_spec
 from dither.web.index import read_row as _read_row
 from tests.web.folders import make_run
 
@@ -136,3 +137,28 @@ def test_a_thousand_runs(tmp_path, index, capsys):
     assert len(index.rows()) == 1000
     with capsys.disabled():
         print(f" [1,000 runs: first look {read:.2f} s, next {1000 * again:.0f} ms] ", end="")
+
+
+TEXTS = [
+    'method = "cpfed"\nseed = 3\nnum_clients = 4\n\n[data]\nname = "x"\nseed = 9\n',
+    'seed = 3\nmethod = "a"\n',
+    'method = "a"\n[data]\nseed = 9\n',
+    'method = "a"\nnote = """\nseed = 3\n"""\nx = 1\n',
+    "method = 'a'\nnote = '''\nseed = 3\n'''\n",
+    "numbers = [\n1,\n]\nseed = 3\n",
+    'method = "a\\"b"\nseed = 3\n',
+    "seed = 3\nseed = 4\n",
+    'seed = "3"\n',
+    "method = 1\n",
+    "",
+]
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
+def test_the_shortcut_for_seeds_reads_what_toml_says(tmp_path, text):
+    try:
+        wanted = tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        wanted = {}
+    make_run(tmp_path, spec_text=text)
+    assert read_spec(Folder(tmp_path), "run")[0] == wanted

@@ -33,6 +33,7 @@ def web(
     except ModuleNotFoundError as missing:
         raise SpecError(f"dither web needs {missing.name}; install it with: pip install 'dither[web]'") from None
     import socket
+    import threading
 
     from dither.spending import Ledger
     from dither.web.app import create_app
@@ -68,8 +69,8 @@ def web(
             soft_wrap=True,
         )
     terminal().print("stop with Ctrl-C", style="dim")
+    threading.Thread(target=app.state.warm, daemon=True).start()
     if open_browser:
-        import threading
         import webbrowser
 
         threading.Timer(0.5, webbrowser.open, [address]).start()

@@ -61,6 +61,7 @@ def create_app(
     async def icon() -> Response:
         return FileResponse(str(files("dither.web").joinpath("static", "icon.svg")), media_type="image/svg+xml")
 
+    app.state.warm = state.warm
     return app
 
 
@@ -74,6 +75,13 @@ class _State:
         self.index = Index(folder)
         self.watcher = Watcher(self.index, poll_seconds, self.public)
         self.computer = Computer()
+
+    def warm(self) -> None:
+        """What would make the first visitor wait: read the runs, then import what plans need (JAX)."""
+        self.index.refresh()
+        from dither.web import plans
+
+        plans.answer(plans.Wish())
 
     def public(self, row: Row) -> Row:
         """A row as the page gets it: what is left of the budget in place of where the ledger lies."""

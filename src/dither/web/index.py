@@ -9,11 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import threading
 import time
 import tomllib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from dither.web.folders import Folder
@@ -164,10 +166,22 @@ def read_spec(folder: Folder, run: str) -> tuple[dict[str, Any], str]:
     text = folder.text(run, "spec.toml")
     if text is None:
         return {}, "spec.toml cannot be read"
+    # Specs of a sweep differ in their seed alone: what is left is parsed once.
+    seed = _SEED.match(text)
+    rest = text if seed is None else f"{seed[1]}seed = 0\n{text[seed.end() :]}"
     try:
-        return tomllib.loads(text), ""
+        return {**_parsed(rest), **({} if seed is None else {"seed": int(seed[2])})}, ""
     except tomllib.TOMLDecodeError as error:
         return {}, f"spec.toml is not valid TOML: {error}"
+
+
+# `seed = 3` on a line of its own among the lines before the first table, as `Spec.to_toml` writes it
+_SEED = re.compile(r"((?:[^\[\n=]+=[^\n\[\"']*(?:\"[^\"\\\n]*\")?\n)*?)seed = (\d{1,18})\n")
+
+
+@lru_cache(maxsize=512)
+def _parsed(text: str) -> dict[str, Any]:
+    return tomllib.loads(text)
 
 
 def read_json(folder: Folder, run: str, name: str) -> tuple[dict[str, Any] | None, str]:
@@ -184,13 +198,15 @@ def read_json(folder: Folder, run: str, name: str) -> tuple[dict[str, Any] | Non
 
 def read_metrics(folder: Folder, run: str) -> list[dict[str, Any]]:
     """The evaluations so far; a line that is being written is left out."""
-    rows = []
-    for line in (folder.text(run, "metrics.jsonl") or "").splitlines():
-        with suppress(ValueError):
-            row = json.loads(line)
-            if isinstance(row, dict) and number(row.get("round")) is not None:
-                rows.append(row)
-    return rows
+    lines = (folder.text(run, "metrics.jsonl") or "").splitlines()
+    try:
+        rows = json.loads(f"[{','.join(lines)}]")  # all at once is several times faster
+    except ValueError:
+        rows = []
+        for line in lines:
+            with suppress(ValueError):
+                rows.append(json.loads(line))
+    return [row for row in rows if isinstance(row, dict) and number(row.get("round")) is not None]
 
 
 def section(values: Mapping[str, Any], name: str) -> dict[str, Any]:
