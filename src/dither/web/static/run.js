@@ -53,18 +53,16 @@ function privacySection(run) {
     return h("section", { class: "card" }, h("h2", {}, "Privacy"), h("p", { class: "muted" }, "The privacy table is written when the run ends. The accountant's ε of the rounds made so far is below."));
   }
   const claim = run.claimed;
-  const table = h("table", {},
+  const COLUMNS = ["", "ε", "Per", "Seen by the adversary", "Neighbours", "By", "In words"];
+  const line = (kind, name, cells) => h("tr", {}, h("th", { scope: "row", class: kind }, name), cells.map((cell, i) => h("td", { "data-label": COLUMNS[i + 1], class: i === 0 ? `eps ${kind}` : i === 5 ? "small words" : "", title: cell?.title }, cell?.text ?? cell)));
+  const table = h("table", { class: "stack" },
     h("caption", { class: "visually-hidden" }, "Claimed, proven and attacked ε"),
-    h("thead", {}, h("tr", {}, ["", "ε", "Per", "Seen by the adversary", "Neighbours", "By", "In words"].map((name) => h("th", { scope: "col" }, name)))),
+    h("thead", {}, h("tr", {}, COLUMNS.map((name) => h("th", { scope: "col" }, name)))),
     h("tbody", {},
-      claim ? h("tr", {}, h("th", { scope: "row", class: "claimed" }, "claimed"), h("td", { class: "eps claimed" }, epsilon(claim.value)), h("td", {}, claim.unit), h("td", {}, "–"), h("td", {}, claim.adjacency), h("td", {}, claim.source), h("td", { class: "small" }, `If the paper's theorem held, this ${claim.words}.`)) : null,
-      distinct(run.proven).map((row) => h("tr", {},
-        h("th", { scope: "row", class: "proven" }, row.assumed ? "assumed" : "proven"),
-        h("td", { class: "eps proven" }, epsilon(row.value)), h("td", {}, row.unit), h("td", {}, row.seenBy.join(", ")), h("td", { class: "nowrap" }, row.adjacency),
-        h("td", { title: row.recipe_words }, row.recipe), h("td", { class: "small" }, row.words))),
-      run.attacked.map((row) => h("tr", {},
-        h("th", { scope: "row", class: "attacked" }, "attacked"), h("td", { class: "eps attacked" }, `≥ ${epsilon(row.value)}`), h("td", {}, row.unit), h("td", {}, row.seen), h("td", { class: "nowrap" }, row.adjacency),
-        h("td", {}, row.form.split(":")[0]), h("td", { class: "small" }, `Shown with ${short(100 * row.confidence, 4)}% confidence in ${short(row.trials)} trials: ${row.verdict}${row.refutes_claim ? "; it refutes the claim" : ""}.`)))));
+      claim ? line("claimed", "claimed", [epsilon(claim.value), claim.unit, "–", claim.adjacency, claim.source, `If the paper's theorem held, this ${claim.words}.`]) : null,
+      distinct(run.proven).map((row) => line("proven", row.assumed ? "assumed" : "proven", [epsilon(row.value), row.unit, row.seenBy.join(", "), row.adjacency, { text: row.recipe, title: row.recipe_words }, row.words])),
+      run.attacked.map((row) => line("attacked", "attacked", [`≥ ${epsilon(row.value)}`, row.unit, row.seen, row.adjacency, row.form.split(":")[0],
+        `Shown with ${short(100 * row.confidence, 4)}% confidence in ${short(row.trials)} trials: ${row.verdict}${row.refutes_claim ? "; it refutes the claim" : ""}.`]))));
   const failing = claim ? claim.conditions.filter((one) => !one.holds) : [];
   const recipes = [...new Set(run.proven.map((row) => row.recipe_words).filter(Boolean))];
   const uncovered = [...new Set(run.proven.flatMap((row) => row.not_covered))];

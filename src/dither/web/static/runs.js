@@ -95,7 +95,7 @@ function tr(row) {
   const done = row.num_rounds ? `${row.round} / ${row.num_rounds}` : String(row.round);
   const claimed = row.claimed && [
     h("span", { class: "eps claimed" }, epsilon(row.claimed.value)),
-    h("span", { class: "sub" }, row.claimed.failing ? `per ${row.claimed.unit}, ${row.claimed.failing} condition${row.claimed.failing > 1 ? "s" : ""} fail` : `per ${row.claimed.unit}`),
+    h("span", { class: "sub" }, row.claimed.failing ? `per ${row.claimed.unit}, ${row.claimed.failing} condition${row.claimed.failing > 1 ? "s fail" : " fails"}` : `per ${row.claimed.unit}`),
   ];
   const proven = row.proven && [
     h("span", { class: "eps proven" }, epsilon(row.proven.value)),
