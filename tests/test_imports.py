@@ -26,9 +26,9 @@ ROOMS = [
     "sweeps",
     "training",
     "planning",
-    "api",
     "audit",
     "reproduce",
+    "api",
     "web",
     "cli",
 ]

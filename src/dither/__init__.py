@@ -28,6 +28,7 @@ _EXPORTS = {
     "Dataset": "dither.data",
     "Federation": "dither.data",
     "Spec": "dither.spec",
+    "audit": "dither.api",
     "load": "dither.api",
     "plan": "dither.api",
     "run": "dither.api",
@@ -37,6 +38,7 @@ _EXPORTS = {
 __all__ = ["__version__", *_EXPORTS]
 
 if TYPE_CHECKING:
+    from dither.api import audit as audit
     from dither.api import load as load
     from dither.api import plan as plan
     from dither.api import run as run

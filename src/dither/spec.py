@@ -254,8 +254,8 @@ class Spec:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def fingerprint(self) -> str:
-        """SHA-256 of what differs from the defaults: unlike `digest` the same in later versions that know more keys,
-        and so a name for results that are kept. Whoever changes a default's meaning must change such names."""
+        """SHA-256 of what differs from the defaults: unlike `digest` the same in later versions that know more
+        keys, and so a name for results that are kept. Who changes a default's meaning must change such names."""
         plain = _flatten(Spec(method=self.method).to_dict())
         chosen = {key: value for key, value in _flatten(self.to_dict()).items() if value != plain.get(key)}
         text = json.dumps({**chosen, "method": self.method}, sort_keys=True)

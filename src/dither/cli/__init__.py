@@ -1,7 +1,7 @@
 """The command line. It parses, calls the library, prints; nothing imports it.
 
 Exit codes: 0 done, 1 something failed, 2 a value given is wrong, 3 the privacy budget is spent, 4 the ledger is
-damaged, 130 interrupted (the run can be resumed).
+damaged, 5 an audit shows more than was proved, 130 interrupted (the run can be resumed).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import dither
-from dither.cli import budgets, datasets, plans, runs, webpage
+from dither.cli import audits, budgets, datasets, plans, reproductions, runs, webpage
 from dither.cli.printing import error_terminal, escape
 from dither.errors import DitherError
 
@@ -26,6 +26,8 @@ app = typer.Typer(
 )
 runs.register(app)
 plans.register(app)
+reproductions.register(app)
+audits.register(app)
 webpage.register(app)
 app.add_typer(datasets.app, name="data")
 app.add_typer(budgets.app, name="budget")

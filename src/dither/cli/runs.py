@@ -136,6 +136,7 @@ def account(
                 "by": row["recipe"],
             }
         )
+    rows += [] if settings else _attacked(run_folder)
     print_table(rows, title=f"{report['method']}: claimed and proven ε at δ = {claim['delta']:g}")
     for row in worth_showing(report["proven"]):
         clients = row.get("clients")
@@ -159,6 +160,24 @@ def account(
         typer.echo(f"why they differ: {report['why']}")
     for what in dict.fromkeys(each for row in report["proven"] for each in row["not_covered"]):
         typer.echo(f"not covered: {what.removeprefix('not covered: ')}")
+
+
+def _attacked(folder: Path) -> list[dict[str, Any]]:
+    """What `dither audit` has shown of this run, if it was asked."""
+    path = folder / "audit.json"
+    if not path.is_file():
+        return []
+    return [
+        {
+            "": "attacked",
+            "ε": f">= {epsilon_text(row['attacked']['value'])}",
+            "unit": row["unit"],
+            "seen": SEEN[row["view"]],
+            "neighbours": row["adjacency"],
+            "by": row["attacked"]["form"].split(":")[0],
+        }
+        for row in json.loads(path.read_text(encoding="utf-8"))["rows"]
+    ]
 
 
 def _bound(row: dict[str, Any]) -> dict[str, Any]:

@@ -596,6 +596,9 @@ def _keys(root: Any, index: Array, client: Array, noise_root: Any = None) -> Key
     )
 
 
+client_keys = _keys  # for whoever calls a method's client outside a simulation, as an audit does
+
+
 def _records(run: Run, shared: Shared, client: Array) -> Records:
     return Records(shared.x, shared.y, run.order, run.start[client], run.size[client])
 

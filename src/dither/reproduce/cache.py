@@ -1,8 +1,8 @@
 """Finished runs on disk, one small file each, so that an interrupted reproduction continues.
 
-A run is named by its spec's fingerprint and by `NUMERICS`, so a figure that changes computes only what changed. Files
-are written whole or not at all: a kill loses the batch that was under way, nothing else. Accounted ε are kept the same
-way (`kept`).
+A run is named by its spec's fingerprint and by `NUMERICS`, so a figure that changes computes only what changed.
+Files are written whole or not at all: a kill loses the batch that was under way, nothing else. Accounted ε are
+kept the same way (`kept`).
 """
 
 from __future__ import annotations

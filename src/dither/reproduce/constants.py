@@ -1,7 +1,7 @@
 """NbAFL's constants ρ, β, l, B and Θ, estimated along a run without noise (for Fig. 8).
 
-The paper evaluates Theorem 2 with constants that it says were estimated, without saying how. Here they are read off
-the iterates w_0, …, w_T of a run without noise, on the training records F = (1/N) Σ F_i:
+The paper evaluates Theorem 2 with constants that it says were estimated, without saying how. Here they are read
+off the iterates w_0, …, w_T of a run without noise, on the training records F = (1/N) Σ F_i:
 
     ρ   largest eigenvalue of ∇²F at the iterates, by power iteration      (smoothness along the path)
     β   largest ‖∇F_i‖ over clients and iterates                          (Lipschitz constant along the path)
@@ -10,8 +10,8 @@ the iterates w_0, …, w_T of a run without noise, on the training records F = (
     Θ   F(w_0) − F*
 
 with F* = 0, the least value of a cross-entropy, which a network of this size can approach on 5,000 images. Each is
-an estimate from below (ρ, β, B) or from above (l) of what the theorem needs: a maximum over the path is not one over
-the space.
+an estimate from below (ρ, β, B) or from above (l) of what the theorem needs: a maximum over the path is not one
+over the space.
 """
 
 from __future__ import annotations

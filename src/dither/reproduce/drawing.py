@@ -48,9 +48,9 @@ def series(view: View, panel: Panel, line: Line) -> Series:
         rounds, values = view.curve(line.values, panel.metric, line.until)
         return Series(np.asarray(rounds, float), values, view.seeds)
     finals = [view.final({**line.values, **more}, panel.metric, at=line.until) for _, more in panel.axis.points]
-    x = np.array([x for x, _ in panel.axis.points], float)
-    order = np.argsort(x)
-    return Series(x[order], np.stack(finals, axis=1)[:, order], view.seeds)
+    places = np.array([x for x, _ in panel.axis.points], float)
+    order = np.argsort(places)
+    return Series(places[order], np.stack(finals, axis=1)[:, order], view.seeds)
 
 
 def draw(figure: Figure, views: Sequence[View]) -> Any:
@@ -73,6 +73,7 @@ def draw(figure: Figure, views: Sequence[View]) -> Any:
         handles: dict[str, Any] = {}
         for axis, panel in zip(axes, panels, strict=False):
             _draw_panel(axis, view, panel, styles, handles)
+        _share_scale(axes, panels)
         part.legend(handles.values(), handles.keys(), loc="outside right center", frameon=False, fontsize=8.5)
         if len(views) > 1 and view.proven not in told:
             told.add(view.proven)
@@ -129,12 +130,27 @@ def _draw_panel(axis: Any, view: View, panel: Panel, styles: dict[str, int], han
             ticks = sorted(x for x, _ in panel.axis.points)
             axis.set_xticks(ticks, [f"{x:g}" for x in ticks])
             axis.minorticks_off()
+    else:
+        axis.xaxis.get_major_locator().set_params(integer=True)
     axis.set_xlabel(panel.axis.label if panel.axis is not None else panel.x_label, fontsize=9)
     axis.set_ylabel(panel.label, fontsize=9)
     axis.tick_params(labelsize=8)
     if panel.title:
         axis.set_title(panel.title, fontsize=9.5, loc="left")
     axis.margins(x=0.03)
+
+
+def _share_scale(axes: Sequence[Any], panels: Sequence[Panel]) -> None:
+    """Panels of a row that show the same metric have the same vertical axis, so that they can be compared."""
+    for metric in {panel.metric for panel in panels}:
+        alike = [axis for axis, panel in zip(axes, panels, strict=False) if panel.metric == metric]
+        limits = [axis.get_ylim() for axis in alike]
+        scale = "log" if any(axis.get_yscale() == "log" for axis in alike) else "linear"
+        low, high = min(a for a, _ in limits), max(b for _, b in limits)
+        for axis in alike:
+            if scale == "log" and low > 0:
+                axis.set_yscale(scale)
+            axis.set_ylim(low, high)
 
 
 def encoded(canvas: Any, kind: str) -> bytes:
@@ -162,6 +178,7 @@ def _rows(figure: Figure, view: View) -> Iterator[list[Any]]:
     for panel in figure.panels(view):
         for line in panel.lines:
             found = series(view, panel, line)
-            for seed, values in zip(found.seeds or [""], found.values, strict=True):
+            seeds: list[Any] = list(found.seeds) or [""]
+            for seed, values in zip(seeds, found.values, strict=True):
                 for x, value in zip(found.x, values, strict=True):
                     yield [panel.title, line.label, panel.metric, f"{x:g}", seed, f"{value:.6g}"]

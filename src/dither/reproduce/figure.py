@@ -54,7 +54,7 @@ class Line(NamedTuple):
 
     label: str
     values: Values = MappingProxyType({})
-    formula: Callable[[View], tuple[Sequence[float], Sequence[float]]] | None = None  # (x, y) in float64
+    formula: Callable[[View], tuple[np.ndarray, np.ndarray]] | None = None  # (x, y) in float64
     dashed: bool = False
     until: Callable[[View, int], int] | None = None  # the last round shown, given the seed
 
@@ -133,9 +133,10 @@ class Figure:
         """As printed, and at equal proven ε where that applies at this scale."""
         if scale not in self.scales:
             raise SpecError(f"{self.id} has no scale {scale!r}; it has {', '.join(self.scales)}")
-        both = [View(self, scale, store or {}, accounts, proven=False)]
+        known = {} if store is None else store
+        both = [View(self, scale, known, accounts, proven=False)]
         if self.proven is not None and self.scales[scale].proven_seeds != 0:
-            both.append(View(self, scale, store or {}, accounts, proven=True))
+            both.append(View(self, scale, known, accounts, proven=True))
         return both
 
 
@@ -173,6 +174,7 @@ class View:
         self.scale = figure.scales[scale]
         self.store = store
         self._accounts = accounts
+        self._specs: dict[tuple[str, int], tuple[Spec, str]] = {}
         self.proven = proven
         chosen = self.scale.proven_seeds if proven else None
         self.seeds = list(range(self.scale.seeds if chosen is None else chosen))
@@ -187,6 +189,17 @@ class View:
 
     def spec(self, values: Values, seed: int) -> Spec:
         """The run of these settings with this seed."""
+        return self._known(values, seed)[0]
+
+    def _known(self, values: Values, seed: int) -> tuple[Spec, str]:
+        """A run and its name in the cache: panels and claims ask for the same few again and again."""
+        which = (repr(sorted(values.items())), seed)
+        if which not in self._specs:
+            spec = self._spec(values, seed)
+            self._specs[which] = (spec, point_key(spec, self.figure.gradient_norm))
+        return self._specs[which]
+
+    def _spec(self, values: Values, seed: int) -> Spec:
         plain = self.base.with_values({**values, "seed": seed})
         if not self.proven or self.figure.proven is None:
             return plain
@@ -212,12 +225,10 @@ class View:
                     continue
                 for x, more in panel.axis.points if panel.axis else ((None, {}),):
                     values = {**line.values, **more}
-                    name = (
-                        line.label
-                        if x is None or panel.axis is None
-                        else f"{line.label}, {panel.axis.label} {x:g}"
-                    )
-                    found.setdefault(self.spec(values, 0).fingerprint(), (name, values))
+                    name = ": ".join(part for part in (panel.title, line.label) if part)
+                    if panel.axis is not None and x is not None:
+                        name += f", {panel.axis.label} {x:g}"
+                    found.setdefault(self._known(values, 0)[1], (name, values))
         return list(found.values())
 
     def specs(self) -> list[Spec]:
@@ -228,8 +239,7 @@ class View:
 
     def record(self, values: Values, seed: int) -> Record:
         """The finished run of these settings."""
-        spec = self.spec(values, seed)
-        key = point_key(spec, self.figure.gradient_norm)
+        key = self._known(values, seed)[1]
         if key not in self.store:
             raise NotComputed(f"{self.figure.id}: no run yet of {dict(values)}, seed {seed}")
         return self.store[key]

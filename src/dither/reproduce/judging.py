@@ -83,6 +83,11 @@ def too_few(*groups: np.ndarray) -> Verdict | None:
     return None
 
 
+def needs_seeds(seeds: Sequence[int]) -> Verdict | None:
+    """The verdict of a claim about means and settings that one or two seeds cannot carry."""
+    return too_few(np.zeros(len(seeds)))
+
+
 def not_judged(reason: str) -> Verdict:
     """A claim that this scale cannot speak about."""
     return Verdict(NOT_JUDGED, reason)
@@ -154,7 +159,7 @@ def ordered_within_noise(
 
 
 def not_monotone(groups: Sequence[np.ndarray], names: Sequence[Any], *, what: str = "") -> Verdict:
-    """Some pair surely rises and some pair surely falls; fails where the order is monotone within noise."""
+    """Some pair surely rises and some pair surely falls; fails where a monotone order is shown."""
     numbers = tuple(summary(name, group) for name, group in zip(names, groups, strict=True))
     if len(groups) < 3:
         return Verdict(NOT_JUDGED, "fewer than three values", numbers)
@@ -171,7 +176,8 @@ def not_monotone(groups: Sequence[np.ndarray], names: Sequence[Any], *, what: st
     signs = {gap.sign for _, _, gap in pairs}
     if {1, -1} <= signs:
         return Verdict(HOLDS, text, numbers)
-    return Verdict(FAILS if signs & {1, -1} else INCONCLUSIVE, text + " (monotone within noise)", numbers)
+    shown_order = any(ordered_within_noise(groups, names, rising=way).status == HOLDS for way in (True, False))
+    return Verdict(FAILS if shown_order else INCONCLUSIVE, text + " (monotone within noise)", numbers)
 
 
 def interior_optimum(

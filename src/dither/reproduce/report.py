@@ -83,8 +83,8 @@ def _head(result: Result) -> str:
     return (
         f"<header><h1>{len(figures)} figures of five papers, and what they claim</h1>"
         "<p>Every figure is drawn from runs of this code. A criterion is a statistical statement over seeds: it "
-        "<b>holds</b>, it <b>fails</b>, the seeds are <b>inconclusive</b>, or this scale cannot judge it. The second "
-        "column asks the same at equal <em>proven</em> ε: with noise that an accountant has set, what survives?</p>"
+        "<b>holds</b>, it <b>fails</b>, the seeds are <b>inconclusive</b>, or this scale cannot judge it. The "
+        "second column asks the same at equal <em>proven</em> ε, with noise that an accountant has set.</p>"
         f"{_definitions(rows)}</header>"
     )
 
@@ -108,10 +108,10 @@ def _summary(result: Result) -> str:
     criteria = len({claim["id"] for entry in result.figures for claim in entry["claims"]})
     return (
         f'<section id="claims"><h2>{criteria} criteria</h2><div class="scroll"><table class="claims"><thead><tr>'
-        "<th>criterion</th><th>what the paper finds</th><th>as printed</th><th>at equal proven ε</th><th>figure</th>"
-        f"</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
+        "<th>criterion</th><th>what the paper finds</th><th>as printed</th><th>at equal proven ε</th>"
+        f"<th>figure</th></tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
         "<p class='small'>Indented rows test a criterion under another reading or a correction. "
-        "– : not asked, because the noise plays no part or the proven noise leaves nothing to compare.</p></section>"
+        "– : not asked, because noise plays no part or the proven noise leaves nothing to compare.</p></section>"
     )
 
 

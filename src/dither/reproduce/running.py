@@ -50,8 +50,8 @@ def reproduce(
     """Compute, judge and draw figures: "all", a paper ("nbafl"), or one ("nbafl/fig2").
 
     `out` is the folder for pictures, CSVs and report.html; without it nothing is drawn. Finished runs are kept in
-    `cache` (the platform's cache folder by default). `only_compute` fills the cache and stops there: draw the report
-    later, elsewhere, from the same folder.
+    `cache` (the platform's cache folder by default). `only_compute` fills the cache and stops there: draw the
+    report later, elsewhere, from the same folder.
     """
     chosen = figures.select(list(what) if not isinstance(what, str) else what)
     throwaway = None if use_cache else tempfile.mkdtemp(prefix="dither-reproduce-")
@@ -125,6 +125,7 @@ def _entry(
         canvas = drawing.draw(figure, views)
         stem = figure.id.replace("/", "-")
         entry["png"] = drawing.encoded(canvas, "png")
+        canvas.set_layout_engine("none")  # both pictures in the layout that was found for the first
         write_bytes(out / f"{stem}.png", entry["png"])
         write_bytes(out / f"{stem}.svg", drawing.encoded(canvas, "svg"))
         write_text(out / f"{stem}.csv", drawing.raw(figure, views))

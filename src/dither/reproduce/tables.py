@@ -67,9 +67,9 @@ def dp_scaffold_printed() -> Table:
         _row("", "about 400", last(2, 0.99998, 200, 700), "scheme 2, budget 700 rounds", "differs"),
     ]
     note = (
-        "The printed ε rest on one fixed Rényi order, so that ln(1/δ)/(α − 1) makes almost all of them and the leak "
-        "itself shows only in the last digits (S6). The stated parameters of Fig. 4 do not give 7.6769, and no budget "
-        "tried gives 428."
+        "The printed ε rest on one fixed Rényi order, so that ln(1/δ)/(α − 1) makes almost all of them and the "
+        "leak itself shows only in the last digits (S6). The stated parameters of Fig. 4 do not give 7.6769, and "
+        "no budget tried gives 428."
     )
     return Table("What DP-SCAFFOLD prints, and what its formulas give", rows, note)
 

@@ -202,7 +202,7 @@ def beats(method: str, rival: tuple[str, Values], metrics: Sequence[str]) -> Cal
 
 AGGREGATION_NOTE = (
     "Noise set by the accountant for the whole run; with secure aggregation the adversary sees sums, without it "
-    "every upload. No credit for the others' noise is proved at these settings (G7: {why}), so the two lines are one."
+    "every upload. No credit for the others' noise is proved here (G7: {why}), so the two lines are one."
 )
 
 

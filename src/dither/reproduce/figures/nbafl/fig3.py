@@ -32,7 +32,7 @@ FIGURE = Figure(
     claims=(Claim("NB-A2", "the same order at m = 512", falls_with_epsilon),),
     scales={
         "full": Scale(5, {"epsilon": (6.0, 8.0, 10.0, inf)}, proven_seeds=3),
-        "quick": Scale(3, {"epsilon": (6.0, inf)}, {"num_rounds": 8, "local_steps": 5}, proven_seeds=0),
+        "quick": Scale(3, {"epsilon": (6.0, inf)}, {"num_rounds": 8, "local_steps": 3}, proven_seeds=0),
         "smoke": Scale(1, {"epsilon": (6.0, inf)}, {**SMOKE, "data.records_per_client": 20}),
     },
     proven=PROVEN,

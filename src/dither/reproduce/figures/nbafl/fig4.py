@@ -26,7 +26,7 @@ def falls_with_epsilon(view: View) -> Verdict:
 FIGURE = Figure(
     id="nbafl/fig4",
     title="Training loss for several ε, K = 20 of 50 clients scheduled",
-    shows="As Fig. 2 with K = 20 clients drawn each round; at these settings Lemma 4 sets the downlink noise to 0.",
+    shows="As Fig. 2 with K = 20 clients drawn each round; here Lemma 4 sets the downlink noise to 0.",
     base={**BASE, "cohort_size": 20},
     panels=panels,
     claims=(Claim("NB-A3", "the same order under scheduling", falls_with_epsilon),),

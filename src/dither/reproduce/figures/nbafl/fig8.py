@@ -12,7 +12,7 @@ from dither.reproduce.constants import METHOD, estimate
 from dither.reproduce.figure import Claim, Figure, Line, Panel, Scale, Table, View
 from dither.reproduce.figures.nbafl import BASE, DESTROYED, SMOKE, final_loss, rounds_axis
 from dither.reproduce.figures.words import TRAIN_LOSS, eps
-from dither.reproduce.judging import Verdict, all_of, fact, interior_optimum
+from dither.reproduce.judging import Verdict, all_of, fact, interior_optimum, needs_seeds
 
 PROXIMAL = 10.0  # μ of the bound, of which the paper says nothing
 REFERENCE = theory.LossConstants(1.0, 1.0, 0.5, 1.2, PROXIMAL, 2.3)  # made up, so that the bound has a value
@@ -65,8 +65,10 @@ def panels(view: View) -> list[Panel]:
 
 def same_shape(view: View) -> Verdict:
     """Experiment and bound both fall, then rise: each has its least value inside the range of T."""
-    rounds = view.grid("num_rounds")
-    loss = loss_constants(view)
+    few = needs_seeds(view.seeds)
+    if few:
+        return few
+    rounds, loss = view.grid("num_rounds"), loss_constants(view)
     verdicts = []
     for e in view.grid("epsilon"):
         found = final_loss(view, [{"privacy.epsilon": e, "num_rounds": t} for t in rounds])
@@ -100,8 +102,8 @@ def tables(view: View) -> list[Table]:
     )
     looks = ", ".join(map(str, found["rounds"]))
     note = (
-        f"Estimated {METHOD}; looked at after rounds {looks}. μ = 10 as for the reference constants where it suffices, "
-        f"else 2(ρB + ρB²/2), which contracts most. {conditions}."
+        f"Estimated {METHOD}; looked at after rounds {looks}. μ = 10 as for the reference constants where it "
+        f"suffices, else 2(ρB + ρB²/2), which contracts most. {conditions}."
     )
     return [Table("Constants of Theorem 2", rows, note)]
 

@@ -11,6 +11,7 @@ from dither.reproduce.figures.words import ACCURACY, TABLE_STAND_IN
 BASE = {"preset": "secure-fedavg", "num_rounds": 100, "eval_every": 5}
 SMOKE = {
     **TABLE_STAND_IN,
+    "data.records_per_client": 20,
     "num_rounds": 4,
     "eval_every": 2,
     "cohort_size": 4,

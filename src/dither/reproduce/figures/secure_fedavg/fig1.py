@@ -66,7 +66,7 @@ FIGURE = Figure(
     scales={
         "full": Scale(5, {"epsilon": (0.1, 0.5, 1.0, inf), "local_steps": (1, 10), "num_rounds": (200, 100)}),
         "quick": Scale(5, {"epsilon": (0.1, 0.5, 1.0, inf), "local_steps": (1, 10), "num_rounds": (100, 50)}),
-        "smoke": Scale(3, {"epsilon": (0.5, inf), "local_steps": (1, 2), "num_rounds": (4, 4)}, SMOKE),
+        "smoke": Scale(1, {"epsilon": (0.5, inf), "local_steps": (1, 2), "num_rounds": (4, 4)}, SMOKE),
     },
     proven=PROVEN,
     proven_note=PROVEN_NOTE,

@@ -46,7 +46,7 @@ FIGURE = Figure(
     scales={
         "full": Scale(5, {"cohort_size": (10, 30, 50, 100)}),
         "quick": Scale(5, {"cohort_size": (10, 50, 100)}, {"num_rounds": 50}),
-        "smoke": Scale(3, {"cohort_size": (4,)}, {**SMOKE, "local_steps": 2}),
+        "smoke": Scale(1, {"cohort_size": (4,)}, {**SMOKE, "local_steps": 2}),
     },
     proven=PROVEN,
     proven_note=PROVEN_NOTE,

@@ -46,7 +46,7 @@ FIGURE = Figure(
     scales={
         "full": Scale(5, {"local_steps": (1, 5, 10, 20)}),
         "quick": Scale(5, {"local_steps": (1, 5, 20)}, {"num_rounds": 50}),
-        "smoke": Scale(3, {"local_steps": (1, 2)}, SMOKE),
+        "smoke": Scale(1, {"local_steps": (1, 2)}, SMOKE),
     },
     proven=PROVEN,
     proven_note=PROVEN_NOTE,

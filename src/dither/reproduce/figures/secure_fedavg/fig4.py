@@ -52,7 +52,7 @@ FIGURE = Figure(
     scales={
         "full": Scale(5, {"batch_size": (1, 5, 10), "local_steps": (1, 10), "num_rounds": (200, 100)}),
         "quick": Scale(5, {"batch_size": (1, 5, 10), "local_steps": (1, 10), "num_rounds": (100, 50)}),
-        "smoke": Scale(3, {"batch_size": (1,), "local_steps": (1, 2), "num_rounds": (4, 4)}, SMOKE),
+        "smoke": Scale(1, {"batch_size": (1,), "local_steps": (1, 2), "num_rounds": (4, 4)}, SMOKE),
     },
     proven=PROVEN,
     proven_note=PROVEN_NOTE,

@@ -1,0 +1,181 @@
+"""dither reproduce."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dither.cli.options import DataDir, Json
+from dither.cli.printing import error_terminal, escape, print_table, terminal
+
+_COLOURS = {"holds": "green", "fails": "red", "inconclusive": "yellow", "not judged": "dim"}
+
+
+def reproduce(
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[all | PAPER | PAPER/figN]...", help="What to reproduce (default: all 27 figures)."
+        ),
+    ] = None,
+    scale: Annotated[
+        str,
+        typer.Option(help="smoke (a minute, stand-in data), quick (within 20 minutes on 2 cores) or full."),
+    ] = "quick",
+    out: Annotated[Path, typer.Option(help="Folder for pictures, CSVs and report.html.")] = Path("reproduced"),
+    listed: Annotated[bool, typer.Option("--list", help="List the figures and their criteria.")] = False,
+    cache: Annotated[
+        Path | None, typer.Option(help="Folder of finished runs (default: $DITHER_CACHE or the platform's).")
+    ] = None,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Compute everything anew and keep nothing.")
+    ] = False,
+    only_compute: Annotated[
+        bool, typer.Option("--only-compute", help="Fill the cache and stop; draw the report later.")
+    ] = False,
+    against: Annotated[
+        Path | None,
+        typer.Option(metavar="REPORT.json", help="Also list claims that another report decides otherwise."),
+    ] = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Draw the papers' figures from runs of this code, and judge each of their findings."""
+    from dither.reproduce import figures
+
+    chosen = figures.select(what or ["all"])
+    if listed:
+        rows = [
+            {
+                "figure": figure.id,
+                "shows": figure.title,
+                "criteria": ", ".join(dict.fromkeys(claim.id for claim in figure.claims)),
+            }
+            for figure in chosen
+        ]
+        print_table(rows, as_json=as_json, title="Figures", footer="dither reproduce FIGURE --scale quick")
+        return
+    from dither import api
+    from dither.reproduce import report
+
+    arguments = shlex.join(["dither", *sys.argv[1:]])
+    silent = as_json
+    if not silent and scale != "full":
+        for figure in chosen:
+            less = figure.views(scale)[0].reductions()
+            typer.echo(f"{figure.id}: {'; '.join(less) or 'as at full scale'}")
+    view = _Bar(silent)
+    try:
+        with view:
+            result = api.reproduce(
+                what or "all",
+                scale=scale,
+                out=None if only_compute else out,
+                cache=cache,
+                use_cache=not no_cache,
+                data_dir=data_dir,
+                only_compute=only_compute,
+                command=arguments,
+                on_progress=view.update,
+                on_figure=view.figure,
+            )
+    except KeyboardInterrupt:
+        error_terminal().print("interrupted; finished runs are kept: the same command continues", highlight=False)
+        sys.exit(130)
+    other = report.disagreements(result.claims, _claims_of(against)) if against else []
+    if as_json:
+        from dither.runs import to_json
+
+        plain = [{key: value for key, value in entry.items() if key != "png"} for entry in result.figures]
+        told = {"report": str(result.report), "made": result.made, "figures": plain, "disagreements": other}
+        typer.echo(to_json(told, indent=2))
+        return
+    if only_compute:
+        typer.echo(f"{result.made['computed']} runs made and kept")
+        return
+    _print_claims(result.claims)
+    for line in other:
+        typer.echo(f"decided otherwise in {against}: {line}")
+    typer.echo(f"report: {result.report}")
+
+
+def _claims_of(path: Path) -> list[dict[str, Any]]:
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return [claim for figure in found["figures"] for claim in figure["claims"]]
+
+
+def _print_claims(claims: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    table = Table(title="Criteria", title_justify="left")
+    for name in ("criterion", "as printed", "at equal proven ε", "what the paper finds"):
+        table.add_column(name, overflow="fold")
+    for claim in claims:
+        proven = claim["proven"]["status"] if claim["proven"] else "–"
+        name = claim["id"] + (f"\n  {claim['variant']}" if claim["variant"] else "")
+        printed = claim["printed"]["status"]
+        table.add_row(escape(name), _coloured(printed), _coloured(proven), escape(claim["claim"]))
+    terminal().print(table)
+
+
+def _coloured(status: str) -> str:
+    colour = _COLOURS.get(status)
+    return f"[{colour}]{status}[/]" if colour else status
+
+
+class _Bar:
+    """A live bar with the time left on a terminal, a line now and then elsewhere."""
+
+    def __init__(self, silent: bool) -> None:
+        self._silent = silent
+        self._bar: Any = None
+        self._task: Any = None
+        self._told = -1
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(self, now: Any) -> None:
+        if self._silent:
+            return
+        if self._bar is None and terminal().is_terminal:
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+            self._bar = Progress(
+                TextColumn("{task.description:20}"),
+                BarColumn(bar_width=None),
+                TextColumn("{task.percentage:3.0f}%"),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(elapsed_when_finished=False),
+                console=terminal(),
+            )
+            self._task = self._bar.add_task("", total=now.total)
+            self._bar.start()
+        if self._bar is not None:
+            self._bar.update(self._task, completed=now.done, description=now.figure)
+        elif int(10 * now.done / max(now.total, 1e-9)) > self._told:
+            self._told = int(10 * now.done / max(now.total, 1e-9))
+            typer.echo(f"{10 * self._told}%  {now.figure}")
+
+    def figure(self, entry: dict[str, Any]) -> None:
+        if self._silent:
+            return
+        verdicts = ", ".join(f"{claim['id']} {claim['printed']['status']}" for claim in entry["claims"])
+        say: Callable[[str], Any] = self._bar.console.print if self._bar is not None else typer.echo
+        say(f"{entry['id']}: {entry['refused'] or verdicts}")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the program."""
+    app.command()(reproduce)
