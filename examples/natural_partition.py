@@ -1,8 +1,8 @@
-"""Data of your own, split as it lies: one client for each institution named in a column, proven ε = 1 for each record.
+"""Data of your own, split as it lies: one client for each institution named in a column, proven ε = 1.
 
 Run it:   python examples/natural_partition.py
-It invents patients at five sites of unequal size, writes a schema whose bounds are public knowledge, trains, and prints
-what was proved. What your own table needs is the same: a label, a column that names the holder, public bounds.
+It invents patients at five sites of unequal size, writes a schema whose bounds are public knowledge, trains, and
+prints what was proved. Your own table needs the same: a label, a column that names the holder, public bounds.
 """
 
 import tempfile
