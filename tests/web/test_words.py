@@ -27,3 +27,11 @@ def test_odds():
     assert "10^15" in words.odds(35.0)
     assert "no bound" in words.odds(float("inf"))
     assert words.odds(None) == ""
+
+
+def test_what_has_no_proof_is_said_plainly():
+    row = {"view": "upload", "adjacency": "add/remove", "unit": "run"}
+    assert "no theorem bounds what can be told if one record is added or removed" in words.explain(
+        row, float("inf")
+    )
+    assert "factor of at most 2.72" in words.explain(row, 1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from dither.web import words
@@ -118,7 +119,7 @@ def proven_in_words(rows: Any, privacy: dict[str, Any]) -> list[dict[str, Any]]:
                 "own": own and not unit.startswith("message"),
             }
         )
-    return sorted(shown, key=lambda row: not row["own"])
+    return sorted(shown, key=lambda row: (not row["own"], row["value"] in (None, math.inf)))
 
 
 def attacks(audit: dict[str, Any] | None) -> list[dict[str, Any]]:
@@ -172,7 +173,8 @@ def _facts(spec: dict[str, Any], summary: dict[str, Any]) -> list[tuple[str, str
     seen = section(summary, "participation")
     facts = [
         ("clients", f"{spec.get('num_clients', '?')}, {spec.get('cohort_size', '?')} a round"),
-        ("local work", f"{spec.get('local_steps', '?')} steps, batches of {spec.get('batch_size', '?')}"),
+        ("local steps a round", spec.get("local_steps", "?")),
+        ("records in a batch", spec.get("batch_size", "?")),
         ("batches", spec.get("batch_sampling", "?")),
         ("model", model.get("name", "?")),
         ("parameters", summary.get("num_params")),

@@ -84,6 +84,8 @@ def explain(row: Mapping[str, Any], value: float | None) -> str:
     seen, who = VIEWS.get(view, (view, view))
     change = NEIGHBOURS.get(adjacency, adjacency)
     unit = "one message" if str(row.get("unit", "")).startswith("message") else "the whole run"
+    if value is None or math.isinf(value):
+        return f"To {who} ({seen}), over {unit}: no theorem bounds what can be told if {change}."
     return f"To {who} ({seen}), over {unit}: if {change}, that {odds(value)}."
 
 

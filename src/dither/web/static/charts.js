@@ -62,29 +62,61 @@ export function chart(label, caption = "", tall = false) {
   return { figure: h("figure", {}, box, words), box, words };
 }
 
-// The terms of a bound, stacked over rounds; the line above which it promises nothing.
-export function stacked(bound, measured) {
+// The terms of a bound over rounds: stacked, or as lines on a logarithmic scale where the bound dwarfs what it bounds.
+export function boundFigure(bound, measured) {
+  const found = chart("The paper's convergence bound, term by term, over rounds", "", true);
+  let scale = bound.vacuous ? "log" : "stacked";
+  const group = `scale-${Math.random().toString(36).slice(2)}`;
+  const radios = Object.entries({ stacked: "terms stacked", log: "logarithmic" }).map(([key, text]) => {
+    const radio = h("input", { type: "radio", name: group, value: key, onchange: () => { scale = key; redraw(); } });
+    radio.checked = key === scale;
+    return h("label", {}, radio, text);
+  });
+  const redraw = () => draw(found.box, (scale === "log" ? lines : stacked)(bound, measured));
+  found.figure.prepend(h("fieldset", { class: "choice small" }, h("legend", {}, "Scale"), radios));
+  return { ...found, redraw };
+}
+
+const finite = (values) => values.map((v) => (typeof v === "number" ? v : null));
+
+const BOUND_AXES = (bound, yaxis) => ({
+  showlegend: true, hovermode: "x unified", xaxis: { title: "rounds", type: bound.rounds.at(-1) > 40 ? "log" : "linear", dtick: bound.rounds.at(-1) > 40 ? "D2" : undefined },
+  yaxis: { title: "loss above the minimum", exponentformat: "power", ...yaxis },
+});
+
+function gapLine(bound, style) {
+  return {
+    x: [bound.rounds[0], bound.rounds.at(-1)], y: [bound.initial_gap, bound.initial_gap], mode: "lines", name: "initial model: vacuous above",
+    line: { color: style("--ink"), dash: "dot", width: 1.5 }, hovertemplate: "%{y:.3g}<extra>initial model</extra>",
+  };
+}
+
+function measuredLine(measured, colour) {
+  return { ...measured, name: "measured", mode: "lines+markers", line: { color: colour, width: 2.6 }, marker: { size: 5 }, hovertemplate: "%{y:.3g}<extra>measured</extra>" };
+}
+
+function stacked(bound, measured) {
   return (palette, style) => {
-    const names = Object.keys(bound.terms);
-    const traces = names.map((name, i) => ({
-      x: bound.rounds, y: bound.terms[name].map((v) => (typeof v === "number" ? v : null)), name: name.replaceAll("_", " "),
-      stackgroup: "terms", mode: "lines", line: { width: 0.6, color: palette[(i + 1) % palette.length] },
-      fillcolor: faded(palette[(i + 1) % palette.length], 0.55),
+    const traces = Object.entries(bound.terms).map(([name, values], i) => ({
+      x: bound.rounds, y: finite(values), name: name.replaceAll("_", " "), stackgroup: "terms", mode: "lines",
+      line: { width: 0.6, color: palette[(i + 1) % palette.length] }, fillcolor: faded(palette[(i + 1) % palette.length], 0.55),
       hovertemplate: "%{y:.3g}<extra>%{fullData.name}</extra>",
     }));
-    if (measured) traces.push({ ...measured, name: "measured", mode: "lines+markers", line: { color: palette[0], width: 2.4 }, marker: { size: 5 } });
-    const gap = bound.initial_gap;
-    traces.push({
-      x: [bound.rounds[0], bound.rounds.at(-1)], y: [gap, gap], mode: "lines", name: "initial model (vacuous above)",
-      line: { color: style("--ink"), dash: "dot", width: 1.5 }, hovertemplate: "%{y:.3g}<extra>initial gap</extra>",
-    });
-    return {
-      traces,
-      layout: {
-        showlegend: true, hovermode: "x unified",
-        xaxis: { title: "rounds", type: bound.rounds.at(-1) > 40 ? "log" : "linear" },
-        yaxis: { title: "loss above the minimum", rangemode: "tozero", exponentformat: "power" },
-      },
-    };
+    if (measured) traces.push(measuredLine(measured, palette[0]));
+    traces.push(gapLine(bound, style));
+    return { traces, layout: BOUND_AXES(bound, { rangemode: "tozero" }) };
+  };
+}
+
+function lines(bound, measured) {
+  return (palette, style) => {
+    const traces = Object.entries(bound.terms).map(([name, values], i) => ({
+      x: bound.rounds, y: finite(values), name: name.replaceAll("_", " "), mode: "lines", line: { width: 1.8, dash: "dash", color: palette[(i + 1) % palette.length] },
+      hovertemplate: "%{y:.3g}<extra>%{fullData.name}</extra>",
+    }));
+    traces.push({ x: bound.rounds, y: finite(bound.total), name: "bound: their sum", mode: "lines", line: { color: style("--ink"), width: 2.4 }, hovertemplate: "%{y:.3g}<extra>bound</extra>" });
+    if (measured) traces.push(measuredLine(measured, palette[0]));
+    traces.push(gapLine(bound, style));
+    return { traces, layout: BOUND_AXES(bound, { type: "log", dtick: 1 }) };
   };
 }

@@ -1,6 +1,6 @@
 // Sliders for a budget: the accountant answers while they move.
 import { bytes, copy, epsilon, failed, get, h, number, scientific, short, show, wait } from "./dom.js";
-import { chart, draw, stacked } from "./charts.js";
+import { boundFigure, chart, draw } from "./charts.js";
 
 const LOG = new Set(["epsilon", "delta", "clients", "records", "rounds", "steps", "batch", "features"]);
 const TEXTS = {
@@ -55,7 +55,7 @@ function start({ limits, methods, defaults }) {
   const answerBox = h("div", { role: "status", "aria-live": "polite" }, wait("computing"));
   const byEpsilon = chart("Required noise against ε", "Every point is solved by the accountant; the dot is the plan.");
   const byRounds = chart("Required noise against rounds", "More rounds reveal more, so each must be noisier.");
-  const boundChart = chart("Convergence bound against rounds, terms stacked", "", true);
+  const boundBox = h("div", {});
   const boundNote = h("div", {});
   const specBox = h("pre", { tabindex: 0, "aria-label": "spec as TOML" });
   const copyButton = h("button", { class: "primary", onclick: () => copy(specBox.textContent, copyButton) }, "Copy spec");
@@ -71,7 +71,7 @@ function start({ limits, methods, defaults }) {
       h("div", {},
         answerBox,
         h("div", { class: "grid" }, h("section", { class: "card" }, h("h2", {}, "Noise against the budget"), byEpsilon.figure), h("section", { class: "card" }, h("h2", {}, "Noise against rounds"), byRounds.figure)),
-        h("section", { class: "card" }, h("h2", {}, "What the paper's theorem promises"), boundNote, boundChart.figure),
+        h("section", { class: "card" }, h("h2", {}, "What the paper's theorem promises"), boundNote, boundBox),
         h("section", { class: "card" }, h("div", { class: "spread" }, h("h2", {}, "Spec"), copyButton),
           h("p", { class: "muted small" }, "Save it as my.toml and run: dither run my.toml. With noise = \"proven\" the run solves for its own noise, from the cohorts that it really draws. Put your own table in data.path."),
           specBox))));
@@ -145,8 +145,10 @@ function start({ limits, methods, defaults }) {
       boundNote.replaceChildren(
         bound.vacuous ? h("div", { class: "note" }, h("p", {}, h("strong", {}, "Vacuous here: "), `at its best it promises a loss ${short(Math.min(...totals))} above the minimum, the initial model is ${short(bound.initial_gap)} above it. Measuring tells more: dither plan --mode empirical.`))
           : h("div", { class: "note info" }, h("p", {}, `At its best it promises a loss ${short(Math.min(...totals))} above the minimum; the initial model is ${short(bound.initial_gap)} above it.`)));
-      boundChart.words.textContent = `${bound.source}; constants ${bound.constants}.`;
-      await draw(boundChart.box, stacked(bound, null));
+      const figure = boundFigure(bound, null);
+      figure.words.textContent = `${bound.source}; constants ${bound.constants}.`;
+      boundBox.replaceChildren(figure.figure);
+      await figure.redraw();
     } catch (error) {
       if (mine === sent) boundNote.replaceChildren(failed(error));
     }

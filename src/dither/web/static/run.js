@@ -1,6 +1,6 @@
 // One run: curves, privacy in words, noise, who took part, what each client spent, the bound, where it comes from.
 import { ago, bytes, copy, epsilon, failed, get, h, number, short, show, wait } from "./dom.js";
-import { chart, draw, faded, stacked } from "./charts.js";
+import { boundFigure, chart, draw } from "./charts.js";
 import { plain } from "./compare.js";
 
 const id = new URLSearchParams(location.search).get("id") ?? "";
@@ -69,7 +69,7 @@ function privacySection(run) {
   return h("section", { class: "card" }, h("h2", {}, "Privacy"),
     h("p", {}, "ε bounds what anybody can learn about one record from what they see: the smaller, the better hidden. ",
       h("span", { class: "claimed" }, "Claimed"), " is the paper's formula, ", h("span", { class: "proven" }, "proven"), " is an upper bound by a theorem, ",
-      h("span", { class: "attacked" }, "attacked"), " is a lower bound found by an attack. δ = ", short(run.claimed?.delta ?? run.proven[0]?.delta), "."),
+      h("span", { class: "attacked" }, "attacked"), " is a lower bound found by an attack. All of it holds but for a probability δ = ", short(run.claimed?.delta ?? run.proven[0]?.delta), "."),
     h("div", { class: "tablewrap" }, table),
     run.why ? [h("h3", {}, "Why claimed and proven differ"), h("p", {}, sentence(run.why))] : null,
     failing.length ? [h("h3", {}, "Conditions of the claim that fail here"), h("ul", {}, failing.map((one) => h("li", {}, one.text)))] : null,
@@ -163,7 +163,7 @@ function spreadOverClients() {
   const most = Math.max(...Object.values(row.clients).map((v) => number(v) ?? 0).filter(Number.isFinite), 1e-9);
   return h("div", {}, h("p", { class: "muted small" }, "Clients differ in too many ways to list each; the least, the median and the most exposed:"),
     h("table", {}, h("tbody", {}, ["min", "median", "max"].map((name) => h("tr", {}, h("th", { scope: "row" }, name), h("td", { class: "num" }, epsilon(row.clients[name])),
-      h("td", {}, h("meter", { class: "bars", min: 0, max: most, value: Math.min(number(row.clients[name]) ?? 0, most), "aria-label": `ε of the ${name}` })))))));
+      h("td", { class: "meter" }, h("meter", { class: "bars", min: 0, max: most, value: Math.min(number(row.clients[name]) ?? 0, most), "aria-label": `ε of the ${name}` })))))));
 }
 
 function boundCard() {
@@ -174,17 +174,17 @@ function boundCard() {
     inside.replaceChildren(wait("estimating the loss's constants on the public records; this can take a minute"));
     try {
       const bound = await get("/api/bound", { id });
-      const found = chart("The paper's convergence bound, its terms stacked over rounds", "", true);
       const { round = [], train_loss = [] } = current.metrics;
       const least = bound.least_loss;
       const measured = least === null ? null : { x: round, y: train_loss.map((value) => (value === null ? null : Math.max(value - least, 0))) };
+      const found = boundFigure(bound, measured);
       inside.replaceChildren(
         bound.vacuous ? h("div", { class: "note" }, h("p", {}, h("strong", {}, "Vacuous: "), `at its best the theorem promises a loss ${short(Math.min(...bound.total.map(number).filter(Number.isFinite)))} above the minimum; the initial model is only ${short(bound.initial_gap)} above it.`)) : h("div", { class: "note info" }, h("p", {}, `The theorem promises ${short(number(bound.total.at(-1)))} above the minimum after the last round.`)),
         found.figure,
         bound.failing.length ? h("p", { class: "small" }, `Conditions that fail: ${bound.failing.join("; ")}.`) : null,
         h("p", { class: "muted small" }, `${bound.source}, at the noise that was added. Constants of the loss are estimated on the run's records: a prediction, not a certificate. `,
           bound.rate ? `The bound takes the best rate its theorem allows (${short(bound.rate)}); the run used ${short(bound.own_rate)}.` : ""));
-      await draw(found.box, stacked(bound, measured));
+      await found.redraw();
       inside.dataset.ready = "yes";
     } catch (error) {
       inside.replaceChildren(failed(error));
