@@ -6,6 +6,8 @@ import tomllib
 
 import pytest
 
+from dither.runs import to_json
+from dither.web.details import details
 from dither.web.folders import Folder
 from dither.web.index import Index, read_spec
 from dither.web.index import read_row as _read_row
@@ -162,3 +164,27 @@ def test_the_shortcut_for_seeds_reads_what_toml_says(tmp_path, text):
         wanted = {}
     make_run(tmp_path, spec_text=text)
     assert read_spec(Folder(tmp_path), "run")[0] == wanted
+
+
+HOSTILE = {
+    "summary.json": [
+        '{"a": ' + "[" * 100_000,
+        '{"epsilon": {"claimed": {"conditions": 5}, "proven": [{"not_covered": 5}]}}',
+    ],
+    "metrics.jsonl": [
+        "[" * 100_000,
+        '{"round": 1e999}',
+        '{"round": 1' + "0" * 400 + ', "seconds": 1' + "0" * 400 + "}",
+    ],
+    "audit.json": ['{"rows": 5}', '{"rows": null}'],
+    "spec.toml": ["a = " + "[" * 100_000, "seed = " + "9" * 5000 + "\n", "\ufeff\x00", "privacy = 5\ndata = 6\n"],
+}
+
+
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in HOSTILE.items() for text in texts])
+def test_a_hostile_folder_does_not_take_the_others_off_the_page(tmp_path, index, name, text):
+    make_run(tmp_path, "good")
+    (make_run(tmp_path, "hostile") / name).write_text(text)
+    found = rows(index)
+    assert found["good"]["state"] == "finished"
+    to_json(details(index.folder, found["hostile"]))

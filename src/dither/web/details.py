@@ -7,7 +7,7 @@ from typing import Any
 
 from dither.web import words
 from dither.web.folders import Folder
-from dither.web.index import Row, number, read_json, read_metrics, read_spec, section, text_of
+from dither.web.index import Row, entries, number, read_json, read_metrics, read_spec, section, text_of
 
 # What a page may download: the files a run folder holds, by name, and nothing else.
 DOWNLOADS = {
@@ -33,19 +33,18 @@ def details(folder: Folder, row: Row) -> dict[str, Any]:
     provenance, _ = read_json(folder, run, "provenance.json")
     summary = summary or {}
     claim = section(section(summary, "epsilon"), "claimed")
-    notes = summary.get("notes")
     return {
         "row": row,
         "metrics": columns(read_metrics(folder, run)),
         "bytes": upload_bytes(spec, summary),
         "claimed": claim_in_words(claim),
-        "proven": proven_in_words(section(summary, "epsilon").get("proven"), section(spec, "privacy")),
+        "proven": proven_in_words(entries(section(summary, "epsilon"), "proven"), section(spec, "privacy")),
         "attacked": attacks(read_json(folder, run, "audit.json")[0]),
         "why": text_of(summary["why"], _LONG) if summary.get("why") else "",
         "errata": words.errata_in(_texts(summary)),
-        "notes": [text_of(note, _LONG) for note in notes[:_MOST_NOTES]] if isinstance(notes, list) else [],
+        "notes": _listed(summary.get("notes"))[:_MOST_NOTES],
         "facts": _facts(spec, summary),
-        "traffic": section(summary, "traffic"),
+        "traffic": {key: number(value) for key, value in section(summary, "traffic").items()},
         "spec": folder.text(run, "spec.toml") or "",
         "provenance": {key: text_of(value) for key, value in (provenance or {}).items()},
         "files": files(folder, run),
@@ -74,8 +73,7 @@ def upload_bytes(spec: dict[str, Any], summary: dict[str, Any]) -> float | None:
 def claim_in_words(claim: dict[str, Any]) -> dict[str, Any] | None:
     if not claim:
         return None
-    found = claim.get("conditions")
-    conditions = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    conditions = entries(claim, "conditions")
     return {
         "value": number(claim.get("value")),
         "unit": text_of(claim.get("unit", "")),
@@ -90,12 +88,10 @@ def claim_in_words(claim: dict[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def proven_in_words(rows: Any, privacy: dict[str, Any]) -> list[dict[str, Any]]:
+def proven_in_words(rows: list[Row], privacy: dict[str, Any]) -> list[dict[str, Any]]:
     """The table of proven ε, the spec's own view and neighbours first."""
     shown = []
-    for row in rows if isinstance(rows, list) else []:
-        if not isinstance(row, dict):
-            continue
+    for row in rows:
         value = number(row.get("value"))
         clients = section(row, "clients")
         own = row.get("view") == privacy.get("view") and row.get("adjacency") == privacy.get("adjacency")
@@ -113,7 +109,7 @@ def proven_in_words(rows: Any, privacy: dict[str, Any]) -> list[dict[str, Any]]:
                 "assumed": bool(row.get("assumed")),
                 "detail": text_of(row.get("detail", ""), _LONG),
                 "no_credit": text_of(row.get("no_credit", ""), _LONG),
-                "not_covered": [text_of(each, _LONG) for each in row.get("not_covered") or []],
+                "not_covered": _listed(row.get("not_covered")),
                 "clients": {key: number(clients.get(key)) for key in _SPREAD} if clients else None,
                 "words": words.explain(row, value),
                 "own": own and not unit.startswith("message"),
@@ -125,9 +121,7 @@ def proven_in_words(rows: Any, privacy: dict[str, Any]) -> list[dict[str, Any]]:
 def attacks(audit: dict[str, Any] | None) -> list[dict[str, Any]]:
     """What `dither audit` found, one entry a view."""
     shown = []
-    for row in (audit or {}).get("rows") or []:
-        if not isinstance(row, dict):
-            continue
+    for row in entries(audit or {}, "rows"):
         attacked = section(row, "attacked")
         shown.append(
             {
@@ -156,14 +150,17 @@ def files(folder: Folder, run: str) -> list[dict[str, Any]]:
     return found
 
 
+def _listed(value: Any) -> list[str]:
+    return [text_of(each, _LONG) for each in value] if isinstance(value, list) else []
+
+
 def _texts(summary: dict[str, Any]) -> list[str]:
     """Texts of a summary that may name errata."""
     epsilon = section(summary, "epsilon")
-    conditions = section(epsilon, "claimed").get("conditions") or []
-    texts = [summary.get("why", ""), *(c.get("condition", "") for c in conditions if isinstance(c, dict))]
-    for row in epsilon.get("proven") or []:
-        if isinstance(row, dict):
-            texts += [row.get("detail", ""), row.get("no_credit", ""), *(row.get("not_covered") or [])]
+    conditions = entries(section(epsilon, "claimed"), "conditions")
+    texts = [summary.get("why", ""), *(condition.get("condition", "") for condition in conditions)]
+    for row in entries(epsilon, "proven"):
+        texts += [row.get("detail", ""), row.get("no_credit", ""), *_listed(row.get("not_covered"))]
     return [text for text in texts if isinstance(text, str)]
 
 

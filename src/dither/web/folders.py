@@ -9,6 +9,7 @@ from pathlib import Path
 SPEC = "spec.toml"
 _DEEPEST = 4  # folders below the root in which a run may lie
 _MOST = 20_000
+_LARGEST = 256 * 2**20  # bytes of a text that is read
 
 
 class Folder:
@@ -30,7 +31,9 @@ class Folder:
         """The file's text, or None."""
         path = self.file(*parts)
         try:
-            return None if path is None else path.read_text(encoding="utf-8", errors="replace")
+            if path is None or path.stat().st_size > _LARGEST:
+                return None
+            return path.read_text(encoding="utf-8", errors="replace")
         except OSError:
             return None
 

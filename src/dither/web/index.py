@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import threading
@@ -79,10 +80,6 @@ class Index:
         """One row, or None for an id that is no run of this folder."""
         return next(iter(self.rows([run])), None)
 
-    def stamp(self, run: str) -> Stamp | None:
-        """What changes when the run's files do."""
-        return self._stamps.get(run)
-
 
 def _stamp(folder: Folder, run: str) -> Stamp:
     found: list[tuple[int, int] | None] = []
@@ -96,12 +93,28 @@ def _stamp(folder: Folder, run: str) -> Stamp:
 
 
 def read_row(folder: Folder, run: str, stamp: Stamp) -> Row:
-    """A run's row, from its files."""
-    spec, problem = read_spec(folder, run)
-    metrics = read_metrics(folder, run)
-    summary, summary_problem = read_json(folder, run, "summary.json")
-    audit, _ = read_json(folder, run, "audit.json")
-    summary = summary or {}
+    """A run's row, from its files. Whatever they hold, one folder must not take the others off the page."""
+    try:
+        spec, problem = read_spec(folder, run)
+        summary, summary_problem = read_json(folder, run, "summary.json")
+        audit, _ = read_json(folder, run, "audit.json")
+        metrics = read_metrics(folder, run)
+        return _row(folder, run, stamp, spec, metrics, summary or {}, audit or {}, problem or summary_problem)
+    except Exception as error:
+        problem = f"its files cannot be read: {type(error).__name__}"
+        return _row(folder, run, stamp, {}, [], {}, {}, problem)
+
+
+def _row(
+    folder: Folder,
+    run: str,
+    stamp: Stamp,
+    spec: dict[str, Any],
+    metrics: list[dict[str, Any]],
+    summary: dict[str, Any],
+    audit: dict[str, Any],
+    problem: str,
+) -> Row:
     data, privacy, model = (section(spec, name) for name in ("data", "privacy", "model"))
     epsilon = section(summary, "epsilon")
     last = metrics[-1] if metrics else {}
@@ -109,7 +122,7 @@ def read_row(folder: Folder, run: str, stamp: Stamp) -> Row:
     return {
         "id": run,
         "name": run if run != "." else folder.root.name,
-        "problem": problem or summary_problem,
+        "problem": problem,
         "complete": bool(summary),
         "stopped": summary.get("stopped", ""),
         "method": text_of(spec.get("method", summary.get("method", "?"))),
@@ -128,7 +141,7 @@ def read_row(folder: Folder, run: str, stamp: Stamp) -> Row:
         "delta": number(privacy.get("delta")),
         "noise": text_of(privacy.get("noise", "")),
         "claimed": _claimed(section(epsilon, "claimed")),
-        "proven": proven_row(epsilon.get("proven"), privacy),
+        "proven": proven_row(entries(epsilon, "proven"), privacy),
         "attacked": _attacked(audit, privacy),
         "ledger": section(summary, "ledger"),
         "last_write": max(times) / 1e9 if times else 0.0,
@@ -171,7 +184,7 @@ def read_spec(folder: Folder, run: str) -> tuple[dict[str, Any], str]:
     rest = text if seed is None else f"{seed[1]}seed = 0\n{text[seed.end() :]}"
     try:
         return {**_parsed(rest), **({} if seed is None else {"seed": int(seed[2])})}, ""
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         return {}, f"spec.toml is not valid TOML: {error}"
 
 
@@ -191,7 +204,7 @@ def read_json(folder: Folder, run: str, name: str) -> tuple[dict[str, Any] | Non
         return None, ""
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return None, f"{name} is not valid JSON: {error}"
     return (value, "") if isinstance(value, dict) else (None, f"{name} is not an object")
 
@@ -201,12 +214,17 @@ def read_metrics(folder: Folder, run: str) -> list[dict[str, Any]]:
     lines = (folder.text(run, "metrics.jsonl") or "").splitlines()
     try:
         rows = json.loads(f"[{','.join(lines)}]")  # all at once is several times faster
-    except ValueError:
+    except (ValueError, RecursionError):
         rows = []
         for line in lines:
-            with suppress(ValueError):
+            with suppress(ValueError, RecursionError):
                 rows.append(json.loads(line))
-    return [row for row in rows if isinstance(row, dict) and number(row.get("round")) is not None]
+    return [row for row in rows if isinstance(row, dict) and _is_finite(row.get("round"))]
+
+
+def _is_finite(value: Any) -> bool:
+    found = number(value)
+    return found is not None and math.isfinite(found)
 
 
 def section(values: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -221,7 +239,17 @@ def number(value: Any) -> float | None:
         value = float(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
         return None
+    try:
+        float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return None
     return value
+
+
+def entries(values: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    """The tables in a list of a summary, empty where it is missing or no list."""
+    found = values.get(name)
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
 
 def text_of(value: Any, most: int = 300) -> str:
@@ -257,8 +285,7 @@ def _interval(metrics: list[dict[str, Any]]) -> float:
 def _claimed(claim: Mapping[str, Any]) -> Row | None:
     if not claim:
         return None
-    conditions = claim.get("conditions")
-    failing = [c for c in conditions if isinstance(c, dict) and not c.get("holds")] if conditions else []
+    failing = [condition for condition in entries(claim, "conditions") if not condition.get("holds")]
     return {
         "value": number(claim.get("value")),
         "unit": text_of(claim.get("unit", "")),
@@ -266,9 +293,8 @@ def _claimed(claim: Mapping[str, Any]) -> Row | None:
     }
 
 
-def proven_row(rows: Any, privacy: Mapping[str, Any]) -> Row | None:
+def proven_row(good: list[Row], privacy: Mapping[str, Any]) -> Row | None:
     """The proven ε of the run for the spec's own view and neighbours, or the nearest that there is."""
-    good = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
     own = [row for row in good if row.get("view") == privacy.get("view")] or good
     runs = [row for row in own if not text_of(row.get("unit", "")).startswith("message")] or own
     if not runs:
@@ -284,9 +310,9 @@ def proven_row(rows: Any, privacy: Mapping[str, Any]) -> Row | None:
     }
 
 
-def _attacked(audit: Mapping[str, Any] | None, privacy: Mapping[str, Any]) -> Row | None:
+def _attacked(audit: Mapping[str, Any], privacy: Mapping[str, Any]) -> Row | None:
     """The largest attacked ε, of the spec's own view where that was attacked."""
-    rows = [row for row in (audit or {}).get("rows", []) if isinstance(row, dict)]
+    rows = entries(audit, "rows")
     own = [row for row in rows if row.get("view") == privacy.get("view")] or rows
     found = [(number(section(row, "attacked").get("value")), row) for row in own]
     known = [(value, row) for value, row in found if value is not None]
