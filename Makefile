@@ -10,7 +10,7 @@ export DITHER_DATA := $(abspath $(LOCAL_DATA))
 endif
 endif
 
-.PHONY: federation-demo run test test-slow lint types format wheel clean help
+.PHONY: federation-demo run test test-slow lint types format docs wheel clean help
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -39,11 +39,15 @@ types: $(VENV)/.dev  ## Check types
 format: $(VENV)/.dev  ## Rewrite files in the project's style
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
+docs: $(VENV)/.installed  ## Build the documentation into site/, warnings as errors
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[docs]'
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 wheel: $(VENV)/.dev  ## Build wheel and source archive into dist/
 	@$(BIN)/python -m build
 
 clean:  ## Remove the environment and everything built
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache
 
 # The environment is made once and again only when pyproject.toml changes.
 $(VENV)/.installed: pyproject.toml

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 import dither
-from dither.cli import audits, budgets, datasets, federations, plans, reproductions, runs
+from dither.cli import audits, budgets, datasets, federations, plans, reproductions, runs, webpage
 from dither.cli.printing import error_terminal, escape
 from dither.errors import DitherError
 
@@ -30,6 +30,7 @@ federations.register(app)
 plans.register(app)
 reproductions.register(app)
 audits.register(app)
+webpage.register(app)
 app.add_typer(datasets.app, name="data")
 app.add_typer(budgets.app, name="budget")
 

@@ -59,6 +59,7 @@ def budget_set(
     adjacency: Annotated[str, typer.Option(help="add/remove or replace-one.")] = "replace-one",
     client: Annotated[str | None, typer.Option(help="One client of a column partition (default: all).")] = None,
     ledger: LedgerFile = None,
+    as_json: Json = False,
 ) -> None:
     """Set a budget: a run that would exceed it stops at the last round it can pay."""
     from dither.spending import Budget
@@ -66,7 +67,10 @@ def budget_set(
     book = _ledger(ledger)
     limit = Budget(epsilon, delta, view, adjacency)
     book.set_budget(_data_id(book, data), limit, client)
-    typer.echo(f"budget of {data}{f', client {client}' if client else ''}: {limit}")
+    if as_json:
+        print_table([{"data": data, "client": client, **limit._asdict()}], as_json=True)
+    else:
+        typer.echo(f"budget of {data}{f', client {client}' if client else ''}: {limit}")
 
 
 @app.command("history")

@@ -124,6 +124,7 @@ def data_schema(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="CSV or Parquet table.")],
     label: Annotated[str, typer.Option(help="Label column.")],
     out: Annotated[Path, typer.Option(help="Schema to write.")] = Path("schema.toml"),
+    as_json: Json = False,
 ) -> None:
     """Draft a schema for your own table, marking every value that was read from the data."""
     from dither import data
@@ -133,6 +134,10 @@ def data_schema(
     schema = data.draft_schema(file, label)
     schema.save(out)
     read = schema.read_from_data
+    if as_json:
+        found = {"file": str(out), "columns": len(schema.columns), "label": label, "read_from_data": list(read)}
+        typer.echo(json.dumps(found, ensure_ascii=False))
+        return
     typer.echo(f"{out}: {len(schema.columns)} columns, label {label!r}")
     if read:
         typer.echo(

@@ -218,10 +218,19 @@ def epsilon_text(value: Any) -> str:
     return "∞" if value in (float("inf"), "inf") else f"{float(value):.3g}"
 
 
+_PIPED = 120  # columns of what no terminal shows: rich would take 80 and break more lines
+
+
 def terminal() -> Console:
+    """Where results go: as wide as the terminal; in a pipe $COLUMNS wide, or wide enough for most tables."""
+    import os
+
     from rich.console import Console
 
-    return Console()
+    console = Console()
+    if not console.is_terminal and not os.environ.get("COLUMNS"):
+        console.width = _PIPED
+    return console
 
 
 def error_terminal() -> Console:

@@ -254,6 +254,7 @@ def predict(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.")],
     data: Annotated[Path, typer.Option("--data", help="File of records: CSV, Parquet or npz.")],
     out: Annotated[Path, typer.Option("--out", help="CSV to write: the class and its probabilities.")],
+    as_json: Json = False,
 ) -> None:
     """Predict each record's class with a trained run."""
     from dither import api
@@ -268,7 +269,10 @@ def predict(
     for number, row in zip(best, probabilities, strict=True):
         lines.writerow([trained.classes[number], *(f"{p:.6f}" for p in row)])
     write_text(out, text.getvalue())
-    typer.echo(f"{len(best)} predictions in {out}")
+    if as_json:
+        typer.echo(json.dumps({"predictions": len(best), "file": str(out)}))
+    else:
+        typer.echo(f"{len(best)} predictions in {out}")
 
 
 def register(app: typer.Typer) -> None:

@@ -1,0 +1,243 @@
+"""One run, computed from its spec: who took part when, the noise, ε by round and by client, the paper's bound.
+
+This is what the folder does not hold and the accountant knows. It is computed when a page asks for it, once a
+run. A folder may come from anybody: so a method that is a Python file is not executed, a user's own table is not
+opened, and a set of the catalogue is used only where it is on this machine already. The refusal says what to do.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Hashable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from dither import data, proofs
+from dither.core import RoundInfo
+from dither.data.sources import obtain
+from dither.errors import DataError, DitherError
+from dither.methods import METHODS
+from dither.papers.theory.common import failing
+from dither.planning import theory
+from dither.planning.constants import estimate
+from dither.planning.knobs import WHOLE, clip_key
+from dither.planning.pricing import Price, first_noise
+from dither.planning.shapes import Material
+from dither.privacy import accounting
+from dither.spec import Spec
+from dither.tasks import (
+    Task,
+    build_task,
+    circumstances,
+    claim_after,
+    planned_rounds,
+    proven_so_far,
+    tolerated,
+    with_missing,
+)
+
+_MOST_EPSILONS = 12
+_MOST_ROUNDS, _MOST_CLIENTS = 300, 200  # of the map
+_MOST_PARTICIPATIONS = 40_000
+_MOST_DISTINCT = 24
+_ZERO_START = ("logistic", "softmax")  # models that start at w = 0, where the loss is ln(classes)
+
+
+class NotComputed(DitherError):
+    """The page does not compute this; the message says why, and what does."""
+
+
+def safe_spec(text: str, where: str) -> Spec:
+    """The spec of a run, where nothing of its folder's owner is executed or opened by it."""
+    try:
+        plain = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise NotComputed(f"spec.toml is not valid TOML: {error}") from error
+    if plain.get("method") not in METHODS:
+        raise NotComputed(
+            "the page does not execute a method's own file; `dither account` with this folder prints its ε"
+        )
+    records = plain.get("data", {})
+    if not isinstance(records, dict) or any(records.get(key) for key in ("path", "test_path", "schema")):
+        raise NotComputed(
+            "the page opens no file outside the runs folder, and this run is on your own table; `dither account` "
+            "with this folder prints its ε"
+        )
+    return Spec.from_toml(text, where=where)
+
+
+def task_of(spec: Spec, data_dir: str | None = None) -> Task:
+    """The spec brought to life, from data that is on this machine."""
+    entry = data.entries().get(spec.data.name)
+    if entry is None:
+        raise NotComputed(f"{spec.data.name!r} is no data set of the catalogue")
+    if entry.remote is not None:
+        try:
+            obtain(entry.remote._replace(sources=()), data_dir=data_dir)
+        except DataError:
+            raise NotComputed(
+                f"{spec.data.name} is not on this machine, and the page fetches nothing; `dither data get "
+                f"{spec.data.name}` does"
+            ) from None
+    return build_task(spec, data_dir=data_dir)
+
+
+def analysis(task: Task, rounds: Sequence[int]) -> dict[str, Any]:
+    """The map, the noise and ε of the rounds that were made; `rounds` are those that were evaluated."""
+    made = min(max(rounds, default=0), planned_rounds(task))
+    if made == 0:
+        raise NotComputed("no round has been evaluated yet")
+    return {
+        "rounds": made,
+        "cohorts": _map(task, made),
+        "noise": _noise(task, made),
+        "epsilon": epsilon_by_round(task, rounds),
+        "clients": _clients(task, made),
+    }
+
+
+def epsilon_by_round(task: Task, rounds: Sequence[int]) -> dict[str, Any]:
+    """Proven ε for the spec's view and neighbours after some of the evaluated rounds."""
+    known = [index for index in rounds if index <= planned_rounds(task)]
+    count = min(len(known), _MOST_EPSILONS)
+    chosen = sorted({known[int(i)] for i in np.linspace(0, len(known) - 1, count)})
+    values = [proven_so_far(task, index) for index in chosen]
+    privacy = task.spec.privacy
+    return {"rounds": chosen, "values": values, "view": privacy.view, "adjacency": privacy.adjacency}
+
+
+def _map(task: Task, made: int) -> dict[str, Any]:
+    """Who took part when: a row a client, a column a round, thinned where there are too many."""
+    clients = len(task.federation.size)
+    step = math.ceil(made / _MOST_ROUNDS)
+    shown = list(range(0, made, step))
+    rows = min(clients, _MOST_CLIENTS)
+    grid = np.zeros((rows, len(shown)), int)
+    for column, index in enumerate(shown):
+        cohort = np.asarray(task.cohorts[index])
+        grid[cohort[cohort < rows], column] = 1
+    return {
+        "clients": list(task.federation.names[:rows]),
+        "of": clients,
+        "rounds": [index + 1 for index in shown],
+        "every": step,
+        "took_part": grid.tolist(),
+    }
+
+
+def _noise(task: Task, made: int) -> dict[str, Any]:
+    """Noise and sensitivity of what the first client releases, round by round (thinned)."""
+    releases = task.prepared.build(task.prepared.hyper).releases
+    shown = sorted({int(i) for i in np.linspace(0, made - 1, min(made, 60))})
+    size = int(task.federation.size[0])
+    channels: dict[str, dict[str, Any]] = {}
+    for index in shown:
+        for release in releases(RoundInfo(index, 0, size, len(task.cohorts[index]))):
+            entry = channels.setdefault(
+                release.channel,
+                {"rounds": [], "std": [], "sensitivity": [], "multiplier": [], "source": release.source},
+            )
+            entry["rounds"].append(index + 1)
+            entry["std"].append(release.noise_std)
+            entry["sensitivity"].append(release.sensitivity)
+            entry["multiplier"].append(release.noise_std / release.sensitivity if release.sensitivity else None)
+    return channels
+
+
+def _clients(task: Task, made: int) -> dict[str, Any] | None:
+    """Each client's own proven ε, from the rounds it took part in; None where there are too many to compute."""
+    if sum(len(cohort) for cohort in task.cohorts[:made]) > _MOST_PARTICIPATIONS:
+        return None
+    judged = with_missing(task, tolerated(task.spec))
+    releases = judged.prepared.build(judged.prepared.hyper).releases
+    facts, privacy = proofs.facts(circumstances(judged)), task.spec.privacy
+    own: list[list[Any]] = [[] for _ in task.federation.size]
+    for index in range(made):
+        cohort = np.asarray(task.cohorts[index])
+        for client in cohort.tolist():
+            info = RoundInfo(index, client, int(task.federation.size[client]), len(cohort))
+            own[client].append(releases(info))
+    parts = [accounting.compress(seen) for seen in own]
+    keys: list[Hashable] = [tuple(sorted(part, key=str)) for part in parts]
+    if len(set(keys)) > _MOST_DISTINCT:
+        return None
+    values: dict[Hashable, float] = {}
+    for key, part in zip(keys, parts, strict=True):
+        if key not in values:
+            values[key] = (
+                accounting.proven(part, privacy.delta, facts, view=privacy.view, adjacency=privacy.adjacency).value
+                if part
+                else 0.0
+            )
+    return {
+        "names": list(task.federation.names),
+        "epsilon": [values[key] for key in keys],
+        "participations": [len(seen) for seen in own],
+        "records": task.federation.size.tolist(),
+        "target": privacy.epsilon,
+    }
+
+
+# The convergence bound
+
+
+def bound(task: Task) -> dict[str, Any]:
+    """The paper's theorem at the noise that was added, round by round and term by term.
+
+    Its constants are estimated on the run's own (public) records; the rate is the best one the theorem allows,
+    which need not be the run's.
+    """
+    spec = task.spec
+    if spec.method not in theory.METHODS:
+        raise NotComputed(f"no convergence theorem for {spec.method}")
+    constants = estimate(spec, Material(task.dataset, f"the records of {spec.data.name}", True))
+    made = planned_rounds(task)
+    grid = sorted({round(x) for x in np.geomspace(1, made, min(made, 40))})
+    smallest = int(task.federation.size.min())
+    prices = [_price(task, rounds) for rounds in grid]
+    found = theory.bounds(spec, prices, constants, smallest)
+    last = {name: float(column[-1]) for name, column in found.values.items()}
+    start = math.log(len(task.dataset.classes)) if spec.model.name in _ZERO_START else None
+    return {
+        "source": found.source,
+        "rounds": grid,
+        "terms": {name: term.tolist() for name, term in found.terms.items()},
+        "total": found.total.tolist(),
+        "initial_gap": found.trivial,
+        "least_loss": None if start is None else start - found.trivial,
+        "vacuous": bool(not np.nanmin(found.total) < found.trivial),
+        "failing": failing(theory.conditions(spec, prices[-1], constants, last, smallest)),
+        "rate": last.get("client_lr"),
+        "own_rate": spec.client_lr,
+    }
+
+
+def _price(task: Task, rounds: int) -> Price:
+    """The run cut at a round, as the theorems take it: its own noise, nothing calibrated anew."""
+    spec = task.spec
+    key = clip_key(spec.method)
+    clip = float(task.prepared.hyper["param_clip"]) if spec.method == "nbafl" else spec.privacy.clip_norm
+    point = {name: getattr(spec, name) for name in WHOLE} | {key: clip, "num_rounds": rounds}
+    return Price(
+        point=point,
+        spec=spec,
+        noise_std=first_noise(task.prepared, task),
+        printed_noise_std=math.nan,
+        claimed=claim_after(task, rounds),
+        participations=rounds,
+        uploads=rounds * spec.cohort_size / len(task.federation.size),
+        num_params=task.num_params,
+        signal_to_noise=math.nan,
+    )
+
+
+@lru_cache(maxsize=4)
+def cached_task(text: str, where: str, data_dir: str | None) -> Task:
+    """`task_of` a spec's text: several questions about one run build it once."""
+    return task_of(safe_spec(text, where), data_dir)
+
+
+__all__ = ["NotComputed", "analysis", "bound", "cached_task", "epsilon_by_round", "safe_spec", "task_of"]

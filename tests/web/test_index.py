@@ -1,0 +1,190 @@
+"""Rows from files: states, changes, and files that anybody may have broken."""
+
+import json
+import time
+import tomllib
+
+import pytest
+
+from dither.runs import to_json
+from dither.web.details import details
+from dither.web.folders import Folder
+from dither.web.index import Index, read_spec
+from dither.web.index import read_row as _read_row
+from tests.web.folders import make_run
+
+
+def rows(index):
+    index.refresh()
+    return {row["id"]: row for row in index.rows()}
+
+
+@pytest.fixture
+def index(tmp_path):
+    return Index(Folder(tmp_path))
+
+
+def test_a_finished_run(tmp_path, index):
+    make_run(tmp_path)
+    row = rows(index)["run"]
+    assert row["state"] == "finished"
+    assert (row["method"], row["data"], row["round"], row["num_rounds"]) == ("cpfed", "adult", 20, 20)
+    assert row["accuracy"] == pytest.approx(0.7)
+    assert row["spark"][0] == pytest.approx(0.52)
+    assert row["claimed"] == {"value": 74.8, "unit": "run", "failing": 1}
+    assert (row["proven"]["value"], row["proven"]["adjacency"]) == (0.9995, "add/remove")
+    assert row["attacked"] is None
+
+
+def test_the_proven_epsilon_is_that_of_the_spec_own_neighbours(tmp_path, index):
+    make_run(tmp_path, values={"privacy.adjacency": "replace-one"})
+    assert rows(index)["run"]["proven"]["value"] == 2.09
+
+
+def test_states(tmp_path, index):
+    make_run(tmp_path, "running", done=6, summary=False)
+    make_run(tmp_path, "silent", done=6, summary=False, age=4000)
+    make_run(tmp_path, "spent", stopped="the privacy budget ends after round 10 of 20")
+    make_run(tmp_path, "no-spec", spec_text="method = [")
+    (make_run(tmp_path, "half") / "summary.json").write_text('{"epsilon": ')
+    (make_run(tmp_path, "list") / "summary.json").write_text("[1]")
+    found = rows(index)
+    assert {name: row["state"] for name, row in found.items()} == {
+        "running": "running",
+        "silent": "stopped",
+        "spent": "stopped",
+        "no-spec": "broken",
+        "half": "broken",
+        "list": "broken",
+    }
+    assert "budget ends after round 10" in found["spent"]["state_reason"]
+    assert "resume" in found["silent"]["state_reason"]
+    assert "TOML" in found["no-spec"]["state_reason"]
+
+
+def test_only_what_changed_is_read_again(tmp_path, index, monkeypatch):
+    make_run(tmp_path, "a")
+    make_run(tmp_path, "b", done=4, summary=False)
+    assert sorted(index.refresh().changed) == ["a", "b"]
+    read = []
+    monkeypatch.setattr(
+        "dither.web.index.read_row",
+        lambda folder, run, stamp, keep=_read_row: read.append(run) or keep(folder, run, stamp),
+    )
+    assert index.refresh() == ([], [])
+    assert read == []
+    with open(tmp_path / "b" / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"round": 6, "test_accuracy": 0.9}) + '\n{"round": 8, "test_acc')
+    assert index.refresh().changed == ["b"] == read
+    assert index.row("b")["round"] == 6  # the line under way does not count
+
+
+def test_a_run_that_is_removed_is_gone(tmp_path, index):
+    folder = make_run(tmp_path, "a")
+    index.refresh()
+    for path in folder.iterdir():
+        path.unlink()
+    assert index.refresh().removed == ["a"]
+    assert index.rows() == []
+
+
+def test_specs_that_differ_in_the_seed_alone_are_one_group(tmp_path, index):
+    for name, values in {"a": {"seed": 1}, "b": {"seed": 2}, "c": {"seed": 1, "num_clients": 17}}.items():
+        make_run(tmp_path, name, values=values)
+    found = rows(index)
+    assert found["a"]["group"] == found["b"]["group"] != found["c"]["group"]
+
+
+def test_fields_of_the_wrong_type_do_no_harm(tmp_path, index):
+    text = 'method = 3\nseed = "x"\nnum_rounds = "many"\ndata = 4\nprivacy = [1]\n'
+    folder = make_run(tmp_path, spec_text=text, epsilon={"claimed": 3, "proven": "all"}, notes={"a": 1}, ledger=7)
+    (folder / "metrics.jsonl").write_text(
+        '[1]\n3\n{"round": "x"}\n{"round": 1, "test_accuracy": "nan"}\n{"round": 2}\n'
+    )
+    (folder / "audit.json").write_text('{"rows": [1, {"attacked": 3}]}')
+    row = rows(index)["run"]
+    assert (row["method"], row["accuracy"], row["claimed"], row["proven"], row["attacked"]) == (
+        "3",
+        None,
+        None,
+        None,
+        None,
+    )
+
+
+def test_an_audit_gives_the_attacked_epsilon(tmp_path, index):
+    folder = make_run(tmp_path)
+    found = [
+        {"view": view, "unit": "run", "verdict": "ok", "attacked": {"value": v}}
+        for view, v in (("upload", 0.4), ("final", 0.7))
+    ]
+    (folder / "audit.json").write_text(json.dumps({"rows": found}))
+    assert rows(index)["run"]["attacked"]["value"] == 0.4
+
+
+def test_a_thousand_runs(tmp_path, index, capsys):
+    first = make_run(tmp_path, "run-0000", rounds=100)
+    texts = {path.name: path.read_bytes() for path in first.iterdir()}
+    for number in range(1, 1000):
+        folder = tmp_path / f"run-{number:04}"
+        folder.mkdir()
+        for name, text in texts.items():
+            (folder / name).write_bytes(text)
+    began = time.perf_counter()
+    index.refresh()
+    read = time.perf_counter() - began
+    began = time.perf_counter()
+    assert index.refresh() == ([], [])
+    again = time.perf_counter() - began
+    assert len(index.rows()) == 1000
+    with capsys.disabled():
+        print(f" [1,000 runs: first look {read:.2f} s, next {1000 * again:.0f} ms] ", end="")
+
+
+TEXTS = [
+    'method = "cpfed"\nseed = 3\nnum_clients = 4\n\n[data]\nname = "x"\nseed = 9\n',
+    'seed = 3\nmethod = "a"\n',
+    'method = "a"\n[data]\nseed = 9\n',
+    'method = "a"\nnote = """\nseed = 3\n"""\nx = 1\n',
+    "method = 'a'\nnote = '''\nseed = 3\n'''\n",
+    "numbers = [\n1,\n]\nseed = 3\n",
+    'method = "a\\"b"\nseed = 3\n',
+    "seed = 3\nseed = 4\n",
+    'seed = "3"\n',
+    "method = 1\n",
+    "",
+]
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
+def test_the_shortcut_for_seeds_reads_what_toml_says(tmp_path, text):
+    try:
+        wanted = tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        wanted = {}
+    make_run(tmp_path, spec_text=text)
+    assert read_spec(Folder(tmp_path), "run")[0] == wanted
+
+
+HOSTILE = {
+    "summary.json": [
+        '{"a": ' + "[" * 100_000,
+        '{"epsilon": {"claimed": {"conditions": 5}, "proven": [{"not_covered": 5}]}}',
+    ],
+    "metrics.jsonl": [
+        "[" * 100_000,
+        '{"round": 1e999}',
+        '{"round": 1' + "0" * 400 + ', "seconds": 1' + "0" * 400 + "}",
+    ],
+    "audit.json": ['{"rows": 5}', '{"rows": null}'],
+    "spec.toml": ["a = " + "[" * 100_000, "seed = " + "9" * 5000 + "\n", "\ufeff\x00", "privacy = 5\ndata = 6\n"],
+}
+
+
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in HOSTILE.items() for text in texts])
+def test_a_hostile_folder_does_not_take_the_others_off_the_page(tmp_path, index, name, text):
+    make_run(tmp_path, "good")
+    (make_run(tmp_path, "hostile") / name).write_text(text)
+    found = rows(index)
+    assert found["good"]["state"] == "finished"
+    to_json(details(index.folder, found["hostile"]))

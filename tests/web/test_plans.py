@@ -1,0 +1,107 @@
+"""The plan is the accountant's own answer, and what is no slider's value is refused."""
+
+import math
+
+import pytest
+
+pytest.importorskip("fastapi")
+
+from dither.errors import NoProof, SpecError
+from dither.privacy import accounting
+from dither.spec import Spec
+from dither.web import plans
+from dither.web.app import one_release
+from dither.web.plans import Wish
+
+
+def test_the_noise_meets_the_budget_and_not_much_more_by_another_way_to_compute_it():
+    wish = Wish(rounds=50)
+    found = plans.needed(wish)
+    direct = accounting.poisson_epsilon(
+        wish.batch / wish.each, found.multiplier, 50 * wish.steps, wish.delta, adjacency="add/remove"
+    )
+    assert direct == pytest.approx(found.proven, rel=2e-3)  # the plan charges truncated batches too
+    assert 0.995 <= found.proven <= 1.0
+
+
+@pytest.mark.parametrize("method", plans.METHODS)
+def test_every_method_has_a_plan_that_is_a_spec(method):
+    wish = plans.wish({"method": method, "adjacency": "replace-one", "rounds": "20", "epsilon": "2"})
+    found = plans.answer(wish)
+    assert 1.99 <= found["proven"] <= 2.0
+    spec = Spec.from_toml(found["spec"])
+    assert (spec.privacy.epsilon, spec.privacy.noise, spec.num_rounds) == (2.0, "proven", 20)
+    assert plans.needed(wish._replace(epsilon=1.0)).multiplier > found["multiplier"]
+    assert plans.needed(wish._replace(rounds=40)).multiplier > found["multiplier"]
+
+
+def test_what_has_no_proof_says_so():
+    with pytest.raises(NoProof, match="add/remove"):
+        plans.needed(Wish(method="concentrated"))
+
+
+def test_a_plan_agrees_with_the_run_it_becomes():
+    from dither.planning.pricing import first_noise
+    from dither.planning.shapes import stand_in
+    from dither.tasks import build_task, proven_so_far
+
+    wish = Wish(rounds=10, clients=4, records=2000, batch=50)
+    counts = stand_in(2000, 3, ("0", "1"))
+    task = build_task(plans.spec_of(wish), dataset=counts, arrays=(counts.x_train, counts.y_train))
+    assert first_noise(task.prepared, task) == pytest.approx(plans.needed(wish).noise_std, rel=5e-3)
+    assert proven_so_far(task, 10) == pytest.approx(1.0, rel=5e-3)
+
+
+def test_participations_that_are_drawn_hold_with_the_stated_probability():
+    import numpy as np
+
+    wish = Wish(clients=20, rounds=60, share=0.3)
+    most = plans.needed(wish).participations
+    drawn = np.random.default_rng(0).random((4000, 60, 20)).argsort(axis=2) < wish.cohort
+    assert np.mean(drawn.sum(axis=1).max(axis=1) <= most) >= 0.95
+    assert most < 60
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"epsilon": "0"}, {"epsilon": "nan"}, {"rounds": "1e9"}, {"clients": "x"}, {"method": "evil.py"},
+     {"delta": "-1"}, {"adjacency": "none"}, {"clients": "1000", "records": "100"}],
+)  # fmt: skip
+def test_a_value_that_is_no_slider_is_refused(given):
+    with pytest.raises(SpecError, match=next(iter(given))):
+        plans.wish(given)
+
+
+def test_the_solver_finds_a_jump_and_a_bend():
+    def rough(factor):
+        value = 10 / factor if factor < 3 else 1 / factor**2
+        return accounting.Proven("upload", "add/remove", value, 1e-5, "run", "R", (), False, "")
+
+    factor, found, _ = plans.solve(rough, 1.0, guess=1.0)
+    assert found.value <= 1.0
+    assert factor == pytest.approx(3.0, rel=1e-3)
+
+    def hopeless(factor):
+        return rough(factor)._replace(value=math.inf, detail="none at all")
+
+    with pytest.raises(NoProof):
+        plans.solve(hopeless, 1.0, guess=1.0)
+
+
+def test_curve_passes_through_the_plan():
+    wish = Wish(rounds=40)
+    curve = plans.curve(wish)
+    at = curve["epsilon"].index(wish.epsilon)
+    assert (
+        curve["by_epsilon"][at] == curve["by_rounds"][curve["rounds"].index(40)] == plans.needed(wish).multiplier
+    )
+    assert curve["by_epsilon"] == sorted(curve["by_epsilon"], reverse=True)
+    assert curve["by_rounds"] == sorted(curve["by_rounds"])
+
+
+def test_one_release_is_exact():
+    found = one_release(2.0, 4, 1e-5)
+    assert accounting.gaussian_delta(found["upload"], 0.5) == pytest.approx(1e-5, rel=1e-6)
+    assert accounting.gaussian_delta(found["average"], 0.25) == pytest.approx(1e-5, rel=1e-6)
+    with pytest.raises(SpecError, match="clients=0"):
+        one_release(2.0, 0, 1e-5)

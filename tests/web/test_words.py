@@ -1,0 +1,37 @@
+"""Words for people: every erratum that a method names is explained, and numbers are not prettified."""
+
+import re
+from pathlib import Path
+
+from dither.methods import METHODS, method
+from dither.web import words
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_erratum_of_a_method_is_explained():
+    for name in METHODS:
+        ids = set(re.findall(r"\b[GENSCD]\d\b", method(name).why))
+        assert ids <= set(words.ERRATA), name
+
+
+def test_every_erratum_that_is_explained_is_documented():
+    documented = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
+    for name in words.ERRATA:
+        assert f"**{name}**" in documented, name
+
+
+def test_odds():
+    assert words.odds(0.1) == "changes anybody's odds by at most 11%"
+    assert "factor of at most 2.72" in words.odds(1.0)
+    assert "10^15" in words.odds(35.0)
+    assert "no bound" in words.odds(float("inf"))
+    assert words.odds(None) == ""
+
+
+def test_what_has_no_proof_is_said_plainly():
+    row = {"view": "upload", "adjacency": "add/remove", "unit": "run"}
+    assert "no theorem bounds what can be told if one record is added or removed" in words.explain(
+        row, float("inf")
+    )
+    assert "factor of at most 2.72" in words.explain(row, 1.0)
