@@ -8,7 +8,7 @@ from dither.federation import post
 from dither.secagg import encoding
 from tests.federation.parties import Parties, simulated, small_spec
 
-QUICK = [("cpfed", "off"), ("dp-scaffold", "real")]  # the others take the same path, and their time
+QUICK = [("cpfed", "real")]  # the others take the same path, and their time
 
 
 @pytest.fixture(autouse=True)

@@ -287,6 +287,7 @@ def test_a_party_lost_in_each_phase_of_a_masked_round(masked):
     assert masked.charged("ann") == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_server_killed_while_it_opens_a_sum_loses_that_round_and_no_more(masked):
     from dither.secagg.server import ServerSession
 

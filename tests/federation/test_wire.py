@@ -78,7 +78,7 @@ def test_fields_and_arrays_must_have_their_types():
         packed(arrays={"upload": np.array(["text"])})
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_a_message_that_was_touched_is_refused(data):
     content = bytearray(packed())
@@ -97,7 +97,7 @@ def test_a_message_that_was_touched_is_refused(data):
         read(bytes(content))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_a_signed_message_of_a_malicious_party_is_refused_or_well_formed(data):
     """Headers that somebody signed but nobody should believe: never another exception than ours."""

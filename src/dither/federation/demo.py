@@ -1,7 +1,7 @@
 """A federation on one machine: a server and four parties as processes, over loopback, to see what it looks like.
 
 Adult is dealt out by where people work: private companies, the government, the self-employed and all others are an
-institution each, with 1,836 to 22,696 training records. Everything else is as between institutions: TLS, node
+institution each, with 1,857 to 22,696 training records. Everything else is as between institutions: TLS, node
 authentication, secure aggregation, noise from the operating system, a ledger at each party.
 """
 
@@ -30,7 +30,7 @@ SPEC = """\
 method = "cpfed"
 num_clients = 4
 cohort_size = 4
-num_rounds = 20
+num_rounds = 10
 local_steps = 4
 batch_size = 64
 batch_sampling = "fixed"
