@@ -10,8 +10,8 @@ NAME = "Concentrated DP-FL"
 METRICS = ("test_accuracy", "gradient_sq")
 TEXT = "the method converges faster and ends with higher accuracy and lower gradient norm"
 WHY = (
-    "accuracy says so; ‖∇f‖² starts small and grows under clipped steps at this rate (the paper gives none), and more "
-    "for the method that moves further"
+    "accuracy says so; ‖∇f‖² starts small and grows under clipped steps at this rate (the paper gives none), and "
+    "more for the method that moves further"
 )
 
 FIGURE = Figure(
