@@ -62,7 +62,7 @@ def draw(figure: Figure, views: Sequence[View]) -> Any:
         for number in sorted({panel.row for panel in panels})
     ]
     columns = max(len(panels) for _, panels in rows)
-    canvas = new_canvas(width=3.25 * columns + 2.5, height=2.75 * len(rows) + 0.55)
+    canvas = new_canvas(width=max(3.25 * columns + 2.5, 8.6), height=2.75 * len(rows) + 0.55)
     styles: dict[str, int] = {}
     parts = canvas.subfigures(len(rows), 1, squeeze=False)[:, 0]
     told: set[bool] = set()

@@ -167,11 +167,16 @@ def baseline_panels(
     """Method and baselines against rounds; at equal proven ε the credits make no difference, so one baseline."""
 
     def panels(view: View) -> list[Panel]:
-        shown = rivals[:1] if view.proven else rivals
+        shown = [(_plainly(name), values) for name, values in rivals[:1]] if view.proven else rivals
         lines = [Line(method), *(Line(name, values, dashed=i > 0) for i, (name, values) in enumerate(shown))]
         return [Panel("", lines, metric, LABELS[metric], log=metric == "gradient_sq") for metric in metrics]
 
     return panels
+
+
+def _plainly(name: str) -> str:
+    """A baseline's name without what its claim credits, which proven noise does not ask."""
+    return name.split(",")[0]
 
 
 def beats(method: str, rival: tuple[str, Values], metrics: Sequence[str]) -> Callable[[View], Verdict]:
@@ -180,7 +185,7 @@ def beats(method: str, rival: tuple[str, Values], metrics: Sequence[str]) -> Cal
     def judge(view: View) -> Verdict:
         name, values = rival
         if view.proven:
-            name = name.split(",")[0]
+            name = _plainly(name)
         verdicts = []
         for metric in metrics:
             rounds, own = view.curve({}, metric)

@@ -75,7 +75,7 @@ FIGURE = Figure(
         "quick": Scale(
             3,
             {
-                "noise_std": (1e-05, 0.0001, 0.0005, 0.001),
+                "noise_std": (1e-05, 0.001),
                 "louder": (0.05, 0.1),
                 "local_steps": (1, 40),
                 "epsilon": (10.0, 1.0),

@@ -23,7 +23,7 @@ FIGURE = Figure(
     ),
     scales={
         "full": Scale(5, {"epsilon": (0.5, 1.0, 2.0, 5.0, 10.0)}),
-        "quick": Scale(5, {"epsilon": (0.5, 1.0, 2.0, 5.0, 10.0)}),
+        "quick": Scale(3, {"epsilon": (0.5, 2.0, 10.0)}),
         "smoke": Scale(1, {"epsilon": (1.0, 10.0)}, {**SMOKE_NETWORK, "eval_every": 3}),
     },
     proven=PROVEN,

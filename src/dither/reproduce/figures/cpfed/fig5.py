@@ -37,7 +37,7 @@ FIGURE = Figure(
         "quick": Scale(
             3,
             {
-                "noise_std": (0.0001, 0.001, 0.005, 0.01),
+                "noise_std": (0.0001, 0.01),
                 "louder": (0.5, 1),
                 "local_steps": (1, 20),
                 "epsilon": (10.0, 1.0),
