@@ -60,13 +60,11 @@ def members(folder: Path, shadows: int) -> None:
         found = membership.lira(
             Spec().with_values({"method": values["method"]}).with_values(values), shadows=shadows
         )
-        false, true = report.roc(found.scores_in, found.scores_out)
-        axis.plot(
-            np.maximum(false, 1e-5), np.maximum(true, 1e-5), color=colour, label=f"{name}, AUC {found.auc:.3f}"
-        )
+        grid = np.geomspace(1e-5, 1, 400)
+        true = np.interp(grid, *report.roc(found.scores_in, found.scores_out))
+        axis.plot(grid, true, color=colour, label=f"{name}, AUC {found.auc:.3f}")
         print(name, found.auc, found.tpr_at, found.bound, "accuracy", found.accuracy)
-    grid = np.geomspace(1e-5, 1, 50)
-    axis.plot(grid, grid, ":", color=plots.GREY, label="a guess")
+    axis.plot([1e-5, 1], [1e-5, 1], ":", color=plots.GREY, label="a guess")
     axis.set(xscale="log", yscale="log", xlim=(1e-4, 1), ylim=(1e-4, 1.1))
     axis.set_xlabel("false positive rate")
     axis.set_ylabel("true positive rate")
@@ -95,5 +93,5 @@ if __name__ == "__main__":
     quick = "--quick" in sys.argv
     target = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/images")
     pictures(target)
-    members(target, 64 if quick else 256)
+    members(target, 64 if quick else 200)
     claims(target, 100_000 if quick else 1_000_000)

@@ -4,9 +4,14 @@ import numpy as np
 import pytest
 
 import dither
+from dither import proofs
+from dither.core import RoundInfo
 from dither.errors import SpecError
+from dither.privacy import accounting
 from dither.spec import Spec
-from dither.tasks import accounted, build_task, engine_options, tolerated
+from dither.spending import Budget, Ledger, data_id
+from dither.sweeps import program
+from dither.tasks import accounted, build_task, circumstances, engine_options, proven, tolerated
 
 SMALL = {
     "data.name": "breast-cancer",
@@ -128,3 +133,75 @@ def test_discrete_noise_is_refused_where_it_means_nothing(tmp_path):
         engine_options(build_task(Spec().with_values({**DISCRETE, "privacy.epsilon": 1e-4})))
     with pytest.raises(SpecError, match="does not add up"):
         dither.run(Spec().with_values(DISCRETE), out=tmp_path / "x", ledger=tmp_path / "ledger.sqlite")
+
+
+def test_discrete_noise_ranks_rounds_with_their_grid():
+    """With a falling rate Δ/σ stays and the grid weighs more: the last message reveals most, and is shown."""
+    falling = {**DISCRETE, "num_rounds": 12, "lr_decay": 0.5, "secagg.scale_bits": 9, "cohort_size": 4}
+    task = build_task(Spec().with_values(falling))
+    rows = {(r["view"], r["adjacency"], r["unit"]): r for r in proven(task)}
+    shown = rows["upload", "replace-one", "message"]["value"]
+    releases, known = task.prepared.build(task.prepared.hyper).releases, proofs.facts(circumstances(task))
+    each = [
+        accounting.proven(
+            [(releases(RoundInfo(index, int(client), int(task.federation.size[client]), 4)), 1)],
+            1e-3, known, view="upload", adjacency="replace-one",
+        ).value
+        for index in range(1, 12) for client in task.cohorts[index]
+    ]  # fmt: skip
+    assert each[-1] > 1.05 * each[0]  # else nothing is tested
+    assert shown >= max(each) * (1 - 1e-9)
+    groups = proofs.classes(releases, task.federation.size, task.cohorts, joint=True, lattice=known.lattice)
+    worst = accounting.proven(groups[0].most, 1e-3, known, view="sum", adjacency="replace-one").value
+    for client in range(8):
+        own = [
+            releases(RoundInfo(index, client, int(task.federation.size[client]), len(cohort)))
+            for index, cohort in enumerate(task.cohorts) if client in cohort
+        ]  # fmt: skip
+        value = accounting.proven([(r, 1) for r in own], 1e-3, known, view="sum", adjacency="replace-one").value
+        assert value <= worst * (1 + 1e-9)
+
+
+def test_every_table_counts_on_the_fewest_clients_alike():
+    values = {**SMALL, **END_OF_ROUND, "privacy.delta": 1e-3, "privacy.epsilon": 3.0, "secagg.mode": "ideal"}
+    for changes in ({"federation.dropout": 0.1}, {"federation.refused": "continue"}):
+        found = accounted(Spec().with_values({**values, **changes}), every_recipe=True)
+        tried = [r["value"] for r in found["tried"] if (r["view"], r["adjacency"]) == ("sum", "replace-one")]
+        shown = [r["value"] for r in found["proven"] if (r["view"], r["adjacency"]) == ("sum", "replace-one")]
+        assert min(tried) == pytest.approx(min(shown))
+        assert 2.99 < min(shown) <= 3.0
+
+
+def test_a_broadcasts_noise_counts_the_uploads_so_rounding_is_said_there_too():
+    values = {
+        **SMALL, "method": "nbafl", "cohort_size": 8, "privacy.noise": "given", "privacy.noise_std": 20.0,
+        "privacy.delta": 1e-3, "batch_sampling": "full",
+    }  # fmt: skip
+    for mode, flagged in (("ideal", True), ("off", False)):
+        rows = accounted(Spec().with_values({**values, "secagg.mode": mode}))["proven"]
+        some = [r for r in rows if r["recipe"].endswith((" downlink", " joint"))]
+        assert some
+        assert all(any("G8" in text for text in r["not_covered"]) == flagged for r in some)
+
+
+def test_what_the_protocol_would_refuse_is_refused_before_the_run():
+    for changes, words in (
+        ({"privacy.colluders": 5}, "at least 7 must answer"),
+        ({"secagg.threshold": 2}, "too low for a cohort of 6"),
+        ({"secagg.neighbours": 3}, "must be 0 .all. or an even number"),
+    ):
+        with pytest.raises(SpecError, match=words):
+            engine_options(build_task(cpfed(**changes)))
+
+
+def test_specs_with_other_colluders_are_not_one_program():
+    one, other = cpfed(num_rounds=1), cpfed(num_rounds=1, **{"privacy.colluders": 3})
+    assert program(one) != program(other)
+
+
+def test_a_budget_for_sums_needs_sums(tmp_path):
+    book = Ledger(tmp_path / "ledger.sqlite")
+    book.set_budget(data_id(book, name="breast-cancer"), Budget(5.0, 1e-3, "sum", "replace-one"))
+    spec = cpfed(**{"secagg.mode": "off"})
+    with pytest.raises(SpecError, match="for one who sees sums alone"):
+        dither.run(spec, out=tmp_path / "run", ledger=tmp_path / "ledger.sqlite")

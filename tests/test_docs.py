@@ -19,7 +19,7 @@ DOTTED = re.compile(r"(?<![\w/.-])dither(?:\.[A-Za-z_]\w*)+(?![\w/]|\.\w)")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SETTING = re.compile(r"--set[ =]([\w.]+)=")
-KEY = re.compile(r"`((?:data|model|privacy|secagg|federation|method_options)\.(?!npz)\w+)(?: ?=[^`]*)?`")
+KEY = re.compile(r"`((?:data|model|privacy|secagg|federation|method_options)\.(?!npz|json)\w+)(?: ?=[^`]*)?`")
 RUN = re.compile(r"\bdither (run|account|presets) +([\w./-]+)")
 
 

@@ -25,6 +25,7 @@ ROOMS = [
     "tasks",
     "sweeps",
     "training",
+    "federation",
     "planning",
     "audit",
     "reproduce",
@@ -71,6 +72,14 @@ def test_engines_know_no_paper_and_papers_know_no_engine():
         assert not any(module.startswith("dither.papers") for module in imports(path)), path
     for path in (SOURCE / "papers").rglob("*.py"):
         assert not any(module.startswith(("dither.engines", "dither.secagg")) for module in imports(path)), path
+
+
+def test_flower_is_imported_in_one_place():
+    for path in FILES:
+        text = path.read_text(encoding="utf-8")
+        if path.parent != SOURCE / "engines" / "flower":
+            assert "import flwr" not in text, path
+            assert "from flwr" not in text, path
 
 
 def test_nothing_imports_the_command_line():

@@ -9,6 +9,7 @@
     ├── BudgetExhausted        the next release would exceed the budget (exit code 3)
     ├── LedgerError            the ledger is damaged, tampered with, or older than an anchor says (exit code 4)
     ├── ProtocolAbort          a secure-aggregation step cannot go on safely
+    ├── FederationError        a real federation cannot go on: server unreachable, terms refused (exit code 6)
     └── ClientRefused          a client's update is not finite or does not fit
 
 Each message is one line that names the bad value and the fix. The command line prints it without a
@@ -63,6 +64,13 @@ class LedgerError(DitherError):
 
 class ProtocolAbort(DitherError):
     """A secure-aggregation step cannot go on safely."""
+
+
+class FederationError(DitherError):
+    """A real federation cannot go on: the server is unreachable, a certificate or the terms are refused, too few
+    parties are there."""
+
+    exit_code = 6
 
 
 class ClientRefused(DitherError):

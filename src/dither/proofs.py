@@ -42,6 +42,7 @@ class Circumstances(NamedTuple):
     assume_credit: bool  # the user asks for the credit of the others' noise where it is unproved
     not_covered: tuple[str, ...]
     lattice: accounting.Lattice | None = None  # the uplink's noise is discrete
+    encoded: bool = False  # uploads are rounded before they are summed
 
 
 class Clients(NamedTuple):
@@ -60,10 +61,12 @@ def classes(
     cohorts: Sequence[np.ndarray],
     *,
     joint: bool = False,
+    lattice: accounting.Lattice | None = None,
 ) -> list[Clients]:
     """Group clients whose releases are the same, and bound what the members of a group reveal.
 
-    `cohorts[t]` are the clients of round t. `joint` makes one group of all clients.
+    `cohorts[t]` are the clients of round t. `joint` makes one group of all clients. `lattice` says that the noise
+    is discrete: then the grid takes part in how strong a round is.
     """
     num_clients = len(sizes)
     flat = np.concatenate([np.asarray(c, np.int64) for c in cohorts]) if cohorts else np.zeros(0, np.int64)
@@ -83,14 +86,15 @@ def classes(
         alike.setdefault(at(client, 0) if len(cohorts) else (), []).append(client)
     groups = list(alike.values())
     if len(groups) > _MOST_CLASSES or (joint and len(groups) > 1):
-        return [_bound_class(np.arange(num_clients), rounds_of, _worst_of(at, sizes))]
-    return [_bound_class(np.array(group), rounds_of, at) for group in groups]
+        return [_bound_class(np.arange(num_clients), rounds_of, _worst_of(at, sizes, lattice), lattice)]
+    return [_bound_class(np.array(group), rounds_of, at, lattice) for group in groups]
 
 
 def _bound_class(
     members: np.ndarray,
     rounds_of: Callable[[int], np.ndarray],
     at: Callable[[int, int], tuple[Release, ...]],
+    lattice: accounting.Lattice | None,
 ) -> Clients:
     model = int(members[0])  # all are alike, or `at` is already the worst over them
     own = [rounds_of(int(member)) for member in members]
@@ -100,7 +104,7 @@ def _bound_class(
     revealed = {int(index): at(model, int(index)) for index in used}
     # Rounds of a class differ in noise or sensitivity alone: by strength they stand in one row, so that rank
     # by rank the strongest over the members reveals at least as much as any member.
-    strengths = np.array([sum(_information(release) for release in revealed[int(index)]) for index in used])
+    strengths = np.array([sum(_information(r, lattice) for r in revealed[int(index)]) for index in used])
     by_strength = used[np.argsort(strengths, kind="stable")]
     rank = dict(zip(by_strength.tolist(), range(len(by_strength)), strict=True))
     envelope = np.full(int(counts.max(initial=0)), -1)
@@ -119,15 +123,17 @@ def _bound_class(
     )
 
 
-def _information(release: Release) -> float:
-    """Order of strength among releases that differ only in noise and sensitivity."""
+def _information(release: Release, lattice: accounting.Lattice | None = None) -> float:
+    """Order of strength among releases that differ only in noise and sensitivity. With discrete noise rounding
+    adds √d steps of the grid to the distance, which weigh more where the noise is less."""
     if release.noise_std == 0:
         return math.inf
-    return release.uses * (release.sensitivity / release.noise_std) ** 2
+    rounding = lattice.step * math.sqrt(lattice.dimension) if lattice and release.channel == "uplink" else 0.0
+    return release.uses * ((release.sensitivity + rounding) / release.noise_std) ** 2
 
 
 def _worst_of(
-    at: Callable[[int, int], tuple[Release, ...]], sizes: np.ndarray
+    at: Callable[[int, int], tuple[Release, ...]], sizes: np.ndarray, lattice: accounting.Lattice | None
 ) -> Callable[[int, int], tuple[Release, ...]]:
     """Releases at least as revealing as any client's: the highest sampling rate with the least noise."""
 
@@ -137,6 +143,10 @@ def _worst_of(
         worst = []
         for alternatives in zip(*everyone, strict=True):
             fastest = max(alternatives, key=lambda r: (r.sampling.rate, -r.sampling.population))
+            if lattice is not None:
+                least, furthest = min(r.noise_std for r in alternatives), max(r.sensitivity for r in alternatives)
+                worst.append(fastest._replace(noise_std=least, sensitivity=furthest))
+                continue
             quietest = min(
                 alternatives,
                 key=lambda r: r.noise_std / r.sensitivity if r.sensitivity else math.inf,
@@ -185,6 +195,7 @@ def facts(circumstances: Circumstances, unit: str = "run") -> accounting.Facts:
         num_rounds=c.num_rounds,
         exposures=c.exposures,
         lattice=c.lattice,
+        encoded=c.encoded,
         assume=c.assume_credit,
         participation=accounting.REALISED,
         unit=unit + (", whole client" if c.per_client else ""),
@@ -240,7 +251,8 @@ def tried(
 ) -> list[dict[str, Any]]:
     """Every recipe that was tried for the class of clients that reveals most, refusals with their reason."""
     known = facts(circumstances)._replace(participation=participation)
-    worst_group = max(groups, key=lambda g: sum(n * _information(r) for rs, n in g.most for r in rs))
+    grid = circumstances.lattice
+    worst_group = max(groups, key=lambda g: sum(n * _information(r, grid) for rs, n in g.most for r in rs))
     rows = []
     for adjacency in (accounting.ADD_REMOVE, accounting.REPLACE_ONE):
         for found in accounting.account(worst_group.most, delta, known, adjacency=adjacency, every_recipe=True):
@@ -259,7 +271,10 @@ def message(
     # Which message of a shuffled epoch it is, is not known: it may straddle two.
     known = facts(circumstances, unit="message")._replace(own_epochs=False)
     strongest = [
-        max((revealed for revealed, _ in group.most), key=lambda rs: sum(_information(r) for r in rs))
+        max(
+            (revealed for revealed, _ in group.most),
+            key=lambda rs: sum(_information(r, circumstances.lattice) for r in rs),
+        )
         for group in groups
         if group.most
     ]
@@ -323,7 +338,11 @@ def calibrated(
             for name, value in prepared.hyper.items()
         }
 
-    unit_classes = classes(prepared.build(hyper_at(1.0)).releases, sizes, cohorts)
+    def classes_at(factor: float) -> list[Clients]:
+        releases = prepared.build(hyper_at(factor)).releases
+        return classes(releases, sizes, cohorts, lattice=circumstances.lattice)
+
+    unit_classes = classes_at(1.0)
 
     def proven_epsilon(factor: float) -> float:
         # Noise enters every release as a factor: the classes and their envelopes stay the same.

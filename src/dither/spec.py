@@ -140,6 +140,7 @@ class FederationSpec:
         "abort", "when a client's update is not finite: end the run, or go on without it", ("abort", "continue")
     )
     round_timeout: float = _key(600.0, "seconds a round may take", above=0.0)
+    max_norm: float = _key(0.0, "largest norm of an upload; a client refuses to send more; 0: any", at_least=0.0)
     dropout: float = _key(
         0.0, "simulation: chance of a chosen client to be lost before its upload", at_least=0.0, below=1.0
     )

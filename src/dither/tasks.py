@@ -53,6 +53,20 @@ def build_task(
     if dataset is None:
         dataset = load_data(spec, data_dir=data_dir)
     federation, problem = deal(spec, dataset, arrays or pooled(dataset))
+    return task_of(spec, dataset, federation, problem)
+
+
+def task_of(
+    spec: Spec,
+    dataset: data.Dataset,
+    federation: data.Federation,
+    problem: simulate.Problem,
+    *,
+    missing: int | None = None,
+) -> Task:
+    """Model and method for records that are dealt out already. Of the others' records a member of a real
+    federation knows the counts alone (`federation.size`), and nothing here needs more. `missing` is how many
+    clients' noise a calibration must not count on (by default as many as the spec tolerates)."""
     model = models.make(
         spec.model.name,
         num_features=dataset.x_train.shape[1],
@@ -84,7 +98,7 @@ def build_task(
         raise SpecError(
             "privacy.noise='proven' cannot rest on an assumption: drop assume_credit and sensitivity='paper'"
         )
-    judged = with_missing(task, tolerated(spec))
+    judged = with_missing(task, tolerated(spec) if missing is None else missing)
     calibrated = proofs.calibrated(
         judged.prepared,
         federation.size,
@@ -122,29 +136,37 @@ def aggregation(task: Task) -> Aggregation | None:
         how = FixedPoint(secagg.scale_bits, secagg.modulus_bits, secagg.bound, room * largest).check()
     else:
         how = FixedPoint.fitting(room * largest, scale_bits=secagg.scale_bits, modulus_bits=secagg.modulus_bits)
-    return Aggregation(
+    made = Aggregation(
         spec.aggregation,
         how,
         colluders=spec.privacy.colluders,
         min_clients=max(min(spec.federation.min_clients, spec.cohort_size), 2),
         threshold=secagg.threshold,
         neighbours=secagg.neighbours,
-        noise_std=_upload_noise(task, how, largest) if secagg.noise == "discrete" else None,
     )
+    for size in {len(cohort) for cohort in task.cohorts}:
+        made.check_cohort(size)
+    if secagg.noise == "discrete":
+        made = made._replace(noise_std=_upload_noise(task, how))
+    return made
 
 
-def _upload_noise(task: Task, how: FixedPoint, largest: int) -> Callable[[int, int, int], float]:
+def _upload_noise(task: Task, how: FixedPoint) -> Callable[[int, int, int], float]:
     """std of the noise on a client's upload before its weight, at (round, client, cohort size)."""
-    releases = task.prepared.build(task.prepared.hyper).releases
+    prepared, sizes = task.prepared, [len(cohort) for cohort in task.cohorts]
+    releases = prepared.build(prepared.hyper).releases
 
     def std(index: int, client: int, cohort_size: int) -> float:
         info = RoundInfo(index, client, int(task.federation.size[client]), cohort_size)
         return next(release.noise_std for release in releases(info) if release.channel == "uplink")
 
     # The noise of a whole sum must fit the other half of the range: ten standard deviations of it.
-    weight = 1 / min(len(cohort) for cohort in task.cohorts)
-    most = max(std(0, client, task.spec.cohort_size) for client in range(len(task.federation.size)))
-    reach = 10 * math.sqrt(largest) * most * weight * 2.0**how.scale_bits
+    count = len(task.federation.size)
+    shares = np.ones(count) if prepared.weights is None else prepared.weights / prepared.weights.min()
+    weights = prepared.upload_unit * shares * max(sizes) / min(sizes)
+    stds = [max(std(0, client, size) for size in set(sizes)) for client in range(count)]
+    loudest = np.sort(np.array(stds) * weights)[-max(sizes) :]
+    reach = 10 * float(np.sqrt(np.sum(loudest**2))) * 2.0**how.scale_bits
     if reach >= 2.0 ** (how.modulus_bits - 2):
         raise SpecError(
             f"the noise of a sum reaches {reach:.3g} at {how.scale_bits} fractional bits, beyond "
@@ -174,8 +196,8 @@ def compiled_hyper(task: Task) -> dict[str, Any]:
 
 
 def tolerated(spec: Spec) -> int:
-    """How many clients may lack in a sum that is opened, where clients may be lost at all."""
-    if not spec.federation.dropout:
+    """How many clients may lack in a sum that is opened, where clients may be lost or left out at all."""
+    if not spec.federation.dropout and spec.federation.refused != "continue":
         return 0
     least = spec.federation.min_clients
     if spec.aggregation != "off":
@@ -226,6 +248,7 @@ def circumstances(task: Task) -> proofs.Circumstances:
         exposures=prepared.exposures,
         noise_ratio=ratio,
         lattice=_lattice(task, ratio),
+        encoded=spec.aggregation != "off",
         per_client=prepared.per_client,
         assumed=prepared.assumed,
         assume_credit=spec.privacy.assume_credit,
@@ -291,10 +314,11 @@ def accounted(
     if rounds is not None and rounds < planned_rounds(task):
         task, claim = replace(task, cohorts=task.cohorts[:rounds]), claim_after(task, rounds)
     tried = {}
+    judged = with_missing(task, tolerated(spec))
     if every_recipe:
-        tried["tried"] = proofs.tried(classes(task, None), spec.privacy.delta, circumstances(task))
+        tried["tried"] = proofs.tried(classes(judged, None), spec.privacy.delta, circumstances(judged))
     if ex_ante:
-        tried["ex_ante"] = _before_the_draw(task)
+        tried["ex_ante"] = _before_the_draw(judged)
     return {
         **tried,
         "method": spec.method,
@@ -313,7 +337,8 @@ def _before_the_draw(task: Task) -> list[dict[str, Any]]:
     num_clients, rounds = len(task.federation.size), len(task.cohorts)
     releases = task.prepared.build(task.prepared.hyper).releases
     everyone = [np.arange(num_clients)] * rounds
-    groups = proofs.classes(releases, task.federation.size, everyone)
+    grid = circumstances(task).lattice
+    groups = proofs.classes(releases, task.federation.size, everyone, lattice=grid)
     drawn = accounting.binomial(rounds, task.spec.cohort_size / num_clients)
     return proofs.tried(groups, task.spec.privacy.delta, circumstances(task), participation=drawn)
 
@@ -336,7 +361,10 @@ def classes(task: Task, rounds: int | None) -> list[proofs.Clients]:
     prepared = task.prepared
     releases = prepared.build(prepared.hyper).releases
     return proofs.classes(
-        releases, task.federation.size, task.cohorts[: len(task.cohorts) if rounds is None else rounds]
+        releases,
+        task.federation.size,
+        task.cohorts[: len(task.cohorts) if rounds is None else rounds],
+        lattice=circumstances(task).lattice,
     )
 
 

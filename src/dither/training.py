@@ -19,12 +19,14 @@ import dither
 from dither import data, models, plots, proofs, runs
 from dither.core import Params
 from dither.engines import simulate
+from dither.engines.aggregate import Aggregation
 from dither.errors import BudgetExhausted, ClientRefused, DataError, RunExists, SpecError
 from dither.secagg import costs
 from dither.spec import Spec, method
 from dither.spending import Ledger, Spending, data_id
 from dither.tasks import (
     Task,
+    aggregation,
     build_task,
     circumstances,
     claim_after,
@@ -162,12 +164,19 @@ def spending(task: Task, folder: runs.RunFolder, ledger: str | Path | None) -> S
     # The run folder keeps an anchor: a ledger that is rolled back later no longer agrees with it.
     book = Ledger(ledger or Ledger.default_path(), anchor=folder.path / "ledger-anchor.json")
     own_rows = spec.data.partition == "column"
+    dataset = data_id(book, path=spec.data.path, name=spec.data.name)
+    budget = book.budget(dataset)
+    if budget is not None and budget.view == "sum" and spec.aggregation == "off":
+        raise SpecError(
+            "the budget of this data is for one who sees sums alone, and secagg.mode is 'off': set it to 'real' "
+            "or 'ideal', or set the budget for --view upload"
+        )
     # Where a run may go on without some clients, nobody's noise is counted on in a sum.
     task = with_missing(task, spec.cohort_size - 1 if spec.federation.refused == "continue" else tolerated(spec))
     return Spending(
         book,
         run=folder.run_id(),
-        dataset=data_id(book, path=spec.data.path, name=spec.data.name),
+        dataset=dataset,
         releases=task.prepared.build(task.prepared.hyper).releases,
         sizes=task.federation.size,
         cohorts=task.cohorts,
@@ -331,9 +340,13 @@ def without_noise(task: Task) -> float:
         hyper={name: value[None] for name, value in hyper.items()},
         cohorts=designs([task]),
         eval_every=planned_rounds(task),
-        **{**engine_options(task), "randomness": "seeded"},
+        **{**engine_options(task), "randomness": "seeded", "aggregation": _noiseless(aggregation(task))},
     )
     return float(result.history[-1].metrics["test_accuracy"][0])
+
+
+def _noiseless(how: Aggregation | None) -> Aggregation | None:
+    return how._replace(noise_std=None) if how else None
 
 
 # Pieces
@@ -433,9 +446,12 @@ def _note_aggregation(task: Task, summary: dict[str, Any], missing: int) -> None
     seen = summary["traffic"]
     if seen["lost"]:
         summary["notes"].append(
-            f"{seen['lost']} uploads were lost, at most {missing} in a round"
-            + (f"; {seen['void_rounds']} rounds had too few clients and are void" if seen["void_rounds"] else "")
-            + "; the proven ε of sums counts on nobody who was missing"
+            f"{seen['lost']} uploads were lost, at most {missing} in a round; the proven ε of sums counts on "
+            "nobody who was missing"
+        )
+    if seen["void_rounds"]:
+        summary["notes"].append(
+            f"{seen['void_rounds']} of {summary['rounds']} rounds had too few clients and are void"
         )
     if seen.get("clamped") and task.spec.secagg.noise == "discrete":
         summary["notes"].append(

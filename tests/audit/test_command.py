@@ -71,6 +71,13 @@ def test_a_run_keeps_what_its_audit_found(tmp_path):
     assert "attacked" in shown.output
 
 
+def test_the_package_can_be_called():
+    import dither.audit as package
+
+    assert callable(dither.audit)
+    assert package.audit is dither.api.audit
+
+
 def test_wrong_values_are_named():
     for arguments, words in (
         (("cpfed", "--view", "uploads"), "view='uploads'"),

@@ -28,6 +28,7 @@ def with_hyper(task, **changes):
     return lambda hyper: task.prepared.build({**hyper, **{k: change(hyper[k]) for k, change in changes.items()}})
 
 
+@pytest.mark.slow
 def test_without_a_bug_nothing_is_reported():
     assert not attack(task_of()).violations
 

@@ -135,6 +135,11 @@ def test_discrete_noise_in_the_sum_has_the_std_it_is_asked_for():
     assert abs(np.var(scaled) - 1) < 4.5 * np.sqrt(2 / scaled.size)
 
 
+def test_a_bound_is_checked_as_the_compiled_rounds_clamp():
+    with pytest.raises(SpecError, match="beyond"):
+        FixedPoint(20, 32, 1023.99999, 2).check()  # 1024 in float32, so that two of them reach 2^31
+
+
 def test_unknown_mode_is_refused():
     with pytest.raises(SpecError, match="mode='masked'"):
         train(Aggregation("masked", FixedPoint()))

@@ -7,6 +7,7 @@ import pytest
 
 import dither
 from dither import api, data
+from dither.cli import plans
 from dither.errors import SpecError
 from dither.planning import Impossible, empirical, estimate, shapes
 from dither.planning.pictures import bytes_text, draw_plan
@@ -21,7 +22,7 @@ FRIENDLY = {
     "initial_gap": 50.0,
 }
 SYNTHETIC = {"records": 4000, "dim": 4, "clients": 4, "delta": 1e-5}
-FEW = {"model": "logistic", "extras": False, "grid": {"local_steps": [1, 4], "batch_size": [100, 1000]}}
+FEW = {"model": "logistic", "extras": False, "grid": {"local_steps": [1, 4], "num_rounds": [10, 80]}}
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def measured():
             "num_rounds": [5, 20],
             "cohort_size": [4],
             "local_steps": [1],
-            "batch_size": [57],
+            "batch_size": [56],
             "privacy.clip_norm": [1.0],
         },
         effort="quick",
@@ -103,6 +104,30 @@ def test_the_picture_is_drawn(measured, by_theory, tmp_path):
         draw_plan(made, tmp_path / f"{number}.png")
         assert (tmp_path / f"{number}.png").read_bytes()[:4] == b"\x89PNG"
     assert [bytes_text(n) for n in (12.0, 3400.0, 5.6e6)] == ["12 B", "3.4 kB", "5.6 MB"]
+
+
+def test_the_tables_say_what_was_chosen_and_why(measured, by_theory, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    plans.print_plan(measured)
+    shown = capsys.readouterr().out
+    for words in (
+        "by empirical",
+        "the bound is vacuous",
+        "claimed ε",
+        "proven ε",
+        "uploads",
+        "time",
+        "Pareto front",
+    ):
+        assert words in shown
+    plans.print_plan(by_theory)
+    shown = capsys.readouterr().out
+    for words in ("by theory", "optimisation", "privacy noise", "smoothness", "given", "its neighbours", "share"):
+        assert words in shown
+    report = plans.report(by_theory)
+    assert sum(report["terms"].values()) == pytest.approx(by_theory.score)
+    assert float(report["neighbours"][0]["bound"]) == pytest.approx(by_theory.score, rel=1e-3)
+    assert len(report["neighbours"]) > 2
 
 
 def test_private_records_are_refused():

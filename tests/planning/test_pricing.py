@@ -8,7 +8,7 @@ import pytest
 from dither import proofs
 from dither.errors import NoProof
 from dither.planning import knobs, pricing, shapes
-from dither.planning.planner import _base
+from dither.planning.request import base_spec
 from dither.privacy import accounting
 from dither.tasks import build_task
 
@@ -16,7 +16,7 @@ COUNTS = shapes.stand_in(400, 5, ("0", "1"))
 
 
 def base_of(method, epsilon=1.0, clients=4, **values):
-    base, _ = _base(method, epsilon, 1e-5, clients, "logistic", "upload", "replace-one", values, {})
+    base, _ = base_spec(method, epsilon, 1e-5, clients, "logistic", "upload", "replace-one", values, {})
     return shapes.rehearsal(base.with_values({"data.partition": "iid"}))
 
 

@@ -8,7 +8,7 @@ import pytest
 from dither.errors import SpecError
 from dither.papers.theory import cpfed, secure_fedavg
 from dither.planning import Constants, knobs, pricing, shapes, theory
-from dither.planning.planner import _base
+from dither.planning.request import base_spec
 
 NUMBERS = {
     "smoothness": 1.0,
@@ -30,7 +30,7 @@ COUNTS = shapes.stand_in(4000, 3, ("0", "1"))
 
 def priced(method, epsilon=4.0, rounds=(5, 20, 80), clients=4):
     values = {"data.partition": "iid"}
-    base, _ = _base(method, epsilon, 1e-5, clients, "logistic", "upload", "replace-one", values, {})
+    base, _ = base_spec(method, epsilon, 1e-5, clients, "logistic", "upload", "replace-one", values, {})
     given = {
         "num_rounds": rounds,
         "cohort_size": (clients,),

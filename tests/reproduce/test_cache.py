@@ -113,7 +113,8 @@ def test_batches_stay_small_enough():
 
 @pytest.mark.slow
 def test_killed_twice_it_still_ends_with_the_same_numbers(tmp_path):
-    """Ctrl-C, then kill -9, then to the end: the same runs as without interruption."""
+    """Ctrl-C, then kill -9, then to the end: the same runs as without interruption (to the rounding of float32,
+    because what was left is batched otherwise)."""
 
     def start(folder):
         command = [sys.executable, "-m", "dither.reproduce", "secure-fedavg", "--scale", "smoke", "--only-compute"]
@@ -131,4 +132,6 @@ def test_killed_twice_it_still_ends_with_the_same_numbers(tmp_path):
     assert start(tmp_path / "whole").wait(300) == 0
     cut, whole = Cache(folder), Cache(tmp_path / "whole")
     assert sorted(cut) == sorted(whole)
-    assert all(cut[key].metrics == whole[key].metrics for key in whole)
+    for key in whole:
+        for name, column in whole[key].metrics.items():
+            np.testing.assert_allclose(cut[key].metrics[name], column, rtol=1e-4)

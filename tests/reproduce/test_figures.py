@@ -79,8 +79,8 @@ def test_claims_and_panels(name, scale):
 
 
 @pytest.mark.parametrize("scale", ["quick", "full"])
-def test_quick_and_full_ask_for_runs_on_the_papers_data(scale):
-    used = {point.spec.data.name for point in computing.points(figures.select("all"), scale)}
+def test_quick_and_full_are_about_the_papers_data(scale):
+    used = {figure.views(scale)[0].base.data.name for figure in figures.select("all")}
     assert used == {"adult", "mnist", "emnist-bymerge"}
 
 

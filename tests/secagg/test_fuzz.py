@@ -146,7 +146,7 @@ def run(fuzz: Fuzzer, rounds: int) -> None:
             fuzz.throw(
                 server.hello, resign(client.hello(), other, other.public + client.agreement.public), Kind.HELLO
             )
-        assert server._members[who].keys == client.signing.public + client.agreement.public
+        assert server._members[who].keys == client._keys
     roster = server.make_roster()
     for client in clients.values():
         confirm = fuzz.deliver(client, client.confirm, roster, mine, thief)

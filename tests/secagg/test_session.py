@@ -124,8 +124,8 @@ def test_what_a_round_costs_in_bytes():
     )
     assert set(summed.bytes_down.values()) == {announce + unseal}
     client, server = federation.clients[0], federation.server
-    assert len(client.hello()) + len(client.confirm(server.make_roster())) == 348
-    assert len(server.make_roster()) + len(server.confirmed()) == 305 + 196 * size
+    assert len(client.hello()) + len(client.confirm(server.make_roster())) == 380
+    assert len(server.make_roster()) + len(server.confirmed()) == 305 + 228 * size
     assert summed.mask_seconds > 0
     assert summed.unmask_seconds > 0
 

@@ -8,7 +8,7 @@ import pytest
 
 from dither.errors import DitherError, ProtocolAbort
 from dither.secagg import state
-from dither.secagg.protocol import Rules
+from dither.secagg.protocol import ClientSession, Rules
 from tests.secagg.support import announcement, enrolled, plain_sum, snapshot, strangers, twin, vectors
 
 IDS = (0, 1, 2, 3)
@@ -113,3 +113,26 @@ def test_damaged_states_are_refused():
                 # No other exception; where the value is a possible one (no pins, no attempt) it loads.
                 with contextlib.suppress(DitherError):
                     load(json.dumps({**whole, name: other}).encode())
+
+
+def test_the_same_keys_without_their_state_share_nothing_old():
+    """Who lost its state and enrols anew with its old keys is shown no old roster: masks are never used twice."""
+    server, clients = strangers(IDS, Rules())
+    roster = enrol_all(server, clients)
+    old = clients[0]
+    fresh = ClientSession(
+        0, federation=old.federation, server=old.server, rules=old.rules,
+        signing=old.signing.private, agreement=old.agreement.private,
+    )  # fmt: skip
+    assert fresh.hello() != old.hello()
+    with pytest.raises(ProtocolAbort, match="other keys for client 0"):
+        fresh.confirm(roster)
+
+
+def enrol_all(server, clients):
+    for client in clients.values():
+        server.hello(client.hello())
+    roster = server.make_roster()
+    for client in clients.values():
+        server.confirm(client.confirm(roster))
+    return roster

@@ -115,6 +115,8 @@ def audit(
     wanted = [(view, "run") for view in views]
     if "upload" in views and "message" in (claim["unit"], task.spec.privacy.unit):
         wanted.insert(0, ("upload", "message"))
+        if rounds == 1:
+            wanted.remove(("upload", "run"))  # it would be the same
     rows, found = [], []
     for view, unit in wanted:
         row = auditor.attack(view, unit)
@@ -162,19 +164,19 @@ class _Auditor:
         spec = self.task.spec
         plan = self._schedule(view, 1 if unit == "message" else self.rounds)
         release = self._release(plan)
-        trials, plan = self._affordable(view, plan)
+        trials, plan, affordable = self._affordable(view, plan)
         experiment = self._experiment(view, plan)
         self._final = view == "final"
         size = int(self.sizes[plan.target])
         options = self._designs(view, plan, release)
         used = round_rate(release, spec.local_steps)
-        search = int(np.clip(40 / used, _SEARCH, 8192))
-        search = min(search, max(trials // 20, 16)) if trials < self.trials else search
+        search = min(int(np.clip(40 / used, _SEARCH, 8192)), max(affordable // 20, 8))
         placed = [self._place(experiment, design, size, release, search) for design in options]
-        _, design, pair, line = max(placed, key=lambda found: found[0])
+        told, design, pair, line = max(placed, key=lambda found: found[0])
+        if told == -math.inf:
+            raise SpecError(f"view {view!r}: one record moves nothing here, or nothing finite; there is no attack")
 
-        pilot_size = int(np.clip(100 / used, _PILOT, _MOST_PILOT))
-        pilot_size = min(pilot_size, max(trials // 4, 50)) if trials < self.trials else pilot_size
+        pilot_size = min(int(np.clip(100 / used, _PILOT, _MOST_PILOT)), max(affordable // 2, 50))
         pilot = self._pilot(experiment, design, pair, line, pilot_size)
         score = scores.learn(pilot)
         pilot_in, pilot_out = score(pilot.seen_in), score(pilot.seen_out)
@@ -301,8 +303,9 @@ class _Auditor:
         )
         return sampler.width
 
-    def _affordable(self, view: str, plan: Schedule) -> tuple[int, Schedule]:
-        """Fewer rounds, then fewer trials, where all would take too long; a lower bound stays one."""
+    def _affordable(self, view: str, plan: Schedule) -> tuple[int, Schedule, int]:
+        """Fewer rounds, then fewer trials, where all would take too long; a lower bound stays one. Also how many
+        trials would take no longer than that, for the pilots to keep to."""
         spec = self.task.spec
         members = plan.cohorts.shape[1] if view != "upload" else 1
         if view in ("broadcast", "final"):
@@ -315,10 +318,11 @@ class _Auditor:
         if fit < rounds and self.rounds is None and view != "final":
             self.notes.append(f"view {view}: the first {fit} of {rounds} rounds are attacked (--rounds for more)")
             plan = Schedule(plan.target, plan.rounds[:fit], plan.cohorts[:fit], plan.cohort_sizes[:fit])
-        trials = int(np.clip(_OPERATIONS / (2 * one * len(plan.rounds)), _FEWEST, self.trials))
+        affordable = int(_OPERATIONS / (2 * one * len(plan.rounds)))
+        trials = int(np.clip(affordable, _FEWEST, self.trials))
         if trials < self.trials:
             self.notes.append(f"view {view}: {trials} trials instead of {self.trials}, as the model is large")
-        return trials, plan
+        return trials, plan, affordable
 
     def _sampling_operations(self) -> float:
         """About what drawing a round's batches costs: sorts for permutations, comparisons for small subsets."""
@@ -358,6 +362,7 @@ class _Auditor:
             movement=self._movement(view, plan),
             clip=spec.privacy.clip,
             clip_norm=spec.privacy.clip_norm,
+            batch_size=self._width(),
             norm_bound=norm_bound,
             seed=spec.seed,
         )

@@ -103,7 +103,7 @@ def choose_cuts(
         clean = np.flatnonzero((false == 0) & (hits > 0))
         if len(clean):
             most = hits[clean].max()
-            for share in (0.98, 0.85, 0.6, 0.35):
+            for share in (0.95, 0.55):
                 at = clean[np.argmin(np.abs(hits[clean] - share * most))]
                 cuts.append((float(expected[at]), Cut(float(middles[at]), side)))
     cuts.sort(key=lambda pair: -pair[0])

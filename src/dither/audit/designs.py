@@ -84,6 +84,7 @@ def designs(
     movement: float,
     clip: str,
     clip_norm: float,
+    batch_size: int = 1,
     norm_bound: float | None = None,
     seed: int = 0,
 ) -> list[Design]:
@@ -100,13 +101,15 @@ def designs(
     linear = model.name in ("logistic", "softmax")
     silent = Record(np.zeros(num_features), 0)
     if linear and norm_bound is None and clip != "none":
-        certain = _favour(start, model, _SURE + REACH * movement)
-        canary, mirrored = Record(REACH * ones, 1), Record(-REACH * ones, 1)
+        # Where the batch's mean is clipped as a whole, the canary must outweigh all others in it to turn it round.
+        reach = REACH * (min(2 * batch_size, 500) if clip == "batch" else 1)
+        certain = _favour(start, model, _SURE + reach * movement)
+        canary, mirrored, against = (Record(r * ones, 1) for r in (reach, -reach, -REACH))
         found.append(
             Design("saturated, others silent", canary, None if absent else mirrored, (silent,), (silent,), certain)
         )
         if not absent:
-            found.append(Design("saturated, others opposing", canary, mirrored, (mirrored,), (silent,), certain))
+            found.append(Design("saturated, others opposing", canary, against, (against,), (silent,), certain))
         return found
     # Where the parameters themselves are clipped, large biases would leave no room for anything else.
     even = start if clip == "none" else _only_two_classes(start, model)

@@ -38,7 +38,7 @@ class Membership(NamedTuple):
 def lira(
     spec: Spec,
     *,
-    shadows: int = 256,
+    shadows: int = 200,
     judged: int = 16,
     confidence: float = 0.95,
     seed: int = 0,

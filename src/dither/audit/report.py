@@ -32,7 +32,8 @@ def draw_roc(report: Audit, path: Path) -> None:
     grid = np.geomspace(floor, 1.0, 400)
     for row, colour in zip(report.found, COLOURS, strict=False):
         false, true = roc(row.scores_in, row.scores_out)
-        axis.plot(np.maximum(false, floor), np.maximum(true, floor), color=colour, linewidth=1.6, label=_name(row))
+        # Between two points of the curve lies a straight line, which log axes would bend.
+        axis.plot(grid, np.interp(grid, false, true), color=colour, linewidth=1.6, label=_name(row))
     axis.plot(grid, grid, color=plots.GREY, linewidth=0.8, linestyle=":", label="a guess")
     # One line a distinct limit: (ε, δ)-DP allows TPR <= e^ε FPR + δ.
     for which, style in (("claimed", "--"), ("proven", "-.")):
@@ -90,13 +91,13 @@ def draw_trials(report: Audit, path: Path) -> bool:
 
 
 def roc(scores_in: np.ndarray, scores_out: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(false positive rates, true positive rates) as the threshold falls."""
+    """(false positive rates, true positive rates) as the threshold falls, from (0, 0) to (1, 1)."""
     thresholds = np.unique(np.concatenate([scores_in, scores_out]))[::-1]
     if len(thresholds) > 4000:
         thresholds = thresholds[np.unique(np.geomspace(1, len(thresholds), 4000).astype(int) - 1)]
     false = 1 - np.searchsorted(np.sort(scores_out), thresholds, side="left") / len(scores_out)
     true = 1 - np.searchsorted(np.sort(scores_in), thresholds, side="left") / len(scores_in)
-    return false, true
+    return np.concatenate([[0.0], false, [1.0]]), np.concatenate([[0.0], true, [1.0]])
 
 
 def _name(row: Row) -> str:

@@ -1,7 +1,8 @@
 """The command line. It parses, calls the library, prints; nothing imports it.
 
 Exit codes: 0 done, 1 something failed, 2 a value given is wrong, 3 the privacy budget is spent, 4 the ledger is
-damaged, 5 an audit shows more than was proved, 130 interrupted (the run can be resumed).
+damaged, 5 an audit shows more than was proved, 6 a federation cannot go on, 130 interrupted (the run can be
+resumed).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Annotated
 import typer
 
 import dither
-from dither.cli import audits, budgets, datasets, plans, reproductions, runs, webpage
+from dither.cli import audits, budgets, datasets, federations, plans, reproductions, runs, webpage
 from dither.cli.printing import error_terminal, escape
 from dither.errors import DitherError
 
@@ -25,6 +26,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 runs.register(app)
+federations.register(app)
 plans.register(app)
 reproductions.register(app)
 audits.register(app)

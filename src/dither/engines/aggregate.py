@@ -15,7 +15,9 @@ import numpy as np
 
 from dither.errors import SpecError
 from dither.privacy import discrete
+from dither.secagg import graph
 from dither.secagg.encoding import FixedPoint
+from dither.secagg.roster import Rules
 
 MODES = ("ideal", "real")
 
@@ -41,7 +43,35 @@ class Aggregation(NamedTuple):
     def least(self, cohort_size: int) -> int:
         """Clients without which the protocol opens no sum (see `secagg.roster.Rules`)."""
         majority = (cohort_size + self.colluders) // 2 + 1  # 2·threshold > size + c, or two sums could be opened
-        return max(self.min_clients, self.colluders + 2, self.threshold or majority)
+        return max(self._fewest, self.threshold or majority)
+
+    def check_cohort(self, size: int) -> None:
+        """`SpecError` where the protocol would refuse a cohort of this size, or one that losses leave of it."""
+        Rules(self.how.modulus_bits, self.threshold, self.colluders, self._fewest, self.neighbours).check()
+        least = self.least(size)
+        if least > size:
+            raise SpecError(
+                f"a cohort of {size} clients with privacy.colluders={self.colluders}: at least {least} must "
+                "answer for a sum to be opened safely; take more clients a round, fewer colluders, or "
+                "secagg.mode='off'"
+            )
+        if 2 * least <= size + self.colluders:
+            raise SpecError(
+                f"secagg.threshold={self.threshold} is too low for a cohort of {size} with {self.colluders} "
+                f"colluders: two sums could be opened; at least {(size + self.colluders) // 2 + 1} is safe"
+            )
+        if self.neighbours:
+            for left in range(least, size + 1):
+                if graph.disconnected(left, self.colluders, self.neighbours) > graph.FAILURE:
+                    enough = graph.degree(left, self.colluders) or "all (0)"
+                    raise SpecError(
+                        f"secagg.neighbours={self.neighbours} are too few for a cohort of {left} with "
+                        f"{self.colluders} colluders; use {enough}"
+                    )
+
+    @property
+    def _fewest(self) -> int:
+        return max(self.min_clients, self.colluders + 2)
 
     @property
     def compiled(self) -> bool:

@@ -57,7 +57,7 @@ class State(NamedTuple):
     participation: Array  # rounds each client has taken part in
     refused: Array  # updates of each client that were not finite and left out
     lost: Array  # rounds in which each client was chosen and vanished
-    missing: Array  # the most clients that lacked in any sum
+    missing: Array  # the most clients that lacked in any opened sum, of a usual cohort
     void: Array  # rounds without enough clients: nothing was opened, the model stayed
     clamped: Array  # coordinates that the encoding clamped
     metrics: Mapping[str, Array]  # sums since `rounds` was last 0

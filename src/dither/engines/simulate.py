@@ -96,6 +96,7 @@ class Simulation:
         self.randomness = noise.check_source(randomness)
         self.aggregation = aggregation.check() if aggregation else None
         self.aggregators: list[Aggregator] = []  # one a run, where sums are made on the host
+        self._smallest = min(cohort_size_at(0), cohort_size_at(1))  # a first round may take everyone
         self.dropout = dropout
         self.min_clients = min_clients
         if layout == "auto":
@@ -196,7 +197,7 @@ class Simulation:
 
     def _start_run(self, run: Run, shared: Shared) -> State:
         algorithm = self.build(run.hyper)
-        params = self.model.init(noise.stream(run.seed, "init"))
+        params = self.initial(run)
         server = algorithm.init(params)
         one = algorithm.client_init(params)
         clients = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (self.num_clients, *leaf.shape)), one)
@@ -223,6 +224,10 @@ class Simulation:
             rounds=jnp.zeros((), jnp.int32),
         )
 
+    def initial(self, run: Run) -> Params:
+        """The model before the first round."""
+        return self.model.init(noise.stream(run.seed, "init"))
+
     def _advance_runs(self, state: State, inputs: Inputs, start: Array, stop: Array, cohort_size: int) -> State:
         def rounds(state: State, run: Run) -> State:
             def one(index: Array, state: State) -> State:
@@ -234,39 +239,45 @@ class Simulation:
 
     def _round(self, state: State, run: Run, shared: Shared, index: Array, cohort_size: int) -> State:
         """One round of one run: the steps of docs/architecture.md, in their order."""
-        cohort, present = self._cohort(run, index, cohort_size)
+        cohort, present = self.cohort(run, index, cohort_size)
         gathered = self._clients(self._client(state, run, shared, index, cohort_size), cohort.clients, present)
         if self.aggregation:
             how = self.aggregation.how
             total = jax.tree.map(lambda leaf: encoding.traced_decode(leaf, how), gathered.total)
             gathered = gathered._replace(total=total)
-        return self._closed(state, run, index, cohort, present, gathered)
+        return self.close(state, run, index, cohort, present, gathered)
 
     def _client(
         self, state: State, run: Run, shared: Shared, index: Array, cohort_size: int
     ) -> Callable[[Array], Sent]:
         """The round of the client with a given number."""
-        algorithm = self.build(run.hyper)
-        message = algorithm.message(state.server)
+        message = self.build(run.hyper).message(state.server)
 
         def client(number: Array) -> Sent:
-            result = algorithm.client(
-                _keys(run.secret, index, number, self._noise_root(run)),
-                message,
-                jax.tree.map(lambda leaf: leaf[number], state.clients),
-                _records(run, shared, number),
-                Round(index, number, jnp.int32(cohort_size)),
-            )
-            upload, clamped = result.upload, jnp.int32(0)
-            finite = _all_finite(upload)
-            if self.aggregation and self.aggregation.how.modulus_bits == 32:
-                leaves, structure = jax.tree.flatten(upload)
-                encoded = [encoding.traced_encode(leaf, self.aggregation.how) for leaf in leaves]
-                upload = jax.tree.unflatten(structure, [words for words, _ in encoded])
-                clamped = sum((count for _, count in encoded), jnp.int32(0))
-            return Sent(upload, result.weight, result.state, dict(result.metrics), finite, clamped)
+            own = jax.tree.map(lambda leaf: leaf[number], state.clients)
+            return self.sent(message, own, run, shared, index, number, cohort_size)
 
         return client
+
+    def sent(
+        self, message: PyTree, own: PyTree, run: Run, shared: Shared, index: Array, number: Array, cohort_size: int
+    ) -> Sent:
+        """What one client makes of a broadcast with the state it has kept: here, and on a real node."""
+        result = self.build(run.hyper).client(
+            _keys(run.secret, index, number, self._noise_root(run)),
+            message,
+            own,
+            _records(run, shared, number),
+            Round(index, number, jnp.int32(cohort_size)),
+        )
+        upload, clamped = result.upload, jnp.int32(0)
+        finite = _all_finite(upload)
+        if self.aggregation and self.aggregation.how.modulus_bits == 32:
+            leaves, structure = jax.tree.flatten(upload)
+            encoded = [encoding.traced_encode(leaf, self.aggregation.how) for leaf in leaves]
+            upload = jax.tree.unflatten(structure, [words for words, _ in encoded])
+            clamped = sum((count for _, count in encoded), jnp.int32(0))
+        return Sent(upload, result.weight, result.state, dict(result.metrics), finite, clamped)
 
     def _clients(self, client: Callable[[Array], Sent], clients: Array, present: Array) -> Gathered:
         """All clients of a round, and the sum of the finite uploads of those who are present."""
@@ -288,7 +299,7 @@ class Simulation:
         """Every client's round, side by side or one after the other."""
         return jax.vmap(client)(clients) if self.layout == "vmap" else jax.lax.map(client, clients)
 
-    def _closed(
+    def close(
         self, state: State, run: Run, index: Array, cohort: Cohort, present: Array, gathered: Gathered
     ) -> State:
         """The state after a round whose sum is known."""
@@ -308,7 +319,8 @@ class Simulation:
         def those(mask: Array) -> Array:
             return jnp.where(mask, cohort.clients, nobody)
 
-        kept = those(counted & enough)
+        # Whoever sent has used its batches, whether or not the sum was opened.
+        kept = those(counted)
         return State(
             server=server,
             clients=jax.tree.map(
@@ -317,7 +329,7 @@ class Simulation:
             participation=state.participation.at[those(cohort.active)].add(1, mode="drop"),
             refused=state.refused.at[those(present & ~gathered.finite)].add(1, mode="drop"),
             lost=state.lost.at[those(cohort.active & ~present)].add(1, mode="drop"),
-            missing=jnp.maximum(state.missing, jnp.where(enough, cohort.size - used, 0)),
+            missing=jnp.maximum(state.missing, jnp.where(enough, self._smallest - used, 0)),
             void=state.void + ~enough,
             clamped=state.clamped + gathered.clamped,
             metrics={
@@ -356,7 +368,7 @@ class Simulation:
                 if aggregation.noise_std is not None:
                     steps = 2.0**aggregation.how.scale_bits * float(weights[run, row])
                     std = aggregation.noise_std(index, client, cohort_size) * steps
-                    vector = add_discrete(vector, std, self._words(int(inputs.runs.seed[run]), index, client))
+                    vector = add_discrete(vector, std, self.words(int(inputs.runs.seed[run]), index, client))
                 words[client] = vector
             lost = {int(clients[run, row]): "before-upload" for row in np.flatnonzero(~counted[run, :cohort_size])}
             totals[run] = encoding.decode(aggregator.sum(index, words, lost), aggregation.how)
@@ -364,7 +376,7 @@ class Simulation:
             state, inputs, np.int32(index), gathered._replace(clamped=clamped), totals, cohort_size=cohort_size
         )
 
-    def _words(self, seed: int, index: int, client: int) -> Words:
+    def words(self, seed: int, index: int, client: int) -> Words:
         """Random words for discrete noise: the system's, or those of the seed."""
         return os_words if self.randomness == "os" else seeded_words(seed, index, client)
 
@@ -374,7 +386,7 @@ class Simulation:
         """Every client's upload and weight, the rest of the round, and whose uploads they are."""
 
         def gather(state: State, run: Run) -> tuple[PyTree, Array, Gathered, Array]:
-            cohort, present = self._cohort(run, index, cohort_size)
+            cohort, present = self.cohort(run, index, cohort_size)
             sent = self._each(self._client(state, run, inputs.shared, index, cohort_size), cohort.clients)
             counted = sent.finite & present
             metrics = {name: sums.masked_sum(value, counted) for name, value in sent.metrics.items()}
@@ -398,13 +410,13 @@ class Simulation:
         cohort_size: int,
     ) -> State:
         def close(state: State, run: Run, gathered: Gathered, total: Array) -> State:
-            cohort, present = self._cohort(run, index, cohort_size)
+            cohort, present = self.cohort(run, index, cohort_size)
             shapes = jax.eval_shape(self._client(state, run, inputs.shared, index, cohort_size), jnp.int32(0))
             leaves, structure = jax.tree.flatten(shapes.upload)
             ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
             parts = [part.reshape(leaf.shape) for part, leaf in zip(jnp.split(total, ends), leaves, strict=True)]
             gathered = gathered._replace(total=jax.tree.unflatten(structure, parts))
-            return self._closed(state, run, index, cohort, present, gathered)
+            return self.close(state, run, index, cohort, present, gathered)
 
         return jax.vmap(close)(state, inputs.runs, gathered, totals)
 
@@ -416,7 +428,7 @@ class Simulation:
     def _noise_root(self, run: Run) -> Any:
         return entropy.OsEntropy().at(run.seed) if self.randomness == "os" else run.seed
 
-    def _cohort(self, run: Run, index: Array, cohort_size: int) -> tuple[Cohort, Array]:
+    def cohort(self, run: Run, index: Array, cohort_size: int) -> tuple[Cohort, Array]:
         """Who is chosen, and which of them are there when uploads are collected."""
         if run.cohorts.size:
             chosen = run.cohorts[index]

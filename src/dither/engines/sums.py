@@ -37,7 +37,10 @@ def sum_apart(words: Array, counted: Array) -> Array:
 
 
 def summed_along(client: Callable[[Array], Sent], clients: Array, present: Array) -> Gathered:
-    """Clients one after the other with the sum carried along, so that one upload is held at a time."""
+    """Clients one after the other with the sum carried along, so that one upload is held at a time.
+
+    The addition is a loop that is made once, or not at all: apart from the client's arithmetic, as in `sum_apart`.
+    """
     shapes = jax.eval_shape(client, clients[0])
     summed = (shapes.upload, shapes.metrics, shapes.clamped)
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), summed)
@@ -47,7 +50,9 @@ def summed_along(client: Callable[[Array], Sent], clients: Array, present: Array
         sent = client(number)
         counts = sent.finite & here
         one = (sent.upload, sent.metrics, sent.clamped)
-        sums = jax.tree.map(lambda total, leaf: total + jnp.where(counts, leaf, 0), sums, one)
+        sums = jax.lax.fori_loop(
+            0, counts.astype(jnp.int32), lambda _, sums, one=one: jax.tree.map(jnp.add, sums, one), sums
+        )
         return sums, (sent.state, counts, sent.finite)
 
     (total, metrics, clamped), (states, counted, finite) = jax.lax.scan(add, zeros, (clients, present))

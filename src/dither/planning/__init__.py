@@ -7,6 +7,7 @@ constants   what bounds ask of a loss, estimated with the source of each
 theory      the papers' bounds over priced points
 empirical   successive halving on public records
 pareto      points that no other beats
+request     what is planned for: budget, public facts, public records
 planner     `plan`, which puts these together
 pictures    the plan drawn
 """

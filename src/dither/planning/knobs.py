@@ -2,7 +2,7 @@
 
 A point is a mapping of spec keys to values, ready for `Spec.with_values`. Learning rates are tried by *reach*: how
 far the model can move in a whole run when every gradient is as long as its clip, rounds × steps × rate × clip. The
-best reach hardly depends on the other knobs, so that few rates need to be tried at each.
+best reach depends far less on the other knobs than the best rate does: few need to be tried at each.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ from dither import plots
 from dither.planning.knobs import NAMES, WHOLE, clip_key
 from dither.planning.planner import Plan, by_knob
 
+_FAR = 20.0  # bounds so many times above the initial gap are drawn without it
+
 
 def draw_plan(made: Plan, path: Path) -> None:
     """One panel a knob that was varied; with measurements, the frontier too."""
@@ -27,7 +29,7 @@ def draw_plan(made: Plan, path: Path) -> None:
     panels = [(key, by_knob(points, scores, key, smaller=theory)) for key in keys]
     panels = [(key, curve) for key, curve in panels if len(curve) > 1]
     count = len(panels) + bool(made.frontier)
-    columns = min(3, max(1, count))
+    columns = 2 if count in (2, 4) else min(3, max(1, count))
     rows = math.ceil(max(1, count) / columns)
     figure, axes = plots.new_figure(rows, columns, width=3.4 * columns, height=2.7 * rows + 0.4)
     flat = list(axes.flat)
@@ -35,6 +37,8 @@ def draw_plan(made: Plan, path: Path) -> None:
         _knob(axis, key, curve, float(made.price.point[key]), label)
         if theory and made.bounds is not None:
             axis.set_yscale("log")
+            if made.score > _FAR * made.bounds.trivial:
+                continue  # a line so far below would flatten the curves: the title says where it is
             axis.axhline(made.bounds.trivial, color=plots.GREY, linestyle=":", linewidth=1)
             axis.annotate(
                 "initial gap", (0.98, made.bounds.trivial), xycoords=("axes fraction", "data"), ha="right",
@@ -45,9 +49,9 @@ def draw_plan(made: Plan, path: Path) -> None:
     for axis in flat[count:]:
         axis.set_visible(False)
     privacy = made.spec.privacy
-    what = (
-        made.bounds.source if theory and made.bounds else f"{made.search.runs if made.search else 0} measured runs"
-    )
+    what = f"{made.search.runs} measured runs" if made.search else ""
+    if theory and made.bounds is not None:
+        what = f"{made.bounds.source}, initial gap {made.bounds.trivial:.3g}"
     figure.suptitle(
         f"Plan for {made.spec.method}: proven ε ≤ {privacy.epsilon:g}, δ = {privacy.delta:g}, "
         f"{made.spec.num_clients} clients ({what})",
@@ -65,7 +69,7 @@ def _knob(axis: Any, key: str, curve: list[tuple[float, float]], chosen: float, 
     axis.set_xlabel(NAMES[key], fontsize=9)
     axis.set_ylabel(f"best {label}", fontsize=9)
     if len(values) <= 6:
-        axis.set_xticks(values, [f"{value:.3g}" for value in values])
+        axis.set_xticks(values, [f"{value:,.4g}" for value in values])
         axis.minorticks_off()
     axis.tick_params(labelsize=8)
 

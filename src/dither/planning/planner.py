@@ -11,20 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from dither import data
 from dither.data import Dataset
-from dither.errors import DataError, SpecError
+from dither.errors import SpecError
 from dither.papers.theory.common import Condition
 from dither.planning import empirical, knobs, pareto, pricing, shapes, theory
 from dither.planning.constants import Constants, check_given, estimate
 from dither.planning.empirical import Search, Trial
 from dither.planning.knobs import Impossible, Point
 from dither.planning.pricing import Price
+from dither.planning.request import base_spec, material, smallest_client
 from dither.planning.shapes import Material
 from dither.planning.theory import Bounds
 from dither.spec import Spec
 from dither.sweeps import sweep
-from dither.tasks import load_data
 
 MODES = ("auto", "theory", "empirical")
 FRONTIER = (0.25, 0.5, 2.0, 4.0)  # other budgets that the choice is tried at, in shares of the asked one
@@ -123,13 +122,13 @@ def plan(
         raise SpecError(f"epsilon={epsilon} must be above 0 and finite: without a budget there is nothing to plan")
     check_given(constants or {})
     given = {key: tuple(values_) for key, values_ in (grid or {}).items()}
-    base, fixed = _base(what, epsilon, delta, clients, model, view, adjacency, dict(values or {}), given)
-    base, material, num_records = _material(base, records, dim, proxy, public_fraction, data_dir)
-    smallest = _smallest(base, num_records)
-    first = material.dataset
+    base, fixed = base_spec(what, epsilon, delta, clients, model, view, adjacency, dict(values or {}), given)
+    base, planned_on, num_records = material(base, records, dim, proxy, public_fraction, data_dir)
+    smallest = smallest_client(base, num_records)
+    first = planned_on.dataset
     counts = shapes.stand_in(num_records, first.x_train.shape[1], first.classes)
     counts = counts._replace(schema=first.schema, image_shape=first.image_shape)
-    job = _Job(base, material, counts, smallest, fixed, metric, seeds, effort, anyway, extras, progress)
+    job = _Job(base, planned_on, counts, smallest, fixed, metric, seeds, effort, anyway, extras, progress)
 
     made: Plan | None = None
     notes: list[str] = []
@@ -153,9 +152,9 @@ def plan(
         if by_bound is not None:
             made = replace(made, constants=by_bound.constants, prices=by_bound.prices, bounds=by_bound.bounds)
     assert made is not None  # noqa: S101  # one of the two modes has run
-    if not material.public:
+    if not planned_on.public:
         notes.append("planned on synthetic records: the choice is only as good as their likeness to yours")
-    seconds = measured_seconds(made, material) if extras else math.nan
+    seconds = measured_seconds(made, planned_on) if extras else math.nan
     return replace(made, notes=(*notes, *made.notes), seconds=seconds)
 
 
@@ -293,6 +292,8 @@ class _Job:
             asked = base.with_values({"privacy.epsilon": nearest})
             if pricing.price(asked, best.point, self.counts).signal_to_noise >= _ENOUGH_SIGNAL:
                 break
+        else:
+            nearest = math.inf
         clients = math.ceil(base.num_clients / best.signal_to_noise**2)
         chosen = ", ".join(f"{name}={best.point[name]:g}" for name in (*knobs.WHOLE, knobs.clip_key(base.method)))
         return (
@@ -300,148 +301,6 @@ class _Job:
             f"{1 / best.signal_to_noise:.3g} times as long as the longest signal; nearest feasible: epsilon="
             f"{nearest:.2g}, or about {clients:,} clients of {self.smallest} records (--anyway plans all the same)"
         )
-
-
-# What is planned for
-
-
-def _base(
-    what: Any,
-    epsilon: float,
-    delta: float,
-    clients: int | None,
-    model: str | None,
-    view: str,
-    adjacency: str,
-    values: dict[str, Any],
-    given: dict[str, tuple[Any, ...]],
-) -> tuple[Spec, dict[str, tuple[Any, ...]]]:
-    """The spec with the asked budget and public facts, and the knobs that the user holds."""
-    base = Spec.from_any(what)
-    if clients is not None and clients < 1:
-        raise Impossible(f"clients={clients} must be at least 1; nearest feasible: clients=1")
-    asked = {
-        "privacy.epsilon": epsilon,
-        "privacy.delta": delta,
-        "privacy.unit": "run",
-        "privacy.noise": "proven",
-        "privacy.noise_std": 0.0,
-        "privacy.noise_schedule": "constant",
-        "privacy.noise_decay": 1.0,
-        "privacy.noise_decay_start": 0,
-        "privacy.view": view,
-        "privacy.adjacency": adjacency,
-        "data.split": "given",
-        "data.records_per_client": 0,
-        "lr_decay": 0.0,
-        "compare": False,
-    }
-    number = clients if clients is not None else values.get("num_clients", base.num_clients)
-    cohort = values.pop("cohort_size", None)
-    if cohort is not None:
-        if cohort > number:
-            raise Impossible(
-                f"cohort_size={cohort} exceeds the {number} clients; nearest feasible: cohort_size={number}"
-            )
-        given.setdefault("cohort_size", (cohort,))
-    asked |= {"num_clients": number, "cohort_size": min(base.cohort_size, number)}
-    if model is not None:
-        asked["model.name"] = model
-        if model in ("logistic", "softmax"):
-            asked["model.hidden"] = []
-    base = base.with_values({**asked, **values})
-    for key in (*knobs.WHOLE, "client_lr", knobs.clip_key(base.method)):
-        if key in values:
-            given.setdefault(key, (values[key],))
-    return base, given
-
-
-def _material(
-    base: Spec,
-    records: int | None,
-    dim: int | None,
-    proxy: str,
-    public_fraction: float,
-    data_dir: str | Path | None,
-) -> tuple[Spec, Material, int]:
-    """Records to plan on (never private ones), the spec with its data, and how many records the plan is for."""
-    if not proxy:
-        if public_fraction:
-            raise SpecError(f"public_fraction={public_fraction:g} is a share of --proxy, and none is given")
-        if records is None or dim is None:
-            raise SpecError(
-                "without --proxy, give --records and --dim: the records of the plan's own data are private, and "
-                "an estimate on them would have to be charged to their budget"
-            )
-        return base, _synthetic(base, _positive("records", records), _positive("dim", dim)), records
-    own_file = Path(proxy).suffix.lower() in (".csv", ".parquet", ".npz")
-    where = {"data.path": proxy, "data.name": ""} if own_file else {"data.name": proxy, "data.path": ""}
-    if own_file and not public_fraction and base.data.path and Path(base.data.path) == Path(proxy):
-        raise SpecError(
-            f"{proxy!r} is the plan's own private data: an estimate on it would have to be charged to its budget; "
-            "declare a share of it public (--public-fraction), or give other public data"
-        )
-    if public_fraction:
-        base = base.with_values({**where, "data.public_fraction": public_fraction, "data.part": "private"})
-        public = base.with_values({"data.part": "public"})
-        share = f"the public {public_fraction:.0%} of {proxy}"
-    else:
-        public = base.with_values({**where, "data.part": "all", "data.public_fraction": 0.0})
-        share = proxy
-    dataset = load_data(public, data_dir=data_dir)
-    if public_fraction and not dataset.covered:
-        raise SpecError(
-            f"{proxy!r} has no schema, so its encoding would be read from the private records too; write one with "
-            "`dither data schema` and give it as --set data.schema=FILE"
-        )
-    if records is None:
-        if not public_fraction:
-            raise SpecError("give --records, the number of private training records the plan is for")
-        total = round(len(dataset.y_train) / public_fraction)  # counts are public
-        records = total - len(dataset.y_train)
-    return base, shapes.proxy(dataset, _positive("records", records), share), records
-
-
-def _synthetic(base: Spec, records: int, dim: int) -> Material:
-    outputs = {"logistic": 1, "softmax": 2}.get(base.model.name)
-    if outputs is None:
-        raise SpecError(f"model.name={base.model.name!r} needs a --proxy: --dim alone does not say its layers")
-    features = dim // outputs - 1
-    if features < 1 or dim % outputs:
-        raise SpecError(
-            f"dim={dim} does not fit a {base.model.name} model of two classes: {outputs}·(features + 1)"
-        )
-    return shapes.synthetic(records, features)
-
-
-def _positive(name: str, value: int) -> int:
-    if value < 1:
-        raise SpecError(f"{name}={value} must be at least 1")
-    return value
-
-
-def _smallest(base: Spec, records: int) -> int:
-    """The records of the smallest client."""
-    if records < base.num_clients:
-        raise Impossible(
-            f"{records} records cannot be dealt to {base.num_clients} clients; nearest feasible: "
-            f"{records} clients of one record"
-        )
-    if base.data.partition == "iid":
-        return records // base.num_clients
-    plain = shapes.rehearsal(base)
-    try:
-        dealt = data.partition(
-            shapes.stand_in(records, 1, ("0", "1")),
-            kind=plain.data.partition,
-            num_clients=plain.num_clients,
-            seed=plain.seed,
-            similarity=plain.data.similarity,
-            alpha=plain.data.alpha,
-        )
-    except DataError as reason:
-        raise Impossible(f"{reason}; nearest feasible: data.partition='iid'") from reason
-    return int(dealt.size.min())
 
 
 def measured_seconds(made: Plan, material: Material) -> float:

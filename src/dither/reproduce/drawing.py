@@ -111,9 +111,10 @@ def _draw_panel(axis: Any, view: View, panel: Panel, styles: dict[str, int], han
                 markersize=4.5,
             )
             if len(found.values) > 1:
-                axis.fill_between(
-                    found.x, mean - BAND * error, mean + BAND * error, color=colour, alpha=0.16, linewidth=0
-                )
+                low, high = mean - BAND * error, mean + BAND * error
+                if panel.log:  # below 0 a logarithmic axis has nothing to show: the same factor down as up
+                    low = np.where(low > 0, low, mean**2 / high)
+                axis.fill_between(found.x, low, high, color=colour, alpha=0.16, linewidth=0)
         if line.until is not None and not marked:
             axis.plot(found.x[-1:], mean[-1:], color=colour, marker="o", markersize=5)
         handles.setdefault(line.label, handle)
@@ -126,8 +127,9 @@ def _draw_panel(axis: Any, view: View, panel: Panel, styles: dict[str, int], han
         axis.set_yscale("log")
     if panel.axis is not None and panel.axis.log:
         axis.set_xscale("log")
-        if len(panel.axis.points) <= 6:
-            ticks = sorted(x for x, _ in panel.axis.points)
+        ticks = sorted(x for x, _ in panel.axis.points)
+        places = np.log(ticks) / max(np.ptp(np.log(ticks)), 1e-9)
+        if np.min(np.diff(places), initial=1.0) > 0.12:  # room for a label at each point
             axis.set_xticks(ticks, [f"{x:g}" for x in ticks])
             axis.minorticks_off()
     else:

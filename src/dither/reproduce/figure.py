@@ -258,7 +258,7 @@ class View:
         return shortest, np.stack([column[: len(shortest)] for _, column in rows])
 
     def final(self, values: Values, metric: str, *, at: Callable[[View, int], int] | None = None) -> np.ndarray:
-        """The metric of each seed after the last round, or after the round `at(view, seed)`."""
+        """The metric of each seed after the last round, or at the last evaluation up to round `at(view, seed)`."""
         found = []
         for seed in self.seeds:
             record = self.record(values, seed)
@@ -266,9 +266,8 @@ class View:
             if at is None:
                 found.append(column[-1])
                 continue
-            wanted = at(self, seed)
-            # The evaluation nearest to the wanted round: where rounds are not all scored there may be none at it.
-            found.append(column[int(np.argmin(np.abs(np.asarray(rounds) - wanted)))])
+            made = np.flatnonzero(np.asarray(rounds) <= at(self, seed))
+            found.append(column[int(made[-1]) if len(made) else 0])
         return np.asarray(found, float)
 
     def reductions(self) -> list[str]:

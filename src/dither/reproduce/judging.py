@@ -149,7 +149,8 @@ def ordered_within_noise(
     text = f"{_with(what)}{names[-1]} − {names[0]} = {ends}"
     if back:
         i = back[0]
-        text += f"; but {names[i + 1]} − {names[i]} = {steps[i]}"
+        if len(groups) > 2:
+            text += f"; but {names[i + 1]} − {names[i]} = {steps[i]}"
         return Verdict(FAILS, text, numbers)
     if ends.sign * turn < 0:
         return Verdict(FAILS, text, numbers)

@@ -64,7 +64,6 @@ def disagreements(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[st
 
 def _head(result: Result) -> str:
     figures, claims = result.figures, result.claims
-    seconds = sum(entry["seconds"] for entry in figures)
     devices: Counter[str] = Counter()
     for entry in figures:
         devices.update(entry["devices"])
@@ -76,8 +75,8 @@ def _head(result: Result) -> str:
         ("command", result.made["command"]),
         ("criteria as printed", tally),
         ("criteria at equal proven ε", proven or "none at this scale"),
-        ("runs", f"{sum(entry['runs'] for entry in figures):,} (shared ones counted in each figure)"),
-        ("compute", f"{seconds / 60:.1f} minutes on {', '.join(devices) or 'nothing: formulas only'}"),
+        ("runs", f"{result.made['runs']:,} in {result.made['seconds'] / 60:.1f} minutes"),
+        ("device", ", ".join(devices)),
         ("drawn", f"{result.made['when']}, {versions}"),
     ]
     return (

@@ -57,12 +57,15 @@ def reproduce(
     throwaway = None if use_cache else tempfile.mkdtemp(prefix="dither-reproduce-")
     try:
         store = Cache(throwaway or cache)
-        missing = computing.missing(computing.points(chosen, scale), store)
+        wanted = computing.points(chosen, scale)
+        missing = computing.missing(wanted, store)
         refused = computing.compute(missing, store, data_dir=data_dir, on_progress=on_progress)
         made = {
             "command": command,
             "when": datetime.now().astimezone().isoformat(timespec="seconds"),
             "computed": len(missing),
+            "runs": len(wanted),
+            "seconds": round(sum(store[point.key].seconds for point in wanted if point.key in store), 1),
             "versions": computing.versions(),
         }
         if only_compute:
@@ -115,7 +118,7 @@ def _entry(
         entry["claims"] = [_judged(claim, views) for claim in figure.claims]
         entry["tables"] = [table._asdict() for table in figure.tables(printed)] if figure.tables else []
         entry["epsilons"] = [row for view in views for row in epsilons(view)]
-    except NotComputed as error:
+    except (NotComputed, DataError) as error:
         reason = refused.get(printed.base.data.name, str(error))
         nothing = Verdict(NOT_JUDGED, reason)
         entry |= {"refused": reason, "tables": [], "epsilons": []}

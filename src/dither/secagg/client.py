@@ -64,10 +64,15 @@ class ClientSession:
     ) -> None:
         if not 0 <= who < SERVER:
             raise ProtocolAbort(f"client id {who} is not in 0 to {SERVER - 1}")
+        if len(federation) != 32:
+            raise ProtocolAbort(f"a federation's id has 32 bytes, not {len(federation)}")
         self.who, self.federation, self.server, self.rules = who, federation, server, rules.check()
         self.pins = None if pins is None else dict(pins)
         self.signing = SigningKey(signing or primitives.fresh_key())
         self.agreement = AgreementKey(agreement or primitives.fresh_key())
+        # With a fresh nonce an old roster shows other keys than these: who enrols anew with the same keys but
+        # without its state shares new seeds with everyone, and masks no second vector with a stream it has used.
+        self.nonce = primitives.fresh_key()
         self.roster: Roster | None = None
         self.enrolled = False
         self._attempt: _Attempt | None = None
@@ -77,7 +82,7 @@ class ClientSession:
 
     def hello(self) -> bytes:
         """My public keys, for the server."""
-        return self._pack(Kind.HELLO, self.signing.public + self.agreement.public)
+        return self._pack(Kind.HELLO, self._keys)
 
     def confirm(self, message: bytes) -> bytes:
         """Check the roster, and sign its digest."""
@@ -86,7 +91,7 @@ class ClientSession:
         if roster.rules != self.rules:
             raise ProtocolAbort(f"the roster's rules {roster.rules} are not those agreed on, {self.rules}")
         own = roster.member(self.who)
-        if own.keys != self.signing.public + self.agreement.public:
+        if own.keys != self._keys:
             raise ProtocolAbort(f"the roster shows other keys for client {self.who} than its own")
         if self.pins is not None:
             for who, public in self.pins.items():
@@ -186,6 +191,10 @@ class ClientSession:
         return self._pack(Kind.SHARES, b"".join(answer), cohort)
 
     # Inside
+
+    @property
+    def _keys(self) -> bytes:
+        return self.signing.public + self.agreement.public + self.nonce
 
     def _accept(self, message: bytes) -> tuple[Cohort, _Attempt | None]:
         """The cohort of an acceptable announcement, and the attempt if it is the one already answered."""

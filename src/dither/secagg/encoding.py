@@ -32,7 +32,9 @@ class FixedPoint(NamedTuple):
             raise SpecError(f"modulus_bits={self.modulus_bits} is not one of 32, 64")
         if not (np.isfinite(self.bound) and self.bound > 0):
             raise SpecError(f"bound={self.bound} must be a finite number above 0")
-        largest = self.num_clients * self.bound * 2.0**self.scale_bits
+        # Compiled rounds clamp at the bound as float32, which may lie above it.
+        bound = max(self.bound, float(np.float32(self.bound)))
+        largest = self.num_clients * bound * 2.0**self.scale_bits
         if largest >= 2.0 ** (self.modulus_bits - 1):
             raise SpecError(
                 f"a sum of {self.num_clients} values up to {self.bound:g} at {self.scale_bits} fractional bits "

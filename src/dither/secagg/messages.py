@@ -55,8 +55,8 @@ class Kind(enum.IntEnum):
 
 # The largest payload of each kind. The state machines know the exact length where there is one.
 _LARGEST = {
-    Kind.HELLO: 64,
-    Kind.ROSTER: 64 + 132 * MAX_CLIENTS,
+    Kind.HELLO: 96,
+    Kind.ROSTER: 64 + 164 * MAX_CLIENTS,
     Kind.CONFIRM: 32,
     Kind.CONFIRMED: 32 + 64 * MAX_CLIENTS,
     Kind.UPLOAD: 36 + 8 * MAX_DIMENSION + 93 * MAX_CLIENTS + 32,

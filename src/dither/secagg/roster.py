@@ -69,11 +69,12 @@ class Member(NamedTuple):
     id: int
     signing: bytes
     agreement: bytes
+    nonce: bytes  # fresh at every enrolment, so that no roster can be shown twice
     signature: bytes
 
     @property
     def keys(self) -> bytes:
-        return self.signing + self.agreement
+        return self.signing + self.agreement + self.nonce
 
     def check(self, federation: bytes) -> None:
         """Return if the client with this signing key signed this agreement key for this federation and id."""
@@ -85,10 +86,11 @@ class Member(NamedTuple):
         """The member a hello speaks of, its signature verified under the key that it brings."""
         reader = Reader(message)
         signing, agreement = reader.take(32, "the signing key"), reader.take(32, "the agreement key")
+        nonce = reader.take(32, "the nonce")
         reader.done()
         primitives.check_agreement(agreement)
         message.verify(signing)
-        return cls(message.sender, signing, agreement, message.signature)
+        return cls(message.sender, signing, agreement, nonce, message.signature)
 
 
 @functools.lru_cache(1 << 15)  # a pure function; many clients in one process ask the same question
@@ -155,7 +157,7 @@ def _read(federation: bytes, payload: bytes) -> Roster:
         who = reader.number(4, "an id", most=SERVER - 1)
         if members and who <= members[-1].id:
             raise ProtocolAbort(f"{message.name}: ids are not in ascending order at {who}")
-        members.append(Member(who, *(reader.take(size, "a member") for size in (32, 32, 64))))
+        members.append(Member(who, *(reader.take(size, "a member") for size in (32, 32, 32, 64))))
     reader.done()
     for member in members:
         member.check(federation)

@@ -151,6 +151,14 @@ class ServerSession:
         cohort = self._open().cohort
         return self._pack(Kind.ANNOUNCE, cohort.pack(), cohort)
 
+    def standing(self, round_index: int) -> str:
+        """Whether a round is "new", "open" (it has been announced) or "over"; for a server that was restarted."""
+        newest = self._attempt
+        if newest is None or newest.cohort.round_index < round_index:
+            return "new"
+        done = newest.cohort.round_index > round_index or newest.over or newest.unsealing
+        return "over" if done else "open"
+
     def reannounce(self) -> bytes:
         """A new attempt with the clients whose uploads are in; `ProtocolAbort` where they are too few."""
         open_ = self._open()

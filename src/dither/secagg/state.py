@@ -40,6 +40,7 @@ def save_client(session: ClientSession) -> bytes:
             "pins": _pins(session.pins),
             "signing": session.signing.private.hex(),
             "agreement": session.agreement.private.hex(),
+            "nonce": session.nonce.hex(),
             "roster": session.roster.pack().hex() if session.roster else None,
             "enrolled": session.enrolled,
             "attempt": newest
@@ -67,6 +68,7 @@ def load_client(data: bytes) -> ClientSession:
             signing=bytes.fromhex(state["signing"]),
             agreement=bytes.fromhex(state["agreement"]),
         )
+        session.nonce = bytes.fromhex(state["nonce"])
         session.roster = _roster(session.federation, state["roster"])
         session.enrolled = bool(state["enrolled"])
         if (found := state["attempt"]) is not None and session.roster is not None:
@@ -92,7 +94,10 @@ def save_server(session: ServerSession) -> bytes:
             "rules": list(session.rules),
             "pins": _pins(session.pins),
             "signing": session.signing.private.hex(),
-            "members": [[m.id, m.signing.hex(), m.agreement.hex(), m.signature.hex()] for m in session.listed()],
+            "members": [
+                [m.id, m.signing.hex(), m.agreement.hex(), m.nonce.hex(), m.signature.hex()]
+                for m in session.listed()
+            ],
             "roster": session.roster.pack().hex() if session.roster else None,
             "confirmations": {str(who): found.hex() for who, found in session._confirmations.items()},
             "attempt": newest and {**_cohort(newest.cohort), "over": newest.unsealing or newest.over},

@@ -76,6 +76,7 @@ class Facts(NamedTuple):
                      the value is labelled as assumed
     own_epochs       shuffled epochs advance only when the client takes part
     num_rounds       rounds of the run, for shuffled epochs that advance with the calendar
+    encoded          uploads are rounded and clamped before they are summed
     lattice          the uplink's noise is discrete Gaussian on integers; None: continuous
     exposures        uploads of the client that the outsider of view "broadcast" also sees (NbAFL's L)
     """
@@ -92,6 +93,7 @@ class Facts(NamedTuple):
     num_rounds: int | None = None
     exposures: int = 0
     lattice: Lattice | None = None
+    encoded: bool = False
     participation: Participation = REALISED
     unit: str = "run"
     not_covered: tuple[str, ...] = ()

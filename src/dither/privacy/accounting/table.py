@@ -80,6 +80,8 @@ def account(
             best = best._replace(detail="; ".join(b.detail for b in tried))
         for row in tried if every_recipe else [best]:
             rounded = row.recipe.startswith("R6") or row.recipe.endswith(" sum")
+            # A broadcast's noise counts that of the uploads.
+            rounded = rounded or (facts.encoded and row.recipe.endswith((" downlink", " joint")))
             rounded = rounded and facts.lattice is None  # noise after rounding covers it
             table.append(
                 Proven(

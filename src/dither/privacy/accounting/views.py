@@ -23,6 +23,7 @@ from .facts import Bound, Facts, Lattice, Rounds
 from .gaussian import compose_gaussians, zcdp_epsilon_tight
 from .mixtures import mixture_epsilon, shuffled_round_pattern
 
+_LEAST_VARIANCE = 16.0  # of discrete noise: above, its distance from a Gaussian (τ) is below 1e-60
 _MOST_EPOCHS = 200  # beyond, the pattern of shuffled uses is bounded by the worst one
 
 
@@ -224,6 +225,11 @@ def _discrete(
         if not math.isfinite(distance):
             return Bound(math.inf, "R6 discrete" if clients > 1 else "R1 discrete", "no noise")
         variance = (lattice.least * release.noise_std / lattice.step) ** 2
+        if variance < _LEAST_VARIANCE:
+            raise NoProof(
+                f"discrete noise of {math.sqrt(variance):.2g} steps of the grid is too little to rank rounds "
+                "by: use more fractional bits (secagg.scale_bits)"
+            )
         moved = distance / lattice.step + math.sqrt(lattice.dimension)
         total += count * discrete.rho(moved, variance=variance, clients=clients, dimension=lattice.dimension)
     detail = (

@@ -291,7 +291,7 @@ def _most(values: Iterable[_Number | None]) -> _Number | None:
 
 def _normal(facts: Facts) -> Facts:
     """Participation as it happened and nothing assumed: the ledger knows what ran, and proves."""
-    return facts._replace(participation=REALISED, assume=False, unit="run", not_covered=())
+    return facts._replace(participation=REALISED, assume=False, unit="run", not_covered=(), encoded=False)
 
 
 def _identity(dataset: str, run: str, content: str) -> tuple[str, str, bytes]:

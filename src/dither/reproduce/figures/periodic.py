@@ -131,12 +131,12 @@ def falls_then_rises(metric: str, *, louder: bool) -> Callable[[View], Verdict]:
             return few
         best = int(np.argmin(curve.mean(axis=0)))
         numbers = (
-            summary(f"round {rounds[0]}", curve[:, 0]),
-            summary(f"round {rounds[best]} (lowest)", curve[:, best]),
-            summary(f"round {rounds[-1]}", curve[:, -1]),
+            summary(f"round {rounds[0]:g}", curve[:, 0]),
+            summary(f"round {rounds[best]:g} (lowest)", curve[:, best]),
+            summary(f"round {rounds[-1]:g}", curve[:, -1]),
         )
         down, up = difference(curve[:, 0], curve[:, best]), difference(curve[:, -1], curve[:, best])
-        text = f"{name}, τ = {tau}: falls by {down} until round {rounds[best]}, then rises by {up}"
+        text = f"{name}, τ = {tau}: falls by {down} until round {rounds[best]:g}, then rises by {up}"
         if down.sign > 0 and up.sign > 0:
             return Verdict(HOLDS, text, numbers)
         # The lowest value is at an end: it only falls, or only rises.

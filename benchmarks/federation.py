@@ -1,0 +1,149 @@
+"""Seconds of a round over Flower on loopback, before and after, and how many nodes one SuperLink holds.
+
+    python benchmarks/federation.py              # both, writes benchmarks/federation.json
+    python benchmarks/federation.py --only nodes
+
+A round here is one message of a model's size to every node and its answer: what Flower adds to a round, without
+training. "before" is Flower as it comes: SuperNodes that start a process for every message, `send_and_receive`,
+and a worker behind a Unix socket so that no process imports JAX. "after" is the node and the loop of
+`dither serve` and `dither join`. Both have TLS and node authentication and run on the same machine in the same
+minutes: compare them with each other, not with another machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from dither.engines.flower import apps, fleet
+from dither.engines.flower.gate import Gate
+from dither.engines.flower.superlink import SuperLink, apart, free_port, stop
+from dither.federation import keys, serving
+
+SERVER_APP = """
+import json, time
+from flwr.app import Message
+from flwr.serverapp import ServerApp
+from dither.engines.flower.fleet import content
+from dither.engines.flower.grid import GridTransport
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid, context):
+    config = context.run_config
+    count, rounds, size = int(config["nodes"]), int(config["rounds"]), int(config["size"])
+    transport = GridTransport(grid)
+    while len(transport.nodes()) < count:
+        time.sleep(0.1)
+    nodes = sorted(transport.nodes())[:count]
+    seconds = []
+    for index in range(rounds + 1):
+        began = time.perf_counter()
+        body = bytes(size)
+        if config["how"] == "before":
+            questions = [Message(content(body), dst_node_id=node, message_type="query") for node in nodes]
+            assert len(list(grid.send_and_receive(questions, timeout=300))) == count
+        else:
+            waiting = set(transport.push({node: body for node in nodes}, ttl=300).values())
+            while waiting:
+                waiting -= {number for number, _ in transport.pull(waiting)}
+                if waiting:
+                    transport.pause()
+        seconds.append(time.perf_counter() - began)
+    with open(config["result"], "w") as file:
+        json.dump(seconds[1:], file)  # the first one finds everything cold
+"""
+
+
+def measure(how: str, count: int, rounds: int, size: int, folder: Path) -> list[float]:
+    """Seconds of each round with that many nodes."""
+    federation = keys.create(folder / "keys", [f"node-{number}" for number in range(count)], hosts=["localhost"])
+    server = folder / "keys" / "server"
+    files = {"certificate": server / "server.pem", "key": server / "server.key", "ca": server / "ca.pem"}
+    app = folder / "app"
+    (app / "dither_app").mkdir(parents=True)
+    (app / "pyproject.toml").write_text(
+        (serving.APP / "pyproject.toml").read_text().split("[tool.flwr.app.config]")[0]
+        + '[tool.flwr.app.config]\nnodes = ""\nrounds = ""\nsize = ""\nhow = ""\nresult = ""\n'
+    )
+    (app / "dither_app" / "__init__.py").write_text("")
+    (app / "dither_app" / "server_app.py").write_text(SERVER_APP)
+    (app / "dither_app" / "client_app.py").write_text((serving.APP / "dither_app" / "client_app.py").read_text())
+    result, over = folder / "result.json", threading.Event()
+    port = free_port()
+    config = {"nodes": count, "rounds": rounds, "size": size, "how": how, "result": result}
+    children, threads = [], []
+    with SuperLink(folder, env={}, **files) as link:
+        for party in federation.parties:
+            link.register(party.node_key, party.name)
+        with Gate("127.0.0.1", port, inside=link.inside, **files):
+            for party in federation.parties:
+                own = folder / "keys" / "parties" / party.name
+                if how == "before":
+                    children.append(_supernode(own, port))
+                    work = (apps.answer_at, (own / "node.sock", lambda body: body), {"until": over.is_set})
+                else:
+                    at = fleet.Server(f"127.0.0.1:{port}", own / "ca.pem", own / "node.key", own / "node.number")
+                    work = (fleet.serve, (at, lambda body: body), {"until": over.is_set, "patience": 120.0})
+                threads.append(threading.Thread(target=work[0], args=work[1], kwargs=work[2], daemon=True))
+                threads[-1].start()
+            link.run(app, {name: str(value) for name, value in config.items()})
+            until = time.monotonic() + 600
+            while not result.is_file() or not result.read_text():
+                if time.monotonic() > until:
+                    raise SystemExit(f"no result; see {folder / 'superlink.log'}")
+                time.sleep(0.2)
+            over.set()
+            for child in children:
+                stop(child)
+            for thread in threads:
+                thread.join(5)
+    return json.loads(result.read_text())
+
+
+def _supernode(own: Path, port: int) -> subprocess.Popen:
+    program = Path(sys.executable).parent / "flower-supernode"
+    command = [str(program), "--superlink", f"127.0.0.1:{port}", "--root-certificates", str(own / "ca.pem")]
+    command += ["--auth-supernode-private-key", str(own / "node.key"), "--port", str(free_port())]
+    command += ["--node-config", f'dither-socket="{own / "node.sock"}"']
+    environment = {**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+    environment["FLWR_HOME"] = str(own / "flwr")
+    environment["PATH"] = os.pathsep.join([str(program.parent), os.environ.get("PATH", "")])
+    with open(own / "supernode.log", "wb") as log:
+        return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT, **apart())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=["before", "after", "nodes"])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--parameters", type=int, default=114, help="float32 numbers in a message (Adult: 114)")
+    parser.add_argument("--counts", default="4,16,64,128")
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
+    arguments = parser.parse_args()
+    found = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {}
+    size = 4 * arguments.parameters
+    plan = [("before", 4), ("after", 4)]
+    plan = [(how, count) for how, count in plan if arguments.only in (None, how)]
+    if arguments.only in (None, "nodes"):
+        plan += [("nodes", int(count)) for count in arguments.counts.split(",")]
+    for how, count in plan:
+        with tempfile.TemporaryDirectory(prefix="dither-bench-") as folder:
+            seconds = measure("after" if how == "nodes" else how, count, arguments.rounds, size, Path(folder))
+        median = sorted(seconds)[len(seconds) // 2]
+        found[f"{how}-{count}"] = {"nodes": count, "median_s": round(median, 3), "load": os.getloadavg()[0]}
+        print(f"{how:7} {count:4} nodes  {median:7.3f} s a round  (load {os.getloadavg()[0]:.1f})", flush=True)
+        arguments.out.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,375 @@
+"""dither serve, dither join, dither federation."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dither.cli.options import DataDir, LedgerFile, Settings
+from dither.cli.printing import epsilon_text, error_terminal, escape, print_table, short_form, terminal
+from dither.errors import ConfigError, FederationError
+
+app = typer.Typer(
+    help="A real federation: keys, certificates, and whether a party can take part.", no_args_is_help=True
+)
+ServerKeys = Annotated[
+    Path,
+    typer.Option("--federation", metavar="DIR", help="The server's folder that `dither federation init` made."),
+]
+PartyKeys = Annotated[
+    Path,
+    typer.Option("--federation", metavar="DIR", help="Your party's folder that `dither federation init` made."),
+]
+
+
+def serve(
+    what: Annotated[str, typer.Argument(metavar="PRESET | SPEC.toml", help="What to train.")],
+    federation: ServerKeys,
+    address: Annotated[str, typer.Option(help="Where to listen: HOST:PORT.")] = "127.0.0.1:9440",
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder; one that a server left behind is continued.")
+    ] = None,
+    settings: Settings = None,
+    min_clients: Annotated[
+        int | None, typer.Option(help="Answers without which a round waits (federation.min_clients).")
+    ] = None,
+    without: Annotated[
+        list[str] | None, typer.Option("--without", metavar="PARTY", help="Leave a party out of this run.")
+    ] = None,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for parties to come and to agree.")] = 3600.0,
+    data_dir: DataDir = None,
+) -> None:
+    """Run a federation: wait for the parties, agree on the terms, train, and leave a run folder."""
+    from dither.spec import Spec, parse_setting
+
+    host, port = _address(address)
+    spec = Spec.from_any(what).with_values(dict(parse_setting(each) for each in settings or []))
+    if min_clients is not None:
+        spec = spec.with_values({"federation.min_clients": min_clients})
+    folder = out or _default_out(spec)
+    from dither.federation import serving
+
+    _term_as_interrupt()
+    view = _ServerView()
+    try:
+        summary = serving.serve(
+            spec,
+            keys_folder=federation,
+            run_folder=folder,
+            host=host,
+            port=port,
+            without=tuple(without or ()),
+            wait_seconds=wait,
+            data_dir=data_dir,
+            on_event=view,
+        )
+    except KeyboardInterrupt:
+        error_terminal().print(
+            f"stopped; go on with the same command and [bold]--out {escape(str(folder))}[/]", soft_wrap=True
+        )
+        sys.exit(130)
+    finally:
+        view.close()
+    _print_outcome(summary, spec, folder)
+
+
+def join(
+    data: Annotated[Path, typer.Option("--data", help="Your records: .csv, .parquet or .npz. They stay here.")],
+    federation: PartyKeys,
+    server: Annotated[str, typer.Option(help="Where the server is: HOST:PORT.")] = "127.0.0.1:9440",
+    label: Annotated[
+        str, typer.Option(help="Label column (default: the one the federation's schema names).")
+    ] = "",
+    ledger: LedgerFile = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Approve the first terms that are offered, without asking.")
+    ] = False,
+    approve: Annotated[
+        str, typer.Option(metavar="DIGEST", help="Approve the terms with this digest, without asking.")
+    ] = "",
+    test: Annotated[bool, typer.Option("--test", help="Accept noise from a public seed: no protection.")] = False,
+    patience: Annotated[float, typer.Option(help="Seconds to go on trying without a connection.")] = 300.0,
+    behind_supernode: Annotated[
+        bool, typer.Option("--behind-supernode", help="Serve a SuperNode of Flower's on this machine.")
+    ] = False,
+) -> None:
+    """Take part in a federation with your own records, until the run is over."""
+    from dither.federation import joining
+
+    _term_as_interrupt()
+
+    def say(line: str) -> None:
+        typer.echo(line)
+
+    try:
+        result = joining.join(
+            data,
+            label=label,
+            server=server,
+            folder=federation,
+            ledger=ledger,
+            approve=lambda terms, task: _ask_owner(federation, terms, task, yes=yes, digest=approve),
+            seeded=test,
+            patience=patience,
+            behind_supernode=behind_supernode,
+            say=say,
+        )
+    except KeyboardInterrupt:
+        error_terminal().print("stopped; the same command takes up where this one ended")
+        sys.exit(130)
+    outcome = result["outcome"] or {}
+    typer.echo(f"the run is over: {outcome.get('rounds')} rounds, this party answered {result['answered']}")
+    for spent in result["spent"]:
+        limit = f" of {epsilon_text(spent.budget.epsilon)}" if spent.budget else ""
+        typer.echo(
+            f"ledger: proven ε {epsilon_text(spent.epsilon)}{limit} spent on this file in {spent.participations} "
+            f"rounds (δ = {spent.delta:g}, {spent.adjacency}, one who sees {spent.view})"
+        )
+
+
+def _ask_owner(folder: Path, terms: Any, task: Any, *, yes: bool, digest: str) -> str:
+    """The owner's word on the terms, or FederationError."""
+    from dither.federation import terms as agreed
+
+    rows = agreed.summary(terms, task, agreed_name(folder))
+    print_table([{"what": what, "terms": value} for what, value in rows], title="What you are asked to agree to")
+    before = agreed.approved(folder)
+    if digest:
+        if digest == terms.digest:
+            return "--approve"
+        raise FederationError(f"the terms have digest {terms.digest[:16]}, --approve names {digest[:16]}")
+    if yes:
+        if before is None:
+            return "--yes"
+        raise FederationError(
+            f"these are other terms than those approved here ({before[:16]}); approve them with "
+            f"--approve {terms.digest}"
+        )
+    if not sys.stdin.isatty():
+        raise FederationError(f"nobody is here to agree to the terms; approve them with --approve {terms.digest}")
+    if not typer.confirm("Take part under these terms?"):
+        raise FederationError("the owner does not agree to the terms")
+    return "asked"
+
+
+def agreed_name(folder: Path) -> str:
+    from dither.federation import keys
+
+    return keys.party_name(folder)
+
+
+@app.command("init")
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to make.")],
+    parties: Annotated[str, typer.Option(help="Names of the parties, separated by commas.")],
+    host: Annotated[
+        list[str] | None, typer.Option("--host", help="Name or address under which parties reach the server.")
+    ] = None,
+    days: Annotated[int, typer.Option(help="Days until the server's certificate ends.")] = 825,
+) -> None:
+    """Make the keys and certificates: a folder for the server and one to hand to each party."""
+    from dither.federation import keys
+
+    names = [name.strip() for name in parties.split(",") if name.strip()]
+    keys.create(folder, names, hosts=host or ["localhost"], days=days)
+    typer.echo(f"server: {folder / 'server'}")
+    for name in names:
+        typer.echo(f"hand to {name}: {folder / 'parties' / name}")
+    typer.echo(f"keep offline: {folder / 'ca'} (whoever holds it can pose as the server)")
+
+
+@app.command("renew")
+def renew(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that init made, with its ca.")],
+    host: Annotated[
+        list[str] | None, typer.Option("--host", help="Name or address under which parties reach the server.")
+    ] = None,
+    days: Annotated[int, typer.Option(help="Days until the server's certificate ends.")] = 825,
+) -> None:
+    """Issue a new certificate for the server; parties notice nothing."""
+    from dither.federation import keys
+
+    keys.issue(folder, hosts=host or ["localhost"], days=days)
+    ends = keys.expiry(folder / "server" / "server.pem")
+    typer.echo(f"new certificate in {folder / 'server'}, until {ends:%Y-%m-%d}")
+
+
+@app.command("check")
+def check(
+    federation: PartyKeys,
+    data: Annotated[Path | None, typer.Option("--data", help="Your records.")] = None,
+    label: Annotated[str, typer.Option(help="Label column.")] = "",
+    server: Annotated[str, typer.Option(help="Where the server is: HOST:PORT.")] = "",
+    ledger: LedgerFile = None,
+) -> None:
+    """Say in words whether this party can take part: keys, versions, data, connection, clock, budget."""
+    from dither.federation import checking
+
+    findings = checking.check(federation, data=data, label=label, server=server, ledger=ledger)
+    for finding in findings:
+        mark = "[green]ok[/]  " if finding.good else "[red]no[/]  "
+        terminal().print(f"{mark}{escape(finding.what)}", highlight=False, soft_wrap=True)
+    if not all(finding.good for finding in findings):
+        sys.exit(FederationError.exit_code)
+
+
+@app.command("demo")
+def demo(
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="Folder for it (default: runs/federation-demo-TIME).")
+    ] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """A server and four parties on this machine: TLS, authenticated nodes, secure aggregation, CPFed on Adult."""
+    from datetime import datetime
+
+    from dither.engines import flower
+
+    flower.require()
+    from dither.engines.flower.superlink import free_port
+    from dither.federation import demo
+
+    folder = folder or Path("runs") / f"federation-demo-{datetime.now():%Y%m%d-%H%M%S}"
+    if folder.exists():
+        raise ConfigError(f"{str(folder)!r} already exists; give another --out")
+    _term_as_interrupt()
+    sys.exit(demo.run(folder, port=free_port(), data_dir=data_dir, say=typer.echo))
+
+
+class _ServerView:
+    """Live progress of a federation: a bar on a terminal, lines elsewhere."""
+
+    def __init__(self) -> None:
+        self._console = terminal()
+        self._bar: Any = None
+        self._task: Any = None
+        self._accuracy = "-"
+
+    def __call__(self, event: str, facts: dict[str, Any]) -> None:
+        line = self._line(event, facts)
+        if event == "start" and self._console.is_terminal:
+            self._start_bar(facts)
+        if event == "round" and self._bar is not None:
+            self._bar.update(self._task, completed=facts["round"] + 1, accuracy=self._accuracy)
+            line = "" if not facts["missing"] and not facts["refused"] else line
+        if line:
+            self._console.print(escape(line), highlight=False, soft_wrap=True)
+
+    def _line(self, event: str, facts: dict[str, Any]) -> str:
+        if event == "listening":
+            return f"listening on {facts['address']} for {', '.join(facts['parties'])}"
+        if event == "joined":
+            return f"{facts['party']} is here with {facts['records']:,} records"
+        if event == "waiting":
+            return f"waiting for {', '.join(facts['parties'])} to {facts['to']}"
+        if event == "terms":
+            return f"terms {facts['digest'][:16]} sent to {len(facts['parties'])} parties"
+        if event == "accepted":
+            return f"{facts['party']} takes part"
+        if event == "enrolled":
+            return "enrolled for secure aggregation: the server sees masked words and their sum"
+        if event == "restart":
+            return "the coordinator died; starting it again"
+        if event == "start":
+            return f"going on after round {facts['done']}" if facts["done"] else ""
+        if event == "round":
+            if facts.get("test_accuracy") is not None:
+                self._accuracy = f"{facts['test_accuracy']:.4f}"
+            parts = [f"round {facts['round'] + 1}/{facts['of']}", f"{len(facts['counted'])} parties"]
+            if facts["missing"]:
+                parts.append(f"missing {', '.join(facts['missing'])}")
+            parts += [f"{name} refused: {why}" for name, why in facts["refused"].items()]
+            return "  ".join([*parts, f"accuracy {self._accuracy}", f"{facts['seconds']:.2f} s"])
+        return ""
+
+    def _start_bar(self, facts: dict[str, Any]) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._bar = Progress(
+            TextColumn("round {task.completed}/{task.total}"),
+            BarColumn(bar_width=None),
+            TextColumn("accuracy {task.fields[accuracy]}"),
+            TimeElapsedColumn(),
+            console=self._console,
+        )
+        self._task = self._bar.add_task("", total=facts["rounds"], completed=facts["done"], accuracy="-")
+        self._bar.start()
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def _print_outcome(summary: dict[str, Any], spec: Any, folder: Path) -> None:
+    federation = summary["federation"]
+    print_table(
+        [
+            {
+                "party": name,
+                "records": facts["records"],
+                "counted": facts["counted"],
+                "missing": facts["missing"],
+                "refused": facts["refused"],
+                "KiB up": round(facts["bytes_up"] / 1024),
+                "KiB down": round(facts["bytes_down"] / 1024),
+            }
+            for name, facts in federation["parties"].items()
+        ],
+        title="Rounds by party",
+    )
+    rows = []
+    if isinstance(summary["test_accuracy"], float):
+        rows.append({"": "test accuracy", " ": f"{summary['test_accuracy']:.4f}"})
+    rows.append(
+        {
+            "": "rounds",
+            " ": f"{summary['rounds']} in {summary['seconds']:.1f} s, {federation['seconds_a_round']:.2f} s each",
+        }
+    )
+    rows.append({"": "sums", " ": "secure aggregation" if federation["aggregation"] != "off" else "in the open"})
+    claim = summary["epsilon"]["claimed"]
+    rows.append({"": "claimed ε", " ": f"{epsilon_text(claim['value'])} per {claim['unit']} ({claim['source']})"})
+    for row in short_form(summary["epsilon"]["proven"], spec):
+        rows.append(
+            {
+                "": "assumed ε" if row["assumed"] else "proven ε",
+                " ": f"{epsilon_text(row['value'])} per {row['unit']}, δ = {row['delta']:g}, {row['adjacency']}, "
+                f"to one who sees {row['view']}",
+            }
+        )
+    rows += [{"": "note", " ": note} for note in summary["notes"]]
+    rows.append({"": "run folder", " ": str(folder)})
+    print_table(rows, title=f"{summary['method']}, {summary['num_clients']} parties")
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ConfigError(f"--address {text!r} is not of the form HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def _default_out(spec: Any) -> Path:
+    from datetime import datetime
+
+    return Path("runs") / f"federation-{Path(spec.method).stem}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def _term_as_interrupt() -> None:
+    """SIGTERM stops a server or a node as Ctrl-C does: children are ended, files are whole."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+
+
+def register(main: typer.Typer) -> None:
+    """Add these commands to the program."""
+    main.command()(serve)
+    main.command()(join)
+    main.add_typer(app, name="federation")

@@ -1,0 +1,502 @@
+"""The server of a federation: it gathers the parties, agrees on the terms, and runs the rounds.
+
+A round is announced to its cohort and closed with the answers that came before the deadline. With fewer than
+`federation.min_clients` answers it stays open: the server waits for parties to come back, and stops, to be started
+again later, when they do not. After every round the state, who counted, who was missing and why are on the disk: a
+server that is killed goes on after the last completed round.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dither import data, plots, runs, tasks, training
+from dither.engines import apart
+from dither.errors import ClientRefused, FederationError, ProtocolAbort, SpecError
+from dither.federation import keys, post, wire
+from dither.federation import terms as agreed
+from dither.federation.journal import Journal
+from dither.federation.node import session_id, versions
+from dither.federation.terms import Terms
+from dither.federation.transport import Transport
+from dither.secagg import encoding
+from dither.secagg import state as secagg_state
+from dither.secagg.server import ServerSession
+from dither.spec import Spec
+
+WAIT_SECONDS = 3600.0  # for parties to come and for their owners to agree
+
+
+class Exam(NamedTuple):
+    """What the server knows of the data: how a table becomes features, and its own records to score models on."""
+
+    schema: data.Schema | None
+    classes: tuple[str, ...]
+    image_shape: tuple[int, ...]
+    x: np.ndarray
+    y: np.ndarray
+    name: str
+
+
+def exam(spec: Spec, *, data_dir: str | Path | None = None) -> Exam:
+    """From a spec: the catalogue's test records, or those of data.test_path; data.schema says how to encode
+    them."""
+    d = spec.data
+    if not d.path and not d.schema:
+        found = tasks.load_data(
+            spec.with_values({"data.split": "given", "data.partition": "iid"}), data_dir=data_dir
+        )
+        return Exam(found.schema, found.classes, found.image_shape, found.x_test, found.y_test, d.name)
+    if not d.schema:
+        raise SpecError(
+            "a federation needs data.schema: bounds and categories that are known without looking at anybody's "
+            "records (dither data schema FILE drafts one)"
+        )
+    schema = data.Schema.load(d.schema)
+    name = schema.name or "own data"
+    if not d.test_path:
+        width = len(schema.feature_names(d.features))
+        return Exam(
+            schema, schema.label.classes, (), np.zeros((0, width), np.float32), np.zeros(0, np.int32), name
+        )
+    encoded = schema.encode(data.read_table(d.test_path), d.encoding, d.features)
+    if encoded.y is None:
+        raise SpecError(f"data.test_path={d.test_path!r} has no labels")
+    return Exam(schema, schema.label.classes, (), encoded.x, encoded.y, name)
+
+
+class Coordinator:
+    """One run of a federation, from the first hello to the summary."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        keys_folder: Path,
+        spec: Spec,
+        journal: Journal,
+        exam: Exam,
+        *,
+        without: tuple[str, ...] = (),
+        wait_seconds: float = WAIT_SECONDS,
+        on_event: Callable[[str, dict[str, Any]], None] = lambda event, facts: None,
+    ) -> None:
+        self.federation = keys.Federation.load(keys_folder)
+        self._identity = keys.Identity.load(keys_folder)
+        if self._identity.public != self.federation.server:
+            raise FederationError(f"identity.key in {str(keys_folder)!r} is not the one federation.json lists")
+        for name in without:
+            self.federation.party(name)
+        self.names = tuple(party.name for party in self.federation.parties if party.name not in without)
+        self.post = post.Post(transport, self.federation, self._identity)
+        self.journal, self._exam, self._event = journal, exam, on_event
+        self._wait = wait_seconds
+        self._asked_spec = spec
+        self._told = ("", 0.0)
+
+    def run(self) -> dict[str, Any]:
+        """Everything; returns the summary. Whoever calls this holds the journal's lock."""
+        began = time.monotonic()
+        self.terms = self._agree()
+        self.task = self.terms.task(self._exam.x[:0], self._exam.y[:0])
+        if not self.journal.folder.path.joinpath("spec.toml").is_file():
+            made = {
+                **training.provenance(self.task),
+                "versions": {n: self.post.greeted[n] for n in self.terms.names},
+            }
+            self._create(made)
+        self.engine = apart.ServerEngine(
+            agreed.simulation(self.task),
+            self._exam.x,
+            self._exam.y,
+            sizes=np.array(self.terms.sizes, np.int32),
+            seed=self.terms.spec.seed,
+            hyper=tasks.compiled_hyper(self.task),
+            design=self.task.prepared.cohorts,
+        )
+        done, leaves = self.journal.resume(self.terms)
+        if leaves is not None:
+            self.engine.restore(leaves)
+        self._last_counted = {n: line["round"] for line in self.journal.rounds() for n in line["counted"]}
+        self._session = self._enrol()
+        rows = self.journal.folder.metrics()
+        before = float(rows[-1]["seconds"]) if rows else 0.0
+        total = len(self.task.cohorts)
+        self._event("start", {"rounds": total, "done": done, "folder": str(self.journal.path)})
+        for index in range(done, total):
+            started = time.monotonic()
+            line = self._round(index)
+            line["seconds"] = round(time.monotonic() - started, 3)
+            last = index + 1 == total
+            scores: dict[str, float] = {}
+            if last or (index + 1) % self.terms.spec.eval_every == 0:
+                scores = self.engine.evaluate()
+                row = {
+                    "round": index + 1,
+                    **({"test_accuracy": float("nan"), "loss": float("nan")} | scores),
+                    "train_loss": float("nan"),
+                    "seconds": round(before + time.monotonic() - began, 3),
+                }
+                self.journal.folder.append_metrics(row)
+            self.journal.complete(line, self.engine.save(), self.terms)
+            self._last_counted |= dict.fromkeys(line["counted"], index)
+            self._event("round", {**line, **scores, "of": total})
+        return self._finish()
+
+    # Before the rounds
+
+    def _agree(self) -> Terms:
+        """The terms, accepted by every party: those of the journal, or new ones from what parties hold."""
+        terms = self.journal.terms()
+        names = terms.names if terms is not None else self.names
+        self._gather(names)
+        if terms is None:
+            spec = agreed.federated(self._asked_spec, len(names), self._exam.name)
+            terms = Terms(
+                federation=self.federation.id,
+                run=secrets.token_hex(8),
+                spec=spec,
+                schema=None if self._exam.schema is None else self._exam.schema.to_dict(),
+                classes=self._exam.classes,
+                num_features=self._exam.x.shape[1],
+                image_shape=self._exam.image_shape,
+                names=names,
+                sizes=tuple(int(self.post.greeted[name]["records"]) for name in names),
+            ).check()
+            terms.task(
+                self._exam.x[:0], self._exam.y[:0]
+            )  # a spec that cannot run is refused before anybody is asked
+            self.journal.save_terms(terms)
+        self._hellos: dict[str, bytes] = {}
+
+        def take(name: str, answer: wire.Message) -> None:
+            if answer.kind != "accepted" or answer.fields.get("digest") != terms.digest:
+                raise FederationError("it accepted other terms")
+            if "hello" in answer.arrays:
+                self._hellos[name] = answer.bytes("hello")
+            self._event("accepted", {"party": name})
+
+        self._event("terms", {"digest": terms.digest, "parties": list(names)})
+        question: dict[str, Any] = {name: ({"terms": terms.to_dict()}, {}) for name in names}
+        accepted: set[str] = set()
+
+        def taking(name: str, answer: wire.Message) -> None:
+            take(name, answer)
+            accepted.add(name)
+
+        refused = self.post.ask(
+            "terms", question, seconds=self._wait, take=taking, on_wait=lambda who: self._waiting("approve", who)
+        )
+        if refused:
+            raise FederationError("; ".join(f"{name} does not take part: {why}" for name, why in refused.items()))
+        missing = set(names) - accepted
+        if missing:
+            raise FederationError(f"no answer to the terms from {', '.join(sorted(missing))}; start again later")
+        return terms
+
+    def _gather(self, names: tuple[str, ...]) -> None:
+        until = time.monotonic() + self._wait
+        heard: set[str] = set()
+        while True:
+            self.post.look()
+            for name in sorted(set(self.post.greeted) & set(names) - heard):
+                heard.add(name)
+                self._event("joined", {"party": name, **self.post.greeted[name]})
+            missing = set(names) - set(self.post.greeted)
+            if not missing:
+                break
+            if time.monotonic() > until:
+                raise FederationError(
+                    f"{', '.join(sorted(missing))} did not come within {self._wait:.0f} s; start again later, or "
+                    "leave them out with --without"
+                )
+            self._waiting("join", missing)
+            self.post.transport.pause()
+        own = versions()
+        for name in names:
+            theirs = self.post.greeted[name].get("versions", {})
+            if theirs.get("dither") != own["dither"]:
+                raise FederationError(f"{name} runs Dither {theirs.get('dither')}, the server {own['dither']}")
+
+    def _waiting(self, what: str, missing: set[str]) -> None:
+        """Say whom we wait for, when it changes or every half minute."""
+        text, now = f"{what} {sorted(missing)}", time.monotonic()
+        if text != self._told[0] or now - self._told[1] > 30:
+            self._told = (text, now)
+            self._event("waiting", {"to": what, "parties": sorted(missing)})
+
+    def _create(self, provenance: Mapping[str, Any]) -> None:
+        """Make of the journal's folder a run folder (spec.toml last: a folder that has it can be resumed)."""
+        path = self.journal.path
+        runs.write_text(path / "provenance.json", runs.to_json({"run": self.terms.run, **provenance}, indent=2))
+        if self._exam.schema is not None:
+            self._exam.schema.save(path / "schema.toml")
+        runs.write_text(path / "spec.toml", self.terms.spec.to_toml())
+
+    def _enrol(self) -> ServerSession | None:
+        """Secure aggregation: everybody signs the same roster, once for a run."""
+        rules = agreed.rules(self.task)
+        if rules is None:
+            return None
+        saved = self.journal.secagg()
+        if saved is not None:
+            session = secagg_state.load_server(saved)
+        else:
+            session = ServerSession(
+                federation=session_id(self.terms),
+                rules=rules,
+                pins={n: self.federation.party(name).identity for n, name in enumerate(self.terms.names)},
+                signing=self._identity.private,
+            )
+        if session.roster is None:
+            for name in self.terms.names:
+                session.hello(self._hellos[name])
+        roster = session.make_roster()
+        self.journal.save_secagg(secagg_state.save_server(session))
+
+        def confirm(name: str, answer: wire.Message) -> None:
+            try:
+                session.confirm(answer.bytes("secagg"))
+            except ProtocolAbort as error:
+                raise FederationError(str(error)) from None
+
+        self._everybody("roster", roster, confirm)
+        self.journal.save_secagg(secagg_state.save_server(session))
+        self._everybody("confirmed", session.confirmed(), lambda name, answer: None)
+        self._event("enrolled", {"parties": list(self.terms.names)})
+        return session
+
+    def _everybody(self, kind: str, body: bytes, take: Callable[[str, wire.Message], None]) -> None:
+        done: set[str] = set()
+
+        def taking(name: str, answer: wire.Message) -> None:
+            take(name, answer)
+            done.add(name)
+
+        question = {name: ({"run": self.terms.run}, {"secagg": body}) for name in self.terms.names}
+        refused = self.post.ask(
+            kind, question, seconds=self._wait, take=taking, on_wait=lambda who: self._waiting("enrol", who)
+        )
+        missing = set(self.terms.names) - done
+        if missing:
+            why = "; ".join(f"{name}: {refused.get(name, 'no answer')}" for name in sorted(missing))
+            raise FederationError(f"enrolment for secure aggregation failed: {why}")
+
+    # Rounds
+
+    def _round(self, index: int) -> dict[str, Any]:
+        cohort = [int(client) for client in self.task.cohorts[index]]
+        collect = self._collect_open if self._session is None else self._collect_masked
+        found = collect(index, cohort)
+        counted = np.array([client in found.counted for client in cohort])
+        refusing = np.array([client in found.refused for client in cohort])
+        names = self.terms.names
+        if found.refused and self.terms.spec.federation.refused == "abort":
+            said = {names[client]: why for client, why in found.refused.items()}
+            if any("not finite" in why for why in said.values()):
+                raise ClientRefused(f"round {index}: {said}; federation.refused='continue' goes on without them")
+        self.engine.close(index, found.total, counted, counted | refusing)
+        return {
+            "round": index,
+            "cohort": [names[client] for client in cohort],
+            "counted": [names[client] for client in cohort if client in found.counted],
+            "missing": [names[c] for c in cohort if c not in found.counted and c not in found.refused],
+            "refused": {names[client]: why for client, why in found.refused.items()},
+            "attempts": found.attempts,
+        }
+
+    @property
+    def _deadline(self) -> float:
+        return self.terms.spec.federation.round_timeout
+
+    def _question(
+        self, index: int, name: str, message: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        fields = {"run": self.terms.run, "round": index, "last_counted": self._last_counted.get(name, -1)}
+        return fields, dict(message)
+
+    def _collect_open(self, index: int, cohort: list[int]) -> _Found:
+        """Uploads as they are; the server checks each."""
+        names, numbers = self.terms.names, {self.terms.names[client]: client for client in cohort}
+        message = {f"m{number}": leaf for number, leaf in enumerate(self.engine.message())}
+        questions = {name: self._question(index, name, message) for name in numbers}
+        rows: dict[int, np.ndarray] = {}
+        refused: dict[int, str] = {}
+
+        def take(name: str, answer: wire.Message) -> None:
+            rows[numbers[name]] = self._checked(answer, index)
+
+        least = agreed.least_clients(self.terms.spec)
+        attempts = 0
+        while True:
+            attempts += 1
+            left = {n: q for n, q in questions.items() if numbers[n] not in rows and numbers[n] not in refused}
+            why = self.post.ask("round", left, seconds=self._deadline, take=take, least=least - len(rows))
+            refused |= {numbers[name]: reason for name, reason in why.items()}
+            if len(rows) >= least:
+                break
+            self._too_few(index, len(rows), least, {names[c] for c in cohort if c not in rows}, attempts, refused)
+        order = [client for client in cohort if client in rows]
+        return _Found(self.engine.sum([rows[client] for client in order]), set(rows), refused, attempts)
+
+    def _checked(self, answer: wire.Message, index: int) -> np.ndarray:
+        if answer.kind != "upload" or answer.fields.get("round") != index:
+            raise FederationError(
+                f"it answered round {index} with {answer.kind!r} of {answer.fields.get('round')}"
+            )
+        row = answer.array("upload", "<f4")
+        if row.shape != (self.engine.dimension,):
+            raise FederationError(f"its upload has shape {row.shape}, expected ({self.engine.dimension},)")
+        if not np.isfinite(row).all():
+            raise FederationError("its upload is not finite")
+        largest = self.terms.spec.federation.max_norm
+        norm = float(np.linalg.norm(row.astype(np.float64)))
+        if largest and norm > largest:
+            raise FederationError(f"its upload has norm {norm:.4g}, federation.max_norm is {largest:g}")
+        return row
+
+    def _collect_masked(self, index: int, cohort: list[int]) -> _Found:
+        """Sums by secure aggregation: the server sees masked words, and opens the sum of those who stayed."""
+        session = self._need_session()
+        names, least = self.terms.names, agreed.least_clients(self.terms.spec)
+        nothing = np.zeros(self.engine.dimension, np.float32)
+        standing = session.standing(index)
+        if standing == "over":
+            return _Found(
+                nothing, set(), {}, 0
+            )  # killed while it was being opened: this round stays without effect
+        message = {f"m{number}": leaf for number, leaf in enumerate(self.engine.message())}
+        refused: dict[int, str] = {}
+        tries = 0
+        if standing == "new":
+            session.announce(index, cohort, self.engine.dimension)
+        while True:
+            announce = session.announcement()
+            self.journal.save_secagg(secagg_state.save_server(session))
+            asked = {names[client]: client for client in session.missing}
+
+            def take(name: str, answer: wire.Message) -> None:
+                try:
+                    session.upload(answer.bytes("upload"))
+                except ProtocolAbort as error:
+                    raise FederationError(str(error)) from None
+
+            questions = {name: self._question(index, name, {**message, "announce": announce}) for name in asked}
+            why = self.post.ask("round", questions, seconds=self._deadline, take=take, least=least)
+            refused |= {asked[name]: reason for name, reason in why.items()}
+            here = [client for client in session.cohort if client not in session.missing]
+            if not session.missing:
+                break
+            if len(here) >= least:
+                session.reannounce()
+                continue
+            tries += 1
+            self._too_few(index, len(here), least, {names[c] for c in session.missing}, tries, refused)
+        attempts = session.attempt + 1
+        requests = session.unseal()
+        self.journal.save_secagg(secagg_state.save_server(session))
+
+        def shares(name: str, answer: wire.Message) -> None:
+            try:
+                session.shares(answer.bytes("secagg"))
+            except ProtocolAbort as error:
+                raise FederationError(str(error)) from None
+
+        self.post.ask(
+            "unseal",
+            {names[client]: ({"run": self.terms.run}, {"secagg": body}) for client, body in requests.items()},
+            seconds=self._deadline,
+            take=shares,
+            enough=lambda: session.ready,
+        )
+        if not session.ready:
+            return _Found(nothing, set(), refused, attempts)
+        counted = set(session.cohort)
+        how = tasks.aggregation(self.task)
+        if how is None:
+            raise ProtocolAbort("a sum was opened under terms without secure aggregation")
+        return _Found(encoding.decode(session.open(), how.how), counted, refused, attempts)
+
+    def _need_session(self) -> ServerSession:
+        if self._session is None:
+            raise ProtocolAbort("no enrolment for secure aggregation")
+        return self._session
+
+    def _too_few(
+        self, index: int, came: int, least: int, missing: set[str], tries: int, refused: Mapping[int, str]
+    ) -> None:
+        """Wait for parties to come back, or give up when they do not or will not."""
+        final = {self.terms.names[client]: why for client, why in refused.items()}
+        if tries >= _MOST_TRIES or len(self.terms.names) - len(final) < least:
+            said = f"; {final}" if final else ""
+            raise FederationError(
+                f"round {index} has {came} of at least {least} answers, missing: "
+                f"{', '.join(sorted(missing))}{said}; the run is kept: start the server again when they are back"
+            )
+        self._waiting(f"come back for round {index}:", missing)
+
+    # After the rounds
+
+    def _finish(self) -> dict[str, Any]:
+        lines = self.journal.rounds()
+        folder = self.journal.folder
+        rows = folder.metrics()
+        state = self.engine.state
+        made = replace(self.task, cohorts=self.task.cohorts[: len(lines)])
+        most_missing = int(np.asarray(state.missing)[0])
+        summary = training.summarise(made, rows, np.asarray(state.participation)[0], most_missing)
+        summary["federation"] = {
+            "id": self.federation.id[:16],
+            "terms": self.terms.digest,
+            "parties": {
+                name: {
+                    "records": size,
+                    "counted": sum(name in line["counted"] for line in lines),
+                    "missing": sum(name in line["missing"] for line in lines),
+                    "refused": sum(name in line["refused"] for line in lines),
+                    "bytes_up": self.post.bytes_up.get(name, 0),
+                    "bytes_down": self.post.bytes_down.get(name, 0),
+                }
+                for name, size in zip(self.terms.names, self.terms.sizes, strict=True)
+            },
+            "aggregation": self.terms.spec.aggregation,
+            "most_missing": most_missing,
+            "void_rounds": int(np.asarray(state.void)[0]),
+            "seconds_a_round": float(np.median([line["seconds"] for line in lines])) if lines else 0.0,
+        }
+        if most_missing:
+            summary["notes"].append(
+                f"at most {most_missing} parties lacked in a sum: the proven ε of sums counts on none of them"
+            )
+        folder.save_model(training.named_leaves(self.engine.params()))
+        if self.engine.scored:
+            title = f"{self.terms.spec.method}, {len(self.terms.names)} parties"
+            plots.draw_run(rows, folder.path / "plot.png", title=title, subtitle=self._exam.name)
+        folder.save_summary(summary)
+        told = {"run": self.terms.run, "rounds": len(lines), "accuracy": rows[-1]["test_accuracy"]}
+        told = {
+            key: None if isinstance(value, float) and np.isnan(value) else value for key, value in told.items()
+        }
+        self.post.ask(
+            "finish", {name: (told, {}) for name in self.terms.names}, seconds=10.0, take=lambda name, answer: None
+        )
+        self._event("done", {"folder": str(folder.path)})
+        return summary
+
+
+_MOST_TRIES = 3
+
+
+class _Found(NamedTuple):
+    """A round's sum, and who is in it."""
+
+    total: np.ndarray
+    counted: set[int]
+    refused: dict[int, str]
+    attempts: int

@@ -1,0 +1,60 @@
+"""`dither join`: a party's node, connected to the federation's server until the run is over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dither.errors import FederationError
+from dither.federation.node import Approve, Node
+from dither.federation.terms import Source
+from dither.spending import EVERY_RECORD, Ledger, data_id
+
+
+def join(
+    data: Path,
+    *,
+    label: str,
+    server: str,
+    folder: Path,
+    ledger: Path | None,
+    approve: Approve,
+    seeded: bool = False,
+    patience: float = 300.0,
+    behind_supernode: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Take part until the run is over; what was answered and what the ledger says then."""
+    from dither.engines import flower
+
+    flower.require()
+    from dither.engines.flower import apps, fleet
+
+    source = Source(data, label)
+    book = Ledger(ledger or Ledger.default_path(), anchor=folder / "ledger-anchor.json")
+    node = Node(folder, source, ledger=book, approve=approve, seeded=seeded, say=say)
+
+    def over() -> bool:
+        return node.outcome is not None or node.refusal is not None
+
+    if behind_supernode:
+        say(f"waiting for the SuperNode at {folder / 'node.sock'}")
+        apps.answer_at(folder / "node.sock", node.answer, until=over)
+    else:
+        _check_address(server)
+        where = fleet.Server(server, folder / "ca.pem", folder / "node.key", folder / "node.number")
+        fleet.serve(where, node.answer, until=over, patience=patience, say=say)
+    if node.refusal is not None:
+        raise node.refusal
+    terms = (
+        {} if node.privacy is None else {key: getattr(node.privacy, key) for key in ("delta", "view", "adjacency")}
+    )
+    spent = book.spent(data_id(book, path=str(data)), EVERY_RECORD, **terms)
+    return {"party": node.name, "answered": node.answered, "outcome": node.outcome, "spent": spent}
+
+
+def _check_address(server: str) -> None:
+    host, colon, port = server.rpartition(":")
+    if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
+        raise FederationError(f"--server {server!r} is not of the form HOST:PORT")

@@ -1,0 +1,120 @@
+"""What the server must still know after a restart: a run folder, with three files more.
+
+    terms.json      the terms that were sent out
+    rounds.jsonl    one line a completed round: who counted, who was missing or refused, and why
+    secagg.json     keys and the open round of secure aggregation (mode 0600)
+    progress.jsonl  what happens, for whoever watches
+
+A round is complete when its checkpoint is on the disk; lines past the checkpoint are dropped when a server starts
+again, and that round is announced anew. One server at a time: the folder is locked while one is at work.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from dither import runs
+from dither.errors import RunExists
+from dither.federation.terms import Terms
+
+
+class Journal:
+    """The server's files of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.folder = runs.RunFolder(path)
+        self._lock: TextIO | None = None
+
+    def lock(self, seconds: float = 10.0) -> None:
+        """Keep others out; a server that was killed lets go by itself."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        handle = open(self.path / "lock", "w", encoding="ascii")  # noqa: SIM115  # held until the process ends
+        until = time.monotonic() + seconds
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if time.monotonic() > until:
+                    handle.close()
+                    raise RunExists(f"another server is at work in {str(self.path)!r}") from None
+                time.sleep(0.1)
+        self._lock = handle
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    # Terms
+
+    def terms(self) -> Terms | None:
+        path = self.path / "terms.json"
+        return Terms.from_dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+
+    def save_terms(self, terms: Terms) -> None:
+        runs.write_text(self.path / "terms.json", json.dumps(terms.to_dict(), indent=1) + "\n")
+
+    # Rounds
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """Completed rounds, in order."""
+        path = self.path / "rounds.jsonl"
+        if not path.is_file():
+            return []
+        found = []
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                found.append(json.loads(line))
+            except json.JSONDecodeError:
+                break  # cut off by a kill
+        return found
+
+    def complete(self, line: Mapping[str, Any], leaves: list[np.ndarray], terms: Terms) -> None:
+        """Write down a round and the state after it."""
+        with open(self.path / "rounds.jsonl", "a", encoding="utf-8") as file:
+            file.write(runs.to_json(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        done = int(line["round"]) + 1
+        self.folder.save_checkpoint(runs.Checkpoint(done, leaves, terms.spec.digest(), terms.digest))
+
+    def resume(self, terms: Terms) -> tuple[int, list[np.ndarray] | None]:
+        """Rounds that are complete, and the state after them; what came later is dropped."""
+        checkpoint = self.folder.load_checkpoint()
+        self.folder.clear_leftovers()
+        done = 0 if checkpoint is None else checkpoint.round
+        if checkpoint is not None and checkpoint.data_digest != terms.digest:
+            raise RunExists(f"the checkpoint in {str(self.path)!r} is from a run with other terms")
+        kept = [line for line in self.rounds() if line["round"] < done]
+        runs.write_text(self.path / "rounds.jsonl", "".join(runs.to_json(line) + "\n" for line in kept))
+        self.folder.drop_metrics_after(done)
+        return done, None if checkpoint is None else checkpoint.leaves
+
+    # Secure aggregation
+
+    def secagg(self) -> bytes | None:
+        path = self.path / "secagg.json"
+        return path.read_bytes() if path.is_file() else None
+
+    def save_secagg(self, state: bytes) -> None:
+        path = self.path / "secagg.json"
+        if not path.is_file():
+            path.touch(mode=0o600)
+        runs.write_bytes(path, state)
+        path.chmod(0o600)
+
+    # For whoever watches
+
+    def progress(self, event: str, **facts: Any) -> None:
+        with open(self.path / "progress.jsonl", "a", encoding="utf-8") as file:
+            file.write(runs.to_json({"event": event, **facts}) + "\n")

@@ -1,0 +1,378 @@
+"""A party: it answers the coordinator's messages and decides by itself what may leave.
+
+A node trusts the server with the model alone. It computes the noise, its rounds and the proven ε from the terms
+its owner approved; it charges its own ledger before anything is computed; and it refuses what the terms do not
+foresee: another digest, a round it is not drawn for, a round twice with another broadcast, a broadcast that is not
+finite.
+
+The same round asked again gets the same upload again (with secure aggregation: the same words under the masks of
+the new attempt), so a repetition reveals nothing new and is not charged. An upload is on the disk before it is
+sent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import dither
+from dither import proofs, tasks
+from dither.core import RoundInfo
+from dither.engines import apart
+from dither.errors import BudgetExhausted, ClientRefused, DitherError, FederationError, ProtocolAbort
+from dither.federation import keys, wire
+from dither.federation import terms as agreed
+from dither.federation.store import Pending, Store
+from dither.federation.terms import Source, Terms
+from dither.privacy.ledger import Charge
+from dither.secagg import state as secagg_state
+from dither.secagg.client import ClientSession
+from dither.spec import PrivacySpec
+from dither.spending import EVERY_RECORD, Ledger, data_id
+
+Approve = Callable[[Terms, tasks.Task], str]  # how the owner agreed; raises FederationError when not
+
+
+class Node:
+    """One party's side of a federation. `answer` turns each message into its answer."""
+
+    def __init__(
+        self,
+        folder: Path,
+        source: Source,
+        *,
+        ledger: Ledger,
+        approve: Approve,
+        seeded: bool = False,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.folder, self.source, self.ledger = folder, source, ledger
+        self.federation = keys.Federation.load(folder)
+        self.name = keys.party_name(folder)
+        self.identity = keys.Identity.load(folder)
+        if self.federation.party(self.name).identity != self.identity.public:
+            raise FederationError(f"identity.key in {str(folder)!r} is not the one federation.json lists")
+        self._approve, self._seeded, self._say = approve, seeded, say
+        self._run: _Run | None = None
+        self.outcome: dict[str, Any] | None = None  # what the server said at the end
+        self.refusal: DitherError | None = None  # why this party does not take part
+        self.answered = 0
+
+    @property
+    def privacy(self) -> PrivacySpec | None:
+        """What the terms say of privacy, once there are any."""
+        return None if self._run is None else self._run.terms.spec.privacy
+
+    def answer(self, content: bytes) -> bytes:
+        """The signed answer to a message; a refusal is an answer that says why."""
+        quoted = wire.digest(content)
+        try:
+            message = wire.unpack(
+                content,
+                federation=self.federation.id,
+                to=self.name,
+                keys={wire.SERVER: self.federation.server},
+            )
+        except FederationError as error:
+            return self._pack("refused", {"why": str(error)}, quoted=quoted)
+        try:
+            kind, fields, arrays = self._handle(message)
+        except DitherError as error:
+            self._say(f"refused: {error}")
+            if message.kind == "terms":
+                self.refusal = error
+            final = isinstance(error, BudgetExhausted)
+            return self._pack("refused", {"why": str(error), "final": final}, quoted=quoted)
+        return self._pack(kind, fields, arrays, quoted=quoted)
+
+    def _handle(self, message: wire.Message) -> tuple[str, dict[str, Any], dict[str, Any]]:
+        if message.kind == "hello":
+            return "hello", self._hello(), {}
+        if message.kind == "terms":
+            return "accepted", *self._terms(message)
+        run = self._current(message.field("run", str))
+        if message.kind in ("roster", "confirmed", "unseal"):
+            return message.kind, {}, run.secagg(message)
+        if message.kind == "round":
+            fields, arrays = run.round(message)
+            self.answered += 1
+            return "upload", fields, arrays
+        if message.kind == "finish":
+            self.outcome = dict(message.fields)
+            return "bye", {}, {}
+        raise FederationError(f"a message of unknown kind {message.kind!r}")
+
+    def _hello(self) -> dict[str, Any]:
+        return {
+            "records": self.source.records,
+            "versions": versions(),
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+
+    def _terms(self, message: wire.Message) -> tuple[dict[str, Any], dict[str, Any]]:
+        terms = Terms.from_dict(message.field("terms", dict))
+        if terms.federation != self.federation.id:
+            raise FederationError("terms of another federation")
+        for name in terms.names:
+            self.federation.party(name)
+        if self._run is None or self._run.terms.digest != terms.digest:
+            if terms.spec.randomness != "os" and not self._seeded:
+                raise FederationError(
+                    "the terms take the noise from a public seed, which protects nothing; --test allows that"
+                )
+            found = terms.sizes[terms.number(self.name)]
+            if found != self.source.records:
+                raise FederationError(f"the terms give this party {found} records, it holds {self.source.records}")
+            x, y = terms.encode(self.source)
+            task = terms.task(x, y)
+            if task.prepared.assumed:
+                raise FederationError("the method's releases rest on an assumption, which no ledger can charge")
+            before = agreed.approved(self.folder)
+            if before != terms.digest:
+                agreed.approve(self.folder, terms, self._approve(terms, task))
+            store = Store(self.folder / "runs" / terms.run)
+            store.save_terms(terms.to_dict())
+            self._run = _Run(self, terms, task, x, y, store)
+            self._say(f"taking part in run {terms.run[:8]} as client {terms.number(self.name)}")
+        return {"digest": terms.digest}, self._run.enrol()
+
+    def _current(self, run: str) -> _Run:
+        """The run a message speaks of: the one at hand, or one that a restart interrupted."""
+        if self._run is not None and self._run.terms.run == run:
+            return self._run
+        if not run.isalnum():
+            raise FederationError(f"run {run!r} is unknown here")
+        folder = self.folder / "runs" / run
+        found = Store(folder).terms() if folder.is_dir() else None
+        if found is None:
+            raise FederationError(f"run {run[:8]} is unknown here: its terms were not accepted")
+        terms = Terms.from_dict(found)
+        if agreed.approved(self.folder) != terms.digest:
+            raise FederationError(f"run {run[:8]} has other terms than the owner approved")
+        x, y = terms.encode(self.source)
+        if len(y) != terms.sizes[terms.number(self.name)]:
+            raise FederationError(f"{self.source.name!r} no longer holds the records of run {run[:8]}")
+        self._run = _Run(self, terms, terms.task(x, y), x, y, Store(folder))
+        self._say(f"back in run {run[:8]}")
+        return self._run
+
+    def _pack(
+        self, kind: str, fields: dict[str, Any], arrays: dict[str, Any] | None = None, *, quoted: str
+    ) -> bytes:
+        return wire.pack(
+            self.identity,
+            federation=self.federation.id,
+            kind=kind,
+            sender=self.name,
+            to=wire.SERVER,
+            fields=fields,
+            arrays=arrays,
+            answers=quoted,
+        )
+
+
+class _Run:
+    """One run at one party."""
+
+    def __init__(
+        self, node: Node, terms: Terms, task: tasks.Task, x: np.ndarray, y: np.ndarray, store: Store
+    ) -> None:
+        self.terms, self.task, self.store = terms, task, store
+        self._ledger, self._say = node.ledger, node._say
+        self.client = terms.number(node.name)
+        self._dataset = data_id(node.ledger, path=str(node.source.path))
+        self._releases = task.prepared.build(task.prepared.hyper).releases
+        # Under secure aggregation this node itself sees to it that enough others are in the sum; in the open no
+        # other's noise hides an upload.
+        open_sums = terms.spec.aggregation == "off"
+        lacking = terms.spec.cohort_size - 1 if open_sums else terms.may_lack
+        self._facts = proofs.facts(tasks.circumstances(tasks.with_missing(task, lacking)))
+        simulation = agreed.simulation(task)
+        secret = None
+        if terms.spec.randomness == "os":
+            words = np.frombuffer(store.secret()[:8], np.uint32)
+            secret = jax.random.wrap_key_data(jnp.asarray(words)[None], impl="threefry2x32")
+        self._engine = apart.ClientEngine(
+            simulation,
+            x,
+            y,
+            client=self.client,
+            seed=terms.spec.seed,
+            hyper=tasks.compiled_hyper(task),
+            design=task.prepared.cohorts,
+            secret=secret,
+        )
+        self._engine.warm()
+        self._session = self._secagg_session(node)
+
+    # Secure aggregation
+
+    def _secagg_session(self, node: Node) -> ClientSession | None:
+        rules = agreed.rules(self.task)
+        if rules is None:
+            return None
+        saved = self.store.secagg()
+        if saved is not None:
+            return secagg_state.load_client(saved)
+        session = ClientSession(
+            self.client,
+            federation=session_id(self.terms),
+            server=node.federation.server,
+            rules=rules,
+            pins={number: node.federation.party(name).identity for number, name in enumerate(self.terms.names)},
+            signing=node.identity.private,
+        )
+        self.store.save_secagg(secagg_state.save_client(session))
+        return session
+
+    def enrol(self) -> dict[str, bytes]:
+        return {} if self._session is None else {"hello": self._session.hello()}
+
+    def secagg(self, message: wire.Message) -> dict[str, bytes]:
+        """Enrolment after the terms, and opening a sum."""
+        session = self._need_session()
+        body = message.bytes("secagg")
+        answer: dict[str, bytes] = {}
+        if message.kind == "roster":
+            answer = {"secagg": session.confirm(body)}
+        elif message.kind == "confirmed":
+            session.confirmed(body)
+        else:
+            answer = {"secagg": session.unseal(body)}
+        self.store.save_secagg(secagg_state.save_client(session))
+        return answer
+
+    def _need_session(self) -> ClientSession:
+        if self._session is None:
+            raise ProtocolAbort("these terms sum uploads in the open: there is nothing to mask or to open")
+        return self._session
+
+    # Rounds
+
+    def round(self, message: wire.Message) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The upload of a round."""
+        index = message.field("round", int)
+        self._check_turn(index)
+        broadcast = self._broadcast(message)
+        announced = None
+        if self._session is not None:
+            announced = message.bytes("announce")
+            cohort = self._session.announced(announced)
+            if cohort.round_index != index or not set(cohort.ids) <= set(self.task.cohorts[index].tolist()):
+                raise ProtocolAbort(f"round {index} is announced for a cohort that was not drawn for it")
+        pending = self.store.pending()
+        if pending is None or pending.round < index:
+            pending = self._answer(index, broadcast, message.field("last_counted", int), pending)
+        elif pending.round > index:
+            raise FederationError(f"round {index} is over: this node is at round {pending.round}")
+        elif pending.broadcast != _digest(broadcast):
+            raise FederationError(f"round {index} was answered before, for another broadcast")
+        if self._session is None or announced is None:
+            return {"round": index}, {"upload": pending.row}
+        masked = self._session.upload(announced, pending.row)
+        self.store.save_secagg(secagg_state.save_client(self._session))
+        return {"round": index}, {"upload": masked}
+
+    def _check_turn(self, index: int) -> None:
+        if not 0 <= index < len(self.task.cohorts):
+            raise FederationError(f"round {index}: the terms have {len(self.task.cohorts)} rounds")
+        if self.client not in self.task.cohorts[index]:
+            raise FederationError(f"round {index}: this party was not drawn for it")
+
+    def _broadcast(self, message: wire.Message) -> list[np.ndarray]:
+        leaves = [message.array(f"m{number}") for number in range(len(self._engine.message_shapes))]
+        for leaf, (shape, dtype) in zip(leaves, self._engine.message_shapes, strict=True):
+            if leaf.shape != shape or leaf.dtype != dtype:
+                raise FederationError(f"a broadcast of {leaf.dtype} {leaf.shape} where {dtype} {shape} is due")
+            if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
+                raise FederationError("a broadcast that is not finite")
+        return leaves
+
+    def _answer(
+        self, index: int, broadcast: list[np.ndarray], last_counted: int, before: Pending | None
+    ) -> Pending:
+        own = self._own_state(last_counted, before)
+        self._charge(index)
+        answer = self._engine.answer(broadcast, own, index)
+        problem = self._fault(answer)
+        self.store.log(
+            {
+                "round": index,
+                "time": datetime.now(UTC).isoformat(timespec="seconds"),
+                "clamped": answer.clamped,
+                **({"refused": problem} if problem else {}),
+            }
+        )
+        if problem:
+            raise ClientRefused(f"round {index}: {problem}")
+        pending = Pending(index, _digest(broadcast), answer.row, answer.state, answer.clamped)
+        self.store.save_pending(pending)
+        return pending
+
+    def _own_state(self, last_counted: int, before: Pending | None) -> list[np.ndarray]:
+        """The client's state, with the newest upload's if that counted. Under shuffled epochs a batch that left is
+        never used again, whatever the server says of it."""
+        kept = self.store.state()
+        if before is not None and (last_counted == before.round or self.terms.spec.batch_sampling == "shuffled"):
+            self.store.save_state(before.state)
+            return before.state
+        return self._engine.start() if kept is None else kept
+
+    def _charge(self, index: int) -> None:
+        """Charge a round once, before it is computed. An intent without an upload was charged; nothing left."""
+        if self.store.intent() == index and self._is_charged(index):
+            return
+        self.store.save_intent(index)
+        info = RoundInfo(index, self.client, self.terms.sizes[self.client], len(self.task.cohorts[index]))
+        charge = Charge(EVERY_RECORD, [(self._releases(info), 1)])
+        self._ledger.charge(self.terms.run, self._dataset, [charge], rounds=(index, index + 1), facts=self._facts)
+
+    def _is_charged(self, index: int) -> bool:
+        return any(
+            entry.run == self.terms.run and entry.rounds == (index, index + 1)
+            for entry in self._ledger.history(self._dataset)
+        )
+
+    def _fault(self, answer: apart.Answer) -> str:
+        """Why an upload must not leave; empty where it may."""
+        if not answer.finite:
+            return "the update is not finite; lower client_lr, or check these records"
+        largest = self.terms.spec.federation.max_norm
+        if largest:
+            row: Any = answer.row
+            how = tasks.aggregation(self.task)
+            if how is not None:
+                row = row.view(f"i{row.itemsize}") * 2.0**-how.how.scale_bits
+            norm = float(np.linalg.norm(np.asarray(row, np.float64)))
+            if norm > largest:
+                return f"the update has norm {norm:.4g}, federation.max_norm is {largest:g}"
+        return ""
+
+
+def session_id(terms: Terms) -> bytes:
+    """What secure aggregation calls the federation: one for each run, so that no mask is ever used in two."""
+    return hashlib.sha256(f"dither {terms.federation} {terms.digest}".encode()).digest()
+
+
+def versions() -> dict[str, str]:
+    return {
+        "dither": dither.__version__,
+        "jax": jax.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def _digest(leaves: list[np.ndarray]) -> str:
+    found = hashlib.sha256()
+    for leaf in leaves:
+        found.update(np.ascontiguousarray(leaf).data)
+    return found.hexdigest()

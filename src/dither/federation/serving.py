@@ -1,0 +1,235 @@
+"""`dither serve`: a SuperLink, the gate before it, and the coordinator as a Flower ServerApp, watched from here.
+
+This process starts no JAX. The coordinator runs in the ServerApp that Flower starts; what it does stands in
+progress.jsonl of the run folder, which is read here. A coordinator that dies is started again, and goes on after
+the last completed round; so does a server that is started again with the same run folder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from dither.errors import ConfigError, DitherError, FederationError, RunExists
+from dither.runs import write_text
+from dither.spec import Spec
+
+APP = Path(__file__).parent / "app"  # the Flower app: what `flwr run` takes
+_WATCHED = "DITHER_SERVE_PROCESS"  # tells the coordinator whose end is its end
+_STARTS = 4  # of the coordinator, at most
+_QUIET_SECONDS = 120.0  # for a coordinator to say its first word
+
+Event = Callable[[str, dict[str, Any]], None]
+
+
+def serve(
+    spec: Spec,
+    *,
+    keys_folder: Path,
+    run_folder: Path,
+    host: str,
+    port: int,
+    without: tuple[str, ...] = (),
+    wait_seconds: float = 3600.0,
+    data_dir: Path | None = None,
+    on_event: Event = lambda event, facts: None,
+) -> dict[str, Any]:
+    """Run a federation to its end; returns the summary. The run folder may hold the beginning of this very run."""
+    from dither.engines import flower
+    from dither.federation import keys
+
+    flower.require()
+    from dither.engines.flower.gate import Gate
+    from dither.engines.flower.superlink import SuperLink
+
+    keys_folder, run_folder = keys_folder.resolve(), run_folder.resolve()
+    federation = keys.Federation.load(keys_folder)
+    ends = keys.expiry(keys_folder / "server.pem")
+    if ends < datetime.now(UTC):
+        raise FederationError(
+            f"the server's certificate expired on {ends:%Y-%m-%d}; issue a new one with `dither federation renew`"
+        )
+    _ask(run_folder, spec)
+    progress = run_folder / "progress.jsonl"
+    progress.touch()
+    files = {
+        "certificate": keys_folder / "server.pem",
+        "key": keys_folder / "server.key",
+        "ca": keys_folder / "ca.pem",
+    }
+    environment = {_WATCHED: str(os.getpid())}
+    if data_dir is not None:
+        environment["DITHER_DATA"] = str(data_dir)
+    config = {
+        "keys": str(keys_folder),
+        "run": str(run_folder),
+        "without": ",".join(without),
+        "wait": f"{wait_seconds:g}",
+    }
+    with SuperLink(run_folder, env=environment, **files) as link:
+        for party in federation.parties:
+            link.register(party.node_key, party.name)
+        with Gate(host, port, inside=link.inside, **files):
+            on_event("listening", {"address": f"{host}:{port}", "parties": [p.name for p in federation.parties]})
+            coordinator: list[int] = []
+            try:
+                _watch(run_folder, progress, lambda: link.run(APP, config), link.alive, on_event, coordinator)
+            finally:
+                for process in coordinator:
+                    _end(process, run_folder / "lock")
+    summary: dict[str, Any] = json.loads((run_folder / "summary.json").read_text(encoding="utf-8"))
+    return summary
+
+
+def _ask(run_folder: Path, spec: Spec) -> None:
+    """Leave the spec for the coordinator, or see that it is the one of the run that goes on."""
+    asked = run_folder / "asked.toml"
+    if (run_folder / "summary.json").is_file():
+        raise RunExists(f"the run in {str(run_folder)!r} is complete; give another --out")
+    if asked.is_file():
+        if Spec.from_any(asked).digest() != spec.digest():
+            raise RunExists(f"{str(run_folder)!r} holds a run of another spec; give another --out")
+        return
+    if run_folder.is_dir() and any(run_folder.iterdir()):
+        raise RunExists(f"{str(run_folder)!r} already exists and is no run of a federation; give another --out")
+    write_text(asked, spec.to_toml())
+
+
+def _watch(
+    run_folder: Path,
+    progress: Path,
+    start: Callable[[], None],
+    alive: Callable[[], bool],
+    on_event: Event,
+    processes: list[int],
+) -> None:
+    """Start the coordinator, hand on what it says, and start it again where it dies, until it is done. `processes`
+    receives the number of each coordinator's process: Flower starts them out of our reach."""
+    at = progress.stat().st_size
+    for _ in range(_STARTS):
+        start()
+        heard = time.monotonic()
+        up = False
+        while True:
+            at, lines = _new_lines(progress, at)
+            for facts in lines:
+                heard = time.monotonic()
+                event = facts.pop("event")
+                if event == "up":
+                    up = True
+                    processes.append(int(facts["process"]))
+                elif event == "failed":
+                    raise _error(facts)
+                else:
+                    on_event(event, facts)
+                    if event == "done":
+                        return
+            if not alive():
+                raise FederationError(f"Flower's SuperLink ended; see {run_folder / 'superlink.log'}")
+            if not up and time.monotonic() - heard > _QUIET_SECONDS:
+                raise FederationError(f"the coordinator did not start; see {run_folder / 'superlink.log'}")
+            if up and not lines and _unlocked(run_folder / "lock") and not _new_lines(progress, at)[1]:
+                on_event("restart", {})  # it is gone, and left no last word
+                break
+            time.sleep(0.1)
+    raise FederationError(f"the coordinator died {_STARTS} times; see {run_folder / 'superlink.log'}")
+
+
+def _new_lines(path: Path, at: int) -> tuple[int, list[dict[str, Any]]]:
+    with open(path, "rb") as file:
+        file.seek(at)
+        content = file.read()
+    end = content.rfind(b"\n") + 1
+    return at + end, [json.loads(line) for line in content[:end].splitlines()]
+
+
+def _end(process: int, lock: Path) -> None:
+    """End a coordinator that still holds its journal."""
+    if not _unlocked(lock):
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(process, signal.SIGKILL)  # every file of its is whole at any moment
+
+
+def _unlocked(path: Path) -> bool:
+    """Whether nobody holds the journal."""
+    if not path.is_file():
+        return False
+    with open(path, "a", encoding="ascii") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return True
+
+
+def _error(facts: Mapping[str, Any]) -> DitherError:
+    error = FederationError(str(facts["error"]))
+    error.exit_code = int(facts.get("exit_code", 1))
+    return error
+
+
+# Inside the ServerApp
+
+
+def _end_with(process: str) -> None:
+    """Leave when `dither serve` is gone: Flower would let this process wait for its SuperLink for ever, and the
+    next server needs the journal it holds."""
+    if not process:
+        return
+
+    def watch() -> None:
+        while _exists(int(process)):
+            time.sleep(0.5)
+        os._exit(1)  # every file of ours is whole at any moment
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _exists(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def coordinate(transport: Any, config: Mapping[str, Any]) -> None:
+    """The coordinator, for `dither.engines.flower.apps.server_app`."""
+    from dither.federation import coordinator
+    from dither.federation.journal import Journal
+
+    if not config.get("keys") or not config.get("run"):
+        raise ConfigError('the run configuration needs keys="FOLDER" and run="FOLDER" (see docs/deployment.md)')
+    run = Path(str(config["run"]))
+    journal = Journal(run)
+    _end_with(os.environ.get(_WATCHED, ""))
+    try:
+        journal.lock()
+        journal.progress("up", process=os.getpid())
+        spec = Spec.from_any(run / "asked.toml")
+        coordinator.Coordinator(
+            transport,
+            Path(str(config["keys"])),
+            spec,
+            journal,
+            coordinator.exam(spec),
+            without=tuple(name for name in str(config.get("without", "")).split(",") if name),
+            wait_seconds=float(str(config.get("wait") or 3600)),
+            on_event=lambda event, facts: journal.progress(event, **facts),
+        ).run()
+    except DitherError as error:
+        journal.progress("failed", error=str(error), exit_code=error.exit_code)
+    except Exception as error:
+        journal.progress("failed", error=f"{type(error).__name__}: {error}", exit_code=1)
+        raise

@@ -1,0 +1,67 @@
+"""Dither as a Flower app: `flwr run` on a SuperLink, Flower's own SuperNodes, `dither join` behind them."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="the extra 'deploy' is not installed")
+
+from dither.engines.flower.superlink import SuperLink, apart, free_port, stop
+from dither.federation import keys, serving
+from dither.runs import write_text
+from tests.e2e.federations import Processes
+from tests.federation.parties import Parties, small_spec
+
+pytestmark = pytest.mark.slow
+
+
+def supernode(own: Path, superlink: str) -> subprocess.Popen:
+    program = Path(sys.executable).parent / "flower-supernode"
+    command = [str(program), "--superlink", superlink, "--root-certificates", str(own / "ca.pem")]
+    command += ["--auth-supernode-private-key", str(own / "node.key"), "--port", str(free_port())]
+    command += ["--node-config", f'dither-socket="{own / "node.sock"}"']
+    environment = {**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+    environment["FLWR_HOME"] = str(own / "flwr")
+    environment["PATH"] = os.pathsep.join([str(program.parent), os.environ.get("PATH", "")])
+    with open(own / "supernode.log", "wb") as log:
+        return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT, **apart())
+
+
+def test_flwr_run_with_supernodes(tmp_path):
+    spec = small_spec(
+        **{
+            "num_clients": 2,
+            "cohort_size": 2,
+            "num_rounds": 2,
+            "secagg.mode": "real",
+            "federation.min_clients": 2,
+            "federation.round_timeout": 120.0,
+        }
+    )
+    parties = Parties(tmp_path, spec)
+    server = tmp_path / "keys" / "server"
+    files = {"certificate": server / "server.pem", "key": server / "server.key", "ca": server / "ca.pem"}
+    write_text(tmp_path / "run" / "asked.toml", spec.to_toml())
+    nodes = []
+    with Processes(parties) as run, SuperLink(tmp_path, env={}, **files) as link:
+        try:
+            for party in keys.Federation.load(server).parties:
+                own = tmp_path / "keys" / "parties" / party.name
+                link.register(party.node_key, party.name)
+                run.join(party.name, "--behind-supernode")
+                nodes.append(supernode(own, link.inside))
+            link.run(serving.APP, {"keys": str(server), "run": str(tmp_path / "run"), "wait": "300"})
+            end = time.monotonic() + 500
+            while not (tmp_path / "run" / "summary.json").is_file():
+                assert time.monotonic() < end, (tmp_path / "superlink.log").read_text()[-2000:]
+                time.sleep(0.5)
+        finally:
+            for node in nodes:
+                stop(node)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert [facts["counted"] for facts in summary["federation"]["parties"].values()] == [2, 2]

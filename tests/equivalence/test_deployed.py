@@ -1,0 +1,61 @@
+"""A deployed run and a simulated run of the same spec end with the same bits."""
+
+import jax
+import numpy as np
+import pytest
+
+from dither.federation import post
+from dither.secagg import encoding
+from tests.federation.parties import Parties, simulated, small_spec
+
+QUICK = [("cpfed", "off"), ("dp-scaffold", "real")]  # the others take the same path, and their time
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(post, "_LOOK_SECONDS", 0.0)
+
+
+CASES = [
+    pytest.param(method, mode, marks=[] if (method, mode) in QUICK else [pytest.mark.slow])
+    for method in ("cpfed", "dp-scaffold", "nbafl", "secure-fedavg", "concentrated")
+    for mode in ("off", "real")
+]
+
+
+@pytest.mark.parametrize(("method", "mode"), CASES)
+def test_same_bits_as_the_simulator(tmp_path, method, mode):
+    spec = small_spec(method, **{"cohort_size": 3, "secagg.mode": mode, "federation.min_clients": 3})
+    parties = Parties(tmp_path, spec)
+    coordinator = parties.coordinator()
+    summary = coordinator.run()
+    deployed = [np.asarray(leaf) for leaf in jax.tree.leaves(coordinator.engine.state.server)]
+    for ours, theirs in zip(deployed, simulated(parties.task, "loop"), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    for ours, theirs in zip(deployed, simulated(parties.task, "vmap"), strict=True):
+        assert np.linalg.norm(ours - theirs) <= 1e-5 * np.linalg.norm(theirs)
+    assert summary["rounds"] == 3
+    counted = sum(facts["counted"] for facts in summary["federation"]["parties"].values())
+    assert counted == sum(len(cohort) for cohort in parties.task.cohorts)
+
+
+def test_the_opened_sum_is_the_sum_of_the_encodings(tmp_path, monkeypatch):
+    parties = Parties(tmp_path, small_spec(**{"secagg.mode": "real", "num_rounds": 1}))
+    opened = []
+    decode = encoding.decode
+    monkeypatch.setattr(encoding, "decode", lambda words, how: opened.append(words.copy()) or decode(words, how))
+    parties.coordinator().run()
+    rows = [parties.nodes[name]._run.store.pending().row for name in parties.nodes]
+    assert all(row.dtype == np.uint32 for row in rows)
+    np.testing.assert_array_equal(opened[0], np.add.reduce(rows, dtype=np.uint32))
+
+
+@pytest.mark.slow
+def test_discrete_noise_on_the_words_is_the_simulators(tmp_path):
+    spec = small_spec("nbafl", **{"secagg.mode": "real", "secagg.noise": "discrete", "privacy.noise_std": 0.5})
+    parties = Parties(tmp_path, spec)
+    coordinator = parties.coordinator()
+    coordinator.run()
+    deployed = [np.asarray(leaf) for leaf in jax.tree.leaves(coordinator.engine.state.server)]
+    for ours, theirs in zip(deployed, simulated(parties.task, "loop"), strict=True):
+        np.testing.assert_array_equal(ours, theirs)

@@ -1,0 +1,148 @@
+"""Federations for tests: keys, parties with parts of a small data set, and a coordinator, in one process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dither import data, tasks
+from dither.engines import simulate
+from dither.federation import coordinator, keys
+from dither.federation.journal import Journal
+from dither.federation.node import Node
+from dither.federation.terms import Source
+from dither.federation.transport import Local
+from dither.spec import Spec
+from dither.spending import Ledger
+
+NAMES = ("ann", "bob", "cat", "dan")
+FIRST = 100  # address of the first node
+
+
+def small_spec(method: str = "cpfed", **changes: Any) -> Spec:
+    """Breast cancer over four parties, seeded, with noise that is given."""
+    values = {
+        "data.name": "breast-cancer",
+        "data.encoding": "minmax",
+        "data.features": "all",
+        "data.partition": "iid",
+        "data.split": "given",
+        "data.records_per_client": 100,
+        "num_clients": 4,
+        "cohort_size": 4,
+        "num_rounds": 3,
+        "local_steps": 2,
+        "batch_size": 8,
+        "eval_every": 1,
+        "randomness": "seeded",
+        "secagg.mode": "off",
+        "privacy.noise_decay_start": 0,
+        "privacy.epsilon": 1000.0,
+        "federation.min_clients": 3,
+        "federation.round_timeout": 5.0,
+    }
+    if method != "secure-fedavg":
+        values |= {"privacy.noise": "given", "privacy.noise_std": 0.1}
+    return Spec.from_preset(method).with_values({**values, **changes})
+
+
+def raw_training_table() -> Any:
+    """The training records of breast-cancer as the table they are encoded from."""
+    import pandas as pd
+    from sklearn.datasets import load_breast_cancer
+
+    bunch = load_breast_cancer()
+    frame = pd.DataFrame(bunch.data, columns=list(bunch.feature_names))
+    frame["diagnosis"] = [str(bunch.target_names[target]) for target in bunch.target]
+    labels = data.packaged_schema("breast-cancer").encode_labels(frame)
+    rows, _ = data.stratified_split(labels, round(0.2 * len(labels)), 0)
+    return frame.iloc[rows]
+
+
+def simulated(task: tasks.Task, layout: str) -> list[np.ndarray]:
+    """The server's state after a simulation of the same spec."""
+    import jax
+
+    prepared = task.prepared
+    simulation = simulate.Simulation(
+        task.model,
+        prepared.build,
+        num_clients=len(task.federation.size),
+        cohort_size_at=prepared.cohort_size_at,
+        layout=layout,
+        **tasks.engine_options(task),
+    )
+    inputs = simulation.inputs(
+        task.problem,
+        seeds=[task.spec.seed],
+        hyper={name: np.asarray(value)[None] for name, value in tasks.compiled_hyper(task).items()},
+        cohorts=tasks.designs([task]),
+    )
+    state = simulation.advance(simulation.start(inputs), inputs, 0, len(task.cohorts))
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(state.server)]
+
+
+@dataclass
+class Parties:
+    """Keys, files, nodes and a coordinator in one folder."""
+
+    folder: Path
+    spec: Spec
+    said: list[str] = field(default_factory=list)
+    events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.names = NAMES[: self.spec.num_clients]
+        self.task = tasks.build_task(self.spec)
+        dataset, federation = self.task.dataset, self.task.federation
+        if not (self.folder / "keys").exists():
+            keys.create(self.folder / "keys", self.names, hosts=["localhost"])
+            for number, name in enumerate(self.names):
+                raw_training_table().iloc[federation.rows(number)].to_csv(self.file(name), index=False)
+                encoded = dataset.schema.encode(data.read_table(self.file(name)))
+                np.testing.assert_array_equal(encoded.x, dataset.x_train[federation.rows(number)])
+        self.nodes = {name: self.node(name) for name in self.names}
+        self.transport = Local({FIRST + number: self._answering(name) for number, name in enumerate(self.names)})
+
+    def _answering(self, name: str):
+        return lambda body: self.nodes[name].answer(body)
+
+    def file(self, name: str) -> Path:
+        return self.folder / f"{name}.csv"
+
+    def node(self, name: str, **changes: Any) -> Node:
+        """A node as it is after a (re)start."""
+        arguments = {"approve": lambda terms, task: "test", "seeded": True, "say": self.said.append}
+        return Node(
+            self.folder / "keys" / "parties" / name,
+            Source(self.file(name), "diagnosis"),
+            ledger=Ledger(self.folder / f"{name}.sqlite"),
+            **{**arguments, **changes},
+        )
+
+    def coordinator(self, **changes: Any) -> coordinator.Coordinator:
+        """A coordinator as it is after a (re)start."""
+        dataset = self.task.dataset
+        exam = coordinator.Exam(
+            dataset.schema, dataset.classes, (), dataset.x_test, dataset.y_test, "breast-cancer"
+        )
+        return coordinator.Coordinator(
+            self.transport,
+            self.folder / "keys" / "server",
+            self.spec,
+            Journal(self.folder / "run"),
+            exam,
+            **{
+                "wait_seconds": 5.0,
+                "on_event": lambda event, facts: self.events.append((event, facts)),
+                **changes,
+            },
+        )
+
+    def charged(self, name: str) -> list[int]:
+        """Rounds in a party's ledger, in order."""
+        ledger = self.nodes[name].ledger
+        return [entry.rounds[0] for entry in ledger.history() if entry.kind == "charge"]

@@ -1,0 +1,186 @@
+"""Flower as transport, without a run: who is let in, who is not, and what can be reached from outside."""
+
+import socket
+import ssl
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="the extra 'deploy' is not installed")
+
+import httpx
+
+from dither.engines.flower import fleet
+from dither.engines.flower.gate import Gate
+from dither.engines.flower.superlink import SuperLink, free_port
+from dither.errors import FederationError
+from dither.federation import keys
+
+
+def files(folder: Path) -> dict[str, Path]:
+    return {"certificate": folder / "server.pem", "key": folder / "server.key", "ca": folder / "ca.pem"}
+
+
+@pytest.fixture(scope="module")
+def link(tmp_path_factory):
+    """A SuperLink that lets in ann and bob but not eve, and the gate before it."""
+    folder = tmp_path_factory.mktemp("link")
+    federation = keys.create(folder / "keys", ["ann", "bob", "eve"], hosts=["localhost"])
+    server, port = folder / "keys" / "server", free_port()
+    with SuperLink(folder, env={}, **files(server)) as found:
+        for name in ("ann", "bob"):
+            found.register(federation.party(name).node_key, name)
+        with Gate("127.0.0.1", port, inside=found.inside, **files(server)):
+            yield folder / "keys", port, found
+
+
+def where(folder: Path, port: int, name: str, **changes) -> fleet.Server:
+    own = folder / "parties" / name
+    values = {
+        "address": f"127.0.0.1:{port}",
+        "ca": own / "ca.pem",
+        "key": own / "node.key",
+        "memory": own / "node.number",
+    }
+    return fleet.Server(**{**values, **changes})
+
+
+def visit(server: fleet.Server, patience: float = 0.0) -> list[str]:
+    """Connect, look once for messages, and leave; what was said."""
+    said: list[str] = []
+    looks = iter([False] * 6)
+    fleet.serve(server, lambda body: body, until=lambda: next(looks, True), patience=patience, say=said.append)
+    return said
+
+
+def test_a_registered_node_is_let_in(link):
+    folder, port, _ = link
+    assert visit(where(folder, port, "ann")) == [f"connected to 127.0.0.1:{port}"]
+
+
+def test_a_node_that_was_killed_takes_its_place_back(link):
+    folder, port, _ = link
+    dead = fleet._Connection(where(folder, port, "bob"))
+    dead.__enter__()  # and never leaves
+    dead._stop.set()
+    assert visit(where(folder, port, "bob")) == [f"connected to 127.0.0.1:{port}"]
+
+
+def test_a_node_that_nobody_registered_is_not(link):
+    folder, port, _ = link
+    with pytest.raises(FederationError, match=r"does not admit this node: node.key is no registered key"):
+        visit(where(folder, port, "eve"))
+
+
+def test_a_node_with_anothers_number_is_not(link, tmp_path):
+    """A wrong key: signed by a key that is registered nowhere, in the name of a node that is."""
+    folder, port, _ = link
+    visit(where(folder, port, "ann"))
+    keys.create(tmp_path / "keys", ["ann", "bob"], hosts=["localhost"])
+    wrong = tmp_path / "keys" / "parties" / "ann" / "node.key"
+    with pytest.raises(FederationError, match=r"does not admit|does not know"):
+        visit(where(folder, port, "ann", key=wrong))
+
+
+def test_a_server_from_another_ca_is_refused(link, tmp_path):
+    folder, port, _ = link
+    keys.create(tmp_path / "keys", ["ann", "bob"], hosts=["localhost"])
+    with pytest.raises(FederationError, match=r"certificate of .* is refused.*federation's CA"):
+        visit(where(folder, port, "ann", ca=tmp_path / "keys" / "ca" / "ca.pem"))
+
+
+def test_an_expired_certificate_is_refused(link, tmp_path):
+    _, _, found = link
+    past = datetime.now(UTC) - timedelta(days=30)
+    keys.create(tmp_path / "keys", ["ann", "bob"], hosts=["localhost"], now=past, days=7)
+    port = free_port()
+    with (
+        Gate("127.0.0.1", port, inside=found.inside, **files(tmp_path / "keys" / "server")),
+        pytest.raises(FederationError, match=r"certificate has expired.*renew"),
+    ):
+        visit(where(tmp_path / "keys", port, "ann"))
+
+
+def test_plain_text_is_spoken_by_nobody(link):
+    folder, port, _ = link
+    with pytest.raises(httpx.HTTPError):  # to the gate
+        httpx.post(f"http://127.0.0.1:{port}/v1/fleet/activate-node", content=b"", timeout=5)
+    with socket.create_server(("127.0.0.1", 0)) as plain:  # a server that does not know TLS
+
+        def greet():
+            line, _ = plain.accept()
+            with line:
+                line.recv(100)
+                line.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+
+        threading.Thread(target=greet, daemon=True).start()
+        with pytest.raises(FederationError, match=r"does not speak TLS"):
+            visit(where(folder, plain.getsockname()[1], "ann"))
+
+
+def test_nothing_but_the_calls_of_nodes_passes_the_gate(link):
+    folder, port, found = link
+    trust = ssl.create_default_context(cafile=str(folder / "server" / "ca.pem"))
+    with httpx.Client(verify=trust, timeout=10) as client:
+
+        def status(method, path, at=port):
+            return client.request(method, f"https://127.0.0.1:{at}{path}").status_code
+
+        assert status("POST", "/v1/fleet/pull-messages") != 404
+        for path in ("/v1/control/start-run", "/v1/control/register-node", "/v1/runtime/acquire-task", "/docs"):
+            assert status("POST", path) == 404
+            assert status("GET", path) == 404
+        assert status("POST", "/v1/fleet/register-node") == 404
+        # The paths are real ones: inside, on 127.0.0.1, they exist.
+        assert status("POST", "/v1/control/start-run", found.port) != 404
+        assert status("POST", "/v1/runtime/acquire-task", found.port) != 404
+
+
+def test_an_unreachable_server_is_tried_again_and_then_named(link, monkeypatch):
+    folder, _, _ = link
+    monkeypatch.setattr(fleet, "_FIRST_PAUSE", 0.05)
+    said: list[str] = []
+    port = free_port()
+    began = time.monotonic()
+    with pytest.raises(FederationError, match=rf"no server at 127.0.0.1:{port} for 1 s .*`dither serve`"):
+        fleet.serve(
+            where(folder, port, "ann"), lambda body: body, until=lambda: False, patience=1.0, say=said.append
+        )
+    pauses = [float(line.split("again in ")[1].split()[0]) for line in said]
+    assert 1.0 <= time.monotonic() - began < 10.0
+    assert pauses == sorted(pauses)
+    assert pauses[-1] > pauses[0]
+
+
+def test_the_address_that_is_taken_is_named(link):
+    folder, port, found = link
+    taken = Gate("127.0.0.1", port, inside=found.inside, **files(folder / "server"))
+    with pytest.raises(FederationError, match=f"cannot listen on 127.0.0.1:{port}"):
+        taken.__enter__()
+
+
+def test_an_answer_that_never_becomes_complete_holds_up_nobody():
+    """A node killed between announcing its answer and sending it: Flower then waits for minutes."""
+    from types import SimpleNamespace
+
+    from dither.engines.flower.grid import GridTransport
+
+    answer = SimpleNamespace(has_content=lambda: True, content=fleet.content(b"whole"))
+
+    class Grid:
+        def pull_messages(self, ids):
+            if ids == ["half"]:
+                time.sleep(30)
+            return [answer] if ids == ["whole"] else []
+
+    transport = GridTransport(Grid())
+    began = time.monotonic()
+    found: list = []
+    while not found and time.monotonic() - began < 20:
+        found = transport.pull(["half", "whole", "none"])
+    assert found == [("whole", b"whole")]
+    assert transport.pull(["half", "none"]) == []
+    assert time.monotonic() - began < 20

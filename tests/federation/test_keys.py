@@ -1,0 +1,102 @@
+"""Keys and certificates: one folder each, secrets for their owner alone, certificates that TLS accepts."""
+
+import socket
+import ssl
+import threading
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from dither.errors import ConfigError, FederationError
+from dither.federation import keys
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("federation") / "keys"
+    keys.create(folder, ["ann", "bob"], hosts=["fed.example", "10.1.2.3"])
+    return folder
+
+
+def test_every_folder_holds_what_its_owner_needs(made):
+    everywhere = (made / "server" / "federation.json").read_bytes()
+    for name in ("ann", "bob"):
+        own = made / "parties" / name
+        assert sorted(path.name for path in own.iterdir()) == sorted(
+            ["ca.pem", "federation.json", "identity.key", "node.key", "node.pub", "party.json"]
+        )
+        assert (own / "federation.json").read_bytes() == everywhere
+        federation = keys.Federation.load(own)
+        assert federation.party(name).identity == keys.Identity.load(own).public
+        assert keys.party_name(own) == name
+    assert keys.Identity.load(made / "server").public == keys.Federation.load(made / "server").server
+    assert not list((made / "server").rglob("ca.key"))
+
+
+def test_secrets_are_their_owners_alone(made):
+    secret = list(made.rglob("*.key"))
+    assert len(secret) == 7
+    for path in secret:
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [(["ann"], "at least 2"), (["ann", "ann"], "different"), (["ann", "../x"], "'../x'"), (["ann", ""], "''")],
+)
+def test_names_that_cannot_be_used(tmp_path, names, reason):
+    with pytest.raises(ConfigError, match=reason):
+        keys.create(tmp_path / "keys", names, hosts=["localhost"])
+
+
+def test_a_folder_is_never_overwritten(made):
+    with pytest.raises(ConfigError, match=r"not empty"):
+        keys.create(made, ["ann", "bob"], hosts=["localhost"])
+
+
+def test_unknown_party(made):
+    with pytest.raises(FederationError, match=r"'eve' is no party.*ann, bob"):
+        keys.Federation.load(made / "server").party("eve")
+
+
+def handshake(server, ca, name):
+    """A TLS handshake inside this process; raises what the client's side raises."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(server / "server.pem", server / "server.key")
+    ours, theirs = socket.socketpair()
+
+    def serve():
+        try:
+            context.wrap_socket(theirs, server_side=True).close()
+        except OSError:
+            theirs.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        ssl.create_default_context(cafile=str(ca)).wrap_socket(ours, server_hostname=name).close()
+    finally:
+        ours.close()
+        thread.join()
+
+
+@pytest.mark.parametrize("name", ["fed.example", "10.1.2.3", "localhost", "127.0.0.1"])
+def test_the_servers_certificate_is_good_for_its_names(made, name):
+    handshake(made / "server", made / "parties" / "ann" / "ca.pem", name)
+
+
+def test_another_name_another_ca_and_an_old_certificate_are_refused(made, tmp_path):
+    ca = made / "parties" / "ann" / "ca.pem"
+    with pytest.raises(ssl.SSLCertVerificationError, match=r"not valid for"):
+        handshake(made / "server", ca, "evil.example")
+    keys.create(tmp_path / "other", ["ann", "bob"], hosts=["fed.example"])
+    with pytest.raises(
+        ssl.SSLCertVerificationError, match=r"unable to get local issuer|certificate signature failure"
+    ):
+        handshake(tmp_path / "other" / "server", ca, "fed.example")
+    past = datetime.now(UTC) - timedelta(days=30)
+    keys.create(tmp_path / "old", ["ann", "bob"], hosts=["fed.example"], now=past, days=7)
+    with pytest.raises(ssl.SSLCertVerificationError, match=r"expired"):
+        handshake(tmp_path / "old" / "server", tmp_path / "old" / "ca" / "ca.pem", "fed.example")
+    keys.issue(tmp_path / "old", hosts=["fed.example"])  # what `renew` does; parties keep their folders
+    handshake(tmp_path / "old" / "server", tmp_path / "old" / "parties" / "ann" / "ca.pem", "fed.example")
