@@ -108,7 +108,7 @@ def test_a_folder_that_is_not_there_is_one_line(tmp_path):
 # The browser
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # Playwright keeps an event loop open: not beyond these tests
 def browser():
     sync = pytest.importorskip("playwright.sync_api", reason="pip install 'dither[browser]'")
     path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
@@ -141,7 +141,7 @@ class Serving:
         self.thread.join(10)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def served(tmp_path_factory):
     import dither
 
