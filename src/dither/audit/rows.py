@@ -76,16 +76,17 @@ def exhibit(pilot: scores.Pilot, score: scores.Score, release: tuple[Release, ..
         and ratio.max() > 1.02 * ratio.min() + 6 * ratio.mean() / math.sqrt(len(residual))
     ):
         return None
+    # Always, where the method says so and the pilot saw nothing else.
+    used = None if is_plain(release) and np.all(moved) else int(moved.sum())
     if rounds == 1:
         nearest = np.abs(shift[moved]).min()
-        used = None if is_plain(release) else int(moved.sum())
         return bounds.Exhibit(float(nearest), residual.ravel(), used, moved.size)
     # In units of each round's distance; unequal rounds without sampling: the mean of σ² is cautious (Jensen).
     nearest = np.abs(np.where(moved, inside - base, distance)).min(axis=0) / np.abs(distance)
     return bounds.Exhibit(
         float(nearest.min()),
         (residual / np.abs(distance)).ravel(),
-        None if is_plain(release) else int(moved.sum()),
+        used,
         moved.size,
         rounds,
     )
