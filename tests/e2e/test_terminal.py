@@ -13,8 +13,9 @@ from dither import errors
 from dither.cli import app
 
 ROOT = Path(__file__).parents[2]
-# `web` serves until it is stopped.
-WITHOUT_JSON = {"web"}
+# These serve, or talk to people, while they run.
+FEDERATION = {f"federation {name}" for name in ("init", "renew", "check", "demo")}
+WITHOUT_JSON = {"web", "serve", "join", *FEDERATION}
 
 
 def commands():

@@ -177,6 +177,16 @@ def test_a_table_named_by_a_run_is_never_opened(client, runs, tmp_path):
     assert "dither account" in answer.json()["error"]
 
 
+@pytest.mark.parametrize("running", [True, False])
+def test_what_only_a_federation_knows_is_not_guessed(client, runs, running):
+    folder = make_run(runs, "served", summary=not running, federation={"parties": {}})
+    if running:
+        (folder / "provenance.json").write_text(json.dumps({"run": "ab", "versions": {"north": {}}}))
+    answer = client.get("/api/analysis", params={"id": "served"})
+    assert answer.status_code == 422
+    assert "federation" in answer.json()["error"]
+
+
 def test_a_ledger_named_by_a_run_is_never_opened(runs, tmp_path):
     make_run(runs, "charged", ledger={"file": str(tmp_path / "theirs.sqlite"), "dataset": "abc"})
     app = create_app(runs, ledger=tmp_path / "ours.sqlite")

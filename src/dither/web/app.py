@@ -21,7 +21,7 @@ from dither.runs import to_json
 from dither.web import reports, words
 from dither.web.budgets import Budgets
 from dither.web.computing import Computer
-from dither.web.details import DOWNLOADS, details
+from dither.web.details import DOWNLOADS, by_a_federation, details
 from dither.web.folders import Folder
 from dither.web.guard import SANDBOX, Guard
 from dither.web.index import Index, Row, number, read_metrics
@@ -188,6 +188,11 @@ async def _computed(state: _State, run: str, what: str) -> Response:
     def question() -> dict[str, Any]:
         from dither.web import analysis  # JAX is imported when it is needed first
 
+        if by_a_federation(state.folder, row["id"]):
+            raise analysis.NotComputed(
+                "a real federation made this run: its spec does not say who held how many records and who was "
+                "missing; the proven ε of its summary counts them"
+            )
         task = analysis.cached_task(text, row["name"], state.data_dir)
         rounds = [int(number(line["round"]) or 0) for line in read_metrics(state.folder, row["id"])]
         if what == "bound":

@@ -52,6 +52,13 @@ def details(folder: Folder, row: Row) -> dict[str, Any]:
     }
 
 
+def by_a_federation(folder: Folder, run: str) -> bool:
+    """True for a run of `dither serve`: who held what, and who was missing, is not in its spec."""
+    provenance, _ = read_json(folder, run, "provenance.json")
+    summary, _ = read_json(folder, run, "summary.json")
+    return "versions" in (provenance or {}) or "federation" in (summary or {})
+
+
 def columns(metrics: list[dict[str, Any]]) -> dict[str, list[float | None]]:
     """Evaluations by name, one entry a line each."""
     names = dict.fromkeys(name for line in metrics for name, value in line.items() if number(value) is not None)
