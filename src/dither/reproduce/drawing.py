@@ -144,8 +144,9 @@ def _draw_panel(axis: Any, view: View, panel: Panel, styles: dict[str, int], han
 
 def _share_scale(axes: Sequence[Any], panels: Sequence[Panel]) -> None:
     """Panels of a row that show the same metric have the same vertical axis, so that they can be compared."""
-    for metric in {panel.metric for panel in panels}:
-        alike = [axis for axis, panel in zip(axes, panels, strict=False) if panel.metric == metric]
+    kinds = [(panel.metric, panel.axis is None) for panel in panels]
+    for kind in set(kinds):
+        alike = [axis for axis, other in zip(axes, kinds, strict=False) if other == kind]
         limits = [axis.get_ylim() for axis in alike]
         scale = "log" if any(axis.get_yscale() == "log" for axis in alike) else "linear"
         low, high = min(a for a, _ in limits), max(b for _, b in limits)
@@ -153,6 +154,17 @@ def _share_scale(axes: Sequence[Any], panels: Sequence[Panel]) -> None:
             if scale == "log" and low > 0:
                 axis.set_yscale(scale)
             axis.set_ylim(low, high)
+            if axis.get_yscale() == "log" and high / low < 50:
+                _plain_ticks(axis.yaxis)
+
+
+def _plain_ticks(axis: Any) -> None:
+    """0.2, 0.5, 1 instead of powers of ten, on a logarithmic axis of few decades."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 3.0, 5.0)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def encoded(canvas: Any, kind: str) -> bytes:

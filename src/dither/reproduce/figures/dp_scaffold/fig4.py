@@ -112,7 +112,7 @@ FIGURE = Figure(
         "full": Scale(5, {"similarity": (0.0, 10.0, 100.0), "decay": (0.998, 0.99992)}),
         "quick": Scale(
             3,
-            {"similarity": (0.0, 100.0), "decay": (0.992, 0.9984)},
+            {"similarity": (0.0,), "decay": (0.992, 0.9984)},
             {
                 "num_rounds": 150,
                 "local_steps": 10,

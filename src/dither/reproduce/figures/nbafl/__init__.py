@@ -33,7 +33,7 @@ SHOWS = "N = 50 clients of 100 images, T = 25, C = 20, L = 1 exposed upload, 10 
 def over_rounds(title: str, lines: Sequence[tuple[str, Values]]) -> Panel:
     """Training loss against aggregations."""
     made = [Line(label, values) for label, values in lines]
-    return Panel(title, made, "train_loss", TRAIN_LOSS, x_label="aggregation t")
+    return Panel(title, made, "train_loss", TRAIN_LOSS, log=True, x_label="aggregation t")
 
 
 def rounds_axis(view: View) -> Axis:

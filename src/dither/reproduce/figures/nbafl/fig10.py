@@ -78,7 +78,7 @@ FIGURE = Figure(
     ),
     scales={
         "full": Scale(5, {"epsilon": (50.0, 60.0, 100.0, inf), "cohort_size": (10, 20, 30, 40, 43, 50)}),
-        "quick": Scale(3, {"epsilon": (50.0, 100.0, inf), "cohort_size": (20, 50)}, {"num_rounds": 10}),
+        "quick": Scale(3, {"epsilon": (60.0, inf), "cohort_size": (20, 50)}),
         "smoke": Scale(1, {"epsilon": (50.0, inf), "cohort_size": (3, 6)}, SMOKE),
     },
     proven_note=DESTROYED,

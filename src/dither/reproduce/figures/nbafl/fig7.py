@@ -37,7 +37,7 @@ FIGURE = Figure(
     ),
     scales={
         "full": Scale(5, {"epsilon": (50.0, 60.0, 80.0, 100.0), "num_rounds": (5, 10, 15, 25, 40, 60, 100)}),
-        "quick": Scale(3, {"epsilon": (60.0, 100.0), "num_rounds": (4, 10, 20)}),
+        "quick": Scale(3, {"epsilon": (60.0, 100.0), "num_rounds": (4, 10, 25)}),
         "smoke": Scale(1, {"epsilon": (50.0,), "num_rounds": (2, 3, 4)}, SMOKE),
     },
     proven_note=DESTROYED,

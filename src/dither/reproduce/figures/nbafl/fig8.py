@@ -127,7 +127,7 @@ FIGURE = Figure(
     ),
     scales={
         "full": Scale(5, {"epsilon": (60.0,), "num_rounds": (5, 10, 15, 25, 40, 60, 100)}),
-        "quick": Scale(3, {"epsilon": (60.0,), "num_rounds": (4, 10, 20)}, {"num_rounds": 10}),
+        "quick": Scale(3, {"epsilon": (60.0,), "num_rounds": (4, 10, 25)}, {"num_rounds": 10}),
         "smoke": Scale(1, {"epsilon": (50.0,), "num_rounds": (2, 3, 4)}, SMOKE),
     },
     proven_note=DESTROYED,

@@ -66,7 +66,7 @@ FIGURE = Figure(
             5,
             {"epsilon": (60.0, 100.0), "num_rounds": (5, 10, 15, 25, 40, 60, 100), "cohort_size": (20,)},
         ),
-        "quick": Scale(3, {"epsilon": (60.0, 100.0), "num_rounds": (4, 10, 20), "cohort_size": (20,)}),
+        "quick": Scale(3, {"epsilon": (60.0, 100.0), "num_rounds": (4, 10, 25), "cohort_size": (20,)}),
         "smoke": Scale(1, {"epsilon": (50.0,), "num_rounds": (2, 3, 4), "cohort_size": (3,)}, SMOKE),
     },
     proven_note=DESTROYED,
