@@ -237,7 +237,6 @@ def train(
         seconds_before = float(rows[-1]["seconds"]) if rows else 0.0
     else:
         folder.drop_metrics_after(0)
-    sizes = simulation.sizes(state, inputs)
     if on_start:
         on_start(task, folder.path, done)
 
@@ -284,7 +283,7 @@ def train(
     refused = np.asarray(state.refused)[0]
     missing = int(np.asarray(state.missing)[0])
     summary = summarise(task, rows, np.asarray(state.participation)[0], missing)
-    summary["traffic"] = traffic(task, simulation, state, sizes)
+    summary["traffic"] = traffic(task, simulation, state, simulation.sizes(state, inputs))
     _note_aggregation(task, summary, missing)
     if refused.any():
         names = task.federation.names

@@ -29,8 +29,8 @@ BASE = Spec.from_preset("nbafl").with_values(
 
 def test_parameter_clips_share_a_program_and_change_nothing(monkeypatch):
     programs = []
-    genuine = engines.simulate.simulate
-    monkeypatch.setattr(sweeps.simulate, "simulate", lambda *a, **k: programs.append(1) or genuine(*a, **k))
+    genuine = engines.simulate.Simulation
+    monkeypatch.setattr(sweeps.simulate, "Simulation", lambda *a, **k: programs.append(1) or genuine(*a, **k))
     specs = [BASE.with_values({"method_options.param_clip": clip}) for clip in (0.5, 2.0)]
     together = sweeps.sweep(specs, dataset=MATERIAL.dataset)
     assert len(programs) == 1

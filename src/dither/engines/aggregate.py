@@ -17,7 +17,6 @@ from dither.errors import SpecError
 from dither.privacy import discrete
 from dither.secagg import graph
 from dither.secagg.encoding import FixedPoint
-from dither.secagg.roster import Rules
 
 MODES = ("ideal", "real")
 
@@ -47,7 +46,12 @@ class Aggregation(NamedTuple):
 
     def check_cohort(self, size: int) -> None:
         """`SpecError` where the protocol would refuse a cohort of this size, or one that losses leave of it."""
-        Rules(self.how.modulus_bits, self.threshold, self.colluders, self._fewest, self.neighbours).check()
+        if self.neighbours % 2:
+            raise SpecError(f"secagg.neighbours={self.neighbours} must be 0 (all) or an even number")
+        if 0 < self.threshold < self.colluders + 2:
+            raise SpecError(
+                f"secagg.threshold={self.threshold} must be at least colluders + 2 = {self.colluders + 2}"
+            )
         least = self.least(size)
         if least > size:
             raise SpecError(
