@@ -79,7 +79,8 @@ def audit(
             console.print(
                 f"[bold red]VIOLATION:[/] {SEEN[row['view']]} ({row['unit']}): at least "
                 f"{epsilon_text(row['attacked']['value'])} was shown at {row['attacked']['confidence']:.4g} "
-                f"confidence ({row['attacked']['form']}), at most {epsilon_text(row['proven'])} was proved ({row['recipe']}): the method, its "
+                f"confidence ({row['attacked']['form']}), at most {epsilon_text(row['proven'])} was proved "
+                f"({row['recipe']}): the method, its "
                 "noise or the proof is wrong",
                 soft_wrap=True,
                 highlight=False,
