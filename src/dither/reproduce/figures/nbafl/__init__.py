@@ -7,6 +7,7 @@ from typing import Any
 
 from dither.reproduce.figure import Axis, Line, Panel, Values, View
 from dither.reproduce.figures.words import IMAGE_STAND_IN, TRAIN_LOSS
+from dither.reproduce.judging import Verdict, not_judged
 
 BASE = {"preset": "nbafl", "eval_every": 1, "privacy.view": "broadcast"}  # the paper's adversary
 SMOKE = {
@@ -27,6 +28,7 @@ DESTROYED = (
     "Not run: with the proven sensitivity 2C (N2) the outsider's ε = 50 needs 244 times the printed upload noise "
     "and nothing is learnt; nbafl/fig2 shows it. No choice of C, N, T or K brings that down to a use."
 )
+LONG = 60  # aggregations from which on a run tells of "large T"
 SHOWS = "N = 50 clients of 100 images, T = 25, C = 20, L = 1 exposed upload, 10 local Adam steps a round."
 
 
@@ -39,6 +41,12 @@ def over_rounds(title: str, lines: Sequence[tuple[str, Values]]) -> Panel:
 def rounds_axis(view: View) -> Axis:
     """T as the axis below a panel of final losses."""
     return Axis("aggregations T", [(t, {"num_rounds": t}) for t in view.grid("num_rounds")])
+
+
+def too_short(view: View) -> Verdict | None:
+    """The verdict on the shape over T where the scale leaves out the long runs, in which noise would win."""
+    last = view.grid("num_rounds")[-1]
+    return not_judged(f"T ends at {last} here: too early for the noise to turn the curve") if last < LONG else None
 
 
 def final_loss(view: View, settings: Sequence[Values]) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dither.reproduce.figure import Claim, Figure, Line, Panel, Scale, View
-from dither.reproduce.figures.nbafl import BASE, DESTROYED, SMOKE, final_loss, rounds_axis
+from dither.reproduce.figures.nbafl import BASE, DESTROYED, SMOKE, final_loss, rounds_axis, too_short
 from dither.reproduce.figures.words import TRAIN_LOSS, eps
 from dither.reproduce.judging import Verdict, all_of, interior_optimum, ordered_within_noise
 
@@ -16,6 +16,9 @@ def panels(view: View) -> list[Panel]:
 
 
 def best_inside_and_growing(view: View) -> Verdict:
+    short = too_short(view)
+    if short:
+        return short
     rounds, levels = view.grid("num_rounds"), view.grid("epsilon")
     verdicts, best = [], []
     for e in levels:

@@ -10,9 +10,9 @@ import numpy as np
 from dither.papers.theory import nbafl_convergence as theory
 from dither.reproduce.constants import METHOD, estimate
 from dither.reproduce.figure import Claim, Figure, Line, Panel, Scale, Table, View
-from dither.reproduce.figures.nbafl import BASE, DESTROYED, SMOKE, final_loss, rounds_axis
+from dither.reproduce.figures.nbafl import BASE, DESTROYED, SMOKE, final_loss, rounds_axis, too_short
 from dither.reproduce.figures.words import TRAIN_LOSS, eps
-from dither.reproduce.judging import Verdict, all_of, fact, interior_optimum, needs_seeds
+from dither.reproduce.judging import Verdict, all_of, fact, interior_optimum
 
 PROXIMAL = 10.0  # μ of the bound, of which the paper says nothing
 REFERENCE = theory.LossConstants(1.0, 1.0, 0.5, 1.2, PROXIMAL, 2.3)  # made up, so that the bound has a value
@@ -65,9 +65,9 @@ def panels(view: View) -> list[Panel]:
 
 def same_shape(view: View) -> Verdict:
     """Experiment and bound both fall, then rise: each has its least value inside the range of T."""
-    few = needs_seeds(view.seeds)
-    if few:
-        return few
+    short = too_short(view)
+    if short:
+        return short
     rounds, loss = view.grid("num_rounds"), loss_constants(view)
     verdicts = []
     for e in view.grid("epsilon"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dither.reproduce.figure import Claim, Figure, Line, Panel, Scale, Values, View
-from dither.reproduce.figures.nbafl import BASE, DESTROYED, SMOKE, final_loss, rounds_axis
+from dither.reproduce.figures.nbafl import BASE, DESTROYED, SMOKE, final_loss, rounds_axis, too_short
 from dither.reproduce.figures.words import TRAIN_LOSS, eps
 from dither.reproduce.judging import Verdict, all_of, convex, greater_by
 
@@ -23,6 +23,9 @@ def panels(view: View) -> list[Panel]:
 
 
 def convex_in_rounds(view: View) -> Verdict:
+    short = too_short(view)
+    if short:
+        return short
     rounds = view.grid("num_rounds")
     verdicts = []
     for e in view.grid("epsilon"):
@@ -33,6 +36,9 @@ def convex_in_rounds(view: View) -> Verdict:
 
 
 def scheduling_helps_late(view: View) -> Verdict:
+    short = too_short(view)
+    if short:
+        return short
     last = view.grid("num_rounds")[-1]
     verdicts = []
     for e in view.grid("epsilon"):
