@@ -8,7 +8,8 @@ import tempfile
 # What tests spend must not stand in anybody's own ledger.
 os.environ.setdefault("DITHER_LEDGER", os.path.join(tempfile.mkdtemp(prefix="dither-tests-"), "ledger.sqlite"))
 # Tests compile much and compute little: the compiler's last effort costs more than it gains here.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+# Four devices, for what is shared among devices; the rest uses the first.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_force_host_platform_device_count=4")
 
 import numpy as np
 import pytest

@@ -8,7 +8,8 @@ much as any member's (rank by rank the strongest), and accounts for that: the re
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,14 +70,8 @@ def classes(
     is discrete: then the grid takes part in how strong a round is.
     """
     num_clients = len(sizes)
-    flat = np.concatenate([np.asarray(c, np.int64) for c in cohorts]) if cohorts else np.zeros(0, np.int64)
-    lengths = np.array([len(c) for c in cohorts], np.int64)
-    round_of = np.repeat(np.arange(len(cohorts)), lengths)
-    by_client = np.argsort(flat, kind="stable")
-    borders = np.searchsorted(flat[by_client], np.arange(num_clients + 1))
-
-    def rounds_of(client: int) -> np.ndarray:
-        return round_of[by_client[borders[client] : borders[client + 1]]]
+    taking_part = _TakingPart(cohorts, num_clients)
+    lengths = taking_part.lengths
 
     def at(client: int, index: int) -> tuple[Release, ...]:
         return releases(RoundInfo(int(index), int(client), int(sizes[client]), int(lengths[index])))
@@ -86,39 +81,78 @@ def classes(
         alike.setdefault(at(client, 0) if len(cohorts) else (), []).append(client)
     groups = list(alike.values())
     if len(groups) > _MOST_CLASSES or (joint and len(groups) > 1):
-        return [_bound_class(np.arange(num_clients), rounds_of, _worst_of(at, sizes, lattice), lattice)]
-    return [_bound_class(np.array(group), rounds_of, at, lattice) for group in groups]
+        return [_bound_class(np.arange(num_clients), taking_part, _worst_of(at, sizes, lattice), lattice)]
+    return [_bound_class(np.array(group), taking_part, at, lattice) for group in groups]
+
+
+class _TakingPart:
+    """Who takes part in which round."""
+
+    def __init__(self, cohorts: Sequence[np.ndarray], num_clients: int) -> None:
+        self.lengths = np.array([len(c) for c in cohorts], np.int64)
+        self._flat = np.concatenate(cohorts).astype(np.int64) if len(cohorts) else np.zeros(0, np.int64)
+        self.counts = np.bincount(self._flat, minlength=num_clients)
+
+    @cached_property
+    def _by_client(self) -> np.ndarray:
+        return np.repeat(np.arange(len(self.lengths)), self.lengths)[np.argsort(self._flat, kind="stable")]
+
+    @cached_property
+    def _borders(self) -> np.ndarray:
+        return np.append(0, np.cumsum(self.counts))
+
+    def rounds(self, client: int) -> np.ndarray:
+        """Of one client."""
+        return self._by_client[self._borders[client] : self._borders[client + 1]]
+
+    @property
+    def used(self) -> np.ndarray:
+        """Rounds in which anybody takes part."""
+        return np.flatnonzero(self.lengths)
 
 
 def _bound_class(
     members: np.ndarray,
-    rounds_of: Callable[[int], np.ndarray],
+    taking_part: _TakingPart,
     at: Callable[[int, int], tuple[Release, ...]],
     lattice: accounting.Lattice | None,
 ) -> Clients:
     model = int(members[0])  # all are alike, or `at` is already the worst over them
-    own = [rounds_of(int(member)) for member in members]
-    counts = np.array([len(rounds) for rounds in own])
+    counts = taking_part.counts[members]
     order = np.argsort(counts, kind="stable")
-    used = np.unique(np.concatenate(own))
-    revealed = {int(index): at(model, int(index)) for index in used}
+    used = taking_part.used
+    # Thousands of rounds are few different ones: each kind is looked at once.
+    kinds: dict[tuple[Release, ...], int] = {}
+    kind = np.array([kinds.setdefault(at(model, index), len(kinds)) for index in used.tolist()], np.int64)
+    revealed = list(kinds)
+    if len(kinds) == 1:  # then only the number of participations counts
+        ranked = [int(counts[order[at]]) for at in (0, len(order) // 2, -1)]
+        least, median, most = ([(revealed[0], count)] if count else [] for count in ranked)
+        return Clients(members, least, median, most)
+    own = [taking_part.rounds(int(member)) for member in members]
     # Rounds of a class differ in noise or sensitivity alone: by strength they stand in one row, so that rank
     # by rank the strongest over the members reveals at least as much as any member.
-    strengths = np.array([sum(_information(r, lattice) for r in revealed[int(index)]) for index in used])
-    by_strength = used[np.argsort(strengths, kind="stable")]
-    rank = dict(zip(by_strength.tolist(), range(len(by_strength)), strict=True))
+    strengths = np.array([sum(_information(r, lattice) for r in releases) for releases in revealed])
+    by_strength = np.argsort(strengths[kind], kind="stable")  # positions in `used`
+    rank = np.empty(len(used), np.int64)
+    rank[by_strength] = np.arange(len(used))
     envelope = np.full(int(counts.max(initial=0)), -1)
     for rounds in own:
-        ranks = np.sort([rank[index] for index in rounds.tolist()])[::-1]
+        ranks = np.sort(rank[np.searchsorted(used, rounds)])[::-1]
         envelope[: len(ranks)] = np.maximum(envelope[: len(ranks)], ranks)
 
-    def compressed(rounds: Iterable[int]) -> Participations:
-        return accounting.compress(revealed[int(index)] for index in rounds)
+    def compressed(positions: np.ndarray) -> Participations:
+        """Equal participations counted once, in the order in which they first come."""
+        which, first, count = np.unique(kind[positions], return_index=True, return_counts=True)
+        return [(revealed[int(which[i])], int(count[i])) for i in np.argsort(first)]
+
+    def of(member: int) -> np.ndarray:
+        return np.searchsorted(used, own[member])
 
     return Clients(
         members=members,
-        least=compressed(own[order[0]]),
-        median=compressed(own[order[len(order) // 2]]),
+        least=compressed(of(int(order[0]))),
+        median=compressed(of(int(order[len(order) // 2]))),
         most=compressed(by_strength[envelope]),
     )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -47,8 +48,10 @@ class Spending:
         replay: bool,
     ) -> None:
         self.ledger, self.run, self.dataset = ledger, run, dataset
-        self._releases, self._sizes, self._cohorts = releases, sizes, cohorts
+        self._releases = cache(releases)  # asked again for all rounds so far at each payment
+        self._sizes, self._cohorts = sizes, cohorts
         self._clients, self._facts, self._replay = clients, facts, replay
+        self._so_far: tuple[int, Counter[tuple[Release, ...]]] = (0, Counter())  # of the newest payment
 
     def pay(self, start: int, stop: int) -> int:
         """Charge rounds start..stop-1, or as many of them as every client can pay; returns where to stop.
@@ -80,12 +83,15 @@ class Spending:
             )
 
     def _charges(self, start: int, stop: int) -> list[Charge]:
-        # With fresh noise a resumed chunk is another release: each chunk pays for its own most exposed client.
-        added = self._exposed(start, stop)
         if self._replay:
             # The same bits again reveal nothing new. So what the run reveals up to `stop` less what was charged up
             # to `start` will do: summed over any chunks it holds what the most exposed client has revealed.
-            added = self._exposed(0, stop) - self._exposed(0, start)
+            before = self._so_far[1] if self._so_far[0] == start else self._exposed(0, start)
+            self._so_far = (stop, self._exposed(0, stop))
+            added = self._so_far[1] - before
+        else:
+            # With fresh noise a resumed chunk is another release: each pays for its own most exposed client.
+            added = self._exposed(start, stop)
         everyone = Charge(EVERY_RECORD, list(added.items()))
         if self._clients is None:
             return [everyone]

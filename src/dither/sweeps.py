@@ -12,6 +12,7 @@ import numpy as np
 from dither import data
 from dither.core import Claim
 from dither.engines import simulate
+from dither.engines.shards import Shards
 from dither.errors import SpecError
 from dither.spec import METHODS, Spec, method
 from dither.tasks import (
@@ -24,6 +25,7 @@ from dither.tasks import (
     load_data,
     planned_rounds,
     pooled,
+    sharing,
 )
 
 
@@ -99,26 +101,30 @@ def sweep(
         key = (program(spec), sizes, planned_rounds(made[-1]), spec.eval_every)
         groups.setdefault(key, []).append(number)
     outcomes: dict[int, Outcome] = {}
-    compiled: dict[tuple[str, bytes], simulate.Simulation] = {}
+    compiled: dict[tuple[str, bytes, Shards], simulate.Simulation] = {}
     total, finished = sum(planned_rounds(task) for task in made), 0
     for (name, sizes, num_rounds, _), members in groups.items():
         first = made[members[0]]
-        if (name, sizes) not in compiled:
-            compiled[name, sizes] = simulate.Simulation(
-                first.model,
-                first.prepared.build,
-                num_clients=len(first.federation.size),
-                cohort_size_at=first.prepared.cohort_size_at,
-                gradient_norm=gradient_norm,
-                **engine_options(first),
-            )
-        simulation = compiled[name, sizes]
         size = batch_size(len(members), max_runs(first) if max_runs else len(members))
         for at in range(0, len(members), size):
             numbers = members[at : at + size]
             tasks = [made[number] for number in numbers]
+            how = sharing(first, len(tasks))
+            # Every device gets as many runs: the last one is repeated where some would lack.
+            tasks += tasks[-1:] * (-len(tasks) % how["shards"].runs)
+            if (name, sizes, how["shards"]) not in compiled:
+                compiled[name, sizes, how["shards"]] = simulate.Simulation(
+                    first.model,
+                    first.prepared.build,
+                    num_clients=len(first.federation.size),
+                    cohort_size_at=first.prepared.cohort_size_at,
+                    gradient_norm=gradient_norm,
+                    **engine_options(first),
+                    **how,
+                )
+            simulation = compiled[name, sizes, how["shards"]]
 
-            def count(evaluation: simulate.Evaluation, base: int = finished, runs: int = len(tasks)) -> None:
+            def count(evaluation: simulate.Evaluation, base: int = finished, runs: int = len(numbers)) -> None:
                 if on_evaluation:
                     on_evaluation(base + evaluation.round * runs, total)
 
@@ -134,10 +140,10 @@ def sweep(
             result = simulate.train(
                 simulation, inputs, num_rounds=num_rounds, eval_every=first.spec.eval_every, on_evaluation=count
             )
-            finished += len(tasks) * num_rounds
+            finished += len(numbers) * num_rounds
             batch = {
                 number: Outcome(task.spec, _rows(result, i), task.prepared.claim, result.participation[i])
-                for i, (number, task) in enumerate(zip(numbers, tasks, strict=True))
+                for i, (number, task) in enumerate(zip(numbers, tasks, strict=False))
             }
             outcomes |= batch
             if on_batch:

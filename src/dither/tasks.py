@@ -14,8 +14,9 @@ import numpy as np
 
 from dither import data, models, proofs
 from dither.core import Claim, Prepared, RoundInfo
-from dither.engines import cohorts, simulate
+from dither.engines import cohorts, devices, simulate
 from dither.engines.aggregate import Aggregation
+from dither.engines.shards import ONE_DEVICE
 from dither.errors import SpecError
 from dither.privacy import accounting, sampling
 from dither.secagg.encoding import FixedPoint
@@ -50,6 +51,7 @@ def build_task(
 
     `arrays` are `pooled(dataset)`, for callers that make many tasks of one data set.
     """
+    devices.set_up()
     if dataset is None:
         dataset = load_data(spec, data_dir=data_dir)
     federation, problem = deal(spec, dataset, arrays or pooled(dataset))
@@ -183,6 +185,24 @@ def engine_options(task: Task) -> dict[str, Any]:
         "aggregation": aggregation(task),
         "dropout": spec.federation.dropout,
         "min_clients": min(spec.federation.min_clients, spec.cohort_size),
+    }
+
+
+def sharing(task: Task, runs: int = 1) -> dict[str, Any]:
+    """How a batch of runs like this one is shared among devices, and whether a device's runs go one by one."""
+    how = aggregation(task)
+    if task.spec.source_of_randomness == "os" or (how is not None and not how.compiled):
+        return {"shards": ONE_DEVICE}
+    records = int(np.asarray(task.problem.x).nbytes)
+    spec = task.spec
+    batch = int(task.federation.size.max()) if spec.batch_sampling == "full" else spec.batch_size
+    if runs == 1:
+        flops = 6.0 * task.num_params * batch * spec.local_steps * spec.cohort_size
+        return {"shards": devices.for_one_run(round_flops=flops, record_bytes=records)}
+    numbers = task.num_params + batch * int(np.prod(task.problem.x.shape[1:]))  # of a client in a step
+    return {
+        "shards": devices.for_many_runs(runs, record_bytes=records),
+        "runs_apart": devices.runs_apart(4 * spec.cohort_size * numbers),
     }
 
 

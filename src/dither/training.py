@@ -38,6 +38,7 @@ from dither.tasks import (
     planned_rounds,
     proven,
     rounding,
+    sharing,
     stop_reason,
     tolerated,
     with_missing,
@@ -214,6 +215,7 @@ def train(
         num_clients=len(task.federation.size),
         cohort_size_at=task.prepared.cohort_size_at,
         **engine_options(task),
+        **sharing(task),
     )
     inputs = simulation.inputs(
         task.problem,

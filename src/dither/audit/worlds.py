@@ -108,7 +108,7 @@ class Experiment:
         alone: bool = False,
         work: float,
     ) -> None:
-        devices.enable_compilation_cache()
+        devices.set_up()
         self.code, self.kind, self.schedule = code, kind, schedule
         self.sizes = np.asarray(sizes, np.int32)
         self.exposures = exposures

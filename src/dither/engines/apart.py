@@ -232,7 +232,7 @@ class ServerEngine:
                 clamped=jnp.int32(0),
             )
             cohort, _ = self.simulation.cohort(run, index, cohort_size)
-            return self.simulation.close(state, run, index, cohort, present, gathered)
+            return self.simulation.close(state, run, index, cohort, present, gathered, cohort_size)
 
         return jax.vmap(close)(state, inputs.runs, total, counted, present)
 

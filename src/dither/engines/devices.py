@@ -1,4 +1,4 @@
-"""Set-up of JAX: the persistent compilation cache."""
+"""Set-up of JAX: the persistent compilation cache, a CPU's cores as devices, and how many of them a batch uses."""
 
 from __future__ import annotations
 
@@ -7,19 +7,77 @@ from pathlib import Path
 
 import jax
 
+from dither.engines.shards import ONE_DEVICE, Shards
+
+LARGE = 50_000  # parameters from which on a model no longer fits a core's caches beside its batches
+_WORTH_SHARING = 1e9  # arithmetic of a round, tens of milliseconds of a core: devices meet in about one
+_CACHED = 256 << 10  # bytes of a step that stay in a core's cache (measured: 1.7x either way at 23 and 730 KiB)
+_COPIES = 4 << 30  # bytes that copies of the records, one a device, may take on a CPU
+
 _done = False
 
 
-def enable_compilation_cache() -> None:
+def set_up() -> None:
+    """Once a process, before it computes anything: the cache and the cores."""
+    global _done
+    if not _done:
+        _done = True
+        _split_cpu()
+        _keep_programs()
+
+
+def _split_cpu() -> None:
+    """Show each core as a device of its own, so that clients of larger models can share them.
+
+    Programs for one device still use all cores. Does nothing where the number was chosen before (by XLA_FLAGS, by
+    JAX's own option, or because JAX has already computed something), or with DITHER_DEVICES=1; another value
+    of that variable is taken as the number.
+    """
+    wish = os.environ.get("DITHER_DEVICES", "")
+    chosen = getattr(jax.config, "jax_num_cpu_devices", -1) > 0
+    if chosen or "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+        return
+    try:
+        jax.config.update("jax_num_cpu_devices", int(wish) if wish.isdigit() else cores())
+    except RuntimeError:
+        return  # JAX is in use already: one device it is
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _usable(record_bytes: int) -> int:
+    """Devices among which work may be shared; each will hold a copy of the records."""
+    count = len(jax.local_devices())
+    if jax.default_backend() != "cpu":
+        return count
+    return max(1, min(count, cores(), _COPIES // max(record_bytes, 1)))
+
+
+def for_one_run(*, round_flops: float, record_bytes: int) -> Shards:
+    """Devices for a single run: clients are shared where a round is long, else they would wait for each other."""
+    return Shards(clients=_usable(record_bytes)) if round_flops > _WORTH_SHARING else ONE_DEVICE
+
+
+def for_many_runs(runs: int, *, record_bytes: int) -> Shards:
+    """Devices for a batch of runs, which have nothing to wait for."""
+    return Shards(runs=min(runs, _usable(record_bytes)))
+
+
+def runs_apart(step_bytes: int) -> bool:
+    """Whether a device makes its runs one after the other (see `Simulation`), from the bytes that its clients
+    read in a local step. Side by side saves the start of many small operations, and loses the caches."""
+    return jax.default_backend() == "cpu" and step_bytes > _CACHED
+
+
+def _keep_programs() -> None:
     """Keep compiled programs in the platform's cache folder, so that a second start is quick.
 
     Does nothing when JAX already has a cache folder, or with DITHER_COMPILATION_CACHE=0; another value of
     that variable is taken as the folder.
     """
-    global _done
-    if _done:
-        return
-    _done = True
     wish = os.environ.get("DITHER_COMPILATION_CACHE", "")
     if wish == "0" or getattr(jax.config, "jax_compilation_cache_dir", None):
         return

@@ -23,16 +23,14 @@ import numpy as np
 from dither import models
 from dither.core import Algorithm, Array, Cohort, Hyper, Keys, Params, PyTree, Records, Round
 from dither.data import Federation
-from dither.engines import devices, sums
+from dither.engines import devices, scoring, sums
 from dither.engines.aggregate import Aggregation, Aggregator, add_discrete, seeded_words
 from dither.engines.arrays import Gathered, Inputs, Problem, Run, Sent, Shared, State
+from dither.engines.shards import ONE_DEVICE, Shards
 from dither.errors import SpecError
 from dither.privacy import entropy, noise, sampling
 from dither.privacy.discrete import Words, os_words
 from dither.secagg import encoding
-
-_EVAL_ROWS = 4096  # records scored at a time
-_LOOP_ABOVE = 50_000  # parameters above which a CPU runs clients one after the other (see `Simulation`)
 
 
 class Evaluation(NamedTuple):
@@ -68,6 +66,9 @@ class Simulation:
     as they are. A chosen client is lost with probability `dropout`; a round that fewer than `min_clients` finish
     is void: nothing is opened and the model stays.
 
+    `shards` spreads runs and a round's clients over devices. On each device its runs go side by side, or, with
+    `runs_apart`, one after the other: a CPU's caches prefer that once a run's arrays are large.
+
     gradient_norm adds "gradient_sq" to the evaluation: |∇f|² of the mean loss over all clients' records.
     """
 
@@ -85,8 +86,10 @@ class Simulation:
         dropout: float = 0.0,
         min_clients: int = 1,
         gradient_norm: bool = False,
+        shards: Shards = ONE_DEVICE,
+        runs_apart: bool = False,
     ) -> None:
-        devices.enable_compilation_cache()
+        devices.set_up()
         self.model = model
         self.build = build
         self.num_clients = num_clients
@@ -101,17 +104,27 @@ class Simulation:
         self.min_clients = min_clients
         if layout == "auto":
             shapes = jax.eval_shape(model.init, jax.random.key(0))
-            large = models.count_params(shapes) > _LOOP_ABOVE
+            large = models.count_params(shapes) > devices.LARGE
             layout = "loop" if large and jax.default_backend() == "cpu" else "vmap"
         if layout not in ("vmap", "loop"):
             raise SpecError(f"layout={layout!r} is not one of 'auto', 'vmap', 'loop'")
         self.layout = layout
-        self._start = jax.jit(self._start_runs)
-        self._advance = jax.jit(self._advance_runs, static_argnames="cohort_size", donate_argnums=0)
+        self.shards, self.runs_apart = shards, runs_apart
+        if not shards.alone and (self.randomness == "os" or (aggregation and not aggregation.compiled)):
+            # The server's draw would differ from device to device; and the host sums for one device.
+            raise SpecError(
+                f"{shards.devices} devices with randomness={randomness!r} and secure aggregation "
+                f"{aggregation.mode if aggregation else 'off'!r}: use shards=ONE_DEVICE"
+            )
+        shard = self.shards.spread  # each argument's letter: "r" has an axis of runs, "." has none
+        self._start = jax.jit(shard(self._start_runs, "r."))
+        self._advance = jax.jit(
+            shard(self._advance_runs, "rr..."), static_argnames="cohort_size", donate_argnums=0
+        )
         self._gather = jax.jit(self._gather_runs, static_argnames="cohort_size")
         self._close = jax.jit(self._close_runs, static_argnames="cohort_size", donate_argnums=0)
-        self._evaluate = jax.jit(self._evaluate_runs)
-        self._params = jax.jit(self._params_runs)
+        self._evaluate = jax.jit(shard(self._evaluate_runs, "rr."))
+        self._params = jax.jit(shard(self._params_runs, "rr"))
 
     # What a caller does
 
@@ -148,12 +161,12 @@ class Simulation:
             ),
             cohorts=jnp.asarray(np.stack(_one_a_run(cohorts or [np.zeros((0, 0))], runs, "cohorts")), jnp.int32),
         )
-        return Inputs(runs_inputs, Shared(jnp.asarray(problem.x), jnp.asarray(problem.y)))
+        return Inputs(*self.shards.place(runs_inputs, Shared(jnp.asarray(problem.x), jnp.asarray(problem.y))))
 
     def start(self, inputs: Inputs) -> State:
         """The state before round 0."""
         self.aggregators = []  # another federation enrols anew
-        return self._start(inputs)
+        return self._start(*inputs)
 
     def advance(self, state: State, inputs: Inputs, start: int, stop: int) -> State:
         """Rounds start..stop-1. The given state's buffers are reused: keep only what is returned."""
@@ -166,18 +179,18 @@ class Simulation:
             end = start + 1
             while end < stop and self.cohort_size_at(end) == cohort_size:
                 end += 1
-            state = self._advance(state, inputs, np.int32(start), np.int32(end), cohort_size=cohort_size)
+            state = self._advance(state, *inputs, np.int32(start), np.int32(end), cohort_size=cohort_size)
             start = end
         return state
 
     def evaluate(self, state: State, inputs: Inputs) -> dict[str, np.ndarray]:
         """Accuracy and loss on the scored records, loss on the clients' own records, and the mean of the
         clients' metrics since the last reset; one entry a run."""
-        return {name: np.asarray(value) for name, value in self._evaluate(state, inputs).items()}
+        return {name: np.asarray(value) for name, value in self._evaluate(state, *inputs).items()}
 
     def params(self, state: State, inputs: Inputs) -> Params:
         """The model's parameters, with a leading axis of runs."""
-        return self._params(state, inputs)
+        return self._params(state.server, inputs.runs.hyper)
 
     def sizes(self, state: State, inputs: Inputs) -> tuple[int, int]:
         """Numbers in a broadcast and in an upload."""
@@ -192,8 +205,8 @@ class Simulation:
 
     # What is compiled
 
-    def _start_runs(self, inputs: Inputs) -> State:
-        return jax.vmap(lambda run: self._start_run(run, inputs.shared))(inputs.runs)
+    def _start_runs(self, runs: Run, shared: Shared) -> State:
+        return jax.vmap(lambda run: self._start_run(run, shared))(runs)
 
     def _start_run(self, run: Run, shared: Shared) -> State:
         algorithm = self.build(run.hyper)
@@ -228,24 +241,29 @@ class Simulation:
         """The model before the first round."""
         return self.model.init(noise.stream(run.seed, "init"))
 
-    def _advance_runs(self, state: State, inputs: Inputs, start: Array, stop: Array, cohort_size: int) -> State:
+    def _advance_runs(
+        self, state: State, runs: Run, shared: Shared, start: Array, stop: Array, *, cohort_size: int
+    ) -> State:
         def rounds(state: State, run: Run) -> State:
             def one(index: Array, state: State) -> State:
-                return self._round(state, run, inputs.shared, index, cohort_size)
+                return self._round(state, run, shared, index, cohort_size)
 
             return jax.lax.fori_loop(start, stop, one, state)
 
-        return jax.vmap(rounds)(state, inputs.runs)
+        if self.runs_apart:
+            return jax.lax.map(lambda one: rounds(*one), (state, runs))
+        return jax.vmap(rounds)(state, runs)
 
     def _round(self, state: State, run: Run, shared: Shared, index: Array, cohort_size: int) -> State:
         """One round of one run: the steps of docs/architecture.md, in their order."""
         cohort, present = self.cohort(run, index, cohort_size)
-        gathered = self._clients(self._client(state, run, shared, index, cohort_size), cohort.clients, present)
+        mine = self.shards.part(cohort.clients), self.shards.part(present)
+        gathered = self.shards.whole(self._clients(self._client(state, run, shared, index, cohort_size), *mine))
         if self.aggregation:
             how = self.aggregation.how
             total = jax.tree.map(lambda leaf: encoding.traced_decode(leaf, how), gathered.total)
             gathered = gathered._replace(total=total)
-        return self.close(state, run, index, cohort, present, gathered)
+        return self.close(state, run, index, cohort, present, gathered, cohort_size)
 
     def _client(
         self, state: State, run: Run, shared: Shared, index: Array, cohort_size: int
@@ -300,7 +318,14 @@ class Simulation:
         return jax.vmap(client)(clients) if self.layout == "vmap" else jax.lax.map(client, clients)
 
     def close(
-        self, state: State, run: Run, index: Array, cohort: Cohort, present: Array, gathered: Gathered
+        self,
+        state: State,
+        run: Run,
+        index: Array,
+        cohort: Cohort,
+        present: Array,
+        gathered: Gathered,
+        cohort_size: int,
     ) -> State:
         """The state after a round whose sum is known."""
         algorithm = self.build(run.hyper)
@@ -311,7 +336,7 @@ class Simulation:
         total = jax.tree.map(lambda leaf: leaf * share, gathered.total)
         key = noise.for_round(noise.stream(self._noise_root(run), "server"), index)
         server = algorithm.server(key, state.server, total, cohort._replace(active=counted, size=used))
-        enough = used >= self._least(cohort.clients.shape[0] - self.pad_cohort)
+        enough = used >= self._least(cohort_size)
         server = jax.tree.map(lambda new, old: jnp.where(enough, new, old), server, state.server)
 
         nobody = self.num_clients  # out of range: a scatter drops it
@@ -319,6 +344,7 @@ class Simulation:
         def those(mask: Array) -> Array:
             return jnp.where(mask, cohort.clients, nobody)
 
+        may_lose = self.dropout > 0 or present is not cohort.active
         # Whoever sent has used its batches, whether or not the sum was opened.
         kept = those(counted)
         return State(
@@ -328,7 +354,7 @@ class Simulation:
             ),
             participation=state.participation.at[those(cohort.active)].add(1, mode="drop"),
             refused=state.refused.at[those(present & ~gathered.finite)].add(1, mode="drop"),
-            lost=state.lost.at[those(cohort.active & ~present)].add(1, mode="drop"),
+            lost=state.lost.at[those(cohort.active & ~present)].add(1, mode="drop") if may_lose else state.lost,
             missing=jnp.maximum(state.missing, jnp.where(enough, self._smallest - used, 0)),
             void=state.void + ~enough,
             clamped=state.clamped + gathered.clamped,
@@ -416,7 +442,7 @@ class Simulation:
             ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
             parts = [part.reshape(leaf.shape) for part, leaf in zip(jnp.split(total, ends), leaves, strict=True)]
             gathered = gathered._replace(total=jax.tree.unflatten(structure, parts))
-            return self.close(state, run, index, cohort, present, gathered)
+            return self.close(state, run, index, cohort, present, gathered, cohort_size)
 
         return jax.vmap(close)(state, inputs.runs, gathered, totals)
 
@@ -435,7 +461,7 @@ class Simulation:
         else:
             key = noise.for_round(noise.stream(run.seed, "cohort"), index)
             chosen = sampling.cohort(key, self.num_clients, cohort_size)
-        padding = self.pad_cohort
+        padding = self.pad_cohort + self.shards.lacking(cohort_size + self.pad_cohort)
         clients = jnp.concatenate([chosen, jnp.zeros(padding, jnp.int32)]) if padding else chosen
         active = jnp.arange(cohort_size + padding) < cohort_size
         present = active
@@ -444,64 +470,28 @@ class Simulation:
             present = active & ~jax.random.bernoulli(key, self.dropout, active.shape)
         return Cohort(clients, active, jnp.int32(cohort_size)), present
 
-    def _evaluate_runs(self, state: State, inputs: Inputs) -> dict[str, Array]:
+    def _evaluate_runs(self, state: State, runs: Run, shared: Shared) -> dict[str, Array]:
         def evaluate(one: tuple[State, Run]) -> dict[str, Array]:
             state, run = one
             params = self.build(run.hyper).params(state.server)
-            accuracy, test_loss = self._score(params, inputs.shared, run.test_rows, run.test_weights)
+            scored = scoring.Scored(self.model, params, shared, self.shards)
+            accuracy, test_loss = scored.score(run.test_rows, run.test_weights)
             count = run.order.shape[0]
-            _, train_loss = self._score(params, inputs.shared, run.order, jnp.full(count, 1.0 / count))
+            _, train_loss = scored.score(run.order, jnp.full(count, 1.0 / count))
             rounds = jnp.maximum(state.rounds, 1)
-            wanted = self.gradient_norm
             return {
                 "test_accuracy": accuracy,
                 "loss": test_loss,
                 "train_loss": train_loss,
-                **({"gradient_sq": self._gradient_sq(params, inputs.shared, run.order)} if wanted else {}),
+                **({"gradient_sq": scored.gradient_sq(run.order)} if self.gradient_norm else {}),
                 **{name: value / rounds for name, value in state.metrics.items()},
             }
 
         # One run after the other: scoring many side by side would hold all their activations at once.
-        return jax.lax.map(evaluate, (state, inputs.runs))
+        return jax.lax.map(evaluate, (state, runs))
 
-    def _score(self, params: Params, shared: Shared, rows: Array, weights: Array) -> tuple[Array, Array]:
-        """Weighted accuracy and loss, a few thousand rows at a time."""
-        extra = -rows.shape[0] % _EVAL_ROWS
-        rows = jnp.concatenate([rows, jnp.zeros(extra, rows.dtype)]).reshape(-1, _EVAL_ROWS)
-        weights = jnp.concatenate([weights, jnp.zeros(extra, weights.dtype)]).reshape(-1, _EVAL_ROWS)
-
-        def part(sums: tuple[Array, Array], piece: tuple[Array, Array]) -> tuple[tuple[Array, Array], None]:
-            some, weight = piece
-            scores, y = self.model.apply(params, shared.x[some]), shared.y[some]
-            right = jnp.sum(weight * (models.predict(scores) == y))
-            loss = jnp.sum(weight * models.score_losses(scores, y))
-            return (sums[0] + right, sums[1] + loss), None
-
-        return jax.lax.scan(part, (jnp.zeros(()), jnp.zeros(())), (rows, weights))[0]
-
-    def _gradient_sq(self, params: Params, shared: Shared, rows: Array) -> Array:
-        """Squared norm of the gradient of the mean loss over those rows."""
-        extra = -rows.shape[0] % _EVAL_ROWS
-        weights = jnp.concatenate([jnp.full(rows.shape[0], 1.0 / rows.shape[0]), jnp.zeros(extra)])
-        rows = jnp.concatenate([rows, jnp.zeros(extra, rows.dtype)]).reshape(-1, _EVAL_ROWS)
-
-        def part(total: Params, piece: tuple[Array, Array]) -> tuple[Params, None]:
-            some, weight = piece
-
-            def loss(params: Params) -> Array:
-                return jnp.sum(weight * models.losses(self.model, params, shared.x[some], shared.y[some]))
-
-            return jax.tree.map(jnp.add, total, jax.grad(loss)(params)), None
-
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        gradient = jax.lax.scan(part, zeros, (rows, weights.reshape(-1, _EVAL_ROWS)))[0]
-        return jnp.sum(jnp.stack([jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(gradient)]))
-
-    def _params_runs(self, state: State, inputs: Inputs) -> Params:
-        def run(server: PyTree, hyper: Hyper) -> Params:
-            return self.build(hyper).params(server)
-
-        return jax.vmap(run)(state.server, inputs.runs.hyper)
+    def _params_runs(self, server: PyTree, hyper: Hyper) -> Params:
+        return jax.vmap(lambda server, hyper: self.build(hyper).params(server))(server, hyper)
 
 
 def simulate(
@@ -521,6 +511,8 @@ def simulate(
     aggregation: Aggregation | None = None,
     dropout: float = 0.0,
     min_clients: int = 1,
+    shards: Shards = ONE_DEVICE,
+    runs_apart: bool = False,
     on_evaluation: Callable[[Evaluation], None] | None = None,
 ) -> Result:
     """Train. `build(hyper)` makes the algorithm; each entry of `hyper` has a leading axis of runs, as many as
@@ -538,6 +530,8 @@ def simulate(
         aggregation=aggregation,
         dropout=dropout,
         min_clients=min_clients,
+        shards=shards,
+        runs_apart=runs_apart,
     )
     inputs = simulation.inputs(problem, seeds=seeds, hyper=hyper or {}, cohorts=cohorts)
     return train(simulation, inputs, num_rounds=num_rounds, eval_every=eval_every, on_evaluation=on_evaluation)

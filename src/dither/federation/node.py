@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import dither
@@ -32,6 +31,7 @@ from dither.federation import keys, wire
 from dither.federation import terms as agreed
 from dither.federation.store import Pending, Store
 from dither.federation.terms import Source, Terms
+from dither.privacy import threefry
 from dither.privacy.ledger import Charge
 from dither.secagg import state as secagg_state
 from dither.secagg.client import ClientSession
@@ -199,7 +199,7 @@ class _Run:
         secret = None
         if terms.spec.randomness == "os":
             words = np.frombuffer(store.secret()[:8], np.uint32)
-            secret = jax.random.wrap_key_data(jnp.asarray(words)[None], impl="threefry2x32")
+            secret = threefry.wrap(words[None])
         self._engine = apart.ClientEngine(
             simulation,
             x,

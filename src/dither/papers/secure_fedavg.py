@@ -17,6 +17,8 @@ of the changes w_k - w̄, with weight p_k N/|S_t|). The formulas of noise, priva
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
 from dither.core import (
@@ -36,6 +38,7 @@ from dither.core import (
     Release,
     Round,
     RoundInfo,
+    Sampling,
     ServerState,
     Setting,
     Upload,
@@ -101,8 +104,23 @@ def prepare(model: Model, setting: Setting) -> Prepared:
             upload = local.scale(weight, local.subtract(end, message))
             return ClientResult(upload, weight, state, {"clipped": clipped})
 
+        of_round = cache(lambda index: _round_sensitivities(index, hyper, setting, sampler))
+        of_size = cache(lambda size: _round_sampling(size, setting, sampler))
+
         def releases(info: RoundInfo) -> tuple[Release, ...]:
-            return (_release(info, hyper, setting, sampler),)
+            """One noisy model a participation."""
+            # With a constant rate all rounds are alike.
+            printed, proven = of_round(info.index if float(hyper["lr_decay"]) else 0)
+            return (
+                Release(
+                    channel="uplink",
+                    noise_std=float(np.asarray(hyper["noise_multiplier"])[info.client]) * printed,
+                    sensitivity=proven,
+                    uses=1,
+                    sampling=of_size(info.size),
+                    source="Secure FedAvg eq (9), Lemma 1; errata R5",
+                ),
+            )
 
         return Algorithm(
             init=lambda params: params,
@@ -210,28 +228,28 @@ def _sensitivity(setting: Setting, sampler: sampling.BatchSampler, clip_norm: fl
     return float(2 * longest * np.sum(rates * later))
 
 
-def _release(info: RoundInfo, hyper: Hyper, setting: Setting, sampler: sampling.BatchSampler) -> Release:
-    """One noisy model a participation. The sensitivity is the exact worst case of the round, which holds
-    whatever the batches are; a record is used at all with probability `used_in_round`."""
+def _round_sensitivities(
+    index: int, hyper: Hyper, setting: Setting, sampler: sampling.BatchSampler
+) -> tuple[float, float]:
+    """Of one round: the printed sensitivity, to which the noise is made, and the exact worst case, which holds
+    whatever the batches are."""
     rates, next_lr = theory.round_learning_rates(
-        info.index,
+        index,
         local_steps=setting.local_steps,
         client_lr=float(hyper["client_lr"]),
         lr_decay=float(hyper["lr_decay"]),
     )
     clip_norm = float(hyper["clip_norm"])
     printed = float(theory.sensitivity(local_steps=setting.local_steps, clip_norm=clip_norm, next_lr=next_lr))
-    one_batch = sampler.sampling(info.size)
-    return Release(
-        channel="uplink",
-        noise_std=float(np.asarray(hyper["noise_multiplier"])[info.client]) * printed,
-        sensitivity=_sensitivity(setting, sampler, clip_norm, rates),
-        uses=1,
-        # The weight p_k follows the client's record count: proved for a replaced record only.
-        sampling=one_batch._replace(
-            kind=f"{one_batch.kind}-round",
-            rate=sampling.used_in_round(one_batch, setting.local_steps),
-            adjacency=sampling.REPLACE_ONE,
-        ),
-        source="Secure FedAvg eq (9), Lemma 1; errata R5",
+    return printed, _sensitivity(setting, sampler, clip_norm, rates)
+
+
+def _round_sampling(size: int, setting: Setting, sampler: sampling.BatchSampler) -> Sampling:
+    """A record is used at all with probability `used_in_round`. The weight p_k follows the client's record count:
+    proved for a replaced record only."""
+    one_batch = sampler.sampling(size)
+    return one_batch._replace(
+        kind=f"{one_batch.kind}-round",
+        rate=sampling.used_in_round(one_batch, setting.local_steps),
+        adjacency=sampling.REPLACE_ONE,
     )

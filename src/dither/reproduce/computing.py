@@ -15,6 +15,7 @@ import numpy as np
 
 import dither
 from dither import data, sweeps, tasks
+from dither.engines import devices
 from dither.errors import DataError
 from dither.reproduce.cache import Cache
 from dither.reproduce.figure import Figure, Record, point_key
@@ -144,7 +145,7 @@ def runs_at_once(task: tasks.Task, kind: str) -> int:
     """How many runs like this one train side by side: bounded by memory, and on a CPU by time."""
     spec, params = task.spec, task.num_params
     sizes = task.federation.size
-    side_by_side = 1 if kind == "cpu" and params > 50_000 else spec.cohort_size
+    side_by_side = 1 if kind == "cpu" and params > devices.LARGE else spec.cohort_size
     records = int(sizes.max()) if spec.batch_sampling == "full" else spec.batch_size
     features = task.problem.x.shape[1]
     # Model, gradient, optimiser, noise and upload of each client at work, its batch, and everybody's state.
@@ -152,8 +153,9 @@ def runs_at_once(task: tasks.Task, kind: str) -> int:
     each += 4.0 * 2 * int(sizes.sum())
     most = int(min(_MOST_RUNS[kind], _BATCH_BYTES[kind] / each))
     if kind == "cpu":
-        # A model that fills the caches by itself is no faster in company.
-        most = 1 if params > 50_000 else min(most, math.ceil(_BATCH_SECONDS / seconds(spec, kind)))
+        # A model that fills a core's caches by itself is no faster in company there.
+        wanted = devices.cores() if params > devices.LARGE else math.ceil(_BATCH_SECONDS / seconds(spec, kind))
+        most = min(most, wanted)
     return max(1, most)
 
 
