@@ -111,6 +111,25 @@ class _TakingPart:
         return np.flatnonzero(self.lengths)
 
 
+class _Kinds:
+    """Different participations, numbered. Most are the very same object, which is told without comparing."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[Release, ...], int] = {}
+        self._seen: dict[int, tuple[int, tuple[Release, ...]]] = {}  # the object is kept, so its id stays its own
+
+    def number(self, releases: tuple[Release, ...]) -> int:
+        known = self._seen.get(id(releases))
+        if known is None:
+            known = (self._numbers.setdefault(releases, len(self._numbers)), releases)
+            self._seen[id(releases)] = known
+        return known[0]
+
+    @property
+    def all(self) -> list[tuple[Release, ...]]:
+        return list(self._numbers)
+
+
 def _bound_class(
     members: np.ndarray,
     taking_part: _TakingPart,
@@ -122,10 +141,10 @@ def _bound_class(
     order = np.argsort(counts, kind="stable")
     used = taking_part.used
     # Thousands of rounds are few different ones: each kind is looked at once.
-    kinds: dict[tuple[Release, ...], int] = {}
-    kind = np.array([kinds.setdefault(at(model, index), len(kinds)) for index in used.tolist()], np.int64)
-    revealed = list(kinds)
-    if len(kinds) == 1:  # then only the number of participations counts
+    kinds = _Kinds()
+    kind = np.array([kinds.number(at(model, index)) for index in used.tolist()], np.int64)
+    revealed = kinds.all
+    if len(revealed) == 1:  # then only the number of participations counts
         ranked = [int(counts[order[at]]) for at in (0, len(order) // 2, -1)]
         least, median, most = ([(revealed[0], count)] if count else [] for count in ranked)
         return Clients(members, least, median, most)

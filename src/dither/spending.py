@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +47,7 @@ class Spending:
         replay: bool,
     ) -> None:
         self.ledger, self.run, self.dataset = ledger, run, dataset
-        self._releases = cache(releases)  # asked again for all rounds so far at each payment
+        self._releases = releases
         self._sizes, self._cohorts = sizes, cohorts
         self._clients, self._facts, self._replay = clients, facts, replay
         self._so_far: tuple[int, Counter[tuple[Release, ...]]] = (0, Counter())  # of the newest payment

@@ -256,14 +256,16 @@ class Simulation:
 
     def _round(self, state: State, run: Run, shared: Shared, index: Array, cohort_size: int) -> State:
         """One round of one run: the steps of docs/architecture.md, in their order."""
-        cohort, present = self.cohort(run, index, cohort_size)
+        with jax.named_scope("cohort"):
+            cohort, present = self.cohort(run, index, cohort_size)
         mine = self.shards.part(cohort.clients), self.shards.part(present)
         gathered = self.shards.whole(self._clients(self._client(state, run, shared, index, cohort_size), *mine))
         if self.aggregation:
             how = self.aggregation.how
             total = jax.tree.map(lambda leaf: encoding.traced_decode(leaf, how), gathered.total)
             gathered = gathered._replace(total=total)
-        return self.close(state, run, index, cohort, present, gathered, cohort_size)
+        with jax.named_scope("close"):
+            return self.close(state, run, index, cohort, present, gathered, cohort_size)
 
     def _client(
         self, state: State, run: Run, shared: Shared, index: Array, cohort_size: int

@@ -55,7 +55,9 @@ def train(
 
     def body(carry: PyTree, inputs: tuple[Array, Array, Array]) -> tuple[PyTree, Array]:
         number, positions, weights = inputs
-        return step(carry, Batch(*records.take(positions), weights), number)
+        with jax.named_scope("gather"):  # names for a profile (benchmarks/profile.py)
+            batch = Batch(*records.take(positions), weights)
+        return step(carry, batch, number)
 
     numbers = jnp.arange(batches.positions.shape[0])
     end, diagnostics = jax.lax.scan(body, start, (numbers, batches.positions, batches.weights))

@@ -107,20 +107,23 @@ def prepare(model: Model, setting: Setting) -> Prepared:
         of_round = cache(lambda index: _round_sensitivities(index, hyper, setting, sampler))
         of_size = cache(lambda size: _round_sampling(size, setting, sampler))
 
-        def releases(info: RoundInfo) -> tuple[Release, ...]:
-            """One noisy model a participation."""
-            # With a constant rate all rounds are alike.
-            printed, proven = of_round(info.index if float(hyper["lr_decay"]) else 0)
+        @cache
+        def made(index: int, client: int, size: int) -> tuple[Release, ...]:
+            printed, proven = of_round(index)
             return (
                 Release(
                     channel="uplink",
-                    noise_std=float(np.asarray(hyper["noise_multiplier"])[info.client]) * printed,
+                    noise_std=float(np.asarray(hyper["noise_multiplier"])[client]) * printed,
                     sensitivity=proven,
                     uses=1,
-                    sampling=of_size(info.size),
+                    sampling=of_size(size),
                     source="Secure FedAvg eq (9), Lemma 1; errata R5",
                 ),
             )
+
+        def releases(info: RoundInfo) -> tuple[Release, ...]:
+            """One noisy model a participation; with a constant rate all rounds are alike."""
+            return made(info.index if float(hyper["lr_decay"]) else 0, info.client, info.size)
 
         return Algorithm(
             init=lambda params: params,

@@ -128,8 +128,9 @@ def from_words(words: Array) -> Array:
 
 def gaussian(key: Key, tree: PyTree, *, noise_std: Array) -> PyTree:
     """`tree` plus independent N(0, noise_std²) on every coordinate. `key` must be used only here."""
-    noise = standard_normal(key, tree)
-    return jax.tree.map(lambda value, z: value + noise_std * z, tree, noise)
+    with jax.named_scope("noise"):  # names for a profile (benchmarks/profile.py)
+        noise = standard_normal(key, tree)
+        return jax.tree.map(lambda value, z: value + noise_std * z, tree, noise)
 
 
 def _mapped_like(source: OsEntropy, leaves: list[Array]) -> OsEntropy:

@@ -79,11 +79,12 @@ def make(
                 f"batch_size={batch_size} exceeds the {smallest} records of client {client}; "
                 f"use at most {smallest} or batch_sampling='full'"
             )
-    if kind == "poisson":
-        return _poisson(batch_size, local_steps, smallest, largest, sampling_rate)
-    if kind == "poisson-full":
-        return _poisson_full(batch_size, local_steps, smallest, largest, sampling_rate)
-    return _SAMPLERS[kind](batch_size, local_steps, smallest, largest)
+    if kind in ("poisson", "poisson-full"):
+        poisson = _poisson if kind == "poisson" else _poisson_full
+        sampler = poisson(batch_size, local_steps, smallest, largest, sampling_rate)
+    else:
+        sampler = _SAMPLERS[kind](batch_size, local_steps, smallest, largest)
+    return sampler._replace(draw=jax.named_scope("sampling")(sampler.draw))  # a name for benchmarks/profile.py
 
 
 def _fixed(batch_size: int, local_steps: int, smallest: int, largest: int) -> BatchSampler:

@@ -33,6 +33,7 @@ FIGURE = Figure(
             noise_hurts(METRIC, louder=True),
             variant=LOUDER,
             proven=False,
+            why="the loss grows with σ; accuracy moves by a few thousandths, not always in one direction",
         ),
         Claim(
             "CD-A2",
@@ -46,6 +47,7 @@ FIGURE = Figure(
             more_steps_trade(METRIC, louder=True),
             variant=LOUDER,
             proven=False,
+            why="with τ = 1 the loss is still falling after the last round: its plateau is not reached",
         ),
         Claim(
             "CD-A3",

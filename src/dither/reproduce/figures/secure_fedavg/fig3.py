@@ -41,7 +41,13 @@ FIGURE = Figure(
     panels=panels,
     claims=(
         Claim("SF-A5", "i.i.d.: smaller Q is better", fewer_steps_help),
-        Claim("SF-A6", "not i.i.d.: not monotone; a Q inside the range can win (weak)", an_interior_q_wins),
+        Claim(
+            "SF-A6",
+            "not i.i.d.: not monotone; a Q inside the range can win (weak)",
+            an_interior_q_wins,
+            why="the noise grows with Q (Lemma 1: 4QGη), and more local steps do not make up for it here: Q = 1 "
+            "is best, as for i.i.d. records",
+        ),
     ),
     scales={
         "full": Scale(5, {"local_steps": (1, 5, 10, 20)}),

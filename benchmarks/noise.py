@@ -1,0 +1,93 @@
+"""Random numbers: JAX's own draws against Dither's, the same work in one run.
+
+    python benchmarks/noise.py
+
+Normals of a model of 203,530 numbers added to an update; the same inside a loop that a compiler could have fused;
+orders of a client's records. Times are the best of several, in milliseconds; ratios are what counts.
+"""
+
+from __future__ import annotations
+
+import time
+
+import jax
+import jax.numpy as jnp
+
+from dither.privacy import noise, sampling, threefry
+
+COUNT = 203_530
+
+
+def main() -> None:
+    theirs, ours = jax.random.key(0), threefry.key(0)
+    update = jnp.zeros(COUNT)
+
+    def stock(key, x):
+        return x + 0.1 * jax.random.normal(key, x.shape)
+
+    def written_out(key, x):
+        return noise.gaussian(key, x, noise_std=jnp.float32(0.1))
+
+    compare(
+        f"{COUNT:,} normals",
+        {
+            "jax.random.normal, JAX's key": best(stock, theirs, update),
+            "jax.random.normal, Dither's key": best(stock, ours, update),
+            "privacy.noise.gaussian": best(written_out, ours, update),
+        },
+    )
+
+    def clients(draw):
+        def each(key, x):
+            keys = jax.vmap(lambda number: jax.random.fold_in(key, number))(jnp.arange(50))
+            return jax.lax.fori_loop(0, 100, lambda _, x: jax.vmap(draw)(keys, x), x)
+
+        return each
+
+    small = jnp.zeros((50, 114))
+    compare(
+        "100 rounds of 50 clients with 114 numbers",
+        {
+            "jax.random.normal, JAX's key": best(clients(stock), theirs, small),
+            "privacy.noise.gaussian": best(clients(written_out), ours, small),
+        },
+    )
+    for size in (512, 2500, 60_000):
+        compare(
+            f"an order of {size:,} records",
+            {
+                "jax.random.permutation": best(lambda key, size=size: jax.random.permutation(key, size), theirs),
+                "sort by two words": best(lambda key, size=size: by_two_words(key, size), theirs),
+                "privacy.sampling.permutation": best(
+                    lambda key, size=size: sampling.permutation(key, size, largest=size), ours
+                ),
+            },
+        )
+
+
+def by_two_words(key, size):
+    """The plain way to 64 random bits an entry: two keys with the positions beside them."""
+    words = jax.random.bits(key, (2, size), jnp.uint32)
+    return jax.lax.sort((words[0], words[1], jnp.arange(size)), num_keys=2)[2]
+
+
+def best(function, *values, repeats: int = 15) -> float:
+    compiled = jax.jit(function)
+    jax.block_until_ready(compiled(*values))
+    seconds = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        jax.block_until_ready(compiled(*values))
+        seconds.append(time.perf_counter() - began)
+    return 1e3 * min(seconds)
+
+
+def compare(what: str, found: dict[str, float]) -> None:
+    last = list(found.values())[-1]
+    print(what)
+    for name, milliseconds in found.items():
+        print(f"  {name:34} {milliseconds:9.3f} ms   {milliseconds / last:5.2f}x")
+
+
+if __name__ == "__main__":
+    main()
