@@ -4,12 +4,15 @@
     secret.key       opens its streams of batches; never leaves (mode 0600)
     state.npz        the client's state after the last round that counted
     pending.npz      the newest upload, before masking, and the state that goes with it: sent again when asked
-    again intent.json      the round that is being charged to the ledger, until its upload is in pending.npz
-    secagg.json      keys and rules of secure aggregation (mode 0600) log.jsonl        one line for every round
-    answered or refused
+    again
+    intent.json      the round that was charged last, and what became of it
+    secagg.json      keys and rules of secure aggregation (mode 0600)
+    log.jsonl        one line for every round answered or refused
 
-Deleting files makes a node forget. It then refuses rounds or charges them again, except for one: without
-secagg.json it cannot take part any more. Never restore this folder from a backup.
+A node that has forgotten what it sent refuses to go on with the run: the ledger knows of rounds that intent.json
+does not, intent.json of an upload that is gone, others of keys that secagg.json had. What cannot be noticed is an
+older copy of this folder together with an older copy of the ledger, or two copies in use at once: never restore it
+from a backup.
 """
 
 from __future__ import annotations
@@ -37,6 +40,16 @@ class Pending(NamedTuple):
     clamped: int
 
 
+COMPUTED = "computed"
+
+
+class Intent(NamedTuple):
+    """The newest round that is charged, or about to be."""
+
+    round: int
+    outcome: str  # empty until it is computed; then COMPUTED, or why its update must not leave
+
+
 class Store:
     """The files of one run at one party."""
 
@@ -54,9 +67,12 @@ class Store:
     def secret(self) -> bytes:
         """16 bytes of its own for this run, made at the first call."""
         path = self.folder / "secret.key"
-        if not path.is_file():
+        if not self.has_secret():
             self._private("secret.key", secrets.token_bytes(16))
         return path.read_bytes()
+
+    def has_secret(self) -> bool:
+        return (self.folder / "secret.key").is_file()
 
     def state(self) -> list[np.ndarray] | None:
         found = self._arrays("state.npz")
@@ -76,12 +92,12 @@ class Store:
         meta = {"round": pending.round, "broadcast": pending.broadcast, "clamped": pending.clamped}
         self._save_arrays("pending.npz", meta, [pending.row, *pending.state])
 
-    def intent(self) -> int | None:
+    def intent(self) -> Intent | None:
         found = self._json("intent.json")
-        return None if found is None else int(found["round"])
+        return None if found is None else Intent(int(found["round"]), str(found["outcome"]))
 
-    def save_intent(self, round: int) -> None:
-        write_text(self.folder / "intent.json", json.dumps({"round": round}))
+    def save_intent(self, intent: Intent) -> None:
+        write_text(self.folder / "intent.json", json.dumps(intent._asdict()))
 
     def secagg(self) -> bytes | None:
         path = self.folder / "secagg.json"

@@ -90,6 +90,8 @@ class Terms:
             )
         if len(set(self.names)) < len(self.names) or min(self.sizes) < 1:
             raise FederationError("terms that name a party twice, or one without records")
+        if not (self.run.isascii() and self.run.isalnum() and len(self.run) <= 64):
+            raise FederationError(f"terms whose run is {self.run[:80]!r}: letters and digits are possible")
         return self
 
     @property
@@ -245,7 +247,7 @@ def rules(task: tasks.Task) -> Rules | None:
         how.how.modulus_bits,
         how.threshold,
         how.colluders,
-        max(how.min_clients, how.colluders + 2),
+        least_clients(task.spec),  # what the proof counts on, so that no node helps to open less
         how.neighbours,
     ).check()
 
