@@ -156,7 +156,7 @@ def test_attempts_of_a_round_never_give_two_sums_to_subtract(hostile):
 
 
 def test_terms_cannot_change_under_a_run_that_was_agreed_on(hostile):
-    """A run's number stands for its terms: else rounds charged under much noise would pay for rounds with little."""
+    """A run's number stands for its terms: else what was charged under much noise would pay for little noise."""
     found = hostile.terms.to_dict()
     quieter = hostile.terms.spec.with_values({"privacy.noise_std": 0.001})
     asked = []
@@ -199,7 +199,7 @@ def test_what_the_server_hears_never_quotes_records(hostile):
 
 @pytest.mark.slow
 def test_a_refused_round_is_computed_once_and_its_norm_stays_here(tmp_path_factory, tmp_path, monkeypatch):
-    """Every refusal is a bit about an update. Computed anew for each question, under one charge, they would add up."""
+    """Every refusal is a bit about an update: computed anew for each question, they would add up, uncharged."""
     folder = tmp_path_factory.mktemp("refused") / "federation"
     parties = Parties(folder, small_spec(**{"federation.max_norm": 1e-6}))
     with pytest.raises(Enrolled):

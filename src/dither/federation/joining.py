@@ -61,8 +61,8 @@ def join(
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Keep other processes from using a party's folder: two nodes with one memory could answer a round twice, or mask
-    two vectors with one stream. A process that was killed lets go by itself."""
+    """Keep other processes from using a party's folder: two nodes with one memory could answer a round twice, or
+    mask two vectors with one stream. A process that was killed lets go by itself."""
     keys.party_name(folder)
     with open(folder / "lock", "a", encoding="ascii") as handle:
         try:

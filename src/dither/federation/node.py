@@ -232,8 +232,8 @@ class _Run:
         self._session = self._secagg_session(node)
 
     def _check_memory(self) -> None:
-        """An intent is older than its charge. So a folder that knows less than the ledger was deleted or restored: this
-        node no longer knows what it sent or which batches it used, and must not go on."""
+        """An intent is older than its charge. So a folder that knows less than the ledger was deleted or restored:
+        this node no longer knows what it sent or which batches it used, and must not go on."""
         charged = [entry.rounds[0] for entry in self._charges()]
         newest = self.store.intent()
         forgotten = charged and (newest is None or newest.round < max(charged))
@@ -241,8 +241,8 @@ class _Run:
             forgotten = forgotten or not self.store.has_secret()
         if forgotten:
             raise FederationError(
-                f"this party has answered rounds of run {self.terms.run[:8]} that its folder does not remember (it was "
-                "deleted or restored from a copy): the others can go on without it, or start a new run"
+                f"this party has answered rounds of run {self.terms.run[:8]} that its folder does not remember "
+                "(it was deleted or restored from a copy): the others can go on without it, or start a new run"
             )
 
     # Secure aggregation
@@ -425,8 +425,8 @@ def versions() -> dict[str, str]:
 
 
 def _for_the_server(error: DitherError) -> str:
-    """What the server hears of an error. Those that are about the terms, the protocol or the budget are told in full;
-    others may quote records or paths, which its owner sees and nobody else."""
+    """What the server hears of an error. Those that are about the terms, the protocol or the budget are told in
+    full; others may quote records or paths, which its owner sees and nobody else."""
     if isinstance(error, FederationError | ProtocolAbort | BudgetExhausted | ClientRefused | SpecError):
         return str(error)
     return f"{type(error).__name__} at this party; its own output says more"
