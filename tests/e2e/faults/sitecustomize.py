@@ -27,8 +27,8 @@ def _handled(message):
     return message.kind
 
 
-# Phase -> where it is (module, name), before or after that call, and from the call's arguments the round it belongs
-# to; None: it is another call.
+# Phase -> where it is (module, name), before or after that call, and from its arguments the round it belongs to;
+# None: it is another call.
 
 
 def _index(self, index, *_):
