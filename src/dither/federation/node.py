@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -345,12 +346,15 @@ class _Run:
     ) -> Pending:
         own = self._own_state(last_counted, before)
         self._charge(index)
+        began = time.perf_counter()
         answer = self._engine.answer(broadcast, own, index)
+        seconds = time.perf_counter() - began
         problem = self._fault(answer)
         self.store.log(
             {
                 "round": index,
                 "time": datetime.now(UTC).isoformat(timespec="seconds"),
+                "seconds": round(seconds, 4),
                 "clamped": answer.clamped,
                 **({"refused": problem} if problem else {}),
             }
