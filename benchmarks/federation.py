@@ -9,8 +9,8 @@ and a worker behind a Unix socket so that no process imports JAX. "after" is the
 `dither serve` and `dither join`. Both have TLS and node authentication and run on the same machine in the same
 minutes: compare them with each other, not with another machine.
 
-open, masked: whole rounds of the demonstration (Adult, four institutions, all of it in processes), sums in the open
-or by secure aggregation. Overhead is what a round takes beyond the time of the party that trained longest.
+open, masked: whole rounds of the demonstration (Adult, four institutions, all of it in processes), with sums in
+the open or by secure aggregation. Overhead is what a round takes beyond the training of its slowest party.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _supernode(own: Path, port: int) -> subprocess.Popen:
 def whole_rounds(mode: str, folder: Path) -> dict[str, float]:
     """The demonstration, of 12 rounds of which the first two find things cold."""
     port, skip = free_port(), 2
-    settings = [f'secagg.mode="{mode}"', "num_rounds=12"]
+    settings = [f"secagg.mode={mode}", "num_rounds=12"]
     if demo.run(folder, port=port, settings=settings, say=lambda line: None):
         raise SystemExit(f"the federation failed; see {folder}")
     lines = [json.loads(line) for line in (folder / "run" / "rounds.jsonl").read_text().splitlines()]

@@ -263,6 +263,20 @@ def test_a_ledger_that_was_rolled_back_charges_nothing(hostile):
         opened()
 
 
+def test_a_run_goes_on_with_the_records_it_began_with(hostile):
+    """One record changed, as many as before: another data set to the ledger, with nothing spent."""
+    table = hostile.folder / "ann.csv"
+    before = table.read_text()
+    table.write_text(before.replace("malignant", "benign", 1))
+    hostile.restart("ann")
+    assert "began with other records" in why(hostile.ask("ann", "terms", {"terms": hostile.terms.to_dict()}))
+    table.write_text(before)
+    hostile.restart("ann", seeded=False)
+    assert "public seed" in why(hostile.ask("ann", "terms", {"terms": hostile.terms.to_dict()}))
+    hostile.restart("ann")
+    assert hostile.ask("ann", "terms", {"terms": hostile.terms.to_dict()}).kind == "accepted"
+
+
 def test_two_nodes_cannot_share_a_folder(hostile):
     own = hostile.folder / "keys" / "parties" / "ann"
     with (

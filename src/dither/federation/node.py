@@ -133,10 +133,7 @@ class Node:
         for name in terms.names:
             self.federation.party(name)
         if self._run is None or self._run.terms.digest != terms.digest:
-            if terms.spec.randomness != "os" and not self._seeded:
-                raise FederationError(
-                    "the terms take the noise from a public seed, which protects nothing; --test allows that"
-                )
+            self._check_noise(terms)
             if agreed.federated(terms.spec, len(terms.names), terms.spec.data.name) != terms.spec:
                 raise FederationError("the terms hold settings that a federation never runs with")
             found = terms.sizes[terms.number(self.name)]
@@ -154,6 +151,12 @@ class Node:
             self._run = _Run(self, terms, task, x, y, store)
             self._say(f"taking part in run {terms.run[:8]} as client {terms.number(self.name)}")
         return {"digest": terms.digest}, self._run.enrol()
+
+    def _check_noise(self, terms: Terms) -> None:
+        if terms.spec.randomness != "os" and not self._seeded:
+            raise FederationError(
+                "the terms take the noise from a public seed, which protects nothing; --test allows that"
+            )
 
     def _check_unused(self, terms: Terms) -> None:
         """A run's folder belongs to its terms alone: what was charged or masked in it was so under them."""
@@ -175,6 +178,7 @@ class Node:
         terms = Terms.from_dict(found)
         if agreed.approved(self.folder) != terms.digest:
             raise FederationError(f"run {run[:8]} has other terms than the owner approved")
+        self._check_noise(terms)
         x, y = terms.encode(self.source)
         if len(y) != terms.sizes[terms.number(self.name)]:
             raise FederationError(f"this party no longer holds the records of run {run[:8]}")
@@ -233,8 +237,14 @@ class _Run:
         self._session = self._secagg_session(node)
 
     def _check_memory(self) -> None:
-        """An intent is older than its charge. So a folder that knows less than the ledger was deleted or restored:
-        this node no longer knows what it sent or which batches it used, and must not go on."""
+        """A run goes on with the records and the ledger it began with. And an intent is older than its charge: a
+        folder that knows less than the ledger was deleted or restored, so that this node no longer knows what it sent
+        or which batches it used, and must not go on."""
+        if self.store.dataset() not in (None, self._dataset):
+            raise FederationError(
+                f"run {self.terms.run[:8]} began with other records, or with another ledger: bring back those it "
+                "began with, or start a new run"
+            )
         charged = [entry.rounds[0] for entry in self._charges()]
         newest = self.store.intent()
         forgotten = charged and (newest is None or newest.round < max(charged))
@@ -245,6 +255,7 @@ class _Run:
                 f"this party has answered rounds of run {self.terms.run[:8]} that its folder does not remember "
                 "(it was deleted or restored from a copy): the others can go on without it, or start a new run"
             )
+        self.store.save_dataset(self._dataset)
 
     # Secure aggregation
 

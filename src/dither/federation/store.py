@@ -1,6 +1,7 @@
 """What a node must still know after a restart: one folder a run, every file whole or not at all.
 
     terms.json       the terms its owner approved
+    data.json        the ledger's name of the records it began with
     secret.key       opens its streams of batches; never leaves (mode 0600)
     state.npz        the client's state after the last round that counted
     pending.npz      the newest upload, before masking, and the state that goes with it: sent again when asked
@@ -63,6 +64,14 @@ class Store:
 
     def save_terms(self, terms: Mapping[str, Any]) -> None:
         write_text(self.folder / "terms.json", json.dumps(terms, indent=1) + "\n")
+
+    def dataset(self) -> str | None:
+        found = self._json("data.json")
+        return None if found is None else str(found["id"])
+
+    def save_dataset(self, dataset: str) -> None:
+        if self.dataset() is None:
+            write_text(self.folder / "data.json", json.dumps({"id": dataset}))
 
     def secret(self) -> bytes:
         """16 bytes of its own for this run, made at the first call."""

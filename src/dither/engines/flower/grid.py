@@ -2,8 +2,8 @@
 
 `Grid.send_and_receive` would sleep 3 s between two looks, and `Grid.pull_messages` waits for minutes on the answer
 of a node that was killed in the middle of it. So one call asks which answers there are, and each of them is
-fetched by itself, in a thread that may wait as long as it likes. The calls lie below Flower's documented interface,
-as those of `fleet` do.
+fetched by itself, in a thread that may wait as long as it likes. As in `fleet`, the calls lie below Flower's
+documented interface.
 """
 
 from __future__ import annotations
