@@ -238,8 +238,8 @@ class _Run:
 
     def _check_memory(self) -> None:
         """A run goes on with the records and the ledger it began with. And an intent is older than its charge: a
-        folder that knows less than the ledger was deleted or restored, so that this node no longer knows what it sent
-        or which batches it used, and must not go on."""
+        folder that knows less than the ledger was deleted or restored, so that this node no longer knows what it
+        sent or which batches it used, and must not go on."""
         if self.store.dataset() not in (None, self._dataset):
             raise FederationError(
                 f"run {self.terms.run[:8]} began with other records, or with another ledger: bring back those it "
