@@ -307,7 +307,7 @@ def test_too_few_for_a_safe_sum_stop_the_run_with_nothing_opened(masked):
         intercept(masked, name, lambda message, body: b"" if message.kind == "round" else None)
     masked.spec = masked.spec.with_values({"federation.round_timeout": 0.2})
     with pytest.raises(
-        FederationError, match=r"round 0 has 2 of at least 3 answers.*cat, dan.*start the server again"
+        FederationError, match=r"round 1 has 2 of at least 3 answers.*cat, dan.*start the server again"
     ):
         masked.coordinator().run()
 

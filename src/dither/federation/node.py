@@ -73,12 +73,16 @@ class Node:
         self._run: _Run | None = None
         self.outcome: dict[str, Any] | None = None  # what the server said at the end
         self.refusal: DitherError | None = None  # why this party does not take part
-        self.answered = 0
 
     @property
     def privacy(self) -> PrivacySpec | None:
         """What the terms say of privacy, once there are any."""
         return None if self._run is None else self._run.terms.spec.privacy
+
+    @property
+    def answered(self) -> int:
+        """Rounds of this run that this party made an upload for, since its beginning."""
+        return 0 if self._run is None else self._run.store.answered()
 
     def answer(self, content: bytes) -> bytes:
         """The signed answer to a message; a refusal is an answer that says why."""
@@ -111,9 +115,7 @@ class Node:
         if message.kind in ("roster", "confirmed", "unseal"):
             return message.kind, {}, run.secagg(message)
         if message.kind == "round":
-            fields, arrays = run.round(message)
-            self.answered += 1
-            return "upload", fields, arrays
+            return "upload", *run.round(message)
         if message.kind == "finish":
             self.outcome = dict(message.fields)
             return "bye", {}, {}

@@ -23,6 +23,7 @@ import json
 import os
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -120,6 +121,16 @@ class Store:
             file.write(to_json(entry) + "\n")
             file.flush()
             os.fsync(file.fileno())
+
+    def answered(self) -> int:
+        """How many rounds have an upload, by the log."""
+        path = self.folder / "log.jsonl"
+        found = set()
+        for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+            with suppress(json.JSONDecodeError):  # cut off by a power failure
+                entry = json.loads(line)
+                found |= set() if "refused" in entry else {entry["round"]}
+        return len(found)
 
     def _json(self, name: str) -> dict[str, Any] | None:
         path = self.folder / name
