@@ -108,9 +108,9 @@ def test_a_node_killed_in_each_phase_changes_nothing(tmp_path):
 
 @pytest.mark.parametrize("mode", ["real", "off"])
 def test_a_server_killed_in_each_phase(tmp_path, mode):
-    """It goes on after the last complete round. In the open nothing is lost (DP-SCAFFOLD: nor what nodes keep); under
-    secure aggregation a round that was being opened is, because nobody helps to open two sums of one round. Ledgers:
-    every round once."""
+    """It goes on after the last complete round. In the open nothing is lost (DP-SCAFFOLD: nor what nodes keep).
+    Under secure aggregation a round that was being opened is, because nobody helps to open two sums of one round.
+    Ledgers: every round once."""
     phases = SERVER if mode == "real" else SERVER_OPEN
     lost = [2, 3, 4] if mode == "real" else []
     count = 7 if mode == "real" else 5

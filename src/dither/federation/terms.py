@@ -88,8 +88,11 @@ class Terms:
                 f"terms with {len(self.names)} parties, {len(self.sizes)} sizes and "
                 f"num_clients={self.spec.num_clients}"
             )
-        if len(set(self.names)) < len(self.names) or min(self.sizes) < 1:
-            raise FederationError("terms that name a party twice, or one without records")
+        if len(set(self.names)) < len(self.names):
+            raise FederationError("terms that name a party twice")
+        without = [name for name, size in zip(self.names, self.sizes, strict=True) if size < 1]
+        if without:
+            raise FederationError(f"no records: {', '.join(without)}; leave such parties out with --without")
         if not (self.run.isascii() and self.run.isalnum() and len(self.run) <= 64):
             raise FederationError(f"terms whose run is {self.run[:80]!r}: letters and digits are possible")
         return self
