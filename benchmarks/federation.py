@@ -163,14 +163,14 @@ def main() -> None:
         if arguments.only in (None, how):
             with tempfile.TemporaryDirectory(prefix="dither-bench-") as folder:
                 facts = whole_rounds(mode, Path(folder) / "demo")
-            found[f"rounds-{how}"] = {"nodes": 4, **facts, "load": os.getloadavg()[0]}
+            found[f"rounds-{how}"] = {"nodes": 4, **facts, "load": round(os.getloadavg()[0], 1)}
             print(f"rounds {how}: {facts}  (load {os.getloadavg()[0]:.1f})", flush=True)
             arguments.out.write_text(json.dumps(found, indent=2) + "\n")
     for how, count in plan:
         with tempfile.TemporaryDirectory(prefix="dither-bench-") as folder:
             seconds = measure("after" if how == "nodes" else how, count, arguments.rounds, size, Path(folder))
         median = _median(seconds)
-        found[f"{how}-{count}"] = {"nodes": count, "median_s": median, "load": os.getloadavg()[0]}
+        found[f"{how}-{count}"] = {"nodes": count, "median_s": median, "load": round(os.getloadavg()[0], 1)}
         print(f"{how:7} {count:4} nodes  {median:7.3f} s a round  (load {os.getloadavg()[0]:.1f})", flush=True)
         arguments.out.write_text(json.dumps(found, indent=2) + "\n")
 
