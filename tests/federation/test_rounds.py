@@ -299,6 +299,7 @@ def test_a_server_killed_while_it_opens_a_sum_loses_that_round_and_no_more(maske
     summary = masked.coordinator().run()
     assert [line["counted"] for line in lines(masked)] == [[], list(NAMES), list(NAMES)]
     assert summary["federation"]["void_rounds"] == 1
+    assert any("without effect: round 1 " in note for note in summary["notes"])
     assert [masked.charged(name) for name in NAMES] == [[0, 1, 2]] * 4
 
 

@@ -495,6 +495,12 @@ class Coordinator:
             summary["notes"].append(
                 f"at most {most_missing} parties lacked in a sum: the proven ε of sums counts on none of them"
             )
+        void = [str(line["round"] + 1) for line in lines if not line["counted"]]
+        if void:
+            summary["notes"].append(
+                f"without effect: round {', '.join(void)} (the server ended while that sum was being opened, or too "
+                "few shares came); what parties were charged for it stays charged"
+            )
         folder.save_model(training.named_leaves(self.engine.params()))
         if self.engine.scored:
             title = f"{self.terms.spec.method}, {len(self.terms.names)} parties"
