@@ -498,8 +498,8 @@ class Coordinator:
         void = [str(line["round"] + 1) for line in lines if not line["counted"]]
         if void:
             summary["notes"].append(
-                f"without effect: round {', '.join(void)} (the server ended while that sum was being opened, or too "
-                "few shares came); what parties were charged for it stays charged"
+                f"without effect: round {', '.join(void)} (the server ended while that sum was being opened, or "
+                "too few shares came); what parties were charged for it stays charged"
             )
         folder.save_model(training.named_leaves(self.engine.params()))
         if self.engine.scored:
