@@ -201,7 +201,7 @@ def test_what_the_server_hears_never_quotes_records(hostile):
 def test_a_refused_round_is_computed_once_and_its_norm_stays_here(tmp_path_factory, tmp_path, monkeypatch):
     """Every refusal is a bit about an update: computed anew for each question, they would add up, uncharged."""
     folder = tmp_path_factory.mktemp("refused") / "federation"
-    parties = Parties(folder, small_spec(**{"federation.max_norm": 1e-6}))
+    parties = Parties(folder, small_spec(**{"federation.max_norm": 1e-6, "batch_sampling": "shuffled"}))
     with pytest.raises(Enrolled):
         parties.coordinator(on_event=stop).run()
     hostile = Hostile(tmp_path / "copy", parties)
@@ -216,7 +216,9 @@ def test_a_refused_round_is_computed_once_and_its_norm_stays_here(tmp_path_facto
     assert {why(hostile.round("ann", value=3.0))} == said
     assert len(computed) == 2  # a node compiles when it starts, on zeros; nothing more
     assert "its norm is" in (hostile.store("ann") / "log.jsonl").read_text()
+    assert hostile.nodes["ann"]._current(hostile.terms.run).store.state().round == 0  # its batch was used
     assert "larger than" in why(hostile.round("ann", round=1))
+    assert hostile.nodes["ann"]._current(hostile.terms.run).store.state().round == 1
     assert "is over" in why(hostile.round("ann", round=0))
     assert hostile.charged("ann") == [0, 1]
 

@@ -374,6 +374,8 @@ class _Run:
         )
         if problem:
             told = f"round {index}: {problem.split(':')[0]}"  # what follows the colon is for this party alone
+            if answer.finite and self.terms.spec.batch_sampling == "shuffled":
+                self.store.save_state(index, answer.state)
             self.store.save_intent(Intent(index, told))
             raise ClientRefused(told)
         pending = Pending(index, _digest(broadcast), answer.row, answer.state, answer.clamped)
@@ -382,13 +384,15 @@ class _Run:
         return pending
 
     def _own_state(self, last_counted: int, before: Pending | None) -> list[np.ndarray]:
-        """The client's state, with the newest upload's if that counted. Under shuffled epochs a batch that left is
-        never used again, whatever the server says of it."""
+        """The client's state, with the newest upload's if that counted. Under shuffled epochs a batch that was used
+        is never used again in that epoch, whatever the server says of it."""
         kept = self.store.state()
-        if before is not None and (last_counted == before.round or self.terms.spec.batch_sampling == "shuffled"):
-            self.store.save_state(before.state)
+        newer = before is not None and (kept is None or kept.round < before.round)
+        always = self.terms.spec.batch_sampling == "shuffled"
+        if before is not None and newer and (always or last_counted == before.round):
+            self.store.save_state(before.round, before.state)
             return before.state
-        return self._engine.start() if kept is None else kept
+        return self._engine.start() if kept is None else kept.state
 
     def _charge(self, index: int) -> None:
         """Charge a round once, before it is computed. An intent without an upload was charged; nothing left."""

@@ -42,6 +42,13 @@ class Pending(NamedTuple):
     clamped: int
 
 
+class Kept(NamedTuple):
+    """The client's state after a round."""
+
+    round: int
+    state: list[np.ndarray]
+
+
 COMPUTED = "computed"
 
 
@@ -84,12 +91,12 @@ class Store:
     def has_secret(self) -> bool:
         return (self.folder / "secret.key").is_file()
 
-    def state(self) -> list[np.ndarray] | None:
+    def state(self) -> Kept | None:
         found = self._arrays("state.npz")
-        return None if found is None else found[1]
+        return None if found is None else Kept(found[0]["round"], found[1])
 
-    def save_state(self, leaves: list[np.ndarray]) -> None:
-        self._save_arrays("state.npz", {}, leaves)
+    def save_state(self, round: int, leaves: list[np.ndarray]) -> None:
+        self._save_arrays("state.npz", {"round": round}, leaves)
 
     def pending(self) -> Pending | None:
         found = self._arrays("pending.npz")
