@@ -384,7 +384,7 @@ class _Run:
         return pending
 
     def _own_state(self, last_counted: int, before: Pending | None) -> list[np.ndarray]:
-        """The client's state, with the newest upload's if that counted. Under shuffled epochs a batch that was used
+        """The client's state, with the newest upload's if that counted. Under shuffled epochs a batch once used
         is never used again in that epoch, whatever the server says of it."""
         kept = self.store.state()
         newer = before is not None and (kept is None or kept.round < before.round)
