@@ -1,13 +1,16 @@
 """Seconds of a round over Flower on loopback, before and after, and how many nodes one SuperLink holds.
 
-    python benchmarks/federation.py              # both, writes benchmarks/federation.json
+    python benchmarks/federation.py              # all, writes benchmarks/federation.json
     python benchmarks/federation.py --only nodes
 
-A round here is one message of a model's size to every node and its answer: what Flower adds to a round, without
+before, after, nodes: an exchange, which is one message of a model's size to every node and its answer, without
 training. "before" is Flower as it comes: SuperNodes that start a process for every message, `send_and_receive`,
 and a worker behind a Unix socket so that no process imports JAX. "after" is the node and the loop of
 `dither serve` and `dither join`. Both have TLS and node authentication and run on the same machine in the same
 minutes: compare them with each other, not with another machine.
+
+open, masked: whole rounds of the demonstration (Adult, four institutions, all of it in processes), with sums in
+the open or by secure aggregation. Overhead is what a round takes beyond the training of its slowest party.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from pathlib import Path
 from dither.engines.flower import apps, fleet
 from dither.engines.flower.gate import Gate
 from dither.engines.flower.superlink import SuperLink, apart, free_port, stop
-from dither.federation import keys, serving
+from dither.federation import demo, keys, serving
 
 SERVER_APP = """
 import json, time
@@ -122,9 +125,29 @@ def _supernode(own: Path, port: int) -> subprocess.Popen:
         return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT, **apart())
 
 
+def whole_rounds(mode: str, folder: Path) -> dict[str, float]:
+    """The demonstration, of 12 rounds of which the first two find things cold."""
+    port, skip = free_port(), 2
+    settings = [f"secagg.mode={mode}", "num_rounds=12"]
+    if demo.run(folder, port=port, settings=settings, say=lambda line: None):
+        raise SystemExit(f"the federation failed; see {folder}")
+    lines = [json.loads(line) for line in (folder / "run" / "rounds.jsonl").read_text().splitlines()]
+    training: dict[int, float] = {}
+    for log in folder.glob("keys/parties/*/runs/*/log.jsonl"):
+        for entry in map(json.loads, log.read_text().splitlines()):
+            training[entry["round"]] = max(training.get(entry["round"], 0.0), entry["seconds"])
+    whole = [line["seconds"] for line in lines[skip:]]
+    beyond = [line["seconds"] - training[line["round"]] for line in lines[skip:]]
+    return {"median_s": _median(whole), "overhead_s": _median(beyond), "most_overhead_s": round(max(beyond), 3)}
+
+
+def _median(values: list[float]) -> float:
+    return round(sorted(values)[len(values) // 2], 3)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=["before", "after", "nodes"])
+    parser.add_argument("--only", choices=["before", "after", "nodes", "open", "masked"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--parameters", type=int, default=114, help="float32 numbers in a message (Adult: 114)")
     parser.add_argument("--counts", default="4,16,64,128")
@@ -136,11 +159,18 @@ def main() -> None:
     plan = [(how, count) for how, count in plan if arguments.only in (None, how)]
     if arguments.only in (None, "nodes"):
         plan += [("nodes", int(count)) for count in arguments.counts.split(",")]
+    for how, mode in (("open", "off"), ("masked", "real")):
+        if arguments.only in (None, how):
+            with tempfile.TemporaryDirectory(prefix="dither-bench-") as folder:
+                facts = whole_rounds(mode, Path(folder) / "demo")
+            found[f"rounds-{how}"] = {"nodes": 4, **facts, "load": round(os.getloadavg()[0], 1)}
+            print(f"rounds {how}: {facts}  (load {os.getloadavg()[0]:.1f})", flush=True)
+            arguments.out.write_text(json.dumps(found, indent=2) + "\n")
     for how, count in plan:
         with tempfile.TemporaryDirectory(prefix="dither-bench-") as folder:
             seconds = measure("after" if how == "nodes" else how, count, arguments.rounds, size, Path(folder))
-        median = sorted(seconds)[len(seconds) // 2]
-        found[f"{how}-{count}"] = {"nodes": count, "median_s": round(median, 3), "load": os.getloadavg()[0]}
+        median = _median(seconds)
+        found[f"{how}-{count}"] = {"nodes": count, "median_s": median, "load": round(os.getloadavg()[0], 1)}
         print(f"{how:7} {count:4} nodes  {median:7.3f} s a round  (load {os.getloadavg()[0]:.1f})", flush=True)
         arguments.out.write_text(json.dumps(found, indent=2) + "\n")
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from dither.engines.flower.superlink import free_port
 from dither.runs import write_text
@@ -21,6 +23,8 @@ class Processes:
     parties: Parties
     port: int = field(default_factory=free_port)
     running: dict[str, subprocess.Popen] = field(default_factory=dict)
+    through: dict[str, int] = field(default_factory=dict)  # party -> port by which it reaches the server
+    taps: Path | None = None  # where processes write down what they are given (tests/e2e/faults)
 
     def __post_init__(self) -> None:
         self.folder = self.parties.folder
@@ -53,7 +57,7 @@ class Processes:
                 "--label",
                 "diagnosis",
                 "--server",
-                f"127.0.0.1:{self.port}",
+                f"127.0.0.1:{self.through.get(name, self.port)}",
             ),
             *("--federation", str(own), "--ledger", str(self.folder / f"{name}.sqlite"), "--yes", "--test", *more),
         )
@@ -72,6 +76,35 @@ class Processes:
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+    def faults(self, name: str, phases: list[tuple[str, int | None]]) -> None:
+        """Let a process kill itself in each of these phases, once each (tests/e2e/faults)."""
+        folder = self._faults(name)
+        folder.mkdir()
+        (folder / "faults.json").write_text(json.dumps(phases), encoding="utf-8")
+
+    def died(self, name: str) -> int:
+        """How often it has killed itself."""
+        return len(list(self._faults(name).glob("done-*")))
+
+    def _faults(self, name: str) -> Path:
+        return self.folder / f"faults-{name}"
+
+    def revive(self, seconds: float) -> None:
+        """Start whoever was killed again, until the server is done."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            for name, process in list(self.running.items()):
+                code = process.poll()
+                if name == "server" and code is not None and code != -signal.SIGKILL:
+                    return
+                if code == -signal.SIGKILL:
+                    if name == "server":
+                        self.serve()
+                    else:
+                        self.join(name)
+            time.sleep(0.1)
+        raise AssertionError(f"not done after {seconds:.0f} s: {self.output('server')}")
 
     def wait(self, name: str, seconds: float) -> int:
         code = self.running[name].wait(seconds)
@@ -93,11 +126,20 @@ class Processes:
         return (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
 
     def _start(self, name: str, *arguments: str) -> None:
+        environment = {**os.environ}
+        if self.taps is not None:
+            environment["DITHER_TEST_TAPS"] = str(self.taps)
+        if self._faults(name).is_dir():
+            environment["DITHER_TEST_FAULTS"] = str(self._faults(name))
+        if {"DITHER_TEST_TAPS", "DITHER_TEST_FAULTS"} & set(environment):
+            path = [str(Path(__file__).parent / "faults"), environment.get("PYTHONPATH", "")]
+            environment["PYTHONPATH"] = os.pathsep.join(each for each in path if each)
         with open(self.folder / f"{name}.log", "ab") as log:
             self.running[name] = subprocess.Popen(
                 [sys.executable, "-m", "dither.cli", *arguments],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
+                env=environment,
                 start_new_session=True,
             )

@@ -29,8 +29,9 @@ def same_bits(parties):
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_processes_give_the_bits_of_the_simulator_and_end_by_themselves(folder):
-    with Processes(Parties(folder, small_spec(**{"secagg.mode": "real"}))) as run:
+@pytest.mark.parametrize("method", ["cpfed", "dp-scaffold", "nbafl", "secure-fedavg", "concentrated"])
+def test_processes_give_the_bits_of_the_simulator_and_end_by_themselves(folder, method):
+    with Processes(Parties(folder, small_spec(method, **{"secagg.mode": "real"}))) as run:
         run.serve()
         run.join_all()
         assert run.wait("server", 600) == 0, run.output("server")

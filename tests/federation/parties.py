@@ -119,8 +119,7 @@ class Parties:
         return Node(
             self.folder / "keys" / "parties" / name,
             Source(self.file(name), "diagnosis"),
-            ledger=Ledger(self.folder / f"{name}.sqlite"),
-            **{**arguments, **changes},
+            **{"ledger": Ledger(self.folder / f"{name}.sqlite"), **arguments, **changes},
         )
 
     def coordinator(self, **changes: Any) -> coordinator.Coordinator:

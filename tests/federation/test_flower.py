@@ -162,21 +162,34 @@ def test_the_address_that_is_taken_is_named(link):
         taken.__enter__()
 
 
-def test_an_answer_that_never_becomes_complete_holds_up_nobody():
+def test_an_answer_that_never_becomes_complete_holds_up_nobody(monkeypatch):
     """A node killed between announcing its answer and sending it: Flower then waits for minutes."""
     from types import SimpleNamespace
 
+    from flwr.proto.node_pb2 import Node
+
+    from dither.engines.flower import grid
     from dither.engines.flower.grid import GridTransport
 
+    def begun(number):
+        metadata = SimpleNamespace(reply_to_message_id=number, message_id=number, run_id=1)
+        return SimpleNamespace(metadata=metadata)
+
+    class Client:
+        def PullMessages(self, request):
+            there = [number for number in request.message_ids if number in ("half", "whole")]
+            return SimpleNamespace(messages_list=[begun(n) for n in there], message_object_trees=there)
+
+        def PullObject(self, request):
+            available = request.object_id == "whole"
+            return SimpleNamespace(object_found=True, object_available=available, object_content=b"whole")
+
+        def ConfirmMessageReceived(self, request):
+            assert request.message_object_id == "whole"
+
     answer = SimpleNamespace(has_content=lambda: True, content=fleet.content(b"whole"))
-
-    class Grid:
-        def pull_messages(self, ids):
-            if ids == ["half"]:
-                time.sleep(30)
-            return [answer] if ids == ["whole"] else []
-
-    transport = GridTransport(Grid())
+    monkeypatch.setattr(grid, "inflated", lambda tree, part: part(tree) and answer)
+    transport = GridTransport(SimpleNamespace(_runtime_client=Client(), node=Node(node_id=1)))
     began = time.monotonic()
     found: list = []
     while not found and time.monotonic() - began < 20:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dither.errors import FederationError
-from dither.federation import wire
+from dither.federation import post, wire
 from dither.federation.keys import Identity
 
 ANN, EVE = Identity(bytes(range(32))), Identity(bytes(32))
@@ -123,3 +123,17 @@ def test_a_signed_message_of_a_malicious_party_is_refused_or_well_formed(data):
     except FederationError:
         return
     assert all(isinstance(array, np.ndarray) for array in message.arrays.values())
+
+
+def test_a_partys_words_cannot_write_on_the_servers_screen():
+    assert post._plain("no\x1b[2J\nround 1/3  4 parties") == "no [2J round 1/3  4 parties"
+    assert len(post._plain("x" * 10_000)) == 400
+
+
+def test_a_hello_must_say_what_is_asked():
+    def hello(**fields):
+        return read(packed(kind="hello", fields=fields))
+
+    assert post._sound(hello(records=3, versions={"dither": "1"}))
+    for fields in ({"records": "3", "versions": {}}, {"records": True, "versions": {}}, {"records": 3}, {}):
+        assert not post._sound(hello(**fields))

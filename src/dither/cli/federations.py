@@ -213,8 +213,13 @@ def check(
     for finding in findings:
         mark = "[green]ok[/]  " if finding.good else "[red]no[/]  "
         terminal().print(f"{mark}{escape(finding.what)}", highlight=False, soft_wrap=True)
-    if not all(finding.good for finding in findings):
+    wrong = sum(not finding.good for finding in findings)
+    if wrong:
+        terminal().print(f"this party cannot take part yet: {wrong} of {len(findings)} points to put right")
         sys.exit(FederationError.exit_code)
+    left_out = [name for name, given in (("--data", data), ("--server", server)) if not given]
+    rest = f"; not looked at without {' and '.join(left_out)}" if left_out else ""
+    terminal().print(f"nothing stands in the way of taking part{rest}", soft_wrap=True)
 
 
 @app.command("demo")

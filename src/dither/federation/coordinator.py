@@ -98,7 +98,8 @@ class Coordinator:
         self.journal, self._exam, self._event = journal, exam, on_event
         self._wait = wait_seconds
         self._asked_spec = spec
-        self._told = ("", 0.0)
+        self._waits = ("", 0.0)  # for what, and since when
+        self._told = ("", 0.0)  # what was said of it, and when
 
     def run(self) -> dict[str, Any]:
         """Everything; returns the summary. Whoever calls this holds the journal's lock."""
@@ -224,9 +225,13 @@ class Coordinator:
             if theirs.get("dither") != own["dither"]:
                 raise FederationError(f"{name} runs Dither {theirs.get('dither')}, the server {own['dither']}")
 
-    def _waiting(self, what: str, missing: set[str]) -> None:
-        """Say whom we wait for, when it changes or every half minute."""
+    def _waiting(self, what: str, missing: set[str], patience: float = 2.0) -> None:
+        """Say whom we wait for: not at once, then when it changes, and every half minute."""
         text, now = f"{what} {sorted(missing)}", time.monotonic()
+        if what != self._waits[0]:
+            self._waits = (what, now)
+        if now - max(self._waits[1], self._told[1]) < patience:
+            return
         if text != self._told[0] or now - self._told[1] > 30:
             self._told = (text, now)
             self._event("waiting", {"to": what, "parties": sorted(missing)})
@@ -300,7 +305,9 @@ class Coordinator:
         if found.refused and self.terms.spec.federation.refused == "abort":
             said = {names[client]: why for client, why in found.refused.items()}
             if any("not finite" in why for why in said.values()):
-                raise ClientRefused(f"round {index}: {said}; federation.refused='continue' goes on without them")
+                raise ClientRefused(
+                    f"round {index + 1}: {said}; federation.refused='continue' goes on without them"
+                )
         self.engine.close(index, found.total, counted, counted | refusing)
         return {
             "round": index,
@@ -337,7 +344,14 @@ class Coordinator:
         while True:
             attempts += 1
             left = {n: q for n, q in questions.items() if numbers[n] not in rows and numbers[n] not in refused}
-            why = self.post.ask("round", left, seconds=self._deadline, take=take, least=least - len(rows))
+            why = self.post.ask(
+                "round",
+                left,
+                seconds=self._deadline,
+                take=take,
+                least=least - len(rows),
+                on_wait=lambda who: self._waiting(f"answer in round {index + 1}", who, patience=10.0),
+            )
             refused |= {numbers[name]: reason for name, reason in why.items()}
             if len(rows) >= least:
                 break
@@ -388,7 +402,14 @@ class Coordinator:
                     raise FederationError(str(error)) from None
 
             questions = {name: self._question(index, name, {**message, "announce": announce}) for name in asked}
-            why = self.post.ask("round", questions, seconds=self._deadline, take=take, least=least)
+            why = self.post.ask(
+                "round",
+                questions,
+                seconds=self._deadline,
+                take=take,
+                least=least,
+                on_wait=lambda who: self._waiting(f"answer in round {index + 1}", who, patience=10.0),
+            )
             refused |= {asked[name]: reason for name, reason in why.items()}
             here = [client for client in session.cohort if client not in session.missing]
             if not session.missing:
@@ -436,10 +457,10 @@ class Coordinator:
         if tries >= _MOST_TRIES or len(self.terms.names) - len(final) < least:
             said = f"; {final}" if final else ""
             raise FederationError(
-                f"round {index} has {came} of at least {least} answers, missing: "
+                f"round {index + 1} has {came} of at least {least} answers, missing: "
                 f"{', '.join(sorted(missing))}{said}; the run is kept: start the server again when they are back"
             )
-        self._waiting(f"come back for round {index}:", missing)
+        self._waiting(f"come back for round {index + 1}", missing, patience=0.0)
 
     # After the rounds
 
@@ -473,6 +494,12 @@ class Coordinator:
         if most_missing:
             summary["notes"].append(
                 f"at most {most_missing} parties lacked in a sum: the proven ε of sums counts on none of them"
+            )
+        void = [str(line["round"] + 1) for line in lines if not line["counted"]]
+        if void:
+            summary["notes"].append(
+                f"without effect: round {', '.join(void)} (the server ended while that sum was being opened, or "
+                "too few shares came); what parties were charged for it stays charged"
             )
         folder.save_model(training.named_leaves(self.engine.params()))
         if self.engine.scored:

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,8 +96,16 @@ def _written(folder: Path, frames: dict[str, Any]) -> dict[str, Path]:
     return {name: folder / f"{name}.csv" for name in frames}
 
 
-def run(folder: Path, *, port: int, data_dir: Path | None = None, say: Callable[[str], None] = print) -> int:
-    """Make keys, start a server and four parties, and wait for the end. Returns the server's exit code."""
+def run(
+    folder: Path,
+    *,
+    port: int,
+    data_dir: Path | None = None,
+    settings: Sequence[str] = (),
+    say: Callable[[str], None] = print,
+) -> int:
+    """Make keys, start a server and four parties, and wait for the end. Returns the server's exit code. `settings`
+    are given to the server as --set."""
     from dither.federation import keys
 
     name_of_data, paths = tables(folder / "data", data_dir=data_dir)
@@ -112,6 +120,7 @@ def run(folder: Path, *, port: int, data_dir: Path | None = None, say: Callable[
     try:
         command = [*program, "serve", str(spec), "--federation", str(folder / "keys" / "server")]
         command += ["--address", address, "--out", str(folder / "run")]
+        command += [word for setting in settings for word in ("--set", setting)]
         server = subprocess.Popen(command, env=environment)
         children.append(server)
         for name, path in paths.items():

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import fcntl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from dither.errors import FederationError
+from dither.federation import keys
 from dither.federation.node import Approve, Node
 from dither.federation.terms import Source
 from dither.spending import EVERY_RECORD, Ledger, data_id
@@ -31,20 +34,22 @@ def join(
     flower.require()
     from dither.engines.flower import apps, fleet
 
-    source = Source(data, label)
-    book = Ledger(ledger or Ledger.default_path(), anchor=folder / "ledger-anchor.json")
-    node = Node(folder, source, ledger=book, approve=approve, seeded=seeded, say=say)
-
-    def over() -> bool:
-        return node.outcome is not None or node.refusal is not None
-
-    if behind_supernode:
-        say(f"waiting for the SuperNode at {folder / 'node.sock'}")
-        apps.answer_at(folder / "node.sock", node.answer, until=over)
-    else:
+    if not behind_supernode:
         _check_address(server)
-        where = fleet.Server(server, folder / "ca.pem", folder / "node.key", folder / "node.number")
-        fleet.serve(where, node.answer, until=over, patience=patience, say=say)
+    with alone(folder):
+        source = Source(data, label)
+        book = Ledger(ledger or Ledger.default_path(), anchor=folder / "ledger-anchor.json")
+        node = Node(folder, source, ledger=book, approve=approve, seeded=seeded, say=say)
+
+        def over() -> bool:
+            return node.outcome is not None or node.refusal is not None
+
+        if behind_supernode:
+            say(f"waiting for the SuperNode at {folder / 'node.sock'}")
+            apps.answer_at(folder / "node.sock", node.answer, until=over)
+        else:
+            where = fleet.Server(server, folder / "ca.pem", folder / "node.key", folder / "node.number")
+            fleet.serve(where, node.answer, until=over, patience=patience, say=say)
     if node.refusal is not None:
         raise node.refusal
     terms = (
@@ -52,6 +57,19 @@ def join(
     )
     spent = book.spent(data_id(book, path=str(data)), EVERY_RECORD, **terms)
     return {"party": node.name, "answered": node.answered, "outcome": node.outcome, "spent": spent}
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Keep other processes from using a party's folder: two nodes with one memory could answer a round twice, or
+    mask two vectors with one stream. A process that was killed lets go by itself."""
+    keys.party_name(folder)
+    with open(folder / "lock", "a", encoding="ascii") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise FederationError(f"another `dither join` is using {str(folder)!r}: one at a time") from None
+        yield
 
 
 def _check_address(server: str) -> None:

@@ -2,18 +2,20 @@
 
 A node trusts the server with the model alone. It computes the noise, its rounds and the proven ε from the terms
 its owner approved; it charges its own ledger before anything is computed; and it refuses what the terms do not
-foresee: another digest, a round it is not drawn for, a round twice with another broadcast, a broadcast that is not
-finite.
+foresee: another digest, a round it is not drawn for, a round twice with another broadcast, a sum of fewer than the
+proof counts on, a broadcast that is not finite.
 
 The same round asked again gets the same upload again (with secure aggregation: the same words under the masks of
 the new attempt), so a repetition reveals nothing new and is not charged. An upload is on the disk before it is
-sent.
+sent. A round whose update must not leave is over too: it is not computed again, because every refusal tells the
+server something about an update. What the server hears of an error never quotes records.
 """
 
 from __future__ import annotations
 
 import hashlib
 import platform
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,13 +28,20 @@ import dither
 from dither import proofs, tasks
 from dither.core import RoundInfo
 from dither.engines import apart
-from dither.errors import BudgetExhausted, ClientRefused, DitherError, FederationError, ProtocolAbort
+from dither.errors import (
+    BudgetExhausted,
+    ClientRefused,
+    DitherError,
+    FederationError,
+    ProtocolAbort,
+    SpecError,
+)
 from dither.federation import keys, wire
 from dither.federation import terms as agreed
-from dither.federation.store import Pending, Store
+from dither.federation.store import COMPUTED, Intent, Pending, Store
 from dither.federation.terms import Source, Terms
 from dither.privacy import threefry
-from dither.privacy.ledger import Charge
+from dither.privacy.ledger import Charge, Entry
 from dither.secagg import state as secagg_state
 from dither.secagg.client import ClientSession
 from dither.spec import PrivacySpec
@@ -64,12 +73,16 @@ class Node:
         self._run: _Run | None = None
         self.outcome: dict[str, Any] | None = None  # what the server said at the end
         self.refusal: DitherError | None = None  # why this party does not take part
-        self.answered = 0
 
     @property
     def privacy(self) -> PrivacySpec | None:
         """What the terms say of privacy, once there are any."""
         return None if self._run is None else self._run.terms.spec.privacy
+
+    @property
+    def answered(self) -> int:
+        """Rounds of this run that this party made an upload for, since its beginning."""
+        return 0 if self._run is None else self._run.store.answered()
 
     def answer(self, content: bytes) -> bytes:
         """The signed answer to a message; a refusal is an answer that says why."""
@@ -90,7 +103,7 @@ class Node:
             if message.kind == "terms":
                 self.refusal = error
             final = isinstance(error, BudgetExhausted)
-            return self._pack("refused", {"why": str(error), "final": final}, quoted=quoted)
+            return self._pack("refused", {"why": _for_the_server(error), "final": final}, quoted=quoted)
         return self._pack(kind, fields, arrays, quoted=quoted)
 
     def _handle(self, message: wire.Message) -> tuple[str, dict[str, Any], dict[str, Any]]:
@@ -102,9 +115,7 @@ class Node:
         if message.kind in ("roster", "confirmed", "unseal"):
             return message.kind, {}, run.secagg(message)
         if message.kind == "round":
-            fields, arrays = run.round(message)
-            self.answered += 1
-            return "upload", fields, arrays
+            return "upload", *run.round(message)
         if message.kind == "finish":
             self.outcome = dict(message.fields)
             return "bye", {}, {}
@@ -124,10 +135,9 @@ class Node:
         for name in terms.names:
             self.federation.party(name)
         if self._run is None or self._run.terms.digest != terms.digest:
-            if terms.spec.randomness != "os" and not self._seeded:
-                raise FederationError(
-                    "the terms take the noise from a public seed, which protects nothing; --test allows that"
-                )
+            self._check_noise(terms)
+            if agreed.federated(terms.spec, len(terms.names), terms.spec.data.name) != terms.spec:
+                raise FederationError("the terms hold settings that a federation never runs with")
             found = terms.sizes[terms.number(self.name)]
             if found != self.source.records:
                 raise FederationError(f"the terms give this party {found} records, it holds {self.source.records}")
@@ -135,14 +145,27 @@ class Node:
             task = terms.task(x, y)
             if task.prepared.assumed:
                 raise FederationError("the method's releases rest on an assumption, which no ledger can charge")
-            before = agreed.approved(self.folder)
-            if before != terms.digest:
+            self._check_unused(terms)
+            if agreed.approved(self.folder) != terms.digest:
                 agreed.approve(self.folder, terms, self._approve(terms, task))
             store = Store(self.folder / "runs" / terms.run)
             store.save_terms(terms.to_dict())
             self._run = _Run(self, terms, task, x, y, store)
             self._say(f"taking part in run {terms.run[:8]} as client {terms.number(self.name)}")
         return {"digest": terms.digest}, self._run.enrol()
+
+    def _check_noise(self, terms: Terms) -> None:
+        if terms.spec.randomness != "os" and not self._seeded:
+            raise FederationError(
+                "the terms take the noise from a public seed, which protects nothing; --test allows that"
+            )
+
+    def _check_unused(self, terms: Terms) -> None:
+        """A run's folder belongs to its terms alone: what was charged or masked in it was so under them."""
+        folder = self.folder / "runs" / terms.run
+        before = Store(folder).terms() if folder.is_dir() else None
+        if before is not None and Terms.from_dict(before).digest != terms.digest:
+            raise FederationError(f"run {terms.run[:8]} was agreed on with other terms: new terms need a new run")
 
     def _current(self, run: str) -> _Run:
         """The run a message speaks of: the one at hand, or one that a restart interrupted."""
@@ -157,9 +180,10 @@ class Node:
         terms = Terms.from_dict(found)
         if agreed.approved(self.folder) != terms.digest:
             raise FederationError(f"run {run[:8]} has other terms than the owner approved")
+        self._check_noise(terms)
         x, y = terms.encode(self.source)
         if len(y) != terms.sizes[terms.number(self.name)]:
-            raise FederationError(f"{self.source.name!r} no longer holds the records of run {run[:8]}")
+            raise FederationError(f"this party no longer holds the records of run {run[:8]}")
         self._run = _Run(self, terms, terms.task(x, y), x, y, Store(folder))
         self._say(f"back in run {run[:8]}")
         return self._run
@@ -190,6 +214,7 @@ class _Run:
         self.client = terms.number(node.name)
         self._dataset = data_id(node.ledger, path=str(node.source.path))
         self._releases = task.prepared.build(task.prepared.hyper).releases
+        self._check_memory()
         # Under secure aggregation this node itself sees to it that enough others are in the sum; in the open no
         # other's noise hides an upload.
         open_sums = terms.spec.aggregation == "off"
@@ -212,6 +237,27 @@ class _Run:
         )
         self._engine.warm()
         self._session = self._secagg_session(node)
+
+    def _check_memory(self) -> None:
+        """A run goes on with the records and the ledger it began with. And an intent is older than its charge: a
+        folder that knows less than the ledger was deleted or restored, so that this node no longer knows what it
+        sent or which batches it used, and must not go on."""
+        if self.store.dataset() not in (None, self._dataset):
+            raise FederationError(
+                f"run {self.terms.run[:8]} began with other records, or with another ledger: bring back those it "
+                "began with, or start a new run"
+            )
+        charged = [entry.rounds[0] for entry in self._charges()]
+        newest = self.store.intent()
+        forgotten = charged and (newest is None or newest.round < max(charged))
+        if newest is not None and self.terms.spec.randomness == "os":
+            forgotten = forgotten or not self.store.has_secret()
+        if forgotten:
+            raise FederationError(
+                f"this party has answered rounds of run {self.terms.run[:8]} that its folder does not remember "
+                "(it was deleted or restored from a copy): the others can go on without it, or start a new run"
+            )
+        self.store.save_dataset(self._dataset)
 
     # Secure aggregation
 
@@ -268,13 +314,14 @@ class _Run:
             cohort = self._session.announced(announced)
             if cohort.round_index != index or not set(cohort.ids) <= set(self.task.cohorts[index].tolist()):
                 raise ProtocolAbort(f"round {index} is announced for a cohort that was not drawn for it")
-        pending = self.store.pending()
-        if pending is None or pending.round < index:
-            pending = self._answer(index, broadcast, message.field("last_counted", int), pending)
-        elif pending.round > index:
-            raise FederationError(f"round {index} is over: this node is at round {pending.round}")
-        elif pending.broadcast != _digest(broadcast):
-            raise FederationError(f"round {index} was answered before, for another broadcast")
+        before = self.store.pending()
+        if before is not None and before.round == index:
+            pending = before
+            if pending.broadcast != _digest(broadcast):
+                raise FederationError(f"round {index} was answered before, for another broadcast")
+        else:
+            self._check_open(index, before)
+            pending = self._answer(index, broadcast, message.field("last_counted", int), before)
         if self._session is None or announced is None:
             return {"round": index}, {"upload": pending.row}
         masked = self._session.upload(announced, pending.row)
@@ -286,6 +333,17 @@ class _Run:
             raise FederationError(f"round {index}: the terms have {len(self.task.cohorts)} rounds")
         if self.client not in self.task.cohorts[index]:
             raise FederationError(f"round {index}: this party was not drawn for it")
+
+    def _check_open(self, index: int, before: Pending | None) -> None:
+        """Rounds only go up, and a round that was computed is never computed again."""
+        newest = self.store.intent()
+        here = max(-1 if before is None else before.round, -1 if newest is None else newest.round)
+        if here > index:
+            raise FederationError(f"round {index} is over: this node is at round {here}")
+        if newest is not None and newest.round == index and newest.outcome:
+            if newest.outcome == COMPUTED:
+                raise FederationError(f"round {index} was computed before, and its upload is lost")
+            raise ClientRefused(newest.outcome)
 
     def _broadcast(self, message: wire.Message) -> list[np.ndarray]:
         leaves = [message.array(f"m{number}") for number in range(len(self._engine.message_shapes))]
@@ -301,50 +359,66 @@ class _Run:
     ) -> Pending:
         own = self._own_state(last_counted, before)
         self._charge(index)
+        began = time.perf_counter()
         answer = self._engine.answer(broadcast, own, index)
+        seconds = time.perf_counter() - began
         problem = self._fault(answer)
         self.store.log(
             {
                 "round": index,
                 "time": datetime.now(UTC).isoformat(timespec="seconds"),
+                "seconds": round(seconds, 4),
                 "clamped": answer.clamped,
                 **({"refused": problem} if problem else {}),
             }
         )
         if problem:
-            raise ClientRefused(f"round {index}: {problem}")
+            told = f"round {index}: {problem.split(':')[0]}"  # what follows the colon is for this party alone
+            if answer.finite and self.terms.spec.batch_sampling == "shuffled":
+                self.store.save_state(index, answer.state)
+            self.store.save_intent(Intent(index, told))
+            raise ClientRefused(told)
         pending = Pending(index, _digest(broadcast), answer.row, answer.state, answer.clamped)
         self.store.save_pending(pending)
+        self.store.save_intent(Intent(index, COMPUTED))
         return pending
 
     def _own_state(self, last_counted: int, before: Pending | None) -> list[np.ndarray]:
-        """The client's state, with the newest upload's if that counted. Under shuffled epochs a batch that left is
-        never used again, whatever the server says of it."""
+        """The client's state, with the newest upload's if that counted. Under shuffled epochs a batch once used
+        is never used again in that epoch, whatever the server says of it."""
         kept = self.store.state()
-        if before is not None and (last_counted == before.round or self.terms.spec.batch_sampling == "shuffled"):
-            self.store.save_state(before.state)
+        newer = before is not None and (kept is None or kept.round < before.round)
+        always = self.terms.spec.batch_sampling == "shuffled"
+        if before is not None and newer and (always or last_counted == before.round):
+            self.store.save_state(before.round, before.state)
             return before.state
-        return self._engine.start() if kept is None else kept
+        return self._engine.start() if kept is None else kept.state
 
     def _charge(self, index: int) -> None:
         """Charge a round once, before it is computed. An intent without an upload was charged; nothing left."""
-        if self.store.intent() == index and self._is_charged(index):
+        newest = self.store.intent()
+        if newest is not None and newest.round == index and self._is_charged(index):
             return
-        self.store.save_intent(index)
+        self.store.save_intent(Intent(index, ""))
         info = RoundInfo(index, self.client, self.terms.sizes[self.client], len(self.task.cohorts[index]))
         charge = Charge(EVERY_RECORD, [(self._releases(info), 1)])
         self._ledger.charge(self.terms.run, self._dataset, [charge], rounds=(index, index + 1), facts=self._facts)
 
     def _is_charged(self, index: int) -> bool:
-        return any(
-            entry.run == self.terms.run and entry.rounds == (index, index + 1)
+        return any(entry.rounds == (index, index + 1) for entry in self._charges())
+
+    def _charges(self) -> list[Entry]:
+        """What the ledger holds of this run."""
+        return [
+            entry
             for entry in self._ledger.history(self._dataset)
-        )
+            if entry.kind == "charge" and entry.run == self.terms.run
+        ]
 
     def _fault(self, answer: apart.Answer) -> str:
         """Why an upload must not leave; empty where it may."""
         if not answer.finite:
-            return "the update is not finite; lower client_lr, or check these records"
+            return "the update is not finite: lower client_lr, or check these records"
         largest = self.terms.spec.federation.max_norm
         if largest:
             row: Any = answer.row
@@ -353,7 +427,7 @@ class _Run:
                 row = row.view(f"i{row.itemsize}") * 2.0**-how.how.scale_bits
             norm = float(np.linalg.norm(np.asarray(row, np.float64)))
             if norm > largest:
-                return f"the update has norm {norm:.4g}, federation.max_norm is {largest:g}"
+                return f"the update is larger than federation.max_norm = {largest:g}: its norm is {norm:.4g}"
         return ""
 
 
@@ -369,6 +443,14 @@ def versions() -> dict[str, str]:
         "numpy": np.__version__,
         "python": platform.python_version(),
     }
+
+
+def _for_the_server(error: DitherError) -> str:
+    """What the server hears of an error. Those that are about the terms, the protocol or the budget are told in
+    full; others may quote records or paths, which its owner sees and nobody else."""
+    if isinstance(error, FederationError | ProtocolAbort | BudgetExhausted | ClientRefused | SpecError):
+        return str(error)
+    return f"{type(error).__name__} at this party; its own output says more"
 
 
 def _digest(leaves: list[np.ndarray]) -> str:

@@ -19,6 +19,7 @@ from dither.federation.transport import Transport
 
 _LOOK_SECONDS = 0.5  # between two looks at who is connected
 _GRACE_SECONDS = 3.0  # for a party that is not connected to come back, where the others suffice
+_LONGEST_REASON = 400  # characters
 
 
 class Post:
@@ -55,7 +56,7 @@ class Post:
         for number, body in self.transport.pull(list(self._hellos)) if self._hellos else []:
             address, quoted = self._hellos.pop(number)
             message = self._read(self._public, body, quoted) if body is not None else None
-            if message is not None and message.kind == "hello":
+            if message is not None and message.kind == "hello" and _sound(message):
                 self._address[message.sender] = address
                 self.greeted[message.sender] = dict(message.fields)
 
@@ -109,7 +110,7 @@ class Post:
                     if message is None:
                         raise FederationError(self.strange[-1])
                     if message.kind == "refused":
-                        raise FederationError(str(message.fields.get("why", "no reason given")))
+                        raise FederationError(_plain(str(message.fields.get("why", "no reason given"))))
                     take(name, message)
                 except FederationError as error:
                     refused[name] = str(error)
@@ -142,3 +143,14 @@ class Post:
             fields=fields,
             arrays=arrays,
         )
+
+
+def _sound(hello: wire.Message) -> bool:
+    """Whether a party says of itself what is asked."""
+    records, theirs = hello.fields.get("records"), hello.fields.get("versions")
+    return isinstance(records, int) and not isinstance(records, bool) and records >= 0 and isinstance(theirs, dict)
+
+
+def _plain(text: str) -> str:
+    """A party's words as they may be shown and kept: printable, and not too many."""
+    return "".join(each if each.isprintable() else " " for each in text)[:_LONGEST_REASON]

@@ -1,15 +1,19 @@
 """What a node must still know after a restart: one folder a run, every file whole or not at all.
 
     terms.json       the terms its owner approved
+    data.json        the ledger's name of the records it began with
     secret.key       opens its streams of batches; never leaves (mode 0600)
     state.npz        the client's state after the last round that counted
     pending.npz      the newest upload, before masking, and the state that goes with it: sent again when asked
-    again intent.json      the round that is being charged to the ledger, until its upload is in pending.npz
-    secagg.json      keys and rules of secure aggregation (mode 0600) log.jsonl        one line for every round
-    answered or refused
+    again
+    intent.json      the round that was charged last, and what became of it
+    secagg.json      keys and rules of secure aggregation (mode 0600)
+    log.jsonl        one line for every round answered or refused
 
-Deleting files makes a node forget. It then refuses rounds or charges them again, except for one: without
-secagg.json it cannot take part any more. Never restore this folder from a backup.
+A node that has forgotten what it sent refuses to go on with the run: the ledger knows of rounds that intent.json
+does not, intent.json of an upload that is gone, others of keys that secagg.json had. What cannot be noticed is an
+older copy of this folder together with an older copy of the ledger, or two copies in use at once: never restore it
+from a backup.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import json
 import os
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +42,23 @@ class Pending(NamedTuple):
     clamped: int
 
 
+class Kept(NamedTuple):
+    """The client's state after a round."""
+
+    round: int
+    state: list[np.ndarray]
+
+
+COMPUTED = "computed"
+
+
+class Intent(NamedTuple):
+    """The newest round that is charged, or about to be."""
+
+    round: int
+    outcome: str  # empty until it is computed; then COMPUTED, or why its update must not leave
+
+
 class Store:
     """The files of one run at one party."""
 
@@ -51,19 +73,30 @@ class Store:
     def save_terms(self, terms: Mapping[str, Any]) -> None:
         write_text(self.folder / "terms.json", json.dumps(terms, indent=1) + "\n")
 
+    def dataset(self) -> str | None:
+        found = self._json("data.json")
+        return None if found is None else str(found["id"])
+
+    def save_dataset(self, dataset: str) -> None:
+        if self.dataset() is None:
+            write_text(self.folder / "data.json", json.dumps({"id": dataset}))
+
     def secret(self) -> bytes:
         """16 bytes of its own for this run, made at the first call."""
         path = self.folder / "secret.key"
-        if not path.is_file():
+        if not self.has_secret():
             self._private("secret.key", secrets.token_bytes(16))
         return path.read_bytes()
 
-    def state(self) -> list[np.ndarray] | None:
-        found = self._arrays("state.npz")
-        return None if found is None else found[1]
+    def has_secret(self) -> bool:
+        return (self.folder / "secret.key").is_file()
 
-    def save_state(self, leaves: list[np.ndarray]) -> None:
-        self._save_arrays("state.npz", {}, leaves)
+    def state(self) -> Kept | None:
+        found = self._arrays("state.npz")
+        return None if found is None else Kept(found[0]["round"], found[1])
+
+    def save_state(self, round: int, leaves: list[np.ndarray]) -> None:
+        self._save_arrays("state.npz", {"round": round}, leaves)
 
     def pending(self) -> Pending | None:
         found = self._arrays("pending.npz")
@@ -76,12 +109,12 @@ class Store:
         meta = {"round": pending.round, "broadcast": pending.broadcast, "clamped": pending.clamped}
         self._save_arrays("pending.npz", meta, [pending.row, *pending.state])
 
-    def intent(self) -> int | None:
+    def intent(self) -> Intent | None:
         found = self._json("intent.json")
-        return None if found is None else int(found["round"])
+        return None if found is None else Intent(int(found["round"]), str(found["outcome"]))
 
-    def save_intent(self, round: int) -> None:
-        write_text(self.folder / "intent.json", json.dumps({"round": round}))
+    def save_intent(self, intent: Intent) -> None:
+        write_text(self.folder / "intent.json", json.dumps(intent._asdict()))
 
     def secagg(self) -> bytes | None:
         path = self.folder / "secagg.json"
@@ -95,6 +128,16 @@ class Store:
             file.write(to_json(entry) + "\n")
             file.flush()
             os.fsync(file.fileno())
+
+    def answered(self) -> int:
+        """How many rounds have an upload, by the log."""
+        path = self.folder / "log.jsonl"
+        found = set()
+        for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+            with suppress(json.JSONDecodeError):  # cut off by a power failure
+                entry = json.loads(line)
+                found |= set() if "refused" in entry else {entry["round"]}
+        return len(found)
 
     def _json(self, name: str) -> dict[str, Any] | None:
         path = self.folder / name

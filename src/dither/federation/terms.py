@@ -88,8 +88,13 @@ class Terms:
                 f"terms with {len(self.names)} parties, {len(self.sizes)} sizes and "
                 f"num_clients={self.spec.num_clients}"
             )
-        if len(set(self.names)) < len(self.names) or min(self.sizes) < 1:
-            raise FederationError("terms that name a party twice, or one without records")
+        if len(set(self.names)) < len(self.names):
+            raise FederationError("terms that name a party twice")
+        without = [name for name, size in zip(self.names, self.sizes, strict=True) if size < 1]
+        if without:
+            raise FederationError(f"no records: {', '.join(without)}; leave such parties out with --without")
+        if not (self.run.isascii() and self.run.isalnum() and len(self.run) <= 64):
+            raise FederationError(f"terms whose run is {self.run[:80]!r}: letters and digits are possible")
         return self
 
     @property
@@ -245,7 +250,7 @@ def rules(task: tasks.Task) -> Rules | None:
         how.how.modulus_bits,
         how.threshold,
         how.colluders,
-        max(how.min_clients, how.colluders + 2),
+        least_clients(task.spec),  # what the proof counts on, so that no node helps to open less
         how.neighbours,
     ).check()
 
@@ -297,6 +302,10 @@ def summary(terms: Terms, task: tasks.Task, name: str) -> list[tuple[str, str]]:
         for what in row["not_covered"]:
             if ("not covered", what) not in rows:
                 rows.append(("not covered", what))
+    if spec.federation.max_norm and spec.aggregation != "off":
+        rows.append(
+            ("not covered", "whether an update of yours exceeds federation.max_norm: the server would hear that")
+        )
     if spec.randomness == "seeded":
         rows.append(("WARNING", "a test: the noise comes from a public seed and protects nothing"))
     rows.append(("digest", terms.digest))

@@ -24,6 +24,7 @@ from dither.errors import FederationError
 
 RECORD, BODY = "dither", "body"
 _ASK_SECONDS, _REST_SECONDS = 0.03, 0.5  # between two questions: right after a message, and at most
+_SHARE = 4.0  # times as long as the last question took: a server with many nodes is asked less often by each
 _HEARTBEAT_SECONDS = 10.0  # the shortest that a SuperLink takes; it gives a silent node up after two
 _LINGER_SECONDS = 2.0  # a SuperLink throws away what a node said last if it leaves before that is fetched
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # between attempts to connect
@@ -65,10 +66,11 @@ def serve(
                 say(f"connected to {server.address}")
                 pause, rest = _FIRST_PAUSE, _ASK_SECONDS
                 while not until():
+                    asked = time.monotonic()
                     body = connection.next()
                     since = time.monotonic()
                     if body is None:
-                        time.sleep(rest)
+                        time.sleep(max(rest, _SHARE * (since - asked)))
                         rest = min(1.3 * rest, _REST_SECONDS)
                     else:
                         connection.reply(answer(body))
@@ -171,24 +173,19 @@ class _Connection:
         from flwr.common.serde import message_from_proto
         from flwr.proto.fleet_pb2 import PullMessagesRequest
         from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
-        from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-        from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
         answer = self._call(self._client.PullMessages, PullMessagesRequest(node=self._node))
         if not answer.messages_list:
             return None
         message, tree = message_from_proto(answer.messages_list[0]), answer.message_object_trees[0]
         run, number = message.metadata.run_id, message.metadata.message_id
-        contents = {}
-        for part in iterate_object_tree(tree):
-            contents[part.object_id] = self._object(
-                PullObjectRequest(node=self._node, run_id=run, object_id=part.object_id)
-            )
+        whole = inflated(
+            tree, lambda part: self._object(PullObjectRequest(node=self._node, run_id=run, object_id=part))
+        )
         self._call(
             self._client.ConfirmMessageReceived,
             ConfirmMessageReceivedRequest(node=self._node, run_id=run, message_object_id=number),
         )
-        whole: Any = inflate_object_from_contents(tree.object_id, contents)
         whole.metadata.__dict__["_message_id"] = number
         self._question = whole
         return body_of(whole) or b""
@@ -271,6 +268,8 @@ class _Connection:
         except httpx.TransportError as error:
             self._judge(error)
             raise Lost(str(error) or type(error).__name__) from None
+        except ValueError as error:  # no message of Flower's
+            raise Lost(f"an answer that cannot be read: {error}") from None
 
     def _judge(self, error: BaseException) -> None:
         """A server that may not be trusted is no broken connection."""
@@ -294,6 +293,20 @@ def content(body: bytes) -> Any:
     from flwr.app import ConfigRecord, RecordDict
 
     return RecordDict({RECORD: ConfigRecord({BODY: body})})
+
+
+def inflated(tree: Any, part: Callable[[str], bytes | None]) -> Any:
+    """A Flower message from its parts, or None where one of them is not to be had."""
+    from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+    from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+
+    contents = {}
+    for each in iterate_object_tree(tree):
+        found = part(each.object_id)
+        if found is None:
+            return None
+        contents[each.object_id] = found
+    return inflate_object_from_contents(tree.object_id, contents)
 
 
 def body_of(message: Any) -> bytes | None:

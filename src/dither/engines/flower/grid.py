@@ -1,8 +1,9 @@
 """The coordinator's side: messages over the Grid of a Flower ServerApp, asked for every 30 ms, then ever less.
 
-`Grid.send_and_receive` would sleep 3 s between two looks; `push_messages` and `pull_messages` leave that to us. A
-node that is killed in the middle of its answer leaves a message without its content, and `pull_messages` waits for
-that for minutes. So each message is asked for by itself, in a thread that may wait as long as it likes.
+`Grid.send_and_receive` would sleep 3 s between two looks, and `Grid.pull_messages` waits for minutes on the answer
+of a node that was killed in the middle of it. So one call asks which answers there are, and each of them is
+fetched by itself, in a thread that may wait as long as it likes. As in `fleet`, the calls lie below Flower's
+documented interface.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from collections.abc import Collection, Mapping
 from concurrent.futures import Future, wait
 from typing import Any
 
-from dither.engines.flower.fleet import body_of, content
+from dither.engines.flower.fleet import body_of, content, inflated
 
 _SHORT, _LONG = 0.03, 0.3  # seconds between two looks: right after something came or went, and at most
-_LOOK_SECONDS = 0.1  # how long a look may take before the others are handed on
+_LOOK_SECONDS = 0.1  # how long fetching may take before the others are handed on
+_SECONDS = 600.0  # for an answer that was begun to become complete
 
 
 class GridTransport:
@@ -25,7 +27,7 @@ class GridTransport:
     def __init__(self, grid: Any) -> None:
         self._grid = grid
         self._rest = _SHORT
-        self._looks: dict[str, Future[list[Any]]] = {}
+        self._coming: dict[str, Future[bytes | None]] = {}  # question -> its answer, which is being fetched
 
     def nodes(self) -> dict[int, str]:
         return {
@@ -44,30 +46,58 @@ class GridTransport:
         return {address: number for address, number in zip(bodies, numbers, strict=False) if number}
 
     def pull(self, ids: Collection[str]) -> list[tuple[str, bytes | None]]:
-        for number in ids:
-            if number not in self._looks:
-                self._looks[number] = self._look(number)
-        wait(self._looks.values(), _LOOK_SECONDS)
-        found = []
-        for number in [number for number, look in self._looks.items() if look.done()]:
-            for message in self._looks.pop(number).result():
-                found.append((number, body_of(message)))
+        from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+
+        unanswered = [number for number in ids if number not in self._coming]
+        if unanswered:
+            answer = self._grid._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=unanswered))
+            for message, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
+                self._coming[message.metadata.reply_to_message_id] = self._fetch(message.metadata, tree)
+        wait(self._coming.values(), _LOOK_SECONDS)
+        done = [number for number, coming in self._coming.items() if coming.done()]
+        found = [(number, self._coming.pop(number).result()) for number in done]
         if found:
             self._rest = _SHORT
         return [(number, body) for number, body in found if number in ids]
 
-    def _look(self, number: str) -> Future[list[Any]]:
-        """Ask for one answer. The thread is a daemon's: one that waits in vain keeps nobody from leaving."""
-        found: Future[list[Any]] = Future()
+    def _fetch(self, metadata: Any, tree: Any) -> Future[bytes | None]:
+        """One answer. The thread is a daemon's: one that waits in vain keeps nobody from leaving."""
+        found: Future[bytes | None] = Future()
 
-        def look() -> None:
+        def fetch() -> None:
             try:
-                found.set_result(list(self._grid.pull_messages([number])))
+                found.set_result(self._answer(metadata, tree))
             except BaseException as error:
                 found.set_exception(error)
 
-        threading.Thread(target=look, daemon=True).start()
+        threading.Thread(target=fetch, daemon=True).start()
         return found
+
+    def _answer(self, metadata: Any, tree: Any) -> bytes | None:
+        from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
+
+        client, node = self._grid._runtime_client, self._grid.node
+        until = time.monotonic() + _SECONDS
+
+        def part(number: str) -> bytes | None:
+            pause = _SHORT
+            while time.monotonic() < until:
+                answer = client.PullObject(PullObjectRequest(node=node, run_id=metadata.run_id, object_id=number))
+                if not answer.object_found:
+                    break
+                if answer.object_available:
+                    return bytes(answer.object_content)
+                time.sleep(pause)
+                pause = min(2 * pause, 5.0)
+            return None
+
+        whole = inflated(tree, part)
+        if whole is None:
+            return None  # its sender died in the middle of it
+        client.ConfirmMessageReceived(
+            ConfirmMessageReceivedRequest(node=node, run_id=metadata.run_id, message_object_id=metadata.message_id)
+        )
+        return body_of(whole)
 
     def pause(self) -> None:
         time.sleep(self._rest)

@@ -1,0 +1,212 @@
+"""SIGKILL in every phase of a federation, a network that is cut, and what the server's processes really receive.
+
+The processes kill themselves at a named place (tests/e2e/faults), so that no phase is missed by luck.
+"""
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="the extra 'deploy' is not installed")
+
+from dither.runs import RunFolder
+from tests.e2e.faults.sitecustomize import PHASES
+from tests.e2e.federations import Processes
+from tests.e2e.forwarder import Forwarder
+from tests.federation.parties import NAMES, Parties, simulated, small_spec
+
+pytestmark = pytest.mark.slow
+
+NODE = [
+    ("terms", None),
+    ("roster", None),
+    ("enrolled", None),
+    ("announce", 1),
+    ("charging", 2),
+    ("charged", 3),
+    ("trained", 4),
+    ("before upload", 5),
+    ("half an upload", 6),
+    ("after upload", 7),
+    ("unseal asked", 8),
+    ("unseal saved", 9),
+    ("unseal sent", 10),
+]
+SERVER = [
+    ("server: terms", None),
+    ("server: roster", None),
+    ("server: confirmed", None),
+    ("server: announce", 0),
+    ("server: collecting", 1),
+    ("server: unseal", 2),
+    ("server: opened", 3),
+    ("server: half a line", 4),
+    ("server: complete", 5),
+]
+SERVER_OPEN = [
+    ("server: announce", 0),
+    ("server: one answer", 1),
+    ("server: half a line", 2),
+    ("server: complete", 3),
+]
+
+
+def test_every_phase_is_tried():
+    assert {phase for phase, _ in [*NODE, *SERVER, *SERVER_OPEN]} == set(PHASES)
+
+
+def same_bits(parties):
+    checkpoint = RunFolder(parties.folder / "run").load_checkpoint()
+    for ours, theirs in zip(checkpoint.leaves, simulated(parties.task, "loop"), strict=False):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def rounds(run):
+    return run.parties.coordinator().journal.rounds()
+
+
+def summary(run):
+    return json.loads((run.folder / "run" / "summary.json").read_text())
+
+
+def ledgers(run):
+    """The rounds in each party's ledger, which must be those whose update it computed, each once."""
+    run.parties.nodes = {name: run.parties.node(name) for name in NAMES}
+    charged = {name: run.parties.charged(name) for name in NAMES}
+    for name in NAMES:
+        (log,) = (run.folder / "keys" / "parties" / name / "runs").glob("*/log.jsonl")
+        computed = {json.loads(line)["round"] for line in log.read_text().splitlines()}
+        assert charged[name] == sorted(computed), name
+    return charged
+
+
+def test_a_node_killed_in_each_phase_changes_nothing(tmp_path):
+    """Four parties, all of which are needed: the one that dies thirteen times is waited for and asked again. The
+    model has the bits of a simulation in which nobody died; every round is charged once."""
+    spec = small_spec(
+        **{
+            "num_rounds": 12,
+            "secagg.mode": "real",
+            "federation.min_clients": 4,
+            "federation.round_timeout": 90.0,
+        }
+    )
+    with Processes(Parties(tmp_path, spec)) as run:
+        run.faults("dan", NODE)
+        run.serve()
+        run.join_all()
+        run.revive(900)
+        assert run.wait("server", 30) == 0, run.output("server")
+        assert run.died("dan") == len(NODE), run.output("dan")
+        assert [line["counted"] for line in rounds(run)] == [list(NAMES)] * 12
+        assert [line["attempts"] for line in rounds(run)] == [1] * 12
+        same_bits(run.parties)
+        assert ledgers(run) == {name: list(range(12)) for name in NAMES}
+
+
+@pytest.mark.parametrize("mode", ["real", "off"])
+def test_a_server_killed_in_each_phase(tmp_path, mode):
+    """It goes on after the last complete round. In the open nothing is lost (DP-SCAFFOLD: nor what nodes keep).
+    Under secure aggregation a round that was being opened is, because nobody helps to open two sums of one round.
+    Ledgers: every round once."""
+    phases = SERVER if mode == "real" else SERVER_OPEN
+    lost = [2, 3, 4] if mode == "real" else []
+    count = 7 if mode == "real" else 5
+    spec = small_spec(
+        "cpfed" if mode == "real" else "dp-scaffold",
+        **{
+            "num_rounds": count,
+            "secagg.mode": mode,
+            "federation.min_clients": 4,
+            "federation.round_timeout": 90.0,
+        },
+    )
+    with Processes(Parties(tmp_path, spec)) as run:
+        run.faults("server", phases)
+        run.serve()
+        run.join_all()
+        run.revive(900)
+        assert run.wait("server", 30) == 0, run.output("server")
+        assert run.died("server") == len(phases)
+        expected = [[] if index in lost else list(NAMES) for index in range(count)]
+        assert [line["counted"] for line in rounds(run)] == expected
+        assert summary(run)["federation"]["void_rounds"] == len(lost)
+        if not lost:
+            same_bits(run.parties)
+        assert ledgers(run) == {name: list(range(count)) for name in NAMES}
+        for name in NAMES:
+            assert run.wait(name, 60) == 0, run.output(name)
+
+
+@pytest.mark.parametrize("how", ["refused", "silent"])
+def test_a_network_that_is_cut_and_healed(tmp_path, how):
+    """Refused: connections break, and new ones are not taken. Silent: they stay open and carry nothing."""
+    spec = small_spec(**{"num_rounds": 12, "secagg.mode": "real", "federation.round_timeout": 8.0})
+    with Processes(Parties(tmp_path, spec)) as run, Forwarder(run.port) as line:
+        run.through["dan"] = line.port
+        run.serve()
+        run.join_all()
+        run.until_round(2, 300)
+        line.cut(silent=how == "silent")
+        before = len(rounds(run))
+        run.until_round(before + 2, 120)
+        line.heal()
+        assert run.wait("server", 300) == 0, run.output("server")
+        assert run.wait("dan", 60) == 0, run.output("dan")
+        counted = ["dan" in each["counted"] for each in rounds(run)]
+        assert not all(counted[before : before + 2])
+        assert counted[-1], counted  # it is back without anybody's help
+        assert all(set(NAMES[:3]) <= set(each["counted"]) for each in rounds(run))
+        assert summary(run)["federation"]["parties"]["dan"]["missing"] == counted.count(False)
+        charged = ledgers(run)
+        assert charged["ann"] == list(range(12))
+        assert {index for index, came in enumerate(counted) if came} <= set(charged["dan"])
+
+
+@pytest.mark.parametrize("mode", ["real", "off"])
+def test_what_the_servers_processes_receive(tmp_path, mode):
+    """Every byte that parties send: on the wire, behind TLS at the gate, and as the coordinator reads it. With
+    secure aggregation no four words of anybody's encoded update are among them; in the open they are, which shows
+    that the search finds what is there."""
+    taps = tmp_path / "taps"
+    taps.mkdir()
+    spec = small_spec(**{"secagg.mode": mode})
+    with Processes(Parties(tmp_path, spec), taps=taps) as run, Forwarder(run.port, keep=True) as line:
+        run.through = dict.fromkeys(NAMES, line.port)
+        run.serve()
+        run.join_all()
+        assert run.wait("server", 300) == 0, run.output("server")
+        for name in NAMES:
+            assert run.wait(name, 60) == 0
+
+    def kept(what):
+        return [
+            path.read_bytes() for path in sorted(taps.glob(f"{what}-*"), key=lambda path: path.stat().st_mtime_ns)
+        ]
+
+    rows = [pickle.loads(each) for each in kept("row")]
+    assert len(rows) == 12
+    seen = {
+        "wire": b"".join(line.sent),
+        "gate": b"".join(kept("gate")),
+        "coordinator": b"".join(kept("coordinator")),
+    }
+    assert all(len(content) > 12 * rows[0].nbytes for content in seen.values())  # the uploads are in there
+
+    def shows(content, row):
+        """Whether any 16 bytes of a row, at any word, appear."""
+        plain = row.tobytes()
+        return any(plain[at : at + 16] in content for at in range(0, len(plain) - 16, 4))
+
+    found = {place: sum(shows(content, row) for row in rows) for place, content in seen.items()}
+    assert found == (
+        {"wire": 0, "gate": 0, "coordinator": 0} if mode == "real" else {"wire": 0, "gate": 12, "coordinator": 12}
+    )
+    if mode == "real":
+        sums = [pickle.loads(each) for each in kept("sum")]
+        totals = [np.add.reduce(rows[4 * index : 4 * index + 4], dtype=rows[0].dtype) for index in range(3)]
+        assert len(sums) == 3
+        for opened, total in zip(sums, totals, strict=True):
+            np.testing.assert_array_equal(opened, total)

@@ -1,0 +1,291 @@
+"""A server that holds the right keys and wants more than was agreed, and parties that have lost their memory.
+
+One federation is enrolled and goes no further; each test plays the server with its keys against nodes as they are
+after a restart, in a copy of that federation's folder.
+"""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from dither.engines import apart
+from dither.errors import FederationError, LedgerError
+from dither.federation import joining, wire
+from dither.federation import terms as agreed
+from dither.secagg import state as secagg_state
+from dither.secagg.cohort import Cohort
+from dither.secagg.messages import Kind
+from dither.spending import Ledger
+from tests.federation.parties import NAMES, Parties, small_spec
+
+
+class Enrolled(Exception):
+    """As far as the server goes."""
+
+
+def stop(event, facts):
+    if event == "start":
+        raise Enrolled
+
+
+@pytest.fixture(scope="module")
+def enrolled(tmp_path_factory):
+    """Four parties under secure aggregation; the terms ask for two answers, of which the protocol makes three."""
+    folder = tmp_path_factory.mktemp("hostile") / "federation"
+    parties = Parties(folder, small_spec(**{"secagg.mode": "real", "federation.min_clients": 2}))
+    with pytest.raises(Enrolled):
+        parties.coordinator(on_event=stop).run()
+    return parties
+
+
+class Hostile:
+    """The server's keys in other hands."""
+
+    def __init__(self, folder, parties):
+        shutil.copytree(parties.folder, folder)
+        self.folder, self.task, self.spec = folder, parties.task, parties.spec
+        self.parties = object.__new__(Parties)
+        self.parties.__dict__ |= {**parties.__dict__, "folder": folder, "said": []}
+        self.server = self.parties.coordinator()
+        self.journal = self.server.journal
+        self.terms = self.journal.terms()
+        self.session = None
+        if self.journal.secagg() is not None:
+            self.session = secagg_state.load_server(self.journal.secagg())
+        self.nodes = {name: self.node(name) for name in NAMES}
+
+    def node(self, name, **changes):
+        """A node as it is after a restart."""
+        return self.parties.node(name, **changes)
+
+    def restart(self, name, **changes):
+        self.nodes[name] = self.node(name, **changes)
+
+    def store(self, name):
+        return self.folder / "keys" / "parties" / name / "runs" / self.terms.run
+
+    def charged(self, name):
+        ledger = Ledger(self.folder / f"{name}.sqlite")
+        return [entry.rounds[0] for entry in ledger.history() if entry.kind == "charge"]
+
+    def ask(self, name, kind, fields, arrays=None):
+        """A party's answer to a message that the server signs."""
+        body = self.server.post._pack(name, kind, fields, arrays or {})
+        node = self.nodes[name]
+        return wire.unpack(
+            node.answer(body),
+            federation=node.federation.id,
+            to=wire.SERVER,
+            keys={name: node.identity.public},
+            answers=wire.digest(body),
+        )
+
+    def announce(self, ids, *, round=0, attempt=0, threshold=3):
+        """An announcement that an honest server's own checks may forbid."""
+        cohort = Cohort(self.session.roster, round, attempt, threshold, self.task.num_params, tuple(ids))
+        return self.session._pack(Kind.ANNOUNCE, cohort.pack(), cohort)
+
+    def round(self, name, announce=None, *, round=0, value=0.0):
+        """A party's answer to a round whose broadcast has that value everywhere."""
+        node = self.nodes[name]
+        engine = node._current(self.terms.run)._engine
+        leaves = {f"m{n}": np.full(shape, value, dtype) for n, (shape, dtype) in enumerate(engine.message_shapes)}
+        if announce is not None:
+            leaves["announce"] = announce
+        return self.ask(name, "round", {"run": self.terms.run, "round": round, "last_counted": -1}, leaves)
+
+
+@pytest.fixture
+def hostile(enrolled, tmp_path):
+    return Hostile(tmp_path / "copy", enrolled)
+
+
+def why(answer):
+    assert answer.kind == "refused", answer.kind
+    return answer.fields["why"]
+
+
+# Sums
+
+
+def test_no_node_helps_to_open_a_sum_of_fewer_than_its_proof_counts_on(hostile):
+    """`min_clients = 2`, but the terms' proof counts on a majority of the drawn cohort. A cohort of two that is
+    announced as the round's first attempt would need two answers alone, and have the noise of two."""
+    assert agreed.least_clients(hostile.terms.spec) == 3
+    assert hostile.terms.may_lack == 1
+    assert "min_clients is 3" in why(hostile.round("ann", hostile.announce((0, 1), threshold=2)))
+    assert "cohort of 1" in why(hostile.round("ann", hostile.announce((0,), threshold=1)))
+    assert "not in the announced cohort" in why(hostile.round("ann", hostile.announce((1, 2, 3))))
+    assert "two sums could be opened" in why(hostile.round("ann", hostile.announce(range(4), threshold=2)))
+    assert hostile.charged("ann") == []
+
+
+@pytest.mark.slow
+def test_attempts_of_a_round_never_give_two_sums_to_subtract(hostile):
+    """Announced anew with one client less, and a restart between any two steps: the upload is made once, later
+    attempts only lose clients, and one of them is opened."""
+    first = hostile.announce(range(4))
+    upload = hostile.round("ann", first).bytes("upload")
+    hostile.restart("ann")
+    assert hostile.round("ann", first).bytes("upload") == upload  # a repetition: the same bytes
+    hostile.restart("ann")
+    second = hostile.announce((0, 1, 2), attempt=1)
+    masked = hostile.round("ann", second).bytes("upload")
+    assert masked[-64:] != upload[-64:]
+    hostile.restart("ann")
+    assert "joins in" in why(hostile.round("ann", hostile.announce((0, 1, 3), attempt=2)))
+    assert "is over" in why(hostile.round("ann", first))
+    assert "another broadcast" in why(hostile.round("ann", second, value=1.0))
+    session = hostile.session
+    session.announce(0, range(4), hostile.task.num_params)
+    old = session._pack(Kind.UNSEAL, session._open().cohort.digest + bytes(4), session._open().cohort)
+    assert "wrong attempt" in why(hostile.ask("ann", "unseal", {"run": hostile.terms.run}, {"secagg": old}))
+    # Attempt 1 is opened; after that the round is over for this node, also after another restart.
+    session.announce(0, (0, 1, 2), hostile.task.num_params)
+    for name in NAMES[:3]:
+        session.upload(hostile.round(name, second).bytes("upload"))
+    request = session.unseal()[0]
+    assert hostile.ask("ann", "unseal", {"run": hostile.terms.run}, {"secagg": request}).kind == "unseal"
+    hostile.restart("ann")
+    assert "is over" in why(hostile.round("ann", hostile.announce((0, 1, 2), attempt=2)))
+    assert hostile.charged("ann") == [0]
+
+
+# Terms
+
+
+def test_terms_cannot_change_under_a_run_that_was_agreed_on(hostile):
+    """A run's number stands for its terms: else what was charged under much noise would pay for little noise."""
+    found = hostile.terms.to_dict()
+    quieter = hostile.terms.spec.with_values({"privacy.noise_std": 0.001})
+    asked = []
+    hostile.restart("ann", approve=lambda terms, task: asked.append(terms.digest) or "asked")
+    answer = hostile.ask("ann", "terms", {"terms": {**found, "spec": quieter.to_dict()}})
+    assert "was agreed on with other terms" in why(answer)
+    assert asked == []
+    assert hostile.ask("ann", "terms", {"terms": found}).kind == "accepted"  # those that were approved: as before
+
+
+@pytest.mark.parametrize("change", [{"secagg.mode": "ideal"}, {"data.schema": "own.toml"}, {"compare": True}])
+def test_terms_with_settings_of_a_simulation_are_refused(hostile, change):
+    spec = hostile.terms.spec.with_values(change)
+    answer = hostile.ask(
+        "ann", "terms", {"terms": {**hostile.terms.to_dict(), "run": "new", "spec": spec.to_dict()}}
+    )
+    assert "never runs with" in why(answer)
+
+
+@pytest.mark.parametrize("run", ["../../other", "", "a/b", "."])
+def test_a_run_names_no_other_folder(hostile, run):
+    answer = hostile.ask("ann", "terms", {"terms": {**hostile.terms.to_dict(), "run": run}})
+    assert "whose run is" in why(answer)
+
+
+def test_what_the_server_hears_never_quotes_records(hostile):
+    """Classes that nobody has: the owner reads which labels do not fit, the server does not."""
+    found = hostile.terms.to_dict()
+    schema = {**found["schema"], "label": {**found["schema"]["label"], "classes": ["x", "y"]}}
+    answer = hostile.ask(
+        "ann", "terms", {"terms": {**found, "run": "new", "schema": schema, "classes": ["x", "y"]}}
+    )
+    assert why(answer) == "DataError at this party; its own output says more"
+    assert "benign" in str(hostile.nodes["ann"].refusal)
+    assert any("benign" in line for line in hostile.parties.said)
+
+
+# Rounds
+
+
+@pytest.mark.slow
+def test_a_refused_round_is_computed_once_and_its_norm_stays_here(tmp_path_factory, tmp_path, monkeypatch):
+    """Every refusal is a bit about an update: computed anew for each question, they would add up, uncharged."""
+    folder = tmp_path_factory.mktemp("refused") / "federation"
+    parties = Parties(folder, small_spec(**{"federation.max_norm": 1e-6, "batch_sampling": "shuffled"}))
+    with pytest.raises(Enrolled):
+        parties.coordinator(on_event=stop).run()
+    hostile = Hostile(tmp_path / "copy", parties)
+    hostile.nodes["ann"]._current(hostile.terms.run)
+    computed = []
+    honest = apart.ClientEngine.answer
+    monkeypatch.setattr(apart.ClientEngine, "answer", lambda *arguments: computed.append(1) or honest(*arguments))
+    said = {why(hostile.round("ann", value=value)) for value in (0.0, 0.0, 1.0, 2.0)}
+    assert said == {"round 0: the update is larger than federation.max_norm = 1e-06"}
+    assert len(computed) == 1
+    hostile.restart("ann")
+    assert {why(hostile.round("ann", value=3.0))} == said
+    assert len(computed) == 2  # a node compiles when it starts, on zeros; nothing more
+    assert "its norm is" in (hostile.store("ann") / "log.jsonl").read_text()
+    assert hostile.nodes["ann"]._current(hostile.terms.run).store.state().round == 0  # its batch was used
+    assert "larger than" in why(hostile.round("ann", round=1))
+    assert hostile.nodes["ann"]._current(hostile.terms.run).store.state().round == 1
+    assert "is over" in why(hostile.round("ann", round=0))
+    assert hostile.charged("ann") == [0, 1]
+
+
+def test_a_node_that_has_lost_its_memory_does_not_go_on(hostile):
+    """Deleted, or restored from a copy: the ledger knows of rounds that the folder does not."""
+    copy = hostile.folder / "backup"
+    shutil.copytree(hostile.store("ann"), copy)
+    assert hostile.round("ann", hostile.announce(range(4))).kind == "upload"
+    shutil.copytree(hostile.store("ann"), hostile.folder / "round0")
+
+    def restored(source):
+        shutil.rmtree(hostile.store("ann"))
+        if source is not None:
+            shutil.copytree(source, hostile.store("ann"))
+        hostile.restart("ann")
+        return hostile.ask("ann", "terms", {"terms": hostile.terms.to_dict()})
+
+    assert "does not remember" in why(restored(None))
+    assert "does not remember" in why(restored(copy))
+    assert restored(hostile.folder / "round0").kind == "accepted"  # whole again
+    (hostile.store("ann") / "pending.npz").unlink()
+    hostile.restart("ann")
+    assert "its upload is lost" in why(hostile.round("ann", hostile.announce(range(4)), value=1.0))
+    assert hostile.charged("ann") == [0]
+
+
+def test_a_ledger_that_was_rolled_back_charges_nothing(hostile):
+    """The party's folder remembers how long the ledger was."""
+    own = hostile.folder / "keys" / "parties" / "ann"
+    path = hostile.folder / "ann.sqlite"
+
+    def opened():
+        hostile.restart("ann", ledger=Ledger(path, anchor=own / "ledger-anchor.json"))
+
+    opened()
+    shutil.copy(path, hostile.folder / "old.sqlite")
+    assert hostile.round("ann", hostile.announce(range(4))).kind == "upload"
+    shutil.copy(hostile.folder / "old.sqlite", path)
+    answer = hostile.round("ann", hostile.announce(range(4), round=1), round=1)
+    assert why(answer) == "LedgerError at this party; its own output says more"
+    assert hostile.charged("ann") == []  # that ledger knows of nothing, and nothing was added to it
+    with pytest.raises(LedgerError, match="anchor"):  # nor does a node start with it
+        opened()
+
+
+def test_a_run_goes_on_with_the_records_it_began_with(hostile):
+    """One record changed, as many as before: another data set to the ledger, with nothing spent."""
+    table = hostile.folder / "ann.csv"
+    before = table.read_text()
+    table.write_text(before.replace("malignant", "benign", 1))
+    hostile.restart("ann")
+    assert "began with other records" in why(hostile.ask("ann", "terms", {"terms": hostile.terms.to_dict()}))
+    table.write_text(before)
+    hostile.restart("ann", seeded=False)
+    assert "public seed" in why(hostile.ask("ann", "terms", {"terms": hostile.terms.to_dict()}))
+    hostile.restart("ann")
+    assert hostile.ask("ann", "terms", {"terms": hostile.terms.to_dict()}).kind == "accepted"
+
+
+def test_two_nodes_cannot_share_a_folder(hostile):
+    own = hostile.folder / "keys" / "parties" / "ann"
+    with (
+        joining.alone(own),
+        pytest.raises(FederationError, match=r"another `dither join` is using .*ann"),
+        joining.alone(own),
+    ):
+        pass
+    with joining.alone(own):  # and whoever leaves lets go
+        pass
