@@ -1,8 +1,8 @@
 """The command line. It parses, calls the library, prints; nothing imports it.
 
 Exit codes: 0 done, 1 something failed, 2 a value given is wrong, 3 the privacy budget is spent, 4 the ledger is
-damaged, 5 an audit shows more than was proved, 6 a federation cannot go on, 130 interrupted (the run can be
-resumed).
+damaged, 5 an audit shows more than was proved, 6 a federation cannot go on, 130 interrupted (a line says how to go
+on).
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ import typer
 import dither
 from dither.cli import audits, budgets, datasets, federations, plans, reproductions, runs, webpage
 from dither.cli.printing import error_terminal, escape
+from dither.cli.stopping import Program
 from dither.errors import DitherError
 
 app = typer.Typer(
     name="dither",
+    cls=Program,
     help="Differentially private federated learning that reports claimed, proven and attacked ε.",
     no_args_is_help=True,
     add_completion=True,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dither.cli.options import DataDir, Json, Settings, spec_from
+from dither.cli.options import DataDir, Json, Quiet, Settings, spec_from
 from dither.cli.printing import SEEN, epsilon_text, error_terminal, print_table
 
 VIOLATION = 5  # exit code
@@ -36,6 +36,7 @@ def audit(
     ] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Attack: a lower bound on ε for each adversary, measured on the code that runs.
 
@@ -65,14 +66,14 @@ def audit(
         rounds=rounds,
         seed=seed,
         data_dir=data_dir,
-        on_row=None if as_json else say,
+        on_row=None if as_json or quiet else say,
     )
     # With other settings it is another run that was audited.
     target = out or (folder if is_run and not settings else None)
     written = pictures.save(found, target) if target is not None else []
     if as_json:
         typer.echo(to_json(found.to_dict(), indent=2))
-    else:
+    elif not quiet:
         _print(found, written)
     if found.violations:
         for row in found.violations:

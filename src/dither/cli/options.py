@@ -8,6 +8,9 @@ from typing import Annotated, Any
 import typer
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print nothing but errors; the exit code says how it went.")
+]
 DataDir = Annotated[
     Path | None,
     typer.Option("--data-dir", help="Folder with local copies of the data sets (or set $DITHER_DATA)."),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dither.cli.options import DataDir, Json, Settings
+from dither.cli.options import DataDir, Json, Quiet, Settings
 from dither.cli.printing import epsilon_text, error_terminal, escape, print_table, terminal
 from dither.errors import SpecError
 
@@ -52,6 +52,7 @@ def plan(
     picture: Annotated[Path | None, typer.Option(help="Draw the plan (.png, .pdf, .svg).")] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Choose rounds, clients a round, local steps, batch, clip and learning rate for a proven budget."""
     from dither import api
@@ -63,7 +64,7 @@ def plan(
             raise SpecError(f"the folder of {str(file)!r} does not exist")
 
     def progress(line: str) -> None:
-        if not as_json:
+        if not as_json and not quiet:
             error_terminal().print(f"[dim]{escape(line)}[/]", highlight=False, soft_wrap=True)
 
     made = api.plan(
@@ -97,6 +98,7 @@ def plan(
         draw_plan(made, picture)
     if as_json:
         typer.echo(to_json(report(made), indent=2))
+    if as_json or quiet:
         return
     print_plan(made)
     if out is not None:

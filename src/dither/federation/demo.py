@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,14 +96,35 @@ def _written(folder: Path, frames: dict[str, Any]) -> dict[str, Path]:
     return {name: folder / f"{name}.csv" for name in frames}
 
 
-def run(folder: Path, *, port: int, data_dir: Path | None = None, say: Callable[[str], None] = print) -> int:
-    """Make keys, start a server and four parties, and wait for the end. Returns the server's exit code."""
+def stopped(folder: Path) -> bool:
+    """Whether the folder is a demonstration that has not come to its end, and can."""
+    return (folder / "spec.toml").is_file() and not (folder / "run" / "summary.json").is_file()
+
+
+def _prepared(folder: Path, data_dir: Path | None) -> dict[str, Path]:
+    """The parties' files; made with keys and spec where they are not there yet. The spec is written last."""
     from dither.federation import keys
 
+    if stopped(folder):
+        return {path.stem: path for path in sorted((folder / "data").glob("*.csv"))}
     name_of_data, paths = tables(folder / "data", data_dir=data_dir)
     keys.create(folder / "keys", list(paths), hosts=["localhost"])
+    write_text(folder / "spec.toml", SPEC.replace('"adult"', f'"{name_of_data}"'))
+    return paths
+
+
+def run(
+    folder: Path,
+    *,
+    port: int,
+    data_dir: Path | None = None,
+    say: Callable[[str], None] = print,
+    flags: Sequence[str] = (),
+) -> int:
+    """Make keys, start a server (with `flags`) and four parties, and wait for the end. Returns the server's exit
+    code. A folder that was stopped is continued."""
+    paths = _prepared(folder, data_dir)
     spec = folder / "spec.toml"
-    write_text(spec, SPEC.replace('"adult"', f'"{name_of_data}"'))
     say(f"keys, certificates, data and logs of this demonstration: {folder}")
     program = [sys.executable, "-m", "dither.cli"]
     environment = {**os.environ} | ({} if data_dir is None else {"DITHER_DATA": str(data_dir)})
@@ -111,20 +132,30 @@ def run(folder: Path, *, port: int, data_dir: Path | None = None, say: Callable[
     children: list[subprocess.Popen[Any]] = []
     try:
         command = [*program, "serve", str(spec), "--federation", str(folder / "keys" / "server")]
-        command += ["--address", address, "--out", str(folder / "run")]
-        server = subprocess.Popen(command, env=environment)
+        command += ["--address", address, "--out", str(folder / "run"), *flags]
+        # A session of its own each: Ctrl-C reaches this process, which ends the others once and in order.
+        with open(folder / "server.log", "ab") as log:
+            server = subprocess.Popen(command, env=environment, stderr=log, start_new_session=True)
         children.append(server)
         for name, path in paths.items():
             own = folder / "keys" / "parties" / name
-            with open(folder / f"{name}.log", "wb") as log:
+            with open(folder / f"{name}.log", "ab") as log:
                 command = [*program, "join", "--data", str(path), "--server", address, "--federation", str(own)]
                 command += ["--ledger", str(own / "ledger.sqlite"), "--yes"]
                 children.append(
                     subprocess.Popen(
-                        command, env=environment, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+                        command,
+                        env=environment,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        stdin=subprocess.DEVNULL,
+                        start_new_session=True,
                     )
                 )
         code = server.wait()
+        if code:
+            last = (folder / "server.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            say(last[-1] if last else f"the server ended with exit code {code}")
         until = time.monotonic() + 15
         for child in children[1:]:
             try:
