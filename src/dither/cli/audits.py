@@ -10,6 +10,7 @@ import typer
 
 from dither.cli.options import DataDir, Json, Quiet, Settings, spec_from
 from dither.cli.printing import SEEN, epsilon_text, error_terminal, print_table
+from dither.cli.stopping import going_on
 
 VIOLATION = 5  # exit code
 
@@ -45,6 +46,7 @@ def audit(
     from dither import api
     from dither.audit import report as pictures
     from dither.runs import RunFolder, to_json
+    from dither.unfinished import default_folder
 
     folder = Path(what)
     is_run = (folder / "spec.toml").is_file()
@@ -56,18 +58,20 @@ def audit(
         console.print(f"{seen}: attacked ε {epsilon_text(row['attacked']['value'])}", style="dim", highlight=False)
 
     finished = RunFolder(folder).summary() if is_run else None
-    found = api.audit(
-        spec,
-        made=finished["rounds"] if finished is not None and not settings else None,
-        views=tuple(view) if view else api.AUDIT_VIEWS,
-        trials=trials,
-        confidence=confidence,
-        canaries=canaries,
-        rounds=rounds,
-        seed=seed,
-        data_dir=data_dir,
-        on_row=None if as_json or quiet else say,
-    )
+    with going_on("the rows above are kept: the same command goes on from there"):
+        found = api.audit(
+            spec,
+            made=finished["rounds"] if finished is not None and not settings else None,
+            views=tuple(view) if view else api.AUDIT_VIEWS,
+            trials=trials,
+            confidence=confidence,
+            canaries=canaries,
+            rounds=rounds,
+            seed=seed,
+            data_dir=data_dir,
+            on_row=None if as_json or quiet else say,
+            keep=default_folder(),
+        )
     # With other settings it is another run that was audited.
     target = out or (folder if is_run and not settings else None)
     written = pictures.save(found, target) if target is not None else []

@@ -10,6 +10,7 @@ import typer
 
 from dither.cli.options import DataDir, Json, Quiet, Settings
 from dither.cli.printing import epsilon_text, error_terminal, escape, print_table, terminal
+from dither.cli.stopping import going_on
 from dither.errors import SpecError
 
 if TYPE_CHECKING:
@@ -67,29 +68,33 @@ def plan(
         if not as_json and not quiet:
             error_terminal().print(f"[dim]{escape(line)}[/]", highlight=False, soft_wrap=True)
 
-    made = api.plan(
-        method,
-        epsilon=epsilon,
-        delta=delta,
-        clients=clients,
-        records=records,
-        model=model,
-        dim=dim,
-        proxy=proxy,
-        public_fraction=public_fraction,
-        mode=mode,
-        view=view,
-        adjacency=adjacency,
-        values=dict(parse_setting(each) for each in settings or []),
-        grid=dict(_grid(each) for each in grid or []),
-        constants=dict(_constant(each) for each in constant or []),
-        metric=metric,
-        seeds=seeds,
-        effort="quick" if quick else "search",
-        anyway=anyway,
-        data_dir=data_dir,
-        progress=progress,
-    )
+    from dither.unfinished import default_folder
+
+    with going_on("measured runs are kept: the same command goes on from there"):
+        made = api.plan(
+            method,
+            epsilon=epsilon,
+            delta=delta,
+            clients=clients,
+            records=records,
+            model=model,
+            dim=dim,
+            proxy=proxy,
+            public_fraction=public_fraction,
+            mode=mode,
+            view=view,
+            adjacency=adjacency,
+            values=dict(parse_setting(each) for each in settings or []),
+            grid=dict(_grid(each) for each in grid or []),
+            constants=dict(_constant(each) for each in constant or []),
+            metric=metric,
+            seeds=seeds,
+            effort="quick" if quick else "search",
+            anyway=anyway,
+            data_dir=data_dir,
+            progress=progress,
+            keep=default_folder(),
+        )
     if out is not None:
         write_text(out, made.to_toml())
     if picture is not None:

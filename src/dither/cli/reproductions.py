@@ -21,9 +21,7 @@ _COLOURS = {"holds": "green", "fails": "red", "inconclusive": "yellow", "not jud
 def reproduce(
     what: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="all | PAPER | PAPER/figN", help="What to reproduce (default: all 27 figures)."
-        ),
+        typer.Argument(metavar="all | PAPER | PAPER/figN", help="What to reproduce (default: all 27 figures)."),
     ] = None,
     scale: Annotated[
         str,
