@@ -173,12 +173,15 @@ class _Auditor:
             return None
         self._next_seed, self._position, self.notes = state["after"]
         return Row(
-            *(state[name] for name in ("view", "unit", "design", "rounds")),
-            [bounds.LowerBound(*each) for each in state["bounds"]],
-            np.asarray(state["scores_in"]),
-            np.asarray(state["scores_out"]),
-            [bounds.Cut(*each) for each in state["cuts"]],
-            [bounds.Cut(*each) for each in state["mu_cuts"]],
+            view=state["view"],
+            unit=state["unit"],
+            design=state["design"],
+            rounds=state["rounds"],
+            bounds=[bounds.LowerBound(*each) for each in state["bounds"]],
+            scores_in=np.asarray(state["scores_in"]),
+            scores_out=np.asarray(state["scores_out"]),
+            cuts=[bounds.Cut(*each) for each in state["cuts"]],
+            mu_cuts=[bounds.Cut(*each) for each in state["mu_cuts"]],
         )
 
     # One row

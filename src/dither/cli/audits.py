@@ -58,7 +58,7 @@ def audit(
         console.print(f"{seen}: attacked ε {epsilon_text(row['attacked']['value'])}", style="dim", highlight=False)
 
     finished = RunFolder(folder).summary() if is_run else None
-    with going_on("the rows above are kept: the same command goes on from there"):
+    with going_on("finished rows are kept: the same command goes on from there"):
         found = api.audit(
             spec,
             made=finished["rounds"] if finished is not None and not settings else None,
