@@ -148,6 +148,17 @@ def test_an_audit_goes_on_after_the_last_row(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_reproduction_keeps_finished_runs(tmp_path):
+    cache = tmp_path / "cache"
+    command = ["reproduce", "secure-fedavg", "--scale", "smoke", "--only-compute", "--cache", cache, "--json"]
+    errors = interrupted(start(*command), lambda: list(cache.rglob("runs-*/*/*.json.gz")))
+    assert errors == "interrupted; finished runs are kept: the same command continues\n"
+    before = len(list(cache.rglob("runs-*/*/*.json.gz")))
+    assert finished(*command)["made"]["computed"] > 0
+    assert len(list(cache.rglob("runs-*/*/*.json.gz"))) > before
+
+
+@pytest.mark.slow
 def test_a_demonstration_of_a_federation_goes_on(tmp_path):
     pytest.importorskip("flwr", reason="the extra 'deploy' is not installed")
     folder = tmp_path / "demo"

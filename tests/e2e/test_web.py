@@ -57,7 +57,8 @@ def start(*arguments):
 
 def stop(process):
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
+    assert "Traceback" not in process.communicate(timeout=30)[1]
+    assert process.returncode == 0
 
 
 def fetch(address, **headers):
@@ -83,6 +84,23 @@ def test_the_command_serves_this_machine_alone(tmp_path):
         assert fetch(address + "api/runs", Host="evil.example")[0] == 403
     finally:
         stop(process)
+
+
+def test_json_and_quiet_name_the_address_alone(tmp_path):
+    for flag in ("--json", "--quiet"):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dither", "web", str(tmp_path), "--port", "0", "--no-open", flag],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        line = process.stdout.readline()
+        found = json.loads(line)["address"] if flag == "--json" else line.strip()
+        try:
+            assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", found)
+            assert fetch(found + "api/runs")[0] == 200
+        finally:
+            process.send_signal(signal.SIGINT)
+            rest, errors = process.communicate(timeout=30)
+        assert (process.returncode, rest, errors) == (0, "", "")
 
 
 def test_another_address_asks_for_a_token(tmp_path):
