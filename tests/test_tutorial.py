@@ -15,7 +15,7 @@ import pytest
 PAGE = (Path(__file__).parent.parent / "docs" / "tutorial.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"(?:`([\w.]+)`:\n\n)?^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 EXIT = {"dither run patients.toml --out again": 3}
-NUMBER = re.compile(r"(?<![a-z])\d[\d,]*\.?\d*(e-?\d+)?")
+NUMBER = re.compile(r"(?<![A-Za-z])\d[\d,]*\.?\d*(e-?\d+)?")
 
 
 def steps():
