@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 from importlib.resources import files
 
 import pytest
@@ -266,11 +267,38 @@ def test_a_run_that_grows_and_one_that_appears_are_told(tmp_path):
         return grown, born
 
     for event, run in zip(asyncio.run(watch()), ("a", "b"), strict=True):
-        name, data, *_ = event.split("\n")
+        _, name, data, *_ = event.split("\n")
         assert name == "event: runs"
         (row,) = json.loads(data.removeprefix("data: "))["rows"]
         assert row["id"] == run
     assert index.row("a")["accuracy"] == 0.75
+
+
+def test_what_another_page_saw_first_is_told_all_the_same(tmp_path):
+    """A page that loads looks at the folder, too: what it finds is news to the pages that are open."""
+    make_run(tmp_path, "a")
+    make_run(tmp_path, "b")
+    index = Index(Folder(tmp_path))
+    index.refresh()
+    before = index.position
+    make_run(tmp_path, "c")
+    shutil.rmtree(tmp_path / "b")
+    index.refresh()  # another page's look
+
+    async def first(since):
+        events = Watcher(index, 0.02, lambda row: row).events(since)
+        assert "hello" in await anext(events)
+        told = await asyncio.wait_for(anext(events), 10)
+        await events.aclose()
+        return told.split("\n")
+
+    mark, _, data, *_ = asyncio.run(first(before))
+    told = json.loads(data.removeprefix("data: "))
+    assert ([row["id"] for row in told["rows"]], told["removed"], told["all"]) == (["c"], ["b"], False)
+    assert index.since(mark.removeprefix("id: ")) == (index.position, ([], []))
+    data = asyncio.run(first("another-7"))[2]  # of a program that is gone
+    told = json.loads(data.removeprefix("data: "))
+    assert ({row["id"] for row in told["rows"]}, told["all"]) == ({"a", "c"}, True)
 
 
 # Reports

@@ -141,7 +141,9 @@ async def _answered(question: Any) -> Response:
 def _run_routes(app: FastAPI, state: _State) -> None:
     def everything() -> dict[str, Any]:
         state.index.refresh()
-        return {"folder": str(state.folder.root), "rows": [state.public(row) for row in state.index.rows()]}
+        position = state.index.position  # before the rows: what changes in between is told again, never lost
+        rows = [state.public(row) for row in state.index.rows()]
+        return {"folder": str(state.folder.root), "position": position, "rows": rows}
 
     @app.get("/api/runs")
     async def runs() -> Response:
@@ -150,8 +152,8 @@ def _run_routes(app: FastAPI, state: _State) -> None:
     @app.get("/api/run")
     async def run(id: str) -> Response:
         def found() -> dict[str, Any]:
-            row = state.row(id)
-            return details(state.folder, state.public(row))
+            row, position = state.row(id), state.index.position
+            return {**details(state.folder, state.public(row)), "position": position}
 
         return _json(await run_in_threadpool(found))
 
@@ -177,8 +179,9 @@ def _run_routes(app: FastAPI, state: _State) -> None:
         return await _computed(state, id, "bound")
 
     @app.get("/api/events")
-    async def events() -> Response:
-        return StreamingResponse(state.watcher.events(), media_type="text/event-stream")
+    async def events(request: Request, since: str = "") -> Response:
+        known = request.headers.get("last-event-id", since)
+        return StreamingResponse(state.watcher.events(known), media_type="text/event-stream")
 
 
 async def _computed(state: _State, run: str, what: str) -> Response:

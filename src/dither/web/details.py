@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from typing import Any
 
 from dither.web import words
@@ -48,7 +49,7 @@ def details(folder: Folder, row: Row) -> dict[str, Any]:
         "spec": folder.text(run, "spec.toml") or "",
         "provenance": {key: text_of(value) for key, value in (provenance or {}).items()},
         "files": files(folder, run),
-        "resume": f"dither run --resume {folder.root / run}",
+        "resume": f"dither run --resume {shlex.quote(str(folder.root / run))}",
     }
 
 

@@ -212,7 +212,7 @@ try {
   drawCurves(current);
   if (current.row.state === "broken") lazy.replaceChildren();
   else computed();
-  const events = new EventSource("/api/events");
+  const events = new EventSource(`/api/events?${new URLSearchParams({ since: current.position })}`);
   let again = null;
   events.addEventListener("runs", (event) => {
     if (!JSON.parse(event.data).rows.some((row) => row.id === id)) return;

@@ -173,7 +173,11 @@ function openComparison() {
   panel.scrollIntoView({ block: "start" });
 }
 
-function update({ rows: changed, removed }) {
+function update({ rows: changed, removed, all }) {
+  if (all) {  // the program was started again: what it does not name is gone
+    const named = new Set(changed.map((row) => row.id));
+    removed = [...rows.keys()].filter((id) => !named.has(id));
+  }
   for (const id of removed) { rows.delete(id); elements.delete(id); picked.delete(id); }
   for (const row of changed) {
     const known = rows.has(row.id);
@@ -186,8 +190,8 @@ function update({ rows: changed, removed }) {
   panel.dispatchEvent(new CustomEvent("changed", { detail: changed.filter((row) => picked.has(row.id)) }));
 }
 
-function listen() {
-  const events = new EventSource("/api/events");
+function listen(position) {
+  const events = new EventSource(`/api/events?${new URLSearchParams({ since: position })}`);
   events.addEventListener("hello", () => { live.textContent = "live"; live.classList.add("on"); });
   events.addEventListener("runs", (event) => update(JSON.parse(event.data)));
   events.addEventListener("error", () => { live.textContent = "reconnecting"; live.classList.remove("on"); });
@@ -212,7 +216,7 @@ try {
       empty));
   list();
   if (picked.size) openComparison();
-  listen();
+  listen(answer.position);
   setInterval(() => {
     for (const [id, element] of elements) element.lastChild.textContent = ago(rows.get(id).last_write);
   }, 30000);
