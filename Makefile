@@ -10,7 +10,7 @@ export DITHER_DATA := $(abspath $(LOCAL_DATA))
 endif
 endif
 
-.PHONY: federation-demo run test test-slow lint types format docs wheel clean help
+.PHONY: federation-demo run web test test-slow lint types format docs wheel clean help
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -26,6 +26,10 @@ test: $(VENV)/.dev  ## Run linter, type checker and the fast tests
 
 test-slow: $(VENV)/.dev  ## Run the slow tests too (minutes)
 	@$(BIN)/python -m pytest -m "slow or not slow"
+
+web: $(VENV)/.installed  ## Look at your runs, plans and privacy in a browser
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[web]'
+	@mkdir -p runs && $(BIN)/dither web
 
 federation-demo: $(VENV)/.dev  ## A server and four parties as processes here: TLS, secure aggregation, CPFed on Adult
 	@$(BIN)/dither federation demo

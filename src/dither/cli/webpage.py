@@ -29,6 +29,8 @@ def web(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the address alone.")] = False,
 ) -> None:
     """Look at runs, plans and privacy in a browser. Nothing is sent to any other host."""
+    if not folder.is_dir():
+        raise SpecError(f"no folder {str(folder)!r}; give the folder of your runs, or make one with: dither run")
     try:
         import fastapi  # noqa: F401
         import plotly  # noqa: F401
@@ -42,8 +44,6 @@ def web(
     from dither.web.app import create_app
     from dither.web.guard import is_loopback, new_token
 
-    if not folder.is_dir():
-        raise SpecError(f"no folder {str(folder)!r}; give the folder of your runs, or make one with: dither run")
     token = None if is_loopback(host) else new_token()
     app = create_app(
         folder,
