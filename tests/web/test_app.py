@@ -162,8 +162,8 @@ def test_a_method_file_named_by_a_run_is_never_executed(client, runs, tmp_path):
     assert client.get("/api/run", params={"id": "trap"}).status_code == 200
     for address in ("/api/analysis", "/api/epsilon", "/api/bound"):
         answer = client.get(address, params={"id": "trap"})
-        assert answer.status_code == 422
-        assert "does not execute" in answer.json()["error"]
+        assert answer.status_code == 200  # a refusal, no error in the browser's console
+        assert "does not execute" in answer.json()["refused"]
     assert not (tmp_path / "sprung").exists()
 
 
@@ -173,9 +173,21 @@ def test_a_table_named_by_a_run_is_never_opened(client, runs, tmp_path):
         runs, "own", values={"data.path": str(tmp_path / "people.csv"), "data.label": "nothing", "data.name": ""}
     )
     answer = client.get("/api/analysis", params={"id": "own"})
-    assert answer.status_code == 422
     assert "illness" not in answer.text
-    assert "dither account" in answer.json()["error"]
+    assert "dither account" in answer.json()["refused"]
+
+
+def test_the_user_may_let_it_open_tables_but_nothing_is_estimated_on_them(runs, tmp_path):
+    rows = [f"{i % 7},{'ab'[i % 2]},{'xyz'[i % 3]}" for i in range(90)]
+    (tmp_path / "people.csv").write_text("\n".join(["size,kind,home", *rows]) + "\n")
+    own = {"data.path": str(tmp_path / "people.csv"), "data.label": "kind", "data.name": "", "num_clients": 0}
+    own |= {"data.partition": "column", "data.column": "home", "cohort_size": 3, "batch_size": 4}
+    make_run(runs, "own", values={**own, "sampling_rate": 0.2})
+    client = visitor(create_app(runs, own_data=True))
+    found = client.get("/api/analysis", params={"id": "own"}).json()
+    assert found["clients"]["names"] == ["x", "y", "z"]
+    assert found["epsilon"]["values"][-1] == pytest.approx(1.0, rel=0.01)
+    assert "your own records" in client.get("/api/bound", params={"id": "own"}).json()["refused"]
 
 
 @pytest.mark.parametrize("running", [True, False])
@@ -184,8 +196,7 @@ def test_what_only_a_federation_knows_is_not_guessed(client, runs, running):
     if running:
         (folder / "provenance.json").write_text(json.dumps({"run": "ab", "versions": {"north": {}}}))
     answer = client.get("/api/analysis", params={"id": "served"})
-    assert answer.status_code == 422
-    assert "federation" in answer.json()["error"]
+    assert "federation" in answer.json()["refused"]
 
 
 def test_a_ledger_named_by_a_run_is_never_opened(runs, tmp_path):

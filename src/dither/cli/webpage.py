@@ -25,6 +25,10 @@ def web(
         Path | None, typer.Option("--ledger", help="Ledger to read budgets from (default: the user's).")
     ] = None,
     data_dir: DataDir = None,
+    own_data: Annotated[
+        bool,
+        typer.Option("--own-data", help="Open the tables that runs name, for cohorts and ε by round."),
+    ] = False,
     as_json: Json = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the address alone.")] = False,
 ) -> None:
@@ -51,6 +55,7 @@ def web(
         token=token,
         ledger=ledger or Ledger.default_path(),
         data_dir=str(data_dir) if data_dir else None,
+        own_data=own_data,
     )
     # Bound here, so that a taken port is one line and the printed address is the real one.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

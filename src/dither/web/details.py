@@ -177,7 +177,10 @@ def _facts(spec: dict[str, Any], summary: dict[str, Any]) -> list[tuple[str, str
     privacy, model = section(spec, "privacy"), section(spec, "model")
     seen = section(summary, "participation")
     facts = [
-        ("clients", f"{spec.get('num_clients', '?')}, {spec.get('cohort_size', '?')} a round"),
+        (
+            "clients",
+            f"{spec.get('num_clients') or summary.get('num_clients', '?')}, {spec.get('cohort_size', '?')} a round",
+        ),
         ("local steps a round", spec.get("local_steps", "?")),
         ("records in a batch", spec.get("batch_size", "?")),
         ("batches", spec.get("batch_sampling", "?")),

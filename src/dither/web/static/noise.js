@@ -60,7 +60,7 @@ function redraw() {
   const { length, clip, noise, clients } = state;
   const kept = Math.min(length, clip), sigma = noise * clip;
   const tip = (r) => [r * Math.cos(ANGLE), r * Math.sin(ANGLE)];
-  const bare = { showticklabels: false, showgrid: false, zeroline: false };
+  const bare = { showticklabels: false, showgrid: false, zeroline: false, showline: false, linewidth: 0, linecolor: "rgba(0,0,0,0)" };
   const square = (half) => ({ xaxis: { ...bare, range: [-half, half] }, yaxis: { ...bare, range: [-half, half], scaleanchor: "x" }, margin: { l: 8, r: 8, t: 12, b: 8 } });
   draw(clipPicture.box, (c, style) => {
     const turn = Array.from({ length: 73 }, (_, i) => (i * Math.PI) / 36);

@@ -10,7 +10,7 @@ const live = h("span", { class: "live", role: "status" }, "connecting");
 const count = h("span", { class: "muted small", role: "status" });
 const body = h("tbody");
 const panel = h("section", { "aria-label": "Comparison", hidden: true });
-const pickedCount = h("span", { class: "muted", role: "status" });
+const pickedCount = h("span", { class: "muted small", role: "status" });
 const compareButton = h("button", { class: "primary", onclick: openComparison }, "Compare");
 const clearButton = h("button", { onclick: clearPicked }, "Clear selection");
 const search = h("input", { type: "search", placeholder: "name, method, data …", oninput: list });
@@ -208,7 +208,7 @@ try {
     h("section", { class: "card", "aria-label": "Runs" },
       h("div", { class: "row" }, labelled("Search", search), labelled("Method", filters.method), labelled("Data", filters.data),
         labelled("State", filters.state), h("span", { class: "row" }, compareButton, clearButton, pickedCount)),
-      h("div", { class: "spread" }, count, h("span", { class: "small" },
+      h("div", { class: "spread legend" }, count, h("span", { class: "small" },
         h("span", { class: "claimed" }, "claimed"), h("span", { class: "muted" }, ": by the paper · "),
         h("span", { class: "proven" }, "proven"), h("span", { class: "muted" }, ": by a theorem · "),
         h("span", { class: "attacked" }, "attacked"), h("span", { class: "muted" }, ": shown by an attack"))),
