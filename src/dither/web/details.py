@@ -176,11 +176,9 @@ def _facts(spec: dict[str, Any], summary: dict[str, Any]) -> list[tuple[str, str
     """The run in a few words."""
     privacy, model = section(spec, "privacy"), section(spec, "model")
     seen = section(summary, "participation")
+    clients = spec.get("num_clients") or summary.get("num_clients", "?")  # 0: one for each value of a column
     facts = [
-        (
-            "clients",
-            f"{spec.get('num_clients') or summary.get('num_clients', '?')}, {spec.get('cohort_size', '?')} a round",
-        ),
+        ("clients", f"{clients}, {spec.get('cohort_size', '?')} a round"),
         ("local steps a round", spec.get("local_steps", "?")),
         ("records in a batch", spec.get("batch_size", "?")),
         ("batches", spec.get("batch_sampling", "?")),
