@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dither import errors, spec
-from dither.cli import app, main
+from dither.cli import PANELS, app, main
 
 ROOT = Path(__file__).parents[2]
 
@@ -117,6 +117,14 @@ finally:
     for arguments in (["--help"], ["run", "--help"], ["plan", "--help"], ["--version"]):
         done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "[]\n")
+
+
+def test_every_command_has_its_place_in_the_help(call):
+    told = call("--help")[1]
+    assert all(f"─ {panel} ─" in told for panel in PANELS)
+    assert "─ Commands ─" not in told
+    placed = [name for names in PANELS.values() for name in names]
+    assert sorted(placed) == sorted({name.split()[0] for name in commands()})
 
 
 def test_completion_knows_commands_and_options():

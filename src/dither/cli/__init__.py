@@ -36,6 +36,19 @@ webpage.register(app)
 app.add_typer(datasets.app, name="data")
 app.add_typer(budgets.app, name="budget")
 
+# How `dither --help` groups them.
+PANELS = {
+    "Train": ("run", "evaluate", "predict", "presets", "keys", "data"),
+    "Privacy": ("account", "audit", "plan", "budget"),
+    "Look": ("web", "reproduce"),
+    "A real federation": ("serve", "join", "federation"),
+}
+_PANEL = {name: panel for panel, names in PANELS.items() for name in names}
+for _command in app.registered_commands:
+    _command.rich_help_panel = _PANEL.get(_command.callback.__name__ if _command.callback else "")
+for _group in app.registered_groups:
+    _group.rich_help_panel = _PANEL.get(_group.name or "")
+
 
 def main() -> None:
     """Entry point: errors raised on purpose become one line and an exit code."""

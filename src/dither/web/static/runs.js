@@ -72,11 +72,22 @@ function list() {
     const [x, y] = [value(a, sorting.key), value(b, sorting.key)];
     return (x < y ? -1 : x > y ? 1 : a.id < b.id ? -1 : 1) * (sorting.down ? -1 : 1);
   });
-  body.replaceChildren(...shown.map((row) => elements.get(row.id) ?? make(row)));
+  fill(shown);
   count.textContent = shown.length === rows.size ? `${rows.size} runs` : `${shown.length} of ${rows.size} runs`;
   const none = rows.size ? "No run fits these filters." : "No runs here yet. Make one with: dither run adult";
   empty.replaceChildren(...(shown.length ? [] : [h("p", { class: "wait-none muted" }, none)]));
   selection();
+}
+
+// The first screens at once, the rest right after: nobody waits for the thousandth row.
+let filling = 0;
+
+function fill(shown) {
+  const mine = ++filling;
+  const made = (part) => part.map((row) => elements.get(row.id) ?? make(row));
+  const fresh = shown.some((row) => !elements.has(row.id));
+  body.replaceChildren(...made(fresh ? shown.slice(0, 60) : shown));
+  if (fresh && shown.length > 60) setTimeout(() => { if (mine === filling) body.append(...made(shown.slice(60))); }, 30);
 }
 
 function make(row) {
