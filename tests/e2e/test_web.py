@@ -312,6 +312,18 @@ def test_the_attacked_epsilon_and_the_bound_with_its_terms(visit, shots):
     one.finish()
 
 
+# When the first and the thousandth row are drawn: two frames after they are in the document.
+CLOCK = """
+const waited = [1, 1000];
+new MutationObserver(() => {
+  while (waited.length && document.querySelectorAll("tr[data-run]").length >= waited[0]) {
+    waited.shift();
+    requestAnimationFrame(() => requestAnimationFrame(() => { (window.times ??= []).push(performance.now()); }));
+  }
+}).observe(document, { subtree: true, childList: true });
+"""
+
+
 @pytest.mark.slow
 def test_a_thousand_runs_are_there_within_a_second(browser, tmp_path, capsys):
     first = make_run(tmp_path / "runs", "run-0000", rounds=100)
@@ -320,24 +332,21 @@ def test_a_thousand_runs_are_there_within_a_second(browser, tmp_path, capsys):
     serving = Serving(tmp_path / "runs", tmp_path / "reports")
     try:
         fetch(f"{serving.address}/api/runs")  # what `dither web` does before it opens the browser
-        first, all_of_them = [], []
+        times = []
         for _ in range(3):
             one = Visit(browser, serving)
+            one.page.add_init_script(CLOCK)
             one.page.goto(serving.address)
-            for times, least in ((first, 1), (all_of_them, 1000)):
-                until(one.page, f"document.querySelectorAll('tr[data-run]').length >= {least}")
-                # It is drawn two frames after it is in the document.
-                one.page.evaluate("new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r)))")
-                times.append(one.page.evaluate("performance.now()") / 1000)
+            until(one.page, "window.times?.length === 2")
+            times.append(one.page.evaluate("window.times"))
             assert one.page.inner_text("text=1000 runs") == "1000 runs"
             one.finish()
     finally:
         serving.close()
+    first, last = (min(each[which] for each in times) / 1000 for which in (0, 1))
     with capsys.disabled():
-        print(
-            f" [1,000 runs in the browser: {min(first):.2f} s, to the last row {min(all_of_them):.2f} s] ", end=""
-        )
-    assert min(first) < 1.0
+        print(f" [1,000 runs in the browser: shown after {first:.2f} s, the last row after {last:.2f} s] ", end="")
+    assert first < 1.0
 
 
 @pytest.mark.slow
