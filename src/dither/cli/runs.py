@@ -52,7 +52,7 @@ def run(
     from dither import api
 
     view = RunProgress(silent=quiet or as_json)
-    with going_on(lambda: _how_to_resume(view.folder)), view:
+    with going_on(lambda: _how_to_resume(view.folder or resume or out)), view:
         result = api.run(
             spec,
             out=out,
@@ -79,7 +79,7 @@ def run(
 
 
 def _how_to_resume(folder: Path | None) -> str:
-    if folder is None:
+    if folder is None or not (folder / "spec.toml").is_file():
         return "no round was made: the same command begins again"
     return f"continue with: dither run --resume {shlex.quote(str(folder))}"
 
