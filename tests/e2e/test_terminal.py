@@ -137,6 +137,7 @@ def test_completion_knows_commands_and_options():
     assert offered("dither re") == ["reproduce"]
     assert offered("dither run --qui") == ["--quiet"]
     assert offered("dither federation de") == ["demo"]
+    assert offered("dither run cpf") == ["cpfed", "cpfed-network"]
     assert "complete -o default -F _dither_completion dither" in show_completion()
 
 

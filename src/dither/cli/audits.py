@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dither.cli import options
 from dither.cli.options import DataDir, Json, Quiet, Settings, spec_from
 from dither.cli.printing import SEEN, epsilon_text, error_terminal, print_table
 from dither.cli.stopping import going_on
@@ -17,7 +18,12 @@ VIOLATION = 5  # exit code
 
 def audit(
     what: Annotated[
-        str, typer.Argument(metavar="METHOD | SPEC.toml | RUN", help="A preset, a spec or a run folder to attack.")
+        str,
+        typer.Argument(
+            metavar="METHOD | SPEC.toml | RUN",
+            help="A preset, a spec or a run folder to attack.",
+            autocompletion=options.presets,
+        ),
     ],
     view: Annotated[
         list[str] | None,

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dither.cli import options
 from dither.cli.options import DataDir, Json, LedgerFile, Quiet, Settings, spec_from
 from dither.cli.printing import (
     SEEN,
@@ -31,7 +32,9 @@ from dither.errors import BudgetExhausted, SpecError
 def run(
     what: Annotated[
         str | None,
-        typer.Argument(metavar="PRESET | SPEC.toml", help="What to run (default: adult)."),
+        typer.Argument(
+            metavar="PRESET | SPEC.toml", help="What to run (default: adult).", autocompletion=options.presets
+        ),
     ] = None,
     settings: Settings = None,
     seed: Annotated[int | None, typer.Option(help="Seed of partition, model, cohorts, batches and noise.")] = None,
@@ -86,7 +89,10 @@ def _how_to_resume(folder: Path | None) -> str:
 
 def account(
     run_folder: Annotated[
-        Path, typer.Argument(metavar="RUN", help="A run folder, or a preset or spec to account for.")
+        Path,
+        typer.Argument(
+            metavar="RUN", help="A run folder, or a preset or spec to account for.", autocompletion=options.presets
+        ),
     ],
     settings: Settings = None,
     data_dir: DataDir = None,
@@ -201,7 +207,9 @@ def _distinct(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def presets(
-    name: Annotated[str | None, typer.Argument(help="Print this preset as TOML.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Print this preset as TOML.", autocompletion=options.presets)
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
