@@ -8,6 +8,7 @@ authentication, secure aggregation, noise from the operating system, a ledger at
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -24,6 +25,7 @@ INSTITUTIONS = {
     "self-employed": ("Self-emp-inc", "Self-emp-not-inc"),
 }
 OTHERS = "others"
+MARK = ".demonstration"  # a folder of this module's own
 
 SPEC = """\
 # CPFed over four institutions: proven ε = 1 for one who sees every upload, and nobody does
@@ -98,15 +100,18 @@ def _written(folder: Path, frames: dict[str, Any]) -> dict[str, Path]:
 
 def stopped(folder: Path) -> bool:
     """Whether the folder is a demonstration that has not come to its end, and can."""
-    return (folder / "spec.toml").is_file() and not (folder / "run" / "summary.json").is_file()
+    return (folder / MARK).is_file() and not (folder / "run" / "summary.json").is_file()
 
 
 def _prepared(folder: Path, data_dir: Path | None) -> dict[str, Path]:
-    """The parties' files; made with keys and spec where they are not there yet. The spec is written last."""
+    """The parties' files; made with keys and spec where they are not all there yet. The spec is written last."""
     from dither.federation import keys
 
-    if stopped(folder):
+    if (folder / "spec.toml").is_file():
         return {path.stem: path for path in sorted((folder / "data").glob("*.csv"))}
+    write_text(folder / MARK, "")
+    for begun in ("data", "keys"):
+        shutil.rmtree(folder / begun, ignore_errors=True)
     name_of_data, paths = tables(folder / "data", data_dir=data_dir)
     keys.create(folder / "keys", list(paths), hosts=["localhost"])
     write_text(folder / "spec.toml", SPEC.replace('"adult"', f'"{name_of_data}"'))
@@ -155,7 +160,7 @@ def run(
         code = server.wait()
         if code:
             last = (folder / "server.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            say(last[-1] if last else f"the server ended with exit code {code}")
+            print(last[-1] if last else f"error: the server ended with exit code {code}", file=sys.stderr)
         until = time.monotonic() + 15
         for child in children[1:]:
             try:
