@@ -307,6 +307,7 @@ def test_what_another_page_saw_first_is_told_all_the_same(tmp_path):
     told = json.loads(data.removeprefix("data: "))
     assert ([row["id"] for row in told["rows"]], told["removed"], told["all"]) == (["c"], ["b"], False)
     assert index.since(mark.removeprefix("id: ")) == (index.position, ([], []))
+    assert index.since(f"{index.position}²")[1] is None
     data = asyncio.run(first("another-7"))[2]  # of a program that is gone
     told = json.loads(data.removeprefix("data: "))
     assert ({row["id"] for row in told["rows"]}, told["all"]) == ({"a", "c"}, True)

@@ -64,7 +64,7 @@ class Index:
         program was started again): then everything may have changed."""
         epoch, _, look = position.partition("-")
         with self._lock:
-            if epoch != self._epoch or not look.isdigit():
+            if epoch != self._epoch or not (look.isascii() and look.isdigit()):
                 return self.position, None
             changed = [run for run, at in self._changed_at.items() if at > int(look)]
             removed = [run for run, at in self._removed_at.items() if at > int(look)]

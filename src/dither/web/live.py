@@ -33,9 +33,10 @@ class Watcher:
             yield "retry: 2000\n\nevent: hello\ndata: {}\n\n"
             while True:
                 looked = self._looked
-                position, changes = self.index.since(position)
+                # In a thread: the index may be held by a look at the folder.
+                position, changes = await run_in_threadpool(self.index.since, position)
                 if changes is None or changes.changed or changes.removed:
-                    yield self._event(position, changes)
+                    yield await run_in_threadpool(self._event, position, changes)
                     continue
                 try:
                     await asyncio.wait_for(looked.wait(), _BEAT)
