@@ -39,7 +39,7 @@ class Unfinished:
             for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
                 try:
                     key, value = json.loads(line)
-                except ValueError:  # cut off by a kill
+                except (TypeError, ValueError):  # cut off by a kill
                     continue
                 self._known[key] = value
 
