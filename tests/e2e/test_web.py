@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from dither.spec import Spec
 from tests.web.folders import make_run
 
 pytest.importorskip("fastapi")
@@ -444,7 +445,7 @@ def test_filters_sort_and_keyboard(visit):
 
 @pytest.mark.slow
 def test_sliders_change_the_plan_and_its_curve(visit, shots):
-    one = visit()
+    one = visit(permissions=["clipboard-read", "clipboard-write"])
     page = one.open("/plan")
     page.wait_for_selector(".chart[data-drawn]", timeout=120_000)
     before = float(page.get_attribute("[data-multiplier]", "data-multiplier"))
@@ -459,6 +460,10 @@ def test_sliders_change_the_plan_and_its_curve(visit, shots):
     page.select_option("#method", "nbafl")
     until(page, "document.querySelector('pre').innerText.includes('method = \"nbafl\"')")
     assert page.input_value("#adjacency") == "replace-one"
+    page.click("text=Copy spec")
+    until(page, "[...document.querySelectorAll('button')].some(b => b.innerText === 'Copied')")
+    copied = Spec.from_toml(page.evaluate("navigator.clipboard.readText()"))
+    assert (copied.method, copied.privacy.noise) == ("nbafl", "proven")
     page.wait_for_timeout(2500)
     page.screenshot(path=str(shots / "plan-nbafl.png"), full_page=True)
     one.finish()
