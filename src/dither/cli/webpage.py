@@ -41,7 +41,9 @@ def web(
         import uvicorn
     except ModuleNotFoundError as missing:
         raise SpecError(f"dither web needs {missing.name}; install it with: pip install 'dither[web]'") from None
+    import os
     import socket
+    import sys
     import threading
 
     from dither.spending import Ledger
@@ -89,6 +91,11 @@ def web(
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1, server_header=False)
     with suppress(KeyboardInterrupt):  # the way to end it, so it is no failure
         uvicorn.Server(config).run(sockets=[listener])
+    # Nothing is left to be written, and what is still computed in a thread must neither hold up the end nor (inside
+    # JAX) abort it.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def register(app: typer.Typer) -> None:
