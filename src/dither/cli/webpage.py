@@ -71,28 +71,28 @@ def web(
     shown = f"[{host.strip('[]')}]" if ":" in host else host
     shown = socket.gethostname() if host in ("0.0.0.0", "::") else shown  # noqa: S104
     address = f"http://{shown}:{listener.getsockname()[1]}/" + (f"?token={token}" if token else "")
-    if as_json:
-        print_event("serving", folder=str(folder), address=address, token=token)
-    else:
-        typer.echo(address if quiet else f"runs of {folder}: {address}")
-    if token and not quiet:
-        error_terminal().print(
-            f"[yellow]others can reach this page with that address[/]; it is not encrypted. "
-            f"Without --host {escape(host)} only this machine can.",
-            soft_wrap=True,
-        )
-    if not as_json and not quiet:
-        terminal().print("stop with Ctrl-C", style="dim")
-    threading.Thread(target=app.state.warm, daemon=True).start()
-    if open_browser:
-        import webbrowser
-
-        threading.Timer(0.5, webbrowser.open, [address]).start()
-    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1, server_header=False)
     with suppress(KeyboardInterrupt):  # the way to end it, so it is no failure
+        if as_json:
+            print_event("serving", folder=str(folder), address=address, token=token)
+        else:
+            typer.echo(address if quiet else f"runs of {folder}: {address}")
+        if token and not quiet:
+            error_terminal().print(
+                f"[yellow]others can reach this page with that address[/]; it is not encrypted. "
+                f"Without --host {escape(host)} only this machine can.",
+                soft_wrap=True,
+            )
+        if not as_json and not quiet:
+            terminal().print("stop with Ctrl-C", style="dim")
+        threading.Thread(target=app.state.warm, daemon=True).start()
+        if open_browser:
+            import webbrowser
+
+            threading.Timer(0.5, webbrowser.open, [address]).start()
+        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1, server_header=False)
         uvicorn.Server(config).run(sockets=[listener])
-    # Nothing is left to be written, and what is still computed in a thread must neither hold up the end nor (inside
-    # JAX) abort it.
+    # Nothing is left to be written, and what is still computed in a thread must not hold up the end, nor abort it
+    # from inside JAX.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

@@ -93,7 +93,7 @@ function redraw() {
 }
 
 function arrow([x0, y0], [x1, y1], colour, name) {
-  return { x: [x0, x1], y: [y0, y1], mode: "lines+markers", name, showlegend: Boolean(name), line: { color: colour, width: 3 }, marker: { symbol: ["circle", "arrow"], size: [1, 13], angleref: "previous", color: colour }, hoverinfo: "skip" };
+  return { x: [x0, x1], y: [y0, y1], mode: "lines+markers", name, showlegend: Boolean(name), line: { color: colour, width: 3 }, marker: { symbol: ["circle", "arrow"], size: [1, 13], angleref: "previous", color: colour, line: { width: 0 } }, hoverinfo: "skip" };
 }
 
 async function ask(kept, sigma, clients) {
