@@ -91,7 +91,8 @@ main()
 def test_a_download(tmp_path):
     sign = tmp_path / "fetching"
     folders = {"DITHER_DATA": "", "XDG_CACHE_HOME": tmp_path / "cache", "HOME": tmp_path}
-    errors = interrupted(start("data", "get", "mnist", sign, program=("-c", SLOW), **folders), sign.exists)
+    process = start("data", "get", "mnist", "--quiet", sign, program=("-c", SLOW), **folders)
+    errors = interrupted(process, sign.exists)
     assert errors == "interrupted; files fetched whole are kept, the others are not: the same command goes on\n"
     assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from dither.cli.options import DataDir, Json, Quiet
-from dither.cli.printing import print_table, short
+from dither.cli.printing import error_terminal, print_table, short
 from dither.cli.stopping import going_on
 from dither.errors import SpecError
 
@@ -49,8 +49,11 @@ def data_get(
     """Fetch a data set, verify it, and keep it in the cache."""
     from dither import data
 
+    def say(line: str) -> None:
+        error_terminal().print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
+
     with going_on("files fetched whole are kept, the others are not: the same command goes on"):
-        files = data.get(name, data_dir=data_dir)
+        files = data.get(name, data_dir=data_dir, progress=None if as_json or quiet else say)
     if as_json:
         typer.echo(json.dumps({"name": name, "files": [str(path) for path in files]}))
     if as_json or quiet:
