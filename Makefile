@@ -10,7 +10,7 @@ export DITHER_DATA := $(abspath $(LOCAL_DATA))
 endif
 endif
 
-.PHONY: federation-demo run web test test-slow lint types format docs wheel clean help
+.PHONY: federation-demo run test test-slow lint types format docs wheel clean help
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -27,6 +27,7 @@ test: $(VENV)/.dev  ## Run linter, type checker and the fast tests
 test-slow: $(VENV)/.dev  ## Run the slow tests too (minutes)
 	@$(BIN)/python -m pytest -m "slow or not slow"
 
+.PHONY: web
 web: $(VENV)/.installed  ## Look at your runs, plans and privacy in a browser
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[web]'
 	@mkdir -p runs && $(BIN)/dither web

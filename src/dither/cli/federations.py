@@ -250,7 +250,9 @@ def check(
     findings = checking.check(federation, data=data, label=label, server=server, ledger=ledger)
     if as_json:
         _print_json([finding._asdict() for finding in findings])
-    for finding in () if as_json or quiet else findings:
+    if as_json or quiet:
+        sys.exit(0 if all(finding.good for finding in findings) else FederationError.exit_code)
+    for finding in findings:
         mark = "[green]ok[/]  " if finding.good else "[red]no[/]  "
         terminal().print(f"{mark}{escape(finding.what)}", highlight=False, soft_wrap=True)
     if not all(finding.good for finding in findings):
