@@ -27,6 +27,11 @@ test: $(VENV)/.dev  ## Run linter, type checker and the fast tests
 test-slow: $(VENV)/.dev  ## Run the slow tests too (minutes)
 	@$(BIN)/python -m pytest -m "slow or not slow"
 
+.PHONY: web
+web: $(VENV)/.installed  ## Look at your runs, plans and privacy in a browser
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[web]'
+	@mkdir -p runs && $(BIN)/dither web
+
 federation-demo: $(VENV)/.dev  ## A server and four parties as processes here: TLS, secure aggregation, CPFed on Adult
 	@$(BIN)/dither federation demo
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from dither.core import Algorithm, Claim, Hyper, Prepared, Setting
+from dither.errors import SpecError
 from dither.models import Model
 from dither.papers import local
 
@@ -23,7 +24,7 @@ def prepare(model: Model, setting: Setting) -> Prepared:
     """Make the method ready for one federation: noise, factory, claim."""
     gradients = local.noisy_gradients(model, setting, source="DP-FedAvgM; errata G7a")
     averaging = local.averaging(setting, gradients)
-    std = local.chosen_noise_std(setting, lambda: _no_formula())
+    std = local.chosen_noise_std(setting, _no_formula)
     return Prepared(
         hyper={**local.gradient_hyper(setting, std), "momentum": float(setting.options["momentum"])},
         build=lambda hyper: with_momentum(averaging(hyper), hyper),
@@ -56,6 +57,4 @@ def with_momentum(algorithm: Algorithm, hyper: Hyper) -> Algorithm:
 
 
 def _no_formula() -> float:
-    from dither.errors import SpecError
-
     raise SpecError("this method has no printed noise formula: use privacy.noise='proven' or 'given'")

@@ -16,7 +16,6 @@ def test_every_page_is_in_the_navigation():
         assert page.relative_to(ROOT / "docs").as_posix() in listed
 
 
-@pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path):
     for name in ("mkdocs", "material", "mkdocstrings"):
         pytest.importorskip(name, reason="pip install 'dither[docs]'")

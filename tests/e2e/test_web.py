@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from dither.spec import Spec
 from tests.web.folders import make_run
 
 pytest.importorskip("fastapi")
@@ -48,16 +49,16 @@ def start(*arguments):
         stderr=subprocess.PIPE,
         text=True,
     )
-    line = process.stdout.readline()
-    found = re.search(r"http://\S+", line)
-    if found is None:
+    line = process.stdout.readline().strip()
+    if "http://" not in line:
         pytest.fail(f"no address in {line!r}: {process.communicate(timeout=30)}")
-    return process, found[0]
+    return process, line
 
 
 def stop(process):
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
+    assert "Traceback" not in process.communicate(timeout=30)[1]
+    assert process.returncode == 0
 
 
 def fetch(address, **headers):
@@ -74,7 +75,7 @@ def fetch(address, **headers):
 
 def test_the_command_serves_this_machine_alone(tmp_path):
     make_run(tmp_path, "one")
-    process, address = start(tmp_path, "--port", 0)
+    process, address = start(tmp_path, "--port", 0, "--quiet")
     try:
         assert address.startswith("http://127.0.0.1:")
         status, text = fetch(address + "api/runs")
@@ -86,9 +87,11 @@ def test_the_command_serves_this_machine_alone(tmp_path):
 
 
 def test_another_address_asks_for_a_token(tmp_path):
-    process, address = start(tmp_path, "--port", 0, "--host", "0.0.0.0")
+    process, line = start(tmp_path, "--port", 0, "--host", "0.0.0.0", "--json")
     try:
-        port, token = re.search(r":(\d+)/\?token=(\S{32})$", address).groups()
+        told = json.loads(line)
+        port, token = re.search(r":(\d+)/\?token=(\S{32})$", told["address"]).groups()
+        assert (told["event"], told["token"]) == ("serving", token)
         assert fetch(f"http://127.0.0.1:{port}/api/runs")[0] == 401
         assert fetch(f"http://127.0.0.1:{port}/api/runs", Cookie=f"dither-web={token}")[0] == 200
     finally:
@@ -144,12 +147,16 @@ class Serving:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     import dither
+    from dither.audit import report
+    from dither.runs import RunFolder
 
     root = tmp_path_factory.mktemp("page")
     runs, reports = root / "runs", root / "reports" / "quick"
     for seed in (0, 1):
         dither.run("adult", values={**DIGITS, "seed": seed}, out=runs / f"digits-seed{seed}")
     dither.run("adult", values={**DIGITS, "privacy.epsilon": 8.0}, out=runs / "digits-loud")
+    spec = RunFolder.open(runs / "digits-loud").spec()
+    report.save(dither.audit(spec, views=("upload",), trials=300, rounds=1), runs / "digits-loud")
     make_run(runs, f"evil {EVIL.replace('/', '∕')}", notes=[EVIL], why=EVIL, stopped=EVIL)
     make_run(runs, "broken", spec_text="method = [")
     reports.mkdir(parents=True)
@@ -214,7 +221,7 @@ def visit(browser, served):
 
 READY = {
     "/": "tr[data-run=digits-loud]",
-    "/run?id=digits-seed0": "[data-ready=yes]",
+    "/run?id=digits-loud": "[data-ready=yes]",
     "/run?id=broken": ".chip.broken",
     "/plan": ".chart.tall[data-drawn]",
     "/noise": "[data-upload]",
@@ -235,6 +242,112 @@ def test_every_page_renders_without_a_complaint(visit, shots, path, look):
     one.open(path).wait_for_selector(READY[path], timeout=120_000)
     name = re.sub(r"\W+", "-", path).strip("-") or "runs"
     one.finish(shots / f"{name}-{look}.png")
+
+
+# What a screen reader and a keyboard need, on any page.
+TROUBLE = """() => {
+  const found = [];
+  const all = (query) => [...document.querySelectorAll(query)];
+  const named = (e) => e.labels?.length || e.getAttribute("aria-label") || e.innerText?.trim() || e.title;
+  for (const e of all("input, select, button, a, iframe, meter, progress")) if (!named(e)) found.push(`no name: ${e.outerHTML.slice(0, 80)}`);
+  for (const e of all("img")) if (!e.hasAttribute("alt")) found.push(`no alt: ${e.outerHTML.slice(0, 80)}`);
+  for (const e of all("svg.spark, .chart")) if (e.getAttribute("role") !== "img" || !e.getAttribute("aria-label")) found.push("a picture without a name");
+  for (const e of all("th")) if (!e.scope) found.push(`th without scope: ${e.innerText}`);
+  for (const e of all("table")) if (!e.caption) found.push("a table without a caption");
+  const levels = all("h1, h2, h3, h4").map((e) => Number(e.tagName[1]));
+  if (levels.filter((level) => level === 1).length !== 1) found.push("not one h1");
+  levels.forEach((level, i) => { if (i && level > levels[i - 1] + 1) found.push(`h${levels[i - 1]} then h${level}`); });
+  const ids = all("[id]").map((e) => e.id).filter((id) => !/^(defs|topdefs|clip|legend|g|plotly|modebar)/.test(id));
+  ids.forEach((id, i) => { if (ids.indexOf(id) !== i) found.push(`id twice: ${id}`); });
+  for (const query of ["header", "nav[aria-label]", "main", "footer", "html[lang]"]) if (!document.querySelector(query)) found.push(`no ${query}`);
+  for (const e of all("[tabindex]")) if (Number(e.getAttribute("tabindex")) > 0) found.push("an order of its own");
+  return found;
+}"""  # noqa: E501
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", READY)
+def test_names_roles_headings_and_the_keyboard(visit, path):
+    one = visit()
+    page = one.open(path)
+    page.wait_for_selector(READY[path], timeout=120_000)
+    assert page.evaluate(TROUBLE) == []
+    # Tab leads through every control and link that can be seen, from the skip link on.
+    seen = "e => e.checkVisibility() && !e.disabled && !e.closest('iframe')"
+    wanted = page.evaluate(
+        f"() => [...document.querySelectorAll('a, button, input, select, summary')].filter({seen}).length"
+    )
+    page.evaluate("document.activeElement.blur(); window.reached = new Set()")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.innerText") == "Skip to content"
+    for _ in range(wanted + 40):
+        page.evaluate("() => { window.reached.add(document.activeElement) }")
+        page.keyboard.press("Tab")
+    count = "[...window.reached].filter(e => e.matches('a, button, input, select, summary')).length"
+    radios = page.evaluate("document.querySelectorAll('input[type=radio]:not(:checked)').length")  # by arrows
+    assert page.evaluate(count) == wanted - radios
+    one.finish()
+
+
+@pytest.mark.slow
+def test_the_attacked_epsilon_and_the_bound_with_its_terms(visit, shots):
+    one = visit()
+    page = one.open("/run?id=digits-loud")
+    page.wait_for_selector("[data-ready=yes]", timeout=120_000)
+    assert "≥" in page.inner_text(".tile .attacked")
+    assert "confidence" in page.inner_text("tr:has(th.attacked)")
+    assert page.query_selector("a[download]:text('audit.json')")
+    page.click("text=Compute the bound")
+    page.wait_for_selector("section:has(h2:text('Convergence')) [data-ready=yes]", timeout=240_000)
+    chart = "document.querySelector('[aria-label^=\"The paper\\'s convergence bound\"]')"
+    page.check("input[type=radio][value=stacked]")
+    until(page, f"{chart}.data.filter(t => t.stackgroup === 'terms').length >= 2")
+    assert page.evaluate(f"{chart}.data.some(t => t.name === 'measured')")
+    page.locator("section:has(h2:text('Convergence'))").screenshot(path=str(shots / "bound-stacked.png"))
+    page.check("input[type=radio][value=log]")
+    until(page, f"{chart}.data.some(t => t.name === 'bound: their sum')")
+    page.locator("section:has(h2:text('Convergence'))").screenshot(path=str(shots / "bound-log.png"))
+    with page.expect_download() as waiting:
+        page.click("a[download]:text('spec.toml')")
+    assert "method" in waiting.value.path().read_text()
+    one.finish()
+
+
+# When the first and the thousandth row are drawn: two frames after they are in the document.
+CLOCK = """
+const waited = [1, 1000];
+new MutationObserver(() => {
+  while (waited.length && document.querySelectorAll("tr[data-run]").length >= waited[0]) {
+    waited.shift();
+    requestAnimationFrame(() => requestAnimationFrame(() => { (window.times ??= []).push(performance.now()); }));
+  }
+}).observe(document, { subtree: true, childList: true });
+"""
+
+
+@pytest.mark.slow
+def test_a_thousand_runs_are_there_within_a_second(browser, tmp_path, capsys):
+    first = make_run(tmp_path / "runs", "run-0000", rounds=100)
+    for number in range(1, 1000):
+        shutil.copytree(first, tmp_path / "runs" / f"run-{number:04}")
+    serving = Serving(tmp_path / "runs", tmp_path / "reports")
+    try:
+        fetch(f"{serving.address}/api/runs")  # what `dither web` does before it opens the browser
+        times = []
+        for _ in range(3):
+            one = Visit(browser, serving)
+            one.page.add_init_script(CLOCK)
+            one.page.goto(serving.address)
+            until(one.page, "window.times?.length === 2")
+            times.append(one.page.evaluate("window.times"))
+            assert one.page.inner_text("text=1000 runs") == "1000 runs"
+            one.finish()
+    finally:
+        serving.close()
+    first, last = (min(each[which] for each in times) / 1000 for which in (0, 1))
+    with capsys.disabled():
+        print(f" [1,000 runs in the browser: shown after {first:.2f} s, the last row after {last:.2f} s] ", end="")
+    assert first < 1.0
 
 
 @pytest.mark.slow
@@ -332,7 +445,7 @@ def test_filters_sort_and_keyboard(visit):
 
 @pytest.mark.slow
 def test_sliders_change_the_plan_and_its_curve(visit, shots):
-    one = visit()
+    one = visit(permissions=["clipboard-read", "clipboard-write"])
     page = one.open("/plan")
     page.wait_for_selector(".chart[data-drawn]", timeout=120_000)
     before = float(page.get_attribute("[data-multiplier]", "data-multiplier"))
@@ -347,6 +460,10 @@ def test_sliders_change_the_plan_and_its_curve(visit, shots):
     page.select_option("#method", "nbafl")
     until(page, "document.querySelector('pre').innerText.includes('method = \"nbafl\"')")
     assert page.input_value("#adjacency") == "replace-one"
+    page.click("text=Copy spec")
+    until(page, "[...document.querySelectorAll('button')].some(b => b.innerText === 'Copied')")
+    copied = Spec.from_toml(page.evaluate("navigator.clipboard.readText()"))
+    assert (copied.method, copied.privacy.noise) == ("nbafl", "proven")
     page.wait_for_timeout(2500)
     page.screenshot(path=str(shots / "plan-nbafl.png"), full_page=True)
     one.finish()

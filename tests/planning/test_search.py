@@ -1,11 +1,19 @@
 """Sweeps as the planner uses them: a method's own traced constants, batches that are filled up."""
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 
 from dither import engines, sweeps
 from dither.planning import empirical, shapes
 from dither.spec import Spec
+from dither.unfinished import Unfinished
+
+
+class Outcome(NamedTuple):
+    metrics: list
+
 
 MATERIAL = shapes.synthetic(120, 3)
 BASE = Spec.from_preset("nbafl").with_values(
@@ -43,7 +51,28 @@ def test_parameter_clips_share_a_program_and_change_nothing(monkeypatch):
 def test_filled_batches_give_every_spec_its_own_outcome(monkeypatch):
     monkeypatch.setattr(empirical, "BATCHES", (2,))
     specs = [BASE.with_values({"seed": seed}) for seed in range(3)]
-    found = empirical._outcomes(specs, ["same"] * 3, MATERIAL)
-    assert [outcome.spec.seed for outcome in found] == [0, 1, 2]
+    found = empirical._measured(specs, ["same"] * 3, MATERIAL, Unfinished(None, "plan", 0))
+    assert len({row["loss"] for row in found}) == 3
     one = sweeps.sweep(specs[2:], dataset=MATERIAL.dataset)[0]
-    assert found[2].metrics[-1]["loss"] == pytest.approx(one.metrics[-1]["loss"], rel=1e-5)
+    assert found[2]["loss"] == pytest.approx(one.metrics[-1]["loss"], rel=1e-5)
+
+
+def test_an_interrupted_search_makes_no_batch_twice(monkeypatch, tmp_path):
+    """Ctrl-C in the second of two batches; the same search then makes that one alone, and finds the same."""
+    monkeypatch.setattr(empirical, "BATCHES", (2,))
+    made = []
+
+    def fake(specs, dataset):
+        if made == [[0, 1]]:
+            made.append("interrupted")
+            raise KeyboardInterrupt
+        made.append([spec.seed for spec in specs])
+        return [Outcome([{"test_accuracy": spec.seed / 7, "loss": spec.seed / 3}]) for spec in specs]
+
+    monkeypatch.setattr(empirical, "sweep", fake)
+    specs = [BASE.with_values({"seed": seed}) for seed in range(3)]
+    with pytest.raises(KeyboardInterrupt):
+        empirical._measured(specs, ["same"] * 3, MATERIAL, Unfinished(tmp_path, "plan", 0))
+    found = empirical._measured(specs, ["same"] * 3, MATERIAL, Unfinished(tmp_path, "plan", 0))
+    assert made == [[0, 1], "interrupted", [2, 2]]
+    assert [row["loss"] for row in found] == [0.0, 1 / 3, 2 / 3]

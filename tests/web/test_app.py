@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 from importlib.resources import files
 
 import pytest
@@ -161,8 +162,8 @@ def test_a_method_file_named_by_a_run_is_never_executed(client, runs, tmp_path):
     assert client.get("/api/run", params={"id": "trap"}).status_code == 200
     for address in ("/api/analysis", "/api/epsilon", "/api/bound"):
         answer = client.get(address, params={"id": "trap"})
-        assert answer.status_code == 422
-        assert "does not execute" in answer.json()["error"]
+        assert answer.status_code == 200  # a refusal, no error in the browser's console
+        assert "does not execute" in answer.json()["refused"]
     assert not (tmp_path / "sprung").exists()
 
 
@@ -172,9 +173,21 @@ def test_a_table_named_by_a_run_is_never_opened(client, runs, tmp_path):
         runs, "own", values={"data.path": str(tmp_path / "people.csv"), "data.label": "nothing", "data.name": ""}
     )
     answer = client.get("/api/analysis", params={"id": "own"})
-    assert answer.status_code == 422
     assert "illness" not in answer.text
-    assert "dither account" in answer.json()["error"]
+    assert "dither account" in answer.json()["refused"]
+
+
+def test_the_user_may_let_it_open_tables_but_nothing_is_estimated_on_them(runs, tmp_path):
+    rows = [f"{i % 7},{'ab'[i % 2]},{'xyz'[i % 3]}" for i in range(90)]
+    (tmp_path / "people.csv").write_text("\n".join(["size,kind,home", *rows]) + "\n")
+    own = {"data.path": str(tmp_path / "people.csv"), "data.label": "kind", "data.name": "", "num_clients": 0}
+    own |= {"data.partition": "column", "data.column": "home", "cohort_size": 3, "batch_size": 4}
+    make_run(runs, "own", values={**own, "sampling_rate": 0.2})
+    client = visitor(create_app(runs, own_data=True))
+    found = client.get("/api/analysis", params={"id": "own"}).json()
+    assert found["clients"]["names"] == ["x", "y", "z"]
+    assert found["epsilon"]["values"][-1] == pytest.approx(1.0, rel=0.01)
+    assert "your own records" in client.get("/api/bound", params={"id": "own"}).json()["refused"]
 
 
 @pytest.mark.parametrize("running", [True, False])
@@ -183,8 +196,7 @@ def test_what_only_a_federation_knows_is_not_guessed(client, runs, running):
     if running:
         (folder / "provenance.json").write_text(json.dumps({"run": "ab", "versions": {"north": {}}}))
     answer = client.get("/api/analysis", params={"id": "served"})
-    assert answer.status_code == 422
-    assert "federation" in answer.json()["error"]
+    assert "federation" in answer.json()["refused"]
 
 
 def test_a_ledger_named_by_a_run_is_never_opened(runs, tmp_path):
@@ -266,11 +278,39 @@ def test_a_run_that_grows_and_one_that_appears_are_told(tmp_path):
         return grown, born
 
     for event, run in zip(asyncio.run(watch()), ("a", "b"), strict=True):
-        name, data, *_ = event.split("\n")
+        _, name, data, *_ = event.split("\n")
         assert name == "event: runs"
         (row,) = json.loads(data.removeprefix("data: "))["rows"]
         assert row["id"] == run
     assert index.row("a")["accuracy"] == 0.75
+
+
+def test_what_another_page_saw_first_is_told_all_the_same(tmp_path):
+    """A page that loads looks at the folder, too: what it finds is news to the pages that are open."""
+    make_run(tmp_path, "a")
+    make_run(tmp_path, "b")
+    index = Index(Folder(tmp_path))
+    index.refresh()
+    before = index.position
+    make_run(tmp_path, "c")
+    shutil.rmtree(tmp_path / "b")
+    index.refresh()  # another page's look
+
+    async def first(since):
+        events = Watcher(index, 0.02, lambda row: row).events(since)
+        assert "hello" in await anext(events)
+        told = await asyncio.wait_for(anext(events), 10)
+        await events.aclose()
+        return told.split("\n")
+
+    mark, _, data, *_ = asyncio.run(first(before))
+    told = json.loads(data.removeprefix("data: "))
+    assert ([row["id"] for row in told["rows"]], told["removed"], told["all"]) == (["c"], ["b"], False)
+    assert index.since(mark.removeprefix("id: ")) == (index.position, ([], []))
+    assert index.since(f"{index.position}²")[1] is None
+    data = asyncio.run(first("another-7"))[2]  # of a program that is gone
+    told = json.loads(data.removeprefix("data: "))
+    assert ({row["id"] for row in told["rows"]}, told["all"]) == ({"a", "c"}, True)
 
 
 # Reports

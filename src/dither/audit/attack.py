@@ -24,7 +24,8 @@ from dither.core import Algorithm, Hyper, Release, RoundInfo
 from dither.errors import SpecError, did_you_mean
 from dither.privacy import sampling
 from dither.spec import Spec
-from dither.tasks import Task, build_task, claim_after, claimed, proven
+from dither.tasks import Task, build_task, claim_after, claimed, data_digest, proven
+from dither.unfinished import Unfinished
 
 _SEARCH = 256  # trials with which designs are compared
 _PILOT, _MOST_PILOT = 2048, 32_768
@@ -82,6 +83,7 @@ def audit(
     build: Callable[[Hyper], Algorithm] | None = None,
     keys: KeysOf | None = None,
     on_row: Callable[[dict[str, Any]], None] | None = None,
+    keep: str | Path | None = None,
 ) -> Audit:
     """Attack a spec (or a preset, a TOML file, a run's spec, a `Task`): a lower bound on ε for each view.
 
@@ -89,7 +91,7 @@ def audit(
     of two worlds. `rounds` looks at the target's first rounds only: still a lower bound for the whole run. `made`
     says that a run ended after so many rounds. `canaries` adds the bounds from one run with so many canaries.
     `build` and `keys` put other code in the place of the method's and the engine's own, to see whether the audit
-    notices.
+    notices. `keep` is a folder in which rows wait until the last is made, so that an interrupted audit goes on.
     """
     for view in views:
         if view not in VIEWS:
@@ -117,19 +119,21 @@ def audit(
         wanted.insert(0, ("upload", "message"))
         if rounds == 1:
             wanted.remove(("upload", "run"))  # it would be the same
+    if canaries:
+        wanted.append(("upload", "one run"))
+    about = [task.spec.digest(), data_digest(task), trials, confidence, rounds, made, seed, canaries, wanted]
+    kept = Unfinished(None if build or keys else keep, "audit", about)
     rows, found = [], []
     for view, unit in wanted:
-        row = auditor.attack(view, unit)
+        row = auditor.restored(kept.get(f"{view} {unit}"))
+        if row is None:
+            row = auditor.attack_once(canaries) if unit == "one run" else auditor.attack(view, unit)
+            kept.put(f"{view} {unit}", auditor.state(row))
         found.append(row)
         rows.append(plain_row(row, task, table, claim, confidence, auditor.reached(row)))
         if on_row:
             on_row(rows[-1])
-    if canaries:
-        row = auditor.attack_once(canaries)
-        found.append(row)
-        rows.append(plain_row(row, task, table, claim, confidence, auditor.reached(row)))
-        if on_row:
-            on_row(rows[-1])
+    kept.done()
     return Audit(task.spec, confidence, claim, rows, auditor.notes, found)
 
 
@@ -156,6 +160,29 @@ class _Auditor:
         self.sizes = np.asarray(task.federation.size)
         # What the method reveals says how it samples; the code under audit may be another.
         self.algorithm = task.prepared.build(task.prepared.hyper)
+
+    # Between rows
+
+    def state(self, row: Row) -> dict[str, Any]:
+        """A row, and what the rows after it depend on."""
+        return {**row._asdict(), "after": [self._next_seed, self._position, self.notes]}
+
+    def restored(self, state: dict[str, Any] | None) -> Row | None:
+        """The row of a state, and this auditor as it was after it."""
+        if state is None:
+            return None
+        self._next_seed, self._position, self.notes = state["after"]
+        return Row(
+            view=state["view"],
+            unit=state["unit"],
+            design=state["design"],
+            rounds=state["rounds"],
+            bounds=[bounds.LowerBound(*each) for each in state["bounds"]],
+            scores_in=np.asarray(state["scores_in"]),
+            scores_out=np.asarray(state["scores_out"]),
+            cuts=[bounds.Cut(*each) for each in state["cuts"]],
+            mu_cuts=[bounds.Cut(*each) for each in state["mu_cuts"]],
+        )
 
     # One row
 

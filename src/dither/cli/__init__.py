@@ -1,8 +1,8 @@
 """The command line. It parses, calls the library, prints; nothing imports it.
 
 Exit codes: 0 done, 1 something failed, 2 a value given is wrong, 3 the privacy budget is spent, 4 the ledger is
-damaged, 5 an audit shows more than was proved, 6 a federation cannot go on, 130 interrupted (the run can be
-resumed).
+damaged, 5 an audit shows more than was proved, 6 a federation cannot go on, 130 interrupted (a line says how to go
+on).
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ import typer
 import dither
 from dither.cli import audits, budgets, datasets, federations, plans, reproductions, runs, webpage
 from dither.cli.printing import error_terminal, escape
+from dither.cli.stopping import Program
 from dither.errors import DitherError
 
 app = typer.Typer(
     name="dither",
+    cls=Program,
     help="Differentially private federated learning that reports claimed, proven and attacked ε.",
     no_args_is_help=True,
     add_completion=True,
@@ -33,6 +35,19 @@ audits.register(app)
 webpage.register(app)
 app.add_typer(datasets.app, name="data")
 app.add_typer(budgets.app, name="budget")
+
+# How `dither --help` groups them.
+PANELS = {
+    "Train": ("run", "evaluate", "predict", "presets", "keys", "data"),
+    "Privacy": ("account", "audit", "plan", "budget"),
+    "Look": ("web", "reproduce"),
+    "A real federation": ("serve", "join", "federation"),
+}
+_PANEL = {name: panel for panel, names in PANELS.items() for name in names}
+for _command in app.registered_commands:
+    _command.rich_help_panel = _PANEL.get(_command.callback.__name__ if _command.callback else "")
+for _group in app.registered_groups:
+    _group.rich_help_panel = _PANEL.get(_group.name or "")
 
 
 def main() -> None:

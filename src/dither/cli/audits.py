@@ -8,15 +8,22 @@ from typing import Annotated, Any
 
 import typer
 
-from dither.cli.options import DataDir, Json, Settings, spec_from
+from dither.cli import options
+from dither.cli.options import DataDir, Json, Quiet, Settings, spec_from
 from dither.cli.printing import SEEN, epsilon_text, error_terminal, print_table
+from dither.cli.stopping import going_on
 
 VIOLATION = 5  # exit code
 
 
 def audit(
     what: Annotated[
-        str, typer.Argument(metavar="METHOD | SPEC.toml | RUN", help="A preset, a spec or a run folder to attack.")
+        str,
+        typer.Argument(
+            metavar="METHOD | SPEC.toml | RUN",
+            help="A preset, a spec or a run folder to attack.",
+            autocompletion=options.presets,
+        ),
     ],
     view: Annotated[
         list[str] | None,
@@ -36,6 +43,7 @@ def audit(
     ] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Attack: a lower bound on ε for each adversary, measured on the code that runs.
 
@@ -44,6 +52,7 @@ def audit(
     from dither import api
     from dither.audit import report as pictures
     from dither.runs import RunFolder, to_json
+    from dither.unfinished import default_folder
 
     folder = Path(what)
     is_run = (folder / "spec.toml").is_file()
@@ -55,24 +64,26 @@ def audit(
         console.print(f"{seen}: attacked ε {epsilon_text(row['attacked']['value'])}", style="dim", highlight=False)
 
     finished = RunFolder(folder).summary() if is_run else None
-    found = api.audit(
-        spec,
-        made=finished["rounds"] if finished is not None and not settings else None,
-        views=tuple(view) if view else api.AUDIT_VIEWS,
-        trials=trials,
-        confidence=confidence,
-        canaries=canaries,
-        rounds=rounds,
-        seed=seed,
-        data_dir=data_dir,
-        on_row=None if as_json else say,
-    )
+    with going_on("finished rows are kept: the same command goes on from there"):
+        found = api.audit(
+            spec,
+            made=finished["rounds"] if finished is not None and not settings else None,
+            views=tuple(view) if view else api.AUDIT_VIEWS,
+            trials=trials,
+            confidence=confidence,
+            canaries=canaries,
+            rounds=rounds,
+            seed=seed,
+            data_dir=data_dir,
+            on_row=None if as_json or quiet else say,
+            keep=default_folder(),
+        )
     # With other settings it is another run that was audited.
     target = out or (folder if is_run and not settings else None)
     written = pictures.save(found, target) if target is not None else []
     if as_json:
         typer.echo(to_json(found.to_dict(), indent=2))
-    else:
+    elif not quiet:
         _print(found, written)
     if found.violations:
         for row in found.violations:

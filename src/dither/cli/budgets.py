@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dither.cli.options import Json, LedgerFile
+from dither.cli.options import Json, LedgerFile, Quiet
 from dither.cli.printing import epsilon_text, print_table
 from dither.errors import SpecError
 
@@ -18,11 +18,12 @@ Data = Annotated[str, typer.Argument(metavar="DATA", help="Your own file, or the
 @app.command("show")
 def budget_show(
     data: Annotated[
-        str | None, typer.Argument(metavar="[DATA]", help="Your own file, or a data set's name.")
+        str | None, typer.Argument(metavar="DATA", help="Your own file, or a data set's name.")
     ] = None,
     ledger: LedgerFile = None,
     delta: Annotated[float, typer.Option(help="δ for accounts without a budget.")] = 1e-5,
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """What has been spent, per data set and client."""
     book = _ledger(ledger)
@@ -42,10 +43,10 @@ def budget_show(
                     "runs": len(spent.runs),
                 }
             )
-    if not rows and not as_json:
+    if not rows and not as_json and not quiet:
         typer.echo(f"nothing has been charged to {book.path}")
         return
-    print_table(rows, as_json=as_json, title=f"Proven ε spent, by {book.path}")
+    print_table(rows, as_json=as_json, quiet=quiet, title=f"Proven ε spent, by {book.path}")
 
 
 @app.command("set")
@@ -60,6 +61,7 @@ def budget_set(
     client: Annotated[str | None, typer.Option(help="One client of a column partition (default: all).")] = None,
     ledger: LedgerFile = None,
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Set a budget: a run that would exceed it stops at the last round it can pay."""
     from dither.spending import Budget
@@ -69,25 +71,26 @@ def budget_set(
     book.set_budget(_data_id(book, data), limit, client)
     if as_json:
         print_table([{"data": data, "client": client, **limit._asdict()}], as_json=True)
-    else:
+    elif not quiet:
         typer.echo(f"budget of {data}{f', client {client}' if client else ''}: {limit}")
 
 
 @app.command("history")
 def budget_history(
     data: Annotated[
-        str | None, typer.Argument(metavar="[DATA]", help="Your own file, or a data set's name.")
+        str | None, typer.Argument(metavar="DATA", help="Your own file, or a data set's name.")
     ] = None,
     ledger: LedgerFile = None,
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Every charge and every change of a budget, oldest first; checks that nothing was edited."""
     book = _ledger(ledger)
     rows = [_history_row(entry) for entry in book.history(_data_id(book, data) if data else None)]
-    if not rows and not as_json:
+    if not rows and not as_json and not quiet:
         typer.echo(f"nothing has been charged to {book.path}")
         return
-    print_table(rows, as_json=as_json, title=f"History of {book.path}")
+    print_table(rows, as_json=as_json, quiet=quiet, title=f"History of {book.path}")
 
 
 def _history_row(entry: Any) -> dict[str, Any]:

@@ -8,15 +8,16 @@ from typing import Annotated
 
 import typer
 
-from dither.cli.options import DataDir, Json
-from dither.cli.printing import print_table, short
+from dither.cli.options import DataDir, Json, Quiet
+from dither.cli.printing import error_terminal, print_table, short
+from dither.cli.stopping import going_on
 from dither.errors import SpecError
 
 app = typer.Typer(help="Data sets: list, get, describe; draft a schema for your own table.", no_args_is_help=True)
 
 
 @app.command("list")
-def data_list(as_json: Json = False) -> None:
+def data_list(as_json: Json = False, quiet: Quiet = False) -> None:
     """The data sets Dither knows."""
     from dither import data
 
@@ -32,6 +33,7 @@ def data_list(as_json: Json = False) -> None:
     print_table(
         rows,
         as_json=as_json,
+        quiet=quiet,
         title="Data sets",
         footer="your own: dither run ... --set data.path=FILE --set data.label=COLUMN",
     )
@@ -42,13 +44,19 @@ def data_get(
     name: Annotated[str, typer.Argument(help="A data set of `dither data list`.")],
     data_dir: DataDir = None,
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Fetch a data set, verify it, and keep it in the cache."""
     from dither import data
 
-    files = data.get(name, data_dir=data_dir)
+    def say(line: str) -> None:
+        error_terminal().print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
+
+    with going_on("files fetched whole are kept, the others are not: the same command goes on"):
+        files = data.get(name, data_dir=data_dir, progress=None if as_json or quiet else say)
     if as_json:
         typer.echo(json.dumps({"name": name, "files": [str(path) for path in files]}))
+    if as_json or quiet:
         return
     for path in files:
         typer.echo(str(path))
@@ -72,6 +80,7 @@ def data_describe(
     ] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Records, classes and features; who would hold what, as a table and a picture."""
     from dither import data
@@ -103,6 +112,7 @@ def data_describe(
         from dither.runs import to_json
 
         typer.echo(to_json({**facts, "clients": rows, "picture": str(path)}, indent=2))
+    if as_json or quiet:
         return
     hidden = ("name", "notes", "covered")
     known = {key.replace("_", " "): value for key, value in facts.items() if key not in hidden and value}
@@ -125,6 +135,7 @@ def data_schema(
     label: Annotated[str, typer.Option(help="Label column.")],
     out: Annotated[Path, typer.Option(help="Schema to write.")] = Path("schema.toml"),
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Draft a schema for your own table, marking every value that was read from the data."""
     from dither import data
@@ -137,6 +148,7 @@ def data_schema(
     if as_json:
         found = {"file": str(out), "columns": len(schema.columns), "label": label, "read_from_data": list(read)}
         typer.echo(json.dumps(found, ensure_ascii=False))
+    if as_json or quiet:
         return
     typer.echo(f"{out}: {len(schema.columns)} columns, label {label!r}")
     if read:

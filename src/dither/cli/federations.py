@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from dither.cli.options import DataDir, LedgerFile, Settings
-from dither.cli.printing import epsilon_text, error_terminal, escape, print_table, short_form, terminal
+from dither.cli.options import DataDir, Json, LedgerFile, Quiet, Settings
+from dither.cli.printing import epsilon_text, escape, print_event, print_table, short_form, terminal
+from dither.cli.stopping import going_on
 from dither.errors import ConfigError, FederationError
 
 app = typer.Typer(
@@ -42,6 +44,8 @@ def serve(
     ] = None,
     wait: Annotated[float, typer.Option(help="Seconds to wait for parties to come and to agree.")] = 3600.0,
     data_dir: DataDir = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Run a federation: wait for the parties, agree on the terms, train, and leave a run folder."""
     from dither.spec import Spec, parse_setting
@@ -54,27 +58,26 @@ def serve(
     from dither.federation import serving
 
     _term_as_interrupt()
-    view = _ServerView()
+    view = _Silent() if quiet else _Events() if as_json else _ServerView()
     try:
-        summary = serving.serve(
-            spec,
-            keys_folder=federation,
-            run_folder=folder,
-            host=host,
-            port=port,
-            without=tuple(without or ()),
-            wait_seconds=wait,
-            data_dir=data_dir,
-            on_event=view,
-        )
-    except KeyboardInterrupt:
-        error_terminal().print(
-            f"stopped; go on with the same command and [bold]--out {escape(str(folder))}[/]", soft_wrap=True
-        )
-        sys.exit(130)
+        with going_on(f"go on with the same command and --out {shlex.quote(str(folder))}"):
+            summary = serving.serve(
+                spec,
+                keys_folder=federation,
+                run_folder=folder,
+                host=host,
+                port=port,
+                without=tuple(without or ()),
+                wait_seconds=wait,
+                data_dir=data_dir,
+                on_event=view,
+            )
     finally:
         view.close()
-    _print_outcome(summary, spec, folder)
+    if as_json:
+        print_event("done", folder=str(folder), **summary)
+    elif not quiet:
+        _print_outcome(summary, spec, folder)
 
 
 def join(
@@ -96,6 +99,8 @@ def join(
     behind_supernode: Annotated[
         bool, typer.Option("--behind-supernode", help="Serve a SuperNode of Flower's on this machine.")
     ] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Take part in a federation with your own records, until the run is over."""
     from dither.federation import joining
@@ -103,25 +108,38 @@ def join(
     _term_as_interrupt()
 
     def say(line: str) -> None:
-        typer.echo(line)
+        if as_json:
+            print_event("note", text=line)
+        elif not quiet:
+            typer.echo(line)
 
-    try:
+    def ask(terms: Any, task: Any) -> str:
+        silent = as_json or quiet
+        return _ask_owner(federation, terms, task, yes=yes, digest=approve, as_json=as_json, silent=silent)
+
+    with going_on("the same command takes up where this one ended"):
         result = joining.join(
             data,
             label=label,
             server=server,
             folder=federation,
             ledger=ledger,
-            approve=lambda terms, task: _ask_owner(federation, terms, task, yes=yes, digest=approve),
+            approve=ask,
             seeded=test,
             patience=patience,
             behind_supernode=behind_supernode,
             say=say,
         )
-    except KeyboardInterrupt:
-        error_terminal().print("stopped; the same command takes up where this one ended")
-        sys.exit(130)
     outcome = result["outcome"] or {}
+    if as_json:
+        spent = [
+            {"epsilon": each.epsilon, "budget": each.budget.epsilon if each.budget else None, "delta": each.delta,
+             "view": each.view, "adjacency": each.adjacency, "participations": each.participations}
+            for each in result["spent"]
+        ]  # fmt: skip
+        print_event("done", party=result["party"], answered=result["answered"], outcome=outcome, spent=spent)
+    if as_json or quiet:
+        return
     typer.echo(f"the run is over: {outcome.get('rounds')} rounds, this party answered {result['answered']}")
     for spent in result["spent"]:
         limit = f" of {epsilon_text(spent.budget.epsilon)}" if spent.budget else ""
@@ -131,12 +149,18 @@ def join(
         )
 
 
-def _ask_owner(folder: Path, terms: Any, task: Any, *, yes: bool, digest: str) -> str:
+def _ask_owner(
+    folder: Path, terms: Any, task: Any, *, yes: bool, digest: str, as_json: bool = False, silent: bool = False
+) -> str:
     """The owner's word on the terms, or FederationError."""
     from dither.federation import terms as agreed
 
     rows = agreed.summary(terms, task, agreed_name(folder))
-    print_table([{"what": what, "terms": value} for what, value in rows], title="What you are asked to agree to")
+    if as_json:
+        print_event("terms", digest=terms.digest, terms=dict(rows))
+    elif not silent:
+        table = [{"what": what, "terms": value} for what, value in rows]
+        print_table(table, title="What you are asked to agree to")
     before = agreed.approved(folder)
     if digest:
         if digest == terms.digest:
@@ -149,7 +173,7 @@ def _ask_owner(folder: Path, terms: Any, task: Any, *, yes: bool, digest: str) -
             f"these are other terms than those approved here ({before[:16]}); approve them with "
             f"--approve {terms.digest}"
         )
-    if not sys.stdin.isatty():
+    if silent or not sys.stdin.isatty():
         raise FederationError(f"nobody is here to agree to the terms; approve them with --approve {terms.digest}")
     if not typer.confirm("Take part under these terms?"):
         raise FederationError("the owner does not agree to the terms")
@@ -170,12 +194,19 @@ def init(
         list[str] | None, typer.Option("--host", help="Name or address under which parties reach the server.")
     ] = None,
     days: Annotated[int, typer.Option(help="Days until the server's certificate ends.")] = 825,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Make the keys and certificates: a folder for the server and one to hand to each party."""
     from dither.federation import keys
 
     names = [name.strip() for name in parties.split(",") if name.strip()]
     keys.create(folder, names, hosts=host or ["localhost"], days=days)
+    if as_json:
+        handed = {name: folder / "parties" / name for name in names}
+        _print_json({"server": folder / "server", "parties": handed, "keep_offline": folder / "ca"})
+    if as_json or quiet:
+        return
     typer.echo(f"server: {folder / 'server'}")
     for name in names:
         typer.echo(f"hand to {name}: {folder / 'parties' / name}")
@@ -189,13 +220,18 @@ def renew(
         list[str] | None, typer.Option("--host", help="Name or address under which parties reach the server.")
     ] = None,
     days: Annotated[int, typer.Option(help="Days until the server's certificate ends.")] = 825,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Issue a new certificate for the server; parties notice nothing."""
     from dither.federation import keys
 
     keys.issue(folder, hosts=host or ["localhost"], days=days)
     ends = keys.expiry(folder / "server" / "server.pem")
-    typer.echo(f"new certificate in {folder / 'server'}, until {ends:%Y-%m-%d}")
+    if as_json:
+        _print_json({"server": folder / "server", "until": f"{ends:%Y-%m-%d}"})
+    elif not quiet:
+        typer.echo(f"new certificate in {folder / 'server'}, until {ends:%Y-%m-%d}")
 
 
 @app.command("check")
@@ -205,11 +241,17 @@ def check(
     label: Annotated[str, typer.Option(help="Label column.")] = "",
     server: Annotated[str, typer.Option(help="Where the server is: HOST:PORT.")] = "",
     ledger: LedgerFile = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Say in words whether this party can take part: keys, versions, data, connection, clock, budget."""
     from dither.federation import checking
 
     findings = checking.check(federation, data=data, label=label, server=server, ledger=ledger)
+    if as_json:
+        _print_json([finding._asdict() for finding in findings])
+    if as_json or quiet:
+        sys.exit(0 if all(finding.good for finding in findings) else FederationError.exit_code)
     for finding in findings:
         mark = "[green]ok[/]  " if finding.good else "[red]no[/]  "
         terminal().print(f"{mark}{escape(finding.what)}", highlight=False, soft_wrap=True)
@@ -225,9 +267,14 @@ def check(
 @app.command("demo")
 def demo(
     folder: Annotated[
-        Path | None, typer.Option("--out", help="Folder for it (default: runs/federation-demo-TIME).")
+        Path | None,
+        typer.Option(
+            "--out", help="Folder for it (default: runs/federation-demo-TIME); one that was stopped is continued."
+        ),
     ] = None,
     data_dir: DataDir = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """A server and four parties on this machine: TLS, authenticated nodes, secure aggregation, CPFed on Adult."""
     from datetime import datetime
@@ -239,13 +286,46 @@ def demo(
     from dither.federation import demo
 
     folder = folder or Path("runs") / f"federation-demo-{datetime.now():%Y%m%d-%H%M%S}"
-    if folder.exists():
+    if folder.exists() and not demo.stopped(folder):
         raise ConfigError(f"{str(folder)!r} already exists; give another --out")
     _term_as_interrupt()
-    sys.exit(demo.run(folder, port=free_port(), data_dir=data_dir, say=typer.echo))
+
+    def say(line: str) -> None:
+        if as_json:
+            print_event("note", text=line)
+        elif not quiet:
+            typer.echo(line)
+
+    flags = ["--json"] * as_json + ["--quiet"] * (quiet and not as_json)
+    with going_on(f"go on with: dither federation demo --out {shlex.quote(str(folder))}"):
+        code = demo.run(folder, port=free_port(), data_dir=data_dir, say=say, flags=flags)
+    sys.exit(code)
 
 
-class _ServerView:
+def _print_json(value: Any) -> None:
+    import json
+
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+class _Silent:
+    """Nothing is printed."""
+
+    def __call__(self, event: str, facts: dict[str, Any]) -> None:
+        return None
+
+    def close(self) -> None:
+        return None
+
+
+class _Events(_Silent):
+    """A line of JSON an event."""
+
+    def __call__(self, event: str, facts: dict[str, Any]) -> None:
+        print_event(event, **facts)
+
+
+class _ServerView(_Silent):
     """Live progress of a federation: a bar on a terminal, lines elsewhere."""
 
     def __init__(self) -> None:

@@ -8,6 +8,9 @@ from typing import Annotated, Any
 import typer
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print nothing but errors; the exit code says how it went.")
+]
 DataDir = Annotated[
     Path | None,
     typer.Option("--data-dir", help="Folder with local copies of the data sets (or set $DITHER_DATA)."),
@@ -22,6 +25,14 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the spec, e.g. privacy.epsilon=1."),
 ]
+
+
+def presets(incomplete: str) -> list[str]:
+    """Presets that begin so, for the shell's completion; where none does, the shell offers files."""
+    from importlib.resources import files
+
+    names = (file.name for file in files("dither").joinpath("presets").iterdir())
+    return sorted(n.removesuffix(".toml") for n in names if n.endswith(".toml") and n.startswith(incomplete))
 
 
 def spec_from(what: str | None, resume: Path | None, settings: list[str] | None, seed: int | None) -> Any:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dither.cli.options import DataDir, Json, Settings
+from dither.cli.options import DataDir, Json, Quiet, Settings
 from dither.cli.printing import epsilon_text, error_terminal, escape, print_table, terminal
+from dither.cli.stopping import going_on
 from dither.errors import SpecError
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def plan(
     picture: Annotated[Path | None, typer.Option(help="Draw the plan (.png, .pdf, .svg).")] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Choose rounds, clients a round, local steps, batch, clip and learning rate for a proven budget."""
     from dither import api
@@ -63,32 +65,36 @@ def plan(
             raise SpecError(f"the folder of {str(file)!r} does not exist")
 
     def progress(line: str) -> None:
-        if not as_json:
+        if not as_json and not quiet:
             error_terminal().print(f"[dim]{escape(line)}[/]", highlight=False, soft_wrap=True)
 
-    made = api.plan(
-        method,
-        epsilon=epsilon,
-        delta=delta,
-        clients=clients,
-        records=records,
-        model=model,
-        dim=dim,
-        proxy=proxy,
-        public_fraction=public_fraction,
-        mode=mode,
-        view=view,
-        adjacency=adjacency,
-        values=dict(parse_setting(each) for each in settings or []),
-        grid=dict(_grid(each) for each in grid or []),
-        constants=dict(_constant(each) for each in constant or []),
-        metric=metric,
-        seeds=seeds,
-        effort="quick" if quick else "search",
-        anyway=anyway,
-        data_dir=data_dir,
-        progress=progress,
-    )
+    from dither.unfinished import default_folder
+
+    with going_on("measured runs are kept: the same command goes on from there"):
+        made = api.plan(
+            method,
+            epsilon=epsilon,
+            delta=delta,
+            clients=clients,
+            records=records,
+            model=model,
+            dim=dim,
+            proxy=proxy,
+            public_fraction=public_fraction,
+            mode=mode,
+            view=view,
+            adjacency=adjacency,
+            values=dict(parse_setting(each) for each in settings or []),
+            grid=dict(_grid(each) for each in grid or []),
+            constants=dict(_constant(each) for each in constant or []),
+            metric=metric,
+            seeds=seeds,
+            effort="quick" if quick else "search",
+            anyway=anyway,
+            data_dir=data_dir,
+            progress=progress,
+            keep=default_folder(),
+        )
     if out is not None:
         write_text(out, made.to_toml())
     if picture is not None:
@@ -97,6 +103,7 @@ def plan(
         draw_plan(made, picture)
     if as_json:
         typer.echo(to_json(report(made), indent=2))
+    if as_json or quiet:
         return
     print_plan(made)
     if out is not None:

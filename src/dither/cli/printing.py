@@ -189,9 +189,24 @@ def short_form(rows: list[dict[str, Any]], spec: Any) -> list[dict[str, Any]]:
     return sorted(proven, key=lambda row: row["adjacency"] != spec.privacy.adjacency)
 
 
-def print_table(rows: list[dict[str, Any]], *, as_json: bool = False, title: str = "", footer: str = "") -> None:
+def print_event(event: str, **facts: Any) -> None:
+    """A line of JSON: what commands that go on for long print with --json, one a happening."""
+    from dither.runs import to_json
+
+    typer.echo(to_json({"event": event, **facts}))
+
+
+def print_table(
+    rows: list[dict[str, Any]],
+    *,
+    as_json: bool = False,
+    quiet: bool = False,
+    title: str = "",
+    footer: str = "",
+) -> None:
     if as_json:
         typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+    if as_json or quiet:
         return
     from rich.table import Table
 

@@ -11,8 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from dither.cli.options import DataDir, Json
-from dither.cli.printing import error_terminal, escape, print_table, terminal
+from dither.cli.options import DataDir, Json, Quiet
+from dither.cli.printing import escape, print_table, terminal
+from dither.cli.stopping import going_on
 
 _COLOURS = {"holds": "green", "fails": "red", "inconclusive": "yellow", "not judged": "dim"}
 
@@ -20,9 +21,7 @@ _COLOURS = {"holds": "green", "fails": "red", "inconclusive": "yellow", "not jud
 def reproduce(
     what: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[all | PAPER | PAPER/figN]...", help="What to reproduce (default: all 27 figures)."
-        ),
+        typer.Argument(metavar="all | PAPER | PAPER/figN", help="What to reproduce (default: all 27 figures)."),
     ] = None,
     scale: Annotated[
         str,
@@ -45,6 +44,7 @@ def reproduce(
     ] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Draw the papers' figures from runs of this code, and judge each of their findings."""
     from dither.reproduce import figures
@@ -59,35 +59,33 @@ def reproduce(
             }
             for figure in chosen
         ]
-        print_table(rows, as_json=as_json, title="Figures", footer="dither reproduce FIGURE --scale quick")
+        footer = "dither reproduce FIGURE --scale quick"
+        print_table(rows, as_json=as_json, quiet=quiet, title="Figures", footer=footer)
         return
     from dither import api
     from dither.reproduce import report
 
     arguments = shlex.join(["dither", *sys.argv[1:]])
-    silent = as_json
+    silent = as_json or quiet
     if not silent and scale != "full":
         for figure in chosen:
             less = figure.views(scale)[0].reductions()
             typer.echo(f"{figure.id}: {'; '.join(less) or 'as at full scale'}")
     view = _Bar(silent)
-    try:
-        with view:
-            result = api.reproduce(
-                what or "all",
-                scale=scale,
-                out=None if only_compute else out,
-                cache=cache,
-                use_cache=not no_cache,
-                data_dir=data_dir,
-                only_compute=only_compute,
-                command=arguments,
-                on_progress=view.update,
-                on_figure=view.figure,
-            )
-    except KeyboardInterrupt:
-        error_terminal().print("interrupted; finished runs are kept: the same command continues", highlight=False)
-        sys.exit(130)
+    kept = "--no-cache keeps nothing: the same command begins again"
+    with going_on(kept if no_cache else "finished runs are kept: the same command continues"), view:
+        result = api.reproduce(
+            what or "all",
+            scale=scale,
+            out=None if only_compute else out,
+            cache=cache,
+            use_cache=not no_cache,
+            data_dir=data_dir,
+            only_compute=only_compute,
+            command=arguments,
+            on_progress=view.update,
+            on_figure=view.figure,
+        )
     other = report.disagreements(result.claims, _claims_of(against)) if against else []
     if as_json:
         from dither.runs import to_json
@@ -95,6 +93,7 @@ def reproduce(
         plain = [{key: value for key, value in entry.items() if key != "png"} for entry in result.figures]
         told = {"report": str(result.report), "made": result.made, "figures": plain, "disagreements": other}
         typer.echo(to_json(told, indent=2))
+    if as_json or quiet:
         return
     if only_compute:
         typer.echo(f"{result.made['computed']} runs made and kept")

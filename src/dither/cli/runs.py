@@ -5,13 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from dither.cli.options import DataDir, Json, LedgerFile, Settings, spec_from
+from dither.cli import options
+from dither.cli.options import DataDir, Json, LedgerFile, Quiet, Settings, spec_from
 from dither.cli.printing import (
     SEEN,
     RunProgress,
@@ -23,13 +25,16 @@ from dither.cli.printing import (
     short,
     worth_showing,
 )
+from dither.cli.stopping import going_on
 from dither.errors import BudgetExhausted, SpecError
 
 
 def run(
     what: Annotated[
         str | None,
-        typer.Argument(metavar="[PRESET | SPEC.toml]", help="What to run (default: adult)."),
+        typer.Argument(
+            metavar="PRESET | SPEC.toml", help="What to run (default: adult).", autocompletion=options.presets
+        ),
     ] = None,
     settings: Settings = None,
     seed: Annotated[int | None, typer.Option(help="Seed of partition, model, cohorts, batches and noise.")] = None,
@@ -41,7 +46,7 @@ def run(
         float, typer.Option(help="Least seconds between checkpoints; 0: one at each evaluation.")
     ] = 5.0,
     as_json: Json = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train: a preset, or a spec of your own. Leaves a run folder with model, metrics and plot."""
     spec = spec_from(what, resume, settings, seed)
@@ -50,25 +55,17 @@ def run(
     from dither import api
 
     view = RunProgress(silent=quiet or as_json)
-    try:
-        with view:
-            result = api.run(
-                spec,
-                out=out,
-                resume=resume,
-                data_dir=data_dir,
-                ledger=ledger,
-                checkpoint_seconds=checkpoint_seconds,
-                on_start=view.start,
-                on_evaluation=view.update,
-            )
-    except KeyboardInterrupt:
-        if view.folder is not None:
-            error_terminal().print(
-                f"interrupted; continue with: [bold]dither run --resume {escape(str(view.folder))}[/]",
-                soft_wrap=True,
-            )
-        sys.exit(130)
+    with going_on(lambda: _how_to_resume(view.folder or resume or out)), view:
+        result = api.run(
+            spec,
+            out=out,
+            resume=resume,
+            data_dir=data_dir,
+            ledger=ledger,
+            checkpoint_seconds=checkpoint_seconds,
+            on_start=view.start,
+            on_evaluation=view.update,
+        )
     if as_json:
         from dither.runs import to_json
 
@@ -84,9 +81,18 @@ def run(
         sys.exit(BudgetExhausted.exit_code)
 
 
+def _how_to_resume(folder: Path | None) -> str:
+    if folder is None or not (folder / "spec.toml").is_file():
+        return "no round was made: the same command begins again"
+    return f"continue with: dither run --resume {shlex.quote(str(folder))}"
+
+
 def account(
     run_folder: Annotated[
-        Path, typer.Argument(metavar="RUN", help="A run folder, or a preset or spec to account for.")
+        Path,
+        typer.Argument(
+            metavar="RUN", help="A run folder, or a preset or spec to account for.", autocompletion=options.presets
+        ),
     ],
     settings: Settings = None,
     data_dir: DataDir = None,
@@ -98,6 +104,7 @@ def account(
         typer.Option("--ex-ante", help="Also list each bound before an honest party draws the cohorts."),
     ] = False,
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Claimed and proven ε of a run (or of a spec before it is run), for every adversary, and why they differ."""
     from dither import api
@@ -113,6 +120,7 @@ def account(
         report = api.accounted(spec, data_dir=data_dir, every_recipe=every_recipe, ex_ante=ex_ante, rounds=made)
     if as_json:
         typer.echo(to_json(report, indent=2))
+    if as_json or quiet:
         return
     claim = report["claimed"]
     rows = [
@@ -199,24 +207,31 @@ def _distinct(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def presets(
-    name: Annotated[str | None, typer.Argument(help="Print this preset as TOML.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Print this preset as TOML.", autocompletion=options.presets)
+    ] = None,
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """List the presets, or print one as TOML to start a spec of your own from."""
     from dither import spec
 
     if name is not None:
-        typer.echo(spec.preset_text(name), nl=False)
+        text = spec.preset_text(name)
+        if as_json:
+            typer.echo(json.dumps(spec.Spec.from_preset(name).to_dict(), indent=2, ensure_ascii=False))
+        elif not quiet:
+            typer.echo(text, nl=False)
         return
     rows = [{"preset": each, "what": spec.preset_title(each)} for each in spec.preset_names()]
-    print_table(
-        rows, as_json=as_json, title="Presets", footer="dither run PRESET; dither presets PRESET prints it"
-    )
+    footer = "dither run PRESET; dither presets PRESET prints it"
+    print_table(rows, as_json=as_json, quiet=quiet, title="Presets", footer=footer)
 
 
 def keys(
     method: Annotated[str | None, typer.Argument(help="A method: list its own constants too.")] = None,
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Every key of a spec, with its default and what it means."""
     from dither import spec
@@ -224,13 +239,15 @@ def keys(
     rows = [
         {"key": key, "default": short(default), "what": what} for key, default, what in spec.describe_keys(method)
     ]
-    print_table(rows, as_json=as_json, title="Keys of a spec", footer="in TOML, or with --set key=value")
+    footer = "in TOML, or with --set key=value"
+    print_table(rows, as_json=as_json, quiet=quiet, title="Keys of a spec", footer=footer)
 
 
 def evaluate(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.")],
     data: Annotated[Path, typer.Option("--data", help="File with labels: CSV, Parquet or npz.")],
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Accuracy and loss of a trained run on a file."""
     from dither import api
@@ -238,16 +255,9 @@ def evaluate(
     scores = api.load(run_folder).evaluate(data)
     if as_json:
         typer.echo(json.dumps(scores))
-    else:
-        print_table(
-            [
-                {
-                    "records": scores["records"],
-                    "accuracy": f"{scores['accuracy']:.4f}",
-                    "loss": f"{scores['loss']:.4f}",
-                }
-            ]
-        )
+        return
+    accuracy, loss = f"{scores['accuracy']:.4f}", f"{scores['loss']:.4f}"
+    print_table([{"records": scores["records"], "accuracy": accuracy, "loss": loss}], quiet=quiet)
 
 
 def predict(
@@ -255,6 +265,7 @@ def predict(
     data: Annotated[Path, typer.Option("--data", help="File of records: CSV, Parquet or npz.")],
     out: Annotated[Path, typer.Option("--out", help="CSV to write: the class and its probabilities.")],
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Predict each record's class with a trained run."""
     from dither import api
@@ -271,7 +282,7 @@ def predict(
     write_text(out, text.getvalue())
     if as_json:
         typer.echo(json.dumps({"predictions": len(best), "file": str(out)}))
-    else:
+    elif not quiet:
         typer.echo(f"{len(best)} predictions in {out}")
 
 

@@ -8,6 +8,7 @@ authentication, secure aggregation, noise from the operating system, a ledger at
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -24,6 +25,7 @@ INSTITUTIONS = {
     "self-employed": ("Self-emp-inc", "Self-emp-not-inc"),
 }
 OTHERS = "others"
+MARK = ".demonstration"  # a folder of this module's own
 
 SPEC = """\
 # CPFed over four institutions: proven ε = 1 for one who sees every upload, and nobody does
@@ -96,6 +98,26 @@ def _written(folder: Path, frames: dict[str, Any]) -> dict[str, Path]:
     return {name: folder / f"{name}.csv" for name in frames}
 
 
+def stopped(folder: Path) -> bool:
+    """Whether the folder is a demonstration that has not come to its end, and can."""
+    return (folder / MARK).is_file() and not (folder / "run" / "summary.json").is_file()
+
+
+def _prepared(folder: Path, data_dir: Path | None) -> dict[str, Path]:
+    """The parties' files; made with keys and spec where they are not all there yet. The spec is written last."""
+    from dither.federation import keys
+
+    if (folder / "spec.toml").is_file():
+        return {path.stem: path for path in sorted((folder / "data").glob("*.csv"))}
+    write_text(folder / MARK, "")
+    for begun in ("data", "keys"):
+        shutil.rmtree(folder / begun, ignore_errors=True)
+    name_of_data, paths = tables(folder / "data", data_dir=data_dir)
+    keys.create(folder / "keys", list(paths), hosts=["localhost"])
+    write_text(folder / "spec.toml", SPEC.replace('"adult"', f'"{name_of_data}"'))
+    return paths
+
+
 def run(
     folder: Path,
     *,
@@ -103,15 +125,12 @@ def run(
     data_dir: Path | None = None,
     settings: Sequence[str] = (),
     say: Callable[[str], None] = print,
+    flags: Sequence[str] = (),
 ) -> int:
-    """Make keys, start a server and four parties, and wait for the end. Returns the server's exit code. `settings`
-    are given to the server as --set."""
-    from dither.federation import keys
-
-    name_of_data, paths = tables(folder / "data", data_dir=data_dir)
-    keys.create(folder / "keys", list(paths), hosts=["localhost"])
+    """Make keys, start a server (with `settings`, each as --set, and `flags`) and four parties, wait for the end.
+    Returns the server's exit code. A folder that was stopped is continued."""
+    paths = _prepared(folder, data_dir)
     spec = folder / "spec.toml"
-    write_text(spec, SPEC.replace('"adult"', f'"{name_of_data}"'))
     say(f"keys, certificates, data and logs of this demonstration: {folder}")
     program = [sys.executable, "-m", "dither.cli"]
     environment = {**os.environ} | ({} if data_dir is None else {"DITHER_DATA": str(data_dir)})
@@ -119,21 +138,31 @@ def run(
     children: list[subprocess.Popen[Any]] = []
     try:
         command = [*program, "serve", str(spec), "--federation", str(folder / "keys" / "server")]
-        command += ["--address", address, "--out", str(folder / "run")]
+        command += ["--address", address, "--out", str(folder / "run"), *flags]
         command += [word for setting in settings for word in ("--set", setting)]
-        server = subprocess.Popen(command, env=environment)
+        # A session of its own each: Ctrl-C reaches this process, which ends the others once and in order.
+        with open(folder / "server.log", "ab") as log:
+            server = subprocess.Popen(command, env=environment, stderr=log, start_new_session=True)
         children.append(server)
         for name, path in paths.items():
             own = folder / "keys" / "parties" / name
-            with open(folder / f"{name}.log", "wb") as log:
+            with open(folder / f"{name}.log", "ab") as log:
                 command = [*program, "join", "--data", str(path), "--server", address, "--federation", str(own)]
                 command += ["--ledger", str(own / "ledger.sqlite"), "--yes"]
                 children.append(
                     subprocess.Popen(
-                        command, env=environment, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+                        command,
+                        env=environment,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        stdin=subprocess.DEVNULL,
+                        start_new_session=True,
                     )
                 )
         code = server.wait()
+        if code:
+            last = (folder / "server.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            print(last[-1] if last else f"error: the server ended with exit code {code}", file=sys.stderr)
         until = time.monotonic() + 15
         for child in children[1:]:
             try:

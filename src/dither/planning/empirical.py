@@ -22,7 +22,8 @@ from dither.planning.knobs import Point, neighbours, shape
 from dither.planning.pricing import Price, price
 from dither.planning.shapes import Material, rehearsal
 from dither.spec import Spec
-from dither.sweeps import Outcome, sweep
+from dither.sweeps import sweep
+from dither.unfinished import Unfinished
 
 FIRST_SEED = 1_000_000  # no final run has these
 KEEP = 6  # one in so many survives a rung
@@ -79,9 +80,14 @@ class Search:
 
 
 def run_trials(
-    base: Spec, trials: Sequence[Trial], material: Material, seeds: Sequence[int], progress: Progress | None = None
+    base: Spec,
+    trials: Sequence[Trial],
+    material: Material,
+    seeds: Sequence[int],
+    progress: Progress | None = None,
+    kept: Unfinished | None = None,
 ) -> list[Trial]:
-    """Every trial with these further seeds, in as few programs as shapes allow."""
+    """Every trial with these further seeds, in as few programs as shapes allow; `kept` has those made before."""
     specs = []
     for trial in trials:
         spec = rehearsal(base).with_values({**trial.price.point, "privacy.epsilon": trial.epsilon})
@@ -89,10 +95,11 @@ def run_trials(
         specs += [spec.with_values({"seed": seed}) for seed in seeds]
     if progress:
         progress(f"{len(trials)} candidates, {len(seeds)} seed{'s' * (len(seeds) > 1)} each: {len(specs)} runs")
-    outcomes = _outcomes(specs, [shape(trial.price.point) for trial in trials for _ in seeds], material)
+    kept = kept or Unfinished(None, "trials", None)
+    rows = _measured(specs, [shape(trial.price.point) for trial in trials for _ in seeds], material, kept)
     measured = []
     for number, trial in enumerate(trials):
-        mine = [outcome.metrics[-1] for outcome in outcomes[number * len(seeds) : (number + 1) * len(seeds)]]
+        mine = rows[number * len(seeds) : (number + 1) * len(seeds)]
         measured.append(
             replace(
                 trial,
@@ -103,21 +110,30 @@ def run_trials(
     return measured
 
 
-def _outcomes(specs: Sequence[Spec], shapes: Sequence[Any], material: Material) -> list[Outcome]:
-    """Each spec's outcome. Specs of one shape go together, in batches of few sizes: a batch that is not full
-    repeats its last run, which costs less than to compile the same program for another number of runs."""
+def _measured(
+    specs: Sequence[Spec], shapes: Sequence[Any], material: Material, kept: Unfinished
+) -> list[dict[str, float]]:
+    """What each spec came to. Specs of one shape go together, in batches of few sizes: a batch that is not full
+    repeats its last run, which costs less than to compile the same program for another number of runs. A batch is
+    made whole or taken whole from `kept`: so an interrupted search finds what it would have found."""
     groups: dict[Any, list[int]] = {}
     for number, one in enumerate(shapes):
         groups.setdefault(one, []).append(number)
-    found: dict[int, Outcome] = {}
+    found: dict[int, dict[str, float]] = {}
     for members in groups.values():
         left = members
         while left:
             width = next((size for size in BATCHES if size >= len(left)), BATCHES[-1])
             batch, left = left[:width], left[width:]
-            filled = [*batch, *[batch[-1]] * (width - len(batch))]
-            outcomes = sweep([specs[number] for number in filled], dataset=material.dataset)
-            found.update(zip(batch, outcomes[: len(batch)], strict=True))
+            key = " ".join([str(width), *(specs[number].digest() for number in batch)])
+            rows = kept.get(key)
+            if rows is None:
+                filled = [*batch, *[batch[-1]] * (width - len(batch))]
+                outcomes = sweep([specs[number] for number in filled], dataset=material.dataset)[: len(batch)]
+                last = [outcome.metrics[-1] for outcome in outcomes]
+                rows = [{name: row[name] for name in ("test_accuracy", "loss")} for row in last]
+                kept.put(key, rows)
+            found.update(zip(batch, rows, strict=True))
     return [found[number] for number in range(len(specs))]
 
 
@@ -132,6 +148,7 @@ def search(
     metric: str = "accuracy",
     seeds: int = 5,
     progress: Progress | None = None,
+    kept: Unfinished | None = None,
 ) -> Search:
     """Successive halving over the priced points; the last candidates have `seeds` seeds."""
     began, runs = time.perf_counter(), 0
@@ -146,7 +163,7 @@ def search(
         if not trials or first >= last:
             return trials
         runs += len(trials) * (last - first)
-        return run_trials(base, trials, material, range(FIRST_SEED + first, FIRST_SEED + last), progress)
+        return run_trials(base, trials, material, range(FIRST_SEED + first, FIRST_SEED + last), progress, kept)
 
     done: list[Trial] = []
     rung = ranked(more([Trial(one, epsilon) for one in prices], 0, 1))
@@ -182,6 +199,7 @@ def frontier(
     *,
     seeds: int = 2,
     progress: Progress | None = None,
+    kept: Unfinished | None = None,
 ) -> list[Trial]:
     """The chosen points at other budgets, each with the noise of that budget."""
     trials = [
@@ -191,4 +209,4 @@ def frontier(
             base.with_values({"privacy.epsilon": epsilon}), [trial.price.point for trial in chosen], counts
         )
     ]
-    return run_trials(base, trials, material, range(FIRST_SEED, FIRST_SEED + seeds), progress)
+    return run_trials(base, trials, material, range(FIRST_SEED, FIRST_SEED + seeds), progress, kept)

@@ -24,6 +24,7 @@ from dither.planning.shapes import Material
 from dither.planning.theory import Bounds
 from dither.spec import Spec
 from dither.sweeps import sweep
+from dither.unfinished import Unfinished
 
 MODES = ("auto", "theory", "empirical")
 FRONTIER = (0.25, 0.5, 2.0, 4.0)  # other budgets that the choice is tried at, in shares of the asked one
@@ -99,6 +100,7 @@ def plan(
     extras: bool = True,
     data_dir: str | Path | None = None,
     progress: Callable[[str], None] | None = None,
+    keep: str | Path | None = None,
 ) -> Plan:
     """Choose T, K, Q, b, C, the learning rate and with them the noise, so that the bound (mode "theory") or the
     measured loss or accuracy on public records ("empirical") is best at a proven (ε, δ). "auto" takes the bound
@@ -113,6 +115,7 @@ def plan(
     constants        constants of the loss that are known, by name (see `Constants`)
     anyway           plan also where no signal can be left
     extras           also measure other budgets (the ε-accuracy frontier) and how long the chosen run takes
+    keep             a folder where measured runs wait until the plan is made, so that an interrupted one goes on
     """
     if mode not in MODES:
         raise SpecError(f"mode={mode!r} is not one of {', '.join(map(repr, MODES))}")
@@ -128,7 +131,8 @@ def plan(
     first = planned_on.dataset
     counts = shapes.stand_in(num_records, first.x_train.shape[1], first.classes)
     counts = counts._replace(schema=first.schema, image_shape=first.image_shape)
-    job = _Job(base, planned_on, counts, smallest, fixed, metric, seeds, effort, anyway, extras, progress)
+    kept = Unfinished(keep, "plan", [base.digest(), shapes.digest(first)])
+    job = _Job(base, planned_on, counts, smallest, fixed, metric, seeds, effort, anyway, extras, progress, kept)
 
     made: Plan | None = None
     notes: list[str] = []
@@ -155,6 +159,7 @@ def plan(
     if not planned_on.public:
         notes.append("planned on synthetic records: the choice is only as good as their likeness to yours")
     seconds = measured_seconds(made, planned_on) if extras else math.nan
+    kept.done()
     return replace(made, notes=(*notes, *made.notes), seconds=seconds)
 
 
@@ -171,6 +176,7 @@ class _Job:
     anyway: bool
     extras: bool
     progress: Callable[[str], None] | None
+    kept: Unfinished
 
     def say(self, line: str) -> None:
         if self.progress:
@@ -227,6 +233,7 @@ class _Job:
             metric=self.metric,
             seeds=self.seeds,
             progress=self.progress,
+            kept=self.kept,
         )
         best = found.best
         return Plan(
@@ -257,6 +264,7 @@ class _Job:
             self.counts,
             seeds=min(2, self.seeds),
             progress=self.progress,
+            kept=self.kept,
         )
 
     def own_setting(self) -> Point | None:

@@ -6,6 +6,7 @@ need records, which are public (a proxy) or made up (synthetic).
 
 from __future__ import annotations
 
+import hashlib
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,14 @@ class Material(NamedTuple):
     dataset: Dataset
     source: str
     public: bool  # False: synthetic
+
+
+def digest(dataset: Dataset) -> str:
+    """SHA-256 of the records that candidates are trained and scored on."""
+    found = hashlib.sha256()
+    for array in (dataset.x_train, dataset.y_train, dataset.x_test, dataset.y_test):
+        found.update(f"{array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()
 
 
 def stand_in(num_records: int, num_features: int, classes: tuple[str, ...]) -> Dataset:

@@ -1,8 +1,9 @@
 """One run, computed from its spec: who took part when, the noise, ε by round and by client, the paper's bound.
 
 This is what the folder does not hold and the accountant knows. It is computed when a page asks for it, once a
-run. A folder may come from anybody: so a method that is a Python file is not executed, a user's own table is not
-opened, and a set of the catalogue is used only where it is on this machine already. The refusal says what to do.
+run. A folder may come from anybody: so a method that is a Python file is not executed, a user's own table is
+opened only where the user says so, and a set of the catalogue is used only where it is on this machine already.
+The refusal says what to do.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 from dither import data, proofs
 from dither.core import RoundInfo
 from dither.data.sources import obtain
-from dither.errors import DataError, DitherError
+from dither.errors import DataError
 from dither.methods import METHODS
 from dither.papers.theory.common import failing
 from dither.planning import theory
@@ -38,6 +39,7 @@ from dither.tasks import (
     tolerated,
     with_missing,
 )
+from dither.web.computing import NotComputed
 
 _MOST_EPSILONS = 12
 _MOST_ROUNDS, _MOST_CLIENTS = 300, 200  # of the map
@@ -46,12 +48,8 @@ _MOST_DISTINCT = 24
 _ZERO_START = ("logistic", "softmax")  # models that start at w = 0, where the loss is ln(classes)
 
 
-class NotComputed(DitherError):
-    """The page does not compute this; the message says why, and what does."""
-
-
-def safe_spec(text: str, where: str) -> Spec:
-    """The spec of a run, where nothing of its folder's owner is executed or opened by it."""
+def safe_spec(text: str, where: str, own_data: bool = False) -> Spec:
+    """The spec of a run, where nothing of its folder's owner is executed, nor opened without `own_data`."""
     try:
         plain = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -61,16 +59,19 @@ def safe_spec(text: str, where: str) -> Spec:
             "the page does not execute a method's own file; `dither account` with this folder prints its ε"
         )
     records = plain.get("data", {})
-    if not isinstance(records, dict) or any(records.get(key) for key in ("path", "test_path", "schema")):
+    named = not isinstance(records, dict) or any(records.get(key) for key in ("path", "test_path", "schema"))
+    if named and not own_data:
         raise NotComputed(
-            "the page opens no file outside the runs folder, and this run is on your own table; `dither account` "
-            "with this folder prints its ε"
+            "this run is on your own table, and the page opens no file outside the runs folder unless it is "
+            "started with --own-data; `dither account` with this folder prints its ε"
         )
     return Spec.from_toml(text, where=where)
 
 
 def task_of(spec: Spec, data_dir: str | None = None) -> Task:
     """The spec brought to life, from data that is on this machine."""
+    if spec.data.path:
+        return build_task(spec)
     entry = data.entries().get(spec.data.name)
     if entry is None:
         raise NotComputed(f"{spec.data.name!r} is no data set of the catalogue")
@@ -191,6 +192,11 @@ def bound(task: Task) -> dict[str, Any]:
     which need not be the run's.
     """
     spec = task.spec
+    if spec.data.path:
+        raise NotComputed(
+            "the bound's constants would be read off your own records, which no ε covers; `dither plan --proxy` "
+            "estimates them on public ones"
+        )
     if spec.method not in theory.METHODS:
         raise NotComputed(f"no convergence theorem for {spec.method}")
     constants = estimate(spec, Material(task.dataset, f"the records of {spec.data.name}", True))
@@ -235,9 +241,9 @@ def _price(task: Task, rounds: int) -> Price:
 
 
 @lru_cache(maxsize=4)
-def cached_task(text: str, where: str, data_dir: str | None) -> Task:
+def cached_task(text: str, where: str, data_dir: str | None, own_data: bool = False) -> Task:
     """`task_of` a spec's text: several questions about one run build it once."""
-    return task_of(safe_spec(text, where), data_dir)
+    return task_of(safe_spec(text, where, own_data), data_dir)
 
 
 __all__ = ["NotComputed", "analysis", "bound", "cached_task", "epsilon_by_round", "safe_spec", "task_of"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from functools import lru_cache
 from html import escape
@@ -20,7 +21,7 @@ from dither.errors import DitherError, SpecError
 from dither.runs import to_json
 from dither.web import reports, words
 from dither.web.budgets import Budgets
-from dither.web.computing import Computer
+from dither.web.computing import Computer, NotComputed
 from dither.web.details import DOWNLOADS, by_a_federation, details
 from dither.web.folders import Folder
 from dither.web.guard import SANDBOX, Guard
@@ -39,12 +40,14 @@ def create_app(
     token: str | None = None,
     ledger: str | Path | None = None,
     data_dir: str | None = None,
+    own_data: bool = False,
     poll_seconds: float = 1.0,
 ) -> FastAPI:
-    """The page over a folder of runs. `token` is asked of every request; None answers loopback hosts alone."""
+    """The page over a folder of runs. `token` is asked of every request; None answers loopback hosts alone.
+    `own_data` lets it open the tables that specs name."""
     # Its documentation pages would load scripts from elsewhere: off.
     app = FastAPI(title="Dither", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
-    state = _State(Folder(folder), Folder(reports_folder), Budgets(ledger), data_dir, poll_seconds)
+    state = _State(Folder(folder), Folder(reports_folder), Budgets(ledger), data_dir, own_data, poll_seconds)
     app.add_middleware(Guard, token=token)
     app.mount("/static", StaticFiles(directory=str(files("dither.web").joinpath("static"))), name="static")
     for path, (title, script) in PAGES.items():
@@ -69,9 +72,16 @@ class _State:
     """What the addresses share."""
 
     def __init__(
-        self, folder: Folder, reported: Folder, budgets: Budgets, data_dir: str | None, poll_seconds: float
+        self,
+        folder: Folder,
+        reported: Folder,
+        budgets: Budgets,
+        data_dir: str | None,
+        own_data: bool,
+        poll_seconds: float,
     ) -> None:
-        self.folder, self.reported, self.budgets, self.data_dir = folder, reported, budgets, data_dir
+        self.folder, self.reported, self.budgets = folder, reported, budgets
+        self.data_dir, self.own_data = data_dir, own_data
         self.index = Index(folder)
         self.watcher = Watcher(self.index, poll_seconds, self.public)
         self.computer = Computer()
@@ -112,9 +122,24 @@ def shell(title: str, script: str) -> str:
     text = files("dither.web").joinpath("static", "page.html").read_text(encoding="utf-8")
     for name, value in (("TITLE", title), ("SCRIPT", script), ("VERSION", __version__)):
         text = text.replace(f"@{name}@", escape(value))
+    ahead = (f'<link rel="modulepreload" href="/static/{name}">' for name in modules(f"{script}.js"))
+    text = text.replace("@MODULES@", "\n".join(ahead))
     for _, (_, each) in PAGES.items():
         text = text.replace(f"@CURRENT-{each}@", 'aria-current="page"' if each == script else "")
     return text
+
+
+def modules(script: str) -> list[str]:
+    """What a script imports, and what that imports: fetched all at once instead of one after the other."""
+    found: list[str] = []
+    left = [script]
+    while left:
+        text = files("dither.web").joinpath("static", left.pop()).read_text(encoding="utf-8")
+        imported = re.findall(r'^import .* from "\./([\w.]+)";$', text, re.MULTILINE)
+        fresh = [name for name in imported if name not in found]
+        found += fresh
+        left += fresh
+    return found
 
 
 @lru_cache(maxsize=1)
@@ -128,9 +153,12 @@ def _json(value: Any) -> Response:
 
 
 async def _answered(question: Any) -> Response:
-    """An answer, or an error raised on purpose as one line."""
+    """An answer, or an error raised on purpose as one line. What the page does not compute is no error of the
+    browser's: it gets the reason."""
     try:
         return _json(await question)
+    except NotComputed as reason:
+        return _json({"refused": str(reason)})
     except DitherError as error:
         return Response(to_json({"error": str(error)}), status_code=422, media_type="application/json")
 
@@ -141,7 +169,9 @@ async def _answered(question: Any) -> Response:
 def _run_routes(app: FastAPI, state: _State) -> None:
     def everything() -> dict[str, Any]:
         state.index.refresh()
-        return {"folder": str(state.folder.root), "rows": [state.public(row) for row in state.index.rows()]}
+        position = state.index.position  # before the rows: what changes in between is told again, never lost
+        rows = [state.public(row) for row in state.index.rows()]
+        return {"folder": str(state.folder.root), "position": position, "rows": rows}
 
     @app.get("/api/runs")
     async def runs() -> Response:
@@ -150,8 +180,8 @@ def _run_routes(app: FastAPI, state: _State) -> None:
     @app.get("/api/run")
     async def run(id: str) -> Response:
         def found() -> dict[str, Any]:
-            row = state.row(id)
-            return details(state.folder, state.public(row))
+            row, position = state.row(id), state.index.position
+            return {**details(state.folder, state.public(row)), "position": position}
 
         return _json(await run_in_threadpool(found))
 
@@ -177,8 +207,9 @@ def _run_routes(app: FastAPI, state: _State) -> None:
         return await _computed(state, id, "bound")
 
     @app.get("/api/events")
-    async def events() -> Response:
-        return StreamingResponse(state.watcher.events(), media_type="text/event-stream")
+    async def events(request: Request, since: str = "") -> Response:
+        known = request.headers.get("last-event-id", since)
+        return StreamingResponse(state.watcher.events(known), media_type="text/event-stream")
 
 
 async def _computed(state: _State, run: str, what: str) -> Response:
@@ -189,11 +220,11 @@ async def _computed(state: _State, run: str, what: str) -> Response:
         from dither.web import analysis  # JAX is imported when it is needed first
 
         if by_a_federation(state.folder, row["id"]):
-            raise analysis.NotComputed(
+            raise NotComputed(
                 "a real federation made this run: its spec does not say who held how many records and who was "
                 "missing; the proven ε of its summary counts them"
             )
-        task = analysis.cached_task(text, row["name"], state.data_dir)
+        task = analysis.cached_task(text, row["name"], state.data_dir, state.own_data)
         rounds = [int(number(line["round"]) or 0) for line in read_metrics(state.folder, row["id"])]
         if what == "bound":
             return analysis.bound(task)

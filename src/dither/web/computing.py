@@ -9,7 +9,13 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from dither.errors import DitherError
+
 _KEPT = 200
+
+
+class NotComputed(DitherError):
+    """The page does not compute this; the message says why, and what does."""
 
 
 class Computer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from typing import Any
 
 from dither.web import words
@@ -48,7 +49,7 @@ def details(folder: Folder, row: Row) -> dict[str, Any]:
         "spec": folder.text(run, "spec.toml") or "",
         "provenance": {key: text_of(value) for key, value in (provenance or {}).items()},
         "files": files(folder, run),
-        "resume": f"dither run --resume {folder.root / run}",
+        "resume": f"dither run --resume {shlex.quote(str(folder.root / run))}",
     }
 
 
@@ -175,8 +176,9 @@ def _facts(spec: dict[str, Any], summary: dict[str, Any]) -> list[tuple[str, str
     """The run in a few words."""
     privacy, model = section(spec, "privacy"), section(spec, "model")
     seen = section(summary, "participation")
+    clients = spec.get("num_clients") or summary.get("num_clients", "?")  # 0: one for each value of a column
     facts = [
-        ("clients", f"{spec.get('num_clients', '?')}, {spec.get('cohort_size', '?')} a round"),
+        ("clients", f"{clients}, {spec.get('cohort_size', '?')} a round"),
         ("local steps a round", spec.get("local_steps", "?")),
         ("records in a batch", spec.get("batch_size", "?")),
         ("batches", spec.get("batch_sampling", "?")),

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+import secrets
 import threading
 import time
 import tomllib
@@ -37,7 +38,11 @@ class Changes(NamedTuple):
 
 
 class Index:
-    """The rows of all runs under a folder. Safe for threads."""
+    """The rows of all runs under a folder. Safe for threads.
+
+    Every look that finds something new has a number; `since` a number, what has changed can be asked for by any
+    number of pages, whoever of them looked first.
+    """
 
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
@@ -45,6 +50,25 @@ class Index:
         self._stamps: dict[str, Stamp] = {}
         self._states: dict[str, str] = {}
         self._lock = threading.Lock()
+        self._epoch, self._look = secrets.token_hex(4), 0
+        self._changed_at: dict[str, int] = {}
+        self._removed_at: dict[str, int] = {}
+
+    @property
+    def position(self) -> str:
+        """Where this index is now, for `since`."""
+        return f"{self._epoch}-{self._look}"
+
+    def since(self, position: str) -> tuple[str, Changes | None]:
+        """The position now and what changed after another one; None where that one is of another index (the
+        program was started again): then everything may have changed."""
+        epoch, _, look = position.partition("-")
+        with self._lock:
+            if epoch != self._epoch or not (look.isascii() and look.isdigit()):
+                return self.position, None
+            changed = [run for run, at in self._changed_at.items() if at > int(look)]
+            removed = [run for run, at in self._removed_at.items() if at > int(look)]
+            return self.position, Changes(changed, removed)
 
     def refresh(self) -> Changes:
         """Look at the folder again. A run whose state changed by the clock alone counts as changed, too."""
@@ -63,7 +87,13 @@ class Index:
                         changed.append(run)
             removed = [run for run in self._rows if run not in found]
             for run in removed:
-                del self._rows[run], self._stamps[run], self._states[run]
+                del self._rows[run], self._stamps[run], self._states[run], self._changed_at[run]
+            if changed or removed:
+                self._look += 1
+                self._changed_at |= dict.fromkeys(changed, self._look)
+                self._removed_at |= dict.fromkeys(removed, self._look)
+                for run in changed:
+                    self._removed_at.pop(run, None)
             return Changes(changed, removed)
 
     def rows(self, only: Iterable[str] | None = None) -> list[Row]:

@@ -55,6 +55,7 @@ ERRATA = {
     "D1": "Concentrated: the upload's noise is m/γ times less than the proof takes it to be.",
     "D2": "Concentrated: a record is used once or not at all in an epoch, never a fraction of a time.",
 }
+_RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 _ID = re.compile(r"\b([GENSCD]\d)[a-c]?\b")
 
 
@@ -75,7 +76,8 @@ def odds(epsilon: float | None) -> str:
     factor = math.exp(min(epsilon, 700.0))
     if factor < 1000:
         return f"changes anybody's odds by a factor of at most {factor:.3g}"
-    return f"changes odds by a factor of up to 10^{epsilon / math.log(10):.0f}: little protection by itself"
+    power = f"{epsilon / math.log(10):.0f}".translate(_RAISED)
+    return f"changes odds by a factor of up to 10{power}: little protection by itself"
 
 
 def explain(row: Mapping[str, Any], value: float | None) -> str:

@@ -29,6 +29,7 @@ export async function get(address, parameters = {}, options = {}) {
   const answer = await fetch(query ? `${address}?${query}` : address, options);
   let value = {};
   try { value = await answer.json(); } catch { /* an error page */ }
+  if (value.refused) throw new Error(value.refused);
   if (!answer.ok) throw new Error(value.error || value.detail || `the server answered ${answer.status}`);
   return value;
 }

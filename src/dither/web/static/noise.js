@@ -60,7 +60,7 @@ function redraw() {
   const { length, clip, noise, clients } = state;
   const kept = Math.min(length, clip), sigma = noise * clip;
   const tip = (r) => [r * Math.cos(ANGLE), r * Math.sin(ANGLE)];
-  const bare = { showticklabels: false, showgrid: false, zeroline: false };
+  const bare = { showticklabels: false, showgrid: false, zeroline: false, showline: false, linewidth: 0, linecolor: "rgba(0,0,0,0)" };
   const square = (half) => ({ xaxis: { ...bare, range: [-half, half] }, yaxis: { ...bare, range: [-half, half], scaleanchor: "x" }, margin: { l: 8, r: 8, t: 12, b: 8 } });
   draw(clipPicture.box, (c, style) => {
     const turn = Array.from({ length: 73 }, (_, i) => (i * Math.PI) / 36);
@@ -93,7 +93,7 @@ function redraw() {
 }
 
 function arrow([x0, y0], [x1, y1], colour, name) {
-  return { x: [x0, x1], y: [y0, y1], mode: "lines+markers", name, showlegend: Boolean(name), line: { color: colour, width: 3 }, marker: { symbol: ["circle", "arrow"], size: [1, 13], angleref: "previous", color: colour }, hoverinfo: "skip" };
+  return { x: [x0, x1], y: [y0, y1], mode: "lines+markers", name, showlegend: Boolean(name), line: { color: colour, width: 3 }, marker: { symbol: ["circle", "arrow"], size: [1, 13], angleref: "previous", color: colour, line: { width: 0 } }, hoverinfo: "skip" };
 }
 
 async function ask(kept, sigma, clients) {

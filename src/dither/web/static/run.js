@@ -185,6 +185,7 @@ function boundCard() {
         h("p", { class: "muted small" }, `${bound.source}, at the noise that was added. Constants of the loss are estimated on the run's records: a prediction, not a certificate. `,
           bound.rate ? `The bound takes the best rate its theorem allows (${short(bound.rate)}); the run used ${short(bound.own_rate)}.` : ""));
       await found.redraw();
+      button.hidden = true;
       inside.dataset.ready = "yes";
     } catch (error) {
       inside.replaceChildren(failed(error));
@@ -212,7 +213,7 @@ try {
   drawCurves(current);
   if (current.row.state === "broken") lazy.replaceChildren();
   else computed();
-  const events = new EventSource("/api/events");
+  const events = new EventSource(`/api/events?${new URLSearchParams({ since: current.position })}`);
   let again = null;
   events.addEventListener("runs", (event) => {
     if (!JSON.parse(event.data).rows.some((row) => row.id === id)) return;

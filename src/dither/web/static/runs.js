@@ -10,7 +10,7 @@ const live = h("span", { class: "live", role: "status" }, "connecting");
 const count = h("span", { class: "muted small", role: "status" });
 const body = h("tbody");
 const panel = h("section", { "aria-label": "Comparison", hidden: true });
-const pickedCount = h("span", { class: "muted", role: "status" });
+const pickedCount = h("span", { class: "muted small", role: "status" });
 const compareButton = h("button", { class: "primary", onclick: openComparison }, "Compare");
 const clearButton = h("button", { onclick: clearPicked }, "Clear selection");
 const search = h("input", { type: "search", placeholder: "name, method, data …", oninput: list });
@@ -72,11 +72,22 @@ function list() {
     const [x, y] = [value(a, sorting.key), value(b, sorting.key)];
     return (x < y ? -1 : x > y ? 1 : a.id < b.id ? -1 : 1) * (sorting.down ? -1 : 1);
   });
-  body.replaceChildren(...shown.map((row) => elements.get(row.id) ?? make(row)));
+  fill(shown);
   count.textContent = shown.length === rows.size ? `${rows.size} runs` : `${shown.length} of ${rows.size} runs`;
   const none = rows.size ? "No run fits these filters." : "No runs here yet. Make one with: dither run adult";
   empty.replaceChildren(...(shown.length ? [] : [h("p", { class: "wait-none muted" }, none)]));
   selection();
+}
+
+// The first screens at once, the rest right after: nobody waits for the thousandth row.
+let filling = 0;
+
+function fill(shown) {
+  const mine = ++filling;
+  const made = (part) => part.map((row) => elements.get(row.id) ?? make(row));
+  const fresh = shown.some((row) => !elements.has(row.id));
+  body.replaceChildren(...made(fresh ? shown.slice(0, 60) : shown));
+  if (fresh && shown.length > 60) setTimeout(() => { if (mine === filling) body.append(...made(shown.slice(60))); }, 30);
 }
 
 function make(row) {
@@ -173,7 +184,11 @@ function openComparison() {
   panel.scrollIntoView({ block: "start" });
 }
 
-function update({ rows: changed, removed }) {
+function update({ rows: changed, removed, all }) {
+  if (all) {  // the program was started again: what it does not name is gone
+    const named = new Set(changed.map((row) => row.id));
+    removed = [...rows.keys()].filter((id) => !named.has(id));
+  }
   for (const id of removed) { rows.delete(id); elements.delete(id); picked.delete(id); }
   for (const row of changed) {
     const known = rows.has(row.id);
@@ -186,8 +201,8 @@ function update({ rows: changed, removed }) {
   panel.dispatchEvent(new CustomEvent("changed", { detail: changed.filter((row) => picked.has(row.id)) }));
 }
 
-function listen() {
-  const events = new EventSource("/api/events");
+function listen(position) {
+  const events = new EventSource(`/api/events?${new URLSearchParams({ since: position })}`);
   events.addEventListener("hello", () => { live.textContent = "live"; live.classList.add("on"); });
   events.addEventListener("runs", (event) => update(JSON.parse(event.data)));
   events.addEventListener("error", () => { live.textContent = "reconnecting"; live.classList.remove("on"); });
@@ -204,7 +219,7 @@ try {
     h("section", { class: "card", "aria-label": "Runs" },
       h("div", { class: "row" }, labelled("Search", search), labelled("Method", filters.method), labelled("Data", filters.data),
         labelled("State", filters.state), h("span", { class: "row" }, compareButton, clearButton, pickedCount)),
-      h("div", { class: "spread" }, count, h("span", { class: "small" },
+      h("div", { class: "spread legend" }, count, h("span", { class: "small" },
         h("span", { class: "claimed" }, "claimed"), h("span", { class: "muted" }, ": by the paper · "),
         h("span", { class: "proven" }, "proven"), h("span", { class: "muted" }, ": by a theorem · "),
         h("span", { class: "attacked" }, "attacked"), h("span", { class: "muted" }, ": shown by an attack"))),
@@ -212,7 +227,7 @@ try {
       empty));
   list();
   if (picked.size) openComparison();
-  listen();
+  listen(answer.position);
   setInterval(() => {
     for (const [id, element] of elements) element.lastChild.textContent = ago(rows.get(id).last_write);
   }, 30000);

@@ -1,0 +1,5 @@
+"""`python -m dither`: the command line."""
+
+from dither.cli import main
+
+main()
