@@ -16,6 +16,7 @@ from dither import data, models, proofs
 from dither.core import Claim, Prepared, RoundInfo
 from dither.engines import cohorts, devices, simulate
 from dither.engines.aggregate import Aggregation
+from dither.engines.arrays import aligned
 from dither.engines.shards import ONE_DEVICE
 from dither.errors import SpecError
 from dither.privacy import accounting, sampling
@@ -54,7 +55,11 @@ def build_task(
     devices.set_up()
     if dataset is None:
         dataset = load_data(spec, data_dir=data_dir)
-    federation, problem = deal(spec, dataset, arrays or pooled(dataset))
+    x, y = arrays = arrays or pooled(dataset)
+    count = len(dataset.y_train)
+    # Parts of the pooled arrays from here on, so that the records are held once.
+    dataset = dataset._replace(x_train=x[:count], y_train=y[:count], x_test=x[count:], y_test=y[count:])
+    federation, problem = deal(spec, dataset, arrays)
     return task_of(spec, dataset, federation, problem)
 
 
@@ -440,10 +445,11 @@ def load_data(spec: Spec, *, data_dir: str | Path | None = None) -> data.Dataset
 
 
 def pooled(dataset: data.Dataset) -> Arrays:
-    """All records of a data set, training before test, held once for any number of runs."""
+    """All records of a data set, training before test, held once for any number of runs. On a CPU the compiled
+    program reads these very arrays (`arrays.aligned`): do not write to them."""
     return (
-        np.concatenate([dataset.x_train, dataset.x_test]),
-        np.concatenate([dataset.y_train, dataset.y_test]),
+        aligned([dataset.x_train, dataset.x_test]),
+        aligned([dataset.y_train, dataset.y_test]),
     )
 
 

@@ -1,5 +1,7 @@
 """Runs and clients shared among devices: the same results as one device gives."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -17,16 +19,27 @@ from tests.engines.test_simulate import SIZES, batched, leaves, prepare, small_p
 pytestmark = pytest.mark.skipif(jax.device_count() < 4, reason="needs 4 devices (tests/conftest.py asks for them)")
 
 
-@pytest.mark.parametrize("layout", ["vmap", "loop"])
-@pytest.mark.parametrize("shards", [Shards(2, 1), Shards(1, 2), Shards(4, 1), Shards(2, 2), Shards(1, 4)])
-def test_any_sharing_of_runs_and_clients_gives_what_one_device_gives(layout, shards):
+@functools.cache
+def trained(layout, shards=ONE_DEVICE):
     model, prepared = prepare()  # cohorts of 3: with 2 or 4 devices for the clients, some have nothing to do
-    seeds = (3, 4, 5, 6)
     hyper = batched(prepared.hyper, 4)
     hyper["client_lr"] = np.array([0.1, 0.2, 0.4, 0.1])
-    how = {"seeds": seeds, "hyper": hyper, "layout": layout, "rounds": 3, "eval_every": 3}
-    alone = train(model, prepared, small_problem(), **how)
-    shared = train(model, prepared, small_problem(), shards=shards, **how)
+    how = {"seeds": (3, 4, 5, 6), "hyper": hyper, "rounds": 3, "eval_every": 3}
+    return train(model, prepared, small_problem(), layout=layout, shards=shards, **how)
+
+
+@pytest.mark.parametrize(
+    ("layout", "shards"),
+    [
+        ("vmap", Shards(2, 1)),
+        ("vmap", Shards(1, 2)),
+        ("vmap", Shards(2, 2)),
+        ("loop", Shards(4, 1)),
+        ("loop", Shards(1, 4)),
+    ],
+)
+def test_any_sharing_of_runs_and_clients_gives_what_one_device_gives(layout, shards):
+    alone, shared = trained(layout), trained(layout, shards)
     np.testing.assert_allclose(leaves(shared), leaves(alone), rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(shared.participation, alone.participation)
     for name, values in alone.history[-1].metrics.items():
@@ -57,11 +70,10 @@ def test_integer_sums_are_the_same_bit_for_bit():
 def test_runs_one_after_the_other_on_each_device():
     model, prepared = prepare()
     hyper = batched(prepared.hyper, 4)
-    together = train(model, prepared, small_problem(), seeds=(0, 1, 2, 3), hyper=hyper)
-    apart = train(
-        model, prepared, small_problem(), seeds=(0, 1, 2, 3), hyper=hyper, runs_apart=True, shards=Shards(2, 1)
-    )
-    np.testing.assert_allclose(leaves(apart), leaves(together), rtol=2e-5, atol=1e-6)
+    hyper["client_lr"] = np.array([0.1, 0.2, 0.4, 0.1])
+    how = {"seeds": (3, 4, 5, 6), "hyper": hyper, "rounds": 3, "eval_every": 3}
+    apart = train(model, prepared, small_problem(), runs_apart=True, shards=Shards(2, 1), **how)
+    np.testing.assert_allclose(leaves(apart), leaves(trained("vmap")), rtol=2e-5, atol=1e-6)
 
 
 def test_fresh_noise_of_the_server_is_never_drawn_on_two_devices():

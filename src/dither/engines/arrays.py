@@ -11,6 +11,17 @@ from dither.core import Array, PyTree
 from dither.data import Federation
 
 
+def aligned(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """The parts one after the other, on a border of 64 bytes: JAX's CPU reads such an array where it lies, while
+    any other is copied, twice."""
+    shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
+    kind = np.result_type(*parts)
+    size = int(np.prod(shape)) * kind.itemsize
+    memory = np.empty(size + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return np.concatenate(parts, out=memory[start : start + size].view(kind).reshape(shape))
+
+
 class Problem(NamedTuple):
     """Data of a simulation: all records once, and for each run who holds which rows and what is scored."""
 

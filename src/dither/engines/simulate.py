@@ -161,7 +161,9 @@ class Simulation:
             ),
             cohorts=jnp.asarray(np.stack(_one_a_run(cohorts or [np.zeros((0, 0))], runs, "cohorts")), jnp.int32),
         )
-        return Inputs(*self.shards.place(runs_inputs, Shared(jnp.asarray(problem.x), jnp.asarray(problem.y))))
+        return Inputs(
+            *self.shards.place(runs_inputs, Shared(jax.device_put(problem.x), jax.device_put(problem.y)))
+        )
 
     def start(self, inputs: Inputs) -> State:
         """The state before round 0."""
