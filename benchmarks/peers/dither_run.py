@@ -1,0 +1,101 @@
+"""Dither on the workloads, through `dither run`: ledger, metrics, checkpoints and accounting on.
+
+    python dither_run.py A1 A32 B1 B2 C [--rounds N]
+
+One process a workload, as a user starts it. The steady time is read from the run folder's metrics.jsonl, from the
+first evaluation (which follows the compilation) to the last; evaluations, ledger and checkpoints between are in it.
+`--cold` empties the compilation cache first. Start-up (until the first evaluation, whole process) is reported apart.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import workloads
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+CACHE = ROOT / "benchmarks" / ".cache"
+
+
+def run(spec: Path, *settings: str, cold: bool = False) -> dict:
+    """One `dither run`; wall-clock seconds, and what its folder says."""
+    dither = Path(sys.executable).with_name("dither")
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(scratch) / "run"
+        compiled = Path(scratch) / "compiled" if cold else CACHE / "compiled"
+        environment = {
+            **os.environ,
+            "DITHER_LEDGER": str(Path(scratch) / "ledger"),
+            "DITHER_COMPILATION_CACHE": str(compiled),
+        }
+        command = [str(dither), "run", str(spec), "--out", str(out)]
+        for setting in settings:
+            command += ["--set", setting]
+        began = time.time()
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        metrics, first_row = out / "metrics.jsonl", None
+        while process.poll() is None:
+            if first_row is None and metrics.exists() and metrics.stat().st_size:
+                first_row = time.time() - began
+            time.sleep(0.005 if first_row is None else 0.05)
+        wall = time.time() - began
+        if process.returncode:
+            raise SystemExit(f"dither run {spec} failed:\n{process.stdout.read()}")
+        rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+        summary = json.loads((out / "summary.json").read_text())
+        provenance = json.loads((out / "provenance.json").read_text())
+    shutil.rmtree(scratch, ignore_errors=True)
+    return {"wall": wall, "first_row": first_row, "rows": rows, "summary": summary, "provenance": provenance}
+
+
+def prepare(todo: list[workloads.Workload]) -> None:
+    """The workloads' records as files."""
+    (CACHE / "data").mkdir(parents=True, exist_ok=True)
+    for w in todo:
+        data = CACHE / "data" / f"{w.name}.npz"
+        if not data.exists():
+            workloads.write(w, str(data))
+
+
+def main() -> None:
+    todo, _ = workloads.chosen()
+    prepare(todo)
+    for w in todo:
+        spec = HERE.parent / "specs" / f"{w.name}.toml"
+        # A short run first: the time to the first round, cold and then warm, and the loss after `check_rounds`.
+        short = (f"num_rounds={w.check_rounds}", f"eval_every={w.check_rounds}")
+        one_round = ("num_rounds=1", "eval_every=1")
+        cold = run(spec, *one_round, cold=True)
+        check = run(spec, *short)
+        warm = run(spec, *one_round)
+        found = run(spec)
+        first, last = found["rows"][0], found["rows"][-1]
+        row = {
+            "peer": "dither",
+            "workload": w.name,
+            "first_round_s": cold["first_row"],
+            "first_round_warm_s": warm["first_row"],
+            "seconds_per_100": 100 * (last["seconds"] - first["seconds"]) / (last["round"] - first["round"]),
+            "rounds_timed": last["round"] - first["round"],
+            "wall_s": found["wall"],
+            "peak_rss_mb": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024,
+            "check_loss": check["rows"][-1]["train_loss"],
+            "versions": {name: found["provenance"][name] for name in ("dither", "python", "jax")},
+            "proven": [p for p in found["summary"]["epsilon"]["proven"]][:1],
+        }
+        print("RESULT " + json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
