@@ -5,10 +5,10 @@
     python benchmarks/bench.py --workloads A1 B1 --peers dither yardstick fedjax
     python benchmarks/bench.py --show              # table and chart again from the stored results
 
-Each peer has an environment of its own under benchmarks/.cache/envs, made on the first call with pip. One that cannot be
-made, and a peer that fails, are named in the table with the reason. Every measurement is a process by itself, one at a
-time; for each workload Dither and the yardstick run first and again last, the peers in between, so that a machine that
-drifts does so for all. Results go to benchmarks/results/bench.json and bench.png.
+Each peer has an environment of its own under benchmarks/.cache/envs, made on the first call with pip. One that
+cannot be made, and a peer that fails, are named in the table with the reason. Every measurement is a process by
+itself, one at a time; for each workload Dither and the yardstick run first and again last, the peers in between,
+so that a machine that drifts does so for all. Results go to benchmarks/results/bench.json and bench.png.
 """
 
 from __future__ import annotations
@@ -39,10 +39,7 @@ ENVIRONMENTS = {
     "pfl": [["torch==2.13.0+cpu", "pfl[pytorch]==0.6.0"], ["torch", "pfl[pytorch]"]],
     "flower": [["torch==2.13.0+cpu", "flwr[simulation]==1.41.0"], ["torch", "flwr[simulation]<1.43"]],
     # FedJAX calls jax.tree_map, which newer versions of JAX no longer have.
-    "fedjax": [
-        ["fedjax==0.0.17", "jax==0.4.30", "jaxlib==0.4.30", "numpy<2.1", "scipy<1.14"]
-        + ["dm-haiku<0.0.14", "optax<0.2.4", "chex<0.1.88"]
-    ],
+    "fedjax": [["fedjax==0.0.17", "jax==0.4.30", "jaxlib==0.4.30", "numpy<2.1", "scipy<1.14", "dm-haiku<0.0.14"]],
 }
 
 
@@ -106,7 +103,9 @@ def measured(peer: Peer, workload: str, seconds: float, limit: float) -> dict[st
     command = [str(programs / program), *rest, workload, "--seconds", str(seconds)]
     began = time.time()
     with (CACHE / "last-output.txt").open("w+") as output:
-        process = subprocess.Popen(command, cwd=PEERS, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            command, cwd=PEERS, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
         peak = 0.0
         while process.poll() is None:
             peak = max(peak, tree_memory_mb(process.pid))
@@ -164,15 +163,23 @@ def merged(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def machine() -> dict[str, Any]:
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    model = next(
+        (line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine()
+    )
     return {"cpu": model, "cores": len(os.sched_getaffinity(0)), "date": time.strftime("%Y-%m-%d")}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workloads", nargs="+", default=list(workloads.WORKLOADS), choices=list(workloads.WORKLOADS))
-    parser.add_argument("--peers", nargs="+", default=[p.name for p in PEER_LIST], choices=[p.name for p in PEER_LIST])
-    parser.add_argument("--seconds", type=float, default=10.0, help="to spend on timing each, where it is quick enough")
+    parser.add_argument(
+        "--workloads", nargs="+", default=list(workloads.WORKLOADS), choices=list(workloads.WORKLOADS)
+    )
+    parser.add_argument(
+        "--peers", nargs="+", default=[p.name for p in PEER_LIST], choices=[p.name for p in PEER_LIST]
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, help="to spend on timing each, where it is quick enough"
+    )
     parser.add_argument("--limit", type=float, default=600.0, help="seconds after which a measurement is stopped")
     parser.add_argument("--quick", action="store_true", help="A1 and B2 alone, 3 seconds each; stored apart")
     parser.add_argument("--show", action="store_true", help="only show what is stored")

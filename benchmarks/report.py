@@ -24,7 +24,7 @@ def line(row: dict[str, Any]) -> str:
     if "error" in row:
         return f"{head} {row['error']}"
     return (
-        f"{head} {seconds(row['seconds_per_100']):>9} s per 100 rounds   first round {row['first_round_s']:6.2f} s   "
+        f"{head} {seconds(row['seconds_per_100']):>9} s per 100 rounds   first {row['first_round_s']:6.2f} s   "
         f"{row['peak_rss_mb']:6.0f} MB   loss {row['check_loss']:.4f}"
     )
 
@@ -61,7 +61,9 @@ def table(rows: Rows, *, markdown: bool = False) -> str:
         for name, least in GOALS.get(workload, {}).items():
             peer, ratio = goal_of(found, workload, name)
             text = f"{'best: ' if name == 'best' else ''}{least:g}x"
-            goals.setdefault(peer, []).append(text + (" met" if ratio is not None and ratio >= least else " missed"))
+            goals.setdefault(peer, []).append(
+                text + (" met" if ratio is not None and ratio >= least else " missed")
+            )
         own = found.get("dither", {}).get("seconds_per_100")
         for peer in sorted(found, key=lambda name: found[name].get("seconds_per_100", 1e9)):
             row = found[peer]
@@ -71,7 +73,9 @@ def table(rows: Rows, *, markdown: bool = False) -> str:
             ratio = f"{row['seconds_per_100'] / own:.3g}x" if own else ""
             if peer == "yardstick" and own:
                 times = own / row["seconds_per_100"]
-                goals[peer] = [f"Dither at most {YARDSTICK}x: {times:.2f}x, {'met' if times <= YARDSTICK else 'missed'}"]
+                goals[peer] = [
+                    f"Dither at most {YARDSTICK}x: {times:.2f}x, {'met' if times <= YARDSTICK else 'missed'}"
+                ]
             lines.append(
                 [
                     workload,
@@ -87,7 +91,9 @@ def table(rows: Rows, *, markdown: bool = False) -> str:
     if markdown:
         return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *lines])
     widths = [min(max(len(cells[i]) for cells in [head, *lines]), 40) for i in range(len(head))]
-    texts = ["  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) for cells in [head, *lines]]
+    texts = [
+        "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) for cells in [head, *lines]
+    ]
     return "\n".join(text.rstrip() for text in texts)
 
 

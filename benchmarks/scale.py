@@ -102,11 +102,19 @@ def spec_of(name: str, **values: Any) -> Any:
     return spec.with_values({"data.path": "", "data.name": "adult", "randomness": "seeded", **values})
 
 
-def measure_grid(name: str, key: str, values: list[int], fixed: dict[str, int], clients: int, records: int) -> None:
+def measure_grid(
+    name: str, key: str, values: list[int], fixed: dict[str, int], clients: int, records: int
+) -> None:
     w = workloads.WORKLOADS[name]
     dataset = made(w, clients, records)
     for value in values:
-        settings = {"num_clients": clients, "data.records_per_client": records, "eval_every": 1000, **fixed, key: value}
+        settings = {
+            "num_clients": clients,
+            "data.records_per_client": records,
+            "eval_every": 1000,
+            **fixed,
+            key: value,
+        }
         if name[0] == "B":
             settings["batch_sampling"] = "fixed"  # one epoch would tie steps to records
         found = steady(spec_of(name, **settings), dataset)
@@ -121,7 +129,9 @@ def measure_clients(clients: int, features: int) -> None:
     settings = {"num_clients": clients, "data.records_per_client": 64, "cohort_size": 100, "num_rounds": 100}
     found = steady(spec_of("A32", **settings), dataset)
     size = dataset.x_train.nbytes / 2**20
-    result(clients=clients, features=features, data_mb=size, before_mb=before, held_mb=held, peak_mb=peak(), **found)
+    result(
+        clients=clients, features=features, data_mb=size, before_mb=before, held_mb=held, peak_mb=peak(), **found
+    )
 
 
 def measure_sweep(name: str, runs: int, rounds: int) -> None:
@@ -213,7 +223,9 @@ def section_growth() -> list[dict[str, Any]]:
 def section_clients() -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for clients, features in ((1000, 32), (10_000, 32), (100_000, 32), (1000, 113), (100_000, 113)):
-        rows += [{"clients": clients, "features": features, **row} for row in apart("clients", clients, features)[0]]
+        rows += [
+            {"clients": clients, "features": features, **row} for row in apart("clients", clients, features)[0]
+        ]
     return rows
 
 
@@ -263,13 +275,14 @@ def show(found: dict[str, Any]) -> None:
     for (name, key), rows in seen.items():
         first, last = rows[0], rows[-1]
         cells = ", ".join(f"{row['value']}: {1e3 * row['round']:.3g} ms" for row in rows)
-        print(f"{name}, {key}: {cells} ({last['value'] / first['value']:g}x costs {last['round'] / first['round']:.2f}x)")
+        more, cost = last["value"] / first["value"], last["round"] / first["round"]
+        print(f"{name}, {key}: {cells} ({more:g}x costs {cost:.2f}x)")
     for row in found.get("clients", []):
         if "error" in row:
             print(f"{row['clients']:>7} clients, {row['features']} features: {row['error']}")
             continue
-        print(f"{row['clients']:>7} clients, {row['features']} features: {1e3 * row['round']:.3g} ms a round, peak "
-              f"{row['peak_mb']:.0f} MB (the records {row['data_mb']:.0f} MB)")  # fmt: skip
+        print(f"{row['clients']:>7} clients, {row['features']} features: {1e3 * row['round']:.3g} ms a round, "
+              f"peak {row['peak_mb']:.0f} MB (the records {row['data_mb']:.0f} MB)")  # fmt: skip
 
 
 def word(holds: bool) -> str:
@@ -278,13 +291,16 @@ def word(holds: bool) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("sections", nargs="*", default=list(SECTIONS), choices=list(SECTIONS))
+    parser.add_argument("sections", nargs="*", help=f"some of: {', '.join(SECTIONS)} (default: all)")
     parser.add_argument("--show", action="store_true")
     arguments = parser.parse_args()
+    for name in arguments.sections:
+        if name not in SECTIONS:
+            parser.error(f"no section {name!r}; there are {', '.join(SECTIONS)}")
     found = json.loads(STORED.read_text()) if STORED.exists() else {}
     if not arguments.show:
         dither_run.prepare(list(workloads.WORKLOADS.values()))
-        for name in arguments.sections:
+        for name in arguments.sections or SECTIONS:
             found[name] = SECTIONS[name]()
             STORED.parent.mkdir(exist_ok=True)
             STORED.write_text(json.dumps(found, indent=1) + "\n")
@@ -295,7 +311,9 @@ def measure(kind: str, *rest: str) -> None:
     if kind == "grid":
         name, key, values, fixed, clients, records = rest
         other, _, number = fixed.partition("=")
-        measure_grid(name, key, [int(v) for v in values.split(",")], {other: int(number)}, int(clients), int(records))
+        measure_grid(
+            name, key, [int(v) for v in values.split(",")], {other: int(number)}, int(clients), int(records)
+        )
     elif kind == "clients":
         measure_clients(*map(int, rest))
     elif kind == "sweep":

@@ -1,10 +1,10 @@
 """Dither on the workloads, through `dither run`: ledger, metrics, checkpoints and accounting on.
 
-    python dither_run.py A1 A32 B1 B2 C [--rounds N]
+    python dither_run.py A1 A32 B1 B2 C
 
-One process a workload, as a user starts it. The steady time is read from the run folder's metrics.jsonl, from the
-first evaluation (which follows the compilation) to the last; evaluations, ledger and checkpoints between are in it.
-`--cold` empties the compilation cache first. Start-up (until the first evaluation, whole process) is reported apart.
+Each run is a process, as a user starts it. The steady time is read from the run folder's metrics.jsonl, from the
+first evaluation (which follows the compilation) to the last: evaluations, ledger and checkpoints between are in
+it. The first round is timed from the start of the process, with an empty compilation cache and with a warm one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -55,7 +54,6 @@ def run(spec: Path, *settings: str, cold: bool = False) -> dict:
         rows = [json.loads(line) for line in metrics.read_text().splitlines()]
         summary = json.loads((out / "summary.json").read_text())
         provenance = json.loads((out / "provenance.json").read_text())
-    shutil.rmtree(scratch, ignore_errors=True)
     return {"wall": wall, "first_row": first_row, "rows": rows, "summary": summary, "provenance": provenance}
 
 
@@ -68,34 +66,30 @@ def prepare(todo: list[workloads.Workload]) -> None:
             workloads.write(w, str(data))
 
 
-def main() -> None:
-    todo, _ = workloads.chosen()
-    prepare(todo)
-    for w in todo:
-        spec = HERE.parent / "specs" / f"{w.name}.toml"
-        # A short run first: the time to the first round, cold and then warm, and the loss after `check_rounds`.
-        short = (f"num_rounds={w.check_rounds}", f"eval_every={w.check_rounds}")
-        one_round = ("num_rounds=1", "eval_every=1")
-        cold = run(spec, *one_round, cold=True)
-        check = run(spec, *short)
-        warm = run(spec, *one_round)
-        found = run(spec)
-        first, last = found["rows"][0], found["rows"][-1]
-        row = {
-            "peer": "dither",
-            "workload": w.name,
-            "first_round_s": cold["first_row"],
-            "first_round_warm_s": warm["first_row"],
-            "seconds_per_100": 100 * (last["seconds"] - first["seconds"]) / (last["round"] - first["round"]),
-            "rounds_timed": last["round"] - first["round"],
-            "wall_s": found["wall"],
-            "peak_rss_mb": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024,
-            "check_loss": check["rows"][-1]["train_loss"],
-            "versions": {name: found["provenance"][name] for name in ("dither", "python", "jax")},
-            "proven": [p for p in found["summary"]["epsilon"]["proven"]][:1],
-        }
-        print("RESULT " + json.dumps(row), flush=True)
+def timed(w: workloads.Workload, seconds: float) -> None:
+    del seconds  # the spec says how many rounds
+    prepare([w])
+    spec = HERE.parent / "specs" / f"{w.name}.toml"
+    one_round = ("num_rounds=1", "eval_every=1")
+    cold = run(spec, *one_round, cold=True)
+    check = run(spec, f"num_rounds={w.check_rounds}", f"eval_every={w.check_rounds}")
+    warm = run(spec, *one_round)
+    found = run(spec)
+    first, last = found["rows"][0], found["rows"][-1]
+    row = {
+        "peer": "dither",
+        "workload": w.name,
+        "first_round_s": cold["first_row"],
+        "first_round_warm_s": warm["first_row"],
+        "seconds_per_100": 100 * (last["seconds"] - first["seconds"]) / (last["round"] - first["round"]),
+        "rounds_timed": last["round"] - first["round"],
+        "wall_s": found["wall"],
+        "peak_rss_mb": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024,
+        "check_loss": check["rows"][-1]["train_loss"],
+        "versions": {name: found["provenance"][name] for name in ("dither", "python", "jax")},
+    }
+    print("RESULT " + json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    workloads.each(timed)

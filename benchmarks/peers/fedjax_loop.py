@@ -2,13 +2,15 @@
 
     python fedjax_loop.py A1 A32 B1 B2 [--factorised] [--seconds S]
 
-Per-example gradients by `jax.vmap(jax.grad)`, as its users write them; --factorised takes the norms of dense layers from
-their factors instead, which is not FedJAX's doing but shows what its loop costs when the gradient is not the bottleneck.
+Per-example gradients by `jax.vmap(jax.grad)`, as its users write them; --factorised takes the norms of dense
+layers from their factors instead, which is not FedJAX's doing but shows what its loop costs beside a good
+gradient.
 """
 
 from __future__ import annotations
 
 import sys
+from importlib.metadata import version
 
 import fedjax
 import jax
@@ -16,6 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 import workloads
 from workloads import Workload
+
+FACTORISED = workloads.flag("--factorised")
 
 
 def scores(params, x):
@@ -44,7 +48,11 @@ def clipped_factorised(w: Workload, params, x, y):
     for weight, bias in params[:-1]:
         inputs.append(jnp.maximum(inputs[-1] @ weight + bias, 0))
     found = inputs[-1] @ params[-1][0] + params[-1][1]
-    d = jax.nn.softmax(found) - jax.nn.one_hot(y, w.classes) if w.outputs > 1 else jax.nn.sigmoid(found) - y[:, None]
+    d = (
+        jax.nn.softmax(found) - jax.nn.one_hot(y, w.classes)
+        if w.outputs > 1
+        else jax.nn.sigmoid(found) - y[:, None]
+    )
     ds = [d]
     for (weight, _), a in zip(params[:0:-1], inputs[:0:-1], strict=True):
         d = (d @ weight.T) * (a > 0)
@@ -61,7 +69,7 @@ def add_noise(key, tree, std):
     return jax.tree.unflatten(structure, noisy)
 
 
-def make(w: Workload, factorised: bool):
+def make(w: Workload):
     def client_init(server, key):
         return {"params": server, "key": key}
 
@@ -69,7 +77,7 @@ def make(w: Workload, factorised: bool):
         key, use = jax.random.split(state["key"])
         x, y = batch["x"], batch["y"]
         if w.clip:
-            gradient = (clipped_factorised if factorised else clipped_naive)(w, state["params"], x, y)
+            gradient = (clipped_factorised if FACTORISED else clipped_naive)(w, state["params"], x, y)
         else:
             gradient = jax.grad(lambda p: loss(w, p, x, y))(state["params"])
         if w.step_noise:
@@ -85,44 +93,34 @@ def make(w: Workload, factorised: bool):
     return fedjax.for_each_client(client_init, client_step, client_final)
 
 
-def main() -> None:
-    factorised = "--factorised" in sys.argv
-    if factorised:
-        sys.argv.remove("--factorised")
-    todo, seconds = workloads.chosen()
-    for w in todo:
-        x, y = workloads.data(w)
-        clients = [fedjax.ClientDataset({"x": x[i], "y": y[i]}) for i in range(w.clients)]
-        run, rng, done = make(w, factorised), np.random.default_rng(1), 0
-        server = [tuple(map(jnp.asarray, layer)) for layer in workloads.initial(w)]
+def timed(w: Workload, seconds: float) -> None:
+    x, y = workloads.data(w)
+    clients = [fedjax.ClientDataset({"x": x[i], "y": y[i]}) for i in range(w.clients)]
+    run, rng, done = make(w), np.random.default_rng(1), 0
+    server = [tuple(map(jnp.asarray, layer)) for layer in workloads.initial(w)]
 
-        def rounds(count, w=w, clients=clients, run=run, rng=rng):
-            nonlocal server, done
-            for _ in range(count):
-                keys = jax.random.split(jax.random.PRNGKey(done), w.cohort)
-                batched = (
-                    (
-                        number,
-                        clients[number].shuffle_repeat_batch(
-                            batch_size=w.batch, num_epochs=None, num_steps=w.local_steps, seed=rng.integers(2**31)
-                        ),
-                        key,
-                    )
-                    for number, key in zip(rng.permutation(w.clients)[: w.cohort], keys, strict=True)
-                )
-                server = fedjax.tree_util.tree_mean((local, 1.0) for _, local in run(server, batched))
-                done += 1
-            jax.block_until_ready(server)
+    def batches(number):
+        return clients[number].shuffle_repeat_batch(
+            batch_size=w.batch, num_epochs=None, num_steps=w.local_steps, seed=rng.integers(2**31)
+        )
 
-        def layers():
-            return [tuple(map(np.asarray, layer)) for layer in server]  # noqa: B023
+    def rounds(count):
+        nonlocal server, done
+        for _ in range(count):
+            keys = jax.random.split(jax.random.PRNGKey(done), w.cohort)
+            cohort = rng.permutation(w.clients)[: w.cohort]
+            batched = ((number, batches(number), key) for number, key in zip(cohort, keys, strict=True))
+            server = fedjax.tree_util.tree_mean((local, 1.0) for _, local in run(server, batched))
+            done += 1
+        jax.block_until_ready(server)
 
-        from importlib.metadata import version
+    def layers():
+        return [tuple(map(np.asarray, layer)) for layer in server]
 
-        versions = {name: version(name) for name in ("fedjax", "jax")} | {"python": sys.version.split()[0]}
-        name = "fedjax-factorised" if factorised else "fedjax"
-        workloads.measure(w, name, versions, rounds, layers, seconds=seconds)
+    versions = {name: version(name) for name in ("fedjax", "jax")} | {"python": sys.version.split()[0]}
+    name = "fedjax-factorised" if FACTORISED else "fedjax"
+    workloads.measure(w, name, versions, rounds, layers, seconds=seconds)
 
 
 if __name__ == "__main__":
-    main()
+    workloads.each(timed)

@@ -1,6 +1,6 @@
-"""Flower's simulation (Ray): a ClientApp in torch, the FedAvg strategy, one CPU a client, torch on one thread each.
+"""Flower's simulation (Ray): a ClientApp in torch, the FedAvg strategy, one CPU and one thread a client.
 
-    python flower_simulation.py A1 A32 B1 B2 [--seconds S]
+python flower_simulation.py A1 A32 B1 B2 [--seconds S]
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 import sys
 
-os.environ.update(FLWR_TELEMETRY_ENABLED="0", FLWR_DISABLE_UPDATE_CHECK="1", RAY_DEDUP_LOGS="0", OMP_NUM_THREADS="1")
+os.environ.update(
+    FLWR_TELEMETRY_ENABLED="0", FLWR_DISABLE_UPDATE_CHECK="1", RAY_DEDUP_LOGS="0", OMP_NUM_THREADS="1"
+)
 os.environ["PYTHONPATH"] = os.path.dirname(os.path.abspath(__file__))  # Ray's workers import what we import
 
 import logging
@@ -38,27 +40,29 @@ def train(message: Message, context: Context) -> Message:
 
 @server_app.main()
 def serve(grid: Grid, context: Context) -> None:
-    todo, seconds = workloads.chosen()
-    for w in todo:
-        model = common.make_model(w)
-        strategy = FedAvg(
-            fraction_train=w.cohort / w.clients,
-            fraction_evaluate=0.0,
-            min_train_nodes=w.cohort,
-            min_available_nodes=w.clients,
-        )
-        arrays = ArrayRecord(model.state_dict())
+    workloads.each(lambda w, seconds: timed(w, seconds, grid))
 
-        def rounds(count, w=w, strategy=strategy):
-            nonlocal arrays
-            config = ConfigRecord({"workload": w.name})
-            arrays = strategy.start(grid, arrays, num_rounds=count, train_config=config).arrays
 
-        def layers(model=model):
-            model.load_state_dict(arrays.to_torch_state_dict())
-            return common.layers_of(model)
+def timed(w: workloads.Workload, seconds: float, grid: Grid) -> None:
+    model = common.make_model(w)
+    strategy = FedAvg(
+        fraction_train=w.cohort / w.clients,
+        fraction_evaluate=0.0,
+        min_train_nodes=w.cohort,
+        min_available_nodes=w.clients,
+    )
+    arrays = ArrayRecord(model.state_dict())
 
-        workloads.measure(w, "flower", common.versions("flwr", "ray"), rounds, layers, seconds=seconds)
+    def rounds(count):
+        nonlocal arrays
+        config = ConfigRecord({"workload": w.name})
+        arrays = strategy.start(grid, arrays, num_rounds=count, train_config=config).arrays
+
+    def layers():
+        model.load_state_dict(arrays.to_torch_state_dict())
+        return common.layers_of(model)
+
+    workloads.measure(w, "flower", common.versions("flwr", "ray"), rounds, layers, seconds=seconds)
 
 
 def main() -> None:

@@ -1,14 +1,13 @@
-"""Opacus, client after client: one private model, optimiser and (for --ghost) criterion, loaded anew for each client.
+"""Opacus, client after client: one private model and optimiser, loaded anew for each client.
 
     python opacus_loop.py A1 A32 B1 [--ghost] [--seconds S]
 
---ghost uses Opacus' fast gradient clipping with ghost norms instead of per-example gradients. B2 clips no gradient: there
-is nothing for Opacus to do.
+--ghost uses Opacus' fast gradient clipping with ghost norms instead of per-example gradients. B2 clips no
+gradient: there is nothing for Opacus to do.
 """
 
 from __future__ import annotations
 
-import sys
 import warnings
 
 import torch
@@ -17,9 +16,10 @@ import workloads
 from opacus import PrivacyEngine
 
 warnings.filterwarnings("ignore")
+GHOST = workloads.flag("--ghost")
 
 
-def private(w: workloads.Workload, ghost: bool):
+def private(w: workloads.Workload):
     """Model, optimiser and criterion as `PrivacyEngine.make_private` gives them."""
     model = common.make_model(w)
     optimizer = torch.optim.SGD(model.parameters(), lr=w.lr)
@@ -29,51 +29,47 @@ def private(w: workloads.Workload, ghost: bool):
     loss = torch.nn.CrossEntropyLoss() if w.outputs > 1 else torch.nn.BCEWithLogitsLoss()
     options = {"noise_multiplier": w.step_noise * w.batch / w.clip, "max_grad_norm": w.clip}
     options |= {"poisson_sampling": False, "module": model, "optimizer": optimizer, "data_loader": loader}
-    if ghost:
-        model, optimizer, loss, _ = PrivacyEngine().make_private(**options, criterion=loss, grad_sample_mode="ghost")
+    if GHOST:
+        model, optimizer, loss, _ = PrivacyEngine().make_private(
+            **options, criterion=loss, grad_sample_mode="ghost"
+        )
         return model, optimizer, loss
     model, optimizer, _ = PrivacyEngine().make_private(**options)
     return model, optimizer, loss
 
 
-def main() -> None:
-    ghost = "--ghost" in sys.argv
-    if ghost:
-        sys.argv.remove("--ghost")
-    todo, seconds = workloads.chosen()
+def timed(w: workloads.Workload, seconds: float) -> None:
     torch.manual_seed(1)
-    for w in todo:
-        x, y = common.tensors(w)
-        model, optimizer, loss = private(w, ghost)
-        labels = y if w.outputs > 1 else y.float()[..., None]
-        weights = list(model.parameters())
-        server = [value.detach().clone() for value in weights]
+    x, y = common.tensors(w)
+    labels = y if w.outputs > 1 else y.float()[..., None]
+    model, optimizer, loss = private(w)
+    weights = list(model.parameters())
+    server = [value.detach().clone() for value in weights]
 
-        def rounds(count, w=w, x=x, labels=labels, model=model, optimizer=optimizer, loss=loss, weights=weights, server=server):
-            for _ in range(count):
-                total = [torch.zeros_like(value) for value in server]
-                for client in torch.randperm(w.clients)[: w.cohort]:
-                    with torch.no_grad():
-                        for value, start in zip(weights, server, strict=True):
-                            value.copy_(start)
-                    for rows in common.batches(w):
-                        optimizer.zero_grad()
-                        loss(model(x[client][rows]), labels[client][rows]).backward()
-                        optimizer.step()
-                    with torch.no_grad():
-                        local = {str(i): value.detach() for i, value in enumerate(weights)}
-                        for value, end in zip(total, common.finish(w, local).values(), strict=True):
-                            value.add_(end)
-                for value, sum in zip(server, total, strict=True):
-                    value.copy_(sum / w.cohort)
+    def rounds(count):
+        for _ in range(count):
+            total = [torch.zeros_like(value) for value in server]
+            for client in torch.randperm(w.clients)[: w.cohort]:
+                with torch.no_grad():
+                    for value, start in zip(weights, server, strict=True):
+                        value.copy_(start)
+                for rows in common.batches(w):
+                    optimizer.zero_grad()
+                    loss(model(x[client][rows]), labels[client][rows]).backward()
+                    optimizer.step()
+                local = common.finish(w, {str(i): value.detach() for i, value in enumerate(weights)})
+                for value, end in zip(total, local.values(), strict=True):
+                    value.add_(end)
+            for value, ends in zip(server, total, strict=True):
+                value.copy_(ends / w.cohort)
 
-        def layers(server=server):
-            pairs = zip(server[::2], server[1::2], strict=True)
-            return [(weight.numpy().T.copy(), bias.numpy().copy()) for weight, bias in pairs]
+    def layers():
+        pairs = zip(server[::2], server[1::2], strict=True)
+        return [(weight.numpy().T.copy(), bias.numpy().copy()) for weight, bias in pairs]
 
-        name = "opacus-ghost" if ghost else "opacus"
-        workloads.measure(w, name, common.versions("opacus"), rounds, layers, seconds=seconds)
+    name = "opacus-ghost" if GHOST else "opacus"
+    workloads.measure(w, name, common.versions("opacus"), rounds, layers, seconds=seconds)
 
 
 if __name__ == "__main__":
-    main()
+    workloads.each(timed)

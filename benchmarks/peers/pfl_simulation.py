@@ -2,8 +2,9 @@
 
     torchrun --nproc_per_node 2 pfl_simulation.py A1 A32 B1 B2 [--seconds S]
 
-`FederatedAveraging` on a `SimulatedBackend`. Where a step clips each example's gradient, the local training step is a
-function of ours (pfl has none); otherwise pfl's own, with its `local_max_grad_norm` where the batch is one record.
+`FederatedAveraging` on a `SimulatedBackend`. Where a step clips each example's gradient, the local training step
+is a function of ours (pfl has none); otherwise pfl's own, with its `local_max_grad_norm` where the batch is one
+record.
 """
 
 from __future__ import annotations
@@ -13,11 +14,6 @@ import os
 
 import numpy as np
 import torch
-
-torch.set_num_threads(1)
-if "LOCAL_RANK" in os.environ:
-    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[int(os.environ["LOCAL_RANK"]) % os.cpu_count()]})
-
 import torch_common as common
 import workloads
 from pfl.aggregate.simulate import SimulatedBackend
@@ -32,6 +28,9 @@ from pfl.metrics import Metrics
 from pfl.model.pytorch import PyTorchModel
 
 logging.disable(logging.WARNING)
+torch.set_num_threads(1)
+if "LOCAL_RANK" in os.environ:
+    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[int(os.environ["LOCAL_RANK"]) % os.cpu_count()]})
 
 
 class Network(torch.nn.Module):
@@ -80,61 +79,58 @@ class Averaging(FederatedAveraging):
         local_optimizer.step()
 
 
-def main() -> None:
-    todo, seconds = workloads.chosen()
+def timed(w: workloads.Workload, seconds: float) -> None:
     rank = pytorch_ops.distributed.global_rank
-    for w in todo:
-        np.random.seed(1)
-        torch.manual_seed(rank)
-        x, y = common.tensors(w)
+    np.random.seed(1)  # noqa: NPY002 (pfl draws its cohorts from it; the same on both processes)
+    torch.manual_seed(rank)
+    x, y = common.tensors(w)
 
-        def make_dataset(user, w=w, x=x, y=y):
-            rows = common.batches(w).reshape(-1)
-            return Dataset([x[user][rows], y[user][rows]], user_id=str(user))
+    def make_dataset(user):
+        rows = common.batches(w).reshape(-1)
+        return Dataset([x[user][rows], y[user][rows]], user_id=str(user))
 
-        users = FederatedDataset(make_dataset, get_user_sampler("minimize_reuse", list(range(w.clients))))
-        backend = SimulatedBackend(training_data=users, val_data=users)
-        network = Network(w)
-        model = PyTorchModel(
-            network,
-            local_optimizer_create=torch.optim.SGD,
-            central_optimizer=torch.optim.SGD(network.parameters(), lr=1.0),
+    users = FederatedDataset(make_dataset, get_user_sampler("minimize_reuse", list(range(w.clients))))
+    backend = SimulatedBackend(training_data=users, val_data=users)
+    network = Network(w)
+    model = PyTorchModel(
+        network,
+        local_optimizer_create=torch.optim.SGD,
+        central_optimizer=torch.optim.SGD(network.parameters(), lr=1.0),
+    )
+    train = NNTrainHyperParams(
+        local_num_epochs=1,
+        local_learning_rate=w.lr,
+        local_batch_size=w.batch,
+        local_max_grad_norm=w.clip if w.clip and w.batch == 1 else None,
+    )
+    algorithm, done = Averaging(w), 0
+
+    def rounds(count):
+        nonlocal done
+        done += count
+        params = NNAlgorithmParams(
+            central_num_iterations=done,
+            evaluation_frequency=10**9,  # the first round alone
+            train_cohort_size=w.cohort,
+            val_cohort_size=0,
         )
-        train = NNTrainHyperParams(
-            local_num_epochs=1,
-            local_learning_rate=w.lr,
-            local_batch_size=w.batch,
-            local_max_grad_norm=w.clip if w.clip and w.batch == 1 else None,
-        )
+        algorithm.run(params, backend, model, train, callbacks=[], send_metrics_to_platform=False)
 
-        algorithm, done = Averaging(w), 0
+    def agree(number):
+        return int(pytorch_ops.distributed.all_reduce([torch.tensor([float(number * (rank == 0))])])[0][0])
 
-        def rounds(count, w=w, backend=backend, model=model, train=train, algorithm=algorithm):
-            nonlocal done
-            done += count
-            params = NNAlgorithmParams(
-                central_num_iterations=done,
-                evaluation_frequency=10**9,  # the first round alone
-                train_cohort_size=w.cohort,
-                val_cohort_size=0,
-            )
-            algorithm.run(params, backend, model, train, callbacks=[], send_metrics_to_platform=False)
-
-        def agree(number):
-            return int(pytorch_ops.distributed.all_reduce([torch.tensor([float(number * (rank == 0))])])[0][0])
-
-        workloads.measure(
-            w,
-            "pfl",
-            common.versions("pfl"),
-            rounds,
-            lambda network=network: common.layers_of(network),
-            seconds=seconds,
-            agree=agree,
-            silent=rank > 0,
-            processes=pytorch_ops.distributed.world_size,
-        )
+    workloads.measure(
+        w,
+        "pfl",
+        common.versions("pfl"),
+        rounds,
+        lambda: common.layers_of(network),
+        seconds=seconds,
+        agree=agree,
+        silent=rank > 0,
+        processes=pytorch_ops.distributed.world_size,
+    )
 
 
 if __name__ == "__main__":
-    main()
+    workloads.each(timed)

@@ -1,4 +1,4 @@
-"""What the torch peers share: the model, per-example gradients by torch.func, batches, one client's local training."""
+"""What the torch peers share: the model, per-example gradients by torch.func, batches, a client's training."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def make_model(w: Workload) -> nn.Sequential:
 
 @torch.no_grad()
 def load(model: nn.Module, layers: list[tuple[np.ndarray, np.ndarray]]) -> None:
-    for layer, (weight, bias) in zip((m for m in model.modules() if isinstance(m, nn.Linear)), layers, strict=True):
+    for layer, (weight, bias) in zip(
+        (m for m in model.modules() if isinstance(m, nn.Linear)), layers, strict=True
+    ):
         layer.weight.copy_(torch.from_numpy(np.ascontiguousarray(weight.T)))
         layer.bias.copy_(torch.from_numpy(bias))
 

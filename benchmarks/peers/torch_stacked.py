@@ -1,16 +1,15 @@
 """The fairest rival for the network: hand-tuned torch, clients stacked, factorised norms, two pinned processes.
 
-    python torch_stacked.py B1 B2 [--stack N] [--seconds S]
+    python torch_stacked.py B1 B2 [--seconds S]
 
-Each process has one core and half of the clients, and takes `stack` of them at a time through batched matrix products.
-No autograd: the gradient of a two-layer network is written out, each example's norm from its factors, noise drawn in
-place. Gradients, noise and products reuse their buffers.
+Each process has one core and half of the clients, and takes STACK of them at a time through batched matrix
+products. No autograd: the gradient of a two-layer network is written out, each example's norm from its factors,
+noise drawn in place. Gradients, noise and products reuse their buffers.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 
 import torch
 import torch.multiprocessing as mp
@@ -18,6 +17,7 @@ import torch_common as common
 import workloads
 
 PROCESSES = 2
+STACK = int(os.environ.get("STACK", "5"))  # clients at a time
 
 
 def half(rank: int, w: workloads.Workload, stack: int, server, sums, go, done, count) -> None:
@@ -88,40 +88,32 @@ def half(rank: int, w: workloads.Workload, stack: int, server, sums, go, done, c
         go.wait()
 
 
-def main() -> None:
-    stack = 5
-    if "--stack" in sys.argv:
-        at = sys.argv.index("--stack")
-        stack = int(sys.argv[at + 1])
-        del sys.argv[at : at + 2]
-    todo, seconds = workloads.chosen()
+def timed(w: workloads.Workload, seconds: float) -> None:
     context = mp.get_context("spawn")
-    for w in todo:
-        server = [torch.from_numpy(a).clone().share_memory_() for layer in workloads.initial(w) for a in layer]
-        sums = torch.zeros(PROCESSES, w.num_params).share_memory_()
-        go, done = context.Barrier(PROCESSES + 1), context.Barrier(PROCESSES)
-        count = context.Value("i", 0)
-        arguments = (w, stack, server, sums, go, done, count)
-        workers = [context.Process(target=half, args=(rank, *arguments)) for rank in range(PROCESSES)]
-        for worker in workers:
-            worker.start()
+    server = [torch.from_numpy(a).clone().share_memory_() for layer in workloads.initial(w) for a in layer]
+    sums = torch.zeros(PROCESSES, w.num_params).share_memory_()
+    go, done = context.Barrier(PROCESSES + 1), context.Barrier(PROCESSES)
+    count = context.Value("i", 0)
+    arguments = (w, STACK, server, sums, go, done, count)
+    workers = [context.Process(target=half, args=(rank, *arguments)) for rank in range(PROCESSES)]
+    for worker in workers:
+        worker.start()
 
-        def rounds(number, count=count, go=go):
-            count.value = number
-            go.wait()
-            go.wait()
-
-        def layers(server=server):
-            return [(server[0].numpy().copy(), server[1].numpy().copy()), (server[2].numpy(), server[3].numpy())]
-
-        workloads.measure(
-            w, "torch-stacked", common.versions(), rounds, layers, seconds=seconds, stack=stack, pids=[p.pid for p in workers]
-        )
-        count.value = -1
+    def rounds(number):
+        count.value = number
         go.wait()
-        for worker in workers:
-            worker.join()
+        go.wait()
+
+    def layers():
+        arrays = [value.numpy().copy() for value in server]
+        return list(zip(arrays[::2], arrays[1::2], strict=True))
+
+    workloads.measure(w, "torch-stacked", common.versions(), rounds, layers, seconds=seconds, stack=STACK)
+    count.value = -1
+    go.wait()
+    for worker in workers:
+        worker.join()
 
 
 if __name__ == "__main__":
-    main()
+    workloads.each(timed)

@@ -8,12 +8,12 @@ repetition: within a step for A and C, within the round for B, whose 8 x 64 are 
 takes the mean over the cohort. Where noise and clip come in:
 
 A1, A32  logistic regression: each example's gradient clipped to `clip`; N(0, upload_noise²) on what is uploaded
-B1       784-256-10 ReLU network: each example's gradient clipped to `clip`, N(0, step_noise²) on every mean gradient
+B1       784-256-10 ReLU network: each example's gradient clipped to `clip`, N(0, step_noise²) on every step's mean
 B2       the same without clipping gradients; the local model clipped to `param_clip`, N(0, upload_noise²) on it
 C        softmax regression 784-47 with SCAFFOLD's control variates; clip and noise at every step as in B1
 
-Everyone starts from `initial(workload)`. The loss over all records after `check_rounds` rounds is printed beside each
-time: same work, same loss, up to the draw of batches and noise.
+Everyone starts from `initial(workload)`. The loss over all records after `check_rounds` rounds is printed beside
+each time: same work, same loss, up to the draw of batches and noise.
 """
 
 from __future__ import annotations
@@ -180,15 +180,23 @@ def peak_rss_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def chosen() -> tuple[list[Workload], float]:
-    """The workloads named on the command line, and the seconds to spend timing each (--seconds S)."""
-    arguments = sys.argv[1:]
-    seconds = 10.0
+def each(timed: Callable[[Workload, float], object]) -> None:
+    """Call `timed(workload, seconds)` for the workloads on the command line; --seconds S to spend on each."""
+    arguments, seconds = sys.argv[1:], 10.0
     if "--seconds" in arguments:
         at = arguments.index("--seconds")
         seconds = float(arguments[at + 1])
         del arguments[at : at + 2]
-    return [WORKLOADS[name] for name in arguments], seconds
+    for name in arguments:
+        timed(WORKLOADS[name], seconds)
+
+
+def flag(name: str) -> bool:
+    """Whether an option is on the command line; it is taken off."""
+    given = name in sys.argv
+    if given:
+        sys.argv.remove(name)
+    return given
 
 
 def write(w: Workload, path: str) -> None:

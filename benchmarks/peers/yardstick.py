@@ -3,10 +3,10 @@
     python yardstick.py A1 A32 B1 B2 C [--seconds S]
 
 No ledger, no accounting, no metrics, no finite checks, shapes and methods welded together: what a person would
-write who wants this one workload as fast as JAX makes it on a CPU. Rounds are one `fori_loop` with a traced bound.
-Linear models: clients side by side. The network and C: clients one after the other, half of them on each of two host
-devices. Random words come from threefry written out as array operations (XLA fuses them; JAX's own lowering on CPU is a
-rolled loop), both words of each block used.
+write who wants this one workload as fast as JAX makes it on a CPU. Rounds are one `fori_loop` with a traced
+bound. Logistic regression: clients side by side. The network and C: clients one after the other, half of them on
+each of two host devices. Random words come from threefry written out as array operations (XLA fuses them; JAX's
+own lowering on a CPU is a rolled loop), both words of each block used.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def below(bits, bound):
 
 
 def subsets(bits, size):
-    """Rows of distinct numbers below `size`, one row a row of `bits`: Floyd's algorithm, solved as a fixed point."""
+    """Rows of distinct numbers below `size`, one a row of `bits`: Floyd's algorithm, solved as a fixed point."""
     count = bits.shape[1]
     fresh = size - count + jnp.arange(count)
     draws = below(bits, fresh + 1)
@@ -239,22 +239,18 @@ def deep(w: Workload, x, y):
     return advance, state, lambda state: [tuple(map(np.asarray, layer)) for layer in state[0]]
 
 
-def main() -> None:
-    todo, seconds = workloads.chosen()
-    for w in todo:
-        x, y = workloads.data(w)
-        advance, state, layers = (deep if w.hidden or w.control else logistic)(w, x, y)
-        done = 0
+def timed(w: Workload, seconds: float) -> None:
+    advance, state, layers = (deep if w.hidden or w.control else logistic)(w, *workloads.data(w))
+    done = 0
 
-        def rounds(count):
-            nonlocal state, done
-            state = advance(state, np.int32(done), np.int32(done + count))
-            jax.block_until_ready(state)
-            done += count
+    def rounds(count):
+        nonlocal state, done
+        state = jax.block_until_ready(advance(state, np.int32(done), np.int32(done + count)))
+        done += count
 
-        versions = {"python": sys.version.split()[0], "jax": jax.__version__}
-        workloads.measure(w, "yardstick", versions, rounds, lambda: layers(state), seconds=seconds)
+    versions = {"python": sys.version.split()[0], "jax": jax.__version__}
+    workloads.measure(w, "yardstick", versions, rounds, lambda: layers(state), seconds=seconds)
 
 
 if __name__ == "__main__":
-    main()
+    workloads.each(timed)
