@@ -182,6 +182,7 @@ def main() -> None:
     )
     parser.add_argument("--limit", type=float, default=600.0, help="seconds after which a measurement is stopped")
     parser.add_argument("--quick", action="store_true", help="A1 and B2 alone, 3 seconds each; stored apart")
+    parser.add_argument("--environments", action="store_true", help="only make the peers' environments")
     parser.add_argument("--show", action="store_true", help="only show what is stored")
     parser.add_argument("--markdown", action="store_true", help="show the table as Markdown")
     arguments = parser.parse_args()
@@ -196,6 +197,8 @@ def main() -> None:
         peers = [peer for peer in PEER_LIST if peer.name in arguments.peers]
         for peer in peers:
             environment(peer.environment)  # made before anything is timed
+        if arguments.environments:
+            return
         for workload in arguments.workloads:
             able = [peer for peer in peers if workload in peer.workloads.split()]
             found: dict[str, list[dict[str, Any]]] = {}

@@ -86,13 +86,15 @@ WORKLOADS = {
 
 
 def data(w: Workload) -> tuple[np.ndarray, np.ndarray]:
-    """x [clients, records, features] in [0, 1], y [clients, records]: labels of a noisy linear teacher."""
+    """x [clients, records, features] in [0, 1], y [clients, records]: noise around a prototype of each class, one label in
+    ten wrong."""
     rng = np.random.default_rng(7)
+    prototypes = (rng.random((w.classes, w.features)) < 0.2).astype(np.float32)
+    y = rng.integers(w.classes, size=(w.clients, w.records), dtype=np.int32)
     x = rng.random((w.clients, w.records, w.features), dtype=np.float32)
-    teacher = rng.standard_normal((w.features, w.classes), dtype=np.float32)
-    scores = (x - 0.5) @ teacher
-    scores += 0.5 * scores.std() * rng.standard_normal(scores.shape, dtype=np.float32)
-    return x, scores.argmax(-1).astype(np.int32)
+    x *= 0.2 + 0.4 * prototypes[y]
+    wrong = rng.random(y.shape) < 0.1
+    return x, np.where(wrong, rng.integers(w.classes, size=y.shape, dtype=np.int32), y)
 
 
 def initial(w: Workload) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -6,7 +6,7 @@ No ledger, no accounting, no metrics, no finite checks, shapes and methods welde
 write who wants this one workload as fast as JAX makes it on a CPU. Rounds are one `fori_loop` with a traced
 bound. Logistic regression: clients side by side. The network and C: clients one after the other, half of them on
 each of two host devices. Random words come from threefry written out as array operations (XLA fuses them; JAX's
-own lowering on a CPU is a rolled loop), both words of each block used.
+own lowering on a CPU is a rolled loop).
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def fold(key, number):
 
 
 def words(key, count):
-    """That many random words (one more where the count is odd)."""
-    return jnp.concatenate(threefry(key, jnp.arange((count + 1) // 2, dtype=jnp.uint32)))
+    """That many random words, one a count: with both, the halves' concatenation keeps XLA from vectorising."""
+    return threefry(key, jnp.arange(count, dtype=jnp.uint32))[0]
 
 
 def normals(bits):
@@ -92,6 +92,13 @@ def subsets(bits, size):
     return jax.lax.while_loop(
         lambda pair: jnp.any(pair[0] != pair[1]), lambda pair: (pair[1], settle(pair[1])), (draws, settle(draws))
     )[1]
+
+
+def orders(bits):
+    """Each row a random order of its positions: the position rides in the low bits of the word that is sorted."""
+    low = np.uint32((1 << (bits.shape[1] - 1).bit_length()) - 1)
+    packed = (bits & ~low) | jnp.arange(bits.shape[1], dtype=jnp.uint32)
+    return (jnp.sort(packed, axis=1) & low).astype(jnp.int32)
 
 
 # A: logistic regression, clients side by side
@@ -152,33 +159,25 @@ def clipped_gradient(w: Workload, params, x, y):
 
 
 def noise_like(key, params):
-    sizes = [leaf.size for leaf in jax.tree.leaves(params)]
-    block = normals(words(key, sum(sizes)))
-    pieces, at = [], 0
-    for leaf, size in zip(jax.tree.leaves(params), sizes, strict=True):
-        pieces.append(block[at : at + size].reshape(leaf.shape))
-        at += size
-    return jax.tree.unflatten(jax.tree.structure(params), pieces)
+    leaves, structure = jax.tree.flatten(params)
+    noise = [normals(words(fold(key, i), leaf.size)).reshape(leaf.shape) for i, leaf in enumerate(leaves)]
+    return jax.tree.unflatten(structure, noise)
 
 
 def deep(w: Workload, x, y):
     mesh = Mesh(np.array(jax.devices()[:2]), ("half",))
-    everywhere = PartitionSpec()
-    x, y = jnp.asarray(x), jnp.asarray(y)
-    tree = jax.tree.map
+    tree, halves = jax.tree.map, 2
 
     def batches(key):
         if w.epoch:
-            order = jnp.argsort(words(key, w.records)[: w.records])
-            return order.reshape(w.local_steps, w.batch)
-        keys = words(key, w.local_steps * w.records).reshape(w.local_steps, w.records)
-        return jnp.argsort(keys, axis=1)[:, : w.batch]
+            return orders(words(key, w.records)[None]).reshape(w.local_steps, w.batch)
+        return orders(words(key, w.local_steps * w.records).reshape(w.local_steps, -1))[:, : w.batch]
 
-    def client(state, index, number):
+    def client(state, index, number, x, y):
         params, control, controls = state
         key = fold(fold(jnp.array([0, SEED], jnp.uint32), index), number)
         own_x, own_y = x[number], y[number]
-        correction = tree(lambda c, all: c - all[number], control, controls) if w.control else ()
+        correction = tree(lambda c, each: c - each[number], control, controls) if w.control else ()
 
         def step(local, item):
             number, rows = item
@@ -198,44 +197,43 @@ def deep(w: Workload, x, y):
             local = tree(lambda p, z: p + w.upload_noise * z, local, noise_like(fold(key, 1), local))
         if not w.control:
             return local, ()
-        return local, tree(
-            lambda a, b, c: (a - b) / (w.local_steps * w.lr) - c, params, local, correction
-        )  # SCAFFOLD, option II
+        return local, tree(lambda a, b, c: (a - b) / (w.local_steps * w.lr) - c, params, local, correction)
 
-    def one(index, state):
-        params, control, controls = state
-        bits = words(fold(jnp.array([1, SEED], jnp.uint32), index), w.clients)[: w.clients]
-        cohort = jnp.arange(w.clients) if w.cohort == w.clients else jnp.argsort(bits)[: w.cohort]
+    def rounds(state, x, y, start, stop):
+        def one(index, state):
+            params, control, controls = state
+            bits = words(fold(jnp.array([1, SEED], jnp.uint32), index), w.clients)
+            cohort = jnp.arange(w.clients) if w.cohort == w.clients else jnp.argsort(bits)[: w.cohort]
+            mine = cohort.reshape(halves, -1)[jax.lax.axis_index("half")]
 
-        def half(state, index, cohort):
             def add(total, number):
-                local, own = client(state, index, number)
+                local, own = client(state, index, number, x, y)
                 return tree(jnp.add, total, local), own
 
-            zeros = tree(lambda leaf: jax.lax.pcast(jnp.zeros_like(leaf), "half", to="varying"), params)
-            total, own = jax.lax.scan(add, zeros, cohort)
-            return tree(lambda leaf: jax.lax.psum(leaf, "half"), total), own
+            total, own = jax.lax.scan(add, tree(jnp.zeros_like, params), mine)
+            params = tree(lambda leaf: jax.lax.psum(leaf, "half") / w.cohort, total)
+            if w.control:
+                own = tree(lambda leaf: jax.lax.all_gather(leaf, "half", tiled=True), own)
+                change = tree(lambda new, each: jnp.sum(new - each[cohort], 0) / w.clients, own, controls)
+                control = tree(jnp.add, control, change)
+                controls = tree(lambda each, new: each.at[cohort].set(new), controls, own)
+            return params, control, controls
 
-        total, own = jax.shard_map(
-            half,
-            mesh=mesh,
-            in_specs=(everywhere, everywhere, PartitionSpec("half")),
-            out_specs=(everywhere, PartitionSpec("half")),
-        )(state, index, cohort)
-        params = tree(lambda leaf: leaf / w.cohort, total)
-        if w.control:
-            change = tree(lambda new, all: jnp.sum(new - all[cohort], 0) / w.clients, own, controls)
-            control = tree(jnp.add, control, change)
-            controls = tree(lambda all, new: all.at[cohort].set(new), controls, own)
-        return params, control, controls
+        return jax.lax.fori_loop(start, stop, one, state)
 
-    advance = jax.jit(lambda state, start, stop: jax.lax.fori_loop(start, stop, one, state), donate_argnums=0)
+    everywhere = PartitionSpec()
+    sharded = jax.shard_map(rounds, mesh=mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False)
+    compiled = jax.jit(sharded, donate_argnums=0)
     params = [tuple(map(jnp.asarray, layer)) for layer in workloads.initial(w)]
     state = (params, (), ())
     if w.control:
         zeros = tree(jnp.zeros_like, params)
         state = (params, zeros, tree(lambda leaf: jnp.zeros((w.clients, *leaf.shape)), params))
-    state = jax.device_put(state, jax.sharding.NamedSharding(mesh, everywhere))
+    state, x, y = jax.device_put((state, x, y), jax.sharding.NamedSharding(mesh, everywhere))
+
+    def advance(state, start, stop):
+        return compiled(state, x, y, start, stop)
+
     return advance, state, lambda state: [tuple(map(np.asarray, layer)) for layer in state[0]]
 
 
