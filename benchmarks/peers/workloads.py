@@ -86,8 +86,7 @@ WORKLOADS = {
 
 
 def data(w: Workload) -> tuple[np.ndarray, np.ndarray]:
-    """x [clients, records, features] in [0, 1], y [clients, records]: noise around a prototype of each class, one label in
-    ten wrong."""
+    """x [clients, records, features] in [0, 1], y [clients, records]: noisy prototypes, some labels wrong."""
     rng = np.random.default_rng(7)
     prototypes = (rng.random((w.classes, w.features)) < 0.2).astype(np.float32)
     y = rng.integers(w.classes, size=(w.clients, w.records), dtype=np.int32)
