@@ -38,8 +38,13 @@ ENVIRONMENTS = {
     "torch": [["torch==2.13.0+cpu", "opacus==1.6.0", "numpy"], ["torch", "opacus", "numpy"]],
     "pfl": [["torch==2.13.0+cpu", "pfl[pytorch]==0.6.0"], ["torch", "pfl[pytorch]"]],
     "flower": [["torch==2.13.0+cpu", "flwr[simulation]==1.41.0"], ["torch", "flwr[simulation]<1.43"]],
-    # FedJAX calls jax.tree_map, which newer versions of JAX no longer have.
-    "fedjax": [["fedjax==0.0.17", "jax==0.4.30", "jaxlib==0.4.30", "numpy<2.1", "scipy<1.14", "dm-haiku<0.0.14"]],
+    # FedJAX calls jax.tree_map, which newer versions of JAX no longer have; the rest goes with that version.
+    "fedjax": [
+        [
+            *("fedjax==0.0.17", "jax==0.4.30", "jaxlib==0.4.30", "numpy<2.1", "scipy<1.14"),
+            *("dm-haiku<0.0.14", "optax<0.2.4", "chex<0.1.88"),
+        ]
+    ],
 }
 
 
@@ -55,7 +60,12 @@ PEER_LIST = [
     Peer("yardstick", "", ["python", "yardstick.py"], "A1 A32 B1 B2 C"),
     Peer("fedjax", "fedjax", ["python", "fedjax_loop.py"], "A1 A32 B1 B2"),
     Peer("fedjax-factorised", "fedjax", ["python", "fedjax_loop.py", "--factorised"], "B1"),
-    Peer("pfl", "pfl", ["torchrun", "--nproc_per_node", "2", "pfl_simulation.py"], "A1 A32 B1 B2"),
+    Peer(
+        "pfl",
+        "pfl",
+        ["python", "-m", "torch.distributed.run", "--nproc_per_node", "2", "pfl_simulation.py"],
+        "A1 A32 B1 B2",
+    ),
     Peer("flower", "flower", ["python", "flower_simulation.py"], "A1 A32 B1 B2"),
     Peer("opacus", "torch", ["python", "opacus_loop.py"], "A1 A32 B1"),
     Peer("opacus-ghost", "torch", ["python", "opacus_loop.py", "--ghost"], "B1"),
