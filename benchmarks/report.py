@@ -23,10 +23,10 @@ def line(row: dict[str, Any]) -> str:
     head = f"{row['workload']:4} {row['peer']:18}"
     if "error" in row:
         return f"{head} {row['error']}"
-    return (
-        f"{head} {seconds(row['seconds_per_100']):>9} s per 100 rounds   first {row['first_round_s']:6.2f} s   "
-        f"{row['peak_rss_mb']:6.0f} MB   loss {row['check_loss']:.4f}"
-    )
+    text = f"{head} {seconds(row['seconds_per_100']):>9} s per 100 rounds   {row['peak_rss_mb']:6.0f} MB"
+    if "first_round_s" in row:  # not where Dither runs a second time
+        text += f"   first round {row['first_round_s']:.2f} s   loss {row['check_loss']:.4f}"
+    return text
 
 
 def seconds(value: float) -> str:

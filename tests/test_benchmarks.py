@@ -1,4 +1,4 @@
-"""The benchmarks' workloads and the specs that `dither run` takes for them are the same work; the table judges rightly."""
+"""The benchmarks' workloads and the specs for `dither run` are the same work, and the table judges rightly."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def test_the_table_judges_each_goal_and_drops_nobody() -> None:
     rows += [row("torch-stacked", 9), {"peer": "flower", "workload": "B1", "error": "environment: no wheel"}]
     lines = {line.split()[1]: line for line in report.table(rows).splitlines()[1:]}
     assert "30x missed" in lines["pfl"]
-    assert "best: 2x met; 4x met" in lines["opacus-ghost"]  # the stacked loop is no library: it is shown, not judged
+    # The stacked loop is no library: it is shown, and not among "the best of them".
+    assert "best: 2x met; 4x met" in lines["opacus-ghost"]
     assert "2.00x, missed" in lines["yardstick"]
     assert "no wheel" in lines["flower"]
 
@@ -70,4 +71,5 @@ def test_the_table_judges_each_goal_and_drops_nobody() -> None:
 def test_the_page_shows_the_stored_results() -> None:
     rows = json.loads((FOLDER / "results" / "bench.json").read_text())["rows"]
     page = (FOLDER.parent / "docs" / "benchmarks.md").read_text()
-    assert report.table(rows, markdown=True) in page, "python benchmarks/bench.py --show --markdown makes the table"
+    # python benchmarks/bench.py --show --markdown
+    assert report.table(rows, markdown=True) in page

@@ -1,10 +1,10 @@
 """Dither on the workloads, through `dither run`: ledger, metrics, checkpoints and accounting on.
 
-    python dither_run.py A1 A32 B1 B2 C
+    python dither_run.py A1 A32 B1 B2 C [--again]
 
 Each run is a process, as a user starts it. The steady time is read from the run folder's metrics.jsonl, from the
 first evaluation (which follows the compilation) to the last: evaluations, ledger and checkpoints between are in
-it. The first round is timed from the start of the process, with an empty compilation cache and with a warm one.
+it. The first round is timed from the start of the process, with an empty compilation cache and with a warm one; --again leaves that out.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import workloads
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 CACHE = ROOT / "benchmarks" / ".cache"
+AGAIN = workloads.flag("--again")
 
 
 def run(spec: Path, *settings: str, cold: bool = False) -> dict:
@@ -70,22 +71,23 @@ def timed(w: workloads.Workload, seconds: float) -> None:
     del seconds  # the spec says how many rounds
     prepare([w])
     spec = HERE.parent / "specs" / f"{w.name}.toml"
-    one_round = ("num_rounds=1", "eval_every=1")
-    cold = run(spec, *one_round, cold=True)
-    check = run(spec, f"num_rounds={w.check_rounds}", f"eval_every={w.check_rounds}")
-    warm = run(spec, *one_round)
+    start_up: dict[str, float] = {}
+    if not AGAIN:
+        one_round = ("num_rounds=1", "eval_every=1")
+        start_up["first_round_s"] = run(spec, *one_round, cold=True)["first_row"]
+        check = run(spec, f"num_rounds={w.check_rounds}", f"eval_every={w.check_rounds}")
+        start_up["check_loss"] = check["rows"][-1]["train_loss"]
+        start_up["first_round_warm_s"] = run(spec, *one_round)["first_row"]
     found = run(spec)
     first, last = found["rows"][0], found["rows"][-1]
     row = {
         "peer": "dither",
         "workload": w.name,
-        "first_round_s": cold["first_row"],
-        "first_round_warm_s": warm["first_row"],
+        **start_up,
         "seconds_per_100": 100 * (last["seconds"] - first["seconds"]) / (last["round"] - first["round"]),
         "rounds_timed": last["round"] - first["round"],
         "wall_s": found["wall"],
         "peak_rss_mb": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024,
-        "check_loss": check["rows"][-1]["train_loss"],
         "versions": {name: found["provenance"][name] for name in ("dither", "python", "jax")},
     }
     print("RESULT " + json.dumps(row), flush=True)
