@@ -111,6 +111,7 @@ def measured(peer: Peer, workload: str, seconds: float, limit: float) -> dict[st
         return {**row, "error": f"environment: {why}"}
     program, *rest = peer.command
     command = [str(programs / program), *rest, workload, "--seconds", str(seconds)]
+    load = os.getloadavg()[0]
     began = time.time()
     with (CACHE / "last-output.txt").open("w+") as output:
         process = subprocess.Popen(
@@ -131,6 +132,7 @@ def measured(peer: Peer, workload: str, seconds: float, limit: float) -> dict[st
         return {**row, "error": last_line(text, "Error") if "Error" in text else last_line(text)}
     found = json.loads(lines[-1].removeprefix("RESULT "))
     found["peak_rss_mb"] = max(found["peak_rss_mb"], peak)
+    found["load_before"] = load
     return found
 
 
