@@ -3,9 +3,9 @@
     python dither_run.py A1 A32 B1 B2 C [--again]
 
 Each run is a process, as a user starts it. The steady time is read from the run folder's metrics.jsonl, from the
-first evaluation (which follows the compilation) to the last: evaluations, ledger and checkpoints between are in it.
-The first round is timed from the start of the process, with an empty compilation cache and with a warm one; --again
-leaves that out.
+first evaluation (which follows the compilation) to the last: evaluations, ledger and checkpoints between are in
+it. The first round is timed from the start of the process, with an empty compilation cache and with a warm one;
+--again leaves that out.
 """
 
 from __future__ import annotations
