@@ -10,7 +10,7 @@ export DITHER_DATA := $(abspath $(LOCAL_DATA))
 endif
 endif
 
-.PHONY: federation-demo run test test-slow lint types format docs wheel clean help
+.PHONY: bench bench-quick bench-scale federation-demo run test test-slow lint types format docs wheel clean help
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -34,6 +34,15 @@ web: $(VENV)/.installed  ## Look at your runs, plans and privacy in a browser
 
 federation-demo: $(VENV)/.dev  ## A server and four parties as processes here: TLS, secure aggregation, CPFed on Adult
 	@$(BIN)/dither federation demo
+
+bench: $(VENV)/.installed  ## Dither and its peers on the same work: makes their environments, about 30 minutes
+	@$(BIN)/python benchmarks/bench.py
+
+bench-quick: $(VENV)/.installed  ## The same for two of the workloads, a few minutes
+	@$(BIN)/python benchmarks/bench.py --quick
+
+bench-scale: $(VENV)/.installed  ## Sweeps, cohort, local steps, many clients, start-up
+	@$(BIN)/python benchmarks/scale.py
 
 lint: $(VENV)/.dev  ## Check style
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
