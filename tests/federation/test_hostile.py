@@ -248,7 +248,7 @@ def test_a_node_that_has_lost_its_memory_does_not_go_on(hostile):
 
 @pytest.mark.slow
 def test_a_node_that_has_lost_its_batches_secret_does_not_go_on(tmp_path_factory, tmp_path):
-    """With another secret the epochs would be shuffled anew, and a record used more often than is accounted for."""
+    """With another secret the epochs would be shuffled anew, and a record used more often than accounted for."""
     folder = tmp_path_factory.mktemp("secret") / "federation"
     parties = Parties(folder, small_spec(randomness="os"))
     with pytest.raises(Enrolled):
