@@ -246,6 +246,22 @@ def test_a_node_that_has_lost_its_memory_does_not_go_on(hostile):
     assert hostile.charged("ann") == [0]
 
 
+@pytest.mark.slow
+def test_a_node_that_has_lost_its_batches_secret_does_not_go_on(tmp_path_factory, tmp_path):
+    """With another secret the epochs would be shuffled anew, and a record used more often than accounted for."""
+    folder = tmp_path_factory.mktemp("secret") / "federation"
+    parties = Parties(folder, small_spec(randomness="os"))
+    with pytest.raises(Enrolled):
+        parties.coordinator(on_event=stop).run()
+    hostile = Hostile(tmp_path / "copy", parties)
+    first = hostile.round("ann").array("upload")
+    hostile.restart("ann")
+    np.testing.assert_array_equal(hostile.round("ann").array("upload"), first)  # noise is not drawn twice
+    (hostile.store("ann") / "secret.key").unlink()
+    hostile.restart("ann")
+    assert "does not remember" in why(hostile.ask("ann", "terms", {"terms": hostile.terms.to_dict()}))
+
+
 def test_a_ledger_that_was_rolled_back_charges_nothing(hostile):
     """The party's folder remembers how long the ledger was."""
     own = hostile.folder / "keys" / "parties" / "ann"

@@ -114,6 +114,7 @@ def test_too_large_a_norm_is_refused_by_the_node_and_by_the_server(tmp_path, qui
     assert "max_norm is 1e-06" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_nodes_come_and_go_and_keep_their_state(tmp_path, quick):
     """DP-SCAFFOLD keeps control variates on the node: restarted between all rounds, it still gives the same bits;
     a server that is killed goes on after the last complete round, and nobody is charged twice."""

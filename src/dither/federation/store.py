@@ -3,9 +3,8 @@
     terms.json       the terms its owner approved
     data.json        the ledger's name of the records it began with
     secret.key       opens its streams of batches; never leaves (mode 0600)
-    state.npz        the client's state after the last round that counted
-    pending.npz      the newest upload, before masking, and the state that goes with it: sent again when asked
-    again
+    state.npz        the client's state after the last round that counted, and that round
+    pending.npz      the newest upload, before masking, and the state that goes with it: what is sent again
     intent.json      the round that was charged last, and what became of it
     secagg.json      keys and rules of secure aggregation (mode 0600)
     log.jsonl        one line for every round answered or refused

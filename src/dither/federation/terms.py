@@ -282,7 +282,7 @@ def summary(terms: Terms, task: tasks.Task, name: str) -> list[tuple[str, str]]:
     for row in tasks.proven(task, missing=terms.may_lack):
         if row["adjacency"] != spec.privacy.adjacency or row["unit"].startswith("message"):
             continue
-        value = "∞ (no proof)" if not np.isfinite(row["value"]) else f"{row['value']:.3g}"
+        value = "∞ (no proof)" if not np.isfinite(row["value"]) else f"at most {row['value']:.3g}"
         if (value, row["view"]) in shown:
             continue
         shown.add((value, row["view"]))
