@@ -123,11 +123,12 @@ def run(
     *,
     port: int,
     data_dir: Path | None = None,
+    settings: Sequence[str] = (),
     say: Callable[[str], None] = print,
     flags: Sequence[str] = (),
 ) -> int:
-    """Make keys, start a server (with `flags`) and four parties, and wait for the end. Returns the server's exit
-    code. A folder that was stopped is continued."""
+    """Make keys, start a server and four parties, and wait for the end. Returns the server's exit code. `settings`
+    are given to the server as --set, `flags` as they are. A folder that was stopped is continued."""
     paths = _prepared(folder, data_dir)
     spec = folder / "spec.toml"
     say(f"keys, certificates, data and logs of this demonstration: {folder}")
@@ -138,6 +139,7 @@ def run(
     try:
         command = [*program, "serve", str(spec), "--federation", str(folder / "keys" / "server")]
         command += ["--address", address, "--out", str(folder / "run"), *flags]
+        command += [word for setting in settings for word in ("--set", setting)]
         # A session of its own each: Ctrl-C reaches this process, which ends the others once and in order.
         with open(folder / "server.log", "ab") as log:
             server = subprocess.Popen(command, env=environment, stderr=log, start_new_session=True)
