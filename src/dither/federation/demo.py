@@ -127,8 +127,8 @@ def run(
     say: Callable[[str], None] = print,
     flags: Sequence[str] = (),
 ) -> int:
-    """Make keys, start a server (with `settings`, each as --set, and `flags`) and four parties, wait for the end.
-    Returns the server's exit code. A folder that was stopped is continued."""
+    """Make keys, start a server and four parties, and wait for the end. Returns the server's exit code. `settings`
+    are given to the server as --set, `flags` as they are. A folder that was stopped is continued."""
     paths = _prepared(folder, data_dir)
     spec = folder / "spec.toml"
     say(f"keys, certificates, data and logs of this demonstration: {folder}")
