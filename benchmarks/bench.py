@@ -14,6 +14,7 @@ so that a machine that drifts does so for all. Results go to benchmarks/results/
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import platform
@@ -75,6 +76,7 @@ PEER_LIST = [
 TWICE = ("dither", "yardstick")
 
 
+@functools.cache  # one that cannot be made is tried once
 def environment(name: str) -> tuple[Path, str]:
     """The folder with an environment's programs, made if need be, and "" or why it could not be made."""
     if not name:
