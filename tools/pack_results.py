@@ -50,27 +50,25 @@ def page(found: dict) -> str:
     devices = Counter(name for figure in figures for name in figure["devices"])
     versions = sorted({version for figure in figures for version in figure["versions"]})
     told = ", ".join(f"{counts[word]} {word}" for word in ("holds", "fails", "inconclusive"))
-    runs = (
-        f"Runs: `python -m dither.reproduce all --scale {found['scale']} --cache CACHE --only-compute` on "
-        f"{', '.join(sorted(devices))} ({'; '.join(versions)}): {made['runs']:,} runs, {made['seconds']:.0f} seconds "
-        "of training and compilation in all. Drawn by the same command without `--only-compute` and packed by "
-        "`python tools/pack_results.py`. Five seeds, the papers' grids; the second view has three seeds for the two "
-        "heaviest papers (each figure's entry in `report.json` says how many, with settings, numbers and ε). EMNIST "
-        "ByMerge stands in for EMNIST Balanced. `*.csv.gz` hold every point of every figure: "
-        "`view,panel,line,metric,x,seed,value`."
-    )
-    criteria = (
-        f'Criteria as printed: {told}. "At equal proven ε" is the same criterion with noise set by the accountant; – '
-        "where that was not asked, because the noise plays no part or leaves nothing to compare. A criterion that "
-        "fails is a result: the last column has what is known of why, with errata. `dither reproduce all` makes the "
-        "same report at a smaller scale in minutes."
-    )
+    runs = f"""
+        Runs: `python -m dither.reproduce all --scale {found["scale"]} --cache CACHE --only-compute` on
+        {", ".join(sorted(devices))} ({"; ".join(versions)}): {made["runs"]:,} runs, {made["seconds"]:.0f} seconds of
+        training and compilation in all. Drawn by the same command without `--only-compute` and packed by
+        `python tools/pack_results.py`. Five seeds, the papers' grids; the second view has three seeds for the two
+        heaviest papers (each figure's entry in `report.json` says how many, with settings, numbers and ε). EMNIST
+        ByMerge stands in for EMNIST Balanced. `*.csv.gz` hold every point of every figure:
+        `view,panel,line,metric,x,seed,value`."""
+    criteria = f"""
+        Criteria as printed: {told}. "At equal proven ε" is the same criterion with noise set by the accountant; –
+        where that was not asked, because the noise plays no part or leaves nothing to compare. A criterion that
+        fails is a result: the last column has what is known of why, with errata. `dither reproduce all` makes the
+        same report at a smaller scale in minutes."""
     lines = [
         f"# The {len(figures)} figures at {found['scale']} scale",
         "",
-        textwrap.fill(runs, 115, break_on_hyphens=False),
+        wrapped(runs),
         "",
-        textwrap.fill(criteria, 115, break_on_hyphens=False),
+        wrapped(criteria),
         "",
         "| criterion | figure | what the paper finds | as printed | at equal proven ε | notes |",
         "|---|---|---|---|---|---|",
@@ -85,6 +83,10 @@ def page(found: dict) -> str:
                 f"| {claim['id']} | {where} | {text} | {claim['printed']['status']} | {proven} | {notes} |"
             )
     return "\n".join(lines) + "\n"
+
+
+def wrapped(text: str) -> str:
+    return textwrap.fill(" ".join(text.split()), 115, break_on_hyphens=False)
 
 
 if __name__ == "__main__":
