@@ -52,8 +52,8 @@ def page(found: dict) -> str:
     told = ", ".join(f"{counts[word]} {word}" for word in ("holds", "fails", "inconclusive"))
     runs = f"""
         Runs: `python -m dither.reproduce all --scale {found["scale"]} --cache CACHE --only-compute` on
-        {", ".join(sorted(devices))} ({"; ".join(versions)}): {made["runs"]:,} runs, {made["seconds"]:.0f} seconds of
-        training and compilation in all. Drawn by the same command without `--only-compute` and packed by
+        {", ".join(sorted(devices))} ({"; ".join(versions)}): {made["runs"]:,} runs, {made["seconds"]:.0f} seconds
+        of training and compilation in all. Drawn by the same command without `--only-compute` and packed by
         `python tools/pack_results.py`. Five seeds, the papers' grids; the second view has three seeds for the two
         heaviest papers (each figure's entry in `report.json` says how many, with settings, numbers and ε). EMNIST
         ByMerge stands in for EMNIST Balanced. `*.csv.gz` hold every point of every figure:
