@@ -9,6 +9,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "dither"
 # Top to bottom. A room may import itself and what stands above it.
 ROOMS = [
     "errors",
+    "timing",
     "core",
     "models",
     "data",
@@ -23,8 +24,10 @@ ROOMS = [
     "plots",
     "engines",
     "tasks",
+    "sizing",
     "sweeps",
     "training",
+    "sweeping",
     "federation",
     "planning",
     "audit",

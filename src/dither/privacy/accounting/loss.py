@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.fft import irfft, next_fast_len, rfft
-from scipy.signal import lfilter
 from scipy.special import log_ndtr, ndtr, ndtri
 
 Tails = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
@@ -239,6 +238,8 @@ class LossDistribution(NamedTuple):
             return np.zeros(1), np.zeros(1), np.zeros(1)
         decay = math.exp(-self.step)
         tail = np.cumsum(masses[::-1])[::-1] - masses
+        from scipy.signal import lfilter  # slow to import
+
         inside = lfilter([1.0], [1.0, -decay], masses[::-1])[::-1]  # Σ_{j>=k} p_j e^{-(j-k) step}
         if self.start > 0:  # all losses are positive: add the point ε = 0
             lead = math.exp(-losses[0])
