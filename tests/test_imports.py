@@ -101,3 +101,16 @@ def test_help_needs_no_jax():
         "sys.exit(str(bad) if bad else 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_run_starts_without_what_it_does_not_use():
+    """Half of the time to the first round was the import of these."""
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; from dither import api; api.run; "
+        "bad = {'scipy.stats', 'scipy.signal', 'sklearn', 'pandas', 'matplotlib', 'dither.audit', 'dither.planning'}; "
+        "sys.exit(str(bad & set(sys.modules)) if bad & set(sys.modules) else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -56,18 +56,18 @@ def _listen() -> None:
         jax.monitoring.register_event_duration_secs_listener(_heard)
 
 
-def _heard(event: str, duration: float, **_: object) -> None:
+def _heard(event: str, duration_secs: float, **_: str | int) -> None:
     """A span has just ended. Spans that lie inside it have ended before, and are counted already."""
     global _spent
     if not event.startswith(_EVENTS):
         return
     end = time.perf_counter()
-    start = earliest = end - duration
+    start = earliest = end - duration_secs
     inside = 0.0
     while _covered and _covered[-1][1] > start:
         first, last = _covered.pop()
         inside += last - max(first, start)
         earliest = min(first, earliest)
-    _spent += max(duration - inside, 0.0)
+    _spent += max(duration_secs - inside, 0.0)
     _covered.append((earliest, end))
     del _covered[:-64]

@@ -57,8 +57,9 @@ def sweep(
             )  # fmt: skip
     except KeyboardInterrupt:
         words = sys.argv[1:] if out is not None else [*sys.argv[1:], "--out", str(folder)]
+        again = escape(shlex.join(["dither", *words]))
         error_terminal().print(
-            f"interrupted; finished batches are kept, continue with: [bold]{escape(shlex.join(['dither', *words]))}[/]",
+            f"interrupted; finished batches are kept, continue with: [bold]{again}[/]",
             soft_wrap=True,
             highlight=False,
         )

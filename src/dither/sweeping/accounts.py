@@ -1,8 +1,8 @@
 """Proven ε of many alike runs: each question is put to the accountant once.
 
-Runs that differ in seed alone draw other cohorts. What the accountant is asked about such a run is the envelope of
-its clients' participations (`proofs.classes`): most often how often the busiest client took part. Two runs with the
-same envelope, facts and δ have the same answer, so it is kept by the whole question, not by the spec.
+Runs that differ in seed alone draw other cohorts. What the accountant is asked about such a run is the envelope
+of its clients' participations (`proofs.classes`): most often how often the busiest client took part. Two runs with
+the same envelope, facts and δ have the same answer, so it is kept by the whole question, not by the spec.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Book:
         return len(self._answers)
 
     def proven(self, task: tasks.Task) -> dict[str, Any]:
-        """Proven ε of a whole run for its spec's view and adjacency, the largest over clients. Where clients may be
-        lost it counts on as few as the spec tolerates, as `dither account` does."""
+        """Proven ε of a whole run for its spec's view and adjacency, the largest over clients. Where clients may
+        be lost it counts on as few as the spec tolerates, as `dither account` does."""
         judged = tasks.with_missing(task, tasks.tolerated(task.spec))
         circumstances = tasks.circumstances(judged)
         facts, privacy = proofs.facts(circumstances), task.spec.privacy

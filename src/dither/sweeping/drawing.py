@@ -1,4 +1,4 @@
-"""The picture of a sweep: accuracy against rounds, one line a setting, and final accuracy against a varied number."""
+"""The picture of a sweep: accuracy against rounds, one line a setting; final accuracy against a varied number."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ def _finals(axis: Any, found: Sweep, lines: list[tuple[dict[str, Any], list[int]
         groups.setdefault(others, []).append((float(setting[key]), mean, error or 0.0, number))
     for at, (others, points) in enumerate(groups.items()):
         points.sort()
-        x, y, error, numbers = (np.array(column) for column in zip(*points, strict=True))
+        x, y, errors, numbers = (np.array(column) for column in zip(*points, strict=True))
         axis.plot(x, y, color=plots.GREY, linewidth=1.0, linestyle=_DASHES[at % len(_DASHES)], zorder=1)
         marker = _MARKERS[at % len(_MARKERS)]
         for i, number in enumerate(numbers):
             axis.errorbar(
-                x[i], y[i], error[i], fmt=marker, color=_style(int(number))["color"], markersize=5, capsize=3
+                x[i], y[i], errors[i], fmt=marker, color=_style(int(number))["color"], markersize=5, capsize=3
             )
         if len(groups) > 1:
             axis.annotate(

@@ -55,9 +55,9 @@ def sweep(
     an estimate; a single run is made whatever it takes.
 
     With `out` each finished batch is on disk at once, and the same call continues an interrupted one to the same
-    bits; in the end the folder holds runs.csv, curves.csv, plot.png and sweep.json. `prove=False` leaves the proven
-    ε out, as a plain list of specs without `out` does by itself. Records of your own are refused: a sweep is charged
-    to no ledger.
+    bits; in the end the folder holds runs.csv, curves.csv, plot.png and sweep.json. `prove=False` leaves the
+    proven ε out, as a plain list of specs without `out` does by itself. Records of your own are refused: a sweep
+    is charged to no ledger.
     """
     clock = Clock()
     specs, keys, grid = _specs(what, vary, values)
@@ -95,7 +95,11 @@ def sweep(
         sweeps.train(planned, done=records, on_evaluation=evaluated, on_batch=kept.keep, clock=clock)
     records = records | kept.records
     found = Sweep(
-        tuple(specs), tuple(keys), tuple(records[number] for number in range(len(specs))), {}, place and place.path
+        tuple(specs),
+        tuple(keys),
+        tuple(records[number] for number in range(len(specs))),
+        {},
+        place.path if place else None,
     )
     if place is not None:
         with clock("plot"):
