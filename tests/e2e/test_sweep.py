@@ -42,7 +42,8 @@ def test_ctrl_c_and_a_kill_lose_the_batch_under_way_and_no_more(tmp_path):
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert f"--out {folder}" in errors.replace("\n", " ")
-    assert "continue with" in errors and "Traceback" not in errors
+    assert "continue with" in errors
+    assert "Traceback" not in errors
     kept = batches()
     process = started(*GRID, *rounds, "--out", folder)
     until(lambda: batches() == kept + 1)
@@ -58,7 +59,8 @@ def test_ctrl_c_and_a_kill_lose_the_batch_under_way_and_no_more(tmp_path):
 def test_a_run_of_a_sweep_is_the_run_by_itself(tmp_path):
     more = ["--set", "num_rounds=20"]
     told = json.loads(dither(*GRID, *more, "--out", tmp_path / "sweep", "--json").stdout)
-    assert told["programs"] == 3 and told["runs"] == 6
+    assert told["programs"] == 3
+    assert told["runs"] == 6
     last = (tmp_path / "sweep" / "runs.csv").read_text().splitlines()
     row = dict(zip(last[0].split(","), last[-1].split(","), strict=True))
     alone = dither(

@@ -78,7 +78,9 @@ def test_the_folder_says_what_the_sweep_returned(folders):
     ]
     assert [float(row["test_accuracy"]) for row in rows] == [one.metrics[-1]["test_accuracy"] for one in whole]
     summary = json.loads((place / "whole" / "sweep.json").read_text())
-    assert summary["complete"] and summary["programs"] == 1 and summary["batches"] == [3, 3]
+    assert summary["complete"]
+    assert summary["programs"] == 1
+    assert summary["batches"] == [3, 3]
     assert {"compile", "start_up", "rounds", "evaluation"} <= set(summary["timing"])
     first = summary["settings"][0]
     of_first = [float(row["loss"]) for row in rows[:3]]
@@ -110,7 +112,8 @@ def test_alike_runs_are_one_question():
         book.proven(tasks.build_task(everyone.with_values({"seed": seed}), dataset=MATERIAL.dataset))["value"]
         for seed in range(3)
     ]
-    assert len(book) == 1 and len(set(values)) == 1
+    assert len(book) == 1
+    assert len(set(values)) == 1
     louder = everyone.with_values({"privacy.noise_std": 3.0})
     assert book.proven(tasks.build_task(louder, dataset=MATERIAL.dataset))["value"] < values[0]
     assert len(book) == 2
@@ -146,7 +149,8 @@ def test_a_list_of_specs_is_a_sweep_without_a_folder(monkeypatch):
     made = {n: sweeps.Outcome(spec, [{"round": 1}], None, np.zeros(1)) for n, spec in enumerate(specs)}
     monkeypatch.setattr(sweeps, "train", lambda planned, *, on_batch, **_: on_batch(made))
     found = api.sweep(specs, dataset=MATERIAL.dataset)
-    assert list(found) == list(made.values()) and found.keys == ("seed",)
+    assert list(found) == list(made.values())
+    assert found.keys == ("seed",)
     assert [record.proven for record in found.records] == [None, None]
 
 
