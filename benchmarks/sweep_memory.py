@@ -45,7 +45,7 @@ def main() -> None:
         return
     print(f"{'':60}{'measured':>12}{'estimate':>12}{'ratio':>8}   MB a run; whole batch: measured, estimate")
     for name in SETTINGS:
-        few, many = (8, 40) if "MLP" in name else (20, 400)  # small runs are lost in the noise of the allocator
+        few, many = (8, 40) if "MLP" in name else (20, 200)  # small runs are lost in the noise of the allocator
         low, high = (child(name, runs) for runs in (few, many))
         whole = high["peak"] - high["before"]
         each = (whole - (low["peak"] - low["before"])) / (many - few)
@@ -78,7 +78,7 @@ def measure(name: str, runs: int) -> dict[str, float]:
         "before": before,
         "peak": peak(),
         "each": sizing.run_bytes(task, kind),
-        "shared": sizing.shared_bytes(task),
+        "shared": sizing.shared_bytes(task, kind),
         "params": task.num_params,
     }
 

@@ -10,7 +10,7 @@ import numpy as np
 from dither.engines import devices
 from dither.errors import SpecError
 from dither.spec import Spec
-from dither.tasks import Task
+from dither.tasks import Task, sharing
 
 BATCH_BYTES = {"cpu": 1.0e9, "gpu": 3.0e10}
 _BATCH_SECONDS = 40.0  # on a CPU a batch is kept about this short: a kill loses no more
@@ -20,7 +20,7 @@ _SCORED = 4096  # records scored at a time (engines.scoring)
 
 def runs_at_once(task: Task, kind: str, max_bytes: float | None = None) -> int:
     """How many runs like this one train side by side: bounded by memory, and on a CPU by time."""
-    within = BATCH_BYTES[kind] if max_bytes is None else max_bytes - shared_bytes(task)
+    within = BATCH_BYTES[kind] if max_bytes is None else max_bytes - shared_bytes(task, kind)
     most = int(min(_MOST_RUNS[kind], max(within, 0.0) / run_bytes(task, kind)))
     if kind == "cpu":
         # A model that fills a core's caches by itself is no faster in company there.
@@ -33,24 +33,32 @@ def runs_at_once(task: Task, kind: str, max_bytes: float | None = None) -> int:
 def run_bytes(task: Task, kind: str) -> float:
     """Bytes that one more run of a batch takes at most, records that all share apart (docs/sweep.md compares it
     with measurements)."""
-    spec, params = task.spec, task.num_params
     sizes = task.federation.size
+    # Everybody's state; who holds which records and what is scored, here and on the device.
+    held = 2.0 * task.num_params * len(sizes) + 4.0 * int(sizes.sum()) + 4.0 * len(task.problem.test_rows[0])
+    return 4.0 * held + (0.0 if _apart(task) else _work_bytes(task, kind))
+
+
+def shared_bytes(task: Task, kind: str) -> float:
+    """Bytes that a batch takes however many its runs are: a copy of the records a device and one on the host,
+    what scores them, and the clients at work where a device makes its runs one after the other."""
+    records = float(np.asarray(task.problem.x).nbytes)
+    copies = 1 + devices.usable(int(records))
+    work = _work_bytes(task, kind) if _apart(task) else 0.0
+    return copies * (records + 4.0 * 3 * _SCORED * _width(task) + work)
+
+
+def _work_bytes(task: Task, kind: str) -> float:
+    """Model, gradient, optimiser, noise and upload of each client at work in one run, and its batch."""
+    spec, params = task.spec, task.num_params
     side_by_side = 1 if kind == "cpu" and params > devices.LARGE else spec.cohort_size
-    records = int(sizes.max()) if spec.batch_sampling == "full" else spec.batch_size
-    # Model, gradient, optimiser, noise and upload of each client at work, its batch, and everybody's state.
-    numbers = (
-        12.0 * params * side_by_side + 4.0 * records * _width(task) * side_by_side + 2.0 * params * len(sizes)
-    )
-    # Who holds which records and what is scored, here and on the device.
-    numbers += 4.0 * int(sizes.sum()) + 4.0 * len(task.problem.test_rows[0])
-    return 4.0 * numbers
+    records = int(task.federation.size.max()) if spec.batch_sampling == "full" else spec.batch_size
+    return 4.0 * side_by_side * (12.0 * params + 4.0 * records * _width(task))
 
 
-def shared_bytes(task: Task) -> float:
-    """Bytes that a batch takes however many its runs are: a copy of the records a device and one on the host, and
-    what scores them."""
-    copies = 1 + devices.usable(int(np.asarray(task.problem.x).nbytes))
-    return copies * (float(np.asarray(task.problem.x).nbytes) + 4.0 * 3 * _SCORED * _width(task))
+def _apart(task: Task) -> bool:
+    """Whether a device makes the runs of a batch one after the other."""
+    return bool(sharing(task, 2).get("runs_apart"))
 
 
 def _width(task: Task) -> float:

@@ -133,7 +133,7 @@ def test_another_grid_does_not_get_into_the_folder(folders):
 
 def test_memory_splits_a_sweep():
     task = tasks.build_task(BASE, dataset=MATERIAL.dataset)
-    each, shared = sizing.run_bytes(task, "cpu"), sizing.shared_bytes(task)
+    each, shared = sizing.run_bytes(task, "cpu"), sizing.shared_bytes(task, "cpu")
     assert sizing.runs_at_once(task, "cpu", shared + 3.5 * each) == 3
     assert sizing.runs_at_once(task, "cpu", shared / 2) == 1  # one run is made whatever it takes
     assert sizing.parse_bytes("4GB") == 4e9

@@ -207,7 +207,7 @@ def _summary(
         "batches": [len(batch.numbers) for batch in planned.batches],
         "memory": {
             "limit": limit,
-            "estimate": sizing.shared_bytes(model) + len(largest.numbers) * sizing.run_bytes(model, kind),
+            "estimate": sizing.shared_bytes(model, kind) + len(largest.numbers) * sizing.run_bytes(model, kind),
         },
         "settings": found.table(),
         "not_covered": found.not_covered(),
