@@ -34,8 +34,8 @@ def run_bytes(task: Task, kind: str) -> float:
     """Bytes that one more run of a batch takes at most, records that all share apart (docs/sweep.md compares it
     with measurements)."""
     sizes = task.federation.size
-    # Everybody's state; who holds which records and what is scored, here and on the device.
-    held = 2.0 * task.num_params * len(sizes) + 4.0 * int(sizes.sum()) + 4.0 * len(task.problem.test_rows[0])
+    # Everybody's state before and after some rounds; who holds which records and what is scored, here and there.
+    held = 4.0 * task.num_params * len(sizes) + 6.0 * int(sizes.sum()) + 6.0 * len(task.problem.test_rows[0])
     return 4.0 * held + (0.0 if _apart(task) else _work_bytes(task, kind))
 
 

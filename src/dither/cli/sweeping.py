@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from dither.cli.options import DataDir, Json, Settings, spec_from
-from dither.cli.printing import epsilon_text, error_terminal, escape, print_table, short, terminal
+from dither.cli.printing import SEEN, epsilon_text, error_terminal, escape, print_table, short, terminal
 
 
 def sweep(
@@ -94,8 +94,7 @@ def _print(found: Any, folder: Path) -> None:
     print_table(
         shown,
         title=f"{spec.method} on {spec.data.name}: {len(found)} runs",
-        footer=f"{seeds}proven for {spec.privacy.adjacency} neighbours, {spec.privacy.view} seen, δ = "
-        f"{spec.privacy.delta:g}: the largest over seeds",
+        footer=f"{seeds}proven {_against(found)}: the largest over seeds",
     )
     for line in found.troubles():
         typer.echo(f"note: {line}")
@@ -109,6 +108,14 @@ def _print(found: Any, folder: Path) -> None:
         highlight=False,
     )
     typer.echo(f"tables, curves and picture: {folder}")
+
+
+def _against(found: Any) -> str:
+    """Whom the proven ε is for."""
+    if {"privacy.adjacency", "privacy.view", "privacy.delta"} & set(found.keys):
+        return "for each setting's own view, neighbours and δ"
+    privacy = found.specs[0].privacy
+    return f"for {privacy.adjacency} neighbours, {SEEN[privacy.view]} seen, δ = {privacy.delta:g}"
 
 
 def _with_error(mean: float, error: float | None) -> str:

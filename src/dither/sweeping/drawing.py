@@ -15,7 +15,7 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#
 _DASHES = ("-", "--", ":", "-.")
 _MARKERS = "osD^vP*"
 MOST_LINES = len(_COLOURS) * len(_DASHES)
-_BANDS = 8  # settings up to which the spread is drawn as a band: more would cover each other
+_BANDS = 4  # settings up to which the spread is drawn as a band: more would cover each other
 
 
 def draw(found: Sweep, path: Path) -> None:
@@ -108,7 +108,9 @@ def _finals(axis: Any, found: Sweep, lines: list[tuple[dict[str, Any], list[int]
     axis.set_xlabel(key)
     axis.margins(x=0.08 if len(groups) == 1 else 0.2)
     if any(len(runs) > 1 for _, runs in lines):
-        axis.set_title("mean ± standard error over seeds", fontsize=8.5, loc="left", color=plots.GREY)
+        others = [_short(name) for name in found.keys if name not in (key, "seed")]
+        labels = f", labels: {', '.join(others)}" if len(groups) > 1 else ""
+        axis.set_title("mean ± standard error over seeds" + labels, fontsize=8.5, loc="left", color=plots.GREY)
 
 
 def _bars(axis: Any, found: Sweep, lines: list[tuple[dict[str, Any], list[int]]]) -> None:
@@ -118,7 +120,7 @@ def _bars(axis: Any, found: Sweep, lines: list[tuple[dict[str, Any], list[int]]]
         axis.plot([number] * len(values), values, "o", markersize=4, color=_style(number)["color"], alpha=0.6)
         axis.plot([number - 0.25, number + 0.25], [np.mean(values)] * 2, color=_style(number)["color"])
     names = [_name(setting) or "all runs" for setting, _ in lines]
-    axis.set_xticks(range(len(lines)), names, rotation=30 if max(map(len, names)) > 8 else 0, fontsize=8)
+    axis.set_xticks(range(len(lines)), names, rotation=30 if sum(map(len, names)) > 40 else 0, fontsize=8)
     axis.set_xlim(-0.6, len(lines) - 0.4)
     axis.set_title("every seed, and their mean", fontsize=8.5, loc="left", color=plots.GREY)
 
