@@ -15,7 +15,7 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#
 _DASHES = ("-", "--", ":", "-.")
 _MARKERS = "osD^vP*"
 MOST_LINES = len(_COLOURS) * len(_DASHES)
-_BANDS = 4  # settings up to which the spread is drawn as a band: more would cover each other
+_BANDS = 8  # settings up to which the spread is drawn as a band: more would cover each other
 
 
 def draw(found: Sweep, path: Path) -> None:
@@ -28,7 +28,7 @@ def draw(found: Sweep, path: Path) -> None:
     curves, finals = axes[0]
     handles = []
     for number, (setting, runs) in enumerate(lines):
-        handles.append(_curve(curves, found, runs, _name(setting), number, band=len(lines) <= _BANDS))
+        handles.append(_curve(curves, found, runs, _name(setting), number, band=_shade(len(lines))))
     curves.set_xlabel("communication round")
     curves.set_ylabel("test accuracy")
     most = max(len(runs) for _, runs in settings)
@@ -54,7 +54,7 @@ def draw(found: Sweep, path: Path) -> None:
     plots.save(figure, path)
 
 
-def _curve(axis: Any, found: Sweep, runs: list[int], label: str, number: int, *, band: bool) -> Any:
+def _curve(axis: Any, found: Sweep, runs: list[int], label: str, number: int, *, band: float) -> Any:
     rounds = [row["round"] for row in found[runs[0]].metrics]
     alike = [run for run in runs if [row["round"] for row in found[run].metrics] == rounds]
     values = np.array([[row["test_accuracy"] for row in found[run].metrics] for run in alike])
@@ -65,7 +65,7 @@ def _curve(axis: Any, found: Sweep, runs: list[int], label: str, number: int, *,
         line.set_marker("o")
     if band and len(alike) > 1:
         spread = values.std(axis=0, ddof=1)
-        axis.fill_between(rounds, mean - spread, mean + spread, color=style["color"], alpha=0.15, linewidth=0)
+        axis.fill_between(rounds, mean - spread, mean + spread, color=style["color"], alpha=band, linewidth=0)
     return line
 
 
@@ -108,8 +108,8 @@ def _finals(axis: Any, found: Sweep, lines: list[tuple[dict[str, Any], list[int]
     axis.set_xlabel(key)
     axis.margins(x=0.08 if len(groups) == 1 else 0.2)
     if any(len(runs) > 1 for _, runs in lines):
-        others = [_short(name) for name in found.keys if name not in (key, "seed")]
-        labels = f", labels: {', '.join(others)}" if len(groups) > 1 else ""
+        names = [_short(name) for name in found.keys if name not in (key, "seed")]
+        labels = f", labels: {', '.join(names)}" if len(groups) > 1 else ""
         axis.set_title("mean ± standard error over seeds" + labels, fontsize=8.5, loc="left", color=plots.GREY)
 
 
@@ -123,6 +123,11 @@ def _bars(axis: Any, found: Sweep, lines: list[tuple[dict[str, Any], list[int]]]
     axis.set_xticks(range(len(lines)), names, rotation=30 if sum(map(len, names)) > 40 else 0, fontsize=8)
     axis.set_xlim(-0.6, len(lines) - 0.4)
     axis.set_title("every seed, and their mean", fontsize=8.5, loc="left", color=plots.GREY)
+
+
+def _shade(lines: int) -> float:
+    """How dark a band is; 0: none."""
+    return 0.15 if lines <= 4 else 0.07 if lines <= _BANDS else 0.0
 
 
 def _style(number: int) -> dict[str, Any]:

@@ -27,6 +27,7 @@ class Sweep(Sequence[Outcome]):
     records: tuple[Record, ...]
     timing: dict[str, float]  # seconds of this call by what they went to; compiling apart
     folder: Path | None = None
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.records)
@@ -107,7 +108,7 @@ class Sweep(Sequence[Outcome]):
             "void_rounds": "rounds had too few clients and are void",
             "clamped": "coordinates were clamped before a sum (secagg.bound)",
         }
-        lines = []
+        lines = list(self.notes)
         for name, what in seen.items():
             counts = [outcome.seen.get(name, 0) for outcome in self]
             if any(counts):

@@ -75,8 +75,6 @@ def sweep(
         devices.set_up()
         kind = devices.device_kind()
         records = place.finished(specs) if place is not None else {}
-        if any(record.proven is None for record in records.values()) and prove:
-            records = {}
         planned = sweeps.plan(
             specs,
             data_dir=data_dir,
@@ -94,19 +92,26 @@ def sweep(
 
         sweeps.train(planned, done=records, on_evaluation=evaluated, on_batch=kept.keep, clock=clock)
     records = records | kept.records
+    largest = max(planned.batches, key=lambda batch: len(batch.numbers))
+    model = planned.tasks[largest.numbers[0]]
+    estimate = sizing.shared_bytes(model, kind) + len(largest.numbers) * sizing.run_bytes(model, kind)
+    notes = []
+    if limit is not None and estimate > limit:
+        notes.append(f"a single run is estimated at {estimate / 1e6:.0f} MB, above --max-memory")
     found = Sweep(
-        tuple(specs),
-        tuple(keys),
-        tuple(records[number] for number in range(len(specs))),
-        {},
-        place.path if place else None,
+        specs=tuple(specs),
+        keys=tuple(keys),
+        records=tuple(records[number] for number in range(len(specs))),
+        timing={},
+        folder=place.path if place else None,
+        notes=tuple(notes),
     )
     if place is not None:
         with clock("plot"):
             place.save_table("runs.csv", found.rows())
             place.save_table("curves.csv", found.curves())
             drawing.draw(found, place.path / "plot.png")
-        place.save_summary(_summary(found, described, planned, kind, limit, clock))
+        place.save_summary(_summary(found, described, planned, limit, estimate, clock))
     found.timing.update(clock.report())
     return found
 
@@ -191,11 +196,14 @@ class _Kept:
 
 
 def _summary(
-    found: Sweep, described: Mapping[str, Any], planned: sweeps.Plan, kind: str, limit: float | None, clock: Clock
+    found: Sweep,
+    described: Mapping[str, Any],
+    planned: sweeps.Plan,
+    limit: float | None,
+    estimate: float,
+    clock: Clock,
 ) -> dict[str, Any]:
     """sweep.json."""
-    largest = max(planned.batches, key=lambda batch: len(batch.numbers))
-    model = planned.tasks[largest.numbers[0]]
     made: list[dict[str, str]] = []
     for record in found.records:
         if record.made not in made:
@@ -205,10 +213,7 @@ def _summary(
         "complete": True,
         "programs": len({batch.program for batch in planned.batches}),
         "batches": [len(batch.numbers) for batch in planned.batches],
-        "memory": {
-            "limit": limit,
-            "estimate": sizing.shared_bytes(model, kind) + len(largest.numbers) * sizing.run_bytes(model, kind),
-        },
+        "memory": {"limit": limit, "estimate": estimate},
         "settings": found.table(),
         "not_covered": found.not_covered(),
         "troubles": found.troubles(),
