@@ -9,6 +9,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "dither"
 # Top to bottom. A room may import itself and what stands above it.
 ROOMS = [
     "errors",
+    "timing",
     "core",
     "models",
     "data",
@@ -24,8 +25,10 @@ ROOMS = [
     "plots",
     "engines",
     "tasks",
+    "sizing",
     "sweeps",
     "training",
+    "sweeping",
     "federation",
     "planning",
     "audit",
@@ -97,6 +100,19 @@ def test_help_needs_no_jax():
     code = (
         "import sys, dither.cli; "
         "bad = {'jax', 'sklearn', 'pandas', 'matplotlib', 'scipy'} & set(sys.modules); "
+        "sys.exit(str(bad) if bad else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_run_starts_without_what_it_does_not_use():
+    """Half of the time to the first round was the import of these."""
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; from dither import api; api.run; "
+        "bad = {'scipy.stats', 'scipy.signal', 'sklearn', 'pandas', 'matplotlib'} & set(sys.modules); "
         "sys.exit(str(bad) if bad else 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -33,6 +33,7 @@ _EXPORTS = {
     "plan": "dither.api",
     "run": "dither.api",
     "simulate": "dither.engines.simulate",
+    "sweep": "dither.api",
 }
 
 __all__ = ["__version__", *_EXPORTS]
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from dither.api import load as load
     from dither.api import plan as plan
     from dither.api import run as run
+    from dither.api import sweep as sweep
     from dither.core import Algorithm as Algorithm
     from dither.core import ClientResult as ClientResult
     from dither.core import Cohort as Cohort

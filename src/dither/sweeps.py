@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dither import data
 from dither.core import Claim
-from dither.engines import simulate
-from dither.engines.shards import Shards
+from dither.engines import devices, simulate
 from dither.errors import SpecError
 from dither.spec import METHODS, Spec, method
 from dither.tasks import (
     Arrays,
     Task,
-    build_task,
     compiled_hyper,
+    deal,
     designs,
     engine_options,
     load_data,
     planned_rounds,
     pooled,
     sharing,
+    task_of,
 )
+from dither.timing import Clock
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Outcome:
     metrics: list[dict[str, Any]]
     claim: Claim
     participation: np.ndarray
+    seen: Mapping[str, int] = field(default_factory=dict)  # updates refused or lost, void rounds, clamped numbers
 
 
 # Keys that reach the compiled program as values: specs that differ only in these are one program.
@@ -67,6 +69,22 @@ TRACED_HERE = (
 )
 
 
+class Batch(NamedTuple):
+    """Runs that one compiled program trains side by side, by position among the specs."""
+
+    numbers: tuple[int, ...]
+    program: tuple[str, bytes]  # batches with the same share a compilation
+    num_rounds: int
+
+
+class Plan(NamedTuple):
+    """Specs brought to life, and dealt out to batches. The batches follow from the specs alone: a sweep that was
+    interrupted is planned to the same ones."""
+
+    tasks: list[Task]
+    batches: list[Batch]
+
+
 def sweep(
     specs: Sequence[Spec],
     *,
@@ -83,12 +101,38 @@ def sweep(
     `on_evaluation(done, total)` counts rounds over all runs. `max_runs(task)` bounds how many runs like this one
     train at once, and `on_batch` is given each batch as it is done, by position in `specs`, to be saved.
     """
+    planned = plan(specs, data_dir=data_dir, dataset=dataset, max_runs=max_runs)
+    rounds = [len(batch.numbers) * batch.num_rounds for batch in planned.batches]
+
+    def count(at: int, round: int) -> None:
+        if on_evaluation:
+            on_evaluation(sum(rounds[:at]) + round * len(planned.batches[at].numbers), sum(rounds))
+
+    outcomes = train(planned, on_evaluation=count, on_batch=on_batch, gradient_norm=gradient_norm)
+    return [outcomes[number] for number in range(len(specs))]
+
+
+def refuse_own_data(specs: Sequence[Spec]) -> None:
+    """Nobody's own records: what a sweep reveals is charged to no ledger."""
     own = next((spec.data.path for spec in specs if spec.data.path), "")
     if own:
         raise SpecError(
             f"data.path={own!r}: a sweep is not charged to a ledger, so it takes sets of the catalogue only"
         )
+
+
+def plan(
+    specs: Sequence[Spec],
+    *,
+    data_dir: str | Path | None = None,
+    dataset: data.Dataset | None = None,
+    max_runs: Callable[[Task], int] | None = None,
+) -> Plan:
+    """Load the data, make every run ready, and group those that one program can train."""
+    refuse_own_data(specs)
+    devices.set_up()
     loaded: dict[Any, tuple[data.Dataset, Arrays]] = {}
+    dealt: dict[Any, tuple[data.Federation, simulate.Problem]] = {}
     made: list[Task] = []
     groups: dict[tuple[str, bytes, int, int], list[int]] = {}
     for number, spec in enumerate(specs):
@@ -96,24 +140,45 @@ def sweep(
         if which not in loaded:
             found = dataset or load_data(spec, data_dir=data_dir)
             loaded[which] = (found, pooled(found))
-        made.append(build_task(spec, dataset=loaded[which][0], arrays=loaded[which][1]))
-        sizes = made[-1].federation.size.tobytes()
-        key = (program(spec), sizes, planned_rounds(made[-1]), spec.eval_every)
+        hands = (which, spec.data, spec.num_clients, spec.seed)
+        if hands not in dealt:
+            dealt[hands] = deal(spec, *loaded[which])
+        made.append(task_of(spec, loaded[which][0], *dealt[hands]))
+        key = (program(spec), made[-1].federation.size.tobytes(), planned_rounds(made[-1]), spec.eval_every)
         groups.setdefault(key, []).append(number)
-    outcomes: dict[int, Outcome] = {}
-    compiled: dict[tuple[str, bytes, Shards], simulate.Simulation] = {}
-    total, finished = sum(planned_rounds(task) for task in made), 0
+    batches = []
     for (name, sizes, num_rounds, _), members in groups.items():
-        first = made[members[0]]
-        size = batch_size(len(members), max_runs(first) if max_runs else len(members))
+        size = batch_size(len(members), max_runs(made[members[0]]) if max_runs else len(members))
         for at in range(0, len(members), size):
-            numbers = members[at : at + size]
-            tasks = [made[number] for number in numbers]
+            batches.append(Batch(tuple(members[at : at + size]), (name, sizes), num_rounds))
+    return Plan(made, batches)
+
+
+def train(
+    planned: Plan,
+    *,
+    done: Collection[int] = (),
+    on_evaluation: Callable[[int, int], None] | None = None,
+    on_batch: Callable[[dict[int, Outcome]], None] | None = None,
+    gradient_norm: bool = False,
+    clock: Clock | None = None,
+) -> dict[int, Outcome]:
+    """Train every batch but those whose runs are all among `done`. `on_evaluation(batch, round)` is called after
+    each evaluation."""
+    clock = clock or Clock()
+    outcomes: dict[int, Outcome] = {}
+    compiled: dict[Any, simulate.Simulation] = {}
+    for at, (numbers, name, num_rounds) in enumerate(planned.batches):
+        if all(number in done for number in numbers):
+            continue
+        tasks = [planned.tasks[number] for number in numbers]
+        first = tasks[0]
+        with clock("start_up"):
             how = sharing(first, len(tasks))
             # Every device gets as many runs: the last one is repeated where some would lack.
             tasks += tasks[-1:] * (-len(tasks) % how["shards"].runs)
-            if (name, sizes, how["shards"]) not in compiled:
-                compiled[name, sizes, how["shards"]] = simulate.Simulation(
+            if (name, how["shards"]) not in compiled:
+                compiled[name, how["shards"]] = simulate.Simulation(
                     first.model,
                     first.prepared.build,
                     num_clients=len(first.federation.size),
@@ -122,12 +187,7 @@ def sweep(
                     **engine_options(first),
                     **how,
                 )
-            simulation = compiled[name, sizes, how["shards"]]
-
-            def count(evaluation: simulate.Evaluation, base: int = finished, runs: int = len(numbers)) -> None:
-                if on_evaluation:
-                    on_evaluation(base + evaluation.round * runs, total)
-
+            simulation = compiled[name, how["shards"]]
             inputs = simulation.inputs(
                 _joined([task.problem for task in tasks]),
                 seeds=[task.spec.seed for task in tasks],
@@ -137,18 +197,29 @@ def sweep(
                 },
                 cohorts=designs(tasks),
             )
-            result = simulate.train(
-                simulation, inputs, num_rounds=num_rounds, eval_every=first.spec.eval_every, on_evaluation=count
+
+        def evaluated(evaluation: simulate.Evaluation, at: int = at) -> None:
+            if on_evaluation:
+                on_evaluation(at, evaluation.round)
+
+        result = simulate.train(
+            simulation,
+            inputs,
+            num_rounds=num_rounds,
+            eval_every=first.spec.eval_every,
+            on_evaluation=evaluated,
+            clock=clock,
+        )
+        batch = {
+            number: Outcome(
+                task.spec, _rows(result, i), task.prepared.claim, result.participation[i], _seen(result.state, i)
             )
-            finished += len(numbers) * num_rounds
-            batch = {
-                number: Outcome(task.spec, _rows(result, i), task.prepared.claim, result.participation[i])
-                for i, (number, task) in enumerate(zip(numbers, tasks, strict=False))
-            }
-            outcomes |= batch
-            if on_batch:
-                on_batch(batch)
-    return [outcomes[number] for number in range(len(specs))]
+            for i, (number, task) in enumerate(zip(numbers, tasks, strict=False))
+        }
+        outcomes |= batch
+        if on_batch:
+            on_batch(batch)
+    return outcomes
 
 
 def program(spec: Spec) -> str:
@@ -176,6 +247,11 @@ def _rows(result: simulate.Result, run: int) -> list[dict[str, Any]]:
         {"round": entry.round, **{name: float(value[run]) for name, value in entry.metrics.items()}}
         for entry in result.history
     ]
+
+
+def _seen(state: simulate.State, run: int) -> dict[str, int]:
+    counts = {"refused": state.refused, "lost": state.lost, "void_rounds": state.void, "clamped": state.clamped}
+    return {name: int(np.asarray(value)[run].sum()) for name, value in counts.items()}
 
 
 def _joined(problems: Sequence[simulate.Problem]) -> simulate.Problem:

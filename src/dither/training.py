@@ -43,6 +43,7 @@ from dither.tasks import (
     tolerated,
     with_missing,
 )
+from dither.timing import Clock
 
 CHECKPOINT_SECONDS = 5.0
 
@@ -127,6 +128,7 @@ def run(
     Your own data is always charged to a ledger (the default one, or `ledger`), the catalogue's sets only when
     `ledger` is given. Where a budget ends the run early, `summary["stopped"]` says so.
     """
+    clock = Clock()
     spec = Spec.from_any(spec).with_values(values or {})
     if resume is None:
         path = Path(out) if out is not None else default_folder(spec)
@@ -136,15 +138,17 @@ def run(
         finished = runs.RunFolder.open(resume).summary()
         if finished is not None and "stopped" not in finished:
             return load(resume)
-    task = build_task(spec, data_dir=data_dir)
-    if resume is None:
-        folder = runs.RunFolder.create(path, spec, provenance(task))
-        if task.dataset.schema is not None:
-            task.dataset.schema.save(folder.path / "schema.toml")
-    else:
-        folder = runs.RunFolder.open(resume)
-    account = spending(task, folder, ledger)
-    return train(task, folder, checkpoint_seconds, on_start, on_evaluation, account)
+    with clock("start_up"):
+        task = build_task(spec, data_dir=data_dir)
+        if resume is None:
+            folder = runs.RunFolder.create(path, spec, provenance(task))
+            if task.dataset.schema is not None:
+                task.dataset.schema.save(folder.path / "schema.toml")
+        else:
+            folder = runs.RunFolder.open(resume)
+    with clock("ledger"):
+        account = spending(task, folder, ledger)
+    return train(task, folder, checkpoint_seconds, on_start, on_evaluation, account, clock)
 
 
 def spending(task: Task, folder: runs.RunFolder, ledger: str | Path | None) -> Spending | None:
@@ -205,25 +209,28 @@ def train(
     on_start: Callable[[Task, Path, int], None] | None,
     on_evaluation: Callable[[dict[str, Any]], None] | None,
     account: Spending | None = None,
+    clock: Clock | None = None,
 ) -> Run:
     """Rounds from the newest checkpoint (or from the start) to the end; then model, summary and plot."""
     spec, began = task.spec, time.perf_counter()
-    digest = data_digest(task)
-    simulation = simulate.Simulation(
-        task.model,
-        task.prepared.build,
-        num_clients=len(task.federation.size),
-        cohort_size_at=task.prepared.cohort_size_at,
-        **engine_options(task),
-        **sharing(task),
-    )
-    inputs = simulation.inputs(
-        task.problem,
-        seeds=[spec.seed],
-        hyper={name: np.asarray(value)[None] for name, value in compiled_hyper(task).items()},
-        cohorts=designs([task]),
-    )
-    state, done, seconds_before = simulation.start(inputs), 0, 0.0
+    clock = clock or Clock()
+    with clock("start_up"):
+        digest = data_digest(task)
+        simulation = simulate.Simulation(
+            task.model,
+            task.prepared.build,
+            num_clients=len(task.federation.size),
+            cohort_size_at=task.prepared.cohort_size_at,
+            **engine_options(task),
+            **sharing(task),
+        )
+        inputs = simulation.inputs(
+            task.problem,
+            seeds=[spec.seed],
+            hyper={name: np.asarray(value)[None] for name, value in compiled_hyper(task).items()},
+            cohorts=designs([task]),
+        )
+        state, done, seconds_before = simulation.start(inputs), 0, 0.0
     checkpoint = folder.load_checkpoint()
     folder.clear_leftovers()
     if checkpoint is not None:
@@ -245,21 +252,24 @@ def train(
     saved = time.perf_counter()
     num_rounds = planned_rounds(task)
     stopped = ""
-    with _Interrupt() as interrupt:
+    with Interrupt() as interrupt:
         for start, end in simulate.chunks(done, num_rounds, spec.eval_every):
             stop = end
             if account is not None:
                 try:
-                    stop = account.pay(start, end)
+                    with clock("ledger"):
+                        stop = account.pay(start, end)
                 except BudgetExhausted as refusal:
                     if start == 0:
                         folder.discard()
                         raise
                     stopped = str(refusal)
                     break
-            state = simulation.advance(state, inputs, start, stop)
-            scores = {name: float(value[0]) for name, value in simulation.evaluate(state, inputs).items()}
-            state = simulate.reset_metrics(state)
+            with clock("rounds"):
+                state = jax.block_until_ready(simulation.advance(state, inputs, start, stop))
+            with clock("evaluation"):
+                scores = {name: float(value[0]) for name, value in simulation.evaluate(state, inputs).items()}
+                state = simulate.reset_metrics(state)
             if spec.federation.refused == "abort":
                 _check_refused(state, stop)
             now = time.perf_counter()
@@ -279,12 +289,13 @@ def train(
 
     stopped = stopped or stop_reason(task)
     task = replace(task, cohorts=task.cohorts[: folder.metrics()[-1]["round"]])
-    params = jax.tree.map(lambda leaf: leaf[0], simulation.params(state, inputs))
+    params = jax.tree.map(lambda leaf: np.asarray(leaf)[0], simulation.params(state, inputs))
     rows = folder.metrics()
     folder.save_model(named_leaves(params))
     refused = np.asarray(state.refused)[0]
     missing = int(np.asarray(state.missing)[0])
-    summary = summarise(task, rows, np.asarray(state.participation)[0], missing)
+    with clock("accounting"):
+        summary = summarise(task, rows, np.asarray(state.participation)[0], missing)
     summary["traffic"] = traffic(task, simulation, state, simulation.sizes(state, inputs))
     _note_aggregation(task, summary, missing)
     if refused.any():
@@ -297,8 +308,11 @@ def train(
     if account is not None:
         summary["ledger"] = {"file": str(account.ledger.path), "dataset": account.dataset}
     if spec.compare and not spec.data.path:
-        summary["test_accuracy_without_noise"] = without_noise(task)
-    plots.draw_run(rows, folder.path / "plot.png", title=_title(spec), subtitle=_subtitle(task))
+        with clock("without_noise"):
+            summary["test_accuracy_without_noise"] = without_noise(task)
+    with clock("plot"):
+        plots.draw_run(rows, folder.path / "plot.png", title=_title(spec), subtitle=_subtitle(task))
+    summary["timing"] = clock.report()  # of this process: what a resumed run did before is not in it
     folder.save_summary(summary)
     return Run(folder.path, spec, summary, rows, task.model, params, task.dataset.classes, task.dataset.schema)
 
@@ -353,7 +367,7 @@ def _noiseless(how: Aggregation | None) -> Aggregation | None:
 # Pieces
 
 
-class _Interrupt:
+class Interrupt:
     """Ctrl-C asks a run to stop after the rounds under way, with a checkpoint; a second one stops it at once.
 
     The default handler raises wherever Python happens to be, and a library's clean-up code may swallow that.
@@ -361,7 +375,7 @@ class _Interrupt:
 
     asked = False
 
-    def __enter__(self) -> _Interrupt:
+    def __enter__(self) -> Interrupt:
         self._before: Any = None
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGINT, self._ask)

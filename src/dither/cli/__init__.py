@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 import dither
-from dither.cli import audits, budgets, datasets, federations, plans, reproductions, runs, webpage
+from dither.cli import audits, budgets, datasets, federations, plans, reproductions, runs, sweeping, webpage
 from dither.cli.printing import error_terminal, escape
 from dither.cli.stopping import Program
 from dither.errors import DitherError
@@ -28,6 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 runs.register(app)
+sweeping.register(app)
 federations.register(app)
 plans.register(app)
 reproductions.register(app)

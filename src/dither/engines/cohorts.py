@@ -8,7 +8,7 @@ from functools import partial
 import jax
 import numpy as np
 
-from dither.core import Array, Key
+from dither.core import Array
 from dither.privacy import noise, sampling
 
 
@@ -24,7 +24,6 @@ def planned(
     if design is not None:
         return list(np.asarray(design[:num_rounds]))
     sizes = np.array([cohort_size_at(index) for index in range(num_rounds)], int)
-    stream = noise.stream(seed, "cohort")
     cohorts: list[np.ndarray] = [np.zeros(0, np.int32)] * num_rounds
     for size in np.unique(sizes):
         rounds = np.flatnonzero(sizes == size)
@@ -34,12 +33,15 @@ def planned(
             # Filled up to a power of two: specs of a sweep that differ in their rounds share a compilation.
             padded = np.zeros(1 << (len(rounds) - 1).bit_length(), np.int32)
             padded[: len(rounds)] = rounds
-            drawn = np.asarray(_draw(stream, padded, num_clients=num_clients, size=int(size)))[: len(rounds)]
+            drawn = np.asarray(_draw(np.uint32(seed), padded, num_clients=num_clients, size=int(size)))[
+                : len(rounds)
+            ]
         for at, chosen in zip(rounds, drawn, strict=True):
             cohorts[at] = chosen
     return cohorts
 
 
 @partial(jax.jit, static_argnames=("num_clients", "size"))
-def _draw(stream: Key, rounds: Array, *, num_clients: int, size: int) -> Array:
+def _draw(seed: Array, rounds: Array, *, num_clients: int, size: int) -> Array:
+    stream = noise.stream(seed, "cohort")
     return jax.vmap(lambda index: sampling.cohort(noise.for_round(stream, index), num_clients, size))(rounds)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 
 import jax
+import numpy as np
 
+import dither
 from dither.engines.shards import ONE_DEVICE, Shards
 
 LARGE = 50_000  # parameters from which on a model no longer fits a core's caches beside its batches
@@ -48,7 +51,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _usable(record_bytes: int) -> int:
+def usable(record_bytes: int) -> int:
     """Devices among which work may be shared; each will hold a copy of the records."""
     count = len(jax.local_devices())
     if jax.default_backend() != "cpu":
@@ -58,18 +61,42 @@ def _usable(record_bytes: int) -> int:
 
 def for_one_run(*, round_flops: float, record_bytes: int) -> Shards:
     """Devices for a single run: clients are shared where a round is long, else they would wait for each other."""
-    return Shards(clients=_usable(record_bytes)) if round_flops > _WORTH_SHARING else ONE_DEVICE
+    return Shards(clients=usable(record_bytes)) if round_flops > _WORTH_SHARING else ONE_DEVICE
 
 
 def for_many_runs(runs: int, *, record_bytes: int) -> Shards:
     """Devices for a batch of runs, which have nothing to wait for."""
-    return Shards(runs=min(runs, _usable(record_bytes)))
+    return Shards(runs=min(runs, usable(record_bytes)))
 
 
 def runs_apart(step_bytes: int) -> bool:
     """Whether a device makes its runs one after the other (see `Simulation`), from the bytes that its clients
     read in a local step. Side by side saves the start of many small operations, and loses the caches."""
     return jax.default_backend() == "cpu" and step_bytes > _CACHED
+
+
+# Where a run is made
+
+
+def device_kind() -> str:
+    """ "cpu" or "gpu" (anything faster)."""
+    return "cpu" if jax.default_backend() == "cpu" else "gpu"
+
+
+def device() -> str:
+    """The machine's accelerator in words."""
+    first = jax.devices()[0]
+    return f"{first.platform}: {first.device_kind}"
+
+
+def versions() -> dict[str, str]:
+    """What makes a run."""
+    return {
+        "dither": dither.__version__,
+        "jax": jax.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
 
 
 def _keep_programs() -> None:

@@ -31,6 +31,7 @@ from dither.errors import SpecError
 from dither.privacy import entropy, noise, sampling
 from dither.privacy.discrete import Words, os_words
 from dither.secagg import encoding
+from dither.timing import Clock
 
 
 class Evaluation(NamedTuple):
@@ -147,19 +148,20 @@ class Simulation:
                 raise SpecError(
                     f"the federation has {len(federation.size)} clients, expected num_clients={self.num_clients}"
                 )
+        # Converted by NumPy: each conversion by JAX is a small program of its own, at the start of every run.
         seed = jnp.asarray(np.array(seeds, np.uint32))
         runs_inputs = Run(
             seed=seed,
             secret=entropy.fresh_keys(runs) if self.randomness == "os" else seed,
-            hyper={name: jnp.asarray(value, jnp.float32) for name, value in hyper.items()},
-            order=jnp.asarray(np.stack([f.order for f in federations]), jnp.int32),
-            start=jnp.asarray(np.stack([f.start for f in federations]), jnp.int32),
-            size=jnp.asarray(np.stack([f.size for f in federations]), jnp.int32),
-            test_rows=jnp.asarray(np.stack(_one_a_run(problem.test_rows, runs, "test_rows")), jnp.int32),
+            hyper={name: jnp.asarray(np.asarray(value, np.float32)) for name, value in hyper.items()},
+            order=_whole([f.order for f in federations]),
+            start=_whole([f.start for f in federations]),
+            size=_whole([f.size for f in federations]),
+            test_rows=_whole(_one_a_run(problem.test_rows, runs, "test_rows")),
             test_weights=jnp.asarray(
-                np.stack(_one_a_run(problem.test_weights, runs, "test_weights")), jnp.float32
+                np.stack(_one_a_run(problem.test_weights, runs, "test_weights")).astype(np.float32)
             ),
-            cohorts=jnp.asarray(np.stack(_one_a_run(cohorts or [np.zeros((0, 0))], runs, "cohorts")), jnp.int32),
+            cohorts=_whole(_one_a_run(cohorts or [np.zeros((0, 0))], runs, "cohorts")),
         )
         return Inputs(
             *self.shards.place(runs_inputs, Shared(jax.device_put(problem.x), jax.device_put(problem.y)))
@@ -201,7 +203,7 @@ class Simulation:
             client = self._client(state, run, inputs.shared, jnp.int32(0), self.cohort_size_at(0))
             return self.build(run.hyper).message(state.server), client(jnp.int32(0)).upload
 
-        one = jax.tree.map(lambda leaf: leaf[0], (state, inputs.runs))
+        one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), (state, inputs.runs))
         message, upload = jax.eval_shape(message_and_upload, *one)
         return models.count_params(message), models.count_params(upload)
 
@@ -548,14 +550,19 @@ def train(
     num_rounds: int,
     eval_every: int = 10,
     on_evaluation: Callable[[Evaluation], None] | None = None,
+    clock: Clock | None = None,
 ) -> Result:
     """All rounds of a batch of runs, from the start. A second batch of the same shape compiles nothing."""
-    state = simulation.start(inputs)
+    clock = clock or Clock()
+    with clock("start_up"):
+        state = simulation.start(inputs)
     history = []
     for start, stop in chunks(0, num_rounds, eval_every):
-        state = simulation.advance(state, inputs, start, stop)
-        evaluation = Evaluation(stop, simulation.evaluate(state, inputs))
-        state = reset_metrics(state)
+        with clock("rounds"):
+            state = jax.block_until_ready(simulation.advance(state, inputs, start, stop))
+        with clock("evaluation"):
+            evaluation = Evaluation(stop, simulation.evaluate(state, inputs))
+            state = reset_metrics(state)
         history.append(evaluation)
         if on_evaluation:
             on_evaluation(evaluation)
@@ -611,6 +618,10 @@ client_keys = _keys  # for whoever calls a method's client outside a simulation,
 
 def _records(run: Run, shared: Shared, client: Array) -> Records:
     return Records(shared.x, shared.y, run.order, run.start[client], run.size[client])
+
+
+def _whole(arrays: Sequence[np.ndarray]) -> Array:
+    return jnp.asarray(np.stack(arrays).astype(np.int32))
 
 
 def _one_a_run(values: Sequence[Any], runs: int, name: str) -> list[Any]:

@@ -25,6 +25,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.special import bdtrc
 
 from dither.core import Array, Key, Keys, Sampling
 from dither.errors import SpecError, did_you_mean
@@ -144,10 +145,8 @@ def _shuffled(batch_size: int, local_steps: int, smallest: int, largest: int) ->
 def _poisson(
     batch_size: int, local_steps: int, smallest: int, largest: int, sampling_rate: float = 0.0
 ) -> BatchSampler:
-    from scipy.stats import binom
-
     # The tail of Bin(size, rate) grows with size, at a fixed rate and at batch_size/size: the largest decides.
-    cap = min(largest, int(binom.isf(_TRUNCATION, largest, sampling_rate or batch_size / largest)) + 1)
+    cap = min(largest, _rarely_above(largest, sampling_rate or batch_size / largest) + 1)
     full = _poisson_full(batch_size, local_steps, smallest, largest, sampling_rate)
 
     def draw(keys: Keys, steps_done: Array, size: Array) -> Batches:
@@ -157,9 +156,18 @@ def _poisson(
 
     def sampling(size: int) -> Sampling:
         plain = full.sampling(size)
-        return plain._replace(truncation=float(binom.sf(cap, size, plain.rate)) if cap < size else 0.0)
+        return plain._replace(truncation=float(bdtrc(cap, size, plain.rate)) if cap < size else 0.0)
 
     return BatchSampler(draw, full.divisor, sampling, cap, "poisson")
+
+
+def _rarely_above(trials: int, rate: float) -> int:
+    """The least k with P(Bin(trials, rate) > k) <= _TRUNCATION. (scipy.stats has it, and takes long to import.)"""
+    low, high = 0, trials
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if bdtrc(middle, trials, rate) <= _TRUNCATION else (middle + 1, high)
+    return low
 
 
 def _poisson_full(

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import math
-import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
-import dither
-from dither import data, sweeps, tasks
-from dither.engines import devices
+from dither import data, sizing, sweeps, tasks
+from dither.engines.devices import device, device_kind, versions
 from dither.errors import DataError
 from dither.reproduce.cache import Cache
 from dither.reproduce.figure import Figure, Record, point_key
+from dither.sizing import seconds
 from dither.spec import Spec
 
 _DIGITS = 7  # training is in float32
-_BATCH_SECONDS = 40.0  # on a CPU a batch is kept about this short: a kill loses no more
-_BATCH_BYTES = {"cpu": 1.0e9, "gpu": 3.0e10}
-_MOST_RUNS = {"cpu": 40, "gpu": 80}
 
 
 class Point(NamedTuple):
@@ -104,7 +96,7 @@ def compute(
             dataset=loaded[1],
             on_evaluation=advance,
             on_batch=batches.keep,
-            max_runs=lambda task: runs_at_once(task, kind),
+            max_runs=lambda task: sizing.runs_at_once(task, kind),
             gradient_norm=gradient_norm,
         )
         done += share
@@ -136,81 +128,3 @@ def record(outcome: sweeps.Outcome, seconds: float) -> Record:
 
 def _rounded(value: float) -> float:
     return float(f"{value:.{_DIGITS}g}")
-
-
-# Cost
-
-
-def runs_at_once(task: tasks.Task, kind: str) -> int:
-    """How many runs like this one train side by side: bounded by memory, and on a CPU by time."""
-    spec, params = task.spec, task.num_params
-    sizes = task.federation.size
-    side_by_side = 1 if kind == "cpu" and params > devices.LARGE else spec.cohort_size
-    records = int(sizes.max()) if spec.batch_sampling == "full" else spec.batch_size
-    features = task.problem.x.shape[1]
-    # Model, gradient, optimiser, noise and upload of each client at work, its batch, and everybody's state.
-    each = 4.0 * (12 * params * side_by_side + 4 * records * features * side_by_side + 2 * params * len(sizes))
-    each += 4.0 * 2 * int(sizes.sum())
-    most = int(min(_MOST_RUNS[kind], _BATCH_BYTES[kind] / each))
-    if kind == "cpu":
-        # A model that fills a core's caches by itself is no faster in company there.
-        wanted = devices.cores() if params > devices.LARGE else math.ceil(_BATCH_SECONDS / seconds(spec, kind))
-        most = min(most, wanted)
-    return max(1, most)
-
-
-def seconds(spec: Spec, kind: str) -> float:
-    """A rough estimate of one run's time among others like it, for the bar and for choosing figures.
-
-    Fitted to a machine with two CPU cores and to an NVIDIA H200; only the ratios matter for the bar."""
-    features, classes, records = _SHAPES.get(spec.data.name, (100, 2, 50_000))
-    widths = [features, *spec.model.hidden, classes if spec.model.name != "logistic" else 1]
-    params = float(sum(a * b for a, b in pairwise(widths)))
-    own = spec.data.records_per_client or records // max(spec.num_clients, 1)
-    batch = own if spec.batch_sampling == "full" else spec.batch_size
-    steps = float(spec.num_rounds * spec.local_steps)
-    flops = 6.0 * params * batch * steps * spec.cohort_size
-    evaluations = spec.num_rounds / spec.eval_every
-    scored = 2.0 * params * evaluations * (own * spec.num_clients + records / 6)
-    if kind == "cpu":
-        return 0.02 + flops / 1.1e11 + scored / 1e11 + 1.5e-5 * steps * spec.cohort_size + 2e-3 * evaluations
-    return 0.02 + flops / 8e12 + scored / 2e12 + 4e-6 * steps + 1e-3 * evaluations
-
-
-_SHAPES = {
-    "adult": (103, 2, 48_842),
-    "mnist": (784, 10, 60_000),
-    "emnist-bymerge": (784, 47, 100_000),
-    "digits": (64, 10, 1_438),
-    "breast-cancer": (30, 2, 569),
-}
-
-
-# Where it was made
-
-
-def device_kind() -> str:
-    """ "cpu" or "gpu" (anything faster)."""
-    import jax
-
-    return "cpu" if jax.default_backend() == "cpu" else "gpu"
-
-
-def device() -> str:
-    """The machine's accelerator in words."""
-    import jax
-
-    first = jax.devices()[0]
-    return f"{first.platform}: {first.device_kind}"
-
-
-def versions() -> dict[str, str]:
-    """What made a run."""
-    import jax
-
-    return {
-        "dither": dither.__version__,
-        "jax": jax.__version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-    }

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.fft import irfft, next_fast_len, rfft
-from scipy.signal import lfilter
+from scipy.linalg.lapack import dtbtrs
 from scipy.special import log_ndtr, ndtr, ndtri
 
 Tails = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
@@ -239,7 +239,9 @@ class LossDistribution(NamedTuple):
             return np.zeros(1), np.zeros(1), np.zeros(1)
         decay = math.exp(-self.step)
         tail = np.cumsum(masses[::-1])[::-1] - masses
-        inside = lfilter([1.0], [1.0, -decay], masses[::-1])[::-1]  # Σ_{j>=k} p_j e^{-(j-k) step}
+        # Σ_{j>=k} p_j e^{-(j-k) step}: x_k - decay x_{k+1} = p_k, solved from the end
+        band = np.full((2, len(masses)), -decay)
+        inside = dtbtrs(band, masses, uplo="U", diag="U")[0].reshape(-1)
         if self.start > 0:  # all losses are positive: add the point ε = 0
             lead = math.exp(-losses[0])
             return (

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.optimize import brentq
 from scipy.special import logsumexp
-from scipy.stats import binom
 
 from dither.errors import NoProof
 
@@ -25,6 +24,8 @@ from .subsampled import fixed_size_epsilon
 
 def binomial_pmf(trials: int, probability: float) -> np.ndarray:
     """Pr[J = j] for j = 0..trials, J ~ Bin(trials, probability)."""
+    from scipy.stats import binom  # half a second to import: only where it is needed
+
     return np.asarray(binom.pmf(np.arange(trials + 1), trials, probability), float)
 
 

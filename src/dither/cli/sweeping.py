@@ -1,0 +1,169 @@
+"""dither sweep."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dither.cli.options import DataDir, Json, Settings, spec_from
+from dither.cli.printing import SEEN, epsilon_text, error_terminal, escape, print_table, short, terminal
+
+
+def sweep(
+    what: Annotated[str, typer.Argument(metavar="PRESET | SPEC.toml", help="What every run starts from.")],
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--vary",
+            metavar="KEY=VALUES",
+            help="Values a key takes: privacy.epsilon=0.1,1 or seed=0:5 (0 to 4). Give it once a key.",
+        ),
+    ] = None,
+    settings: Settings = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder to make, or to continue (default: sweeps/METHOD-DATA-TIME)."),
+    ] = None,
+    max_memory: Annotated[
+        str | None,
+        typer.Option(metavar="BYTES", help="What runs that train side by side may take, e.g. 4GB."),
+    ] = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+) -> None:
+    """Train every combination of the varied values, as few compiled programs; leaves tables and a picture."""
+    from dither.spec import parse_setting
+    from dither.sweeping.grid import parse_vary, product
+
+    spec = spec_from(what, None, None, None)
+    values = dict(parse_setting(each) for each in settings or [])
+    grid = parse_vary(vary or [])
+    product(spec, grid, values)  # refuses what is wrong before anything heavy is loaded
+    from dither import api
+    from dither.sweeping import default_folder
+
+    folder = out or default_folder(spec.with_values(values))
+    view = _Bar(silent=quiet or as_json)
+    try:
+        with view:
+            found = api.sweep(
+                spec, grid, values=values, out=folder, max_memory=max_memory, data_dir=data_dir,
+                on_progress=view.update,
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        words = sys.argv[1:] if out is not None else [*sys.argv[1:], "--out", str(folder)]
+        again = escape(shlex.join(["dither", *words]))
+        error_terminal().print(
+            f"interrupted; finished batches are kept, continue with: [bold]{again}[/]",
+            soft_wrap=True,
+            highlight=False,
+        )
+        sys.exit(130)
+    if as_json:
+        from dither.runs import to_json
+        from dither.sweeping.folder import SweepFolder
+
+        typer.echo(to_json({"folder": str(folder), **(SweepFolder(folder).summary() or {})}, indent=2))
+    elif not quiet:
+        _print(found, folder)
+
+
+def _print(found: Any, folder: Path) -> None:
+    rows = found.table()
+    spec = found.specs[0]
+    assumed = any(row.get("assumed") for row in rows)
+    shown = [
+        {
+            **{key: short(value) for key, value in row.items() if key in found.keys},
+            "runs": row["runs"],
+            "test accuracy": _with_error(row["test_accuracy"], row["test_accuracy_error"]),
+            "loss": _with_error(row["loss"], row["loss_error"]),
+            "claimed ε": f"{epsilon_text(row['claimed_epsilon'])} per {row['claimed_unit']}",
+            (
+                "assumed ε" if assumed else "proven ε"
+            ): f"{epsilon_text(row['proven_epsilon'])} per {row['proven_unit']}",
+        }
+        for row in rows
+    ]
+    seeds = "mean ± standard error over seeds; " if any(row["runs"] > 1 for row in rows) else ""
+    print_table(
+        shown,
+        title=f"{spec.method} on {spec.data.name}: {len(found)} runs",
+        footer=f"{seeds}proven {_against(found)}: the largest over seeds",
+    )
+    for line in found.troubles():
+        typer.echo(f"note: {line}")
+    for line in found.not_covered():
+        typer.echo(f"not covered: {line.removeprefix('not covered: ')}")
+    spent = found.timing
+    others = sum(seconds for name, seconds in spent.items() if name not in ("compile", "rounds", "evaluation"))
+    terminal().print(
+        f"compiling {spent['compile']:.1f} s, rounds {spent.get('rounds', 0):.1f} s, evaluation "
+        f"{spent.get('evaluation', 0):.1f} s, the rest {others:.1f} s",
+        highlight=False,
+    )
+    typer.echo(f"tables, curves and picture: {folder}")
+
+
+def _against(found: Any) -> str:
+    """Whom the proven ε is for."""
+    if {"privacy.adjacency", "privacy.view", "privacy.delta"} & set(found.keys):
+        return "for each setting's own view, neighbours and δ"
+    privacy = found.specs[0].privacy
+    return f"for {privacy.adjacency} neighbours, {SEEN[privacy.view]} seen, δ = {privacy.delta:g}"
+
+
+def _with_error(mean: float, error: float | None) -> str:
+    return f"{mean:.4f}" if error is None else f"{mean:.4f} ± {error:.4f}"
+
+
+class _Bar:
+    """A live bar with the time left on a terminal, a line now and then elsewhere."""
+
+    def __init__(self, silent: bool) -> None:
+        self._silent = silent
+        self._bar: Any = None
+        self._told = 0
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(self, now: Any) -> None:
+        if self._silent:
+            return
+        if self._bar is None and terminal().is_terminal:
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+            self._bar = Progress(
+                TextColumn("{task.fields[runs]}"),
+                BarColumn(bar_width=None),
+                TextColumn("{task.percentage:3.0f}%"),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(elapsed_when_finished=False),
+                console=terminal(),
+            )
+            # What was on disk is no sign of today's speed: the bar starts behind it.
+            self._before = now.done
+            self._task = self._bar.add_task("", total=now.total - now.done, runs="")
+            self._bar.start()
+        text = f"{now.runs}/{now.of} runs"
+        if self._bar is not None:
+            self._bar.update(self._task, completed=now.done - self._before, runs=text)
+        elif int(10 * now.done / max(now.total, 1e-9)) > self._told:
+            self._told = int(10 * now.done / max(now.total, 1e-9))
+            typer.echo(f"{10 * self._told}%  {text}")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the program."""
+    app.command()(sweep)
