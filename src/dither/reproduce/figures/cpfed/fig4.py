@@ -80,7 +80,7 @@ FIGURE = Figure(
                 "noise_std": (1e-05, 0.001),
                 "louder": (0.05, 0.1),
                 "local_steps": (1, 40),
-                "epsilon": (10.0, 1.0),
+                "epsilon": (10.0, 0.3),
             },
             {"num_rounds": 60, "eval_every": 2},
         ),

@@ -45,7 +45,7 @@ FIGURE = Figure(
                 "noise_std": (0.0001, 0.01),
                 "louder": (0.5, 1),
                 "local_steps": (1, 20),
-                "epsilon": (10.0, 1.0),
+                "epsilon": (10.0, 0.3),
             },
             {"num_rounds": 40, "eval_every": 4},
         ),
