@@ -39,7 +39,7 @@ app.add_typer(budgets.app, name="budget")
 
 # How `dither --help` groups them.
 PANELS = {
-    "Train": ("run", "evaluate", "predict", "presets", "keys", "data"),
+    "Train": ("run", "sweep", "evaluate", "predict", "presets", "keys", "data"),
     "Privacy": ("account", "audit", "plan", "budget"),
     "Look": ("web", "reproduce"),
     "A real federation": ("serve", "join", "federation"),
