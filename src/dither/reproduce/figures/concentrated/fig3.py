@@ -47,7 +47,6 @@ FIGURE = Figure(
             more_steps_trade(METRIC, louder=True),
             variant=LOUDER,
             proven=False,
-            why="with τ = 1 the loss is still falling after the last round: its plateau is not reached",
         ),
         Claim(
             "CD-A3",
