@@ -96,12 +96,12 @@ class RunProgress:
             typer.echo(f"round {row['round']}/{self._total}  accuracy {accuracy}  loss {loss}  {self._epsilon}")
 
     def _account(self, row: dict[str, Any]) -> None:
-        """Bring the proven ε so far up to date, as long as that takes less than a tenth of the run."""
+        """Bring the proven ε so far up to date, as long as that takes little of the run."""
         from time import perf_counter
 
         from dither.api import proven_so_far
 
-        if self._accounting > 0.1 * (row["seconds"] + 3) and row["round"] < self._total:
+        if self._accounting > 0.03 * (row["seconds"] + 3) and row["round"] < self._total:
             return
         began = perf_counter()
         value = proven_so_far(self._task_at_hand, row["round"])
