@@ -18,6 +18,7 @@ import numpy as np
 from jax.extend.random import define_prng_impl
 
 from dither.core import Array, Key
+from dither.errors import SpecError
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
@@ -73,7 +74,7 @@ def _random_bits(words: Array, bit_width: int, shape: tuple[int, ...]) -> Array:
 def _counted(words: Array, shape: tuple[int, ...]) -> tuple[Array, Array]:
     """The cipher on the numbers 0, 1, ... in the given shape."""
     if math.prod(shape) > 2**32:
-        raise NotImplementedError(f"{math.prod(shape)} random words in one draw; draw at most 2^32 at a time")
+        raise SpecError(f"{math.prod(shape)} random words in one draw; draw at most 2^32 at a time")
     counts = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
     return block(words[0], words[1], np.uint32(0), counts)
 
