@@ -77,12 +77,21 @@ def below(bits, bound):
 
 
 def subsets(bits, size):
-    """Rows of distinct numbers below `size`, one a row of `bits`: Floyd's algorithm, solved as a fixed point."""
+    """Rows of distinct numbers below `size`, one a row of `bits`: Floyd's algorithm, one entry after the other
+    with a mark on what is taken, or, for short rows, solved as a fixed point."""
     count = bits.shape[1]
     fresh = size - count + jnp.arange(count)
     draws = below(bits, fresh + 1)
     if count == 1:
         return draws
+    if count > 48:
+        row = jnp.arange(bits.shape[0])
+
+        def choose(taken, entry):
+            chosen = jnp.where(taken[row, entry[0]], entry[1], entry[0])
+            return taken.at[row, chosen].set(True), chosen
+
+        return jax.lax.scan(choose, jnp.zeros((len(row), size), bool), (draws.T, fresh))[1].T
     earlier = jnp.tril(jnp.ones((count, count), bool), -1)
 
     def settle(chosen):
@@ -122,7 +131,9 @@ def logistic(w: Workload, x, y):
             xs = x1[rows]
             error = jax.nn.sigmoid(jnp.einsum("cbf,cf->cb", xs, local)) - y1[rows]
             error = error * jnp.minimum(1, w.clip / (jnp.abs(error) * norms[rows] + 1e-12))
-            return local - w.lr / w.batch * jnp.einsum("cbf,cb->cf", xs, error), None
+            return local - w.lr / w.batch * jnp.einsum(
+                "cb,cbf->cf", error, xs
+            ), None  # in the order without a copy
 
         start = jnp.broadcast_to(params, (w.cohort, width))
         local, _ = jax.lax.scan(step, start, rows)
@@ -155,7 +166,9 @@ def clipped_gradient(w: Workload, params, x, y):
         squared = sum(jnp.sum(d * d, 1) * (1 + jnp.sum(a * a, 1)) for a, d in zip(inputs, ds, strict=True))
         scale = jnp.minimum(1, w.clip / w.batch * jax.lax.rsqrt(squared + 1e-30))
         ds = [d * scale[:, None] for d in ds]
-    return [(a.T @ d, jnp.sum(d, 0)) for a, d in zip(inputs, ds, strict=True)]
+    # The left factor of a product is copied into its order: let it be the smaller one.
+    products = [(d.T @ a).T if w.batch > d.shape[1] else a.T @ d for a, d in zip(inputs, ds, strict=True)]
+    return [(product, jnp.sum(d, 0)) for product, d in zip(products, ds, strict=True)]
 
 
 def noise_like(key, params):
@@ -171,7 +184,7 @@ def deep(w: Workload, x, y):
     def batches(key):
         if w.epoch:
             return orders(words(key, w.records)[None]).reshape(w.local_steps, w.batch)
-        return orders(words(key, w.local_steps * w.records).reshape(w.local_steps, -1))[:, : w.batch]
+        return subsets(words(key, w.local_steps * w.batch).reshape(w.local_steps, -1), w.records)
 
     def client(state, index, number, x, y):
         params, control, controls = state

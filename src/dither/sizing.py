@@ -10,7 +10,7 @@ import numpy as np
 from dither.engines import devices
 from dither.errors import SpecError
 from dither.spec import Spec
-from dither.tasks import Task, sharing
+from dither.tasks import Task, sharing, step_numbers
 
 BATCH_BYTES = {"cpu": 1.0e9, "gpu": 3.0e10}
 _BATCH_SECONDS = 40.0  # on a CPU a batch is kept about this short: a kill loses no more
@@ -23,8 +23,8 @@ def runs_at_once(task: Task, kind: str, max_bytes: float | None = None) -> int:
     within = BATCH_BYTES[kind] if max_bytes is None else max_bytes - shared_bytes(task, kind)
     most = int(min(_MOST_RUNS[kind], max(within, 0.0) / run_bytes(task, kind)))
     if kind == "cpu":
-        # A model that fills a core's caches by itself is no faster in company there.
-        large = task.num_params > devices.LARGE
+        # A run that fills a core's caches by itself is no faster in company there.
+        large = devices.one_by_one(step_numbers(task))
         wanted = devices.cores() if large else math.ceil(_BATCH_SECONDS / seconds(task.spec, kind))
         most = min(most, wanted)
     return max(1, most)
@@ -51,7 +51,7 @@ def shared_bytes(task: Task, kind: str) -> float:
 def _work_bytes(task: Task, kind: str) -> float:
     """Model, gradient, optimiser, noise and upload of each client at work in one run, and its batch."""
     spec, params = task.spec, task.num_params
-    side_by_side = 1 if kind == "cpu" and params > devices.LARGE else spec.cohort_size
+    side_by_side = 1 if kind == "cpu" and devices.one_by_one(step_numbers(task)) else spec.cohort_size
     records = int(task.federation.size.max()) if spec.batch_sampling == "full" else spec.batch_size
     return 4.0 * side_by_side * (12.0 * params + 4.0 * records * _width(task))
 

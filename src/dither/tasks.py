@@ -186,6 +186,7 @@ def engine_options(task: Task) -> dict[str, Any]:
     """What a spec asks of the simulator besides method, data and seeds."""
     spec = task.spec
     return {
+        "layout": "loop" if devices.one_by_one(step_numbers(task)) else "vmap",
         "randomness": spec.source_of_randomness,
         "aggregation": aggregation(task),
         "dropout": spec.federation.dropout,
@@ -200,15 +201,23 @@ def sharing(task: Task, runs: int = 1) -> dict[str, Any]:
         return {"shards": ONE_DEVICE}
     records = int(np.asarray(task.problem.x).nbytes)
     spec = task.spec
-    batch = int(task.federation.size.max()) if spec.batch_sampling == "full" else spec.batch_size
     if runs == 1:
-        flops = 6.0 * task.num_params * batch * spec.local_steps * spec.cohort_size
+        flops = 6.0 * task.num_params * _batch(task) * spec.local_steps * spec.cohort_size
         return {"shards": devices.for_one_run(round_flops=flops, record_bytes=records)}
-    numbers = task.num_params + batch * int(np.prod(task.problem.x.shape[1:]))  # of a client in a step
     return {
         "shards": devices.for_many_runs(runs, record_bytes=records),
-        "runs_apart": devices.runs_apart(4 * spec.cohort_size * numbers),
+        "runs_apart": devices.runs_apart(4 * spec.cohort_size * step_numbers(task)),
     }
+
+
+def step_numbers(task: Task) -> int:
+    """Numbers that one client works on in a local step: its model and its batch."""
+    return task.num_params + _batch(task) * int(np.prod(task.problem.x.shape[1:]))
+
+
+def _batch(task: Task) -> int:
+    """Records in a batch."""
+    return int(task.federation.size.max()) if task.spec.batch_sampling == "full" else task.spec.batch_size
 
 
 def compiled_hyper(task: Task) -> dict[str, Any]:

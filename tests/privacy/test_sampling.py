@@ -37,9 +37,34 @@ def test_floyd_fixed_point_equals_the_loop(population, count):
     rng = np.random.default_rng(0)
     fresh = population - count + np.arange(count)
     draws = rng.integers(0, fresh + 1, size=(200, count))
-    found = jax.jit(jax.vmap(lambda row: sampling._floyd(row, jnp.asarray(fresh))))(jnp.asarray(draws))
-    for row, chosen in zip(draws, np.asarray(found), strict=True):
-        assert chosen.tolist() == python_floyd(row, fresh)
+    draws, fresh = jnp.asarray(draws, jnp.int32), jnp.asarray(fresh, jnp.int32)
+    found = jax.jit(jax.vmap(lambda row: sampling._floyd(row, fresh)))(draws)
+    in_turn = jax.jit(lambda: sampling._floyd_in_turn(draws, fresh, population + 3))()
+    np.testing.assert_array_equal(in_turn, found)
+    for row, chosen in zip(draws.tolist(), np.asarray(found), strict=True):
+        assert chosen.tolist() == python_floyd(row, fresh.tolist())
+
+
+@pytest.mark.parametrize("clients", [None, 3])
+def test_large_batches_are_distinct_records_and_all_records_alike(clients):
+    size, count, rows = 200, 60, 400  # by the rule for a CPU: one entry after the other
+
+    def draw(key):
+        return sampling.subset(key, jnp.int32(size), count, largest=250, rows=rows)
+
+    if clients:
+        found = jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(5), clients)).reshape(-1, count)
+    else:
+        found = jax.jit(draw)(jax.random.key(5))
+    found = np.asarray(found)
+    assert found.min() >= 0
+    assert found.max() < size
+    assert all(len(set(row)) == count for row in found.tolist())
+    # Each record is in a subset with probability 60/200, and two subsets are independent.
+    counts = np.bincount(found.ravel(), minlength=size)
+    expected, variance = len(found) * count / size, len(found) * (count / size) * (1 - count / size)
+    chi2 = np.sum((counts - expected) ** 2) / variance * (size - 1) / size
+    assert 1e-4 < stats.chi2.sf(chi2, size - 1) < 1 - 1e-4
 
 
 @pytest.mark.parametrize("largest", [6, 40])  # 40: the population is smaller than the padded length

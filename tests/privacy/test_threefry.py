@@ -61,3 +61,31 @@ def test_normals_are_the_inverse_distribution_function_of_their_words():
     np.testing.assert_allclose(found, exact, rtol=2e-6, atol=2e-7)
     assert 5.2 < found.max() < 5.4
     assert 5.2 < -found.min() < 5.4
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_noise_in_the_shape_of_its_leaves_is_the_block_cut_up(mapped):
+    """Large leaves are drawn in their own shape, small ones together: the numbers are those of one draw."""
+    shapes = {"a": (300, 41), "b": (41,), "c": (41, 3), "d": (9001,), "e": ()}
+    tree = {name: jnp.zeros(shape) for name, shape in shapes.items()}
+    total = sum(leaf.size for leaf in tree.values())
+    assert max(leaf.size for leaf in tree.values()) > noise._ONE_DRAW
+
+    def draw(key):
+        return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(noise.standard_normal(key, tree))])
+
+    def block(key):
+        return noise.from_words(jax.random.bits(key, (total,), jnp.uint32))
+
+    keys = jax.random.split(threefry.key(4), 3) if mapped else threefry.key(4)
+    wrap = jax.vmap if mapped else (lambda function: function)
+    np.testing.assert_array_equal(jax.jit(wrap(draw))(keys), jax.jit(wrap(block))(keys))
+
+
+def test_words_by_number_are_those_of_the_draw():
+    key = threefry.key(8)
+    np.testing.assert_array_equal(
+        threefry.words(key, threefry.counted((5, 2), 90)), jax.random.bits(key, (100,))[90:].reshape(5, 2)
+    )
+    assert threefry.is_key(key)
+    assert not threefry.is_key(jax.random.key(8))

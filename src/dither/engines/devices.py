@@ -12,7 +12,7 @@ import numpy as np
 import dither
 from dither.engines.shards import ONE_DEVICE, Shards
 
-LARGE = 50_000  # parameters from which on a model no longer fits a core's caches beside its batches
+_LARGE = 50_000  # numbers of a client in a step, from which on those of several no longer fit a core's caches
 _WORTH_SHARING = 1e9  # arithmetic of a round, tens of milliseconds of a core: devices meet in about one
 _CACHED = 256 << 10  # bytes of a step that stay in a core's cache (measured: 1.7x either way at 23 and 730 KiB)
 _COPIES = 4 << 30  # bytes that copies of the records, one a device, may take on a CPU
@@ -67,6 +67,12 @@ def for_one_run(*, round_flops: float, record_bytes: int) -> Shards:
 def for_many_runs(runs: int, *, record_bytes: int) -> Shards:
     """Devices for a batch of runs, which have nothing to wait for."""
     return Shards(runs=min(runs, usable(record_bytes)))
+
+
+def one_by_one(step_numbers: int) -> bool:
+    """Whether a round's clients go one after the other (layout "loop" of `Simulation`), from the numbers that one
+    works on in a local step: those of its model and of its batch."""
+    return jax.default_backend() == "cpu" and step_numbers > _LARGE
 
 
 def runs_apart(step_bytes: int) -> bool:

@@ -55,8 +55,9 @@ class Simulation:
     """A method compiled for a federation of fixed shape.
 
     layout "vmap" runs a round's clients side by side, "loop" one after the other with the sum carried along
-    (less memory; faster on a CPU once a model no longer fits its caches). "auto" chooses by model size and
-    device. Both give the same result up to the rounding of the sum.
+    (less memory; faster on a CPU once a model and its batch fill its caches). "auto" chooses by device and size of
+    the model (`tasks.engine_options`, which knows the batches, also by those). Both give the same result up to the
+    rounding of the sum.
 
     randomness "seeded" draws all from the runs' seeds: the same bits again. "os" takes the noise of clients and
     server from OS entropy, fresh at every draw, and chooses batches by keys that `inputs` draws anew for each run,
@@ -105,8 +106,7 @@ class Simulation:
         self.min_clients = min_clients
         if layout == "auto":
             shapes = jax.eval_shape(model.init, jax.random.key(0))
-            large = models.count_params(shapes) > devices.LARGE
-            layout = "loop" if large and jax.default_backend() == "cpu" else "vmap"
+            layout = "loop" if devices.one_by_one(models.count_params(shapes)) else "vmap"
         if layout not in ("vmap", "loop"):
             raise SpecError(f"layout={layout!r} is not one of 'auto', 'vmap', 'loop'")
         self.layout = layout
@@ -263,7 +263,8 @@ class Simulation:
         with jax.named_scope("cohort"):
             cohort, present = self.cohort(run, index, cohort_size)
         mine = self.shards.part(cohort.clients), self.shards.part(present)
-        gathered = self.shards.whole(self._clients(self._client(state, run, shared, index, cohort_size), *mine))
+        client = self._client(state, run, shared, index, cohort_size)
+        gathered = self.shards.whole(self._clients(client, *mine, index))
         if self.aggregation:
             how = self.aggregation.how
             total = jax.tree.map(lambda leaf: encoding.traced_decode(leaf, how), gathered.total)
@@ -295,7 +296,7 @@ class Simulation:
             Round(index, number, jnp.int32(cohort_size)),
         )
         upload, clamped = result.upload, jnp.int32(0)
-        finite = _all_finite(upload)
+        finite = sums.all_finite(upload)
         if self.aggregation and self.aggregation.how.modulus_bits == 32:
             leaves, structure = jax.tree.flatten(upload)
             encoded = [encoding.traced_encode(leaf, self.aggregation.how) for leaf in leaves]
@@ -303,19 +304,23 @@ class Simulation:
             clamped = sum((count for _, count in encoded), jnp.int32(0))
         return Sent(upload, result.weight, result.state, dict(result.metrics), finite, clamped)
 
-    def _clients(self, client: Callable[[Array], Sent], clients: Array, present: Array) -> Gathered:
+    def _clients(self, client: Callable[[Array], Sent], clients: Array, present: Array, index: Array) -> Gathered:
         """All clients of a round, and the sum of the finite uploads of those who are present."""
         if self.layout == "loop" and not self.aggregation:
             return sums.summed_along(client, clients, present)
         sent = self._each(client, clients)
-        counted = sent.finite & present
-        add = sums.sum_apart if self.aggregation else sums.masked_sum
+        finite = sent.finite
+        if self.aggregation:
+            total = jax.tree.map(lambda leaf: sums.sum_apart(leaf, finite & present), sent.upload)
+        else:
+            total, finite = sums.summed_beside(sent.upload, present, index)
+        counted = finite & present
         return Gathered(
-            total=jax.tree.map(lambda leaf: add(leaf, counted), sent.upload),
+            total=total,
             states=sent.state,
             metrics={name: sums.masked_sum(value, counted) for name, value in sent.metrics.items()},
             counted=counted,
-            finite=sent.finite,
+            finite=finite,
             clamped=sums.masked_sum(sent.clamped, counted),
         )
 
@@ -630,7 +635,3 @@ def _one_a_run(values: Sequence[Any], runs: int, name: str) -> list[Any]:
     if len(values) != runs:
         raise SpecError(f"{len(values)} {name} for {runs} runs; give one, or one a run")
     return list(values)
-
-
-def _all_finite(tree: PyTree) -> Array:
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))

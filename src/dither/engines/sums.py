@@ -11,6 +11,14 @@ from dither.core import Array, PyTree
 from dither.engines.arrays import Gathered, Sent
 
 
+def all_finite(tree: PyTree, axes: int = 0) -> Array:
+    """Whether every number of an upload is finite, for each entry of the first `axes` axes."""
+    leaves = jax.tree.leaves(tree)
+    return jnp.all(
+        jnp.stack([jnp.all(jnp.isfinite(leaf), axis=tuple(range(axes, leaf.ndim))) for leaf in leaves]), axis=0
+    )
+
+
 def masked_sum(leaf: Array, counted: Array) -> Array:
     mask = counted.reshape(-1, *([1] * (leaf.ndim - 1)))
     return jnp.sum(jnp.where(mask, leaf, 0), axis=0, dtype=leaf.dtype)
@@ -36,6 +44,29 @@ def sum_apart(words: Array, counted: Array) -> Array:
     return jax.lax.fori_loop(0, 2, add, jnp.zeros(words.shape[1:], words.dtype))
 
 
+def summed_beside(upload: PyTree, present: Array, index: Array) -> tuple[PyTree, Array]:
+    """The sum of the finite uploads of those who are present, and whose are finite; clients along the first axis.
+
+    Made in memory (see `_kept`): else the noise in the uploads is computed again for each of the results, and for
+    whatever asks whose upload counts.
+    """
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), upload)
+    once = jnp.minimum(index, 0) + 1  # 1, which the compiler cannot know
+
+    def add(turn: Array, done: tuple[PyTree, Array]) -> tuple[PyTree, Array]:
+        kept = _kept(upload, turn < once)
+        finite = all_finite(kept, axes=1)
+        return jax.tree.map(lambda sum, leaf: sum + masked_sum(leaf, finite & present), done[0], kept), finite
+
+    return jax.lax.fori_loop(0, once, add, (zeros, jnp.zeros_like(present)))
+
+
+def _kept(tree: PyTree, true: Array) -> PyTree:
+    """The tree, inside a loop that is made once. What enters a loop lies in memory, unless the compiler finds that
+    it is the same at every turn and computes outside: hence a condition, always true, that depends on the turn."""
+    return jax.tree.map(lambda leaf: jnp.where(true, leaf, 0), tree)
+
+
 def summed_along(client: Callable[[Array], Sent], clients: Array, present: Array) -> Gathered:
     """Clients one after the other with the sum carried along, so that one upload is held at a time.
 
@@ -48,12 +79,17 @@ def summed_along(client: Callable[[Array], Sent], clients: Array, present: Array
     def add(sums: PyTree, entry: tuple[Array, Array]) -> tuple[PyTree, tuple[PyTree, Array, Array]]:
         number, here = entry
         sent = client(number)
-        counts = sent.finite & here
         one = (sent.upload, sent.metrics, sent.clamped)
-        sums = jax.lax.fori_loop(
-            0, counts.astype(jnp.int32), lambda _, sums, one=one: jax.tree.map(jnp.add, sums, one), sums
-        )
-        return sums, (sent.state, counts, sent.finite)
+
+        times = here.astype(jnp.int32)
+
+        def count(turn: Array, done: tuple[PyTree, Array]) -> tuple[PyTree, Array]:
+            kept = _kept(one, turn < times)
+            finite = all_finite(kept[0])
+            return jax.tree.map(lambda sum, value: sum + jnp.where(finite, value, 0), done[0], kept), finite
+
+        sums, finite = jax.lax.fori_loop(0, times, count, (sums, jnp.array(False)))
+        return sums, (sent.state, finite, finite | ~here)
 
     (total, metrics, clamped), (states, counted, finite) = jax.lax.scan(add, zeros, (clients, present))
     return Gathered(total, states, metrics, counted, finite, clamped)

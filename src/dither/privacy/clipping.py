@@ -108,10 +108,20 @@ def _dense_clipped_sum(
     total = {}
     for layer, a, d in zip(model.layers, inputs, derivatives, strict=True):
         scaled = d * scale[:, None]
-        # In full float32: a GPU's shortened products would let a record count for more than the clip allows.
-        weighted = jnp.matmul(a.T, scaled, precision=jax.lax.Precision.HIGHEST)
-        total[layer.name] = {"w": weighted, "b": jnp.sum(scaled, 0)}
+        total[layer.name] = {"w": _product(a, scaled), "b": jnp.sum(scaled, 0)}
     return total, _fraction(norms, weights, clip_norm)
+
+
+def _product(a: Array, d: Array) -> Array:
+    """aᵀd, in full float32: a GPU's shortened products would let a record count for more than the clip allows.
+
+    A CPU copies the left factor of a product to the order it wants: (dᵀa)ᵀ spares that copy of `a`, and is taken
+    where its result is the smaller thing to turn.
+    """
+    exact = jax.lax.Precision.HIGHEST
+    if a.shape[0] > d.shape[1]:
+        return jnp.matmul(d.T, a, precision=exact).T
+    return jnp.matmul(a.T, d, precision=exact)
 
 
 def _generic_clipped_sum(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ from dither.errors import SpecError, did_you_mean
 from dither.privacy import threefry
 from dither.privacy.entropy import OsEntropy
 
+_ONE_DRAW = 8192  # numbers up to which one draw for all leaves is quicker than one a leaf
 SOURCES = ("seeded", "os")  # what a run's randomness may be
 
 
@@ -64,18 +65,45 @@ def _derive(key: Key, number: Array) -> Key:
 
 
 def standard_normal(key: Key, tree: PyTree) -> PyTree:
-    """Independent N(0, 1) in the shape of `tree`, drawn as one block (many small draws are slower)."""
+    """Independent N(0, 1) in the shape of `tree`: one block of numbers, cut up for the leaves."""
     leaves, structure = jax.tree.flatten(tree)
-    sizes = [math.prod(leaf.shape) for leaf in leaves]
+    shapes = [leaf.shape for leaf in leaves]
+    total = sum(math.prod(shape) for shape in shapes)
     if isinstance(key, OsEntropy):
-        block = _mapped_like(key, leaves).draw(sum(sizes))
-    else:
-        block = from_words(jax.random.bits(key, (sum(sizes),), jnp.uint32))
-    pieces, at = [], 0
-    for leaf, size in zip(leaves, sizes, strict=True):
-        pieces.append(block[at : at + size].reshape(leaf.shape))
-        at += size
-    return jax.tree.unflatten(structure, pieces)
+        return jax.tree.unflatten(structure, _cut(_mapped_like(key, leaves).draw(total), shapes))
+    if total > _ONE_DRAW and threefry.is_key(key):
+        return jax.tree.unflatten(structure, _in_shape(key, shapes))
+    return jax.tree.unflatten(structure, _cut(from_words(jax.random.bits(key, (total,), jnp.uint32)), shapes))
+
+
+def _cut(block: Array, shapes: list[tuple[int, ...]]) -> list[Array]:
+    ends = np.cumsum([math.prod(shape) for shape in shapes]).tolist()
+    return [block[end - math.prod(shape) : end].reshape(shape) for end, shape in zip(ends, shapes, strict=True)]
+
+
+def _in_shape(key: Key, shapes: list[tuple[int, ...]]) -> list[Array]:
+    """The numbers of the block, those of a large leaf made in the shape in which they are used.
+
+    A CPU's compiler then makes words, normals and their addition in one pass. It shares an array among cores along
+    its first axis, and where the shares are unequal it does not vectorise: a long block of odd length took twenty
+    times as long (`python benchmarks/noise.py`). A small leaf may be narrow, which is as bad: on a CPU the small
+    ones are made together, in a loop of two turns, so that the compiler cannot make them in their own shape.
+    """
+    sizes = [math.prod(shape) for shape in shapes]
+    firsts = [sum(sizes[:i]) for i in range(len(sizes))]
+    small = [size <= _ONE_DRAW and jax.default_backend() == "cpu" for size in sizes]
+    drawn: list[Any] = [
+        None if together else from_words(threefry.words(key, threefry.counted(shape, first)))
+        for shape, first, together in zip(shapes, firsts, small, strict=True)
+    ]
+    which = [i for i, together in enumerate(small) if together]
+    if which:
+        numbers = np.concatenate([firsts[i] + np.arange(sizes[i]) for i in which]).astype(np.uint32)
+        halves = np.append(numbers, np.zeros(len(numbers) % 2, np.uint32)).reshape(2, -1)
+        block = jax.lax.map(lambda half: from_words(threefry.words(key, half)), jnp.asarray(halves)).reshape(-1)
+        for i, values in zip(which, _cut(block, [shapes[i] for i in which]), strict=True):
+            drawn[i] = values
+    return drawn
 
 
 # Coefficients of M. Giles, "Approximating the erfinv function", GPU Computing Gems 2 (2012), highest power first

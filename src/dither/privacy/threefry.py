@@ -47,6 +47,18 @@ def block(key0: Array, key1: Array, x0: Array, x1: Array) -> tuple[Array, Array]
     return x0, x1
 
 
+def is_key(key: Key) -> bool:
+    """Whether a key is of this kind."""
+    return jax.random.key_impl(key) == _IMPL
+
+
+def words(key: Key, numbers: Array) -> Array:
+    """The 32-bit words of a key with the given numbers (uint32): those of `jax.random.bits(key, (n,))` there."""
+    pair = jax.random.key_data(key)
+    x0, x1 = block(pair[0], pair[1], np.uint32(0), numbers)
+    return x0 ^ x1
+
+
 # What JAX asks of a generator: keys are pairs of words
 
 
@@ -73,10 +85,15 @@ def _random_bits(words: Array, bit_width: int, shape: tuple[int, ...]) -> Array:
 
 def _counted(words: Array, shape: tuple[int, ...]) -> tuple[Array, Array]:
     """The cipher on the numbers 0, 1, ... in the given shape."""
-    if math.prod(shape) > 2**32:
-        raise SpecError(f"{math.prod(shape)} random words in one draw; draw at most 2^32 at a time")
-    counts = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
-    return block(words[0], words[1], np.uint32(0), counts)
+    return block(words[0], words[1], np.uint32(0), counted(shape))
+
+
+def counted(shape: tuple[int, ...], first: int = 0) -> Array:
+    """The numbers first, first + 1, ... in the given shape."""
+    if first + math.prod(shape) > 2**32:
+        raise SpecError(f"{first + math.prod(shape)} random words in one draw; draw at most 2^32 at a time")
+    numbers = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
+    return numbers + np.uint32(first) if first else numbers
 
 
 _IMPL = define_prng_impl(
