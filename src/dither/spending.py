@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dither import proofs
+from dither import data, proofs
 from dither.core import Release, RoundInfo
 from dither.errors import BudgetExhausted
 from dither.privacy.accounting import Facts, compress
@@ -24,9 +24,12 @@ EVERY_RECORD = "every record"
 
 
 def data_id(ledger: Ledger, *, path: str = "", name: str = "") -> str:
-    """The ledger's id of a data set: of the bytes of the user's own file, however it is encoded; of the name of a
-    set of the catalogue."""
-    content = Path(path).read_bytes() if path else f"catalogue: {name}".encode()
+    """The ledger's id of a data set: of the bytes of the user's own file (of a folder: of its files' digests),
+    however it is encoded; of the name of a set of the catalogue."""
+    if path and Path(path).is_dir():
+        content = f"folder: {data.folder_digest(path)}".encode()
+    else:
+        content = Path(path).read_bytes() if path else f"catalogue: {name}".encode()
     return ledger.fingerprint(np.frombuffer(content, np.uint8))
 
 

@@ -14,10 +14,10 @@ import numpy as np
 
 from dither import data, models, proofs
 from dither.core import Claim, Prepared, RoundInfo
-from dither.engines import cohorts, devices, simulate
+from dither.engines import cohorts, devices, simulate, streaming
 from dither.engines.aggregate import Aggregation
 from dither.engines.arrays import aligned
-from dither.engines.shards import ONE_DEVICE
+from dither.engines.shards import ONE_DEVICE, Shards
 from dither.errors import SpecError
 from dither.privacy import accounting, sampling
 from dither.secagg.encoding import FixedPoint
@@ -60,7 +60,10 @@ def build_task(
     # Parts of the pooled arrays from here on, so that the records are held once.
     dataset = dataset._replace(x_train=x[:count], y_train=y[:count], x_test=x[count:], y_test=y[count:])
     federation, problem = deal(spec, dataset, arrays)
-    return task_of(spec, dataset, federation, problem)
+    task = task_of(spec, dataset, federation, problem)
+    if dataset.streamed:
+        _held(task, sharing(task)["shards"])  # says at once that there is too little room
+    return task
 
 
 def task_of(
@@ -198,8 +201,9 @@ def sharing(task: Task, runs: int = 1) -> dict[str, Any]:
     how = aggregation(task)
     if task.spec.source_of_randomness == "os" or (how is not None and not how.compiled):
         return {"shards": ONE_DEVICE}
-    records = int(np.asarray(task.problem.x).nbytes)
-    spec = task.spec
+    records, spec = task.problem.x.nbytes, task.spec
+    if task.dataset.streamed:
+        records = min(records, int(streaming.GB * spec.data.stream_memory) // 2)  # a block at work
     batch = int(task.federation.size.max()) if spec.batch_sampling == "full" else spec.batch_size
     if runs == 1:
         flops = 6.0 * task.num_params * batch * spec.local_steps * spec.cohort_size
@@ -209,6 +213,38 @@ def sharing(task: Task, runs: int = 1) -> dict[str, Any]:
         "shards": devices.for_many_runs(runs, record_bytes=records),
         "runs_apart": devices.runs_apart(4 * spec.cohort_size * numbers),
     }
+
+
+def engine(task: Task, simulation: simulate.Simulation) -> simulate.Simulation | streaming.Streamed:
+    """What makes the task's rounds: the simulation itself, or one that reads its records as it goes."""
+    if not task.dataset.streamed:
+        return simulation
+    return streaming.Streamed(simulation, task.problem, task.cohorts, _held(task, simulation.shards))
+
+
+def _held(task: Task, shards: Shards) -> streaming.Room:
+    """How many streamed records are in memory at a time; refuses where a round has more."""
+    sizes, memory = task.federation.size, streaming.GB * task.spec.data.stream_memory
+    features = task.problem.x.shape[1]
+    at, most = streaming.most_in_a_round(task.cohorts, sizes)
+    taking_part = np.unique(np.concatenate(task.cohorts))
+    held = streaming.room(
+        memory,
+        features=features,
+        shards=shards,
+        wanted=int(sizes[taking_part].sum(dtype=np.int64)),
+        scored=max(len(task.federation.order), len(task.problem.test_rows[0])),
+    )
+    if held.rows >= most:
+        return held
+    needed = streaming.memory_for(most, features=features, shards=shards) / streaming.GB
+    fixes = [f"raise it to {math.ceil(needed * 100) / 100:g}", "lower cohort_size"]
+    if task.spec.method_options.get("first_round") == "all" and at == 0:
+        fixes[1] = "set method_options.first_round='cohort' (round 0 takes everyone)"
+    raise SpecError(
+        f"data.stream_memory={task.spec.data.stream_memory:g} (GB) has room for {held.rows:,} records in a block, "
+        f"but round {at} takes {len(task.cohorts[at]):,} clients with {most:,}: {' or '.join(fixes)}"
+    )
 
 
 def compiled_hyper(task: Task) -> dict[str, Any]:
@@ -439,6 +475,7 @@ def load_data(spec: Spec, *, data_dir: str | Path | None = None) -> data.Dataset
         test_fraction=d.test_fraction,
         group_column=d.column if d.partition == "column" else "",
         seed=spec.seed,
+        stream=d.stream,
     )
     dataset = data.pool(dataset) if d.split == "per-client" else dataset
     return dataset if d.part == "all" else data.public_part(dataset, d.part, d.public_fraction)
@@ -446,9 +483,9 @@ def load_data(spec: Spec, *, data_dir: str | Path | None = None) -> data.Dataset
 
 def pooled(dataset: data.Dataset) -> Arrays:
     """All records of a data set, training before test, held once for any number of runs. On a CPU the compiled
-    program reads these very arrays (`arrays.aligned`): do not write to them."""
+    program reads these very arrays (`arrays.aligned`): do not write to them. Streamed records stay on the disk."""
     return (
-        aligned([dataset.x_train, dataset.x_test]),
+        data.joined(dataset) if dataset.streamed else aligned([dataset.x_train, dataset.x_test]),
         aligned([dataset.y_train, dataset.y_test]),
     )
 
@@ -472,11 +509,18 @@ def deal(
     if d.split == "given":
         count, scored = len(dataset.y_train), len(dataset.y_test)
         rows, even = np.arange(count, count + scored), np.full(scored, 1.0 / max(scored, 1))
-        return everything, simulate.Problem(x, y, [everything], [rows], [even])
+        return everything, simulate.Problem(x, y, [everything], [rows], [even], _as_stored(dataset, everything))
     # Each client keeps 80% for training; accuracy is the mean over the clients' own test records.
     train, test, _ = data.per_client_split(everything, fractions=(0.8, 0.1, 0.1), seed=spec.seed)
     weights = np.repeat(1.0 / (len(test.size) * np.maximum(test.size, 1)), test.size)
-    return train, simulate.Problem(x, y, [train], [test.order], [weights])
+    at = np.argsort(test.order) if dataset.digest else slice(None)
+    return train, simulate.Problem(x, y, [train], [test.order[at]], [weights[at]], _as_stored(dataset, train))
+
+
+def _as_stored(dataset: data.Dataset, federation: data.Federation) -> list[np.ndarray]:
+    """The clients' rows as the files of a folder have them: who reads them from the disk reads on and on. The same
+    where the records of a folder are in memory, so that the training loss is the same to the last bit."""
+    return [np.sort(federation.order)] if dataset.digest else []
 
 
 def stop_reason(task: Task) -> str:
@@ -547,7 +591,8 @@ def claimed(claim: Claim) -> dict[str, Any]:
 
 def data_digest(task: Task) -> str:
     """SHA-256 of the encoded records and of who holds them."""
-    digest = hashlib.sha256()
-    for array in (task.problem.x, task.problem.y, task.federation.order, task.federation.size):
+    digest = hashlib.sha256(task.dataset.digest.encode())
+    records = () if task.dataset.digest else (task.problem.x, task.problem.y)  # a folder's files have one already
+    for array in (*records, task.federation.order, task.federation.size):
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()

@@ -15,11 +15,15 @@ def aligned(parts: Sequence[np.ndarray]) -> np.ndarray:
     """The parts one after the other, on a border of 64 bytes: JAX's CPU reads such an array where it lies, while
     any other is copied, twice."""
     shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
-    kind = np.result_type(*parts)
+    return np.concatenate(parts, out=empty_aligned(shape, np.result_type(*parts)))
+
+
+def empty_aligned(shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
+    """Room for such an array."""
     size = int(np.prod(shape)) * kind.itemsize
     memory = np.empty(size + 64, np.uint8)
     start = -memory.ctypes.data % 64
-    return np.concatenate(parts, out=memory[start : start + size].view(kind).reshape(shape))
+    return memory[start : start + size].view(kind).reshape(shape)
 
 
 class Problem(NamedTuple):
@@ -30,6 +34,9 @@ class Problem(NamedTuple):
     federations: Sequence[Federation]  # one a run, or a single one shared by all runs
     test_rows: Sequence[np.ndarray]  # likewise
     test_weights: Sequence[np.ndarray]  # weights that sum to 1, so that a mean over clients is a plain sum
+    train_rows: Sequence[
+        np.ndarray
+    ] = ()  # the clients' rows as the training loss adds them up; (): client by client
 
 
 class Run(NamedTuple):
@@ -44,6 +51,7 @@ class Run(NamedTuple):
     test_rows: Array
     test_weights: Array
     cohorts: Array  # [num_rounds, cohort_size] where participation is designed beforehand, else [0, 0]
+    train_rows: Array | None = None  # what the training loss adds up, where it is not `order`
 
 
 class Shared(NamedTuple):
