@@ -15,13 +15,13 @@ def aligned(parts: Sequence[np.ndarray]) -> np.ndarray:
     """The parts one after the other, on a border of 64 bytes: JAX's CPU reads such an array where it lies, while
     any other is copied, twice."""
     shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
-    return np.concatenate(parts, out=empty_aligned(shape, np.result_type(*parts)))
+    return np.concatenate(parts, out=zeros_aligned(shape, np.result_type(*parts)))
 
 
-def empty_aligned(shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
-    """Room for such an array."""
+def zeros_aligned(shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
+    """Zeros on such a border. Memory is taken as they are written."""
     size = int(np.prod(shape)) * kind.itemsize
-    memory = np.empty(size + 64, np.uint8)
+    memory = np.zeros(size + 64, np.uint8)
     start = -memory.ctypes.data % 64
     return memory[start : start + size].view(kind).reshape(shape)
 

@@ -29,7 +29,7 @@ import numpy as np
 from dither.core import Array, Params
 from dither.data import Federation, Mapped
 from dither.engines import scoring
-from dither.engines.arrays import Inputs, Problem, Shared, State, empty_aligned
+from dither.engines.arrays import Inputs, Problem, Shared, State, zeros_aligned
 from dither.engines.shards import Shards
 from dither.engines.simulate import Simulation
 from dither.errors import SpecError
@@ -103,8 +103,9 @@ class Streamed:
         if most > held.rows:
             raise SpecError(f"a round has {most:,} records, a block room for {held.rows:,}: give it more memory")
         features = problem.x.shape[1]
-        self._blocks = [zeros_aligned((held.rows, features)) for _ in range(2)]
-        self._pieces = [zeros_aligned((held.pieces * scoring.ROWS, features)) for _ in range(2)]
+        # What is not filled yet is 0: padding reads it, which counts for nothing but must be finite.
+        shapes = (held.rows, features), (held.pieces * scoring.ROWS, features)
+        self._blocks, self._pieces = ([zeros_aligned(shape, records.dtype) for _ in range(2)] for shape in shapes)
         self._common: Inputs | None = None
         self._ahead: Future[Block] | None = None
         self._now: Block | None = None
@@ -275,14 +276,6 @@ class Streamed:
             return jax.block_until_ready(jax.device_put((x, y, weight)))
 
         return self._scorer.submit(load)
-
-
-def zeros_aligned(shape: tuple[int, ...]) -> np.ndarray:
-    """Zeros, on a border where JAX's CPU reads them without a copy. What is not filled yet must be finite: padding
-    reads it, and counts for nothing."""
-    array = empty_aligned(shape, np.dtype(np.float32))
-    array.fill(0)
-    return array
 
 
 def _means(metrics: Mapping[str, Array], rounds: Array) -> dict[str, Array]:
