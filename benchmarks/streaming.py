@@ -7,8 +7,8 @@
 Makes a folder of synthetic records in pieces, and runs `dither run` on it in processes of their own: in memory,
 streamed with the clients' records scattered over the file (partition "iid"), streamed with each client's records
 side by side (partition "column"), and streamed and in memory under a limit on the process's memory that the
-records exceed (RLIMIT_DATA: the system refuses any more, so that what finishes has never had it). Models must agree
-to the last bit. Results go to benchmarks/results/streaming.json.
+records exceed (RLIMIT_DATA: the system refuses any more, so that what finishes has never had it). Models must
+agree to the last bit. Results go to benchmarks/results/streaming.json.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ _EXPORTS = {
     "stratified_split": "dataset",
     "stream": "dataset",
     "Mapped": "mapped",
+    "zeros_aligned": "mapped",
     "arrays_of": "folders",
     "folder_digest": "folders",
     "Categorical": "schema",
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from dither.data.folders import arrays_of as arrays_of
     from dither.data.folders import folder_digest as folder_digest
     from dither.data.mapped import Mapped as Mapped
+    from dither.data.mapped import zeros_aligned as zeros_aligned
     from dither.data.partitions import PARTITIONS as PARTITIONS
     from dither.data.partitions import Federation as Federation
     from dither.data.partitions import partition as partition

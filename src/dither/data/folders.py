@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from dither.data.dataset import Dataset, stratified_split
-from dither.data.mapped import Mapped
+from dither.data.mapped import Mapped, zeros_aligned
 from dither.data.tables import held_out_count, npz_classes, npz_labels
 from dither.errors import DataError
 
@@ -78,11 +78,12 @@ def load_folder(
     digest = folder_digest(folder) + (folder_digest(given) if test_path else "")
     size = records.nbytes + records_test.nbytes
     streamed = stream == "yes" or (stream == "auto" and 2 * size > free_memory())
+    held: Any = (records, records_test) if streamed else _whole(records, records_test)
     return Dataset(
         name=folder.name,
-        x_train=records if streamed else _whole(records),  # type: ignore[arg-type]
+        x_train=held[0],
         y_train=labels,
-        x_test=records_test if streamed else _whole(records_test),  # type: ignore[arg-type]
+        x_test=held[1],
         y_test=labels_test,
         classes=classes,
         feature_names=tuple(f"x{index}" for index in range(records.shape[1])),
@@ -142,11 +143,13 @@ def free_memory() -> float:
     return free
 
 
-def _whole(records: Mapped) -> np.ndarray:
-    """The records in memory."""
-    found = np.empty(records.shape, np.float32)
-    records.read(np.arange(len(records)), found)
-    return found
+def _whole(train: Mapped, test: Mapped) -> tuple[np.ndarray, np.ndarray]:
+    """The records in memory, the test records behind the others, as a simulation wants them."""
+    found = zeros_aligned((len(train) + len(test), train.shape[1]), train.dtype)
+    x, x_test = found[: len(train)], found[len(train) :]
+    train.read(np.arange(len(train)), x)
+    test.read(np.arange(len(test)), x_test)
+    return x, x_test
 
 
 def _pair(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray]:

@@ -27,9 +27,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dither.core import Array, Params
-from dither.data import Federation, Mapped
+from dither.data import Federation, Mapped, zeros_aligned
 from dither.engines import scoring
-from dither.engines.arrays import Inputs, Problem, Shared, State, zeros_aligned
+from dither.engines.arrays import Inputs, Problem, Shared, State
 from dither.engines.shards import Shards
 from dither.engines.simulate import Simulation
 from dither.errors import SpecError
