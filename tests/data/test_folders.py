@@ -66,7 +66,8 @@ def test_rows_are_read_in_any_order_from_several_files(tmp_path, monkeypatch):
     one, other = (data.Mapped([np.load(folder / f"{name}.npy", mmap_mode="r")]) for name in ("x", "more"))
     both = data.Mapped.joined(one[np.arange(0, 200, 2)], other)
     expected = np.concatenate([x[::2], more])
-    assert both.shape == expected.shape and both.nbytes == expected.nbytes
+    assert both.shape == expected.shape
+    assert both.nbytes == expected.nbytes
     for rows in (np.arange(200), np.random.default_rng(0).permutation(200), np.array([199, 0, 0, 120])):
         out = np.full((250, 5), -1, np.float32)
         both.read(rows, out)
@@ -97,9 +98,12 @@ def test_groups_and_classes_of_a_folder(tmp_path):
     folder = write(tmp_path / "a", x=x, y=y, groups=np.repeat(["b", "a", "c"], 100))
     (folder / "classes.json").write_text(json.dumps(["x", "y", "z"]))
     found = data.load(path=folder, stream="yes")
-    assert found.classes == ("x", "y", "z") and found.covered and not found.notes
+    assert found.classes == ("x", "y", "z")
+    assert found.covered
+    assert not found.notes
     federation = data.partition(found, kind="column", num_clients=0, seed=0)
-    assert federation.names == ("a", "b", "c") and federation.size.sum() == 240
+    assert federation.names == ("a", "b", "c")
+    assert federation.size.sum() == 240
     for client, name in enumerate(federation.names):
         assert (found.groups[federation.rows(client)] == name).all()
         assert (np.diff(federation.rows(client)) > 0).all()
@@ -115,11 +119,13 @@ def test_the_digest_follows_every_file_and_is_read_once(tmp_path, monkeypatch):
     opened = []
     fill = folders._fill
     monkeypatch.setattr(folders, "_fill", lambda file, buffer: opened.append(file.name) or fill(file, buffer))
-    assert data.folder_digest(folder) == first and not opened
+    assert data.folder_digest(folder) == first
+    assert not opened
     changed = x.copy()
     changed[17, 3] += 1
     write(again, x=changed)
-    assert data.folder_digest(again) != first and opened
+    assert data.folder_digest(again) != first
+    assert opened
     write(folder, groups=np.zeros(300, int))
     assert data.folder_digest(folder) != first
 

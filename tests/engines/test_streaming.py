@@ -1,4 +1,4 @@
-"""Records from the disk: the bits of the same records in memory, a bounded number of them at a time, read ahead."""
+"""Records from the disk: the bits of the same records in memory, few of them at a time, and read ahead."""
 
 import threading
 
@@ -63,7 +63,7 @@ def prepared_by(name):
         return model, dp_scaffold.prepare(model, setting_of(options, batch_sampling="shuffled")), {}
     how = Aggregation("ideal", FixedPoint.fitting(3))
     options = defaults(secure_fedavg, first_round="cohort")
-    setting = setting_of(options, batch_sampling="poisson", sampling_rate=0.2, clip="example")
+    setting = setting_of(options, noise="paper", batch_sampling="poisson", sampling_rate=0.2, clip="example")
     return model, secure_fedavg.prepare(model, setting), {"aggregation": how}
 
 
@@ -90,15 +90,13 @@ def train(rounds, simulation, problem, hyper, *, stops=(3, ROUNDS)):
     state, done, found = simulation.start(inputs), 0, []
     for stop in stops:
         state = rounds.advance(state, inputs, done, stop)
-        found.append(
-            {name: np.asarray(value).tobytes() for name, value in rounds.evaluate(state, inputs).items()}
-        )
+        found.append({name: np.asarray(value).tobytes() for name, value in rounds.evaluate(state, inputs).items()})
         found.append([np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state)])
         done = stop
     return found
 
 
-# Client states and shuffled epochs; sums of integers and Poisson batches; blocks of one or two rounds, and longer ones.
+# Client states and shuffled epochs; sums of integers and Poisson batches; blocks of one or two rounds, and longer.
 @pytest.mark.parametrize(
     ("name", "rows"),
     [
@@ -159,7 +157,8 @@ def test_the_next_block_is_read_while_this_one_computes_and_no_third(tmp_path, m
     state = streamed.advance(simulation.start(inputs), inputs, 0, 1)
     # The first round is done, and the second block is being read without anybody having asked for its rounds.
     assert watched.started.wait(20)
-    assert len(watched.spans) == 2 and watched.spans[1] >= 1
+    assert len(watched.spans) == 2
+    assert watched.spans[1] >= 1
     watched.go_on.set()
     streamed.advance(state, inputs, 1, watched.spans[1])
     streamed._reader.submit(int).result()
