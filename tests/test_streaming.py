@@ -137,7 +137,7 @@ def test_too_little_memory_names_the_round_and_enough(folder):
 
 def test_a_first_round_of_everyone_names_the_option(folder):
     spec = spec_of(folder, "yes", method="secure-fedavg", **{"privacy.noise": "paper", "privacy.epsilon": 8.0})
-    with pytest.raises(SpecError, match="round 0 takes 40 clients .*method_options.first_round='cohort'"):
+    with pytest.raises(SpecError, match=r"round 0 takes 40 clients .*method_options.first_round='cohort'"):
         build_task(spec)
 
 
@@ -146,7 +146,7 @@ def test_what_needs_records_in_memory_refuses_streamed_ones(folder):
     with pytest.raises(SpecError, match="a sweep is not charged"):
         api.sweep(spec, {"seed": [0, 1]})
     task = build_task(spec)
-    with pytest.raises(DataError, match="data.stream='no'"):
+    with pytest.raises(DataError, match=r"data.stream='no'"):
         np.asarray(task.problem.x)
     # What only needs counts works.
     assert accounted(spec)["proven"]
@@ -154,5 +154,5 @@ def test_what_needs_records_in_memory_refuses_streamed_ones(folder):
 
 
 def test_a_folder_with_a_column_of_a_table_is_refused(folder):
-    with pytest.raises(DataError, match="group_column is given, but a folder of .npy files"):
+    with pytest.raises(DataError, match=r"group_column is given, but a folder of .npy files"):
         build_task(spec_of(folder, "yes", **{"data.column": "site"}))

@@ -51,7 +51,7 @@ def test_a_folder_holds_what_an_npz_holds(tmp_path, shape, kind, given_test):
         assert found.streamed == (stream == "yes")
         for name in ("x_train", "y_train", "x_test", "y_test"):
             one, other = whole(getattr(found, name)), getattr(expected, name)
-            assert one.dtype == other.dtype and one.tobytes() == other.tobytes(), name
+            assert (one.dtype, one.tobytes()) == (other.dtype, other.tobytes()), name
         assert (found.classes, found.image_shape, found.notes) == (
             expected.classes,
             expected.image_shape,
@@ -79,7 +79,7 @@ def test_streamed_records_are_never_turned_into_an_array_by_accident(tmp_path):
     x, y = records()
     found = data.load(path=write(tmp_path / "a", x=x, y=y), stream="yes")
     for careless in (np.asarray, lambda a: np.concatenate([a, a]), np.mean):
-        with pytest.raises(DataError, match="240 records .* are streamed from the disk"):
+        with pytest.raises(DataError, match=r"240 records .* are streamed from the disk"):
             careless(found.x_train)
 
 
@@ -171,13 +171,13 @@ def test_what_a_folder_does_not_take_is_said(tmp_path):
     x, y = records()
     folder = write(tmp_path / "a", x=x, y=y)
     np.savez(tmp_path / "a.npz", x=x, y=y)
-    with pytest.raises(DataError, match="label is given, but a folder of .npy files holds arrays"):
+    with pytest.raises(DataError, match=r"label is given, but a folder of .npy files holds arrays"):
         data.load(path=folder, label="outcome")
-    with pytest.raises(DataError, match="is no folder of .npy files"):
+    with pytest.raises(DataError, match=r"is no folder of .npy files"):
         data.load(path=tmp_path / "a.npz", stream="yes")
     with pytest.raises(DataError, match="is no folder; beside a folder of records give another one"):
         data.load(path=folder, test_path=tmp_path / "a.npz")
-    with pytest.raises(DataError, match="is a folder; here a .csv, .parquet or .npz file is needed"):
+    with pytest.raises(DataError, match=r"is a folder; here a .csv, .parquet or .npz file is needed"):
         data.read_table(folder)
     (folder / "classes.json").write_text('{"a": 1}')
     with pytest.raises(DataError, match="must be a list of class names"):
