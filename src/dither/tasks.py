@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,21 @@ class Task:
     prepared: Prepared
     num_params: int
     cohorts: list[np.ndarray]  # who takes part in each round
+
+    # Each asks every client once, of whom there may be a hundred thousand.
+
+    @cached_property
+    def alike(self) -> list[np.ndarray]:
+        """Clients that reveal the same when they take part."""
+        releases = self.prepared.build(self.prepared.hyper).releases
+        return proofs.alike(releases, self.federation.size, len(self.cohorts[0]) if self.cohorts else 0)
+
+    @cached_property
+    def noise_ratio(self) -> float:
+        """Least over largest noise that a client adds to the sum."""
+        alike = np.ones(len(self.federation.size))
+        weights = alike if self.prepared.weights is None else self.prepared.weights
+        return proofs.noise_ratio(self.prepared.build(self.prepared.hyper), self.federation.size, weights)
 
 
 Arrays = tuple[np.ndarray, np.ndarray]
@@ -293,11 +309,7 @@ def circumstances(task: Task) -> proofs.Circumstances:
             not_covered.append("the noise comes from a seed: who knows it can subtract the noise")
     # Clipping each record's gradient keeps a binary linear model's steps those of a convex loss: no other clip.
     convex = task.model.convex and len(task.dataset.classes) == 2 and spec.privacy.clip == "example"
-    ratio = proofs.noise_ratio(
-        prepared.build(prepared.hyper),
-        task.federation.size,
-        np.ones(len(task.federation.size)) if prepared.weights is None else prepared.weights,
-    )
+    ratio = task.noise_ratio
     return proofs.Circumstances(
         cohort_size=spec.cohort_size,
         num_rounds=len(task.cohorts),
@@ -426,6 +438,7 @@ def classes(task: Task, rounds: int | None) -> list[proofs.Clients]:
         task.federation.size,
         task.cohorts[: len(task.cohorts) if rounds is None else rounds],
         lattice=circumstances(task).lattice,
+        groups=task.alike,
     )
 
 
