@@ -183,10 +183,9 @@ def test_blocks_hold_whole_rounds_and_a_client_once():
     streamed = object.__new__(streaming.Streamed)
     streamed._federation = Federation(np.arange(14), np.array([0, 4, 7, 12]), sizes, ())
     streamed._cohorts = [np.array(c) for c in ([0, 1], [1, 0], [1, 3], [2, 3], [2, 0])]
-    streamed.held = streaming.Room(9, 1)
-    assert (streamed._span(0)[0], streamed._span(0)[1].tolist()) == (3, [0, 1, 3])
-    assert (streamed._span(3)[0], streamed._span(3)[1].tolist()) == (4, [2, 3])
-    assert (streamed._span(4)[0], streamed._span(4)[1].tolist()) == (5, [0, 2])
+    assert (streamed._span(0, 9)[0], streamed._span(0, 9)[1].tolist()) == (3, [0, 1, 3])
+    assert (streamed._span(3, 9)[0], streamed._span(3, 9)[1].tolist()) == (4, [2, 3])
+    assert (streamed._span(4, 9)[0], streamed._span(4, 9)[1].tolist()) == (5, [0, 2])
 
 
 @pytest.mark.parametrize("shards", [ONE_DEVICE, Shards(1, 2)])

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -134,12 +135,14 @@ def free_memory() -> float:
     except (OSError, KeyError):  # another system: half of what is built in
         if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
             free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2
-    try:
-        group = Path("/sys/fs/cgroup")
-        limit = float((group / "memory.max").read_text())
-        free = min(free, limit - float((group / "memory.current").read_text()))
-    except (OSError, ValueError):
-        pass  # no container, or one without a limit
+    group = Path("/sys/fs/cgroup")
+    # A container's limit, by either version of control groups. Its use has the system's cache in it: careful.
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        with suppress(OSError, ValueError):  # no container, or one without a limit
+            free = min(free, float((group / limit).read_text()) - float((group / used).read_text()))
     return free
 
 

@@ -233,7 +233,10 @@ def _by_column(
     rng: np.random.Generator,
 ) -> Federation:
     if groups is None:
-        raise DataError("a column partition needs the column: load the data with group_column='COLUMN'")
+        raise DataError(
+            "a column partition needs the column: load the data with group_column='COLUMN' (a folder of arrays: "
+            "put groups.npy beside them)"
+        )
     values = np.asarray(groups)
     if len(values) != len(labels):
         raise DataError(f"groups has {len(values)} values for {len(labels)} records; one a record is needed")

@@ -35,6 +35,7 @@ from dither.engines.simulate import Simulation
 from dither.errors import SpecError
 
 GB = 1e9
+_SHORT = 3  # the first block has an eighth of the room, the next ones twice as much each
 _PIECES = 16  # pieces of `scoring.ROWS` records that are scored in one call
 
 
@@ -99,7 +100,7 @@ class Streamed:
         self.simulation, self.held = simulation, held
         self._problem, self._records, self._federation = problem, records, problem.federations[0]
         self._cohorts = cohorts
-        most = most_in_a_round(cohorts, self._federation.size)[1]
+        self._most = most = most_in_a_round(cohorts, self._federation.size)[1]
         if most > held.rows:
             raise SpecError(f"a round has {most:,} records, a block room for {held.rows:,}: give it more memory")
         features = problem.x.shape[1]
@@ -201,7 +202,9 @@ class Streamed:
 
     def _load(self, first: int, x: np.ndarray, common: Inputs) -> Block:
         """Read the records of as many rounds as there is room for."""
-        stop, clients = self._span(first)
+        # Short blocks at first: for the first of them the rounds must wait.
+        begun = self._read["blocks"]
+        stop, clients = self._span(first, max(self._most, self.held.rows >> max(_SHORT - begun, 0)))
         federation, problem = self._federation, self._problem
         sizes = federation.size[clients].astype(np.int64)
         begins = np.cumsum(sizes) - sizes
@@ -221,15 +224,15 @@ class Streamed:
         self._count(blocks=1, records_read=len(rows))
         return jax.block_until_ready(block)
 
-    def _span(self, first: int) -> tuple[int, np.ndarray]:
-        """Rounds from `first` on whose clients' records fit a block: where they stop, and the clients."""
+    def _span(self, first: int, most: int) -> tuple[int, np.ndarray]:
+        """Rounds from `first` on whose clients have at most so many records: where they stop, and the clients."""
         inside = np.zeros(len(self._federation.size), np.bool_)
         stop, rows = first, 0
         while stop < len(self._cohorts):
             cohort = np.asarray(self._cohorts[stop])
             fresh = cohort[~inside[cohort]]
             rows += int(self._federation.size[fresh].sum(dtype=np.int64))
-            if rows > self.held.rows:
+            if rows > most:
                 break
             inside[fresh] = True
             stop += 1
