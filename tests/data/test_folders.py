@@ -1,6 +1,7 @@
 """A folder of .npy files: the records of an .npz, in memory or on the disk, and what is wrong with a folder."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -75,6 +76,25 @@ def test_rows_are_read_in_any_order_from_several_files(tmp_path, monkeypatch):
         assert (out[len(rows) :] == -1).all()
 
 
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux's account of mapped memory")
+def test_pages_that_were_read_do_not_stay_in_memory(tmp_path):
+    folder = write(tmp_path / "a", x=np.ones((40_000, 256), np.float32))  # 41 MB
+    array = np.load(folder / "x.npy", mmap_mode="r")
+
+    def resident():
+        lines = Path("/proc/self/smaps").read_text().splitlines()
+        at = next(number for number, line in enumerate(lines) if line.endswith(str(folder / "x.npy")))
+        return 1024 * next(int(line.split()[1]) for line in lines[at:] if line.startswith("Rss:"))
+
+    for rows in (np.arange(40_000), np.random.default_rng(0).permutation(40_000)[:5000]):
+        out = np.zeros((len(rows), 256), np.float32)
+        np.take(array, rows, axis=0, out=out, mode="clip")
+        assert resident() > 20e6  # what a mapping does by itself
+        data.Mapped([array]).read(rows, out)
+        assert (out == 1).all()
+        assert resident() < 4e6
+
+
 def test_streamed_records_are_never_turned_into_an_array_by_accident(tmp_path):
     x, y = records()
     found = data.load(path=write(tmp_path / "a", x=x, y=y), stream="yes")
@@ -107,6 +127,18 @@ def test_groups_and_classes_of_a_folder(tmp_path):
     for client, name in enumerate(federation.names):
         assert (found.groups[federation.rows(client)] == name).all()
         assert (np.diff(federation.rows(client)) > 0).all()
+
+
+def test_groups_of_given_test_records(tmp_path):
+    (x, y), (x_test, y_test) = records(), records(50, seed=1)
+    parts = {"groups": np.arange(300) % 7, "groups_test": np.arange(50) % 7}
+    folder = write(tmp_path / "a", x=x, y=y, x_test=x_test, y_test=y_test, **parts)
+    pooled = data.pool(data.load(path=folder, stream="yes"))
+    federation = data.partition(pooled, kind="column", num_clients=7, seed=0)
+    assert federation.size.sum() == 350
+    np.testing.assert_array_equal(
+        federation.rows(3), np.flatnonzero(np.append(np.arange(300), np.arange(50)) % 7 == 3)
+    )
 
 
 def test_the_digest_follows_every_file_and_is_read_once(tmp_path, monkeypatch):
@@ -191,5 +223,6 @@ def test_a_test_folder_beside_the_records(tmp_path):
     )
     assert whole(found.x_test).tobytes() == x_test.tobytes()
     assert len(found.x_train) == 300
+    assert found.groups_test is None
     pooled = data.pool(found)
     assert whole(pooled.x_train).tobytes() == np.concatenate([x, x_test]).tobytes()

@@ -3,7 +3,7 @@
     records/x.npy         [records, features], or images [records, h, w(, c)]; any plain numbers
     records/y.npy         [records]: class numbers 0, 1, 2, ..., or text
     records/x_test.npy    and y_test.npy, where the test records are given
-    records/groups.npy    [records]: who holds each record, for partition = "column"
+    records/groups.npy    [records]: who holds each record, for partition = "column" (groups_test.npy likewise)
     records/classes.json  a list of the class names; without it they are read from the labels
 
 Labels and groups are held in memory. The files are read through once, for their digests (by which a ledger and a
@@ -28,7 +28,7 @@ from dither.data.tables import held_out_count, npz_classes, npz_labels
 from dither.errors import DataError
 
 STREAM = ("auto", "yes", "no")
-FILES = ("x.npy", "y.npy", "x_test.npy", "y_test.npy", "groups.npy", "classes.json")
+FILES = ("x.npy", "y.npy", "x_test.npy", "y_test.npy", "groups.npy", "groups_test.npy", "classes.json")
 _PIECE = 8 << 20  # bytes read at a time
 
 
@@ -63,10 +63,9 @@ def load_folder(
     named = _classes(folder)
     classes, read = npz_classes({} if named is None else {"classes": np.array(named)}, y, folder.name)
     labels = npz_labels(y, classes, folder.name)
-    groups = _groups(folder, len(y))
+    groups, groups_test = _groups(folder, "groups.npy", len(y)), None
     scale = 255.0 if x.dtype == np.uint8 and x.ndim >= 3 else 1.0
     records = Mapped([x], scale=scale)
-    groups_test = None
     if x_test is None or y_test is None:
         rows, test_rows = stratified_split(labels, held_out_count(len(labels), test_fraction), seed)
         rows, test_rows = rows.astype(np.int32), test_rows.astype(np.int32)
@@ -76,6 +75,7 @@ def load_folder(
             groups, groups_test = groups[rows], groups[test_rows]
     else:
         records_test, labels_test = Mapped([x_test], scale=scale), npz_labels(y_test, classes, given.name)
+        groups_test = _groups(given, "groups.npy" if test_path else "groups_test.npy", len(y_test))
     digest = folder_digest(folder) + (folder_digest(given) if test_path else "")
     size = records.nbytes + records_test.nbytes
     streamed = stream == "yes" or (stream == "auto" and 2 * size > free_memory())
@@ -199,14 +199,12 @@ def _check_numbers(folder: Path, name: str, x: np.ndarray) -> None:
         )
 
 
-def _groups(folder: Path, count: int) -> np.ndarray | None:
-    if not (folder / "groups.npy").exists():
+def _groups(folder: Path, name: str, count: int) -> np.ndarray | None:
+    if not (folder / name).exists():
         return None
-    groups = _open(folder, "groups.npy")
+    groups = _open(folder, name)
     if groups.shape != (count,):
-        raise DataError(
-            f"{folder.name!r}: groups.npy has shape {groups.shape} for {count:,} records; one a record"
-        )
+        raise DataError(f"{folder.name!r}: {name} has shape {groups.shape} for {count:,} records; one a record")
     return groups
 
 

@@ -150,7 +150,8 @@ class Streamed:
     def evaluate(self, state: State, inputs: Inputs) -> dict[str, np.ndarray]:
         """As `Simulation.evaluate`."""
         problem = self._problem
-        params = jax.tree.map(lambda leaf: leaf[0], self.simulation.params(state, inputs))
+        # By way of the host: scores are made on one device, wherever the rounds were.
+        params = jax.tree.map(lambda leaf: np.asarray(leaf)[0], self.simulation.params(state, inputs))
         own = problem.train_rows[0] if problem.train_rows else self._federation.order
         even = np.full(len(own), 1.0 / max(len(own), 1), np.float32)
         accuracy, loss = self._scored_on(params, problem.test_rows[0], problem.test_weights[0].astype(np.float32))
