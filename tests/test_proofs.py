@@ -227,6 +227,51 @@ def test_releases_do_not_depend_on_the_model(name):
     assert len(seen) == 1
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_clients_that_are_alike_in_one_round_are_alike_in_all(name):
+    """What `proofs.alike` rests on: it looks at round 0."""
+    values = {"batch_sampling": "fixed", "sampling_rate": 0.0, "privacy.noise": "given", "privacy.noise_std": 0.5}
+    if name in ("cpfed", "concentrated", "dp-scaffold"):  # those that take a schedule and unequal noise
+        values |= {"privacy.noise_schedule": "rounds", "privacy.noise_decay": 0.9}
+        values |= {"privacy.noise_scale": [1.0, 2.0, 1.0, 2.0, 1.0, 1.0]}
+    spec = spec_for(name, **values, **{"privacy.unit": "run"})
+    if name in ("secure-fedavg", "fedavg", "fedprox", "scaffold"):
+        spec = spec.with_values({"privacy.noise": "paper" if name == "secure-fedavg" else "none"})
+    sizes = np.array([70, 70, 70, 90, 90, 70])
+    prepared = prepare(spec, models.logistic(30), client_sizes=sizes, num_params=31)
+    releases = prepared.build(prepared.hyper).releases
+    groups = proofs.alike(releases, sizes, 3)
+    assert sorted(np.concatenate(groups).tolist()) == list(range(6))
+    for index in range(8):
+        for group in groups:
+            assert len({releases(RoundInfo(index, int(c), int(sizes[c]), 3)) for c in group}) == 1
+    if "privacy.noise_scale" in values:
+        assert {tuple(group.tolist()) for group in groups} == {(0, 2, 5), (1,), (3,), (4,)}
+
+
+def test_what_many_clients_reveal_is_asked_once(tmp_path):
+    """Not at every payment, nor in every round: a federation may have a hundred thousand."""
+    from dither.privacy.ledger import Ledger
+    from dither.spending import Spending
+
+    asked = []
+
+    def counting(info):
+        asked.append(info.client)
+        return decaying(info)
+
+    sizes = np.arange(500) % 40 + 40
+    cohorts = [np.arange(t, t + 5) for t in range(40)]
+    run = Spending(
+        Ledger(tmp_path / "ledger"), run="r", dataset="d", releases=counting, sizes=sizes, cohorts=cohorts,
+        clients=None, facts=proofs.facts(PLAIN), replay=True,
+    )  # fmt: skip
+    for start in range(0, 40, 10):
+        run.pay(start, start + 10)
+    rounds = 10 + 20 + 30 + 40  # each payment looks at all rounds so far, by one client of each of 40 sizes
+    assert len(asked) <= 500 + 40 * rounds
+
+
 # Counterexamples that an earlier version got wrong
 
 

@@ -63,11 +63,13 @@ def classes(
     *,
     joint: bool = False,
     lattice: accounting.Lattice | None = None,
+    groups: Sequence[np.ndarray] | None = None,
 ) -> list[Clients]:
     """Group clients whose releases are the same, and bound what the members of a group reveal.
 
     `cohorts[t]` are the clients of round t. `joint` makes one group of all clients. `lattice` says that the noise
-    is discrete: then the grid takes part in how strong a round is.
+    is discrete: then the grid takes part in how strong a round is. `groups` are those of `alike`, for callers that
+    ask more than once.
     """
     num_clients = len(sizes)
     taking_part = _TakingPart(cohorts, num_clients)
@@ -76,13 +78,25 @@ def classes(
     def at(client: int, index: int) -> tuple[Release, ...]:
         return releases(RoundInfo(int(index), int(client), int(sizes[client]), int(lengths[index])))
 
-    alike: dict[tuple[Release, ...], list[int]] = {}
-    for client in range(num_clients):
-        alike.setdefault(at(client, 0) if len(cohorts) else (), []).append(client)
-    groups = list(alike.values())
+    if not len(cohorts):
+        groups = [np.arange(num_clients)]
+    elif groups is None:
+        groups = alike(releases, sizes, int(lengths[0]))
     if len(groups) > _MOST_CLASSES or (joint and len(groups) > 1):
-        return [_bound_class(np.arange(num_clients), taking_part, _worst_of(at, sizes, lattice), lattice)]
-    return [_bound_class(np.array(group), taking_part, at, lattice) for group in groups]
+        worst = _worst_of(at, [int(group[0]) for group in groups], lattice)
+        return [_bound_class(np.arange(num_clients), taking_part, worst, lattice)]
+    return [_bound_class(group, taking_part, at, lattice) for group in groups]
+
+
+def alike(
+    releases: Callable[[RoundInfo], tuple[Release, ...]], sizes: np.ndarray, cohort_size: int
+) -> list[np.ndarray]:
+    """The clients that reveal the same when they take part in round 0, and so in any other: clients differ in
+    their records and in the size of their noise, never in how it changes from round to round."""
+    found: dict[tuple[Release, ...], list[int]] = {}
+    for client, size in enumerate(sizes.tolist()):
+        found.setdefault(releases(RoundInfo(0, client, size, cohort_size)), []).append(client)
+    return [np.array(group) for group in found.values()]
 
 
 class _TakingPart:
@@ -186,13 +200,13 @@ def _information(release: Release, lattice: accounting.Lattice | None = None) ->
 
 
 def _worst_of(
-    at: Callable[[int, int], tuple[Release, ...]], sizes: np.ndarray, lattice: accounting.Lattice | None
+    at: Callable[[int, int], tuple[Release, ...]], clients: Sequence[int], lattice: accounting.Lattice | None
 ) -> Callable[[int, int], tuple[Release, ...]]:
-    """Releases at least as revealing as any client's: the highest sampling rate with the least noise."""
+    """Releases at least as revealing as any of these clients': the highest sampling rate with the least noise."""
 
     def joint(client: int, index: int) -> tuple[Release, ...]:
         del client
-        everyone = [at(other, index) for other in range(len(sizes))]
+        everyone = [at(other, index) for other in clients]
         worst = []
         for alternatives in zip(*everyone, strict=True):
             fastest = max(alternatives, key=lambda r: (r.sampling.rate, -r.sampling.population))

@@ -39,7 +39,7 @@ class DataSpec:
     """Which records, and who holds them."""
 
     name: str = _key("adult", "data set of the catalogue (dither data list); empty with path")
-    path: str = _key("", "your own file: .csv, .parquet or .npz")
+    path: str = _key("", "your own records: .csv, .parquet, .npz, or a folder of .npy files")
     test_path: str = _key("", "your own test file; without it test_fraction of path is held out")
     label: str = _key("", "label column of path")
     schema: str = _key("", "schema.toml that fixes the encoding (dither data schema FILE)")
@@ -62,6 +62,12 @@ class DataSpec:
         0.0, "share of the training records declared public, chosen by row number alone", at_least=0.0, below=1.0
     )
     part: str = _key("all", "training records used, by that declaration", ("all", "public", "private"))
+    stream: str = _key(
+        "auto",
+        "a folder's records: read into memory ('no') or round by round; auto: where half of the free memory lacks",
+        ("auto", "yes", "no"),
+    )
+    stream_memory: float = _key(1.0, "gigabytes of streamed records held at once", above=0.0)
 
 
 @dataclass(frozen=True)
@@ -424,7 +430,8 @@ def _check_together(spec: Spec) -> None:
         raise SpecError(f"cohort_size={spec.cohort_size} exceeds num_clients={spec.num_clients}")
     if spec.num_clients == 0 and spec.data.partition != "column":
         raise SpecError("num_clients=0 is only for data.partition='column'; give the number of clients")
-    if spec.data.path and not spec.data.path.endswith(".npz") and not (spec.data.label or spec.data.schema):
+    table = Path(spec.data.path).suffix.lower() in (".csv", ".parquet")
+    if table and not (spec.data.label or spec.data.schema):
         raise SpecError(f"data.path={spec.data.path!r} needs data.label, the name of the label column")
     if not spec.data.path and not spec.data.name:
         raise SpecError("give data.name (dither data list) or data.path")
@@ -448,7 +455,7 @@ def _check_together(spec: Spec) -> None:
         )
     if spec.secagg.noise == "discrete" and spec.aggregation == "off":
         raise SpecError("secagg.noise='discrete' is noise on integers; set secagg.mode to 'ideal' or 'real'")
-    if spec.data.partition == "column" and not spec.data.column:
+    if spec.data.partition == "column" and not spec.data.column and (table or not spec.data.path):
         raise SpecError("data.partition='column' needs data.column, the column that names the client")
 
 

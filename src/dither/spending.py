@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dither import proofs
+from dither import data, proofs
 from dither.core import Release, RoundInfo
 from dither.errors import BudgetExhausted
 from dither.privacy.accounting import Facts, compress
@@ -24,9 +24,12 @@ EVERY_RECORD = "every record"
 
 
 def data_id(ledger: Ledger, *, path: str = "", name: str = "") -> str:
-    """The ledger's id of a data set: of the bytes of the user's own file, however it is encoded; of the name of a
-    set of the catalogue."""
-    content = Path(path).read_bytes() if path else f"catalogue: {name}".encode()
+    """The ledger's id of a data set: of the bytes of the user's own file (of a folder: of its files' digests),
+    however it is encoded; of the name of a set of the catalogue."""
+    if path and Path(path).is_dir():
+        content = f"folder: {data.folder_digest(path)}".encode()
+    else:
+        content = Path(path).read_bytes() if path else f"catalogue: {name}".encode()
     return ledger.fingerprint(np.frombuffer(content, np.uint8))
 
 
@@ -50,6 +53,7 @@ class Spending:
         self._releases = releases
         self._sizes, self._cohorts = sizes, cohorts
         self._clients, self._facts, self._replay = clients, facts, replay
+        self._alike: dict[int, list[np.ndarray]] = {}  # by the size of round 0's cohort; asked once
         self._so_far: tuple[int, Counter[tuple[Release, ...]]] = (0, Counter())  # of the newest payment
 
     def pay(self, start: int, stop: int) -> int:
@@ -107,7 +111,10 @@ class Spending:
             return Counter()
         # Rounds keep their numbers: what is revealed may depend on them.
         cohorts = [np.zeros(0, np.int32)] * start + list(self._cohorts[start:stop])
-        (everyone,) = proofs.classes(self._releases, self._sizes, cohorts, joint=True)
+        size = len(cohorts[0])
+        if size not in self._alike:
+            self._alike[size] = proofs.alike(self._releases, self._sizes, size)
+        (everyone,) = proofs.classes(self._releases, self._sizes, cohorts, joint=True, groups=self._alike[size])
         return Counter(dict(everyone.most))
 
 

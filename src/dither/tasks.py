@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ import numpy as np
 
 from dither import data, models, proofs
 from dither.core import Claim, Prepared, RoundInfo
-from dither.engines import cohorts, devices, simulate
+from dither.engines import cohorts, devices, simulate, streaming
 from dither.engines.aggregate import Aggregation
 from dither.engines.arrays import aligned
-from dither.engines.shards import ONE_DEVICE
+from dither.engines.shards import ONE_DEVICE, Shards
 from dither.errors import SpecError
 from dither.privacy import accounting, sampling
 from dither.secagg.encoding import FixedPoint
@@ -36,6 +37,21 @@ class Task:
     prepared: Prepared
     num_params: int
     cohorts: list[np.ndarray]  # who takes part in each round
+
+    # Each asks every client once, of whom there may be a hundred thousand.
+
+    @cached_property
+    def alike(self) -> list[np.ndarray]:
+        """Clients that reveal the same when they take part."""
+        releases = self.prepared.build(self.prepared.hyper).releases
+        return proofs.alike(releases, self.federation.size, len(self.cohorts[0]) if self.cohorts else 0)
+
+    @cached_property
+    def noise_ratio(self) -> float:
+        """Least over largest noise that a client adds to the sum."""
+        alike = np.ones(len(self.federation.size))
+        weights = alike if self.prepared.weights is None else self.prepared.weights
+        return proofs.noise_ratio(self.prepared.build(self.prepared.hyper), self.federation.size, weights)
 
 
 Arrays = tuple[np.ndarray, np.ndarray]
@@ -60,7 +76,10 @@ def build_task(
     # Parts of the pooled arrays from here on, so that the records are held once.
     dataset = dataset._replace(x_train=x[:count], y_train=y[:count], x_test=x[count:], y_test=y[count:])
     federation, problem = deal(spec, dataset, arrays)
-    return task_of(spec, dataset, federation, problem)
+    task = task_of(spec, dataset, federation, problem)
+    if dataset.streamed:
+        _held(task, sharing(task)["shards"])  # says at once that there is too little room
+    return task
 
 
 def task_of(
@@ -199,8 +218,9 @@ def sharing(task: Task, runs: int = 1) -> dict[str, Any]:
     how = aggregation(task)
     if task.spec.source_of_randomness == "os" or (how is not None and not how.compiled):
         return {"shards": ONE_DEVICE}
-    records = int(np.asarray(task.problem.x).nbytes)
-    spec = task.spec
+    records, spec = task.problem.x.nbytes, task.spec
+    if task.dataset.streamed:
+        records = min(records, int(streaming.GB * spec.data.stream_memory) // 2)  # a block at work
     if runs == 1:
         flops = 6.0 * task.num_params * _batch(task) * spec.local_steps * spec.cohort_size
         return {"shards": devices.for_one_run(round_flops=flops, record_bytes=records)}
@@ -218,6 +238,38 @@ def step_numbers(task: Task) -> int:
 def _batch(task: Task) -> int:
     """Records in a batch."""
     return int(task.federation.size.max()) if task.spec.batch_sampling == "full" else task.spec.batch_size
+
+
+def engine(task: Task, simulation: simulate.Simulation) -> simulate.Simulation | streaming.Streamed:
+    """What makes the task's rounds: the simulation itself, or one that reads its records as it goes."""
+    if not task.dataset.streamed:
+        return simulation
+    return streaming.Streamed(simulation, task.problem, task.cohorts, _held(task, simulation.shards))
+
+
+def _held(task: Task, shards: Shards) -> streaming.Room:
+    """How many streamed records are in memory at a time; refuses where a round has more."""
+    sizes, memory = task.federation.size, streaming.GB * task.spec.data.stream_memory
+    features = task.problem.x.shape[1]
+    at, most = streaming.most_in_a_round(task.cohorts, sizes)
+    taking_part = np.unique(np.concatenate(task.cohorts))
+    held = streaming.room(
+        memory,
+        features=features,
+        shards=shards,
+        wanted=int(sizes[taking_part].sum(dtype=np.int64)),
+        scored=max(len(task.federation.order), len(task.problem.test_rows[0])),
+    )
+    if held.rows >= most:
+        return held
+    needed = streaming.memory_for(most, features=features, shards=shards) / streaming.GB
+    fixes = [f"raise it to {math.ceil(needed * 100) / 100:g}", "lower cohort_size"]
+    if task.spec.method_options.get("first_round") == "all" and at == 0:
+        fixes[1] = "set method_options.first_round='cohort' (round 0 takes everyone)"
+    raise SpecError(
+        f"data.stream_memory={task.spec.data.stream_memory:g} (GB) has room for {held.rows:,} records in a block, "
+        f"but round {at} takes {len(task.cohorts[at]):,} clients with {most:,}: {' or '.join(fixes)}"
+    )
 
 
 def compiled_hyper(task: Task) -> dict[str, Any]:
@@ -266,11 +318,7 @@ def circumstances(task: Task) -> proofs.Circumstances:
             not_covered.append("the noise comes from a seed: who knows it can subtract the noise")
     # Clipping each record's gradient keeps a binary linear model's steps those of a convex loss: no other clip.
     convex = task.model.convex and len(task.dataset.classes) == 2 and spec.privacy.clip == "example"
-    ratio = proofs.noise_ratio(
-        prepared.build(prepared.hyper),
-        task.federation.size,
-        np.ones(len(task.federation.size)) if prepared.weights is None else prepared.weights,
-    )
+    ratio = task.noise_ratio
     return proofs.Circumstances(
         cohort_size=spec.cohort_size,
         num_rounds=len(task.cohorts),
@@ -399,6 +447,7 @@ def classes(task: Task, rounds: int | None) -> list[proofs.Clients]:
         task.federation.size,
         task.cohorts[: len(task.cohorts) if rounds is None else rounds],
         lattice=circumstances(task).lattice,
+        groups=task.alike,
     )
 
 
@@ -448,6 +497,7 @@ def load_data(spec: Spec, *, data_dir: str | Path | None = None) -> data.Dataset
         test_fraction=d.test_fraction,
         group_column=d.column if d.partition == "column" else "",
         seed=spec.seed,
+        stream=d.stream,
     )
     dataset = data.pool(dataset) if d.split == "per-client" else dataset
     return dataset if d.part == "all" else data.public_part(dataset, d.part, d.public_fraction)
@@ -455,9 +505,9 @@ def load_data(spec: Spec, *, data_dir: str | Path | None = None) -> data.Dataset
 
 def pooled(dataset: data.Dataset) -> Arrays:
     """All records of a data set, training before test, held once for any number of runs. On a CPU the compiled
-    program reads these very arrays (`arrays.aligned`): do not write to them."""
+    program reads these very arrays (`arrays.aligned`): do not write to them. Streamed records stay on the disk."""
     return (
-        aligned([dataset.x_train, dataset.x_test]),
+        data.joined(dataset) if dataset.streamed else aligned([dataset.x_train, dataset.x_test]),
         aligned([dataset.y_train, dataset.y_test]),
     )
 
@@ -481,11 +531,18 @@ def deal(
     if d.split == "given":
         count, scored = len(dataset.y_train), len(dataset.y_test)
         rows, even = np.arange(count, count + scored), np.full(scored, 1.0 / max(scored, 1))
-        return everything, simulate.Problem(x, y, [everything], [rows], [even])
+        return everything, simulate.Problem(x, y, [everything], [rows], [even], _as_stored(dataset, everything))
     # Each client keeps 80% for training; accuracy is the mean over the clients' own test records.
     train, test, _ = data.per_client_split(everything, fractions=(0.8, 0.1, 0.1), seed=spec.seed)
     weights = np.repeat(1.0 / (len(test.size) * np.maximum(test.size, 1)), test.size)
-    return train, simulate.Problem(x, y, [train], [test.order], [weights])
+    at = np.argsort(test.order) if dataset.digest else slice(None)
+    return train, simulate.Problem(x, y, [train], [test.order[at]], [weights[at]], _as_stored(dataset, train))
+
+
+def _as_stored(dataset: data.Dataset, federation: data.Federation) -> list[np.ndarray]:
+    """The clients' rows as the files of a folder have them: who reads them from the disk reads on and on. The same
+    where the records of a folder are in memory, so that the training loss is the same to the last bit."""
+    return [np.sort(federation.order)] if dataset.digest else []
 
 
 def stop_reason(task: Task) -> str:
@@ -556,7 +613,8 @@ def claimed(claim: Claim) -> dict[str, Any]:
 
 def data_digest(task: Task) -> str:
     """SHA-256 of the encoded records and of who holds them."""
-    digest = hashlib.sha256()
-    for array in (task.problem.x, task.problem.y, task.federation.order, task.federation.size):
+    digest = hashlib.sha256(task.dataset.digest.encode())
+    records = () if task.dataset.digest else (task.problem.x, task.problem.y)  # a folder's files have one already
+    for array in (*records, task.federation.order, task.federation.size):
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()

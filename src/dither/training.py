@@ -6,7 +6,7 @@ import platform
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -20,6 +20,7 @@ from dither import data, models, plots, proofs, runs
 from dither.core import Params
 from dither.engines import simulate
 from dither.engines.aggregate import Aggregation
+from dither.engines.streaming import Streamed
 from dither.errors import BudgetExhausted, ClientRefused, DataError, RunExists, SpecError
 from dither.secagg import costs
 from dither.spec import Spec, method
@@ -34,6 +35,7 @@ from dither.tasks import (
     compiled_hyper,
     data_digest,
     designs,
+    engine,
     engine_options,
     planned_rounds,
     proven,
@@ -46,6 +48,7 @@ from dither.tasks import (
 from dither.timing import Clock
 
 CHECKPOINT_SECONDS = 5.0
+_SCORED = 16_384  # records of a folder that a trained run scores at a time
 
 
 @dataclass(frozen=True)
@@ -71,23 +74,42 @@ class Run:
 
     def evaluate(self, path: str | Path) -> dict[str, float]:
         """Accuracy and loss on a file with labels."""
-        encoded = self._encode(path, labels="required")
-        if encoded.y is None:
-            raise DataError(f"{str(path)!r} has no labels to evaluate on")
-        scores = self.model.apply(self.params, self._check_width(encoded.x))
-        right = np.asarray(models.predict(scores)) == encoded.y
+        right, losses = [], []
+        for encoded in self._pieces(path, labels="required"):
+            if encoded.y is None:
+                raise DataError(f"{str(path)!r} has no labels to evaluate on")
+            scores = self.model.apply(self.params, self._check_width(encoded.x))
+            right.append(np.asarray(models.predict(scores)) == encoded.y)
+            losses.append(np.asarray(models.score_losses(scores, encoded.y)))
         return {
-            "records": len(encoded.y),
-            "accuracy": float(np.mean(right)),
-            "loss": float(np.mean(np.asarray(models.score_losses(scores, encoded.y)))),
+            "records": sum(map(len, right)),
+            "accuracy": float(np.mean(np.concatenate(right))),
+            "loss": float(np.mean(np.concatenate(losses))),
         }
 
     def _scores(self, features: Any) -> Any:
         if isinstance(features, np.ndarray | list):
-            x = np.asarray(features, np.float32)
-        else:
-            x = self._encode(features, labels="ignore").x
-        return self.model.apply(self.params, self._check_width(x))
+            return self.model.apply(self.params, self._check_width(np.asarray(features, np.float32)))
+        pieces = [
+            self.model.apply(self.params, self._check_width(encoded.x))
+            for encoded in self._pieces(features, labels="ignore")
+        ]
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def _pieces(self, features: Any, *, labels: str) -> Iterator[data.Encoded]:
+        """The records of a table or file; those of a folder, which may not fit memory, some at a time."""
+        if not isinstance(features, str | Path) or not Path(features).is_dir():
+            yield self._encode(features, labels=labels)
+            return
+        if self.schema is not None:
+            raise DataError(f"this run was trained on a table; give one instead of the folder {str(features)!r}")
+        x, y = data.arrays_of(features, classes=self.classes, labels=labels)
+        names = tuple(f"x{index}" for index in range(x.shape[1]))
+        for at in range(0, len(x), _SCORED):
+            rows = np.arange(at, min(at + _SCORED, len(x)))
+            some = np.empty((len(rows), x.shape[1]), np.float32)
+            x.read(rows, some)
+            yield data.Encoded(some, None if y is None else y[rows], names)
 
     def _encode(self, features: Any, *, labels: str) -> data.Encoded:
         how = (self.spec.data.encoding, self.spec.data.features)
@@ -224,7 +246,8 @@ def train(
             **engine_options(task),
             **sharing(task),
         )
-        inputs = simulation.inputs(
+        rounds = engine(task, simulation)
+        inputs = rounds.inputs(
             task.problem,
             seeds=[spec.seed],
             hyper={name: np.asarray(value)[None] for name, value in compiled_hyper(task).items()},
@@ -266,9 +289,9 @@ def train(
                     stopped = str(refusal)
                     break
             with clock("rounds"):
-                state = jax.block_until_ready(simulation.advance(state, inputs, start, stop))
+                state = jax.block_until_ready(rounds.advance(state, inputs, start, stop))
             with clock("evaluation"):
-                scores = {name: float(value[0]) for name, value in simulation.evaluate(state, inputs).items()}
+                scores = {name: float(value[0]) for name, value in rounds.evaluate(state, inputs).items()}
                 state = simulate.reset_metrics(state)
             if spec.federation.refused == "abort":
                 _check_refused(state, stop)
@@ -312,6 +335,8 @@ def train(
             summary["test_accuracy_without_noise"] = without_noise(task)
     with clock("plot"):
         plots.draw_run(rows, folder.path / "plot.png", title=_title(spec), subtitle=_subtitle(task))
+    if isinstance(rounds, Streamed):
+        summary["streamed"] = rounds.report()
     summary["timing"] = clock.report()  # of this process: what a resumed run did before is not in it
     folder.save_summary(summary)
     return Run(folder.path, spec, summary, rows, task.model, params, task.dataset.classes, task.dataset.schema)
@@ -513,6 +538,7 @@ def provenance(task: Task) -> dict[str, Any]:
         "device": f"{device.platform}: {device.device_kind}",
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
         "data_digest": data_digest(task),
+        "records": "streamed from the disk" if task.dataset.streamed else "in memory",
         "spec_digest": task.spec.digest(),
         "randomness": task.spec.source_of_randomness,
     }

@@ -66,7 +66,7 @@ def data_get(
 
 @app.command("describe")
 def data_describe(
-    name: Annotated[str, typer.Argument(help="A data set's name, or your own file.")],
+    name: Annotated[str, typer.Argument(help="A data set's name, your own file, or a folder of .npy.")],
     label: Annotated[str, typer.Option(help="Label column of your own file.")] = "",
     schema: Annotated[str, typer.Option(help="schema.toml of your own file.")] = "",
     partition: Annotated[str, typer.Option(help="iid, one-class, similarity, dirichlet or column.")] = "iid",
@@ -85,7 +85,7 @@ def data_describe(
     """Records, classes and features; who would hold what, as a table and a picture."""
     from dither import data
 
-    own = Path(name).suffix in (".csv", ".parquet", ".npz")
+    own = Path(name).suffix in (".csv", ".parquet", ".npz") or Path(name).is_dir()
     dataset = data.load(
         "" if own else name,
         path=name if own else "",

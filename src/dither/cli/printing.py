@@ -126,6 +126,13 @@ def print_summary(result: Run) -> None:
         "clients",
         f"{summary['num_clients']}, each in {seen['min']} to {seen['max']} rounds (median {seen['median']:g})",
     )
+    if "streamed" in summary:
+        read = summary["streamed"]
+        table.add_row(
+            "records",
+            f"streamed from the disk: {read['blocks']} blocks of up to {read['block_records']:,}, "
+            f"{read['seconds_waiting']:.1f} s of waiting",
+        )
     if "traffic" in summary:
         table.add_row("a client sends", traffic_text(summary["traffic"]))
     table.add_row(

@@ -245,7 +245,7 @@ def keys(
 
 def evaluate(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.")],
-    data: Annotated[Path, typer.Option("--data", help="File with labels: CSV, Parquet or npz.")],
+    data: Annotated[Path, typer.Option("--data", help="Records with labels: CSV, Parquet, npz or a folder.")],
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -262,7 +262,7 @@ def evaluate(
 
 def predict(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.")],
-    data: Annotated[Path, typer.Option("--data", help="File of records: CSV, Parquet or npz.")],
+    data: Annotated[Path, typer.Option("--data", help="Records: CSV, Parquet, npz or a folder.")],
     out: Annotated[Path, typer.Option("--out", help="CSV to write: the class and its probabilities.")],
     as_json: Json = False,
     quiet: Quiet = False,

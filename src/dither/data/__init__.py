@@ -16,10 +16,15 @@ from typing import TYPE_CHECKING, Any
 # Public name -> the module of this room that holds it.
 _EXPORTS = {
     "Dataset": "dataset",
+    "joined": "dataset",
     "pool": "dataset",
     "public_part": "dataset",
     "stratified_split": "dataset",
     "stream": "dataset",
+    "Mapped": "mapped",
+    "zeros_aligned": "mapped",
+    "arrays_of": "folders",
+    "folder_digest": "folders",
     "Categorical": "schema",
     "Encoded": "schema",
     "Label": "schema",
@@ -53,11 +58,16 @@ if TYPE_CHECKING:
     from dither.data.catalog import load as load
     from dither.data.catalog import packaged_schema as packaged_schema
     from dither.data.dataset import Dataset as Dataset
+    from dither.data.dataset import joined as joined
     from dither.data.dataset import pool as pool
     from dither.data.dataset import public_part as public_part
     from dither.data.dataset import stratified_split as stratified_split
     from dither.data.dataset import stream as stream
     from dither.data.drafting import draft_schema as draft_schema
+    from dither.data.folders import arrays_of as arrays_of
+    from dither.data.folders import folder_digest as folder_digest
+    from dither.data.mapped import Mapped as Mapped
+    from dither.data.mapped import zeros_aligned as zeros_aligned
     from dither.data.partitions import PARTITIONS as PARTITIONS
     from dither.data.partitions import Federation as Federation
     from dither.data.partitions import partition as partition

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dither.data.dataset import Dataset
+from dither.data.folders import load_folder
 from dither.data.images import image_dataset, read_idx, split_images, upright
 from dither.data.published import (
     ADULT,
@@ -233,9 +234,10 @@ def load(
     test_fraction: float = 0.2,
     group_column: str = "",
     seed: int = 0,
+    stream: str = "auto",
     progress: Progress | None = None,
 ) -> Dataset:
-    """A data set by its `name`, or a user's own file by its `path` (.csv, .parquet or .npz).
+    """A data set by its `name`, or a user's own file by its `path` (.csv, .parquet or .npz, or a folder of .npy).
 
     encoding, features   see `Schema.encode`
     schema               a `Schema` or a schema.toml; without one, your own table gets a draft in memory
@@ -243,6 +245,7 @@ def load(
                          `seed` and stratified by class (the split of a named set is fixed)
     group_column         a column whose values `partition(kind="column")` will use
     data_dir             a folder with local copies of the named sets, looked at before anything is downloaded
+    stream               of a folder: whether its records stay on the disk (see `load_folder`)
     progress             is called with one short line for each thing that takes time
     """
     if bool(name) == bool(path):
@@ -250,8 +253,14 @@ def load(
             f"both name={name!r} and path={str(path)!r} are given" if name else "neither name nor path is given"
         )
         raise DataError(f"{given}; give exactly one")
+    folder = bool(path) and Path(path).expanduser().is_dir()
+    if stream == "yes" and not folder:
+        raise DataError(
+            f"stream='yes', but {name or str(path)!r} is no folder of .npy files (x.npy, y.npy); leave it out, or "
+            "save the records as such a folder"
+        )
     agreed: Schema | None = None
-    if schema:
+    if schema and not folder:
         agreed = schema if isinstance(schema, Schema) else Schema.load(schema)
     if name:
         entry = _entry(name)
@@ -259,14 +268,17 @@ def load(
             if value:
                 raise DataError(f"{key}={str(value)!r} is for your own files; leave it out with name={name!r}")
         return entry.load(Options(encoding, features, agreed, group_column, data_dir, progress))
-    if Path(path).suffix.lower() == ".npz":
+    if folder or Path(path).suffix.lower() == ".npz":
+        what = "folder of .npy files" if folder else ".npz file"
         for key, unused in (
             ("schema", bool(schema)),
             ("label", bool(label)),
             ("group_column", bool(group_column)),
         ):
             if unused:
-                raise DataError(f"{key} is given, but a .npz file holds arrays, used as they are; leave it out")
+                raise DataError(f"{key} is given, but a {what} holds arrays, used as they are; leave it out")
+        if folder:
+            return load_folder(path, test_path=test_path, test_fraction=test_fraction, seed=seed, stream=stream)
         return load_npz(path, test_path=test_path, test_fraction=test_fraction, seed=seed)
     return load_table(
         path, test_path=test_path, label=label, schema=agreed, encoding=encoding, features=features,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from dither.data.mapped import Mapped
 from dither.errors import DataError
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ class Dataset(NamedTuple):
     `x_*` are float32 [records, features] (images flattened, in [0, 1]); `y_*` are int32 class numbers.
     `groups*` hold the values of the partition column, one a record, where one was asked for.
     `covered` is False when the encoding used values read from the records themselves: no ε then covers
-    that step, and `notes` says which values.
+    that step, and `notes` says which values. `digest` is that of the files where they were digested as they were
+    read; where records are streamed, `x_*` are `Mapped`.
     """
 
     name: str
@@ -35,6 +37,12 @@ class Dataset(NamedTuple):
     groups_test: np.ndarray | None
     notes: tuple[str, ...]
     covered: bool
+    digest: str = ""
+
+    @property
+    def streamed(self) -> bool:
+        """The records stay on the disk."""
+        return isinstance(self.x_train, Mapped)
 
 
 def pool(dataset: Dataset) -> Dataset:
@@ -48,7 +56,7 @@ def pool(dataset: Dataset) -> Dataset:
         groups = np.concatenate([groups, dataset.groups_test])
     total = len(dataset.y_train) + len(dataset.y_test)
     return dataset._replace(
-        x_train=np.concatenate([dataset.x_train, dataset.x_test]),
+        x_train=joined(dataset),
         y_train=np.concatenate([dataset.y_train, dataset.y_test]),
         x_test=dataset.x_test[:0],
         y_test=dataset.y_test[:0],
@@ -56,6 +64,13 @@ def pool(dataset: Dataset) -> Dataset:
         groups_test=None if dataset.groups_test is None else dataset.groups_test[:0],
         notes=(*dataset.notes, f"training and test records pooled: {total:,} in all"),
     )
+
+
+def joined(dataset: Dataset) -> np.ndarray:
+    """Training and test records one after the other; on the disk, where they are streamed."""
+    if isinstance(dataset.x_train, Mapped) and isinstance(dataset.x_test, Mapped):
+        return Mapped.joined(dataset.x_train, dataset.x_test)  # type: ignore[return-value]
+    return np.concatenate([dataset.x_train, dataset.x_test])
 
 
 def public_part(dataset: Dataset, part: str, fraction: float) -> Dataset:

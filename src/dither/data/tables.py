@@ -58,6 +58,8 @@ def read_table(path: str | os.PathLike[str]) -> pd.DataFrame:
 def existing_file(path: str | os.PathLike[str]) -> Path:
     """The path, or a clear error."""
     path = Path(path).expanduser()
+    if path.is_dir():
+        raise DataError(f"{str(path)!r} is a folder; here a .csv, .parquet or .npz file is needed")
     if not path.is_file():
         raise DataError(f"file {str(path)!r} not found; check the path")
     return path
@@ -195,7 +197,7 @@ def read_arrays(path: str | os.PathLike[str], *, classes: tuple[str, ...], label
     if labels == "ignore":
         return Encoded(x, None, names)
     _, y = _xy(arrays, "", path.name)
-    return Encoded(x, _npz_labels(y, classes, path.name), names)
+    return Encoded(x, npz_labels(y, classes, path.name), names)
 
 
 def load_npz(
@@ -229,15 +231,15 @@ def load_npz(
         raise DataError(
             f"{path.name!r}: test records have shape {x_test.shape[1:]}, training records {x.shape[1:]}"
         )
-    classes, read = _npz_classes(arrays, y, path.name)
-    labels = _npz_labels(y, classes, path.name)
+    classes, read = npz_classes(arrays, y, path.name)
+    labels = npz_labels(y, classes, path.name)
     flat = _flat(x, path.name)
     if x_test is None or y_test is None:
         rows, test_rows = stratified_split(labels, held_out_count(len(labels), test_fraction), seed)
         flat_test, labels_test = flat[test_rows], labels[test_rows]
         flat, labels = flat[rows], labels[rows]
     else:
-        flat_test, labels_test = _flat(x_test, path.name), _npz_labels(y_test, classes, path.name)
+        flat_test, labels_test = _flat(x_test, path.name), npz_labels(y_test, classes, path.name)
     note = "preprocessing not covered: the classes were read from the data"
     return Dataset(
         name=path.name,
@@ -279,7 +281,7 @@ def _xy(arrays: dict[str, np.ndarray], part: str, name: str) -> tuple[np.ndarray
     return x, y
 
 
-def _npz_classes(arrays: dict[str, np.ndarray], y: np.ndarray, name: str) -> tuple[tuple[str, ...], bool]:
+def npz_classes(arrays: dict[str, np.ndarray], y: np.ndarray, name: str) -> tuple[tuple[str, ...], bool]:
     """The class names, and whether they had to be read from the labels."""
     if "classes" in arrays:
         classes, read = tuple(cells.canonical(value) for value in arrays["classes"]), False
@@ -292,7 +294,8 @@ def _npz_classes(arrays: dict[str, np.ndarray], y: np.ndarray, name: str) -> tup
     return classes, read
 
 
-def _npz_labels(y: np.ndarray, classes: tuple[str, ...], name: str) -> np.ndarray:
+def npz_labels(y: np.ndarray, classes: tuple[str, ...], name: str) -> np.ndarray:
+    """The class number of each label."""
     if y.dtype.kind in "iu":
         if y.min() < 0 or y.max() >= len(classes):
             raise DataError(

@@ -8,18 +8,28 @@ from typing import NamedTuple
 import numpy as np
 
 from dither.core import Array, PyTree
-from dither.data import Federation
+from dither.data import Federation, zeros_aligned
 
 
 def aligned(parts: Sequence[np.ndarray]) -> np.ndarray:
     """The parts one after the other, on a border of 64 bytes: JAX's CPU reads such an array where it lies, while
-    any other is copied, twice."""
+    any other is copied, twice. Parts that lie so already (`load_folder` reads them so) are not copied."""
     shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
-    kind = np.result_type(*parts)
-    size = int(np.prod(shape)) * kind.itemsize
-    memory = np.empty(size + 64, np.uint8)
-    start = -memory.ctypes.data % 64
-    return np.concatenate(parts, out=memory[start : start + size].view(kind).reshape(shape))
+    if _in_a_row(parts):
+        return np.lib.stride_tricks.as_strided(parts[0], shape)
+    return np.concatenate(parts, out=zeros_aligned(shape, np.result_type(*parts)))
+
+
+def _in_a_row(parts: Sequence[np.ndarray]) -> bool:
+    """The parts are views of one piece of memory, from a border on and without gaps."""
+    ends = [part.ctypes.data + part.nbytes for part in parts]
+    return (
+        parts[0].base is not None
+        and parts[0].ctypes.data % 64 == 0
+        and all(part.base is parts[0].base and part.dtype == parts[0].dtype for part in parts)
+        and all(part.flags.c_contiguous for part in parts)
+        and all(part.ctypes.data == end for part, end in zip(parts[1:], ends, strict=False))
+    )
 
 
 class Problem(NamedTuple):
@@ -30,6 +40,9 @@ class Problem(NamedTuple):
     federations: Sequence[Federation]  # one a run, or a single one shared by all runs
     test_rows: Sequence[np.ndarray]  # likewise
     test_weights: Sequence[np.ndarray]  # weights that sum to 1, so that a mean over clients is a plain sum
+    train_rows: Sequence[
+        np.ndarray
+    ] = ()  # the clients' rows as the training loss adds them up; (): client by client
 
 
 class Run(NamedTuple):
@@ -44,6 +57,7 @@ class Run(NamedTuple):
     test_rows: Array
     test_weights: Array
     cohorts: Array  # [num_rounds, cohort_size] where participation is designed beforehand, else [0, 0]
+    train_rows: Array | None = None  # what the training loss adds up, where it is not `order`
 
 
 class Shared(NamedTuple):

@@ -13,7 +13,7 @@ from dither.core import Array, Params, PyTree
 from dither.engines.arrays import Shared
 from dither.engines.shards import Shards
 
-_ROWS = 4096  # records scored at a time
+ROWS = 4096  # records scored at a time
 
 
 class Scored(NamedTuple):
@@ -26,13 +26,18 @@ class Scored(NamedTuple):
 
     def score(self, rows: Array, weights: Array) -> tuple[Array, Array]:
         """Weighted accuracy and loss over those rows."""
+        return self._summed(self._score, rows, weights, (jnp.zeros(()), jnp.zeros(())))
 
-        def part(some: Array, weight: Array) -> tuple[Array, Array]:
-            scores, y = self.model.apply(self.params, self.shared.x[some]), self.shared.y[some]
-            right = jnp.sum(weight * (models.predict(scores) == y))
-            return right, jnp.sum(weight * models.score_losses(scores, y))
+    def score_on(self, total: tuple[Array, Array], weights: Array) -> tuple[Array, Array]:
+        """`total`, the sums of `score` so far, carried on through the records that are here, in their order: whole
+        pieces. The sums over pieces that come one call after the other are those of all of them in one."""
+        rows = jnp.arange(weights.shape[0]).reshape(-1, ROWS)
+        return _add_up(self._score, total, (rows, weights.reshape(-1, ROWS)))
 
-        return self._summed(part, rows, weights, (jnp.zeros(()), jnp.zeros(())))
+    def _score(self, some: Array, weight: Array) -> tuple[Array, Array]:
+        scores, y = self.model.apply(self.params, self.shared.x[some]), self.shared.y[some]
+        right = jnp.sum(weight * (models.predict(scores) == y))
+        return right, jnp.sum(weight * models.score_losses(scores, y))
 
     def gradient_sq(self, rows: Array) -> Array:
         """Squared norm of the gradient of the mean loss over those rows."""
@@ -51,13 +56,16 @@ class Scored(NamedTuple):
     def _summed(
         self, part: Callable[[Array, Array], PyTree], rows: Array, weights: Array, zeros: PyTree
     ) -> PyTree:
-        extra = -rows.shape[0] % _ROWS
-        extra += _ROWS * self.shards.lacking((rows.shape[0] + extra) // _ROWS)
-        rows = jnp.concatenate([rows, jnp.zeros(extra, rows.dtype)]).reshape(-1, _ROWS)
-        weights = jnp.concatenate([weights, jnp.zeros(extra, weights.dtype)]).reshape(-1, _ROWS)
-
-        def add(total: PyTree, piece: tuple[Array, Array]) -> tuple[PyTree, None]:
-            return jax.tree.map(jnp.add, total, part(*piece)), None
-
+        extra = -rows.shape[0] % ROWS
+        extra += ROWS * self.shards.lacking((rows.shape[0] + extra) // ROWS)
+        rows = jnp.concatenate([rows, jnp.zeros(extra, rows.dtype)]).reshape(-1, ROWS)
+        weights = jnp.concatenate([weights, jnp.zeros(extra, weights.dtype)]).reshape(-1, ROWS)
         pieces = self.shards.part(rows), self.shards.part(weights)
-        return self.shards.summed(jax.lax.scan(add, zeros, pieces)[0])
+        return self.shards.summed(_add_up(part, zeros, pieces))
+
+
+def _add_up(part: Callable[[Array, Array], PyTree], total: PyTree, pieces: tuple[Array, Array]) -> PyTree:
+    def add(total: PyTree, piece: tuple[Array, Array]) -> tuple[PyTree, None]:
+        return jax.tree.map(jnp.add, total, part(*piece)), None
+
+    return jax.lax.scan(add, total, pieces)[0]

@@ -162,6 +162,7 @@ class Simulation:
                 np.stack(_one_a_run(problem.test_weights, runs, "test_weights")).astype(np.float32)
             ),
             cohorts=_whole(_one_a_run(cohorts or [np.zeros((0, 0))], runs, "cohorts")),
+            train_rows=_whole(_one_a_run(problem.train_rows, runs, "train_rows")) if problem.train_rows else None,
         )
         return Inputs(
             *self.shards.place(runs_inputs, Shared(jax.device_put(problem.x), jax.device_put(problem.y)))
@@ -487,14 +488,14 @@ class Simulation:
             params = self.build(run.hyper).params(state.server)
             scored = scoring.Scored(self.model, params, shared, self.shards)
             accuracy, test_loss = scored.score(run.test_rows, run.test_weights)
-            count = run.order.shape[0]
-            _, train_loss = scored.score(run.order, jnp.full(count, 1.0 / count))
+            own = run.order if run.train_rows is None else run.train_rows
+            _, train_loss = scored.score(own, jnp.full(own.shape[0], 1.0 / own.shape[0]))
             rounds = jnp.maximum(state.rounds, 1)
             return {
                 "test_accuracy": accuracy,
                 "loss": test_loss,
                 "train_loss": train_loss,
-                **({"gradient_sq": scored.gradient_sq(run.order)} if self.gradient_norm else {}),
+                **({"gradient_sq": scored.gradient_sq(own)} if self.gradient_norm else {}),
                 **{name: value / rounds for name, value in state.metrics.items()},
             }
 

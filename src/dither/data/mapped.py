@@ -1,0 +1,154 @@
+"""`Mapped`: records that stay on the disk, as rows of mapped arrays, read when they are asked for.
+
+It has a shape, can be cut and selected from like an array, and holds row numbers alone; `read` fills a given array
+with some of its rows. Whoever would turn it into one array in memory is refused: that is what it is to avoid.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dither.errors import DataError
+
+_ROWS = 1024  # rows copied before their pages are let go
+_READERS = 4  # copies under way at once: a disk answers several requests in the time of one
+_AROUND = 64 << 10  # bytes that the system maps around a row that is touched
+_NEAR = 32 << 10  # bytes between rows up to which the disk is asked to read on
+
+
+class Mapped:
+    """Rows of arrays on disk, one array after the other, as float32 `[records, features]`.
+
+    Arrays of images are flattened, and divided by 255 where they are bytes (`scale`), as `load_npz` does it.
+    """
+
+    dtype = np.dtype(np.float32)
+    ndim = 2
+
+    def __init__(self, arrays: Sequence[np.ndarray], *, scale: float = 1.0) -> None:
+        self._files = [_File.of(array) for array in arrays]
+        self._ends = np.append(0, np.cumsum([len(array) for array in arrays]))
+        self._rows = np.arange(self._ends[-1], dtype=np.int32)
+        self._scale = np.float32(scale)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(records, features)."""
+        return len(self._rows), self._files[0].array.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """What the records would take in memory."""
+        return self.shape[0] * self.shape[1] * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, rows: slice | np.ndarray) -> Mapped:
+        """Some of the records, still on the disk."""
+        return self._with(self._rows[rows])
+
+    def _with(self, rows: np.ndarray) -> Mapped:
+        other = object.__new__(Mapped)
+        other.__dict__.update(self.__dict__, _rows=rows)
+        return other
+
+    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+        raise DataError(
+            f"{len(self):,} records ({self.nbytes / 1e9:.3g} GB) are streamed from the disk, which only `dither "
+            "run` can do; set data.stream='no' to read them into memory, or use fewer"
+        )
+
+    @staticmethod
+    def joined(one: Mapped, other: Mapped) -> Mapped:
+        """The records of both, one after the other."""
+        if one._files is other._files:
+            return one._with(np.concatenate([one._rows, other._rows]))
+        both = Mapped([file.array for file in (*one._files, *other._files)], scale=float(one._scale))
+        return both._with(np.concatenate([one._rows, other._rows + np.int32(one._ends[-1])]))
+
+    def read(self, rows: np.ndarray, out: np.ndarray) -> None:
+        """Copy those records, by their numbers here, to the front of `out`. Quickest where they ascend."""
+        chosen = self._rows[rows]
+        if len(chosen) == 0:
+            return
+        for file in self._files:
+            file.expect(chosen)
+        share = max(_ROWS, -(-len(chosen) // _READERS))
+        cuts = [*range(0, len(chosen), share), len(chosen)]
+        if len(cuts) == 2:
+            self._copy(chosen, out)
+            return
+        with ThreadPoolExecutor(_READERS) as pool:
+            jobs = [pool.submit(self._copy, chosen[a:b], out[a:b]) for a, b in pairwise(cuts)]
+        for job in jobs:
+            job.result()
+
+    def _copy(self, chosen: np.ndarray, out: np.ndarray) -> None:
+        for at in range(0, len(chosen), _ROWS):
+            some = chosen[at : at + _ROWS]
+            target = out[at : at + len(some)]
+            for file, (first, end) in zip(self._files, pairwise(self._ends.tolist()), strict=True):
+                here = (some >= first) & (some < end)
+                if here.all():
+                    file.take(some - first, target)
+                    break
+                if here.any():
+                    part = np.empty((int(here.sum()), self.shape[1]), np.float32)
+                    file.take(some[here] - first, part)
+                    target[here] = part
+            if self._scale != 1:
+                target /= self._scale
+
+
+class _File(NamedTuple):
+    """An array in a mapped file; `at` is where in the map it begins."""
+
+    array: np.ndarray
+    map: mmap.mmap | None
+    at: int
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> _File:
+        base: Any = array
+        while isinstance(base, np.ndarray):
+            base = base.base
+        flat = array.reshape(len(array), -1)
+        if not isinstance(base, mmap.mmap) or not hasattr(base, "madvise"):
+            return cls(flat, None, 0)
+        return cls(flat, base, array.ctypes.data - np.frombuffer(base, np.uint8, 1).ctypes.data)
+
+    def expect(self, rows: np.ndarray) -> None:
+        """Tell the system whether it is worth reading on behind each row."""
+        if self.map is not None:
+            span = (int(rows.max()) - int(rows.min())) * self.array.strides[0]
+            self.map.madvise(mmap.MADV_NORMAL if span <= _NEAR * len(rows) else mmap.MADV_RANDOM)
+
+    def take(self, rows: np.ndarray, out: np.ndarray) -> None:
+        """Copy rows, and let go of their pages: until then they count as this process's memory. They stay in the
+        system's cache."""
+        if self.array.dtype == np.float32:
+            np.take(self.array, rows, axis=0, out=out, mode="clip")  # "raise" would go through a copy
+        else:
+            out[...] = self.array[rows]
+        if self.map is not None:
+            row_bytes = self.array.strides[0]
+            first = (self.at + int(rows.min()) * row_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+            stop = self.at + (int(rows.max()) + 1) * row_bytes
+            margin = _AROUND // mmap.PAGESIZE * mmap.PAGESIZE
+            first, stop = max(first - margin, 0), min(stop + margin, len(self.map))
+            self.map.madvise(mmap.MADV_DONTNEED, first, stop - first)
+
+
+def zeros_aligned(shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
+    """Zeros on a border of 64 bytes, where JAX's CPU reads without a copy. Memory is taken as it is filled."""
+    size = int(np.prod(shape)) * kind.itemsize
+    memory = np.zeros(size + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + size].view(kind).reshape(shape)

@@ -1,0 +1,158 @@
+"""`dither run` on a folder: streamed as in memory, interrupted as not, charged, and refused where it cannot be."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dither import api, data
+from dither.errors import DataError, SpecError
+from dither.spec import Spec
+from dither.spending import Ledger, data_id
+from dither.tasks import accounted, build_task
+from tests.conftest import make_records
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """2,400 records of 40 parties of unequal size, scattered over the file."""
+    where = tmp_path_factory.mktemp("data") / "records"
+    where.mkdir()
+    x, y = make_records(2400, features=8)
+    rng = np.random.default_rng(0)
+    np.save(where / "x.npy", x)
+    np.save(where / "y.npy", y)
+    np.save(where / "groups.npy", rng.choice(40, 2400, p=rng.dirichlet(np.full(40, 5.0))))
+    (where / "classes.json").write_text('["no", "yes"]')
+    return where
+
+
+def spec_of(folder, stream, **values):
+    plain = {
+        "method": "cpfed",
+        "randomness": "seeded",
+        "num_clients": 0,
+        "cohort_size": 4,
+        "num_rounds": 12,
+        "local_steps": 2,
+        "batch_size": 4,
+        "eval_every": 5,
+        "data.name": "",
+        "data.path": str(folder),
+        "data.partition": "column",
+        "data.stream": stream,
+        "data.stream_memory": 0.00036,  # of records of 40 bytes: one piece to score, twice, and 400 records, twice
+        "privacy.noise": "given",
+        "privacy.noise_std": 0.2,
+        "privacy.epsilon": 1e6,
+    }
+    return Spec().with_values({**plain, **values}, reset_options=True)
+
+
+def outcome(run):
+    with np.load(run.folder / "model.npz") as file:
+        model = {name: file[name].tobytes() for name in file.files}
+    return model, [{k: v for k, v in row.items() if k != "seconds"} for row in run.metrics]
+
+
+def interrupt_at(stop):
+    def stopping(row):
+        if row["round"] == stop:
+            raise RuntimeError("killed")
+
+    return stopping
+
+
+def test_a_streamed_run_that_was_killed_ends_as_one_in_memory(folder, tmp_path):
+    book = tmp_path / "ledger"
+    in_memory = api.run(spec_of(folder, "no"), out=tmp_path / "memory", ledger=book)
+    spec = spec_of(folder, "yes")
+    with pytest.raises(RuntimeError, match="killed"):
+        api.run(spec, out=tmp_path / "disk", ledger=book, checkpoint_seconds=0, on_evaluation=interrupt_at(5))
+    streamed = api.resume(tmp_path / "disk", ledger=book)
+    assert outcome(streamed) == outcome(in_memory)
+    report = streamed.summary["streamed"]
+    assert report["block_records"] <= 420
+    assert report["blocks"] >= 2
+    assert "streamed" not in in_memory.summary
+    found = [json.loads((run.folder / "provenance.json").read_text()) for run in (in_memory, streamed)]
+    assert [each["records"] for each in found] == ["in memory", "streamed from the disk"]
+    assert found[0]["data_digest"] == found[1]["data_digest"]
+    # One data set in the ledger, whose accounts know both runs.
+    ledger = Ledger(book)
+    assert ledger.datasets() == [data_id(ledger, path=str(folder))]
+    assert streamed.evaluate(folder) == in_memory.evaluate(folder)
+    assert streamed.evaluate(folder)["records"] == 2400
+    assert streamed.predict(folder).tolist() == streamed.predict(np.load(folder / "x.npy")).tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"method": "dp-scaffold", "batch_sampling": "shuffled", "method_options.stop_at_budget": "no"},
+        {
+            "method": "secure-fedavg",
+            "secagg.mode": "real",
+            "privacy.noise": "paper",
+            "privacy.epsilon": 8.0,
+            "method_options.first_round": "cohort",
+        },
+        {"data.partition": "iid", "num_clients": 60, "data.split": "per-client"},
+        {"model.name": "mlp", "model.hidden": [16], "data.part": "private", "data.public_fraction": 0.3},
+        {"method": "cpfed", "batch_sampling": "poisson", "federation.dropout": 0.3, "federation.min_clients": 1},
+    ],
+    ids=lambda values: "-".join(map(str, values.values())),
+)
+def test_every_way_to_deal_and_train_is_the_same_streamed(folder, tmp_path, values):
+    runs = [api.run(spec_of(folder, how, **values), out=tmp_path / how) for how in ("no", "yes")]
+    assert outcome(runs[0]) == outcome(runs[1])
+    assert runs[1].summary["streamed"]["blocks"] > 1
+
+
+@pytest.mark.slow
+def test_the_command_gives_the_same_bits_as_a_user_compiles_them(folder, tmp_path):
+    """In processes of their own, without the tests' settings of the compiler."""
+    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    environment["DITHER_LEDGER"] = str(tmp_path / "ledger")
+    for how in ("no", "yes"):
+        path = tmp_path / f"{how}.toml"
+        path.write_text(spec_of(folder, how, **{"model.name": "mlp", "model.hidden": [32]}).to_toml())
+        command = [sys.executable, "-m", "dither", "run", str(path), "--out", str(tmp_path / how), "--quiet"]
+        subprocess.run(command, check=True, env=environment)
+    assert outcome(api.load(tmp_path / "no")) == outcome(api.load(tmp_path / "yes"))
+
+
+def test_too_little_memory_names_the_round_and_enough(folder):
+    spec = spec_of(folder, "yes", **{"data.stream_memory": 0.00033})
+    with pytest.raises(SpecError, match=r"data.stream_memory=0.00033 .* round [0-9]+ takes 4 clients with"):
+        build_task(spec)
+    enough = replace(spec, data=replace(spec.data, stream_memory=0.01))
+    assert build_task(enough).dataset.streamed
+
+
+def test_a_first_round_of_everyone_names_the_option(folder):
+    spec = spec_of(folder, "yes", method="secure-fedavg", **{"privacy.noise": "paper", "privacy.epsilon": 8.0})
+    with pytest.raises(SpecError, match=r"round 0 takes 40 clients .*method_options.first_round='cohort'"):
+        build_task(spec)
+
+
+def test_what_needs_records_in_memory_refuses_streamed_ones(folder):
+    spec = spec_of(folder, "yes")
+    with pytest.raises(SpecError, match="a sweep is not charged"):
+        api.sweep(spec, {"seed": [0, 1]})
+    task = build_task(spec)
+    with pytest.raises(DataError, match=r"data.stream='no'"):
+        np.asarray(task.problem.x)
+    # What only needs counts works.
+    assert accounted(spec)["proven"]
+    assert data.describe(task.dataset)["train_records"] == len(task.dataset.y_train)
+
+
+def test_a_folder_with_a_column_of_a_table_is_refused(folder):
+    with pytest.raises(DataError, match=r"group_column is given, but a folder of .npy files"):
+        build_task(spec_of(folder, "yes", **{"data.column": "site"}))
