@@ -29,6 +29,7 @@ ROOMS = [
     "sweeps",
     "training",
     "sweeping",
+    "following",
     "federation",
     "planning",
     "audit",

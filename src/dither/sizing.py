@@ -25,7 +25,7 @@ def runs_at_once(task: Task, kind: str, max_bytes: float | None = None) -> int:
     if kind == "cpu":
         # A model that fills a core's caches by itself is no faster in company there.
         large = task.num_params > devices.LARGE
-        wanted = devices.cores() if large else math.ceil(_BATCH_SECONDS / seconds(task.spec, kind))
+        wanted = devices.at_once() if large else math.ceil(_BATCH_SECONDS / seconds(task.spec, kind))
         most = min(most, wanted)
     return max(1, most)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from dither import data
 from dither.core import Claim
-from dither.engines import devices, simulate
+from dither.engines import devices, processes, simulate
 from dither.errors import SpecError
 from dither.spec import METHODS, Spec, method
 from dither.tasks import (
@@ -210,9 +210,14 @@ def train(
             on_evaluation=evaluated,
             clock=clock,
         )
+        seen = _seen(result.state)
         batch = {
             number: Outcome(
-                task.spec, _rows(result, i), task.prepared.claim, result.participation[i], _seen(result.state, i)
+                task.spec,
+                _rows(result, i),
+                task.prepared.claim,
+                result.participation[i],
+                {name: int(counts[i].sum()) for name, counts in seen.items()},
             )
             for i, (number, task) in enumerate(zip(numbers, tasks, strict=False))
         }
@@ -249,9 +254,10 @@ def _rows(result: simulate.Result, run: int) -> list[dict[str, Any]]:
     ]
 
 
-def _seen(state: simulate.State, run: int) -> dict[str, int]:
+def _seen(state: simulate.State) -> dict[str, np.ndarray]:
+    """What befell the uploads, by run."""
     counts = {"refused": state.refused, "lost": state.lost, "void_rounds": state.void, "clamped": state.clamped}
-    return {name: int(np.asarray(value)[run].sum()) for name, value in counts.items()}
+    return processes.fetched(counts)
 
 
 def _joined(problems: Sequence[simulate.Problem]) -> simulate.Problem:

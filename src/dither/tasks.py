@@ -14,7 +14,7 @@ import numpy as np
 
 from dither import data, models, proofs
 from dither.core import Claim, Prepared, RoundInfo
-from dither.engines import cohorts, devices, simulate
+from dither.engines import cohorts, devices, processes, simulate
 from dither.engines.aggregate import Aggregation
 from dither.engines.arrays import aligned
 from dither.engines.shards import ONE_DEVICE
@@ -197,18 +197,51 @@ def sharing(task: Task, runs: int = 1) -> dict[str, Any]:
     """How a batch of runs like this one is shared among devices, and whether a device's runs go one by one."""
     how = aggregation(task)
     if task.spec.source_of_randomness == "os" or (how is not None and not how.compiled):
+        _refuse_processes(task)
         return {"shards": ONE_DEVICE}
     records = int(np.asarray(task.problem.x).nbytes)
-    spec = task.spec
-    batch = int(task.federation.size.max()) if spec.batch_sampling == "full" else spec.batch_size
     if runs == 1:
-        flops = 6.0 * task.num_params * batch * spec.local_steps * spec.cohort_size
-        return {"shards": devices.for_one_run(round_flops=flops, record_bytes=records)}
-    numbers = task.num_params + batch * int(np.prod(task.problem.x.shape[1:]))  # of a client in a step
+        return {"shards": devices.for_one_run(round_flops=_round_flops(task), record_bytes=records)}
+    numbers = task.num_params + _batch(task) * int(np.prod(task.problem.x.shape[1:]))  # of a client in a step
     return {
         "shards": devices.for_many_runs(runs, record_bytes=records),
-        "runs_apart": devices.runs_apart(4 * spec.cohort_size * numbers),
+        "runs_apart": devices.runs_apart(4 * task.spec.cohort_size * numbers),
     }
+
+
+def sharing_note(task: Task) -> str:
+    """What somebody who shares this run among processes should know; empty where all is well."""
+    flops = _round_flops(task)
+    if processes.count() == 1 or devices.worth_sharing(flops):
+        return ""
+    return (
+        f"a round of this run has about {flops:.0e} operations: its {processes.count()} processes wait for each "
+        "other longer than they compute, and one alone is quicker"
+    )
+
+
+def _refuse_processes(task: Task) -> None:
+    if processes.count() == 1:
+        return
+    spec = task.spec
+    if spec.source_of_randomness == "os":
+        what = "randomness='os': the server's noise must not differ from process to process"
+    elif spec.secagg.noise == "discrete":
+        what = "secagg.noise='discrete': such noise is added on one host"
+    elif spec.aggregation == "real":
+        what = "secagg.mode='real': the protocol runs on one host ('ideal' gives the same sums)"
+    else:
+        what = f"secagg.modulus_bits={spec.secagg.modulus_bits}: such sums are made on one host (32 can be shared)"
+    raise SpecError(f"{processes.count()} processes cannot share {what}; use one process")
+
+
+def _batch(task: Task) -> int:
+    full = task.spec.batch_sampling == "full"
+    return int(task.federation.size.max()) if full else task.spec.batch_size
+
+
+def _round_flops(task: Task) -> float:
+    return 6.0 * task.num_params * _batch(task) * task.spec.local_steps * task.spec.cohort_size
 
 
 def compiled_hyper(task: Task) -> dict[str, Any]:
@@ -550,4 +583,30 @@ def data_digest(task: Task) -> str:
     digest = hashlib.sha256()
     for array in (task.problem.x, task.problem.y, task.federation.order, task.federation.size):
         digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def facts(task: Task) -> dict[str, str]:
+    """What every process that shares a run must have alike, by name."""
+    return {
+        **surroundings(task.spec),
+        "the data": data_digest(task)[:16],
+        "noise, rates and clips": value_digest(task)[:12],
+    }
+
+
+def surroundings(spec: Spec) -> dict[str, str]:
+    """Versions, the kind of device, and the method where it is a file."""
+    versions = devices.versions()
+    found = {name: versions[name] for name in ("dither", "jax", "numpy")} | {"its device": devices.device_kind()}
+    if Path(spec.method).is_file():
+        found["the method's file"] = hashlib.sha256(Path(spec.method).read_bytes()).hexdigest()[:12]
+    return found
+
+
+def value_digest(task: Task) -> str:
+    """SHA-256 of the values that the compiled rounds take."""
+    digest = hashlib.sha256()
+    for name, value in sorted(compiled_hyper(task).items()):
+        digest.update(name.encode() + np.asarray(value, np.float64).tobytes())
     return digest.hexdigest()
