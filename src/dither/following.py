@@ -1,7 +1,7 @@
 """The other processes of a simulation that several share: they make the engine's calls that process 0 orders.
 
-    processes.connect("10.0.0.1:7000", count=2, number=1)
-    following.follow()            # while process 0 calls dither.run or dither.sweep
+    following.connect("10.0.0.1:7000", count=2, number=1)
+    following.follow()            # while process 0, connected likewise, calls dither.run or dither.sweep
 
 The spec is process 0's. Each process loads the records by itself, and all refuse to go on where they differ.
 Nothing is written here, charged or printed.
@@ -9,6 +9,7 @@ Nothing is written here, charged or printed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,13 @@ from dither.errors import ProcessError
 from dither.spec import Spec
 from dither.sweeping import running
 from dither.tasks import build_task, facts, sharing
+
+
+def connect(coordinator: str, *, count: int, number: int, on_wait: Callable[[], None] = lambda: None) -> None:
+    """Meet the other processes at `coordinator` (HOST:PORT, where process 0 listens), before JAX computes
+    anything. `on_wait` is called now and then meanwhile."""
+    devices.set_up()
+    processes.connect(coordinator, count=count, number=number, local_devices=devices.own, on_wait=on_wait)
 
 
 def follow(*, data_dir: str | Path | None = None) -> int:
@@ -60,7 +68,6 @@ def _run(order: dict[str, Any], interrupt: training.Interrupt, data_dir: str | P
 
 def _sweep(order: dict[str, Any], interrupt: training.Interrupt, data_dir: str | Path | None) -> int:
     specs = [Spec.from_toml(text, where="a spec of process 0") for text in order["specs"]]
-    devices.set_up()
     planned = running.planned_for(specs, order["limit"], data_dir=data_dir)
     processes.compare(running.facts(planned))
 

@@ -184,6 +184,42 @@ def test_a_sweep_is_that_of_one_process(spec, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+def test_an_interrupted_sweep_goes_on(spec, tmp_path, monkeypatch):
+    more = ["--set", "num_rounds=60", "--set", "eval_every=1", "--out", tmp_path / "two"]
+    command = [
+        "sweep",
+        spec,
+        "--vary",
+        "seed=0:2",
+        "--vary",
+        "batch_size=4,8,16",
+        *more,
+        "--out",
+        tmp_path / "two",
+    ]
+    finished = tmp_path / "two" / "batches"
+    with Crew(*command) as crew:
+        end = time.monotonic() + 120
+        while not finished.is_dir() or not any(finished.iterdir()):
+            assert time.monotonic() < end, crew.ended()
+            time.sleep(0.02)
+        crew.all[0].send_signal(signal.SIGINT)
+        codes, _, errors = crew.ended()
+    assert codes == [130, 130], errors
+    assert "finished batches are kept, continue with: dither sweep" in errors[0]
+    kept = sorted(path.name for path in finished.iterdir())
+    assert len(kept) < 3
+    with Crew(*command, "-q") as crew:
+        codes, _, errors = crew.ended()
+    assert codes == [0, 0], errors
+    assert errors == ["", ""]
+    monkeypatch.setattr(devices, "cores", lambda: 2)
+    values = {"num_rounds": 60, "eval_every": 1}
+    api.sweep(spec, {"seed": [0, 1], "batch_size": [4, 8, 16]}, values=values, out=tmp_path / "one")
+    assert (tmp_path / "two" / "curves.csv").read_text() == (tmp_path / "one" / "curves.csv").read_text()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("whom", [0, 1])
 def test_ctrl_c_in_any_process_stops_all_with_a_checkpoint_and_the_run_goes_on(spec, tmp_path, two_devices, whom):
     rounds = ["--set", "num_rounds=400", "--set", "eval_every=20", "--checkpoint-seconds", "3600"]

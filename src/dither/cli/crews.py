@@ -14,6 +14,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from dither.cli.printing import error_terminal, escape, print_error
+from dither.cli.stopping import INTERRUPTED
 from dither.errors import DitherError, ProcessError, SpecError
 
 _PANEL = "Several processes (docs/performance.md)"
@@ -48,7 +49,7 @@ _CHILD_SECONDS = 5.0  # for another process to end after this one has
 
 @contextmanager
 def crew(
-    processes: int | None, process: int | None, coordinator: str | None, how: Callable[[], str]
+    processes: int | None, process: int | None, coordinator: str | None, how: Callable[[], str], *, silent: bool
 ) -> Iterator[None]:
     """Process 0 among the others, if there are any; starts them where nobody else does. `how` to go on after one
     of them was lost."""
@@ -60,7 +61,7 @@ def crew(
     if coordinator is None:
         coordinator = f"127.0.0.1:{_free_port()}"
         children = _others(count, coordinator)
-    else:
+    elif not silent:
         _say(f"waiting for {count - 1} more at {coordinator}")
     try:
         _connect(coordinator, count, 0, lambda: _check(children))
@@ -72,17 +73,23 @@ def crew(
     _end(children)
 
 
-def follow(processes: int | None, process: int, coordinator: str | None, data_dir: Path | None) -> NoReturn:
+def follow(
+    processes: int | None, process: int, coordinator: str | None, data_dir: Path | None, *, silent: bool
+) -> NoReturn:
     """Any other process: computes what process 0 asks for, and ends with its exit code."""
     count = _count(processes, process, coordinator)
     try:
         _connect(str(coordinator), count, process, lambda: None)
-        _say(f"process {process} of {count} computes for process 0 at {coordinator}")
+        if not silent:
+            _say(f"process {process} of {count} computes for process 0 at {coordinator}")
         from dither.following import follow
 
         code = follow(data_dir=data_dir)
     except BaseException as error:
         _leave(error, lambda: "")
+        if isinstance(error, ProcessError) and error.exit_code == INTERRUPTED:
+            _say(str(error))  # no error of anybody's
+            sys.exit(INTERRUPTED)
         raise
     _part()
     sys.exit(code)
@@ -105,8 +112,6 @@ def _count(processes: int | None, process: int | None, coordinator: str | None) 
 
 
 def _connect(coordinator: str, count: int, process: int, on_wait: Callable[[], None]) -> None:
-    from dither.engines import devices, processes
-
     # JAX's CPU collectives print to standard output, which is ours: what C++ writes there goes nowhere.
     sys.stdout.flush()
     ours = os.dup(1)
@@ -114,8 +119,9 @@ def _connect(coordinator: str, count: int, process: int, on_wait: Callable[[], N
     os.dup2(nowhere, 1)
     os.close(nowhere)
     sys.stdout = os.fdopen(ours, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors, buffering=1)
-    devices.set_up()
-    processes.connect(coordinator, count=count, number=process, local_devices=devices.own, on_wait=on_wait)
+    from dither import following
+
+    following.connect(coordinator, count=count, number=process, on_wait=on_wait)
 
 
 def _others(count: int, coordinator: str) -> list[subprocess.Popen[bytes]]:
@@ -177,7 +183,7 @@ def _leave(error: BaseException, how: Callable[[], str], children: Sequence[subp
         print_error(error)
         code = error.exit_code
     elif isinstance(error, KeyboardInterrupt):
-        code = 130
+        code = INTERRUPTED
     elif isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else 1
     else:

@@ -55,7 +55,7 @@ def run(
     if resume is not None and out is not None:
         raise SpecError("--out and --resume exclude each other: a resumed run stays in its folder")
     if process:
-        crews.follow(processes, process, coordinator, data_dir)
+        crews.follow(processes, process, coordinator, data_dir, silent=quiet)
     spec = spec_from(what, resume, settings, seed)
     from dither import api
 
@@ -64,7 +64,7 @@ def run(
     def how() -> str:
         return _how_to_resume(view.folder or resume or out)
 
-    with going_on(how), crews.crew(processes, process, coordinator, how), view:
+    with going_on(how), crews.crew(processes, process, coordinator, how, silent=quiet), view:
         result = api.run(
             spec,
             out=out,

@@ -42,7 +42,7 @@ def sweep(
 ) -> None:
     """Train every combination of the varied values, as few compiled programs; leaves tables and a picture."""
     if process:
-        crews.follow(processes, process, coordinator, data_dir)
+        crews.follow(processes, process, coordinator, data_dir, silent=quiet)
     from dither.spec import parse_setting
     from dither.sweeping.grid import parse_vary, product
 
@@ -58,17 +58,17 @@ def sweep(
 
     def again() -> str:
         words = sys.argv[1:] if out is not None else [*sys.argv[1:], "--out", str(folder)]
-        return f"continue with: {shlex.join(['dither', *words])}"
+        return f"finished batches are kept, continue with: {shlex.join(['dither', *words])}"
 
     try:
-        with crews.crew(processes, process, coordinator, lambda: f"finished batches are kept; {again()}"), view:
+        with crews.crew(processes, process, coordinator, again, silent=quiet), view:
             found = api.sweep(
                 spec, grid, values=values, out=folder, max_memory=max_memory, data_dir=data_dir,
                 on_progress=view.update,
             )  # fmt: skip
     except KeyboardInterrupt:
         error_terminal().print(
-            f"interrupted; finished batches are kept, {escape(again())}",
+            f"interrupted; {escape(again())}",
             soft_wrap=True,
             highlight=False,
         )

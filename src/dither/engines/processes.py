@@ -31,7 +31,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from dither.errors import ProcessError, SpecError
 
 CONNECT_SECONDS = 120.0  # until all processes must have come
-HEARTBEAT_SECONDS = 60  # a machine that is silent for so long is given up
+HEARTBEAT_SECONDS = 30  # a machine that is silent for so long is given up
 _SHUTDOWN_SECONDS = 30
 _SHORT = 1020  # bytes of a message that needs no second exchange
 
@@ -97,6 +97,8 @@ def connect(
                 initialization_timeout=int(seconds) + 60,  # JAX's own end is an abort: ours comes before
                 heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
                 shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
+                # Nobody else is to reach what this machine's own processes say to each other.
+                coordinator_bind_address=coordinator if coordinator.startswith("127.") else None,
             )
         except Exception as error:
             failed.append(error)
@@ -323,6 +325,12 @@ def _give_up() -> None:
 
 
 def _gone(error: BaseException) -> ProcessError:
+    if "context initialization failed" in str(error):
+        return ProcessError(
+            f"process {_number} cannot connect to another: on each machine its own host name must resolve to its "
+            "network address, not to 127.0.1.1 (see /etc/hosts), and no firewall may be between "
+            f"({_first_line(error)})"
+        )
     return ProcessError(
         f"process {_number} has lost another process, which ended or cannot be reached: look there for the "
         f"reason ({_first_line(error)})"
