@@ -126,7 +126,7 @@ def _connect(coordinator: str, count: int, process: int, on_wait: Callable[[], N
 
 def _others(count: int, coordinator: str) -> list[subprocess.Popen[bytes]]:
     """Start processes 1 and up on this machine, with the same command. Each gets its part of the cores, this one
-    too: they would be in each other's way (B1 of the benchmarks: 1.9 times the time)."""
+    too: they would be in each other's way (B1 of the benchmarks takes up to twice the time)."""
     os.environ["DITHER_COORDINATOR"] = coordinator
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
     parts = [cores[number::count] or cores for number in range(count)]
