@@ -17,7 +17,7 @@ import jax
 
 from dither import sweeps, training
 from dither.engines import devices, processes, simulate
-from dither.errors import ProcessError
+from dither.errors import SpecError
 from dither.spec import Spec
 from dither.sweeping import running
 from dither.tasks import build_task, facts, sharing
@@ -60,7 +60,7 @@ def _run(order: dict[str, Any], interrupt: training.Interrupt, data_dir: str | P
         elif order["do"] == "end":
             return int(order["exit_code"])
         else:
-            raise ProcessError(
+            raise SpecError(
                 f"process 0 orders {order['do']!r}, which is unknown here: use one version of Dither"
             )
         processes.reached()
