@@ -60,9 +60,7 @@ def _run(order: dict[str, Any], interrupt: training.Interrupt, data_dir: str | P
         elif order["do"] == "end":
             return int(order["exit_code"])
         else:
-            raise SpecError(
-                f"process 0 orders {order['do']!r}, which is unknown here: use one version of Dither"
-            )
+            raise SpecError(f"process 0 orders {order['do']!r}, which is unknown here: use one version of Dither")
         processes.reached()
 
 
