@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dither import data, tasks
-from dither.engines import devices, simulate
+from dither import compiling, data, tasks
+from dither.engines import devices
 from dither.engines.shards import ONE_DEVICE
 from dither.privacy import noise, threefry
 from dither.spec import Spec
@@ -167,20 +167,13 @@ def timed(name: str, runs: int) -> tuple[float, Work, float]:
     spec = Spec.from_any(values["preset"]).with_values({k: v for k, v in values.items() if k != "preset"})
     made = made_up(features, classes, records * spec.num_clients)
     task = tasks.build_task(spec.with_values({"data.records_per_client": records}), dataset=made)
-    how = tasks.sharing(task, runs) if jax.default_backend() == "cpu" else {"shards": ONE_DEVICE}
-    simulation = simulate.Simulation(
-        task.model,
-        task.prepared.build,
-        num_clients=len(task.federation.size),
-        cohort_size_at=task.prepared.cohort_size_at,
-        **tasks.engine_options(task),
-        **how,
-    )
+    how = compiling.sharing(task, runs) if jax.default_backend() == "cpu" else {"shards": ONE_DEVICE}
+    simulation = compiling.simulation(task, **how)
     inputs = simulation.inputs(
         task.problem,
         seeds=list(range(runs)),
-        hyper={key: np.stack([np.asarray(value)] * runs) for key, value in tasks.compiled_hyper(task).items()},
-        cohorts=tasks.designs([task] * runs),
+        hyper=compiling.hypers([task] * runs),
+        cohorts=compiling.designs([task] * runs),
     )
     state = jax.block_until_ready(simulation.start(inputs))
     began = time.perf_counter()

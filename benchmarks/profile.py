@@ -23,8 +23,9 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from dither import api, tasks
+from dither import api, compiling, tasks
 from dither.engines import devices, simulate
+from dither.engines.shards import ONE_DEVICE
 from dither.spec import Spec
 from dither.spending import Spending
 
@@ -112,19 +113,7 @@ def from_outside(spec: Spec) -> dict[str, float]:
 def inside(spec: Spec, rounds: int) -> dict[str, float]:
     """Seconds of the operations of some rounds, by scope."""
     task = tasks.build_task(spec)
-    simulation = simulate.Simulation(
-        task.model,
-        task.prepared.build,
-        num_clients=len(task.federation.size),
-        cohort_size_at=task.prepared.cohort_size_at,
-        **tasks.engine_options(task),
-    )
-    inputs = simulation.inputs(
-        task.problem,
-        seeds=[spec.seed],
-        hyper={name: np.asarray(value)[None] for name, value in tasks.compiled_hyper(task).items()},
-        cohorts=tasks.designs([task]),
-    )
+    simulation, _, inputs = compiling.compiled(task, shards=ONE_DEVICE)
     state = simulation.advance(simulation.start(inputs), inputs, 1, 2)
     size = task.prepared.cohort_size_at(2)
     program = simulation._advance.lower(state, *inputs, np.int32(2), np.int32(3), cohort_size=size).compile()

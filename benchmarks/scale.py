@@ -38,19 +38,12 @@ def steady(spec: Any, dataset: Any, *, runs: int = 1, seconds: float = 2.0) -> d
     """Seconds of one round once compiled, of `runs` equal runs side by side; and of the first call."""
     import jax
 
-    from dither.engines import simulate
-    from dither.tasks import build_task, compiled_hyper, engine_options
+    from dither import compiling
+    from dither.tasks import build_task
 
     task = build_task(spec, dataset=dataset)
-    simulation = simulate.Simulation(
-        task.model,
-        task.prepared.build,
-        num_clients=len(task.federation.size),
-        cohort_size_at=task.prepared.cohort_size_at,
-        **engine_options(task),
-    )
-    hyper = {name: np.stack([np.asarray(value)] * runs) for name, value in compiled_hyper(task).items()}
-    inputs = simulation.inputs(task.problem, seeds=list(range(runs)), hyper=hyper)
+    simulation = compiling.simulation(task)
+    inputs = simulation.inputs(task.problem, seeds=list(range(runs)), hyper=compiling.hypers([task] * runs))
     state = simulation.start(inputs)
     began = time.perf_counter()
     state = jax.block_until_ready(simulation.advance(state, inputs, 0, 1))

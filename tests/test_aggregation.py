@@ -5,13 +5,14 @@ import pytest
 
 import dither
 from dither import proofs
+from dither.compiling import engine_options
 from dither.core import RoundInfo
 from dither.errors import SpecError
 from dither.privacy import accounting
 from dither.spec import Spec
 from dither.spending import Budget, Ledger, data_id
 from dither.sweeps import program
-from dither.tasks import accounted, build_task, circumstances, engine_options, proven, tolerated
+from dither.tasks import accounted, build_task, circumstances, proven, tolerated
 
 SMALL = {
     "data.name": "breast-cancer",

@@ -10,6 +10,7 @@
     ├── LedgerError            the ledger is damaged, tampered with, or older than an anchor says (exit code 4)
     ├── ProtocolAbort          a secure-aggregation step cannot go on safely
     ├── FederationError        a real federation cannot go on: server unreachable, terms refused (exit code 6)
+    ├── ProcessError           the processes of one simulation cannot go on together
     └── ClientRefused          a client's update is not finite or does not fit
 
 Each message is one line that names the bad value and the fix. The command line prints it without a
@@ -71,6 +72,11 @@ class FederationError(DitherError):
     parties are there."""
 
     exit_code = 6
+
+
+class ProcessError(DitherError):
+    """Several processes that make one simulation do not meet, differ, or have lost one of them. Its exit code is
+    that of the process at fault, where it is known."""
 
 
 class ClientRefused(DitherError):

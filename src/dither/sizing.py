@@ -7,10 +7,11 @@ from itertools import pairwise
 
 import numpy as np
 
+from dither.compiling import sharing, step_numbers
 from dither.engines import devices
 from dither.errors import SpecError
 from dither.spec import Spec
-from dither.tasks import Task, sharing, step_numbers
+from dither.tasks import Task
 
 BATCH_BYTES = {"cpu": 1.0e9, "gpu": 3.0e10}
 _BATCH_SECONDS = 40.0  # on a CPU a batch is kept about this short: a kill loses no more
@@ -25,7 +26,7 @@ def runs_at_once(task: Task, kind: str, max_bytes: float | None = None) -> int:
     if kind == "cpu":
         # A run that fills a core's caches by itself is no faster in company there.
         large = devices.one_by_one(step_numbers(task))
-        wanted = devices.cores() if large else math.ceil(_BATCH_SECONDS / seconds(task.spec, kind))
+        wanted = devices.at_once() if large else math.ceil(_BATCH_SECONDS / seconds(task.spec, kind))
         most = min(most, wanted)
     return max(1, most)
 

@@ -9,24 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dither import data
+from dither import compiling, data
 from dither.core import Claim
-from dither.engines import devices, simulate
+from dither.engines import devices, processes, simulate
 from dither.errors import SpecError
 from dither.spec import METHODS, Spec, method
-from dither.tasks import (
-    Arrays,
-    Task,
-    compiled_hyper,
-    deal,
-    designs,
-    engine_options,
-    load_data,
-    planned_rounds,
-    pooled,
-    sharing,
-    task_of,
-)
+from dither.tasks import Arrays, Task, deal, load_data, planned_rounds, pooled, task_of
 from dither.timing import Clock
 
 
@@ -174,28 +162,17 @@ def train(
         tasks = [planned.tasks[number] for number in numbers]
         first = tasks[0]
         with clock("start_up"):
-            how = sharing(first, len(tasks))
+            how = compiling.sharing(first, len(tasks))
             # Every device gets as many runs: the last one is repeated where some would lack.
             tasks += tasks[-1:] * (-len(tasks) % how["shards"].runs)
             if (name, how["shards"]) not in compiled:
-                compiled[name, how["shards"]] = simulate.Simulation(
-                    first.model,
-                    first.prepared.build,
-                    num_clients=len(first.federation.size),
-                    cohort_size_at=first.prepared.cohort_size_at,
-                    gradient_norm=gradient_norm,
-                    **engine_options(first),
-                    **how,
-                )
+                compiled[name, how["shards"]] = compiling.simulation(first, gradient_norm=gradient_norm, **how)
             simulation = compiled[name, how["shards"]]
             inputs = simulation.inputs(
                 _joined([task.problem for task in tasks]),
                 seeds=[task.spec.seed for task in tasks],
-                hyper={
-                    name: np.stack([np.asarray(compiled_hyper(task)[name]) for task in tasks])
-                    for name in first.prepared.hyper
-                },
-                cohorts=designs(tasks),
+                hyper=compiling.hypers(tasks),
+                cohorts=compiling.designs(tasks),
             )
 
         def evaluated(evaluation: simulate.Evaluation, at: int = at) -> None:
@@ -210,9 +187,14 @@ def train(
             on_evaluation=evaluated,
             clock=clock,
         )
+        seen = _seen(result.state)
         batch = {
             number: Outcome(
-                task.spec, _rows(result, i), task.prepared.claim, result.participation[i], _seen(result.state, i)
+                task.spec,
+                _rows(result, i),
+                task.prepared.claim,
+                result.participation[i],
+                {name: int(counts[i].sum()) for name, counts in seen.items()},
             )
             for i, (number, task) in enumerate(zip(numbers, tasks, strict=False))
         }
@@ -249,9 +231,10 @@ def _rows(result: simulate.Result, run: int) -> list[dict[str, Any]]:
     ]
 
 
-def _seen(state: simulate.State, run: int) -> dict[str, int]:
+def _seen(state: simulate.State) -> dict[str, np.ndarray]:
+    """What befell the uploads, by run."""
     counts = {"refused": state.refused, "lost": state.lost, "void_rounds": state.void, "clamped": state.clamped}
-    return {name: int(np.asarray(value)[run].sum()) for name, value in counts.items()}
+    return processes.fetched(counts)
 
 
 def _joined(problems: Sequence[simulate.Problem]) -> simulate.Problem:

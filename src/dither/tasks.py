@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,10 +15,9 @@ import numpy as np
 
 from dither import data, models, proofs
 from dither.core import Claim, Prepared, RoundInfo
-from dither.engines import cohorts, devices, simulate, streaming
+from dither.engines import cohorts, devices, simulate
 from dither.engines.aggregate import Aggregation
 from dither.engines.arrays import aligned
-from dither.engines.shards import ONE_DEVICE, Shards
 from dither.errors import SpecError
 from dither.privacy import accounting, sampling
 from dither.secagg.encoding import FixedPoint
@@ -76,10 +75,7 @@ def build_task(
     # Parts of the pooled arrays from here on, so that the records are held once.
     dataset = dataset._replace(x_train=x[:count], y_train=y[:count], x_test=x[count:], y_test=y[count:])
     federation, problem = deal(spec, dataset, arrays)
-    task = task_of(spec, dataset, federation, problem)
-    if dataset.streamed:
-        _held(task, sharing(task)["shards"])  # says at once that there is too little room
-    return task
+    return task_of(spec, dataset, federation, problem)
 
 
 def task_of(
@@ -199,86 +195,6 @@ def _upload_noise(task: Task, how: FixedPoint) -> Callable[[int, int, int], floa
             f"2^{how.modulus_bits - 2}; lower secagg.scale_bits, or set secagg.modulus_bits to 64"
         )
     return std
-
-
-def engine_options(task: Task) -> dict[str, Any]:
-    """What a spec asks of the simulator besides method, data and seeds."""
-    spec = task.spec
-    return {
-        "layout": "loop" if devices.one_by_one(step_numbers(task)) else "vmap",
-        "randomness": spec.source_of_randomness,
-        "aggregation": aggregation(task),
-        "dropout": spec.federation.dropout,
-        "min_clients": min(spec.federation.min_clients, spec.cohort_size),
-    }
-
-
-def sharing(task: Task, runs: int = 1) -> dict[str, Any]:
-    """How a batch of runs like this one is shared among devices, and whether a device's runs go one by one."""
-    how = aggregation(task)
-    if task.spec.source_of_randomness == "os" or (how is not None and not how.compiled):
-        return {"shards": ONE_DEVICE}
-    records, spec = task.problem.x.nbytes, task.spec
-    if task.dataset.streamed:
-        records = min(records, int(streaming.GB * spec.data.stream_memory) // 2)  # a block at work
-    if runs == 1:
-        flops = 6.0 * task.num_params * _batch(task) * spec.local_steps * spec.cohort_size
-        return {"shards": devices.for_one_run(round_flops=flops, record_bytes=records)}
-    return {
-        "shards": devices.for_many_runs(runs, record_bytes=records),
-        "runs_apart": devices.runs_apart(4 * spec.cohort_size * step_numbers(task)),
-    }
-
-
-def step_numbers(task: Task) -> int:
-    """Numbers that one client works on in a local step: its model and its batch."""
-    return task.num_params + _batch(task) * int(np.prod(task.problem.x.shape[1:]))
-
-
-def _batch(task: Task) -> int:
-    """Records in a batch."""
-    return int(task.federation.size.max()) if task.spec.batch_sampling == "full" else task.spec.batch_size
-
-
-def engine(task: Task, simulation: simulate.Simulation) -> simulate.Simulation | streaming.Streamed:
-    """What makes the task's rounds: the simulation itself, or one that reads its records as it goes."""
-    if not task.dataset.streamed:
-        return simulation
-    return streaming.Streamed(simulation, task.problem, task.cohorts, _held(task, simulation.shards))
-
-
-def _held(task: Task, shards: Shards) -> streaming.Room:
-    """How many streamed records are in memory at a time; refuses where a round has more."""
-    sizes, memory = task.federation.size, streaming.GB * task.spec.data.stream_memory
-    features = task.problem.x.shape[1]
-    at, most = streaming.most_in_a_round(task.cohorts, sizes)
-    taking_part = np.unique(np.concatenate(task.cohorts))
-    held = streaming.room(
-        memory,
-        features=features,
-        shards=shards,
-        wanted=int(sizes[taking_part].sum(dtype=np.int64)),
-        scored=max(len(task.federation.order), len(task.problem.test_rows[0])),
-    )
-    if held.rows >= most:
-        return held
-    needed = streaming.memory_for(most, features=features, shards=shards) / streaming.GB
-    fixes = [f"raise it to {math.ceil(needed * 100) / 100:g}", "lower cohort_size"]
-    if task.spec.method_options.get("first_round") == "all" and at == 0:
-        fixes[1] = "set method_options.first_round='cohort' (round 0 takes everyone)"
-    raise SpecError(
-        f"data.stream_memory={task.spec.data.stream_memory:g} (GB) has room for {held.rows:,} records in a block, "
-        f"but round {at} takes {len(task.cohorts[at]):,} clients with {most:,}: {' or '.join(fixes)}"
-    )
-
-
-def compiled_hyper(task: Task) -> dict[str, Any]:
-    """The method's values as the compiled rounds take them: without the noise that is added on the integers."""
-    hyper = dict(task.prepared.hyper)
-    if task.spec.secagg.noise == "discrete":
-        name = task.prepared.upload_noise
-        hyper[name] = np.zeros_like(np.asarray(hyper[name]))
-    return hyper
 
 
 def tolerated(spec: Spec) -> int:
@@ -557,12 +473,6 @@ def stop_reason(task: Task) -> str:
 def planned_rounds(task: Task) -> int:
     """Rounds the run will make: the spec's, or fewer where the method's budget is spent before."""
     return len(task.cohorts)
-
-
-def designs(tasks: Sequence[Task]) -> list[np.ndarray] | None:
-    """The participation designs of the runs, or None where cohorts are drawn as they go."""
-    made = [task.prepared.cohorts for task in tasks if task.prepared.cohorts is not None]
-    return made or None
 
 
 def rounding(task: Task, missing: int) -> dict[str, float] | None:

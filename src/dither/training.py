@@ -17,8 +17,9 @@ import numpy as np
 
 import dither
 from dither import data, models, plots, proofs, runs
+from dither.compiling import check, compiled, designs, engine_options, facts, sharing_note
 from dither.core import Params
-from dither.engines import simulate
+from dither.engines import processes, simulate
 from dither.engines.aggregate import Aggregation
 from dither.engines.streaming import Streamed
 from dither.errors import BudgetExhausted, ClientRefused, DataError, RunExists, SpecError
@@ -32,15 +33,10 @@ from dither.tasks import (
     circumstances,
     claim_after,
     claimed,
-    compiled_hyper,
     data_digest,
-    designs,
-    engine,
-    engine_options,
     planned_rounds,
     proven,
     rounding,
-    sharing,
     stop_reason,
     tolerated,
     with_missing,
@@ -149,7 +145,25 @@ def run(
 
     Your own data is always charged to a ledger (the default one, or `ledger`), the catalogue's sets only when
     `ledger` is given. Where a budget ends the run early, `summary["stopped"]` says so.
+
+    Among several processes (`engines.processes`) this is for process 0; the others call `following.follow`.
     """
+    with processes.together():
+        return _run(spec, values, out, resume, data_dir, ledger, checkpoint_seconds, on_start, on_evaluation)
+
+
+def _run(
+    spec: Spec | str | Path | Mapping[str, Any],
+    values: Mapping[str, Any] | None,
+    out: str | Path | None,
+    resume: str | Path | None,
+    data_dir: str | Path | None,
+    ledger: str | Path | None,
+    checkpoint_seconds: float,
+    on_start: Callable[[Task, Path, int], None] | None,
+    on_evaluation: Callable[[dict[str, Any]], None] | None,
+) -> Run:
+    processes.must_lead()
     clock = Clock()
     spec = Spec.from_any(spec).with_values(values or {})
     if resume is None:
@@ -159,9 +173,14 @@ def run(
         _check_spec(runs.RunFolder.open(resume), spec)
         finished = runs.RunFolder.open(resume).summary()
         if finished is not None and "stopped" not in finished:
+            processes.tell("end")
             return load(resume)
+    processes.tell("run", spec=spec.to_toml())
     with clock("start_up"):
         task = build_task(spec, data_dir=data_dir)
+        check(task)  # before there is a folder
+        if processes.count() > 1:
+            processes.compare(facts(task))
         if resume is None:
             folder = runs.RunFolder.create(path, spec, provenance(task))
             if task.dataset.schema is not None:
@@ -238,21 +257,7 @@ def train(
     clock = clock or Clock()
     with clock("start_up"):
         digest = data_digest(task)
-        simulation = simulate.Simulation(
-            task.model,
-            task.prepared.build,
-            num_clients=len(task.federation.size),
-            cohort_size_at=task.prepared.cohort_size_at,
-            **engine_options(task),
-            **sharing(task),
-        )
-        rounds = engine(task, simulation)
-        inputs = rounds.inputs(
-            task.problem,
-            seeds=[spec.seed],
-            hyper={name: np.asarray(value)[None] for name, value in compiled_hyper(task).items()},
-            cohorts=designs([task]),
-        )
+        simulation, rounds, inputs = compiled(task)
         state, done, seconds_before = simulation.start(inputs), 0, 0.0
     checkpoint = folder.load_checkpoint()
     folder.clear_leftovers()
@@ -263,7 +268,10 @@ def train(
                 f"{str(folder.path)!r} cannot be resumed: its shuffled epochs came from randomness='os', which is "
                 "never kept, and a new order could use a record twice in one epoch; start a new run"
             )
-        state, done = restore(state, checkpoint.leaves), checkpoint.round
+        restored = restore(state, checkpoint.leaves)
+        processes.tell("restore", work=True)
+        state, done = handed_out(restored, simulation), checkpoint.round
+        processes.reached()
         folder.drop_metrics_after(done)
         rows = folder.metrics()
         seconds_before = float(rows[-1]["seconds"]) if rows else 0.0
@@ -288,11 +296,14 @@ def train(
                         raise
                     stopped = str(refusal)
                     break
+            if processes.tell("rounds", work=True, start=start, stop=stop):
+                interrupt.asked = True
             with clock("rounds"):
                 state = jax.block_until_ready(rounds.advance(state, inputs, start, stop))
             with clock("evaluation"):
                 scores = {name: float(value[0]) for name, value in rounds.evaluate(state, inputs).items()}
                 state = simulate.reset_metrics(state)
+            processes.reached()
             if spec.federation.refused == "abort":
                 _check_refused(state, stop)
             now = time.perf_counter()
@@ -312,7 +323,9 @@ def train(
 
     stopped = stopped or stop_reason(task)
     task = replace(task, cohorts=task.cohorts[: folder.metrics()[-1]["round"]])
+    processes.tell("params", work=True)
     params = jax.tree.map(lambda leaf: np.asarray(leaf)[0], simulation.params(state, inputs))
+    processes.reached()
     rows = folder.metrics()
     folder.save_model(named_leaves(params))
     refused = np.asarray(state.refused)[0]
@@ -325,6 +338,8 @@ def train(
         names = task.federation.names
         summary["refused"] = {names[i]: int(refused[i]) for i in np.flatnonzero(refused)}
         summary["notes"].append(f"updates that were not finite were left out: {summary['refused']}")
+    if sharing_note(task):
+        summary["notes"].append(sharing_note(task))
     if stopped:
         summary["stopped"] = stopped
         summary["epsilon"]["claimed"] = claimed(claim_after(task, rows[-1]["round"]))
@@ -339,7 +354,18 @@ def train(
         summary["streamed"] = rounds.report()
     summary["timing"] = clock.report()  # of this process: what a resumed run did before is not in it
     folder.save_summary(summary)
+    processes.tell("end", exit_code=BudgetExhausted.exit_code if stopped else 0)
     return Run(folder.path, spec, summary, rows, task.model, params, task.dataset.classes, task.dataset.schema)
+
+
+def handed_out(state: simulate.State, simulation: simulate.Simulation) -> simulate.State:
+    """Process 0's state, on the devices of all processes."""
+    if processes.count() == 1:
+        return state
+    leaves, structure = jax.tree.flatten(state)
+    leaves = processes.handed_out([processes.fetched(leaf) for leaf in leaves])
+    placed, _ = simulation.shards.place(jax.tree.unflatten(structure, leaves), ())
+    return placed
 
 
 def load(path: str | Path) -> Run:
@@ -536,6 +562,7 @@ def provenance(task: Task) -> dict[str, Any]:
         "numpy": np.__version__,
         "python": platform.python_version(),
         "device": f"{device.platform}: {device.device_kind}",
+        **({"processes": processes.count()} if processes.count() > 1 else {}),
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
         "data_digest": data_digest(task),
         "records": "streamed from the disk" if task.dataset.streamed else "in memory",

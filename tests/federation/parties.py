@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dither import data, tasks
+from dither import compiling, data, tasks
 from dither.engines import simulate
 from dither.federation import coordinator, keys
 from dither.federation.journal import Journal
@@ -73,13 +73,13 @@ def simulated(task: tasks.Task, layout: str) -> list[np.ndarray]:
         num_clients=len(task.federation.size),
         cohort_size_at=prepared.cohort_size_at,
         layout=layout,
-        **tasks.engine_options(task),
+        **compiling.engine_options(task),
     )
     inputs = simulation.inputs(
         task.problem,
         seeds=[task.spec.seed],
-        hyper={name: np.asarray(value)[None] for name, value in tasks.compiled_hyper(task).items()},
-        cohorts=tasks.designs([task]),
+        hyper={name: np.asarray(value)[None] for name, value in compiling.compiled_hyper(task).items()},
+        cohorts=compiling.designs([task]),
     )
     state = simulation.advance(simulation.start(inputs), inputs, 0, len(task.cohorts))
     return [np.asarray(leaf) for leaf in jax.tree.leaves(state.server)]

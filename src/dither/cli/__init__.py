@@ -14,7 +14,7 @@ import typer
 
 import dither
 from dither.cli import audits, budgets, datasets, federations, plans, reproductions, runs, sweeping, webpage
-from dither.cli.printing import error_terminal, escape
+from dither.cli.printing import print_error
 from dither.cli.stopping import Program
 from dither.errors import DitherError
 
@@ -56,13 +56,13 @@ def main() -> None:
     try:
         app()
     except DitherError as error:
-        error_terminal().print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
+        print_error(error)
         sys.exit(error.exit_code)
     except OSError as error:
         if isinstance(error, BrokenPipeError):  # `dither ... | head`
             sys.stderr.close()
             sys.exit(0)
-        error_terminal().print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
+        print_error(error)
         sys.exit(2)
 
 

@@ -51,6 +51,7 @@ class RunProgress:
 
     def start(self, task: Task, folder: Path, done: int) -> None:
         from dither.api import planned_rounds
+        from dither.compiling import sharing_note
 
         self.folder, self._total, self._printed = folder, planned_rounds(task), done
         if self.silent:
@@ -62,6 +63,8 @@ class RunProgress:
         self._claimed = f"claimed ε {epsilon}{unit}"
         self._epsilon = self._claimed
         self._task_at_hand, self._accounting = task, 0.0
+        if note := sharing_note(task):
+            console.print(f"note: {escape(note)}", highlight=False)
         if done:
             console.print(f"resuming {escape(str(folder))} after round {done}", highlight=False)
         if not console.is_terminal:
@@ -259,6 +262,11 @@ def error_terminal() -> Console:
     from rich.console import Console
 
     return Console(stderr=True)
+
+
+def print_error(error: Exception) -> None:
+    """An error as one line."""
+    error_terminal().print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
 
 
 def escape(text: str) -> str:

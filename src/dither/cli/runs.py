@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dither.cli import options
+from dither.cli import crews, options
 from dither.cli.options import DataDir, Json, LedgerFile, Quiet, Settings, spec_from
 from dither.cli.printing import (
     SEEN,
@@ -45,17 +45,26 @@ def run(
     checkpoint_seconds: Annotated[
         float, typer.Option(help="Least seconds between checkpoints; 0: one at each evaluation.")
     ] = 5.0,
+    processes: crews.Processes = None,
+    process: crews.Process = None,
+    coordinator: crews.Coordinator = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Train: a preset, or a spec of your own. Leaves a run folder with model, metrics and plot."""
-    spec = spec_from(what, resume, settings, seed)
     if resume is not None and out is not None:
         raise SpecError("--out and --resume exclude each other: a resumed run stays in its folder")
+    if process:
+        crews.follow(processes, process, coordinator, data_dir, silent=quiet)
+    spec = spec_from(what, resume, settings, seed)
     from dither import api
 
     view = RunProgress(silent=quiet or as_json)
-    with going_on(lambda: _how_to_resume(view.folder or resume or out)), view:
+
+    def how() -> str:
+        return _how_to_resume(view.folder or resume or out)
+
+    with going_on(how), crews.crew(processes, process, coordinator, how, silent=quiet), view:
         result = api.run(
             spec,
             out=out,

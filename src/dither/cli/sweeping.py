@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dither.cli import crews
 from dither.cli.options import DataDir, Json, Settings, spec_from
 from dither.cli.printing import SEEN, epsilon_text, error_terminal, escape, print_table, short, terminal
 
@@ -33,10 +34,15 @@ def sweep(
         typer.Option(metavar="BYTES", help="What runs that train side by side may take, e.g. 4GB."),
     ] = None,
     data_dir: DataDir = None,
+    processes: crews.Processes = None,
+    process: crews.Process = None,
+    coordinator: crews.Coordinator = None,
     as_json: Json = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
     """Train every combination of the varied values, as few compiled programs; leaves tables and a picture."""
+    if process:
+        crews.follow(processes, process, coordinator, data_dir, silent=quiet)
     from dither.spec import parse_setting
     from dither.sweeping.grid import parse_vary, product
 
@@ -49,17 +55,20 @@ def sweep(
 
     folder = out or default_folder(spec.with_values(values))
     view = _Bar(silent=quiet or as_json)
+
+    def again() -> str:
+        words = sys.argv[1:] if out is not None else [*sys.argv[1:], "--out", str(folder)]
+        return f"finished batches are kept, continue with: {shlex.join(['dither', *words])}"
+
     try:
-        with view:
+        with crews.crew(processes, process, coordinator, again, silent=quiet), view:
             found = api.sweep(
                 spec, grid, values=values, out=folder, max_memory=max_memory, data_dir=data_dir,
                 on_progress=view.update,
             )  # fmt: skip
     except KeyboardInterrupt:
-        words = sys.argv[1:] if out is not None else [*sys.argv[1:], "--out", str(folder)]
-        again = escape(shlex.join(["dither", *words]))
         error_terminal().print(
-            f"interrupted; finished batches are kept, continue with: [bold]{again}[/]",
+            f"interrupted; {escape(again())}",
             soft_wrap=True,
             highlight=False,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from pathlib import Path
@@ -10,6 +11,7 @@ import jax
 import numpy as np
 
 import dither
+from dither.engines import processes
 from dither.engines.shards import ONE_DEVICE, Shards
 
 _LARGE = 50_000  # numbers of a client in a step, from which on those of several no longer fit a core's caches
@@ -51,22 +53,42 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def usable(record_bytes: int) -> int:
-    """Devices among which work may be shared; each will hold a copy of the records."""
+def own() -> int:
+    """Devices of this process that are worth using: no more than there are cores."""
     count = len(jax.local_devices())
+    return count if jax.default_backend() != "cpu" else min(count, cores())
+
+
+def at_once() -> int:
+    """Things that this process, and each other one, makes at the same time."""
+    return cores() if processes.count() == 1 else processes.devices_each()
+
+
+def usable(record_bytes: int) -> int:
+    """Devices of a process among which work may be shared; each will hold a copy of the records."""
+    count = own() if processes.count() == 1 else processes.devices_each()
     if jax.default_backend() != "cpu":
         return count
-    return max(1, min(count, cores(), _COPIES // max(record_bytes, 1)))
+    return max(1, min(count, _COPIES // max(record_bytes, 1)))
 
 
 def for_one_run(*, round_flops: float, record_bytes: int) -> Shards:
-    """Devices for a single run: clients are shared where a round is long, else they would wait for each other."""
-    return Shards(clients=usable(record_bytes)) if round_flops > _WORTH_SHARING else ONE_DEVICE
+    """Devices for a single run: clients are shared where a round is long, else they would wait for each other;
+    and among processes, which somebody has asked for, in any case."""
+    if processes.count() == 1 and not worth_sharing(round_flops):
+        return ONE_DEVICE
+    return Shards(clients=processes.count() * usable(record_bytes))
+
+
+def worth_sharing(round_flops: float) -> bool:
+    """Whether a round is so long that devices gain by sharing its clients."""
+    return round_flops > _WORTH_SHARING
 
 
 def for_many_runs(runs: int, *, record_bytes: int) -> Shards:
-    """Devices for a batch of runs, which have nothing to wait for."""
-    return Shards(runs=min(runs, usable(record_bytes)))
+    """Devices for a batch of runs, which have nothing to wait for; of each process as many."""
+    count = processes.count()
+    return Shards(runs=count * min(math.ceil(runs / count), usable(record_bytes)))
 
 
 def one_by_one(step_numbers: int) -> bool:

@@ -2,7 +2,8 @@
 
 Every device holds all records and the state of its runs. In a round each device trains its part of the cohort;
 the sums meet in one reduction and the clients' new states are gathered, so that all devices of a run close the
-round alike. Runs have nothing to say to each other.
+round alike. Runs have nothing to say to each other. The devices may be those of several processes
+(`engines.processes`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dither.core import Array, PyTree
+from dither.engines import processes
 from dither.engines.arrays import Gathered
 from dither.errors import SpecError
 
@@ -66,16 +68,19 @@ class Shards(NamedTuple):
         if size % self.runs:
             raise SpecError(f"{size} runs cannot be shared equally by {self.runs} devices; fill up or use fewer")
         mesh = self._mesh()
+        by_run, everywhere = NamedSharding(mesh, PartitionSpec(RUNS)), NamedSharding(mesh, PartitionSpec())
+        if processes.count() == 1:
+            return jax.device_put(runs, by_run), jax.device_put(shared, everywhere)
         return (
-            jax.device_put(runs, NamedSharding(mesh, PartitionSpec(RUNS))),
-            jax.device_put(shared, NamedSharding(mesh, PartitionSpec())),
+            jax.tree.map(lambda leaf: processes.put(leaf, by_run), runs),
+            jax.tree.map(lambda leaf: processes.put(leaf, everywhere), shared),
         )
 
     def _mesh(self) -> Mesh:
-        found = jax.devices()
+        found = processes.devices(self.devices)
         if len(found) < self.devices:
             raise SpecError(f"{self.runs} x {self.clients} shards need {self.devices} devices, here: {len(found)}")
-        return Mesh(np.array(found[: self.devices]).reshape(self.runs, self.clients), (RUNS, CLIENTS))
+        return Mesh(np.array(found).reshape(self.runs, self.clients), (RUNS, CLIENTS))
 
     # On each device, along the clients' axis
 

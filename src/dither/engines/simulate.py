@@ -23,7 +23,7 @@ import numpy as np
 from dither import models
 from dither.core import Algorithm, Array, Cohort, Hyper, Keys, Params, PyTree, Records, Round
 from dither.data import Federation
-from dither.engines import devices, scoring, sums
+from dither.engines import devices, processes, scoring, sums
 from dither.engines.aggregate import Aggregation, Aggregator, add_discrete, seeded_words
 from dither.engines.arrays import Gathered, Inputs, Problem, Run, Sent, Shared, State
 from dither.engines.shards import ONE_DEVICE, Shards
@@ -56,8 +56,8 @@ class Simulation:
 
     layout "vmap" runs a round's clients side by side, "loop" one after the other with the sum carried along
     (less memory; faster on a CPU once a model and its batch fill its caches). "auto" chooses by device and size of
-    the model (`tasks.engine_options`, which knows the batches, also by those). Both give the same result up to the
-    rounding of the sum.
+    the model (`compiling.engine_options`, which knows the batches, also by those). Both give the same result up to
+    the rounding of the sum.
 
     randomness "seeded" draws all from the runs' seeds: the same bits again. "os" takes the noise of clients and
     server from OS entropy, fresh at every draw, and chooses batches by keys that `inputs` draws anew for each run,
@@ -164,9 +164,10 @@ class Simulation:
             cohorts=_whole(_one_a_run(cohorts or [np.zeros((0, 0))], runs, "cohorts")),
             train_rows=_whole(_one_a_run(problem.train_rows, runs, "train_rows")) if problem.train_rows else None,
         )
-        return Inputs(
-            *self.shards.place(runs_inputs, Shared(jax.device_put(problem.x), jax.device_put(problem.y)))
-        )
+        records = Shared(problem.x, problem.y)
+        # Among processes each puts its own on its devices, straight from the host.
+        apart = processes.count() > 1 and not self.shards.alone
+        return Inputs(*self.shards.place(runs_inputs, records if apart else jax.device_put(records)))
 
     def start(self, inputs: Inputs) -> State:
         """The state before round 0."""
@@ -191,7 +192,7 @@ class Simulation:
     def evaluate(self, state: State, inputs: Inputs) -> dict[str, np.ndarray]:
         """Accuracy and loss on the scored records, loss on the clients' own records, and the mean of the
         clients' metrics since the last reset; one entry a run."""
-        return {name: np.asarray(value) for name, value in self._evaluate(state, *inputs).items()}
+        return processes.fetched(self._evaluate(state, *inputs))
 
     def params(self, state: State, inputs: Inputs) -> Params:
         """The model's parameters, with a leading axis of runs."""
@@ -575,8 +576,8 @@ def train(
     return Result(
         params=simulation.params(state, inputs),
         history=history,
-        participation=np.asarray(state.participation),
-        refused=np.asarray(state.refused),
+        participation=processes.fetched(state.participation),
+        refused=processes.fetched(state.refused),
         state=state,
     )
 

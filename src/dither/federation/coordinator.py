@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dither import data, plots, runs, tasks, training
+from dither import compiling, data, plots, runs, tasks, training
 from dither.engines import apart
 from dither.errors import ClientRefused, FederationError, ProtocolAbort, SpecError
 from dither.federation import keys, post, wire
@@ -118,7 +118,7 @@ class Coordinator:
             self._exam.y,
             sizes=np.array(self.terms.sizes, np.int32),
             seed=self.terms.spec.seed,
-            hyper=tasks.compiled_hyper(self.task),
+            hyper=compiling.compiled_hyper(self.task),
             design=self.task.prepared.cohorts,
         )
         done, leaves = self.journal.resume(self.terms)

@@ -25,7 +25,7 @@ import jax
 import numpy as np
 
 import dither
-from dither import proofs, tasks
+from dither import compiling, proofs, tasks
 from dither.core import RoundInfo
 from dither.engines import apart
 from dither.errors import (
@@ -231,7 +231,7 @@ class _Run:
             y,
             client=self.client,
             seed=terms.spec.seed,
-            hyper=tasks.compiled_hyper(task),
+            hyper=compiling.compiled_hyper(task),
             design=task.prepared.cohorts,
             secret=secret,
         )

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from dither import data, tasks
+from dither import compiling, data, tasks
 from dither.core import RoundInfo
 from dither.engines.simulate import Simulation
 from dither.errors import DataError, FederationError, SpecError
@@ -232,13 +232,7 @@ def least_clients(spec: Spec) -> int:
 
 def simulation(task: tasks.Task) -> Simulation:
     """The engine whose functions a member of the federation runs."""
-    return Simulation(
-        task.model,
-        task.prepared.build,
-        num_clients=len(task.federation.size),
-        cohort_size_at=task.prepared.cohort_size_at,
-        **tasks.engine_options(task),
-    )
+    return compiling.simulation(task)
 
 
 def rules(task: tasks.Task) -> Rules | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -9,8 +10,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dither import data, sizing, sweeps, tasks
-from dither.engines import devices
+import numpy as np
+
+from dither import compiling, data, sizing, sweeps, tasks
+from dither.engines import devices, processes
 from dither.errors import SpecError
 from dither.spec import Spec
 from dither.sweeping import drawing
@@ -58,7 +61,25 @@ def sweep(
     bits; in the end the folder holds runs.csv, curves.csv, plot.png and sweep.json. `prove=False` leaves the
     proven ε out, as a plain list of specs without `out` does by itself. Records of your own are refused: a sweep
     is charged to no ledger.
+
+    Among several processes (`engines.processes`) this is for process 0; the others call `following.follow`.
     """
+    with processes.together():
+        return _sweep(what, vary, values, out, max_memory, data_dir, dataset, prove, on_progress)
+
+
+def _sweep(
+    what: Spec | str | Path | Mapping[str, Any] | Sequence[Spec],
+    vary: Mapping[str, Sequence[Any]] | None,
+    values: Mapping[str, Any] | None,
+    out: str | Path | None,
+    max_memory: str | float | None,
+    data_dir: str | Path | None,
+    dataset: data.Dataset | None,
+    prove: bool | None,
+    on_progress: Callable[[Progress], None] | None,
+) -> Sweep:
+    processes.must_lead()
     clock = Clock()
     specs, keys, grid = _specs(what, vary, values)
     sweeps.refuse_own_data(specs)
@@ -75,22 +96,36 @@ def sweep(
         devices.set_up()
         kind = devices.device_kind()
         records = place.finished(specs) if place is not None else {}
-        planned = sweeps.plan(
-            specs,
-            data_dir=data_dir,
-            dataset=dataset,
-            max_runs=lambda task: sizing.runs_at_once(task, kind, limit),
-        )
+        if processes.count() > 1 and dataset is not None:
+            raise SpecError("dataset= is in this process alone: several processes load a sweep's data themselves")
+        tomls = [spec.to_toml() for spec in specs] if processes.count() > 1 else []
+        processes.tell("sweep", specs=tomls, limit=limit, done=sorted(records))
+        planned = planned_for(specs, limit, data_dir=data_dir, dataset=dataset)
+        if processes.count() > 1:
+            processes.compare(facts(planned))
     work = _Work(planned, records, kind, on_progress)
     kept = _Kept(planned, place, Book() if prove else None, clock)
     with Interrupt() as interrupt:
 
         def evaluated(batch: int, round: int) -> None:
+            processes.reached()
             if interrupt.asked:
                 raise KeyboardInterrupt
             work.advance(batch, round)
+            go_on()
 
-        sweeps.train(planned, done=records, on_evaluation=evaluated, on_batch=kept.keep, clock=clock)
+        def trained(batch: dict[int, sweeps.Outcome]) -> None:
+            processes.reached()
+            kept.keep(batch)
+            go_on()
+
+        def go_on() -> None:
+            if processes.tell("go on", work=True):
+                interrupt.asked = True  # in another process
+
+        go_on()
+        sweeps.train(planned, done=records, on_evaluation=evaluated, on_batch=trained, clock=clock)
+        processes.reached()
     records = records | kept.records
     largest = max(planned.batches, key=lambda batch: len(batch.numbers))
     model = planned.tasks[largest.numbers[0]]
@@ -113,7 +148,42 @@ def sweep(
             drawing.draw(found, place.path / "plot.png")
         place.save_summary(_summary(found, described, planned, limit, estimate, clock))
     found.timing.update(clock.report())
+    processes.tell("end")
     return found
+
+
+def planned_for(
+    specs: Sequence[Spec],
+    limit: float | None,
+    *,
+    data_dir: str | Path | None = None,
+    dataset: data.Dataset | None = None,
+) -> sweeps.Plan:
+    """The batches of a sweep: each process takes as many runs at once as it would alone."""
+    kind = devices.device_kind()
+    return sweeps.plan(
+        specs,
+        data_dir=data_dir,
+        dataset=dataset,
+        max_runs=lambda task: processes.count() * sizing.runs_at_once(task, kind, limit),
+    )
+
+
+def facts(planned: sweeps.Plan) -> dict[str, str]:
+    """What every process that shares a sweep must have alike, by name."""
+    dealt = hashlib.sha256(repr([batch.numbers for batch in planned.batches]).encode())
+    values, records = hashlib.sha256(), {id(task.problem.x): task.problem for task in planned.tasks}
+    for problem in records.values():  # held once, by however many runs
+        dealt.update(np.ascontiguousarray(problem.x).data)
+        dealt.update(np.ascontiguousarray(problem.y).data)
+    for task in planned.tasks:
+        dealt.update(task.federation.order.tobytes() + task.federation.size.tobytes())
+        values.update(compiling.value_digest(task).encode())
+    return {
+        **compiling.surroundings(planned.tasks[0].spec),
+        "the data, or how its runs are batched": dealt.hexdigest()[:16],
+        "noise, rates and clips": values.hexdigest()[:12],
+    }
 
 
 def _specs(

@@ -1,0 +1,207 @@
+"""--processes, --process, --coordinator: several processes that make one simulation."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from dither.cli.printing import error_terminal, escape, print_error
+from dither.cli.stopping import INTERRUPTED
+from dither.errors import DitherError, ProcessError, SpecError
+
+_PANEL = "Several processes (docs/performance.md)"
+Processes = Annotated[
+    int | None,
+    typer.Option(
+        envvar="DITHER_PROCESSES",
+        help="Share the simulation among so many processes. Alone: starts them all here.",
+        rich_help_panel=_PANEL,
+    ),
+]
+Process = Annotated[
+    int | None,
+    typer.Option(
+        envvar="DITHER_PROCESS",
+        help="This one's number, from 0; process 0 writes and prints.",
+        rich_help_panel=_PANEL,
+    ),
+]
+Coordinator = Annotated[
+    str | None,
+    typer.Option(
+        envvar="DITHER_COORDINATOR",
+        metavar="HOST:PORT",
+        help="Where process 0 listens, the same for all.",
+        rich_help_panel=_PANEL,
+    ),
+]
+
+_CHILD_SECONDS = 5.0  # for another process to end after this one has
+
+
+@contextmanager
+def crew(
+    processes: int | None, process: int | None, coordinator: str | None, how: Callable[[], str], *, silent: bool
+) -> Iterator[None]:
+    """Process 0 among the others, if there are any; starts them where nobody else does. `how` to go on after one
+    of them was lost."""
+    count = _count(processes, process, coordinator)
+    if count == 1:
+        yield
+        return
+    children: list[subprocess.Popen[bytes]] = []
+    if coordinator is None:
+        coordinator = f"127.0.0.1:{_free_port()}"
+        children = _others(count, coordinator)
+    elif not silent:
+        _say(f"waiting for {count - 1} more at {coordinator}")
+    try:
+        _connect(coordinator, count, 0, lambda: _check(children))
+        yield
+    except BaseException as error:
+        _leave(error, how, children)
+        raise
+    _part()
+    _end(children)
+
+
+def follow(
+    processes: int | None, process: int, coordinator: str | None, data_dir: Path | None, *, silent: bool
+) -> NoReturn:
+    """Any other process: computes what process 0 asks for, and ends with its exit code."""
+    count = _count(processes, process, coordinator)
+    try:
+        _connect(str(coordinator), count, process, lambda: None)
+        if not silent:
+            _say(f"process {process} of {count} computes for process 0 at {coordinator}")
+        from dither.following import follow
+
+        code = follow(data_dir=data_dir)
+    except BaseException as error:
+        _leave(error, lambda: "")
+        if isinstance(error, ProcessError) and error.exit_code == INTERRUPTED:
+            _say(str(error))  # no error of anybody's
+            sys.exit(INTERRUPTED)
+        raise
+    _part()
+    sys.exit(code)
+
+
+def _count(processes: int | None, process: int | None, coordinator: str | None) -> int:
+    if processes is None:
+        if process is not None or coordinator is not None:
+            raise SpecError("--process and --coordinator need --processes: how many there are in all")
+        return 1
+    if processes < 1:
+        raise SpecError(f"--processes {processes}: give at least 1")
+    if processes > 1 and (process is None) != (coordinator is None):
+        raise SpecError("give --process and --coordinator together, or neither to start all processes here")
+    if processes > 1 and process is not None and coordinator is not None:
+        from dither.engines.processes import check
+
+        check(coordinator, processes, process)
+    return processes
+
+
+def _connect(coordinator: str, count: int, process: int, on_wait: Callable[[], None]) -> None:
+    # JAX's CPU collectives print to standard output, which is ours: what C++ writes there goes nowhere.
+    sys.stdout.flush()
+    ours = os.dup(1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+    sys.stdout = os.fdopen(ours, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors, buffering=1)
+    from dither import following
+
+    following.connect(coordinator, count=count, number=process, on_wait=on_wait)
+
+
+def _others(count: int, coordinator: str) -> list[subprocess.Popen[bytes]]:
+    """Start processes 1 and up on this machine, with the same command. Each gets its part of the cores, this one
+    too: they would be in each other's way (B1 of the benchmarks takes up to twice the time)."""
+    os.environ["DITHER_COORDINATOR"] = coordinator
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
+    parts = [cores[number::count] or cores for number in range(count)]
+    children = []
+    for number in range(1, count):
+        _move_to(parts[number])  # what is started here stays there
+        environment = {**os.environ, "DITHER_PROCESS": str(number)}
+        command = [sys.executable, "-m", "dither", *sys.argv[1:]]
+        children.append(
+            subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        )
+    _move_to(parts[0])
+    return children
+
+
+def _move_to(cores: Sequence[int]) -> None:
+    if cores:
+        os.sched_setaffinity(0, cores)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def _check(children: list[subprocess.Popen[bytes]]) -> None:
+    for number, child in enumerate(children, 1):
+        if child.poll() is not None:
+            raise ProcessError(f"process {number} ended with exit code {child.returncode} before it came")
+
+
+def _part() -> None:
+    from dither.engines import processes
+
+    processes.disconnect()
+
+
+def _end(children: Sequence[subprocess.Popen[bytes]]) -> None:
+    """The others end by themselves when process 0 does; one that hangs must not outlive it."""
+    for child in children:
+        try:
+            child.wait(_CHILD_SECONDS)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def _leave(error: BaseException, how: Callable[[], str], children: Sequence[subprocess.Popen[bytes]] = ()) -> None:
+    """Part after an error. Where the others are lost, a usual end would wait for them: end at once, with the
+    message of `cli.main`."""
+    from dither.engines import processes
+
+    if not processes.lost():
+        _part()
+        _end(children)
+        return
+    code = 1
+    if isinstance(error, DitherError):
+        print_error(error)
+        code = error.exit_code
+    elif isinstance(error, KeyboardInterrupt):
+        code = INTERRUPTED
+    elif isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else 1
+    else:
+        sys.excepthook(type(error), error, error.__traceback__)
+    if how():
+        _say(how())
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for child in children:
+        child.kill()
+    os._exit(code)
+
+
+def _say(text: str) -> None:
+    error_terminal().print(escape(text), soft_wrap=True, highlight=False)

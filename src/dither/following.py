@@ -1,0 +1,81 @@
+"""The other processes of a simulation that several share: they make the engine's calls that process 0 orders.
+
+    following.connect("10.0.0.1:7000", count=2, number=1)
+    following.follow()            # while process 0, connected likewise, calls dither.run or dither.sweep
+
+The spec is process 0's. Each process loads the records by itself, and all refuse to go on where they differ.
+Nothing is written here, charged or printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from dither import sweeps, training
+from dither.compiling import check, compiled, facts
+from dither.engines import devices, processes, simulate
+from dither.errors import SpecError
+from dither.spec import Spec
+from dither.sweeping import running
+from dither.tasks import build_task
+
+
+def connect(coordinator: str, *, count: int, number: int, on_wait: Callable[[], None] = lambda: None) -> None:
+    """Meet the other processes at `coordinator` (HOST:PORT, where process 0 listens), before JAX computes
+    anything. `on_wait` is called now and then meanwhile."""
+    devices.set_up()
+    processes.connect(coordinator, count=count, number=number, local_devices=devices.own, on_wait=on_wait)
+
+
+def follow(*, data_dir: str | Path | None = None) -> int:
+    """Compute what process 0 asks for, until it has ended; returns its exit code."""
+    with processes.together(), training.Interrupt() as interrupt:
+        order = processes.hear()
+        if order["do"] == "run":
+            return _run(order, interrupt, data_dir)
+        if order["do"] == "sweep":
+            return _sweep(order, interrupt, data_dir)
+        return int(order.get("exit_code", 0))
+
+
+def _run(order: dict[str, Any], interrupt: training.Interrupt, data_dir: str | Path | None) -> int:
+    task = build_task(Spec.from_toml(order["spec"], where="process 0's spec"), data_dir=data_dir)
+    check(task)
+    processes.compare(facts(task))
+    simulation, _, inputs = compiled(task)
+    state = simulation.start(inputs)
+    while True:
+        order = processes.hear(interrupt.asked)
+        if order["do"] == "restore":
+            state = training.handed_out(state, simulation)
+        elif order["do"] == "rounds":
+            state = jax.block_until_ready(simulation.advance(state, inputs, order["start"], order["stop"]))
+            simulation.evaluate(state, inputs)
+            state = simulate.reset_metrics(state)
+        elif order["do"] == "params":
+            jax.block_until_ready(simulation.params(state, inputs))
+        elif order["do"] == "end":
+            return int(order["exit_code"])
+        else:
+            raise SpecError(f"process 0 orders {order['do']!r}, which is unknown here: use one version of Dither")
+        processes.reached()
+
+
+def _sweep(order: dict[str, Any], interrupt: training.Interrupt, data_dir: str | Path | None) -> int:
+    specs = [Spec.from_toml(text, where="a spec of process 0") for text in order["specs"]]
+    planned = running.planned_for(specs, order["limit"], data_dir=data_dir)
+    processes.compare(running.facts(planned))
+
+    def go_on(*_: object) -> None:
+        processes.reached()
+        processes.hear(interrupt.asked)
+
+    go_on()
+    sweeps.train(planned, done=order["done"], on_evaluation=go_on, on_batch=go_on)
+    processes.reached()
+    processes.hear()
+    return 0
