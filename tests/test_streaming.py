@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from dither import api, data
+from dither.compiling import check
 from dither.errors import DataError, SpecError
 from dither.spec import Spec
 from dither.spending import Ledger, data_id
@@ -130,7 +131,8 @@ def test_the_command_gives_the_same_bits_as_a_user_compiles_them(folder, tmp_pat
 def test_too_little_memory_names_the_round_and_enough(folder):
     spec = spec_of(folder, "yes", **{"data.stream_memory": 0.00033})
     with pytest.raises(SpecError, match=r"data.stream_memory=0.00033 .* round [0-9]+ takes 4 clients with"):
-        build_task(spec)
+        api.run(spec, out=folder.parent / "refused")
+    assert not (folder.parent / "refused").exists()
     enough = replace(spec, data=replace(spec.data, stream_memory=0.01))
     assert build_task(enough).dataset.streamed
 
@@ -138,7 +140,7 @@ def test_too_little_memory_names_the_round_and_enough(folder):
 def test_a_first_round_of_everyone_names_the_option(folder):
     spec = spec_of(folder, "yes", method="secure-fedavg", **{"privacy.noise": "paper", "privacy.epsilon": 8.0})
     with pytest.raises(SpecError, match=r"round 0 takes 40 clients .*method_options.first_round='cohort'"):
-        build_task(spec)
+        check(build_task(spec))
 
 
 def test_what_needs_records_in_memory_refuses_streamed_ones(folder):

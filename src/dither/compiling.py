@@ -15,7 +15,7 @@ from dither.engines import devices, processes, simulate, streaming
 from dither.engines.shards import ONE_DEVICE, Shards
 from dither.errors import SpecError
 from dither.spec import Spec
-from dither.tasks import Task, aggregation, data_digest
+from dither.tasks import Task, aggregation
 
 
 class Compiled(NamedTuple):
@@ -184,7 +184,7 @@ def facts(task: Task) -> dict[str, str]:
     """What every process that shares a run must have alike, by name."""
     return {
         **surroundings(task.spec),
-        "the data": data_digest(task)[:16],
+        "the data": task.data_digest[:16],
         "noise, rates and clips": value_digest(task)[:12],
     }
 

@@ -37,6 +37,16 @@ class Task:
     num_params: int
     cohorts: list[np.ndarray]  # who takes part in each round
 
+    @cached_property
+    def data_digest(self) -> str:
+        """SHA-256 of the encoded records and of who holds them."""
+        digest = hashlib.sha256(self.dataset.digest.encode())
+        # A folder's files have one already.
+        records = () if self.dataset.digest else (self.problem.x, self.problem.y)
+        for array in (*records, self.federation.order, self.federation.size):
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
+
     # Each asks every client once, of whom there may be a hundred thousand.
 
     @cached_property
@@ -519,12 +529,3 @@ def claimed(claim: Claim) -> dict[str, Any]:
         "adjacency": claim.adjacency,
         "conditions": [{"condition": text, "holds": bool(holds)} for text, holds in claim.conditions],
     }
-
-
-def data_digest(task: Task) -> str:
-    """SHA-256 of the encoded records and of who holds them."""
-    digest = hashlib.sha256(task.dataset.digest.encode())
-    records = () if task.dataset.digest else (task.problem.x, task.problem.y)  # a folder's files have one already
-    for array in (*records, task.federation.order, task.federation.size):
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()

@@ -33,7 +33,6 @@ from dither.tasks import (
     circumstances,
     claim_after,
     claimed,
-    data_digest,
     planned_rounds,
     proven,
     rounding,
@@ -256,7 +255,7 @@ def train(
     spec, began = task.spec, time.perf_counter()
     clock = clock or Clock()
     with clock("start_up"):
-        digest = data_digest(task)
+        digest = task.data_digest
         simulation, rounds, inputs = compiled(task)
         state, done, seconds_before = simulation.start(inputs), 0, 0.0
     checkpoint = folder.load_checkpoint()
@@ -564,7 +563,7 @@ def provenance(task: Task) -> dict[str, Any]:
         "device": f"{device.platform}: {device.device_kind}",
         **({"processes": processes.count()} if processes.count() > 1 else {}),
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "data_digest": data_digest(task),
+        "data_digest": task.data_digest,
         "records": "streamed from the disk" if task.dataset.streamed else "in memory",
         "spec_digest": task.spec.digest(),
         "randomness": task.spec.source_of_randomness,

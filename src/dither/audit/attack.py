@@ -24,7 +24,7 @@ from dither.core import Algorithm, Hyper, Release, RoundInfo
 from dither.errors import SpecError, did_you_mean
 from dither.privacy import sampling
 from dither.spec import Spec
-from dither.tasks import Task, build_task, claim_after, claimed, data_digest, proven
+from dither.tasks import Task, build_task, claim_after, claimed, proven
 from dither.unfinished import Unfinished
 
 _SEARCH = 256  # trials with which designs are compared
@@ -121,7 +121,7 @@ def audit(
             wanted.remove(("upload", "run"))  # it would be the same
     if canaries:
         wanted.append(("upload", "one run"))
-    about = [task.spec.digest(), data_digest(task), trials, confidence, rounds, made, seed, canaries, wanted]
+    about = [task.spec.digest(), task.data_digest, trials, confidence, rounds, made, seed, canaries, wanted]
     kept = Unfinished(None if build or keys else keep, "audit", about)
     rows, found = [], []
     for view, unit in wanted:

@@ -6,11 +6,13 @@ import gzip
 import math
 import struct
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from dither.data.dataset import Dataset, stratified_split
+from dither.data.mapped import zeros_aligned
 from dither.errors import DataError
 
 Images = tuple[np.ndarray, np.ndarray]  # (images [n, height, width], labels [n])
@@ -37,9 +39,14 @@ def read_idx(path: Path) -> np.ndarray:
     return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
 
 
-def to_features(images: np.ndarray, largest: int = 255) -> np.ndarray:
-    """Flat float32 rows in [0, 1]. The largest grey value is a fact of the format, not of the records."""
-    return np.multiply(images.reshape(len(images), -1), np.float32(1.0 / largest), dtype=np.float32)
+def to_features(parts: Sequence[np.ndarray], largest: int = 255) -> list[np.ndarray]:
+    """Flat float32 rows in [0, 1], all parts in one piece of memory, which need not be copied to be pooled. The
+    largest grey value is a fact of the format, not of the records."""
+    count, pixels = sum(map(len, parts)), math.prod(parts[0].shape[1:])
+    rows = np.split(zeros_aligned((count, pixels), np.dtype(np.float32)), np.cumsum([len(p) for p in parts])[:-1])
+    for images, out in zip(parts, rows, strict=True):
+        np.multiply(images.reshape(len(images), -1), np.float32(1.0 / largest), out=out, dtype=np.float32)
+    return rows
 
 
 def image_dataset(
@@ -53,11 +60,12 @@ def image_dataset(
 ) -> Dataset:
     """A `Dataset` from training and test images."""
     height, width = train[0].shape[1:]
+    x_train, x_test = to_features([train[0], test[0]], largest)
     return Dataset(
         name=name,
-        x_train=to_features(train[0], largest),
+        x_train=x_train,
         y_train=train[1].astype(np.int32),
-        x_test=to_features(test[0], largest),
+        x_test=x_test,
         y_test=test[1].astype(np.int32),
         classes=classes,
         feature_names=tuple(f"pixel {row},{column}" for row in range(height) for column in range(width)),

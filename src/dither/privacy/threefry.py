@@ -34,6 +34,7 @@ def wrap(words: Array) -> Key:
     return jax.random.wrap_key_data(jnp.asarray(words, jnp.uint32), impl=_IMPL)
 
 
+@jax.jit  # traced once for many keys
 def block(key0: Array, key1: Array, x0: Array, x1: Array) -> tuple[Array, Array]:
     """The cipher on pairs of 32-bit words (all arguments uint32, broadcast against each other)."""
     schedule = (key0, key1, key0 ^ key1 ^ _PARITY)
