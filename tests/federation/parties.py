@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dither import compiling, data, tasks
-from dither.engines import simulate
+from dither.engines.shards import ONE_DEVICE
 from dither.federation import coordinator, keys
 from dither.federation.journal import Journal
 from dither.federation.node import Node
@@ -66,21 +66,7 @@ def simulated(task: tasks.Task, layout: str) -> list[np.ndarray]:
     """The server's state after a simulation of the same spec."""
     import jax
 
-    prepared = task.prepared
-    simulation = simulate.Simulation(
-        task.model,
-        prepared.build,
-        num_clients=len(task.federation.size),
-        cohort_size_at=prepared.cohort_size_at,
-        layout=layout,
-        **compiling.engine_options(task),
-    )
-    inputs = simulation.inputs(
-        task.problem,
-        seeds=[task.spec.seed],
-        hyper={name: np.asarray(value)[None] for name, value in compiling.compiled_hyper(task).items()},
-        cohorts=compiling.designs([task]),
-    )
+    simulation, _, inputs = compiling.compiled(task, layout=layout, shards=ONE_DEVICE)
     state = simulation.advance(simulation.start(inputs), inputs, 0, len(task.cohorts))
     return [np.asarray(leaf) for leaf in jax.tree.leaves(state.server)]
 
