@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,10 +73,14 @@ def classes(
     """
     num_clients = len(sizes)
     taking_part = _TakingPart(cohorts, num_clients)
-    lengths = taking_part.lengths
+    lengths = taking_part.lengths.tolist()  # plain numbers: `at` is asked for every round, at every payment
+
+    @cache
+    def size(client: int) -> int:
+        return int(sizes[client])
 
     def at(client: int, index: int) -> tuple[Release, ...]:
-        return releases(RoundInfo(int(index), int(client), int(sizes[client]), int(lengths[index])))
+        return releases(RoundInfo(index, client, size(client), lengths[index]))
 
     if not len(cohorts):
         groups = [np.arange(num_clients)]

@@ -84,9 +84,9 @@ def _cut(block: Array, shapes: list[tuple[int, ...]]) -> list[Array]:
 def _in_shape(key: Key, shapes: list[tuple[int, ...]]) -> list[Array]:
     """The numbers of the block for a CPU, those of a large leaf made in the shape in which they are used.
 
-    The compiler then makes words, normals and their addition in one pass. It shares an array among cores along
-    its first axis, and where the shares are unequal it does not vectorise: a long block of odd length took twenty
-    times as long (`python benchmarks/noise.py`). A small leaf may be narrow, which is as bad: the small ones
+    The compiler then makes words, normals and their addition in one pass. It shares an array among cores along its
+    first axis, and where the shares are unequal it does not vectorise: steps with one block of odd length took
+    seven times as long (`python benchmarks/noise.py`). A small leaf may be narrow, which is as bad: the small ones
     are made together, in a loop of two turns, so that the compiler cannot make them in their own shape.
     """
     sizes = [math.prod(shape) for shape in shapes]
