@@ -32,6 +32,7 @@ ADULT |= {"model.name": "logistic", "privacy.clip": "example", "method_options.f
 ADULT |= {"privacy.epsilon": 17.0, "privacy.delta": 1e-4, "privacy.unit": "message", "privacy.noise": "paper"}
 MNIST = {"num_clients": 50, "cohort_size": 50, "local_steps": 8, "batch_size": 64, "batch_sampling": "disjoint"}
 MNIST |= {"model.name": "mlp", "model.hidden": [256], "client_lr": 0.1, "secagg.mode": "off"}
+PLAIN = {"method_options.param_clip": 8.0, "method_options.proximal": 0.0, "method_options.optimizer": "sgd"}
 GIVEN = {
     "data.split": "given",
     "privacy.noise": "given",
@@ -44,7 +45,7 @@ WORKLOADS = {  # spec, then (features, classes, records a client)
     "A1": ({**ADULT, "batch_size": 1}, (113, 2, 325)),
     "A32": ({**ADULT, "batch_size": 32}, (113, 2, 325)),
     "B1": ({**MNIST, **GIVEN, "preset": "cpfed"}, (784, 10, 512)),
-    "B2": ({**MNIST, "preset": "nbafl", "method_options.param_clip": 20.0}, (784, 10, 512)),
+    "B2": ({**MNIST, **PLAIN, "preset": "nbafl"}, (784, 10, 512)),
     "C": ({"preset": "dp-scaffold"}, (784, 47, 2500)),
 }
 

@@ -3,7 +3,8 @@
     python benchmarks/noise.py
 
 Normals of a model of 203,530 numbers added to an update; the same inside a loop that a compiler could have fused;
-orders of a client's records. Times are the best of several, in milliseconds; ratios are what counts.
+a model of an odd number of parameters as one block and leaf by leaf; orders and subsets of a client's records.
+Times are the best of several, in milliseconds; ratios are what counts.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import time
 import jax
 import jax.numpy as jnp
 
+from dither.engines import devices
 from dither.privacy import noise, sampling, threefry
 
 COUNT = 203_530
 
 
 def main() -> None:
+    devices.set_up()
     theirs, ours = jax.random.key(0), threefry.key(0)
     update = jnp.zeros(COUNT)
 
@@ -52,6 +55,7 @@ def main() -> None:
             "privacy.noise.gaussian": best(clients(written_out), ours, small),
         },
     )
+    compare("a step of softmax regression, 784 x 47 + 47 numbers", odd_model(ours))
     for size in (512, 2500, 60_000):
         compare(
             f"an order of {size:,} records",
@@ -63,6 +67,52 @@ def main() -> None:
                 ),
             },
         )
+
+    compare("50 subsets of 500 out of 2,500", subsets(ours))
+
+
+def odd_model(key) -> dict[str, float]:
+    """100 steps with noise on a model of 36,895 numbers."""
+    start = {"w": jnp.zeros((784, 47)), "b": jnp.zeros(47)}
+
+    def steps(draw):
+        def all_steps(key, params):
+            def one(number, params):
+                noise = draw(jax.random.fold_in(key, number), params)
+                return jax.tree.map(lambda leaf, z: leaf - 0.1 * z, params, noise)
+
+            return jax.lax.fori_loop(0, 100, one, params)
+
+        return all_steps
+
+    def one_block(key, params):
+        block = noise.from_words(jax.random.bits(key, (36_895,), jnp.uint32))
+        return {"w": block[47:].reshape(784, 47), "b": block[:47]}
+
+    return {
+        "one block": best(steps(one_block), key, start, repeats=5),
+        "privacy.noise.standard_normal": best(steps(noise.standard_normal), key, start, repeats=5),
+    }
+
+
+def subsets(key) -> dict[str, float]:
+    size, count, rows = 2500, 500, 50
+
+    def sorted_(key):
+        return jax.vmap(lambda k: sampling.permutation(k, size, largest=size)[:count])(jax.random.split(key, rows))
+
+    def pairs(key):
+        fresh = size - count + jnp.arange(count, dtype=jnp.int32)
+        draws = jax.random.randint(key, (rows, count), 0, fresh + 1)
+        return jax.vmap(lambda row: sampling._floyd(row, fresh))(draws)
+
+    return {
+        "orders cut short": best(sorted_, key),
+        "Floyd's rule, all pairs compared": best(pairs, key),
+        "privacy.sampling.subset": best(
+            lambda key: sampling.subset(key, size, count, largest=size, rows=rows), key
+        ),
+    }
 
 
 def by_two_words(key, size):

@@ -229,7 +229,7 @@ def test_releases_do_not_depend_on_the_model(name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_clients_that_are_alike_in_one_round_are_alike_in_all(name):
-    """What `proofs.alike` rests on: it looks at round 0."""
+    """What `proofs.alike` rests on: it looks at three rounds."""
     values = {"batch_sampling": "fixed", "sampling_rate": 0.0, "privacy.noise": "given", "privacy.noise_std": 0.5}
     if name in ("cpfed", "concentrated", "dp-scaffold"):  # those that take a schedule and unequal noise
         values |= {"privacy.noise_schedule": "rounds", "privacy.noise_decay": 0.9}
@@ -240,13 +240,28 @@ def test_clients_that_are_alike_in_one_round_are_alike_in_all(name):
     sizes = np.array([70, 70, 70, 90, 90, 70])
     prepared = prepare(spec, models.logistic(30), client_sizes=sizes, num_params=31)
     releases = prepared.build(prepared.hyper).releases
-    groups = proofs.alike(releases, sizes, 3)
+    groups = proofs.alike(releases, sizes, [np.arange(3)])
     assert sorted(np.concatenate(groups).tolist()) == list(range(6))
     for index in range(8):
         for group in groups:
             assert len({releases(RoundInfo(index, int(c), int(sizes[c]), 3)) for c in group}) == 1
     if "privacy.noise_scale" in values:
         assert {tuple(group.tolist()) for group in groups} == {(0, 2, 5), (1,), (3,), (4,)}
+
+
+def test_clients_whose_noise_parts_later_are_not_taken_for_each_other():
+    """A method of one's own may let the noise of some clients fade: the loudest must not stand for the others."""
+    sizes = np.full(4, 50)
+
+    def releases(info):
+        fades = info.client % 2 and info.index > 3
+        return (Release("uplink", 0.1 if fades else 1.0, 1.0, 1, None, "a method of one's own"),)
+
+    cohorts = [np.arange(4)] * 8
+    groups = proofs.alike(releases, sizes, cohorts)
+    assert [group.tolist() for group in groups] == [[0, 2], [1, 3]]
+    (everyone,) = proofs.classes(releases, sizes, cohorts, joint=True, groups=groups)
+    assert sum(count for kind, count in everyone.most if kind[0].noise_std == 0.1) == 4
 
 
 def test_what_many_clients_reveal_is_asked_once(tmp_path):

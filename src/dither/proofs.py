@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,15 +73,19 @@ def classes(
     """
     num_clients = len(sizes)
     taking_part = _TakingPart(cohorts, num_clients)
-    lengths = taking_part.lengths
+    lengths = taking_part.lengths.tolist()  # plain numbers: `at` is asked for every round, at every payment
+
+    @cache
+    def size(client: int) -> int:
+        return int(sizes[client])
 
     def at(client: int, index: int) -> tuple[Release, ...]:
-        return releases(RoundInfo(int(index), int(client), int(sizes[client]), int(lengths[index])))
+        return releases(RoundInfo(index, client, size(client), lengths[index]))
 
     if not len(cohorts):
         groups = [np.arange(num_clients)]
     elif groups is None:
-        groups = alike(releases, sizes, int(lengths[0]))
+        groups = alike(releases, sizes, cohorts)
     if len(groups) > _MOST_CLASSES or (joint and len(groups) > 1):
         worst = _worst_of(at, [int(group[0]) for group in groups], lattice)
         return [_bound_class(np.arange(num_clients), taking_part, worst, lattice)]
@@ -89,13 +93,17 @@ def classes(
 
 
 def alike(
-    releases: Callable[[RoundInfo], tuple[Release, ...]], sizes: np.ndarray, cohort_size: int
+    releases: Callable[[RoundInfo], tuple[Release, ...]], sizes: np.ndarray, cohorts: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
-    """The clients that reveal the same when they take part in round 0, and so in any other: clients differ in
-    their records and in the size of their noise, never in how it changes from round to round."""
-    found: dict[tuple[Release, ...], list[int]] = {}
+    """The clients that reveal the same when they take part in the first round, one in the middle and the last, and
+    so in any other: what a method owes (CONTRIBUTING.md) is that clients differ in their records and in the size
+    of their noise, not in a course that it takes between."""
+    used = [index for index, cohort in enumerate(cohorts) if len(cohort)]
+    asked = sorted({used[0], used[len(used) // 2], used[-1]}) if used else []
+    found: dict[tuple[tuple[Release, ...], ...], list[int]] = {}
     for client, size in enumerate(sizes.tolist()):
-        found.setdefault(releases(RoundInfo(0, client, size, cohort_size)), []).append(client)
+        key = tuple(releases(RoundInfo(index, client, size, len(cohorts[index]))) for index in asked)
+        found.setdefault(key, []).append(client)
     return [np.array(group) for group in found.values()]
 
 

@@ -53,7 +53,7 @@ class Spending:
         self._releases = releases
         self._sizes, self._cohorts = sizes, cohorts
         self._clients, self._facts, self._replay = clients, facts, replay
-        self._alike: dict[int, list[np.ndarray]] = {}  # by the size of round 0's cohort; asked once
+        self._alike: list[np.ndarray] | None = None  # asked once
         self._so_far: tuple[int, Counter[tuple[Release, ...]]] = (0, Counter())  # of the newest payment
 
     def pay(self, start: int, stop: int) -> int:
@@ -111,10 +111,9 @@ class Spending:
             return Counter()
         # Rounds keep their numbers: what is revealed may depend on them.
         cohorts = [np.zeros(0, np.int32)] * start + list(self._cohorts[start:stop])
-        size = len(cohorts[0])
-        if size not in self._alike:
-            self._alike[size] = proofs.alike(self._releases, self._sizes, size)
-        (everyone,) = proofs.classes(self._releases, self._sizes, cohorts, joint=True, groups=self._alike[size])
+        if self._alike is None:
+            self._alike = proofs.alike(self._releases, self._sizes, self._cohorts)
+        (everyone,) = proofs.classes(self._releases, self._sizes, cohorts, joint=True, groups=self._alike)
         return Counter(dict(everyone.most))
 
 

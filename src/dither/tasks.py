@@ -53,7 +53,7 @@ class Task:
     def alike(self) -> list[np.ndarray]:
         """Clients that reveal the same when they take part."""
         releases = self.prepared.build(self.prepared.hyper).releases
-        return proofs.alike(releases, self.federation.size, len(self.cohorts[0]) if self.cohorts else 0)
+        return proofs.alike(releases, self.federation.size, self.cohorts)
 
     @cached_property
     def noise_ratio(self) -> float:

@@ -314,8 +314,10 @@ class Simulation:
         finite = sent.finite
         if self.aggregation:
             total = jax.tree.map(lambda leaf: sums.sum_apart(leaf, finite & present), sent.upload)
-        else:
+        elif jax.default_backend() == "cpu":
             total, finite = sums.summed_beside(sent.upload, present, index)
+        else:  # an accelerator would wait for the loop
+            total = jax.tree.map(lambda leaf: sums.masked_sum(leaf, finite & present), sent.upload)
         counted = finite & present
         return Gathered(
             total=total,

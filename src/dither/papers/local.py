@@ -32,6 +32,8 @@ from dither.models import Model
 from dither.privacy import clipping, noise, sampling
 from dither.privacy.sampling import Batches
 
+_SMALL_STEP = 4096  # numbers in a batch
+
 
 class Batch(NamedTuple):
     """One local step's records, with 0/1 weights (0 is padding)."""
@@ -60,7 +62,11 @@ def train(
         return step(carry, batch, number)
 
     numbers = jnp.arange(batches.positions.shape[0])
-    end, diagnostics = jax.lax.scan(body, start, (numbers, batches.positions, batches.weights))
+    # Two small steps a turn spare a CPU some of the loop's own work; more only take longer to compile.
+    small = batches.positions.shape[1] * math.prod(records.x.shape[1:]) <= _SMALL_STEP
+    unroll = 2 if small and jax.default_backend() == "cpu" else 1
+    inputs = (numbers, batches.positions, batches.weights)
+    end, diagnostics = jax.lax.scan(body, start, inputs, unroll=unroll)
     return end, jnp.mean(diagnostics)
 
 

@@ -119,7 +119,7 @@ def _product(a: Array, d: Array) -> Array:
     where its result is the smaller thing to turn.
     """
     exact = jax.lax.Precision.HIGHEST
-    if a.shape[0] > d.shape[1]:
+    if a.shape[0] > d.shape[1] and jax.default_backend() == "cpu":
         return jnp.matmul(d.T, a, precision=exact).T
     return jnp.matmul(a.T, d, precision=exact)
 

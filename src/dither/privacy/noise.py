@@ -71,7 +71,7 @@ def standard_normal(key: Key, tree: PyTree) -> PyTree:
     total = sum(math.prod(shape) for shape in shapes)
     if isinstance(key, OsEntropy):
         return jax.tree.unflatten(structure, _cut(_mapped_like(key, leaves).draw(total), shapes))
-    if total > _ONE_DRAW and threefry.is_key(key):
+    if _ONE_DRAW < total <= 2**32 and threefry.is_key(key) and jax.default_backend() == "cpu":
         return jax.tree.unflatten(structure, _in_shape(key, shapes))
     return jax.tree.unflatten(structure, _cut(from_words(jax.random.bits(key, (total,), jnp.uint32)), shapes))
 
@@ -82,16 +82,16 @@ def _cut(block: Array, shapes: list[tuple[int, ...]]) -> list[Array]:
 
 
 def _in_shape(key: Key, shapes: list[tuple[int, ...]]) -> list[Array]:
-    """The numbers of the block, those of a large leaf made in the shape in which they are used.
+    """The numbers of the block for a CPU, those of a large leaf made in the shape in which they are used.
 
-    A CPU's compiler then makes words, normals and their addition in one pass. It shares an array among cores along
-    its first axis, and where the shares are unequal it does not vectorise: a long block of odd length took twenty
-    times as long (`python benchmarks/noise.py`). A small leaf may be narrow, which is as bad: on a CPU the small
-    ones are made together, in a loop of two turns, so that the compiler cannot make them in their own shape.
+    The compiler then makes words, normals and their addition in one pass. It shares an array among cores along its
+    first axis, and where the shares are unequal it does not vectorise: steps with one block of odd length took
+    seven times as long (`python benchmarks/noise.py`). A small leaf may be narrow, which is as bad: the small ones
+    are made together, in a loop of two turns, so that the compiler cannot make them in their own shape.
     """
     sizes = [math.prod(shape) for shape in shapes]
     firsts = [sum(sizes[:i]) for i in range(len(sizes))]
-    small = [size <= _ONE_DRAW and jax.default_backend() == "cpu" for size in sizes]
+    small = [size <= _ONE_DRAW for size in sizes]
     drawn: list[Any] = [
         None if together else from_words(threefry.words(key, threefry.counted(shape, first)))
         for shape, first, together in zip(shapes, firsts, small, strict=True)

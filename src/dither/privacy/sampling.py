@@ -34,7 +34,7 @@ REPLACE_ONE = "replace-one"
 ADD_REMOVE = "add/remove"
 
 _ORDER_BITS = 62  # random bits an entry by which a permutation is sorted
-_SORTED = 2048  # numbers in a subset up to which nothing is sorted
+_SORTED = 1024  # numbers in a subset up to which several at once are not sorted
 _TRUNCATION = 1e-12  # probability per batch that a capped Poisson batch would have been longer
 
 
@@ -253,7 +253,7 @@ def subset(key: Key, population: Array | int, count: int, *, largest: int, rows:
     """
     if count == 1:
         return jax.random.randint(key, (rows, 1), 0, population)
-    if count > _SORTED and count * count > 12 * largest * math.log2(largest + 1):
+    if (rows == 1 or count > _SORTED) and count * count > 12 * largest * math.log2(largest + 1):
         keys = jax.random.split(key, rows)
         return jax.vmap(lambda k: permutation(k, population, largest=largest)[:count])(keys)
     fresh = (population - count + jnp.arange(count)).astype(jnp.int32)
