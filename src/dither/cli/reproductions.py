@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from dither.cli.bars import Bar
 from dither.cli.options import DataDir, Json, Quiet
 from dither.cli.printing import escape, print_table, terminal
 from dither.cli.stopping import going_on
@@ -71,9 +71,14 @@ def reproduce(
         for figure in chosen:
             less = figure.views(scale)[0].reductions()
             typer.echo(f"{figure.id}: {'; '.join(less) or 'as at full scale'}")
-    view = _Bar(silent)
+    bar = Bar(silent)
+
+    def drawn(entry: dict[str, Any]) -> None:
+        verdicts = ", ".join(f"{claim['id']} {claim['printed']['status']}" for claim in entry["claims"])
+        bar.say(f"{entry['id']}: {entry['refused'] or verdicts}")
+
     kept = "--no-cache keeps nothing: the same command begins again"
-    with going_on(kept if no_cache else "finished runs are kept: the same command continues"), view:
+    with going_on(kept if no_cache else "finished runs are kept: the same command continues"), bar:
         result = api.reproduce(
             what or "all",
             scale=scale,
@@ -83,8 +88,8 @@ def reproduce(
             data_dir=data_dir,
             only_compute=only_compute,
             command=arguments,
-            on_progress=view.update,
-            on_figure=view.figure,
+            on_progress=lambda now: bar.update(now.done, now.total, now.figure),
+            on_figure=drawn,
         )
     other = report.disagreements(result.claims, _claims_of(against)) if against else []
     if as_json:
@@ -126,53 +131,6 @@ def _print_claims(claims: list[dict[str, Any]]) -> None:
 def _coloured(status: str) -> str:
     colour = _COLOURS.get(status)
     return f"[{colour}]{status}[/]" if colour else status
-
-
-class _Bar:
-    """A live bar with the time left on a terminal, a line now and then elsewhere."""
-
-    def __init__(self, silent: bool) -> None:
-        self._silent = silent
-        self._bar: Any = None
-        self._task: Any = None
-        self._told = -1
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def update(self, now: Any) -> None:
-        if self._silent:
-            return
-        if self._bar is None and terminal().is_terminal:
-            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-            self._bar = Progress(
-                TextColumn("{task.description:20}"),
-                BarColumn(bar_width=None),
-                TextColumn("{task.percentage:3.0f}%"),
-                TimeElapsedColumn(),
-                TextColumn("left"),
-                TimeRemainingColumn(elapsed_when_finished=False),
-                console=terminal(),
-            )
-            self._task = self._bar.add_task("", total=now.total)
-            self._bar.start()
-        if self._bar is not None:
-            self._bar.update(self._task, completed=now.done, description=now.figure)
-        elif int(10 * now.done / max(now.total, 1e-9)) > self._told:
-            self._told = int(10 * now.done / max(now.total, 1e-9))
-            typer.echo(f"{10 * self._told}%  {now.figure}")
-
-    def figure(self, entry: dict[str, Any]) -> None:
-        if self._silent:
-            return
-        verdicts = ", ".join(f"{claim['id']} {claim['printed']['status']}" for claim in entry["claims"])
-        say: Callable[[str], Any] = self._bar.console.print if self._bar is not None else typer.echo
-        say(f"{entry['id']}: {entry['refused'] or verdicts}")
 
 
 def register(app: typer.Typer) -> None:

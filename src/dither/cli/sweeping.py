@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from dither.cli import crews
+from dither.cli.bars import Bar
 from dither.cli.options import DataDir, Json, Settings, spec_from
 from dither.cli.printing import SEEN, epsilon_text, error_terminal, escape, print_table, short, terminal
 
@@ -54,17 +55,17 @@ def sweep(
     from dither.sweeping import default_folder
 
     folder = out or default_folder(spec.with_values(values))
-    view = _Bar(silent=quiet or as_json)
+    bar = Bar(silent=quiet or as_json)
 
     def again() -> str:
         words = sys.argv[1:] if out is not None else [*sys.argv[1:], "--out", str(folder)]
         return f"finished batches are kept, continue with: {shlex.join(['dither', *words])}"
 
     try:
-        with crews.crew(processes, process, coordinator, again, silent=quiet), view:
+        with crews.crew(processes, process, coordinator, again, silent=quiet), bar:
             found = api.sweep(
                 spec, grid, values=values, out=folder, max_memory=max_memory, data_dir=data_dir,
-                on_progress=view.update,
+                on_progress=lambda now: bar.update(now.done, now.total, f"{now.runs}/{now.of} runs"),
             )  # fmt: skip
     except KeyboardInterrupt:
         error_terminal().print(
@@ -129,48 +130,6 @@ def _against(found: Any) -> str:
 
 def _with_error(mean: float, error: float | None) -> str:
     return f"{mean:.4f}" if error is None else f"{mean:.4f} ± {error:.4f}"
-
-
-class _Bar:
-    """A live bar with the time left on a terminal, a line now and then elsewhere."""
-
-    def __init__(self, silent: bool) -> None:
-        self._silent = silent
-        self._bar: Any = None
-        self._told = 0
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def update(self, now: Any) -> None:
-        if self._silent:
-            return
-        if self._bar is None and terminal().is_terminal:
-            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-            self._bar = Progress(
-                TextColumn("{task.fields[runs]}"),
-                BarColumn(bar_width=None),
-                TextColumn("{task.percentage:3.0f}%"),
-                TimeElapsedColumn(),
-                TextColumn("left"),
-                TimeRemainingColumn(elapsed_when_finished=False),
-                console=terminal(),
-            )
-            # What was on disk is no sign of today's speed: the bar starts behind it.
-            self._before = now.done
-            self._task = self._bar.add_task("", total=now.total - now.done, runs="")
-            self._bar.start()
-        text = f"{now.runs}/{now.of} runs"
-        if self._bar is not None:
-            self._bar.update(self._task, completed=now.done - self._before, runs=text)
-        elif int(10 * now.done / max(now.total, 1e-9)) > self._told:
-            self._told = int(10 * now.done / max(now.total, 1e-9))
-            typer.echo(f"{10 * self._told}%  {text}")
 
 
 def register(app: typer.Typer) -> None:
