@@ -141,7 +141,7 @@ def test_a_continued_run_keeps_its_devices(folder):
 @pytest.mark.slow
 def test_a_run_on_two_devices_goes_on_with_two(folder, tmp_path, monkeypatch):
     """Also where one would be chosen now: memory and cores may be others by then."""
-    spec = spec_of(folder, "auto", **{"data.stream_memory": 0.01})
+    spec = spec_of(folder, "auto", cohort_size=9)  # so many that the order of a sum shows
     with monkeypatch.context() as then:
         then.setattr(devices, "cores", lambda: 2)
         then.setattr(devices, "worth_sharing", lambda flops: True)
