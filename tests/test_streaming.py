@@ -141,7 +141,9 @@ def test_a_continued_run_keeps_its_devices(folder):
 @pytest.mark.slow
 def test_a_run_on_two_devices_goes_on_with_two(folder, tmp_path, monkeypatch):
     """Also where one would be chosen now: memory and cores may be others by then."""
-    spec = spec_of(folder, "auto", cohort_size=9)  # so many that the order of a sum shows
+    # A method and a cohort whose sums show the order in which they are added.
+    values = {"method": "dp-scaffold", "batch_sampling": "shuffled", "method_options.stop_at_budget": "no"}
+    spec = spec_of(folder, "auto", cohort_size=9, **values)
     with monkeypatch.context() as then:
         then.setattr(devices, "cores", lambda: 2)
         then.setattr(devices, "worth_sharing", lambda flops: True)
