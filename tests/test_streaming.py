@@ -2,19 +2,25 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
-from dither import api, data
+from dither import api, cli, data, runs, sweeps, training
 from dither.compiling import check
-from dither.errors import DataError, SpecError
+from dither.data import folders
+from dither.engines import devices
+from dither.engines.shards import Shards
+from dither.errors import DataError, RunExists, SpecError
 from dither.spec import Spec
 from dither.spending import Ledger, data_id
-from dither.tasks import accounted, build_task
+from dither.tasks import accounted, build_task, deal
 from tests.conftest import make_records
 
 
@@ -68,12 +74,19 @@ def interrupt_at(stop):
     return stopping
 
 
-def test_a_streamed_run_that_was_killed_ends_as_one_in_memory(folder, tmp_path):
-    book = tmp_path / "ledger"
+def test_a_streamed_run_that_was_killed_ends_as_one_in_memory(folder, tmp_path, monkeypatch):
+    book, others = tmp_path / "ledger", set(threading.enumerate())
     in_memory = api.run(spec_of(folder, "no"), out=tmp_path / "memory", ledger=book)
-    spec = spec_of(folder, "yes")
-    with pytest.raises(RuntimeError, match="killed"):
+    spec = spec_of(folder, "auto")
+    monkeypatch.setattr(folders, "free_memory", lambda: 0.0)
+    with pytest.raises(RuntimeError, match="killed") as killed:
         api.run(spec, out=tmp_path / "disk", ledger=book, checkpoint_seconds=0, on_evaluation=interrupt_at(5))
+    # Nobody reads on, though the error holds on to everything.
+    for thread in set(threading.enumerate()) - others:
+        if thread.name.startswith("read-"):
+            thread.join(20)
+            assert not thread.is_alive(), killed
+    monkeypatch.undo()  # there is room now, and yet it goes on as it began
     streamed = api.resume(tmp_path / "disk", ledger=book)
     assert outcome(streamed) == outcome(in_memory)
     report = streamed.summary["streamed"]
@@ -82,6 +95,7 @@ def test_a_streamed_run_that_was_killed_ends_as_one_in_memory(folder, tmp_path):
     assert "streamed" not in in_memory.summary
     found = [json.loads((run.folder / "provenance.json").read_text()) for run in (in_memory, streamed)]
     assert [each["records"] for each in found] == ["in memory", "streamed from the disk"]
+    assert [each["devices"] for each in found] == [1, 1]
     assert found[0]["data_digest"] == found[1]["data_digest"]
     # One data set in the ledger, whose accounts know both runs.
     ledger = Ledger(book)
@@ -89,6 +103,70 @@ def test_a_streamed_run_that_was_killed_ends_as_one_in_memory(folder, tmp_path):
     assert streamed.evaluate(folder) == in_memory.evaluate(folder)
     assert streamed.evaluate(folder)["records"] == 2400
     assert streamed.predict(folder).tolist() == streamed.predict(np.load(folder / "x.npy")).tolist()
+
+
+def test_what_was_read_is_charged_whatever_lies_there_by_then(folder, tmp_path):
+    own = shutil.copytree(folder, tmp_path / "own")
+    task = build_task(spec_of(own, "yes"))
+    run = runs.RunFolder.create(tmp_path / "run", task.spec, training.provenance(task))
+    np.save(tmp_path / "x.npy", np.zeros((2400, 8), np.float32))
+    os.replace(tmp_path / "x.npy", own / "x.npy")
+    account = training.spending(task, run, tmp_path / "ledger")
+    assert account.dataset == data_id(account.ledger, path=str(folder)) != data_id(account.ledger, path=str(own))
+
+
+def test_a_home_folder_is_known_by_its_short_name(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(folder.parent))
+    (folder.parent / "own.csv").write_text("a,b\n1,2\n")
+    book = Ledger(tmp_path / "ledger")
+    for name in (folder.name, "own.csv"):
+        assert data_id(book, path=f"~/{name}") == data_id(book, path=str(folder.parent / name))
+    for command in (
+        ["data", "describe", f"~/{folder.name}", "--json", "--picture", str(tmp_path / "a.png")],
+        ["budget", "show", f"~/{folder.name}", "--json", "--ledger", str(tmp_path / "ledger")],
+    ):
+        result = CliRunner().invoke(cli.app, command)
+        assert result.exit_code == 0, result.output
+
+
+def test_a_continued_run_keeps_its_devices(folder):
+    task = build_task(spec_of(folder, "yes", **{"data.stream_memory": 0.01}))
+    assert check(task) == check(task, {"devices": 1}) == Shards()
+    assert check(task, {"devices": 2}) == Shards(clients=2)
+    with pytest.raises(RunExists, match=r"begun on 64 devices; the 4 here .*DITHER_DEVICES=64"):
+        check(task, {"devices": 64})
+    assert check(task, {"devices": 64, "processes": 32}) == Shards()
+
+
+@pytest.mark.slow
+def test_a_run_on_two_devices_goes_on_with_two(folder, tmp_path, monkeypatch):
+    """Also where one would be chosen now: memory and cores may be others by then."""
+    # A method and a cohort whose sums show the order in which they are added.
+    values = {"method": "dp-scaffold", "batch_sampling": "shuffled", "method_options.stop_at_budget": "no"}
+    spec = spec_of(folder, "auto", cohort_size=9, **values)
+    with monkeypatch.context() as then:
+        then.setattr(devices, "cores", lambda: 2)
+        then.setattr(devices, "worth_sharing", lambda flops: True)
+        whole = api.run(spec, out=tmp_path / "whole")
+        with pytest.raises(RuntimeError, match="killed"):
+            api.run(spec, out=tmp_path / "killed", checkpoint_seconds=0, on_evaluation=interrupt_at(5))
+    monkeypatch.setattr(folders, "free_memory", lambda: 0.0)
+    continued = api.resume(tmp_path / "killed")
+    assert continued.folder == tmp_path / "killed"
+    assert runs.RunFolder(tmp_path / "killed").provenance()["devices"] == 2
+    assert outcome(continued) == outcome(whole)
+    assert "streamed" not in continued.summary
+
+
+def test_each_run_of_a_batch_scores_its_own_training_records(folder):
+    dataset = data.load(path=folder, stream="no")
+    values = {"data.path": "", "data.name": "adult", "data.partition": "iid", "num_clients": 7}
+    specs = [spec_of(folder, "no", **values, **{"data.split": "per-client", "seed": seed}) for seed in (0, 1)]
+    problems = [deal(spec, data.pool(dataset))[1] for spec in specs]
+    joined = sweeps._joined(problems)
+    assert not np.array_equal(*joined.train_rows)
+    for rows, federation in zip(joined.train_rows, joined.federations, strict=True):
+        np.testing.assert_array_equal(rows, np.sort(federation.order))
 
 
 @pytest.mark.slow

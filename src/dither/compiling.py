@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from dither.engines import devices, processes, simulate, streaming
 from dither.engines.shards import ONE_DEVICE, Shards
-from dither.errors import SpecError
+from dither.errors import RunExists, SpecError
 from dither.spec import Spec
 from dither.tasks import Task, aggregation
 
@@ -34,11 +34,27 @@ def compiled(task: Task, **options: Any) -> Compiled:
     return Compiled(made, rounds, inputs)
 
 
-def check(task: Task) -> None:
-    """Refuse what cannot be shared among processes, and records that stream through too little memory."""
-    shards = sharing(task)["shards"]
+def check(task: Task, begun: Mapping[str, Any] | None = None) -> Shards:
+    """The devices for one run. Refuses what cannot be shared among processes, and records that stream through too
+    little memory.
+
+    `begun` is the provenance of a run to be continued. It gets as many devices as it had, whatever would be chosen
+    here: another number would add its sums in another order, to other bits."""
+    shards: Shards = sharing(task)["shards"]
+    wanted = int((begun or {}).get("devices", shards.devices))
+    # Among processes everyone gives as many; and a run that several began, any number of them may continue.
+    if begun and wanted != shards.devices and processes.count() == 1:
+        here = len(processes.devices(wanted))
+        if here == wanted:
+            shards = Shards(clients=wanted)
+        elif "processes" not in begun:
+            raise RunExists(
+                f"this run was begun on {wanted} devices; the {here} here would add its sums in another order. "
+                f"Continue it where there are {wanted} (on a CPU: DITHER_DEVICES={wanted}), or start a new run"
+            )
     if task.dataset.streamed:
         _held(task, shards)
+    return shards
 
 
 def simulation(task: Task, **options: Any) -> simulate.Simulation:

@@ -83,8 +83,12 @@ class RunFolder:
 
     def run_id(self) -> str:
         """A name that no other run has: where and when it was made, as provenance.json says."""
-        made = json.loads((self.path / "provenance.json").read_text(encoding="utf-8"))
-        return str(made["run"])
+        return str(self.provenance()["run"])
+
+    def provenance(self) -> dict[str, Any]:
+        """Where and how the run was begun."""
+        found: dict[str, Any] = json.loads((self.path / "provenance.json").read_text(encoding="utf-8"))
+        return found
 
     def discard(self) -> None:
         """Remove a folder in which no round was made."""

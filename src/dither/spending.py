@@ -23,13 +23,15 @@ from dither.privacy.ledger import Budget, Charge, Ledger
 EVERY_RECORD = "every record"
 
 
-def data_id(ledger: Ledger, *, path: str = "", name: str = "") -> str:
-    """The ledger's id of a data set: of the bytes of the user's own file (of a folder: of its files' digests),
-    however it is encoded; of the name of a set of the catalogue."""
-    if path and Path(path).is_dir():
-        content = f"folder: {data.folder_digest(path)}".encode()
+def data_id(ledger: Ledger, *, path: str = "", name: str = "", digest: str = "") -> str:
+    """The ledger's id of a data set: of the bytes of the user's own file (of a folder: of x.npy and y.npy),
+    however it is encoded; of the name of a set of the catalogue. `digest` is the `ledger_digest` of a folder that
+    is loaded already: what was read is charged, whatever lies at `path` by now."""
+    own = Path(path).expanduser()
+    if path and (digest or own.is_dir()):
+        content = f"folder: {digest or data.folder_digest(own)}".encode()
     else:
-        content = Path(path).read_bytes() if path else f"catalogue: {name}".encode()
+        content = own.read_bytes() if path else f"catalogue: {name}".encode()
     return ledger.fingerprint(np.frombuffer(content, np.uint8))
 
 

@@ -243,4 +243,5 @@ def _joined(problems: Sequence[simulate.Problem]) -> simulate.Problem:
         federations=[problem.federations[0] for problem in problems],
         test_rows=[problem.test_rows[0] for problem in problems],
         test_weights=[problem.test_weights[0] for problem in problems],
+        train_rows=[problem.train_rows[0] for problem in problems] if problems[0].train_rows else (),
     )

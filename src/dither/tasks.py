@@ -72,14 +72,16 @@ def build_task(
     data_dir: str | Path | None = None,
     dataset: data.Dataset | None = None,
     arrays: Arrays | None = None,
+    stream: str = "",
 ) -> Task:
     """Load the data (unless given), deal it out, and make model and method ready.
 
-    `arrays` are `pooled(dataset)`, for callers that make many tasks of one data set.
+    `arrays` are `pooled(dataset)`, for callers that make many tasks of one data set. `stream` is used instead of
+    data.stream.
     """
     devices.set_up()
     if dataset is None:
-        dataset = load_data(spec, data_dir=data_dir)
+        dataset = load_data(spec, data_dir=data_dir, stream=stream)
     x, y = arrays = arrays or pooled(dataset)
     count = len(dataset.y_train)
     # Parts of the pooled arrays from here on, so that the records are held once.
@@ -408,8 +410,8 @@ def _prepared(
     return prepared._replace(caveats=(*prepared.caveats, caveat))
 
 
-def load_data(spec: Spec, *, data_dir: str | Path | None = None) -> data.Dataset:
-    """The spec's data set, encoded."""
+def load_data(spec: Spec, *, data_dir: str | Path | None = None, stream: str = "") -> data.Dataset:
+    """The spec's data set, encoded. `stream` is used instead of data.stream."""
     d = spec.data
     dataset = data.load(
         "" if d.path else d.name,
@@ -423,7 +425,7 @@ def load_data(spec: Spec, *, data_dir: str | Path | None = None) -> data.Dataset
         test_fraction=d.test_fraction,
         group_column=d.column if d.partition == "column" else "",
         seed=spec.seed,
-        stream=d.stream,
+        stream=stream or d.stream,
     )
     dataset = data.pool(dataset) if d.split == "per-client" else dataset
     return dataset if d.part == "all" else data.public_part(dataset, d.part, d.public_fraction)

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -21,6 +22,7 @@ from dither.compiling import check, compiled, designs, engine_options, facts, sh
 from dither.core import Params
 from dither.engines import processes, simulate
 from dither.engines.aggregate import Aggregation
+from dither.engines.shards import Shards
 from dither.engines.streaming import Streamed
 from dither.errors import BudgetExhausted, ClientRefused, DataError, RunExists, SpecError
 from dither.secagg import costs
@@ -44,6 +46,7 @@ from dither.timing import Clock
 
 CHECKPOINT_SECONDS = 5.0
 _SCORED = 16_384  # records of a folder that a trained run scores at a time
+_WAYS = {"no": "in memory", "yes": "streamed from the disk"}  # data.stream, and how provenance.json says it
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,7 @@ class Run:
 
     def _pieces(self, features: Any, *, labels: str) -> Iterator[data.Encoded]:
         """The records of a table or file; those of a folder, which may not fit memory, some at a time."""
-        if not isinstance(features, str | Path) or not Path(features).is_dir():
+        if not isinstance(features, str | Path) or not Path(features).expanduser().is_dir():
             yield self._encode(features, labels=labels)
             return
         if self.schema is not None:
@@ -140,7 +143,8 @@ def run(
     """Train a spec (a preset's name, a TOML file, a mapping or a `Spec`) and leave a run folder.
 
     `values` are dotted keys put on top of the spec. `resume` continues a folder that was interrupted: the
-    outcome is bit for bit that of an uninterrupted run on the same device and versions.
+    outcome is bit for bit that of an uninterrupted run on the same device and versions. It keeps as many devices
+    as it was begun on, and its records where they were (in memory or on the disk), whatever memory is free now.
 
     Your own data is always charged to a ledger (the default one, or `ledger`), the catalogue's sets only when
     `ledger` is given. Where a budget ends the run early, `summary["stopped"]` says so.
@@ -168,27 +172,30 @@ def _run(
     if resume is None:
         path = Path(out) if out is not None else default_folder(spec)
         refuse_taken(path)
+        begun: dict[str, Any] = {}
     else:
         _check_spec(runs.RunFolder.open(resume), spec)
+        begun = runs.RunFolder.open(resume).provenance()
         finished = runs.RunFolder.open(resume).summary()
         if finished is not None and "stopped" not in finished:
             processes.tell("end")
             return load(resume)
     processes.tell("run", spec=spec.to_toml())
     with clock("start_up"):
-        task = build_task(spec, data_dir=data_dir)
-        check(task)  # before there is a folder
+        kept = next((stream for stream, way in _WAYS.items() if way == begun.get("records")), "")
+        task = build_task(spec, data_dir=data_dir, stream=kept)
+        shards = check(task, begun)  # before there is a folder
         if processes.count() > 1:
             processes.compare(facts(task))
         if resume is None:
-            folder = runs.RunFolder.create(path, spec, provenance(task))
+            folder = runs.RunFolder.create(path, spec, {**provenance(task), "devices": shards.devices})
             if task.dataset.schema is not None:
                 task.dataset.schema.save(folder.path / "schema.toml")
         else:
             folder = runs.RunFolder.open(resume)
     with clock("ledger"):
         account = spending(task, folder, ledger)
-    return train(task, folder, checkpoint_seconds, on_start, on_evaluation, account, clock)
+    return train(task, folder, checkpoint_seconds, on_start, on_evaluation, shards, account, clock)
 
 
 def spending(task: Task, folder: runs.RunFolder, ledger: str | Path | None) -> Spending | None:
@@ -209,7 +216,9 @@ def spending(task: Task, folder: runs.RunFolder, ledger: str | Path | None) -> S
     # The run folder keeps an anchor: a ledger that is rolled back later no longer agrees with it.
     book = Ledger(ledger or Ledger.default_path(), anchor=folder.path / "ledger-anchor.json")
     own_rows = spec.data.partition == "column"
-    dataset = data_id(book, path=spec.data.path, name=spec.data.name)
+    # What was read is charged, not what lies there by now.
+    digest = task.dataset.ledger_digest
+    dataset = data_id(book, path=spec.data.path, name=spec.data.name, digest=digest)
     budget = book.budget(dataset)
     if budget is not None and budget.view == "sum" and spec.aggregation == "off":
         raise SpecError(
@@ -248,6 +257,7 @@ def train(
     checkpoint_seconds: float,
     on_start: Callable[[Task, Path, int], None] | None,
     on_evaluation: Callable[[dict[str, Any]], None] | None,
+    shards: Shards,
     account: Spending | None = None,
     clock: Clock | None = None,
 ) -> Run:
@@ -256,7 +266,7 @@ def train(
     clock = clock or Clock()
     with clock("start_up"):
         digest = task.data_digest
-        simulation, rounds, inputs = compiled(task)
+        simulation, rounds, inputs = compiled(task, shards=shards)
         state, done, seconds_before = simulation.start(inputs), 0, 0.0
     checkpoint = folder.load_checkpoint()
     folder.clear_leftovers()
@@ -282,7 +292,8 @@ def train(
     saved = time.perf_counter()
     num_rounds = planned_rounds(task)
     stopped = ""
-    with Interrupt() as interrupt:
+    reading = closing(rounds) if isinstance(rounds, Streamed) else nullcontext()
+    with reading, Interrupt() as interrupt:
         for start, end in simulate.chunks(done, num_rounds, spec.eval_every):
             stop = end
             if account is not None:
@@ -564,7 +575,7 @@ def provenance(task: Task) -> dict[str, Any]:
         **({"processes": processes.count()} if processes.count() > 1 else {}),
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
         "data_digest": task.data_digest,
-        "records": "streamed from the disk" if task.dataset.streamed else "in memory",
+        "records": _WAYS["yes" if task.dataset.streamed else "no"],
         "spec_digest": task.spec.digest(),
         "randomness": task.spec.source_of_randomness,
     }

@@ -1,6 +1,7 @@
 """A folder of .npy files: the records of an .npz, in memory or on the disk, and what is wrong with a folder."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -133,7 +134,9 @@ def test_groups_of_given_test_records(tmp_path):
     (x, y), (x_test, y_test) = records(), records(50, seed=1)
     parts = {"groups": np.arange(300) % 7, "groups_test": np.arange(50) % 7}
     folder = write(tmp_path / "a", x=x, y=y, x_test=x_test, y_test=y_test, **parts)
-    pooled = data.pool(data.load(path=folder, stream="yes"))
+    found = data.load(path=folder, stream="yes")
+    assert found.groups.flags.owndata, "still mapped"
+    pooled = data.pool(found)
     federation = data.partition(pooled, kind="column", num_clients=7, seed=0)
     assert federation.size.sum() == 350
     np.testing.assert_array_equal(
@@ -141,25 +144,52 @@ def test_groups_of_given_test_records(tmp_path):
     )
 
 
-def test_the_digest_follows_every_file_and_is_read_once(tmp_path, monkeypatch):
-    x, y = records()
+def test_the_ledger_knows_records_and_labels_alone_and_a_checkpoint_every_file(tmp_path):
+    (x, y), (x_test, y_test) = records(), records(50, seed=1)
     folder = write(tmp_path / "a", x=x, y=y)
     first = data.folder_digest(folder)
-    again = write(tmp_path / "b", x=x, y=y)
-    assert data.folder_digest(again) == first
-    assert data.load(path=again, stream="no").digest == data.load(path=folder, stream="yes").digest
-    opened = []
-    fill = folders._fill
-    monkeypatch.setattr(folders, "_fill", lambda file, buffer: opened.append(file.name) or fill(file, buffer))
-    assert data.folder_digest(folder) == first
-    assert not opened
-    changed = x.copy()
-    changed[17, 3] += 1
-    write(again, x=changed)
-    assert data.folder_digest(again) != first
-    assert opened
-    write(folder, groups=np.zeros(300, int))
-    assert data.folder_digest(folder) != first
+    found = [data.load(path=folder, stream=stream) for stream in ("yes", "no")]
+    for files in ({"groups": np.arange(300) % 7}, {"x_test": x_test, "y_test": y_test}, {"groups_test": y_test}):
+        found.append(data.load(path=write(folder, **files), stream="yes"))
+    (folder / "classes.json").write_text('["a", "b", "c"]')
+    found.append(data.load(path=folder, stream="yes"))
+    found.append(data.load(path=write(tmp_path / "b", x=x, y=y), test_path=folder, stream="yes"))
+    assert {each.ledger_digest for each in found} == {first} == {data.folder_digest(folder)}
+    assert found[0].digest == found[1].digest
+    assert len({each.digest for each in found}) == len(found) - 1
+    x[17, 3] += 1
+    changed = data.folder_digest(write(folder, x=x))
+    y[17] = (y[17] + 1) % 3
+    assert len({first, changed, data.folder_digest(write(folder, y=y))}) == 3
+
+
+def test_a_write_through_a_mapping_is_another_data_set(tmp_path):
+    x, y = records()
+    folder = write(tmp_path / "a", x=x, y=y)
+    before, status = data.load(path=folder, stream="yes"), (folder / "x.npy").stat()
+    np.load(folder / "x.npy", mmap_mode="r+")[17, 3] += 1
+    os.utime(folder / "x.npy", ns=(status.st_atime_ns, status.st_mtime_ns))  # as a mapping may leave it
+    after = data.load(path=folder, stream="yes")
+    assert after.ledger_digest != before.ledger_digest
+    assert after.digest != before.digest
+
+
+def test_what_is_digested_is_what_is_read(tmp_path, monkeypatch):
+    x, y = records()
+    folder, other = write(tmp_path / "a", x=x, y=y), write(tmp_path / "b", x=x + 1)
+    before = data.load(path=folder, stream="yes")
+    examined = folders._examined
+
+    def replaced(array):
+        if (other / "x.npy").exists():
+            os.replace(other / "x.npy", folder / "x.npy")
+        return examined(array)
+
+    monkeypatch.setattr(folders, "_examined", replaced)
+    found = data.load(path=folder, stream="no")
+    assert not (other / "x.npy").exists()
+    assert found.x_train.tobytes() == whole(before.x_train).tobytes()
+    assert found.ledger_digest == before.ledger_digest != data.folder_digest(folder)
 
 
 def test_a_number_that_is_not_finite_is_found_wherever_it_is(tmp_path, monkeypatch):
@@ -197,6 +227,42 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path, change, message):
     folder = write(tmp_path / "a", **{k: v for k, v in ({"x": x, "y": y} | change).items() if v is not None})
     with pytest.raises(DataError, match=message):
         data.load(path=folder, stream="yes")
+
+
+def test_a_file_longer_than_its_array_is_refused(tmp_path):
+    x, y = records()
+    folder = write(tmp_path / "a", x=x, y=y)
+    with (folder / "y.npy").open("ab") as file:
+        np.save(file, y)
+    behind = (folder / "y.npy").stat().st_size // 2
+    with pytest.raises(DataError, match=rf"y.npy' has {behind:,} bytes after its records"):
+        data.load(path=folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("x_test.npy", "x_test.npy' is a link to 'gone', which is not there"),
+        ("groups.npy", "groups.npy' is a link to 'gone'"),
+        ("classes.json", "classes.json' cannot be read as JSON: .*No such file"),
+    ],
+)
+def test_a_link_to_nowhere_is_not_an_absent_file(tmp_path, name, message):
+    x, y = records()
+    folder = write(tmp_path / "a", x=x, y=y)
+    (folder / name).symlink_to("gone")
+    with pytest.raises(DataError, match=message):
+        data.load(path=folder)
+
+
+def test_more_records_than_can_be_numbered_are_refused(tmp_path, monkeypatch):
+    (x, y), (x_test, y_test) = records(), records(50, seed=1)
+    folder = write(tmp_path / "a", x=x, y=y, x_test=x_test, y_test=y_test)
+    monkeypatch.setattr(folders, "_MOST", 350)
+    assert len(data.load(path=folder, stream="yes").x_test) == 50
+    monkeypatch.setattr(folders, "_MOST", 349)
+    with pytest.raises(DataError, match="300 training and 50 test records; at most 349 together"):
+        data.load(path=folder)
 
 
 def test_what_a_folder_does_not_take_is_said(tmp_path):

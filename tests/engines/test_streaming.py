@@ -1,6 +1,7 @@
 """Records from the disk: the bits of the same records in memory, few of them at a time, and read ahead."""
 
 import threading
+from concurrent.futures import CancelledError
 
 import jax
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 from dither import models
 from dither.core import Setting
-from dither.data import Federation, Mapped
+from dither.data import Federation, Mapped, mapped
 from dither.engines import cohorts, scoring, simulate, streaming
 from dither.engines.aggregate import Aggregation
 from dither.engines.arrays import Problem
@@ -176,6 +177,33 @@ def test_what_goes_wrong_while_reading_ahead_is_raised_where_the_block_is_needed
     state = streamed.advance(simulation.start(inputs), inputs, 0, 1)
     with pytest.raises(OSError, match="the disk is gone"):
         streamed.advance(state, inputs, 1, ROUNDS)
+
+
+def test_closing_gives_up_what_is_being_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(mapped, "_ROWS", 4)
+    _, on_disk = problem_of(tmp_path)
+    simulation, hyper, who = simulation_of("cpfed")
+    streamed = streaming.Streamed(simulation, on_disk, who, streaming.Room(100, 1))
+    inputs = streamed.inputs(on_disk, seeds=[5], hyper=hyper)
+    taken, started, go_on = [], threading.Event(), threading.Event()
+
+    def watched(file, rows, out):
+        taken.append(len(rows))
+        started.set()
+        assert go_on.wait(20)
+
+    monkeypatch.setattr(mapped._File, "take", watched)
+    asked = streamed._ask(0, inputs)
+    assert started.wait(20)
+    threads = list(streamed._reader._threads)
+    streamed.close()  # does not wait
+    go_on.set()
+    with pytest.raises(CancelledError):
+        asked.result(20)
+    assert sum(taken) <= 4 * mapped._READERS < SIZES[who[0]].sum()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
 
 
 def test_blocks_hold_whole_rounds_and_a_client_once():

@@ -122,6 +122,6 @@ def _data_id(book: Any, data: str) -> str:
 
     if data in entries():
         return data_id(book, name=data)
-    if not Path(data).exists():
+    if not Path(data).expanduser().exists():
         raise SpecError(f"{data!r} is neither a file (or folder) nor a data set of `dither data list`")
     return data_id(book, path=data)

@@ -85,7 +85,7 @@ def data_describe(
     """Records, classes and features; who would hold what, as a table and a picture."""
     from dither import data
 
-    own = Path(name).suffix in (".csv", ".parquet", ".npz") or Path(name).is_dir()
+    own = Path(name).suffix in (".csv", ".parquet", ".npz") or Path(name).expanduser().is_dir()
     dataset = data.load(
         "" if own else name,
         path=name if own else "",

@@ -20,8 +20,8 @@ class Dataset(NamedTuple):
     `x_*` are float32 [records, features] (images flattened, in [0, 1]); `y_*` are int32 class numbers.
     `groups*` hold the values of the partition column, one a record, where one was asked for.
     `covered` is False when the encoding used values read from the records themselves: no ε then covers
-    that step, and `notes` says which values. `digest` is that of the files where they were digested as they were
-    read; where records are streamed, `x_*` are `Mapped`.
+    that step, and `notes` says which values. Of a folder, digested as it was read, `digest` covers every file and
+    `ledger_digest` the records and labels alone; where records are streamed, `x_*` are `Mapped`.
     """
 
     name: str
@@ -38,6 +38,7 @@ class Dataset(NamedTuple):
     notes: tuple[str, ...]
     covered: bool
     digest: str = ""
+    ledger_digest: str = ""
 
     @property
     def streamed(self) -> bool:

@@ -6,8 +6,10 @@
     records/groups.npy    [records]: who holds each record, for partition = "column" (groups_test.npy likewise)
     records/classes.json  a list of the class names; without it they are read from the labels
 
-Labels and groups are held in memory. The files are read through once, for their digests (by which a ledger and a
-checkpoint know the records) and to see that every number is finite.
+Labels and groups are copied into memory. Each load reads the files through once, for their digests and to see that
+every number is finite, by the very mappings that it hands on: no other file can come between. A checkpoint knows
+the folder by all of its files; a ledger knows the records by x.npy and y.npy alone, so that a file put beside them
+opens no fresh budget.
 """
 
 from __future__ import annotations
@@ -16,20 +18,28 @@ import hashlib
 import json
 import os
 from contextlib import suppress
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dither.data.dataset import Dataset, stratified_split
-from dither.data.mapped import Mapped, zeros_aligned
+from dither.data.mapped import Mapped, pieces, zeros_aligned
 from dither.data.tables import held_out_count, npz_classes, npz_labels
 from dither.errors import DataError
 
 STREAM = ("auto", "yes", "no")
 FILES = ("x.npy", "y.npy", "x_test.npy", "y_test.npy", "groups.npy", "groups_test.npy", "classes.json")
 _PIECE = 8 << 20  # bytes read at a time
+_MOST = 2**31 - 1  # records that can be numbered
+
+
+class _Part(NamedTuple):
+    """Records, their labels, and the digest of both."""
+
+    x: np.ndarray
+    y: np.ndarray
+    digest: str
 
 
 def load_folder(
@@ -43,30 +53,26 @@ def load_folder(
     """The arrays of a folder. With `stream` "yes" `x_train` and `x_test` are `Mapped`; with "no" they are read
     into memory; "auto" reads them unless they would take more than half of the memory that is free."""
     folder = Path(path).expanduser()
-    x, y = _pair(folder, "")
+    x, y, ledger_digest = _pair(folder, "")
     given = Path(test_path).expanduser() if test_path else folder
     if test_path and not given.is_dir():
         raise DataError(f"test_path={str(test_path)!r} is no folder; beside a folder of records give another one")
-    x_test, y_test = None, None
+    test = None
     if test_path:
-        x_test, y_test = _pair(given, "")
-    elif (folder / "x_test.npy").exists() or (folder / "y_test.npy").exists():
-        x_test, y_test = _pair(folder, "_test")
-    if x_test is not None and (
-        x_test.shape[1:] != x.shape[1:] or (x_test.dtype == np.uint8) != (x.dtype == np.uint8)
-    ):
-        raise DataError(
-            f"{folder.name!r}: test records have shape {x_test.shape[1:]} and type {x_test.dtype}, training "
-            f"records {x.shape[1:]} and {x.dtype}"
-        )
+        test = _pair(given, "")
+    elif _is_there(folder, "x_test.npy") or _is_there(folder, "y_test.npy"):
+        test = _pair(folder, "_test")
+    if test is not None:
+        _check_test(folder.name, x, test.x)
     image_shape = x.shape[1:] if x.ndim >= 3 else ()
     named = _classes(folder)
     classes, read = npz_classes({} if named is None else {"classes": np.array(named)}, y, folder.name)
     labels = npz_labels(y, classes, folder.name)
     groups, groups_test = _groups(folder, "groups.npy", len(y)), None
+    digest = [ledger_digest, test.digest if test else "", _digest(groups), json.dumps(named)]
     scale = 255.0 if x.dtype == np.uint8 and x.ndim >= 3 else 1.0
     records = Mapped([x], scale=scale)
-    if x_test is None or y_test is None:
+    if test is None:
         rows, test_rows = stratified_split(labels, held_out_count(len(labels), test_fraction), seed)
         rows, test_rows = rows.astype(np.int32), test_rows.astype(np.int32)
         records_test, labels_test = records[test_rows], labels[test_rows]
@@ -74,9 +80,9 @@ def load_folder(
         if groups is not None:
             groups, groups_test = groups[rows], groups[test_rows]
     else:
-        records_test, labels_test = Mapped([x_test], scale=scale), npz_labels(y_test, classes, given.name)
-        groups_test = _groups(given, "groups.npy" if test_path else "groups_test.npy", len(y_test))
-    digest = folder_digest(folder) + (folder_digest(given) if test_path else "")
+        records_test, labels_test = Mapped([test.x], scale=scale), npz_labels(test.y, classes, given.name)
+        groups_test = _groups(given, "groups.npy" if test_path else "groups_test.npy", len(test.y))
+        digest.append(_digest(groups_test))
     size = records.nbytes + records_test.nbytes
     streamed = stream == "yes" or (stream == "auto" and 2 * size > free_memory())
     held: Any = (records, records_test) if streamed else _whole(records, records_test)
@@ -94,7 +100,8 @@ def load_folder(
         groups_test=groups_test,
         notes=("preprocessing not covered: the classes were read from the data",) if read else (),
         covered=not read,
-        digest=hashlib.sha256(digest.encode()).hexdigest(),
+        digest=hashlib.sha256("\n".join(digest).encode()).hexdigest(),
+        ledger_digest=ledger_digest,
     )
 
 
@@ -106,7 +113,7 @@ def arrays_of(path: str | os.PathLike[str], *, classes: tuple[str, ...], labels:
         _check_numbers(folder, "x.npy", x)
         y = None
     else:
-        x, y = _pair(folder, "")
+        x, y, _ = _pair(folder, "")
     scale = 255.0 if x.dtype == np.uint8 and x.ndim >= 3 else 1.0
     return Mapped([x], scale=scale), None if y is None or labels == "ignore" else npz_labels(
         y, classes, folder.name
@@ -114,15 +121,8 @@ def arrays_of(path: str | os.PathLike[str], *, classes: tuple[str, ...], labels:
 
 
 def folder_digest(path: str | os.PathLike[str]) -> str:
-    """SHA-256 over the names and contents of a folder's files, read in pieces."""
-    folder = Path(path).expanduser()
-    if not (folder / "x.npy").is_file():
-        raise DataError(f"folder {str(folder)!r} has no file x.npy; {', '.join(FILES)} are looked for there")
-    digest = hashlib.sha256()
-    for name in FILES:
-        if (folder / name).is_file():
-            digest.update(f"{name} {_examined(folder / name)[0]}\n".encode())
-    return digest.hexdigest()
+    """The `ledger_digest` of a folder: SHA-256 of its records and labels, whatever lies beside them."""
+    return _pair(Path(path).expanduser(), "").digest
 
 
 def free_memory() -> float:
@@ -155,21 +155,42 @@ def _whole(train: Mapped, test: Mapped) -> tuple[np.ndarray, np.ndarray]:
     return x, x_test
 
 
-def _pair(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
+def _pair(folder: Path, part: str) -> _Part:
     x, y = _open(folder, f"x{part}.npy"), _open(folder, f"y{part}.npy")
     if x.ndim < 2 or y.ndim != 1 or len(x) != len(y):
         raise DataError(
             f"{folder.name!r}: x{part}.npy has shape {x.shape} and y{part}.npy has shape {y.shape}; "
             "[records, ...] and [records] are needed"
         )
-    if len(x) >= 2**31:
-        raise DataError(f"{folder.name!r}: x{part}.npy has {len(x):,} records; at most 2^31 - 1 can be numbered")
-    _check_numbers(folder, f"x{part}.npy", x)
-    return x, np.asarray(y)
+    if len(x) > _MOST:
+        raise DataError(f"{folder.name!r}: x{part}.npy has {len(x):,} records; at most {_MOST:,} can be numbered")
+    y = np.array(y)
+    both = f"{_check_numbers(folder, f'x{part}.npy', x)}\n{_digest(y)}"
+    return _Part(x, y, hashlib.sha256(both.encode()).hexdigest())
+
+
+def _check_test(name: str, x: np.ndarray, x_test: np.ndarray) -> None:
+    if x_test.shape[1:] != x.shape[1:] or (x_test.dtype == np.uint8) != (x.dtype == np.uint8):
+        raise DataError(
+            f"{name!r}: test records have shape {x_test.shape[1:]} and type {x_test.dtype}, training "
+            f"records {x.shape[1:]} and {x.dtype}"
+        )
+    if len(x) + len(x_test) > _MOST:
+        raise DataError(
+            f"{name!r}: {len(x):,} training and {len(x_test):,} test records; at most {_MOST:,} together can be "
+            "numbered"
+        )
+
+
+def _is_there(folder: Path, name: str) -> bool:
+    """A link to nowhere is there, too: opening it says what is missing."""
+    return os.path.lexists(folder / name)
 
 
 def _open(folder: Path, name: str) -> np.ndarray:
     path = folder / name
+    if path.is_symlink() and not path.exists():
+        raise DataError(f"{str(path)!r} is a link to {os.readlink(path)!r}, which is not there")
     if not path.is_file():
         raise DataError(f"folder {str(folder)!r} has no file {name}; {', '.join(FILES)} are looked for there")
     try:
@@ -177,12 +198,19 @@ def _open(folder: Path, name: str) -> np.ndarray:
     except Exception as error:  # format, pickle and mapping errors are one thing to the user: not a plain .npy
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise DataError(f"{str(path)!r} cannot be read as .npy: {first}") from None
-    if not isinstance(array, np.ndarray) or array.ndim == 0 or len(array) == 0:
+    if not isinstance(array, np.memmap) or array.ndim == 0 or array.nbytes == 0:
         raise DataError(f"{str(path)!r} is empty; at least one record is needed")
+    behind = path.stat().st_size - array.offset - array.nbytes
+    if behind:
+        raise DataError(
+            f"{str(path)!r} has {behind:,} bytes after its records, which nothing would read or check; save one "
+            "array in it"
+        )
     return array
 
 
-def _check_numbers(folder: Path, name: str, x: np.ndarray) -> None:
+def _check_numbers(folder: Path, name: str, x: np.ndarray) -> str:
+    """Refuse what no record can be; the digest comes of the same reading."""
     if x.dtype.kind not in "fiub":
         raise DataError(f"{folder.name!r}: {name} has type {x.dtype}; numbers are needed")
     if not x.flags.c_contiguous:
@@ -190,19 +218,20 @@ def _check_numbers(folder: Path, name: str, x: np.ndarray) -> None:
             f"{folder.name!r}: {name} is stored column by column (Fortran order), where a record is spread over "
             "the whole file; save numpy.ascontiguousarray of it"
         )
-    bad = _examined(folder / name)[1]
+    digest, bad = _examined(x)
     if bad >= 0:
         row, column = divmod(bad, int(np.prod(x.shape[1:])))
         raise DataError(
             f"{folder.name!r}: feature {column} of record {row} in {name} is {x.reshape(-1)[bad]}, not finite; "
             "correct it or remove the record"
         )
+    return digest
 
 
 def _groups(folder: Path, name: str, count: int) -> np.ndarray | None:
-    if not (folder / name).exists():
+    if not _is_there(folder, name):
         return None
-    groups = _open(folder, name)
+    groups = np.array(_open(folder, name))
     if groups.shape != (count,):
         raise DataError(f"{folder.name!r}: {name} has shape {groups.shape} for {count:,} records; one a record")
     return groups
@@ -210,7 +239,7 @@ def _groups(folder: Path, name: str, count: int) -> np.ndarray | None:
 
 def _classes(folder: Path) -> list[str] | None:
     path = folder / "classes.json"
-    if not path.exists():
+    if not _is_there(folder, path.name):
         return None
     try:
         classes = json.loads(path.read_text(encoding="utf-8"))
@@ -221,41 +250,22 @@ def _classes(folder: Path) -> list[str] | None:
     return [str(name) for name in classes]
 
 
-def _examined(path: Path) -> tuple[str, int]:
-    """SHA-256 of a file and, of records, the place of the first number that is not finite (-1: none)."""
-    status = path.stat()
-    return _examine(path, status.st_size, status.st_mtime_ns)
+def _digest(array: np.ndarray | None) -> str:
+    return "" if array is None else _examined(array)[0]
 
 
-@lru_cache(maxsize=16)
-def _examine(path: Path, size: int, changed: int) -> tuple[str, int]:
-    """One reading serves digest and check; a file of the same size and time is the one that was read before."""
-    del size, changed
-    dtype, header = None, 0
-    if path.name.startswith("x"):
-        array = _open(path.parent, path.name)
-        header = int(getattr(array, "offset", 0))
-        dtype = array.dtype if array.dtype.kind == "f" else None
-    digest, bad, at = hashlib.sha256(), -1, 0
-    buffer = np.empty(_PIECE, np.uint8)
-    with path.open("rb", buffering=0) as file:
-        digest.update(file.read(header))
-        while count := _fill(file, buffer):
-            digest.update(buffer[:count].data)
-            if dtype is not None and bad < 0 and count >= dtype.itemsize:
-                numbers = buffer[: count - count % dtype.itemsize].view(dtype)
-                # Both ends finite, all finite: as quick as memory, while isfinite writes an array. As float32,
-                # which is what the records become.
-                with np.errstate(over="ignore", invalid="ignore"):
-                    if not np.isfinite(np.array([numbers.max(), numbers.min()]).astype(np.float32)).all():
-                        bad = at + int(np.flatnonzero(~np.isfinite(numbers.astype(np.float32)))[0])
-                at += len(numbers)
+def _examined(array: np.ndarray) -> tuple[str, int]:
+    """SHA-256 of an array (its type, its shape, its bytes) and the place of the first number in it that is not
+    finite (-1: none), in one reading."""
+    digest = hashlib.sha256(f"{array.dtype.str} {array.shape}\n".encode())
+    bad, at = -1, 0
+    for numbers in pieces(array, _PIECE):
+        digest.update(numbers.view(np.uint8).data)
+        if array.dtype.kind == "f" and bad < 0:
+            # Both ends finite, all finite: as quick as memory, while isfinite writes an array. As float32, which
+            # is what the records become.
+            with np.errstate(over="ignore", invalid="ignore"):
+                if not np.isfinite(np.array([numbers.max(), numbers.min()]).astype(np.float32)).all():
+                    bad = at + int(np.flatnonzero(~np.isfinite(numbers.astype(np.float32)))[0])
+        at += len(numbers)
     return digest.hexdigest(), bad
-
-
-def _fill(file: Any, buffer: np.ndarray) -> int:
-    """Read until the buffer is full or the file ends: a single read may give less."""
-    done = 0
-    while done < len(buffer) and (count := file.readinto(buffer[done:].data)):
-        done += count
-    return done

@@ -7,8 +7,9 @@ with some of its rows. Whoever would turn it into one array in memory is refused
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -73,8 +74,9 @@ class Mapped:
         both = Mapped([file.array for file in (*one._files, *other._files)], scale=float(one._scale))
         return both._with(np.concatenate([one._rows, other._rows + np.int32(one._ends[-1])]))
 
-    def read(self, rows: np.ndarray, out: np.ndarray) -> None:
-        """Copy those records, by their numbers here, to the front of `out`. Quickest where they ascend."""
+    def read(self, rows: np.ndarray, out: np.ndarray, stop: threading.Event | None = None) -> None:
+        """Copy those records, by their numbers here, to the front of `out`. Quickest where they ascend. Where
+        `stop` is set meanwhile it soon gives up, by `CancelledError`."""
         chosen = self._rows[rows]
         if len(chosen) == 0:
             return
@@ -83,15 +85,17 @@ class Mapped:
         share = max(_ROWS, -(-len(chosen) // _READERS))
         cuts = [*range(0, len(chosen), share), len(chosen)]
         if len(cuts) == 2:
-            self._copy(chosen, out)
+            self._copy(chosen, out, stop)
             return
         with ThreadPoolExecutor(_READERS) as pool:
-            jobs = [pool.submit(self._copy, chosen[a:b], out[a:b]) for a, b in pairwise(cuts)]
+            jobs = [pool.submit(self._copy, chosen[a:b], out[a:b], stop) for a, b in pairwise(cuts)]
         for job in jobs:
             job.result()
 
-    def _copy(self, chosen: np.ndarray, out: np.ndarray) -> None:
+    def _copy(self, chosen: np.ndarray, out: np.ndarray, stop: threading.Event | None) -> None:
         for at in range(0, len(chosen), _ROWS):
+            if stop is not None and stop.is_set():
+                raise CancelledError("nobody needs these records any more")
             some = chosen[at : at + _ROWS]
             target = out[at : at + len(some)]
             for file, (first, end) in zip(self._files, pairwise(self._ends.tolist()), strict=True):
@@ -131,19 +135,32 @@ class _File(NamedTuple):
             self.map.madvise(mmap.MADV_NORMAL if span <= _NEAR * len(rows) else mmap.MADV_RANDOM)
 
     def take(self, rows: np.ndarray, out: np.ndarray) -> None:
-        """Copy rows, and let go of their pages: until then they count as this process's memory. They stay in the
-        system's cache."""
+        """Copy rows, and let go of their pages."""
         if self.array.dtype == np.float32:
             np.take(self.array, rows, axis=0, out=out, mode="clip")  # "raise" would go through a copy
         else:
             out[...] = self.array[rows]
+        row_bytes = self.array.strides[0]
+        self.let_go(int(rows.min()) * row_bytes, (int(rows.max()) + 1) * row_bytes)
+
+    def let_go(self, first: int, stop: int) -> None:
+        """Give back the pages of these bytes of the array: until then they count as this process's memory. They
+        stay in the system's cache."""
         if self.map is not None:
-            row_bytes = self.array.strides[0]
-            first = (self.at + int(rows.min()) * row_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
-            stop = self.at + (int(rows.max()) + 1) * row_bytes
+            first = (self.at + first) // mmap.PAGESIZE * mmap.PAGESIZE
             margin = _AROUND // mmap.PAGESIZE * mmap.PAGESIZE
-            first, stop = max(first - margin, 0), min(stop + margin, len(self.map))
+            first, stop = max(first - margin, 0), min(self.at + stop + margin, len(self.map))
             self.map.madvise(mmap.MADV_DONTNEED, first, stop - first)
+
+
+def pieces(array: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    """All numbers of an array in the order of its file, about `size` bytes at a time; pages of a mapped file are
+    let go behind each piece."""
+    file, numbers = _File.of(array), array.reshape(-1)
+    step, each = max(size // array.itemsize, 1), array.itemsize
+    for at in range(0, len(numbers), step):
+        yield numbers[at : at + step]
+        file.let_go(at * each, min(at + step, len(numbers)) * each)
 
 
 def zeros_aligned(shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:

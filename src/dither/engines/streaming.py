@@ -10,6 +10,7 @@ of the same records in memory, however long the blocks are.
     state = simulation.start(inputs)
     state = streamed.advance(state, inputs, 0, 100)
     streamed.evaluate(state, inputs)
+    streamed.close()
 
 Two blocks are alive at a time: one at work, one that is read ahead (and, on an accelerator, already put there). A
 third is only asked for when the first is done, whose memory it takes.
@@ -17,6 +18,7 @@ third is only asked for when the first is done, whose memory it takes.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -112,6 +114,7 @@ class Streamed:
         self._now: Block | None = None
         self._reader = ThreadPoolExecutor(1, "read-ahead")
         self._scorer = ThreadPoolExecutor(1, "read-to-score")
+        self._closed = threading.Event()
         self._score = jax.jit(self._score_pieces)
         self._means = jax.jit(_means)
         self._read = {"blocks": 0, "records_read": 0, "records_scored": 0}
@@ -145,6 +148,7 @@ class Streamed:
             # Done before its memory is given to the block after the next.
             state = jax.block_until_ready(self.simulation.advance(state, block.inputs, start, end))
             start = end
+            del block  # or it would be alive while the next one is waited for
         return state
 
     def evaluate(self, state: State, inputs: Inputs) -> dict[str, np.ndarray]:
@@ -170,6 +174,12 @@ class Streamed:
             "seconds_waiting": round(self._waited, 3),
         }
 
+    def close(self) -> None:
+        """Read no further, and wait for nobody: what is being read ahead is given up. No rounds after this."""
+        self._closed.set()
+        for threads in (self._reader, self._scorer):
+            threads.shutdown(wait=False, cancel_futures=True)
+
     def _count(self, **more: int) -> None:
         for name, number in more.items():
             self._read[name] += number  # each name is counted in one thread alone
@@ -180,7 +190,7 @@ class Streamed:
         """The block with a round, the next one asked for."""
         if self._now is not None and self._now.first <= index < self._now.stop:
             return self._now
-        self._now = None  # no array looks at its memory any more
+        self._now = None  # it is done, and its memory is what the next one asked for is read into
         ahead, self._ahead = self._ahead, None
         block = self._waiting(ahead) if ahead is not None else None
         if block is None or block.first != index:  # the first one, or rounds were skipped
@@ -214,7 +224,7 @@ class Streamed:
         # As the disk has them; `order` leads each client to its own.
         at = np.argsort(rows)
         rows = rows[at]
-        self._records.read(rows, x)
+        self._records.read(rows, x, self._closed)
         y, order, start = (np.zeros(n, np.int32) for n in (len(x), len(x), len(federation.size)))
         y[: len(rows)] = problem.y[rows]
         order[at] = np.arange(len(rows), dtype=np.int32)
@@ -273,7 +283,7 @@ class Streamed:
     ) -> Future[tuple[Array, Array, Array]]:
         def load() -> tuple[Array, Array, Array]:
             some = rows[at : min(at + len(x), stop)]
-            self._records.read(some, x)
+            self._records.read(some, x, self._closed)
             y, weight = np.zeros(len(x), np.int32), np.zeros(len(x), np.float32)
             y[: len(some)], weight[: len(some)] = self._problem.y[some], weights[at : at + len(some)]
             self._count(records_scored=len(some))
