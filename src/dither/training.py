@@ -172,7 +172,7 @@ def _run(
         _check_spec(runs.RunFolder.open(resume), spec)
         finished = runs.RunFolder.open(resume).summary()
         if finished is not None and "stopped" not in finished:
-            processes.tell("end")
+            processes.dismiss()
             return load(resume)
     processes.tell("run", spec=spec.to_toml())
     with clock("start_up"):
@@ -328,17 +328,20 @@ def train(
     rows = folder.metrics()
     folder.save_model(named_leaves(params))
     refused = np.asarray(state.refused)[0]
-    missing = int(np.asarray(state.missing)[0])
+    missing, participation = int(np.asarray(state.missing)[0]), np.asarray(state.participation)[0]
+    sent, slow = traffic(task, simulation, state, simulation.sizes(state, inputs)), sharing_note(task)
+    # The rest is this process's alone, and may take long: nothing below may need another's devices.
+    processes.dismiss(BudgetExhausted.exit_code if stopped else 0)
     with clock("accounting"):
-        summary = summarise(task, rows, np.asarray(state.participation)[0], missing)
-    summary["traffic"] = traffic(task, simulation, state, simulation.sizes(state, inputs))
+        summary = summarise(task, rows, participation, missing)
+    summary["traffic"] = sent
     _note_aggregation(task, summary, missing)
     if refused.any():
         names = task.federation.names
         summary["refused"] = {names[i]: int(refused[i]) for i in np.flatnonzero(refused)}
         summary["notes"].append(f"updates that were not finite were left out: {summary['refused']}")
-    if sharing_note(task):
-        summary["notes"].append(sharing_note(task))
+    if slow:
+        summary["notes"].append(slow)
     if stopped:
         summary["stopped"] = stopped
         summary["epsilon"]["claimed"] = claimed(claim_after(task, rows[-1]["round"]))
@@ -353,7 +356,6 @@ def train(
         summary["streamed"] = rounds.report()
     summary["timing"] = clock.report()  # of this process: what a resumed run did before is not in it
     folder.save_summary(summary)
-    processes.tell("end", exit_code=BudgetExhausted.exit_code if stopped else 0)
     return Run(folder.path, spec, summary, rows, task.model, params, task.dataset.classes, task.dataset.schema)
 
 
