@@ -305,16 +305,16 @@ def train(
             processes.reached()
             if spec.federation.refused == "abort":
                 _check_refused(state, stop)
-            now = time.perf_counter()
+            now, asked = time.perf_counter(), interrupt.asked  # read once: no end without its checkpoint
             row = {"round": stop, **scores, "seconds": round(seconds_before + now - began, 3)}
             folder.append_metrics(row)
-            if stop == num_rounds or stop < end or interrupt.asked or now - saved >= checkpoint_seconds:
+            if stop == num_rounds or stop < end or asked or now - saved >= checkpoint_seconds:
                 leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
                 folder.save_checkpoint(runs.Checkpoint(stop, leaves, spec.digest(), digest))
                 saved = time.perf_counter()
             if on_evaluation:
                 on_evaluation(row)
-            if interrupt.asked and stop < num_rounds:
+            if asked and stop < num_rounds:
                 raise KeyboardInterrupt
             if stop < end:
                 stopped = f"the privacy budget ends after round {stop} of {num_rounds}"

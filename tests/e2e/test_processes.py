@@ -164,6 +164,11 @@ def test_processes_share_whatever_was_asked_for_but_nothing_that_must_be_drawn_o
     task = api.build_task(Spec.from_toml(SPEC).with_values({"randomness": "os"}))
     with pytest.raises(SpecError, match="3 processes cannot share randomness='os'"):
         sharing(task)
+    monkeypatch.setattr(processes, "_count", 1)
+    monkeypatch.setattr(devices, "cores", lambda: 2)
+    assert devices.for_one_run(round_flops=1e12, record_bytes=1000) == Shards(1, 2)
+    monkeypatch.setattr(processes, "_parted", True)
+    assert devices.for_one_run(round_flops=1e12, record_bytes=1000) == Shards(1, 1)
 
 
 def test_what_process_0_does_alone_comes_after_the_others_are_dismissed(spec, tmp_path, monkeypatch):
@@ -271,8 +276,7 @@ def test_the_others_end_while_process_0_finishes_alone(spec, tmp_path, how):
             time.sleep(0.02)
         time.sleep(1)  # were it waited for, or somebody missed, it would not be there any more
         assert crew.all[0].poll() is None
-        assert not (tmp_path / "made" / "summary.json").exists()
-        assert not (tmp_path / "made" / "sweep.json").exists()
+        assert not (tmp_path / "made" / "plot.png").exists()
         if how == "interrupted":
             crew.all[0].send_signal(signal.SIGINT)
         else:
@@ -286,10 +290,9 @@ def test_the_others_end_while_process_0_finishes_alone(spec, tmp_path, how):
         return
     assert codes == [0, 0], errors
     assert errors == ["", ""]
+    assert (tmp_path / "made" / "plot.png").is_file()
     if how == "run":
         assert runs.RunFolder(tmp_path / "made").summary()["test_accuracy_without_noise"] > 0.5
-    else:
-        assert (tmp_path / "made" / "sweep.json").is_file()
 
 
 # Longer than JAX waits for a process that is not at its first collective over some devices, 30 s.

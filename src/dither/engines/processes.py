@@ -42,6 +42,7 @@ _count, _number, _each = 1, 0, 1
 _met: set[tuple[int, ...]] = set()  # devices that are connected, by their numbers
 _at_work = False  # the others' next word is not an exchange but a collective of the engine
 _lost = False  # nobody can be told anything any more
+_parted = False  # the simulation is over
 
 
 def count() -> int:
@@ -68,6 +69,12 @@ def must_lead() -> None:
 def lost() -> bool:
     """The others cannot be reached: end by `os._exit`, as a usual end would wait for them."""
     return _lost
+
+
+def parted() -> bool:
+    """This process was one of several. JAX connects devices, even those of one process, by the coordinator, which
+    is gone: each is by itself now."""
+    return _parted
 
 
 # Meeting
@@ -135,10 +142,9 @@ def connect(
 
 
 def disconnect() -> None:
-    """Part from the others; each must, at about the same time. Where they are lost, nobody is there to part from.
-
-    JAX is left with this process's devices, each by itself."""
-    global _count, _number
+    """Part from the others; each must, at about that time. Where they are lost there is nobody to part from."""
+    global _count, _number, _parted
+    _parted = _parted or _count > 1
     connected = _count > 1 and not _lost
     _count, _number = 1, 0
     _met.clear()
