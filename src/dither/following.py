@@ -3,6 +3,7 @@
     following.connect("10.0.0.1:7000", count=2, number=1)
     following.follow()            # while process 0, connected likewise, calls dither.run or dither.sweep
 
+The processes meet for one run or sweep, and part when its rounds are made: process 0 finishes it by itself.
 The spec is process 0's. Each process loads the records by itself, and all refuse to go on where they differ.
 Nothing is written here, charged or printed.
 """
@@ -32,17 +33,18 @@ def connect(coordinator: str, *, count: int, number: int, on_wait: Callable[[], 
 
 
 def follow(*, data_dir: str | Path | None = None) -> int:
-    """Compute what process 0 asks for, until it has ended; returns its exit code."""
+    """Compute what process 0 asks for, until it needs nobody any more; returns the exit code it has by then."""
     with processes.together(), training.Interrupt() as interrupt:
         order = processes.hear()
         if order["do"] == "run":
-            return _run(order, interrupt, data_dir)
-        if order["do"] == "sweep":
-            return _sweep(order, interrupt, data_dir)
+            order = _run(order, interrupt, data_dir)
+        elif order["do"] == "sweep":
+            order = _sweep(order, interrupt, data_dir)
+        processes.disconnect()
         return int(order.get("exit_code", 0))
 
 
-def _run(order: dict[str, Any], interrupt: training.Interrupt, data_dir: str | Path | None) -> int:
+def _run(order: dict[str, Any], interrupt: training.Interrupt, data_dir: str | Path | None) -> dict[str, Any]:
     task = build_task(Spec.from_toml(order["spec"], where="process 0's spec"), data_dir=data_dir)
     check(task)
     processes.compare(facts(task))
@@ -59,13 +61,13 @@ def _run(order: dict[str, Any], interrupt: training.Interrupt, data_dir: str | P
         elif order["do"] == "params":
             jax.block_until_ready(simulation.params(state, inputs))
         elif order["do"] == "end":
-            return int(order["exit_code"])
+            return order
         else:
             raise SpecError(f"process 0 orders {order['do']!r}, which is unknown here: use one version of Dither")
         processes.reached()
 
 
-def _sweep(order: dict[str, Any], interrupt: training.Interrupt, data_dir: str | Path | None) -> int:
+def _sweep(order: dict[str, Any], interrupt: training.Interrupt, data_dir: str | Path | None) -> dict[str, Any]:
     specs = [Spec.from_toml(text, where="a spec of process 0") for text in order["specs"]]
     planned = running.planned_for(specs, order["limit"], data_dir=data_dir)
     processes.compare(running.facts(planned))
@@ -77,5 +79,4 @@ def _sweep(order: dict[str, Any], interrupt: training.Interrupt, data_dir: str |
     go_on()
     sweeps.train(planned, done=order["done"], on_evaluation=go_on, on_batch=go_on)
     processes.reached()
-    processes.hear()
-    return 0
+    return processes.hear()

@@ -178,7 +178,7 @@ def _run(
         begun = runs.RunFolder.open(resume).provenance()
         finished = runs.RunFolder.open(resume).summary()
         if finished is not None and "stopped" not in finished:
-            processes.tell("end")
+            processes.dismiss()
             return load(resume)
     processes.tell("run", spec=spec.to_toml())
     with clock("start_up"):
@@ -316,16 +316,16 @@ def train(
             processes.reached()
             if spec.federation.refused == "abort":
                 _check_refused(state, stop)
-            now = time.perf_counter()
+            now, asked = time.perf_counter(), interrupt.asked  # read once: no end without its checkpoint
             row = {"round": stop, **scores, "seconds": round(seconds_before + now - began, 3)}
             folder.append_metrics(row)
-            if stop == num_rounds or stop < end or interrupt.asked or now - saved >= checkpoint_seconds:
+            if stop == num_rounds or stop < end or asked or now - saved >= checkpoint_seconds:
                 leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
                 folder.save_checkpoint(runs.Checkpoint(stop, leaves, spec.digest(), digest))
                 saved = time.perf_counter()
             if on_evaluation:
                 on_evaluation(row)
-            if interrupt.asked and stop < num_rounds:
+            if asked and stop < num_rounds:
                 raise KeyboardInterrupt
             if stop < end:
                 stopped = f"the privacy budget ends after round {stop} of {num_rounds}"
@@ -339,17 +339,20 @@ def train(
     rows = folder.metrics()
     folder.save_model(named_leaves(params))
     refused = np.asarray(state.refused)[0]
-    missing = int(np.asarray(state.missing)[0])
+    missing, participation = int(np.asarray(state.missing)[0]), np.asarray(state.participation)[0]
+    sent, slow = traffic(task, simulation, state, simulation.sizes(state, inputs)), sharing_note(task)
+    # The rest is this process's alone, and may take long: nothing below may need another's devices.
+    processes.dismiss(BudgetExhausted.exit_code if stopped else 0)
     with clock("accounting"):
-        summary = summarise(task, rows, np.asarray(state.participation)[0], missing)
-    summary["traffic"] = traffic(task, simulation, state, simulation.sizes(state, inputs))
+        summary = summarise(task, rows, participation, missing)
+    summary["traffic"] = sent
     _note_aggregation(task, summary, missing)
     if refused.any():
         names = task.federation.names
         summary["refused"] = {names[i]: int(refused[i]) for i in np.flatnonzero(refused)}
         summary["notes"].append(f"updates that were not finite were left out: {summary['refused']}")
-    if sharing_note(task):
-        summary["notes"].append(sharing_note(task))
+    if slow:
+        summary["notes"].append(slow)
     if stopped:
         summary["stopped"] = stopped
         summary["epsilon"]["claimed"] = claimed(claim_after(task, rows[-1]["round"]))
@@ -364,7 +367,6 @@ def train(
         summary["streamed"] = rounds.report()
     summary["timing"] = clock.report()  # of this process: what a resumed run did before is not in it
     folder.save_summary(summary)
-    processes.tell("end", exit_code=BudgetExhausted.exit_code if stopped else 0)
     return Run(folder.path, spec, summary, rows, task.model, params, task.dataset.classes, task.dataset.schema)
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from dither import api, runs
+
 PLAN = [
     "plan", "cpfed", "--epsilon", "8", "--clients", "4", "--model", "logistic", "--proxy", "breast-cancer",
     "--public-fraction", "0.5", "--set", "data.features=all", "--set", "batch_size=56", "--set", "local_steps=1",
@@ -119,6 +121,18 @@ def test_a_command_without_a_state(tmp_path):
     sign = tmp_path / "waiting"
     errors = interrupted(start("presets", sign, program=("-c", WAITING)), sign.exists)
     assert errors == "interrupted; nothing is left half-written: the same command begins again\n"
+
+
+def test_a_run_that_is_interrupted_as_it_reports_keeps_what_it_has_made(tmp_path):
+    values = {"num_rounds": 9, "eval_every": 3, "num_clients": 4, "cohort_size": 2, "data.name": "breast-cancer"}
+
+    def interrupt(row):
+        if row["round"] == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        api.run("fedavg", values=values, out=tmp_path / "run", checkpoint_seconds=3600, on_evaluation=interrupt)
+    assert runs.RunFolder(tmp_path / "run").load_checkpoint().round == 6
 
 
 @pytest.mark.slow

@@ -2,16 +2,18 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
 
+import jax
 import numpy as np
 import pytest
 
-from dither import api, runs
+from dither import api, plots, runs, training
 from dither.cli import crews
 from dither.compiling import sharing
 from dither.engines import devices, processes
@@ -45,24 +47,31 @@ LONG = ["--set", "num_rounds=100000", "--set", "eval_every=20", "--checkpoint-se
 
 
 class Crew:
-    """Two processes with the same command; killed at the end, whatever happens."""
+    """Two processes with the same command; killed at the end, whatever happens. `first` is what each one's Python
+    does before the command."""
 
-    def __init__(self, *arguments, where=(None, None)):
+    def __init__(self, *arguments, where=(None, None), first=("", ""), environment=()):
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             address = f"127.0.0.1:{listener.getsockname()[1]}"
         self.all = [
             subprocess.Popen(
-                [sys.executable, "-m", "dither", *map(str, arguments), *self._options(number, address)],
+                [*self._program(first[number]), *map(str, arguments), *self._options(number, address)],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
                 cwd=where[number],
-                env={**os.environ, **ALIKE},
+                env={**os.environ, **ALIKE, **dict(environment)},
                 start_new_session=True,
             )
             for number in (0, 1)
         ]
+
+    @staticmethod
+    def _program(first):
+        if not first:
+            return [sys.executable, "-m", "dither"]
+        return [sys.executable, "-c", first + "\nfrom dither.cli import main\nmain()"]
 
     @staticmethod
     def _options(number, address):
@@ -155,6 +164,166 @@ def test_processes_share_whatever_was_asked_for_but_nothing_that_must_be_drawn_o
     task = api.build_task(Spec.from_toml(SPEC).with_values({"randomness": "os"}))
     with pytest.raises(SpecError, match="3 processes cannot share randomness='os'"):
         sharing(task)
+    monkeypatch.setattr(processes, "_count", 1)
+    monkeypatch.setattr(devices, "cores", lambda: 2)
+    assert devices.for_one_run(round_flops=1e12, record_bytes=1000) == Shards(1, 2)
+    monkeypatch.setattr(processes, "_parted", True)
+    assert devices.for_one_run(round_flops=1e12, record_bytes=1000) == Shards(1, 1)
+
+
+def test_what_process_0_does_alone_comes_after_the_others_are_dismissed(spec, tmp_path, monkeypatch):
+    calls = []
+
+    def note(where, name, instead=None):
+        function = instead or getattr(where, name)
+        monkeypatch.setattr(where, name, lambda *a, **k: [calls.append(name), function(*a, **k)][1])
+
+    note(processes, "tell")
+    note(processes, "dismiss")
+    note(training, "summarise")
+    note(training, "without_noise", lambda task: 0.5)
+    note(plots, "draw_run", lambda *_, **__: None)
+    note(runs.RunFolder, "save_summary")
+    api.run(spec, values={"compare": True}, out=tmp_path / "run")
+    alone = ["summarise", "without_noise", "draw_run", "save_summary"]
+    assert (
+        calls == ["tell"] * 4 + ["dismiss", "tell"] + alone
+    )  # the spec, two chunks of rounds, the model; the end
+
+
+def test_an_error_after_the_others_are_dismissed_is_told_to_nobody(monkeypatch):
+    told = []
+    monkeypatch.setattr(processes, "exchange", lambda message: told.append(message) or [{}, {}])
+    monkeypatch.setattr(processes, "disconnect", lambda: monkeypatch.setattr(processes, "_count", 1))
+    monkeypatch.setattr(processes, "_count", 2)
+
+    @processes.together()
+    def fail():
+        processes.dismiss(3)
+        raise ValueError("late")
+
+    with pytest.raises(ValueError, match="late"):
+        fail()
+    assert told == [{"do": "end", "work": False, "exit_code": 3}]
+
+
+def test_devices_are_connected_once_and_when_all_processes_are_there(monkeypatch):
+    asked = []
+    monkeypatch.setattr(processes, "exchange", lambda message: asked.append(message))
+    monkeypatch.setattr(processes, "_met", set())
+    some = jax.local_devices()[:1]
+    processes.meet(some)
+    assert asked == []  # alone
+    monkeypatch.setattr(processes, "_count", 2)
+    processes.meet(some)
+    processes.meet(some)
+    assert asked == [{}]
+
+
+def test_an_error_of_gloo_is_explained():
+    late = RuntimeError("UNKNOWN: Gloo context initialization failed: [pair.cc:144] timeout")
+    assert re.search("resolve .* firewall .* compiles more slowly .*pair.cc", str(processes._gone(late)))
+    hangs = RuntimeError("Gloo all-reduce failed: Timed out waiting 1800000ms for recv operation to complete")
+    assert "waited too long" in str(processes._gone(hangs))
+    assert "lost another" in str(processes._gone(RuntimeError("Gloo all-reduce failed: Connection closed")))
+
+
+def test_those_that_run_are_ended_where_another_cannot_be_started(monkeypatch):
+    started = []
+
+    def start(command, **how):
+        if started:
+            raise OSError("no room for another process")
+        started.append(popen([sys.executable, "-c", "import time; time.sleep(60)"], **how))
+        return started[0]
+
+    popen = subprocess.Popen
+    monkeypatch.setenv("DITHER_COORDINATOR", "")  # is set on the way
+    monkeypatch.setattr(crews, "_move_to", lambda cores: None)
+    monkeypatch.setattr(crews, "_CHILD_SECONDS", 0.1)
+    monkeypatch.setattr(crews.subprocess, "Popen", start)
+    with pytest.raises(OSError, match="no room"), crews.crew(3, None, None, lambda: "", silent=True):
+        pass
+    assert len(started) == 1
+    assert started[0].poll() == -signal.SIGKILL
+
+
+HELD_UP = """
+import {module} as module, pathlib, time
+function, mark = module.{name}, pathlib.Path({mark!r})
+def held_up(*arguments, **more):
+    mark.touch()
+    while mark.exists():
+        time.sleep(0.02)
+    return function(*arguments, **more)
+module.{name} = held_up
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["run", "sweep", "interrupted"])
+def test_the_others_end_while_process_0_finishes_alone(spec, tmp_path, how):
+    command, module, name = ["run", spec, "--set", "compare=true"], "dither.training", "without_noise"
+    if how == "sweep":
+        command, module, name = ["sweep", spec, "--vary", "seed=0:2"], "dither.sweeping.drawing", "draw"
+    mark = tmp_path / "held up"
+    late = HELD_UP.format(module=module, name=name, mark=str(mark))
+    with Crew(*command, "--out", tmp_path / "made", "-q", first=(late, "")) as crew:
+        assert crew.all[1].wait(timeout=120) == 0
+        end = time.monotonic() + 60
+        while not mark.exists():
+            assert time.monotonic() < end, crew.ended()
+            time.sleep(0.02)
+        time.sleep(1)  # were it waited for, or somebody missed, it would not be there any more
+        assert crew.all[0].poll() is None
+        assert not (tmp_path / "made" / "plot.png").exists()
+        if how == "interrupted":
+            crew.all[0].send_signal(signal.SIGINT)
+        else:
+            mark.unlink()
+        codes, _, errors = crew.ended(30)
+    if how == "interrupted":
+        assert codes == [130, 0], errors
+        assert f"continue with: dither run --resume {tmp_path / 'made'}" in errors[0]
+        made = api.resume(tmp_path / "made")
+        assert made.summary["test_accuracy_without_noise"] > 0.5
+        return
+    assert codes == [0, 0], errors
+    assert errors == ["", ""]
+    assert (tmp_path / "made" / "plot.png").is_file()
+    if how == "run":
+        assert runs.RunFolder(tmp_path / "made").summary()["test_accuracy_without_noise"] > 0.5
+
+
+# Longer than JAX waits for a process that is not at its first collective over some devices, 30 s.
+SLOW = """
+import time
+from dither.engines import simulate
+rounds = simulate.Simulation.advance
+def advance(*arguments):
+    simulate.Simulation.advance = rounds
+    time.sleep(40)
+    return rounds(*arguments)
+simulate.Simulation.advance = advance
+"""
+TWO_CORES = "from dither.engines import devices\ndevices.cores = lambda: 2\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["run", "sweep"])
+def test_processes_of_two_devices_wait_for_one_that_compiles_slowly(spec, tmp_path, which):
+    vary = ["--vary", "seed=0:4"] if which == "sweep" else []
+    two_each = {"DITHER_DEVICES": "2"}
+    first = (TWO_CORES, TWO_CORES + SLOW)
+    with Crew(which, spec, *vary, "--out", tmp_path / "made", "-q", first=first, environment=two_each) as crew:
+        codes, _, errors = crew.ended(180)
+    assert codes == [0, 0], errors
+    if which == "run":
+        api.run(spec, out=tmp_path / "one")
+        np.testing.assert_allclose(model(tmp_path / "made"), model(tmp_path / "one"), rtol=1e-5, atol=1e-6)
+    else:
+        found = json.loads((tmp_path / "made" / "sweep.json").read_text(encoding="utf-8"))
+        assert found["batches"] == [4]
 
 
 @pytest.mark.slow

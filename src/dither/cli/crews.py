@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,12 +59,12 @@ def crew(
         yield
         return
     children: list[subprocess.Popen[bytes]] = []
-    if coordinator is None:
-        coordinator = f"127.0.0.1:{_free_port()}"
-        children = _others(count, coordinator)
-    elif not silent:
-        _say(f"waiting for {count - 1} more at {coordinator}")
     try:
+        if coordinator is None:
+            coordinator = f"127.0.0.1:{_free_port()}"
+            _start_others(children, count, coordinator)
+        elif not silent:
+            _say(f"waiting for {count - 1} more at {coordinator}")
         _connect(coordinator, count, 0, lambda: _check(children))
         yield
     except BaseException as error:
@@ -124,13 +125,13 @@ def _connect(coordinator: str, count: int, process: int, on_wait: Callable[[], N
     following.connect(coordinator, count=count, number=process, on_wait=on_wait)
 
 
-def _others(count: int, coordinator: str) -> list[subprocess.Popen[bytes]]:
-    """Start processes 1 and up on this machine, with the same command. Each gets its part of the cores, this one
-    too: they would be in each other's way (B1 of the benchmarks takes up to twice the time)."""
+def _start_others(children: list[subprocess.Popen[bytes]], count: int, coordinator: str) -> None:
+    """Start processes 1 and up on this machine, with the same command, and add them to `children`, so that those
+    that run are known where one cannot be started. Each gets its part of the cores, this one too: they would be
+    in each other's way (B1 of the benchmarks takes up to twice the time)."""
     os.environ["DITHER_COORDINATOR"] = coordinator
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
     parts = [cores[number::count] or cores for number in range(count)]
-    children = []
     for number in range(1, count):
         _move_to(parts[number])  # what is started here stays there
         environment = {**os.environ, "DITHER_PROCESS": str(number)}
@@ -139,7 +140,6 @@ def _others(count: int, coordinator: str) -> list[subprocess.Popen[bytes]]:
             subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         )
     _move_to(parts[0])
-    return children
 
 
 def _move_to(cores: Sequence[int]) -> None:
@@ -167,9 +167,10 @@ def _part() -> None:
 
 def _end(children: Sequence[subprocess.Popen[bytes]]) -> None:
     """The others end by themselves when process 0 does; one that hangs must not outlive it."""
+    end = time.monotonic() + _CHILD_SECONDS
     for child in children:
         try:
-            child.wait(_CHILD_SECONDS)
+            child.wait(max(end - time.monotonic(), 0.0))
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()

@@ -55,6 +55,8 @@ def cores() -> int:
 
 def own() -> int:
     """Devices of this process that are worth using: no more than there are cores."""
+    if processes.parted():
+        return 1
     count = len(jax.local_devices())
     return count if jax.default_backend() != "cpu" else min(count, cores())
 

@@ -5,6 +5,7 @@
         processes.tell("rounds", start=0, stop=10)            # process 0
         order = processes.hear()                              # the others
         ...                                                   # then all make the same calls of the engine
+        processes.dismiss()                                   # process 0, before what it does alone
 
 All processes see all records: this is for simulations on machines of one's own, and no federation.
 
@@ -19,7 +20,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any, cast
@@ -38,8 +39,10 @@ _SHORT = 1020  # bytes of a message that needs no second exchange
 _BROKEN = ("Gloo", "NCCL", "coordination service")  # what the engine's error says where a connection broke
 
 _count, _number, _each = 1, 0, 1
+_met: set[tuple[int, ...]] = set()  # devices that are connected, by their numbers
 _at_work = False  # the others' next word is not an exchange but a collective of the engine
 _lost = False  # nobody can be told anything any more
+_parted = False  # the simulation is over
 
 
 def count() -> int:
@@ -66,6 +69,12 @@ def must_lead() -> None:
 def lost() -> bool:
     """The others cannot be reached: end by `os._exit`, as a usual end would wait for them."""
     return _lost
+
+
+def parted() -> bool:
+    """This process was one of several. JAX connects devices, even those of one process, by the coordinator, which
+    is gone: each is by itself now."""
+    return _parted
 
 
 # Meeting
@@ -129,14 +138,19 @@ def connect(
         raise ProcessError(missing)
     _count, _number = count, number
     _each = min(int(one["devices"]) for one in exchange({"devices": local_devices()}))
+    _met.add(_numbers(_firsts()))
 
 
 def disconnect() -> None:
-    """Part from the others; each must. Where they are lost there is nobody to part from."""
-    global _count, _number
-    if _count > 1 and not _lost:
-        jax.distributed.shutdown()
+    """Part from the others; each must, at about that time. Where they are lost there is nobody to part from."""
+    global _count, _number, _parted
+    _parted = _parted or _count > 1
+    connected = _count > 1 and not _lost
     _count, _number = 1, 0
+    _met.clear()
+    if connected:
+        with suppress(jax.errors.JaxRuntimeError):  # one that ended before is no reason to lose what is done
+            jax.distributed.shutdown()
 
 
 def check(coordinator: str, count: int, number: int) -> None:
@@ -153,7 +167,7 @@ def check(coordinator: str, count: int, number: int) -> None:
 def devices(wanted: int) -> list[jax.Device]:
     """`wanted` devices, as many of each process, in the order of the processes."""
     if _count == 1:
-        return jax.devices()[:wanted]
+        return jax.local_devices()[:wanted]
     return [device for index in range(_count) for device in _devices_of(index)[: wanted // _count]]
 
 
@@ -162,25 +176,34 @@ def devices_each() -> int:
     return _each
 
 
+def meet(devices: Sequence[jax.Device]) -> None:
+    """Connect these devices, as many of each process, unless they are; all processes call this at the same point.
+
+    JAX connects those of a program in its first collective, and gives up where a process comes there half a
+    minute after another: one that compiles more slowly may. Here all come from an exchange, which is patient."""
+    if _count == 1 or _numbers(devices) in _met:
+        return
+    exchange({})
+    mesh = Mesh(np.array(devices), ("devices",))
+    with _talking():
+        ones = put(np.ones(len(devices), np.int32), NamedSharding(mesh, PartitionSpec("devices")))
+        jax.block_until_ready(_whole(mesh, _summed)(ones))
+    _met.add(_numbers(devices))
+
+
 # Talking. Every process must call the same of these at the same point.
 
 
 def exchange(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Everybody's message, by number. Raises where one of them is that its process has failed."""
-    global _lost
     text = json.dumps(message).encode()
-    try:
+    with _talking():
         heads = _gathered(np.frombuffer(np.int32(len(text)).tobytes() + text[:_SHORT].ljust(_SHORT), np.uint8))
         lengths = heads[:, :4].copy().view(np.int32)[:, 0]
         bodies, longest = heads[:, 4:], int(lengths.max())
         if longest > _SHORT:
             width = 1 << (longest - 1).bit_length()  # few widths: each is compiled
             bodies = _gathered(np.frombuffer(text.ljust(width), np.uint8))
-    except BaseException as error:
-        _lost = True  # nobody knows who has heard what
-        if isinstance(error, Exception):
-            raise _gone(error) from error
-        raise
     heard = [json.loads(body[:length].tobytes()) for body, length in zip(bodies, lengths, strict=True)]
     for index, one in enumerate(heard):
         if "trouble" in one and index != _number:
@@ -217,6 +240,13 @@ def reached() -> None:
     _at_work = False
 
 
+def dismiss(exit_code: int = 0) -> None:
+    """Process 0: all that needs the others is done. They end with this exit code, and what follows here may take
+    its time or fail: nobody waits for it, in a collective that has an end."""
+    tell("end", exit_code=exit_code)
+    disconnect()
+
+
 @contextmanager
 def together() -> Iterator[None]:
     """What all processes do at once: an error in one of them ends it in all."""
@@ -229,6 +259,8 @@ def together() -> Iterator[None]:
     except ProcessError:
         raise  # the others know, or cannot be told
     except BaseException as error:
+        if _count == 1:
+            raise  # the others were dismissed
         if _at_work or _lost:
             _lost = True
             if any(word in str(error) for word in _BROKEN):
@@ -295,7 +327,7 @@ def _gathered(own: np.ndarray) -> np.ndarray:
 
 def _collected(own: np.ndarray, function: Callable[[jax.Array], jax.Array]) -> np.ndarray:
     """`function` of everybody's array, stacked, made on one device of each process."""
-    mesh = Mesh(np.array([_devices_of(index)[0] for index in range(_count)]), ("processes",))
+    mesh = Mesh(np.array(_firsts()), ("processes",))
     shape = (_count, *own.shape)
     spread = NamedSharding(mesh, PartitionSpec("processes"))
     stacked = jax.make_array_from_callback(shape, spread, lambda _: own[None])
@@ -319,6 +351,27 @@ def _devices_of(index: int) -> list[jax.Device]:
     return [device for device in jax.devices() if device.process_index == index]
 
 
+def _firsts() -> list[jax.Device]:
+    return [_devices_of(index)[0] for index in range(_count)]
+
+
+def _numbers(devices: Sequence[jax.Device]) -> tuple[int, ...]:
+    return tuple(device.id for device in devices)
+
+
+@contextmanager
+def _talking() -> Iterator[None]:
+    """A collective that is not the engine's: after an error in it nobody knows who has heard what."""
+    global _lost
+    try:
+        yield
+    except BaseException as error:
+        _lost = True
+        if isinstance(error, Exception):
+            raise _gone(error) from error
+        raise
+
+
 def _give_up() -> None:
     global _lost
     _lost = True
@@ -328,8 +381,13 @@ def _gone(error: BaseException) -> ProcessError:
     if "context initialization failed" in str(error):
         return ProcessError(
             f"process {_number} cannot connect to another: on each machine its own host name must resolve to its "
-            "network address, not to 127.0.1.1 (see /etc/hosts), and no firewall may be between "
-            f"({_first_line(error)})"
+            "network address, not to 127.0.1.1 (see /etc/hosts), no firewall may be between, and none may come "
+            f"there half a minute after the others, as one does that compiles more slowly ({_first_line(error)})"
+        )
+    if "Timed out waiting" in str(error):
+        return ProcessError(
+            f"process {_number} has waited too long for another, which hangs, or is much slower to compile or to "
+            f"load its data ({_first_line(error)})"
         )
     return ProcessError(
         f"process {_number} has lost another process, which ended or cannot be reached: look there for the "

@@ -71,6 +71,7 @@ class Shards(NamedTuple):
         by_run, everywhere = NamedSharding(mesh, PartitionSpec(RUNS)), NamedSharding(mesh, PartitionSpec())
         if processes.count() == 1:
             return jax.device_put(runs, by_run), jax.device_put(shared, everywhere)
+        processes.meet(list(mesh.devices.flat))
         return (
             jax.tree.map(lambda leaf: processes.put(leaf, by_run), runs),
             jax.tree.map(lambda leaf: processes.put(leaf, everywhere), shared),

@@ -126,6 +126,7 @@ def _sweep(
         go_on()
         sweeps.train(planned, done=records, on_evaluation=evaluated, on_batch=trained, clock=clock)
         processes.reached()
+    processes.dismiss()  # nothing below needs another's devices
     records = records | kept.records
     largest = max(planned.batches, key=lambda batch: len(batch.numbers))
     model = planned.tasks[largest.numbers[0]]
@@ -148,7 +149,6 @@ def _sweep(
             drawing.draw(found, place.path / "plot.png")
         place.save_summary(_summary(found, described, planned, limit, estimate, clock))
     found.timing.update(clock.report())
-    processes.tell("end")
     return found
 
 
