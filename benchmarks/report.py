@@ -31,7 +31,7 @@ def line(row: dict[str, Any]) -> str:
 
 def seconds(value: float) -> str:
     """Three figures."""
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def by_peer(rows: Rows, workload: str) -> dict[str, dict[str, Any]]:
@@ -70,7 +70,7 @@ def table(rows: Rows, *, markdown: bool = False) -> str:
             if "error" in row:
                 lines.append([workload, peer, row["error"], "", "", "", "", "; ".join(goals.get(peer, []))])
                 continue
-            ratio = f"{row['seconds_per_100'] / own:.3g}x" if own else ""
+            ratio = f"{seconds(row['seconds_per_100'] / own)}x" if own else ""
             if peer == "yardstick" and own:
                 times = own / row["seconds_per_100"]
                 goals[peer] = [
@@ -125,7 +125,7 @@ def chart(rows: Rows, path: Path) -> None:
         for side in ("top", "right", "left"):
             axis.spines[side].set_visible(False)
         for number, (name, value) in enumerate(zip(names, values, strict=True)):
-            ratio = f"  ({value / own:.3g}x)" if own and name != "dither" else ""
+            ratio = f"  ({seconds(value / own)}x)" if own and name != "dither" else ""
             axis.text(value * 1.08, number, f"{seconds(value)} s{ratio}", va="center", fontsize=8.5)
     everything = [row["seconds_per_100"] for row in rows if "error" not in row]
     axes[-1, 0].set_xlim(min(everything) / 2, max(everything) * 12)
