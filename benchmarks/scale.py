@@ -28,6 +28,7 @@ import numpy as np  # noqa: E402
 import workloads  # noqa: E402
 
 STORED = HERE / "results" / "scale.json"
+PRESETS = ("secure-fedavg", "nbafl", "dp-scaffold", "cpfed", "concentrated")
 EPSILONS, SEEDS = (4.0, 8.0, 16.0, 32.0, 64.0), range(5)
 
 
@@ -35,14 +36,16 @@ EPSILONS, SEEDS = (4.0, 8.0, 16.0, 32.0, 64.0), range(5)
 
 
 def steady(spec: Any, dataset: Any, *, runs: int = 1, seconds: float = 2.0) -> dict[str, float]:
-    """Seconds of one round once compiled, of `runs` equal runs side by side; and of the first call."""
+    """Seconds of one round once compiled, of `runs` equal runs as a sweep makes them; and of the first call."""
     import jax
 
     from dither import compiling
     from dither.tasks import build_task
 
     task = build_task(spec, dataset=dataset)
-    simulation = compiling.simulation(task)
+    how = compiling.sharing(task, runs)
+    simulation = compiling.simulation(task, **how)
+    runs += -runs % how["shards"].runs  # every device gets as many, as in a sweep
     inputs = simulation.inputs(task.problem, seeds=list(range(runs)), hyper=compiling.hypers([task] * runs))
     state = simulation.start(inputs)
     began = time.perf_counter()
@@ -241,8 +244,25 @@ def section_start_up() -> list[dict[str, Any]]:
     return rows
 
 
+def section_presets() -> list[dict[str, Any]]:
+    """What each paper's preset takes to compile, without and with the cache (`timing` in summary.json)."""
+    rows = []
+    for name in PRESETS:
+        settings = ["num_rounds=1", "eval_every=1"]
+        settings += ["privacy.noise_decay_start=1"] if name == "dp-scaffold" else []
+        cold = dither_run.run(Path(name), *settings, cold=True)
+        dither_run.run(Path(name), *settings)
+        warm = dither_run.run(Path(name), *settings)
+        compile_s, cached_s = (each["summary"]["timing"]["compile"] for each in (cold, warm))
+        rows.append(
+            {"preset": name, "compile_s": compile_s, "cached_s": cached_s, "first_row_s": warm["first_row"]}
+        )
+    return rows
+
+
 SECTIONS = {
     "start-up": section_start_up,
+    "presets": section_presets,
     "sweep": section_sweep,
     "growth": section_growth,
     "clients": section_clients,
@@ -253,6 +273,9 @@ def show(found: dict[str, Any]) -> None:
     for row in found.get("start-up", []):
         verdict = "" if "goal" not in row else f"   goal {row['goal']:g} s, {word(row['seconds'] <= row['goal'])}"
         print(f"{row['what']:32} {row['seconds']:7.2f} s{verdict}")
+    for row in found.get("presets", []):
+        print(f"{row['preset']:14} compiles in {row['compile_s']:.1f} s, in {row['cached_s']:.1f} s from the "
+              f"cache; first row after {row['first_row_s']:.1f} s")  # fmt: skip
     for row in found.get("sweep", []):
         one, many, wall = row["one_run_round_s"], row["25_runs_round_s"], row["sweep_of_25_wall_s"]
         separate = row["separate_25_wall_s (scaled from 3)"]

@@ -43,6 +43,8 @@ def start(*arguments, program=("-m", "dither"), **environment):
         text=True,
         env={**os.environ, **{key: str(value) for key, value in environment.items()}},
         start_new_session=True,
+        # Whoever starts the tests in the background of a shell has SIGINT ignored, which children inherit.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
