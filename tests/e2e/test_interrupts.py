@@ -35,16 +35,21 @@ noise = "proven"
 """
 
 
+# Whoever starts the tests in the background of a shell has SIGINT ignored, which children inherit.
+HEEDING = (
+    "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+    "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+)
+
+
 def start(*arguments, program=("-m", "dither"), **environment):
     return subprocess.Popen(
-        [sys.executable, *program, *map(str, arguments)],
+        [sys.executable, "-c", HEEDING, *program, *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, **{key: str(value) for key, value in environment.items()}},
         start_new_session=True,
-        # Whoever starts the tests in the background of a shell has SIGINT ignored, which children inherit.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
