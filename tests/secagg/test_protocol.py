@@ -433,7 +433,7 @@ def test_a_dishonest_committee_member_is_named(five):
     for who, request in server.unseal().items():
         server.shares(clients[who].unseal(request))
     assert set(server.liars()) == {member}
-    refused(server, f"client {member} committed to another seal than the one it shared", server.open)
+    refused(server, f"client {member}: it committed to another seal than the one it shared", server.open)
 
 
 def test_the_server_opens_rounds_in_order(five):

@@ -230,6 +230,11 @@ def least_clients(spec: Spec) -> int:
     return max(least, 2, spec.privacy.colluders + 2, spec.secagg.threshold or majority)
 
 
+def largest_norm(spec: Spec) -> float:
+    """The radius of the ball that no honest upload leaves."""
+    return spec.federation.max_norm or 1e6
+
+
 def simulation(task: tasks.Task) -> Simulation:
     """The engine whose functions a member of the federation runs."""
     return compiling.simulation(task)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,6 +30,7 @@ class _Seal:
     commitments: dict[int, bytes]
     ciphertexts: dict[int, bytes]
     shares: dict[int, bytes] = field(default_factory=dict)  # in the clear, each the one committed to
+    seed: bytes = b""  # what they join to, if that is what was committed to
     released: bool = False  # whether its maker has answered a dispute
 
 
@@ -296,10 +298,10 @@ class ServerSession:
         for maker, seal in open_.seals.items():
             without = len(open_.answers.keys() - seal.shares)
             if len(seal.shares) >= open_.cohort.threshold:
-                if self._seed(open_, maker) is None:
-                    found[maker] = f"client {maker} committed to another seal than the one it shared"
+                if not self._seed(open_, maker):
+                    found[maker] = "it committed to another seal than the one it shared"
             elif without and (seal.released or without > self.rules.colluders):
-                found[maker] = f"client {maker} made a seal that cannot be opened: {without} shares are no use"
+                found[maker] = f"it made a seal that cannot be opened: {without} shares are no use"
         return found
 
     def open(self) -> np.ndarray:
@@ -308,11 +310,11 @@ class ServerSession:
         cohort = open_.cohort
         if not self.ready:
             raise ProtocolAbort(f"{len(open_.answers)} shares received, threshold is {cohort.threshold}")
-        for why in self.liars().values():
-            raise ProtocolAbort(why)
+        for maker, why in self.liars().items():
+            raise ProtocolAbort(f"client {maker}: {why}")
         if not open_.over:
-            seeds = [(self._seed(open_, member) or b"", member) for member in cohort.committee]
-            primitives.mask(open_.total, [(cohort.seal_key(seed, member), -1) for seed, member in seeds])
+            keys = [cohort.seal_key(self._seed(open_, member), member) for member in cohort.committee]
+            primitives.mask(open_.total, [(key, -1) for key in keys])
             open_.over = True
         return open_.total
 
@@ -326,15 +328,16 @@ class ServerSession:
             seal.shares[who] = share
 
     @staticmethod
-    def _seed(open_: _Attempt, maker: int) -> bytes | None:
-        """The seed that a seal's shares join to, or None where that is not the one committed to."""
+    def _seed(open_: _Attempt, maker: int) -> bytes:
+        """The seed that a seal's shares join to; empty where that is not the one committed to."""
         seal, cohort = open_.seals[maker], open_.cohort
-        shares = sorted((cohort.number(who), share) for who, share in seal.shares.items())[: cohort.threshold]
-        try:
-            seed = shamir.join(dict(shares), threshold=cohort.threshold)
-        except ProtocolAbort:
-            return None
-        return seed if primitives.same(cohort.commitment(maker, 0, seed), seal.commitment) else None
+        if not seal.seed:
+            shares = sorted((cohort.number(who), share) for who, share in seal.shares.items())
+            with suppress(ProtocolAbort):
+                seed = shamir.join(dict(shares[: cohort.threshold]), threshold=cohort.threshold)
+                if primitives.same(cohort.commitment(maker, 0, seed), seal.commitment):
+                    seal.seed = seed
+        return seal.seed
 
     def _roster(self) -> Roster:
         if self.roster is None:
