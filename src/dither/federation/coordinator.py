@@ -133,7 +133,10 @@ class Coordinator:
         rows = self.journal.folder.metrics()
         before = float(rows[-1]["seconds"]) if rows else 0.0
         total = len(self.task.cohorts)
-        self._event("start", {"rounds": total, "done": done, "folder": str(self.journal.path)})
+        # An upload at most: words of 8 bytes, a seal's shares for each party, and what goes around them.
+        largest = 8 * self.engine.dimension + 256 * len(self.terms.names) + (1 << 16)
+        facts = {"rounds": total, "done": done, "folder": str(self.journal.path), "upload_bytes": largest}
+        self._event("start", facts)
         for index in range(done, total):
             started = time.monotonic()
             line = self._round(index)
@@ -403,7 +406,7 @@ class Coordinator:
             raise FederationError(f"its upload has shape {row.shape}, expected ({self.engine.dimension},)")
         if not np.isfinite(row).all():
             raise FederationError("its upload is not finite")
-        largest = agreed.largest_norm(self.terms.spec)
+        largest = agreed.largest_norm(self.terms.spec, self.engine.dimension)
         norm = float(np.linalg.norm(row.astype(np.float64)))
         if norm > largest * (1 + _ROUNDING):
             raise FederationError(f"its upload has norm {norm:.4g}, federation.max_norm is {largest:g}")
@@ -507,7 +510,7 @@ class Coordinator:
             raise ProtocolAbort("a sum was opened under terms without secure aggregation")
         total = encoding.decode(session.open(), how.how)
         # A masked vector cannot be looked at. Honest ones lie in a ball, so their sum lies in one, too.
-        largest = agreed.largest_norm(self.terms.spec) * len(session.cohort)
+        largest = agreed.largest_norm(self.terms.spec, self.engine.dimension) * len(session.cohort)
         total *= min(1.0, largest / max(float(np.linalg.norm(total)), largest))
         return found._replace(total=total, counted=set(session.cohort))
 

@@ -93,10 +93,17 @@ def serve(
 
         try:
             up()
-            with Gate(host, port, inside=link.inside, **files):
+            nodes = [party.node_key for party in federation.parties]
+            with Gate(host, port, inside=link.inside, nodes=nodes, **files) as gate:
+
+                def hear(event: str, facts: dict[str, Any]) -> None:
+                    if event == "start":
+                        gate.most_bytes = int(facts["upload_bytes"])
+                    on_event(event, facts)
+
                 parties = [party.name for party in federation.parties]
                 on_event("listening", {"address": f"{host}:{port}", "parties": parties})
-                _watch(run_folder, progress, start, link.alive, on_event, coordinators)
+                _watch(run_folder, progress, start, link.alive, hear, coordinators)
         finally:
             for process in coordinators:
                 _end(process, run_folder / "lock")
