@@ -13,7 +13,7 @@ from dither.engines.flower import fleet
 
 
 class Played:
-    """Coordinators that say these things, one list a start, and die; `links`: after which the SuperLink is dead."""
+    """Coordinators that say these things, one list a start, and die; `links`: when the SuperLink is dead."""
 
     def __init__(self, folder, *scripts, links=()):
         self.folder, self.scripts, self.starts, self.links, self.events = folder, scripts, 0, set(links), []
