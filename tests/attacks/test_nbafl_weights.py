@@ -10,11 +10,8 @@ from tests.conftest import make_setting
 OPTIONS = {name: default for name, (default, _) in nbafl.OPTIONS.items()}
 
 
-@pytest.mark.xfail(strict=True, reason="the noise is that of equal clients")
 def test_unequal_clients_get_the_epsilon_they_asked_for():
-    setting = make_setting(
-        np.array([100] * 9 + [900]), cohort_size=10, num_rounds=25, batch_sampling="full", epsilon=50.0, delta=0.01,
-        unit="run", options=OPTIONS,
-    )  # fmt: skip
+    run = {"cohort_size": 10, "num_rounds": 25, "batch_sampling": "full", "options": OPTIONS}
+    setting = make_setting(np.array([100] * 9 + [900]), epsilon=50.0, delta=0.01, unit="run", **run)
     claim = nbafl.prepare(models.logistic(6), setting).claim
     assert claim.value == pytest.approx(50.0)
