@@ -27,13 +27,11 @@ def accounts(rounds):
     return largest(report["ex_ante"]), largest(report["proven"])
 
 
-@pytest.mark.xfail(strict=True, reason="every round is taken for a draw")
 def test_one_round_with_everyone_is_no_draw():
     drawn, happened = accounts(1)
     assert drawn == pytest.approx(happened, rel=1e-6)
 
 
-@pytest.mark.xfail(strict=True, reason="every round is taken for a draw")
 def test_the_first_round_counts_in_full_beside_those_that_are_drawn():
     drawn, _ = accounts(2)
     _, certain = accounts(1)

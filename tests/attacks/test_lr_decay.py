@@ -1,7 +1,7 @@
-"""Learning rates that fall inside a round: the others' early noise is contracted more, their late noise is smaller.
+"""Learning rates that fall inside a round: the others' early noise shrinks more, and their late noise is smaller.
 
-64 parties train logistic regression on balanced records of the largest norm; the target holds one such record among
-records of norm zero, and the neighbour has the other label. All losses are quadratic for noise this small, so that
+64 parties train logistic regression on balanced records of the largest norm. The target holds one such record
+among records of norm zero, and the neighbour has the other label. Losses are quadratic for noise this small, so
 the sum of the uploads is Gaussian in both worlds, with moments known in closed form."""
 
 import csv
@@ -101,7 +101,6 @@ def _first(task):
     return RoundInfo(0, 0, int(task.federation.size[0]), PARTIES)
 
 
-@pytest.mark.xfail(strict=True, reason="the accountant takes the first of the round's rates for all of them")
 def test_rates_that_fall_inside_a_round_are_charged(tmp_path):
     task = api.build_task(federation(tmp_path))
     row = sum_row(task)
@@ -115,7 +114,6 @@ def test_rates_that_fall_inside_a_round_are_charged(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="the accountant takes the first of the round's rates for all of them")
 def test_monte_carlo_of_the_whole_engine_stays_below_the_proof(tmp_path):
     """1,000 runs a world on the run's own compiled program, at 99% confidence."""
     runs, worlds, row = 1000, [], None
