@@ -18,7 +18,7 @@ import numpy as np
 
 import dither
 from dither import data, models, plots, proofs, runs
-from dither.compiling import check, compiled, designs, engine_options, facts, sharing_note
+from dither.compiling import check, compiled, designs, engine_options, facts, origin, sharing_note
 from dither.core import Params
 from dither.engines import processes, simulate
 from dither.engines.aggregate import Aggregation
@@ -227,9 +227,12 @@ def spending(task: Task, folder: runs.RunFolder, ledger: str | Path | None) -> S
         )
     # Where a run may go on without some clients, nobody's noise is counted on in a sum.
     task = with_missing(task, spec.cohort_size - 1 if spec.federation.refused == "continue" else tolerated(spec))
+    # The run's name in the ledger holds all that determines what it releases: a folder whose spec, seed, records or
+    # surroundings were changed is another run, which pays for itself.
+    made_of = np.frombuffer(origin(task, folder.provenance()).encode(), np.uint8)
     return Spending(
         book,
-        run=folder.run_id(),
+        run=f"{folder.run_id()}-{book.fingerprint(made_of)}",
         dataset=dataset,
         releases=task.prepared.build(task.prepared.hyper).releases,
         sizes=task.federation.size,

@@ -71,6 +71,7 @@ class Book:
         self._participations: list[tuple[Release, ...]] = []
         self._shuffled: list[bool] = []  # of each participation
         self._numbers: dict[tuple[Release, ...], int] = {}
+        self.rounds: dict[tuple[str, str], set[tuple[int, int]]] = {}  # (data set, run) -> rounds charged
         self._charged: set[tuple[str, str, bytes]] = set()
         self._values: dict[object, float] = {}
         self._known: dict[tuple[str, str], tuple[Budget, _Together]] = {}
@@ -92,6 +93,7 @@ class Book:
                 for client in clients:
                     account = accounts.setdefault(client, Account())
                     account.add(row.run, charged.rounds, charged.facts, counts)
+            self.rounds.setdefault((row.dataset, row.run), set()).add(charged.rounds)
             self._charged.add(_identity(row.dataset, row.run, row.content))
 
     def has_charged(self, dataset: str, run: str, content: str) -> bool:

@@ -170,6 +170,15 @@ class Ledger:
             self._catch_up()
             return self._book.affordable(dataset, run, start, per_round, num_rounds, facts)
 
+    def charged_since(self, run: str, dataset: str, stop: int) -> int:
+        """The first round from which on all rounds before `stop` are charged to a run; `stop` where none is."""
+        with self._lock:
+            self._catch_up()
+            for start, end in sorted(self._book.rounds.get((dataset, run), ()), reverse=True):
+                if start < stop <= end:
+                    stop = start
+            return stop
+
     # Reports
 
     def spent(
