@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -60,15 +61,20 @@ def budget_set(
     adjacency: Annotated[str, typer.Option(help="add/remove or replace-one.")] = "replace-one",
     client: Annotated[str | None, typer.Option(help="One client of a column partition (default: all).")] = None,
     ledger: LedgerFile = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Raise a budget without asking.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Set a budget: a run that would exceed it stops at the last round it can pay."""
+    """Set a budget: a run that would exceed it stops at the last round it can pay. Raising one asks first."""
     from dither.spending import Budget
 
     book = _ledger(ledger)
-    limit = Budget(epsilon, delta, view, adjacency)
-    book.set_budget(_data_id(book, data), limit, client)
+    limit = Budget(epsilon, delta, view, adjacency).check()
+    dataset = _data_id(book, data)
+    was = book.budget(dataset, client)
+    if was is not None and not limit.within(was) and not yes and not as_json and sys.stdin.isatty():
+        yes = typer.confirm(f"Raise the budget of {data} from {was} to {limit}?", err=True)
+    book.set_budget(dataset, limit, client, raising=yes)
     if as_json:
         print_table([{"data": data, "client": client, **limit._asdict()}], as_json=True)
     elif not quiet:
@@ -96,6 +102,9 @@ def budget_history(
 def _history_row(entry: Any) -> dict[str, Any]:
     if entry.kind == "budget":
         what = f"budget {entry.budget}" if entry.budget else "budget removed"
+        if entry.was is not None:
+            raised = entry.budget is None or not entry.budget.within(entry.was)
+            what = f"{what}, {'raised from' if raised else 'before:'} {entry.was}"
     else:
         counts = [sum(count for _, count in charge.participations) for charge in entry.charges]
         what = f"rounds {entry.rounds[0]} to {entry.rounds[1] - 1}, {max(counts)} participations at most"

@@ -81,7 +81,7 @@ class Book:
     def apply(self, row: Row) -> None:
         """Take in one verified row."""
         if row.kind == BUDGET:
-            budget, client = decode_budget(row.content)
+            budget, client, _ = decode_budget(row.content)
             if budget is None:
                 self.budgets.pop((row.dataset, client), None)
             else:
@@ -113,8 +113,8 @@ class Book:
 
     # Budgets
 
-    def budget(self, dataset: str, client: str) -> Budget | None:
-        """The client's own budget, else that of the data set."""
+    def budget(self, dataset: str, client: str | None) -> Budget | None:
+        """The client's own budget, else that of the data set. Without a client: the data set's."""
         return self.budgets.get((dataset, client), self.budgets.get((dataset, None)))
 
     def check(self, dataset: str, run: str, charged: Charged) -> None:

@@ -41,6 +41,15 @@ class Budget(NamedTuple):
             raise ConfigError(f"budget adjacency={self.adjacency!r}; known: {ADD_REMOVE}, {REPLACE_ONE}")
         return Budget(float(self.epsilon), float(self.delta), self.view, self.adjacency)
 
+    def within(self, other: Budget) -> bool:
+        """Whether it allows nothing that `other` forbids: no term is looser, none cannot be compared."""
+        return (
+            self.epsilon <= other.epsilon
+            and self.delta <= other.delta
+            and VIEWS.index(self.view) <= VIEWS.index(other.view)  # from who sees most to who sees least
+            and self.adjacency == other.adjacency
+        )
+
     def __str__(self) -> str:
         return f"ε={self.epsilon:.6g} (δ={self.delta:g}, view {self.view}, {self.adjacency})"
 
@@ -67,7 +76,7 @@ class Spent(NamedTuple):
 
 class Entry(NamedTuple):
     """One line of the ledger. A charge has a run, rounds [start, stop) and charges; a budget entry has the
-    budget (None: removed) and the client it is for (None: all of the data set)."""
+    budget (None: removed), the one it replaces, and the client it is for (None: all of the data set)."""
 
     position: int
     time: str
@@ -80,6 +89,7 @@ class Entry(NamedTuple):
     charges: tuple[Charge, ...] = ()
     client: str | None = None
     budget: Budget | None = None
+    was: Budget | None = None
 
 
 class Row(NamedTuple):
@@ -228,15 +238,17 @@ def _decode_facts(fields: dict[str, Any]) -> Facts:
 # --- budgets -------------------------------------------------------------------------------------------
 
 
-def encode_budget(budget: Budget | None, client: str | None) -> str:
-    """The content of a budget entry."""
-    return canonical({"client": client, "budget": None if budget is None else list(budget.check())})
+def encode_budget(budget: Budget | None, client: str | None, was: Budget | None = None) -> str:
+    """The content of a budget entry; `was` is the budget that bound before."""
+    terms = {name: None if each is None else list(each.check()) for name, each in (("budget", budget), ("was", was))}
+    return canonical({"client": client, **terms})
 
 
-def decode_budget(content: str) -> tuple[Budget | None, str | None]:
-    """The inverse of `encode_budget`."""
+def decode_budget(content: str) -> tuple[Budget | None, str | None, Budget | None]:
+    """The inverse of `encode_budget`; entries of old do not say what was."""
     fields = json.loads(content)
-    return None if fields["budget"] is None else Budget(*fields["budget"]), fields["client"]
+    budget, was = (None if fields.get(name) is None else Budget(*fields[name]) for name in ("budget", "was"))
+    return budget, fields["client"], was
 
 
 def decode(row: Row) -> Entry:
@@ -246,6 +258,6 @@ def decode(row: Row) -> Entry:
         charged = decode_charges(row.content)
         return entry._replace(rounds=charged.rounds, facts=charged.facts, charges=charged.charges())
     if row.kind == BUDGET:
-        budget, client = decode_budget(row.content)
-        return entry._replace(budget=budget, client=client)
+        budget, client, was = decode_budget(row.content)
+        return entry._replace(budget=budget, client=client, was=was)
     return entry

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import platformdirs
 
-from dither.errors import LedgerError
+from dither.errors import ConfigError, LedgerError
 from dither.privacy.accounting import ADD_REMOVE, Facts, honest_others
 
 from .book import Book
@@ -85,23 +85,31 @@ class Ledger:
 
     # Budgets
 
-    def set_budget(self, dataset: str, budget: Budget | None, client: str | None = None) -> str:
+    def set_budget(
+        self, dataset: str, budget: Budget | None, client: str | None = None, *, raising: bool = False
+    ) -> str:
         """A budget for one client, or for every client of the data set that has none of its own.
 
         None removes it (a client then falls back to the data set's). A budget below what is spent already is
-        allowed: nothing more is. The change is an entry of the chain; returns the new head.
+        allowed: nothing more is. One that allows more than before, in whatever term, needs `raising`. The change is
+        an entry of the chain, with the budget that bound before; returns the new head.
         """
         with self._lock:
             with self._current(write=True) as connection:
-                row = self._store.append(connection, BUDGET, dataset, "", encode_budget(budget, client))
+                was = self._book.budget(dataset, client)
+                left = budget or (self._book.budget(dataset, None) if client else None)
+                if was is not None and not raising and (left is None or not left.check().within(was)):
+                    raise ConfigError(
+                        f"this raises the budget from {was} to {left or 'none'}: confirm it with --yes (in Python: "
+                        "raising=True)"
+                    )
+                row = self._store.append(connection, BUDGET, dataset, "", encode_budget(budget, client, was))
             return self._committed(row)
 
     def budget(self, dataset: str, client: str | None = None) -> Budget | None:
         """The budget that binds a client: its own, else the data set's. Without a client: the data set's."""
         with self._lock:
             self._catch_up()
-            if client is None:
-                return self._book.budgets.get((dataset, None))
             return self._book.budget(dataset, client)
 
     # Charges
