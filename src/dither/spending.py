@@ -91,8 +91,8 @@ class Spending:
     def _charges(self, start: int, stop: int) -> list[Charge]:
         if self._replay:
             # The same bits again reveal nothing new. So what the run reveals up to `stop` less what it was charged
-            # up to `start` will do: summed over any chunks it holds what the most exposed client has revealed. Only
-            # rounds that were charged to this very run are subtracted: a checkpoint may come from another one.
+            # up to `start` will do: summed over any chunks it holds what the most exposed client has revealed.
+            # Only rounds that were charged to this very run are subtracted: a checkpoint may be another one's.
             first = self.ledger.charged_since(self.run, self.dataset, start)
             before = self._so_far[1] if self._so_far[0] == (first, start) else self._exposed(first, start)
             self._so_far = ((first, stop), self._exposed(first, stop))

@@ -225,11 +225,11 @@ def spending(task: Task, folder: runs.RunFolder, ledger: str | Path | None) -> S
             "the budget of this data is for one who sees sums alone, and secagg.mode is 'off': set it to 'real' "
             "or 'ideal', or set the budget for --view upload"
         )
+    # The run's name in the ledger holds all that determines what it releases: a folder whose spec, seed, records
+    # or surroundings were changed is another run, which pays for itself.
+    made_of = np.frombuffer(origin(task, folder.provenance()).encode(), np.uint8)
     # Where a run may go on without some clients, nobody's noise is counted on in a sum.
     task = with_missing(task, spec.cohort_size - 1 if spec.federation.refused == "continue" else tolerated(spec))
-    # The run's name in the ledger holds all that determines what it releases: a folder whose spec, seed, records or
-    # surroundings were changed is another run, which pays for itself.
-    made_of = np.frombuffer(origin(task, folder.provenance()).encode(), np.uint8)
     return Spending(
         book,
         run=f"{folder.run_id()}-{book.fingerprint(made_of)}",

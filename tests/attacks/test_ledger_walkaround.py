@@ -189,7 +189,6 @@ def test_a_fresh_ledger_does_not_forget(place, monkeypatch, way):
         train(place, place / "people.csv", ledger=fresh if way == "argument" else None)
 
 
-@pytest.mark.xfail(strict=True, reason="H8")
 @pytest.mark.parametrize("way", ["rolled back", "deleted", "replaced"])
 def test_a_ledger_that_forgets_is_noticed_by_a_new_run(place, way):
     where, old = place / "ledger", place / "old"

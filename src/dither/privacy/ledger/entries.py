@@ -240,8 +240,8 @@ def _decode_facts(fields: dict[str, Any]) -> Facts:
 
 def encode_budget(budget: Budget | None, client: str | None, was: Budget | None = None) -> str:
     """The content of a budget entry; `was` is the budget that bound before."""
-    terms = {name: None if each is None else list(each.check()) for name, each in (("budget", budget), ("was", was))}
-    return canonical({"client": client, **terms})
+    now, before = (None if each is None else list(each.check()) for each in (budget, was))
+    return canonical({"client": client, "budget": now, "was": before})
 
 
 def decode_budget(content: str) -> tuple[Budget | None, str | None, Budget | None]:

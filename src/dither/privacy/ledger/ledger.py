@@ -40,21 +40,33 @@ class Ledger:
 
     `path` is created when missing, with its secret key beside it (`<path>.key`, mode 0600). `anchor` names one
     or several files kept apart, which remember the newest entry: they are checked when the ledger is opened and
-    before every charge, and written after it. Opening checks the whole chain. Safe for threads and forks.
+    before every charge, and written after it. One more is kept in the user's state folder (`state_folder`), unless
+    `outside` is False. Opening checks the whole chain. Safe for threads and forks.
     """
 
-    def __init__(self, path: Path | str, *, anchor: Path | str | Sequence[Path | str] | None = None) -> None:
+    def __init__(
+        self, path: Path | str, *, anchor: Path | str | Sequence[Path | str] | None = None, outside: bool = True
+    ) -> None:
         anchors = [anchor] if isinstance(anchor, Path | str) else list(anchor or ())
-        self._store = Store(Path(path), [Path(each) for each in anchors])
+        state = _usable(self.state_folder() / "ledgers") if outside else None
+        self._store = Store(Path(path), [Path(each) for each in anchors], state)
         self._book = Book()
         self._lock = threading.RLock()
         self._catch_up()
+        self._store.remember()
 
     @staticmethod
     def default_path() -> Path:
         """$DITHER_LEDGER, or ledger.sqlite in the user's data folder."""
         named = os.environ.get("DITHER_LEDGER")
         return Path(named) if named else platformdirs.user_data_path("dither") / "ledger.sqlite"
+
+    @staticmethod
+    def state_folder() -> Path:
+        """$DITHER_STATE, or a folder in the user's state folder: apart from the ledger, which may be put back from
+        an old copy together with the folder it is in."""
+        named = os.environ.get("DITHER_STATE")
+        return Path(named) if named else platformdirs.user_state_path("dither-anchors")
 
     @property
     def path(self) -> Path:
@@ -91,8 +103,8 @@ class Ledger:
         """A budget for one client, or for every client of the data set that has none of its own.
 
         None removes it (a client then falls back to the data set's). A budget below what is spent already is
-        allowed: nothing more is. One that allows more than before, in whatever term, needs `raising`. The change is
-        an entry of the chain, with the budget that bound before; returns the new head.
+        allowed: nothing more is. One that allows more than before, in whatever term, needs `raising`. The change
+        is an entry of the chain, with the budget that bound before; returns the new head.
         """
         with self._lock:
             with self._current(write=True) as connection:
@@ -100,8 +112,8 @@ class Ledger:
                 left = budget or (self._book.budget(dataset, None) if client else None)
                 if was is not None and not raising and (left is None or not left.check().within(was)):
                     raise ConfigError(
-                        f"this raises the budget from {was} to {left or 'none'}: confirm it with --yes (in Python: "
-                        "raising=True)"
+                        f"this raises the budget from {was} to {left or 'none'}: confirm it with --yes (in Python "
+                        "by raising=True)"
                     )
                 row = self._store.append(connection, BUDGET, dataset, "", encode_budget(budget, client, was))
             return self._committed(row)
@@ -295,3 +307,14 @@ def _checked(facts: Facts | None) -> Facts:
     if facts.exposures < 0:
         raise ValueError(f"exposures={facts.exposures} is negative")
     return facts
+
+
+def _usable(state: Path) -> Path:
+    try:
+        state.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LedgerError(
+            f"{state}: cannot be made ({error.strerror}), and the ledgers that were seen are remembered there; "
+            "set DITHER_STATE to a folder that can be written"
+        ) from error
+    return state
