@@ -168,7 +168,6 @@ DISGUISES = [
 ]  # fmt: skip
 
 
-@pytest.mark.xfail(strict=True, reason="H8")
 @pytest.mark.parametrize("disguise", DISGUISES)
 def test_the_same_records_in_another_dress_are_recognised(place, disguise):
     disguise(people(), place / "other")
@@ -179,7 +178,6 @@ def test_the_same_records_in_another_dress_are_recognised(place, disguise):
     assert not (place / "run-other").exists()
 
 
-@pytest.mark.xfail(strict=True, reason="H8")
 @pytest.mark.parametrize("way", ["argument", "environment"])
 def test_a_fresh_ledger_does_not_forget(place, monkeypatch, way):
     fresh = place / "elsewhere" / "fresh.sqlite"

@@ -23,6 +23,7 @@ def join(
     folder: Path,
     ledger: Path | None,
     approve: Approve,
+    new_ledger: bool = False,
     seeded: bool = False,
     patience: float = 300.0,
     behind_supernode: bool = False,
@@ -39,7 +40,7 @@ def join(
     with alone(folder):
         source = Source(data, label)
         book = Ledger(ledger or Ledger.default_path(), anchor=folder / "ledger-anchor.json")
-        node = Node(folder, source, ledger=book, approve=approve, seeded=seeded, say=say)
+        node = Node(folder, source, ledger=book, new_ledger=new_ledger, approve=approve, seeded=seeded, say=say)
 
         def over() -> bool:
             return node.outcome is not None or node.refusal is not None

@@ -11,7 +11,7 @@ from contextlib import closing
 import pytest
 
 from dither.errors import LedgerError
-from dither.privacy.ledger import Budget, Ledger
+from dither.privacy.ledger import Budget, Ledger, outside
 from dither.privacy.ledger.book import Account
 
 from .conftest import all_of, gaussian
@@ -19,7 +19,7 @@ from .conftest import all_of, gaussian
 
 def alone(path, **options):
     """A ledger without the anchor in the user's state folder."""
-    return Ledger(path, outside=False, **options)
+    return Ledger(path, anchored=False, **options)
 
 
 def fill(ledger, rounds=5, first=0):
@@ -143,7 +143,7 @@ def test_deleting_the_newest_entries_needs_an_anchor_to_be_seen(tmp_path, path):
     alone(path).verify()  # not detected without an anchor: the chain is a valid, shorter one
     assert alone(path).spent("data", "ann")[0].participations == 3
 
-    assert_refused(path, "newest entry is 4, but .* has seen entry 6", anchor=anchor, outside=False)
+    assert_refused(path, "newest entry is 4, but .* has seen entry 6", anchor=anchor, anchored=False)
     with pytest.raises(LedgerError, match="rolled back"):
         alone(path).verify([anchor])
     with pytest.raises(LedgerError, match="rolled back"):
@@ -160,7 +160,7 @@ def test_restoring_an_older_copy_needs_an_anchor_to_be_seen(tmp_path, path):
 
     alone(path).verify()  # not detected without an anchor
     for anchor in anchors:
-        assert_refused(path, "rolled back", anchor=anchor, outside=False)
+        assert_refused(path, "rolled back", anchor=anchor, anchored=False)
     with pytest.raises(LedgerError, match="entry 7 is missing: the file was rolled back"):
         ledger.charge("run", "data", all_of(["ann"], gaussian()), rounds=(9, 10))  # this process has seen more
 
@@ -173,7 +173,7 @@ def test_two_copies_that_are_both_charged_are_seen_by_an_anchor(tmp_path, path):
     alone(path, anchor=anchor).charge("a", "data", all_of(["ann"], gaussian()), rounds=(0, 1))
     alone(copied).charge("b", "data", all_of(["ann"], gaussian()), rounds=(0, 1))
     alone(copied).verify()  # not detected without an anchor
-    assert_refused(copied, "replaced or is a copy", anchor=anchor, outside=False)
+    assert_refused(copied, "replaced or is a copy", anchor=anchor, anchored=False)
 
 
 def test_entries_of_two_copies_cannot_be_mixed(tmp_path, path):
@@ -186,7 +186,7 @@ def test_entries_of_two_copies_cannot_be_mixed(tmp_path, path):
             alone(place).charge("more", "data", all_of(["bob"], gaussian(noise * (t + 1))), rounds=(t, t + 1))
     (cheap,) = sql(copied, ("SELECT content, hash, time FROM entries WHERE position = 5",))[0]
     sql(path, ("UPDATE entries SET content = ?, hash = ?, time = ? WHERE position = 5", cheap))
-    assert_refused(path, "entry 5 was edited", outside=False)
+    assert_refused(path, "entry 5 was edited", anchored=False)
 
 
 def test_an_anchor_is_at_or_before_the_head(tmp_path, path):
@@ -231,7 +231,7 @@ def test_a_ledger_that_forgets_is_seen_from_outside(tmp_path, path):
     fill(Ledger(path), 3)
     copy_folder(path.parent, tmp_path / "backup")
     fill(Ledger(path), 2, first=3)
-    (anchor,) = (Ledger.state_folder() / "ledgers").iterdir()
+    (anchor,) = (outside.folder() / "ledgers").iterdir()
     assert stat.S_IMODE(anchor.stat().st_mode) == 0o600
     assert_refused(tmp_path / "backup" / path.name, "rolled back")  # the copy elsewhere
     shutil.rmtree(path.parent)
@@ -259,7 +259,7 @@ def test_a_ledger_may_move_and_two_copies_may_not(tmp_path, path):
 
 def test_an_old_ledger_gets_its_anchor_when_it_is_opened(path):
     fill(alone(path), 2)
-    assert not Ledger.state_folder().exists()
+    assert not os.listdir(os.environ["DITHER_STATE"] + "/ledgers")
     Ledger(path)
     sql(path, ("DELETE FROM entries WHERE position = 3",))
     assert_refused(path, "rolled back")
@@ -267,7 +267,7 @@ def test_an_old_ledger_gets_its_anchor_when_it_is_opened(path):
 
 def test_a_state_folder_that_cannot_be_used(tmp_path, path, monkeypatch):
     fill(Ledger(path), 1)
-    (anchor,) = (Ledger.state_folder() / "ledgers").iterdir()
+    (anchor,) = (outside.folder() / "ledgers").iterdir()
     anchor.write_text("{")
     with pytest.raises(LedgerError, match=rf"{anchor}: not a readable anchor"):
         Ledger(path)
@@ -359,7 +359,7 @@ def test_a_ledger_deleted_with_its_key_is_seen_by_its_anchor_only(tmp_path, path
     anchor = tmp_path / "anchor.json"
     fill(alone(path, anchor=anchor), 1)
     shutil.rmtree(path.parent)
-    assert_refused(path, "gone or empty, but .*anchor.json belongs to one", anchor=anchor, outside=False)
+    assert_refused(path, "gone or empty, but .*anchor.json belongs to one", anchor=anchor, anchored=False)
     assert alone(path).spent("data") == []  # not detected without an anchor
 
 

@@ -1,7 +1,9 @@
 """The ledger: what was ever released of whose data, durable, and a budget that cannot be overspent.
 
     entries   budgets, charges and their canonical text
+    sketch    which records a data set holds, keyed
     store     the file, its key, the hash chain, the anchors
+    outside   what is remembered of ledgers in the user's state folder
     book      the accounts in memory, and their ε
     ledger    `Ledger`, which ties them together
 

@@ -13,8 +13,10 @@ from dither.core import Release, Sampling
 from dither.errors import ConfigError, LedgerError
 from dither.privacy.accounting import ADD_REMOVE, REPLACE_ONE, VIEWS, Facts, Participation
 
-GENESIS, CHARGE, BUDGET = "genesis", "charge", "budget"
-FORMAT = 1
+from .sketch import Sketch
+
+GENESIS, CHARGE, BUDGET, DATA = "genesis", "charge", "budget", "data"
+FORMAT = 2  # 2 knows DATA entries; files of format 1 are read, and become 2 with the first of them
 
 Participated = Sequence[tuple[tuple[Release, ...], int]]
 
@@ -74,6 +76,19 @@ class Spent(NamedTuple):
     budget: Budget | None
 
 
+class About(NamedTuple):
+    """What an entry says of its data set: the file's name, a name that the owner gave it, the sketch of its
+    records (once), the data sets that it is the same as, and those that share rows with it but hold other records;
+    and the other ledgers that know these records, where the owner began a second account of them."""
+
+    file: str = ""
+    name: str = ""
+    sketch: Sketch | None = None
+    same: tuple[str, ...] = ()
+    other: tuple[str, ...] = ()
+    besides: tuple[str, ...] = ()
+
+
 class Entry(NamedTuple):
     """One line of the ledger. A charge has a run, rounds [start, stop) and charges; a budget entry has the
     budget (None: removed), the one it replaces, and the client it is for (None: all of the data set)."""
@@ -90,6 +105,7 @@ class Entry(NamedTuple):
     client: str | None = None
     budget: Budget | None = None
     was: Budget | None = None
+    about: About | None = None
 
 
 class Row(NamedTuple):
@@ -251,6 +267,26 @@ def decode_budget(content: str) -> tuple[Budget | None, str | None, Budget | Non
     return budget, fields["client"], was
 
 
+# --- data sets -----------------------------------------------------------------------------------------
+
+
+def encode_about(about: About) -> str:
+    """The content of a data entry: only what it says."""
+    fields = {name: value for name, value in about._asdict().items() if value}
+    return canonical({**fields, "sketch": about.sketch.encode()} if about.sketch is not None else fields)
+
+
+def decode_about(content: str) -> About:
+    """The inverse of `encode_about`."""
+    fields = json.loads(content)
+    unknown = [name for name in fields if name not in About._fields]
+    if unknown:
+        raise LedgerError(f"the ledger says {unknown[0]!r} of data, written by a newer Dither; upgrade this one")
+    sketch = Sketch.decode(fields["sketch"]) if "sketch" in fields else None
+    lists = {name: tuple(fields.get(name, ())) for name in ("same", "other", "besides")}
+    return About(fields.get("file", ""), fields.get("name", ""), sketch, **lists)
+
+
 def decode(row: Row) -> Entry:
     """A row as people and programs want it."""
     entry = Entry(row.position, row.time, row.kind, row.dataset, row.hash, row.run)
@@ -260,4 +296,6 @@ def decode(row: Row) -> Entry:
     if row.kind == BUDGET:
         budget, client, was = decode_budget(row.content)
         return entry._replace(budget=budget, client=client, was=was)
+    if row.kind == DATA:
+        return entry._replace(about=decode_about(row.content))
     return entry

@@ -23,7 +23,7 @@ from urllib.parse import quote
 
 from dither.errors import LedgerError
 
-from .entries import FORMAT, GENESIS, Row, canonical, row_hash
+from .entries import DATA, FORMAT, GENESIS, Row, canonical, row_hash
 
 BUSY_SECONDS = 60.0
 _APPLICATION = 0x44495448  # "DITH" in the file's header
@@ -64,6 +64,7 @@ class Store:
         key = self._load_key()
         self._chain_key = _subkey(key, b"chain")
         self.fingerprint_key = _subkey(key, b"fingerprint")
+        self.sketch_key = _subkey(key, b"sketch")[:16]
         # A foreign file is refused before anything in it changes.
         with self.transaction(write=False) as connection:
             first = connection.execute("SELECT content FROM entries WHERE position = 0").fetchone()
@@ -137,9 +138,9 @@ class Store:
         found = sorted(tuple(row) for row in connection.execute("SELECT type, name FROM sqlite_master"))
         if application != _APPLICATION or found != [("table", "entries")]:
             raise LedgerError(f"{self.path}: an SQLite file, but not a ledger; give another path, or {_RESTORE}")
-        if version != FORMAT:
+        if not 1 <= version <= FORMAT:
             raise LedgerError(
-                f"{self.path}: ledger format {version}, this Dither reads {FORMAT}; use a matching one"
+                f"{self.path}: ledger format {version}, this Dither reads 1 to {FORMAT}; use a matching one"
             )
 
     @staticmethod
@@ -271,6 +272,8 @@ class Store:
 
     def append(self, connection: sqlite3.Connection, kind: str, dataset: str, run: str, content: str) -> Row:
         """Add a row behind the newest; it counts when the transaction ends."""
+        if kind == DATA:  # not for a Dither that does not know them
+            connection.execute(f"PRAGMA user_version = {FORMAT}")
         row = Row(len(self.hashes), _now(), kind, dataset, run, content, "")
         return self._insert(connection, self._chain_key, self.hashes[-1], row)
 
