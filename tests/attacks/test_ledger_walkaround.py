@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dither import api, cli
-from dither.errors import ConfigError, DitherError
+from dither.errors import BudgetExhausted, ConfigError, DitherError
 from dither.spec import Spec
 from dither.spending import EVERY_RECORD, Budget, Ledger, data_id
 
@@ -87,7 +88,11 @@ def charges(place):
 
 
 def train(place, path, **arguments):
-    return api.run(spec_of(path, **arguments.pop("values", {})), out=place / f"run-{path.stem}", **arguments)
+    return api.run(
+        spec_of(path, **arguments.pop("values", {})),
+        out=place / f"run-{len(list(place.glob('run-*')))}-{path.stem}",
+        **arguments,
+    )
 
 
 def emptied(source, target):
@@ -175,7 +180,82 @@ def test_the_same_records_in_another_dress_are_recognised(place, disguise):
     with pytest.raises(DitherError, match=r"people\.csv"):
         train(place, path)
     assert charges(place) == 1
-    assert not (place / "run-other").exists()
+    assert not list(place.glob("run-*"))
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+
+
+def test_the_same_records_are_charged_together_once_they_are_named(place):
+    """By the ledger's own id, as the refusal says; then by a name; and the budget is one."""
+    renamed(people(), place / "other")
+    half_of_them(people(), place / "half")
+    shuffled_rows(people(), place / "third")
+    with pytest.raises(DitherError) as refused:
+        train(place, place / "other.csv")
+    (name,) = re.findall(r"data\.id='(\w+)'", str(refused.value))
+    assert "share 100% of the smaller one's records" in str(refused.value)
+    train(place, place / "other.csv", values={"data.id": name})
+    assert invoke("budget", "set", place / "people.csv", "--epsilon", 9, "--id", "people").exit_code == 0
+    assert invoke("budget", "same", place / "half.csv", "people").exit_code == 0
+    train(place, place / "half.csv")
+    ledger = book(place)
+    assert len(ledger.datasets()) == 1
+    assert ledger.spent(ledger.datasets()[0], EVERY_RECORD)[0].participations == 6
+    assert ledger.budget(data_id(ledger, path=str(place / "other.csv"))).epsilon == 9
+    ledger.set_budget(ledger.find("people"), Budget(1.2, DELTA, "upload", "add/remove"), raising=True)
+    with pytest.raises(BudgetExhausted):
+        train(place, place / "third.csv", values={"data.id": "people"})
+    history = json.loads(invoke("budget", "history", "--json").stdout)
+    assert any("the same records as" in row["what"] for row in history)
+
+
+def test_other_peoples_records_need_the_owners_word(place):
+    half_of_them(people(), place / "half")
+    path = place / "half.csv"
+    with pytest.raises(DitherError, match="dither budget other half"):
+        train(place, path)
+    dataset = book(place).datasets()[0][:8]
+    refused = invoke("budget", "other", path, dataset)
+    assert "confirm it with --yes" in str(refused.exception)
+    assert invoke("budget", "other", path, dataset, "--yes").exit_code == 0
+    train(place, path)
+    assert len(book(place).datasets()) == 2
+    shuffled_rows(people().iloc[::2], place / "again")  # the word was for that file
+    with pytest.raises(DitherError, match="so do 1 others"):
+        train(place, place / "again.csv")
+
+
+def test_two_data_sets_with_budgets_become_one_with_the_stricter(place):
+    people(seed=5).to_csv(place / "new.csv", index=False)
+    ledger = book(place)
+    first, second = (data_id(ledger, path=str(place / name)) for name in ("people.csv", "new.csv"))
+    ledger.set_budget(first, Budget(3.0, DELTA))
+    ledger.set_budget(second, Budget(2.0, DELTA, "sum"))
+    with pytest.raises(ConfigError, match="budgets that cannot be compared"):
+        ledger.identify(second, name=first)
+    ledger.set_budget(second, Budget(2.0, DELTA), raising=True)
+    ledger.identify(second, name=first)
+    assert ledger.budget(first) == ledger.budget(second) == Budget(2.0, DELTA)
+
+
+def test_a_second_account_in_another_ledger_is_recorded(place):
+    fresh = place / "elsewhere" / "fresh.sqlite"
+    shuffled_rows(people(), place / "other")
+    with pytest.raises(DitherError, match=r"100% of its records with people\.csv in another ledger"):
+        train(place, place / "other.csv", ledger=fresh)
+    train(place, place / "other.csv", ledger=fresh, new_ledger=True)
+    api.run(spec_of(place / "other.csv", seed=3), out=place / "once-more", ledger=fresh)  # known there by now
+    (about,) = [entry.about for entry in Ledger(fresh).history() if entry.kind == "data"]
+    assert about.besides == (book(place)._store.id,)
+
+
+def test_a_memory_that_was_lost_is_made_again(place):
+    shutil.rmtree(place / "state")
+    train(place, place / "people.csv", values={"seed": 1})
+    with pytest.raises(DitherError, match="new-ledger"):
+        train(place, place / "people.csv", ledger=place / "fresh.sqlite", values={"seed": 2})
 
 
 @pytest.mark.parametrize("way", ["argument", "environment"])

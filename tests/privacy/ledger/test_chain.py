@@ -7,7 +7,9 @@ import shutil
 import sqlite3
 import stat
 from contextlib import closing
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dither.errors import LedgerError
@@ -421,3 +423,35 @@ def test_a_creation_that_was_cut_off_is_finished_by_the_next(tmp_path, ledger, p
     fill(Ledger(other), 1)
     Ledger(other).verify()
     assert "ab" * 32 not in Ledger(other).key_path.read_text()
+
+
+# Older formats
+
+
+def test_a_ledger_of_format_1_keeps_its_entries_and_goes_on(tmp_path):
+    """Written by Dither before data sets had names and sketches."""
+    shutil.copytree(Path(__file__).parent / "format1", tmp_path / "old")
+    path, dataset = tmp_path / "old" / "ledger.sqlite", "72b1d2577629cffdb2b90689b5213054"
+    ledger = Ledger(path)
+    wide, own = Budget(7.0, 1e-5, "upload", "replace-one"), Budget(1.0, 1e-6, "sum", "add/remove")
+    assert (ledger.budget(dataset), ledger.budget(dataset, "ann")) == (wide, own)
+    assert {spent.client: spent.epsilon for spent in ledger.spent(dataset)} == pytest.approx(
+        {"ann": 0.714693972071001, "every record": 1.9481947170570875}, rel=1e-6
+    )
+    assert [entry.kind for entry in ledger.history()] == ["budget", "budget", *["charge"] * 3, "budget"]
+    ledger.charge("new", dataset, all_of(["ann"], gaussian()), rounds=(0, 1))
+    assert sql(path, ("PRAGMA user_version",)) == [[(1,)]], "still for older programs"
+    ledger.identify(dataset, lambda: np.arange(6, dtype=np.uint64).reshape(2, 3), file="a.csv", name="people")
+    assert sql(path, ("PRAGMA user_version",)) == [[(2,)]]
+    again = Ledger(path)
+    again.verify()
+    assert again.find("people") == dataset
+    assert again.spent(dataset, "ann")[0].participations == 4
+
+
+def test_an_entry_of_a_kind_that_is_not_known_is_refused(path):
+    ledger = Ledger(path)
+    with ledger._current(write=True) as connection:
+        ledger._store.append(connection, "gift", "data", "", "{}")
+    with pytest.raises(LedgerError, match="'gift' entry, written by a newer Dither"):
+        Ledger(path)

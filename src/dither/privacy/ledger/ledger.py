@@ -178,9 +178,9 @@ class Ledger:
         name = self._book.called(other).split(" (")[0]
         more = f" (so do {len(shared) - 1} others)" if len(shared) > 1 else ""
         return (
-            f"{what!r} and data set {self._book.called(other)} of {self.path} share {_percent(share)} of the smaller "
-            f"one's records{more}: set data.id={name!r} (`dither budget same {what} {name}`) to charge them "
-            f"together, or, if they are other people's, say so with `dither budget other {what} {name}`"
+            f"{what!r} and data set {self._book.called(other)} of {self.path} share {_percent(share)} of the "
+            f"smaller one's records{more}: set data.id={name!r} (`dither budget same {what} {name}`) to charge "
+            f"them together, or, if they are other people's, say so with `dither budget other {what} {name}`"
         )
 
     # Budgets
@@ -330,8 +330,8 @@ class Ledger:
             return sorted(self._book.accounts.keys() | {dataset for dataset, _ in self._book.budgets})
 
     def history(self, dataset: str | None = None) -> list[Entry]:
-        """All charges, changes of budgets and what was said of data, oldest first, of one data set or of all; checks
-        the chain."""
+        """All charges, changes of budgets and what was said of data, oldest first, of one data set or of all;
+        checks the chain."""
         with self._lock:
             self._catch_up()
             root = self._book.root

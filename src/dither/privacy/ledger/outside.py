@@ -73,8 +73,8 @@ def _read(path: Path) -> tuple[Known, Sketch]:
         return Known(fields["ledger"], fields["path"], fields["file"], 0.0), Sketch.decode(fields)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LedgerError(
-            f"{path}: not readable ({type(error).__name__}); restore it, or delete it if nothing was ever spent on "
-            "these records"
+            f"{path}: not readable ({type(error).__name__}); restore it, or delete it if nothing was ever spent "
+            "on these records"
         ) from error
 
 

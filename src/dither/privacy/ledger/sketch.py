@@ -1,20 +1,23 @@
 """Which records a data set holds, as a keyed sketch: enough to see that two data sets share records, and nothing
 to one without the key.
 
-Each record is a 64-bit number (`dither.data.rows`), which SipHash-2-4 (Aumasson and Bernstein 2012) maps to a number
+Each record is a 64-bit number (`dither.data.rows`). SipHash-2-4 (Aumasson and Bernstein 2012) maps it to one
 that looks random to whoever lacks the key. The sketch of a data set is the K smallest of its distinct numbers
-(bottom-k sampling, Cohen and Kaplan 2007): a uniform sample of its distinct records, the same ones wherever they are
-met again.
+(bottom-k sampling, Cohen and Kaplan 2007): a uniform sample of its distinct records, the same ones wherever they
+are met again.
 
-How much is shared. Let t be the largest number in B's sketch (∞ where it holds all of B), b = |B below t| its size,
-a = |A below t| and x = |A and B below t|. As the numbers are random, the records below t are a uniform sample of the
-union, so x/b estimates the share of B that is in A and x/a the share of A that is in B, each with variance at most
-p(1-p)/b and p(1-p)/a; the larger, x/m with m = min(a, b), is the share of the smaller set. x is counted over all of
-A, which is at hand when it is asked. A share p > 1% shows up to x with probability at most P[Bin(m, 1%) <= x] (sampling
-without replacement is more concentrated). So unless x = 0 the data sets count as sharing records, where that is more
-than 1%: a share above 1% is then overlooked with probability at most 1% where m >= 459 (0.99^459 = 1%), and below that
-only if not a single shared record is sampled. Of a set that is r times as large as the other m is about K/r: a part
-of a data set shows while it is not much smaller than 1/K of it.
+How much is shared. Let t be the largest number in B's sketch (∞ where it holds all of B), b the size of that
+sketch, a = |A below t| and x = |A and B below t|; x is counted over all of A, which is at hand when it is asked.
+Given their counts, the records of B below t are a uniform sample of B and those of A one of A. So x/b estimates
+the share of B that is in A and x/a the share of A that is in B, with variance at most p(1-p)/b and p(1-p)/a. The
+larger of the two, x/m with m = min(a, b), is the share p of the smaller set.
+
+When that is too much. With p above 1% at most x of m are shared with probability about P[Bin(m, 1%) <= x] or
+less. So two data sets pass where x = 0, and where this probability is at most 1%. A share above 1% is then
+overlooked with probability 1% at most where m >= 459 (0.99^459 = 1%), and below that only where not one shared
+record is in the sample. If one set is r times as large as the other, m is about K/r: small parts of very large
+sets do not show. Where the sketch holds all of B (fewer than K records) x/m is exact, and is compared with 1% as
+it is.
 """
 
 from __future__ import annotations
@@ -33,8 +36,8 @@ _BLOCK = 1 << 15  # numbers hashed at a time: they stay in a core's cache
 
 
 class Sketch(NamedTuple):
-    """The K smallest keyed numbers of the records with their columns in order, and the same with the columns in any
-    order (empty where there are too many columns)."""
+    """The K smallest keyed numbers of the records with their columns in order, and of those with the columns in any
+    order (none where there are too many columns)."""
 
     ordered: np.ndarray
     mixed: np.ndarray
