@@ -231,10 +231,15 @@ def spending(
     # What was read is charged, not what lies there by now.
     digest = task.dataset.ledger_digest
     dataset = data_id(book, path=spec.data.path, name=spec.data.name, digest=digest)
-    numbers = task.dataset.rows
-    if numbers is not None:
-        name = Path(spec.data.path).name
-        book.identify(dataset, lambda: numbers, file=name, name=spec.data.id, new_ledger=new_ledger)
+    if spec.data.path:
+        read, name = task.dataset.rows, Path(spec.data.path).name
+        book.identify(
+            dataset,
+            lambda: data.of_file(spec.data.path) if read is None else read,
+            file=name,
+            name=spec.data.id,
+            new_ledger=new_ledger,
+        )
     budget = book.budget(dataset)
     if budget is not None and budget.view == "sum" and spec.aggregation == "off":
         raise SpecError(

@@ -251,6 +251,17 @@ def test_a_second_account_in_another_ledger_is_recorded(place):
     assert about.besides == (book(place)._store.id,)
 
 
+def test_a_party_of_a_federation_is_told_before_it_joins(place):
+    from dither.federation.node import Node
+    from dither.federation.terms import Source
+
+    renamed(people(), place / "other")
+    source = Source(place / "other.csv", "sick")
+    for ledger, words in [(book(place), "dither budget same"), (Ledger(place / "fresh.sqlite"), "--new-ledger")]:
+        with pytest.raises(DitherError, match=words):
+            Node(place / "keys", source, ledger=ledger, approve=lambda terms, task: "")
+
+
 def test_a_memory_that_was_lost_is_made_again(place):
     shutil.rmtree(place / "state")
     train(place, place / "people.csv", values={"seed": 1})

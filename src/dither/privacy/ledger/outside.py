@@ -81,7 +81,9 @@ def _read(path: Path) -> tuple[Known, Sketch]:
 def _key() -> bytes:
     path = folder() / "sketch.key"
     if not path.exists():
-        if any(folder("data").iterdir()):
+        if (
+            any(folder("data").glob("*.json")) and not path.exists()
+        ):  # another process may have made both meanwhile
             raise LedgerError(
                 f"{path}: the key of the sketches beside it is missing; restore it, or delete them too"
             )
