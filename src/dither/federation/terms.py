@@ -369,6 +369,11 @@ def collusion(spec: Spec) -> tuple[str, str]:
     return words, f"{together}; leave privacy.colluders out for {third(spec.cohort_size)}, a third of a cohort"
 
 
+def largest_norm(spec: Spec, dimension: int) -> float:
+    """The radius of the ball that no honest upload leaves."""
+    return spec.federation.max_norm or 2.0**40 * math.sqrt(dimension)
+
+
 def simulation(task: tasks.Task) -> Simulation:
     """The engine whose functions a member of the federation runs."""
     return compiling.simulation(task)
