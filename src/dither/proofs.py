@@ -374,11 +374,11 @@ def _row(p: accounting.Proven, circumstances: Circumstances) -> dict[str, Any]:
         "assumed": p.assumed or circumstances.assumed,
         "not_covered": list(p.not_covered),
         "detail": p.detail,
-        "against": _against(p, circumstances),
+        "against": against(p, circumstances),
     }
 
 
-def _against(p: accounting.Proven, circumstances: Circumstances) -> str:
+def against(p: accounting.Proven, circumstances: Circumstances) -> str:
     """Whom a bound that counts on the others' noise holds against; empty where it counts on nobody's."""
     if not p.recipe.startswith("R6") and not p.recipe.endswith((" sum", " downlink", " joint")):
         return ""
