@@ -164,6 +164,8 @@ def account(
         )
         if len({text.split()[1] for text in spread}) > 1 and row["view"] in ("upload", "sum"):
             typer.echo(f"over clients, {SEEN[row['view']]} seen, {row['adjacency']}: {', '.join(spread)}")
+        if row.get("against"):
+            typer.echo(f"{SEEN[row['view']]}, {row['adjacency']}: proven {row['against']}")
         if row.get("no_credit"):
             typer.echo(f"sums of uploads, {row['adjacency']}: no credit for the others' noise: {row['no_credit']}")
     for key, title in (

@@ -59,7 +59,6 @@ clip_norm = 1.0
 mode = "real"
 
 [federation]
-min_clients = 3
 round_timeout = 60.0
 """
 
