@@ -517,9 +517,10 @@ class Coordinator:
         if how is None:
             raise ProtocolAbort("a sum was opened under terms without secure aggregation")
         total = encoding.decode(session.open(), how.how)
-        # A masked vector cannot be looked at. Honest ones lie in a ball, so their sum lies in one, too.
-        largest = agreed.largest_norm(self.terms.spec, self.engine.dimension) * len(session.cohort)
-        total *= min(1.0, largest / max(float(np.linalg.norm(total)), largest))
+        if how.noise_std is None:  # noise on the integers comes after the projection, and leaves the ball
+            # A masked vector cannot be looked at. Honest ones lie in a ball, so their sum lies in one, too.
+            largest = agreed.largest_norm(self.terms.spec, self.engine.dimension) * len(session.cohort)
+            total *= min(1.0, largest / max(float(np.linalg.norm(total)), largest))
         return found._replace(total=total, counted=set(session.cohort))
 
     def _rest(self, index: int, silent: set[str]) -> None:
