@@ -41,6 +41,7 @@ class DataSpec:
     name: str = _key("adult", "data set of the catalogue (dither data list); empty with path")
     path: str = _key("", "your own records: .csv, .parquet, .npz, or a folder of .npy files")
     test_path: str = _key("", "your own test file; without it test_fraction of path is held out")
+    id: str = _key("", "your name for the records of path: files with one name are charged together")
     label: str = _key("", "label column of path")
     schema: str = _key("", "schema.toml that fixes the encoding (dither data schema FILE)")
     encoding: str = _key("minmax", "numeric columns: by bounds to [0, 1], or centred", ("minmax", "standard"))

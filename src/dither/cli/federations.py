@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dither.cli.options import DataDir, Json, LedgerFile, Quiet, Settings
+from dither.cli.options import DataDir, Json, LedgerFile, NewLedger, Quiet, Settings
 from dither.cli.printing import against, epsilon_text, escape, print_event, print_table, short_form, terminal
 from dither.cli.stopping import going_on
 from dither.errors import ConfigError, FederationError
@@ -88,6 +88,7 @@ def join(
         str, typer.Option(help="Label column (default: the one the federation's schema names).")
     ] = "",
     ledger: LedgerFile = None,
+    new_ledger: NewLedger = False,
     yes: Annotated[
         bool, typer.Option("--yes", help="Approve the first terms that are offered, without asking.")
     ] = False,
@@ -129,6 +130,7 @@ def join(
             server=server,
             folder=federation,
             ledger=ledger,
+            new_ledger=new_ledger,
             approve=ask,
             methods=method or (),
             seeded=test,

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from dither.cli import crews, options
-from dither.cli.options import DataDir, Json, LedgerFile, Quiet, Settings, spec_from
+from dither.cli.options import DataDir, Json, LedgerFile, NewLedger, Quiet, Settings, spec_from
 from dither.cli.printing import (
     SEEN,
     RunProgress,
@@ -42,6 +42,7 @@ def run(
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Continue an interrupted run folder.")] = None,
     data_dir: DataDir = None,
     ledger: LedgerFile = None,
+    new_ledger: NewLedger = False,
     checkpoint_seconds: Annotated[
         float, typer.Option(help="Least seconds between checkpoints; 0: one at each evaluation.")
     ] = 5.0,
@@ -71,6 +72,7 @@ def run(
             resume=resume,
             data_dir=data_dir,
             ledger=ledger,
+            new_ledger=new_ledger,
             checkpoint_seconds=checkpoint_seconds,
             on_start=view.start,
             on_evaluation=view.update,

@@ -23,6 +23,7 @@ def join(
     folder: Path,
     ledger: Path | None,
     approve: Approve,
+    new_ledger: bool = False,
     methods: Iterable[Path] = (),
     seeded: bool = False,
     patience: float = 3600.0,
@@ -41,7 +42,16 @@ def join(
     with alone(folder):
         source = Source(data, label)
         book = Ledger(ledger or Ledger.default_path(), anchor=folder / "ledger-anchor.json")
-        node = Node(folder, source, ledger=book, approve=approve, methods_approved=methods, seeded=seeded, say=say)
+        node = Node(
+            folder,
+            source,
+            ledger=book,
+            new_ledger=new_ledger,
+            approve=approve,
+            methods_approved=methods,
+            seeded=seeded,
+            say=say,
+        )
 
         def over() -> bool:
             return node.outcome is not None or node.refusal is not None

@@ -69,6 +69,7 @@ class Node:
         source: Source,
         *,
         ledger: Ledger,
+        new_ledger: bool = False,
         approve: Approve,
         methods_approved: Iterable[Path] = (),
         seeded: bool = False,
@@ -77,6 +78,9 @@ class Node:
         for path in methods_approved:
             methods.approve(path)
         self.folder, self.source, self.ledger = folder, source, ledger
+        # Here, before any message: what is said of the records stays with their owner.
+        dataset = data_id(ledger, path=str(source.path))
+        ledger.identify(dataset, source.rows, file=source.name, new_ledger=new_ledger)
         self.federation = keys.Federation.load(folder)
         self.name = keys.party_name(folder)
         self.identity = keys.Identity.load(folder)

@@ -292,6 +292,10 @@ class Source:
 
             raise DataError(f"label column {label!r} is not in {self.name!r}{did_you_mean(label, columns)}")
 
+    def rows(self) -> np.ndarray:
+        """Each record as a number, for the ledger (`data.rows`)."""
+        return data.of_file(self.path) if self.table is None else data.of_table(self.table)
+
     def encode(self, terms: Terms) -> tuple[np.ndarray, np.ndarray]:
         if self.table is None or terms.schema is None:
             if self.table is not None or terms.schema is not None:
@@ -333,7 +337,17 @@ def federated(spec: Spec, num_clients: int, name: str) -> Spec:
         "data.name": name,
         "compare": False,
     }
-    for key in ("path", "test_path", "label", "schema", "partition", "column", "split", "records_per_client"):
+    for key in (
+        "path",
+        "test_path",
+        "id",
+        "label",
+        "schema",
+        "partition",
+        "column",
+        "split",
+        "records_per_client",
+    ):
         values[f"data.{key}"] = Spec.default(f"data.{key}")
     return spec.with_values(values)
 
