@@ -6,7 +6,7 @@ SuperLink listens on 127.0.0.1, and this gate listens on the address given and p
 calls below.
 
 A node signs the time in the headers of every call. The gate checks that before it looks at a body: of a stranger
-it reads a few kilobytes of headers, from a few connections at once, for a few seconds. Bodies of nodes are handed
+it reads headers of some kilobytes, from a few connections at once, for a few seconds. Bodies of nodes are handed
 on as they come, at most `most_bytes` long, so the gate's memory does not grow with them.
 """
 
