@@ -19,7 +19,7 @@ def test_checkpoints_round_trip_and_only_the_newest_two_stay(tmp_path):
     folder = runs.RunFolder(tmp_path)
     for round in (10, 20, 30):
         folder.save_checkpoint(checkpoint(round, round / 7))
-    files = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    files = sorted(path.name for path in (tmp_path / "local" / "checkpoints").iterdir())
     assert files == ["round-00000020.npz", "round-00000030.npz"]
     loaded = folder.load_checkpoint()
     assert loaded.round == 30
@@ -30,7 +30,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path):
     folder = runs.RunFolder(tmp_path)
     folder.save_checkpoint(checkpoint(10))
     folder.save_checkpoint(checkpoint(20))
-    newest = tmp_path / "checkpoints" / "round-00000020.npz"
+    newest = tmp_path / "local" / "checkpoints" / "round-00000020.npz"
     newest.write_bytes(newest.read_bytes()[:-40])
     assert folder.load_checkpoint().round == 10
 

@@ -39,7 +39,7 @@ def test_a_run_leaves_everything_the_readme_names(finished):
     names = {path.name for path in folder.iterdir()}
     assert {
         "spec.toml", "metrics.jsonl", "summary.json", "plot.png", "model.npz", "schema.toml",
-        "provenance.json", "checkpoints",
+        "provenance.json", "digests.json", "local",
     } <= names  # fmt: skip
     assert "round 30/30" in result.stdout
     assert "claimed ε" in result.stdout
@@ -105,10 +105,10 @@ append, replace = runs.RunFolder.append_metrics, os.replace
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
-def append_metrics(self, row):
+def append_metrics(self, row, local):
     if row["round"] == target and moment == "before metrics":
         die()
-    append(self, row)
+    append(self, row, local)
     if row["round"] == target and moment == "after metrics":
         die()
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dither.errors import ConfigError, DitherError, FederationError, RunExists
-from dither.runs import write_text
+from dither.runs import RunFolder, write_text
 from dither.spec import Spec
 
 APP = Path(__file__).parent / "app"  # the Flower app: what `flwr run` takes
@@ -86,7 +86,9 @@ def serve(
             finally:
                 for process in coordinator:
                     _end(process, run_folder / "lock")
-    summary: dict[str, Any] = json.loads((run_folder / "summary.json").read_text(encoding="utf-8"))
+    summary = RunFolder(run_folder).summary()
+    if summary is None:
+        raise FederationError(f"{str(run_folder)!r} is done and has no summary: start the server again")
     return summary
 
 
