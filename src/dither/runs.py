@@ -191,9 +191,9 @@ class RunFolder:
         """digests.json; None in a folder of a version that had none."""
         path = self.path / "digests.json"
         if not path.is_file():
-            with suppress(OSError, ValueError):
-                if "format" in json.loads((self.path / "provenance.json").read_bytes()):
-                    raise self._damaged("digests.json", "is missing") from None
+            provenance = self.path / "provenance.json"
+            if provenance.is_file() and b'"format"' in provenance.read_bytes():
+                raise self._damaged("digests.json", "is missing")
             return None
         found = read_checked(path, _ADVICE)
         try:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,8 @@ OWN = {
     "client_lr": 0.3,
     "eval_every": 2,
     "secagg.mode": "off",
-    "privacy.epsilon": 2.0,
+    "privacy.noise": "given",
+    "privacy.noise_std": 0.5,
     "data.label": "sick",
     "data.test_fraction": 0.25,
 }
@@ -82,8 +84,6 @@ def killed_and_resumed(spec: Spec, folder: Path, **arguments):
         dither.run(spec, out=folder, checkpoint_seconds=1e9, on_evaluation=killed_after(2), **arguments)
     with pytest.raises(Killed):
         dither.run(spec, resume=folder, checkpoint_seconds=0, on_evaluation=killed_after(1), **arguments)
-    with pytest.raises(Killed):
-        dither.run(spec, resume=folder, checkpoint_seconds=1e9, on_evaluation=killed_after(1), **arguments)
     return dither.run(spec, resume=folder, **arguments)
 
 
@@ -107,7 +107,7 @@ def test_a_run_killed_and_resumed_with_fresh_noise_reports_what_the_ledger_does(
         (spent,) = ledger.spent(dataset, delta=spec.privacy.delta, adjacency=adjacency)
         assert value == pytest.approx(spent.epsilon, rel=1e-12), adjacency
     planned = proven({"epsilon": accounted(spec)})
-    assert proven(made.summary)["replace-one"] > 1.03 * planned["replace-one"]
+    assert proven(made.summary)["replace-one"] > planned["replace-one"]
 
 
 def test_without_a_ledger_repeated_rounds_with_fresh_noise_count_again(tmp_path):
@@ -124,9 +124,8 @@ def test_seeded_rounds_made_again_are_the_same_bits_and_cost_nothing(tmp_path):
     with pytest.raises(Killed):
         dither.run(spec, out=tmp_path / "run", checkpoint_seconds=1e9, on_evaluation=killed_after(2))
     made = dither.run(spec, resume=tmp_path / "run")
-    whole = dither.run(spec, out=tmp_path / "whole")
-    assert made.summary["epsilon"] == whole.summary["epsilon"]
-    assert (tmp_path / "run/model.npz").read_bytes() == (tmp_path / "whole/model.npz").read_bytes()
+    assert "repeated_rounds" not in made.summary
+    assert proven(made.summary) == proven({"epsilon": accounted(spec)})
 
 
 # H7
@@ -147,41 +146,32 @@ def released(folder: Path) -> dict[str, str]:
 
 
 def test_where_the_model_does_not_move_released_files_of_two_worlds_are_the_same(tmp_path):
-    """A rate that rounds to 0 keeps the model as it began: whatever still differs is not covered by any noise."""
-    files = []
+    """A rate that rounds to 0 keeps the model as it began: whatever still differs is not covered by any noise. The
+    worlds differ in a training record and in a test record that nobody called public."""
+    files, test = [], tmp_path / "test.csv"
     for world in (False, True):
         path = write_table(tmp_path / "t.csv", other=world)
-        spec, folder = own_spec(path, randomness="seeded", client_lr=1e-60), tmp_path / f"run-{world}"
-        dither.run(spec, out=folder, ledger=tmp_path / f"{world}.sqlite", checkpoint_seconds=0)
+        write_table(test, other=world)
+        values = {"randomness": "seeded", "client_lr": 1e-60, "data.test_path": str(test)}
+        spec, folder = own_spec(path, **values), tmp_path / f"run-{world}"
+        made = dither.run(spec, out=folder, ledger=tmp_path / f"{world}.sqlite", checkpoint_seconds=0)
         files.append(released(folder))
+        assert made.summary["test_accuracy"] is None
+        digest = json.loads((folder / "local" / "provenance.json").read_text())["data_digest"]
+        assert not any(digest in text for text in files[-1].values())
+        assert made.local["train_loss"] > 0
     first, second = files
-    first.pop("digests.json", None), second.pop("digests.json", None)
+    del first["digests.json"], second["digests.json"]  # of the files, with their times
     assert first.keys() == second.keys()
     assert {name for name in first if first[name] != second[name]} == set()
 
 
-def test_exact_training_scores_are_not_among_the_released_metrics(tmp_path):
-    made = dither.run(Spec().with_values({**CATALOGUE, "num_rounds": 2}), out=tmp_path / "run")
-    for row in made.metrics:
+def test_exact_training_scores_are_not_among_the_released_metrics(small):
+    for row in runs.RunFolder(small).metrics():
         assert set(row) <= {"round", "test_accuracy", "loss", "seconds"}
-    assert "train_loss" not in made.summary
-
-
-def test_a_private_test_file_is_not_scored(tmp_path):
-    path, test = write_table(tmp_path / "t.csv"), write_table(tmp_path / "test.csv", other=True)
-    made = dither.run(own_spec(path, **{"data.test_path": str(test)}), out=tmp_path / "run", ledger=tmp_path / "l")
-    text = (tmp_path / "run/metrics.jsonl").read_text() + (tmp_path / "run/summary.json").read_text()
-    assert made.summary["test_accuracy"] is None
-    assert not re.search(r'"(test_accuracy|loss)": [\d]', text)
-
-
-def test_no_unkeyed_digest_of_the_records_is_released(tmp_path):
-    path = write_table(tmp_path / "t.csv")
-    digests = []
-    for name in ("a", "b"):
-        dither.run(own_spec(path, randomness="seeded"), out=tmp_path / name, ledger=tmp_path / f"{name}.sqlite")
-        digests.append(json.loads((tmp_path / name / "provenance.json").read_text()).get("data_digest"))
-    assert digests[0] is None or digests[0] != digests[1]  # without the key nobody can try records out
+        assert row["test_accuracy"] > 0  # the catalogue's test records are public
+    assert "train_loss" not in (small / "summary.json").read_text()
+    assert "not private" in (small / "local" / "README").read_text()
 
 
 # State files
@@ -195,8 +185,6 @@ def small(tmp_path_factory) -> Path:
 
 
 def test_a_flipped_digit_of_epsilon_is_noticed(small, tmp_path):
-    import shutil
-
     copy = tmp_path / "copy"
     shutil.copytree(small, copy)
     text = (copy / "summary.json").read_text()
@@ -209,8 +197,6 @@ def test_a_flipped_digit_of_epsilon_is_noticed(small, tmp_path):
 
 
 def test_an_empty_spec_is_no_spec(small, tmp_path):
-    import shutil
-
     copy = tmp_path / "copy"
     shutil.copytree(small, copy)
     (copy / "spec.toml").write_text("")

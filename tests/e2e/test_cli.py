@@ -10,6 +10,8 @@ import time
 import numpy as np
 import pytest
 
+from dither.training import UNSCORED
+
 QUICK = ["--set", "data.name=breast-cancer", "--set", "num_clients=10", "--set", "cohort_size=5"]
 
 
@@ -229,6 +231,14 @@ def test_a_users_own_table_end_to_end(tmp_path):
     assert summary["num_clients"] == 2
     assert any("preprocessing not covered" in note for note in summary["notes"])
     assert "preprocessing not covered" in result.stdout
+    # What was read from the records, and what is measured on them, stays local and is marked.
+    assert not (tmp_path / "run" / "schema.toml").exists()
+    assert (tmp_path / "run" / "local" / "schema.toml").is_file()
+    assert summary["test_accuracy"] is None
+    assert "not scored" in result.stdout
+    assert "(local, not private)" in result.stdout
+    test = dither("evaluate", "run", "--data", "t.csv", cwd=tmp_path).stdout
+    assert "local, not private" in test
 
 
 @pytest.mark.parametrize(
@@ -309,7 +319,8 @@ def test_a_drafted_schema_marks_what_it_read_and_is_used(tmp_path):
         "--set", "num_clients=2", "--set", "cohort_size=1", "--set", "num_rounds=3", "--out", "run",
         "--quiet", cwd=tmp_path,
     )  # fmt: skip
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["notes"] == []
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["notes"] == [UNSCORED]
+    assert (tmp_path / "run" / "schema.toml").is_file()
 
 
 def test_a_client_whose_update_is_not_finite_ends_the_run_or_is_left_out(tmp_path):

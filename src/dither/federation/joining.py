@@ -37,8 +37,7 @@ def join(
     if not behind_supernode:
         _check_address(server)
     with alone(folder):
-        keys.node_key_of(folder / "node.key")
-        keys.certificate_of(folder / "ca.pem")
+        keys.check_party(folder)
         source = Source(data, label)
         book = Ledger(ledger or Ledger.default_path(), anchor=folder / "ledger-anchor.json")
         node = Node(folder, source, ledger=book, approve=approve, seeded=seeded, say=say)

@@ -225,9 +225,33 @@ def certificate_of(path: Path) -> x509.Certificate:
     return _parsed(path, x509.load_pem_x509_certificate)
 
 
-def node_key_of(path: Path) -> Any:
-    """The private transport key in a file."""
-    return _parsed(path, lambda text: serialization.load_ssh_private_key(text, None))
+def check_party(folder: Path) -> None:
+    """DamagedFile unless a party's keys are those that federation.json lists and the CA is whole."""
+    party = Federation.load(folder).party(party_name(folder))
+    if Identity.load(folder).public != party.identity:
+        raise DamagedFile(f"{str(folder / 'identity.key')!r} is not the one federation.json lists; {_ADVICE}")
+    key: Any = _parsed(folder / "node.key", lambda text: serialization.load_ssh_private_key(text, None))
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    if public.decode() != party.node_key:
+        raise DamagedFile(f"{str(folder / 'node.key')!r} is not the one federation.json lists; {_ADVICE}")
+    _check_issued(folder / "ca.pem", folder)
+
+
+def check_server(folder: Path) -> None:
+    """DamagedFile unless the server's key, certificate and CA belong together."""
+    key: Any = _parsed(folder / "server.key", lambda text: serialization.load_pem_private_key(text, None))
+    if certificate_of(folder / "server.pem").public_key() != key.public_key():
+        raise DamagedFile(f"{str(folder / 'server.key')!r} is not the key of server.pem; {_ADVICE}")
+    for name in ("ca.pem", "server.pem"):
+        _check_issued(folder / name, folder)
+
+
+def _check_issued(path: Path, folder: Path) -> None:
+    issuer, certificate = certificate_of(folder / "ca.pem"), certificate_of(path)
+    try:
+        certificate.verify_directly_issued_by(issuer)
+    except (InvalidSignature, ValueError, TypeError):
+        raise DamagedFile(f"{str(path)!r} does not bear the signature of ca.pem; {_ADVICE}") from None
 
 
 def _parsed(path: Path, parse: Callable[[bytes], _Found]) -> _Found:

@@ -58,6 +58,7 @@ def serve(
         raise FederationError(
             f"the server's certificate expired on {ends:%Y-%m-%d}; issue a new one with `dither federation renew`"
         )
+    keys.check_server(keys_folder)
     _ask(run_folder, spec)
     progress = run_folder / "progress.jsonl"
     progress.touch()
