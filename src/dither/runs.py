@@ -22,6 +22,7 @@ accidents, not the owner's own edits: who can write the folder can write new dig
 from __future__ import annotations
 
 import hashlib
+import hmac
 import io
 import json
 import math
@@ -45,7 +46,7 @@ _ADVICE = "restore it from a copy, or make the run again"
 # Files that grow: what is listed of them is how much there was, and its digest.
 _LOGS = ("metrics.jsonl", "local/metrics.jsonl", "rounds.jsonl")
 _OUTCOME = ("model.npz", "plot.png", "summary.json", "local/summary.json")
-_ONCE = ("spec.toml", "provenance.json", "schema.toml", "local/schema.toml", "terms.json")
+_ONCE = ("local/key", "spec.toml", "provenance.json", "schema.toml", "local/schema.toml", "terms.json")
 _LOCAL = """\
 Local, not private: no epsilon covers what is in this folder. It holds exact figures of the records (training
 loss, shares of clipped gradients), the clients' states, and what is needed to go on with an interrupted run.
@@ -90,11 +91,12 @@ class RunFolder:
     ) -> None:
         """The files that a run begins with."""
         write_text(self.path / "local" / "README", _LOCAL)
+        write_text(self.path / "local" / "key", secrets.token_hex(32))
         for name, text in (schema or {}).items():
             write_text(self.path / name, text)
         write_text(self.path / "provenance.json", to_json({**provenance, "format": FORMAT}, indent=2))
-        digests = _digest(spec.to_toml().encode())
-        self._save_digests({"files": {**self._digests_of(), "spec.toml": digests}, "begun": []})
+        files = {**self._digests_of(), "spec.toml": self._listing("spec.toml", spec.to_toml().encode())}
+        self._save_digests({"files": files, "begun": []})
         # Last, as a folder with a spec.toml is one that can be resumed.
         write_text(self.path / "spec.toml", spec.to_toml())
 
@@ -144,12 +146,12 @@ class RunFolder:
             content = path.read_bytes() if path.is_file() else None
         except OSError as error:
             raise self._damaged(name, f"cannot be read ({error.strerror})") from None
-        if listed is None:
-            return content
+        if listed is None or (name.startswith("local/") and not (self.path / "local").is_dir()):
+            return content  # not listed, or in a copy of what is released alone
         if content is None:
             raise self._damaged(name, "is missing")
         size, _, digest = listed.rpartition(":")
-        if _digest(content[: int(size)] if size else content) != digest:
+        if self._digest(name, content[: int(size)] if size else content) != digest:
             raise self._damaged(name, "does not hold what was written (its digest differs)")
         return content
 
@@ -160,7 +162,7 @@ class RunFolder:
             self._save_digests(state)
         write_bytes(self.path / name, content)
         if state is not None:
-            self._save_digests({**state, "files": {**state["files"], name: _listing(name, content)}})
+            self._save_digests({**state, "files": {**state["files"], name: self._listing(name, content)}})
 
     def seal(self) -> None:
         """List what the files hold now."""
@@ -172,7 +174,10 @@ class RunFolder:
         """Write down that rounds start..stop-1 are about to be made, and forget an earlier outcome. When this
         returns it is on the disk: rounds that a kill makes undone, and that are made again with fresh noise, have
         been released twice."""
-        state = self._digests() or {"files": self._digests_of(), "begun": []}
+        state = self._digests()
+        if state is None:  # of an earlier version
+            write_text(self.path / "local" / "key", secrets.token_hex(32))
+            state = {"files": self._digests_of(), "begun": []}
         begun = [list(span) for span in state["begun"]]
         if begun and begun[-1][1] == start:
             begun[-1][1] = stop
@@ -211,8 +216,17 @@ class RunFolder:
         found = {name: d for name, d in (known or {}).items() if name in kept or "checkpoints/" not in name}
         for name in (*_ONCE, *_LOGS, *_OUTCOME):
             if (self.path / name).is_file() and (name not in found or name not in _ONCE):
-                found[name] = _listing(name, (self.path / name).read_bytes())
+                found[name] = self._listing(name, (self.path / name).read_bytes())
         return found
+
+    def _listing(self, name: str, content: bytes) -> str:
+        return f"{len(content)}:" * (name in _LOGS) + self._digest(name, content)
+
+    def _digest(self, name: str, content: bytes) -> str:
+        """SHA-256; of what is local with a key that is local too: whoever has the list cannot try records out."""
+        if not name.startswith("local/") or name == "local/key":
+            return hashlib.sha256(content).hexdigest()
+        return hmac.new(self.read("local/key") or b"", content, hashlib.sha256).hexdigest()
 
     def _damaged(self, name: str, what: str) -> DamagedFile:
         return DamagedFile(f"{str(self.path / name)!r} {what}; {_ADVICE}")
@@ -290,7 +304,7 @@ class RunFolder:
         write_bytes(self.path / name, buffer.getvalue())
         state = self._digests()
         if state is not None:
-            files = self._digests_of({**state["files"], name: _digest(buffer.getvalue())})
+            files = self._digests_of({**state["files"], name: self._listing(name, buffer.getvalue())})
             self._save_digests({**state, "files": files})
         for old in self._checkpoint_files()[:-_KEEP_CHECKPOINTS]:
             old.unlink(missing_ok=True)
@@ -299,6 +313,7 @@ class RunFolder:
         """The newest checkpoint that can be read, or None where none was written."""
         damaged: DitherError | None = None
         state = self._digests()
+        self.read("local/key")  # if it is damaged, not they
         for path in reversed(self._checkpoint_files()):
             name = str(path.relative_to(self.path))
             if state is not None and name.startswith("local/") and name not in state["files"]:
@@ -310,7 +325,7 @@ class RunFolder:
                 return Checkpoint(meta["round"], leaves, meta["spec_digest"], meta["data_digest"])
             except Exception:  # whatever comes of damaged bytes
                 damaged = self._damaged(name, "is damaged")  # the one before it still serves
-        listed = [] if state is None else [name for name in state["files"] if "checkpoints" in name]
+        listed = [name for name in (state or {"files": ()})["files"] if "checkpoints" in name]
         if damaged is not None or listed:
             raise damaged or self._damaged(listed[-1], "is missing")
         return None
@@ -416,15 +431,7 @@ def read_checked(path: Path, advice: str, old: tuple[str, ...] = ()) -> dict[str
 
 
 def _checksum(value: Mapping[str, Any]) -> str:
-    return _digest(json.dumps(value, sort_keys=True).encode())
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
-def _listing(name: str, content: bytes) -> str:
-    return f"{len(content)}:{_digest(content)}" if name in _LOGS else _digest(content)
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def to_json(value: Any, indent: int | None = None) -> str:

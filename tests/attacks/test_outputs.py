@@ -1,5 +1,6 @@
 """What a run leaves behind says no more than its ε, and its ε is that of what happened (H6, H7, state files)."""
 
+import hashlib
 import json
 import re
 import shutil
@@ -161,17 +162,23 @@ def test_where_the_model_does_not_move_released_files_of_two_worlds_are_the_same
         assert not any(digest in text for text in files[-1].values())
         assert made.local["train_loss"] > 0
     first, second = files
-    del first["digests.json"], second["digests.json"]  # of the files, with their times
+    del first["digests.json"], second["digests.json"]  # of the files, with their times; of local ones with a key
     assert first.keys() == second.keys()
     assert {name for name in first if first[name] != second[name]} == set()
 
 
-def test_exact_training_scores_are_not_among_the_released_metrics(small):
+def test_exact_training_scores_are_not_among_the_released_metrics(small, tmp_path):
     for row in runs.RunFolder(small).metrics():
         assert set(row) <= {"round", "test_accuracy", "loss", "seconds"}
         assert row["test_accuracy"] > 0  # the catalogue's test records are public
     assert "train_loss" not in (small / "summary.json").read_text()
     assert "not private" in (small / "local" / "README").read_text()
+    digests = (small / "digests.json").read_text()
+    for path in small.glob("local/*.json*"):
+        assert hashlib.sha256(path.read_bytes()).hexdigest() not in digests
+    # What is released stands by itself.
+    shutil.copytree(small, tmp_path / "released", ignore=shutil.ignore_patterns("local"))
+    assert dither.load(tmp_path / "released").summary == dither.load(small).summary
 
 
 # State files

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from dither.papers.theory import cpfed, nbafl_convergence, secure_fedavg
+from dither.papers import cpfed
 from dither.papers.theory import dp_scaffold_convergence as scaffold
 from dither.papers.theory import nbafl as nbafl_noise
+from dither.papers.theory import nbafl_convergence, secure_fedavg
 
 LOSS = nbafl_convergence.LossConstants(1.0, 1.0, 0.5, 1.2, 10.0, 2.3)  # the reference constants of vectors.json
 RUN = {"delta": 0.01, "param_clip": 20.0, "min_client_size": 100}
@@ -72,27 +73,17 @@ def test_secure_fedavg_local_steps_have_an_interior_optimum():
     assert iid == 1  # without heterogeneity nothing speaks for local steps
 
 
-FIG3 = {
-    "local_steps": 200,
-    "num_clients": 40,
-    "cohort_size": 8,
-    "batch_size": 500,
-    "server_lr": 2.0,
-    "control_error": 1.0,
-    "gradient_variance": 1.0,
-    "initial_variance": 8.0,
-    "decay_start": 200,
-}
-
-
 @pytest.mark.parametrize("corrected", [False, True])
 def test_dp_scaffold_schemes_are_ordered(corrected):
     """Fig 3: decaying noise lowers the bound, per step more than per round, once it decays."""
     R = np.arange(250, 701, 50)
-    extra = {"corrected": True, "num_params": 10} if corrected else {}
+    training = scaffold.Training(
+        40, 8, 500, server_lr=2.0, control_error=1.0, gradient_variance=1.0, num_params=10
+    )
     totals = []
     for scheme, decay in ((0, 1.0), (1, 0.998), (2, 0.99998)):
-        errors = scaffold.error_terms_closed(scheme=scheme, num_rounds=R, decay=decay, **FIG3, **extra)
+        noise = scaffold.Schedule(scheme, R, 200, decay, decay_start=200)
+        errors = scaffold.error_terms_closed(training, noise, initial_variance=8.0, corrected=corrected)
         totals.append(scaffold.convergence_optimal(errors, num_rounds=R, initial_distance=1.0).total)
     assert np.all(totals[2] < totals[1])
     assert np.all(totals[1] < totals[0])
@@ -109,11 +100,11 @@ def test_more_local_steps_start_faster_and_end_higher():
         "gradient_variance": 1.0,
         "client_size": 1000,
         "initial_gap": 1.0,
-        "corrected": True,
     }
 
     def bound(tau, rounds):
-        return cpfed.convergence_convex(local_steps=tau, num_rounds=rounds, **run).total
+        training = cpfed.Training(local_steps=tau, num_rounds=rounds, **run)
+        return cpfed.convergence_convex(training, corrected=True).total
 
     assert bound(10, 50) < bound(1, 50)
     assert bound(10, 10**6) > bound(1, 10**6)
