@@ -52,7 +52,7 @@ class Spending:
         replay: bool,
     ) -> None:
         self.ledger, self.run, self.dataset = ledger, run, dataset
-        self._releases = releases
+        self._releases = proofs.charged(releases, facts)
         self._sizes, self._cohorts = sizes, cohorts
         self._clients, self._facts, self._replay = clients, facts, replay
         self._alike: list[np.ndarray] | None = None  # asked once

@@ -264,7 +264,7 @@ def circumstances(task: Task) -> proofs.Circumstances:
         num_rounds=len(task.cohorts),
         colluders=spec.privacy.colluders,
         convex=convex,
-        step_smoothness=_step_smoothness(task) if convex else None,
+        smoothness=_smoothness(task) if convex else None,
         client_state=prepared.client_state,
         own_epochs=prepared.own_epochs,
         exposures=prepared.exposures,
@@ -286,9 +286,9 @@ def _lattice(task: Task, ratio: float) -> accounting.Lattice | None:
     return accounting.Lattice(step, task.num_params, ratio)
 
 
-def _step_smoothness(task: Task) -> float | None:
-    """Learning rate times a bound on the smoothness of any client's loss, from public bounds alone: R²/4 for
-    one sigmoid output, R²/2 for two softmax outputs (G7b), R the largest norm of (record, 1)."""
+def _smoothness(task: Task) -> float | None:
+    """A bound on the smoothness of any client's loss, from public bounds alone: R²/4 for one sigmoid output, R²/2
+    for two softmax outputs (G7b), R the largest norm of (record, 1)."""
     spec, dataset = task.spec, task.dataset
     if not dataset.covered:
         return None  # bounds that were read from the records are no public bounds
@@ -311,7 +311,7 @@ def _step_smoothness(task: Task) -> float | None:
             sampling_rate=spec.sampling_rate,
         )
         curvature *= sampler.width / batch_size  # the longest batch over the fixed divisor
-    return spec.client_lr * (curvature + 2 * spec.model.l2)
+    return curvature + 2 * spec.model.l2
 
 
 def proven(task: Task, rounds: int | None = None, missing: int | None = None) -> list[dict[str, Any]]:
@@ -355,18 +355,31 @@ def accounted(
 
 def _before_the_draw(task: Task) -> list[dict[str, Any]]:
     """Every bound when an honest party is yet to draw each round's cohort, independently of data and outputs: a
-    client takes part in each round with probability cohort_size/num_clients (R4)."""
+    client takes part in each round with probability cohort_size/num_clients (R4), but surely where all do (Secure
+    FedAvg's first round)."""
     if task.numbers:
         raise SpecError("rounds of this run were made twice: who took part in them is drawn already (R4)")
     if task.prepared.cohorts is not None:
         raise SpecError("this method fixes who takes part beforehand: there is nothing left to draw (R4)")
     num_clients, rounds = len(task.federation.size), len(task.cohorts)
     releases = task.prepared.build(task.prepared.hyper).releases
-    everyone = [np.arange(num_clients)] * rounds
-    grid = circumstances(task).lattice
-    groups = proofs.classes(releases, task.federation.size, everyone, lattice=grid)
-    drawn = accounting.binomial(rounds, task.spec.cohort_size / num_clients)
-    return proofs.tried(groups, task.spec.privacy.delta, circumstances(task), participation=drawn)
+    known, sizes = circumstances(task), task.federation.size
+    everyone, nobody = np.arange(num_clients), np.zeros(0, int)
+    shares = [task.prepared.cohort_size_at(index) / num_clients for index in range(rounds)]
+    alike = proofs.alike(releases, sizes, [everyone] * rounds)
+
+    def made(certain: bool) -> list[proofs.Clients]:
+        cohorts = [everyone if (share >= 1) == certain else nobody for share in shares]
+        return proofs.classes(releases, sizes, cohorts, lattice=known.lattice, groups=alike)
+
+    # The certain rounds are listed first.
+    groups = [
+        sure._replace(most=[*sure.most, *drawn.most]) for sure, drawn in zip(made(True), made(False), strict=True)
+    ]
+    certain = sum(share >= 1 for share in shares)
+    rate = max((share for share in shares if share < 1), default=1.0)
+    drawn = accounting.binomial(rounds, rate, certain=certain)
+    return proofs.tried(groups, task.spec.privacy.delta, known, participation=drawn)
 
 
 def proven_so_far(task: Task, rounds: int, begun: Sequence[tuple[int, int]] = ()) -> float:

@@ -53,24 +53,25 @@ def test_an_optimal_cohort_is_an_artefact_of_lemma_4():
 
 def test_secure_fedavg_local_steps_have_an_interior_optimum():
     Q = np.arange(1, 201)
-    run = {
-        "num_params": 105,
-        "batch_size": 1,
-        "clip_norm": 2.0,
-        "num_records": 32561,
-        "smoothness": 1.0,
-        "epsilon": 10.0,
-        "delta": 1e-4,
-        "cohort_size": 50,
-        "weighted_variance": 1.0,
-        "heterogeneity": 100.0,
-    }
-    total = secure_fedavg.communication_rounds(local_steps=Q, **run).total
-    best = secure_fedavg.optimal_local_steps(**run)
+    training = secure_fedavg.Training(
+        smoothness=1.0,
+        local_steps=Q,
+        batch_size=1,
+        clip_norm=2.0,
+        num_params=105,
+        num_records=32561,
+        epsilon=10.0,
+        delta=1e-4,
+        cohort_size=50,
+        weighted_variance=1.0,
+        heterogeneity=100.0,
+    )
+    total = secure_fedavg.communication_rounds(training).total
+    best = secure_fedavg.optimal_local_steps(training)
     assert 1 < best < 200
     assert total[best - 1] == total.min()
-    iid = secure_fedavg.optimal_local_steps(**{**run, "heterogeneity": 0.0, "weighted_variance": 1e-4})
-    assert iid == 1  # without heterogeneity nothing speaks for local steps
+    iid = training._replace(heterogeneity=0.0, weighted_variance=1e-4)
+    assert secure_fedavg.optimal_local_steps(iid) == 1  # without heterogeneity nothing speaks for local steps
 
 
 @pytest.mark.parametrize("corrected", [False, True])

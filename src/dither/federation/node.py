@@ -212,13 +212,13 @@ class _Run:
         self._ledger, self._say = node.ledger, node._say
         self.client = terms.number(node.name)
         self._dataset = data_id(node.ledger, path=str(node.source.path))
-        self._releases = task.prepared.build(task.prepared.hyper).releases
         self._check_memory()
         # Under secure aggregation this node itself sees to it that enough others are in the sum; in the open no
         # other's noise hides an upload.
         open_sums = terms.spec.aggregation == "off"
         lacking = terms.spec.cohort_size - 1 if open_sums else terms.may_lack
         self._facts = proofs.facts(tasks.circumstances(tasks.with_missing(task, lacking)))
+        self._releases = proofs.charged(task.prepared.build(task.prepared.hyper).releases, self._facts)
         simulation = agreed.simulation(task)
         secret = None
         if terms.spec.randomness == "os":

@@ -148,7 +148,7 @@ def noise_stds(setting: Setting) -> tuple[float, float]:
         return uplink, 0.0
     form = setting.options["scheduling"]
     if everyone:
-        return uplink, float(theory.downlink_noise_std(**base, **run))
+        return uplink, float(theory.downlink_noise_std(**base, **run, weights=_weights(setting)))
     if form == "printed":
         return uplink, float(theory.scheduled_downlink_noise_std(**base, **run, cohort_size=setting.cohort_size))
     if form not in ("corrected", "uncredited"):

@@ -113,10 +113,8 @@ def _secure_fedavg(base: Spec, prices: Sequence[Price], c: Constants, smallest: 
         raise SpecError("Theorem 1 of secure-fedavg needs a strongly convex loss; set model.l2 above 0")
     Q, T, b, K = (_column(prices, key) for key in ("local_steps", "num_rounds", "batch_size", "cohort_size"))
     clients = base.num_clients
-    found = secure_fedavg.convergence(
+    training = secure_fedavg.Training(
         smoothness=c.smoothness,
-        strong_convexity=c.strong_convexity,
-        num_steps=T * Q,
         local_steps=Q,
         batch_size=b,
         clip_norm=_column(prices, "privacy.clip_norm"),
@@ -124,10 +122,15 @@ def _secure_fedavg(base: Spec, prices: Sequence[Price], c: Constants, smallest: 
         num_records=clients * smallest,
         epsilon=np.array([price.claimed.value for price in prices]),
         delta=base.privacy.delta,
-        num_clients=clients,
         cohort_size=K,
         weighted_variance=c.gradient_variance / clients,
         heterogeneity=c.heterogeneity,
+        num_clients=clients,
+    )
+    found = secure_fedavg.convergence(
+        training,
+        strong_convexity=c.strong_convexity,
+        num_steps=T * Q,
         initial_distance_sq=c.initial_distance**2,
     )
     kappa = c.smoothness / c.strong_convexity  # η_t = 2/(μ(8κ+t)) of Theorem 1

@@ -70,10 +70,16 @@ def downlink_noise_std(
     exposures: Float,
     num_rounds: Float,
     num_clients: Float,
+    weights: np.ndarray | None = None,
 ) -> Float:
-    """σ_D = 2cC√(T² − L²N)/(mNε) if T > L√N, else 0 (Theorem 1, eq (10); p_i = 1/N)."""
+    """σ_D = 2cC√(T² − L²N)/(mNε) if T > L√N, else 0 (Theorem 1, eq (10); p_i = 1/N).
+
+    With unequal `weights` p_i the same derivation from eq (9), σ_D² = (cTΔs_D/ε)² − σ_U² Σ p_i² where positive:
+    N max p_i and N Σ p_i² take the places of 1."""
     check_positive(epsilon=epsilon, exposures=exposures, num_rounds=num_rounds, num_clients=num_clients)
     eps, C, m, L, T, N = f64(epsilon, param_clip, min_client_size, exposures, num_rounds, num_clients)
+    if weights is not None:
+        T, L = T * N * np.max(weights), L * np.sqrt(N * np.sum(np.square(weights)))
     missing = np.where(L * np.sqrt(N) < T, T**2 - L**2 * N, 0.0)  # eq (10), branch first
     return scalar(2.0 * gaussian_constant(delta) * C * np.sqrt(np.maximum(missing, 0.0)) / (m * N * eps))
 

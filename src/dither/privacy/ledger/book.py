@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 
 from dither.core import Release, Sampling
 from dither.errors import BudgetExhausted
-from dither.privacy.accounting import REALISED, Facts, gaussian_mu, honest_others, proven
+from dither.privacy.accounting import REALISED, Facts, Lattice, gaussian_mu, honest_others, proven
 
 from .entries import BUDGET, CHARGE, Budget, Charge, Charged, Row, decode_budget, decode_charges, encode_charges
 
@@ -227,10 +227,14 @@ class Book:
         """One list of participations over all runs, with facts that hold for all of them."""
         if not account.counts:
             return _Together(Facts(), {})
-        shuffled = [any(self._shuffled[i] for i in counts) for counts in account.counts]
+        shuffled = [
+            facts.lattice is None and any(self._shuffled[i] for i in counts)
+            for facts, counts in zip(account.facts, account.counts, strict=True)
+        ]
+        uploads_alone = Facts(lattice=_coarsest(account.facts))  # no credit besides the uploads' own noise
         if len(account.counts) == 1:
             plain = terms.view == "upload" and not shuffled[0]
-            return _Together(Facts() if plain else account.facts[0], account.counts[0])
+            return _Together(uploads_alone if plain else account.facts[0], account.counts[0])
         merged: Counts = {}
         for segment, counts in enumerate(account.counts):
             if shuffled[segment]:
@@ -239,7 +243,7 @@ class Book:
             for i, count in counts.items():
                 merged[i] = merged.get(i, 0) + count
         if terms.view == "upload" or any(shuffled):
-            return _Together(Facts(), merged)  # no credit besides the uploads' own noise
+            return _Together(uploads_alone, merged)
         return _Together(weakest(account.facts, one_run=False), merged)
 
     def _one_gaussian(self, counts: Counts, facts: Facts, terms: Budget) -> int:
@@ -260,6 +264,7 @@ def weakest(facts: Sequence[Facts], *, one_run: bool) -> Facts:
     epochs = Facts()
     if one_run:
         epochs = Facts(own_epochs=all(f.own_epochs for f in facts), num_rounds=_most(f.num_rounds for f in facts))
+    epochs = epochs._replace(lattice=_coarsest(facts))
     if any(f.client_state or (f.cohort_size < 2 and f.others_noise is None) for f in facts):
         return epochs._replace(client_state=True, exposures=exposures)  # no credit for sums
     return epochs._replace(
@@ -267,10 +272,19 @@ def weakest(facts: Sequence[Facts], *, one_run: bool) -> Facts:
         colluders=max(f.colluders for f in facts),
         others_noise=min(_others(f) for f in facts),
         convex=all(f.convex for f in facts),
-        step_smoothness=_most(f.step_smoothness for f in facts),
-        step_lipschitz=_most(f.step_lipschitz for f in facts),
+        smoothness=_most(f.smoothness for f in facts),
+        lipschitz=_most(f.lipschitz for f in facts),
         exposures=exposures,
     )
+
+
+def _coarsest(facts: Sequence[Facts]) -> Lattice | None:
+    """A grid as coarse as any: its proof charges more, also for noise that is continuous."""
+    found = [f.lattice for f in facts if f.lattice is not None]
+    if not found:
+        return None
+    steps, dimensions, least = zip(*found, strict=True)
+    return Lattice(max(steps), max(dimensions), min(least))
 
 
 def _others(facts: Facts) -> float:

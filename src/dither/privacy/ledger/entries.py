@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from dither.core import Release, Sampling
 from dither.errors import ConfigError, LedgerError
-from dither.privacy.accounting import ADD_REMOVE, REPLACE_ONE, VIEWS, Facts, Participation
+from dither.privacy.accounting import ADD_REMOVE, REPLACE_ONE, VIEWS, Facts, Lattice, Participation
 
 GENESIS, CHARGE, BUDGET = "genesis", "charge", "budget"
 FORMAT = 1
@@ -185,12 +185,13 @@ def _encode_release(release: Release) -> list[Any]:
             bool(fixed_rate),
         ],
         str(release.source),
+        *([[float(rate) for rate in release.rates]] if release.rates else []),
     ]
 
 
 def _decode_release(fields: list[Any]) -> Release:
-    channel, noise_std, sensitivity, uses, sampling, source = fields
-    return Release(channel, noise_std, sensitivity, uses, Sampling(*sampling), source)
+    channel, noise_std, sensitivity, uses, sampling, source, *rates = fields  # no rates in old entries
+    return Release(channel, noise_std, sensitivity, uses, Sampling(*sampling), source, *map(tuple, rates))
 
 
 def _whole(what: str, value: Any) -> int:
@@ -207,6 +208,11 @@ def _name(what: str, value: str) -> str:
 
 # Facts: only what differs from the defaults, which claim nothing, so that old entries stay readable.
 
+_ONE_RATE = (
+    "step_smoothness",
+    "step_lipschitz",
+)  # of old entries: times the first rate, which says nothing of others
+
 
 def _encode_facts(facts: Facts) -> dict[str, Any]:
     default = Facts()
@@ -215,6 +221,7 @@ def _encode_facts(facts: Facts) -> dict[str, Any]:
 
 
 def _decode_facts(fields: dict[str, Any]) -> Facts:
+    fields = {name: value for name, value in fields.items() if name not in _ONE_RATE}
     unknown = [name for name in fields if name not in Facts._fields]
     if unknown:
         raise LedgerError(f"the ledger holds the fact {unknown[0]!r}, written by a newer Dither; upgrade this one")
@@ -222,6 +229,8 @@ def _decode_facts(fields: dict[str, Any]) -> Facts:
         fields = {**fields, "participation": Participation(*fields["participation"])}
     if "not_covered" in fields:
         fields = {**fields, "not_covered": tuple(fields["not_covered"])}
+    if "lattice" in fields:
+        fields = {**fields, "lattice": Lattice(*fields["lattice"])}
     return Facts(**fields)
 
 
