@@ -573,6 +573,31 @@ def test_a_round_released_again_with_fresh_noise_is_charged_again(tmp_path):
     assert spent(True, 3) == spent(True, 0)  # the same bits again reveal nothing new
 
 
+def test_only_rounds_of_this_very_run_are_taken_off_what_it_pays(tmp_path):
+    """A run that goes on from another one's checkpoint: client 0 was exposed there, client 1 is exposed here."""
+    from dither.privacy.ledger import Ledger
+    from dither.spending import EVERY_RECORD, Spending
+
+    ledger, cohorts = Ledger(tmp_path / "ledger"), [np.array([t >= 10]).astype(int) for t in range(30)]
+
+    def steady(info):
+        return (Release("uplink", 1.0, 1.0, 1, Sampling("full", 1.0, "replace-one"), ""),)
+
+    def paid(run, chunks):
+        account = Spending(
+            ledger, run=run, dataset="d", releases=steady, sizes=np.array([60, 60]), cohorts=cohorts,
+            clients=None, facts=proofs.facts(PLAIN), replay=True,
+        )  # fmt: skip
+        for start, stop in chunks:
+            account.pay(start, stop)
+        return ledger.spent("d", EVERY_RECORD)[0].participations
+
+    assert paid("one", [(0, 10), (10, 20), (20, 30)]) == 20  # client 1, in rounds 10 to 29
+    assert paid("one", [(10, 20), (20, 30)]) == 20  # resumed: the same bits
+    assert paid("other", [(20, 30)]) == 30
+    assert paid("other", [(10, 20)]) == 40
+
+
 def test_dp_scaffold_stops_at_its_budget_by_either_epsilon():
     base = spec_for(
         "dp-scaffold", batch_sampling="fixed", sampling_rate=0.0, **{"privacy.adjacency": "replace-one"}

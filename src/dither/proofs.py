@@ -45,6 +45,7 @@ class Circumstances(NamedTuple):
     not_covered: tuple[str, ...]
     lattice: accounting.Lattice | None = None  # the uplink's noise is discrete
     encoded: bool = False  # uploads are rounded before they are summed
+    missing: int = 0  # of the colluders: those who are merely not in the sum
 
 
 class Clients(NamedTuple):
@@ -404,7 +405,17 @@ def _row(p: accounting.Proven, circumstances: Circumstances) -> dict[str, Any]:
         "assumed": p.assumed or circumstances.assumed,
         "not_covered": list(p.not_covered),
         "detail": p.detail,
+        "against": against(p, circumstances),
     }
+
+
+def against(p: accounting.Proven, circumstances: Circumstances) -> str:
+    """Whom a bound that counts on the others' noise holds against; empty where it counts on nobody's."""
+    if not p.recipe.startswith("R6") and not p.recipe.endswith((" sum", " downlink", " joint")):
+        return ""
+    c, lost = circumstances, circumstances.missing
+    rest = f" and lacks the noise of {lost} more" if lost else ""
+    return f"against a server that colludes with {c.colluders - lost} of the {c.cohort_size} parties{rest}"
 
 
 def worst(

@@ -56,7 +56,7 @@ class Spending:
         self._sizes, self._cohorts = sizes, cohorts
         self._clients, self._facts, self._replay = clients, facts, replay
         self._alike: list[np.ndarray] | None = None  # asked once
-        self._so_far: tuple[int, Counter[tuple[Release, ...]]] = (0, Counter())  # of the newest payment
+        self._so_far: tuple[tuple[int, int], Counter[tuple[Release, ...]]] = ((0, 0), Counter())  # newest payment
 
     def pay(self, start: int, stop: int) -> int:
         """Charge rounds start..stop-1, or as many of them as every client can pay; returns where to stop.
@@ -81,7 +81,8 @@ class Spending:
         return stop
 
     def _charge(self, start: int, stop: int) -> None:
-        charges = [charge for charge in self._charges(start, stop) if charge.participations]
+        # Of a run that may be replayed also rounds that add nothing are an entry: they are known to be its own.
+        charges = [charge for charge in self._charges(start, stop) if charge.participations or self._replay]
         if charges:
             self.ledger.charge(
                 self.run, self.dataset, charges, rounds=(start, stop), facts=self._facts, replay=self._replay
@@ -89,10 +90,12 @@ class Spending:
 
     def _charges(self, start: int, stop: int) -> list[Charge]:
         if self._replay:
-            # The same bits again reveal nothing new. So what the run reveals up to `stop` less what was charged up
-            # to `start` will do: summed over any chunks it holds what the most exposed client has revealed.
-            before = self._so_far[1] if self._so_far[0] == start else self._exposed(0, start)
-            self._so_far = (stop, self._exposed(0, stop))
+            # The same bits again reveal nothing new. So what the run reveals up to `stop` less what it was charged
+            # up to `start` will do: summed over any chunks it holds what the most exposed client has revealed.
+            # Only rounds that were charged to this very run are subtracted: a checkpoint may be another one's.
+            first = self.ledger.charged_since(self.run, self.dataset, start)
+            before = self._so_far[1] if self._so_far[0] == (first, start) else self._exposed(first, start)
+            self._so_far = ((first, stop), self._exposed(first, stop))
             added = self._so_far[1] - before
         else:
             # With fresh noise a resumed chunk is another release: each pays for its own most exposed client.

@@ -37,6 +37,7 @@ class Task:
     num_params: int
     cohorts: list[np.ndarray]  # who takes part in each round
     numbers: tuple[int, ...] = ()  # of these rounds, where some were made twice; empty: 0, 1, 2, ...
+    missing: int = 0  # of the spec's colluders: those who are merely not in the sum
 
     @cached_property
     def data_digest(self) -> str:
@@ -174,7 +175,7 @@ def aggregation(task: Task) -> Aggregation | None:
     made = Aggregation(
         spec.aggregation,
         how,
-        colluders=spec.privacy.colluders,
+        colluders=spec.colluders,
         min_clients=max(min(spec.federation.min_clients, spec.cohort_size), 2),
         threshold=secagg.threshold,
         neighbours=secagg.neighbours,
@@ -216,7 +217,7 @@ def tolerated(spec: Spec) -> int:
         return 0
     least = spec.federation.min_clients
     if spec.aggregation != "off":
-        how = Aggregation(spec.aggregation, FixedPoint(), spec.privacy.colluders, least, spec.secagg.threshold)
+        how = Aggregation(spec.aggregation, FixedPoint(), spec.colluders, least, spec.secagg.threshold)
         least = how.least(spec.cohort_size)
     return max(spec.cohort_size - least, 0)
 
@@ -238,13 +239,14 @@ def with_missing(task: Task, missing: int) -> Task:
     little as a colluder's."""
     if missing == 0:
         return task
-    privacy = replace(task.spec.privacy, colluders=task.spec.privacy.colluders + missing)
+    privacy = replace(task.spec.privacy, colluders=task.spec.colluders + missing)
     spec = replace(task.spec, privacy=privacy)
     plain = replace(spec, privacy=replace(privacy, noise="none")) if privacy.noise == "proven" else spec
     if plain.method_options.get("param_clip") == 0:  # found by a pilot
         plain = plain.with_values({"method_options.param_clip": float(task.prepared.hyper["param_clip"])})
     rebuilt = prepare(plain, task.model, client_sizes=task.federation.size, num_params=task.num_params)
-    return replace(task, spec=spec, prepared=task.prepared._replace(build=rebuilt.build))
+    prepared = task.prepared._replace(build=rebuilt.build)
+    return replace(task, spec=spec, prepared=prepared, missing=task.missing + missing)
 
 
 def circumstances(task: Task) -> proofs.Circumstances:
@@ -262,7 +264,8 @@ def circumstances(task: Task) -> proofs.Circumstances:
     return proofs.Circumstances(
         cohort_size=spec.cohort_size,
         num_rounds=len(task.cohorts),
-        colluders=spec.privacy.colluders,
+        colluders=spec.colluders,
+        missing=task.missing,
         convex=convex,
         smoothness=_smoothness(task) if convex else None,
         client_state=prepared.client_state,

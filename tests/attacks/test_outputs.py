@@ -155,7 +155,9 @@ def test_where_the_model_does_not_move_released_files_of_two_worlds_are_the_same
         write_table(test, other=world)
         values = {"randomness": "seeded", "client_lr": 1e-60, "data.test_path": str(test)}
         spec, folder = own_spec(path, **values), tmp_path / f"run-{world}"
-        made = dither.run(spec, out=folder, ledger=tmp_path / f"{world}.sqlite", checkpoint_seconds=0)
+        made = dither.run(
+            spec, out=folder, ledger=tmp_path / f"{world}.sqlite", new_ledger=True, checkpoint_seconds=0
+        )
         files.append(released(folder))
         assert made.summary["test_accuracy"] is None
         digest = json.loads((folder / "local" / "provenance.json").read_text())["data_digest"]

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dither import compiling, data, plots, tasks, training
+from dither import compiling, data, methods, plots, tasks, training
 from dither.engines import apart
 from dither.errors import FederationError, ProtocolAbort, SpecError
 from dither.federation import keys, post, wire
@@ -102,6 +102,8 @@ class Coordinator:
         self.journal, self._exam, self._event = journal, exam, on_event
         self._wait = wait_seconds
         self._asked_spec = spec
+        if spec.method.endswith(".py"):
+            methods.approve(spec.method)
         self._waits = ("", 0.0)  # for what, and since when
         self._told = ("", 0.0)  # what was said of it, and when
 
@@ -202,7 +204,9 @@ class Coordinator:
                 self._hellos[name] = answer.bytes("hello")
             self._event("accepted", {"party": name})
 
-        self._event("terms", {"digest": terms.digest, "parties": list(names)})
+        safe, warning = agreed.collusion(terms.spec)
+        told = {"digest": terms.digest, "parties": list(names), "collusion": safe, "warning": warning}
+        self._event("terms", told)
         self._everybody("terms", names, {"terms": terms.to_dict()}, {}, take, "approve")
         return terms
 
@@ -293,7 +297,10 @@ class Coordinator:
     def _create(self, provenance: Mapping[str, Any]) -> None:
         """Make of the journal's folder a run folder (spec.toml last: a folder that has it can be resumed)."""
         schema = {} if self._exam.schema is None else {"schema.toml": self._exam.schema.to_toml()}
-        self.journal.folder.begin_files({"run": self.terms.run, **provenance}, self.terms.spec, schema)
+        spec = self.terms.spec  # with the method's file as this machine knows it
+        options = {f"method_options.{key}": value for key, value in spec.method_options.items()}
+        spec = spec.with_values({"method": self._asked_spec.method, **options})
+        self.journal.folder.begin_files({"run": self.terms.run, **provenance}, spec, schema)
 
     def _enrol(self) -> ServerSession | None:
         """Secure aggregation: everybody signs the same roster, once for a run."""

@@ -41,6 +41,7 @@ class Book:
             "recipe": worst.recipe,
             "assumed": worst.assumed or circumstances.assumed,
             "not_covered": list(worst.not_covered),
+            "against": proofs.against(worst, circumstances),
         }
 
     def _ask(

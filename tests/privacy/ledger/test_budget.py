@@ -113,7 +113,7 @@ def test_no_proof_fails_closed(ledger):
             ledger.charge("run", "data", all_of([client], fixed), rounds=(0, 1))
     with pytest.raises(BudgetExhausted):  # what has no proof stays in the account
         ledger.charge("run", "data", all_of(["ann"], gaussian(1e9)), rounds=(0, 1))
-    ledger.set_budget("data", Budget(10.0, DELTA, adjacency="replace-one"))
+    ledger.set_budget("data", Budget(10.0, DELTA, adjacency="replace-one"), raising=True)
     ledger.charge("run", "data", all_of(["ann"], fixed), rounds=(0, 1))
     unbounded = (gaussian()[0]._replace(sensitivity=math.inf),)
     for releases in (gaussian(0.0), gaussian(math.nan), unbounded):
@@ -147,14 +147,14 @@ def test_budgets_bind_the_client_else_the_data_set(ledger, path):
     assert ledger.budget("data", "ann") is None
     wide, narrow = Budget(3.0, 1e-6), Budget(1.0, 1e-5, "sum", "replace-one")
     ledger.set_budget("data", wide)
-    ledger.set_budget("data", narrow, client="ann")
+    ledger.set_budget("data", narrow, client="ann", raising=True)
     other = Ledger(path)
     assert (other.budget("data", "ann"), other.budget("data", "bob"), other.budget("data")) == (narrow, wide, wide)
     assert other.budget("elsewhere", "ann") is None
     assert spent(other)[1:5] == (0.0, 1e-5, "sum", "replace-one")
-    other.set_budget("data", None, client="ann")
+    other.set_budget("data", None, client="ann", raising=True)
     assert ledger.budget("data", "ann") == wide
-    ledger.set_budget("data", None)
+    ledger.set_budget("data", None, raising=True)
     assert ledger.budget("data", "ann") is None
     entries = ledger.history("data")
     assert [(entry.kind, entry.client, entry.budget) for entry in entries] == [
@@ -190,8 +190,31 @@ def test_a_budget_below_what_is_spent_and_a_raised_one(ledger):
     ledger.set_budget("data", Budget(epsilon((gaussian(), 2)), DELTA))  # what was affordable is not any more
     with pytest.raises(BudgetExhausted):
         ledger.charge("run", "data", all_of(["ann"], gaussian(), 1), rounds=(5, 6))
-    ledger.set_budget("data", Budget(epsilon((gaussian(), 6)), DELTA))
+    ledger.set_budget("data", Budget(epsilon((gaussian(), 6)), DELTA), raising=True)
     ledger.charge("run", "data", all_of(["ann"], gaussian(), 1), rounds=(5, 6))
+
+
+@pytest.mark.parametrize(
+    "looser",
+    [
+        Budget(2.5, 1e-6, "sum", "replace-one"),
+        Budget(2.0, 1e-5, "sum", "replace-one"),
+        Budget(2.0, 1e-6, "broadcast", "replace-one"),
+        Budget(2.0, 1e-6, "sum", "add/remove"),
+        None,
+    ],
+)
+def test_a_budget_is_raised_only_by_intent_and_the_chain_keeps_both(ledger, looser):
+    before = Budget(2.0, 1e-6, "sum", "replace-one")
+    ledger.set_budget("data", before)
+    for client in (None, "ann") if looser else (None,):
+        with pytest.raises(ConfigError, match="raises the budget from ε=2"):
+            ledger.set_budget("data", looser, client)
+    assert ledger.budget("data", "ann") == before
+    ledger.set_budget("data", looser, raising=True)
+    stricter = Budget(1.0, 1e-7, "upload", looser.adjacency if looser else "add/remove")
+    ledger.set_budget("data", stricter, "ann")  # lower: nobody is asked
+    assert [(e.was, e.budget) for e in ledger.history()] == [(None, before), (before, looser), (looser, stricter)]
 
 
 def test_zero_budget_lets_nothing_pass_but_what_reveals_nothing(ledger):
@@ -217,7 +240,7 @@ def test_the_last_affordable_round_is_that_of_brute_force(ledger, limit, start):
     num_rounds = 25
     ledger.charge("earlier", "data", all_of(["cyd"], gaussian(9.0), 4), rounds=(0, 4))
     ledger.set_budget("data", Budget(limit, DELTA))
-    ledger.set_budget("data", Budget(limit * 0.8, DELTA, adjacency="replace-one"), client="bob")
+    ledger.set_budget("data", Budget(limit * 0.8, DELTA, adjacency="replace-one"), client="bob", raising=True)
 
     def within(client, rounds):
         items = [(gaussian(9.0), 4)] if client == "cyd" else []
