@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dither import runs
-from dither.errors import RunExists
+from dither.errors import DamagedFile, RunExists
 from dither.spec import Spec
 
 
@@ -72,3 +72,11 @@ def test_a_folder_in_use_is_refused_and_a_stranger_is_not_opened(tmp_path):
 def test_json_has_words_for_infinity():
     text = runs.to_json({"a": float("inf"), "b": np.float32(1.5), "c": np.array([1, 2]), "d": (1, -float("inf"))})
     assert json.loads(text) == {"a": "inf", "b": 1.5, "c": [1, 2], "d": [1, "-inf"]}
+
+
+def test_a_schema_that_was_read_from_records_is_listed_with_a_key(tmp_path):
+    folder = runs.RunFolder.create(tmp_path / "run", Spec(), {}, {"local/schema.toml": "bounds"})
+    assert folder.read("local/schema.toml") == b"bounds"
+    (tmp_path / "run" / "local" / "schema.toml").write_text("others")
+    with pytest.raises(DamagedFile, match=r"local/schema.toml' does not hold what was written"):
+        folder.read("local/schema.toml")

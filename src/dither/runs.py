@@ -92,6 +92,7 @@ class RunFolder:
         """The files that a run begins with."""
         write_text(self.path / "local" / "README", _LOCAL)
         write_text(self.path / "local" / "key", secrets.token_hex(32))
+        self._save_digests({"files": {}, "begun": []})
         for name, text in (schema or {}).items():
             write_text(self.path / name, text)
         write_text(self.path / "provenance.json", to_json({**provenance, "format": FORMAT}, indent=2))
