@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dither import api, models, proofs
 from dither.core import Release, RoundInfo, Sampling
-from dither.errors import NoProof, SpecError
+from dither.errors import BudgetExhausted, NoProof, SpecError
 from dither.privacy import accounting
 from dither.spec import METHODS, Spec, prepare
 
@@ -596,6 +596,33 @@ def test_only_rounds_of_this_very_run_are_taken_off_what_it_pays(tmp_path):
     assert paid("one", [(10, 20), (20, 30)]) == 20  # resumed: the same bits
     assert paid("other", [(20, 30)]) == 30
     assert paid("other", [(10, 20)]) == 40
+
+
+def test_a_budget_ends_a_seeded_run_by_its_most_exposed_client(tmp_path):
+    """Two clients by turns: rounds that add nothing to what the other one has revealed are free."""
+    from dither.privacy.ledger import Budget, Ledger
+    from dither.spending import EVERY_RECORD, Spending
+
+    def steady(info):
+        return (Release("uplink", 5.0, 1.0, 1, Sampling("full", 1.0, "replace-one"), ""),)
+
+    ledger, cohorts = Ledger(tmp_path / "ledger"), [np.array([t % 2]) for t in range(60)]
+    limit = accounting.gaussian_epsilon(math.sqrt(12) / 5, 1e-5)  # 12 participations
+    ledger.set_budget("d", Budget(limit * (1 + 1e-6), 1e-5, "upload", "replace-one"))
+
+    def account():
+        return Spending(
+            ledger, run="r", dataset="d", releases=steady, sizes=np.array([60, 60]), cohorts=cohorts,
+            clients=None, facts=proofs.facts(PLAIN), replay=True,
+        )  # fmt: skip
+
+    first = account()
+    assert [first.pay(0, 10), first.pay(10, 20), first.pay(20, 60)] == [10, 20, 24]
+    resumed = account()
+    assert [resumed.pay(10, 20), resumed.pay(20, 24)] == [20, 24]
+    with pytest.raises(BudgetExhausted):
+        resumed.pay(24, 30)
+    assert ledger.spent("d", EVERY_RECORD)[0].participations == 12
 
 
 def test_dp_scaffold_stops_at_its_budget_by_either_epsilon():

@@ -90,6 +90,7 @@ class Gate:
         from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
         self.most_bytes = _SMALL  # of an upload; more when the terms are known
+        self.open = True  # else nodes are told to come back: who is inside does not know them yet
         keys: list[Any] = [load_ssh_public_key(each.encode()) for each in nodes]
         self._keys = {public_key_to_bytes(each): each for each in keys}
         trust = ssl.create_default_context(cafile=str(ca))
@@ -197,6 +198,8 @@ class Gate:
             return await _refuse(send, 404)
         if line is None or not (node := self._node(headers)):
             return await _refuse(send, 401)
+        if not self.open:
+            return await _refuse(send, 502)
         if not line.node and sum(each.node == node for each in self._lines.values()) >= _CONNECTIONS:
             return await _refuse(send, 429)
         if b"transfer-encoding" in headers or not length.isdigit():
