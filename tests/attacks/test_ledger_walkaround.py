@@ -111,14 +111,14 @@ def test_another_seed_in_a_copied_folder_is_charged(place):
     before = epsilon(place)
     spec = (place / "first" / "spec.toml").read_text()
     models = {(place / "first" / "model.npz").read_bytes()}
-    for seed in range(1, 4):
+    for seed in (1, 2):
         copy = emptied(place / "first", place / f"copy{seed}")
         (copy / "spec.toml").write_text(spec.replace("\nseed = 0\n", f"\nseed = {seed}\n"))
         api.resume(copy)
         models.add((copy / "model.npz").read_bytes())
-    assert len(models) == 4
-    assert charges(place) == 4
-    assert epsilon(place) > 1.3 * before  # of four runs together
+    assert len(models) == 3
+    assert charges(place) == 3
+    assert epsilon(place) > 1.2 * before  # of three runs together
 
 
 def test_the_same_bits_again_are_one_charge_and_a_moved_bit_is_another(place, monkeypatch):
@@ -249,7 +249,8 @@ def test_a_second_account_in_another_ledger_is_recorded(place):
     with pytest.raises(DitherError, match=r"100% of its records with people\.csv in another ledger"):
         train(place, place / "other.csv", ledger=fresh)
     train(place, place / "other.csv", ledger=fresh, new_ledger=True)
-    api.run(spec_of(place / "other.csv", seed=3), out=place / "once-more", ledger=fresh)  # known there by now
+    again = Ledger(fresh)
+    again.identify(data_id(again, path=str(place / "other.csv")), lambda: pytest.fail("known there by now"))
     (about,) = [entry.about for entry in Ledger(fresh).history() if entry.kind == "data"]
     assert about.besides == (book(place)._store.id,)
 
@@ -285,7 +286,7 @@ def test_a_fresh_ledger_does_not_forget(place, monkeypatch, way):
 def test_a_ledger_that_forgets_is_noticed_by_a_new_run(place, way):
     where, old = place / "ledger", place / "old"
     shutil.copytree(where, old)
-    train(place, place / "people.csv", values={"seed": 1})
+    book(place).set_budget("any", Budget(1.0, DELTA))  # one more entry
     shutil.rmtree(where)
     if way == "rolled back":
         shutil.copytree(old, where)
