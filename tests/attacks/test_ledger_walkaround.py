@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from dither import api, cli
 from dither.errors import BudgetExhausted, ConfigError, DitherError
+from dither.runs import FORMAT
 from dither.spec import Spec
 from dither.spending import EVERY_RECORD, Budget, Ledger, data_id
 
@@ -96,11 +97,13 @@ def train(place, path, **arguments):
 
 
 def emptied(source, target):
-    """A copy of a run folder in which no round has been made."""
-    shutil.copytree(source, target)
-    shutil.rmtree(target / "checkpoints")
-    for name in ("metrics.jsonl", "summary.json", "model.npz"):
-        (target / name).unlink()
+    """A copy of a run folder in which no round has been made, by an owner who takes the digests away as well."""
+    shutil.copytree(
+        source, target, ignore=shutil.ignore_patterns("local", "metrics.jsonl", "summary.json", "model.npz")
+    )
+    (target / "digests.json").unlink()
+    text = (target / "provenance.json").read_text()
+    (target / "provenance.json").write_text(text.replace(f',\n  "format": {FORMAT}', ""))
     return target
 
 
