@@ -44,6 +44,9 @@ class Circumstances(NamedTuple):
     not_covered: tuple[str, ...]
     lattice: accounting.Lattice | None = None  # the uplink's noise is discrete
     encoded: bool = False  # uploads are rounded before they are summed
+    counts_shown: str = (
+        "nobody has said that no count is shown"  # why add/remove has no proof; "": it may have one
+    )
 
 
 class Clients(NamedTuple):
@@ -275,6 +278,7 @@ def facts(circumstances: Circumstances, unit: str = "run") -> accounting.Facts:
         participation=accounting.REALISED,
         unit=unit + (", whole client" if c.per_client else ""),
         not_covered=c.not_covered,
+        counts_shown=c.counts_shown,
     )
 
 
@@ -284,7 +288,7 @@ def table(groups: Sequence[Clients], delta: float, circumstances: Circumstances)
     rows = []
     known = facts(circumstances)
     members = [len(group.members) for group in groups]
-    for adjacency in (accounting.ADD_REMOVE, accounting.REPLACE_ONE):
+    for adjacency in accounting.ADJACENCIES:
         # [group][least, median, most][view]
         found = [
             [accounting.account(which, delta, known, adjacency=adjacency) for which in group[1:]]
@@ -329,7 +333,7 @@ def tried(
     grid = circumstances.lattice
     worst_group = max(groups, key=lambda g: sum(n * _information(r, grid) for rs, n in g.most for r in rs))
     rows = []
-    for adjacency in (accounting.ADD_REMOVE, accounting.REPLACE_ONE):
+    for adjacency in accounting.ADJACENCIES:
         for found in accounting.account(worst_group.most, delta, known, adjacency=adjacency, every_recipe=True):
             rows.append(_row(found, circumstances))
     return rows

@@ -57,7 +57,7 @@ def budget_set(
     view: Annotated[
         str, typer.Option(help="What the adversary sees: upload, sum, broadcast or final.")
     ] = "upload",
-    adjacency: Annotated[str, typer.Option(help="add/remove or replace-one.")] = "replace-one",
+    adjacency: Annotated[str, typer.Option(help="zero-out, replace-one or add/remove.")] = "zero-out",
     client: Annotated[str | None, typer.Option(help="One client of a column partition (default: all).")] = None,
     ledger: LedgerFile = None,
     as_json: Json = False,

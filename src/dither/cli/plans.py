@@ -35,7 +35,9 @@ def plan(
         str, typer.Option(help="theory, empirical, or auto: theory unless its bound is vacuous.")
     ] = "auto",
     view: Annotated[str, typer.Option(help="What the adversary sees: upload, sum, broadcast, final.")] = "upload",
-    adjacency: Annotated[str, typer.Option(help="replace-one or add/remove.")] = "replace-one",
+    adjacency: Annotated[
+        str, typer.Option(help="zero-out, replace-one, add/remove, or auto: what the spec says.")
+    ] = "auto",
     grid: Annotated[
         list[str] | None, typer.Option(metavar="KEY=A,B,C", help="Values to try, e.g. num_rounds=10,20,50.")
     ] = None,
@@ -207,7 +209,7 @@ def print_plan(made: Plan) -> None:
     )
     table.add_row(
         "proven ε",
-        f"[bold]{made.proven_epsilon:.4g}[/] per run, δ = {privacy.delta:g}, {privacy.adjacency}, "
+        f"[bold]{made.proven_epsilon:.4g}[/] per run, δ = {privacy.delta:g}, {made.spec.adjacency}, "
         f"to one who sees: {privacy.view}",
     )
     table.add_row(

@@ -23,7 +23,7 @@ SEEN = {
 
 
 def worth_showing(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Proven rows; of those without a proof one a adjacency, so that its absence is seen too."""
+    """Proven rows; of those without a proof one an adjacency, so that its absence is seen too."""
     shown = []
     for adjacency in dict.fromkeys(row["adjacency"] for row in rows):
         some = [row for row in rows if row["adjacency"] == adjacency]
@@ -196,7 +196,7 @@ def short_form(rows: list[dict[str, Any]], spec: Any) -> list[dict[str, Any]]:
     if spec.privacy.unit == "message":
         view = [row for row in rows if row["unit"].startswith("message")] + view
     proven = [row for row in view if row["value"] not in ("inf", float("inf"))] or view[:1]
-    return sorted(proven, key=lambda row: row["adjacency"] != spec.privacy.adjacency)
+    return sorted(proven, key=lambda row: row["adjacency"] != spec.adjacency)
 
 
 def print_event(event: str, **facts: Any) -> None:

@@ -134,6 +134,7 @@ def prepare_dp_sgd(model: Model, setting: Setting) -> Prepared:
         reclaim=claim,
         own_epochs=True,
         upload_unit=local.upload_unit(setting),
+        ignores_counts=True,
     )
 
 
@@ -174,6 +175,7 @@ def prepare_dp_dsgd(model: Model, setting: Setting) -> Prepared:
         reclaim=claim,
         own_epochs=True,
         upload_unit=local.upload_unit(setting),
+        ignores_counts=True,
         cohorts=cohorts,
     )
 
@@ -204,10 +206,11 @@ def prepare_dp_fedavg(model: Model, setting: Setting) -> Prepared:
             return local.axpy(hyper["server_lr"], noise.gaussian(key, upload, noise_std=std), state)
 
         def releases(info: RoundInfo) -> tuple[Release, ...]:
-            # The unit is a client: replacing one moves the mean by 2 S/K. Who takes part is public here, so a
-            # client's participations are counted and its chance of being chosen amplifies nothing.
+            # The unit is a client: one whose update is blanked (its place in the cohort stays) moves the mean by
+            # S/K. Who takes part is public here, so a client's participations are counted and its chance of being
+            # chosen amplifies nothing.
             cohort = sampling.Sampling(
-                "full", 1.0, sampling.REPLACE_ONE, 0.0, setting.cohort_size, setting.num_clients
+                "full", 1.0, sampling.ZERO_OUT, 0.0, setting.cohort_size, setting.num_clients
             )
             bound = float(hyper["update_clip"])
             return (
@@ -215,7 +218,7 @@ def prepare_dp_fedavg(model: Model, setting: Setting) -> Prepared:
                 Release(
                     "downlink",
                     float(hyper["central_multiplier"]) * bound / setting.cohort_size,
-                    2 * bound / setting.cohort_size,
+                    bound / setting.cohort_size,
                     1,
                     cohort,
                     "DP-FedAvg, whole clients, trusted server",

@@ -49,6 +49,7 @@ def prepare(model: Model, setting: Setting) -> Prepared:
         reclaim=lambda other: claim(setting, local.quietest(other)),
         own_epochs=True,
         upload_unit=local.upload_unit(setting),
+        ignores_counts=True,
     )
 
 

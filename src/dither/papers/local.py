@@ -58,7 +58,8 @@ def train(
     def body(carry: PyTree, inputs: tuple[Array, Array, Array]) -> tuple[PyTree, Array]:
         number, positions, weights = inputs
         with jax.named_scope("gather"):  # names for a profile (benchmarks/profile.py)
-            batch = Batch(*records.take(positions), weights)
+            x, y = records.take(positions)
+            batch = Batch(x, y, weights * (y >= 0))  # a blanked record (label below 0, zero-out) adds nothing
         return step(carry, batch, number)
 
     numbers = jnp.arange(batches.positions.shape[0])
@@ -190,6 +191,8 @@ def noisy_gradients(model: Model, setting: Setting, *, source: str) -> NoisyGrad
 
     def releases(hyper: Hyper, info: RoundInfo) -> tuple[Release, ...]:
         one = sampler.sampling(info.size)
+        if setting.clip == "example" and one.adjacency == sampling.REPLACE_ONE:
+            one = one._replace(adjacency=sampling.ZERO_OUT)  # each contribution lies in a ball around zero
         first = Release(
             channel="uplink",
             noise_std=float(np.asarray(hyper["noise_std"])[info.client]),
@@ -213,8 +216,8 @@ def noisy_gradients(model: Model, setting: Setting, *, source: str) -> NoisyGrad
 
 
 def gradient_sensitivity(clip: str, clip_norm: float, divisor: float, adjacency: str) -> float:
-    """How far one record moves a mean gradient: 2 clip/B when replaced, clip/B when added or removed (G2);
-    a clip of the whole batch bounds it by 2 clip whatever the batch (E4); without a clip nothing does."""
+    """How far one record moves a mean gradient: 2 clip/B when replaced, clip/B when blanked, added or removed
+    (G2); a clip of the whole batch bounds it by 2 clip whatever the batch (E4); without a clip nothing does."""
     if clip == "none":
         return float("inf")
     if clip == "batch":

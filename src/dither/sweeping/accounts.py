@@ -31,7 +31,7 @@ class Book:
         if privacy.view == "upload":  # nobody's learning rate matters to one who sees every upload
             facts = facts._replace(step_smoothness=None)
         found = [
-            self._ask(tuple(group.most), privacy.delta, facts, privacy.view, privacy.adjacency)
+            self._ask(tuple(group.most), privacy.delta, facts, privacy.view, task.spec.adjacency)
             for group in tasks.classes(judged, None)
         ]
         worst = max(found, key=lambda answer: answer.value)

@@ -14,6 +14,7 @@ VIEWS = {
     "final": ("the final model", "anybody who gets the trained model"),
 }
 NEIGHBOURS = {
+    "zero-out": "one record is blanked (counts are public)",
     "add/remove": "one record is added or removed",
     "replace-one": "one record is exchanged for another",
 }
@@ -28,7 +29,7 @@ RECIPES = {
 }
 ERRATA = {
     "G1": "The classical Gaussian constant is proved below ε = 1 and fails far above it.",
-    "G2": "Replacing a record moves the sum twice as far as adding one; the two are never mixed.",
+    "G2": "Replacing a record moves the sum twice as far as blanking or adding one; they are never mixed.",
     "G3": "Theorems for Poisson batches do not hold for fixed-size or shuffled ones.",
     "G4": "The privacy profile of fixed-size sampling is derived in recipe R2.",
     "G5": "Choosing clients at random does not amplify the privacy of a record: participations are counted.",

@@ -23,7 +23,7 @@ from .aggregation import (
     smooth_round_mu,
 )
 from .calibration import calibrate, calibrate_releases
-from .composition import ADD_REMOVE, REPLACE_ONE
+from .composition import ADD_REMOVE, ADJACENCIES, REPLACE_ONE, ZERO_OUT, step_multiplier
 from .facts import REALISED, WORST, Facts, Lattice, Participation, Participations, Proven, binomial
 from .gaussian import (
     amplified_epsilon,
@@ -63,10 +63,12 @@ from .table import VIEWS, account, compress, proven
 
 __all__ = [
     "ADD_REMOVE",
+    "ADJACENCIES",
     "REALISED",
     "REPLACE_ONE",
     "VIEWS",
     "WORST",
+    "ZERO_OUT",
     "Facts",
     "Lattice",
     "Participation",
@@ -109,6 +111,7 @@ __all__ = [
     "shuffled_round_pattern",
     "shuffled_uses",
     "smooth_round_mu",
+    "step_multiplier",
     "unamplified_epsilon",
     "zcdp_epsilon",
     "zcdp_epsilon_tight",

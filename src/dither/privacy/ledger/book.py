@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 
 from dither.core import Release, Sampling
 from dither.errors import BudgetExhausted
-from dither.privacy.accounting import REALISED, Facts, gaussian_mu, honest_others, proven
+from dither.privacy.accounting import ADD_REMOVE, REALISED, Facts, gaussian_mu, honest_others, proven
 
 from .entries import BUDGET, CHARGE, Budget, Charge, Charged, Row, decode_budget, decode_charges, encode_charges
 
@@ -123,6 +123,12 @@ class Book:
                 budget = self.budget(dataset, client)
                 if budget is None:
                     continue
+                if budget.adjacency == ADD_REMOVE and charged.facts.counts_shown:
+                    raise BudgetExhausted(
+                        f"client {client!r}: its budget {budget} cannot pay for run {run!r}, which shows counts: "
+                        f"{charged.facts.counts_shown}; set one that can: dither budget set DATA --epsilon "
+                        f"{budget.epsilon:g} --delta {budget.delta:g} --adjacency zero-out"
+                    )
                 before = self.account(dataset, client)
                 after = before.copy()
                 after.add(run, charged.rounds, charged.facts, counts)
@@ -230,7 +236,8 @@ class Book:
         shuffled = [any(self._shuffled[i] for i in counts) for counts in account.counts]
         if len(account.counts) == 1:
             plain = terms.view == "upload" and not shuffled[0]
-            return _Together(Facts() if plain else account.facts[0], account.counts[0])
+            own = account.facts[0]
+            return _Together(Facts(counts_shown=own.counts_shown) if plain else own, account.counts[0])
         merged: Counts = {}
         for segment, counts in enumerate(account.counts):
             if shuffled[segment]:
@@ -239,7 +246,8 @@ class Book:
             for i, count in counts.items():
                 merged[i] = merged.get(i, 0) + count
         if terms.view == "upload" or any(shuffled):
-            return _Together(Facts(), merged)  # no credit besides the uploads' own noise
+            # no credit besides the uploads' own noise
+            return _Together(Facts(counts_shown=_counts_shown(account.facts)), merged)
         return _Together(weakest(account.facts, one_run=False), merged)
 
     def _one_gaussian(self, counts: Counts, facts: Facts, terms: Budget) -> int:
@@ -257,9 +265,11 @@ def weakest(facts: Sequence[Facts], *, one_run: bool) -> Facts:
     if one_run and all(f == facts[0] for f in facts):
         return facts[0]
     exposures = max(f.exposures for f in facts) if one_run else sum(f.exposures for f in facts)
-    epochs = Facts()
+    epochs = Facts(counts_shown=_counts_shown(facts))
     if one_run:
-        epochs = Facts(own_epochs=all(f.own_epochs for f in facts), num_rounds=_most(f.num_rounds for f in facts))
+        epochs = epochs._replace(
+            own_epochs=all(f.own_epochs for f in facts), num_rounds=_most(f.num_rounds for f in facts)
+        )
     if any(f.client_state or (f.cohort_size < 2 and f.others_noise is None) for f in facts):
         return epochs._replace(client_state=True, exposures=exposures)  # no credit for sums
     return epochs._replace(
@@ -271,6 +281,10 @@ def weakest(facts: Sequence[Facts], *, one_run: bool) -> Facts:
         step_lipschitz=_most(f.step_lipschitz for f in facts),
         exposures=exposures,
     )
+
+
+def _counts_shown(facts: Sequence[Facts]) -> str:
+    return next((f.counts_shown for f in facts if f.counts_shown), "")
 
 
 def _others(facts: Facts) -> float:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from dither.core import Release, Sampling
 from dither.errors import ConfigError, LedgerError
-from dither.privacy.accounting import ADD_REMOVE, REPLACE_ONE, VIEWS, Facts, Participation
+from dither.privacy.accounting import ADJACENCIES, VIEWS, ZERO_OUT, Facts, Lattice, Participation
 
 GENESIS, CHARGE, BUDGET = "genesis", "charge", "budget"
 FORMAT = 1
@@ -25,7 +25,7 @@ class Budget(NamedTuple):
     epsilon: float
     delta: float
     view: str = "upload"
-    adjacency: str = ADD_REMOVE
+    adjacency: str = ZERO_OUT
 
     def check(self) -> Budget:
         """Itself, or ConfigError naming the value that cannot be used."""
@@ -37,8 +37,8 @@ class Budget(NamedTuple):
             raise ConfigError(f"budget delta={self.delta} must lie between 0 and 1")
         if self.view not in VIEWS:
             raise ConfigError(f"budget view={self.view!r}; known: {', '.join(VIEWS)}")
-        if self.adjacency not in (ADD_REMOVE, REPLACE_ONE):
-            raise ConfigError(f"budget adjacency={self.adjacency!r}; known: {ADD_REMOVE}, {REPLACE_ONE}")
+        if self.adjacency not in ADJACENCIES:
+            raise ConfigError(f"budget adjacency={self.adjacency!r}; known: {', '.join(ADJACENCIES)}")
         return Budget(float(self.epsilon), float(self.delta), self.view, self.adjacency)
 
     def __str__(self) -> str:
@@ -220,6 +220,8 @@ def _decode_facts(fields: dict[str, Any]) -> Facts:
         raise LedgerError(f"the ledger holds the fact {unknown[0]!r}, written by a newer Dither; upgrade this one")
     if "participation" in fields:
         fields = {**fields, "participation": Participation(*fields["participation"])}
+    if fields.get("lattice") is not None:
+        fields = {**fields, "lattice": Lattice(*fields["lattice"])}
     if "not_covered" in fields:
         fields = {**fields, "not_covered": tuple(fields["not_covered"])}
     return Facts(**fields)

@@ -15,7 +15,7 @@ import numpy as np
 import platformdirs
 
 from dither.errors import LedgerError
-from dither.privacy.accounting import ADD_REMOVE, Facts, honest_others
+from dither.privacy.accounting import ZERO_OUT, Facts, honest_others
 
 from .book import Book
 from .entries import (
@@ -179,7 +179,7 @@ class Ledger:
         *,
         delta: float = 1e-5,
         view: str = "upload",
-        adjacency: str = ADD_REMOVE,
+        adjacency: str = ZERO_OUT,
     ) -> list[Spent]:
         """What one client, or every known client, has spent: at its budget's δ, view and adjacency, or at the
         given ones where it has no budget."""

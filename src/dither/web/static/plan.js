@@ -7,7 +7,6 @@ const TEXTS = {
   epsilon: "ε of the whole run", delta: "δ", clients: "clients", records: "records in all", rounds: "rounds",
   share: "share of clients in a round", steps: "local steps a round", batch: "records in a batch", features: "parameters of the model",
 };
-const REPLACE_ONLY = new Set(["concentrated", "secure-fedavg", "nbafl"]);
 const STEPS = 240;
 
 show(wait("waking the accountant"));
@@ -44,11 +43,10 @@ function start({ limits, methods, defaults }) {
 
   const method = h("select", { id: "method", onchange: () => {
     wish.method = method.value;
-    if (REPLACE_ONLY.has(wish.method)) { wish.adjacency = "replace-one"; adjacency.value = "replace-one"; }
     ask();
   } }, Object.entries(methods).map(([name, text]) => h("option", { value: name }, text)));
   const adjacency = h("select", { id: "adjacency", onchange: () => { wish.adjacency = adjacency.value; ask(); } },
-    h("option", { value: "add/remove" }, "one record added or removed"), h("option", { value: "replace-one" }, "one record replaced"));
+    h("option", { value: "zero-out" }, "one record blanked"), h("option", { value: "replace-one" }, "one record replaced"));
   method.value = wish.method;
   adjacency.value = wish.adjacency;
 
