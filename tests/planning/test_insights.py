@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from dither.papers.theory import cpfed, nbafl_convergence, secure_fedavg
+from dither.papers import cpfed
 from dither.papers.theory import dp_scaffold_convergence as scaffold
 from dither.papers.theory import nbafl as nbafl_noise
+from dither.papers.theory import nbafl_convergence, secure_fedavg
 
 LOSS = nbafl_convergence.LossConstants(1.0, 1.0, 0.5, 1.2, 10.0, 2.3)  # the reference constants of vectors.json
 RUN = {"delta": 0.01, "param_clip": 20.0, "min_client_size": 100}
@@ -109,11 +110,11 @@ def test_more_local_steps_start_faster_and_end_higher():
         "gradient_variance": 1.0,
         "client_size": 1000,
         "initial_gap": 1.0,
-        "corrected": True,
     }
 
     def bound(tau, rounds):
-        return cpfed.convergence_convex(local_steps=tau, num_rounds=rounds, **run).total
+        training = cpfed.Training(local_steps=tau, num_rounds=rounds, **run)
+        return cpfed.convergence_convex(training, corrected=True).total
 
     assert bound(10, 50) < bound(1, 50)
     assert bound(10, 10**6) > bound(1, 10**6)

@@ -129,7 +129,10 @@ class Coordinator:
         rows = self.journal.folder.metrics()
         before = float(rows[-1]["seconds"]) if rows else 0.0
         total = len(self.task.cohorts)
-        self._event("start", {"rounds": total, "done": done, "folder": str(self.journal.path)})
+        # An upload at most: words of 8 bytes, a seal's shares for each party, and what goes around them.
+        largest = 8 * self.engine.dimension + 256 * len(self.terms.names) + (1 << 16)
+        facts = {"rounds": total, "done": done, "folder": str(self.journal.path), "upload_bytes": largest}
+        self._event("start", facts)
         for index in range(done, total):
             started = time.monotonic()
             line = self._round(index)

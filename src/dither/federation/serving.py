@@ -78,11 +78,18 @@ def serve(
     with SuperLink(run_folder, env=environment, **files) as link:
         for party in federation.parties:
             link.register(party.node_key, party.name)
-        with Gate(host, port, inside=link.inside, **files):
+        nodes = [party.node_key for party in federation.parties]
+        with Gate(host, port, inside=link.inside, nodes=nodes, **files) as gate:
+
+            def hear(event: str, facts: dict[str, Any]) -> None:
+                if event == "start":
+                    gate.most_bytes = int(facts["upload_bytes"])
+                on_event(event, facts)
+
             on_event("listening", {"address": f"{host}:{port}", "parties": [p.name for p in federation.parties]})
             coordinator: list[int] = []
             try:
-                _watch(run_folder, progress, lambda: link.run(APP, config), link.alive, on_event, coordinator)
+                _watch(run_folder, progress, lambda: link.run(APP, config), link.alive, hear, coordinator)
             finally:
                 for process in coordinator:
                     _end(process, run_folder / "lock")

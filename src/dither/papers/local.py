@@ -20,6 +20,7 @@ from dither.core import (
     Hyper,
     Keys,
     Params,
+    Prepared,
     PyTree,
     Records,
     Release,
@@ -240,7 +241,7 @@ def gradient_hyper(setting: Setting, noise_std: float) -> dict[str, Any]:
     }
 
 
-def chosen_noise_std(setting: Setting, calibrated: Callable[[], float]) -> float:
+def chosen_noise_std(setting: Setting, calibrated: Callable[[], Array]) -> float:
     """The noise std the setting asks for: none, as given, or `calibrated()` by the paper's formula."""
     if setting.noise == "none":
         return 0.0
@@ -297,6 +298,37 @@ def averaging(setting: Setting, gradients: NoisyGradients) -> Callable[[Hyper], 
         )
 
     return build
+
+
+def noisy_averaging(
+    model: Model,
+    setting: Setting,
+    *,
+    source: str,
+    noise_std: Callable[[], Array],
+    claim: Callable[[float], Claim],
+    cohorts: np.ndarray | None = None,
+    ignores_counts: bool = False,
+) -> Prepared:
+    """A method that averages noisy local steps: `noise_std()` by its paper, `claim(std)` its paper's ε."""
+    hyper = gradient_hyper(setting, chosen_noise_std(setting, noise_std))
+
+    def claimed(other: Hyper) -> Claim:
+        std = quietest(other)
+        return claim(std) if std else no_noise(setting)
+
+    return Prepared(
+        hyper=hyper,
+        build=averaging(setting, noisy_gradients(model, setting, source=source)),
+        claim=claimed(hyper),
+        cohort_size_at=lambda index: setting.cohort_size,
+        cohorts=cohorts,
+        noise_names=("noise_std",),
+        reclaim=claimed,
+        own_epochs=True,
+        upload_unit=upload_unit(setting),
+        ignores_counts=ignores_counts,
+    )
 
 
 def upload_unit(setting: Setting) -> float:

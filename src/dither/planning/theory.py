@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from dither.errors import SpecError
-from dither.papers.theory import concentrated, cpfed, dp_scaffold_convergence, nbafl_convergence, secure_fedavg
+from dither.papers import concentrated, cpfed
+from dither.papers.theory import dp_scaffold_convergence, nbafl_convergence, secure_fedavg
 from dither.papers.theory import nbafl as nbafl_noise
 from dither.papers.theory.common import Condition
 from dither.planning.constants import Constants
@@ -202,16 +203,16 @@ def _periodic(
 
 def _cpfed(base: Spec, prices: Sequence[Price], c: Constants, smallest: int) -> Bounds:
     def found(**run: Any) -> Any:
-        return cpfed.convergence_convex(
+        training = cpfed.Training(
             smoothness=c.smoothness,
             strong_convexity=c.pl_constant,
             # Stated for batches of one: β is the variance of the gradient that is used, a mean of B here.
             gradient_variance=c.gradient_variance / _column(prices, "batch_size"),
             client_size=smallest,
             initial_gap=c.initial_gap,
-            corrected=True,
             **run,
         )
+        return cpfed.convergence_convex(training, corrected=True)
 
     terms, rates = _periodic(
         lambda tau: cpfed.max_client_lr(smoothness=c.smoothness, local_steps=tau), found, prices
@@ -221,16 +222,16 @@ def _cpfed(base: Spec, prices: Sequence[Price], c: Constants, smallest: int) -> 
 
 def _concentrated(base: Spec, prices: Sequence[Price], c: Constants, smallest: int) -> Bounds:
     def found(**run: Any) -> Any:
-        return concentrated.convergence_convex(
+        training = concentrated.Training(
             smoothness=c.smoothness,
             strong_convexity=c.pl_constant,
             gradient_variance=c.gradient_variance,
             batch_size=_column(prices, "batch_size"),
             cohort_size=_column(prices, "cohort_size"),
             initial_gap=c.initial_gap,
-            corrected=True,
             **run,
         )
+        return concentrated.convergence_convex(training, corrected=True)
 
     def largest(tau: np.ndarray) -> np.ndarray:
         return concentrated.max_client_lr(smoothness=c.smoothness, local_steps=tau, corrected=True)

@@ -1,4 +1,4 @@
-"""Labels that several figures share."""
+"""Labels and small stand-ins that several figures share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The papers' figures, one file each. `load(name)` imports them; `catalogue()` lists all 27."""
+"""The papers' 27 figures by name. Each paper's are declared in the module of its name, as FIGURES."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ def load(name: str) -> Figure:
     """The figure of that id."""
     if name not in names():
         raise SpecError(f"unknown figure {name!r}{did_you_mean(name, [*names(), *PAPERS, 'all'])}")
-    paper, _, number = name.partition("/")
-    module = import_module(f"dither.reproduce.figures.{paper.replace('-', '_')}.{number}")
-    figure: Figure = module.FIGURE
-    return figure
+    paper, _, _ = name.partition("/")
+    declared: tuple[Figure, ...] = import_module(f"dither.reproduce.{paper.replace('-', '_')}").FIGURES
+    return next(figure for figure in declared if figure.id == name)
 
 
 def select(wanted: str | list[str] | tuple[str, ...] = "all") -> list[Figure]:
