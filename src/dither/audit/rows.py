@@ -121,6 +121,7 @@ def plain_row(
         "proven": match["value"],
         "recipe": match["recipe"],
         "assumed": match["assumed"],
+        "not_covered": match["not_covered"],
         "attacked": {
             "value": best.value,
             "form": best.form,

@@ -26,6 +26,8 @@ def budget_show(
     quiet: Quiet = False,
 ) -> None:
     """What has been spent, per data set and client."""
+    from dither.privacy.accounting import FLOAT_NOISE
+
     book = _ledger(ledger)
     rows = []
     for dataset in [_data_id(book, data)] if data else book.datasets():
@@ -41,12 +43,19 @@ def budget_show(
                     "view": spent.view,
                     "neighbours": spent.adjacency,
                     "runs": len(spent.runs),
+                    **({"not covered": FLOAT_NOISE} if as_json else {}),
                 }
             )
     if not rows and not as_json and not quiet:
         typer.echo(f"nothing has been charged to {book.path}")
         return
-    print_table(rows, as_json=as_json, quiet=quiet, title=f"Proven ε spent, by {book.path}")
+    print_table(
+        rows,
+        as_json=as_json,
+        quiet=quiet,
+        title=f"Proven ε spent, by {book.path}",
+        footer=f"not covered: {FLOAT_NOISE}",
+    )
 
 
 @app.command("set")

@@ -138,6 +138,8 @@ def _constant(text: str) -> tuple[str, float]:
 
 def report(made: Plan) -> dict[str, Any]:
     """The plan as plain values."""
+    from dither.privacy.accounting import FLOAT_NOISE
+
     price, constants = made.price, made.constants
     return {
         "method": made.spec.method,
@@ -171,6 +173,7 @@ def report(made: Plan) -> dict[str, Any]:
         ],
         "source": made.source,
         "notes": list(made.notes),
+        "not_covered": [FLOAT_NOISE],
         "spec": made.spec.to_dict(),
     }
 
@@ -180,6 +183,7 @@ def print_plan(made: Plan) -> None:
     from rich.table import Table
 
     from dither.planning.pictures import bytes_text
+    from dither.privacy.accounting import FLOAT_NOISE
 
     price, privacy = made.price, made.spec.privacy
     table = Table(show_header=False, title=f"Plan for {made.spec.method}, by {made.mode}", title_justify="left")
@@ -212,6 +216,7 @@ def print_plan(made: Plan) -> None:
         f"[bold]{made.proven_epsilon:.4g}[/] per run, δ = {privacy.delta:g}, {made.spec.adjacency}, "
         f"to one who sees: {privacy.view}",
     )
+    table.add_row("not covered", FLOAT_NOISE)
     table.add_row(
         "uploads", f"{price.uploads:.4g} a client, {bytes_text(price.bytes_per_client)} sent and received"
     )

@@ -153,6 +153,8 @@ def print_summary(result: Run) -> None:
             f"[bold]{epsilon_text(row['value'])}[/] per {row['unit']}, δ = {row['delta']:g}, {row['adjacency']}, "
             f"to one who sees {SEEN[row['view']]} ({row['recipe']})",
         )
+    for what in uncovered(short_form(summary["epsilon"]["proven"], spec)):
+        table.add_row("not covered", escape(what))
     if "test_accuracy_without_noise" in summary:
         table.add_row("without noise", f"test accuracy {summary['test_accuracy_without_noise']:.4f}")
     for note in summary["notes"]:
@@ -197,6 +199,13 @@ def short_form(rows: list[dict[str, Any]], spec: Any) -> list[dict[str, Any]]:
         view = [row for row in rows if row["unit"].startswith("message")] + view
     proven = [row for row in view if row["value"] not in ("inf", float("inf"))] or view[:1]
     return sorted(proven, key=lambda row: row["adjacency"] != spec.adjacency)
+
+
+def uncovered(rows: list[dict[str, Any]]) -> list[str]:
+    """What no proof of these rows covers, each once."""
+    return [
+        text.removeprefix("not covered: ") for text in dict.fromkeys(t for r in rows for t in r["not_covered"])
+    ]
 
 
 def print_event(event: str, **facts: Any) -> None:

@@ -277,6 +277,7 @@ def answer(w: Wish) -> dict[str, Any]:
         "proven": found.proven,
         "recipe": found.recipe,
         "detail": found.detail,
+        "not_covered": [accounting.FLOAT_NOISE],
         "participations": found.participations,
         "sure": w.cohort == w.clients or spec.method == "concentrated",
         "evaluations": found.evaluations,

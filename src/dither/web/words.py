@@ -37,6 +37,7 @@ ERRATA = {
     "G7": "Noise inside local steps: later steps start from different models, and contract earlier noise.",
     "G8": "Rounding and clamping in a computer are outside the theorems.",
     "G9": "Looks at the data that nobody counted (bounds, medians, choices) are not covered.",
+    "H3": "Noise in floating point: the low bits of what is released can tell more than the theorem allows.",
     "E1": "Secure FedAvg, eq (8): e^x - 1 <= 2x is used where it does not hold.",
     "E2": "Secure FedAvg: the claim is for one message, not for the run.",
     "E3": "Secure FedAvg: Lemma 1 holds even if all of a client's data change, so it is cautious.",
@@ -57,7 +58,7 @@ ERRATA = {
     "D2": "Concentrated: a record is used once or not at all in an epoch, never a fraction of a time.",
 }
 _RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
-_ID = re.compile(r"\b([GENSCD]\d)[a-c]?\b")
+_ID = re.compile(r"\b([GHENSCD]\d)[a-c]?\b")
 
 
 def errata_in(texts: Iterable[str]) -> dict[str, str]:

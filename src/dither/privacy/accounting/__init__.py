@@ -59,11 +59,12 @@ from .subsampled import (
     poisson_epsilon,
     poisson_rdp,
 )
-from .table import VIEWS, account, compress, proven
+from .table import FLOAT_NOISE, VIEWS, account, compress, proven
 
 __all__ = [
     "ADD_REMOVE",
     "ADJACENCIES",
+    "FLOAT_NOISE",
     "REALISED",
     "REPLACE_ONE",
     "VIEWS",

@@ -118,7 +118,7 @@ function start({ limits, methods, defaults }) {
         tile("The paper would claim", epsilon(plan.claimed.value), `per ${plan.claimed.unit}, for this noise`, "claimed"),
         tile("A client takes part", `${plan.participations}×`, plan.sure ? "in every run" : "at most, with 95% probability"),
         tile("Uploaded", bytes(plan.bytes), `${w.cohort} clients a round, ${w.each.toLocaleString("en")} records each`)),
-      h("p", { class: "muted small" }, `${plan.evaluations} evaluations of the accountant, ${Math.round(took)} ms`));
+      h("p", { class: "muted small" }, `Not covered: ${plan.not_covered.join("; ")}. ${plan.evaluations} evaluations of the accountant, ${Math.round(took)} ms`));
     answerBox.dataset.multiplier = String(plan.multiplier);
     specBox.textContent = plan.spec;
   }
