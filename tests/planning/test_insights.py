@@ -53,47 +53,38 @@ def test_an_optimal_cohort_is_an_artefact_of_lemma_4():
 
 def test_secure_fedavg_local_steps_have_an_interior_optimum():
     Q = np.arange(1, 201)
-    run = {
-        "num_params": 105,
-        "batch_size": 1,
-        "clip_norm": 2.0,
-        "num_records": 32561,
-        "smoothness": 1.0,
-        "epsilon": 10.0,
-        "delta": 1e-4,
-        "cohort_size": 50,
-        "weighted_variance": 1.0,
-        "heterogeneity": 100.0,
-    }
-    total = secure_fedavg.communication_rounds(local_steps=Q, **run).total
-    best = secure_fedavg.optimal_local_steps(**run)
+    training = secure_fedavg.Training(
+        smoothness=1.0,
+        local_steps=Q,
+        batch_size=1,
+        clip_norm=2.0,
+        num_params=105,
+        num_records=32561,
+        epsilon=10.0,
+        delta=1e-4,
+        cohort_size=50,
+        weighted_variance=1.0,
+        heterogeneity=100.0,
+    )
+    total = secure_fedavg.communication_rounds(training).total
+    best = secure_fedavg.optimal_local_steps(training)
     assert 1 < best < 200
     assert total[best - 1] == total.min()
-    iid = secure_fedavg.optimal_local_steps(**{**run, "heterogeneity": 0.0, "weighted_variance": 1e-4})
-    assert iid == 1  # without heterogeneity nothing speaks for local steps
-
-
-FIG3 = {
-    "local_steps": 200,
-    "num_clients": 40,
-    "cohort_size": 8,
-    "batch_size": 500,
-    "server_lr": 2.0,
-    "control_error": 1.0,
-    "gradient_variance": 1.0,
-    "initial_variance": 8.0,
-    "decay_start": 200,
-}
+    iid = training._replace(heterogeneity=0.0, weighted_variance=1e-4)
+    assert secure_fedavg.optimal_local_steps(iid) == 1  # without heterogeneity nothing speaks for local steps
 
 
 @pytest.mark.parametrize("corrected", [False, True])
 def test_dp_scaffold_schemes_are_ordered(corrected):
     """Fig 3: decaying noise lowers the bound, per step more than per round, once it decays."""
     R = np.arange(250, 701, 50)
-    extra = {"corrected": True, "num_params": 10} if corrected else {}
+    training = scaffold.Training(
+        40, 8, 500, server_lr=2.0, control_error=1.0, gradient_variance=1.0, num_params=10
+    )
     totals = []
     for scheme, decay in ((0, 1.0), (1, 0.998), (2, 0.99998)):
-        errors = scaffold.error_terms_closed(scheme=scheme, num_rounds=R, decay=decay, **FIG3, **extra)
+        noise = scaffold.Schedule(scheme, R, 200, decay, decay_start=200)
+        errors = scaffold.error_terms_closed(training, noise, initial_variance=8.0, corrected=corrected)
         totals.append(scaffold.convergence_optimal(errors, num_rounds=R, initial_distance=1.0).total)
     assert np.all(totals[2] < totals[1])
     assert np.all(totals[1] < totals[0])

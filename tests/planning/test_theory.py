@@ -99,9 +99,9 @@ def test_the_papers_epsilon_of_the_added_noise_is_what_its_bound_is_given():
     """Secure FedAvg's Theorem 1 at the proven noise: the message ε of eq (9) for that noise, not the target."""
     _, prices = priced("secure-fedavg")
     one = prices[0]
-    q = {"local_steps": one.spec.local_steps, "batch_size": one.spec.batch_size, "client_size": 1000}
+    params = secure_fedavg.Params(one.spec.local_steps, one.spec.batch_size, client_size=1000)
     delta = 4 * one.spec.local_steps * one.spec.privacy.clip_norm * one.spec.client_lr
-    claimed = secure_fedavg.epsilon_of_noise(noise_std=one.noise_std, sensitivity=delta, delta=1e-5, **q)
+    claimed = secure_fedavg.epsilon_of_noise(params, noise_std=one.noise_std, sensitivity=delta, delta=1e-5)
     assert one.claimed.value == pytest.approx(float(claimed))
     assert not math.isclose(one.claimed.value, 4.0, rel_tol=0.05)
 

@@ -95,7 +95,8 @@ def join(
         str, typer.Option(metavar="DIGEST", help="Approve the terms with this digest, without asking.")
     ] = "",
     test: Annotated[bool, typer.Option("--test", help="Accept noise from a public seed: no protection.")] = False,
-    patience: Annotated[float, typer.Option(help="Seconds to go on trying without a connection.")] = 300.0,
+    patience: Annotated[float, typer.Option(help="Seconds to go on trying without a connection.")] = 3600.0,
+    idle: Annotated[float, typer.Option(help="Seconds to wait for a question of the server's.")] = 86400.0,
     behind_supernode: Annotated[
         bool, typer.Option("--behind-supernode", help="Serve a SuperNode of Flower's on this machine.")
     ] = False,
@@ -127,6 +128,7 @@ def join(
             approve=ask,
             seeded=test,
             patience=patience,
+            idle=idle,
             behind_supernode=behind_supernode,
             say=say,
         )
@@ -361,7 +363,11 @@ class _ServerView(_Silent):
         if event == "enrolled":
             return "enrolled for secure aggregation: the server sees masked words and their sum"
         if event == "restart":
-            return "the coordinator died; starting it again"
+            return f"{facts['what']} died; starting it again"
+        if event == "excluded":
+            return f"{facts['party']} is excluded from round {facts['round'] + 1} on: {facts['why']}"
+        if event == "left out":
+            return f"going on without {facts['party']} until the server is started again: {facts['why']}"
         if event == "start":
             return f"going on after round {facts['done']}" if facts["done"] else ""
         if event == "round":

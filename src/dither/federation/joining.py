@@ -24,7 +24,8 @@ def join(
     ledger: Path | None,
     approve: Approve,
     seeded: bool = False,
-    patience: float = 300.0,
+    patience: float = 3600.0,
+    idle: float = 86400.0,
     behind_supernode: bool = False,
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
@@ -46,10 +47,11 @@ def join(
 
         if behind_supernode:
             say(f"waiting for the SuperNode at {folder / 'node.sock'}")
-            apps.answer_at(folder / "node.sock", node.answer, until=over)
+            quiet = fleet.Quiet("the SuperNode", idle, say)
+            apps.answer_at(folder / "node.sock", node.answer, until=over, quiet=quiet)
         else:
             where = fleet.Server(server, folder / "ca.pem", folder / "node.key", folder / "node.number")
-            fleet.serve(where, node.answer, until=over, patience=patience, say=say)
+            fleet.serve(where, node.answer, until=over, patience=patience, idle=idle, say=say)
     if node.refusal is not None:
         raise node.refusal
     terms = (

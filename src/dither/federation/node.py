@@ -112,7 +112,7 @@ class Node:
         if message.kind == "terms":
             return "accepted", *self._terms(message)
         run = self._current(message.field("run", str))
-        if message.kind in ("roster", "confirmed", "unseal"):
+        if message.kind in ("roster", "confirmed", "unseal", "release"):
             return message.kind, {}, run.secagg(message)
         if message.kind == "round":
             return "upload", *run.round(message)
@@ -291,8 +291,10 @@ class _Run:
             answer = {"secagg": session.confirm(body)}
         elif message.kind == "confirmed":
             session.confirmed(body)
-        else:
+        elif message.kind == "unseal":
             answer = {"secagg": session.unseal(body)}
+        else:
+            return {"secagg": session.release(body)}
         self.store.save_secagg(secagg_state.save_client(session))
         return answer
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -242,6 +243,11 @@ def least_clients(spec: Spec) -> int:
         return least
     majority = (spec.cohort_size + spec.privacy.colluders) // 2 + 1
     return max(least, 2, spec.privacy.colluders + 2, spec.secagg.threshold or majority)
+
+
+def largest_norm(spec: Spec, dimension: int) -> float:
+    """The radius of the ball that no honest upload leaves."""
+    return spec.federation.max_norm or 2.0**40 * math.sqrt(dimension)
 
 
 def simulation(task: tasks.Task) -> Simulation:

@@ -23,7 +23,7 @@ import numpy as np
 
 from dither.errors import SpecError
 from dither.papers import concentrated, cpfed
-from dither.papers.theory import dp_scaffold_convergence, nbafl_convergence, secure_fedavg
+from dither.papers.theory import dp_scaffold, dp_scaffold_convergence, nbafl_convergence, secure_fedavg
 from dither.papers.theory import nbafl as nbafl_noise
 from dither.papers.theory.common import Condition
 from dither.planning.constants import Constants
@@ -113,10 +113,8 @@ def _secure_fedavg(base: Spec, prices: Sequence[Price], c: Constants, smallest: 
         raise SpecError("Theorem 1 of secure-fedavg needs a strongly convex loss; set model.l2 above 0")
     Q, T, b, K = (_column(prices, key) for key in ("local_steps", "num_rounds", "batch_size", "cohort_size"))
     clients = base.num_clients
-    found = secure_fedavg.convergence(
+    training = secure_fedavg.Training(
         smoothness=c.smoothness,
-        strong_convexity=c.strong_convexity,
-        num_steps=T * Q,
         local_steps=Q,
         batch_size=b,
         clip_norm=_column(prices, "privacy.clip_norm"),
@@ -124,10 +122,15 @@ def _secure_fedavg(base: Spec, prices: Sequence[Price], c: Constants, smallest: 
         num_records=clients * smallest,
         epsilon=np.array([price.claimed.value for price in prices]),
         delta=base.privacy.delta,
-        num_clients=clients,
         cohort_size=K,
         weighted_variance=c.gradient_variance / clients,
         heterogeneity=c.heterogeneity,
+        num_clients=clients,
+    )
+    found = secure_fedavg.convergence(
+        training,
+        strong_convexity=c.strong_convexity,
+        num_steps=T * Q,
         initial_distance_sq=c.initial_distance**2,
     )
     kappa = c.smoothness / c.strong_convexity  # η_t = 2/(μ(8κ+t)) of Theorem 1
@@ -161,19 +164,20 @@ def _nbafl(base: Spec, prices: Sequence[Price], c: Constants, smallest: int) -> 
 
 def _dp_scaffold(base: Spec, prices: Sequence[Price], c: Constants, smallest: int) -> Bounds:
     R, tau, S, B = (_column(prices, key) for key in ("num_rounds", "local_steps", "cohort_size", "batch_size"))
-    errors = dp_scaffold_convergence.error_terms_closed(
-        scheme=0,
-        num_rounds=R,
-        local_steps=tau,
+    training = dp_scaffold_convergence.Training(
         num_clients=base.num_clients,
         cohort_size=S,
         batch_size=B,
         server_lr=base.server_lr,
         control_error=c.control_error,
         gradient_variance=c.gradient_variance,
+        num_params=prices[0].num_params,
+    )
+    errors = dp_scaffold_convergence.error_terms_closed(
+        training,
+        dp_scaffold.Schedule(0, R, tau),
         initial_variance=np.array([price.noise_std for price in prices]) ** 2,
         corrected=True,
-        num_params=prices[0].num_params,
     )
     run = {"num_rounds": R, "initial_distance": c.initial_distance}
     best = dp_scaffold_convergence.optimal_effective_lr(errors, **run)
