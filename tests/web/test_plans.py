@@ -36,10 +36,9 @@ def test_every_method_has_a_plan_that_is_a_spec(method):
 
 
 def test_what_has_no_proof_says_so():
-    with pytest.raises(NoProof, match="no noise was found"):
-        plans.solve(
-            lambda factor: accounting.proven([], 1e-5, view="upload")._replace(value=math.inf), 1.0, guess=1.0
-        )
+    none = accounting.Proven("upload", "zero-out", math.inf, 1e-5, "run", "no proof", (), False, "why not")
+    with pytest.raises(NoProof, match="why not"):
+        plans.solve(lambda factor: none, 1.0, guess=1.0)
 
 
 @pytest.mark.parametrize("method", plans.METHODS)
