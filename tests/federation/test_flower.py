@@ -150,10 +150,12 @@ def test_an_unreachable_server_is_tried_again_and_then_named(link, monkeypatch):
         fleet.serve(
             where(folder, port, "ann"), lambda body: body, until=lambda: False, patience=1.0, say=said.append
         )
-    pauses = [float(line.split("again in ")[1].split()[0]) for line in said]
+    pauses = [float(line.split("the next in ")[1].split()[0]) for line in said]
     assert 1.0 <= time.monotonic() - began < 10.0
     assert pauses == sorted(pauses)
     assert pauses[-1] > pauses[0]
+    assert [line.split("try ")[1].split()[0] for line in said] == [str(2**n) for n in range(len(said))]
+    assert all("since" in line and "the last at" in line for line in said)
 
 
 def test_the_address_that_is_taken_is_named(link):

@@ -7,6 +7,7 @@ import pytest
 from dither.errors import FederationError
 from dither.federation import terms as agreed
 from dither.federation import wire
+from dither.federation.node import REFUSALS
 from dither.spending import Budget, data_id
 from tests.federation.parties import FIRST, NAMES, Parties, simulated, small_spec
 
@@ -90,7 +91,8 @@ def test_too_large_a_norm_is_refused_by_the_node_and_by_the_server(tmp_path, qui
     lies(parties, "dan", np.ones(parties.task.num_params, np.float32))
     with pytest.raises(FederationError, match=r"0 of at least 3 answers") as caught:
         parties.coordinator().run()
-    assert "the update is larger than federation.max_norm = 1e-06" in str(caught.value)  # ann, bob and cat
+    assert str(caught.value).count("the update must not leave this party") == 3  # ann, bob and cat
+    assert sum("the update is larger than federation.max_norm = 1e-06" in line for line in parties.said) == 3
     assert "its upload has norm" in str(caught.value)  # the server looked at dan's
     assert "max_norm is 1e-06" in str(caught.value)
 
@@ -150,7 +152,7 @@ def test_a_budget_ends_a_partys_part_and_nobody_elses(parties):
     ledger.set_budget(dataset, Budget(1e-3, 1e-5, "upload", "replace-one"))
     summary = parties.coordinator().run()
     assert [line["counted"] for line in lines(parties)] == [["ann", "bob", "dan"]] * 3
-    assert "budget" in lines(parties)[0]["refused"]["cat"]
+    assert lines(parties)[0]["refused"]["cat"] == "this party's budget does not allow it"
     assert parties.charged("cat") == []
     assert summary["federation"]["parties"]["cat"]["refused"] == 3
 
@@ -175,7 +177,8 @@ def test_a_node_answers_nothing_that_its_terms_do_not_foresee(parties):
             answers=wire.digest(body),
         )
         assert message.kind == "refused"
-        return message.fields["why"]
+        assert message.fields == {"why": REFUSALS["other"]}
+        return parties.said[-1]
 
     before = parties.charged("ann")
     assert "3 rounds" in ask(round=3)
@@ -223,16 +226,18 @@ def test_terms_are_shown_approved_and_never_changed_behind_the_owners_back(parti
     parties.spec = parties.spec.with_values({"privacy.noise_std": 0.01})
     parties.nodes["ann"] = parties.node("ann", approve=refuses)
     (parties.folder / "run").rename(parties.folder / "first")
-    with pytest.raises(FederationError, match=r"ann does not take part: the owner does not agree"):
+    with pytest.raises(FederationError, match=r"ann does not take part: the terms are refused; .*own output"):
         parties.coordinator().run()
+    assert str(parties.nodes["ann"].refusal) == "the owner does not agree to the terms"
     assert agreed.approved(parties.nodes["ann"].folder) == approved
     assert parties.charged("ann") == [0, 1, 2]
 
 
 def test_a_node_refuses_seeded_noise_and_counts_that_are_not_its_own(parties):
     parties.nodes["bob"] = parties.node("bob", seeded=False)
-    with pytest.raises(FederationError, match=r"bob does not take part: .*public seed"):
+    with pytest.raises(FederationError, match=r"bob does not take part: the terms are refused"):
         parties.coordinator().run()
+    assert "public seed" in str(parties.nodes["bob"].refusal)
 
 
 # Under secure aggregation

@@ -9,38 +9,38 @@ from dither.papers.theory import nbafl as nbafl_noise
 from dither.papers.theory import nbafl_convergence, secure_fedavg
 
 LOSS = nbafl_convergence.LossConstants(1.0, 1.0, 0.5, 1.2, 10.0, 2.3)  # the reference constants of vectors.json
-RUN = {"delta": 0.01, "param_clip": 20.0, "min_client_size": 100}
+RUN = nbafl_noise.Params(param_clip=20.0, min_client_size=100, exposures=1, num_rounds=25, num_clients=50)
 
 
 def test_nbafl_rounds_have_an_interior_optimum_that_grows_with_epsilon():
     best = []
     for epsilon in (50.0, 60.0, 100.0):
         T = np.arange(1, 401)
-        total = nbafl_convergence.convergence(LOSS, epsilon=epsilon, num_clients=50, num_rounds=T, **RUN).total
+        run = RUN._replace(num_rounds=T)
+        total = nbafl_convergence.convergence(LOSS, run, epsilon=epsilon, delta=0.01).total
         best.append(int(T[np.argmin(total)]))
         assert total[0] > total.min() < total[-1]
     assert best == [42, 44, 52]
 
 
 def test_nbafl_improves_with_clients():
-    N = np.array([50, 60, 80, 100])
-    run = {"epsilon": 60.0, "num_rounds": 25, **RUN}
-    assert np.all(np.diff(nbafl_convergence.convergence(LOSS, num_clients=N, **run).total) < 0)
-    fixed = nbafl_convergence.convergence_corrected(LOSS, num_clients=N, exposures=1, num_params=10, **run)
+    run, budget = RUN._replace(num_clients=np.array([50, 60, 80, 100])), {"epsilon": 60.0, "delta": 0.01}
+    assert np.all(np.diff(nbafl_convergence.convergence(LOSS, run, **budget).total) < 0)
+    fixed = nbafl_convergence.convergence_corrected(LOSS, run, **budget, num_params=10)
     assert np.all(np.diff(fixed.total) < 0)
 
 
 def test_an_optimal_cohort_is_an_artefact_of_lemma_4():
     """Remark 5: an interior best K under Lemma 4 as printed; inverted rightly (N4), all clients are best."""
     K = np.arange(1, 51)
-    run = {"epsilon": 50.0, "num_rounds": 200, "num_clients": 50, **RUN}
-    bound = nbafl_convergence.scheduled_convergence(LOSS, cohort_size=K, **run).total
-    best = nbafl_convergence.optimal_cohort(LOSS, **run)
+    run, budget = RUN._replace(num_rounds=200, cohort_size=K), {"epsilon": 50.0, "delta": 0.01}
+    bound = nbafl_convergence.scheduled_convergence(LOSS, run, **budget).total
+    best = nbafl_convergence.optimal_cohort(LOSS, run, **budget)
     assert 1 < best < 50
     assert bound[best - 1] == np.nanmin(bound) < bound[-1]
-    printed = nbafl_noise.scheduled_aggregate_noise_std(cohort_size=K, exposures=1, **run)
+    printed = nbafl_noise.scheduled_aggregate_noise_std(run, **budget)
     assert np.nanmin(printed) < printed[-1]
-    corrected = nbafl_noise.scheduled_required_noise_std(cohort_size=K, form="corrected", **run)
+    corrected = nbafl_noise.scheduled_required_noise_std(run, **budget, form="corrected")
     assert np.all(np.diff(corrected) < 0)  # fewer clients always need more noise: the optimum is K = N
     # The bound at that noise (Theorem 2's terms with E|n| and E|n|² of one coordinate) has its minimum at N too.
     lam = nbafl_convergence.increment_coefficients(LOSS, corrected=True)

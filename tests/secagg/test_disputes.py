@@ -221,9 +221,9 @@ def test_no_division_of_the_clients_opens_two_attempts_with_disputes(five):
     early = {who: twin(client) for who, client in clients.items()}  # those who never hear of the second attempt
     old_attempt, old = server._attempt, server.unseal()
     old_attempt.unsealing = False
-    server.announce(0, IDS, 5)
+    server.announce(0, IDS[:4], 5)
     second = server.announcement()
-    for who in IDS:
+    for who in IDS[:4]:
         server.upload(clients[who].upload(second, values[who]))
     new_attempt, new = server._attempt, server.unseal()
     old_attempt.unsealing = True
@@ -240,7 +240,7 @@ def test_no_division_of_the_clients_opens_two_attempts_with_disputes(five):
                 attempt.answers.clear()
                 for seal in attempt.seals.values():
                     seal.shares.clear()
-                for who in who_answers:
+                for who in who_answers & requests.keys():
                     answer = twin(members[who]).unseal(requests[who])
                     for maker in attempt.cohort.committee:  # all say that they got nothing: all is disputed
                         answer = without_share(answer, members[who].signing, maker)

@@ -161,7 +161,7 @@ def test_no_division_of_the_clients_opens_two_attempts(size, colluders):
     threshold, best = rules.threshold_for(size), 0
     server, clients = enrolled(ids, rules)
     values = vectors(ids, rules)
-    parts = itertools.chain.from_iterable(itertools.combinations(ids, n) for n in range(threshold, size + 1))
+    parts = itertools.chain.from_iterable(itertools.combinations(ids, n) for n in range(threshold, size))
     for round_index, part in enumerate(parts):
         uploaded(server, clients, values, round_index)
         first = twin_with_uploads(server).unseal()
@@ -226,22 +226,26 @@ def test_a_client_refuses_cohorts_that_do_not_protect_it(five, ids, reason):
 def test_a_client_keeps_to_one_cohort_and_one_vector_for_an_attempt(five):
     server, clients, values = five
     client = clients[2]
-    message = announcement(server, IDS, round_index=4, attempt=1)
+    message = announcement(server, IDS, round_index=4)
+    later = announcement(server, IDS[:4], round_index=4, attempt=1, threshold=4)
+    refused(client, "a round begins with attempt 0", client.upload, later, values[2])
     client.upload(message, values[2])
     other = values[2].copy()
     other[0] += 1
     for reason, announced, vector in [
-        ("round 4, attempt 1 was answered with another vector", message, other),
-        ("before with another cohort", announcement(server, IDS[:4], round_index=4, attempt=1), values[2]),
-        ("wrong attempt: 0 is over", announcement(server, IDS, round_index=4, attempt=0), values[2]),
+        ("round 4, attempt 0 was answered with another vector", message, other),
+        ("before with another cohort", announcement(server, IDS[:4], round_index=4), values[2]),
+        ("attempt 2 comes after attempt 0", announcement(server, IDS[:4], round_index=4, attempt=2), values[2]),
+        ("attempt 1 loses nobody", announcement(server, IDS, round_index=4, attempt=1), values[2]),
         ("wrong round: 3 is over", announcement(server, IDS, round_index=3, attempt=9), values[2]),
-        ("changes the round's threshold or len", announcement(server, IDS, round_index=4, attempt=2, dimension=6),
+        ("the round's threshold or length", announcement(server, IDS[:4], round_index=4, attempt=1, dimension=6),
          np.zeros(6, np.uint32)),
     ]:  # fmt: skip
         refused(client, reason, client.upload, announced, vector)
-    client.upload(announcement(server, IDS[:4], round_index=4, attempt=2, threshold=4), values[2])
-    refused(client, "client 11 joins in round 4, attempt 3", client.upload,
-            announcement(server, IDS, round_index=4, attempt=3), values[2])  # fmt: skip
+    client.upload(later, values[2])
+    refused(client, "wrong attempt: 0 is over", client.upload, message, values[2])
+    refused(client, "client 11 joins in round 4, attempt 2", client.upload,
+            announcement(server, IDS, round_index=4, attempt=2), values[2])  # fmt: skip
 
 
 def test_after_unsealing_there_is_no_upload_in_that_round(five):

@@ -10,7 +10,7 @@ from dither.papers import concentrated as cd
 from dither.papers.concentrated import Params, Training
 from dither.papers.theory import common
 
-from .published import check, covered, missing
+from .published import PERIODIC, periodic, vectors
 
 
 def params(v):
@@ -23,19 +23,8 @@ def baseline(v):
 
 
 def training(v):
-    return Training(
-        client_lr=v["eta"],
-        smoothness=v["L"],
-        local_steps=v["tau"],
-        num_rounds=v["K"] / v["tau"],
-        num_params=v["d"],
-        noise_std=v["sigma"],
-        gradient_variance=v["beta_sq"],
-        batch_size=v["gamma"],
-        cohort_size=v["r"],
-        initial_gap=v["gap"],
-        strong_convexity=v.get("lam", 0.0),
-    )
+    sizes = {"batch_size": v["gamma"], "cohort_size": v["r"]}
+    return Training(**periodic(v), gradient_variance=v["beta_sq"], **sizes)
 
 
 def uses(v):
@@ -62,28 +51,10 @@ DISPATCH = {
     "cd.eta_max.*": lambda v: cd.max_client_lr(smoothness=v["L"], local_steps=v["tau"]),
 }
 FIG5 = Params(12.5, local_steps=10, batch_size=64, client_size=2441, clip_norm=1.0, cohort_size=10)
-TRAINING = Training(
-    client_lr=0.01,
-    smoothness=1.0,
-    local_steps=10,
-    num_rounds=20,
-    num_params=100,
-    noise_std=0.05,
-    gradient_variance=1.0,
-    batch_size=64,
-    cohort_size=10,
-    initial_gap=0.7,
-    strong_convexity=0.1,
-)
+TRAINING = Training(**PERIODIC, gradient_variance=1.0, batch_size=64, cohort_size=10)
 
 
-@pytest.mark.parametrize("entry", covered(DISPATCH, "cd"), ids=lambda e: e["id"])
-def test_published_value(entry):
-    check(DISPATCH, entry)
-
-
-def test_every_paper_entry_is_covered():
-    assert missing(DISPATCH, "cd") == []
+test_published_value, test_every_paper_entry_is_covered = vectors(DISPATCH, "cd")
 
 
 @pytest.mark.parametrize("secure_aggregation", [True, False])

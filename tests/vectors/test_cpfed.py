@@ -10,7 +10,7 @@ from dither.papers import cpfed
 from dither.papers.cpfed import Params, Training
 from dither.papers.theory import common
 
-from .published import check, covered, missing
+from .published import PERIODIC, periodic, vectors
 
 
 def params(v):
@@ -22,18 +22,7 @@ def target(v):
 
 
 def training(v):
-    return Training(
-        client_lr=v["eta"],
-        smoothness=v["L"],
-        local_steps=v["tau"],
-        num_rounds=v["K"] / v["tau"],
-        num_params=v["d"],
-        noise_std=v["sigma"],
-        gradient_variance=v["beta"],
-        client_size=v["m"],
-        initial_gap=v["gap"],
-        strong_convexity=v.get("lam", 0.0),
-    )
+    return Training(**periodic(v), gradient_variance=v["beta"], client_size=v["m"])
 
 
 DISPATCH = {
@@ -47,27 +36,10 @@ DISPATCH = {
     "cp.eta_max.*": lambda v: cpfed.max_client_lr(smoothness=v["L"], local_steps=v["tau"]),
 }
 FIG6 = Params(num_rounds=20, local_steps=10, num_clients=16, batch_size=64, clip_norm=1.0)
-TRAINING = Training(
-    client_lr=0.01,
-    smoothness=1.0,
-    local_steps=10,
-    num_rounds=20,
-    num_params=100,
-    noise_std=0.05,
-    gradient_variance=1.0,
-    client_size=2441,
-    initial_gap=0.7,
-    strong_convexity=0.1,
-)
+TRAINING = Training(**PERIODIC, gradient_variance=1.0, client_size=2441)
 
 
-@pytest.mark.parametrize("entry", covered(DISPATCH, "cp"), ids=lambda e: e["id"])
-def test_published_value(entry):
-    check(DISPATCH, entry)
-
-
-def test_every_paper_entry_is_covered():
-    assert missing(DISPATCH, "cp") == []
+test_published_value, test_every_paper_entry_is_covered = vectors(DISPATCH, "cp")
 
 
 @pytest.mark.parametrize("secure_aggregation", [True, False])

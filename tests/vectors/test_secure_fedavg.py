@@ -10,7 +10,7 @@ from dither.errors import ConfigError, SpecError
 from dither.papers.theory import secure_fedavg as sf
 from dither.papers.theory.secure_fedavg import Params, Training
 
-from .published import check, covered, entries, missing
+from .published import entries, vectors
 
 RATES = {"client_lr": 0.2, "lr_decay": 0.01}  # Section 4.1
 PAPER = Params(local_steps=10, batch_size=1, client_size=325)
@@ -62,13 +62,7 @@ DISPATCH = {
 }
 
 
-@pytest.mark.parametrize("entry", covered(DISPATCH, "sf"), ids=lambda e: e["id"])
-def test_published_value(entry):
-    check(DISPATCH, entry)
-
-
-def test_every_paper_entry_is_covered():
-    assert missing(DISPATCH, "sf") == []
+test_published_value, test_every_paper_entry_is_covered = vectors(DISPATCH, "sf")
 
 
 def test_inputs_recorded_beside_the_verified_values():

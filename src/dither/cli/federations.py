@@ -10,8 +10,17 @@ from typing import Annotated, Any
 
 import typer
 
-from dither.cli.options import DataDir, Json, LedgerFile, Quiet, Settings
-from dither.cli.printing import epsilon_text, escape, print_event, print_table, short_form, terminal, uncovered
+from dither.cli.options import DataDir, Json, LedgerFile, NewLedger, Quiet, Settings
+from dither.cli.printing import (
+    against,
+    epsilon_text,
+    escape,
+    print_event,
+    print_table,
+    short_form,
+    terminal,
+    uncovered,
+)
 from dither.cli.stopping import going_on
 from dither.errors import ConfigError, FederationError
 
@@ -88,12 +97,17 @@ def join(
         str, typer.Option(help="Label column (default: the one the federation's schema names).")
     ] = "",
     ledger: LedgerFile = None,
+    new_ledger: NewLedger = False,
     yes: Annotated[
         bool, typer.Option("--yes", help="Approve the first terms that are offered, without asking.")
     ] = False,
     approve: Annotated[
         str, typer.Option(metavar="DIGEST", help="Approve the terms with this digest, without asking.")
     ] = "",
+    method: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE.py", help="A method's file that the terms may name: you have read it."),
+    ] = None,
     test: Annotated[bool, typer.Option("--test", help="Accept noise from a public seed: no protection.")] = False,
     patience: Annotated[float, typer.Option(help="Seconds to go on trying without a connection.")] = 3600.0,
     idle: Annotated[float, typer.Option(help="Seconds to wait for a question of the server's.")] = 86400.0,
@@ -125,7 +139,9 @@ def join(
             server=server,
             folder=federation,
             ledger=ledger,
+            new_ledger=new_ledger,
             approve=ask,
+            methods=method or (),
             seeded=test,
             patience=patience,
             idle=idle,
@@ -357,7 +373,9 @@ class _ServerView(_Silent):
         if event == "waiting":
             return f"waiting for {', '.join(facts['parties'])} to {facts['to']}"
         if event == "terms":
-            return f"terms {facts['digest'][:16]} sent to {len(facts['parties'])} parties"
+            warning = f"\nWARNING: {facts['warning']}" * bool(facts["warning"])
+            safe = f"; {facts['collusion']}" * bool(facts["collusion"])
+            return f"terms {facts['digest'][:16]} sent to {len(facts['parties'])} parties{safe}{warning}"
         if event == "accepted":
             return f"{facts['party']} takes part"
         if event == "enrolled":
@@ -432,7 +450,7 @@ def _print_outcome(summary: dict[str, Any], spec: Any, folder: Path) -> None:
             {
                 "": "assumed ε" if row["assumed"] else "proven ε",
                 " ": f"{epsilon_text(row['value'])} per {row['unit']}, δ = {row['delta']:g}, {row['adjacency']}, "
-                f"to one who sees {row['view']}",
+                f"to one who sees {row['view']}{against(row)}",
             }
         )
     rows += [{"": "not covered", " ": what} for what in uncovered(short_form(summary["epsilon"]["proven"], spec))]

@@ -151,7 +151,7 @@ def print_summary(result: Run) -> None:
         table.add_row(
             "assumed ε" if row["assumed"] else "proven ε",
             f"[bold]{epsilon_text(row['value'])}[/] per {row['unit']}, δ = {row['delta']:g}, {row['adjacency']}, "
-            f"to one who sees {SEEN[row['view']]} ({row['recipe']})",
+            f"to one who sees {SEEN[row['view']]} ({row['recipe']}){against(row)}",
         )
     for what in uncovered(short_form(summary["epsilon"]["proven"], spec)):
         table.add_row("not covered", escape(what))
@@ -206,6 +206,11 @@ def uncovered(rows: list[dict[str, Any]]) -> list[str]:
     return [
         text.removeprefix("not covered: ") for text in dict.fromkeys(t for r in rows for t in r["not_covered"])
     ]
+
+
+def against(row: dict[str, Any]) -> str:
+    """Whom a row that counts on the others' noise holds against, to follow it; empty elsewhere and in old runs."""
+    return f", {row['against']}" if row.get("against") else ""
 
 
 def print_event(event: str, **facts: Any) -> None:

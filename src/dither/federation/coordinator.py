@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dither import compiling, data, plots, runs, tasks, training
+from dither import compiling, data, methods, plots, runs, tasks, training
 from dither.engines import apart
 from dither.errors import FederationError, ProtocolAbort, SpecError
 from dither.federation import keys, post, wire
@@ -102,6 +102,8 @@ class Coordinator:
         self.journal, self._exam, self._event = journal, exam, on_event
         self._wait = wait_seconds
         self._asked_spec = spec
+        if spec.method.endswith(".py"):
+            methods.approve(spec.method)
         self._waits = ("", 0.0)  # for what, and since when
         self._told = ("", 0.0)  # what was said of it, and when
 
@@ -203,7 +205,9 @@ class Coordinator:
                 self._hellos[name] = answer.bytes("hello")
             self._event("accepted", {"party": name})
 
-        self._event("terms", {"digest": terms.digest, "parties": list(names)})
+        safe, warning = agreed.collusion(terms.spec)
+        told = {"digest": terms.digest, "parties": list(names), "collusion": safe, "warning": warning}
+        self._event("terms", told)
         self._everybody("terms", names, {"terms": terms.to_dict()}, {}, take, "approve")
         return terms
 
@@ -297,7 +301,11 @@ class Coordinator:
         runs.write_text(path / "provenance.json", runs.to_json({"run": self.terms.run, **provenance}, indent=2))
         if self._exam.schema is not None:
             self._exam.schema.save(path / "schema.toml")
-        runs.write_text(path / "spec.toml", self.terms.spec.to_toml())
+        spec = self.terms.spec  # with the method's file as this machine knows it
+        options = {f"method_options.{key}": value for key, value in spec.method_options.items()}
+        runs.write_text(
+            path / "spec.toml", spec.with_values({"method": self._asked_spec.method, **options}).to_toml()
+        )
 
     def _enrol(self) -> ServerSession | None:
         """Secure aggregation: everybody signs the same roster, once for a run."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ def join(
     folder: Path,
     ledger: Path | None,
     approve: Approve,
+    new_ledger: bool = False,
+    methods: Iterable[Path] = (),
     seeded: bool = False,
     patience: float = 3600.0,
     idle: float = 86400.0,
@@ -40,7 +42,16 @@ def join(
     with alone(folder):
         source = Source(data, label)
         book = Ledger(ledger or Ledger.default_path(), anchor=folder / "ledger-anchor.json")
-        node = Node(folder, source, ledger=book, approve=approve, seeded=seeded, say=say)
+        node = Node(
+            folder,
+            source,
+            ledger=book,
+            new_ledger=new_ledger,
+            approve=approve,
+            methods_approved=methods,
+            seeded=seeded,
+            say=say,
+        )
 
         def over() -> bool:
             return node.outcome is not None or node.refusal is not None

@@ -78,29 +78,31 @@ def serve(
             "wait": f"{wait_seconds:g}",
         }
         link, coordinators = SuperLink(run_folder, env=environment, **files), list[int]()
+        nodes = [party.node_key for party in federation.parties]
+        gate = Gate(host, port, inside=link.inside, nodes=nodes, **files)
 
         def up() -> None:
-            """A SuperLink that lives, and knows the parties."""
+            """A SuperLink that lives, and knows the parties before they reach it."""
             if not link.alive():
+                gate.open = False
                 link.__exit__()
                 link.__enter__()
                 for party in federation.parties:
                     link.register(party.node_key, party.name)
+                gate.open = True
 
         def start() -> None:
             up()
             link.run(APP, config)
 
+        def hear(event: str, facts: dict[str, Any]) -> None:
+            if event == "start":
+                gate.most_bytes = int(facts["upload_bytes"])
+            on_event(event, facts)
+
         try:
             up()
-            nodes = [party.node_key for party in federation.parties]
-            with Gate(host, port, inside=link.inside, nodes=nodes, **files) as gate:
-
-                def hear(event: str, facts: dict[str, Any]) -> None:
-                    if event == "start":
-                        gate.most_bytes = int(facts["upload_bytes"])
-                    on_event(event, facts)
-
+            with gate:
                 parties = [party.name for party in federation.parties]
                 on_event("listening", {"address": f"{host}:{port}", "parties": parties})
                 _watch(run_folder, progress, start, link.alive, hear, coordinators)

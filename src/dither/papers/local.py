@@ -97,6 +97,17 @@ def learning_rate(hyper: Hyper, step: Array) -> Array:
     return hyper["client_lr"] / (1 + hyper["lr_decay"] * jnp.asarray(step, jnp.float32))
 
 
+def round_rates(hyper: Hyper, index: int, local_steps: int) -> tuple[float, ...]:
+    """`learning_rate` of each local step of a round, for proofs: one where it is constant, none for a single step,
+    whose rate no proof needs, so that rounds that reveal the same are the same."""
+    rate, decay = float(hyper["client_lr"]), float(hyper["lr_decay"])
+    if local_steps == 1:
+        return ()
+    if decay == 0:
+        return (rate,)
+    return tuple(rate / (1 + decay * (index * local_steps + step)) for step in range(local_steps))
+
+
 def optimizer(name: str) -> optax.GradientTransformation:
     """A client's optimiser, started anew each round, before it is scaled by the learning rate."""
     known = {"sgd": optax.identity, "adam": optax.scale_by_adam}
@@ -203,13 +214,19 @@ def noisy_gradients(model: Model, setting: Setting, *, source: str) -> NoisyGrad
             uses=setting.local_steps,
             sampling=one,
             source=source,
+            rates=round_rates(hyper, info.index, setting.local_steps),
         )
         decay, start = float(hyper["noise_log_decay"]), float(hyper["noise_decay_start"])
         if schedule.name != "steps":
             factor = schedule.factor(info.index, 0, decay, start)
             return (first._replace(noise_std=first.noise_std * factor),)
+        rates = first.rates * setting.local_steps if len(first.rates) == 1 else first.rates
         return tuple(
-            first._replace(uses=1, noise_std=first.noise_std * schedule.factor(info.index, step, decay, start))
+            first._replace(
+                uses=1,
+                noise_std=first.noise_std * schedule.factor(info.index, step, decay, start),
+                rates=rates[step : step + 1],
+            )
             for step in range(setting.local_steps)
         )
 

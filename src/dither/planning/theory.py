@@ -148,13 +148,17 @@ def _loss(c: Constants, proximal: Any) -> nbafl_convergence.LossConstants:
 def _nbafl(base: Spec, prices: Sequence[Price], c: Constants, smallest: int) -> Bounds:
     T, K, C = (_column(prices, key) for key in ("num_rounds", "cohort_size", "method_options.param_clip"))
     std = np.array([price.noise_std for price in prices]) / np.sqrt(K)  # σ_A: no noise on the broadcast
-    run = {"delta": base.privacy.delta, "param_clip": C, "min_client_size": smallest, "num_clients": K}
-    run |= {"num_rounds": T, "exposures": base.method_options["exposures"]}
-    epsilon = nbafl_noise.required_aggregate_noise_std(epsilon=1.0, **run) / std  # eq (13) solved for ε
+    params = nbafl_noise.Params(C, smallest, base.method_options["exposures"], T, num_clients=K)
+    unit = nbafl_noise.required_aggregate_noise_std(params, epsilon=1.0, delta=base.privacy.delta)
+    epsilon = unit / std  # eq (13) solved for ε
     least = c.smoothness * c.dissimilarity * (1 + c.dissimilarity / 2)  # λ_2 < 0 above it
     proximal = least * np.geomspace(1.05, 1e3, 41)[:, None]
     found = nbafl_convergence.convergence_corrected(
-        _loss(c, proximal), epsilon=epsilon, num_params=prices[0].num_params, **run
+        _loss(c, proximal),
+        params,
+        epsilon=epsilon,
+        delta=base.privacy.delta,
+        num_params=prices[0].num_params,
     )
     chosen = np.argmin(np.nan_to_num(found.total, nan=np.inf), axis=0)
     picked = {name: term[chosen, np.arange(len(prices))] for name, term in _grid_terms(found).items()}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dither.papers.theory import nbafl_convergence as theory
+from dither.papers.theory.nbafl import Params
 from dither.reproduce.constants import METHOD, estimate
 from dither.reproduce.figure import Axis, Claim, Figure, Line, Panel, Scale, Table, Values, View
 from dither.reproduce.judging import (
@@ -297,15 +298,14 @@ def bound(view: View, loss: theory.LossConstants, epsilon: float) -> tuple[np.nd
     """Theorem 2 as printed over T."""
     rounds = np.arange(1, 201)
     spec = view.base
-    found = theory.convergence(
-        loss,
-        epsilon=epsilon,
-        delta=spec.privacy.delta,
-        param_clip=float(spec.method_options["param_clip"]),
-        min_client_size=spec.data.records_per_client,
-        num_clients=spec.num_clients,
-        num_rounds=rounds,
+    params = Params(
+        float(spec.method_options["param_clip"]),
+        spec.data.records_per_client,
+        spec.method_options["exposures"],
+        rounds,
+        spec.num_clients,
     )
+    found = theory.convergence(loss, params, epsilon=epsilon, delta=spec.privacy.delta)
     return rounds, np.asarray(found.total)
 
 

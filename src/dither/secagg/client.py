@@ -2,9 +2,9 @@
 
 A client keeps seven rules, whatever it is sent (why they suffice: docs/secagg.md):
 
-1. Rounds only go up, and so do the attempts of a round.
-2. A later attempt of a round sums a subset of the clients of every earlier one it took part in, with the same
-   threshold and length.
+1. Rounds only go up, and the attempts of a round count up from 0, one by one.
+2. A later attempt of a round sums fewer of the clients of every earlier one it took part in, and nobody else, with
+   the same threshold and length.
 3. One attempt, one vector: the same announcement again gets the same bytes, anything else under the same numbers
    is refused.
 4. Only the newest attempt that it uploaded for is unsealed, and only one attempt of a round.
@@ -210,6 +210,8 @@ class ClientSession:
             raise ProtocolAbort(f"client {self.who} is not in the announced cohort")
         newest = self._attempt
         if newest is None or cohort.round_index > newest.cohort.round_index:
+            if cohort.attempt:
+                raise ProtocolAbort(f"wrong attempt: {_place(cohort)}, a round begins with attempt 0")
             return cohort, None
         if cohort.round_index < newest.cohort.round_index:
             raise ProtocolAbort(
@@ -227,11 +229,15 @@ class ClientSession:
             if cohort.digest != newest.cohort.digest:
                 raise ProtocolAbort(f"{_place(cohort)} was announced before with another cohort")
             return cohort, newest
+        if cohort.attempt > newest.cohort.attempt + 1:  # who chose the number would choose committee and ring
+            raise ProtocolAbort(f"wrong attempt: {_place(cohort)} comes after attempt {newest.cohort.attempt}")
         added = set(cohort.ids) - set(newest.cohort.ids)
         if added:
             raise ProtocolAbort(
                 f"client {min(added)} joins in {_place(cohort)}: a later attempt may only lose clients"
             )
+        if len(cohort.ids) == len(newest.cohort.ids):
+            raise ProtocolAbort(f"{_place(cohort)} loses nobody: it would only change the committee")
         if (cohort.threshold, cohort.dimension) != (newest.cohort.threshold, newest.cohort.dimension):
             raise ProtocolAbort(f"{_place(cohort)} changes the round's threshold or length")
         return cohort, None

@@ -141,8 +141,8 @@ class ServerSession:
                     raise ProtocolAbort(
                         f"round {round_index} is over: its attempt {before.cohort.attempt} is being opened"
                     )
-                if not set(ids) <= set(before.cohort.ids):
-                    raise ProtocolAbort("a later attempt may only lose clients")
+                if not set(ids) < set(before.cohort.ids):
+                    raise ProtocolAbort("a later attempt may only lose clients, and must lose one")
                 attempt, threshold = before.cohort.attempt + 1, before.cohort.threshold
         opened = Cohort(roster, round_index, attempt, threshold, dimension, ids).check()
         self._attempt = _Attempt.empty(opened)

@@ -28,7 +28,7 @@ _ASK_SECONDS, _REST_SECONDS = 0.03, 0.5  # between two questions: right after a 
 _SHARE = 4.0  # times as long as the last question took: a server with many nodes is asked less often by each
 _HEARTBEAT_SECONDS = 10.0  # the shortest that a SuperLink takes; it gives a silent node up after two
 _LINGER_SECONDS = 2.0  # a SuperLink throws away what a node said last if it leaves before that is fetched
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # between attempts to connect
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 5.0  # between attempts to connect
 _QUIET_SECONDS = 60.0  # without a question before that is said; then twice as long, and so on
 
 
@@ -121,10 +121,11 @@ def serve(
                 ) from None
             quiet.look()
             tries += 1
-            say(
-                f"no connection to {server.address} since {_clock(-away)}, try {tries} ({error}); trying again in "
-                f"{pause:.1f} s, until {_clock(patience - away)}"
-            )
+            if tries & (tries - 1) == 0:  # the first, second, fourth, eighth ...
+                say(
+                    f"no connection to {server.address} since {_clock(-away)}, try {tries} ({error}); the next in "
+                    f"{pause:.1f} s, the last at {_clock(patience - away)}"
+                )
             _sleep(pause, until)
             pause = min(2 * pause, _LONGEST_PAUSE)
 

@@ -90,6 +90,7 @@ class Gate:
         from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
         self.most_bytes = _SMALL  # of an upload; more when the terms are known
+        self.open = True  # else nodes are told to come back: who is inside does not know them yet
         keys: list[Any] = [load_ssh_public_key(each.encode()) for each in nodes]
         self._keys = {public_key_to_bytes(each): each for each in keys}
         trust = ssl.create_default_context(cafile=str(ca))
@@ -172,23 +173,19 @@ class Gate:
 
     def _node(self, headers: dict[bytes, bytes]) -> bytes:
         """The registered key whose holder signed the time in these headers; empty where there is none."""
-        from cryptography.exceptions import InvalidSignature
-        from cryptography.hazmat.primitives import hashes
-        from cryptography.hazmat.primitives.asymmetric import ec
         from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
         from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+        from flwr.supercore.primitives.asymmetric import verify_signature
 
         try:
             public = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER.encode()], validate=True)
             signed = headers[TIMESTAMP_HEADER.encode()]
             age = (datetime.now(UTC) - datetime.fromisoformat(signed.decode("ascii"))).total_seconds()
-            if not -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE:
-                return b""
+            timely = -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
             signature = b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER.encode()], validate=True)
-            self._keys[public].verify(signature, signed, ec.ECDSA(hashes.SHA256()))
-        except (KeyError, ValueError, TypeError, InvalidSignature):
+            return public if timely and verify_signature(self._keys[public], signed, signature) else b""
+        except (KeyError, ValueError, TypeError):
             return b""
-        return public
 
     async def _app(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """ASGI: one request in, one out."""
@@ -201,6 +198,8 @@ class Gate:
             return await _refuse(send, 404)
         if line is None or not (node := self._node(headers)):
             return await _refuse(send, 401)
+        if not self.open:
+            return await _refuse(send, 502)
         if not line.node and sum(each.node == node for each in self._lines.values()) >= _CONNECTIONS:
             return await _refuse(send, 429)
         if b"transfer-encoding" in headers or not length.isdigit():

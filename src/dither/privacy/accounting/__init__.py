@@ -15,12 +15,13 @@ Everything is NumPy in float64. dp-accounting is imported only where the Rényi 
 """
 
 from .aggregation import (
+    absorption_cost,
     aggregated_round_mu,
-    contraction_factor,
     end_of_round_mu,
     honest_others,
     shuffled_uses,
     smooth_round_mu,
+    surviving_variance,
 )
 from .calibration import calibrate, calibrate_releases
 from .composition import ADD_REMOVE, ADJACENCIES, REPLACE_ONE, ZERO_OUT, step_multiplier
@@ -75,6 +76,7 @@ __all__ = [
     "Participation",
     "Participations",
     "Proven",
+    "absorption_cost",
     "account",
     "aggregated_round_mu",
     "amplified_epsilon",
@@ -88,7 +90,6 @@ __all__ = [
     "classical_valid_up_to",
     "compose_gaussians",
     "compress",
-    "contraction_factor",
     "convex_message_epsilon",
     "end_of_round_mu",
     "fixed_size_composition",
@@ -113,6 +114,7 @@ __all__ = [
     "shuffled_uses",
     "smooth_round_mu",
     "step_multiplier",
+    "surviving_variance",
     "unamplified_epsilon",
     "zcdp_epsilon",
     "zcdp_epsilon_tight",
