@@ -108,10 +108,10 @@ def test_an_old_add_remove_budget_keeps_its_entries_and_pays_for_no_run_that_sho
     shown = accounting.Facts(counts_shown="a federation shows every party's count to all")
     with pytest.raises(BudgetExhausted, match=r"dither budget set DATA .* --adjacency zero-out"):
         ledger.charge("new", "data", [Charge("ann", [(released, 1)])], rounds=(0, 1), facts=shown)
-    ledger.set_budget("data", Budget(9.0, 1e-5))
+    ledger.set_budget("data", Budget(9.0, 1e-5), raising=True)
     ledger.charge("new", "data", [Charge("ann", [(released, 1)])], rounds=(0, 1), facts=shown)
     (after,) = Ledger(tmp_path / "ledger.sqlite").spent("data")  # read again from the disk
     assert after.adjacency == "zero-out"
     assert before.epsilon < after.epsilon < 9
-    ledger.set_budget("data", Budget(9.0, 1e-5, "upload", "add/remove"))
+    ledger.set_budget("data", Budget(9.0, 1e-5, "upload", "add/remove"), raising=True)
     assert ledger.spent("data")[0].epsilon == math.inf  # one run that shows counts is enough

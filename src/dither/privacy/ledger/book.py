@@ -239,7 +239,7 @@ class Book:
                     raise BudgetExhausted(
                         f"client {client!r}: its budget {budget} cannot pay for run {run!r}, which shows counts: "
                         f"{charged.facts.counts_shown}; set one that can: dither budget set DATA --epsilon "
-                        f"{budget.epsilon:g} --delta {budget.delta:g} --adjacency zero-out"
+                        f"{budget.epsilon:g} --delta {budget.delta:g} --adjacency zero-out --yes"
                     )
                 before = self.account(dataset, client)
                 after = before.copy()
