@@ -67,12 +67,13 @@ def classes(
     joint: bool = False,
     lattice: accounting.Lattice | None = None,
     groups: Sequence[np.ndarray] | None = None,
+    numbers: Sequence[int] = (),
 ) -> list[Clients]:
     """Group clients whose releases are the same, and bound what the members of a group reveal.
 
-    `cohorts[t]` are the clients of round t. `joint` makes one group of all clients. `lattice` says that the noise
-    is discrete: then the grid takes part in how strong a round is. `groups` are those of `alike`, for callers that
-    ask more than once.
+    `cohorts[t]` are the clients of round t, or of round `numbers[t]` where rounds were made twice. `joint` makes
+    one group of all clients. `lattice` says that the noise is discrete: then the grid takes part in how strong a
+    round is. `groups` are those of `alike`, for callers that ask more than once.
     """
     num_clients = len(sizes)
     taking_part = _TakingPart(cohorts, num_clients)
@@ -83,12 +84,12 @@ def classes(
         return int(sizes[client])
 
     def at(client: int, index: int) -> tuple[Release, ...]:
-        return releases(RoundInfo(index, client, size(client), lengths[index]))
+        return releases(RoundInfo(numbers[index] if numbers else index, client, size(client), lengths[index]))
 
     if not len(cohorts):
         groups = [np.arange(num_clients)]
     elif groups is None:
-        groups = alike(releases, sizes, cohorts)
+        groups = alike(releases, sizes, cohorts, numbers)
     if len(groups) > _MOST_CLASSES or (joint and len(groups) > 1):
         worst = _worst_of(at, [int(group[0]) for group in groups], lattice)
         return [_bound_class(np.arange(num_clients), taking_part, worst, lattice)]
@@ -96,7 +97,10 @@ def classes(
 
 
 def alike(
-    releases: Callable[[RoundInfo], tuple[Release, ...]], sizes: np.ndarray, cohorts: Sequence[np.ndarray]
+    releases: Callable[[RoundInfo], tuple[Release, ...]],
+    sizes: np.ndarray,
+    cohorts: Sequence[np.ndarray],
+    numbers: Sequence[int] = (),
 ) -> list[np.ndarray]:
     """The clients that reveal the same when they take part in the first round, one in the middle and the last, and
     so in any other: what a method owes (CONTRIBUTING.md) is that clients differ in their records and in the size
@@ -105,7 +109,10 @@ def alike(
     asked = sorted({used[0], used[len(used) // 2], used[-1]}) if used else []
     found: dict[tuple[tuple[Release, ...], ...], list[int]] = {}
     for client, size in enumerate(sizes.tolist()):
-        key = tuple(releases(RoundInfo(index, client, size, len(cohorts[index]))) for index in asked)
+        key = tuple(
+            releases(RoundInfo(numbers[index] if numbers else index, client, size, len(cohorts[index])))
+            for index in asked
+        )
         found.setdefault(key, []).append(client)
     return [np.array(group) for group in found.values()]
 

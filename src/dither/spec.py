@@ -41,6 +41,7 @@ class DataSpec:
     name: str = _key("adult", "data set of the catalogue (dither data list); empty with path")
     path: str = _key("", "your own records: .csv, .parquet, .npz, or a folder of .npy files")
     test_path: str = _key("", "your own test file; without it test_fraction of path is held out")
+    test_public: bool = _key(False, "your own test records are public: only then is the model scored on them")
     id: str = _key("", "your name for the records of path: files with one name are charged together")
     label: str = _key("", "label column of path")
     schema: str = _key("", "schema.toml that fixes the encoding (dither data schema FILE)")
@@ -219,6 +220,11 @@ class Spec:
         if self.privacy.adjacency != "auto":
             return self.privacy.adjacency
         return "zero-out" if self.data.path else "replace-one"
+
+    @property
+    def scored(self) -> bool:
+        """Whether the test records are public: the catalogue's are, a user's own by declaration."""
+        return self.data.test_public or not (self.data.path or self.data.test_path)
 
     @property
     def aggregation(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -36,6 +36,7 @@ class Task:
     prepared: Prepared
     num_params: int
     cohorts: list[np.ndarray]  # who takes part in each round
+    numbers: tuple[int, ...] = ()  # of these rounds, where some were made twice; empty: 0, 1, 2, ...
     missing: int = 0  # of the spec's colluders: those who are merely not in the sum
     federated: bool = False  # of a real federation, whose parties show each other their record counts
 
@@ -55,7 +56,7 @@ class Task:
     def alike(self) -> list[np.ndarray]:
         """Clients that reveal the same when they take part."""
         releases = self.prepared.build(self.prepared.hyper).releases
-        return proofs.alike(releases, self.federation.size, self.cohorts)
+        return proofs.alike(releases, self.federation.size, self.cohorts, self.numbers)
 
     @cached_property
     def noise_ratio(self) -> float:
@@ -223,6 +224,18 @@ def tolerated(spec: Spec) -> int:
     return max(spec.cohort_size - least, 0)
 
 
+def as_begun(task: Task, begun: Sequence[tuple[int, int]]) -> Task:
+    """The task as proofs must see it when these stretches of rounds were begun, each with noise of its own: a
+    round that a kill undid and that was made again has been released twice."""
+    numbers = tuple(number for start, stop in begun for number in range(start, stop))
+    if numbers == tuple(range(len(numbers))):
+        return replace(task, cohorts=task.cohorts[: len(numbers)])
+    # Whoever was seen at times of a whole run may have been seen as often in each part of it.
+    prepared = task.prepared._replace(exposures=task.prepared.exposures * len(begun))
+    cohorts = [task.cohorts[number] for number in numbers]
+    return replace(task, cohorts=cohorts, numbers=numbers, prepared=prepared)
+
+
 def with_missing(task: Task, missing: int) -> Task:
     """The task as proofs must see it when `missing` clients' updates may lack in a sum: their noise counts for as
     little as a colluder's."""
@@ -244,7 +257,6 @@ def circumstances(task: Task) -> proofs.Circumstances:
     not_covered = [note for note in task.dataset.notes if "not covered" in note]
     not_covered += [caveat for caveat in prepared.caveats if "not covered" in caveat]
     if spec.data.path:
-        not_covered.append("accuracy and loss shown are measured on records without noise")
         not_covered.append("neighbours differ inside one client's training records: the split was made before")
         if spec.source_of_randomness == "seeded":
             not_covered.append("the noise comes from a seed: who knows it can subtract the noise")
@@ -346,13 +358,15 @@ def accounted(
     every_recipe: bool = False,
     ex_ante: bool = False,
     rounds: int | None = None,
+    begun: Sequence[tuple[int, int]] = (),
 ) -> dict[str, Any]:
-    """Claimed and proven ε of a spec (or of its first `rounds` rounds), without running it; with `every_recipe`
-    also each bound that was tried, with `ex_ante` each bound before the cohorts are drawn (R4)."""
+    """Claimed and proven ε of a spec (or of its first `rounds` rounds, or of those `begun`), without running it;
+    with `every_recipe` also each bound that was tried, with `ex_ante` each before the cohorts are drawn (R4)."""
     task = build_task(spec, data_dir=data_dir)
     claim = task.prepared.claim
     if rounds is not None and rounds < planned_rounds(task):
         task, claim = replace(task, cohorts=task.cohorts[:rounds]), claim_after(task, rounds)
+    task = as_begun(task, begun) if begun else task
     tried = {}
     judged = with_missing(task, tolerated(spec))
     if every_recipe:
@@ -373,6 +387,8 @@ def _before_the_draw(task: Task) -> list[dict[str, Any]]:
     """Every bound when an honest party is yet to draw each round's cohort, independently of data and outputs: a
     client takes part in each round with probability cohort_size/num_clients (R4), but surely where all do (Secure
     FedAvg's first round)."""
+    if task.numbers:
+        raise SpecError("rounds of this run were made twice: who took part in them is drawn already (R4)")
     if task.prepared.cohorts is not None:
         raise SpecError("this method fixes who takes part beforehand: there is nothing left to draw (R4)")
     num_clients, rounds = len(task.federation.size), len(task.cohorts)
@@ -396,8 +412,11 @@ def _before_the_draw(task: Task) -> list[dict[str, Any]]:
     return proofs.tried(groups, task.spec.privacy.delta, known, participation=drawn)
 
 
-def proven_so_far(task: Task, rounds: int) -> float:
-    """Proven ε of the first rounds for the spec's own view and adjacency."""
+def proven_so_far(task: Task, rounds: int, begun: Sequence[tuple[int, int]] = ()) -> float:
+    """Proven ε of the first rounds, or of those `begun`, for the spec's own view and adjacency."""
+    if begun and task.spec.source_of_randomness == "os":
+        task = as_begun(task, begun)
+        rounds = len(task.cohorts)
     task = with_missing(task, tolerated(task.spec))
     privacy = task.spec.privacy
     return proofs.worst(
@@ -419,6 +438,7 @@ def classes(task: Task, rounds: int | None) -> list[proofs.Clients]:
         task.cohorts[: len(task.cohorts) if rounds is None else rounds],
         lattice=circumstances(task).lattice,
         groups=task.alike,
+        numbers=task.numbers,
     )
 
 
@@ -501,12 +521,14 @@ def deal(
     )
     if d.split == "given":
         count, scored = len(dataset.y_train), len(dataset.y_test)
+        scored = scored if spec.scored else 0
         rows, even = np.arange(count, count + scored), np.full(scored, 1.0 / max(scored, 1))
         return everything, simulate.Problem(x, y, [everything], [rows], [even], _as_stored(dataset, everything))
     # Each client keeps 80% for training; accuracy is the mean over the clients' own test records.
     train, test, _ = data.per_client_split(everything, fractions=(0.8, 0.1, 0.1), seed=spec.seed)
     weights = np.repeat(1.0 / (len(test.size) * np.maximum(test.size, 1)), test.size)
     at = np.argsort(test.order) if dataset.digest else slice(None)
+    at = at if spec.scored else slice(0)
     return train, simulate.Problem(x, y, [train], [test.order[at]], [weights[at]], _as_stored(dataset, train))
 
 

@@ -80,6 +80,8 @@ def audit(
         )
     # With other settings it is another run that was audited.
     target = out or (folder if is_run and not settings else None)
+    if target is not None and out is None and spec.data.path:
+        target = target / "local"  # what an attack finds with the records at hand, no ε covers
     written = pictures.save(found, target) if target is not None else []
     if as_json:
         typer.echo(to_json(found.to_dict(), indent=2))

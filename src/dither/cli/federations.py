@@ -442,7 +442,8 @@ def _print_outcome(summary: dict[str, Any], spec: Any, folder: Path) -> None:
             " ": f"{summary['rounds']} in {summary['seconds']:.1f} s, {federation['seconds_a_round']:.2f} s each",
         }
     )
-    rows.append({"": "sums", " ": "secure aggregation" if federation["aggregation"] != "off" else "in the open"})
+    safe = f"secure aggregation, safe from a server that colludes with {federation['colluders']} parties"
+    rows.append({"": "sums", " ": safe if federation["aggregation"] != "off" else "in the open"})
     claim = summary["epsilon"]["claimed"]
     rows.append({"": "claimed ε", " ": f"{epsilon_text(claim['value'])} per {claim['unit']} ({claim['source']})"})
     for row in short_form(summary["epsilon"]["proven"], spec):

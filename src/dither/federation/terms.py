@@ -23,13 +23,14 @@ import numpy as np
 from dither import compiling, data, methods, models, tasks
 from dither.core import RoundInfo
 from dither.engines.simulate import Simulation
-from dither.errors import DataError, FederationError, SpecError
-from dither.runs import write_text
+from dither.errors import DamagedFile, DataError, FederationError, SpecError
+from dither.runs import read_checked, write_checked
 from dither.secagg.roster import Rules
 from dither.spec import Spec, method
 
 FORMAT = 1
 NEIGHBOURS = ("zero-out", "replace-one")  # under add/remove the counts, which all parties see, would tell
+_OLD = ("format", "federation", "run", "spec", "schema", "classes", "num_features", "image_shape", "names")
 
 # What terms may ask of a party, in all: more than any real run, less than what would harm a machine.
 _MOST_VALUES = 100_000  # in the JSON of the terms
@@ -80,6 +81,14 @@ class Terms:
             "names": list(self.names),
             "sizes": list(self.sizes),
         }
+
+    @classmethod
+    def load(cls, path: Path, advice: str) -> Terms | None:
+        """Terms that `save` wrote; None where there are none."""
+        return cls.from_dict(read_checked(path, advice, old=(*_OLD, "sizes"))) if path.is_file() else None
+
+    def save(self, path: Path) -> None:
+        write_checked(path, self.to_dict())
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Terms:
@@ -351,17 +360,8 @@ def federated(spec: Spec, num_clients: int, name: str) -> Spec:
         "data.name": name,
         "compare": False,
     }
-    for key in (
-        "path",
-        "test_path",
-        "id",
-        "label",
-        "schema",
-        "partition",
-        "column",
-        "split",
-        "records_per_client",
-    ):
+    files = ("path", "test_path", "test_public", "id", "label", "schema")
+    for key in (*files, "partition", "column", "split", "records_per_client"):
         values[f"data.{key}"] = Spec.default(f"data.{key}")
     return spec.with_values(values)
 
@@ -510,11 +510,15 @@ def approved(folder: Path) -> str | None:
     path = folder / "approved.json"
     if not path.is_file():
         return None
-    return str(json.loads(path.read_text(encoding="utf-8"))["digest"])
+    advice = "delete it to be asked again"
+    found = read_checked(path, advice, old=("digest", "run", "approved", "how"))
+    if not isinstance(found.get("digest"), str):
+        raise DamagedFile(f"{str(path)!r} names no digest; {advice}")
+    return str(found["digest"])
 
 
 def approve(folder: Path, terms: Terms, how: str) -> None:
     """Write down that the owner approved these terms."""
     at = datetime.now(UTC).isoformat(timespec="seconds")
     content = {"digest": terms.digest, "run": terms.run, "approved": at, "how": how}
-    write_text(folder / "approved.json", json.dumps(content, indent=2) + "\n")
+    write_checked(folder / "approved.json", content)
