@@ -46,6 +46,7 @@ class Circumstances(NamedTuple):
     lattice: accounting.Lattice | None = None  # the uplink's noise is discrete
     encoded: bool = False  # uploads are rounded before they are summed
     missing: int = 0  # of the colluders: those who are merely not in the sum
+    counts_shown: str = "nobody said that none is"  # why add/remove has no proof; empty: it may have one
 
 
 class Clients(NamedTuple):
@@ -308,6 +309,7 @@ def facts(circumstances: Circumstances, unit: str = "run") -> accounting.Facts:
         participation=accounting.REALISED,
         unit=unit + (", whole client" if c.per_client else ""),
         not_covered=c.not_covered,
+        counts_shown=c.counts_shown,
     )
 
 
@@ -317,7 +319,7 @@ def table(groups: Sequence[Clients], delta: float, circumstances: Circumstances)
     rows = []
     known = facts(circumstances)
     members = [len(group.members) for group in groups]
-    for adjacency in (accounting.ADD_REMOVE, accounting.REPLACE_ONE):
+    for adjacency in accounting.ADJACENCIES:
         # [group][least, median, most][view]
         found = [
             [accounting.account(which, delta, known, adjacency=adjacency) for which in group[1:]]
@@ -360,7 +362,7 @@ def tried(
     """Every recipe that was tried, the largest over the classes of clients, refusals with their reason."""
     known = facts(circumstances)._replace(participation=participation)
     rows = []
-    for adjacency in (accounting.ADD_REMOVE, accounting.REPLACE_ONE):
+    for adjacency in accounting.ADJACENCIES:
         found = [accounting.account(g.most, delta, known, adjacency=adjacency, every_recipe=True) for g in groups]
         for same in zip(*found, strict=True):
             rows.append(_row(max(same, key=lambda row: row.value), circumstances))

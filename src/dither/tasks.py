@@ -38,6 +38,7 @@ class Task:
     cohorts: list[np.ndarray]  # who takes part in each round
     numbers: tuple[int, ...] = ()  # of these rounds, where some were made twice; empty: 0, 1, 2, ...
     missing: int = 0  # of the spec's colluders: those who are merely not in the sum
+    federated: bool = False  # of a real federation, whose parties show each other their record counts
 
     @cached_property
     def data_digest(self) -> str:
@@ -99,6 +100,7 @@ def task_of(
     problem: simulate.Problem,
     *,
     missing: int | None = None,
+    federated: bool = False,
 ) -> Task:
     """Model and method for records that are dealt out already. Of the others' records a member of a real
     federation knows the counts alone (`federation.size`), and nothing here needs more. `missing` is how many
@@ -125,7 +127,7 @@ def task_of(
         design=prepared.cohorts,
         num_rounds=num_rounds,
     )
-    task = Task(spec, dataset, federation, problem, model, prepared, num_params, who)
+    task = Task(spec, dataset, federation, problem, model, prepared, num_params, who, federated=federated)
     if prepared.stop_when_proven and math.isfinite(spec.privacy.epsilon):
         task = replace(task, cohorts=who[: _last_affordable(task)])
     if spec.privacy.noise != "proven" or math.isinf(spec.privacy.epsilon):
@@ -143,7 +145,7 @@ def task_of(
         epsilon=spec.privacy.epsilon,
         delta=spec.privacy.delta,
         view=spec.privacy.view,
-        adjacency=spec.privacy.adjacency,
+        adjacency=spec.adjacency,
         unit=spec.privacy.unit,
     )
     return replace(task, prepared=prepared._replace(hyper=calibrated.hyper, claim=calibrated.claim))
@@ -258,16 +260,19 @@ def circumstances(task: Task) -> proofs.Circumstances:
         not_covered.append("neighbours differ inside one client's training records: the split was made before")
         if spec.source_of_randomness == "seeded":
             not_covered.append("the noise comes from a seed: who knows it can subtract the noise")
+    if prepared.per_client and task.federated:
+        not_covered.append("how many records a client holds: the parties are told")
     # Clipping each record's gradient keeps a binary linear model's steps those of a convex loss: no other clip.
     convex = task.model.convex and len(task.dataset.classes) == 2 and spec.privacy.clip == "example"
     ratio = task.noise_ratio
+    smoothness = _smoothness(task) if convex else None
     return proofs.Circumstances(
         cohort_size=spec.cohort_size,
         num_rounds=len(task.cohorts),
         colluders=spec.colluders,
         missing=task.missing,
         convex=convex,
-        smoothness=_smoothness(task) if convex else None,
+        smoothness=smoothness,
         client_state=prepared.client_state,
         own_epochs=prepared.own_epochs,
         exposures=prepared.exposures,
@@ -278,7 +283,29 @@ def circumstances(task: Task) -> proofs.Circumstances:
         assumed=prepared.assumed,
         assume_credit=spec.privacy.assume_credit,
         not_covered=tuple(not_covered),
+        counts_shown=_counts_shown(task, smoothness),
     )
+
+
+def _counts_shown(task: Task, smoothness: float | None) -> str:
+    """What the run shows that depends on how many records a client holds, in words. Empty where nothing does: only
+    then has add/remove a proof, since a neighbour there has another count."""
+    spec = task.spec
+    if task.federated:
+        return "a federation shows every party's count to all"
+    if not task.prepared.ignores_counts:
+        return f"the noise, the weights or the claimed ε of {spec.method} follow the counts"
+    if not spec.batch_sampling.startswith("poisson"):
+        return f"{spec.batch_sampling} batches hold a part of the records that follows the count (G3)"
+    if not spec.sampling_rate:
+        return "the sampling rate is batch_size over the count (set sampling_rate, a public number)"
+    if spec.batch_sampling == "poisson":
+        return (
+            "batches are cut at a length that follows the largest count (batch_sampling='poisson-full' cuts none)"
+        )
+    if smoothness is not None and spec.local_steps > 1:
+        return "the proof for sums of several steps takes the longest batch, which follows the largest count"
+    return ""
 
 
 def _lattice(task: Task, ratio: float) -> accounting.Lattice | None:
@@ -397,7 +424,7 @@ def proven_so_far(task: Task, rounds: int, begun: Sequence[tuple[int, int]] = ()
         privacy.delta,
         circumstances(task),
         view=privacy.view,
-        adjacency=privacy.adjacency,
+        adjacency=task.spec.adjacency,
         unit="run",
     )
 
@@ -534,15 +561,18 @@ def rounding(task: Task, missing: int) -> dict[str, float] | None:
     task = with_missing(task, missing)
     groups = classes(task, None)
     uplink = [r for g in groups for releases, _ in g.most for r in releases if r.channel == "uplink"]
-    least = min((r.sensitivity for r in uplink), default=0.0)
-    if not least or not math.isfinite(least) or not all(r.noise_std for r in uplink):
+    if not uplink or not all(r.noise_std and math.isfinite(r.sensitivity) for r in uplink):
+        return None
+    relation = accounting.REPLACE_ONE if task.spec.adjacency == accounting.REPLACE_ONE else accounting.ZERO_OUT
+    least = min(r.noise_std / accounting.step_multiplier(r, relation) for r in uplink)
+    if not least:
         return None
     step = 2.0**-how.how.scale_bits
     margin = math.sqrt(task.num_params) * step / (task.prepared.upload_unit * least)
     privacy, known = task.spec.privacy, circumstances(task)
 
     def epsilon(groups: list[proofs.Clients], view: str) -> float:
-        return proofs.worst(groups, privacy.delta, known, view=view, adjacency=privacy.adjacency, unit="run")
+        return proofs.worst(groups, privacy.delta, known, view=view, adjacency=task.spec.adjacency, unit="run")
 
     # To one who sees every upload rounding reveals nothing more: that bound holds as it is.
     value = min(epsilon(groups, "upload"), epsilon(proofs.quieter(groups, 1 / (1 + margin)), "sum"))

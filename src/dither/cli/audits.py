@@ -10,7 +10,7 @@ import typer
 
 from dither.cli import options
 from dither.cli.options import DataDir, Json, Quiet, Settings, spec_from
-from dither.cli.printing import SEEN, epsilon_text, error_terminal, print_table
+from dither.cli.printing import SEEN, epsilon_text, error_terminal, print_table, uncovered
 from dither.cli.stopping import going_on
 
 VIOLATION = 5  # exit code
@@ -129,6 +129,8 @@ def _print(found: Any, written: list[Path]) -> None:
             seen = "one upload" if row["unit"] == "message" else SEEN[row["view"]]
             value = epsilon_text(bound["value"])
             typer.echo(f"{seen}, {row['unit']}: {value} by {bound['form']} ({bound['detail']}; {row['design']})")
+    for what in uncovered(found.rows):
+        typer.echo(f"not covered by the proof: {what}")
     for note in found.notes:
         typer.echo(f"note: {note}")
     for path in written:

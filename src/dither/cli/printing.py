@@ -23,7 +23,7 @@ SEEN = {
 
 
 def worth_showing(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Proven rows; of those without a proof one a adjacency, so that its absence is seen too."""
+    """Proven rows; of those without a proof one an adjacency, so that its absence is seen too."""
     shown = []
     for adjacency in dict.fromkeys(row["adjacency"] for row in rows):
         some = [row for row in rows if row["adjacency"] == adjacency]
@@ -154,6 +154,8 @@ def print_summary(result: Run) -> None:
             f"[bold]{epsilon_text(row['value'])}[/] per {row['unit']}, δ = {row['delta']:g}, {row['adjacency']}, "
             f"to one who sees {SEEN[row['view']]} ({row['recipe']}){against(row)}",
         )
+    for what in uncovered(short_form(summary["epsilon"]["proven"], spec)):
+        table.add_row("not covered", escape(what))
     if "test_accuracy_without_noise" in summary:
         without = f"test accuracy {summary['test_accuracy_without_noise']:.4f}"
         table.add_row("without noise", f"{without} (not private: the same run with its noise left out)")
@@ -217,7 +219,14 @@ def short_form(rows: list[dict[str, Any]], spec: Any) -> list[dict[str, Any]]:
     if spec.privacy.unit == "message":
         view = [row for row in rows if row["unit"].startswith("message")] + view
     proven = [row for row in view if row["value"] not in ("inf", float("inf"))] or view[:1]
-    return sorted(proven, key=lambda row: row["adjacency"] != spec.privacy.adjacency)
+    return sorted(proven, key=lambda row: row["adjacency"] != spec.adjacency)
+
+
+def uncovered(rows: list[dict[str, Any]]) -> list[str]:
+    """What no proof of these rows covers, each once."""
+    return [
+        text.removeprefix("not covered: ") for text in dict.fromkeys(t for r in rows for t in r["not_covered"])
+    ]
 
 
 def against(row: dict[str, Any]) -> str:

@@ -24,6 +24,7 @@ from dither.cli.printing import (
     print_summary,
     print_table,
     short,
+    uncovered,
     worth_showing,
 )
 from dither.cli.stopping import going_on
@@ -188,8 +189,8 @@ def account(
             typer.echo(f"condition of the claim fails: {condition['condition']}")
     if report["why"]:
         typer.echo(f"why they differ: {report['why']}")
-    for what in dict.fromkeys(each for row in report["proven"] for each in row["not_covered"]):
-        typer.echo(f"not covered: {what.removeprefix('not covered: ')}")
+    for what in uncovered(report["proven"]):
+        typer.echo(f"not covered: {what}")
 
 
 def _attacked(folder: Path) -> list[dict[str, Any]]:

@@ -573,6 +573,7 @@ class Coordinator:
             },
             "excluded": self.journal.excluded(),
             "aggregation": self.terms.spec.aggregation,
+            "colluders": self.terms.spec.colluders,
             "most_missing": most_missing,
             "void_rounds": int(np.asarray(state.void)[0]),
             "seconds_a_round": float(np.median([line["seconds"] for line in lines])) if lines else 0.0,

@@ -29,6 +29,7 @@ from dither.secagg.roster import Rules
 from dither.spec import Spec, method
 
 FORMAT = 1
+NEIGHBOURS = ("zero-out", "replace-one")  # under add/remove the counts, which all parties see, would tell
 _OLD = ("format", "federation", "run", "spec", "schema", "classes", "num_features", "image_shape", "names")
 
 # What terms may ask of a party, in all: more than any real run, less than what would harm a machine.
@@ -128,6 +129,8 @@ class Terms:
         without = [name for name, size in zip(self.names, self.sizes, strict=True) if size < 1]
         if without:
             raise FederationError(f"no records: {', '.join(without)}; leave such parties out with --without")
+        if self.spec.privacy.adjacency not in NEIGHBOURS:
+            raise FederationError(f"terms with {_neighbours_words(self.spec.privacy.adjacency)}")
         if not (self.run.isascii() and self.run.isalnum() and len(self.run) <= 64):
             raise FederationError(f"terms whose run is {self.run[:80]!r}: letters and digits are possible")
         self._check_size()
@@ -228,7 +231,7 @@ class Terms:
         federation = data.Federation(np.zeros(0, np.int32), np.zeros_like(sizes), sizes, self.names)
         dataset = self.dataset(x, y)
         problem = tasks.simulate.Problem(x, y, [federation], [np.zeros(0)], [np.zeros(0)])
-        return tasks.task_of(self.spec, dataset, federation, problem, missing=self.may_lack)
+        return tasks.task_of(self.spec, dataset, federation, problem, missing=self.may_lack, federated=True)
 
     def encode(self, source: Source) -> tuple[np.ndarray, np.ndarray]:
         """A party's records as arrays, by the schema of the terms."""
@@ -323,9 +326,19 @@ class Source:
         return found.x, found.y
 
 
+def _neighbours_words(adjacency: str) -> str:
+    return (
+        f"privacy.adjacency={adjacency!r}: every party's record count is shown to all, so neighbours must have "
+        "equal counts; use 'zero-out' or 'replace-one'"
+    )
+
+
 def federated(spec: Spec, num_clients: int, name: str) -> Spec:
     """The spec as a federation runs it: no path of anybody's machine, noise from the system unless a test asks for
-    the seed's, sums by the real protocol wherever the spec wants them aggregated."""
+    the seed's, sums by the real protocol wherever the spec wants them aggregated, neighbours named."""
+    adjacency = "zero-out" if spec.privacy.adjacency == "auto" else spec.privacy.adjacency
+    if adjacency not in NEIGHBOURS:
+        raise SpecError(_neighbours_words(adjacency))
     if spec.num_clients not in (0, num_clients):
         raise SpecError(
             f"num_clients={spec.num_clients}, but the federation has {num_clients} parties; set it to "
@@ -340,6 +353,7 @@ def federated(spec: Spec, num_clients: int, name: str) -> Spec:
         spec = spec.with_values({"method": methods.approve(spec.method), **options})
     values: dict[str, Any] = {
         "num_clients": num_clients,
+        "privacy.adjacency": adjacency,
         "randomness": "seeded" if spec.randomness == "seeded" else "os",
         "secagg.mode": "off" if spec.aggregation == "off" else "real",
         "privacy.colluders": third(spec.cohort_size) if spec.privacy.colluders < 0 else spec.privacy.colluders,
@@ -439,7 +453,7 @@ def summary(terms: Terms, task: tasks.Task, name: str) -> list[tuple[str, str]]:
     rows.append(("your noise", _noise_words(terms, task, number, mine)))
     shown = set()
     for row in tasks.proven(task, missing=terms.may_lack):
-        if row["adjacency"] != spec.privacy.adjacency or row["unit"].startswith("message"):
+        if row["adjacency"] != spec.adjacency or row["unit"].startswith("message"):
             continue
         value = "∞ (no proof)" if not np.isfinite(row["value"]) else f"at most {row['value']:.3g}"
         if (value, row["view"]) in shown:

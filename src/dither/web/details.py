@@ -8,7 +8,17 @@ from typing import Any
 
 from dither.web import words
 from dither.web.folders import Folder
-from dither.web.index import Row, entries, number, read_json, read_metrics, read_spec, section, text_of
+from dither.web.index import (
+    Row,
+    entries,
+    number,
+    privacy_of,
+    read_json,
+    read_metrics,
+    read_spec,
+    section,
+    text_of,
+)
 
 # What a page may download: the files a run folder holds, by name, and nothing else.
 DOWNLOADS = {
@@ -40,7 +50,7 @@ def details(folder: Folder, row: Row) -> dict[str, Any]:
         "local": columns(read_metrics(folder, run, "local/metrics.jsonl") or read_metrics(folder, run)),
         "bytes": upload_bytes(spec, summary),
         "claimed": claim_in_words(claim),
-        "proven": proven_in_words(entries(section(summary, "epsilon"), "proven"), section(spec, "privacy")),
+        "proven": proven_in_words(entries(section(summary, "epsilon"), "proven"), privacy_of(spec)),
         "attacked": attacks(read_json(folder, run, "audit.json")[0]),
         "why": text_of(summary["why"], _LONG) if summary.get("why") else "",
         "errata": words.errata_in(_texts(summary)),

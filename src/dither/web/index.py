@@ -149,7 +149,7 @@ def _row(
     audit: dict[str, Any],
     problem: str,
 ) -> Row:
-    data, privacy, model = (section(spec, name) for name in ("data", "privacy", "model"))
+    data, privacy, model = section(spec, "data"), privacy_of(spec), section(spec, "model")
     epsilon = section(summary, "epsilon")
     last = metrics[-1] if metrics else {}
     times = [pair[0] for pair in stamp if pair is not None]
@@ -278,6 +278,14 @@ def section(values: Mapping[str, Any], name: str) -> dict[str, Any]:
     """A part of a spec or summary, empty where it is missing or no table."""
     found = values.get(name)
     return found if isinstance(found, dict) else {}
+
+
+def privacy_of(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The part on privacy, with the neighbours that "auto" stands for (`Spec.adjacency`)."""
+    found = section(spec, "privacy")
+    if found.get("adjacency") != "auto":
+        return found
+    return {**found, "adjacency": "zero-out" if section(spec, "data").get("path") else "replace-one"}
 
 
 def number(value: Any) -> float | None:
