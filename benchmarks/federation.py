@@ -88,7 +88,9 @@ def measure(how: str, count: int, rounds: int, size: int, folder: Path) -> list[
     with SuperLink(folder, env={}, **files) as link:
         for party in federation.parties:
             link.register(party.node_key, party.name)
-        with Gate("127.0.0.1", port, inside=link.inside, **files):
+        nodes = [party.node_key for party in federation.parties]
+        with Gate("127.0.0.1", port, inside=link.inside, nodes=nodes, **files) as gate:
+            gate.most_bytes = 1 << 28
             for party in federation.parties:
                 own = folder / "keys" / "parties" / party.name
                 if how == "before":

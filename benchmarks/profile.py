@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     os.environ.setdefault("DITHER_LEDGER", str(Path(tempfile.mkdtemp()) / "ledger"))
+    os.environ.setdefault("DITHER_STATE", tempfile.mkdtemp())
     devices.set_up()
     rows = []
     for name in arguments.workloads:

@@ -132,7 +132,12 @@ def child(where: Path, name: str, spec: str, limit: float) -> dict[str, Any]:
     """`dither run` in a process of its own: its seconds and its peak memory."""
     (where / f"{name}.toml").write_text(spec)
     command = [sys.executable, "-m", "dither", "run", f"{name}.toml", "--out", name, "--quiet"]
-    environment = {**os.environ, "DITHER_LEDGER": str(where / "ledger"), "MALLOC_ARENA_MAX": "2"}
+    environment = {
+        **os.environ,
+        "DITHER_LEDGER": str(where / "ledger"),
+        "DITHER_STATE": str(where / "state"),
+        "MALLOC_ARENA_MAX": "2",
+    }
 
     def bounded() -> None:
         if limit:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import tempfile
 
-# What tests spend must not stand in anybody's own ledger.
+# What tests spend must not stand in anybody's own ledger, nor be remembered beside it.
 os.environ.setdefault("DITHER_LEDGER", os.path.join(tempfile.mkdtemp(prefix="dither-tests-"), "ledger.sqlite"))
+os.environ["DITHER_STATE"] = tempfile.mkdtemp(prefix="dither-tests-")
 # Tests compile much and compute little: the compiler's last effort costs more than it gains here.
 # Four devices, for what is shared among devices; the rest uses the first.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_force_host_platform_device_count=4")
@@ -17,6 +18,14 @@ import pytest
 from dither import data
 from dither.core import Setting
 from dither.errors import DataError
+
+
+@pytest.fixture(autouse=True)
+def nothing_spent(tmp_path_factory, monkeypatch):
+    """Each test begins with a ledger and a memory of its own: many use the same records."""
+    own = tmp_path_factory.mktemp("own", numbered=True)
+    monkeypatch.setenv("DITHER_LEDGER", str(own / "ledger.sqlite"))
+    monkeypatch.setenv("DITHER_STATE", str(own / "state"))
 
 
 def make_setting(sizes, **changes) -> Setting:

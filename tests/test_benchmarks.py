@@ -37,11 +37,9 @@ def test_spec_is_the_workload(name: str) -> None:
         assert spec.privacy.noise_std == pytest.approx(w.step_noise or w.upload_noise)
     else:
         multiplier = secure_fedavg.noise_multiplier(
+            secure_fedavg.Params(w.local_steps, w.batch, w.records),
             epsilon=spec.privacy.epsilon,
             delta=spec.privacy.delta,
-            local_steps=w.local_steps,
-            batch_size=w.batch,
-            client_size=w.records,
         )
         sensitivity = secure_fedavg.sensitivity(local_steps=w.local_steps, clip_norm=w.clip, next_lr=w.lr)
         assert float(multiplier * sensitivity) == pytest.approx(w.upload_noise)

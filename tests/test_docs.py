@@ -157,7 +157,7 @@ def test_every_paper_has_a_page_and_the_index_names_it():
 
 def test_the_checks_see_what_is_wrong():
     with pytest.raises(AttributeError):
-        resolve("dither.papers.theory.cpfed.no_such_formula")
+        resolve("dither.papers.cpfed.no_such_formula")
     assert resolve("dither.spec.Spec.from_preset")
     assert not is_key("privacy.epsilom")
     assert not is_key("method_options.no_such_option")

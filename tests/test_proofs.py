@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dither import api, models, proofs
 from dither.core import Release, RoundInfo, Sampling
-from dither.errors import NoProof, SpecError
+from dither.errors import BudgetExhausted, NoProof, SpecError
 from dither.privacy import accounting
 from dither.spec import METHODS, Spec, prepare
 
@@ -18,7 +18,7 @@ PLAIN = proofs.Circumstances(
     num_rounds=10,
     colluders=0,
     convex=False,
-    step_smoothness=None,
+    smoothness=None,
     client_state=False,
     own_epochs=False,
     exposures=0,
@@ -74,6 +74,72 @@ def test_many_different_clients_are_bounded_jointly():
     assert len(groups) == 1
     bound = proofs.worst(groups, 1e-5, PLAIN, view="upload", adjacency="replace-one", unit="run")
     assert bound >= max(exact(decaying, sizes, cohorts, client) for client in (0, 20, 39))
+
+
+# Learning rates (R6')
+
+CONVEX = PLAIN._replace(convex=True, smoothness=1.0)
+
+
+def fading(info: RoundInfo, decay=0.3) -> tuple[Release, ...]:
+    """Three local steps of falling rates; the noise is the same in all rounds."""
+    rates = tuple(1.0 / (1 + decay * (3 * info.index + step)) for step in range(3))
+    return (Release("uplink", 4.0, 1.0, 3, Sampling("full", 1.0, "replace-one"), "test", rates),)
+
+
+def summed(groups, circumstances=CONVEX):
+    return proofs.worst(groups, 1e-5, circumstances, view="sum", adjacency="replace-one", unit="run")
+
+
+def test_rates_of_every_round_are_charged_where_all_take_part():
+    everyone = [np.arange(3)] * 4
+    value = summed(proofs.classes(fading, np.full(3, 60), everyone))
+    mus = [
+        accounting.aggregated_round_mu(
+            4.0, 3, rates=fading(RoundInfo(t, 0, 60, 3))[0].rates, others=2, smoothness=1.0, convex=True
+        )
+        for t in range(4)
+    ]
+    assert len(set(mus)) == 4
+    assert value == pytest.approx(accounting.gaussian_epsilon(math.hypot(*mus), 1e-5), rel=1e-9)
+
+
+def test_rates_that_differ_between_rounds_earn_no_credit_where_cohorts_differ():
+    """Rates put rounds in no order of strength, so that no envelope over clients is known: what is left is the
+    bound of those who see every upload, and it is no more work than with one rate."""
+    cohorts = [np.array([0, 1, 2]), np.array([1, 2, 3]), np.array([0, 2, 3])]
+    (group,) = proofs.classes(fading, np.full(4, 60), cohorts)
+    assert [count for _, count in group.most] == [3]
+    uploads = proofs.worst([group], 1e-5, CONVEX, view="upload", adjacency="replace-one", unit="run")
+    assert summed([group]) == uploads
+    steady = proofs.classes(lambda info: fading(info._replace(index=0)), np.full(4, 60), cohorts)
+    assert summed(steady) < uploads  # one and the same course in all rounds is an order
+
+
+def test_who_sees_every_upload_asks_one_question_whatever_the_rates():
+    def question(decay, view):
+        groups = proofs.classes(lambda info: fading(info, decay), np.full(3, 60), [np.arange(3)] * 4)
+        return proofs.question_of([group.most for group in groups], proofs.facts(CONVEX), view)
+
+    assert question(0.1, "upload") == question(0.3, "upload")
+    ((asked,), _) = question(0.3, "upload")
+    assert [count for _, count in asked] == [4]
+    assert question(0.1, "sum") != question(0.3, "sum")
+
+
+def test_noise_of_clients_is_compared_step_by_step():
+    def releases(stds):
+        def of(info):
+            whole = Sampling("full", 1.0, "replace-one")
+            rate = (0.1 * (1 + info.client),) if info.size == 1 else (0.1,)
+            return tuple(Release("uplink", std * (1 + info.client), 1.0, 1, whole, "", rate) for std in stds)
+
+        return type("Algorithm", (), {"releases": staticmethod(of)})
+
+    ones = np.ones(3)
+    assert proofs.noise_ratio(releases([1.0, 0.1]), np.full(3, 60), ones) == pytest.approx(1 / 3)
+    assert proofs.noise_ratio(releases([1.0]), np.full(3, 60), 1 / (1 + np.arange(3))) == pytest.approx(1)
+    assert proofs.noise_ratio(releases([1.0]), np.full(3, 1), ones) == 0.0  # rates that differ: no credit
 
 
 def spec_for(method, **values):
@@ -429,6 +495,32 @@ def test_before_the_cohorts_are_drawn_the_mixture_over_participations_is_reporte
                                **{"privacy.adjacency": "replace-one"}), ex_ante=True)  # fmt: skip
 
 
+def test_before_the_draw_the_worst_class_of_clients_counts():
+    """Clients of different sizes have different sampling rates: the smallest reveals most."""
+    sizes = {"data.partition": "dirichlet", "data.alpha": 5.0, "num_clients": 3, "cohort_size": 2, "batch_size": 4}
+    spec = spec_for("cpfed", **sizes, batch_sampling="fixed", sampling_rate=0.0)
+    spec = spec.with_values(
+        {"privacy.noise": "given", "privacy.noise_std": 0.5, "privacy.adjacency": "replace-one"}
+    )
+    task = api.build_task(spec)
+    rows = [r for r in api.accounted(spec, ex_ante=True)["ex_ante"] if r["adjacency"] == "replace-one"]
+    (shown,) = [r["value"] for r in rows if r["view"] == "upload"]
+    releases = task.prepared.build(task.prepared.hyper).releases
+    drawn = proofs.facts(PLAIN)._replace(participation=accounting.binomial(8, 2 / 3))
+    each = [
+        accounting.proven(
+            [(releases(RoundInfo(0, client, int(size), 2)), 8)],
+            1e-4,
+            drawn,
+            view="upload",
+            adjacency="replace-one",
+        ).value
+        for client, size in enumerate(task.federation.size)
+    ]
+    assert len(set(each)) > 1
+    assert shown == pytest.approx(max(each), rel=1e-6)
+
+
 def shuffled(sizes, steps, batch, decay=1.0):
     def releases(info):
         sampling = Sampling("shuffled", batch / info.size, "replace-one", 0.0, batch, info.size)
@@ -479,6 +571,58 @@ def test_a_round_released_again_with_fresh_noise_is_charged_again(tmp_path):
     assert redone[0] >= once[0] + 30
     assert redone[1] > once[1]
     assert spent(True, 3) == spent(True, 0)  # the same bits again reveal nothing new
+
+
+def test_only_rounds_of_this_very_run_are_taken_off_what_it_pays(tmp_path):
+    """A run that goes on from another one's checkpoint: client 0 was exposed there, client 1 is exposed here."""
+    from dither.privacy.ledger import Ledger
+    from dither.spending import EVERY_RECORD, Spending
+
+    ledger, cohorts = Ledger(tmp_path / "ledger"), [np.array([t >= 10]).astype(int) for t in range(30)]
+
+    def steady(info):
+        return (Release("uplink", 1.0, 1.0, 1, Sampling("full", 1.0, "replace-one"), ""),)
+
+    def paid(run, chunks):
+        account = Spending(
+            ledger, run=run, dataset="d", releases=steady, sizes=np.array([60, 60]), cohorts=cohorts,
+            clients=None, facts=proofs.facts(PLAIN), replay=True,
+        )  # fmt: skip
+        for start, stop in chunks:
+            account.pay(start, stop)
+        return ledger.spent("d", EVERY_RECORD)[0].participations
+
+    assert paid("one", [(0, 10), (10, 20), (20, 30)]) == 20  # client 1, in rounds 10 to 29
+    assert paid("one", [(10, 20), (20, 30)]) == 20  # resumed: the same bits
+    assert paid("other", [(20, 30)]) == 30
+    assert paid("other", [(10, 20)]) == 40
+
+
+def test_a_budget_ends_a_seeded_run_by_its_most_exposed_client(tmp_path):
+    """Two clients by turns: rounds that add nothing to what the other one has revealed are free."""
+    from dither.privacy.ledger import Budget, Ledger
+    from dither.spending import EVERY_RECORD, Spending
+
+    def steady(info):
+        return (Release("uplink", 5.0, 1.0, 1, Sampling("full", 1.0, "replace-one"), ""),)
+
+    ledger, cohorts = Ledger(tmp_path / "ledger"), [np.array([t % 2]) for t in range(60)]
+    limit = accounting.gaussian_epsilon(math.sqrt(12) / 5, 1e-5)  # 12 participations
+    ledger.set_budget("d", Budget(limit * (1 + 1e-6), 1e-5, "upload", "replace-one"))
+
+    def account():
+        return Spending(
+            ledger, run="r", dataset="d", releases=steady, sizes=np.array([60, 60]), cohorts=cohorts,
+            clients=None, facts=proofs.facts(PLAIN), replay=True,
+        )  # fmt: skip
+
+    first = account()
+    assert [first.pay(0, 10), first.pay(10, 20), first.pay(20, 60)] == [10, 20, 24]
+    resumed = account()
+    assert [resumed.pay(10, 20), resumed.pay(20, 24)] == [20, 24]
+    with pytest.raises(BudgetExhausted):
+        resumed.pay(24, 30)
+    assert ledger.spent("d", EVERY_RECORD)[0].participations == 12
 
 
 def test_dp_scaffold_stops_at_its_budget_by_either_epsilon():

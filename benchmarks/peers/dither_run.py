@@ -36,6 +36,7 @@ def run(spec: Path, *settings: str, cold: bool = False) -> dict:
         environment = {
             **os.environ,
             "DITHER_LEDGER": str(Path(scratch) / "ledger"),
+            "DITHER_STATE": str(Path(scratch) / "state"),
             "DITHER_COMPILATION_CACHE": str(compiled),
         }
         command = [str(dither), "run", str(spec), "--out", str(out)]

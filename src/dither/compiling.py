@@ -4,13 +4,18 @@ read."""
 from __future__ import annotations
 
 import hashlib
+import json
 import math
+import os
+import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
+import dither
 from dither.engines import devices, processes, simulate, streaming
 from dither.engines.shards import ONE_DEVICE, Shards
 from dither.errors import RunExists, SpecError
@@ -229,3 +234,33 @@ def value_digest(task: Task) -> str:
     for name, value in sorted(compiled_hyper(task).items()):
         digest.update(name.encode() + np.asarray(value, np.float64).tobytes())
     return digest.hexdigest()
+
+
+def origin(task: Task, begun: Mapping[str, Any]) -> str:
+    """SHA-256 of all that the bits of a seeded run depend on: spec and seed, records, code, versions, processor,
+    settings of the compiler, devices. What has one origin releases the same bits; whatever may move a bit makes
+    another. `begun` is the run's provenance."""
+    code = hashlib.sha256()
+    for path in sorted(Path(dither.__file__).parent.rglob("*.py")):
+        code.update(path.read_bytes())
+    about = {
+        **facts(task),
+        "spec": task.spec.digest(),
+        "records": [task.data_digest, task.dataset.streamed],
+        "code": code.hexdigest(),
+        "python": platform.python_version(),
+        "device": devices.device(),
+        "processor": [platform.machine(), devices.cores(), *sorted(_processor())],
+        "compiler": [os.environ.get("XLA_FLAGS", ""), repr(sorted(jax.config.values.items()))],
+        "devices": [begun.get("devices"), processes.count()],
+    }
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+
+
+def _processor() -> set[str]:
+    """The processor's name and what it can do: compiled programs depend on both."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return {platform.processor()}
+    return {line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))}

@@ -102,7 +102,9 @@ class Release(NamedTuple):
     """What one participation of one client reveals about one of its records, for the accountant.
 
     `noise_std` and `sensitivity` are in the same unit; the sensitivity is for the adjacency named in
-    `sampling`. `uses` counts identical releases inside the participation (local steps, say).
+    `sampling`. `uses` counts identical releases inside the participation (local steps, say). `rates` are the
+    learning rates of those steps, where plain gradient steps follow each other: one for all or one a step; without
+    them no proof credits the other clients' noise (R6').
     """
 
     channel: str  # "uplink" or "downlink"
@@ -111,6 +113,7 @@ class Release(NamedTuple):
     uses: int
     sampling: Sampling
     source: str  # where the number comes from: equation, lemma or erratum
+    rates: tuple[float, ...] = ()
 
 
 class RoundInfo(NamedTuple):

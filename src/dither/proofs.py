@@ -8,7 +8,8 @@ much as any member's (rank by rank the strongest), and accounts for that: the re
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, cached_property
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ class Circumstances(NamedTuple):
     num_rounds: int
     colluders: int
     convex: bool
-    step_smoothness: float | None
+    smoothness: float | None
     client_state: bool
     own_epochs: bool
     exposures: int
@@ -44,6 +45,7 @@ class Circumstances(NamedTuple):
     not_covered: tuple[str, ...]
     lattice: accounting.Lattice | None = None  # the uplink's noise is discrete
     encoded: bool = False  # uploads are rounded before they are summed
+    missing: int = 0  # of the colluders: those who are merely not in the sum
 
 
 class Clients(NamedTuple):
@@ -166,10 +168,23 @@ def _bound_class(
     kinds = _Kinds()
     kind = np.array([kinds.number(at(model, index)) for index in used.tolist()], np.int64)
     revealed = kinds.all
+
+    def compressed(positions: np.ndarray) -> Participations:
+        """Equal participations counted once, in the order in which they first come."""
+        which, first, count = np.unique(kind[positions], return_index=True, return_counts=True)
+        return [(revealed[int(which[i])], int(count[i])) for i in np.argsort(first)]
+
     if len(revealed) == 1:  # then only the number of participations counts
         ranked = [int(counts[order[at]]) for at in (0, len(order) // 2, -1)]
         least, median, most = ([(revealed[0], count)] if count else [] for count in ranked)
         return Clients(members, least, median, most)
+    if counts.min() == len(used):  # all have taken part in all of it
+        every = compressed(np.arange(len(used)))
+        return Clients(members, every, every, every)
+    if len({tuple(r.rates for r in releases) for releases in revealed}) > 1:
+        # Rates put rounds in no order of strength: where clients took part in different rounds they are left out,
+        # and with them the credit that needs them.
+        return _bound_class(members, taking_part, lambda client, index: without_rates(at(client, index)), lattice)
     own = [taking_part.rounds(int(member)) for member in members]
     # Rounds of a class differ in noise or sensitivity alone: by strength they stand in one row, so that rank
     # by rank the strongest over the members reveals at least as much as any member.
@@ -182,11 +197,6 @@ def _bound_class(
         ranks = np.sort(rank[np.searchsorted(used, rounds)])[::-1]
         envelope[: len(ranks)] = np.maximum(envelope[: len(ranks)], ranks)
 
-    def compressed(positions: np.ndarray) -> Participations:
-        """Equal participations counted once, in the order in which they first come."""
-        which, first, count = np.unique(kind[positions], return_index=True, return_counts=True)
-        return [(revealed[int(which[i])], int(count[i])) for i in np.argsort(first)]
-
     def of(member: int) -> np.ndarray:
         return np.searchsorted(used, own[member])
 
@@ -196,6 +206,20 @@ def _bound_class(
         median=compressed(of(int(order[len(order) // 2]))),
         most=compressed(by_strength[envelope]),
     )
+
+
+def without_rates(releases: Sequence[Release]) -> tuple[Release, ...]:
+    """The same releases as one sees them who sees every upload: nobody's learning rate matters to them."""
+    return tuple(release._replace(rates=()) for release in releases)
+
+
+def charged(
+    releases: Callable[[RoundInfo], tuple[Release, ...]], known: accounting.Facts
+) -> Callable[[RoundInfo], tuple[Release, ...]]:
+    """The releases as a ledger holds them: without rates that no proof could use, so that equal rounds are one."""
+    if known.convex and known.smoothness is not None:
+        return releases
+    return lambda info: without_rates(releases(info))
 
 
 def _information(release: Release, lattice: accounting.Lattice | None = None) -> float:
@@ -216,6 +240,8 @@ def _worst_of(
         del client
         everyone = [at(other, index) for other in clients]
         worst = []
+        if len({tuple(r.rates for r in releases) for releases in everyone}) > 1:
+            everyone = [without_rates(releases) for releases in everyone]
         for alternatives in zip(*everyone, strict=True):
             fastest = max(alternatives, key=lambda r: (r.sampling.rate, -r.sampling.population))
             if lattice is not None:
@@ -264,7 +290,7 @@ def facts(circumstances: Circumstances, unit: str = "run") -> accounting.Facts:
         colluders=min(c.colluders, max(c.cohort_size - 1, 0)),
         others_noise=others,
         convex=c.convex,
-        step_smoothness=c.step_smoothness,
+        smoothness=c.smoothness,
         client_state=c.client_state,
         own_epochs=c.own_epochs,
         num_rounds=c.num_rounds,
@@ -324,14 +350,13 @@ def tried(
     *,
     participation: accounting.Participation = accounting.REALISED,
 ) -> list[dict[str, Any]]:
-    """Every recipe that was tried for the class of clients that reveals most, refusals with their reason."""
+    """Every recipe that was tried, the largest over the classes of clients, refusals with their reason."""
     known = facts(circumstances)._replace(participation=participation)
-    grid = circumstances.lattice
-    worst_group = max(groups, key=lambda g: sum(n * _information(r, grid) for rs, n in g.most for r in rs))
     rows = []
     for adjacency in (accounting.ADD_REMOVE, accounting.REPLACE_ONE):
-        for found in accounting.account(worst_group.most, delta, known, adjacency=adjacency, every_recipe=True):
-            rows.append(_row(found, circumstances))
+        found = [accounting.account(g.most, delta, known, adjacency=adjacency, every_recipe=True) for g in groups]
+        for same in zip(*found, strict=True):
+            rows.append(_row(max(same, key=lambda row: row.value), circumstances))
     return rows
 
 
@@ -373,7 +398,17 @@ def _row(p: accounting.Proven, circumstances: Circumstances) -> dict[str, Any]:
         "assumed": p.assumed or circumstances.assumed,
         "not_covered": list(p.not_covered),
         "detail": p.detail,
+        "against": against(p, circumstances),
     }
+
+
+def against(p: accounting.Proven, circumstances: Circumstances) -> str:
+    """Whom a bound that counts on the others' noise holds against; empty where it counts on nobody's."""
+    if not p.recipe.startswith("R6") and not p.recipe.endswith((" sum", " downlink", " joint")):
+        return ""
+    c, lost = circumstances, circumstances.missing
+    rest = f" and lacks the noise of {lost} more" if lost else ""
+    return f"against a server that colludes with {c.colluders - lost} of the {c.cohort_size} parties{rest}"
 
 
 def worst(
@@ -436,10 +471,8 @@ def calibrated(
         )
 
     # Specs of a sweep that differ in seed or learning rate alone put the same question to the accountant: each is
-    # answered once. Nobody's learning rate matters to one who sees every upload.
-    known = facts(circumstances)
-    known = known._replace(step_smoothness=None) if view == "upload" else known
-    releases = tuple(tuple(group.most) for group in unit_classes)
+    # answered once.
+    releases, known = question_of((group.most for group in unit_classes), facts(circumstances), view)
     question = (releases, known, epsilon, delta, view, adjacency, unit)
     if question not in _FACTORS:
         refuse_without_proof()
@@ -448,6 +481,22 @@ def calibrated(
         _FACTORS[question] = accounting.calibrate(epsilon, proven_epsilon)
     hyper = hyper_at(_FACTORS[question])
     return prepared._replace(hyper=hyper, claim=prepared.reclaim(hyper) if prepared.reclaim else prepared.claim)
+
+
+def question_of(
+    participations: Iterable[Participations], known: accounting.Facts, view: str
+) -> tuple[tuple[Any, ...], accounting.Facts]:
+    """What the accountant's answer for a view depends on: nobody's learning rate matters to one who sees every
+    upload, so that specs that differ in it alone ask the same."""
+    if view != "upload":
+        return tuple(tuple(each) for each in participations), known
+    plain = []
+    for each in participations:
+        counts: Counter[tuple[Release, ...]] = Counter()
+        for releases, count in each:
+            counts[without_rates(releases)] += count
+        plain.append(tuple(counts.items()))
+    return tuple(plain), known._replace(smoothness=None)
 
 
 def quieter(groups: Sequence[Clients], factor: float) -> list[Clients]:
@@ -463,11 +512,16 @@ def _louder(participations: Participations, factor: float) -> Participations:
 
 
 def noise_ratio(algorithm: Algorithm, sizes: np.ndarray, weights: np.ndarray) -> float:
-    """Least over largest noise that a client adds to the sum of weighted uploads (1 where all are alike)."""
-    stds = [
-        release.noise_std * weights[client]
+    """Least over largest noise that a client adds to the sum of weighted uploads at the same step (1 where all are
+    alike, 0 where their learning rates differ: noise of other rates is not compared)."""
+    rows = [
+        [r for r in algorithm.releases(RoundInfo(0, client, int(size), 1)) if r.channel == "uplink"]
         for client, size in enumerate(sizes)
-        for release in algorithm.releases(RoundInfo(0, client, int(size), 1))
-        if release.channel == "uplink"
     ]
-    return min(stds) / max(stds) if stds and max(stds) > 0 else 1.0
+    if len({(len(row), *(r.rates for r in row)) for row in rows}) > 1:
+        return 0.0
+    ratio = 1.0
+    for step in zip(*rows, strict=True):
+        stds = [release.noise_std * weight for release, weight in zip(step, weights, strict=True)]
+        ratio = min(ratio, min(stds) / max(stds) if max(stds) > 0 else 1.0)
+    return ratio

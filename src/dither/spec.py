@@ -41,6 +41,7 @@ class DataSpec:
     name: str = _key("adult", "data set of the catalogue (dither data list); empty with path")
     path: str = _key("", "your own records: .csv, .parquet, .npz, or a folder of .npy files")
     test_path: str = _key("", "your own test file; without it test_fraction of path is held out")
+    id: str = _key("", "your name for the records of path: files with one name are charged together")
     label: str = _key("", "label column of path")
     schema: str = _key("", "schema.toml that fixes the encoding (dither data schema FILE)")
     encoding: str = _key("minmax", "numeric columns: by bounds to [0, 1], or centred", ("minmax", "standard"))
@@ -104,7 +105,11 @@ class PrivacySpec:
     )
     clip_norm: float = _key(1.0, "bound on that gradient's norm", above=0.0)
     view: str = _key("upload", "what the adversary sees", ("upload", "sum", "broadcast", "final"))
-    colluders: int = _key(0, "clients that side with the server", at_least=0)
+    colluders: int = _key(
+        -1,
+        "clients that side with the server; -1: none in a simulation, a third of the cohort in a federation",
+        at_least=-1,
+    )
     assume_credit: bool = _key(
         False, "credit the others' noise in sums although it is unproved here (networks); labelled 'assumed'"
     )
@@ -215,6 +220,11 @@ class Spec:
         wanted = method(self.method).aggregates and self.method_options.get("aggregation_credit", True)
         return "ideal" if wanted and self.cohort_size > 1 else "off"
 
+    @property
+    def colluders(self) -> int:
+        """What `privacy.colluders` comes to in a simulation; the terms of a federation name the number."""
+        return max(self.privacy.colluders, 0)
+
     # To and from other forms
 
     @classmethod
@@ -252,6 +262,10 @@ class Spec:
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values, complete."""
         return _plain(self)
+
+    def flat(self) -> dict[str, Any]:
+        """Every value by its dotted key."""
+        return _flatten(self.to_dict())
 
     def to_toml(self) -> str:
         """Complete TOML."""
@@ -402,7 +416,7 @@ def prepare(spec: Spec, model: Any, *, client_sizes: np.ndarray, num_params: int
         noise="none" if math.isinf(privacy.epsilon) else privacy.noise,
         unit=privacy.unit,
         view=privacy.view,
-        colluders=privacy.colluders,
+        colluders=spec.colluders,
         adjacency=privacy.adjacency,
         options=spec.method_options,
         noise_std=privacy.noise_std,

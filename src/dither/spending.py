@@ -52,17 +52,20 @@ class Spending:
         replay: bool,
     ) -> None:
         self.ledger, self.run, self.dataset = ledger, run, dataset
-        self._releases = releases
+        self._releases = proofs.charged(releases, facts)
         self._sizes, self._cohorts = sizes, cohorts
         self._clients, self._facts, self._replay = clients, facts, replay
         self._alike: list[np.ndarray] | None = None  # asked once
-        self._so_far: tuple[int, Counter[tuple[Release, ...]]] = (0, Counter())  # of the newest payment
+        self._first, self._paid = 0, 0  # all rounds from the one up to the other are charged to this run
+        self._so_far: tuple[tuple[int, int], Counter[tuple[Release, ...]]] = ((0, 0), Counter())  # newest question
 
     def pay(self, start: int, stop: int) -> int:
         """Charge rounds start..stop-1, or as many of them as every client can pay; returns where to stop.
 
         When this returns, the charge is on the disk. Raises `BudgetExhausted` when not even one round can be paid.
         """
+        if self._replay and start != self._paid:
+            self._first = self.ledger.charged_since(self.run, self.dataset, start)
         try:
             self._charge(start, stop)
         except BudgetExhausted:
@@ -76,12 +79,14 @@ class Spending:
             )
             if affordable == 0:
                 raise
-            self._charge(start, start + affordable)
-            return start + affordable
+            stop = start + affordable
+            self._charge(start, stop)
+        self._paid = stop
         return stop
 
     def _charge(self, start: int, stop: int) -> None:
-        charges = [charge for charge in self._charges(start, stop) if charge.participations]
+        # Of a run that may be replayed also rounds that add nothing are an entry: they are known to be its own.
+        charges = [charge for charge in self._charges(start, stop) if charge.participations or self._replay]
         if charges:
             self.ledger.charge(
                 self.run, self.dataset, charges, rounds=(start, stop), facts=self._facts, replay=self._replay
@@ -89,10 +94,12 @@ class Spending:
 
     def _charges(self, start: int, stop: int) -> list[Charge]:
         if self._replay:
-            # The same bits again reveal nothing new. So what the run reveals up to `stop` less what was charged up
-            # to `start` will do: summed over any chunks it holds what the most exposed client has revealed.
-            before = self._so_far[1] if self._so_far[0] == start else self._exposed(0, start)
-            self._so_far = (stop, self._exposed(0, stop))
+            # The same bits again reveal nothing new. So what the run reveals up to `stop` less what it was charged
+            # up to `start` will do: summed over any chunks it holds what the most exposed client has revealed.
+            # Only rounds that were charged to this very run are subtracted: a checkpoint may be another one's.
+            known, before = self._so_far
+            before = before if known == (self._first, start) else self._exposed(self._first, start)
+            self._so_far = ((self._first, stop), self._exposed(self._first, stop))
             added = self._so_far[1] - before
         else:
             # With fresh noise a resumed chunk is another release: each pays for its own most exposed client.

@@ -212,7 +212,7 @@ def program(spec: Spec) -> str:
     options = {f"method_options.{name}": known.options[name][0] for name in known.values}
     values = (*TRACED, *TRACED_HERE) if spec.method in METHODS else TRACED
     aggregation = {"secagg.mode": spec.aggregation}  # before the options that it may follow from
-    colluders = {"privacy.colluders": spec.privacy.colluders if spec.aggregation != "off" else 0}
+    colluders = {"privacy.colluders": spec.colluders if spec.aggregation != "off" else 0}
     plain = {**{key: Spec.default(key) for key in values}, **options, **aggregation, **colluders}
     return spec.with_values(plain).digest()
 

@@ -36,6 +36,7 @@ class Task:
     prepared: Prepared
     num_params: int
     cohorts: list[np.ndarray]  # who takes part in each round
+    missing: int = 0  # of the spec's colluders: those who are merely not in the sum
 
     @cached_property
     def data_digest(self) -> str:
@@ -173,7 +174,7 @@ def aggregation(task: Task) -> Aggregation | None:
     made = Aggregation(
         spec.aggregation,
         how,
-        colluders=spec.privacy.colluders,
+        colluders=spec.colluders,
         min_clients=max(min(spec.federation.min_clients, spec.cohort_size), 2),
         threshold=secagg.threshold,
         neighbours=secagg.neighbours,
@@ -215,7 +216,7 @@ def tolerated(spec: Spec) -> int:
         return 0
     least = spec.federation.min_clients
     if spec.aggregation != "off":
-        how = Aggregation(spec.aggregation, FixedPoint(), spec.privacy.colluders, least, spec.secagg.threshold)
+        how = Aggregation(spec.aggregation, FixedPoint(), spec.colluders, least, spec.secagg.threshold)
         least = how.least(spec.cohort_size)
     return max(spec.cohort_size - least, 0)
 
@@ -225,13 +226,14 @@ def with_missing(task: Task, missing: int) -> Task:
     little as a colluder's."""
     if missing == 0:
         return task
-    privacy = replace(task.spec.privacy, colluders=task.spec.privacy.colluders + missing)
+    privacy = replace(task.spec.privacy, colluders=task.spec.colluders + missing)
     spec = replace(task.spec, privacy=privacy)
     plain = replace(spec, privacy=replace(privacy, noise="none")) if privacy.noise == "proven" else spec
     if plain.method_options.get("param_clip") == 0:  # found by a pilot
         plain = plain.with_values({"method_options.param_clip": float(task.prepared.hyper["param_clip"])})
     rebuilt = prepare(plain, task.model, client_sizes=task.federation.size, num_params=task.num_params)
-    return replace(task, spec=spec, prepared=task.prepared._replace(build=rebuilt.build))
+    prepared = task.prepared._replace(build=rebuilt.build)
+    return replace(task, spec=spec, prepared=prepared, missing=task.missing + missing)
 
 
 def circumstances(task: Task) -> proofs.Circumstances:
@@ -250,9 +252,10 @@ def circumstances(task: Task) -> proofs.Circumstances:
     return proofs.Circumstances(
         cohort_size=spec.cohort_size,
         num_rounds=len(task.cohorts),
-        colluders=spec.privacy.colluders,
+        colluders=spec.colluders,
+        missing=task.missing,
         convex=convex,
-        step_smoothness=_step_smoothness(task) if convex else None,
+        smoothness=_smoothness(task) if convex else None,
         client_state=prepared.client_state,
         own_epochs=prepared.own_epochs,
         exposures=prepared.exposures,
@@ -274,9 +277,9 @@ def _lattice(task: Task, ratio: float) -> accounting.Lattice | None:
     return accounting.Lattice(step, task.num_params, ratio)
 
 
-def _step_smoothness(task: Task) -> float | None:
-    """Learning rate times a bound on the smoothness of any client's loss, from public bounds alone: R²/4 for
-    one sigmoid output, R²/2 for two softmax outputs (G7b), R the largest norm of (record, 1)."""
+def _smoothness(task: Task) -> float | None:
+    """A bound on the smoothness of any client's loss, from public bounds alone: R²/4 for one sigmoid output, R²/2
+    for two softmax outputs (G7b), R the largest norm of (record, 1)."""
     spec, dataset = task.spec, task.dataset
     if not dataset.covered:
         return None  # bounds that were read from the records are no public bounds
@@ -299,7 +302,7 @@ def _step_smoothness(task: Task) -> float | None:
             sampling_rate=spec.sampling_rate,
         )
         curvature *= sampler.width / batch_size  # the longest batch over the fixed divisor
-    return spec.client_lr * (curvature + 2 * spec.model.l2)
+    return curvature + 2 * spec.model.l2
 
 
 def proven(task: Task, rounds: int | None = None, missing: int | None = None) -> list[dict[str, Any]]:
@@ -341,16 +344,29 @@ def accounted(
 
 def _before_the_draw(task: Task) -> list[dict[str, Any]]:
     """Every bound when an honest party is yet to draw each round's cohort, independently of data and outputs: a
-    client takes part in each round with probability cohort_size/num_clients (R4)."""
+    client takes part in each round with probability cohort_size/num_clients (R4), but surely where all do (Secure
+    FedAvg's first round)."""
     if task.prepared.cohorts is not None:
         raise SpecError("this method fixes who takes part beforehand: there is nothing left to draw (R4)")
     num_clients, rounds = len(task.federation.size), len(task.cohorts)
     releases = task.prepared.build(task.prepared.hyper).releases
-    everyone = [np.arange(num_clients)] * rounds
-    grid = circumstances(task).lattice
-    groups = proofs.classes(releases, task.federation.size, everyone, lattice=grid)
-    drawn = accounting.binomial(rounds, task.spec.cohort_size / num_clients)
-    return proofs.tried(groups, task.spec.privacy.delta, circumstances(task), participation=drawn)
+    known, sizes = circumstances(task), task.federation.size
+    everyone, nobody = np.arange(num_clients), np.zeros(0, int)
+    shares = [task.prepared.cohort_size_at(index) / num_clients for index in range(rounds)]
+    alike = proofs.alike(releases, sizes, [everyone] * rounds)
+
+    def made(certain: bool) -> list[proofs.Clients]:
+        cohorts = [everyone if (share >= 1) == certain else nobody for share in shares]
+        return proofs.classes(releases, sizes, cohorts, lattice=known.lattice, groups=alike)
+
+    # The certain rounds are listed first.
+    groups = [
+        sure._replace(most=[*sure.most, *drawn.most]) for sure, drawn in zip(made(True), made(False), strict=True)
+    ]
+    certain = sum(share >= 1 for share in shares)
+    rate = max((share for share in shares if share < 1), default=1.0)
+    drawn = accounting.binomial(rounds, rate, certain=certain)
+    return proofs.tried(groups, task.spec.privacy.delta, known, participation=drawn)
 
 
 def proven_so_far(task: Task, rounds: int) -> float:

@@ -18,13 +18,13 @@ import numpy as np
 
 import dither
 from dither import data, models, plots, proofs, runs
-from dither.compiling import check, compiled, designs, engine_options, facts, sharing_note
+from dither.compiling import check, compiled, designs, engine_options, facts, origin, sharing_note
 from dither.core import Params
 from dither.engines import processes, simulate
 from dither.engines.aggregate import Aggregation
 from dither.engines.shards import Shards
 from dither.engines.streaming import Streamed
-from dither.errors import BudgetExhausted, ClientRefused, DataError, RunExists, SpecError
+from dither.errors import BudgetExhausted, ClientRefused, DataError, DitherError, RunExists, SpecError
 from dither.secagg import costs
 from dither.spec import Spec, method
 from dither.spending import Ledger, Spending, data_id
@@ -136,6 +136,7 @@ def run(
     resume: str | Path | None = None,
     data_dir: str | Path | None = None,
     ledger: str | Path | None = None,
+    new_ledger: bool = False,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     on_start: Callable[[Task, Path, int], None] | None = None,
     on_evaluation: Callable[[dict[str, Any]], None] | None = None,
@@ -147,12 +148,15 @@ def run(
     as it was begun on, and its records where they were (in memory or on the disk), whatever memory is free now.
 
     Your own data is always charged to a ledger (the default one, or `ledger`), the catalogue's sets only when
-    `ledger` is given. Where a budget ends the run early, `summary["stopped"]` says so.
+    `ledger` is given. Records that another ledger of yours knows are refused unless `new_ledger`. Where a budget
+    ends the run early, `summary["stopped"]` says so.
 
     Among several processes (`engines.processes`) this is for process 0; the others call `following.follow`.
     """
     with processes.together():
-        return _run(spec, values, out, resume, data_dir, ledger, checkpoint_seconds, on_start, on_evaluation)
+        return _run(
+            spec, values, out, resume, data_dir, ledger, new_ledger, checkpoint_seconds, on_start, on_evaluation
+        )
 
 
 def _run(
@@ -162,6 +166,7 @@ def _run(
     resume: str | Path | None,
     data_dir: str | Path | None,
     ledger: str | Path | None,
+    new_ledger: bool,
     checkpoint_seconds: float,
     on_start: Callable[[Task, Path, int], None] | None,
     on_evaluation: Callable[[dict[str, Any]], None] | None,
@@ -193,12 +198,19 @@ def _run(
                 task.dataset.schema.save(folder.path / "schema.toml")
         else:
             folder = runs.RunFolder.open(resume)
-    with clock("ledger"):
-        account = spending(task, folder, ledger)
+    try:
+        with clock("ledger"):
+            account = spending(task, folder, ledger, new_ledger=new_ledger)
+    except DitherError:
+        if resume is None:
+            folder.discard()
+        raise
     return train(task, folder, checkpoint_seconds, on_start, on_evaluation, shards, account, clock)
 
 
-def spending(task: Task, folder: runs.RunFolder, ledger: str | Path | None) -> Spending | None:
+def spending(
+    task: Task, folder: runs.RunFolder, ledger: str | Path | None, *, new_ledger: bool = False
+) -> Spending | None:
     """The run's account in a ledger, or None for a set of the catalogue without one."""
     spec = task.spec
     if ledger is None and not spec.data.path:
@@ -219,17 +231,29 @@ def spending(task: Task, folder: runs.RunFolder, ledger: str | Path | None) -> S
     # What was read is charged, not what lies there by now.
     digest = task.dataset.ledger_digest
     dataset = data_id(book, path=spec.data.path, name=spec.data.name, digest=digest)
+    if spec.data.path:
+        read, name = task.dataset.rows, Path(spec.data.path).name
+        book.identify(
+            dataset,
+            lambda: data.of_file(spec.data.path) if read is None else read,
+            file=name,
+            name=spec.data.id,
+            new_ledger=new_ledger,
+        )
     budget = book.budget(dataset)
     if budget is not None and budget.view == "sum" and spec.aggregation == "off":
         raise SpecError(
             "the budget of this data is for one who sees sums alone, and secagg.mode is 'off': set it to 'real' "
             "or 'ideal', or set the budget for --view upload"
         )
+    # The run's name in the ledger holds all that determines what it releases: a folder whose spec, seed, records
+    # or surroundings were changed is another run, which pays for itself.
+    made_of = np.frombuffer(origin(task, folder.provenance()).encode(), np.uint8)
     # Where a run may go on without some clients, nobody's noise is counted on in a sum.
     task = with_missing(task, spec.cohort_size - 1 if spec.federation.refused == "continue" else tolerated(spec))
     return Spending(
         book,
-        run=folder.run_id(),
+        run=f"{folder.run_id()}-{book.fingerprint(made_of)}",
         dataset=dataset,
         releases=task.prepared.build(task.prepared.hyper).releases,
         sizes=task.federation.size,

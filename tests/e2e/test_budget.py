@@ -66,7 +66,11 @@ def test_a_raised_budget_lets_a_stopped_run_go_on(place):
     dither("budget", "set", "t.csv", "--epsilon", "3", "--adjacency", "add/remove", cwd=place, **ledger)
     assert dither("run", "spec.toml", "--out", "one", "-q", cwd=place, check=False, **ledger).returncode == 3
     stopped = json.loads((place / "one" / "summary.json").read_text())["rounds"]
-    dither("budget", "set", "t.csv", "--epsilon", "100", "--adjacency", "add/remove", cwd=place, **ledger)
+    more = ["budget", "set", "t.csv", "--epsilon", "100", "--adjacency", "add/remove"]
+    refused = dither(*more, cwd=place, check=False, **ledger)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("error: this raises the budget from ε=3 ")
+    dither(*more, "--yes", cwd=place, **ledger)
     dither("run", "--resume", "one", "-q", cwd=place, **ledger)
     finished = json.loads((place / "one" / "summary.json").read_text())
     assert stopped < finished["rounds"] == 40

@@ -40,6 +40,7 @@ def test_flwr_run_with_supernodes(tmp_path):
             "num_rounds": 2,
             "secagg.mode": "real",
             "federation.min_clients": 2,
+            "privacy.colluders": -1,
             "federation.round_timeout": 120.0,
         }
     )

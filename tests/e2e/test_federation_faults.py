@@ -4,7 +4,12 @@ The processes kill themselves at a named place (tests/e2e/faults), so that no ph
 """
 
 import json
+import os
 import pickle
+import random
+import signal
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -136,6 +141,48 @@ def test_a_server_killed_in_each_phase(tmp_path, mode):
         if not lost:
             same_bits(run.parties)
         assert ledgers(run) == {name: list(range(count)) for name in NAMES}
+        for name in NAMES:
+            assert run.wait(name, 60) == 0, run.output(name)
+
+
+def test_progress_under_a_kill_every_twenty_seconds(tmp_path):
+    """Five minutes in which the server or a party is killed (SIGKILL) every 20 s, wherever it is, and started
+    again at once: rounds are completed all the while, and every ledger holds what was computed, once."""
+    rng, begun = random.Random(3), time.monotonic()
+    spec = small_spec(**{"num_rounds": 500, "secagg.mode": "real", "federation.round_timeout": 30.0})
+    with Processes(Parties(tmp_path, spec)) as run:
+        run.serve()
+        run.join_all()
+        run.until_round(1, 300)
+        done, until = [len(rounds(run))], time.monotonic() + 300
+        while time.monotonic() < until:
+            time.sleep(20)
+            name = rng.choice(["server", *NAMES])
+            run.kill(name)
+            run.serve() if name == "server" else run.join(name)
+            done.append(len(rounds(run)))
+        print("rounds complete at each kill:", done, f"after {time.monotonic() - begun:.0f} s")
+        assert done == sorted(done)
+        thirds = done[len(done) // 3], done[2 * len(done) // 3], done[-1]
+        assert done[0] < thirds[0] < thirds[1] < thirds[2], done
+        ledgers(run)
+
+
+def test_a_superlink_that_dies_is_started_again(tmp_path):
+    """Nobody else notices more than a broken connection."""
+    spec = small_spec(**{"num_rounds": 12, "secagg.mode": "real", "federation.round_timeout": 60.0})
+    with Processes(Parties(tmp_path, spec)) as run:
+        run.serve()
+        run.join_all()
+        run.until_round(2, 300)
+        server = run.running["server"].pid
+        (tasks,) = Path(f"/proc/{server}/task").glob(f"{server}")
+        children = [int(each) for each in (tasks / "children").read_text().split()]
+        (link,) = [each for each in children if b"superlink" in Path(f"/proc/{each}/cmdline").read_bytes()]
+        os.kill(link, signal.SIGKILL)
+        assert run.wait("server", 600) == 0, run.output("server")
+        assert "Flower's SuperLink died; starting it again" in run.output("server")
+        assert [line["counted"] for line in rounds(run)][-1] == list(NAMES)
         for name in NAMES:
             assert run.wait(name, 60) == 0, run.output(name)
 

@@ -41,6 +41,7 @@ def small_spec(method: str = "cpfed", **changes: Any) -> Spec:
         "secagg.mode": "off",
         "privacy.noise_decay_start": 0,
         "privacy.epsilon": 1000.0,
+        "privacy.colluders": 1,  # of four: the third that a federation would take leaves nobody to be lost
         "federation.min_clients": 3,
         "federation.round_timeout": 5.0,
     }

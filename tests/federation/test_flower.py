@@ -33,7 +33,8 @@ def link(tmp_path_factory):
     with SuperLink(folder, env={}, **files(server)) as found:
         for name in ("ann", "bob"):
             found.register(federation.party(name).node_key, name)
-        with Gate("127.0.0.1", port, inside=found.inside, **files(server)):
+        nodes = [federation.party(name).node_key for name in ("ann", "bob")]
+        with Gate("127.0.0.1", port, inside=found.inside, nodes=nodes, **files(server)):
             yield folder / "keys", port, found
 
 
@@ -71,7 +72,7 @@ def test_a_node_that_was_killed_takes_its_place_back(link):
 
 def test_a_node_that_nobody_registered_is_not(link):
     folder, port, _ = link
-    with pytest.raises(FederationError, match=r"does not admit this node: node.key is no registered key"):
+    with pytest.raises(FederationError, match=r"does not know this node: is node.key the key of a party"):
         visit(where(folder, port, "eve"))
 
 
@@ -98,7 +99,7 @@ def test_an_expired_certificate_is_refused(link, tmp_path):
     keys.create(tmp_path / "keys", ["ann", "bob"], hosts=["localhost"], now=past, days=7)
     port = free_port()
     with (
-        Gate("127.0.0.1", port, inside=found.inside, **files(tmp_path / "keys" / "server")),
+        Gate("127.0.0.1", port, inside=found.inside, nodes=[], **files(tmp_path / "keys" / "server")),
         pytest.raises(FederationError, match=r"certificate has expired.*renew"),
     ):
         visit(where(tmp_path / "keys", port, "ann"))
@@ -129,7 +130,7 @@ def test_nothing_but_the_calls_of_nodes_passes_the_gate(link):
         def status(method, path, at=port):
             return client.request(method, f"https://127.0.0.1:{at}{path}").status_code
 
-        assert status("POST", "/v1/fleet/pull-messages") != 404
+        assert status("POST", "/v1/fleet/pull-messages") == 401  # a node's call, and no node
         for path in ("/v1/control/start-run", "/v1/control/register-node", "/v1/runtime/acquire-task", "/docs"):
             assert status("POST", path) == 404
             assert status("GET", path) == 404
@@ -149,15 +150,17 @@ def test_an_unreachable_server_is_tried_again_and_then_named(link, monkeypatch):
         fleet.serve(
             where(folder, port, "ann"), lambda body: body, until=lambda: False, patience=1.0, say=said.append
         )
-    pauses = [float(line.split("again in ")[1].split()[0]) for line in said]
+    pauses = [float(line.split("the next in ")[1].split()[0]) for line in said]
     assert 1.0 <= time.monotonic() - began < 10.0
     assert pauses == sorted(pauses)
     assert pauses[-1] > pauses[0]
+    assert [line.split("try ")[1].split()[0] for line in said] == [str(2**n) for n in range(len(said))]
+    assert all("since" in line and "the last at" in line for line in said)
 
 
 def test_the_address_that_is_taken_is_named(link):
     folder, port, found = link
-    taken = Gate("127.0.0.1", port, inside=found.inside, **files(folder / "server"))
+    taken = Gate("127.0.0.1", port, inside=found.inside, nodes=[], **files(folder / "server"))
     with pytest.raises(FederationError, match=f"cannot listen on 127.0.0.1:{port}"):
         taken.__enter__()
 

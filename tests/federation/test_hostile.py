@@ -13,6 +13,7 @@ from dither.engines import apart
 from dither.errors import FederationError, LedgerError
 from dither.federation import joining, wire
 from dither.federation import terms as agreed
+from dither.federation.node import REFUSALS
 from dither.secagg import state as secagg_state
 from dither.secagg.cohort import Cohort
 from dither.secagg.messages import Kind
@@ -70,16 +71,21 @@ class Hostile:
         return [entry.rounds[0] for entry in ledger.history() if entry.kind == "charge"]
 
     def ask(self, name, kind, fields, arrays=None):
-        """A party's answer to a message that the server signs."""
+        """A party's answer to a message that the server signs; of a refusal what the owner reads."""
         body = self.server.post._pack(name, kind, fields, arrays or {})
         node = self.nodes[name]
-        return wire.unpack(
+        answer = wire.unpack(
             node.answer(body),
             federation=node.federation.id,
             to=wire.SERVER,
             keys={name: node.identity.public},
             answers=wire.digest(body),
         )
+        if answer.kind == "refused":
+            assert list(answer.fields) == ["why"]
+            assert answer.fields["why"] in REFUSALS.values()  # all that the server hears
+            answer = answer._replace(fields={"why": self.parties.said[-1].removeprefix("refused: ")})
+        return answer
 
     def announce(self, ids, *, round=0, attempt=0, threshold=3):
         """An announcement that an honest server's own checks may forbid."""
@@ -183,15 +189,15 @@ def test_a_run_names_no_other_folder(hostile, run):
 
 
 def test_what_the_server_hears_never_quotes_records(hostile):
-    """Classes that nobody has: the owner reads which labels do not fit, the server does not."""
+    """Classes that nobody has: the owner reads which labels do not fit, the server does not (see `ask`)."""
     found = hostile.terms.to_dict()
     schema = {**found["schema"], "label": {**found["schema"]["label"], "classes": ["x", "y"]}}
     answer = hostile.ask(
         "ann", "terms", {"terms": {**found, "run": "new", "schema": schema, "classes": ["x", "y"]}}
     )
-    assert why(answer) == "DataError at this party; its own output says more"
+    assert "benign" in why(answer)
     assert "benign" in str(hostile.nodes["ann"].refusal)
-    assert any("benign" in line for line in hostile.parties.said)
+    assert not any("benign" in each for each in REFUSALS.values())
 
 
 # Rounds
@@ -272,7 +278,7 @@ def test_a_ledger_that_was_rolled_back_charges_nothing(hostile):
     assert hostile.round("ann", hostile.announce(range(4))).kind == "upload"
     shutil.copy(hostile.folder / "old.sqlite", path)
     answer = hostile.round("ann", hostile.announce(range(4), round=1), round=1)
-    assert why(answer) == "LedgerError at this party; its own output says more"
+    assert "rolled back" in why(answer)
     assert hostile.charged("ann") == []  # that ledger knows of nothing, and nothing was added to it
     with pytest.raises(LedgerError, match="anchor"):  # nor does a node start with it
         opened()

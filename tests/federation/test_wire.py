@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dither.errors import FederationError
-from dither.federation import post, wire
+from dither.federation import node, post, wire
 from dither.federation.keys import Identity
 
 ANN, EVE = Identity(bytes(range(32))), Identity(bytes(32))
@@ -134,6 +134,11 @@ def test_a_hello_must_say_what_is_asked():
     def hello(**fields):
         return read(packed(kind="hello", fields=fields))
 
-    assert post._sound(hello(records=3, versions={"dither": "1"}))
-    for fields in ({"records": "3", "versions": {}}, {"records": True, "versions": {}}, {"records": 3}, {}):
-        assert not post._sound(hello(**fields))
+    facts = post._facts(hello(records=3, versions={"dither": "1", "other": "x"}, party="cat", event="done"))
+    assert facts["records"] == 3
+    assert facts["versions"]["dither"] == "1"
+    assert set(facts) == {"records", "versions"}
+    assert set(facts["versions"]) == set(node.versions())
+    wrong = [{"records": each, "versions": {}} for each in ("3", True, -1, 2**31)]
+    for fields in (*wrong, {"records": 3}, {}):
+        assert post._facts(hello(**fields)) is None

@@ -356,9 +356,7 @@ def test_the_noise_that_is_drawn_follows_the_schedules_of_dp_scaffold(schedule, 
         spec_of("dp-scaffold", **values, **given), models.logistic(6), client_sizes=SIZES, num_params=7
     )
     releases = prepared.build(prepared.hyper).releases
-    expected = theory.noise_schedule(
-        scheme=scheme, num_rounds=6, local_steps=2, initial_variance=9.0, decay=0.9, decay_start=2
-    )
+    expected = theory.noise_schedule(theory.Schedule(scheme, 6, 2, 0.9, 2), initial_variance=9.0)
     for index in range(6):
         found = [r.noise_std**2 for r in releases(RoundInfo(index, 0, 12, 3)) for _ in range(r.uses)]
         np.testing.assert_allclose(found, expected[index], rtol=1e-12)

@@ -90,10 +90,9 @@ def test_no_proof_is_told_apart():
 def test_printed_noise_is_beside_it():
     base = base_of("cpfed")
     found = pricing.price(base, point_of(base), COUNTS)
-    from dither.papers.theory import cpfed
+    from dither.papers import cpfed
 
-    printed = cpfed.noise_std(
-        epsilon=1.0, delta=1e-5, num_rounds=5, local_steps=2, num_clients=4, batch_size=10, clip_norm=1.0
-    )
+    params = cpfed.Params(num_rounds=5, local_steps=2, num_clients=4, batch_size=10, clip_norm=1.0)
+    printed = cpfed.noise_std(params, epsilon=1.0, delta=1e-5)
     assert found.printed_noise_std == pytest.approx(float(printed))
     assert np.isfinite(found.claimed.value)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from dither.errors import SpecError
-from dither.papers.theory import cpfed, secure_fedavg
+from dither.papers import cpfed
+from dither.papers.theory import secure_fedavg
 from dither.planning import Constants, knobs, pricing, shapes, theory
 from dither.planning.request import base_spec
 
@@ -75,7 +76,7 @@ def test_rounds_have_an_interior_optimum_at_a_held_rate_only():
     where the rate may shrink as rounds grow, the bound only flattens."""
     base, prices = priced("cpfed", epsilon=0.5, rounds=(4, 16, 64, 256, 1024, 4096))
     prices = [price for price in prices if price.point["batch_size"] == 1000 and price.point["local_steps"] == 1]
-    held = cpfed.convergence_convex(
+    training = cpfed.Training(
         client_lr=0.1,
         smoothness=1.0,
         strong_convexity=0.5,
@@ -86,8 +87,8 @@ def test_rounds_have_an_interior_optimum_at_a_held_rate_only():
         gradient_variance=0.5 / 1000,
         client_size=1000,
         initial_gap=5.0,
-        corrected=True,
-    ).total
+    )
+    held = cpfed.convergence_convex(training, corrected=True).total
     assert 0 < np.argmin(held) < len(held) - 1
     free = theory.bounds(base, prices, CONSTANTS, 1000).total
     assert free[-1] < 1.05 * free.min()
@@ -98,9 +99,9 @@ def test_the_papers_epsilon_of_the_added_noise_is_what_its_bound_is_given():
     """Secure FedAvg's Theorem 1 at the proven noise: the message ε of eq (9) for that noise, not the target."""
     _, prices = priced("secure-fedavg")
     one = prices[0]
-    q = {"local_steps": one.spec.local_steps, "batch_size": one.spec.batch_size, "client_size": 1000}
+    params = secure_fedavg.Params(one.spec.local_steps, one.spec.batch_size, client_size=1000)
     delta = 4 * one.spec.local_steps * one.spec.privacy.clip_norm * one.spec.client_lr
-    claimed = secure_fedavg.epsilon_of_noise(noise_std=one.noise_std, sensitivity=delta, delta=1e-5, **q)
+    claimed = secure_fedavg.epsilon_of_noise(params, noise_std=one.noise_std, sensitivity=delta, delta=1e-5)
     assert one.claimed.value == pytest.approx(float(claimed))
     assert not math.isclose(one.claimed.value, 4.0, rel_tol=0.05)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dither.secagg import messages, primitives, state
+from dither.secagg.client import NO_SHARE
 from dither.secagg.cohort import Cohort
 from dither.secagg.messages import Kind, pack
 from dither.secagg.protocol import ClientSession, Rules, ServerSession
@@ -77,6 +78,15 @@ def twin(session):
     if isinstance(session, ClientSession):
         return state.load_client(state.save_client(session))
     return state.load_server(state.save_server(session))
+
+
+def without_share(answer: bytes, key: primitives.SigningKey, maker: int) -> bytes:
+    """A client's answer to `unseal`, as if it could not use that maker's share."""
+    body = bytearray(payload_of(answer))
+    for at in range(36, len(body), 4 + len(NO_SHARE)):
+        if body[at : at + 4] == maker.to_bytes(4, "little"):
+            body[at + 4 : at + 4 + len(NO_SHARE)] = NO_SHARE
+    return resign(answer, key, bytes(body))
 
 
 def snapshot(session: ClientSession | ServerSession):

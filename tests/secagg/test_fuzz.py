@@ -15,7 +15,7 @@ from dither.errors import ProtocolAbort
 from dither.secagg import primitives
 from dither.secagg.messages import HEADER_BYTES, Kind
 from dither.secagg.protocol import Rules
-from tests.secagg.support import payload_of, plain_sum, resign, snapshot, strangers, vectors
+from tests.secagg.support import payload_of, plain_sum, resign, snapshot, strangers, vectors, without_share
 
 IDS = (0, 1, 4, 9)
 RULES = Rules(threshold=3, colluders=1, min_clients=3)
@@ -181,9 +181,14 @@ def run(fuzz: Fuzzer, rounds: int) -> None:
             message = server.reannounce()
         for who, request in server.unseal().items():
             client = clients[who]
-            answer = fuzz.deliver(client, client.unseal, request, mine, clients[IDS[1]].signing)
-            fuzz.deliver(server, server.shares, answer, client.signing, thief)
+            answer = fuzz.deliver(client, client.unseal, request, mine, clients[IDS[1]].signing, resigned=36)
+            if len(server.cohort) - len(server._attempt.answers) <= 2:  # the last ones say they got no share
+                answer = without_share(answer, client.signing, server._attempt.cohort.committee[0])
+            fuzz.deliver(server, server.shares, answer, client.signing, thief, resigned=36)
             fuzz.throw(server.shares, answer, Kind.SHARES)
+        for who, dispute in server.disputes().items():
+            release = fuzz.deliver(clients[who], clients[who].release, dispute, mine, thief)
+            fuzz.deliver(server, server.released, release, clients[who].signing, thief, resigned=36)
         assert np.array_equal(server.open(), plain_sum(values[who] for who in server.cohort))
 
 

@@ -54,7 +54,7 @@ def edited(place: int, value: bytes) -> bytes:
         (edited(0, b"HTTP"), "not a secure-aggregation message: it begins with b'HTTP'"),
         (edited(4, b"\x02"), "protocol version 2, this is version 1"),
         (edited(5, b"\x00"), "unknown kind of message: 0"),
-        (edited(5, b"\x09"), "unknown kind of message: 9"),
+        (edited(5, b"\x0b"), "unknown kind of message: 11"),
         (edited(5, b"\x07"), "shares where upload is due"),
         (edited(6, b"G"), "upload of another federation, 474646"),
         (edited(50, b"\xff\xff\xff\xff"), "upload with sender 4294967295: only clients send it"),

@@ -9,6 +9,7 @@ import pytest
 
 from dither.errors import ProtocolAbort, SpecError
 from dither.secagg import primitives, shamir
+from dither.secagg.client import NO_SHARE
 from dither.secagg.protocol import ClientSession, Rules
 from tests.secagg.support import (
     announcement,
@@ -77,6 +78,8 @@ def test_any_threshold_of_answers_opens_the_same_sum(five):
     assert threshold == 4
     for some in itertools.combinations(IDS, threshold - 1):
         server._attempt.answers.clear()
+        for seal in server._attempt.seals.values():
+            seal.shares.clear()
         for who in some:
             server.shares(clients[who].unseal(requests[who]))
         assert not server.ready
@@ -158,7 +161,7 @@ def test_no_division_of_the_clients_opens_two_attempts(size, colluders):
     threshold, best = rules.threshold_for(size), 0
     server, clients = enrolled(ids, rules)
     values = vectors(ids, rules)
-    parts = itertools.chain.from_iterable(itertools.combinations(ids, n) for n in range(threshold, size + 1))
+    parts = itertools.chain.from_iterable(itertools.combinations(ids, n) for n in range(threshold, size))
     for round_index, part in enumerate(parts):
         uploaded(server, clients, values, round_index)
         first = twin_with_uploads(server).unseal()
@@ -223,22 +226,26 @@ def test_a_client_refuses_cohorts_that_do_not_protect_it(five, ids, reason):
 def test_a_client_keeps_to_one_cohort_and_one_vector_for_an_attempt(five):
     server, clients, values = five
     client = clients[2]
-    message = announcement(server, IDS, round_index=4, attempt=1)
+    message = announcement(server, IDS, round_index=4)
+    later = announcement(server, IDS[:4], round_index=4, attempt=1, threshold=4)
+    refused(client, "a round begins with attempt 0", client.upload, later, values[2])
     client.upload(message, values[2])
     other = values[2].copy()
     other[0] += 1
     for reason, announced, vector in [
-        ("round 4, attempt 1 was answered with another vector", message, other),
-        ("before with another cohort", announcement(server, IDS[:4], round_index=4, attempt=1), values[2]),
-        ("wrong attempt: 0 is over", announcement(server, IDS, round_index=4, attempt=0), values[2]),
+        ("round 4, attempt 0 was answered with another vector", message, other),
+        ("before with another cohort", announcement(server, IDS[:4], round_index=4), values[2]),
+        ("attempt 2 comes after attempt 0", announcement(server, IDS[:4], round_index=4, attempt=2), values[2]),
+        ("attempt 1 loses nobody", announcement(server, IDS, round_index=4, attempt=1), values[2]),
         ("wrong round: 3 is over", announcement(server, IDS, round_index=3, attempt=9), values[2]),
-        ("changes the round's threshold or len", announcement(server, IDS, round_index=4, attempt=2, dimension=6),
+        ("the round's threshold or length", announcement(server, IDS[:4], round_index=4, attempt=1, dimension=6),
          np.zeros(6, np.uint32)),
     ]:  # fmt: skip
         refused(client, reason, client.upload, announced, vector)
-    client.upload(announcement(server, IDS[:4], round_index=4, attempt=2, threshold=4), values[2])
-    refused(client, "client 11 joins in round 4, attempt 3", client.upload,
-            announcement(server, IDS, round_index=4, attempt=3), values[2])  # fmt: skip
+    client.upload(later, values[2])
+    refused(client, "wrong attempt: 0 is over", client.upload, message, values[2])
+    refused(client, "client 11 joins in round 4, attempt 2", client.upload,
+            announcement(server, IDS, round_index=4, attempt=2), values[2])  # fmt: skip
 
 
 def test_after_unsealing_there_is_no_upload_in_that_round(five):
@@ -274,11 +281,29 @@ def test_a_client_unseals_only_what_it_uploaded_for(five):
         ("the committee is", {"payload": body[:32] + struct.pack("<I", 1) + body[36 : 36 + 65]}),
         ("oversized, 65 bytes too many", {"payload": body + body[36 : 36 + 65]}),
         ("number of seals is 3, at most 2", {"payload": body[:32] + struct.pack("<I", 3) + body[36:] + bytes(65)}),
-        ("share for client 2 does not decrypt", {"payload": body[:-1] + bytes([body[-1] ^ 1])}),
-        ("share for client 2 does not decrypt", {"payload": payload_of(requests[3])}),  # meant for another
     ]:
         refused(clients[2], reason, clients[2].unseal, resign(requests[2], server.signing, **changed))
     refused(clients[2], "bad signature", clients[2].unseal, resign(requests[2], clients[3].signing))
+
+
+def shares_in(answer):
+    """The shares of an answer, by their maker."""
+    body = payload_of(answer)
+    return {int.from_bytes(body[at : at + 4], "little"): body[at + 4 : at + 37] for at in range(36, len(body), 37)}
+
+
+def test_a_share_that_does_not_decrypt_is_answered_with_none(five):
+    """Altered, or meant for another: the client says which one it could not use, and gives the others."""
+    server, clients, values = five
+    uploaded(server, clients, values)
+    requests = server.unseal()
+    body = payload_of(requests[2])
+    last = server._attempt.cohort.committee[-1]
+    altered = resign(requests[2], server.signing, body[:-1] + bytes([body[-1] ^ 1]))
+    found = shares_in(clients[2].unseal(altered))
+    assert [maker for maker, share in found.items() if share == NO_SHARE] == [last]
+    found = shares_in(clients[2].unseal(resign(requests[2], server.signing, payload_of(requests[3]))))
+    assert set(found.values()) == {NO_SHARE}
 
 
 def test_a_share_of_another_round_or_attempt_does_not_decrypt(five):
@@ -291,8 +316,8 @@ def test_a_share_of_another_round_or_attempt_does_not_decrypt(five):
     while set(server._attempt.cohort.committee) != before:  # another round with the same committee
         uploaded(server, clients, values, server._attempt.cohort.round_index + 1)
     new = server.unseal()[2]
-    refused(clients[2], "does not decrypt", clients[2].unseal,
-            resign(new, server.signing, payload=payload_of(new)[:36] + payload_of(old[2])[36:]))  # fmt: skip
+    stale = resign(new, server.signing, payload=payload_of(new)[:36] + payload_of(old[2])[36:])
+    assert set(shares_in(clients[2].unseal(stale)).values()) == {NO_SHARE}
 
 
 def test_a_client_wants_the_announced_vector(five):
@@ -364,7 +389,7 @@ def test_a_client_outside_the_cohort_is_refused(five):
     refused(server, "another cohort", server.upload, clients[2].upload(everyone, values[2]))
 
 
-def test_the_server_refuses_shares_that_are_not_those_committed_to(five):
+def test_the_server_refuses_answers_that_do_not_belong_and_uses_no_share_but_those_committed_to(five):
     server, clients, values = five
     message = server.announce(0, IDS, 5)
     for who in IDS[1:]:
@@ -375,20 +400,26 @@ def test_the_server_refuses_shares_that_are_not_those_committed_to(five):
     server.upload(last)
     answers = {who: clients[who].unseal(request) for who, request in server.unseal().items()}
     body, key = payload_of(answers[2]), clients[2].signing
-    others = payload_of(answers[3])
     for reason, wrong in [
-        ("is not the one committed to", resign(answers[2], key, body[:-1] + bytes([body[-1] ^ 1]))),
-        ("is not the one committed to", resign(answers[2], key, others)),  # another client's shares as one's own
-        ("not a reduced element", resign(answers[2], key, body[:40] + b"\xff" * 33 + body[73:])),
         ("the committee is", resign(answers[2], key, body[:32] + struct.pack("<I", 1) + body[36:73])),
         ("bad signature", resign(answers[2], clients[3].signing)),
         ("wrong round", resign(answers[2], key, round_index=1)),
         ("another cohort", resign(answers[2], key, bytes(32) + body[32:])),
     ]:
         refused(server, reason, server.shares, wrong)
+    for wrong in (payload_of(answers[3]), body[:-1] + bytes([body[-1] ^ 1])):  # another's shares; an altered one
+        other = copy.deepcopy(server._attempt)
+        server._attempt, kept = other, server._attempt
+        server.shares(resign(answers[2], key, wrong))
+        assert 0 < len(server.disputed) <= 2
+        assert all(who == 2 for _, who in server.disputed)
+        server._attempt = kept
     for answer in answers.values():
         server.shares(answer)
     refused(server, "replay", server.shares, answers[2])
+    assert server.disputed == []
+    assert server.disputes() == {}
+    assert server.liars() == {}
     assert np.array_equal(server.open(), plain_sum(values.values()))
 
 
@@ -405,7 +436,8 @@ def test_a_dishonest_committee_member_is_named(five):
         server.upload(upload)
     for who, request in server.unseal().items():
         server.shares(clients[who].unseal(request))
-    refused(server, f"client {member} committed to another seal than the one it shared", server.open)
+    assert set(server.liars()) == {member}
+    refused(server, f"client {member}: it committed to another seal than the one it shared", server.open)
 
 
 def test_the_server_opens_rounds_in_order(five):

@@ -53,13 +53,15 @@ def test_everyone_restarts_after_every_message():
 def test_a_restarted_client_keeps_its_rules():
     server, clients = enrolled(IDS)
     values = vectors(IDS, server.rules)
-    clients[0].upload(announcement(server, IDS, round_index=2, attempt=1), values[0])
+    clients[0].upload(announcement(server, IDS, round_index=2), values[0])
     back = twin(clients[0])
     assert snapshot(back) == snapshot(clients[0])
     with pytest.raises(ProtocolAbort, match="answered with another vector"):
-        back.upload(announcement(server, IDS, round_index=2, attempt=1), values[1])
+        back.upload(announcement(server, IDS, round_index=2), values[1])
+    with pytest.raises(ProtocolAbort, match="attempt 2 comes after attempt 0"):
+        back.upload(announcement(server, IDS[:3], round_index=2, attempt=2), values[0])
     with pytest.raises(ProtocolAbort, match="with another cohort"):
-        back.upload(announcement(server, IDS[:3], round_index=2, attempt=1), values[0])
+        back.upload(announcement(server, IDS[:3], round_index=2), values[0])
     with pytest.raises(ProtocolAbort, match="wrong round: 1 is over"):
         back.upload(announcement(server, IDS, round_index=1), values[0])
     server.announce(3, IDS, 5)

@@ -1,8 +1,8 @@
 """The published numbers of vectors.json, and how a test claims to cover them.
 
-A test file holds a dispatch from id patterns to functions of the entry's inputs. Every entry of kind "paper"
-or "check" with the file's prefix must have one; "verified" entries are covered where a formula of the papers
-gives them, the rest belongs to the accountant's tests.
+A test file holds a dispatch from id patterns to functions of the entry's inputs, and `vectors` makes tests of it.
+Every entry of kind "paper" or "check" with the file's prefix must have a function; "verified" entries are covered
+where a formula of the papers gives them, the rest belongs to the accountant's tests.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 Entry = dict[str, Any]
 Dispatch = Mapping[str, Callable[[dict[str, Any]], Any]]
@@ -33,19 +34,6 @@ def lookup(dispatch: Dispatch, entry: Entry) -> Callable[[dict[str, Any]], Any] 
     return dispatch[max(fits, key=len)] if fits else None
 
 
-def covered(dispatch: Dispatch, prefix: str) -> list[Entry]:
-    """The entries of `prefix` that the dispatch evaluates."""
-    return [entry for entry in entries(prefix) if lookup(dispatch, entry)]
-
-
-def missing(dispatch: Dispatch, prefix: str) -> list[str]:
-    """Ids of kind "paper" or "check" that the dispatch forgets, and patterns that fit nothing."""
-    all_entries = entries(prefix)
-    forgotten = [e["id"] for e in all_entries if e["kind"] != "verified" and not lookup(dispatch, e)]
-    idle = [p for p in dispatch if not any(fnmatchcase(e["id"], p) for e in all_entries)]
-    return forgotten + idle
-
-
 def check(dispatch: Dispatch, entry: Entry) -> None:
     """Evaluate an entry and compare; null stands for a value that does not exist (NaN)."""
     function = lookup(dispatch, entry)
@@ -55,3 +43,37 @@ def check(dispatch: Dispatch, entry: Entry) -> None:
         assert math.isnan(actual), f"{entry['id']}: expected no value, got {actual}"
     else:
         np.testing.assert_allclose(actual, expected, rtol=entry["rtol"], atol=0, err_msg=entry["id"])
+
+
+def vectors(dispatch: Dispatch, prefix: str) -> tuple[Callable[..., None], Callable[[], None]]:
+    """Two tests: each entry of `prefix` that the dispatch evaluates, and that it forgets none and has no idle
+    pattern."""
+    all_entries = entries(prefix)
+
+    @pytest.mark.parametrize("entry", [e for e in all_entries if lookup(dispatch, e)], ids=lambda e: e["id"])
+    def value(entry: Entry) -> None:
+        check(dispatch, entry)
+
+    def coverage() -> None:
+        forgotten = [e["id"] for e in all_entries if e["kind"] != "verified" and not lookup(dispatch, e)]
+        idle = [p for p in dispatch if not any(fnmatchcase(e["id"], p) for e in all_entries)]
+        assert forgotten + idle == [], f"forgotten: {forgotten}; fits nothing: {idle}"
+
+    return value, coverage
+
+
+def periodic(v: dict[str, Any]) -> dict[str, Any]:
+    """What the bounds of CPFed and Concentrated have in common, from their letters."""
+    return {
+        "client_lr": v["eta"],
+        "smoothness": v["L"],
+        "local_steps": v["tau"],
+        "num_rounds": v["K"] / v["tau"],
+        "num_params": v["d"],
+        "noise_std": v["sigma"],
+        "initial_gap": v["gap"],
+        "strong_convexity": v.get("lam", 0.0),
+    }
+
+
+PERIODIC = periodic({"eta": 0.01, "L": 1.0, "tau": 10, "K": 200, "d": 100, "sigma": 0.05, "gap": 0.7, "lam": 0.1})

@@ -63,9 +63,9 @@ def cpfed_round(i):
     return accounting.aggregated_round_mu(
         math.sqrt(2 * i["T"] * i["tau"] / (i["n"] * rho)) / 2,
         i["tau"],
-        local_steps=i["tau"],
+        rates=[1.0] * i["tau"],
         others=accounting.honest_others(i["r"], i["c"]),
-        step_smoothness=i.get("eta_beta", 1.0),
+        smoothness=i.get("eta_beta", 1.0),
         convex=True,
     )
 
@@ -79,9 +79,9 @@ def single_use(i):
     mu = accounting.aggregated_round_mu(
         i["z"],
         1,
-        local_steps=i["tau"],
+        rates=[1.0] * i["tau"],
         others=accounting.honest_others(i["r"], i["c"]),
-        step_smoothness=i.get("eta_beta", 1.0),
+        smoothness=i.get("eta_beta", 1.0),
         convex=True,
     )
     return accounting.gaussian_epsilon(math.sqrt(i["U"]) * mu, i["delta"])

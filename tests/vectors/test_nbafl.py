@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,128 +11,91 @@ from dither.errors import SpecError
 from dither.papers.theory import common
 from dither.papers.theory import nbafl as nb
 from dither.papers.theory import nbafl_convergence as conv
+from dither.papers.theory.nbafl import Params
 
-from .published import check, covered, missing
+from .published import vectors
 
-
-def noise(v):
-    return {
-        "epsilon": v["eps"],
-        "delta": v["delta"],
-        "param_clip": v["C"],
-        "min_client_size": v["m"],
-        "exposures": v.get("L", 1),
-    }
+LOSS = conv.LossConstants(1.0, 1.0, 0.5, 1.2, 10.0, 2.3)
+RUN = Params(param_clip=20.0, min_client_size=100, exposures=1, num_rounds=25, num_clients=50)
+BUDGET = {"epsilon": 50.0, "delta": 0.01}
 
 
-def rounds(v):
-    return noise(v) | {"num_rounds": v["T"], "num_clients": v["N"]}
+def params(v):
+    given = (v.get("C", 20), v.get("m", 100), v.get("L", 1), v.get("T", 1), v.get("N", 1))
+    return Params(*given, v.get("K"))
 
 
-def scheduled(v):
-    return rounds(v) | {"cohort_size": v["K"]}
-
-
-def some(kwargs, *names):
-    return {name: kwargs[name] for name in names}
-
-
-def schedule_only(v):
-    return {"epsilon": v["eps"], "num_rounds": v["T"], "num_clients": v["N"], "cohort_size": v["K"]}
-
-
-def uplink_only(v):
-    return some(scheduled(v), "epsilon", "num_clients", "cohort_size", "exposures")
+def budget(v):
+    return {"epsilon": v["eps"], "delta": v["delta"]}
 
 
 def loss(v):
     return conv.LossConstants(v["rho"], v["beta"], v["l"], v["B"], v["mu"], v["Theta"])
 
 
-def setting(v):
-    return {
-        "delta": v["delta"],
-        "param_clip": v["C"],
-        "min_client_size": v["m"],
-        "num_clients": v["N"],
-    }
-
-
-def run(v):
-    return setting(v) | {"epsilon": v["eps"], "num_rounds": v["T"]}
-
-
 def sigma_a(v):
-    up = nb.uplink_noise_std(**noise(v))
-    down = nb.downlink_noise_std(**rounds(v))
-    direct = nb.required_aggregate_noise_std(**rounds(v))
+    up = nb.uplink_noise_std(params(v), **budget(v))
+    down = nb.downlink_noise_std(params(v), **budget(v))
+    direct = nb.required_aggregate_noise_std(params(v), **budget(v))
     value = nb.aggregate_noise_std(uplink_std=up, downlink_std=down, weights_sq_sum=1 / v["N"])
     assert value == pytest.approx(direct, rel=1e-12)  # eq (13) is the same number
     return value
 
 
 def both_required(v):
-    kwargs = {k: x for k, x in scheduled(v).items() if k != "exposures"}
-    return [nb.scheduled_required_noise_std(form=form, **kwargs) for form in ("printed", "corrected")]
+    forms = ("printed", "corrected")
+    return [nb.scheduled_required_noise_std(params(v), **budget(v), form=form) for form in forms]
 
 
 DISPATCH = {
     "nb.c": lambda v: common.gaussian_constant(v["delta"]),
-    "nb.sigmaU.*": lambda v: nb.uplink_noise_std(**noise(v)),
-    "nb.sigmaD.*": lambda v: nb.downlink_noise_std(**rounds(v)),
+    "nb.sigmaU.*": lambda v: nb.uplink_noise_std(params(v), **budget(v)),
+    "nb.sigmaD.*": lambda v: nb.downlink_noise_std(params(v), **budget(v)),
     "nb.sigmaA.*": sigma_a,
-    "nb.gamma.*": lambda v: nb.scheduling_gamma(**uplink_only(v)),
-    "nb.threshold.*": lambda v: nb.scheduling_threshold(**uplink_only(v)),
-    "nb.b.*": lambda v: nb.scheduling_factor(**schedule_only(v)),
-    "nb.sigmaD_K.*": lambda v: nb.scheduled_downlink_noise_std(**scheduled(v)),
-    "nb.sigmaA_K.*": lambda v: nb.scheduled_aggregate_noise_std(**scheduled(v)),
-    "nb.K_min_defined.*": lambda v: nb.min_defined_cohort(epsilon=v["eps"], num_rounds=v["T"], num_clients=v["N"]),
-    "nb.K_min_noise.*": lambda v: nb.quietest_cohort(**rounds(v)),
-    "nb.base_eps_paper.*": lambda v: nb.scheduled_base_epsilon(**schedule_only(v)),
-    "nb.base_eps_correct.*": lambda v: nb.scheduled_base_epsilon_corrected(**schedule_only(v)),
+    "nb.gamma.*": lambda v: nb.scheduling_gamma(params(v), epsilon=v["eps"]),
+    "nb.threshold.*": lambda v: nb.scheduling_threshold(params(v), epsilon=v["eps"]),
+    "nb.b.*": lambda v: nb.scheduling_factor(params(v), epsilon=v["eps"]),
+    "nb.sigmaD_K.*": lambda v: nb.scheduled_downlink_noise_std(params(v), **budget(v)),
+    "nb.sigmaA_K.*": lambda v: nb.scheduled_aggregate_noise_std(params(v), **budget(v)),
+    "nb.K_min_defined.*": lambda v: nb.min_defined_cohort(params(v), epsilon=v["eps"]),
+    "nb.K_min_noise.*": lambda v: nb.quietest_cohort(params(v), **budget(v)),
+    "nb.base_eps_paper.*": lambda v: nb.scheduled_base_epsilon(params(v), epsilon=v["eps"]),
+    "nb.base_eps_correct.*": lambda v: nb.scheduled_base_epsilon_corrected(params(v), epsilon=v["eps"]),
     "nb.downlink_noise_paper_vs_correct.*": both_required,
     "nb.lambda2": lambda v: conv.increment_coefficients(loss(v)).gradient,
     "nb.P": lambda v: conv.contraction(loss(v)),
-    "nb.kappa1": lambda v: conv.noise_coefficients(loss(v), **setting(v))[0],
-    "nb.kappa0": lambda v: conv.noise_coefficients(loss(v), **setting(v))[1],
-    "nb.thm2.T*": lambda v: conv.convergence(loss(v), **run(v)).total,
-    "nb.thm2.Topt.*": lambda v: conv.optimal_num_rounds(loss(v), epsilon=v["eps"], **setting(v)),
-    "nb.eq15.*": lambda v: conv.curvature(loss(v), **run(v)),
+    "nb.kappa1": lambda v: conv.noise_coefficients(loss(v), params(v), delta=v["delta"])[0],
+    "nb.kappa0": lambda v: conv.noise_coefficients(loss(v), params(v), delta=v["delta"])[1],
+    "nb.thm2.T*": lambda v: conv.convergence(loss(v), params(v), **budget(v)).total,
+    "nb.thm2.Topt.*": lambda v: conv.optimal_num_rounds(loss(v), params(v), **budget(v)),
+    "nb.eq15.*": lambda v: conv.curvature(loss(v), params(v), **budget(v)),
     "nb.thm2_corrected.*": lambda v: (
-        conv.convergence_corrected(loss(v), exposures=v["L"], num_params=v["d"], **run(v)).total
+        conv.convergence_corrected(loss(v), params(v), **budget(v), num_params=v["d"]).total
     ),
-    "nb.thm3.T*": lambda v: conv.scheduled_convergence(loss(v), cohort_size=v["K"], **run(v)).total,
+    "nb.thm3.T*": lambda v: conv.scheduled_convergence(loss(v), params(v), **budget(v)).total,
     "nb.thm3.Q.*": lambda v: conv.scheduled_contraction(loss(v), cohort_size=v["K"]),
 }
-FIG = {"epsilon": 50.0, "delta": 0.01, "param_clip": 20.0, "min_client_size": 100, "exposures": 1}
-LOSS = conv.LossConstants(1.0, 1.0, 0.5, 1.2, 10.0, 2.3)
-RUN = {"delta": 0.01, "param_clip": 20.0, "min_client_size": 100, "num_clients": 50}
 
 
-@pytest.mark.parametrize("entry", covered(DISPATCH, "nb"), ids=lambda e: e["id"])
-def test_published_value(entry):
-    check(DISPATCH, entry)
-
-
-def test_every_paper_entry_is_covered():
-    assert missing(DISPATCH, "nb") == []
+test_published_value, test_every_paper_entry_is_covered = vectors(DISPATCH, "nb")
 
 
 @pytest.mark.parametrize("num_rounds", [1, 7, 8, 25, 200])
 @pytest.mark.parametrize("exposures", [1, 3])
 def test_full_cohort_reduces_lemma4_to_theorem1(num_rounds, exposures):
-    kwargs = FIG | {"num_rounds": num_rounds, "num_clients": 50, "exposures": exposures}
-    assert nb.scheduled_downlink_noise_std(cohort_size=50, **kwargs) == pytest.approx(
-        nb.downlink_noise_std(**kwargs), rel=1e-12
+    run = RUN._replace(num_rounds=num_rounds, exposures=exposures, cohort_size=50)
+    assert nb.scheduled_downlink_noise_std(run, **BUDGET) == pytest.approx(
+        nb.downlink_noise_std(run, **BUDGET), rel=1e-12
     )
-    assert nb.scheduling_factor(epsilon=50.0, num_rounds=num_rounds, num_clients=50, cohort_size=50) == 1
+    assert nb.scheduling_factor(run, epsilon=50.0) == 1
 
 
 def test_lemma4_is_continuous_at_its_threshold():
-    edge = nb.scheduling_threshold(epsilon=50.0, num_clients=50, cohort_size=20, exposures=1)
+    run = RUN._replace(cohort_size=20)
+    edge = nb.scheduling_threshold(run, epsilon=50.0)
     near = edge * (1 + np.array([-1e-9, 1e-9, 1e-6]))
-    std = nb.scheduled_downlink_noise_std(num_rounds=near, num_clients=50, cohort_size=20, **FIG)
-    later = nb.scheduled_downlink_noise_std(num_rounds=2 * edge, num_clients=50, cohort_size=20, **FIG)
+    std = nb.scheduled_downlink_noise_std(run._replace(num_rounds=near), **BUDGET)
+    later = nb.scheduled_downlink_noise_std(run._replace(num_rounds=2 * edge), **BUDGET)
     assert std[0] == 0
     assert 0 < std[1] < std[2] < 1e-2 * later
 
@@ -149,33 +110,31 @@ def test_lemma4_is_continuous_at_its_threshold():
 )
 def test_lemma4_never_meets_its_undefined_region(num_clients, share, num_rounds, exposures, epsilon):
     cohort = max(1, int(share * num_clients))
-    kwargs = FIG | {"epsilon": epsilon, "exposures": exposures, "num_rounds": num_rounds}
-    std = nb.scheduled_downlink_noise_std(num_clients=num_clients, cohort_size=cohort, **kwargs)
+    run = Params(20.0, 100, exposures, num_rounds, num_clients, cohort)
+    std = nb.scheduled_downlink_noise_std(run, epsilon=epsilon, delta=0.01)
     assert np.isfinite(std)
     assert std >= 0
-    shape = {"epsilon": epsilon, "num_rounds": num_rounds, "num_clients": num_clients}
-    factor = nb.scheduling_factor(cohort_size=cohort, **shape)
-    assert np.isnan(factor) == (cohort < nb.min_defined_cohort(**shape))
+    factor = nb.scheduling_factor(run, epsilon=epsilon)
+    assert np.isnan(factor) == (cohort < nb.min_defined_cohort(run, epsilon=epsilon))
     if np.isnan(factor):
         assert std == 0
-        assert "no value" in nb.scheduling_note(cohort_size=cohort, exposures=exposures, **shape)
+        assert "no value" in nb.scheduling_note(run, epsilon=epsilon)
 
 
 def test_scheduling_note_names_the_branch():
-    kwargs = {"epsilon": 50.0, "num_clients": 50, "cohort_size": 20, "exposures": 1}
-    assert "adds noise" in nb.scheduling_note(num_rounds=200, **kwargs)
-    note = nb.scheduling_note(num_rounds=25, **kwargs)
+    run = RUN._replace(cohort_size=20)
+    assert "adds noise" in nb.scheduling_note(run._replace(num_rounds=200), epsilon=50.0)
+    note = nb.scheduling_note(run, epsilon=50.0)
     assert "sets the downlink noise to 0" in note
     assert "cohort_size=20 is below 44" in note
 
 
 def test_inverses_round_trip():
     epsilon = np.linspace(1, 100, 30)
-    kwargs = FIG | {"epsilon": epsilon}
-    up = nb.uplink_noise_std(**kwargs | {"exposures": 3})
+    up = nb.uplink_noise_std(RUN._replace(exposures=3), epsilon=epsilon, delta=0.01)
     back = nb.uplink_epsilon_of_noise(noise_std=up, sensitivity=0.4, delta=0.01, exposures=3)
     np.testing.assert_allclose(back, epsilon, rtol=1e-12)
-    total = nb.required_aggregate_noise_std(num_rounds=25, num_clients=50, **kwargs)
+    total = nb.required_aggregate_noise_std(RUN, epsilon=epsilon, delta=0.01)
     Delta = nb.downlink_sensitivity(param_clip=20, min_client_size=100, weights=np.full(50, 1 / 50))
     back = nb.downlink_epsilon_of_noise(noise_std=total, sensitivity=Delta, delta=0.01, num_rounds=25)
     np.testing.assert_allclose(back, epsilon, rtol=1e-12)
@@ -184,32 +143,30 @@ def test_inverses_round_trip():
 
 
 def test_scheduled_inverse_recovers_epsilon_where_noise_was_added():
-    kwargs = FIG | {"num_clients": 50, "cohort_size": 20}
-    std = nb.scheduled_aggregate_noise_std(num_rounds=200, **kwargs)
-    args = {"sensitivity": 2 * 20 / (100 * 20), "delta": 0.01, "num_clients": 50, "cohort_size": 20}
-    assert nb.scheduled_epsilon_of_noise(noise_std=std, num_rounds=200, **args) == pytest.approx(50, rel=1e-12)
-    quiet = nb.scheduled_aggregate_noise_std(num_rounds=25, **kwargs)
-    gamma = nb.scheduling_gamma(epsilon=50.0, num_clients=50, cohort_size=20, exposures=1)
-    claimed = nb.scheduled_epsilon_of_noise(noise_std=quiet, num_rounds=25, **args)
+    short, release = RUN._replace(cohort_size=20), {"sensitivity": 2 * 20 / (100 * 20), "delta": 0.01}
+    long = short._replace(num_rounds=200)
+    std = nb.scheduled_aggregate_noise_std(long, **BUDGET)
+    assert nb.scheduled_epsilon_of_noise(long, noise_std=std, **release) == pytest.approx(50, rel=1e-12)
+    quiet = nb.scheduled_aggregate_noise_std(short, **BUDGET)
+    gamma = nb.scheduling_gamma(short, epsilon=50.0)
+    claimed = nb.scheduled_epsilon_of_noise(short, noise_std=quiet, **release)
     assert claimed == pytest.approx(25 * gamma, rel=1e-12)  # below ε: the uplink noise suffices
     assert claimed < 50
 
 
 def test_corrected_lemma4_asks_for_more_noise_as_the_cohort_shrinks():
     K = np.array([50, 40, 30, 20, 10])
-    kwargs = {k: v for k, v in FIG.items() if k != "exposures"} | {"num_rounds": 200, "num_clients": 50}
-    required = nb.scheduled_required_noise_std(cohort_size=K, form="corrected", **kwargs)
+    run = RUN._replace(num_rounds=200, cohort_size=K)
+    required = nb.scheduled_required_noise_std(run, **BUDGET, form="corrected")
     np.testing.assert_allclose(required, [0.0994, 0.1023, 0.1069, 0.1158, 0.1406], atol=6e-5)  # N4 (ii)
-    plain = nb.scheduled_required_noise_std(cohort_size=K, form="uncredited", **kwargs)
+    plain = nb.scheduled_required_noise_std(run, **BUDGET, form="uncredited")
     assert np.all(plain >= required * (1 - 1e-12))
     for credit, target in ((False, plain), (True, required)):
-        down = nb.scheduled_downlink_noise_std_corrected(
-            cohort_size=K, exposures=1, sampling_credit=credit, **kwargs
-        )
-        up = nb.uplink_noise_std(**FIG)
+        down = nb.scheduled_downlink_noise_std_corrected(run, **BUDGET, sampling_credit=credit)
+        up = nb.uplink_noise_std(run, **BUDGET)
         np.testing.assert_allclose(np.sqrt(down**2 + up**2 / K), target, rtol=1e-12)
     with pytest.raises(SpecError, match="form='typo'"):
-        nb.scheduled_required_noise_std(cohort_size=20, form="typo", **kwargs)
+        nb.scheduled_required_noise_std(run, **BUDGET, form="typo")
 
 
 def test_general_weights():
@@ -221,14 +178,10 @@ def test_general_weights():
 
 def test_claims_per_channel():
     up, down = nb.channel_claims(
-        uplink_std=float(nb.uplink_noise_std(**FIG)),
-        aggregate_std=float(nb.required_aggregate_noise_std(num_rounds=25, num_clients=50, **FIG)),
-        param_clip=20.0,
-        min_client_size=100,
+        RUN,
+        uplink_std=float(nb.uplink_noise_std(RUN, **BUDGET)),
+        aggregate_std=float(nb.required_aggregate_noise_std(RUN, **BUDGET)),
         delta=0.01,
-        exposures=1,
-        num_rounds=25,
-        num_clients=50,
     )
     assert (up.value, down.value) == (pytest.approx(50), pytest.approx(50))
     broken = common.failing(up.conditions)
@@ -238,14 +191,14 @@ def test_claims_per_channel():
 
 def test_cohort_larger_than_the_federation_is_refused():
     with pytest.raises(SpecError, match="cohort_size=60 exceeds num_clients=50"):
-        nb.scheduled_downlink_noise_std(num_rounds=25, num_clients=50, cohort_size=60, **FIG)
+        nb.scheduled_downlink_noise_std(RUN._replace(cohort_size=60), **BUDGET)
 
 
 def test_theorem2_curvature_is_the_derivative():
     T = np.array([24.99, 25.0, 25.01])
-    h = conv.convergence(LOSS, epsilon=50.0, num_rounds=T, **RUN).total
+    h = conv.convergence(LOSS, RUN._replace(num_rounds=T), **BUDGET).total
     numeric = (h[0] - 2 * h[1] + h[2]) / 0.01**2
-    assert conv.curvature(LOSS, epsilon=50.0, num_rounds=25, **RUN) == pytest.approx(numeric, rel=1e-5)
+    assert conv.curvature(LOSS, RUN, **BUDGET) == pytest.approx(numeric, rel=1e-5)
 
 
 def test_lemma3_terms():
@@ -257,20 +210,19 @@ def test_lemma3_terms():
 
 
 def test_optimal_rounds_grow_with_epsilon():
-    best = [conv.optimal_num_rounds(LOSS, epsilon=e, **RUN) for e in (50, 60, 100)]
+    best = [conv.optimal_num_rounds(LOSS, RUN, epsilon=e, delta=0.01) for e in (50, 60, 100)]
     assert best == [42, 44, 52]
 
 
 def test_optimal_cohort_is_defined_and_smallest():
-    kwargs = RUN | {"epsilon": 50.0, "num_rounds": 200}
-    best = conv.optimal_cohort(LOSS, **kwargs)
-    totals = conv.scheduled_convergence(LOSS, cohort_size=np.arange(1, 51), **kwargs).total
+    run = RUN._replace(num_rounds=200, cohort_size=np.arange(1, 51))
+    best = conv.optimal_cohort(LOSS, run, **BUDGET)
+    totals = conv.scheduled_convergence(LOSS, run, **BUDGET).total
     assert np.isnan(totals[0])
     assert totals[best - 1] == np.nanmin(totals)
-    by_rounds = conv.optimal_num_rounds(LOSS, epsilon=50.0, cohort_size=20, **RUN)
-    over_rounds = conv.scheduled_convergence(
-        LOSS, cohort_size=20, epsilon=50.0, num_rounds=np.arange(1, 1001), **RUN
-    ).total
+    run = RUN._replace(num_rounds=np.arange(1, 1001), cohort_size=20)
+    by_rounds = conv.optimal_num_rounds(LOSS, run, **BUDGET)
+    over_rounds = conv.scheduled_convergence(LOSS, run, **BUDGET).total
     assert over_rounds[by_rounds - 1] == np.nanmin(over_rounds)
 
 
@@ -278,20 +230,19 @@ def test_conditions_of_the_theorems():
     assert all(holds for _, holds in conv.convergence_conditions(LOSS))
     weak = LOSS._replace(proximal=1.0)
     assert common.failing(conv.convergence_conditions(weak))
-    args = {"epsilon": 50.0, "num_rounds": 25, "num_clients": 50}
-    failing = common.failing(conv.scheduled_convergence_conditions(LOSS, cohort_size=20, **args))
+    run = RUN._replace(cohort_size=20)
+    failing = common.failing(conv.scheduled_convergence_conditions(LOSS, run, epsilon=50.0))
     assert len(failing) == 1
     assert "K = 20" in failing[0]
 
 
 def test_corrected_bound_without_contraction_grows_by_rounds():
     weak = LOSS._replace(proximal=1.0)  # λ_2 > 0: PL may not be used
-    kwargs = RUN | {"epsilon": 50.0, "exposures": 1, "num_params": 10}
-    one = conv.convergence_corrected(weak, num_rounds=10, **kwargs)
+    one = conv.convergence_corrected(weak, RUN._replace(num_rounds=10), **BUDGET, num_params=10)
     lam = conv.increment_coefficients(weak, corrected=True)
     assert one.optimisation == pytest.approx(2.3 + 10 * lam.gradient)
-    wide = conv.convergence_corrected(LOSS, num_rounds=25, **kwargs | {"num_params": 203_530})
-    assert wide.total > 1e2 * conv.convergence_corrected(LOSS, num_rounds=25, **kwargs).noise_quadratic
+    wide, narrow = (conv.convergence_corrected(LOSS, RUN, **BUDGET, num_params=d) for d in (203_530, 10))
+    assert wide.total > 1e2 * narrow.noise_quadratic
 
 
 def test_expected_norm_between_jensen_bounds():
@@ -302,16 +253,16 @@ def test_expected_norm_between_jensen_bounds():
     np.testing.assert_allclose(value[2:], np.sqrt(d[2:] - 0.5), rtol=2e-3)
 
 
-def test_bounds_over_a_grid_are_fast():
+def test_bounds_over_a_grid():
     T, K = np.meshgrid(np.arange(1, 201), np.linspace(1, 50, 200))
-    start = time.perf_counter()
-    second = conv.convergence(LOSS, epsilon=60.0, num_rounds=T, **RUN)
-    third = conv.scheduled_convergence(LOSS, epsilon=60.0, num_rounds=T, cohort_size=K, **RUN)
-    std = nb.scheduled_aggregate_noise_std(num_rounds=T, num_clients=50, cohort_size=K, **FIG)
-    assert time.perf_counter() - start < 1
+    run, budget = RUN._replace(num_rounds=T, cohort_size=K), {"epsilon": 60.0, "delta": 0.01}
+    second = conv.convergence(LOSS, run, **budget)
+    third = conv.scheduled_convergence(LOSS, run, **budget)
+    std = nb.scheduled_aggregate_noise_std(run, **budget)
     assert second.total.shape == third.total.shape == std.shape == (200, 200)
     np.testing.assert_allclose(
         second.optimisation + second.noise_linear + second.noise_quadratic, second.total, rtol=1e-14
     )
-    one = conv.scheduled_convergence(LOSS, epsilon=60.0, num_rounds=T[150, 120], cohort_size=K[150, 120], **RUN)
-    assert third.total[150, 120] == pytest.approx(one.total, rel=1e-12)
+    one = run._replace(num_rounds=T[150, 120], cohort_size=K[150, 120])
+    total = conv.scheduled_convergence(LOSS, one, **budget).total
+    assert third.total[150, 120] == pytest.approx(total, rel=1e-12)

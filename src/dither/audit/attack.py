@@ -283,13 +283,13 @@ class _Auditor:
     # Pieces
 
     def _schedule(self, view: str, rounds: int | None) -> Schedule:
-        privacy, cohort = self.task.spec.privacy, self.task.spec.cohort_size
+        spec = self.task.spec
         return schedule(
             self.task.cohorts,
             self.sizes,
             view=view,
             rounds=rounds,
-            colluders=min(privacy.colluders, cohort - 1) if view == "sum" else 0,
+            colluders=min(spec.colluders, spec.cohort_size - 1) if view == "sum" else 0,
         )
 
     def _release(self, plan: Schedule) -> tuple[Release, ...]:

@@ -1,7 +1,9 @@
-"""dither budget show, set, history."""
+"""dither budget show, set, same, other, history."""
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +15,7 @@ from dither.errors import SpecError
 
 app = typer.Typer(help="Privacy budgets: what was spent on which data, and how much may be.", no_args_is_help=True)
 Data = Annotated[str, typer.Argument(metavar="DATA", help="Your own file, or the name of a data set.")]
+Known = Annotated[str, typer.Argument(metavar="KNOWN", help="A data set of the ledger: its id, name or file.")]
 
 
 @app.command("show")
@@ -33,7 +36,7 @@ def budget_show(
             budget = spent.budget
             rows.append(
                 {
-                    "data": data or dataset[:8],
+                    "data": data or book.called(dataset),
                     "client": spent.client,
                     "spent": epsilon_text(spent.epsilon),
                     "budget": epsilon_text(budget.epsilon) if budget else "none",
@@ -59,20 +62,66 @@ def budget_set(
     ] = "upload",
     adjacency: Annotated[str, typer.Option(help="add/remove or replace-one.")] = "replace-one",
     client: Annotated[str | None, typer.Option(help="One client of a column partition (default: all).")] = None,
+    id: Annotated[
+        str, typer.Option(help="Your name for these records: files with one name are charged together.")
+    ] = "",
     ledger: LedgerFile = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Raise a budget without asking.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Set a budget: a run that would exceed it stops at the last round it can pay."""
+    """Set a budget: a run that would exceed it stops at the last round it can pay. Raising one asks first."""
     from dither.spending import Budget
 
     book = _ledger(ledger)
-    limit = Budget(epsilon, delta, view, adjacency)
-    book.set_budget(_data_id(book, data), limit, client)
+    limit = Budget(epsilon, delta, view, adjacency).check()
+    dataset = _data_id(book, data)
+    if id:
+        book.identify(dataset, file=Path(data).name, name=id)
+    was = book.budget(dataset, client)
+    if was is not None and not limit.within(was) and not yes and not as_json and sys.stdin.isatty():
+        yes = typer.confirm(f"Raise the budget of {data} from {was} to {limit}?", err=True)
+    book.set_budget(dataset, limit, client, raising=yes)
     if as_json:
         print_table([{"data": data, "client": client, **limit._asdict()}], as_json=True)
     elif not quiet:
         typer.echo(f"budget of {data}{f', client {client}' if client else ''}: {limit}")
+
+
+@app.command("same")
+def budget_same(
+    data: Data,
+    known: Known,
+    ledger: LedgerFile = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Say that a file holds records of a data set that is known: from now on they are charged together."""
+    book = _ledger(ledger)
+    book.identify(_data_id(book, data), file=Path(data).name, name=_known(book, known))
+    _said(f"{data} is charged together with {book.called(_known(book, known))}", as_json, quiet)
+
+
+@app.command("other")
+def budget_other(
+    data: Data,
+    known: Known,
+    ledger: LedgerFile = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Say so without being asked.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Say that a file holds other people's records than a data set it shares rows with."""
+    book = _ledger(ledger)
+    dataset, than = _data_id(book, data), _known(book, known)
+    if not yes and not as_json and sys.stdin.isatty():
+        yes = typer.confirm(
+            f"Is nobody of {book.called(than)} in {data}? Records in both will be spent twice.", err=True
+        )
+    if not yes:
+        raise SpecError(f"nobody has confirmed that {data!r} holds other people's records: confirm it with --yes")
+    book.declare_other(dataset, than)
+    _said(f"{data} holds other records than {book.called(than)}", as_json, quiet)
 
 
 @app.command("history")
@@ -94,8 +143,13 @@ def budget_history(
 
 
 def _history_row(entry: Any) -> dict[str, Any]:
-    if entry.kind == "budget":
+    if entry.kind == "data":
+        what = _about(entry.about)
+    elif entry.kind == "budget":
         what = f"budget {entry.budget}" if entry.budget else "budget removed"
+        if entry.was is not None:
+            raised = entry.budget is None or not entry.budget.within(entry.was)
+            what = f"{what}, {'raised from' if raised else 'before:'} {entry.was}"
     else:
         counts = [sum(count for _, count in charge.participations) for charge in entry.charges]
         what = f"rounds {entry.rounds[0]} to {entry.rounds[1] - 1}, {max(counts)} participations at most"
@@ -110,6 +164,30 @@ def _history_row(entry: Any) -> dict[str, Any]:
     }
 
 
+def _about(about: Any) -> str:
+    said = [
+        *([f"file {about.file}"] if about.file else []),
+        *([f"called {about.name}"] if about.name else []),
+        *(f"the same records as {each[:8]}" for each in about.same),
+        *(f"other records than {each[:8]}" for each in about.other),
+        *(f"known to ledger {each[:8]} too" for each in about.besides),
+    ]
+    return "data: " + ", ".join(said or ["a sketch of its records"])
+
+
+def _said(text: str, as_json: bool, quiet: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({"recorded": text}, ensure_ascii=False))
+    elif not quiet:
+        typer.echo(text)
+
+
+def _known(book: Any, name: str) -> str:
+    """The id of a data set of the ledger, by what somebody calls it."""
+    found = book.find(name)
+    return found if found is not None else _data_id(book, name)
+
+
 def _ledger(path: Path | None) -> Any:
     from dither.spending import Ledger
 
@@ -122,6 +200,10 @@ def _data_id(book: Any, data: str) -> str:
 
     if data in entries():
         return data_id(book, name=data)
-    if not Path(data).expanduser().exists():
-        raise SpecError(f"{data!r} is neither a file (or folder) nor a data set of `dither data list`")
-    return data_id(book, path=data)
+    if Path(data).expanduser().exists():
+        return data_id(book, path=data)
+    if (known := book.find(data)) is not None:
+        return known
+    raise SpecError(
+        f"{data!r} is neither a file (or folder), nor a data set of `dither data list` or of {book.path}"
+    )

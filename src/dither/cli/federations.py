@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from dither.cli.options import DataDir, Json, LedgerFile, Quiet, Settings
-from dither.cli.printing import epsilon_text, escape, print_event, print_table, short_form, terminal
+from dither.cli.options import DataDir, Json, LedgerFile, NewLedger, Quiet, Settings
+from dither.cli.printing import against, epsilon_text, escape, print_event, print_table, short_form, terminal
 from dither.cli.stopping import going_on
 from dither.errors import ConfigError, FederationError
 
@@ -88,14 +88,20 @@ def join(
         str, typer.Option(help="Label column (default: the one the federation's schema names).")
     ] = "",
     ledger: LedgerFile = None,
+    new_ledger: NewLedger = False,
     yes: Annotated[
         bool, typer.Option("--yes", help="Approve the first terms that are offered, without asking.")
     ] = False,
     approve: Annotated[
         str, typer.Option(metavar="DIGEST", help="Approve the terms with this digest, without asking.")
     ] = "",
+    method: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE.py", help="A method's file that the terms may name: you have read it."),
+    ] = None,
     test: Annotated[bool, typer.Option("--test", help="Accept noise from a public seed: no protection.")] = False,
-    patience: Annotated[float, typer.Option(help="Seconds to go on trying without a connection.")] = 300.0,
+    patience: Annotated[float, typer.Option(help="Seconds to go on trying without a connection.")] = 3600.0,
+    idle: Annotated[float, typer.Option(help="Seconds to wait for a question of the server's.")] = 86400.0,
     behind_supernode: Annotated[
         bool, typer.Option("--behind-supernode", help="Serve a SuperNode of Flower's on this machine.")
     ] = False,
@@ -124,9 +130,12 @@ def join(
             server=server,
             folder=federation,
             ledger=ledger,
+            new_ledger=new_ledger,
             approve=ask,
+            methods=method or (),
             seeded=test,
             patience=patience,
+            idle=idle,
             behind_supernode=behind_supernode,
             say=say,
         )
@@ -352,13 +361,19 @@ class _ServerView(_Silent):
         if event == "waiting":
             return f"waiting for {', '.join(facts['parties'])} to {facts['to']}"
         if event == "terms":
-            return f"terms {facts['digest'][:16]} sent to {len(facts['parties'])} parties"
+            warning = f"\nWARNING: {facts['warning']}" * bool(facts["warning"])
+            safe = f"; {facts['collusion']}" * bool(facts["collusion"])
+            return f"terms {facts['digest'][:16]} sent to {len(facts['parties'])} parties{safe}{warning}"
         if event == "accepted":
             return f"{facts['party']} takes part"
         if event == "enrolled":
             return "enrolled for secure aggregation: the server sees masked words and their sum"
         if event == "restart":
-            return "the coordinator died; starting it again"
+            return f"{facts['what']} died; starting it again"
+        if event == "excluded":
+            return f"{facts['party']} is excluded from round {facts['round'] + 1} on: {facts['why']}"
+        if event == "left out":
+            return f"going on without {facts['party']} until the server is started again: {facts['why']}"
         if event == "start":
             return f"going on after round {facts['done']}" if facts["done"] else ""
         if event == "round":
@@ -423,7 +438,7 @@ def _print_outcome(summary: dict[str, Any], spec: Any, folder: Path) -> None:
             {
                 "": "assumed ε" if row["assumed"] else "proven ε",
                 " ": f"{epsilon_text(row['value'])} per {row['unit']}, δ = {row['delta']:g}, {row['adjacency']}, "
-                f"to one who sees {row['view']}",
+                f"to one who sees {row['view']}{against(row)}",
             }
         )
     rows += [{"": "note", " ": note} for note in summary["notes"]]

@@ -21,6 +21,10 @@ LedgerFile = Annotated[
         "--ledger", help="Ledger to charge (default: your own data to the user's ledger, others to none)."
     ),
 ]
+NewLedger = Annotated[
+    bool,
+    typer.Option("--new-ledger", help="Begin a second account of records that another ledger of yours knows."),
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the spec, e.g. privacy.epsilon=1."),

@@ -151,7 +151,7 @@ def print_summary(result: Run) -> None:
         table.add_row(
             "assumed ε" if row["assumed"] else "proven ε",
             f"[bold]{epsilon_text(row['value'])}[/] per {row['unit']}, δ = {row['delta']:g}, {row['adjacency']}, "
-            f"to one who sees {SEEN[row['view']]} ({row['recipe']})",
+            f"to one who sees {SEEN[row['view']]} ({row['recipe']}){against(row)}",
         )
     if "test_accuracy_without_noise" in summary:
         table.add_row("without noise", f"test accuracy {summary['test_accuracy_without_noise']:.4f}")
@@ -197,6 +197,11 @@ def short_form(rows: list[dict[str, Any]], spec: Any) -> list[dict[str, Any]]:
         view = [row for row in rows if row["unit"].startswith("message")] + view
     proven = [row for row in view if row["value"] not in ("inf", float("inf"))] or view[:1]
     return sorted(proven, key=lambda row: row["adjacency"] != spec.privacy.adjacency)
+
+
+def against(row: dict[str, Any]) -> str:
+    """Whom a row that counts on the others' noise holds against, to follow it; empty elsewhere and in old runs."""
+    return f", {row['against']}" if row.get("against") else ""
 
 
 def print_event(event: str, **facts: Any) -> None:

@@ -25,6 +25,8 @@ _EXPORTS = {
     "zeros_aligned": "mapped",
     "arrays_of": "folders",
     "folder_digest": "folders",
+    "of_file": "rows",
+    "of_table": "rows",
     "Categorical": "schema",
     "Encoded": "schema",
     "Label": "schema",

@@ -39,6 +39,7 @@ class Dataset(NamedTuple):
     covered: bool
     digest: str = ""
     ledger_digest: str = ""
+    rows: np.ndarray | None = None  # of one's own file: each record as a number (`data.rows`)
 
     @property
     def streamed(self) -> bool:

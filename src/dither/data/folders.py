@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dither.data import rows
 from dither.data.dataset import Dataset, stratified_split
 from dither.data.mapped import Mapped, pieces, zeros_aligned
 from dither.data.tables import held_out_count, npz_classes, npz_labels
@@ -35,11 +36,12 @@ _MOST = 2**31 - 1  # records that can be numbered
 
 
 class _Part(NamedTuple):
-    """Records, their labels, and the digest of both."""
+    """Records, their labels, the digest of both, and each record as a number."""
 
     x: np.ndarray
     y: np.ndarray
     digest: str
+    rows: np.ndarray
 
 
 def load_folder(
@@ -53,7 +55,7 @@ def load_folder(
     """The arrays of a folder. With `stream` "yes" `x_train` and `x_test` are `Mapped`; with "no" they are read
     into memory; "auto" reads them unless they would take more than half of the memory that is free."""
     folder = Path(path).expanduser()
-    x, y, ledger_digest = _pair(folder, "")
+    x, y, ledger_digest, numbers = _pair(folder, "")
     given = Path(test_path).expanduser() if test_path else folder
     if test_path and not given.is_dir():
         raise DataError(f"test_path={str(test_path)!r} is no folder; beside a folder of records give another one")
@@ -73,12 +75,12 @@ def load_folder(
     scale = 255.0 if x.dtype == np.uint8 and x.ndim >= 3 else 1.0
     records = Mapped([x], scale=scale)
     if test is None:
-        rows, test_rows = stratified_split(labels, held_out_count(len(labels), test_fraction), seed)
-        rows, test_rows = rows.astype(np.int32), test_rows.astype(np.int32)
+        kept, test_rows = stratified_split(labels, held_out_count(len(labels), test_fraction), seed)
+        kept, test_rows = kept.astype(np.int32), test_rows.astype(np.int32)
         records_test, labels_test = records[test_rows], labels[test_rows]
-        records, labels = records[rows], labels[rows]
+        records, labels = records[kept], labels[kept]
         if groups is not None:
-            groups, groups_test = groups[rows], groups[test_rows]
+            groups, groups_test = groups[kept], groups[test_rows]
     else:
         records_test, labels_test = Mapped([test.x], scale=scale), npz_labels(test.y, classes, given.name)
         groups_test = _groups(given, "groups.npy" if test_path else "groups_test.npy", len(test.y))
@@ -102,6 +104,7 @@ def load_folder(
         covered=not read,
         digest=hashlib.sha256("\n".join(digest).encode()).hexdigest(),
         ledger_digest=ledger_digest,
+        rows=numbers,
     )
 
 
@@ -113,7 +116,7 @@ def arrays_of(path: str | os.PathLike[str], *, classes: tuple[str, ...], labels:
         _check_numbers(folder, "x.npy", x)
         y = None
     else:
-        x, y, _ = _pair(folder, "")
+        x, y, *_ = _pair(folder, "")
     scale = 255.0 if x.dtype == np.uint8 and x.ndim >= 3 else 1.0
     return Mapped([x], scale=scale), None if y is None or labels == "ignore" else npz_labels(
         y, classes, folder.name
@@ -123,6 +126,11 @@ def arrays_of(path: str | os.PathLike[str], *, classes: tuple[str, ...], labels:
 def folder_digest(path: str | os.PathLike[str]) -> str:
     """The `ledger_digest` of a folder: SHA-256 of its records and labels, whatever lies beside them."""
     return _pair(Path(path).expanduser(), "").digest
+
+
+def folder_rows(path: Path) -> np.ndarray:
+    """Each record of a folder as a number (`data.rows`)."""
+    return _pair(path, "").rows
 
 
 def free_memory() -> float:
@@ -164,9 +172,9 @@ def _pair(folder: Path, part: str) -> _Part:
         )
     if len(x) > _MOST:
         raise DataError(f"{folder.name!r}: x{part}.npy has {len(x):,} records; at most {_MOST:,} can be numbered")
-    y = np.array(y)
-    both = f"{_check_numbers(folder, f'x{part}.npy', x)}\n{_digest(y)}"
-    return _Part(x, y, hashlib.sha256(both.encode()).hexdigest())
+    y, found = np.array(y), rows.Rows(int(np.prod(x.shape[1:])) + 1)
+    both = f"{_check_numbers(folder, f'x{part}.npy', x, found)}\n{_digest(y)}"
+    return _Part(x, y, hashlib.sha256(both.encode()).hexdigest(), found.labelled(y))
 
 
 def _check_test(name: str, x: np.ndarray, x_test: np.ndarray) -> None:
@@ -209,8 +217,8 @@ def _open(folder: Path, name: str) -> np.ndarray:
     return array
 
 
-def _check_numbers(folder: Path, name: str, x: np.ndarray) -> str:
-    """Refuse what no record can be; the digest comes of the same reading."""
+def _check_numbers(folder: Path, name: str, x: np.ndarray, found: rows.Rows | None = None) -> str:
+    """Refuse what no record can be; digest and rows come of the same reading."""
     if x.dtype.kind not in "fiub":
         raise DataError(f"{folder.name!r}: {name} has type {x.dtype}; numbers are needed")
     if not x.flags.c_contiguous:
@@ -218,7 +226,7 @@ def _check_numbers(folder: Path, name: str, x: np.ndarray) -> str:
             f"{folder.name!r}: {name} is stored column by column (Fortran order), where a record is spread over "
             "the whole file; save numpy.ascontiguousarray of it"
         )
-    digest, bad = _examined(x)
+    digest, bad = _examined(x, found)
     if bad >= 0:
         row, column = divmod(bad, int(np.prod(x.shape[1:])))
         raise DataError(
@@ -254,9 +262,9 @@ def _digest(array: np.ndarray | None) -> str:
     return "" if array is None else _examined(array)[0]
 
 
-def _examined(array: np.ndarray) -> tuple[str, int]:
+def _examined(array: np.ndarray, found: rows.Rows | None = None) -> tuple[str, int]:
     """SHA-256 of an array (its type, its shape, its bytes) and the place of the first number in it that is not
-    finite (-1: none), in one reading."""
+    finite (-1: none), in one reading; its records go to `found` meanwhile."""
     digest = hashlib.sha256(f"{array.dtype.str} {array.shape}\n".encode())
     bad, at = -1, 0
     for numbers in pieces(array, _PIECE):
@@ -267,5 +275,7 @@ def _examined(array: np.ndarray) -> tuple[str, int]:
             with np.errstate(over="ignore", invalid="ignore"):
                 if not np.isfinite(np.array([numbers.max(), numbers.min()]).astype(np.float32)).all():
                     bad = at + int(np.flatnonzero(~np.isfinite(numbers.astype(np.float32)))[0])
+        if found is not None:
+            found.add_records(numbers.reshape(-1, found.width - 1))
         at += len(numbers)
     return digest.hexdigest(), bad

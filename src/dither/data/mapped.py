@@ -154,10 +154,11 @@ class _File(NamedTuple):
 
 
 def pieces(array: np.ndarray, size: int) -> Iterator[np.ndarray]:
-    """All numbers of an array in the order of its file, about `size` bytes at a time; pages of a mapped file are
-    let go behind each piece."""
+    """All numbers of an array in the order of its file, whole records, about `size` bytes at a time; pages of a
+    mapped file are let go behind each piece."""
     file, numbers = _File.of(array), array.reshape(-1)
-    step, each = max(size // array.itemsize, 1), array.itemsize
+    record, each = int(np.prod(array.shape[1:])), array.itemsize
+    step = max(size // (each * record), 1) * record
     for at in range(0, len(numbers), step):
         yield numbers[at : at + step]
         file.let_go(at * each, min(at + step, len(numbers)) * each)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dither.data import cells
+from dither.data import cells, rows
 from dither.data.dataset import Dataset, stratified_split
 from dither.data.drafting import draft_from_frame
 from dither.data.schema import Encoded, Schema
@@ -95,7 +95,7 @@ def load_table(
             f"label={label!r}, but the schema's label column is {schema.label.column!r}; make them agree"
         )
     test_frame = read_table(test_path) if test_path else None
-    return dataset_from_frames(
+    found = dataset_from_frames(
         name,
         frame,
         test_frame,
@@ -106,6 +106,7 @@ def load_table(
         group_column=group_column,
         seed=seed,
     )
+    return found._replace(rows=rows.of_table(frame))
 
 
 def dataset_from_frames(
@@ -128,11 +129,11 @@ def dataset_from_frames(
         test = schema.encode(test_frame, encoding, features)
         x_test, y_test, groups_test = test.x, _labels(test), _groups(test_frame, group_column)
     else:
-        rows, test_rows = stratified_split(y_train, held_out_count(len(y_train), test_fraction), seed)
+        kept, test_rows = stratified_split(y_train, held_out_count(len(y_train), test_fraction), seed)
         x_test, y_test = x_train[test_rows], y_train[test_rows]
-        x_train, y_train = x_train[rows], y_train[rows]
+        x_train, y_train = x_train[kept], y_train[kept]
         groups_test = None if groups is None else groups[test_rows]
-        groups = None if groups is None else groups[rows]
+        groups = None if groups is None else groups[kept]
     return Dataset(
         name=name,
         x_train=x_train,
@@ -235,9 +236,9 @@ def load_npz(
     labels = npz_labels(y, classes, path.name)
     flat = _flat(x, path.name)
     if x_test is None or y_test is None:
-        rows, test_rows = stratified_split(labels, held_out_count(len(labels), test_fraction), seed)
+        kept, test_rows = stratified_split(labels, held_out_count(len(labels), test_fraction), seed)
         flat_test, labels_test = flat[test_rows], labels[test_rows]
-        flat, labels = flat[rows], labels[rows]
+        flat, labels = flat[kept], labels[kept]
     else:
         flat_test, labels_test = _flat(x_test, path.name), npz_labels(y_test, classes, path.name)
     note = "preprocessing not covered: the classes were read from the data"
@@ -255,7 +256,18 @@ def load_npz(
         groups_test=None,
         notes=(note,) if read else (),
         covered=not read,
+        rows=_rows(arrays, path.name),
     )
+
+
+def npz_rows(path: Path) -> np.ndarray:
+    """Each record of a .npz file as a number (`data.rows`), test records too."""
+    return _rows(_open_npz(existing_file(path)), path.name)
+
+
+def _rows(arrays: dict[str, np.ndarray], name: str) -> np.ndarray:
+    parts = [part for part in ("", "_train", "_test") if f"x{part}" in arrays] or [""]
+    return np.concatenate([rows.of_arrays(*_xy(arrays, part, name)) for part in parts], axis=1)
 
 
 def _open_npz(path: Path) -> dict[str, np.ndarray]:

@@ -134,8 +134,10 @@ class ServerEngine:
     ) -> None:
         self.simulation = simulation
         self.scored = len(y_test)
-        rows = np.arange(self.scored, dtype=np.int32)
-        weights = np.full(self.scored, 1.0 / max(self.scored, 1))
+        if not self.scored:  # shapes need a record; nothing is computed from it
+            x_test, y_test = np.zeros((1, *x_test.shape[1:]), x_test.dtype), np.zeros(1, y_test.dtype)
+        rows = np.arange(len(y_test), dtype=np.int32)
+        weights = np.full(len(y_test), 1.0 / len(y_test))
         self.inputs = simulation.inputs(
             Problem(x_test, y_test, [Federation(rows, np.zeros_like(sizes), sizes, ())], [rows], [weights]),
             seeds=[seed],

@@ -3,23 +3,26 @@
 A round is announced to its cohort and closed with the answers that came before the deadline. With fewer than
 `federation.min_clients` answers it stays open: the server waits for parties to come back, and stops, to be started
 again later, when they do not. After every round the state, who counted, who was missing and why are on the disk: a
-server that is killed goes on after the last completed round.
+server that is killed goes on after the last completed round, as soon as enough parties are there.
+
+A party that sends what no honest party sends is excluded: named, written down, and asked nothing any more. To the
+others it is a party that is lost, so their proofs and rules hold as for any that is missing.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from dither import compiling, data, plots, runs, tasks, training
+from dither import compiling, data, methods, plots, runs, tasks, training
 from dither.engines import apart
-from dither.errors import ClientRefused, FederationError, ProtocolAbort, SpecError
+from dither.errors import FederationError, ProtocolAbort, SpecError
 from dither.federation import keys, post, wire
 from dither.federation import terms as agreed
 from dither.federation.journal import Journal
@@ -94,10 +97,13 @@ class Coordinator:
         for name in without:
             self.federation.party(name)
         self.names = tuple(party.name for party in self.federation.parties if party.name not in without)
+        self._out = dict.fromkeys(without, "left out with --without")  # who is asked nothing, and why
         self.post = post.Post(transport, self.federation, self._identity)
         self.journal, self._exam, self._event = journal, exam, on_event
         self._wait = wait_seconds
         self._asked_spec = spec
+        if spec.method.endswith(".py"):
+            methods.approve(spec.method)
         self._waits = ("", 0.0)  # for what, and since when
         self._told = ("", 0.0)  # what was said of it, and when
 
@@ -106,7 +112,8 @@ class Coordinator:
         began = time.monotonic()
         self.terms = self._agree()
         self.task = self.terms.task(self._exam.x[:0], self._exam.y[:0])
-        if not self.journal.folder.path.joinpath("spec.toml").is_file():
+        self._session = self._enrol()
+        if not self._begun:
             made = {
                 **training.provenance(self.task),
                 "versions": {n: self.post.greeted[n] for n in self.terms.names},
@@ -125,11 +132,13 @@ class Coordinator:
         if leaves is not None:
             self.engine.restore(leaves)
         self._last_counted = {n: line["round"] for line in self.journal.rounds() for n in line["counted"]}
-        self._session = self._enrol()
         rows = self.journal.folder.metrics()
         before = float(rows[-1]["seconds"]) if rows else 0.0
         total = len(self.task.cohorts)
-        self._event("start", {"rounds": total, "done": done, "folder": str(self.journal.path)})
+        # An upload at most: words of 8 bytes, a seal's shares for each party, and what goes around them.
+        largest = 8 * self.engine.dimension + 256 * len(self.terms.names) + (1 << 16)
+        facts = {"rounds": total, "done": done, "folder": str(self.journal.path), "upload_bytes": largest}
+        self._event("start", facts)
         for index in range(done, total):
             started = time.monotonic()
             line = self._round(index)
@@ -152,11 +161,24 @@ class Coordinator:
 
     # Before the rounds
 
+    @property
+    def _begun(self) -> bool:
+        """Whether every party has accepted the terms and is enrolled: from then on not all of them are needed."""
+        return self.journal.path.joinpath("spec.toml").is_file()
+
     def _agree(self) -> Terms:
         """The terms, accepted by every party: those of the journal, or new ones from what parties hold."""
         terms = self.journal.terms()
-        names = terms.names if terms is not None else self.names
-        self._gather(names)
+        if terms is not None and self._begun:
+            self._out |= {name: found["why"] for name, found in self.journal.excluded().items()}
+            self._check_left(terms)
+            self._gather(self._left(terms), agreed.least_clients(terms.spec))
+            return terms
+        if terms is not None and set(terms.names) != set(self.names):
+            self.journal.forget_terms()
+            terms = None
+        names = self.names
+        self._gather(names, len(names))
         if terms is None:
             spec = agreed.federated(self._asked_spec, len(names), self._exam.name)
             terms = Terms(
@@ -183,47 +205,84 @@ class Coordinator:
                 self._hellos[name] = answer.bytes("hello")
             self._event("accepted", {"party": name})
 
-        self._event("terms", {"digest": terms.digest, "parties": list(names)})
-        question: dict[str, Any] = {name: ({"terms": terms.to_dict()}, {}) for name in names}
-        accepted: set[str] = set()
-
-        def taking(name: str, answer: wire.Message) -> None:
-            take(name, answer)
-            accepted.add(name)
-
-        refused = self.post.ask(
-            "terms", question, seconds=self._wait, take=taking, on_wait=lambda who: self._waiting("approve", who)
-        )
-        if refused:
-            raise FederationError("; ".join(f"{name} does not take part: {why}" for name, why in refused.items()))
-        missing = set(names) - accepted
-        if missing:
-            raise FederationError(f"no answer to the terms from {', '.join(sorted(missing))}; start again later")
+        safe, warning = agreed.collusion(terms.spec)
+        told = {"digest": terms.digest, "parties": list(names), "collusion": safe, "warning": warning}
+        self._event("terms", told)
+        self._everybody("terms", names, {"terms": terms.to_dict()}, {}, take, "approve")
         return terms
 
-    def _gather(self, names: tuple[str, ...]) -> None:
-        until = time.monotonic() + self._wait
+    def _left(self, terms: Terms) -> tuple[str, ...]:
+        """Parties that may be asked: all but those who are out, and those with another version of Dither."""
+        own, theirs = (
+            versions()["dither"],
+            {n: each["versions"]["dither"] for n, each in self.post.greeted.items()},
+        )
+        return tuple(n for n in terms.names if n not in self._out and theirs.get(n, own) == own)
+
+    def _check_left(self, terms: Terms) -> None:
+        least = agreed.least_clients(terms.spec)
+        if len(set(terms.names) - set(self._out)) < least:
+            why = "; ".join(f"{name} is out: {why}" for name, why in self._out.items())
+            raise FederationError(
+                f"the terms ask for {least} of {len(terms.names)} parties, and {why}; start a new run without them"
+            )
+
+    def _gather(self, names: tuple[str, ...], least: int) -> None:
+        """Wait for these parties: all of them, or `least` of them when no other has come for a while."""
+        until, seen = time.monotonic() + self._wait, time.monotonic()
         heard: set[str] = set()
         while True:
             self.post.look()
             for name in sorted(set(self.post.greeted) & set(names) - heard):
                 heard.add(name)
+                seen = time.monotonic()
                 self._event("joined", {"party": name, **self.post.greeted[name]})
-            missing = set(names) - set(self.post.greeted)
-            if not missing:
+            own, theirs = versions()["dither"], {n: self.post.greeted[n]["versions"]["dither"] for n in heard}
+            other = [f"{name} runs Dither {its}" for name, its in sorted(theirs.items()) if its != own]
+            if len(names) - len(other) < least:
+                raise FederationError(f"{', '.join(other)}, the server {own}: a run needs one version")
+            enough = len(heard) - len(other) >= least and time.monotonic() - seen > post._GRACE_SECONDS
+            if enough or len(heard) == len(names):
                 break
             if time.monotonic() > until:
+                away = sorted(set(names) - heard)
                 raise FederationError(
-                    f"{', '.join(sorted(missing))} did not come within {self._wait:.0f} s; start again later, or "
-                    "leave them out with --without"
+                    f"{', '.join(away)} did not come within {self._wait:.0f} s; start again later, or leave them "
+                    f"out: {' '.join(f'--without {name}' for name in away)}"
                 )
-            self._waiting("join", missing)
+            self._waiting("join", set(names) - heard)
             self.post.transport.pause()
-        own = versions()
-        for name in names:
-            theirs = self.post.greeted[name].get("versions", {})
-            if theirs.get("dither") != own["dither"]:
-                raise FederationError(f"{name} runs Dither {theirs.get('dither')}, the server {own['dither']}")
+
+    def _everybody(
+        self,
+        kind: str,
+        names: tuple[str, ...],
+        fields: Mapping[str, Any],
+        arrays: Mapping[str, bytes],
+        take: Callable[[str, wire.Message], None],
+        to: str,
+    ) -> None:
+        """Ask before the rounds, when nobody can be done without."""
+        done: set[str] = set()
+
+        def taking(name: str, answer: wire.Message) -> None:
+            take(name, answer)
+            done.add(name)
+
+        without = self.post.ask(
+            kind,
+            dict.fromkeys(names, (fields, arrays)),
+            seconds=self._wait,
+            take=taking,
+            on_wait=lambda who: self._waiting(to, who),
+        )
+        missing = [name for name in names if name not in done]
+        if missing:
+            why = {name: without.reasons.get(name, f"no answer to {kind!r}") for name in missing}
+            raise FederationError(
+                f"{'; '.join(f'{name} does not take part: {said}' for name, said in why.items())}; start again "
+                f"later, or leave them out: {' '.join(f'--without {name}' for name in missing)}"
+            )
 
     def _waiting(self, what: str, missing: set[str], patience: float = 2.0) -> None:
         """Say whom we wait for: not at once, then when it changes, and every half minute."""
@@ -242,7 +301,11 @@ class Coordinator:
         runs.write_text(path / "provenance.json", runs.to_json({"run": self.terms.run, **provenance}, indent=2))
         if self._exam.schema is not None:
             self._exam.schema.save(path / "schema.toml")
-        runs.write_text(path / "spec.toml", self.terms.spec.to_toml())
+        spec = self.terms.spec  # with the method's file as this machine knows it
+        options = {f"method_options.{key}": value for key, value in spec.method_options.items()}
+        runs.write_text(
+            path / "spec.toml", spec.with_values({"method": self._asked_spec.method, **options}).to_toml()
+        )
 
     def _enrol(self) -> ServerSession | None:
         """Secure aggregation: everybody signs the same roster, once for a run."""
@@ -264,50 +327,32 @@ class Coordinator:
                 session.hello(self._hellos[name])
         roster = session.make_roster()
         self.journal.save_secagg(secagg_state.save_server(session))
+        if self._begun:
+            return session
 
-        def confirm(name: str, answer: wire.Message) -> None:
-            try:
-                session.confirm(answer.bytes("secagg"))
-            except ProtocolAbort as error:
-                raise FederationError(str(error)) from None
+        def ask(kind: str, body: bytes, take: Callable[[str, wire.Message], None]) -> None:
+            self._everybody(kind, self.terms.names, {"run": self.terms.run}, {"secagg": body}, take, "enrol")
 
-        self._everybody("roster", roster, confirm)
+        ask("roster", roster, lambda name, answer: session.confirm(answer.bytes("secagg")))
         self.journal.save_secagg(secagg_state.save_server(session))
-        self._everybody("confirmed", session.confirmed(), lambda name, answer: None)
+        ask("confirmed", session.confirmed(), lambda name, answer: None)
         self._event("enrolled", {"parties": list(self.terms.names)})
         return session
-
-    def _everybody(self, kind: str, body: bytes, take: Callable[[str, wire.Message], None]) -> None:
-        done: set[str] = set()
-
-        def taking(name: str, answer: wire.Message) -> None:
-            take(name, answer)
-            done.add(name)
-
-        question = {name: ({"run": self.terms.run}, {"secagg": body}) for name in self.terms.names}
-        refused = self.post.ask(
-            kind, question, seconds=self._wait, take=taking, on_wait=lambda who: self._waiting("enrol", who)
-        )
-        missing = set(self.terms.names) - done
-        if missing:
-            why = "; ".join(f"{name}: {refused.get(name, 'no answer')}" for name in sorted(missing))
-            raise FederationError(f"enrolment for secure aggregation failed: {why}")
 
     # Rounds
 
     def _round(self, index: int) -> dict[str, Any]:
         cohort = [int(client) for client in self.task.cohorts[index]]
-        collect = self._collect_open if self._session is None else self._collect_masked
-        found = collect(index, cohort)
+        names, least = self.terms.names, agreed.least_clients(self.terms.spec)
+        self._check_left(self.terms)
+        before, left = set(self.journal.excluded()), self._left(self.terms)
+        asked = [client for client in cohort if names[client] in left]
+        found = _Found(np.zeros(self.engine.dimension, np.float32), set(), {}, 0)
+        if len(asked) >= least:  # else without effect: nobody is asked, so nobody is charged
+            collect = self._collect_open if self._session is None else self._collect_masked
+            found = collect(index, asked)
         counted = np.array([client in found.counted for client in cohort])
         refusing = np.array([client in found.refused for client in cohort])
-        names = self.terms.names
-        if found.refused and self.terms.spec.federation.refused == "abort":
-            said = {names[client]: why for client, why in found.refused.items()}
-            if any("not finite" in why for why in said.values()):
-                raise ClientRefused(
-                    f"round {index + 1}: {said}; federation.refused='continue' goes on without them"
-                )
         self.engine.close(index, found.total, counted, counted | refusing)
         return {
             "round": index,
@@ -316,7 +361,15 @@ class Coordinator:
             "missing": [names[c] for c in cohort if c not in found.counted and c not in found.refused],
             "refused": {names[client]: why for client, why in found.refused.items()},
             "attempts": found.attempts,
+            "excluded": {n: each["why"] for n, each in self.journal.excluded().items() if n not in before},
+            **({"disputed": found.disputed} if found.disputed else {}),
         }
+
+    def _exclude(self, index: int, name: str, why: str) -> None:
+        """From now on that party is asked nothing: it sent what no honest party sends."""
+        self.journal.exclude(name, index, why)
+        self._out[name] = why
+        self._event("excluded", {"party": name, "round": index, "why": why})
 
     @property
     def _deadline(self) -> float:
@@ -344,15 +397,7 @@ class Coordinator:
         while True:
             attempts += 1
             left = {n: q for n, q in questions.items() if numbers[n] not in rows and numbers[n] not in refused}
-            why = self.post.ask(
-                "round",
-                left,
-                seconds=self._deadline,
-                take=take,
-                least=least - len(rows),
-                on_wait=lambda who: self._waiting(f"answer in round {index + 1}", who, patience=10.0),
-            )
-            refused |= {numbers[name]: reason for name, reason in why.items()}
+            refused |= self._ask(index, "round", left, numbers, take, least=least - len(rows))
             if len(rows) >= least:
                 break
             self._too_few(index, len(rows), least, {names[c] for c in cohort if c not in rows}, attempts, refused)
@@ -369,22 +414,43 @@ class Coordinator:
             raise FederationError(f"its upload has shape {row.shape}, expected ({self.engine.dimension},)")
         if not np.isfinite(row).all():
             raise FederationError("its upload is not finite")
-        largest = self.terms.spec.federation.max_norm
+        largest = agreed.largest_norm(self.terms.spec, self.engine.dimension)
         norm = float(np.linalg.norm(row.astype(np.float64)))
-        if largest and norm > largest:
+        if norm > largest * (1 + _ROUNDING):
             raise FederationError(f"its upload has norm {norm:.4g}, federation.max_norm is {largest:g}")
         return row
+
+    def _ask(
+        self,
+        index: int,
+        kind: str,
+        questions: Mapping[str, Any],
+        numbers: Mapping[str, int],
+        take: Callable[[str, wire.Message], None],
+        **more: Any,
+    ) -> dict[int, str]:
+        """Ask within a round: whose answers do not count, by number, and why. Liars are excluded."""
+        without = self.post.ask(
+            kind,
+            questions,
+            seconds=self._deadline,
+            take=take,
+            on_wait=lambda who: self._waiting(f"answer in round {index + 1}", who, patience=10.0),
+            **more,
+        )
+        for name, why in without.false.items():
+            self._exclude(index, name, why)
+        return {numbers[name]: why for name, why in without.reasons.items()}
 
     def _collect_masked(self, index: int, cohort: list[int]) -> _Found:
         """Sums by secure aggregation: the server sees masked words, and opens the sum of those who stayed."""
         session = self._need_session()
         names, least = self.terms.names, agreed.least_clients(self.terms.spec)
-        nothing = np.zeros(self.engine.dimension, np.float32)
+        numbers = {name: number for number, name in enumerate(names)}
+        nothing = _Found(np.zeros(self.engine.dimension, np.float32), set(), {}, 0)
         standing = session.standing(index)
         if standing == "over":
-            return _Found(
-                nothing, set(), {}, 0
-            )  # killed while it was being opened: this round stays without effect
+            return nothing  # killed while it was being opened: this round stays without effect
         message = {f"m{number}": leaf for number, leaf in enumerate(self.engine.message())}
         refused: dict[int, str] = {}
         tries = 0
@@ -393,24 +459,17 @@ class Coordinator:
         while True:
             announce = session.announcement()
             self.journal.save_secagg(secagg_state.save_server(session))
-            asked = {names[client]: client for client in session.missing}
-
-            def take(name: str, answer: wire.Message) -> None:
-                try:
-                    session.upload(answer.bytes("upload"))
-                except ProtocolAbort as error:
-                    raise FederationError(str(error)) from None
-
+            left = self._left(self.terms)
+            asked = [names[client] for client in session.missing if names[client] in left]
             questions = {name: self._question(index, name, {**message, "announce": announce}) for name in asked}
-            why = self.post.ask(
+            refused |= self._ask(
+                index,
                 "round",
                 questions,
-                seconds=self._deadline,
-                take=take,
+                numbers,
+                lambda name, answer: session.upload(answer.bytes("upload")),
                 least=least,
-                on_wait=lambda who: self._waiting(f"answer in round {index + 1}", who, patience=10.0),
             )
-            refused |= {asked[name]: reason for name, reason in why.items()}
             here = [client for client in session.cohort if client not in session.missing]
             if not session.missing:
                 break
@@ -419,30 +478,59 @@ class Coordinator:
                 continue
             tries += 1
             self._too_few(index, len(here), least, {names[c] for c in session.missing}, tries, refused)
-        attempts = session.attempt + 1
         requests = session.unseal()
         self.journal.save_secagg(secagg_state.save_server(session))
 
-        def shares(name: str, answer: wire.Message) -> None:
-            try:
-                session.shares(answer.bytes("secagg"))
-            except ProtocolAbort as error:
-                raise FederationError(str(error)) from None
+        def ask(
+            kind: str, bodies: Mapping[int, bytes], take: Callable[[bytes], None]
+        ) -> tuple[set[str], dict[int, str]]:
+            """Who gave no answer that counts, and why where they said so."""
+            came: set[str] = set()
 
-        self.post.ask(
-            "unseal",
-            {names[client]: ({"run": self.terms.run}, {"secagg": body}) for client, body in requests.items()},
-            seconds=self._deadline,
-            take=shares,
-            enough=lambda: session.ready,
-        )
+            def taking(name: str, answer: wire.Message) -> None:
+                take(answer.bytes("secagg"))
+                came.add(name)
+
+            questions = {names[each]: ({"run": self.terms.run}, {"secagg": body}) for each, body in bodies.items()}
+            reasons = self._ask(index, kind, questions, numbers, taking, enough=lambda: session.ready)
+            return set(questions) - came, reasons
+
+        silent, _ = ask("unseal", requests, session.shares)
+        disputed = [f"{names[maker]}'s share for {names[who]}" for maker, who in session.disputed]
+        false: dict[int, str] = {}
         if not session.ready:
-            return _Found(nothing, set(), refused, attempts)
-        counted = set(session.cohort)
+            more, refusing = ask("release", session.disputes(), session.released)
+            silent |= more
+            false = {
+                client: f"it does not release shares that are no use: {why}" for client, why in refusing.items()
+            }
+        false |= session.liars()
+        for client in sorted(false):
+            if names[client] not in self._out:
+                self._exclude(index, names[client], false[client])
+        found = nothing._replace(refused=refused, attempts=session.attempt + 1, disputed=disputed)
+        if not session.ready:
+            self._rest(index, silent)
+        if not session.ready or false:
+            return found
         how = tasks.aggregation(self.task)
         if how is None:
             raise ProtocolAbort("a sum was opened under terms without secure aggregation")
-        return _Found(encoding.decode(session.open(), how.how), counted, refused, attempts)
+        total = encoding.decode(session.open(), how.how)
+        # A masked vector cannot be looked at. Honest ones lie in a ball, so their sum lies in one, too.
+        largest = agreed.largest_norm(self.terms.spec, self.engine.dimension) * len(session.cohort)
+        total *= min(1.0, largest / max(float(np.linalg.norm(total)), largest))
+        return found._replace(total=total, counted=set(session.cohort))
+
+    def _rest(self, index: int, silent: set[str]) -> None:
+        """Go on without those whose silence cost a round, if the others suffice: whether they are lost or lie,
+        they could cost the next one, too. A server that is started again asks them again."""
+        new = silent - set(self._out)
+        if len(set(self._left(self.terms)) - new) < agreed.least_clients(self.terms.spec):
+            return
+        for name in sorted(new):
+            self._out[name] = f"it did not help to open the sum of round {index + 1}"
+            self._event("left out", {"party": name, "round": index, "why": self._out[name]})
 
     def _need_session(self) -> ServerSession:
         if self._session is None:
@@ -486,6 +574,7 @@ class Coordinator:
                 }
                 for name, size in zip(self.terms.names, self.terms.sizes, strict=True)
             },
+            "excluded": self.journal.excluded(),
             "aggregation": self.terms.spec.aggregation,
             "most_missing": most_missing,
             "void_rounds": int(np.asarray(state.void)[0]),
@@ -495,11 +584,13 @@ class Coordinator:
             summary["notes"].append(
                 f"at most {most_missing} parties lacked in a sum: the proven ε of sums counts on none of them"
             )
+        for name, found in self.journal.excluded().items():
+            summary["notes"].append(f"{name} was excluded in round {found['round'] + 1}: {found['why']}")
         void = [str(line["round"] + 1) for line in lines if not line["counted"]]
         if void:
             summary["notes"].append(
-                f"without effect: round {', '.join(void)} (the server ended while that sum was being opened, or "
-                "too few shares came); what parties were charged for it stays charged"
+                f"without effect: round {', '.join(void)} (the server ended while that sum was being opened, a "
+                "seal was false, or too few parties were left); what parties were charged for it stays charged"
             )
         folder.save_model(training.named_leaves(self.engine.params()))
         if self.engine.scored:
@@ -518,6 +609,7 @@ class Coordinator:
 
 
 _MOST_TRIES = 3
+_ROUNDING = 1e-5  # of a norm that a party computed in float32
 
 
 class _Found(NamedTuple):
@@ -527,3 +619,4 @@ class _Found(NamedTuple):
     counted: set[int]
     refused: dict[int, str]
     attempts: int
+    disputed: Sequence[str] = ()

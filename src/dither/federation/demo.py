@@ -59,7 +59,6 @@ clip_norm = 1.0
 mode = "real"
 
 [federation]
-min_clients = 3
 round_timeout = 60.0
 """
 
@@ -133,7 +132,9 @@ def run(
     spec = folder / "spec.toml"
     say(f"keys, certificates, data and logs of this demonstration: {folder}")
     program = [sys.executable, "-m", "dither.cli"]
-    environment = {**os.environ} | ({} if data_dir is None else {"DITHER_DATA": str(data_dir)})
+    # Public records, in new ledgers each time: nothing to be remembered in the user's own folder.
+    environment = {**os.environ, "DITHER_STATE": str(folder / "state")}
+    environment |= {} if data_dir is None else {"DITHER_DATA": str(data_dir)}
     address = f"127.0.0.1:{port}"
     children: list[subprocess.Popen[Any]] = []
     try:

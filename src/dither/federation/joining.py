@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,11 @@ def join(
     folder: Path,
     ledger: Path | None,
     approve: Approve,
+    new_ledger: bool = False,
+    methods: Iterable[Path] = (),
     seeded: bool = False,
-    patience: float = 300.0,
+    patience: float = 3600.0,
+    idle: float = 86400.0,
     behind_supernode: bool = False,
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
@@ -39,17 +42,27 @@ def join(
     with alone(folder):
         source = Source(data, label)
         book = Ledger(ledger or Ledger.default_path(), anchor=folder / "ledger-anchor.json")
-        node = Node(folder, source, ledger=book, approve=approve, seeded=seeded, say=say)
+        node = Node(
+            folder,
+            source,
+            ledger=book,
+            new_ledger=new_ledger,
+            approve=approve,
+            methods_approved=methods,
+            seeded=seeded,
+            say=say,
+        )
 
         def over() -> bool:
             return node.outcome is not None or node.refusal is not None
 
         if behind_supernode:
             say(f"waiting for the SuperNode at {folder / 'node.sock'}")
-            apps.answer_at(folder / "node.sock", node.answer, until=over)
+            quiet = fleet.Quiet("the SuperNode", idle, say)
+            apps.answer_at(folder / "node.sock", node.answer, until=over, quiet=quiet)
         else:
             where = fleet.Server(server, folder / "ca.pem", folder / "node.key", folder / "node.number")
-            fleet.serve(where, node.answer, until=over, patience=patience, say=say)
+            fleet.serve(where, node.answer, until=over, patience=patience, idle=idle, say=say)
     if node.refusal is not None:
         raise node.refusal
     terms = (

@@ -1,7 +1,8 @@
-"""What the server must still know after a restart: a run folder, with three files more.
+"""What the server must still know after a restart: a run folder, with a few files more.
 
     terms.json      the terms that were sent out
     rounds.jsonl    one line a completed round: who counted, who was missing or refused, and why
+    excluded.json   who was caught in a lie, in which round and in which lie: asked nothing any more
     secagg.json     keys and the open round of secure aggregation (mode 0600)
     progress.jsonl  what happens, for whoever watches
 
@@ -64,6 +65,11 @@ class Journal:
     def save_terms(self, terms: Terms) -> None:
         runs.write_text(self.path / "terms.json", json.dumps(terms.to_dict(), indent=1) + "\n")
 
+    def forget_terms(self) -> None:
+        """Terms that not everybody accepted, and what was enrolled under them."""
+        for name in ("terms.json", "secagg.json"):
+            (self.path / name).unlink(missing_ok=True)
+
     # Rounds
 
     def rounds(self) -> list[dict[str, Any]]:
@@ -99,6 +105,17 @@ class Journal:
         runs.write_text(self.path / "rounds.jsonl", "".join(runs.to_json(line) + "\n" for line in kept))
         self.folder.drop_metrics_after(done)
         return done, None if checkpoint is None else checkpoint.leaves
+
+    def excluded(self) -> dict[str, dict[str, Any]]:
+        """Party -> round and reason."""
+        path = self.path / "excluded.json"
+        found: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        return found
+
+    def exclude(self, name: str, round: int, why: str) -> None:
+        """Write it down at once: a server that is killed now must not be lied to again."""
+        found = {**self.excluded(), name: {"round": round, "why": why}}
+        runs.write_text(self.path / "excluded.json", json.dumps(found, indent=1) + "\n")
 
     # Secure aggregation
 

@@ -8,7 +8,9 @@ proof counts on, a broadcast that is not finite.
 The same round asked again gets the same upload again (with secure aggregation: the same words under the masks of
 the new attempt), so a repetition reveals nothing new and is not charged. An upload is on the disk before it is
 sent. A round whose update must not leave is over too: it is not computed again, because every refusal tells the
-server something about an update. What the server hears of an error never quotes records.
+server something about an update.
+
+Whatever goes wrong, the server hears one of the sentences in `REFUSALS`; the reason is for the owner alone.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ import jax
 import numpy as np
 
 import dither
-from dither import compiling, proofs, tasks
+from dither import compiling, methods, proofs, tasks
 from dither.core import RoundInfo
 from dither.engines import apart
 from dither.errors import (
@@ -34,7 +36,6 @@ from dither.errors import (
     DitherError,
     FederationError,
     ProtocolAbort,
-    SpecError,
 )
 from dither.federation import keys, wire
 from dither.federation import terms as agreed
@@ -49,6 +50,15 @@ from dither.spending import EVERY_RECORD, Ledger, data_id
 
 Approve = Callable[[Terms, tasks.Task], str]  # how the owner agreed; raises FederationError when not
 
+# All that a server can hear of a party that does not do what it was asked. Reasons depend on the party's files,
+# records, budget and other projects; these sentences do not.
+REFUSALS = {
+    "terms": "the terms are refused; the party's own output says why",
+    "budget": "this party's budget does not allow it",
+    "update": "the update must not leave this party",
+    "other": "refused; the party's own output says why",
+}
+
 
 class Node:
     """One party's side of a federation. `answer` turns each message into its answer."""
@@ -59,11 +69,18 @@ class Node:
         source: Source,
         *,
         ledger: Ledger,
+        new_ledger: bool = False,
         approve: Approve,
+        methods_approved: Iterable[Path] = (),
         seeded: bool = False,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
+        for path in methods_approved:
+            methods.approve(path)
         self.folder, self.source, self.ledger = folder, source, ledger
+        # Here, before any message: what is said of the records stays with their owner.
+        dataset = data_id(ledger, path=str(source.path))
+        ledger.identify(dataset, source.rows, file=source.name, new_ledger=new_ledger)
         self.federation = keys.Federation.load(folder)
         self.name = keys.party_name(folder)
         self.identity = keys.Identity.load(folder)
@@ -85,8 +102,8 @@ class Node:
         return 0 if self._run is None else self._run.store.answered()
 
     def answer(self, content: bytes) -> bytes:
-        """The signed answer to a message; a refusal is an answer that says why."""
-        quoted = wire.digest(content)
+        """The signed answer to a message; a refusal is an answer too."""
+        quoted, asked = wire.digest(content), ""
         try:
             message = wire.unpack(
                 content,
@@ -94,16 +111,16 @@ class Node:
                 to=self.name,
                 keys={wire.SERVER: self.federation.server},
             )
-        except FederationError as error:
-            return self._pack("refused", {"why": str(error)}, quoted=quoted)
-        try:
+            asked = message.kind
             kind, fields, arrays = self._handle(message)
-        except DitherError as error:
-            self._say(f"refused: {error}")
-            if message.kind == "terms":
-                self.refusal = error
-            final = isinstance(error, BudgetExhausted)
-            return self._pack("refused", {"why": _for_the_server(error), "final": final}, quoted=quoted)
+        except Exception as error:
+            # What is no error of Dither's is a fault of ours: it ends no node, and shows the server nothing.
+            fault = FederationError(f"unforeseen {type(error).__name__}: {error}")
+            reason = error if isinstance(error, DitherError) else fault
+            self._say(f"refused: {' '.join(str(reason).split())}")
+            if asked == "terms":
+                self.refusal = reason
+            return self._pack("refused", {"why": _for_the_server(error, asked)}, quoted=quoted)
         return self._pack(kind, fields, arrays, quoted=quoted)
 
     def _handle(self, message: wire.Message) -> tuple[str, dict[str, Any], dict[str, Any]]:
@@ -112,7 +129,7 @@ class Node:
         if message.kind == "terms":
             return "accepted", *self._terms(message)
         run = self._current(message.field("run", str))
-        if message.kind in ("roster", "confirmed", "unseal"):
+        if message.kind in ("roster", "confirmed", "unseal", "release"):
             return message.kind, {}, run.secagg(message)
         if message.kind == "round":
             return "upload", *run.round(message)
@@ -213,13 +230,13 @@ class _Run:
         self._ledger, self._say = node.ledger, node._say
         self.client = terms.number(node.name)
         self._dataset = data_id(node.ledger, path=str(node.source.path))
-        self._releases = task.prepared.build(task.prepared.hyper).releases
         self._check_memory()
         # Under secure aggregation this node itself sees to it that enough others are in the sum; in the open no
         # other's noise hides an upload.
         open_sums = terms.spec.aggregation == "off"
         lacking = terms.spec.cohort_size - 1 if open_sums else terms.may_lack
         self._facts = proofs.facts(tasks.circumstances(tasks.with_missing(task, lacking)))
+        self._releases = proofs.charged(task.prepared.build(task.prepared.hyper).releases, self._facts)
         simulation = agreed.simulation(task)
         secret = None
         if terms.spec.randomness == "os":
@@ -291,8 +308,10 @@ class _Run:
             answer = {"secagg": session.confirm(body)}
         elif message.kind == "confirmed":
             session.confirmed(body)
-        else:
+        elif message.kind == "unseal":
             answer = {"secagg": session.unseal(body)}
+        else:
+            return {"secagg": session.release(body)}
         self.store.save_secagg(secagg_state.save_client(session))
         return answer
 
@@ -429,12 +448,13 @@ def versions() -> dict[str, str]:
     }
 
 
-def _for_the_server(error: DitherError) -> str:
-    """What the server hears of an error. Those that are about the terms, the protocol or the budget are told in
-    full; others may quote records or paths, which its owner sees and nobody else."""
-    if isinstance(error, FederationError | ProtocolAbort | BudgetExhausted | ClientRefused | SpecError):
-        return str(error)
-    return f"{type(error).__name__} at this party; its own output says more"
+def _for_the_server(error: Exception, asked: str) -> str:
+    """What the server hears when its message of kind `asked` led to an error."""
+    if isinstance(error, BudgetExhausted):
+        return REFUSALS["budget"]
+    if isinstance(error, ClientRefused):
+        return REFUSALS["update"]
+    return REFUSALS["terms" if asked == "terms" else "other"]
 
 
 def _digest(leaves: list[np.ndarray]) -> str:

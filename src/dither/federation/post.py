@@ -9,17 +9,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from dither.errors import FederationError
+from dither.errors import FederationError, ProtocolAbort
 from dither.federation import keys, wire
 from dither.federation.transport import Transport
 
 _LOOK_SECONDS = 0.5  # between two looks at who is connected
 _GRACE_SECONDS = 3.0  # for a party that is not connected to come back, where the others suffice
 _LONGEST_REASON = 400  # characters
+_MOST_RECORDS = 2**31 - 1
+_VERSIONS = ("dither", "jax", "numpy", "python")
+
+
+class Without(NamedTuple):
+    """Parties whose answer does not count, and why. Those in neither gave none."""
+
+    refused: dict[str, str]  # they said so
+    false: dict[str, str]  # they sent what no honest party sends
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        return self.refused | self.false
 
 
 class Post:
@@ -56,9 +69,9 @@ class Post:
         for number, body in self.transport.pull(list(self._hellos)) if self._hellos else []:
             address, quoted = self._hellos.pop(number)
             message = self._read(self._public, body, quoted) if body is not None else None
-            if message is not None and message.kind == "hello" and _sound(message):
+            if message is not None and message.kind == "hello" and (facts := _facts(message)) is not None:
                 self._address[message.sender] = address
-                self.greeted[message.sender] = dict(message.fields)
+                self.greeted[message.sender] = facts
 
     def ask(
         self,
@@ -70,15 +83,14 @@ class Post:
         enough: Callable[[], bool] = lambda: False,
         least: int | None = None,
         on_wait: Callable[[set[str]], None] = lambda missing: None,
-    ) -> dict[str, str]:
-        """Ask each party its question; `take(party, answer)` for each answer. Ends when all have answered, when
-        `enough()`, after `seconds`, or when `least` have answered and nobody else is connected. Returns why a
-        party's answer does not count: it refused, or it sent what cannot be used. Parties in neither are
-        missing."""
+    ) -> Without:
+        """Ask each party its question; `take(party, answer)` for each answer, which raises where no honest party
+        would have sent it. Ends when all have answered, when `enough()`, after `seconds`, or when `least` have
+        answered and nobody else is connected."""
         until = time.monotonic() + seconds
         bodies = {name: self._pack(name, kind, *question) for name, question in questions.items()}
         quoted = {name: wire.digest(body) for name, body in bodies.items()}
-        waiting, refused = set(bodies), {}
+        waiting, without = set(bodies), Without({}, {})
         sent: dict[str, str] = {}  # message id -> party
         marks: dict[str, str] = {}  # party -> mark of the node it was sent to
         seen = time.monotonic()  # when somebody we wait for was last connected
@@ -110,21 +122,22 @@ class Post:
                     if message is None:
                         raise FederationError(self.strange[-1])
                     if message.kind == "refused":
-                        raise FederationError(_plain(str(message.fields.get("why", "no reason given"))))
-                    take(name, message)
-                except FederationError as error:
-                    refused[name] = str(error)
+                        without.refused[name] = _plain(str(message.fields.get("why", "no reason given")))
+                    else:
+                        take(name, message)
+                except (FederationError, ProtocolAbort) as error:
+                    without.false[name] = _plain(str(error))
             if not waiting or enough() or time.monotonic() > until:
                 break
             on_wait(waiting)
             self.look()
             if waiting & self.present():
                 seen = time.monotonic()
-            answered = len(bodies) - len(waiting) - len(refused)
+            answered = len(bodies) - len(waiting) - len(without.reasons)
             if least is not None and answered >= least and time.monotonic() - seen > _GRACE_SECONDS:
                 break
             self.transport.pause()
-        return refused
+        return without
 
     def _read(self, public: Mapping[str, bytes], body: bytes, quoted: str) -> wire.Message | None:
         try:
@@ -145,10 +158,14 @@ class Post:
         )
 
 
-def _sound(hello: wire.Message) -> bool:
-    """Whether a party says of itself what is asked."""
+def _facts(hello: wire.Message) -> dict[str, Any] | None:
+    """What a party says of itself, as far as it is asked; None where it does not say that."""
     records, theirs = hello.fields.get("records"), hello.fields.get("versions")
-    return isinstance(records, int) and not isinstance(records, bool) and records >= 0 and isinstance(theirs, dict)
+    if not isinstance(records, int) or isinstance(records, bool) or not 0 <= records <= _MOST_RECORDS:
+        return None
+    if not isinstance(theirs, dict):
+        return None
+    return {"records": records, "versions": {name: _plain(str(theirs.get(name)))[:40] for name in _VERSIONS}}
 
 
 def _plain(text: str) -> str:

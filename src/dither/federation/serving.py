@@ -1,8 +1,8 @@
 """`dither serve`: a SuperLink, the gate before it, and the coordinator as a Flower ServerApp, watched from here.
 
 This process starts no JAX. The coordinator runs in the ServerApp that Flower starts; what it does stands in
-progress.jsonl of the run folder, which is read here. A coordinator that dies is started again, and goes on after
-the last completed round; so does a server that is started again with the same run folder.
+progress.jsonl of the run folder, which is read here. A coordinator or a SuperLink that dies is started again, and
+the run goes on after the last completed round; so does a server that is started again with the same run folder.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from dither.spec import Spec
 
 APP = Path(__file__).parent / "app"  # the Flower app: what `flwr run` takes
 _WATCHED = "DITHER_SERVE_PROCESS"  # tells the coordinator whose end is its end
-_STARTS = 4  # of the coordinator, at most
+_STARTS = 4  # of the coordinator in a row, without a completed round between them
 _QUIET_SECONDS = 120.0  # for a coordinator to say its first word
 
 Event = Callable[[str, dict[str, Any]], None]
@@ -58,36 +59,80 @@ def serve(
         raise FederationError(
             f"the server's certificate expired on {ends:%Y-%m-%d}; issue a new one with `dither federation renew`"
         )
-    _ask(run_folder, spec)
-    progress = run_folder / "progress.jsonl"
-    progress.touch()
-    files = {
-        "certificate": keys_folder / "server.pem",
-        "key": keys_folder / "server.key",
-        "ca": keys_folder / "ca.pem",
-    }
-    environment = {_WATCHED: str(os.getpid())}
-    if data_dir is not None:
-        environment["DITHER_DATA"] = str(data_dir)
-    config = {
-        "keys": str(keys_folder),
-        "run": str(run_folder),
-        "without": ",".join(without),
-        "wait": f"{wait_seconds:g}",
-    }
-    with SuperLink(run_folder, env=environment, **files) as link:
-        for party in federation.parties:
-            link.register(party.node_key, party.name)
-        with Gate(host, port, inside=link.inside, **files):
-            on_event("listening", {"address": f"{host}:{port}", "parties": [p.name for p in federation.parties]})
-            coordinator: list[int] = []
-            try:
-                _watch(run_folder, progress, lambda: link.run(APP, config), link.alive, on_event, coordinator)
-            finally:
-                for process in coordinator:
-                    _end(process, run_folder / "lock")
-    summary: dict[str, Any] = json.loads((run_folder / "summary.json").read_text(encoding="utf-8"))
-    return summary
+    with alone(run_folder):
+        _ask(run_folder, spec)
+        progress = run_folder / "progress.jsonl"
+        progress.touch()
+        files = {
+            "certificate": keys_folder / "server.pem",
+            "key": keys_folder / "server.key",
+            "ca": keys_folder / "ca.pem",
+        }
+        environment = {_WATCHED: str(os.getpid())}
+        if data_dir is not None:
+            environment["DITHER_DATA"] = str(data_dir)
+        config = {
+            "keys": str(keys_folder),
+            "run": str(run_folder),
+            "without": ",".join(without),
+            "wait": f"{wait_seconds:g}",
+        }
+        link, coordinators = SuperLink(run_folder, env=environment, **files), list[int]()
+        nodes = [party.node_key for party in federation.parties]
+        gate = Gate(host, port, inside=link.inside, nodes=nodes, **files)
+
+        def up() -> None:
+            """A SuperLink that lives, and knows the parties before they reach it."""
+            if not link.alive():
+                gate.open = False
+                link.__exit__()
+                link.__enter__()
+                for party in federation.parties:
+                    link.register(party.node_key, party.name)
+                gate.open = True
+
+        def start() -> None:
+            up()
+            link.run(APP, config)
+
+        def hear(event: str, facts: dict[str, Any]) -> None:
+            if event == "start":
+                gate.most_bytes = int(facts["upload_bytes"])
+            on_event(event, facts)
+
+        try:
+            up()
+            with gate:
+                parties = [party.name for party in federation.parties]
+                on_event("listening", {"address": f"{host}:{port}", "parties": parties})
+                _watch(run_folder, progress, start, link.alive, hear, coordinators)
+        finally:
+            for process in coordinators:
+                _end(process, run_folder / "lock")
+            link.__exit__()
+        summary: dict[str, Any] = json.loads((run_folder / "summary.json").read_text(encoding="utf-8"))
+        return summary
+
+
+@contextmanager
+def alone(run_folder: Path) -> Iterator[None]:
+    """Keep a second server out of a run folder; one that was killed lets go by itself."""
+    run_folder.mkdir(parents=True, exist_ok=True)
+    with open(run_folder / "serve.lock", "a+", encoding="utf-8") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            handle.seek(0)
+            holder = handle.read().strip() or "another process"
+            raise RunExists(f"a `dither serve` is at work in {str(run_folder)!r}: {holder}") from None
+        handle.truncate(0)
+        handle.write(f"process {os.getpid()} on {socket.gethostname()}, since {_now()}\n")
+        handle.flush()
+        yield
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(sep=" ", timespec="seconds")
 
 
 def _ask(run_folder: Path, spec: Spec) -> None:
@@ -99,7 +144,7 @@ def _ask(run_folder: Path, spec: Spec) -> None:
         if Spec.from_any(asked).digest() != spec.digest():
             raise RunExists(f"{str(run_folder)!r} holds a run of another spec; give another --out")
         return
-    if run_folder.is_dir() and any(run_folder.iterdir()):
+    if any(path.name != "serve.lock" for path in run_folder.iterdir()):
         raise RunExists(f"{str(run_folder)!r} already exists and is no run of a federation; give another --out")
     write_text(asked, spec.to_toml())
 
@@ -115,10 +160,17 @@ def _watch(
     """Start the coordinator, hand on what it says, and start it again where it dies, until it is done. `processes`
     receives the number of each coordinator's process: Flower starts them out of our reach."""
     at = progress.stat().st_size
-    for _ in range(_STARTS):
-        start()
-        heard = time.monotonic()
-        up = False
+    starts, why = 0, ""
+    while starts < _STARTS:
+        starts += 1
+        try:
+            start()
+        except FederationError as error:
+            if alive():
+                raise
+            why = str(error)
+            continue
+        heard, up = time.monotonic(), False
         while True:
             at, lines = _new_lines(progress, at)
             for facts in lines:
@@ -127,21 +179,30 @@ def _watch(
                 if event == "up":
                     up = True
                     processes.append(int(facts["process"]))
-                elif event == "failed":
+                elif event == "failed" and facts.get("final", True):
                     raise _error(facts)
+                elif event == "failed":
+                    why = facts["error"]
                 else:
+                    starts = 0 if event == "round" else starts
                     on_event(event, facts)
                     if event == "done":
                         return
             if not alive():
-                raise FederationError(f"Flower's SuperLink ended; see {run_folder / 'superlink.log'}")
+                on_event("restart", {"what": "Flower's SuperLink"})
+                for process in processes:
+                    _end(process, run_folder / "lock")
+                break
             if not up and time.monotonic() - heard > _QUIET_SECONDS:
                 raise FederationError(f"the coordinator did not start; see {run_folder / 'superlink.log'}")
             if up and not lines and _unlocked(run_folder / "lock") and not _new_lines(progress, at)[1]:
-                on_event("restart", {})  # it is gone, and left no last word
+                on_event("restart", {"what": "the coordinator"})
                 break
             time.sleep(0.1)
-    raise FederationError(f"the coordinator died {_STARTS} times; see {run_folder / 'superlink.log'}")
+    said = f" ({why})" if why else ""
+    raise FederationError(
+        f"the coordinator died {_STARTS} times and completed no round{said}; see {run_folder / 'superlink.log'}"
+    )
 
 
 def _new_lines(path: Path, at: int) -> tuple[int, list[dict[str, Any]]]:
@@ -231,5 +292,6 @@ def coordinate(transport: Any, config: Mapping[str, Any]) -> None:
     except DitherError as error:
         journal.progress("failed", error=str(error), exit_code=error.exit_code)
     except Exception as error:
-        journal.progress("failed", error=f"{type(error).__name__}: {error}", exit_code=1)
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:400]
+        journal.progress("failed", error=said, exit_code=1, final=False)  # `dither serve` tries again
         raise

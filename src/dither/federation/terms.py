@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
-from dither import compiling, data, tasks
+from dither import compiling, data, methods, models, tasks
 from dither.core import RoundInfo
 from dither.engines.simulate import Simulation
 from dither.errors import DataError, FederationError, SpecError
@@ -27,6 +29,25 @@ from dither.secagg.roster import Rules
 from dither.spec import Spec, method
 
 FORMAT = 1
+
+# What terms may ask of a party, in all: more than any real run, less than what would harm a machine.
+_MOST_VALUES = 100_000  # in the JSON of the terms
+_MOST_TEXT = 4096  # characters of one string
+_MOST_LAYERS = 16
+_MOST_CLASSES = 10_000
+_MOST_PARAMETERS = 1 << 25
+_MOST_WORK = 1e16  # parameters x records, over all steps of a party
+_LEAST_REAL, _MOST_REAL = 1e-20, 1e9  # a real number of the spec that is not 0
+_MOST = {
+    "num_rounds": 100_000,
+    "local_steps": 100_000,
+    "batch_size": 1 << 24,
+    "num_clients": 10_000,
+    "cohort_size": 10_000,
+    "secagg.threshold": 10_000,
+    "secagg.neighbours": 10_000,
+    "privacy.colluders": 10_000,
+}
 
 
 @dataclass(frozen=True)
@@ -61,25 +82,30 @@ class Terms:
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Terms:
-        try:
-            if found["format"] != FORMAT:
-                raise FederationError(f"terms of format {found['format']}, this Dither reads {FORMAT}")
-            terms = cls(
-                federation=str(found["federation"]),
-                run=str(found["run"]),
-                spec=Spec.from_any(dict(found["spec"])),
-                schema=None if found["schema"] is None else dict(found["schema"]),
-                classes=tuple(str(each) for each in found["classes"]),
-                num_features=int(found["num_features"]),
-                image_shape=tuple(int(side) for side in found["image_shape"]),
-                names=tuple(str(each) for each in found["names"]),
-                sizes=tuple(int(each) for each in found["sizes"]),
+        """Terms from JSON that anybody may have written: nothing that they name is opened, imported or allocated
+        before all of it is known to be in bounds."""
+        _check_json(found)
+        if found.get("format") != FORMAT:
+            raise FederationError(f"terms of format {found.get('format')!r}, this Dither reads {FORMAT}")
+        spec, schema = found.get("spec"), found.get("schema")
+        if not isinstance(spec, dict) or not isinstance(schema, dict | None):
+            raise FederationError("terms that cannot be read: spec or schema is no table")
+        if not methods.known(spec.get("method")):
+            raise FederationError(
+                f"terms whose method is {spec.get('method')!r}, which is none of Dither's; a file of yours is "
+                "approved with --method FILE"
             )
-        except (KeyError, TypeError, ValueError) as error:
-            if isinstance(error, SpecError):
-                raise
-            raise FederationError(f"terms that cannot be read: {error}") from None
-        return terms.check()
+        return cls(
+            federation=_typed(found, "federation", str),
+            run=_typed(found, "run", str),
+            spec=Spec.from_any(spec),
+            schema=schema,
+            classes=_listed(found, "classes", str),
+            num_features=_typed(found, "num_features", int),
+            image_shape=_listed(found, "image_shape", int),
+            names=_listed(found, "names", str),
+            sizes=_listed(found, "sizes", int),
+        ).check()
 
     def check(self) -> Terms:
         """Itself, or an error where the parts do not fit together."""
@@ -95,7 +121,55 @@ class Terms:
             raise FederationError(f"no records: {', '.join(without)}; leave such parties out with --without")
         if not (self.run.isascii() and self.run.isalnum() and len(self.run) <= 64):
             raise FederationError(f"terms whose run is {self.run[:80]!r}: letters and digits are possible")
+        self._check_size()
         return self
+
+    def _check_size(self) -> None:
+        """`FederationError` where the terms ask for more than a machine of today gives."""
+        spec = self.spec
+        for key, found in spec.flat().items():
+            for value in found if isinstance(found, list) else [found]:
+                if isinstance(value, int) and value > (most := _MOST.get(key, 2**32)):
+                    raise FederationError(f"terms with {key}={value}: at most {most} is possible")
+                if isinstance(value, float) and value and not _LEAST_REAL <= abs(value) <= _MOST_REAL:
+                    bounds = f"{_LEAST_REAL:g} to {_MOST_REAL:g}"
+                    raise FederationError(f"terms with {key}={value:g}: 0 and {bounds} are possible")
+        if max(self.sizes) >= 2**31:
+            raise FederationError(f"terms with a party of {max(self.sizes)} records: below 2^31 is possible")
+        if not 2 <= len(self.classes) <= _MOST_CLASSES or len(set(self.classes)) < len(self.classes):
+            raise FederationError(f"terms with {len(self.classes)} classes: 2 to {_MOST_CLASSES}, each once")
+        if not 1 <= self.num_features <= _MOST_PARAMETERS:
+            raise FederationError(f"terms with {self.num_features} features: 1 to {_MOST_PARAMETERS} are possible")
+        sides = self.image_shape
+        if sides and (len(sides) > 3 or min(sides) < 1 or math.prod(sides) != self.num_features):
+            raise FederationError(f"terms with pictures of {sides[:4]} and {self.num_features} features")
+        widths = spec.model.hidden
+        if len(widths) > _MOST_LAYERS or max(widths, default=0) > _MOST_PARAMETERS:
+            raise FederationError(
+                f"terms with {len(widths)} hidden layers of up to {max(widths)}: too large a model"
+            )
+        parameters = models.count_params(jax.eval_shape(self._model().init, jax.random.key(0)))
+        if parameters > _MOST_PARAMETERS:
+            raise FederationError(f"terms with a model of {parameters} parameters: at most {_MOST_PARAMETERS}")
+        batch = max(self.sizes) if spec.batch_sampling in ("full", "poisson-full") else spec.batch_size
+        for what, amount, limit in (
+            ("places in cohorts", spec.num_rounds * spec.cohort_size, 1e7),
+            ("local steps", spec.num_rounds * spec.local_steps, 1e7),
+            ("records in a round", spec.local_steps * batch, 1e9),
+            ("numbers in a batch's gradients", batch * parameters, 2.0**34),
+            ("operations", spec.num_rounds * spec.local_steps * batch * parameters, _MOST_WORK),
+        ):
+            if amount > limit:
+                raise FederationError(f"terms that ask for {amount:.3g} {what}: at most {limit:.3g} are possible")
+
+    def _model(self) -> models.Model:
+        return models.make(
+            self.spec.model.name,
+            num_features=self.num_features,
+            num_classes=len(self.classes),
+            hidden=self.spec.model.hidden,
+            image_shape=self.image_shape,
+        )
 
     @property
     def digest(self) -> str:
@@ -160,6 +234,43 @@ class Terms:
         return x, y
 
 
+def _check_json(found: object) -> None:
+    """`FederationError` unless this is plain JSON of moderate size, whose numbers are finite."""
+    left, count = [(found, 0)], 0
+    while left:
+        value, depth = left.pop()
+        count += 1
+        inner: list[Any] = []
+        if isinstance(value, dict):
+            inner = [*value, *value.values()]
+        elif isinstance(value, list):
+            inner = value
+        elif isinstance(value, str):
+            if len(value) > _MOST_TEXT:
+                raise FederationError(f"terms with a text of {len(value)} characters: at most {_MOST_TEXT}")
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise FederationError(f"terms with {value}, which is not a finite number")
+        elif isinstance(value, int) and abs(value) > 2**53:
+            raise FederationError("terms with a whole number beyond 2^53")
+        if depth > 12 or count + len(left) + len(inner) > _MOST_VALUES:
+            raise FederationError(f"terms with more than {_MOST_VALUES} values, or nested more than 12 deep")
+        left += [(each, depth + 1) for each in inner]
+
+
+def _typed(found: Mapping[str, Any], key: str, kind: type) -> Any:
+    value = found.get(key)
+    if type(value) is not kind:
+        raise FederationError(f"terms whose {key} is of type {type(value).__name__}, not {kind.__name__}")
+    return value
+
+
+def _listed(found: Mapping[str, Any], key: str, kind: type) -> tuple[Any, ...]:
+    value = _typed(found, key, list)
+    if any(type(each) is not kind for each in value):
+        raise FederationError(f"terms whose {key} are not all of type {kind.__name__}")
+    return tuple(value)
+
+
 class Source:
     """A party's file: read once, encoded when the schema is known."""
 
@@ -180,6 +291,10 @@ class Source:
             from dither.errors import did_you_mean
 
             raise DataError(f"label column {label!r} is not in {self.name!r}{did_you_mean(label, columns)}")
+
+    def rows(self) -> np.ndarray:
+        """Each record as a number, for the ledger (`data.rows`)."""
+        return data.of_file(self.path) if self.table is None else data.of_table(self.table)
 
     def encode(self, terms: Terms) -> tuple[np.ndarray, np.ndarray]:
         if self.table is None or terms.schema is None:
@@ -209,14 +324,30 @@ def federated(spec: Spec, num_clients: int, name: str) -> Spec:
         )
     if spec.federation.dropout:
         raise SpecError("federation.dropout is for simulations: in a federation clients are lost by themselves")
+    if math.isinf(spec.privacy.epsilon):
+        raise SpecError("privacy.epsilon=inf is no number to agree on; for no noise set privacy.noise='none'")
+    if spec.method.endswith(".py"):  # its content is what parties approve, not a path of the server's machine
+        options = {f"method_options.{key}": value for key, value in spec.method_options.items()}
+        spec = spec.with_values({"method": methods.approve(spec.method), **options})
     values: dict[str, Any] = {
         "num_clients": num_clients,
         "randomness": "seeded" if spec.randomness == "seeded" else "os",
         "secagg.mode": "off" if spec.aggregation == "off" else "real",
+        "privacy.colluders": third(spec.cohort_size) if spec.privacy.colluders < 0 else spec.privacy.colluders,
         "data.name": name,
         "compare": False,
     }
-    for key in ("path", "test_path", "label", "schema", "partition", "column", "split", "records_per_client"):
+    for key in (
+        "path",
+        "test_path",
+        "id",
+        "label",
+        "schema",
+        "partition",
+        "column",
+        "split",
+        "records_per_client",
+    ):
         values[f"data.{key}"] = Spec.default(f"data.{key}")
     return spec.with_values(values)
 
@@ -226,8 +357,35 @@ def least_clients(spec: Spec) -> int:
     least = min(spec.federation.min_clients, spec.cohort_size)
     if spec.aggregation == "off":
         return least
-    majority = (spec.cohort_size + spec.privacy.colluders) // 2 + 1
-    return max(least, 2, spec.privacy.colluders + 2, spec.secagg.threshold or majority)
+    majority = (spec.cohort_size + spec.colluders) // 2 + 1
+    return max(least, 2, spec.colluders + 2, spec.secagg.threshold or majority)
+
+
+def third(cohort_size: int) -> int:
+    """Colluders that a federation allows for unless its spec says otherwise: a third of a cohort. Of two parties
+    either has the other's upload from the sum and its own: no protocol helps there."""
+    return -(-cohort_size // 3) if cohort_size > 2 else 0
+
+
+def collusion(spec: Spec) -> tuple[str, str]:
+    """Against whom sums are safe, in words, and a warning where that is less than it could be."""
+    if spec.aggregation == "off":
+        return "", ""
+    words = (
+        f"sums are safe from a server that colludes with up to {spec.colluders} of the {spec.cohort_size} parties "
+        f"of a round; {least_clients(spec)} of them must answer"
+    )
+    if spec.colluders >= max(third(spec.cohort_size), 1):
+        return words, ""
+    together = f"the server and {spec.colluders + 1} of the parties together can read the others' uploads"
+    if spec.cohort_size == 2:
+        return words, f"{together}: two parties cannot be safe from each other"
+    return words, f"{together}; leave privacy.colluders out for {third(spec.cohort_size)}, a third of a cohort"
+
+
+def largest_norm(spec: Spec, dimension: int) -> float:
+    """The radius of the ball that no honest upload leaves."""
+    return spec.federation.max_norm or 2.0**40 * math.sqrt(dimension)
 
 
 def simulation(task: tasks.Task) -> Simulation:
@@ -240,6 +398,11 @@ def rules(task: tasks.Task) -> Rules | None:
     how = tasks.aggregation(task)
     if how is None:
         return None
+    if 0 < how.neighbours <= how.colluders:
+        raise SpecError(
+            f"secagg.neighbours={how.neighbours} with privacy.colluders={how.colluders}: a server can look for an "
+            "order of the ring that cuts a party off; take more neighbours than colluders, or 0 for all"
+        )
     return Rules(
         how.how.modulus_bits,
         how.threshold,
@@ -271,6 +434,8 @@ def summary(terms: Terms, task: tasks.Task, name: str) -> list[tuple[str, str]]:
             f"{least_clients(spec)} parties, nobody's alone"
         )
     rows.append(("what leaves", leaves))
+    safe, warning = collusion(spec)
+    rows += [("collusion", safe)] * bool(safe) + [("WARNING", warning)] * bool(warning)
     rows.append(("your noise", _noise_words(terms, task, number, mine)))
     shown = set()
     for row in tasks.proven(task, missing=terms.may_lack):
@@ -290,7 +455,8 @@ def summary(terms: Terms, task: tasks.Task, name: str) -> list[tuple[str, str]]:
         rows.append(
             (
                 f"{kind} ε",
-                f"{value} at δ = {row['delta']:g} ({row['adjacency']}) for one who sees {seen[row['view']]}",
+                f"{value} at δ = {row['delta']:g} ({row['adjacency']}) for one who sees {seen[row['view']]}"
+                + f", {row['against']}" * bool(row["against"]),
             )
         )
         for what in row["not_covered"]:

@@ -28,7 +28,7 @@ ANYONE = "(anyone)"  # the receiver of a hello, whose name is yet to be learnt
 _HEAD = struct.Struct("<4sBI")
 _MAGIC, _VERSION = b"DTHR", 1
 _SIGNATURE = 64
-_MOST_HEADER = 16 << 20
+_MOST_HEADER = 2 << 20
 _MOST_BYTES = 1 << 31
 _TYPES = ("<f4", "<i4", "<u4", "<u8", "|u1")
 

@@ -36,9 +36,7 @@ from dither.core import (
 )
 from dither.errors import SpecError
 from dither.models import Model
-from dither.papers import concentrated, dp_scaffold, local
-from dither.papers.theory import concentrated as concentrated_theory
-from dither.papers.theory import cpfed as cpfed_theory
+from dither.papers import concentrated, cpfed, dp_scaffold, local
 from dither.privacy import clipping, noise, sampling
 
 # Algorithm
@@ -91,49 +89,17 @@ def prepare_scaffold(model: Model, setting: Setting) -> Prepared:
 def prepare_dp_sgd(model: Model, setting: Setting) -> Prepared:
     """DP-SGD as CPFed compares: one noisy step a round, the budget split evenly over the rounds."""
     _one_step(setting, "dp-sgd")
-    credit = bool(setting.options["equal_credit"])
-    run: dict[str, Any] = {
-        "num_rounds": setting.num_rounds,
-        "batch_size": setting.batch_size,
-        "clip_norm": setting.clip_norm,
-    }
-    std = local.chosen_noise_std(
-        setting,
-        lambda: float(
-            cpfed_theory.dpsgd_noise_std(
-                epsilon=setting.epsilon,
-                delta=setting.delta,
-                num_clients=setting.num_clients,
-                credit_sa=credit,
-                **run,
-            )
-        ),
+    clients = (setting.num_clients, setting.batch_size, setting.clip_norm, setting.cohort_size)
+    params = cpfed.dpsgd_params(
+        cpfed.Params(setting.num_rounds, setting.local_steps, *clients),
+        credit_sa=bool(setting.options["equal_credit"]),
     )
-    hyper = local.gradient_hyper(setting, std)
-    # Without credit every round counts and nobody else's noise does: Theorem 1 with n = r = 1.
-    shape: dict[str, Any] = {
-        "num_clients": setting.num_clients if credit else 1,
-        "cohort_size": setting.cohort_size if credit else 1,
-    }
-
-    def claim(other: Hyper) -> Claim:
-        quiet = local.quietest(other)
-        if quiet == 0:
-            return local.no_noise(setting)
-        return cpfed_theory.claim(
-            noise_std=quiet, delta=setting.delta, local_steps=1, secure_aggregation=credit, **shape, **run
-        )
-
-    gradients = local.noisy_gradients(model, setting, source="CPFed Corollary 1; errata G7a")
-    return Prepared(
-        hyper=hyper,
-        build=local.averaging(setting, gradients),
-        claim=claim(hyper),
-        cohort_size_at=lambda index: setting.cohort_size,
-        noise_names=("noise_std",),
-        reclaim=claim,
-        own_epochs=True,
-        upload_unit=local.upload_unit(setting),
+    return local.noisy_averaging(
+        model,
+        setting,
+        source="CPFed Corollary 1; errata G7a",
+        noise_std=lambda: cpfed.noise_std(params, epsilon=setting.epsilon, delta=setting.delta),
+        claim=lambda std: cpfed.claim(params, noise_std=std, delta=setting.delta),
     )
 
 
@@ -144,36 +110,28 @@ def prepare_dp_dsgd(model: Model, setting: Setting) -> Prepared:
     which = setting.options["credited_clients"]
     if which not in ("n", "r"):
         raise SpecError(f"method_options.credited_clients={which!r} is not one of 'n', 'r'")
-    run = {
-        "participations": concentrated.participations(setting, cohorts),
-        "batch_size": setting.batch_size,
-        "clip_norm": setting.clip_norm,
-        "credited_clients": setting.num_clients if which == "n" else setting.cohort_size,
-        "delta": setting.delta,
-    }
-    std = local.chosen_noise_std(
-        setting, lambda: float(concentrated_theory.dpdsgd_noise_std(epsilon=setting.epsilon, **run))
+    params = concentrated.Params(
+        concentrated.participations(setting, cohorts),
+        setting.local_steps,
+        setting.batch_size,
+        setting.batch_size,
+        setting.clip_norm,
+        setting.cohort_size,
     )
-    hyper = local.gradient_hyper(setting, std)
+    credited = setting.num_clients if which == "n" else setting.cohort_size
+    params = concentrated.dpdsgd_params(params, credited_clients=credited)
 
-    def claim(other: Hyper) -> Claim:
-        quiet = local.quietest(other)
-        if quiet == 0:
-            return local.no_noise(setting)
-        value = float(concentrated_theory.dpdsgd_epsilon_of_noise(noise_std=quiet, **run))
+    def claim(std: float) -> Claim:
+        value = float(concentrated.epsilon_of_noise(params, noise_std=std, delta=setting.delta))
         aggregation = ("the other clients' noise is credited under aggregation alone (G7)", False)
         return Claim(value, "run", setting.delta, "Concentrated DP-FL Sec. VII-C", (aggregation,))
 
-    gradients = local.noisy_gradients(model, setting, source="Concentrated DP-FL Corollary 1; errata G7a")
-    return Prepared(
-        hyper=hyper,
-        build=local.averaging(setting, gradients),
-        claim=claim(hyper),
-        cohort_size_at=lambda index: setting.cohort_size,
-        noise_names=("noise_std",),
-        reclaim=claim,
-        own_epochs=True,
-        upload_unit=local.upload_unit(setting),
+    return local.noisy_averaging(
+        model,
+        setting,
+        source="Concentrated DP-FL Corollary 1; errata G7a",
+        noise_std=lambda: concentrated.noise_std(params, epsilon=setting.epsilon, delta=setting.delta),
+        claim=claim,
         cohorts=cohorts,
     )
 

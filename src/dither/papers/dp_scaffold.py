@@ -17,7 +17,6 @@ clip is ours: the paper assumes bounded gradients). The formulas are in `papers.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -148,10 +147,7 @@ def scaffold(setting: Setting, gradients: local.NoisyGradients, hyper: Hyper) ->
 
 def noise_std(setting: Setting) -> float:
     """σ_0 for which the claimed ε after all rounds is the target."""
-    run = _run(setting)
-    run.pop("capped")
-    variance = theory.initial_noise_variance(epsilon=setting.epsilon, num_rounds=setting.num_rounds, **run)
-    return math.sqrt(float(variance))
+    return math.sqrt(theory.initial_noise_variance(_params(setting), epsilon=setting.epsilon, delta=setting.delta))
 
 
 def stopping_round(setting: Setting, std: float) -> int | None:
@@ -162,7 +158,7 @@ def stopping_round(setting: Setting, std: float) -> int | None:
     if setting.noise != "given" or rule != "claimed" or math.isinf(setting.epsilon):
         return None
     last = theory.stopping_round(
-        budget=setting.epsilon, initial_variance=std**2, max_rounds=setting.num_rounds, **_run(setting)
+        _params(setting), budget=setting.epsilon, delta=setting.delta, initial_variance=std**2
     )
     if last == 0:
         first = claim(setting, std, 1).value
@@ -180,23 +176,18 @@ def claim(setting: Setting, std: float, rounds: int | None = None) -> Claim:
     """Theorems 1 and 2 at this noise after `rounds` rounds."""
     if std == 0:
         return local.no_noise(setting)
-    return theory.claim(initial_variance=std**2, num_rounds=rounds or setting.num_rounds, **_run(setting))
+    params = _params(setting).over(rounds or setting.num_rounds)
+    return theory.claim(params, initial_variance=std**2, delta=setting.delta)
 
 
-def _run(setting: Setting) -> dict[str, Any]:
-    # The theorems have one data size D: the smallest client has the largest rate q = B/D.
-    return {
-        "delta": setting.delta,
-        "scheme": _SCHEMES[setting.noise_schedule],
-        "local_steps": setting.local_steps,
-        "batch_size": setting.batch_size,
-        "clip_norm": setting.clip_norm,
-        "client_rate": setting.cohort_size / setting.num_clients,
-        "data_rate": setting.batch_size / int(setting.client_sizes.min()),
-        "decay": setting.noise_decay,
-        "decay_start": setting.noise_decay_start,
-        "alpha_mode": setting.options["alpha_mode"],
-        "alpha": setting.options["alpha"],
-        "const": setting.options["const"],
-        "capped": setting.options["capped"],
-    }
+def _params(setting: Setting) -> theory.Params:
+    scheme, decay = _SCHEMES[setting.noise_schedule], setting.noise_decay
+    return theory.Params(
+        theory.Schedule(scheme, setting.num_rounds, setting.local_steps, decay, setting.noise_decay_start),
+        setting.batch_size,
+        setting.clip_norm,
+        client_rate=setting.cohort_size / setting.num_clients,
+        # The theorems have one data size D: the smallest client has the largest rate q = B/D.
+        data_rate=setting.batch_size / int(setting.client_sizes.min()),
+        **{name: setting.options[name] for name in ("alpha_mode", "alpha", "capped", "const")},
+    )

@@ -20,6 +20,7 @@ from dither.core import (
     Hyper,
     Keys,
     Params,
+    Prepared,
     PyTree,
     Records,
     Release,
@@ -93,6 +94,17 @@ def axpy(factor: Array, x: Params, y: Params) -> Params:
 def learning_rate(hyper: Hyper, step: Array) -> Array:
     """client_lr / (1 + lr_decay · t) at the global local step t."""
     return hyper["client_lr"] / (1 + hyper["lr_decay"] * jnp.asarray(step, jnp.float32))
+
+
+def round_rates(hyper: Hyper, index: int, local_steps: int) -> tuple[float, ...]:
+    """`learning_rate` of each local step of a round, for proofs: one where it is constant, none for a single step,
+    whose rate no proof needs, so that rounds that reveal the same are the same."""
+    rate, decay = float(hyper["client_lr"]), float(hyper["lr_decay"])
+    if local_steps == 1:
+        return ()
+    if decay == 0:
+        return (rate,)
+    return tuple(rate / (1 + decay * (index * local_steps + step)) for step in range(local_steps))
 
 
 def optimizer(name: str) -> optax.GradientTransformation:
@@ -199,13 +211,19 @@ def noisy_gradients(model: Model, setting: Setting, *, source: str) -> NoisyGrad
             uses=setting.local_steps,
             sampling=one,
             source=source,
+            rates=round_rates(hyper, info.index, setting.local_steps),
         )
         decay, start = float(hyper["noise_log_decay"]), float(hyper["noise_decay_start"])
         if schedule.name != "steps":
             factor = schedule.factor(info.index, 0, decay, start)
             return (first._replace(noise_std=first.noise_std * factor),)
+        rates = first.rates * setting.local_steps if len(first.rates) == 1 else first.rates
         return tuple(
-            first._replace(uses=1, noise_std=first.noise_std * schedule.factor(info.index, step, decay, start))
+            first._replace(
+                uses=1,
+                noise_std=first.noise_std * schedule.factor(info.index, step, decay, start),
+                rates=rates[step : step + 1],
+            )
             for step in range(setting.local_steps)
         )
 
@@ -237,7 +255,7 @@ def gradient_hyper(setting: Setting, noise_std: float) -> dict[str, Any]:
     }
 
 
-def chosen_noise_std(setting: Setting, calibrated: Callable[[], float]) -> float:
+def chosen_noise_std(setting: Setting, calibrated: Callable[[], Array]) -> float:
     """The noise std the setting asks for: none, as given, or `calibrated()` by the paper's formula."""
     if setting.noise == "none":
         return 0.0
@@ -294,6 +312,35 @@ def averaging(setting: Setting, gradients: NoisyGradients) -> Callable[[Hyper], 
         )
 
     return build
+
+
+def noisy_averaging(
+    model: Model,
+    setting: Setting,
+    *,
+    source: str,
+    noise_std: Callable[[], Array],
+    claim: Callable[[float], Claim],
+    cohorts: np.ndarray | None = None,
+) -> Prepared:
+    """A method that averages noisy local steps: `noise_std()` by its paper, `claim(std)` its paper's ε."""
+    hyper = gradient_hyper(setting, chosen_noise_std(setting, noise_std))
+
+    def claimed(other: Hyper) -> Claim:
+        std = quietest(other)
+        return claim(std) if std else no_noise(setting)
+
+    return Prepared(
+        hyper=hyper,
+        build=averaging(setting, noisy_gradients(model, setting, source=source)),
+        claim=claimed(hyper),
+        cohort_size_at=lambda index: setting.cohort_size,
+        cohorts=cohorts,
+        noise_names=("noise_std",),
+        reclaim=claimed,
+        own_epochs=True,
+        upload_unit=upload_unit(setting),
+    )
 
 
 def upload_unit(setting: Setting) -> float:

@@ -17,8 +17,6 @@ Lemma 4's; errata N1, N2 and N4 say why they do not hold. The formulas are in `p
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
 import numpy as np
 
@@ -141,32 +139,30 @@ def noise_stds(setting: Setting) -> tuple[float, float]:
     if setting.noise == "proven":
         return 1.0, 0.0  # a unit on the uploads: the accountant sets the factor
     everyone = setting.cohort_size == setting.num_clients
-    base = _base(setting)
-    run = {"num_rounds": setting.num_rounds, "num_clients": setting.num_clients}
-    uplink = setting.noise_std if setting.noise == "given" else float(theory.uplink_noise_std(**base))
     if setting.noise == "given":
-        return uplink, 0.0
+        return setting.noise_std, 0.0
+    params, budget = _params(setting), {"epsilon": setting.epsilon, "delta": setting.delta}
+    uplink = float(theory.uplink_noise_std(params, **budget))
     form = setting.options["scheduling"]
     if everyone:
-        return uplink, float(theory.downlink_noise_std(**base, **run))
+        return uplink, float(theory.downlink_noise_std(params, **budget, weights=_weights(setting)))
     if form == "printed":
-        return uplink, float(theory.scheduled_downlink_noise_std(**base, **run, cohort_size=setting.cohort_size))
+        return uplink, float(theory.scheduled_downlink_noise_std(params, **budget))
     if form not in ("corrected", "uncredited"):
         raise SpecError(f"method_options.scheduling={form!r} is not one of 'printed', 'corrected', 'uncredited'")
-    downlink = theory.scheduled_downlink_noise_std_corrected(
-        **base, **run, cohort_size=setting.cohort_size, sampling_credit=form == "corrected"
-    )
+    downlink = theory.scheduled_downlink_noise_std_corrected(params, **budget, sampling_credit=form == "corrected")
     return uplink, float(downlink)
 
 
-def _base(setting: Setting) -> dict[str, Any]:
-    return {
-        "epsilon": setting.epsilon,
-        "delta": setting.delta,
-        "param_clip": float(setting.options["param_clip"]),
-        "min_client_size": int(setting.client_sizes.min()),
-        "exposures": int(setting.options["exposures"]),
-    }
+def _params(setting: Setting) -> theory.Params:
+    return theory.Params(
+        float(setting.options["param_clip"]),
+        int(setting.client_sizes.min()),
+        int(setting.options["exposures"]),
+        setting.num_rounds,
+        setting.num_clients,
+        setting.cohort_size,
+    )
 
 
 def _sensitivity_caveat(setting: Setting) -> tuple[str, ...]:
@@ -181,13 +177,7 @@ def _sensitivity_caveat(setting: Setting) -> tuple[str, ...]:
 def _scheduling_caveat(setting: Setting) -> tuple[str, ...]:
     if setting.noise != "paper" or setting.cohort_size == setting.num_clients:
         return ()
-    note = theory.scheduling_note(
-        epsilon=setting.epsilon,
-        num_rounds=setting.num_rounds,
-        num_clients=setting.num_clients,
-        cohort_size=setting.cohort_size,
-        exposures=int(setting.options["exposures"]),
-    )
+    note = theory.scheduling_note(_params(setting), epsilon=setting.epsilon)
     return (note,) if note else ()
 
 
@@ -212,15 +202,10 @@ def claim(setting: Setting, uplink: float, downlink: float) -> Claim:
     if uplink == 0:
         return local.no_noise(setting)
     channels = theory.channel_claims(
+        _params(setting),
         uplink_std=uplink,
         aggregate_std=aggregate_std(setting, uplink, downlink),
-        param_clip=float(setting.options["param_clip"]),
-        min_client_size=int(setting.client_sizes.min()),
         delta=setting.delta,
-        exposures=int(setting.options["exposures"]),
-        num_rounds=setting.num_rounds,
-        num_clients=setting.num_clients,
-        cohort_size=None if setting.cohort_size == setting.num_clients else setting.cohort_size,
         max_weight=float(_weights(setting).max()),
     )
     larger = max(channels, key=lambda channel: channel.value)

@@ -177,15 +177,8 @@ def noise_multipliers(setting: Setting) -> np.ndarray:
     local.refuse_unused(setting, "secure-fedavg", schedule=True, scale=True)
     if setting.noise == "proven":
         return np.ones(setting.num_clients)  # a unit: the accountant sets the factor
-    return np.asarray(
-        theory.noise_multiplier(
-            epsilon=setting.epsilon,
-            delta=setting.delta,
-            local_steps=setting.local_steps,
-            batch_size=setting.batch_size,
-            client_size=setting.client_sizes,
-        )
-    )
+    params = theory.Params(setting.local_steps, setting.batch_size, setting.client_sizes)
+    return np.asarray(theory.noise_multiplier(params, epsilon=setting.epsilon, delta=setting.delta))
 
 
 # Privacy
@@ -204,12 +197,10 @@ def claim(setting: Setting, multiplier: np.ndarray) -> Claim:
         theory.sensitivity(local_steps=setting.local_steps, clip_norm=setting.clip_norm, next_lr=next_lr)
     )
     return theory.claim(
+        theory.Params(setting.local_steps, setting.batch_size, int(setting.client_sizes[worst])),
         noise_std=float(multiplier[worst]) * sensitivity,
         sensitivity=sensitivity,
         delta=setting.delta,
-        local_steps=setting.local_steps,
-        batch_size=setting.batch_size,
-        client_size=int(setting.client_sizes[worst]),
         extra=theory.lemma1_conditions(round_lrs=rates, next_lr=next_lr),
     )
 

@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from dither.errors import SpecError
-from dither.papers.theory import concentrated, cpfed, dp_scaffold_convergence, nbafl_convergence, secure_fedavg
+from dither.papers import concentrated, cpfed
+from dither.papers.theory import dp_scaffold, dp_scaffold_convergence, nbafl_convergence, secure_fedavg
 from dither.papers.theory import nbafl as nbafl_noise
 from dither.papers.theory.common import Condition
 from dither.planning.constants import Constants
@@ -112,10 +113,8 @@ def _secure_fedavg(base: Spec, prices: Sequence[Price], c: Constants, smallest: 
         raise SpecError("Theorem 1 of secure-fedavg needs a strongly convex loss; set model.l2 above 0")
     Q, T, b, K = (_column(prices, key) for key in ("local_steps", "num_rounds", "batch_size", "cohort_size"))
     clients = base.num_clients
-    found = secure_fedavg.convergence(
+    training = secure_fedavg.Training(
         smoothness=c.smoothness,
-        strong_convexity=c.strong_convexity,
-        num_steps=T * Q,
         local_steps=Q,
         batch_size=b,
         clip_norm=_column(prices, "privacy.clip_norm"),
@@ -123,10 +122,15 @@ def _secure_fedavg(base: Spec, prices: Sequence[Price], c: Constants, smallest: 
         num_records=clients * smallest,
         epsilon=np.array([price.claimed.value for price in prices]),
         delta=base.privacy.delta,
-        num_clients=clients,
         cohort_size=K,
         weighted_variance=c.gradient_variance / clients,
         heterogeneity=c.heterogeneity,
+        num_clients=clients,
+    )
+    found = secure_fedavg.convergence(
+        training,
+        strong_convexity=c.strong_convexity,
+        num_steps=T * Q,
         initial_distance_sq=c.initial_distance**2,
     )
     kappa = c.smoothness / c.strong_convexity  # η_t = 2/(μ(8κ+t)) of Theorem 1
@@ -144,13 +148,17 @@ def _loss(c: Constants, proximal: Any) -> nbafl_convergence.LossConstants:
 def _nbafl(base: Spec, prices: Sequence[Price], c: Constants, smallest: int) -> Bounds:
     T, K, C = (_column(prices, key) for key in ("num_rounds", "cohort_size", "method_options.param_clip"))
     std = np.array([price.noise_std for price in prices]) / np.sqrt(K)  # σ_A: no noise on the broadcast
-    run = {"delta": base.privacy.delta, "param_clip": C, "min_client_size": smallest, "num_clients": K}
-    run |= {"num_rounds": T, "exposures": base.method_options["exposures"]}
-    epsilon = nbafl_noise.required_aggregate_noise_std(epsilon=1.0, **run) / std  # eq (13) solved for ε
+    params = nbafl_noise.Params(C, smallest, base.method_options["exposures"], T, num_clients=K)
+    unit = nbafl_noise.required_aggregate_noise_std(params, epsilon=1.0, delta=base.privacy.delta)
+    epsilon = unit / std  # eq (13) solved for ε
     least = c.smoothness * c.dissimilarity * (1 + c.dissimilarity / 2)  # λ_2 < 0 above it
     proximal = least * np.geomspace(1.05, 1e3, 41)[:, None]
     found = nbafl_convergence.convergence_corrected(
-        _loss(c, proximal), epsilon=epsilon, num_params=prices[0].num_params, **run
+        _loss(c, proximal),
+        params,
+        epsilon=epsilon,
+        delta=base.privacy.delta,
+        num_params=prices[0].num_params,
     )
     chosen = np.argmin(np.nan_to_num(found.total, nan=np.inf), axis=0)
     picked = {name: term[chosen, np.arange(len(prices))] for name, term in _grid_terms(found).items()}
@@ -160,19 +168,20 @@ def _nbafl(base: Spec, prices: Sequence[Price], c: Constants, smallest: int) -> 
 
 def _dp_scaffold(base: Spec, prices: Sequence[Price], c: Constants, smallest: int) -> Bounds:
     R, tau, S, B = (_column(prices, key) for key in ("num_rounds", "local_steps", "cohort_size", "batch_size"))
-    errors = dp_scaffold_convergence.error_terms_closed(
-        scheme=0,
-        num_rounds=R,
-        local_steps=tau,
+    training = dp_scaffold_convergence.Training(
         num_clients=base.num_clients,
         cohort_size=S,
         batch_size=B,
         server_lr=base.server_lr,
         control_error=c.control_error,
         gradient_variance=c.gradient_variance,
+        num_params=prices[0].num_params,
+    )
+    errors = dp_scaffold_convergence.error_terms_closed(
+        training,
+        dp_scaffold.Schedule(0, R, tau),
         initial_variance=np.array([price.noise_std for price in prices]) ** 2,
         corrected=True,
-        num_params=prices[0].num_params,
     )
     run = {"num_rounds": R, "initial_distance": c.initial_distance}
     best = dp_scaffold_convergence.optimal_effective_lr(errors, **run)
@@ -202,16 +211,16 @@ def _periodic(
 
 def _cpfed(base: Spec, prices: Sequence[Price], c: Constants, smallest: int) -> Bounds:
     def found(**run: Any) -> Any:
-        return cpfed.convergence_convex(
+        training = cpfed.Training(
             smoothness=c.smoothness,
             strong_convexity=c.pl_constant,
             # Stated for batches of one: β is the variance of the gradient that is used, a mean of B here.
             gradient_variance=c.gradient_variance / _column(prices, "batch_size"),
             client_size=smallest,
             initial_gap=c.initial_gap,
-            corrected=True,
             **run,
         )
+        return cpfed.convergence_convex(training, corrected=True)
 
     terms, rates = _periodic(
         lambda tau: cpfed.max_client_lr(smoothness=c.smoothness, local_steps=tau), found, prices
@@ -221,16 +230,16 @@ def _cpfed(base: Spec, prices: Sequence[Price], c: Constants, smallest: int) -> 
 
 def _concentrated(base: Spec, prices: Sequence[Price], c: Constants, smallest: int) -> Bounds:
     def found(**run: Any) -> Any:
-        return concentrated.convergence_convex(
+        training = concentrated.Training(
             smoothness=c.smoothness,
             strong_convexity=c.pl_constant,
             gradient_variance=c.gradient_variance,
             batch_size=_column(prices, "batch_size"),
             cohort_size=_column(prices, "cohort_size"),
             initial_gap=c.initial_gap,
-            corrected=True,
             **run,
         )
+        return concentrated.convergence_convex(training, corrected=True)
 
     def largest(tau: np.ndarray) -> np.ndarray:
         return concentrated.max_client_lr(smoothness=c.smoothness, local_steps=tau, corrected=True)

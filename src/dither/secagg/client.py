@@ -1,15 +1,16 @@
 """The client's side of secure aggregation: bytes in, bytes out; no sockets, no clocks, no threads.
 
-A client keeps six rules, whatever it is sent (why they suffice: docs/secagg.md):
+A client keeps seven rules, whatever it is sent (why they suffice: docs/secagg.md):
 
-1. Rounds only go up, and so do the attempts of a round.
-2. A later attempt of a round sums a subset of the clients of every earlier one it took part in, with the same
-   threshold and length.
+1. Rounds only go up, and the attempts of a round count up from 0, one by one.
+2. A later attempt of a round sums fewer of the clients of every earlier one it took part in, and nobody else, with
+   the same threshold and length.
 3. One attempt, one vector: the same announcement again gets the same bytes, anything else under the same numbers
    is refused.
 4. Only the newest attempt that it uploaded for is unsealed, and only one attempt of a round.
 5. After unsealing there is no further upload in that round.
 6. No cohort without itself, with strangers, below `min_clients`, or with a threshold at which two could be opened.
+7. A share of its own seal is released only for a client that has unsealed that very attempt and signed so.
 
 `state.save_client` keeps the rules over a restart: store it before a message leaves the process. An old copy must
 never be restored: a client that forgets an upload could mask a second vector with the same stream.
@@ -31,6 +32,8 @@ from dither.secagg.primitives import AgreementKey, SigningKey
 from dither.secagg.roster import Roster, Rules
 
 CIPHERTEXT_BYTES = shamir.SHARE_BYTES + primitives.SEAL_OVERHEAD
+SEAL_ENTRY = 32 + CIPHERTEXT_BYTES  # of a seal, for each client: commitment and encrypted share
+NO_SHARE = b"\xff" * shamir.SHARE_BYTES  # no element of the field: what I was sent is no share
 
 
 @dataclass
@@ -152,23 +155,8 @@ class ClientSession:
 
     def unseal(self, message: bytes) -> bytes:
         """My shares of the committee's seals: with enough of them the server can open this attempt's sum."""
-        received = self._from_server(message, Kind.UNSEAL)
-        newest = self._attempt
-        if newest is None:
-            raise ProtocolAbort("unseal before any upload")
-        cohort = newest.cohort
-        if received.round_index != cohort.round_index:
-            raise ProtocolAbort(
-                f"wrong round: unseal of round {received.round_index}, this client is at {_place(cohort)}"
-            )
-        if received.attempt != cohort.attempt:
-            raise ProtocolAbort(
-                f"wrong attempt: unseal of {received.attempt}, this client uploaded for {_place(cohort)}"
-            )
-        reader = Reader(received)
-        if not primitives.same(reader.view(32, "the cohort's digest"), cohort.digest):
-            raise ProtocolAbort(f"{received.name}: it speaks of another cohort")
-        listed = []
+        newest, received, reader = self._about_newest(message, Kind.UNSEAL)
+        cohort, listed = newest.cohort, []
         for _ in range(reader.number(4, "the number of seals", most=len(cohort.committee))):
             member = reader.number(4, "an id", most=SERVER - 1)
             listed.append((member, reader.take(CIPHERTEXT_BYTES, "an encrypted share")))
@@ -179,16 +167,35 @@ class ClientSession:
             )
         answer = [cohort.digest, struct.pack("<I", len(listed))]
         for member, ciphertext in listed:
-            share = primitives.decrypt(
-                cohort.share_key(self._pair_seed(member), member, self.who),
-                ciphertext,
-                cohort.share_context(member, self.who),
-                f"client {member}'s share for client {self.who}",
-            )
-            shamir.read(share)
+            try:
+                share = self._decrypt(cohort, ciphertext, member, self.who)
+                shamir.read(share)
+            except ProtocolAbort:
+                share = NO_SHARE
             answer += [struct.pack("<I", member), share]
-        newest.unsealed, newest.seed, newest.seal = True, b"", b""  # what is not needed any more is forgotten
+        newest.unsealed, newest.seed = True, b""  # what is not needed any more is forgotten
         return self._pack(Kind.SHARES, b"".join(answer), cohort)
+
+    def release(self, message: bytes) -> bytes:
+        """Shares of my own seal for those who could not use what I sent them: the server can then check them."""
+        newest, received, reader = self._about_newest(message, Kind.DISPUTE)
+        cohort = newest.cohort
+        if not newest.seal:
+            raise ProtocolAbort(f"{received.name}: this client sealed nothing")
+        answer = []
+        for _ in range(reader.number(4, "the number of answers", most=len(cohort.ids))):
+            quoted = reader.take(reader.number(4, "an answer's length", most=2**32 - 1), "an answer")
+            shares = parse(quoted, federation=self.federation, expect=Kind.SHARES)
+            if shares.sender not in cohort.ids or not primitives.same(bytes(shares.payload[:32]), cohort.digest):
+                raise ProtocolAbort(f"{received.name}: {shares.name} is not about {_place(cohort)}")
+            shares.verify(self._enrolled_roster().member(shares.sender).signing)
+            at = 32 + SEAL_ENTRY * cohort.number(shares.sender)
+            ciphertext = newest.seal[at - CIPHERTEXT_BYTES : at]
+            answer.append(
+                struct.pack("<I", shares.sender) + self._decrypt(cohort, ciphertext, self.who, shares.sender)
+            )
+        reader.done()
+        return self._pack(Kind.RELEASE, cohort.digest + struct.pack("<I", len(answer)) + b"".join(answer), cohort)
 
     # Inside
 
@@ -203,6 +210,8 @@ class ClientSession:
             raise ProtocolAbort(f"client {self.who} is not in the announced cohort")
         newest = self._attempt
         if newest is None or cohort.round_index > newest.cohort.round_index:
+            if cohort.attempt:
+                raise ProtocolAbort(f"wrong attempt: {_place(cohort)}, a round begins with attempt 0")
             return cohort, None
         if cohort.round_index < newest.cohort.round_index:
             raise ProtocolAbort(
@@ -220,14 +229,48 @@ class ClientSession:
             if cohort.digest != newest.cohort.digest:
                 raise ProtocolAbort(f"{_place(cohort)} was announced before with another cohort")
             return cohort, newest
+        if cohort.attempt > newest.cohort.attempt + 1:  # who chose the number would choose committee and ring
+            raise ProtocolAbort(f"wrong attempt: {_place(cohort)} comes after attempt {newest.cohort.attempt}")
         added = set(cohort.ids) - set(newest.cohort.ids)
         if added:
             raise ProtocolAbort(
                 f"client {min(added)} joins in {_place(cohort)}: a later attempt may only lose clients"
             )
+        if len(cohort.ids) == len(newest.cohort.ids):
+            raise ProtocolAbort(f"{_place(cohort)} loses nobody: it would only change the committee")
         if (cohort.threshold, cohort.dimension) != (newest.cohort.threshold, newest.cohort.dimension):
             raise ProtocolAbort(f"{_place(cohort)} changes the round's threshold or length")
         return cohort, None
+
+    def _about_newest(self, message: bytes, kind: Kind) -> tuple[_Attempt, Message, Reader]:
+        """A message about the newest attempt that this client uploaded for, read up to its digest."""
+        received, newest = self._from_server(message, kind), self._attempt
+        what = kind.name.lower()
+        if newest is None:
+            raise ProtocolAbort(f"{what} before any upload")
+        cohort = newest.cohort
+        if received.round_index != cohort.round_index:
+            raise ProtocolAbort(
+                f"wrong round: {what} of round {received.round_index}, this client is at {_place(cohort)}"
+            )
+        if received.attempt != cohort.attempt:
+            raise ProtocolAbort(
+                f"wrong attempt: {what} of {received.attempt}, this client uploaded for {_place(cohort)}"
+            )
+        reader = Reader(received)
+        if not primitives.same(reader.view(32, "the cohort's digest"), cohort.digest):
+            raise ProtocolAbort(f"{received.name}: it speaks of another cohort")
+        return newest, received, reader
+
+    def _decrypt(self, cohort: Cohort, ciphertext: bytes, sender: int, receiver: int) -> bytes:
+        """The share that one made for the other; this client is one of them."""
+        other = sender if receiver == self.who else receiver
+        return primitives.decrypt(
+            cohort.share_key(self._pair_seed(other), sender, receiver),
+            ciphertext,
+            cohort.share_context(sender, receiver),
+            f"client {sender}'s share for client {receiver}",
+        )
 
     def _seal(self, cohort: Cohort, seed: bytes) -> bytes:
         """The commitment to a seal's seed; for each client a commitment to its share, and the share encrypted."""

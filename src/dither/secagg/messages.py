@@ -51,6 +51,8 @@ class Kind(enum.IntEnum):
     ANNOUNCE = 6  # who is summed in this attempt
     SHARES = 7  # my shares of the committee's seals, in the clear
     UNSEAL = 8  # the encrypted shares that are for you
+    RELEASE = 9  # shares of my own seal, in the clear, for those who could not use theirs
+    DISPUTE = 10  # the answers of those who could not use your share
 
 
 # The largest payload of each kind. The state machines know the exact length where there is one.
@@ -63,6 +65,8 @@ _LARGEST = {
     Kind.ANNOUNCE: 48 + 4 * MAX_CLIENTS,
     Kind.SHARES: 36 + 37 * MAX_CLIENTS,
     Kind.UNSEAL: 36 + 65 * MAX_CLIENTS,
+    Kind.RELEASE: 36 + 37 * MAX_CLIENTS,
+    Kind.DISPUTE: 1 << 30,
 }
 
 

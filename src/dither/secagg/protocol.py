@@ -15,6 +15,9 @@ threat model and the reasons.
                          ── UPLOAD ───►   upload(·)               reannounce() where some are missing
     unseal(·)            ◄── UNSEAL ───   unseal()
                          ── SHARES ───►   shares(·)
+    release(·)           ◄── DISPUTE ──   disputes()              where shares were no use: to who made them
+                         ── RELEASE ──►   released(·)
+                                          liars()
                                           open() -> the sum
 """
 

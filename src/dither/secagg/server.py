@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from dither.errors import ProtocolAbort
 from dither.secagg import primitives, shamir
-from dither.secagg.client import CIPHERTEXT_BYTES
+from dither.secagg.client import CIPHERTEXT_BYTES, SEAL_ENTRY
 from dither.secagg.cohort import Cohort
 from dither.secagg.messages import SERVER, Kind, Message, Reader, pack, parse
 from dither.secagg.primitives import SigningKey
 from dither.secagg.roster import Member, Roster, Rules
-
-_ENTRY = 32 + CIPHERTEXT_BYTES  # of a seal, for each client: commitment and encrypted share
 
 
 @dataclass
@@ -30,6 +29,9 @@ class _Seal:
     commitment: bytes
     commitments: dict[int, bytes]
     ciphertexts: dict[int, bytes]
+    shares: dict[int, bytes] = field(default_factory=dict)  # in the clear, each the one committed to
+    seed: bytes = b""  # what they join to, if that is what was committed to
+    released: bool = False  # whether its maker has answered a dispute
 
 
 @dataclass
@@ -41,7 +43,7 @@ class _Attempt:
     uploaded: set[int] = field(default_factory=set)
     seals: dict[int, _Seal] = field(default_factory=dict)
     unsealing: bool = False
-    answers: dict[int, dict[int, bytes]] = field(default_factory=dict)
+    answers: dict[int, bytes] = field(default_factory=dict)  # to `unseal`, as they came
     over: bool = False  # opened, or a restart came between
 
     @classmethod
@@ -139,8 +141,8 @@ class ServerSession:
                     raise ProtocolAbort(
                         f"round {round_index} is over: its attempt {before.cohort.attempt} is being opened"
                     )
-                if not set(ids) <= set(before.cohort.ids):
-                    raise ProtocolAbort("a later attempt may only lose clients")
+                if not set(ids) < set(before.cohort.ids):
+                    raise ProtocolAbort("a later attempt may only lose clients, and must lose one")
                 attempt, threshold = before.cohort.attempt + 1, before.cohort.threshold
         opened = Cohort(roster, round_index, attempt, threshold, dimension, ids).check()
         self._attempt = _Attempt.empty(opened)
@@ -190,7 +192,7 @@ class ServerSession:
         reader = Reader(received)
         if not primitives.same(reader.view(32, "the cohort's digest"), cohort.digest):
             raise ProtocolAbort(f"{received.name}: it speaks of another cohort")
-        expected = 32 + _ENTRY * len(cohort.ids) if who in cohort.committee else 0
+        expected = 32 + SEAL_ENTRY * len(cohort.ids) if who in cohort.committee else 0
         length = reader.number(4, "the seal's length", most=2**32 - 1)
         if length != expected:
             raise ProtocolAbort(f"{received.name}: a seal of {length} bytes, {expected} are due")
@@ -244,20 +246,63 @@ class ServerSession:
                 f"{received.name}: seals of {[m for m, _ in listed]}, the committee is {cohort.committee}"
             )
         for member, share in listed:
-            shamir.read(share)
-            if not primitives.same(
-                cohort.commitment(member, cohort.number(who), share), open_.seals[member].commitments[who]
-            ):
-                raise ProtocolAbort(
-                    f"{received.name}: its share of client {member}'s seal is not the one committed to"
-                )
-        open_.answers[who] = dict(listed)
+            self._keep_share(open_, member, who, share)
+        open_.answers[who] = message
 
     @property
     def ready(self) -> bool:
-        """Whether enough clients have answered for `open`."""
+        """Whether there are enough shares of every seal, each the one that its maker committed to."""
         open_ = self._open()
-        return len(open_.answers) >= open_.cohort.threshold
+        return all(len(seal.shares) >= open_.cohort.threshold for seal in open_.seals.values())
+
+    @property
+    def disputed(self) -> list[tuple[int, int]]:
+        """Shares that were no use: who made it, who answered without it. One of the two lies."""
+        open_ = self._open()
+        return [(maker, who) for maker, seal in open_.seals.items() for who in open_.answers.keys() - seal.shares]
+
+    def disputes(self) -> dict[int, bytes]:
+        """For each maker of a seal that lacks shares: the answers without its share, for it to release them."""
+        open_, found = self._open(), {}
+        for maker, seal in open_.seals.items():
+            without = [message for who, message in open_.answers.items() if who not in seal.shares]
+            if len(seal.shares) < open_.cohort.threshold <= len(open_.answers):
+                quoted = b"".join(struct.pack("<I", len(message)) + message for message in without)
+                body = open_.cohort.digest + struct.pack("<I", len(without)) + quoted
+                found[maker] = self._pack(Kind.DISPUTE, body, open_.cohort)
+        return found
+
+    def released(self, message: bytes) -> None:
+        """Take a maker's answer to its dispute."""
+        received, open_ = self._from_member(message, Kind.RELEASE)
+        maker = received.sender
+        if maker not in open_.seals or not open_.unsealing:
+            raise ProtocolAbort(f"{received.name}: nobody asked for it")
+        reader = Reader(received)
+        if not primitives.same(reader.view(32, "the cohort's digest"), open_.cohort.digest):
+            raise ProtocolAbort(f"{received.name}: it speaks of another cohort")
+        listed = []
+        for _ in range(reader.number(4, "the number of shares", most=len(open_.cohort.ids))):
+            listed.append((reader.number(4, "an id", most=SERVER - 1), reader.take(shamir.SHARE_BYTES, "a share")))
+        reader.done()
+        for who, share in listed:
+            if who in open_.answers:
+                self._keep_share(open_, maker, who, share)
+        open_.seals[maker].released = True
+
+    def liars(self) -> dict[int, str]:
+        """Makers of seals that are caught in a lie, and in which. Nobody honest is among them, as long as no more
+        than `colluders` clients lie: an honest maker's shares join to the seed that it committed to, and it
+        releases whichever are asked for (docs/secagg.md)."""
+        open_, found = self._open(), {}
+        for maker, seal in open_.seals.items():
+            without = len(open_.answers.keys() - seal.shares)
+            if len(seal.shares) >= open_.cohort.threshold:
+                if not self._seed(open_, maker):
+                    found[maker] = "it committed to another seal than the one it shared"
+            elif without and (seal.released or without > self.rules.colluders):
+                found[maker] = f"it made a seal that cannot be opened: {without} shares are no use"
+        return found
 
     def open(self) -> np.ndarray:
         """Take the seals off: the sum of the cohort's vectors modulo 2^k."""
@@ -265,19 +310,34 @@ class ServerSession:
         cohort = open_.cohort
         if not self.ready:
             raise ProtocolAbort(f"{len(open_.answers)} shares received, threshold is {cohort.threshold}")
-        streams = []
-        for member in cohort.committee:
-            shares = {cohort.number(who): answer[member] for who, answer in open_.answers.items()}
-            seed = shamir.join(dict(sorted(shares.items())[: cohort.threshold]), threshold=cohort.threshold)
-            if not primitives.same(cohort.commitment(member, 0, seed), open_.seals[member].commitment):
-                raise ProtocolAbort(f"client {member} committed to another seal than the one it shared")
-            streams.append((cohort.seal_key(seed, member), -1))
+        for maker, why in self.liars().items():
+            raise ProtocolAbort(f"client {maker}: {why}")
         if not open_.over:
-            primitives.mask(open_.total, streams)
+            keys = [cohort.seal_key(self._seed(open_, member), member) for member in cohort.committee]
+            primitives.mask(open_.total, [(key, -1) for key in keys])
             open_.over = True
         return open_.total
 
     # Inside
+
+    @staticmethod
+    def _keep_share(open_: _Attempt, maker: int, who: int, share: bytes) -> None:
+        """Keep a share if it is the one that its maker committed to."""
+        seal, number = open_.seals[maker], open_.cohort.number(who)
+        if primitives.same(open_.cohort.commitment(maker, number, share), seal.commitments[who]):
+            seal.shares[who] = share
+
+    @staticmethod
+    def _seed(open_: _Attempt, maker: int) -> bytes:
+        """The seed that a seal's shares join to; empty where that is not the one committed to."""
+        seal, cohort = open_.seals[maker], open_.cohort
+        if not seal.seed:
+            shares = sorted((cohort.number(who), share) for who, share in seal.shares.items())
+            with suppress(ProtocolAbort):
+                seed = shamir.join(dict(shares[: cohort.threshold]), threshold=cohort.threshold)
+                if primitives.same(cohort.commitment(maker, 0, seed), seal.commitment):
+                    seal.seed = seed
+        return seal.seed
 
     def _roster(self) -> Roster:
         if self.roster is None:

@@ -28,12 +28,9 @@ class Book:
         judged = tasks.with_missing(task, tasks.tolerated(task.spec))
         circumstances = tasks.circumstances(judged)
         facts, privacy = proofs.facts(circumstances), task.spec.privacy
-        if privacy.view == "upload":  # nobody's learning rate matters to one who sees every upload
-            facts = facts._replace(step_smoothness=None)
-        found = [
-            self._ask(tuple(group.most), privacy.delta, facts, privacy.view, privacy.adjacency)
-            for group in tasks.classes(judged, None)
-        ]
+        most = (group.most for group in tasks.classes(judged, None))
+        asked, facts = proofs.question_of(most, facts, privacy.view)
+        found = [self._ask(each, privacy.delta, facts, privacy.view, privacy.adjacency) for each in asked]
         worst = max(found, key=lambda answer: answer.value)
         return {
             "value": worst.value,
@@ -44,6 +41,7 @@ class Book:
             "recipe": worst.recipe,
             "assumed": worst.assumed or circumstances.assumed,
             "not_covered": list(worst.not_covered),
+            "against": proofs.against(worst, circumstances),
         }
 
     def _ask(

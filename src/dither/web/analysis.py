@@ -160,7 +160,8 @@ def _clients(task: Task, made: int) -> dict[str, Any] | None:
         cohort = np.asarray(task.cohorts[index])
         for client in cohort.tolist():
             info = RoundInfo(index, client, int(task.federation.size[client]), len(cohort))
-            own[client].append(releases(info))
+            seen = releases(info)
+            own[client].append(proofs.without_rates(seen) if privacy.view == "upload" else seen)
     parts = [accounting.compress(seen) for seen in own]
     keys: list[Hashable] = [tuple(sorted(part, key=str)) for part in parts]
     if len(set(keys)) > _MOST_DISTINCT:

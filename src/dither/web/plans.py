@@ -248,7 +248,9 @@ def _participations(w: Wish, prepared: Prepared) -> int:
     if w.cohort == w.clients:
         return w.rounds
     each = 1 - (1 - _SURE) / w.clients  # no client of all of them exceeds it
-    return int(min(w.rounds, max(1, binom.ppf(each, w.rounds, w.cohort / w.clients))))
+    certain = sum(prepared.cohort_size_at(index) == w.clients for index in range(w.rounds))  # rounds with everyone
+    drawn = binom.ppf(each, w.rounds - certain, w.cohort / w.clients)
+    return int(min(w.rounds, max(1, certain + drawn)))
 
 
 def _guess(released: tuple[Release, ...], count: int, w: Wish) -> float:

@@ -144,15 +144,21 @@ def _taps(folder):
         """What the gate has taken out of TLS and hands on to the SuperLink."""
         import httpx
 
-        honest = httpx.AsyncClient.post
+        honest = httpx.AsyncClient.stream
 
-        async def post(self, url, *, content=b"", **more):
-            keep("gate", content)
-            return await honest(self, url, content=content, **more)
+        def stream(self, method, url, *, content, **more):
+            async def kept():
+                parts = []
+                async for part in content:
+                    parts.append(part)
+                    yield part
+                keep("gate", b"".join(parts))
 
-        if honest.__name__ == "post" and not getattr(honest, "tapped", False):
-            post.tapped = True
-            httpx.AsyncClient.post = post
+            return honest(self, method, url, content=kept(), **more)
+
+        if not getattr(honest, "tapped", False):
+            stream.tapped = True
+            httpx.AsyncClient.stream = stream
 
     return [
         ("dither.engines.flower.gate", "Gate.__enter__", "before", passed_on),

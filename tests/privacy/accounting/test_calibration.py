@@ -40,11 +40,11 @@ def test_round_trip(epsilon, kind, rate, steps):
 @pytest.mark.parametrize("view", ["upload", "sum", "final"])
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 10.0])
 def test_every_view_and_a_decaying_schedule(view, epsilon):
-    facts = Facts(cohort_size=8, convex=True, step_smoothness=0.2)
+    facts = Facts(cohort_size=8, convex=True, smoothness=0.2)
 
     def participations(noise):
         return [
-            (Release("uplink", noise * 0.98**r, 1.0, 5, Sampling("fixed", 0.1, REPLACE_ONE), "test"), 1)
+            (Release("uplink", noise * 0.98**r, 1.0, 5, Sampling("fixed", 0.1, REPLACE_ONE), "test", (1.0,)), 1)
             for r in range(60)
         ]
 

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from dither.core import Release, Sampling
 from dither.errors import NoProof
 from dither.privacy import accounting
-from dither.privacy.accounting import ADD_REMOVE, REPLACE_ONE, Facts
+from dither.privacy.accounting import ADD_REMOVE, REPLACE_ONE, Facts, views
 
 Z_CPFED = 1.8544536220275742
 Z_CONCENTRATED = 0.3002770038368145
-CONVEX = Facts(cohort_size=10, convex=True, step_smoothness=1.0)
+CONVEX = Facts(cohort_size=10, convex=True, smoothness=1.0)
 
 
 def release(kind, z, *, uses=1, rate=1.0, adjacency=REPLACE_ONE, channel="uplink", **sampling):
-    return Release(channel, z, 1.0, uses, Sampling(kind, rate, adjacency, **sampling), "test")
+    return Release(channel, z, 1.0, uses, Sampling(kind, rate, adjacency, **sampling), "test", rates=(1.0,))
 
 
 def table(participations, delta, facts=None, **options):
@@ -136,7 +136,7 @@ def test_nbafl_channels():
 
 def test_scaffold_and_its_private_state():
     rounds = [(release("fixed", 707.1067811865476, uses=50, rate=0.2), 120)]
-    facts = Facts(cohort_size=8, convex=True, step_smoothness=0.1, client_state=True)
+    facts = Facts(cohort_size=8, convex=True, smoothness=0.1, client_state=True)
     rows = table(rounds, 1e-5, facts, adjacency=REPLACE_ONE)
     assert rows["upload"].value == pytest.approx(0.06487, rel=5e-3)
     assert rows["sum"].value == rows["upload"].value
@@ -157,6 +157,99 @@ def test_shuffled_pattern_by_simulation():
     for (once, twice), weight in accounting.shuffled_round_pattern(rounds, steps, per_epoch, rate).items():
         seen = np.mean(((uses == 1).sum(1) == once) & ((uses == 2).sum(1) == twice))
         assert seen == pytest.approx(weight, abs=5 * math.sqrt(weight / trials) + 1e-4)
+
+
+# --- rates and noise that change inside a round --------------------------------------------------------
+
+
+def steps_of(rates, noise, kind="full", **sampling):
+    one = Sampling(kind, sampling.pop("rate", 1.0), REPLACE_ONE, **sampling)
+    return tuple(Release("uplink", z, 1.0, 1, one, "test", (r,)) for r, z in zip(rates, noise, strict=True))
+
+
+def summed_mu(participations, facts=CONVEX):
+    row = table(participations, 1e-5, facts, adjacency=REPLACE_ONE, views=("sum",))["sum"]
+    assert row.recipe.startswith("R6")
+    return accounting.gaussian_mu(row.value, 1e-5)
+
+
+def test_noise_that_changes_from_step_to_step_counts_as_it_is():
+    rates, noise = (1.0, 0.7, 0.5), (5.0, 4.0, 3.0)
+    mu = accounting.aggregated_round_mu(noise, 3, rates=rates, others=9, smoothness=1.0, convex=True)
+    assert summed_mu([(steps_of(rates, noise), 1)]) == pytest.approx(mu, rel=1e-6)
+    # the least noise at every step costs more, the most less
+    assert summed_mu([(steps_of(rates, [5.0] * 3), 1)]) < mu < summed_mu([(steps_of(rates, [3.0] * 3), 1)])
+    # the same noise in one release is the same round
+    one = release("full", 4.0, uses=3)._replace(rates=rates)
+    assert summed_mu([(one, 1)]) == pytest.approx(summed_mu([(steps_of(rates, [4.0] * 3), 1)]))
+
+
+def test_one_use_in_disjoint_batches_is_at_the_worst_step():
+    rates = (1.0, 0.5, 0.2)
+    one = release("disjoint", 4.0, uses=3, rate=1 / 3)._replace(rates=rates)
+    mu = accounting.aggregated_round_mu(4.0, 1, rates=rates, others=9, smoothness=1.0, convex=True)
+    assert summed_mu([(one, 1)]) == pytest.approx(mu, rel=1e-6)
+
+
+def test_shuffled_epochs_take_the_costliest_rounds():
+    """Two epochs of six batches in rounds of three: two uses; the first round's rates cost most."""
+    shape = {"rate": 1 / 6, "batch_size": 1, "population": 6}
+
+    def round_of(index):
+        return release("shuffled", 4.0, uses=3, **shape)._replace(
+            rates=tuple(1.0 / (1 + 0.4 * (3 * index + step)) for step in range(3))
+        )
+
+    facts = CONVEX._replace(own_epochs=True, num_rounds=4)
+    costs = sorted(
+        accounting.aggregated_round_mu(4.0, 1, rates=round_of(t).rates, others=9, smoothness=1.0, convex=True) ** 2
+        for t in range(4)
+    )
+    mu = summed_mu([(round_of(t), 1) for t in range(4)], facts)
+    assert mu == pytest.approx(math.sqrt(costs[-1] + costs[-2]), rel=1e-6)
+
+
+def test_packing_bounds_every_way_to_place_the_uses():
+    rng = np.random.default_rng(5)
+    for _ in range(200):
+        most, uses = int(rng.integers(1, 4)), int(rng.integers(1, 7))
+        costs = [(np.cumsum(rng.exponential(size=most)).tolist(), int(rng.integers(1, 3))) for _ in range(3)]
+        rounds = [each for each, count in costs for _ in range(count)]
+        best = [0.0] + [-math.inf] * uses
+        for each in rounds:
+            best = [
+                max(best[j - k] + (each[k - 1] if k else 0.0) for k in range(min(j, most) + 1))
+                for j in range(uses + 1)
+            ]
+        assert views._packed(costs, uses) >= max(best) * (1 - 1e-12)
+    convex = [([1.0, 3.0], 5), ([1.0, 2.5], 5)]
+    assert views._packed(convex, 5) == pytest.approx(3.0 + 3.0 + 1.0)
+
+
+def test_unknown_or_partial_rates_earn_no_credit():
+    for rates in ((), (1.0, 0.5)):
+        row = by_recipe(
+            [(release("full", 4.0, uses=3)._replace(rates=rates), 1)], 1e-5, CONVEX, "sum", REPLACE_ONE
+        )
+        assert "learning rate of every local step" in row["no proof"].detail
+    expanding = release("full", 4.0, uses=3)._replace(rates=(2.1, 0.1, 0.1))
+    assert "2.1 > 2" in by_recipe([(expanding, 1)], 1e-5, CONVEX, "sum", REPLACE_ONE)["no proof"].detail
+
+
+def test_certain_rounds_count_beside_those_that_are_drawn():
+    noisy, quiet = release("full", 4.0), release("full", 9.0)
+
+    def drawn(certain, *participations):
+        total = sum(count for _, count in participations)
+        facts = Facts(participation=accounting.binomial(total, 0.1, certain=certain))
+        return table(list(participations), 1e-5, facts, adjacency=REPLACE_ONE, views=("upload",))["upload"]
+
+    one = accounting.plain_epsilon(4.0, 1, 1e-5)
+    assert drawn(1, (noisy, 1)).value == pytest.approx(one)
+    assert drawn(0, (noisy, 1)).value < one
+    assert one < drawn(1, (noisy, 6)).value < accounting.plain_epsilon(4.0, 6, 1e-5)
+    assert drawn(1, (noisy, 1), (quiet, 5)).value > drawn(1, (quiet, 1), (noisy, 1), (quiet, 4)).value
+    assert "5 rounds with probability 0.1 and in 1 for sure" in drawn(1, (noisy, 6)).detail
 
 
 # --- refusals ------------------------------------------------------------------------------------------
@@ -196,9 +289,9 @@ def test_neural_networks_get_no_credit_unless_asked_for_by_name():
     assert "assumed" in assumed.detail
     assert assumed.value < plain["sum"].value
     # an established bound is not an assumption, even when assuming is allowed
-    established = network._replace(convex=True, step_smoothness=0.5, assume=True)
+    established = network._replace(convex=True, smoothness=0.5, assume=True)
     assert not table(rounds, 1e-5, established, adjacency=REPLACE_ONE)["sum"].assumed
-    smooth = by_recipe(rounds, 1e-5, network._replace(step_lipschitz=0.01), "sum", REPLACE_ONE)
+    smooth = by_recipe(rounds, 1e-5, network._replace(lipschitz=0.01), "sum", REPLACE_ONE)
     assert not smooth["R6 G7c"].assumed
 
 

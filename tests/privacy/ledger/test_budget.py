@@ -14,6 +14,7 @@ from dither.errors import BudgetExhausted, ConfigError
 from dither.privacy import accounting
 from dither.privacy.accounting import Facts, proven
 from dither.privacy.ledger import Budget, Charge, Ledger, book
+from dither.privacy.ledger.entries import decode_charges, encode_charges
 
 from .conftest import all_of, gaussian, poisson, shuffled
 
@@ -112,7 +113,7 @@ def test_no_proof_fails_closed(ledger):
             ledger.charge("run", "data", all_of([client], fixed), rounds=(0, 1))
     with pytest.raises(BudgetExhausted):  # what has no proof stays in the account
         ledger.charge("run", "data", all_of(["ann"], gaussian(1e9)), rounds=(0, 1))
-    ledger.set_budget("data", Budget(10.0, DELTA, adjacency="replace-one"))
+    ledger.set_budget("data", Budget(10.0, DELTA, adjacency="replace-one"), raising=True)
     ledger.charge("run", "data", all_of(["ann"], fixed), rounds=(0, 1))
     unbounded = (gaussian()[0]._replace(sensitivity=math.inf),)
     for releases in (gaussian(0.0), gaussian(math.nan), unbounded):
@@ -146,14 +147,14 @@ def test_budgets_bind_the_client_else_the_data_set(ledger, path):
     assert ledger.budget("data", "ann") is None
     wide, narrow = Budget(3.0, 1e-6), Budget(1.0, 1e-5, "sum", "replace-one")
     ledger.set_budget("data", wide)
-    ledger.set_budget("data", narrow, client="ann")
+    ledger.set_budget("data", narrow, client="ann", raising=True)
     other = Ledger(path)
     assert (other.budget("data", "ann"), other.budget("data", "bob"), other.budget("data")) == (narrow, wide, wide)
     assert other.budget("elsewhere", "ann") is None
     assert spent(other)[1:5] == (0.0, 1e-5, "sum", "replace-one")
-    other.set_budget("data", None, client="ann")
+    other.set_budget("data", None, client="ann", raising=True)
     assert ledger.budget("data", "ann") == wide
-    ledger.set_budget("data", None)
+    ledger.set_budget("data", None, raising=True)
     assert ledger.budget("data", "ann") is None
     entries = ledger.history("data")
     assert [(entry.kind, entry.client, entry.budget) for entry in entries] == [
@@ -189,8 +190,31 @@ def test_a_budget_below_what_is_spent_and_a_raised_one(ledger):
     ledger.set_budget("data", Budget(epsilon((gaussian(), 2)), DELTA))  # what was affordable is not any more
     with pytest.raises(BudgetExhausted):
         ledger.charge("run", "data", all_of(["ann"], gaussian(), 1), rounds=(5, 6))
-    ledger.set_budget("data", Budget(epsilon((gaussian(), 6)), DELTA))
+    ledger.set_budget("data", Budget(epsilon((gaussian(), 6)), DELTA), raising=True)
     ledger.charge("run", "data", all_of(["ann"], gaussian(), 1), rounds=(5, 6))
+
+
+@pytest.mark.parametrize(
+    "looser",
+    [
+        Budget(2.5, 1e-6, "sum", "replace-one"),
+        Budget(2.0, 1e-5, "sum", "replace-one"),
+        Budget(2.0, 1e-6, "broadcast", "replace-one"),
+        Budget(2.0, 1e-6, "sum", "add/remove"),
+        None,
+    ],
+)
+def test_a_budget_is_raised_only_by_intent_and_the_chain_keeps_both(ledger, looser):
+    before = Budget(2.0, 1e-6, "sum", "replace-one")
+    ledger.set_budget("data", before)
+    for client in (None, "ann") if looser else (None,):
+        with pytest.raises(ConfigError, match="raises the budget from ε=2"):
+            ledger.set_budget("data", looser, client)
+    assert ledger.budget("data", "ann") == before
+    ledger.set_budget("data", looser, raising=True)
+    stricter = Budget(1.0, 1e-7, "upload", looser.adjacency if looser else "add/remove")
+    ledger.set_budget("data", stricter, "ann")  # lower: nobody is asked
+    assert [(e.was, e.budget) for e in ledger.history()] == [(None, before), (before, looser), (looser, stricter)]
 
 
 def test_zero_budget_lets_nothing_pass_but_what_reveals_nothing(ledger):
@@ -216,7 +240,7 @@ def test_the_last_affordable_round_is_that_of_brute_force(ledger, limit, start):
     num_rounds = 25
     ledger.charge("earlier", "data", all_of(["cyd"], gaussian(9.0), 4), rounds=(0, 4))
     ledger.set_budget("data", Budget(limit, DELTA))
-    ledger.set_budget("data", Budget(limit * 0.8, DELTA, adjacency="replace-one"), client="bob")
+    ledger.set_budget("data", Budget(limit * 0.8, DELTA, adjacency="replace-one"), client="bob", raising=True)
 
     def within(client, rounds):
         items = [(gaussian(9.0), 4)] if client == "cyd" else []
@@ -327,7 +351,7 @@ def test_replay_needs_no_budget_left(ledger):
 
 
 def test_history_gives_back_what_was_charged(ledger, path):
-    facts = Facts(cohort_size=7, convex=True, step_smoothness=0.3, not_covered=("tuning",))
+    facts = Facts(cohort_size=7, convex=True, smoothness=0.3, not_covered=("tuning",))
     charges = [Charge("ann", [(gaussian(), 2), (poisson(), 1)]), Charge("bob", [(gaussian() + poisson(), 4)])]
     head = ledger.charge("run", "data", charges, rounds=(10, 14), facts=facts)
     ledger.charge("run", "elsewhere", all_of(["cyd"], gaussian()), rounds=(0, 1))
@@ -360,8 +384,52 @@ def test_the_sums_credit_is_that_of_the_weaker_run(ledger):
     assert spent(ledger).epsilon == pytest.approx(epsilon((gaussian(1.0), 8)))
 
 
+def local_steps(*rates, noise_std=3.0):
+    (release,) = gaussian(noise_std, uses=4)
+    return (release._replace(rates=rates),)
+
+
+def test_rates_are_kept_and_without_them_no_credit_is_taken(ledger, path):
+    """R6': the ledger's ε of sums is the accountant's, from the rates of every round."""
+    falling, convex = local_steps(1.0, 0.5, 0.4, 0.3), Facts(cohort_size=10, convex=True, smoothness=1.0)
+    ledger.set_budget("data", Budget(100.0, DELTA, "sum"))
+    ledger.charge("run", "data", all_of(["ann"], falling, 5), rounds=(0, 5), facts=convex)
+    again = Ledger(path)
+    assert again.history("data")[-1].charges[0].participations == ((falling, 5),)
+    assert spent(again).epsilon == pytest.approx(sum_epsilon(5, convex, falling))
+    assert spent(again).epsilon < 0.9 * epsilon((falling, 5))
+    # one rate for all steps is another thing, and so is none
+    assert sum_epsilon(5, convex, local_steps(1.0)) < sum_epsilon(5, convex, falling)
+    assert sum_epsilon(5, convex, local_steps()) == pytest.approx(epsilon((falling, 5)))
+
+
+def test_entries_of_before_the_rates_get_no_credit():
+    """They hold the first rate times the smoothness, which says nothing of the rates that follow."""
+    new = encode_charges(all_of(["ann"], local_steps(), 5), (0, 5), Facts(cohort_size=10, convex=True))
+    old = new.replace('"convex":true', '"convex":true,"step_lipschitz":0.1,"step_smoothness":0.5')
+    assert old != new
+    charged = decode_charges(old)
+    assert charged == decode_charges(new)
+    ((releases, count),) = charged.charges()[0].participations
+    assert sum_epsilon(count, charged.facts, releases) == pytest.approx(epsilon((releases, 5)))
+
+
+def test_discrete_noise_is_charged_with_its_grid(ledger):
+    """The ledger knows that neighbours' vectors were rounded: as much as the accountant, never less."""
+    coarse = Facts(cohort_size=4, lattice=accounting.Lattice(0.1, 1000))
+    mine = all_of(["ann"], gaussian(9.0), 3)
+    ledger.charge("one", "data", mine, rounds=(0, 3), facts=coarse)
+    alone = {view: proven([(gaussian(9.0), 3)], DELTA, coarse, view=view).value for view in ("upload", "sum")}
+    for view, value in alone.items():
+        assert spent(ledger, view=view).epsilon == pytest.approx(value)
+    assert alone["upload"] > 2 * epsilon((gaussian(9.0), 3))
+    ledger.charge("two", "data", mine, rounds=(0, 3), facts=Facts(cohort_size=4))
+    for view, value in alone.items():
+        assert spent(ledger, view=view).epsilon > value
+
+
 def test_nothing_assumed_is_counted(ledger):
-    steps = gaussian(3.0, uses=4)
+    steps = local_steps(1.0)
     assumed = Facts(cohort_size=10, assume=True, participation=accounting.binomial(5, 0.1))
     assert sum_epsilon(5, assumed, steps) < sum_epsilon(5, Facts(), steps) * 0.9
     ledger.set_budget("data", Budget(100.0, DELTA, "sum"))

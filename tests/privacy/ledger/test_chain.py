@@ -7,14 +7,21 @@ import shutil
 import sqlite3
 import stat
 from contextlib import closing
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dither.errors import LedgerError
-from dither.privacy.ledger import Budget, Ledger
+from dither.privacy.ledger import Budget, Ledger, outside
 from dither.privacy.ledger.book import Account
 
 from .conftest import all_of, gaussian
+
+
+def alone(path, **options):
+    """A ledger without the anchor in the user's state folder."""
+    return Ledger(path, anchored=False, **options)
 
 
 def fill(ledger, rounds=5, first=0):
@@ -130,58 +137,58 @@ def test_the_schema_is_part_of_it(ledger, path):
 
 def test_deleting_the_newest_entries_needs_an_anchor_to_be_seen(tmp_path, path):
     anchor = tmp_path / "apart" / "anchor.json"
-    head = fill(Ledger(path, anchor=anchor))
+    head = fill(alone(path, anchor=anchor))
     seen = json.loads(anchor.read_text())
     assert f"{seen['position']}:{seen['head']}" == head
     sql(path, ("DELETE FROM entries WHERE position >= 5",))
 
-    Ledger(path).verify()  # not detected without an anchor: the chain is a valid, shorter one
-    assert Ledger(path).spent("data", "ann")[0].participations == 3
+    alone(path).verify()  # not detected without an anchor: the chain is a valid, shorter one
+    assert alone(path).spent("data", "ann")[0].participations == 3
 
-    assert_refused(path, "newest entry is 4, but .* has seen entry 6", anchor=anchor)
+    assert_refused(path, "newest entry is 4, but .* has seen entry 6", anchor=anchor, anchored=False)
     with pytest.raises(LedgerError, match="rolled back"):
-        Ledger(path).verify([anchor])
+        alone(path).verify([anchor])
     with pytest.raises(LedgerError, match="rolled back"):
-        Ledger(path).verify([head])
+        alone(path).verify([head])
 
 
 def test_restoring_an_older_copy_needs_an_anchor_to_be_seen(tmp_path, path):
     anchors = [tmp_path / "run" / "anchor.json", tmp_path / "second.json"]
-    ledger = Ledger(path, anchor=anchors)
+    ledger = alone(path, anchor=anchors)
     fill(ledger, 3)
     copy_folder(path.parent, tmp_path / "backup")
     fill(ledger, 2, first=3)
     copy_folder(tmp_path / "backup", path.parent)
 
-    Ledger(path).verify()  # not detected without an anchor
+    alone(path).verify()  # not detected without an anchor
     for anchor in anchors:
-        assert_refused(path, "rolled back", anchor=anchor)
+        assert_refused(path, "rolled back", anchor=anchor, anchored=False)
     with pytest.raises(LedgerError, match="entry 7 is missing: the file was rolled back"):
         ledger.charge("run", "data", all_of(["ann"], gaussian()), rounds=(9, 10))  # this process has seen more
 
 
 def test_two_copies_that_are_both_charged_are_seen_by_an_anchor(tmp_path, path):
     anchor = tmp_path / "anchor.json"
-    fill(Ledger(path, anchor=anchor), 2)
+    fill(alone(path, anchor=anchor), 2)
     copy_folder(path.parent, tmp_path / "copy")
     copied = tmp_path / "copy" / path.name
-    Ledger(path, anchor=anchor).charge("a", "data", all_of(["ann"], gaussian()), rounds=(0, 1))
-    Ledger(copied).charge("b", "data", all_of(["ann"], gaussian()), rounds=(0, 1))
-    Ledger(copied).verify()  # not detected without an anchor
-    assert_refused(copied, "replaced or is a copy", anchor=anchor)
+    alone(path, anchor=anchor).charge("a", "data", all_of(["ann"], gaussian()), rounds=(0, 1))
+    alone(copied).charge("b", "data", all_of(["ann"], gaussian()), rounds=(0, 1))
+    alone(copied).verify()  # not detected without an anchor
+    assert_refused(copied, "replaced or is a copy", anchor=anchor, anchored=False)
 
 
 def test_entries_of_two_copies_cannot_be_mixed(tmp_path, path):
     """Both are genuine, at the same position and under the same key, but follow different pasts."""
-    fill(Ledger(path), 2)
+    fill(alone(path), 2)
     copy_folder(path.parent, tmp_path / "copy")
     copied = tmp_path / "copy" / path.name
     for place, noise in ((path, 10.0), (copied, 1e6)):
         for t in range(2):
-            Ledger(place).charge("more", "data", all_of(["bob"], gaussian(noise * (t + 1))), rounds=(t, t + 1))
+            alone(place).charge("more", "data", all_of(["bob"], gaussian(noise * (t + 1))), rounds=(t, t + 1))
     (cheap,) = sql(copied, ("SELECT content, hash, time FROM entries WHERE position = 5",))[0]
     sql(path, ("UPDATE entries SET content = ?, hash = ?, time = ? WHERE position = 5", cheap))
-    assert_refused(path, "entry 5 was edited")
+    assert_refused(path, "entry 5 was edited", anchored=False)
 
 
 def test_an_anchor_is_at_or_before_the_head(tmp_path, path):
@@ -217,6 +224,59 @@ def test_an_anchor_of_another_ledger_or_a_damaged_one(tmp_path, path, ledger):
             Ledger(path, anchor=anchor)
     with pytest.raises(LedgerError, match="not a readable anchor"):
         ledger.verify([tmp_path / "missing.json"])
+
+
+# The anchor outside, in the user's state folder
+
+
+def test_a_ledger_that_forgets_is_seen_from_outside(tmp_path, path):
+    fill(Ledger(path), 3)
+    copy_folder(path.parent, tmp_path / "backup")
+    fill(Ledger(path), 2, first=3)
+    (anchor,) = (outside.folder() / "ledgers").iterdir()
+    assert stat.S_IMODE(anchor.stat().st_mode) == 0o600
+    assert_refused(tmp_path / "backup" / path.name, "rolled back")  # the copy elsewhere
+    shutil.rmtree(path.parent)
+    assert_refused(path, f"gone or empty, but {anchor} belongs to one")  # deleted, with its key
+    copy_folder(tmp_path / "backup", path.parent)
+    assert_refused(path, "rolled back")
+    shutil.rmtree(path.parent)
+    alone(path)
+    assert_refused(path, f"not the ledger that was here, whose anchor is {anchor}")
+    anchor.unlink()  # as the messages say
+    assert Ledger(path).spent("data") == []
+
+
+def test_a_ledger_may_move_and_two_copies_may_not(tmp_path, path):
+    fill(Ledger(path), 1)
+    copied, moved = tmp_path / "copy" / path.name, tmp_path / "moved" / path.name
+    copy_folder(path.parent, copied.parent)
+    assert Ledger(copied).head() == Ledger(path).head()
+    path.parent.rename(moved.parent)
+    fill(Ledger(moved), 1, first=1)
+    assert_refused(copied, "rolled back")
+    Ledger(path)  # nothing is left there: another ledger may begin
+    fill(Ledger(moved), 1, first=2)
+
+
+def test_an_old_ledger_gets_its_anchor_when_it_is_opened(path):
+    fill(alone(path), 2)
+    assert not os.path.exists(os.environ["DITHER_STATE"])
+    Ledger(path)
+    sql(path, ("DELETE FROM entries WHERE position = 3",))
+    assert_refused(path, "rolled back")
+
+
+def test_a_state_folder_that_cannot_be_used(tmp_path, path, monkeypatch):
+    fill(Ledger(path), 1)
+    (anchor,) = (outside.folder() / "ledgers").iterdir()
+    anchor.write_text("{")
+    with pytest.raises(LedgerError, match=rf"{anchor}: not a readable anchor"):
+        Ledger(path)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("DITHER_STATE", str(tmp_path / "file"))
+    with pytest.raises(LedgerError, match="set DITHER_STATE to a folder"):
+        Ledger(path)
 
 
 # Damage
@@ -299,10 +359,10 @@ def test_an_emptied_or_missing_ledger_is_not_a_new_one(tmp_path, ledger, path):
 
 def test_a_ledger_deleted_with_its_key_is_seen_by_its_anchor_only(tmp_path, path):
     anchor = tmp_path / "anchor.json"
-    fill(Ledger(path, anchor=anchor), 1)
+    fill(alone(path, anchor=anchor), 1)
     shutil.rmtree(path.parent)
-    assert_refused(path, "gone or empty, but .*anchor.json belongs to one", anchor=anchor)
-    assert Ledger(path).spent("data") == []  # not detected without an anchor
+    assert_refused(path, "gone or empty, but .*anchor.json belongs to one", anchor=anchor, anchored=False)
+    assert alone(path).spent("data") == []  # not detected without an anchor
 
 
 def test_the_key_must_be_there_and_fit(tmp_path, ledger, path):
@@ -363,3 +423,35 @@ def test_a_creation_that_was_cut_off_is_finished_by_the_next(tmp_path, ledger, p
     fill(Ledger(other), 1)
     Ledger(other).verify()
     assert "ab" * 32 not in Ledger(other).key_path.read_text()
+
+
+# Older formats
+
+
+def test_a_ledger_of_format_1_keeps_its_entries_and_goes_on(tmp_path):
+    """Written by Dither before data sets had names and sketches."""
+    shutil.copytree(Path(__file__).parent / "format1", tmp_path / "old")
+    path, dataset = tmp_path / "old" / "ledger.sqlite", "72b1d2577629cffdb2b90689b5213054"
+    ledger = Ledger(path)
+    wide, own = Budget(7.0, 1e-5, "upload", "replace-one"), Budget(1.0, 1e-6, "sum", "add/remove")
+    assert (ledger.budget(dataset), ledger.budget(dataset, "ann")) == (wide, own)
+    assert {spent.client: spent.epsilon for spent in ledger.spent(dataset)} == pytest.approx(
+        {"ann": 0.714693972071001, "every record": 1.9481947170570875}, rel=1e-6
+    )
+    assert [entry.kind for entry in ledger.history()] == ["budget", "budget", *["charge"] * 3, "budget"]
+    ledger.charge("new", dataset, all_of(["ann"], gaussian()), rounds=(0, 1))
+    assert sql(path, ("PRAGMA user_version",)) == [[(1,)]], "still for older programs"
+    ledger.identify(dataset, lambda: np.arange(6, dtype=np.uint64).reshape(2, 3), file="a.csv", name="people")
+    assert sql(path, ("PRAGMA user_version",)) == [[(2,)]]
+    again = Ledger(path)
+    again.verify()
+    assert again.find("people") == dataset
+    assert again.spent(dataset, "ann")[0].participations == 4
+
+
+def test_an_entry_of_a_kind_that_is_not_known_is_refused(path):
+    ledger = Ledger(path)
+    with ledger._current(write=True) as connection:
+        ledger._store.append(connection, "gift", "data", "", "{}")
+    with pytest.raises(LedgerError, match="'gift' entry, written by a newer Dither"):
+        Ledger(path)

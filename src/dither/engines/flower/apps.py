@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dither.engines.flower import require
-from dither.engines.flower.fleet import body_of, content
+from dither.engines.flower.fleet import Quiet, body_of, content
 from dither.engines.flower.grid import GridTransport
 
 _LENGTH = struct.Struct("<Q")
@@ -65,7 +65,9 @@ def hand_over(path: Path, body: bytes) -> bytes:
         return _read(line)
 
 
-def answer_at(path: Path, answer: Callable[[bytes], bytes], *, until: Callable[[], bool]) -> None:
+def answer_at(
+    path: Path, answer: Callable[[bytes], bytes], *, until: Callable[[], bool], quiet: Quiet | None = None
+) -> None:
     """Serve `hand_over` at a Unix socket that its owner alone may use, until `until()`."""
     path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
@@ -78,12 +80,16 @@ def answer_at(path: Path, answer: Callable[[bytes], bytes], *, until: Callable[[
                 try:
                     line, _ = door.accept()
                 except TimeoutError:
+                    if quiet is not None:
+                        quiet.look()
                     continue
                 with line:
                     line.settimeout(60.0)
                     try:
                         body = answer(_read(line))
                         line.sendall(_LENGTH.pack(len(body)) + body)
+                        if quiet is not None:
+                            quiet.heard()
                     except (OSError, ValueError):
                         continue  # whoever called has gone, or did not speak our language
         finally:

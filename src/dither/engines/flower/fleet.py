@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ _ASK_SECONDS, _REST_SECONDS = 0.03, 0.5  # between two questions: right after a 
 _SHARE = 4.0  # times as long as the last question took: a server with many nodes is asked less often by each
 _HEARTBEAT_SECONDS = 10.0  # the shortest that a SuperLink takes; it gives a silent node up after two
 _LINGER_SECONDS = 2.0  # a SuperLink throws away what a node said last if it leaves before that is fetched
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # between attempts to connect
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 5.0  # between attempts to connect
+_QUIET_SECONDS = 60.0  # without a question before that is said; then twice as long, and so on
 
 
 @dataclass(frozen=True)
@@ -48,41 +50,82 @@ class _Refused(Lost):
     """The SuperLink understood and said no."""
 
 
+class Quiet:
+    """How long nothing has been asked: said now and then, and ended with `FederationError` after `seconds`."""
+
+    def __init__(self, where: str, seconds: float, say: Callable[[str], None]) -> None:
+        self._where, self._seconds, self._say = where, seconds, say
+        self.heard()
+
+    def heard(self) -> None:
+        """Something was asked, and answered."""
+        self._since, self._next = time.monotonic(), _QUIET_SECONDS
+
+    def look(self) -> None:
+        quiet = time.monotonic() - self._since
+        if quiet > self._seconds:
+            raise FederationError(
+                f"{self._where} has asked nothing for {self._seconds:.0f} s; this party gives up: start it again "
+                "when the server's owner says so"
+            )
+        if quiet > self._next:
+            end = _clock(self._seconds - quiet)
+            self._say(f"{self._where} has asked nothing since {_clock(-quiet)}; waiting until {end}")
+            self._next *= 2
+
+
+def _clock(seconds: float) -> str:
+    """The time of day so many seconds from now."""
+    return f"{datetime.now(UTC) + timedelta(seconds=seconds):%d %b %H:%M:%S} UTC"
+
+
 def serve(
     server: Server,
     answer: Callable[[bytes], bytes],
     *,
     until: Callable[[], bool],
     patience: float,
+    idle: float = 86400.0,
     say: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Answer messages until `until()`. A broken connection is made again, with growing pauses; after `patience`
-    seconds without one, or when the server may not be trusted or does not know this node, `FederationError`."""
+    """Answer messages until `until()`. A broken connection is made again, with growing pauses. `FederationError`
+    after `patience` seconds without one, after `idle` seconds in which nothing was asked and answered, and when
+    the server may not be trusted or does not know this node."""
     require()
-    pause, since = _FIRST_PAUSE, time.monotonic()
+    pause, since, tries = _FIRST_PAUSE, time.monotonic(), 0
+    quiet = Quiet(f"the server at {server.address}", idle, say)
     while not until():
         try:
             with _Connection(server) as connection:
                 say(f"connected to {server.address}")
-                pause, rest = _FIRST_PAUSE, _ASK_SECONDS
+                pause, rest, tries = _FIRST_PAUSE, _ASK_SECONDS, 0
                 while not until():
                     asked = time.monotonic()
                     body = connection.next()
                     since = time.monotonic()
                     if body is None:
+                        quiet.look()
                         time.sleep(max(rest, _SHARE * (since - asked)))
                         rest = min(1.3 * rest, _REST_SECONDS)
                     else:
                         connection.reply(answer(body))
+                        quiet.heard()
                         rest = _ASK_SECONDS
                 time.sleep(_LINGER_SECONDS)
         except Lost as error:
-            if time.monotonic() - since > patience:
+            away = time.monotonic() - since
+            if away > patience:
                 raise FederationError(
                     f"no server at {server.address} for {patience:.0f} s ({error}); check the address and that "
                     "`dither serve` runs there"
                 ) from None
-            say(f"no connection to {server.address} ({error}); trying again in {pause:.1f} s")
+            quiet.look()
+            tries += 1
+            if tries & (tries - 1) == 0:  # the first, second, fourth, eighth ...
+                say(
+                    f"no connection to {server.address} since {_clock(-away)}, try {tries} ({error}); the next in "
+                    f"{pause:.1f} s, the last at {_clock(patience - away)}"
+                )
             _sleep(pause, until)
             pause = min(2 * pause, _LONGEST_PAUSE)
 

@@ -1,17 +1,25 @@
-"""What the outside reaches of a SuperLink: TLS, and the calls of nodes alone.
+"""What the outside reaches of a SuperLink: TLS, and the calls of registered nodes alone.
 
 A SuperLink offers everything on one port: to nodes the Fleet API, but also the Control API, by which anyone may
 start a run (and thus a program on the server) or register nodes, and the Runtime API of running apps. So the
 SuperLink listens on 127.0.0.1, and this gate listens on the address given and passes on nothing but the Fleet
 calls below.
+
+A node signs the time in the headers of every call. The gate checks that before it looks at a body: of a stranger
+it reads a few kilobytes of headers, from a few connections at once, for a few seconds. Bodies of nodes are handed
+on as they come, at most `most_bytes` long, so the gate's memory does not grow with them.
 """
 
 from __future__ import annotations
 
+import socket
 import ssl
 import threading
 import time
+from base64 import b64decode
+from collections.abc import Iterable
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +38,61 @@ _CALLS = (
     "get-fab",
 )
 _OPEN = frozenset(f"/v1/fleet/{call}" for call in _CALLS)
-_MOST_BYTES = 1 << 28
-_HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"host", b"content-length", b"upgrade"})
+_HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"host", b"upgrade"})
+_STRANGERS = 64  # connections at once on which no node has shown itself yet
+_STRANGER_SECONDS = 10.0  # for each of them to do so
+_HEADER_BYTES = 1 << 14
+_CONNECTIONS = 8  # of one node at once
+_NODE_SECONDS = 90.0  # for a node's next call, and for a call's answer
+_SLOWEST = 1 << 16  # bytes a second, in either direction
+_SMALL = 1 << 20  # the longest body of a call that carries no upload
+
+
+class _Line:
+    """A connection: whose it is, and until when it may stay as it is."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection, self.node = connection, b""
+        self.until = time.monotonic() + _STRANGER_SECONDS
+
+    def cut(self) -> None:
+        with suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)  # the server's loop sees its end, and closes it
+
+
+class _Door(socket.socket):
+    """A listening socket that remembers whom it let in."""
+
+    lines: dict[tuple[str, int], _Line]
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        connection, address = super().accept()
+        for at, line in list(self.lines.items()):
+            if line.connection.fileno() < 0:  # closed
+                del self.lines[at]
+        strangers = [at for at, line in self.lines.items() if not line.node]
+        if len(strangers) >= _STRANGERS:  # the one that has been silent longest makes room
+            self.lines.pop(strangers[0]).cut()
+        self.lines[address[:2]] = _Line(connection)
+        return connection, address
 
 
 class Gate:
-    """A server in a thread of this process. `with Gate(...)` until it is to stop."""
+    """A server in a thread of this process. `with Gate(...)` until it is to stop. `nodes` are the public keys
+    (OpenSSH) of those who may pass."""
 
-    def __init__(self, host: str, port: int, *, inside: str, certificate: Path, key: Path, ca: Path) -> None:
+    def __init__(
+        self, host: str, port: int, *, inside: str, certificate: Path, key: Path, ca: Path, nodes: Iterable[str]
+    ) -> None:
         import httpx
         import uvicorn
+        from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+        from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
+        self.most_bytes = _SMALL  # of an upload; more when the terms are known
+        self.open = True  # else nodes are told to come back: who is inside does not know them yet
+        keys: list[Any] = [load_ssh_public_key(each.encode()) for each in nodes]
+        self._keys = {public_key_to_bytes(each): each for each in keys}
         trust = ssl.create_default_context(cafile=str(ca))
         self._client = httpx.AsyncClient(
             base_url=f"https://{inside}",
@@ -51,8 +103,6 @@ class Gate:
         self._server = uvicorn.Server(
             uvicorn.Config(
                 self._app,
-                host=host,
-                port=port,
                 ssl_certfile=str(certificate),
                 ssl_keyfile=str(key),
                 log_level="critical",
@@ -61,65 +111,138 @@ class Gate:
                 lifespan="off",
                 server_header=False,
                 timeout_graceful_shutdown=2,
+                loop="asyncio",  # which asks `_Door.accept`
+                http="h11",  # whose headers have a longest length
+                h11_max_incomplete_event_size=_HEADER_BYTES,
+                ws="none",
+                backlog=_STRANGERS,
             )
         )
-        self._address = f"{host}:{port}"
+        self._host, self._port = host, port
+        self._lines: dict[tuple[str, int], _Line] = {}
+        self._doors: list[socket.socket] = []
         self._thread = threading.Thread(target=self._run, daemon=True)
+        self._watch = threading.Thread(target=self._cut_the_late, daemon=True)
+        self._over = threading.Event()
 
     def __enter__(self) -> Gate:
-        self._thread.start()
-        until = time.monotonic() + 10
-        while not self._server.started:
-            if not self._thread.is_alive() or time.monotonic() > until:
-                raise FederationError(
-                    f"cannot listen on {self._address}: it is in use, or not an address of this host"
-                )
-            time.sleep(0.02)
+        try:
+            self._listen()
+            self._thread.start()
+            until = time.monotonic() + 10
+            while not self._server.started:
+                if not self._thread.is_alive() or time.monotonic() > until:
+                    raise OSError
+                time.sleep(0.02)
+        except OSError:
+            self.__exit__()
+            raise FederationError(
+                f"cannot listen on {self._host}:{self._port}: it is in use, or not an address of this host"
+            ) from None
+        self._watch.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._over.set()
         self._server.should_exit = True
-        self._thread.join(5.0)
+        if self._thread.is_alive():
+            self._thread.join(5.0)
+        for door in self._doors:
+            door.close()
+
+    def _listen(self) -> None:
+        found = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            door = _Door(family, kind, protocol)
+            self._doors.append(door)
+            door.lines = self._lines
+            door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                door.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            door.bind(address)
 
     def _run(self) -> None:
-        with suppress(SystemExit):  # uvicorn's way of saying that the address is taken; `__enter__` reports it
-            self._server.run()
+        self._server.run(sockets=self._doors)
+
+    def _cut_the_late(self) -> None:
+        """Slow in TLS, in headers, in a body, in taking an answer: one limit of time for each."""
+        while not self._over.wait(0.25):
+            for line in list(self._lines.values()):
+                if line.until < time.monotonic():
+                    line.cut()
+
+    def _node(self, headers: dict[bytes, bytes]) -> bytes:
+        """The registered key whose holder signed the time in these headers; empty where there is none."""
+        from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
+        from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+        from flwr.supercore.primitives.asymmetric import verify_signature
+
+        try:
+            public = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER.encode()], validate=True)
+            signed = headers[TIMESTAMP_HEADER.encode()]
+            age = (datetime.now(UTC) - datetime.fromisoformat(signed.decode("ascii"))).total_seconds()
+            timely = -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
+            signature = b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER.encode()], validate=True)
+            return public if timely and verify_signature(self._keys[public], signed, signature) else b""
+        except (KeyError, ValueError, TypeError):
+            return b""
 
     async def _app(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """ASGI: one request in, one out."""
         if scope["type"] != "http":
             return
+        headers, line = dict(scope["headers"]), self._lines.get(scope["client"])
+        length = headers.get(b"content-length", b"0")
+        most = self.most_bytes if scope["path"].endswith("/push-object") else _SMALL
         if scope["method"] != "POST" or scope["path"] not in _OPEN:
-            await _answer(send, 404, [])
-            return
-        body = bytearray()
-        while True:
-            part = await receive()
-            if part["type"] != "http.request":
-                return
-            body += part.get("body", b"")
-            if len(body) > _MOST_BYTES:
-                await _answer(send, 413, [])
-                return
-            if not part.get("more_body"):
-                break
+            return await _refuse(send, 404)
+        if line is None or not (node := self._node(headers)):
+            return await _refuse(send, 401)
+        if not self.open:
+            return await _refuse(send, 502)
+        if not line.node and sum(each.node == node for each in self._lines.values()) >= _CONNECTIONS:
+            return await _refuse(send, 429)
+        if b"transfer-encoding" in headers or not length.isdigit():
+            return await _refuse(send, 411)
+        if len(length) > 12 or int(length) > most:
+            return await _refuse(send, 413)
+        line.node = node
+        line.until = time.monotonic() + _NODE_SECONDS + int(length) / _SLOWEST
+        await self._pass_on(scope, receive, send, line)
+        line.until = time.monotonic() + _NODE_SECONDS
+
+    async def _pass_on(self, scope: dict[str, Any], receive: Any, send: Any, line: _Line) -> None:
         import httpx
 
-        headers = [(name, value) for name, value in scope["headers"] if name not in _HOP]
+        async def body() -> Any:
+            more = True
+            while more:
+                part = await receive()
+                if part["type"] != "http.request":
+                    raise httpx.ReadError("the node went away")
+                more = part.get("more_body", False)
+                yield part.get("body", b"")
+
+        begun = False
+        kept = [(name, value) for name, value in scope["headers"] if name not in _HOP]
         try:
-            found = await self._client.post(scope["path"], content=bytes(body), headers=headers)
+            async with self._client.stream("POST", scope["path"], content=body(), headers=kept) as found:
+                line.until += int(found.headers.get("content-length", 0)) / _SLOWEST
+                back = [(name, value) for name, value in found.headers.raw if name.lower() not in _HOP]
+                await send({"type": "http.response.start", "status": found.status_code, "headers": back})
+                begun = True
+                async for part in found.aiter_raw():
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+                await send({"type": "http.response.body", "body": b""})
         except httpx.HTTPError:
-            await _answer(send, 502, [])
-            return
-        kept = [
-            (name, value)
-            for name, value in found.headers.raw
-            if name.lower() not in _HOP and name.lower() != b"content-encoding"
-        ]
-        await _answer(send, found.status_code, kept, found.content)
+            if begun:
+                line.cut()
+            else:
+                await _refuse(send, 502)
 
 
-async def _answer(send: Any, status: int, headers: list[tuple[bytes, bytes]], body: bytes = b"") -> None:
-    length = (b"content-length", str(len(body)).encode())
-    await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
-    await send({"type": "http.response.body", "body": body})
+async def _refuse(send: Any, status: int) -> None:
+    """An answer before the body is read: the connection ends with it."""
+    headers = [(b"content-length", b"0"), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})

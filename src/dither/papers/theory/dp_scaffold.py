@@ -20,7 +20,7 @@ see the proven ε. The section `# Convergence` is `dp_scaffold_convergence`.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -40,10 +40,42 @@ from dither.papers.theory.common import (
 
 SCHEMES = (0, 1, 2)
 
+
+class Schedule(NamedTuple):
+    """How the noise falls over a run: not at all (scheme 0), from round to round (1) or from step to step (2)."""
+
+    scheme: int
+    num_rounds: Float
+    local_steps: Float = 1
+    decay: Float = 1.0
+    decay_start: Float = 0
+
+
+class Params(NamedTuple):
+    """What Theorems 1 and 2 speak of, and the order of Definition 5.
+
+    alpha_mode "fixed" uses `alpha` as given (what the printed numbers did, S6); "optimised" minimises over
+    the order, and `capped` keeps it within the theorem's range."""
+
+    schedule: Schedule
+    batch_size: Float
+    clip_norm: Float
+    client_rate: Float
+    data_rate: Float
+    alpha_mode: str = "fixed"
+    alpha: Float = 2.5
+    capped: bool = True
+    const: Float = 24.0
+
+    def over(self, num_rounds: Float) -> Params:
+        """The same run over another number of rounds."""
+        return self._replace(schedule=self.schedule._replace(num_rounds=num_rounds))
+
+
 # Noise
 
 
-def check_scheme(scheme: int, decay: Float) -> None:
+def check_scheme(scheme: int, decay: Float = 1.0) -> None:
     """Raise `SpecError` unless the scheme is known and 0 < β <= 1."""
     if scheme not in SCHEMES:
         raise SpecError(f"scheme={scheme!r} is not one of 0 (constant), 1 (eq (6)), 2 (eq (7))")
@@ -54,19 +86,14 @@ def check_scheme(scheme: int, decay: Float) -> None:
 
 
 def noise_variance(
-    *,
-    scheme: int,
-    round_number: Float,
-    step_number: Float,
-    initial_variance: Float,
-    decay: Float = 1.0,
-    decay_start: Float = 0,
-    local_steps: Float = 1,
+    schedule: Schedule, *, round_number: Float, step_number: Float, initial_variance: Float
 ) -> Float:
     """(σ_t^(r))² of schemes 0, 1 (eq (6)) and 2 (eq (7)); rounds r and steps t count from 1."""
-    check_scheme(scheme, decay)
+    scheme = schedule.scheme
+    check_scheme(scheme, schedule.decay)
     check_positive(round_number=round_number, step_number=step_number, initial_variance=initial_variance)
-    r, t, s2, beta, R_th, tau = f64(round_number, step_number, initial_variance, decay, decay_start, local_steps)
+    r, t, s2 = f64(round_number, step_number, initial_variance)
+    beta, R_th, tau = f64(schedule.decay, schedule.decay_start, schedule.local_steps)
     if scheme == 0:
         exponent = 0.0 * r * t
     elif scheme == 1:
@@ -76,62 +103,21 @@ def noise_variance(
     return scalar(s2 * (np.power(beta, exponent) if scheme else 1.0 + exponent))
 
 
-def noise_schedule(
-    *,
-    scheme: int,
-    num_rounds: int,
-    local_steps: int,
-    initial_variance: float,
-    decay: float = 1.0,
-    decay_start: float = 0,
-) -> np.ndarray:
+def noise_schedule(schedule: Schedule, *, initial_variance: float) -> np.ndarray:
     """The variances of a whole run, [num_rounds, local_steps]."""
-    value = noise_variance(
-        scheme=scheme,
-        round_number=np.arange(1, num_rounds + 1)[:, None],
-        step_number=np.arange(1, local_steps + 1)[None, :],
-        initial_variance=initial_variance,
-        decay=decay,
-        decay_start=decay_start,
-        local_steps=local_steps,
-    )
-    return np.broadcast_to(value, (num_rounds, local_steps)).copy()
+    shape = (schedule.num_rounds, schedule.local_steps)
+    rounds, steps = np.arange(1, shape[0] + 1)[:, None], np.arange(1, shape[1] + 1)[None, :]
+    value = noise_variance(schedule, round_number=rounds, step_number=steps, initial_variance=initial_variance)
+    return np.broadcast_to(value, shape).copy()
 
 
-def initial_noise_variance(
-    *,
-    epsilon: float,
-    delta: float,
-    scheme: int,
-    num_rounds: float,
-    local_steps: float,
-    batch_size: float,
-    clip_norm: float,
-    client_rate: float,
-    data_rate: float,
-    decay: float = 1.0,
-    decay_start: float = 0,
-    alpha_mode: str = "fixed",
-    alpha: float = 2.5,
-    const: float = 24.0,
-) -> float:
+def initial_noise_variance(params: Params, *, epsilon: float, delta: float) -> float:
     """σ_0² that spends exactly ε in R rounds by Theorem 1 or 2: the inverse of `epsilon_of_noise`.
 
     "optimised" is solved without the theorem's cap on α (the result's conditions tell whether it binds)."""
-    check_positive(epsilon=epsilon, batch_size=batch_size, clip_norm=clip_norm)
-    unit = leakage_slope(
-        scheme=scheme,
-        num_rounds=num_rounds,
-        local_steps=local_steps,
-        batch_size=batch_size,
-        clip_norm=clip_norm,
-        client_rate=client_rate,
-        data_rate=data_rate,
-        initial_variance=1.0,
-        decay=decay,
-        decay_start=decay_start,
-        const=const,
-    )
+    alpha_mode, alpha = params.alpha_mode, params.alpha
+    check_positive(epsilon=epsilon, batch_size=params.batch_size, clip_norm=params.clip_norm)
+    unit = leakage_slope(params, initial_variance=1.0)
     if alpha_mode == "fixed":
         spent = float(np.log(1.0 / delta)) / (alpha - 1.0)
         if epsilon <= spent:
@@ -149,12 +135,11 @@ def initial_noise_variance(
 # Privacy
 
 
-def effective_rounds(
-    *, scheme: int, num_rounds: Float, decay: Float = 1.0, decay_start: Float = 0, local_steps: Float = 1
-) -> Float:
+def effective_rounds(schedule: Schedule) -> Float:
     """The bracket of Theorems 1 and 2: a run's leakage in rounds of scheme 0 (R itself when β = 1)."""
-    check_scheme(scheme, decay)
-    R, beta, R_th, tau = f64(num_rounds, decay, decay_start, local_steps)
+    scheme = schedule.scheme
+    check_scheme(scheme, schedule.decay)
+    R, beta, R_th, tau = f64(schedule.num_rounds, schedule.decay, schedule.decay_start, schedule.local_steps)
     if scheme == 0:
         return scalar(R)
     before, after = np.minimum(R, R_th), np.maximum(R - R_th, 0.0)
@@ -164,56 +149,31 @@ def effective_rounds(
     return scalar(before + geometric_sum(growth, tau * after) / tau)  # Theorem 2
 
 
-def leakage_slope(
-    *,
-    scheme: int,
-    num_rounds: Float,
-    local_steps: Float,
-    batch_size: Float,
-    clip_norm: Float,
-    client_rate: Float,
-    data_rate: Float,
-    initial_variance: Float,
-    decay: Float = 1.0,
-    decay_start: Float = 0,
-    const: Float = 24.0,
-) -> Float:
+def leakage_slope(params: Params, *, initial_variance: Float) -> Float:
     """rdp(α)/α = 24 p²q²L²τ R_eff/(B²σ_0²) (Theorems 1-2); `const` replaces the 24 (S3, S6)."""
-    check_positive(batch_size=batch_size, initial_variance=initial_variance, local_steps=local_steps)
-    tau, B, L, p, q, s2, k = f64(
-        local_steps, batch_size, clip_norm, client_rate, data_rate, initial_variance, const
-    )
-    R_eff = effective_rounds(
-        scheme=scheme, num_rounds=num_rounds, decay=decay, decay_start=decay_start, local_steps=local_steps
-    )
-    return k * p**2 * q**2 * L**2 * tau * R_eff / (B**2 * s2)
+    steps = params.schedule.local_steps
+    check_positive(batch_size=params.batch_size, initial_variance=initial_variance, local_steps=steps)
+    tau, B, L, s2 = f64(steps, params.batch_size, params.clip_norm, initial_variance)
+    p, q, k = f64(params.client_rate, params.data_rate, params.const)
+    return k * p**2 * q**2 * L**2 * tau * effective_rounds(params.schedule) / (B**2 * s2)
 
 
-def _decay_exponent(scheme: int, num_rounds: Float, decay_start: Float, local_steps: Float) -> Float:
+def _decay_exponent(schedule: Schedule) -> Float:
     """How often the last noise of the run was multiplied by β, as Theorems 1 and 2 count it."""
-    R, R_th, tau = f64(num_rounds, decay_start, local_steps)
+    R, R_th, tau = f64(schedule.num_rounds, schedule.decay_start, schedule.local_steps)
     after = np.maximum(R - R_th, 0.0)
-    if scheme == 0:
+    if schedule.scheme == 0:
         return 0.0 * after
-    return after if scheme == 1 else np.maximum(tau * after - 1.0, 0.0)
+    return after if schedule.scheme == 1 else np.maximum(tau * after - 1.0, 0.0)
 
 
-def max_alpha(
-    *,
-    scheme: int,
-    num_rounds: Float,
-    local_steps: Float,
-    client_rate: Float,
-    data_rate: Float,
-    initial_variance: Float,
-    decay: Float = 1.0,
-    decay_start: Float = 0,
-) -> Float:
+def max_alpha(params: Params, *, initial_variance: Float) -> Float:
     """The largest order the theorem allows: β^{R−R_th} σ_0² ln(1/(pq)), or β^{τ(R−R_th)−1}..."""
-    check_scheme(scheme, decay)
-    p, q, s2, beta = f64(client_rate, data_rate, initial_variance, decay)
-    exponent = _decay_exponent(scheme, num_rounds, decay_start, local_steps)
-    shrink = np.power(beta, exponent) if scheme else 1.0 + exponent
+    schedule = params.schedule
+    check_scheme(schedule.scheme, schedule.decay)
+    p, q, s2, beta = f64(params.client_rate, params.data_rate, initial_variance, schedule.decay)
+    exponent = _decay_exponent(schedule)
+    shrink = np.power(beta, exponent) if schedule.scheme else 1.0 + exponent
     return scalar(shrink * s2 * np.log(1.0 / (p * q)))
 
 
@@ -225,189 +185,73 @@ def optimal_alpha(*, slope: Float, delta: Float) -> Float:
         return 1.0 + np.sqrt(np.log(1.0 / d) / A)
 
 
-def min_decay(
-    *, scheme: int, num_rounds: float, local_steps: float, initial_variance: float, decay_start: float = 0
-) -> float:
+def min_decay(schedule: Schedule, *, initial_variance: float) -> float:
     """The smallest β of Theorems 1 and 2: (5/σ_0²)^{1/(R−R_th)}, or the power 1/(τ(R−R_th)−1); 0 if none."""
-    check_scheme(scheme, 1.0)
-    exponent = float(_decay_exponent(scheme, num_rounds, decay_start, local_steps))
+    check_scheme(schedule.scheme)
+    exponent = float(_decay_exponent(schedule))
     return 0.0 if exponent <= 0.0 else float((5.0 / initial_variance) ** (1.0 / exponent))
 
 
-def epsilon_of_noise(
-    *,
-    initial_variance: Float,
-    delta: Float,
-    scheme: int,
-    num_rounds: Float,
-    local_steps: Float,
-    batch_size: Float,
-    clip_norm: Float,
-    client_rate: Float,
-    data_rate: Float,
-    decay: Float = 1.0,
-    decay_start: Float = 0,
-    alpha_mode: str = "fixed",
-    alpha: Float = 2.5,
-    const: Float = 24.0,
-    capped: bool = True,
-) -> Float:
-    """The paper's ε after R rounds: Theorem 1 or 2 and Definition 5.
+def _slope_and_order(params: Params, initial_variance: Float, delta: Float) -> tuple[Float, Float]:
+    """rdp(α)/α and the order α that Definition 5 uses."""
+    A = leakage_slope(params, initial_variance=initial_variance)
+    if params.alpha_mode == "fixed":
+        return A, np.asarray(params.alpha, dtype=np.float64)
+    if params.alpha_mode != "optimised":
+        raise SpecError(f"alpha_mode={params.alpha_mode!r} is neither 'fixed' nor 'optimised'")
+    order = np.asarray(optimal_alpha(slope=A, delta=delta))
+    if params.capped:
+        order = np.minimum(order, max_alpha(params, initial_variance=initial_variance))
+    return A, order
 
-    alpha_mode "fixed" uses `alpha` as given (what the printed numbers did, S6); "optimised" minimises over
-    the order, and `capped` keeps it within the theorem's range."""
-    run = {"scheme": scheme, "num_rounds": num_rounds, "local_steps": local_steps, "decay": decay}
-    rates = {"client_rate": client_rate, "data_rate": data_rate, "decay_start": decay_start}
-    A = leakage_slope(
-        batch_size=batch_size,
-        clip_norm=clip_norm,
-        initial_variance=initial_variance,
-        const=const,
-        **run,
-        **rates,
-    )
-    if alpha_mode == "fixed":
-        order = np.asarray(alpha, dtype=np.float64)
-    elif alpha_mode == "optimised":
-        order = np.asarray(optimal_alpha(slope=A, delta=delta))
-        if capped:
-            order = np.minimum(order, max_alpha(initial_variance=initial_variance, **run, **rates))
-    else:
-        raise SpecError(f"alpha_mode={alpha_mode!r} is neither 'fixed' nor 'optimised'")
+
+def epsilon_of_noise(params: Params, *, initial_variance: Float, delta: Float) -> Float:
+    """The paper's ε after R rounds: Theorem 1 or 2 and Definition 5."""
+    A, order = _slope_and_order(params, initial_variance, delta)
     with np.errstate(invalid="ignore"):  # leakage that overflowed, at an order below 1
         return epsilon_from_rdp(rdp=A * order, alpha=order, delta=delta)  # Definition 5
 
 
-def conditions(
-    *,
-    scheme: int,
-    num_rounds: float,
-    local_steps: float,
-    client_rate: float,
-    data_rate: float,
-    initial_variance: float,
-    decay: float = 1.0,
-    decay_start: float = 0,
-    alpha: float | None = None,
-) -> tuple[Condition, ...]:
+def conditions(params: Params, *, initial_variance: float, alpha: float | None = None) -> tuple[Condition, ...]:
     """The validity conditions of Theorem 1 (scheme 1), 2 (scheme 2) or their β = 1 case (scheme 0), S5."""
-    std, pq = float(np.sqrt(initial_variance)), client_rate * data_rate
+    scheme, decay = params.schedule.scheme, params.schedule.decay
+    std, pq = float(np.sqrt(initial_variance)), params.client_rate * params.data_rate
     listed: list[Condition] = [
         (f"Theorems 1-2: σ_0 = {std:.4g} >= √5 = 2.236", std >= float(np.sqrt(5.0))),
         (f"Theorems 1-2: pq = {pq:.4g} <= 0.1", pq <= 0.1),
     ]
     if scheme != 0:
-        smallest = min_decay(
-            scheme=scheme,
-            num_rounds=num_rounds,
-            local_steps=local_steps,
-            initial_variance=initial_variance,
-            decay_start=decay_start,
-        )
+        smallest = min_decay(params.schedule, initial_variance=initial_variance)
         text = f"Theorem {scheme}: β = {decay:.6g} in [{smallest:.6g}, 1]"
         listed.append((text, smallest <= decay <= 1.0))
     if alpha is not None:
-        largest = max_alpha(
-            scheme=scheme,
-            num_rounds=num_rounds,
-            local_steps=local_steps,
-            client_rate=client_rate,
-            data_rate=data_rate,
-            initial_variance=initial_variance,
-            decay=decay,
-            decay_start=decay_start,
-        )
-        listed.append((f"Theorems 1-2: α = {alpha:.4g} <= {float(largest):.4g}", alpha <= float(largest)))
+        largest = float(max_alpha(params, initial_variance=initial_variance))
+        listed.append((f"Theorems 1-2: α = {alpha:.4g} <= {largest:.4g}", alpha <= largest))
     return tuple(listed)
 
 
-def claim(
-    *,
-    initial_variance: float,
-    delta: float,
-    scheme: int,
-    num_rounds: int,
-    local_steps: int,
-    batch_size: int,
-    clip_norm: float,
-    client_rate: float,
-    data_rate: float,
-    decay: float = 1.0,
-    decay_start: float = 0,
-    alpha_mode: str = "fixed",
-    alpha: float = 2.5,
-    const: float = 24.0,
-    capped: bool = True,
-) -> Claim:
+def claim(params: Params, *, initial_variance: float, delta: float) -> Claim:
     """The paper's ε of the run, with the theorem's conditions at the order that was used."""
-    run: dict[str, Any] = {"scheme": scheme, "num_rounds": num_rounds, "local_steps": local_steps}
-    run |= {"decay": decay, "client_rate": client_rate, "data_rate": data_rate, "decay_start": decay_start}
-    run |= {"initial_variance": initial_variance}
-    noise: dict[str, Any] = {"batch_size": batch_size, "clip_norm": clip_norm, "const": const}
-    eps = epsilon_of_noise(delta=delta, alpha_mode=alpha_mode, alpha=alpha, capped=capped, **run, **noise)
-    order = alpha
-    if alpha_mode == "optimised":
-        order = float(optimal_alpha(slope=leakage_slope(**run, **noise), delta=delta))
-        order = min(order, float(max_alpha(**run))) if capped else order
+    epsilon = float(epsilon_of_noise(params, initial_variance=initial_variance, delta=delta))
+    order = float(_slope_and_order(params, initial_variance, delta)[1])
+    scheme = params.schedule.scheme
     source = "Theorems 1-2 (R_eff = R)" if scheme == 0 else f"Theorem {scheme}"
-    return Claim(
-        float(eps), "run", delta, f"{source}, Definition 5, α = {order:.4g}", conditions(alpha=order, **run)
-    )
+    met = conditions(params, initial_variance=initial_variance, alpha=order)
+    return Claim(epsilon, "run", delta, f"{source}, Definition 5, α = {order:.4g}", met)
 
 
-def last_round_within(
-    *,
-    scheme: int,
-    budget_rounds: float,
-    decay: float = 1.0,
-    decay_start: float = 0,
-    local_steps: float = 1,
-) -> int:
-    """The last round whose R_eff does not exceed `budget_rounds` rounds of scheme 0. R_eff >= R bounds it."""
-    rounds = np.arange(1, int(np.floor(budget_rounds)) + 1)
-    spent = effective_rounds(
-        scheme=scheme, num_rounds=rounds, decay=decay, decay_start=decay_start, local_steps=local_steps
-    )
-    return int(np.sum(np.asarray(spent) <= budget_rounds * (1.0 + 1e-12)))
+def last_round_within(schedule: Schedule) -> int:
+    """The last round within what scheme 0 spends in all `num_rounds` rounds. R_eff >= R bounds it."""
+    budget = schedule.num_rounds
+    rounds = np.arange(1, int(np.floor(budget)) + 1)
+    spent = effective_rounds(schedule._replace(num_rounds=rounds))
+    return int(np.sum(np.asarray(spent) <= budget * (1.0 + 1e-12)))
 
 
-def stopping_round(
-    *,
-    budget: float,
-    delta: float,
-    scheme: int,
-    local_steps: float,
-    batch_size: float,
-    clip_norm: float,
-    client_rate: float,
-    data_rate: float,
-    initial_variance: float,
-    decay: float = 1.0,
-    decay_start: float = 0,
-    alpha_mode: str = "fixed",
-    alpha: float = 2.5,
-    const: float = 24.0,
-    capped: bool = True,
-    max_rounds: int = 100_000,
-) -> int:
-    """The last round r whose ε(r) does not exceed the budget (0 if none), searched up to `max_rounds`.
+def stopping_round(params: Params, *, budget: float, delta: float, initial_variance: float) -> int:
+    """The last of the `num_rounds` rounds r whose ε(r) does not exceed the budget (0 if none).
 
     ε(r) never falls: the leakage grows with r, and the theorem's range of orders shrinks."""
-    epsilons = epsilon_of_noise(
-        initial_variance=initial_variance,
-        delta=delta,
-        scheme=scheme,
-        num_rounds=np.arange(1, max_rounds + 1),
-        local_steps=local_steps,
-        batch_size=batch_size,
-        clip_norm=clip_norm,
-        client_rate=client_rate,
-        data_rate=data_rate,
-        decay=decay,
-        decay_start=decay_start,
-        alpha_mode=alpha_mode,
-        alpha=alpha,
-        const=const,
-        capped=capped,
-    )
+    rounds = np.arange(1, params.schedule.num_rounds + 1)
+    epsilons = epsilon_of_noise(params.over(rounds), initial_variance=initial_variance, delta=delta)
     return int(np.sum(np.asarray(epsilons) <= budget * (1.0 + 1e-12)))

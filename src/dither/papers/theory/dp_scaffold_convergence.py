@@ -5,7 +5,7 @@ Citation: W.-T. Chang, M. Seif, R. Tandon, "Differentially Private Federated Lea
 
 | paper | code | | paper | code |
 |---|---|---|---|---|
-| K, S | `num_clients`, `cohort_size` | | (σ̃_{k,t}^(r))² | `schedule` [num_rounds, local_steps] |
+| K, S | `num_clients`, `cohort_size` | | (σ̃_{k,t}^(r))² | `variances` [num_rounds, local_steps] |
 | R, τ | `num_rounds`, `local_steps` | | σ_0² | `initial_variance` |
 | B | `batch_size` | | β, R_th | `decay`, `decay_start` |
 | L | `smoothness` | | σ² (one-sample gradient) | `gradient_variance` |
@@ -33,9 +33,21 @@ from dither.papers.theory.common import (
     geometric_sum,
     scalar,
 )
-from dither.papers.theory.dp_scaffold import check_scheme
+from dither.papers.theory.dp_scaffold import Schedule, check_scheme
 
 # Convergence
+
+
+class Training(NamedTuple):
+    """What Theorem 3 speaks of besides the noise. Only the corrected bounds need `num_params`."""
+
+    num_clients: Float
+    cohort_size: Float
+    batch_size: Float
+    server_lr: Float
+    control_error: Float
+    gradient_variance: Float
+    num_params: Float | None = None
 
 
 class ErrorTerms(NamedTuple):
@@ -76,44 +88,23 @@ def _coordinates(corrected: bool, num_params: Float | None) -> Float:
     return f64(num_params)[0]
 
 
-def _noise_free(
-    num_clients: Float,
-    cohort_size: Float,
-    num_rounds: Float,
-    local_steps: Float,
-    batch_size: Float,
-    server_lr: Float,
-    control_error: Float,
-    gradient_variance: Float,
-) -> tuple[Float, Float]:
+def _noise_free(training: Training, num_rounds: Float, local_steps: Float) -> tuple[Float, Float]:
     """The two terms of eq (8) that have nothing to do with privacy."""
-    check_cohort(cohort_size, num_clients)
-    check_positive(num_rounds=num_rounds, local_steps=local_steps, batch_size=batch_size, server_lr=server_lr)
-    K, S, R, tau, B = f64(num_clients, cohort_size, num_rounds, local_steps, batch_size)
-    eta_g, C_0, var = f64(server_lr, control_error, gradient_variance)
+    t = training
+    check_cohort(t.cohort_size, t.num_clients)
+    check_positive(num_rounds=num_rounds, local_steps=local_steps, batch_size=t.batch_size, server_lr=t.server_lr)
+    K, S, R, tau, B = f64(t.num_clients, t.cohort_size, num_rounds, local_steps, t.batch_size)
+    eta_g, C_0, var = f64(t.server_lr, t.control_error, t.gradient_variance)
     lag = 11.0 * K * C_0 / (S * R)
     return lag, 15.0 / (tau * S * B) * (1.0 + tau / eta_g**2) * var  # eq (8)
 
 
-def error_terms(
-    schedule: np.ndarray,
-    *,
-    num_clients: float,
-    cohort_size: float,
-    batch_size: float,
-    server_lr: float,
-    control_error: float,
-    gradient_variance: float,
-    corrected: bool = False,
-    num_params: float | None = None,
-) -> ErrorTerms:
+def error_terms(training: Training, variances: np.ndarray, *, corrected: bool = False) -> ErrorTerms:
     """The factor of η̃ in eq (8) for any noise variances [num_rounds, local_steps], summed exactly."""
-    s2 = np.asarray(schedule, dtype=np.float64) * _coordinates(corrected, num_params)
+    s2 = np.asarray(variances, dtype=np.float64) * _coordinates(corrected, training.num_params)
     R, tau = s2.shape
-    K, S, eta_g = f64(num_clients, cohort_size, server_lr)
-    lag, variance = _noise_free(
-        num_clients, cohort_size, R, tau, batch_size, server_lr, control_error, gradient_variance
-    )
+    K, S, eta_g = f64(training.num_clients, training.cohort_size, training.server_lr)
+    lag, variance = _noise_free(training, R, tau)
     growth = 0.0 if tau == 1 else float(np.log1p(1.0 / (tau - 1.0)))
     # Σ_t Σ_{i<t} g^i s2(t−i) = Σ_j s2(j) Σ_{i=0}^{τ−j} g^i, g = 1 + 1/(τ−1)
     weights = np.asarray(geometric_sum(growth, tau + 1.0 - np.arange(1, tau + 1)))
@@ -126,39 +117,17 @@ def error_terms(
 
 
 def error_terms_closed(
-    *,
-    scheme: int,
-    num_rounds: Float,
-    local_steps: Float,
-    num_clients: Float,
-    cohort_size: Float,
-    batch_size: Float,
-    server_lr: Float,
-    control_error: Float,
-    gradient_variance: Float,
-    initial_variance: Float,
-    decay: Float = 1.0,
-    decay_start: Float = 0,
-    corrected: bool = False,
-    num_params: Float | None = None,
+    training: Training, schedule: Schedule, *, initial_variance: Float, corrected: bool = False
 ) -> ErrorTerms:
     """The bracket of Corollary 1 (scheme 0, eq (11)), 2 (scheme 1, eq (12)) or 3 (scheme 2, eq (13)).
 
     Vectorised. Up to round R_th the three agree."""
-    check_scheme(scheme, decay)
-    K, S, R, tau, eta_g = f64(num_clients, cohort_size, num_rounds, local_steps, server_lr)
-    s2, beta, R_th = f64(initial_variance, decay, decay_start)
-    s2 = s2 * _coordinates(corrected, num_params)
-    lag, variance = _noise_free(
-        num_clients,
-        cohort_size,
-        num_rounds,
-        local_steps,
-        batch_size,
-        server_lr,
-        control_error,
-        gradient_variance,
-    )
+    scheme = schedule.scheme
+    check_scheme(scheme, schedule.decay)
+    K, S, eta_g = f64(training.num_clients, training.cohort_size, training.server_lr)
+    R, tau, beta, R_th = f64(schedule.num_rounds, schedule.local_steps, schedule.decay, schedule.decay_start)
+    s2 = f64(initial_variance)[0] * _coordinates(corrected, training.num_params)
+    lag, variance = _noise_free(training, schedule.num_rounds, schedule.local_steps)
     drift = 3.0 / (25.0 * eta_g**2 * tau)
     if scheme == 0:
         return ErrorTerms(K / S * 16.0 * s2, K / S * drift * s2, lag, variance)  # eq (11)

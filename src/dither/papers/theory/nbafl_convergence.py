@@ -24,7 +24,7 @@ import numpy as np
 
 from dither.errors import SpecError
 from dither.papers.theory.common import Condition, Float, check_positive, f64, gaussian_constant, scalar
-from dither.papers.theory.nbafl import required_aggregate_noise_std, scheduled_base_epsilon
+from dither.papers.theory.nbafl import Params, required_aggregate_noise_std, scheduled_base_epsilon
 
 # Convergence
 
@@ -103,12 +103,11 @@ def contraction(loss: LossConstants) -> Float:
     return 1.0 + 2.0 * ell * increment_coefficients(loss).gradient
 
 
-def noise_coefficients(
-    loss: LossConstants, *, delta: Float, param_clip: Float, min_client_size: Float, num_clients: Float
-) -> tuple[Float, Float]:
+def noise_coefficients(loss: LossConstants, params: Params, *, delta: Float) -> tuple[Float, Float]:
     """(κ_1, κ_0) of Theorem 2, with λ_1 as printed."""
-    check_positive(param_clip=param_clip, min_client_size=min_client_size, num_clients=num_clients)
-    beta, C, m, N = f64(loss.lipschitz, param_clip, min_client_size, num_clients)
+    C, m, N = params.param_clip, params.min_client_size, params.num_clients
+    check_positive(param_clip=C, min_client_size=m, num_clients=N)
+    beta, C, m, N = f64(loss.lipschitz, C, m, N)
     c, P, lam = gaussian_constant(delta), contraction(loss), increment_coefficients(loss)
     with np.errstate(divide="ignore", invalid="ignore"):
         kappa_1 = lam.cross * beta * c * C / (m * (1.0 - P)) * np.sqrt(2.0 / (N * np.pi))
@@ -116,22 +115,11 @@ def noise_coefficients(
     return kappa_1, kappa_0
 
 
-def convergence(
-    loss: LossConstants,
-    *,
-    epsilon: Float,
-    delta: Float,
-    param_clip: Float,
-    min_client_size: Float,
-    num_clients: Float,
-    num_rounds: Float,
-) -> ConvergenceBound:
+def convergence(loss: LossConstants, params: Params, *, epsilon: Float, delta: Float) -> ConvergenceBound:
     """Theorem 2: P^T Θ + (κ_1 T/ε + κ_0 T²/ε²)(1 − P^T). Meaningful for 0 < P < 1: ask the conditions."""
-    check_positive(epsilon=epsilon, num_rounds=num_rounds)
-    Theta, eps, T = f64(loss.initial_gap, epsilon, num_rounds)
-    kappa_1, kappa_0 = noise_coefficients(
-        loss, delta=delta, param_clip=param_clip, min_client_size=min_client_size, num_clients=num_clients
-    )
+    check_positive(epsilon=epsilon, num_rounds=params.num_rounds)
+    Theta, eps, T = f64(loss.initial_gap, epsilon, params.num_rounds)
+    kappa_1, kappa_0 = noise_coefficients(loss, params, delta=delta)
     with np.errstate(invalid="ignore", over="ignore"):
         left = np.power(contraction(loss), T)
         return ConvergenceBound(
@@ -150,22 +138,11 @@ def convergence_conditions(loss: LossConstants) -> tuple[Condition, ...]:
     )
 
 
-def curvature(
-    loss: LossConstants,
-    *,
-    epsilon: Float,
-    delta: Float,
-    param_clip: Float,
-    min_client_size: Float,
-    num_clients: Float,
-    num_rounds: Float,
-) -> Float:
+def curvature(loss: LossConstants, params: Params, *, epsilon: Float, delta: Float) -> Float:
     """d²h/dT² of the Theorem 2 bound h(T), eq (15): positive where the bound is convex in T."""
-    check_positive(epsilon=epsilon, num_rounds=num_rounds)
-    Theta, eps, T = f64(loss.initial_gap, epsilon, num_rounds)
-    k1, k0 = noise_coefficients(
-        loss, delta=delta, param_clip=param_clip, min_client_size=min_client_size, num_clients=num_clients
-    )
+    check_positive(epsilon=epsilon, num_rounds=params.num_rounds)
+    Theta, eps, T = f64(loss.initial_gap, epsilon, params.num_rounds)
+    k1, k0 = noise_coefficients(loss, params, delta=delta)
     with np.errstate(invalid="ignore", divide="ignore"):
         P = contraction(loss)
         left, slope = np.power(P, T), np.log(P)
@@ -185,32 +162,15 @@ def expected_norm(*, noise_std: Float, num_params: Float) -> Float:
 
 
 def convergence_corrected(
-    loss: LossConstants,
-    *,
-    epsilon: Float,
-    delta: Float,
-    param_clip: Float,
-    min_client_size: Float,
-    num_clients: Float,
-    num_rounds: Float,
-    exposures: Float,
-    num_params: Float,
+    loss: LossConstants, params: Params, *, epsilon: Float, delta: Float, num_params: Float
 ) -> ConvergenceBound:
     """Theorem 2 repaired (N6): P^T Θ + (λ_1 β E‖n‖ + λ_0 E‖n‖²)(1 − P^T)/(1 − P).
 
     n ~ N(0, σ_A² I_d) with σ_A of eq (13) and λ_1 = 1 + ρB/μ. Where λ_2 >= 0 the PL inequality may not be
     used: there λ_2‖∇F‖² <= λ_2β² each round. Where P < 0 one round forgets the start: P counts as 0."""
     check_positive(num_params=num_params)
-    Theta, beta, T, d = f64(loss.initial_gap, loss.lipschitz, num_rounds, num_params)
-    sigma_A = required_aggregate_noise_std(
-        epsilon=epsilon,
-        delta=delta,
-        param_clip=param_clip,
-        min_client_size=min_client_size,
-        exposures=exposures,
-        num_rounds=num_rounds,
-        num_clients=num_clients,
-    )
+    Theta, beta, T, d = f64(loss.initial_gap, loss.lipschitz, params.num_rounds, num_params)
+    sigma_A = required_aggregate_noise_std(params, epsilon=epsilon, delta=delta)
     lam = increment_coefficients(loss, corrected=True)
     descends = np.asarray(lam.gradient) < 0.0
     P = np.where(descends, np.maximum(contraction(loss), 0.0), 1.0)
@@ -233,25 +193,15 @@ def scheduled_contraction(loss: LossConstants, *, cohort_size: Float) -> Float:
 
 
 def scheduled_convergence(
-    loss: LossConstants,
-    *,
-    epsilon: Float,
-    delta: Float,
-    param_clip: Float,
-    min_client_size: Float,
-    num_clients: Float,
-    num_rounds: Float,
-    cohort_size: Float,
+    loss: LossConstants, params: Params, *, epsilon: Float, delta: Float
 ) -> ConvergenceBound:
     """Theorem 3, eq (17), as printed; NaN where K <= N(1 − e^{−ε/T}), which has no logarithm (N4)."""
-    base = scheduled_base_epsilon(
-        epsilon=epsilon, num_rounds=num_rounds, num_clients=num_clients, cohort_size=cohort_size
-    )  # −ln(1 − N/K + (N/K)e^{−ε/T})
+    base = scheduled_base_epsilon(params, epsilon=epsilon)  # −ln(1 − N/K + (N/K)e^{−ε/T})
     rho, B, mu, beta, Theta = f64(
         loss.smoothness, loss.dissimilarity, loss.proximal, loss.lipschitz, loss.initial_gap
     )
-    C, m, N, T, K = f64(param_clip, min_client_size, num_clients, num_rounds, cohort_size)
-    c, Q = gaussian_constant(delta), scheduled_contraction(loss, cohort_size=cohort_size)
+    C, m, _, T, N, K = f64(*params._replace(cohort_size=params.cohort))
+    c, Q = gaussian_constant(delta), scheduled_contraction(loss, cohort_size=params.cohort)
     alpha_0 = 2.0 * rho * K / N + rho
     alpha_1 = 1.0 + 2.0 * rho * B / mu + 2.0 * rho * B * np.sqrt(K) / (mu * N)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
@@ -263,68 +213,32 @@ def scheduled_convergence(
 
 
 def scheduled_convergence_conditions(
-    loss: LossConstants, *, epsilon: float, num_rounds: float, num_clients: int, cohort_size: int
+    loss: LossConstants, params: Params, *, epsilon: float
 ) -> tuple[Condition, ...]:
     """When Theorem 3 has a value and means anything."""
-    edge = float(-num_clients * np.expm1(-epsilon / num_rounds))
-    Q = float(scheduled_contraction(loss, cohort_size=cohort_size))
+    K, edge = params.cohort, float(-params.num_clients * np.expm1(-epsilon / params.num_rounds))
+    Q = float(scheduled_contraction(loss, cohort_size=K))
     return (
-        (f"Theorem 3: K = {cohort_size} > N(1−e^(−ε/T)) = {edge:.4g}", cohort_size > edge),
+        (f"Theorem 3: K = {K} > N(1−e^(−ε/T)) = {edge:.4g}", edge < K),
         (f"Theorem 3: 0 < Q = {Q:.4g} < 1", 0.0 < Q < 1.0),
     )
 
 
 def optimal_num_rounds(
-    loss: LossConstants,
-    *,
-    epsilon: float,
-    delta: float,
-    param_clip: float,
-    min_client_size: float,
-    num_clients: int,
-    cohort_size: int | None = None,
-    max_rounds: int = 1000,
+    loss: LossConstants, params: Params, *, epsilon: float, delta: float, max_rounds: int = 1000
 ) -> int:
     """The integer T in 1..max_rounds with the smallest bound: Theorem 2, or 3 if a cohort is given."""
     T = np.arange(1, max_rounds + 1)
-    kwargs = {
-        "epsilon": epsilon,
-        "delta": delta,
-        "param_clip": param_clip,
-        "min_client_size": min_client_size,
-    }
-    if cohort_size is None:
-        bound = convergence(loss, num_clients=num_clients, num_rounds=T, **kwargs)
-    else:
-        bound = scheduled_convergence(
-            loss, num_clients=num_clients, num_rounds=T, cohort_size=cohort_size, **kwargs
-        )
+    theorem = convergence if params.cohort_size is None else scheduled_convergence
+    bound = theorem(loss, params._replace(num_rounds=T), epsilon=epsilon, delta=delta)
     return int(T[_argmin_defined(bound.total, "num_rounds", max_rounds)])
 
 
-def optimal_cohort(
-    loss: LossConstants,
-    *,
-    epsilon: float,
-    delta: float,
-    param_clip: float,
-    min_client_size: float,
-    num_clients: int,
-    num_rounds: float,
-) -> int:
+def optimal_cohort(loss: LossConstants, params: Params, *, epsilon: float, delta: float) -> int:
     """The K in 1..N with the smallest Theorem 3 among those where it is defined (Remark 5; see N4)."""
-    K = np.arange(1, num_clients + 1)
-    bound = scheduled_convergence(
-        loss,
-        epsilon=epsilon,
-        delta=delta,
-        param_clip=param_clip,
-        min_client_size=min_client_size,
-        num_clients=num_clients,
-        num_rounds=num_rounds,
-        cohort_size=K,
-    )
-    return int(K[_argmin_defined(bound.total, "cohort_size", num_clients)])
+    K = np.arange(1, params.num_clients + 1)
+    bound = scheduled_convergence(loss, params._replace(cohort_size=K), epsilon=epsilon, delta=delta)
+    return int(K[_argmin_defined(bound.total, "cohort_size", params.num_clients)])
 
 
 def _argmin_defined(total: Float, name: str, limit: int) -> int:

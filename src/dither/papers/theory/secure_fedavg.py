@@ -41,6 +41,15 @@ from dither.papers.theory.common import (
 # The largest x with e^x − 1 <= 2x, which eq (8) uses: x = −1/2 − W_{−1}(−e^{−1/2}/2)
 MAX_BASE_EPSILON = 1.2564312086261697
 
+
+class Params(NamedTuple):
+    """What eqs (7)-(9) speak of: how many records one message of a client draws."""
+
+    local_steps: Float
+    batch_size: Float
+    client_size: Float
+
+
 # Noise
 
 
@@ -67,17 +76,20 @@ def round_learning_rates(
     )
 
 
-def sampling_bound(*, local_steps: Float, batch_size: Float, client_size: Float) -> Float:
+def _checked(params: Params) -> tuple[Float, Float, Float]:
+    check_positive(**params._asdict())
+    return f64(*params)
+
+
+def sampling_bound(params: Params) -> Float:
     """q = Q b/n_k, the paper's bound on a record's chance of being used in a round (eq (7))."""
-    check_positive(local_steps=local_steps, batch_size=batch_size, client_size=client_size)
-    Q, b, n_k = f64(local_steps, batch_size, client_size)
+    Q, b, n_k = _checked(params)
     return Q * b / n_k
 
 
-def inclusion_probability(*, local_steps: Float, batch_size: Float, client_size: Float) -> Float:
+def inclusion_probability(params: Params) -> Float:
     """p = 1 − (1 − b/n_k)^Q: left side of eq (7), read with the power outside the bracket (E5)."""
-    check_positive(local_steps=local_steps, batch_size=batch_size, client_size=client_size)
-    Q, b, n_k = f64(local_steps, batch_size, client_size)
+    Q, b, n_k = _checked(params)
     if np.any(b > n_k):
         raise SpecError(f"batch_size={np.max(b):g} exceeds client_size={np.min(n_k):g}")
     with np.errstate(divide="ignore"):
@@ -119,58 +131,36 @@ def _log_term(q: Float, delta: Float) -> Float:
     return np.log(1.25 * q / d)
 
 
-def noise_multiplier(
-    *, epsilon: Float, delta: Float, local_steps: Float, batch_size: Float, client_size: Float
-) -> Float:
+def noise_multiplier(params: Params, *, epsilon: Float, delta: Float) -> Float:
     """σ/Δf = √8 q √ln(1.25 q/δ) / ε (eq (9)); the same for every message."""
     check_positive(epsilon=epsilon)
     (eps,) = f64(epsilon)
-    q = sampling_bound(local_steps=local_steps, batch_size=batch_size, client_size=client_size)
+    q = sampling_bound(params)
     return np.sqrt(8.0) * q * np.sqrt(_log_term(q, delta)) / eps  # eq (9)
 
 
-def noise_std(
-    *,
-    epsilon: Float,
-    delta: Float,
-    local_steps: Float,
-    batch_size: Float,
-    client_size: Float,
-    clip_norm: Float,
-    next_lr: Float,
-) -> Float:
+def noise_std(params: Params, *, epsilon: Float, delta: Float, clip_norm: Float, next_lr: Float) -> Float:
     """σ_{t,k} of eq (9) with Δf of Lemma 1, for one message at (ε, δ)."""
-    z = noise_multiplier(
-        epsilon=epsilon, delta=delta, local_steps=local_steps, batch_size=batch_size, client_size=client_size
-    )
-    return z * sensitivity(local_steps=local_steps, clip_norm=clip_norm, next_lr=next_lr)
+    z = noise_multiplier(params, epsilon=epsilon, delta=delta)
+    return z * sensitivity(local_steps=params.local_steps, clip_norm=clip_norm, next_lr=next_lr)
 
 
 # Privacy
 
 
-def epsilon_of_noise(
-    *,
-    noise_std: Float,
-    sensitivity: Float,
-    delta: Float,
-    local_steps: Float,
-    batch_size: Float,
-    client_size: Float,
-) -> Float:
+def epsilon_of_noise(params: Params, *, noise_std: Float, sensitivity: Float, delta: Float) -> Float:
     """The ε per message that the paper claims for a given σ: eq (9) solved for ε."""
     check_positive(noise_std=noise_std, sensitivity=sensitivity)
     sigma, Delta = f64(noise_std, sensitivity)
-    q = sampling_bound(local_steps=local_steps, batch_size=batch_size, client_size=client_size)
+    q = sampling_bound(params)
     return np.sqrt(8.0) * q * Delta * np.sqrt(_log_term(q, delta)) / sigma  # eq (9)
 
 
-def base_epsilon(*, epsilon: Float, local_steps: Float, batch_size: Float, client_size: Float) -> Float:
+def base_epsilon(params: Params, *, epsilon: Float) -> Float:
     """ε/(2q): what eq (9) hands to the classical Gaussian mechanism before amplification."""
     check_positive(epsilon=epsilon)
     (eps,) = f64(epsilon)
-    q = sampling_bound(local_steps=local_steps, batch_size=batch_size, client_size=client_size)
-    return eps / (2.0 * q)
+    return eps / (2.0 * sampling_bound(params))
 
 
 def amplified_epsilon(*, base_epsilon: Float, inclusion: Float) -> Float:
@@ -188,11 +178,9 @@ def base_epsilon_exact(*, epsilon: Float, inclusion: Float) -> Float:
     return np.logaddexp(0.0, eps + np.log(-np.expm1(-eps)) - np.log(p))
 
 
-def conditions(
-    *, epsilon: float, delta: float, local_steps: float, batch_size: float, client_size: float
-) -> tuple[Condition, ...]:
+def conditions(params: Params, *, epsilon: float, delta: float) -> tuple[Condition, ...]:
     """What the derivation of eq (9) assumes, with the numbers of this setting (E1, G1)."""
-    q = float(sampling_bound(local_steps=local_steps, batch_size=batch_size, client_size=client_size))
+    q = float(sampling_bound(params))
     eps0 = epsilon / (2.0 * q)
     return (
         (f"eq (8): base ε/(2q) = {eps0:.4g} <= {MAX_BASE_EPSILON:.4f}", eps0 <= MAX_BASE_EPSILON),
@@ -203,24 +191,34 @@ def conditions(
 
 
 def claim(
-    *,
-    noise_std: float,
-    sensitivity: float,
-    delta: float,
-    local_steps: int,
-    batch_size: int,
-    client_size: int,
-    extra: tuple[Condition, ...] = (),
+    params: Params, *, noise_std: float, sensitivity: float, delta: float, extra: tuple[Condition, ...] = ()
 ) -> Claim:
     """The paper's ε of one message at this noise, with the conditions of its derivation (E2: per message).
 
     `extra` takes conditions checked elsewhere, such as `lemma1_conditions`."""
-    shape = {"local_steps": local_steps, "batch_size": batch_size, "client_size": client_size}
-    eps = float(epsilon_of_noise(noise_std=noise_std, sensitivity=sensitivity, delta=delta, **shape))
-    return Claim(eps, "message", delta, "eq (9), Lemma 1", conditions(epsilon=eps, delta=delta, **shape) + extra)
+    eps = float(epsilon_of_noise(params, noise_std=noise_std, sensitivity=sensitivity, delta=delta))
+    met = conditions(params, epsilon=eps, delta=delta)
+    return Claim(eps, "message", delta, "eq (9), Lemma 1", met + extra)
 
 
 # Convergence
+
+
+class Training(NamedTuple):
+    """What eqs (12a)-(13) speak of. Only eq (12c) needs `num_clients`."""
+
+    smoothness: Float
+    local_steps: Float
+    batch_size: Float
+    clip_norm: Float
+    num_params: Float
+    num_records: Float
+    epsilon: Float
+    delta: Float
+    cohort_size: Float
+    weighted_variance: Float
+    heterogeneity: Float
+    num_clients: Float = 0
 
 
 class Constants(NamedTuple):
@@ -273,26 +271,12 @@ def weighted_variance(*, weights: Float, gradient_variances: Float) -> Float:
     return np.sum(p**2 * gamma2, axis=-1)
 
 
-def constants(
-    *,
-    smoothness: Float,
-    local_steps: Float,
-    batch_size: Float,
-    clip_norm: Float,
-    num_params: Float,
-    num_records: Float,
-    epsilon: Float,
-    delta: Float,
-    num_clients: Float,
-    cohort_size: Float,
-    weighted_variance: Float,
-    heterogeneity: Float,
-) -> Constants:
+def constants(training: Training) -> Constants:
     """A, B and C of Theorem 1, eqs (12a)-(12c). Expect vacuous B at the paper's settings (E9)."""
-    check_positive(smoothness=smoothness, local_steps=local_steps, batch_size=batch_size, epsilon=epsilon)
-    check_cohort(cohort_size, num_clients)
-    L, Q, b, G, M, n = f64(smoothness, local_steps, batch_size, clip_norm, num_params, num_records)
-    eps, d, N, K, v, Gamma = f64(epsilon, delta, num_clients, cohort_size, weighted_variance, heterogeneity)
+    t = training
+    check_positive(smoothness=t.smoothness, local_steps=t.local_steps, batch_size=t.batch_size, epsilon=t.epsilon)
+    check_cohort(t.cohort_size, t.num_clients)
+    L, Q, b, G, M, n, eps, d, K, v, Gamma, N = f64(*training)
     noise = 64.0 * M * Q**4 * b**2 * G**2 / (n * L**2 * eps**2) * np.log(n)  # eq (12b)
     noise = noise * np.log(1.25**2 * Q**2 * b**2 / (n * d**2)) * (8.0 * (Q - 1.0) ** 2 + 1.0)  # eq (12b)
     spread = (N - K) / np.maximum(N - 1.0, 1.0)  # 0 when N = K = 1
@@ -306,40 +290,12 @@ def constants(
 
 
 def convergence(
-    *,
-    smoothness: Float,
-    strong_convexity: Float,
-    num_steps: Float,
-    local_steps: Float,
-    batch_size: Float,
-    clip_norm: Float,
-    num_params: Float,
-    num_records: Float,
-    epsilon: Float,
-    delta: Float,
-    num_clients: Float,
-    cohort_size: Float,
-    weighted_variance: Float,
-    heterogeneity: Float,
-    initial_distance_sq: Float,
+    training: Training, *, strong_convexity: Float, num_steps: Float, initial_distance_sq: Float
 ) -> ConvergenceBound:
     """Theorem 1: (2κ/(T+α)) ((A+B+C)/μ + 2L‖w_0−w*‖²), κ = L/μ, α = 8κ, for η_t = 2/(μ(α+t))."""
     check_positive(strong_convexity=strong_convexity, num_steps=num_steps)
-    L, mu, T, start = f64(smoothness, strong_convexity, num_steps, initial_distance_sq)
-    parts = constants(
-        smoothness=smoothness,
-        local_steps=local_steps,
-        batch_size=batch_size,
-        clip_norm=clip_norm,
-        num_params=num_params,
-        num_records=num_records,
-        epsilon=epsilon,
-        delta=delta,
-        num_clients=num_clients,
-        cohort_size=cohort_size,
-        weighted_variance=weighted_variance,
-        heterogeneity=heterogeneity,
-    )
+    L, mu, T, start = f64(training.smoothness, strong_convexity, num_steps, initial_distance_sq)
+    parts = constants(training)
     kappa = L / mu
     factor = 2.0 * kappa / (T + 8.0 * kappa)  # Theorem 1
     scaled = [factor * part / mu for part in parts]
@@ -370,55 +326,19 @@ def convergence_conditions(
     )
 
 
-def communication_rounds(
-    *,
-    local_steps: Float,
-    num_params: Float,
-    batch_size: Float,
-    clip_norm: Float,
-    num_records: Float,
-    smoothness: Float,
-    epsilon: Float,
-    delta: Float,
-    cohort_size: Float,
-    weighted_variance: Float,
-    heterogeneity: Float,
-) -> RoundsEstimate:
+def communication_rounds(training: Training) -> RoundsEstimate:
     """Right side of eq (13): rounds to a fixed accuracy, up to a constant the paper does not give."""
-    check_positive(local_steps=local_steps, batch_size=batch_size, epsilon=epsilon, cohort_size=cohort_size)
-    Q, M, b, G, n, L = f64(local_steps, num_params, batch_size, clip_norm, num_records, smoothness)
-    eps, d, K, v, Gamma = f64(epsilon, delta, cohort_size, weighted_variance, heterogeneity)
+    t = training
+    check_positive(
+        local_steps=t.local_steps, batch_size=t.batch_size, epsilon=t.epsilon, cohort_size=t.cohort_size
+    )
+    L, Q, b, G, M, n, eps, d, K, v, Gamma, _ = f64(*training)
     noise = M * b**2 * G**2 * np.log(n) * np.log(Q**2 * b**2 / (n * d**2)) / (n * L**2 * eps**2)
     return RoundsEstimate(noise * Q**5, (1.0 + 1.0 / K) * G**2 * Q, (v / b + L * Gamma) / Q)  # eq (13)
 
 
-def optimal_local_steps(
-    *,
-    num_params: float,
-    batch_size: float,
-    clip_norm: float,
-    num_records: float,
-    smoothness: float,
-    epsilon: float,
-    delta: float,
-    cohort_size: float,
-    weighted_variance: float,
-    heterogeneity: float,
-    max_local_steps: int = 200,
-) -> int:
+def optimal_local_steps(training: Training, *, max_local_steps: int = 200) -> int:
     """The integer Q in 1..max_local_steps with the smallest eq (13) (Remark 1)."""
     Q = np.arange(1, max_local_steps + 1)
-    estimate = communication_rounds(
-        local_steps=Q,
-        num_params=num_params,
-        batch_size=batch_size,
-        clip_norm=clip_norm,
-        num_records=num_records,
-        smoothness=smoothness,
-        epsilon=epsilon,
-        delta=delta,
-        cohort_size=cohort_size,
-        weighted_variance=weighted_variance,
-        heterogeneity=heterogeneity,
-    )
+    estimate = communication_rounds(training._replace(local_steps=Q))
     return int(Q[np.argmin(scalar(estimate.total))])

@@ -15,12 +15,13 @@ Everything is NumPy in float64. dp-accounting is imported only where the Rényi 
 """
 
 from .aggregation import (
+    absorption_cost,
     aggregated_round_mu,
-    contraction_factor,
     end_of_round_mu,
     honest_others,
     shuffled_uses,
     smooth_round_mu,
+    surviving_variance,
 )
 from .calibration import calibrate, calibrate_releases
 from .composition import ADD_REMOVE, REPLACE_ONE
@@ -72,6 +73,7 @@ __all__ = [
     "Participation",
     "Participations",
     "Proven",
+    "absorption_cost",
     "account",
     "aggregated_round_mu",
     "amplified_epsilon",
@@ -85,7 +87,6 @@ __all__ = [
     "classical_valid_up_to",
     "compose_gaussians",
     "compress",
-    "contraction_factor",
     "convex_message_epsilon",
     "end_of_round_mu",
     "fixed_size_composition",
@@ -109,6 +110,7 @@ __all__ = [
     "shuffled_round_pattern",
     "shuffled_uses",
     "smooth_round_mu",
+    "surviving_variance",
     "unamplified_epsilon",
     "zcdp_epsilon",
     "zcdp_epsilon_tight",

@@ -31,24 +31,27 @@ class Participation(NamedTuple):
     worst      they are the most that can happen
     binomial   they are all of `num_rounds`, and an honest party lets the client take part in each by an
                independent coin of `rate`: R4, ex ante. With `adaptive` selection (loss-based, or in any way
-               a function of earlier outputs) R4 is refused and all rounds are counted.
+               a function of earlier outputs) R4 is refused and all rounds are counted. The first `certain` of
+               the listed participations are no draw: the client takes part in them whatever the coins say.
     """
 
     kind: str = "realised"
     num_rounds: int | None = None
     rate: float = 1.0
     adaptive: bool = False
+    certain: int = 0
 
 
 REALISED = Participation("realised")
 WORST = Participation("worst")
 
 
-def binomial(num_rounds: int, rate: float, *, adaptive: bool = False) -> Participation:
-    """Independent participation with probability `rate` in each of `num_rounds` rounds (R4)."""
+def binomial(num_rounds: int, rate: float, *, adaptive: bool = False, certain: int = 0) -> Participation:
+    """Independent participation with probability `rate` in each of `num_rounds` rounds (R4), but for the first
+    `certain` of them, which are sure."""
     if not 0.0 <= rate <= 1.0:
         raise ValueError(f"rate={rate} is not in [0, 1]")
-    return Participation("binomial", num_rounds, rate, adaptive)
+    return Participation("binomial", num_rounds, rate, adaptive, certain)
 
 
 class Lattice(NamedTuple):
@@ -67,9 +70,10 @@ class Facts(NamedTuple):
     colluders        clients that give their own noise to the server
     others_noise     variance of the honest others' noise in the sum, relative to the target's; None means
                      equal weights and equal noise: cohort_size - colluders - 1
-    convex           every honest client's loss is convex (logistic and softmax regression, no network)
-    step_smoothness  learning rate x a data-independent smoothness bound, or None
-    step_lipschitz   learning rate x a Lipschitz bound of the clipped-gradient map, for G7c, or None
+    convex           every honest client's clipped gradient is that of a convex loss: binary linear models with
+                     per-example clipping
+    smoothness       a data-independent bound on the smoothness of those losses, or None
+    lipschitz        a Lipschitz bound of the clipped-gradient map, for G7c, or None
     client_state     clients keep private state from round to round (DP-SCAFFOLD): sums then depend on more
                      than the public past, and no aggregation credit is proved
     assume           take the credit of G7b although convexity or non-expansive steps are not established;
@@ -85,8 +89,8 @@ class Facts(NamedTuple):
     colluders: int = 0
     others_noise: float | None = None
     convex: bool = False
-    step_smoothness: float | None = None
-    step_lipschitz: float | None = None
+    smoothness: float | None = None
+    lipschitz: float | None = None
     client_state: bool = False
     assume: bool = False
     own_epochs: bool = False
@@ -107,8 +111,7 @@ class Bound(NamedTuple):
 
 
 class Rounds(NamedTuple):
-    """The participations that are counted, and how each happens."""
+    """The participations that are counted, (releases, how many, the probability of each), and how they happen."""
 
-    groups: list[tuple[tuple[Release, ...], int]]
-    probability: float
+    groups: list[tuple[tuple[Release, ...], int, float]]
     how: str

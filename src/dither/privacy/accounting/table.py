@@ -135,15 +135,23 @@ def _counted(participations: Participations, facts: Facts) -> Rounds:
             if release.channel not in ("uplink", "downlink"):
                 raise ValueError(f"channel={release.channel!r}; known: 'uplink', 'downlink'")
     total = sum(count for _, count in groups)
-    kind, num_rounds, rate, adaptive = facts.participation
+    kind, num_rounds, rate, adaptive, certain = facts.participation
+    sure = [(releases, count, 1.0) for releases, count in groups]
     if kind == "realised":
-        return Rounds(groups, 1.0, f"given the {total} participations that happened")
+        return Rounds(sure, f"given the {total} participations that happened")
     if kind == "worst":
-        return Rounds(groups, 1.0, f"at most {total} participations")
+        return Rounds(sure, f"at most {total} participations")
     if kind != "binomial":
         raise ValueError(f"participation kind={kind!r}; known: 'realised', 'worst', 'binomial'")
     if num_rounds is not None and total != num_rounds:
         raise ValueError(f"{total} participations are listed for a binomial over num_rounds={num_rounds}")
     if adaptive:
-        return Rounds(groups, 1.0, f"all {total} rounds, because R4 is refused for adaptive selection")
-    return Rounds(groups, rate, f"ex ante, participation in each of {total} rounds with probability {rate:g}")
+        return Rounds(sure, f"all {total} rounds, because R4 is refused for adaptive selection")
+    drawn, left = [], certain
+    for releases, count in groups:
+        first = min(left, count)
+        left -= first
+        drawn += [(releases, first, 1.0), (releases, count - first, rate)]
+    how = f"ex ante, participation in each of {total - certain} rounds with probability {rate:g}"
+    how += f" and in {certain} for sure" if certain else ""
+    return Rounds([group for group in drawn if group[1]], how)

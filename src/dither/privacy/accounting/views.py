@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from dither.core import Release
 from dither.errors import NoProof
 
-from .aggregation import aggregated_round_mu, honest_others, smooth_round_mu
+from .aggregation import aggregated_round_mu, credit_refusal, honest_others, smooth_round_mu
 from .composition import (
     Group,
     Item,
@@ -27,14 +28,17 @@ _LEAST_VARIANCE = 16.0  # of discrete noise: above, its distance from a Gaussian
 _MOST_EPOCHS = 200  # beyond, the pattern of shuffled uses is bounded by the worst one
 
 
-def _releases(rounds: Rounds, channel: str) -> list[tuple[tuple[Release, ...], int]]:
-    return [(tuple(r for r in group if r.channel == channel), count) for group, count in rounds.groups]
+_Groups = Sequence[tuple[tuple[Release, ...], int, float]]  # releases, how often, the probability of each
 
 
-def _failures(groups: Sequence[tuple[tuple[Release, ...], int]]) -> tuple[float, float]:
+def _releases(rounds: Rounds, channel: str) -> _Groups:
+    return [(tuple(r for r in group if r.channel == channel), count, p) for group, count, p in rounds.groups]
+
+
+def _failures(groups: _Groups) -> tuple[float, float]:
     """Union bounds on a truncated Poisson batch anywhere, and on the other records alone filling one."""
     any_batch = others_alone = 0.0
-    for group, count in groups:
+    for group, count, _ in groups:
         for release in group:
             sampling = release.sampling
             if not sampling.truncation:
@@ -53,12 +57,12 @@ def _failures(groups: Sequence[tuple[tuple[Release, ...], int]]) -> tuple[float,
     return any_batch, others_alone
 
 
-def _name(groups: Iterable[tuple[tuple[Release, ...], int]], probability: float) -> str:
+def _name(groups: _Groups) -> str:
     """The recipes behind a composition, for people."""
     names = {"full": "R1", "full-round": "R1", "poisson": "R3"}
-    kinds = {release.sampling.kind for group, _ in groups for release in group}
+    kinds = {release.sampling.kind for group, _, _ in groups for release in group}
     used = {names.get(kind, "R5" if kind.endswith("-round") else "R2") for kind in kinds} or {"R1"}
-    return "+".join(sorted(used)) + ("+R4" if probability < 1 else "")
+    return "+".join(sorted(used)) + ("+R4" if any(p < 1 for _, _, p in groups) else "")
 
 
 def _shuffled(group: Sequence[Release]) -> bool:
@@ -78,13 +82,12 @@ def upload_bound(rounds: Rounds, delta: float, facts: Facts, adjacency: str) -> 
 def downlink_bound(rounds: Rounds, delta: float, facts: Facts, adjacency: str) -> Bound:
     """(iii) the broadcasts' own noise."""
     groups = _releases(rounds, "downlink")
-    if not any(group for group, _ in groups):
+    if not any(group for group, _, _ in groups):
         raise NoProof("no noise is added to the broadcast")
     if facts.lattice is not None:
         raise NoProof("the broadcast's noise counts the uploads', which is discrete here: the bound of sums holds")
-    if any(
-        release.channel == "uplink" for group, _ in rounds.groups if not _has_downlink(group) for release in group
-    ):
+    hidden = [group for group, _, _ in rounds.groups if not _has_downlink(group)]
+    if any(release.channel == "uplink" for group in hidden for release in group):
         raise NoProof("some rounds release an upload without a noisy broadcast")
     bound = _composed(groups, rounds, delta, facts, adjacency, gain=1.0)
     return bound._replace(recipe=f"{bound.recipe} downlink")
@@ -95,7 +98,7 @@ def _has_downlink(group: Sequence[Release]) -> bool:
 
 
 def _composed(
-    groups: Sequence[tuple[tuple[Release, ...], int]],
+    groups: _Groups,
     rounds: Rounds,
     delta: float,
     facts: Facts,
@@ -104,26 +107,24 @@ def _composed(
     gain: float,
 ) -> Bound:
     """All releases of the groups with their sampling's amplification, noise multiplied by `gain`."""
-    if any(_shuffled(group) for group, _ in groups):
-        return _shuffled_composition(groups, rounds, delta, facts, adjacency, gain)
+    if any(_shuffled(group) for group, _, _ in groups):
+        return _shuffled_composition(groups, delta, facts, adjacency, gain)
     events = [
-        Group(tuple(sampled_item(r, adjacency, gain=gain) for r in group), count, rounds.probability)
-        for group, count in groups
+        Group(tuple(sampled_item(r, adjacency, gain=gain) for r in group), count, probability)
+        for group, count, probability in groups
     ]
     failure, others_failure = _failures(groups)
     value = groups_epsilon(events, delta, failure=failure, others_failure=others_failure)
-    recipe = _name(groups, rounds.probability)
+    recipe = _name(groups)
     charged = f"; {failure:.3g} of truncated batches charged to δ" if failure else ""
     noise = f"; noise of {gain**2:g} clients counts" if gain != 1.0 else ""
     return Bound(value, recipe, f"{rounds.how}{noise}{charged}")
 
 
-def _shuffled_uses(
-    groups: Sequence[tuple[tuple[Release, ...], int]], facts: Facts
-) -> tuple[int, int, int, list[tuple[Release, int]]]:
+def _shuffled_uses(groups: _Groups, facts: Facts) -> tuple[int, int, int, list[tuple[Release, int]]]:
     """(U uses in all, most uses in one round, steps of a round, releases with their participations)."""
-    flat = [(group[0], count) for group, count in groups if group and count]
-    if any(len(group) > 1 for group, _ in groups) or len({r.sampling for r, _ in flat}) > 1:
+    flat = [(group[0], count) for group, count, _ in groups if group and count]
+    if any(len(group) > 1 for group, _, _ in groups) or len({r.sampling for r, _ in flat}) > 1:
         raise NoProof("shuffled epochs are accounted for one kind of release a round only (D2)")
     if not flat:
         return 0, 0, 0, flat
@@ -162,8 +163,7 @@ def _largest(
 
 
 def _shuffled_composition(
-    groups: Sequence[tuple[tuple[Release, ...], int]],
-    rounds: Rounds,
+    groups: _Groups,
     delta: float,
     facts: Facts,
     adjacency: str,
@@ -191,7 +191,7 @@ def sum_bound(rounds: Rounds, delta: float, facts: Facts, adjacency: str) -> Bou
     if facts.lattice is not None:
         clients = 1 + honest_others(facts.cohort_size, facts.colluders)
         return _discrete(groups, rounds, delta, facts.lattice, adjacency, clients=clients)
-    if all(len(group) <= 1 and sum(r.uses for r in group) <= 1 for group, _ in groups):
+    if all(len(group) <= 1 and sum(r.uses for r in group) <= 1 for group, _, _ in groups):
         # noise added once, after the last look at the data: the credit is exact, amplification remains
         bound = _composed(groups, rounds, delta, facts, adjacency, gain=math.sqrt(1.0 + others))
         return bound._replace(recipe=f"{bound.recipe} sum")
@@ -199,7 +199,7 @@ def sum_bound(rounds: Rounds, delta: float, facts: Facts, adjacency: str) -> Bou
 
 
 def _discrete(
-    groups: Sequence[tuple[tuple[Release, ...], int]],
+    groups: _Groups,
     rounds: Rounds,
     delta: float,
     lattice: Lattice,
@@ -215,7 +215,7 @@ def _discrete(
     from dither.privacy import discrete  # which itself imports the accountant's conversions
 
     total = 0.0
-    for group, count in groups:
+    for group, count, _ in groups:
         if not group or not count:
             continue
         if len(group) > 1 or group[0].uses > 1:
@@ -239,87 +239,113 @@ def _discrete(
 
 
 def _noise_inside_steps(
-    groups: Sequence[tuple[tuple[Release, ...], int]],
-    rounds: Rounds,
-    delta: float,
-    facts: Facts,
-    adjacency: str,
-    others: float,
+    groups: _Groups, rounds: Rounds, delta: float, facts: Facts, adjacency: str, others: float
 ) -> Bound:
-    """G7b for convex steps, G7c where only a Lipschitz bound is known."""
-    proved = facts.convex and facts.step_smoothness is not None and facts.step_smoothness <= 2.0
-    by_lipschitz = not proved and not facts.assume and facts.step_lipschitz is not None
-    assumed = not by_lipschitz and not proved
+    """R6' for convex steps, G7c where only a Lipschitz bound is known."""
+    groups = [group for group in groups if sum(r.uses for r in group[0])]
+    if any(r.sampling.kind.endswith("-round") for group, _, _ in groups for r in group):
+        raise NoProof("noise inside and at the end of a round in one participation")
+    steps = {group: _steps(group, adjacency) for group, _, _ in groups}
+    refused = any(credit_refusal(rates, facts.smoothness, facts.convex) for rates, _ in steps.values())
+    by_lipschitz = refused and not facts.assume and facts.lipschitz is not None
+    assumed = refused and not by_lipschitz
     theorem = "G7c" if by_lipschitz else "G7b"
     noise = f"noise of {others:g} honest others in the sum"
     if assumed:
         noise += "; assumed: convex losses and non-expansive steps"
 
-    def round_mu(z: float, uses: int, steps: int) -> float:
+    def cost(group: tuple[Release, ...], uses: int) -> float:
+        """μ² of a participation that uses the record so often."""
+        rates, multipliers = steps[group]
         if by_lipschitz:
-            return smooth_round_mu(
-                z, uses, local_steps=steps, others=others, step_lipschitz=float(facts.step_lipschitz or 0.0)
-            )
-        return aggregated_round_mu(
-            z,
+            bound = float(facts.lipschitz or 0.0)
+            return smooth_round_mu(multipliers, uses, rates=rates, others=others, lipschitz=bound) ** 2
+        mu = aggregated_round_mu(
+            multipliers,
             uses,
-            local_steps=steps,
+            rates=rates,
             others=others,
-            step_smoothness=facts.step_smoothness,
+            smoothness=facts.smoothness,
             convex=facts.convex,
             assume=facts.assume,
         )
+        return mu**2
 
     events = []
-    probability = rounds.probability
-    if any(_shuffled(group) for group, _ in groups):
-        uses, most, steps, flat = _shuffled_uses(groups, facts)
-        probability = 1.0
-        levels = {step_multiplier(release, adjacency) for release, _ in flat}
-        consecutive = facts.own_epochs or facts.num_rounds == sum(count for _, count in flat)
-        even = len(levels) == 1 and len({release.uses for release, _ in flat}) == 1
-        straddling = most == 2 and steps <= batches_per_epoch(flat[0][0])
-        if straddling and consecutive and even and uses <= _MOST_EPOCHS:
-            once, twice = (round_mu(min(levels), share, steps) for share in (1, 2))
-            first = flat[0][0]
+    if any(_shuffled(group) for group in steps):
+        uses, most, length, flat = _shuffled_uses(groups, facts)
+        first, participations = flat[0][0], sum(count for _, count in flat)
+        consecutive = facts.own_epochs or facts.num_rounds == participations
+        straddling = most == 2 and length <= batches_per_epoch(first)
+        if straddling and consecutive and len({steps[(r,)] for r, _ in flat}) == 1 and uses <= _MOST_EPOCHS:
+            once, twice = (cost((first,), share) for share in (1, 2))
             pattern = shuffled_round_pattern(
-                sum(count for _, count in flat), steps, batches_per_epoch(first), float(first.sampling.rate)
+                participations, length, batches_per_epoch(first), float(first.sampling.rate)
             )
             value = mixture_epsilon(
-                list(pattern.values()), [math.sqrt(a * once**2 + b * twice**2) for a, b in pattern], delta
+                list(pattern.values()), [math.sqrt(a * once + b * twice) for a, b in pattern], delta
             )
             used = f"ex ante over the client's shuffles, up to {uses} uses and two in one round"
             return Bound(value, f"R6 {theorem}+R4", f"{used}; {noise}", assumed=assumed)
-        for z, count in _largest(flat, uses, max(most, 1), adjacency):
-            # the cost of a round grows faster than its uses: the worst pattern packs them
-            full, rest = divmod(count, most)
-            for share, number in ((most, full), (rest, 1 if rest else 0)):
-                mu = round_mu(z, share, steps)
-                events.append(Group((_plain(mu, 1),), number))
+        costs = [([cost((r,), share + 1) for share in range(min(most, len(steps[(r,)][0])))], n) for r, n in flat]
+        events.append(Group((_plain(math.sqrt(_packed(costs, uses)), 1),)))
         used = f"{uses} uses in shuffled epochs, up to {most} in one round"
     else:
-        for group, count in groups:
-            steps = sum(int(r.uses) for r in group)
-            if steps == 0:
-                continue
-            if any(r.sampling.kind.endswith("-round") for r in group):
-                raise NoProof("noise inside and at the end of a round in one participation")
-            # steps of different noise: less noise everywhere is an upper bound
-            least, most_sensitive = min(r.noise_std for r in group), max(r.sensitivity for r in group)
-            z = min(
-                step_multiplier(r._replace(noise_std=least, sensitivity=most_sensitive), adjacency) for r in group
-            )
+        for group, count, probability in groups:
             if all(r.sampling.kind == "disjoint" for r in group):
                 # one use at most, in a round drawn by the honest client: R4 again
-                used_once = min(1.0, sum(r.uses * r.sampling.rate for r in group))
-                events.append(Group((_plain(round_mu(z, 1, steps), 1),), count, probability * used_once))
+                chance = probability * min(1.0, sum(r.uses * r.sampling.rate for r in group))
+                events.append(Group((_plain(math.sqrt(cost(group, 1)), 1),), count, chance))
             else:
-                events.append(Group((_plain(round_mu(z, steps, steps), 1),), count, probability))
+                every = len(steps[group][0])
+                events.append(Group((_plain(math.sqrt(cost(group, every)), 1),), count, probability))
         used = rounds.how
     failure, others_failure = _failures(groups)
     value = groups_epsilon(events, delta, failure=failure, others_failure=others_failure)
     recipe = f"R6 {theorem}" + ("+R4" if any(event.probability < 1 for event in events) else "")
     return Bound(value, recipe, f"{used}; {noise}", assumed=assumed)
+
+
+def _steps(group: tuple[Release, ...], adjacency: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Learning rates and noise multipliers of all local steps. The multipliers are relative to the round's largest
+    sensitivity, so that a use shifts the model by the rate alone."""
+    furthest = max(r.sensitivity for r in group)
+    rates: list[float] = []
+    multipliers: list[float] = []
+    for release in group:
+        uses = int(release.uses)
+        rates += release.rates * uses if len(release.rates) == 1 else release.rates
+        multipliers += [step_multiplier(release._replace(sensitivity=furthest), adjacency)] * uses
+    if len(multipliers) == 1:
+        return (1.0,), tuple(multipliers)
+    if len(rates) != len(multipliers):
+        raise NoProof(
+            "the credit for the other clients' noise needs the learning rate of every local step, and it is "
+            "unknown, or changes from round to round while clients take part in different ones (R6')"
+        )
+    return tuple(rates), tuple(multipliers)
+
+
+def _packed(costs: Sequence[tuple[list[float], int]], uses: int) -> float:
+    """The largest total of `uses` uses over rounds: ([cost of 1, 2, ... uses in such a round], how many rounds).
+
+    Convex costs are largest where rounds are filled one after the other, and one more has the rest; others are
+    replaced by a straight line above them.
+    """
+    most = max(len(each) for each, _ in costs)
+    filled = []
+    for each, count in costs:
+        rises = [b - a for a, b in pairwise([0.0, *each])]
+        if len(each) < most or any(a > b * (1 + 1e-12) for a, b in pairwise(rises)):
+            steepest = max(cost / (share + 1) for share, cost in enumerate(each))
+            each = [steepest * (share + 1) for share in range(most)]
+        filled.append((each, count))
+    full, rest = divmod(uses, most)
+    total = max(each[rest - 1] for each, _ in filled) if rest else 0.0
+    for each, count in sorted(filled, key=lambda pair: -pair[0][-1]):
+        taken = min(full, count)
+        total, full = total + taken * each[-1], full - taken
+    return total
 
 
 def _square(items: Iterable[Item]) -> float:
@@ -339,7 +365,7 @@ def joint_bound(rounds: Rounds, delta: float, facts: Facts, adjacency: str) -> B
     if facts.lattice is not None:
         raise NoProof("exposed uploads are accounted for continuous noise only")
     rows = []
-    for group, count in rounds.groups:
+    for group, count, _ in rounds.groups:
         if not _has_downlink(group):
             raise NoProof("some rounds have no noisy broadcast")
         up = [sampled_item(r, adjacency) for r in group if r.channel == "uplink"]

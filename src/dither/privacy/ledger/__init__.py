@@ -1,7 +1,9 @@
 """The ledger: what was ever released of whose data, durable, and a budget that cannot be overspent.
 
     entries   budgets, charges and their canonical text
+    sketch    which records a data set holds, keyed
     store     the file, its key, the hash chain, the anchors
+    outside   what is remembered of ledgers in the user's state folder
     book      the accounts in memory, and their ε
     ledger    `Ledger`, which ties them together
 
@@ -24,18 +26,21 @@ a random key in a file beside the ledger (mode 0600). Without the key, nobody ca
   ledger, raises `LedgerError`;
 - learn anything about the data from its id (`fingerprint` is keyed), or recognise it in another ledger.
 
-What is detected **only with an anchor** (a small file kept apart, or a head that somebody remembers):
+What is detected **with an anchor** (one in the user's state folder is always kept, see `outside`; others are
+files kept apart, or heads that somebody remembers):
 
 - the newest entries deleted, the file restored from an older copy, or its -wal file removed after a crash;
 - two copies of one ledger that are both charged: each looks right alone, an anchor has seen only one of them;
-- the ledger deleted together with its key.
+- the ledger deleted together with its key, or another one in its place.
+
+The same records in another file are known again by a keyed sketch (`sketch`, with its limits), also in another
+ledger of the same user.
 
 What is **not detected** at all:
 
 - whoever holds the key can rewrite the whole chain; only anchors beyond their reach show it;
 - an anchor that is rolled back or deleted together with the ledger, and entries newer than every anchor;
-- data that is changed before it is charged: a reordered, extended or re-encoded copy has another fingerprint,
-  so it is another data set with nothing spent; and a client that comes under another name;
+- records whose values were changed before they are charged, and a client that comes under another name;
 - releases that a program makes without charging them.
 """
 

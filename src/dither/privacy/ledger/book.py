@@ -8,10 +8,25 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
 from dither.core import Release, Sampling
-from dither.errors import BudgetExhausted
-from dither.privacy.accounting import REALISED, Facts, gaussian_mu, honest_others, proven
+from dither.errors import BudgetExhausted, ConfigError, LedgerError
+from dither.privacy.accounting import REALISED, Facts, Lattice, gaussian_mu, honest_others, proven
 
-from .entries import BUDGET, CHARGE, Budget, Charge, Charged, Row, decode_budget, decode_charges, encode_charges
+from .entries import (
+    BUDGET,
+    CHARGE,
+    DATA,
+    GENESIS,
+    About,
+    Budget,
+    Charge,
+    Charged,
+    Row,
+    decode_about,
+    decode_budget,
+    decode_charges,
+    encode_charges,
+)
+from .sketch import Scan, Sketch
 
 _CACHED = 4096  # values of ε that are remembered
 _FINE = 1e-15  # δ at which a run's shuffled epochs are turned into one Gaussian
@@ -58,6 +73,13 @@ class Account:
         for participation, count in counts:
             own[participation] = own.get(participation, 0) + count
 
+    def join(self, other: Account) -> None:
+        """The history of a data set that turned out to be the same."""
+        first = len(self.counts)
+        self.counts += other.counts
+        self.facts += other.facts
+        self.runs |= {run: (first + segment, stop) for run, (segment, stop) in other.runs.items()}
+
     def participations(self) -> int:
         return sum(count for counts in self.counts for count in counts.values())
 
@@ -71,6 +93,12 @@ class Book:
         self._participations: list[tuple[Release, ...]] = []
         self._shuffled: list[bool] = []  # of each participation
         self._numbers: dict[tuple[Release, ...], int] = {}
+        self.sketches: list[tuple[str, Sketch]] = []  # (data set, of its records)
+        self.files: dict[str, str] = {}  # data set -> a file's name
+        self.names: dict[str, str] = {}  # a name that the owner gave -> data set
+        self._same: dict[str, str] = {}  # data set -> the one it is charged with
+        self._other: set[frozenset[str]] = set()  # data sets that share rows but not records
+        self.rounds: dict[tuple[str, str], set[tuple[int, int]]] = {}  # (data set, run) -> rounds charged
         self._charged: set[tuple[str, str, bytes]] = set()
         self._values: dict[object, float] = {}
         self._known: dict[tuple[str, str], tuple[Budget, _Together]] = {}
@@ -79,20 +107,103 @@ class Book:
 
     def apply(self, row: Row) -> None:
         """Take in one verified row."""
+        dataset = self.root(row.dataset)
         if row.kind == BUDGET:
-            budget, client = decode_budget(row.content)
+            budget, client, _ = decode_budget(row.content)
             if budget is None:
-                self.budgets.pop((row.dataset, client), None)
+                self.budgets.pop((dataset, client), None)
             else:
-                self.budgets[row.dataset, client] = budget
+                self.budgets[dataset, client] = budget
+        elif row.kind == DATA:
+            self._learn(row.dataset, decode_about(row.content))
         elif row.kind == CHARGE:
             charged = decode_charges(row.content)
-            accounts = self.accounts.setdefault(row.dataset, {})
+            accounts = self.accounts.setdefault(dataset, {})
             for clients, counts in self._numbered(charged):
                 for client in clients:
                     account = accounts.setdefault(client, Account())
                     account.add(row.run, charged.rounds, charged.facts, counts)
+            self.rounds.setdefault((row.dataset, row.run), set()).add(charged.rounds)
             self._charged.add(_identity(row.dataset, row.run, row.content))
+        elif row.kind != GENESIS:
+            raise LedgerError(
+                f"the ledger holds a {row.kind!r} entry, written by a newer Dither; upgrade this one"
+            )
+
+    # Data sets
+
+    def root(self, dataset: str) -> str:
+        """The data set that another one is charged with; itself where it has an account of its own."""
+        while dataset in self._same:
+            dataset = self._same[dataset]
+        return dataset
+
+    def known(self) -> set[str]:
+        """Data sets that anything is said of."""
+        return {*self.accounts, *(d for d, _ in self.budgets), *self._same, *self.files, *self.names.values()}
+
+    def find(self, name: str) -> str | None:
+        """The data set that is called so: by its owner, or by the first eight or more letters of its id."""
+        found = {self.root(self.names[name])} if name in self.names else set()
+        if not found and len(name) >= 8:
+            found = {self.root(dataset) for dataset in self.known() if dataset.startswith(name)}
+        return found.pop() if len(found) == 1 else None
+
+    def called(self, dataset: str) -> str:
+        """A data set in words."""
+        dataset = self.root(dataset)
+        names = [name for name, each in self.names.items() if self.root(each) == dataset]
+        files = [file for each, file in self.files.items() if self.root(each) == dataset]
+        return f"{(names or [dataset[:8]])[0]}{f' ({files[0]})' if files else ''}"
+
+    def overlaps(self, dataset: str, scan: Scan) -> list[tuple[float, str]]:
+        """The data sets that share records with the scanned one, and the share, largest first."""
+        found: dict[str, float] = {}
+        for each, sketch in self.sketches:
+            root = self.root(each)
+            apart = any({self.root(d) for d in pair} == {root, self.root(dataset)} for pair in self._other)
+            if root != self.root(dataset) and not apart and (share := scan.shared(sketch)):
+                found[root] = max(share, found.get(root, 0.0))
+        return sorted(((share, root) for root, share in found.items()), reverse=True)
+
+    def check_same(self, one: str, other: str) -> None:
+        """ConfigError where two data sets have budgets of which neither is the stricter one."""
+        mine, theirs = (
+            {client: b for (owner, client), b in self.budgets.items() if owner == self.root(each)}
+            for each in (one, other)
+        )
+        apart = mine.keys() != theirs.keys() or any(
+            not mine[c].within(theirs[c]) and not theirs[c].within(mine[c]) for c in mine
+        )
+        if self.root(one) != self.root(other) and mine and theirs and apart:
+            raise ConfigError(
+                f"{self.called(one)} and {self.called(other)} have budgets that cannot be compared: give both the "
+                "same δ, view and neighbours, for the same clients, before they become one"
+            )
+
+    def _learn(self, dataset: str, about: About) -> None:
+        for same in about.same:
+            self._join(self.root(dataset), self.root(same))
+        self._other |= {frozenset((dataset, other)) for other in about.other}
+        if about.file:
+            self.files.setdefault(dataset, about.file)
+        if about.name:
+            self.names[about.name] = dataset
+        if about.sketch is not None:
+            self.sketches.append((dataset, about.sketch))
+
+    def _join(self, gone: str, kept: str) -> None:
+        """One account for two data sets, with the stricter budget: who is in either may be in both."""
+        if gone == kept:
+            return
+        self._same[gone] = kept
+        accounts = self.accounts.setdefault(kept, {})
+        for client, account in self.accounts.pop(gone, {}).items():
+            accounts.setdefault(client, Account()).join(account)
+        for key in [key for key in self.budgets if key[0] == gone]:
+            budget, before = self.budgets.pop(key), self.budgets.get((kept, key[1]))
+            self.budgets[kept, key[1]] = before if before is not None and before.within(budget) else budget
+        self._known.clear()
 
     def has_charged(self, dataset: str, run: str, content: str) -> bool:
         """Whether this very charge of this run is an entry already."""
@@ -111,8 +222,9 @@ class Book:
 
     # Budgets
 
-    def budget(self, dataset: str, client: str) -> Budget | None:
-        """The client's own budget, else that of the data set."""
+    def budget(self, dataset: str, client: str | None) -> Budget | None:
+        """The client's own budget, else that of the data set. Without a client: the data set's."""
+        dataset = self.root(dataset)
         return self.budgets.get((dataset, client), self.budgets.get((dataset, None)))
 
     def check(self, dataset: str, run: str, charged: Charged) -> None:
@@ -130,7 +242,7 @@ class Book:
                     spent, would_be = self.epsilon(before, budget), self.epsilon(after, budget)
                     raise BudgetExhausted(
                         f"client {client!r} has spent ε={spent:.6g} of its budget {budget}; "
-                        f"rounds {first} to {stop - 1} of run {run!r} would make it ε={would_be:.6g}"
+                        f"rounds {first} to {stop - 1} of run {run[:16]!r} would make it ε={would_be:.6g}"
                     )
 
     def affordable(
@@ -188,7 +300,7 @@ class Book:
 
     def account(self, dataset: str, client: str) -> Account:
         """The client's history; an empty one if it has none."""
-        return self.accounts.get(dataset, {}).get(client) or Account()
+        return self.accounts.get(self.root(dataset), {}).get(client) or Account()
 
     def _affords(self, dataset: str, client: str, account: Account, budget: Budget) -> bool:
         """Whether ε is within the budget. What was found affordable once covers every part of it, so that a
@@ -227,10 +339,14 @@ class Book:
         """One list of participations over all runs, with facts that hold for all of them."""
         if not account.counts:
             return _Together(Facts(), {})
-        shuffled = [any(self._shuffled[i] for i in counts) for counts in account.counts]
+        shuffled = [
+            facts.lattice is None and any(self._shuffled[i] for i in counts)
+            for facts, counts in zip(account.facts, account.counts, strict=True)
+        ]
+        uploads_alone = Facts(lattice=_coarsest(account.facts))  # no credit besides the uploads' own noise
         if len(account.counts) == 1:
             plain = terms.view == "upload" and not shuffled[0]
-            return _Together(Facts() if plain else account.facts[0], account.counts[0])
+            return _Together(uploads_alone if plain else account.facts[0], account.counts[0])
         merged: Counts = {}
         for segment, counts in enumerate(account.counts):
             if shuffled[segment]:
@@ -239,7 +355,7 @@ class Book:
             for i, count in counts.items():
                 merged[i] = merged.get(i, 0) + count
         if terms.view == "upload" or any(shuffled):
-            return _Together(Facts(), merged)  # no credit besides the uploads' own noise
+            return _Together(uploads_alone, merged)
         return _Together(weakest(account.facts, one_run=False), merged)
 
     def _one_gaussian(self, counts: Counts, facts: Facts, terms: Budget) -> int:
@@ -260,6 +376,7 @@ def weakest(facts: Sequence[Facts], *, one_run: bool) -> Facts:
     epochs = Facts()
     if one_run:
         epochs = Facts(own_epochs=all(f.own_epochs for f in facts), num_rounds=_most(f.num_rounds for f in facts))
+    epochs = epochs._replace(lattice=_coarsest(facts))
     if any(f.client_state or (f.cohort_size < 2 and f.others_noise is None) for f in facts):
         return epochs._replace(client_state=True, exposures=exposures)  # no credit for sums
     return epochs._replace(
@@ -267,10 +384,19 @@ def weakest(facts: Sequence[Facts], *, one_run: bool) -> Facts:
         colluders=max(f.colluders for f in facts),
         others_noise=min(_others(f) for f in facts),
         convex=all(f.convex for f in facts),
-        step_smoothness=_most(f.step_smoothness for f in facts),
-        step_lipschitz=_most(f.step_lipschitz for f in facts),
+        smoothness=_most(f.smoothness for f in facts),
+        lipschitz=_most(f.lipschitz for f in facts),
         exposures=exposures,
     )
+
+
+def _coarsest(facts: Sequence[Facts]) -> Lattice | None:
+    """A grid as coarse as any: its proof charges more, also for noise that is continuous."""
+    found = [f.lattice for f in facts if f.lattice is not None]
+    if not found:
+        return None
+    steps, dimensions, least = zip(*found, strict=True)
+    return Lattice(max(steps), max(dimensions), min(least))
 
 
 def _others(facts: Facts) -> float:

@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 
 from dither.core import Release, Sampling
 from dither.errors import ConfigError, LedgerError
-from dither.privacy.accounting import ADD_REMOVE, REPLACE_ONE, VIEWS, Facts, Participation
+from dither.privacy.accounting import ADD_REMOVE, REPLACE_ONE, VIEWS, Facts, Lattice, Participation
 
-GENESIS, CHARGE, BUDGET = "genesis", "charge", "budget"
-FORMAT = 1
+from .sketch import Sketch
+
+GENESIS, CHARGE, BUDGET, DATA = "genesis", "charge", "budget", "data"
+FORMAT = 2  # 2 knows DATA entries; files of format 1 are read, and become 2 with the first of them
 
 Participated = Sequence[tuple[tuple[Release, ...], int]]
 
@@ -41,6 +43,15 @@ class Budget(NamedTuple):
             raise ConfigError(f"budget adjacency={self.adjacency!r}; known: {ADD_REMOVE}, {REPLACE_ONE}")
         return Budget(float(self.epsilon), float(self.delta), self.view, self.adjacency)
 
+    def within(self, other: Budget) -> bool:
+        """Whether it allows nothing that `other` forbids: no term is looser, none cannot be compared."""
+        return (
+            self.epsilon <= other.epsilon
+            and self.delta <= other.delta
+            and VIEWS.index(self.view) <= VIEWS.index(other.view)  # from who sees most to who sees least
+            and self.adjacency == other.adjacency
+        )
+
     def __str__(self) -> str:
         return f"ε={self.epsilon:.6g} (δ={self.delta:g}, view {self.view}, {self.adjacency})"
 
@@ -65,9 +76,22 @@ class Spent(NamedTuple):
     budget: Budget | None
 
 
+class About(NamedTuple):
+    """What an entry says of its data set: the file's name, a name that the owner gave it, the sketch of its
+    records (once), the data sets that it is the same as, and those that share rows with it but hold other records;
+    and the other ledgers that know these records, where the owner began a second account of them."""
+
+    file: str = ""
+    name: str = ""
+    sketch: Sketch | None = None
+    same: tuple[str, ...] = ()
+    other: tuple[str, ...] = ()
+    besides: tuple[str, ...] = ()
+
+
 class Entry(NamedTuple):
     """One line of the ledger. A charge has a run, rounds [start, stop) and charges; a budget entry has the
-    budget (None: removed) and the client it is for (None: all of the data set)."""
+    budget (None: removed), the one it replaces, and the client it is for (None: all of the data set)."""
 
     position: int
     time: str
@@ -80,6 +104,8 @@ class Entry(NamedTuple):
     charges: tuple[Charge, ...] = ()
     client: str | None = None
     budget: Budget | None = None
+    was: Budget | None = None
+    about: About | None = None
 
 
 class Row(NamedTuple):
@@ -185,12 +211,13 @@ def _encode_release(release: Release) -> list[Any]:
             bool(fixed_rate),
         ],
         str(release.source),
+        *([[float(rate) for rate in release.rates]] if release.rates else []),
     ]
 
 
 def _decode_release(fields: list[Any]) -> Release:
-    channel, noise_std, sensitivity, uses, sampling, source = fields
-    return Release(channel, noise_std, sensitivity, uses, Sampling(*sampling), source)
+    channel, noise_std, sensitivity, uses, sampling, source, *rates = fields  # no rates in old entries
+    return Release(channel, noise_std, sensitivity, uses, Sampling(*sampling), source, *map(tuple, rates))
 
 
 def _whole(what: str, value: Any) -> int:
@@ -207,6 +234,11 @@ def _name(what: str, value: str) -> str:
 
 # Facts: only what differs from the defaults, which claim nothing, so that old entries stay readable.
 
+_ONE_RATE = (
+    "step_smoothness",
+    "step_lipschitz",
+)  # of old entries: times the first rate, which says nothing of others
+
 
 def _encode_facts(facts: Facts) -> dict[str, Any]:
     default = Facts()
@@ -215,6 +247,7 @@ def _encode_facts(facts: Facts) -> dict[str, Any]:
 
 
 def _decode_facts(fields: dict[str, Any]) -> Facts:
+    fields = {name: value for name, value in fields.items() if name not in _ONE_RATE}
     unknown = [name for name in fields if name not in Facts._fields]
     if unknown:
         raise LedgerError(f"the ledger holds the fact {unknown[0]!r}, written by a newer Dither; upgrade this one")
@@ -222,21 +255,45 @@ def _decode_facts(fields: dict[str, Any]) -> Facts:
         fields = {**fields, "participation": Participation(*fields["participation"])}
     if "not_covered" in fields:
         fields = {**fields, "not_covered": tuple(fields["not_covered"])}
+    if "lattice" in fields:
+        fields = {**fields, "lattice": Lattice(*fields["lattice"])}
     return Facts(**fields)
 
 
 # --- budgets -------------------------------------------------------------------------------------------
 
 
-def encode_budget(budget: Budget | None, client: str | None) -> str:
-    """The content of a budget entry."""
-    return canonical({"client": client, "budget": None if budget is None else list(budget.check())})
+def encode_budget(budget: Budget | None, client: str | None, was: Budget | None = None) -> str:
+    """The content of a budget entry; `was` is the budget that bound before."""
+    now, before = (None if each is None else list(each.check()) for each in (budget, was))
+    return canonical({"client": client, "budget": now, "was": before})
 
 
-def decode_budget(content: str) -> tuple[Budget | None, str | None]:
-    """The inverse of `encode_budget`."""
+def decode_budget(content: str) -> tuple[Budget | None, str | None, Budget | None]:
+    """The inverse of `encode_budget`; entries of old do not say what was."""
     fields = json.loads(content)
-    return None if fields["budget"] is None else Budget(*fields["budget"]), fields["client"]
+    budget, was = (None if fields.get(name) is None else Budget(*fields[name]) for name in ("budget", "was"))
+    return budget, fields["client"], was
+
+
+# --- data sets -----------------------------------------------------------------------------------------
+
+
+def encode_about(about: About) -> str:
+    """The content of a data entry: only what it says."""
+    fields = {name: value for name, value in about._asdict().items() if value}
+    return canonical({**fields, "sketch": about.sketch.encode()} if about.sketch is not None else fields)
+
+
+def decode_about(content: str) -> About:
+    """The inverse of `encode_about`."""
+    fields = json.loads(content)
+    unknown = [name for name in fields if name not in About._fields]
+    if unknown:
+        raise LedgerError(f"the ledger says {unknown[0]!r} of data, written by a newer Dither; upgrade this one")
+    sketch = Sketch.decode(fields["sketch"]) if "sketch" in fields else None
+    lists = {name: tuple(fields.get(name, ())) for name in ("same", "other", "besides")}
+    return About(fields.get("file", ""), fields.get("name", ""), sketch, **lists)
 
 
 def decode(row: Row) -> Entry:
@@ -246,6 +303,8 @@ def decode(row: Row) -> Entry:
         charged = decode_charges(row.content)
         return entry._replace(rounds=charged.rounds, facts=charged.facts, charges=charged.charges())
     if row.kind == BUDGET:
-        budget, client = decode_budget(row.content)
-        return entry._replace(budget=budget, client=client)
+        budget, client, was = decode_budget(row.content)
+        return entry._replace(budget=budget, client=client, was=was)
+    if row.kind == DATA:
+        return entry._replace(about=decode_about(row.content))
     return entry

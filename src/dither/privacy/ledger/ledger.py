@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import re
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,14 +15,17 @@ from pathlib import Path
 import numpy as np
 import platformdirs
 
-from dither.errors import LedgerError
+from dither.errors import ConfigError, DataError, LedgerError
 from dither.privacy.accounting import ADD_REMOVE, Facts, honest_others
 
+from . import outside, sketch
 from .book import Book
 from .entries import (
     BUDGET,
     CHARGE,
+    DATA,
     GENESIS,
+    About,
     Budget,
     Charge,
     Entry,
@@ -29,10 +33,13 @@ from .entries import (
     Spent,
     decode,
     decode_charges,
+    encode_about,
     encode_budget,
     encode_charges,
 )
 from .store import Store, read_anchor
+
+_HEX = re.compile("[0-9a-f]{8,}")
 
 
 class Ledger:
@@ -40,15 +47,20 @@ class Ledger:
 
     `path` is created when missing, with its secret key beside it (`<path>.key`, mode 0600). `anchor` names one
     or several files kept apart, which remember the newest entry: they are checked when the ledger is opened and
-    before every charge, and written after it. Opening checks the whole chain. Safe for threads and forks.
+    before every charge, and written after it. One more is kept in the user's state folder (`outside`), unless
+    `anchored` is False. Opening checks the whole chain. Safe for threads and forks.
     """
 
-    def __init__(self, path: Path | str, *, anchor: Path | str | Sequence[Path | str] | None = None) -> None:
+    def __init__(
+        self, path: Path | str, *, anchor: Path | str | Sequence[Path | str] | None = None, anchored: bool = True
+    ) -> None:
         anchors = [anchor] if isinstance(anchor, Path | str) else list(anchor or ())
-        self._store = Store(Path(path), [Path(each) for each in anchors])
+        state = outside.folder("ledgers") if anchored else None
+        self._store = Store(Path(path), [Path(each) for each in anchors], state)
         self._book = Book()
         self._lock = threading.RLock()
         self._catch_up()
+        self._store.remember()
 
     @staticmethod
     def default_path() -> Path:
@@ -83,25 +95,121 @@ class Ledger:
             digest.update(flat.view(np.uint8).data if flat.nbytes else b"")
         return digest.hexdigest()
 
+    def identify(
+        self,
+        dataset: str,
+        rows: Callable[[], np.ndarray] | None = None,
+        *,
+        file: str = "",
+        name: str = "",
+        new_ledger: bool = False,
+    ) -> None:
+        """Say which records a data set holds, before it is charged: `rows()` are theirs (`dither.data.rows`),
+        asked for once. With the `name` of a known data set both are charged together from then on; with another
+        name this one is called so.
+
+        `DataError` where they share records with a data set that is not named, or, unless `new_ledger` says that
+        this is meant, with one that another ledger of this user knows.
+        """
+        if not name.isprintable() or len(name) > 64:
+            raise ConfigError(f"data.id={name!r} must be at most 64 printable letters")
+        if _HEX.fullmatch(name) and self.find(name) is None:
+            raise ConfigError(f"data.id={name!r}: no data set of {self.path} has an id that begins so")
+        with self._lock:
+            self._catch_up()
+            target = self._book.find(name) if name else None
+            about = About(
+                file=file,
+                name=name if name and target is None else "",
+                same=(target,) if target not in (None, self._book.root(dataset)) else (),
+            )
+            known = list(self._book.sketches)
+            compared = rows is None or dataset in {each for each, _ in known}
+            if compared and rows is not None and not outside.remembers(self._store.id, dataset):
+                outside.remember(rows(), self._store.id, self.path, dataset, file)
+            if compared and not about.name and not about.same:
+                return
+            if target is not None:
+                self._book.check_same(dataset, target)
+            if rows is not None and not compared:
+                numbers = rows()
+                scan = sketch.scan(numbers, self._store.sketch_key, [each for _, each in known])
+                shared = [found for found in self._book.overlaps(dataset, scan) if found[1] != target]
+                if shared:
+                    raise DataError(self._overlap(file or dataset[:8], shared))
+                elsewhere = [each for each in outside.known(numbers) if each.ledger != self._store.id]
+                if elsewhere and not new_ledger:
+                    raise DataError(_known_elsewhere(file or dataset[:8], elsewhere))
+                about = about._replace(
+                    sketch=scan.sketch, besides=tuple(sorted({each.ledger for each in elsewhere}))
+                )
+                outside.remember(numbers, self._store.id, self.path, dataset, file)
+            if not self._add(dataset, about, known=len(known)):
+                self.identify(dataset, rows, file=file, name=name, new_ledger=new_ledger)
+
+    def declare_other(self, dataset: str, than: str) -> None:
+        """The owner's word that two data sets hold other records, although they share rows."""
+        self._add(dataset, About(other=(than,)))
+
+    def find(self, name: str) -> str | None:
+        """The data set that its owner calls so, or whose id begins so (eight letters or more)."""
+        with self._lock:
+            self._catch_up()
+            return self._book.find(name)
+
+    def called(self, dataset: str) -> str:
+        """A data set in words: its name, else the beginning of its id; and a file."""
+        with self._lock:
+            self._catch_up()
+            return self._book.called(dataset)
+
+    def _add(self, dataset: str, about: About, known: int | None = None) -> bool:
+        """Whether it was added: not where another process has come with records that were not compared."""
+        with self._lock:
+            with self._current(write=True) as connection:
+                if known not in (None, len(self._book.sketches)):
+                    return False
+                row = self._store.append(connection, DATA, dataset, "", encode_about(about))
+            self._committed(row)
+            return True
+
+    def _overlap(self, what: str, shared: list[tuple[float, str]]) -> str:
+        share, other = shared[0]
+        name = self._book.called(other).split(" (")[0]
+        more = f" (so do {len(shared) - 1} others)" if len(shared) > 1 else ""
+        return (
+            f"{what!r} and data set {self._book.called(other)} of {self.path} share {_percent(share)} of the "
+            f"smaller one's records{more}: set data.id={name!r} (`dither budget same {what} {name}`) to charge "
+            f"them together, or, if they are other people's, say so with `dither budget other {what} {name}`"
+        )
+
     # Budgets
 
-    def set_budget(self, dataset: str, budget: Budget | None, client: str | None = None) -> str:
+    def set_budget(
+        self, dataset: str, budget: Budget | None, client: str | None = None, *, raising: bool = False
+    ) -> str:
         """A budget for one client, or for every client of the data set that has none of its own.
 
         None removes it (a client then falls back to the data set's). A budget below what is spent already is
-        allowed: nothing more is. The change is an entry of the chain; returns the new head.
+        allowed: nothing more is. One that allows more than before, in whatever term, needs `raising`. The change
+        is an entry of the chain, with the budget that bound before; returns the new head.
         """
         with self._lock:
             with self._current(write=True) as connection:
-                row = self._store.append(connection, BUDGET, dataset, "", encode_budget(budget, client))
+                was = self._book.budget(dataset, client)
+                left = budget or (self._book.budget(dataset, None) if client else None)
+                if was is not None and not raising and (left is None or not left.check().within(was)):
+                    raise ConfigError(
+                        f"this raises the budget from {was} to {left or 'none'}: confirm it with --yes (in Python "
+                        "by raising=True)"
+                    )
+                row = self._store.append(connection, BUDGET, dataset, "", encode_budget(budget, client, was))
             return self._committed(row)
 
     def budget(self, dataset: str, client: str | None = None) -> Budget | None:
         """The budget that binds a client: its own, else the data set's. Without a client: the data set's."""
         with self._lock:
             self._catch_up()
-            if client is None:
-                return self._book.budgets.get((dataset, None))
             return self._book.budget(dataset, client)
 
     # Charges
@@ -170,6 +278,15 @@ class Ledger:
             self._catch_up()
             return self._book.affordable(dataset, run, start, per_round, num_rounds, facts)
 
+    def charged_since(self, run: str, dataset: str, stop: int) -> int:
+        """The first round from which on all rounds before `stop` are charged to a run; `stop` where none is."""
+        with self._lock:
+            self._catch_up()
+            for start, end in sorted(self._book.rounds.get((dataset, run), ()), reverse=True):
+                if start < stop <= end:
+                    stop = start
+            return stop
+
     # Reports
 
     def spent(
@@ -185,8 +302,9 @@ class Ledger:
         given ones where it has no budget."""
         with self._lock:
             self._catch_up()
-            names = {name for owner, name in self._book.budgets if owner == dataset and name is not None}
-            names = {client} if client is not None else names | self._book.accounts.get(dataset, {}).keys()
+            root = self._book.root(dataset)
+            names = {name for owner, name in self._book.budgets if owner == root and name is not None}
+            names = {client} if client is not None else names | self._book.accounts.get(root, {}).keys()
             result = []
             for name in sorted(names):
                 account, budget = self._book.account(dataset, name), self._book.budget(dataset, name)
@@ -212,10 +330,15 @@ class Ledger:
             return sorted(self._book.accounts.keys() | {dataset for dataset, _ in self._book.budgets})
 
     def history(self, dataset: str | None = None) -> list[Entry]:
-        """All charges and changes of budgets, oldest first, of one data set or of all; checks the chain."""
-        with self._store.transaction(write=False) as connection:
-            rows = self._store.read(connection, [])
-        return [decode(row) for row in rows if row.kind != GENESIS and dataset in (None, row.dataset)]
+        """All charges, changes of budgets and what was said of data, oldest first, of one data set or of all;
+        checks the chain."""
+        with self._lock:
+            self._catch_up()
+            root = self._book.root
+            with self._store.transaction(write=False) as connection:
+                rows = self._store.read(connection, [])
+            wanted = None if dataset is None else root(dataset)
+            return [decode(row) for row in rows if row.kind != GENESIS and wanted in (None, root(row.dataset))]
 
     # The chain
 
@@ -278,3 +401,15 @@ def _checked(facts: Facts | None) -> Facts:
     if facts.exposures < 0:
         raise ValueError(f"exposures={facts.exposures} is negative")
     return facts
+
+
+def _known_elsewhere(what: str, found: list[outside.Known]) -> str:
+    most = max(found, key=lambda each: each.share)
+    return (
+        f"{what!r} shares {_percent(most.share)} of its records with {most.file or 'data'} in another ledger, "
+        f"{most.path}: charge that one (--ledger), or begin a second account of them with --new-ledger"
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g}%"

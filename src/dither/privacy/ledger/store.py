@@ -23,7 +23,7 @@ from urllib.parse import quote
 
 from dither.errors import LedgerError
 
-from .entries import FORMAT, GENESIS, Row, canonical, row_hash
+from .entries import DATA, FORMAT, GENESIS, Row, canonical, row_hash
 
 BUSY_SECONDS = 60.0
 _APPLICATION = 0x44495448  # "DITH" in the file's header
@@ -32,6 +32,7 @@ _CREATE = """CREATE TABLE entries (
     position INTEGER PRIMARY KEY, time TEXT NOT NULL, kind TEXT NOT NULL, dataset TEXT NOT NULL,
     run TEXT NOT NULL, content TEXT NOT NULL, hash TEXT NOT NULL)"""
 _NO_HASH = "0" * 64
+_ID = re.compile(r'"ledger":"([0-9a-f]{32})"')
 _HEAD = re.compile(r"(\d+):([0-9a-f]{64})")
 _RESTORE = "restore it (with the files beside it) from a backup"
 
@@ -48,9 +49,11 @@ class Anchor(NamedTuple):
 class Store:
     """Reads, checks and appends rows. `hashes[p]` is the verified hash of the row at position p."""
 
-    def __init__(self, path: Path, anchors: Iterable[Path] = ()) -> None:
+    def __init__(self, path: Path, anchors: Iterable[Path] = (), state: Path | None = None) -> None:
         self.path = Path(path)
         self.anchors = tuple(Path(anchor) for anchor in anchors)
+        self._state = state  # where anchors of all ledgers are kept, apart from them
+        self._outside: Path | None = None  # this ledger's anchor there
         self.key_path = self.path.with_name(self.path.name + ".key")
         self._new_key_path = self.path.with_name(self.path.name + ".key.new")
         self.hashes: list[str] = []
@@ -61,10 +64,21 @@ class Store:
         key = self._load_key()
         self._chain_key = _subkey(key, b"chain")
         self.fingerprint_key = _subkey(key, b"fingerprint")
-        with self.transaction(write=False):
-            pass  # a foreign file is refused before anything in it changes
+        self.sketch_key = _subkey(key, b"sketch")[:16]
+        # A foreign file is refused before anything in it changes.
+        with self.transaction(write=False) as connection:
+            first = connection.execute("SELECT content FROM entries WHERE position = 0").fetchone()
         with self._explained():
             self._use_wal()
+        if state is not None and first and (found := _ID.search(str(first[0]))):
+            self._outside = state / f"{found[1]}.json"
+            others = [anchor for anchor in self._seen_here() if anchor != self._outside]
+            if others:
+                raise LedgerError(
+                    f"{self.path}: not the ledger that was here, whose anchor is {others[0]}; {_RESTORE}, or "
+                    "delete that file to forget all that was spent"
+                )
+            self.anchors += (self._outside,)
 
     # Transactions
 
@@ -124,9 +138,9 @@ class Store:
         found = sorted(tuple(row) for row in connection.execute("SELECT type, name FROM sqlite_master"))
         if application != _APPLICATION or found != [("table", "entries")]:
             raise LedgerError(f"{self.path}: an SQLite file, but not a ledger; give another path, or {_RESTORE}")
-        if version != FORMAT:
+        if not 1 <= version <= FORMAT:
             raise LedgerError(
-                f"{self.path}: ledger format {version}, this Dither reads {FORMAT}; use a matching one"
+                f"{self.path}: ledger format {version}, this Dither reads 1 to {FORMAT}; use a matching one"
             )
 
     @staticmethod
@@ -156,7 +170,12 @@ class Store:
 
     def _evidence(self) -> Path | None:
         """A file that says that there was a ledger here: its key, or an anchor."""
-        return next((path for path in (self.key_path, *self.anchors) if path.exists()), None)
+        return next((path for path in (self.key_path, *self.anchors, *self._seen_here()) if path.exists()), None)
+
+    def _seen_here(self) -> list[Path]:
+        """The anchors outside that have seen a ledger at this path."""
+        found = sorted(self._state.glob("*.json")) if self._state is not None else []
+        return [anchor for anchor in found if _place(anchor) == str(self.path.resolve())]
 
     def _gone(self, evidence: Path) -> LedgerError:
         return LedgerError(
@@ -253,6 +272,8 @@ class Store:
 
     def append(self, connection: sqlite3.Connection, kind: str, dataset: str, run: str, content: str) -> Row:
         """Add a row behind the newest; it counts when the transaction ends."""
+        if kind == DATA:  # not for a Dither that does not know them
+            connection.execute(f"PRAGMA user_version = {FORMAT}")
         row = Row(len(self.hashes), _now(), kind, dataset, run, content, "")
         return self._insert(connection, self._chain_key, self.hashes[-1], row)
 
@@ -301,11 +322,33 @@ class Store:
         """Move the anchors on to a committed entry; never back, whichever process comes first."""
         if not self.anchors:
             return
-        text = json.dumps({"ledger": self.id, "position": position, "head": head}) + "\n"
+        fields = {"ledger": self.id, "position": position, "head": head}
         with self.transaction(write=True):  # only for its lock
             for path in self.anchors:
-                if not path.exists() or read_anchor(path).position < position:
-                    write_atomically(path, text, mode=0o600)
+                place = {"path": str(self.path.resolve())} if path == self._outside else {}
+                if not path.exists() or read_anchor(path).position < position or (place and self._moved()):
+                    # Where a crash brings back the older one, it still holds.
+                    write_atomically(path, json.dumps({**fields, **place}) + "\n", mode=0o600, sync_folder=False)
+
+    def remember(self) -> None:
+        """Write the anchor outside where there is none yet, or where the ledger has moved."""
+        if self._outside is not None and (not self._outside.exists() or self._moved()):
+            self.write_anchors(len(self.hashes) - 1, self.hashes[-1])
+
+    def _moved(self) -> bool:
+        place = _place(self._outside) if self._outside is not None else ""
+        return place != str(self.path.resolve()) and not Path(place).is_file()
+
+
+def _place(anchor: Path) -> str:
+    """Where the ledger of an anchor outside lay."""
+    try:
+        return str(json.loads(anchor.read_text(encoding="utf-8"))["path"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LedgerError(
+            f"{anchor}: not a readable anchor ({type(error).__name__}); restore it, or delete it if its ledger is "
+            "known to be complete"
+        ) from error
 
 
 def read_anchor(source: Path | str) -> Anchor:
@@ -322,7 +365,7 @@ def read_anchor(source: Path | str) -> Anchor:
         ) from error
 
 
-def write_atomically(path: Path, text: str, *, mode: int) -> None:
+def write_atomically(path: Path, text: str, *, mode: int, sync_folder: bool = True) -> None:
     """Write a file beside its place, push it to the disk, and move it there: whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
@@ -337,7 +380,8 @@ def write_atomically(path: Path, text: str, *, mode: int) -> None:
         with suppress(OSError):
             os.unlink(name)
         raise
-    _sync_folder(path.parent)
+    if sync_folder:
+        _sync_folder(path.parent)
 
 
 def _sync_folder(path: Path) -> None:

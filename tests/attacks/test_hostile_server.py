@@ -1,0 +1,239 @@
+"""A server with its real keys sends terms: a path of the party's machine as method, junk, numbers without measure.
+
+Whatever it sends, the party executes and opens nothing that it names, refuses quickly and cheaply, and says always
+the same: the server learns nothing of the party's files or records. The owner reads the reason.
+"""
+
+import copy
+import hashlib
+import json
+import random
+import tracemalloc
+from dataclasses import replace
+
+import pytest
+
+from dither import methods
+from dither.errors import FederationError
+from dither.federation import keys, wire
+from dither.federation import terms as agreed
+from tests.federation.parties import Parties, small_spec
+
+REFUSED = "the terms are refused; the party's own output says why"
+MEBIBYTE = 1 << 20
+
+
+class Server:
+    """The server's keys in hostile hands, and a party whose owner would not agree to anything."""
+
+    def __init__(self, folder):
+        spec = small_spec(**{"secagg.mode": "real", "federation.min_clients": 2})
+        self.parties = Parties(folder, spec)
+        self.identity = keys.Identity.load(folder / "keys" / "server")
+        self.federation = keys.Federation.load(folder / "keys" / "server")
+        dataset = self.parties.task.dataset
+        self.terms = agreed.Terms(
+            federation=self.federation.id,
+            run="b" * 16,
+            spec=agreed.federated(spec, 4, "breast-cancer"),
+            schema=dataset.schema.to_dict(),
+            classes=dataset.classes,
+            num_features=dataset.x_train.shape[1],
+            image_shape=(),
+            names=self.parties.names,
+            sizes=(100,) * 4,
+        ).check()
+        self.asked = []
+        self.party = self.parties.node("ann", approve=self.owner)
+
+    def owner(self, terms, task):
+        self.asked.append(terms)
+        raise FederationError("the owner does not agree")
+
+    def ask(self, terms, party):
+        """The party's answer to these terms."""
+        body = wire.pack(
+            self.identity,
+            federation=self.federation.id,
+            kind="terms",
+            sender=wire.SERVER,
+            to="ann",
+            fields={"terms": terms},
+        )
+        return wire.unpack(
+            party.answer(body),
+            federation=self.federation.id,
+            to=wire.SERVER,
+            keys={"ann": party.identity.public},
+            answers=wire.digest(body),
+        )
+
+    def refused(self, terms):
+        """What the owner reads; what the server hears is the same every time."""
+        answer = self.ask(terms, self.party)
+        assert (answer.kind, dict(answer.fields), dict(answer.arrays)) == ("refused", {"why": REFUSED}, {})
+        assert "\n" not in str(self.party.refusal)
+        return str(self.party.refusal)
+
+    def with_values(self, **changes):
+        """The terms with values set, `spec__privacy__delta=0`."""
+        found = copy.deepcopy(self.terms.to_dict())
+        for key, value in changes.items():
+            at = found
+            *path, last = key.split("__")
+            for part in path:
+                at = at[part]
+            at[last] = value
+        return found
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    return Server(tmp_path_factory.mktemp("hostile") / "federation")
+
+
+def test_no_file_that_the_server_names_is_executed(server, tmp_path):
+    tool, ran = tmp_path / "tool.py", tmp_path / "ran"
+    tool.write_text(
+        f"import pathlib; pathlib.Path({str(ran)!r}).write_text('x')\nOPTIONS = {{}}\nprepare = print\n"
+    )
+    server.refused(server.with_values(spec__method=str(tool), spec__method_options={}))
+    assert not ran.exists()
+
+
+def test_a_file_is_a_method_where_its_content_was_approved(server, tmp_path):
+    """By its digest, whatever it is called there and whatever the file holds by then; nowhere else."""
+    path = tmp_path / "mine.py"
+    path.write_text("from dither.papers.cpfed import OPTIONS, SECURE_AGGREGATION, prepare\n")
+    spec = server.terms.spec.with_values({"method": str(path)})
+    terms = replace(server.terms, spec=agreed.federated(spec, 4, "breast-cancer"))
+    name = f"mine.py#{hashlib.sha256(path.read_bytes()).hexdigest()}"
+    assert terms.spec.method == name
+    asked = json.loads(json.dumps(terms.to_dict()))
+    methods._approved.clear()  # what making the terms has left: another machine
+    assert "--method FILE" in server.refused(asked)
+    party = server.parties.node("ann", approve=server.owner, methods_approved=[path])
+    path.write_text("raise RuntimeError\n")
+    server.asked.clear()
+    assert server.ask(asked, party).fields == {"why": REFUSED}
+    assert [found.spec.method for found in server.asked] == [name]  # the owner was asked
+    assert str(party.refusal) == "the owner does not agree"
+    asked["spec"]["method"] = name[:-1] + "x"
+    assert "--method FILE" in server.refused(asked)
+
+
+def test_the_server_does_not_learn_which_files_there_are(server, tmp_path):
+    (tmp_path / "raises.py").write_text("raise RuntimeError('boom')\n")
+    reasons = set()
+    for path in (tmp_path / "none.py", tmp_path / "raises.py", json.__file__):
+        reason = server.refused(server.with_values(spec__method=str(path), spec__method_options={}))
+        reasons.add(reason.replace(repr(str(path)), ""))
+    assert len(reasons) == 1  # for all that the party does, it did not look
+
+
+JUNK = {
+    "schema of junk": {"schema": {"name": 1}},
+    "columns of junk": {"schema": {"label": 3, "columns": "x"}},
+    "no schema": {"schema": None},
+    "sizes of words": {"sizes": ["a"] * 4},
+    "sizes of lists": {"sizes": [[1]] * 4},
+    "huge sizes": {"sizes": [10**18] * 4},
+    "features below 0": {"num_features": -1},
+    "features without measure": {"num_features": 10**12},
+    "features of half a number": {"num_features": 30.5},
+    "pictures without measure": {"image_shape": [10**9, 10**9]},
+    "no classes": {"classes": []},
+    "too many classes": {"classes": [str(each) for each in range(20_000)]},
+    "names twice": {"names": ["ann"] * 4},
+    "names of numbers": {"names": [1, 2, 3, 4]},
+    "format of a list": {"format": []},
+    "a run of another folder": {"run": "../../x"},
+    "a spec of one number": {"spec": 3},
+    "privacy of one number": {"spec__privacy": 5},
+    "an unknown key": {"spec__surprise": 1},
+    "method of a number": {"spec__method": 1},
+    "method without a name": {"spec__method": ""},
+    "method options of a number": {"spec__method_options": 3},
+    "a rate of words": {"spec__client_lr": "nan"},
+    "a rate without measure": {"spec__client_lr": 1e308},
+    "a server's rate without measure": {"spec__server_lr": 1e308},
+    "a model without measure": {"spec__model__name": "mlp", "spec__model__hidden": [10**7, 10**7]},
+    "a model of many layers": {"spec__model__name": "mlp", "spec__model__hidden": [10] * 10_000},
+    "delta 0": {"spec__privacy__delta": 0.0},
+    "epsilon below 0": {"spec__privacy__epsilon": -1.0},
+    "local steps without measure": {"spec__local_steps": 10**9},
+    "rounds without measure": {"spec__num_rounds": 10**7},
+    "batches without measure": {"spec__batch_size": 10**9},
+    "a seed without measure": {"spec__seed": 10**30},
+    "a threshold without measure": {"spec__secagg__threshold": 10**9},
+    "neighbours without measure": {"spec__secagg__neighbours": 10**9},
+    "a bound without measure": {"spec__secagg__bound": 1e300},
+    "scale bits": {"spec__secagg__scale_bits": 5000},
+    "scale bits below 0": {"spec__secagg__scale_bits": -5000},
+    "no evaluation": {"spec__eval_every": 0},
+    "noise below 0": {"spec__privacy__noise_std": -1.0},
+    "noise without measure": {"spec__privacy__noise_std": 1e300},
+    "no clip": {"spec__privacy__clip_norm": 0.0},
+    "a clip without measure": {"spec__privacy__clip_norm": 1e300},
+    "noise scales": {"spec__privacy__noise_scale": [1.0, 1.0]},
+    "norms below 0": {"spec__federation__max_norm": -3.0},
+    "a wait without measure": {"spec__federation__round_timeout": 1e300},
+}
+
+
+def test_junk_is_refused_quickly_cheaply_and_always_alike(server):
+    server.asked.clear()
+    tracemalloc.start()
+    try:
+        for name, change in JUNK.items():
+            tracemalloc.reset_peak()
+            assert server.refused(server.with_values(**change)), name
+            assert tracemalloc.get_traced_memory()[1] < 24 * MEBIBYTE, name
+    finally:
+        tracemalloc.stop()
+    assert server.asked == []
+
+
+@pytest.mark.parametrize("count", [100, pytest.param(5000, marks=pytest.mark.slow)])
+def test_mutated_terms_never_escape(server, count):
+    """Every place of valid terms in turn exchanged for junk, and several at once: seeded, so that a failure comes
+    again."""
+    random_ = random.Random(count)
+    reasons = set()
+    for _ in range(count):
+        found = json.loads(json.dumps(server.terms.to_dict()))
+        for _ in range(random_.choice((1, 1, 1, 2, 5))):
+            mutate(found, random_)
+        reasons.add(server.refused(found).split(":")[0])
+    assert len(reasons) > 20  # they failed for many reasons; the server heard of one
+
+
+def mutate(found, random_):
+    """Exchange, drop, double or add one value somewhere in a tree of JSON."""
+    at = found
+    while True:
+        keys = list(at) if isinstance(at, dict) else list(range(len(at)))
+        if not keys:
+            return
+        key = random_.choice(keys)
+        inner = at[key]
+        if isinstance(inner, dict | list) and inner and random_.random() < 0.8:
+            at = inner
+            continue
+        what = random_.random()
+        if what < 0.1:
+            del at[key]
+        elif what < 0.2 and isinstance(at, list):
+            at.append(inner)
+        elif what < 0.3 and isinstance(at, dict):
+            at[random_.choice(("", "x", "__class__", "data.path", "method"))] = random_.choice(VALUES)
+        else:
+            at[key] = random_.choice(VALUES)
+        return
+
+
+VALUES = (
+    None, True, False, 0, 1, -1, 2, 3.5, 1e-300, 1e308, -1e308, 10**9, 10**12, 10**30, -(10**30), 2**31, 2**63,
+    "", "a", "nan", "inf", "../../etc/passwd", "/etc/passwd.py", "x" * 10_000, "\x00\n", "\U0001f600",
+    [], {}, [[]], [{}], [None], {"": {}}, [0] * 1000, [1.5, "a", None], {"a": [1, {"b": 2}]}, [[[[[[[[]]]]]]]],
+)  # fmt: skip

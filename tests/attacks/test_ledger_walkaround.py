@@ -1,0 +1,314 @@
+"""Ways around the ledger (H8): each must be a new charge, or refused."""
+
+import json
+import os
+import re
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from dither import api, cli
+from dither.errors import BudgetExhausted, ConfigError, DitherError
+from dither.spec import Spec
+from dither.spending import EVERY_RECORD, Budget, Ledger, data_id
+
+DELTA = 1e-5
+
+
+def spec_of(path, **values):
+    plain = {
+        "method": "cpfed",
+        "num_clients": 2,
+        "cohort_size": 2,
+        "num_rounds": 2,
+        "batch_size": 4,
+        "batch_sampling": "poisson",
+        "sampling_rate": 0.05,
+        "eval_every": 2,
+        "randomness": "seeded",
+        "data.name": "",
+        "data.path": str(path),
+        "data.label": "sick",
+        "privacy.epsilon": 1.0,
+        "privacy.adjacency": "add/remove",
+    }
+    return Spec().with_values({**plain, **values}, reset_options=True)
+
+
+def people(count=200, seed=0):
+    rng = np.random.default_rng(seed)
+    return pd.DataFrame(
+        {
+            "age": rng.integers(18, 90, count),
+            "weight": rng.normal(70, 12, count).round(3),
+            "site": rng.choice(["North", "South", "East"], count),
+            "sick": rng.choice(["no", "yes"], count),
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def spent(tmp_path_factory):
+    """A folder with records, a ledger, and a seeded run that was charged to it."""
+    place = tmp_path_factory.mktemp("spent")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DITHER_STATE", str(place / "state"))
+        people().to_csv(place / "people.csv", index=False)
+        api.run(spec_of(place / "people.csv"), out=place / "first", ledger=place / "ledger" / "ledger.sqlite")
+    return place
+
+
+@pytest.fixture
+def place(spent, tmp_path, monkeypatch):
+    """A copy of it."""
+    shutil.copytree(spent, tmp_path, dirs_exist_ok=True)
+    monkeypatch.setenv("DITHER_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("DITHER_LEDGER", str(tmp_path / "ledger" / "ledger.sqlite"))
+    return tmp_path
+
+
+def book(place):
+    return Ledger(place / "ledger" / "ledger.sqlite")
+
+
+def epsilon(place):
+    ledger = book(place)
+    return sum(
+        spent.epsilon
+        for dataset in ledger.datasets()
+        for spent in ledger.spent(dataset, EVERY_RECORD, delta=DELTA, adjacency="add/remove")
+    )
+
+
+def charges(place):
+    return sum(entry.kind == "charge" for entry in book(place).history())
+
+
+def train(place, path, **arguments):
+    return api.run(
+        spec_of(path, **arguments.pop("values", {})),
+        out=place / f"run-{len(list(place.glob('run-*')))}-{path.stem}",
+        **arguments,
+    )
+
+
+def emptied(source, target):
+    """A copy of a run folder in which no round has been made."""
+    shutil.copytree(source, target)
+    shutil.rmtree(target / "checkpoints")
+    for name in ("metrics.jsonl", "summary.json", "model.npz"):
+        (target / name).unlink()
+    return target
+
+
+def test_another_seed_in_a_copied_folder_is_charged(place):
+    before = epsilon(place)
+    spec = (place / "first" / "spec.toml").read_text()
+    models = {(place / "first" / "model.npz").read_bytes()}
+    for seed in range(1, 4):
+        copy = emptied(place / "first", place / f"copy{seed}")
+        (copy / "spec.toml").write_text(spec.replace("\nseed = 0\n", f"\nseed = {seed}\n"))
+        api.resume(copy)
+        models.add((copy / "model.npz").read_bytes())
+    assert len(models) == 4
+    assert charges(place) == 4
+    assert epsilon(place) > 1.3 * before  # of four runs together
+
+
+def test_the_same_bits_again_are_one_charge_and_a_moved_bit_is_another(place, monkeypatch):
+    """A copy with nothing changed; then one whose records, and one whose compiler's settings are others."""
+    before = (place / "first" / "model.npz").read_bytes()
+    api.resume(emptied(place / "first", place / "same"))
+    assert charges(place) == 1
+    assert (place / "same" / "model.npz").read_bytes() == before
+    monkeypatch.setenv("XLA_FLAGS", os.environ["XLA_FLAGS"] + " ")
+    api.resume(emptied(place / "first", place / "flags"))
+    assert charges(place) == 2
+
+
+def renamed(frame, path):
+    frame.rename(columns={"age": "years"}).to_csv(path.with_suffix(".csv"), index=False)
+
+
+def one_more_newline(frame, path):
+    path.with_suffix(".csv").write_text(frame.to_csv(index=False) + "\n")
+
+
+def other_line_ends(frame, path):
+    path.with_suffix(".csv").write_text(frame.to_csv(index=False).replace("\n", "\r\n"), newline="")
+
+
+def shuffled_rows(frame, path):
+    frame.sample(frac=1, random_state=1).to_csv(path.with_suffix(".csv"), index=False)
+
+
+def shuffled_and_renamed_columns(frame, path):
+    columns = {"sick": "sick", "weight": "a", "site": "b", "age": "c"}
+    frame[list(columns)].rename(columns=columns).to_csv(path.with_suffix(".csv"), index=False)
+
+
+def respelled(frame, path):
+    frame = frame.assign(age=frame.age.map("{:.2f}".format), site=" " + frame.site.str.upper() + " ")
+    frame.to_csv(path.with_suffix(".csv"), index=False)
+
+
+def half_of_them(frame, path):
+    frame.iloc[::2].to_csv(path.with_suffix(".csv"), index=False)
+
+
+def some_among_many(frame, path):
+    pd.concat([people(3000, seed=1), frame.iloc[:20]]).to_csv(path.with_suffix(".csv"), index=False)
+
+
+def as_parquet(frame, path):
+    frame.to_parquet(path.with_suffix(".parquet"))
+
+
+DISGUISES = [
+    renamed, one_more_newline, other_line_ends, shuffled_rows, shuffled_and_renamed_columns, respelled,
+    half_of_them, some_among_many, as_parquet,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("disguise", DISGUISES)
+def test_the_same_records_in_another_dress_are_recognised(place, disguise):
+    disguise(people(), place / "other")
+    (path,) = place.glob("other.*")
+    with pytest.raises(DitherError, match=r"people\.csv"):
+        train(place, path)
+    assert charges(place) == 1
+    assert not list(place.glob("run-*"))
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+
+
+def test_the_same_records_are_charged_together_once_they_are_named(place):
+    """By the ledger's own id, as the refusal says; then by a name; and the budget is one."""
+    renamed(people(), place / "other")
+    half_of_them(people(), place / "half")
+    shuffled_rows(people(), place / "third")
+    with pytest.raises(DitherError) as refused:
+        train(place, place / "other.csv")
+    (name,) = re.findall(r"data\.id='(\w+)'", str(refused.value))
+    assert "share 100% of the smaller one's records" in str(refused.value)
+    train(place, place / "other.csv", values={"data.id": name})
+    assert invoke("budget", "set", place / "people.csv", "--epsilon", 9, "--id", "people").exit_code == 0
+    assert invoke("budget", "same", place / "half.csv", "people").exit_code == 0
+    train(place, place / "half.csv")
+    ledger = book(place)
+    assert len(ledger.datasets()) == 1
+    assert ledger.spent(ledger.datasets()[0], EVERY_RECORD)[0].participations == 6
+    assert ledger.budget(data_id(ledger, path=str(place / "other.csv"))).epsilon == 9
+    ledger.set_budget(ledger.find("people"), Budget(1.2, DELTA, "upload", "add/remove"), raising=True)
+    with pytest.raises(BudgetExhausted):
+        train(place, place / "third.csv", values={"data.id": "people"})
+    history = json.loads(invoke("budget", "history", "--json").stdout)
+    assert any("the same records as" in row["what"] for row in history)
+
+
+def test_other_peoples_records_need_the_owners_word(place):
+    half_of_them(people(), place / "half")
+    path = place / "half.csv"
+    with pytest.raises(DitherError, match="dither budget other half"):
+        train(place, path)
+    dataset = book(place).datasets()[0][:8]
+    refused = invoke("budget", "other", path, dataset)
+    assert "confirm it with --yes" in str(refused.exception)
+    assert invoke("budget", "other", path, dataset, "--yes").exit_code == 0
+    train(place, path)
+    assert len(book(place).datasets()) == 2
+    shuffled_rows(people().iloc[::2], place / "again")  # the word was for that file
+    with pytest.raises(DitherError, match="so do 1 others"):
+        train(place, place / "again.csv")
+
+
+def test_two_data_sets_with_budgets_become_one_with_the_stricter(place):
+    people(seed=5).to_csv(place / "new.csv", index=False)
+    ledger = book(place)
+    first, second = (data_id(ledger, path=str(place / name)) for name in ("people.csv", "new.csv"))
+    ledger.set_budget(first, Budget(3.0, DELTA))
+    ledger.set_budget(second, Budget(2.0, DELTA, "sum"))
+    with pytest.raises(ConfigError, match="budgets that cannot be compared"):
+        ledger.identify(second, name=first)
+    ledger.set_budget(second, Budget(2.0, DELTA), raising=True)
+    ledger.identify(second, name=first)
+    assert ledger.budget(first) == ledger.budget(second) == Budget(2.0, DELTA)
+
+
+def test_a_second_account_in_another_ledger_is_recorded(place):
+    fresh = place / "elsewhere" / "fresh.sqlite"
+    shuffled_rows(people(), place / "other")
+    with pytest.raises(DitherError, match=r"100% of its records with people\.csv in another ledger"):
+        train(place, place / "other.csv", ledger=fresh)
+    train(place, place / "other.csv", ledger=fresh, new_ledger=True)
+    api.run(spec_of(place / "other.csv", seed=3), out=place / "once-more", ledger=fresh)  # known there by now
+    (about,) = [entry.about for entry in Ledger(fresh).history() if entry.kind == "data"]
+    assert about.besides == (book(place)._store.id,)
+
+
+def test_a_party_of_a_federation_is_told_before_it_joins(place):
+    from dither.federation.node import Node
+    from dither.federation.terms import Source
+
+    renamed(people(), place / "other")
+    source = Source(place / "other.csv", "sick")
+    for ledger, words in [(book(place), "dither budget same"), (Ledger(place / "fresh.sqlite"), "--new-ledger")]:
+        with pytest.raises(DitherError, match=words):
+            Node(place / "keys", source, ledger=ledger, approve=lambda terms, task: "")
+
+
+def test_a_memory_that_was_lost_is_made_again(place):
+    shutil.rmtree(place / "state")
+    train(place, place / "people.csv", values={"seed": 1})
+    with pytest.raises(DitherError, match="new-ledger"):
+        train(place, place / "people.csv", ledger=place / "fresh.sqlite", values={"seed": 2})
+
+
+@pytest.mark.parametrize("way", ["argument", "environment"])
+def test_a_fresh_ledger_does_not_forget(place, monkeypatch, way):
+    fresh = place / "elsewhere" / "fresh.sqlite"
+    if way == "environment":
+        monkeypatch.setenv("DITHER_LEDGER", str(fresh))
+    with pytest.raises(DitherError, match="new-ledger"):
+        train(place, place / "people.csv", ledger=fresh if way == "argument" else None)
+
+
+@pytest.mark.parametrize("way", ["rolled back", "deleted", "replaced"])
+def test_a_ledger_that_forgets_is_noticed_by_a_new_run(place, way):
+    where, old = place / "ledger", place / "old"
+    shutil.copytree(where, old)
+    train(place, place / "people.csv", values={"seed": 1})
+    shutil.rmtree(where)
+    if way == "rolled back":
+        shutil.copytree(old, where)
+    if way == "replaced":
+        Ledger(place / "another.sqlite")
+        where.mkdir()
+        for suffix in ("", ".key"):
+            shutil.move(place / f"another.sqlite{suffix}", where / f"ledger.sqlite{suffix}")
+    with pytest.raises(DitherError, match=r"ledger\.sqlite"):
+        api.run(spec_of(place / "people.csv", seed=2), out=place / "new")
+
+
+def test_a_budget_is_not_raised_without_a_second_word(place):
+    ledger = book(place)
+    dataset = data_id(ledger, path=str(place / "people.csv"))
+    ledger.set_budget(dataset, Budget(1.0, DELTA, "upload", "add/remove"))
+    asked = ["budget", "set", str(place / "people.csv"), "--adjacency", "add/remove", "--epsilon"]
+    for flags in ([], ["--json"]):  # no terminal here: nobody can be asked
+        refused = CliRunner().invoke(cli.app, [*asked, "100", *flags])
+        assert refused.exit_code == 1
+        assert isinstance(refused.exception, ConfigError)
+        assert str(refused.exception).startswith("this raises the budget from ε=1 (")
+    assert ledger.budget(dataset).epsilon == 1.0
+    assert CliRunner().invoke(cli.app, [*asked, "0.5"]).exit_code == 0
+    assert CliRunner().invoke(cli.app, [*asked, "100", "--yes"]).exit_code == 0
+    assert ledger.budget(dataset).epsilon == 100.0
+    history = json.loads(CliRunner().invoke(cli.app, ["budget", "history", "--json"]).stdout)
+    assert "budget ε=100 (" in history[-1]["what"]
+    assert "raised from ε=0.5 (" in history[-1]["what"]
