@@ -62,8 +62,8 @@ def main(rounds: int = ROUNDS) -> tuple[float, float]:
     def every_round(std):
         return [(tuple(release._replace(noise_std=std) for release in released), rounds)]
 
-    std = accounting.calibrate_releases(EPSILON, DELTA, every_round, view="upload", adjacency="add/remove")
-    proven = accounting.proven(every_round(std), DELTA, view="upload", adjacency="add/remove").value
+    std = accounting.calibrate_releases(EPSILON, DELTA, every_round, view="upload", adjacency="zero-out")
+    proven = accounting.proven(every_round(std), DELTA, view="upload", adjacency="zero-out").value
     method = prepare(spec.with_values({"privacy.noise_std": std}), model, **shape)
     result = simulate(
         method.build,
@@ -79,6 +79,4 @@ def main(rounds: int = ROUNDS) -> tuple[float, float]:
 
 if __name__ == "__main__":
     accuracy, epsilon = main()
-    print(
-        f"test accuracy {accuracy:.3f}, proven ε = {epsilon:.3f} at δ = {DELTA:g} (add/remove, every upload seen)"
-    )
+    print(f"test accuracy {accuracy:.3f}, proven ε = {epsilon:.3f} at δ = {DELTA:g} (zero-out, every upload seen)")

@@ -59,6 +59,7 @@ def main(folder: Path, rounds: int = 40) -> Run:
         "data.schema": str(schema),
         "data.partition": "column",
         "data.column": "site",
+        "data.test_public": True,  # these patients are invented
         "num_clients": 0,  # one a value of the column
         "cohort_size": len(SITES),
         "num_rounds": rounds,

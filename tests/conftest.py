@@ -20,6 +20,14 @@ from dither.core import Setting
 from dither.errors import DataError
 
 
+@pytest.fixture(autouse=True, scope="module")
+def nothing_remembered(tmp_path_factory):
+    """What the fixtures of one module charge is not held against those of another."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DITHER_STATE", str(tmp_path_factory.mktemp("module", numbered=True) / "state"))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def nothing_spent(tmp_path_factory, monkeypatch):
     """Each test begins with a ledger and a memory of its own: many use the same records."""

@@ -157,7 +157,7 @@ def spec_for(method, **values):
         "privacy.epsilon": 1.5,
         "privacy.delta": 1e-4,
         "privacy.noise": "proven",
-        "privacy.adjacency": "add/remove",
+        "privacy.adjacency": "zero-out",
     }
     return Spec().with_values({**base, **values})
 
@@ -165,26 +165,21 @@ def spec_for(method, **values):
 PRIVATE = [name for name in METHODS if name not in ("fedavg", "fedprox", "scaffold")]
 
 
+@pytest.mark.parametrize("adjacency", ["zero-out", "replace-one"])
 @pytest.mark.parametrize("method", PRIVATE)
-def test_proven_noise_meets_its_target_for_every_method(method):
-    values = {}
+def test_proven_noise_meets_its_target_for_every_method(method, adjacency):
+    values = {"privacy.adjacency": adjacency}
     if method in ("secure-fedavg", "nbafl"):  # their sensitivities are stated for a replaced record
-        values = {
-            "privacy.adjacency": "replace-one",
-            "batch_sampling": "fixed",
-            "sampling_rate": 0.0,
-            "privacy.clip": "batch",
-        }
+        values |= {"batch_sampling": "fixed", "sampling_rate": 0.0, "privacy.clip": "batch"}
     if method == "dp-fedavg":  # a trusted server: only what is broadcast is protected
-        values = {"privacy.adjacency": "replace-one", "privacy.view": "broadcast"}
+        values |= {"privacy.view": "broadcast"}
     spec = spec_for(method, **values)
     task = api.build_task(spec)
     rows = api.proven(task)
     (row,) = [
         r
         for r in rows
-        if (r["view"], r["adjacency"]) == (spec.privacy.view, spec.privacy.adjacency)
-        and "message" not in r["unit"]
+        if (r["view"], r["adjacency"]) == (spec.privacy.view, spec.adjacency) and "message" not in r["unit"]
     ]
     assert row["value"] <= 1.5 * (1 + 1e-9)
     assert row["value"] >= 1.5 * (1 - 1e-3)
@@ -207,7 +202,7 @@ def test_a_target_per_message_is_met_per_message():
 
 def test_views_are_ordered_and_carry_everything():
     rows = api.proven(api.build_task(spec_for("cpfed")))
-    for adjacency in ("add/remove", "replace-one"):
+    for adjacency in accounting.ADJACENCIES:
         values = {r["view"]: r["value"] for r in rows if r["adjacency"] == adjacency and r["unit"] == "run"}
         assert values["upload"] >= values["sum"] >= values["broadcast"] >= values["final"]
     for row in rows:
@@ -215,10 +210,8 @@ def test_views_are_ordered_and_carry_everything():
 
 
 def test_what_no_theorem_covers_is_refused():
-    with pytest.raises(NoProof, match="add/remove"):
-        api.build_task(spec_for("cpfed", batch_sampling="fixed", sampling_rate=0.0))
-    with pytest.raises(NoProof, match="an added record changes every coin"):
-        api.build_task(spec_for("cpfed", sampling_rate=0.0))
+    with pytest.raises(NoProof, match=r"no noise has a proven ε for view='sum' .*; choose another"):
+        api.build_task(spec_for("fedavg").with_values({"method": "dp-fedavg", "privacy.view": "sum"}))
     with pytest.raises(SpecError, match="adds no noise"):
         api.build_task(spec_for("fedavg"))
     task = api.build_task(spec_for("fedavg", **{"privacy.noise": "none"}))
@@ -228,7 +221,7 @@ def test_what_no_theorem_covers_is_refused():
 def test_neural_networks_get_no_credit_for_the_others_noise():
     """Sums of a network's updates are proved no better than the updates themselves (G7)."""
     network = api.build_task(spec_for("cpfed", **{"model.name": "mlp", "model.hidden": [4]}))
-    values = {(r["view"], r["unit"]): r["value"] for r in api.proven(network) if r["adjacency"] == "add/remove"}
+    values = {(r["view"], r["unit"]): r["value"] for r in api.proven(network) if r["adjacency"] == "zero-out"}
     assert values["sum", "run"] == values["upload", "run"]
     asked = spec_for("cpfed", **{"model.name": "mlp", "model.hidden": [4], "privacy.assume_credit": True})
     rows = api.proven(
@@ -249,9 +242,7 @@ def test_accounting_of_unequal_noise_is_per_client():
     assert len(groups) >= 2
     assert max(values) == pytest.approx(1.5, rel=2e-3)
     assert min(values) < 0.8
-    spread = next(r for r in api.proven(task) if r["view"] == "upload" and r["adjacency"] == "add/remove")[
-        "clients"
-    ]
+    spread = next(r for r in api.proven(task) if r["view"] == "upload" and r["adjacency"] == "zero-out")["clients"]
     assert spread["min"] < spread["max"]
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dither import runs
-from dither.errors import RunExists
+from dither.errors import DamagedFile, RunExists
 from dither.spec import Spec
 
 
@@ -19,7 +19,7 @@ def test_checkpoints_round_trip_and_only_the_newest_two_stay(tmp_path):
     folder = runs.RunFolder(tmp_path)
     for round in (10, 20, 30):
         folder.save_checkpoint(checkpoint(round, round / 7))
-    files = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    files = sorted(path.name for path in (tmp_path / "local" / "checkpoints").iterdir())
     assert files == ["round-00000020.npz", "round-00000030.npz"]
     loaded = folder.load_checkpoint()
     assert loaded.round == 30
@@ -30,7 +30,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path):
     folder = runs.RunFolder(tmp_path)
     folder.save_checkpoint(checkpoint(10))
     folder.save_checkpoint(checkpoint(20))
-    newest = tmp_path / "checkpoints" / "round-00000020.npz"
+    newest = tmp_path / "local" / "checkpoints" / "round-00000020.npz"
     newest.write_bytes(newest.read_bytes()[:-40])
     assert folder.load_checkpoint().round == 10
 
@@ -72,3 +72,11 @@ def test_a_folder_in_use_is_refused_and_a_stranger_is_not_opened(tmp_path):
 def test_json_has_words_for_infinity():
     text = runs.to_json({"a": float("inf"), "b": np.float32(1.5), "c": np.array([1, 2]), "d": (1, -float("inf"))})
     assert json.loads(text) == {"a": "inf", "b": 1.5, "c": [1, 2], "d": [1, "-inf"]}
+
+
+def test_a_schema_that_was_read_from_records_is_listed_with_a_key(tmp_path):
+    folder = runs.RunFolder.create(tmp_path / "run", Spec(), {}, {"local/schema.toml": "bounds"})
+    assert folder.read("local/schema.toml") == b"bounds"
+    (tmp_path / "run" / "local" / "schema.toml").write_text("others")
+    with pytest.raises(DamagedFile, match=r"local/schema.toml' does not hold what was written"):
+        folder.read("local/schema.toml")

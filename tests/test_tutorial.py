@@ -73,7 +73,7 @@ def test_the_tutorial_works_as_printed(tmp_path):
         missing = [line for line in text if line != "..." and not any(plain(line) in one for one in real)]
         assert missing == [], what
     trained = said["dither run patients.toml --out hospital"]
-    (epsilon,) = re.findall(r"proven ε +│ ([\d.]+) per run, δ = 1e-05, add/remove", trained)
+    (epsilon,) = re.findall(r"proven ε +│ ([\d.]+) per run, δ = 1e-05, zero-out", trained)
     assert 0.99 <= float(epsilon) <= 1.0
     assert "preprocessing not covered" not in trained
     assert 0.73 < float(re.search(r"test accuracy +│ ([\d.]+)", trained)[1]) < 0.78

@@ -55,9 +55,11 @@ def run(spec: Path, *settings: str, cold: bool = False) -> dict:
         if process.returncode:
             raise SystemExit(f"dither run {spec} failed:\n{process.stdout.read()}")
         rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+        exact = [json.loads(line) for line in (out / "local" / "metrics.jsonl").read_text().splitlines()]
         summary = json.loads((out / "summary.json").read_text())
         provenance = json.loads((out / "provenance.json").read_text())
-    return {"wall": wall, "first_row": first_row, "rows": rows, "summary": summary, "provenance": provenance}
+    files = {"rows": rows, "exact": exact, "summary": summary, "provenance": provenance}
+    return {"wall": wall, "first_row": first_row, **files}
 
 
 def prepare(todo: list[workloads.Workload]) -> None:
@@ -78,7 +80,7 @@ def timed(w: workloads.Workload, seconds: float) -> None:
         one_round = ("num_rounds=1", "eval_every=1")
         start_up["first_round_s"] = run(spec, *one_round, cold=True)["first_row"]
         check = run(spec, f"num_rounds={w.check_rounds}", f"eval_every={w.check_rounds}")
-        start_up["check_loss"] = check["rows"][-1]["train_loss"]
+        start_up["check_loss"] = check["exact"][-1]["train_loss"]
         start_up["first_round_warm_s"] = run(spec, *one_round)["first_row"]
     found = run(spec)
     first, last = found["rows"][0], found["rows"][-1]

@@ -85,7 +85,8 @@ class Sampling(NamedTuple):
     kind        "full" (every record), "fixed" (a fresh uniform subset of fixed size at each use),
                 "poisson" (each record by its own coin), "shuffled" (disjoint batches of a shuffled epoch)
     rate        probability that one given record enters one given batch
-    adjacency   the neighbour relation under which the amplification claim is made
+    adjacency   the neighbour relation for which the release's sensitivity is stated: "zero-out" and "add/remove"
+                for the norm of one contribution, "replace-one" for the distance of any two
     truncation  probability that a capped Poisson batch dropped a record, per batch: charged to δ
     """
 
@@ -95,7 +96,7 @@ class Sampling(NamedTuple):
     truncation: float = 0.0
     batch_size: int = 0
     population: int = 0
-    fixed_rate: bool = True  # False where the rate follows the client's record count (R3 then proves nothing)
+    fixed_rate: bool = True  # False where the rate follows the client's record count: no proof under add/remove
 
 
 class Release(NamedTuple):
@@ -207,4 +208,5 @@ class Prepared(NamedTuple):
     stop_when_proven: bool = False  # stop at the last round whose proven ε is within the setting's epsilon
     upload_noise: str = ""  # the entry of `hyper` whose noise is added once, to the finished upload; "": none is
     upload_unit: float = 0.0  # least factor from the unit of an uplink release to that of the upload; 0: unknown
+    ignores_counts: bool = False  # noise, weights, rounds and claim are the same whatever the record counts
     num_rounds: int | None = None  # where the method stops before the spec's rounds: its budget is spent

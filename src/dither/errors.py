@@ -4,7 +4,8 @@
     ├── ConfigError            a value the user gave is wrong          (exit code 2)
     │   ├── SpecError          unknown key, preset or method; a value out of range
     │   ├── DataError          a table, schema or download that cannot be used
-    │   └── RunExists          the run folder is taken, or belongs to another spec
+    │   ├── RunExists          the run folder is taken, or belongs to another spec
+    │   └── DamagedFile        a file that Dither wrote does not hold what was written (exit code 4)
     ├── NoProof                no theorem covers this combination: the proven ε is ∞
     ├── BudgetExhausted        the next release would exceed the budget (exit code 3)
     ├── LedgerError            the ledger is damaged, tampered with, or older than an anchor says (exit code 4)
@@ -45,6 +46,12 @@ class DataError(ConfigError):
 
 class RunExists(ConfigError):
     """The run folder is taken, or its checkpoint belongs to another spec."""
+
+
+class DamagedFile(ConfigError):
+    """A file that Dither wrote does not hold what was written."""
+
+    exit_code = 4
 
 
 class NoProof(DitherError):

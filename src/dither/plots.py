@@ -48,7 +48,7 @@ def save(figure: Any, path: Path) -> None:
 
 
 def draw_run(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str, subtitle: str) -> None:
-    """Accuracy and loss against rounds."""
+    """Accuracy and loss on the test records, against rounds."""
     figure, axes = new_figure(1, 2)
     rounds = [row["round"] for row in rows]
     accuracy, loss = axes[0]
@@ -65,10 +65,8 @@ def draw_run(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str, subti
         color=BLUE,
         fontsize=9,
     )
-    loss.plot(rounds, [row["loss"] for row in rows], color=VERMILION, label="test", **line)
-    loss.plot(rounds, [row["train_loss"] for row in rows], color=GREY, linestyle="--", label="training", **line)
-    loss.set_ylabel("loss (cross-entropy)")
-    loss.legend(frameon=False)
+    loss.plot(rounds, [row["loss"] for row in rows], color=VERMILION, **line)
+    loss.set_ylabel("test loss (cross-entropy)")
     for axis in (accuracy, loss):
         axis.set_xlabel("communication round")
         axis.margins(x=0.06)

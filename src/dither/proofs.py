@@ -46,6 +46,7 @@ class Circumstances(NamedTuple):
     lattice: accounting.Lattice | None = None  # the uplink's noise is discrete
     encoded: bool = False  # uploads are rounded before they are summed
     missing: int = 0  # of the colluders: those who are merely not in the sum
+    counts_shown: str = "nobody said that none is"  # why add/remove has no proof; empty: it may have one
 
 
 class Clients(NamedTuple):
@@ -66,12 +67,13 @@ def classes(
     joint: bool = False,
     lattice: accounting.Lattice | None = None,
     groups: Sequence[np.ndarray] | None = None,
+    numbers: Sequence[int] = (),
 ) -> list[Clients]:
     """Group clients whose releases are the same, and bound what the members of a group reveal.
 
-    `cohorts[t]` are the clients of round t. `joint` makes one group of all clients. `lattice` says that the noise
-    is discrete: then the grid takes part in how strong a round is. `groups` are those of `alike`, for callers that
-    ask more than once.
+    `cohorts[t]` are the clients of round t, or of round `numbers[t]` where rounds were made twice. `joint` makes
+    one group of all clients. `lattice` says that the noise is discrete: then the grid takes part in how strong a
+    round is. `groups` are those of `alike`, for callers that ask more than once.
     """
     num_clients = len(sizes)
     taking_part = _TakingPart(cohorts, num_clients)
@@ -82,12 +84,12 @@ def classes(
         return int(sizes[client])
 
     def at(client: int, index: int) -> tuple[Release, ...]:
-        return releases(RoundInfo(index, client, size(client), lengths[index]))
+        return releases(RoundInfo(numbers[index] if numbers else index, client, size(client), lengths[index]))
 
     if not len(cohorts):
         groups = [np.arange(num_clients)]
     elif groups is None:
-        groups = alike(releases, sizes, cohorts)
+        groups = alike(releases, sizes, cohorts, numbers)
     if len(groups) > _MOST_CLASSES or (joint and len(groups) > 1):
         worst = _worst_of(at, [int(group[0]) for group in groups], lattice)
         return [_bound_class(np.arange(num_clients), taking_part, worst, lattice)]
@@ -95,7 +97,10 @@ def classes(
 
 
 def alike(
-    releases: Callable[[RoundInfo], tuple[Release, ...]], sizes: np.ndarray, cohorts: Sequence[np.ndarray]
+    releases: Callable[[RoundInfo], tuple[Release, ...]],
+    sizes: np.ndarray,
+    cohorts: Sequence[np.ndarray],
+    numbers: Sequence[int] = (),
 ) -> list[np.ndarray]:
     """The clients that reveal the same when they take part in the first round, one in the middle and the last, and
     so in any other: what a method owes (CONTRIBUTING.md) is that clients differ in their records and in the size
@@ -104,7 +109,10 @@ def alike(
     asked = sorted({used[0], used[len(used) // 2], used[-1]}) if used else []
     found: dict[tuple[tuple[Release, ...], ...], list[int]] = {}
     for client, size in enumerate(sizes.tolist()):
-        key = tuple(releases(RoundInfo(index, client, size, len(cohorts[index]))) for index in asked)
+        key = tuple(
+            releases(RoundInfo(numbers[index] if numbers else index, client, size, len(cohorts[index])))
+            for index in asked
+        )
         found.setdefault(key, []).append(client)
     return [np.array(group) for group in found.values()]
 
@@ -301,6 +309,7 @@ def facts(circumstances: Circumstances, unit: str = "run") -> accounting.Facts:
         participation=accounting.REALISED,
         unit=unit + (", whole client" if c.per_client else ""),
         not_covered=c.not_covered,
+        counts_shown=c.counts_shown,
     )
 
 
@@ -310,7 +319,7 @@ def table(groups: Sequence[Clients], delta: float, circumstances: Circumstances)
     rows = []
     known = facts(circumstances)
     members = [len(group.members) for group in groups]
-    for adjacency in (accounting.ADD_REMOVE, accounting.REPLACE_ONE):
+    for adjacency in accounting.ADJACENCIES:
         # [group][least, median, most][view]
         found = [
             [accounting.account(which, delta, known, adjacency=adjacency) for which in group[1:]]
@@ -353,7 +362,7 @@ def tried(
     """Every recipe that was tried, the largest over the classes of clients, refusals with their reason."""
     known = facts(circumstances)._replace(participation=participation)
     rows = []
-    for adjacency in (accounting.ADD_REMOVE, accounting.REPLACE_ONE):
+    for adjacency in accounting.ADJACENCIES:
         found = [accounting.account(g.most, delta, known, adjacency=adjacency, every_recipe=True) for g in groups]
         for same in zip(*found, strict=True):
             rows.append(_row(max(same, key=lambda row: row.value), circumstances))

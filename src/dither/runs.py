@@ -1,21 +1,28 @@
 """The run folder: everything a run leaves behind, written so that a kill at any moment does no harm.
 
     spec.toml         the complete spec: the same file runs again
-    provenance.json   versions, device, digest of the data
-    metrics.jsonl     one line an evaluation, appended as it happens
-    checkpoints/      the state after some round, the newest two
+    provenance.json   versions, device
+    metrics.jsonl     one line an evaluation, appended as it happens: scores on public test records
     model.npz         the parameters, with the names of their leaves
-    schema.toml       how a table becomes features (tables only)
+    schema.toml       how a table becomes features (tables whose schema is public)
     summary.json      the outcome: accuracy, loss, the three ε
     plot.png          accuracy and loss against rounds
+    digests.json      what the finished files hold, and which rounds were begun
+    local/            what no ε covers: it stays with the owner of the records
+        metrics.jsonl     training loss and the clients' own figures
+        checkpoints/      the state after some round, with the clients' states: the newest two
+        summary.json      outcomes that are exact
 
 A file is written beside its place and moved there when complete, so that it is never half there. Metrics are
 appended before the checkpoint of the same round: after a kill, lines past the checkpoint are dropped and
-written again, bit for bit the same.
+written again. `digests.json` is written last: a file that does not hold what it says is named, not used. It finds
+accidents, not the owner's own edits: who can write the folder can write new digests.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import io
 import json
 import math
@@ -23,7 +30,6 @@ import os
 import secrets
 import shutil
 import tempfile
-import zipfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -31,10 +37,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dither.errors import RunExists, SpecError
+from dither.errors import DamagedFile, DitherError, RunExists, SpecError
 from dither.spec import Spec
 
+FORMAT = 2  # of run folders; those without a number have no digests.json
 _KEEP_CHECKPOINTS = 2
+_ADVICE = "restore it from a copy, or make the run again"
+# Files that grow: what is listed of them is how much there was, and its digest.
+_LOGS = ("metrics.jsonl", "local/metrics.jsonl", "rounds.jsonl")
+_OUTCOME = ("model.npz", "plot.png", "summary.json", "local/summary.json")
+_ONCE = ("local/key", "spec.toml", "provenance.json", "schema.toml", "local/schema.toml", "terms.json")
+_LOCAL = """\
+Local, not private: no epsilon covers what is in this folder. It holds exact figures of the records (training
+loss, shares of clipped gradients), the clients' states, and what is needed to go on with an interrupted run.
+Do not publish it and do not send it. What stands outside it is public or covered by the epsilon in summary.json.
+"""
 
 
 class Checkpoint(NamedTuple):
@@ -55,18 +72,34 @@ class RunFolder:
     # Opening
 
     @classmethod
-    def create(cls, path: str | Path, spec: Spec, provenance: Mapping[str, Any]) -> RunFolder:
-        """A new run folder; refuses one that already exists and is not empty."""
+    def create(
+        cls, path: str | Path, spec: Spec, provenance: Mapping[str, Any], schema: Mapping[str, str] | None = None
+    ) -> RunFolder:
+        """A new run folder; refuses one that already exists and is not empty. `schema` is a file's text by its
+        name."""
         folder = cls(path)
         if folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
             raise RunExists(
                 f"{str(folder.path)!r} already exists; give another --out, or continue it with --resume {path}"
             )
         folder.path.mkdir(parents=True, exist_ok=True)
-        write_text(folder.path / "provenance.json", to_json({"run": secrets.token_hex(8), **provenance}, indent=2))
-        # Last, as a folder with a spec.toml is one that can be resumed.
-        write_text(folder.path / "spec.toml", spec.to_toml())
+        folder.begin_files({"run": secrets.token_hex(8), **provenance}, spec, schema)
         return folder
+
+    def begin_files(
+        self, provenance: Mapping[str, Any], spec: Spec, schema: Mapping[str, str] | None = None
+    ) -> None:
+        """The files that a run begins with."""
+        write_text(self.path / "local" / "README", _LOCAL)
+        write_text(self.path / "local" / "key", secrets.token_hex(32))
+        self._save_digests({"files": {}, "begun": []})
+        for name, text in (schema or {}).items():
+            write_text(self.path / name, text)
+        write_text(self.path / "provenance.json", to_json({**provenance, "format": FORMAT}, indent=2))
+        files = {**self._digests_of(), "spec.toml": self._listing("spec.toml", spec.to_toml().encode())}
+        self._save_digests({"files": files, "begun": []})
+        # Last, as a folder with a spec.toml is one that can be resumed.
+        write_text(self.path / "spec.toml", spec.to_toml())
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
@@ -87,46 +120,178 @@ class RunFolder:
 
     def provenance(self) -> dict[str, Any]:
         """Where and how the run was begun."""
-        found: dict[str, Any] = json.loads((self.path / "provenance.json").read_text(encoding="utf-8"))
+        found = self._json("provenance.json")
+        if found is None or "run" not in found:
+            raise self._damaged("provenance.json", "is missing" if found is None else "has no 'run'")
         return found
 
     def discard(self) -> None:
         """Remove a folder in which no round was made."""
-        if not self.metrics():
+        if not self.metrics() and not self.begun():
             shutil.rmtree(self.path, ignore_errors=True)
 
     def spec(self) -> Spec:
         """The run's spec."""
-        return Spec.from_toml((self.path / "spec.toml").read_text(encoding="utf-8"), where=str(self.path))
+        text = self._text("spec.toml")
+        if text is None or "method" not in text:  # a spec of a run folder is complete: without keys it is none
+            raise self._damaged("spec.toml", "is missing" if text is None else "holds no spec")
+        return Spec.from_toml(text, where=str(self.path / "spec.toml"))
+
+    # Digests
+
+    def read(self, name: str) -> bytes | None:
+        """What a file holds; None where there is none. DamagedFile where it is not what was written."""
+        state, path = self._digests(), self.path / name
+        listed = None if state is None else state["files"].get(name)
+        try:
+            content = path.read_bytes() if path.is_file() else None
+        except OSError as error:
+            raise self._damaged(name, f"cannot be read ({error.strerror})") from None
+        if listed is None or (name.startswith("local/") and not (self.path / "local").is_dir()):
+            return content  # not listed, or in a copy of what is released alone
+        if content is None:
+            raise self._damaged(name, "is missing")
+        size, _, digest = listed.rpartition(":")
+        if self._digest(name, content[: int(size)] if size else content) != digest:
+            raise self._damaged(name, "does not hold what was written (its digest differs)")
+        return content
+
+    def write(self, name: str, content: bytes) -> None:
+        """Put a file in place of another one, whose digest is forgotten before."""
+        state = self._digests()
+        if state is not None and state["files"].pop(name, None):
+            self._save_digests(state)
+        write_bytes(self.path / name, content)
+        if state is not None:
+            self._save_digests({**state, "files": {**state["files"], name: self._listing(name, content)}})
+
+    def seal(self) -> None:
+        """List what the files hold now."""
+        state = self._digests()
+        if state is not None:
+            self._save_digests({**state, "files": self._digests_of(state["files"])})
+
+    def begin(self, start: int, stop: int) -> None:
+        """Write down that rounds start..stop-1 are about to be made, and forget an earlier outcome. When this
+        returns it is on the disk: rounds that a kill makes undone, and that are made again with fresh noise, have
+        been released twice."""
+        state = self._digests()
+        if state is None:  # of an earlier version
+            write_text(self.path / "local" / "key", secrets.token_hex(32))
+            state = {"files": self._digests_of(), "begun": []}
+        begun = [list(span) for span in state["begun"]]
+        if begun and begun[-1][1] == start:
+            begun[-1][1] = stop
+        elif start < stop:
+            begun.append([start, stop])
+        files = {name: digest for name, digest in state["files"].items() if name not in _OUTCOME}
+        self._save_digests({"files": files, "begun": begun})
+        (self.path / "summary.json").unlink(missing_ok=True)
+
+    def begun(self) -> list[tuple[int, int]]:
+        """Stretches of rounds, in the order in which they were begun; they overlap where a kill undid some."""
+        state = self._digests()
+        return [] if state is None else [(start, stop) for start, stop in state["begun"]]
+
+    def _digests(self) -> dict[str, Any] | None:
+        """digests.json; None in a folder of a version that had none."""
+        path = self.path / "digests.json"
+        if not path.is_file():
+            provenance = self.path / "provenance.json"
+            if provenance.is_file() and b'"format"' in provenance.read_bytes():
+                raise self._damaged("digests.json", "is missing")
+            return None
+        found = read_checked(path, _ADVICE)
+        try:
+            files = {str(name): str(digest) for name, digest in found["files"].items()}
+            return {"files": files, "begun": [(int(start), int(stop)) for start, stop in found["begun"]]}
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise self._damaged("digests.json", "is not a list of digests") from None
+
+    def _save_digests(self, state: Mapping[str, Any]) -> None:
+        write_checked(self.path / "digests.json", state)
+
+    def _digests_of(self, known: Mapping[str, str] | None = None) -> dict[str, str]:
+        """The digests of all finished files; those `known` stay where a file is written once."""
+        kept = {str(path.relative_to(self.path)) for path in self._checkpoint_files()}
+        found = {name: d for name, d in (known or {}).items() if name in kept or "checkpoints/" not in name}
+        for name in (*_ONCE, *_LOGS, *_OUTCOME):
+            if (self.path / name).is_file() and (name not in found or name not in _ONCE):
+                found[name] = self._listing(name, (self.path / name).read_bytes())
+        return found
+
+    def _listing(self, name: str, content: bytes) -> str:
+        return f"{len(content)}:" * (name in _LOGS) + self._digest(name, content)
+
+    def _digest(self, name: str, content: bytes) -> str:
+        """SHA-256; of what is local with a key that is local too: whoever has the list cannot try records out."""
+        if not name.startswith("local/") or name == "local/key":
+            return hashlib.sha256(content).hexdigest()
+        return hmac.new(self.read("local/key") or b"", content, hashlib.sha256).hexdigest()
+
+    def _damaged(self, name: str, what: str) -> DamagedFile:
+        return DamagedFile(f"{str(self.path / name)!r} {what}; {_ADVICE}")
+
+    def _text(self, name: str) -> str | None:
+        content = self.read(name)
+        try:
+            return None if content is None else content.decode("utf-8")
+        except UnicodeDecodeError:
+            raise self._damaged(name, "is not text in UTF-8") from None
+
+    def _json(self, name: str) -> dict[str, Any] | None:
+        text = self._text(name)
+        if text is None:
+            return None
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            raise self._damaged(name, "is not valid JSON") from None
+        if not isinstance(found, dict):
+            raise self._damaged(name, "is not a JSON object")
+        return found
 
     # Metrics
 
-    def append_metrics(self, row: Mapping[str, Any]) -> None:
-        """Add one line to metrics.jsonl and push it to the disk."""
-        with open(self.path / "metrics.jsonl", "a", encoding="utf-8") as file:
-            file.write(to_json(row) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+    def append_metrics(self, row: Mapping[str, Any], local: Mapping[str, Any] | None = None) -> None:
+        """Add one line to metrics.jsonl and one to that of local/, and push them to the disk."""
+        for name, values in (("metrics.jsonl", row), ("local/metrics.jsonl", local)):
+            if values is None:
+                continue
+            (self.path / name).parent.mkdir(exist_ok=True)
+            with open(self.path / name, "a", encoding="utf-8") as file:
+                file.write(to_json(values) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All evaluations so far; a line cut off by a kill is left out."""
-        path = self.path / "metrics.jsonl"
+        """All evaluations so far, as far as they are released; a line cut off by a kill is left out."""
+        return self._rows("metrics.jsonl")
+
+    def local_metrics(self) -> list[dict[str, Any]]:
+        """The exact figures of the same evaluations: local, not private."""
+        return self._rows("local/metrics.jsonl")
+
+    def _rows(self, name: str) -> list[dict[str, Any]]:
         rows = []
-        if path.is_file():
-            for line in path.read_text(encoding="utf-8").splitlines():
-                with suppress(json.JSONDecodeError):
-                    rows.append(json.loads(line))
+        for line in (self.read(name) or b"").splitlines():
+            with suppress(ValueError, RecursionError):
+                row = json.loads(line)
+                if isinstance(row, dict) and isinstance(row.get("round"), int):
+                    rows.append(row)
         return rows
 
     def drop_metrics_after(self, round: int) -> None:
         """Forget evaluations past a round: the resumed run makes them again."""
-        kept = [row for row in self.metrics() if row["round"] <= round]
-        write_text(self.path / "metrics.jsonl", "".join(to_json(row) + "\n" for row in kept))
+        for name in ("metrics.jsonl", "local/metrics.jsonl"):
+            kept = [row for row in self._rows(name) if row["round"] <= round]
+            if kept or (self.path / name).is_file() or name == "metrics.jsonl":
+                self.write(name, "".join(to_json(row) + "\n" for row in kept).encode())
 
     # Checkpoints
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint and drop all but the newest two."""
+        """Write a checkpoint, list what there is by now, and drop all but the newest two."""
         meta = {
             "round": checkpoint.round,
             "spec_digest": checkpoint.spec_digest,
@@ -136,28 +301,40 @@ class RunFolder:
         arrays: dict[str, Any] = {f"leaf{i}": leaf for i, leaf in enumerate(checkpoint.leaves)}
         buffer = io.BytesIO()
         np.savez(buffer, meta=np.array(json.dumps(meta)), **arrays)
-        write_bytes(self._checkpoints / f"round-{checkpoint.round:08d}.npz", buffer.getvalue())
+        name = f"local/checkpoints/round-{checkpoint.round:08d}.npz"
+        write_bytes(self.path / name, buffer.getvalue())
+        state = self._digests()
+        if state is not None:
+            files = self._digests_of({**state["files"], name: self._listing(name, buffer.getvalue())})
+            self._save_digests({**state, "files": files})
         for old in self._checkpoint_files()[:-_KEEP_CHECKPOINTS]:
             old.unlink(missing_ok=True)
 
     def load_checkpoint(self) -> Checkpoint | None:
-        """The newest checkpoint that can be read, or None."""
+        """The newest checkpoint that can be read, or None where none was written."""
+        damaged: DitherError | None = None
+        state = self._digests()
+        self.read("local/key")  # if it is damaged, not they
         for path in reversed(self._checkpoint_files()):
+            name = str(path.relative_to(self.path))
+            if state is not None and name.startswith("local/") and name not in state["files"]:
+                continue  # a kill came before it was listed: its rounds are made again
             try:
-                with np.load(path, allow_pickle=False) as archive:
+                with np.load(io.BytesIO(self.read(name) or b""), allow_pickle=False) as archive:
                     meta = json.loads(str(archive["meta"]))
                     leaves = [archive[f"leaf{i}"] for i in range(meta["leaves"])]
-            except (OSError, ValueError, KeyError, zipfile.BadZipFile):
-                continue  # a damaged disk block: the one before it still serves
-            return Checkpoint(meta["round"], leaves, meta["spec_digest"], meta["data_digest"])
+                return Checkpoint(meta["round"], leaves, meta["spec_digest"], meta["data_digest"])
+            except Exception:  # whatever comes of damaged bytes
+                damaged = self._damaged(name, "is damaged")  # the one before it still serves
+        listed = [name for name in (state or {"files": ()})["files"] if "checkpoints" in name]
+        if damaged is not None or listed:
+            raise damaged or self._damaged(listed[-1], "is missing")
         return None
 
-    @property
-    def _checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
     def _checkpoint_files(self) -> list[Path]:
-        return sorted(self._checkpoints.glob("round-*.npz"))
+        """Oldest first; those of earlier versions lie outside local/."""
+        found = [*self.path.glob("checkpoints/round-*.npz"), *self.path.glob("local/checkpoints/round-*.npz")]
+        return sorted(found, key=lambda path: path.name)
 
     # The outcome
 
@@ -170,22 +347,41 @@ class RunFolder:
 
     def load_model(self) -> dict[str, np.ndarray]:
         """The parameters by name."""
-        path = self.path / "model.npz"
-        if not path.is_file():
+        content = self.read("model.npz")
+        if content is None:
             raise SpecError(
                 f"{str(self.path)!r} has no model yet; finish it with `dither run --resume {self.path}`"
             )
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
+        try:
+            with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+                return {name: archive[name] for name in archive.files}
+        except Exception:  # whatever comes of damaged bytes
+            raise self._damaged("model.npz", "is damaged") from None
 
-    def save_summary(self, summary: Mapping[str, Any]) -> None:
-        """summary.json: its presence says that the run is complete."""
+    def save_summary(self, summary: Mapping[str, Any], local: Mapping[str, Any] | None = None) -> None:
+        """summary.json: its presence, once it is listed, says that the run is complete."""
+        if local is not None:
+            write_text(self.path / "local" / "summary.json", to_json(local, indent=2))
         write_text(self.path / "summary.json", to_json(summary, indent=2))
+        self.seal()
 
     def summary(self) -> dict[str, Any] | None:
         """The summary of a complete run, or None."""
-        path = self.path / "summary.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        state = self._digests()
+        if state is not None and "summary.json" not in state["files"]:
+            return None  # of an outcome that is being made anew, or a kill came before it was listed
+        return self._json("summary.json")
+
+    def audit(self) -> dict[str, Any] | None:
+        """What `dither audit` has shown; of a user's own records it is exact, and so local."""
+        found = self._json("audit.json") or self._json("local/audit.json")
+        if found is not None and not isinstance(found.get("rows"), list):
+            raise self._damaged("audit.json", "has no rows")
+        return found
+
+    def local_summary(self) -> dict[str, Any]:
+        """Outcomes that are exact: local, not private."""
+        return self._json("local/summary.json") or {}
 
 
 # Atomic writes
@@ -211,6 +407,32 @@ def write_bytes(path: Path, data: bytes) -> None:
         with suppress(OSError):
             os.unlink(name)
         raise
+
+
+def write_checked(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON object with a checksum of itself."""
+    plain = json.loads(json.dumps(value))
+    write_text(path, json.dumps({**plain, "checksum": _checksum(plain)}, indent=1, ensure_ascii=False) + "\n")
+
+
+def read_checked(path: Path, advice: str, old: tuple[str, ...] = ()) -> dict[str, Any]:
+    """What `write_checked` wrote, or DamagedFile. A version without checksums wrote objects of `old` keys."""
+    try:
+        found = json.loads(path.read_bytes().decode("utf-8"))
+    except OSError as error:
+        raise DamagedFile(f"{str(path)!r} cannot be read ({error.strerror}); {advice}") from None
+    except (ValueError, RecursionError):
+        raise DamagedFile(f"{str(path)!r} is not valid JSON; {advice}") from None
+    if not isinstance(found, dict):
+        raise DamagedFile(f"{str(path)!r} is not a JSON object; {advice}")
+    checksum = found.pop("checksum", None)
+    if checksum != _checksum(found) and (checksum is not None or not old or not set(found) <= set(old)):
+        raise DamagedFile(f"{str(path)!r} does not hold what was written (its checksum differs); {advice}")
+    return found
+
+
+def _checksum(value: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def to_json(value: Any, indent: int | None = None) -> str:

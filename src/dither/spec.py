@@ -41,6 +41,7 @@ class DataSpec:
     name: str = _key("adult", "data set of the catalogue (dither data list); empty with path")
     path: str = _key("", "your own records: .csv, .parquet, .npz, or a folder of .npy files")
     test_path: str = _key("", "your own test file; without it test_fraction of path is held out")
+    test_public: bool = _key(False, "your own test records are public: only then is the model scored on them")
     id: str = _key("", "your name for the records of path: files with one name are charged together")
     label: str = _key("", "label column of path")
     schema: str = _key("", "schema.toml that fixes the encoding (dither data schema FILE)")
@@ -113,7 +114,12 @@ class PrivacySpec:
     assume_credit: bool = _key(
         False, "credit the others' noise in sums although it is unproved here (networks); labelled 'assumed'"
     )
-    adjacency: str = _key("replace-one", "what a neighbouring data set is", ("replace-one", "add/remove"))
+    adjacency: str = _key(
+        "auto",
+        "what a neighbouring data set is: one record blanked (counts stay), exchanged, or added or removed; auto: "
+        "zero-out for your own data, replace-one for the catalogue's",
+        ("auto", "zero-out", "replace-one", "add/remove"),
+    )
 
 
 @dataclass(frozen=True)
@@ -213,6 +219,18 @@ class Spec:
         return "os" if self.data.path else "seeded"
 
     @property
+    def adjacency(self) -> str:
+        """ "zero-out", "replace-one" or "add/remove": what `privacy.adjacency` comes to for this data."""
+        if self.privacy.adjacency != "auto":
+            return self.privacy.adjacency
+        return "zero-out" if self.data.path else "replace-one"
+
+    @property
+    def scored(self) -> bool:
+        """Whether the test records are public: the catalogue's are, a user's own by declaration."""
+        return self.data.test_public or not (self.data.path or self.data.test_path)
+
+    @property
     def aggregation(self) -> str:
         """ "off", "ideal" or "real": what `secagg.mode` comes to for this method."""
         if self.secagg.mode != "auto":
@@ -281,8 +299,12 @@ class Spec:
     def fingerprint(self) -> str:
         """SHA-256 of what differs from the defaults: unlike `digest` the same in later versions that know more
         keys, and so a name for results that are kept. Who changes a default's meaning must change such names."""
-        plain = _flatten(Spec(method=self.method).to_dict())
-        chosen = {key: value for key, value in _flatten(self.to_dict()).items() if value != plain.get(key)}
+
+        def values(spec: Spec) -> dict[str, Any]:  # "auto" is younger than some names: what it comes to counts
+            return {**_flatten(spec.to_dict()), "privacy.adjacency": spec.adjacency}
+
+        plain = values(Spec(method=self.method))
+        chosen = {key: value for key, value in values(self).items() if value != plain.get(key)}
         text = json.dumps({**chosen, "method": self.method}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -417,7 +439,7 @@ def prepare(spec: Spec, model: Any, *, client_sizes: np.ndarray, num_params: int
         unit=privacy.unit,
         view=privacy.view,
         colluders=spec.colluders,
-        adjacency=privacy.adjacency,
+        adjacency=spec.adjacency,
         options=spec.method_options,
         noise_std=privacy.noise_std,
         noise_schedule=privacy.noise_schedule,

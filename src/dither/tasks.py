@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -36,7 +36,9 @@ class Task:
     prepared: Prepared
     num_params: int
     cohorts: list[np.ndarray]  # who takes part in each round
+    numbers: tuple[int, ...] = ()  # of these rounds, where some were made twice; empty: 0, 1, 2, ...
     missing: int = 0  # of the spec's colluders: those who are merely not in the sum
+    federated: bool = False  # of a real federation, whose parties show each other their record counts
 
     @cached_property
     def data_digest(self) -> str:
@@ -54,7 +56,7 @@ class Task:
     def alike(self) -> list[np.ndarray]:
         """Clients that reveal the same when they take part."""
         releases = self.prepared.build(self.prepared.hyper).releases
-        return proofs.alike(releases, self.federation.size, self.cohorts)
+        return proofs.alike(releases, self.federation.size, self.cohorts, self.numbers)
 
     @cached_property
     def noise_ratio(self) -> float:
@@ -98,6 +100,7 @@ def task_of(
     problem: simulate.Problem,
     *,
     missing: int | None = None,
+    federated: bool = False,
 ) -> Task:
     """Model and method for records that are dealt out already. Of the others' records a member of a real
     federation knows the counts alone (`federation.size`), and nothing here needs more. `missing` is how many
@@ -124,7 +127,7 @@ def task_of(
         design=prepared.cohorts,
         num_rounds=num_rounds,
     )
-    task = Task(spec, dataset, federation, problem, model, prepared, num_params, who)
+    task = Task(spec, dataset, federation, problem, model, prepared, num_params, who, federated=federated)
     if prepared.stop_when_proven and math.isfinite(spec.privacy.epsilon):
         task = replace(task, cohorts=who[: _last_affordable(task)])
     if spec.privacy.noise != "proven" or math.isinf(spec.privacy.epsilon):
@@ -142,7 +145,7 @@ def task_of(
         epsilon=spec.privacy.epsilon,
         delta=spec.privacy.delta,
         view=spec.privacy.view,
-        adjacency=spec.privacy.adjacency,
+        adjacency=spec.adjacency,
         unit=spec.privacy.unit,
     )
     return replace(task, prepared=prepared._replace(hyper=calibrated.hyper, claim=calibrated.claim))
@@ -221,6 +224,18 @@ def tolerated(spec: Spec) -> int:
     return max(spec.cohort_size - least, 0)
 
 
+def as_begun(task: Task, begun: Sequence[tuple[int, int]]) -> Task:
+    """The task as proofs must see it when these stretches of rounds were begun, each with noise of its own: a
+    round that a kill undid and that was made again has been released twice."""
+    numbers = tuple(number for start, stop in begun for number in range(start, stop))
+    if numbers == tuple(range(len(numbers))):
+        return replace(task, cohorts=task.cohorts[: len(numbers)])
+    # Whoever was seen at times of a whole run may have been seen as often in each part of it.
+    prepared = task.prepared._replace(exposures=task.prepared.exposures * len(begun))
+    cohorts = [task.cohorts[number] for number in numbers]
+    return replace(task, cohorts=cohorts, numbers=numbers, prepared=prepared)
+
+
 def with_missing(task: Task, missing: int) -> Task:
     """The task as proofs must see it when `missing` clients' updates may lack in a sum: their noise counts for as
     little as a colluder's."""
@@ -242,20 +257,22 @@ def circumstances(task: Task) -> proofs.Circumstances:
     not_covered = [note for note in task.dataset.notes if "not covered" in note]
     not_covered += [caveat for caveat in prepared.caveats if "not covered" in caveat]
     if spec.data.path:
-        not_covered.append("accuracy and loss shown are measured on records without noise")
         not_covered.append("neighbours differ inside one client's training records: the split was made before")
         if spec.source_of_randomness == "seeded":
             not_covered.append("the noise comes from a seed: who knows it can subtract the noise")
+    if prepared.per_client and task.federated:
+        not_covered.append("how many records a client holds: the parties are told")
     # Clipping each record's gradient keeps a binary linear model's steps those of a convex loss: no other clip.
     convex = task.model.convex and len(task.dataset.classes) == 2 and spec.privacy.clip == "example"
     ratio = task.noise_ratio
+    smoothness = _smoothness(task) if convex else None
     return proofs.Circumstances(
         cohort_size=spec.cohort_size,
         num_rounds=len(task.cohorts),
         colluders=spec.colluders,
         missing=task.missing,
         convex=convex,
-        smoothness=_smoothness(task) if convex else None,
+        smoothness=smoothness,
         client_state=prepared.client_state,
         own_epochs=prepared.own_epochs,
         exposures=prepared.exposures,
@@ -266,7 +283,29 @@ def circumstances(task: Task) -> proofs.Circumstances:
         assumed=prepared.assumed,
         assume_credit=spec.privacy.assume_credit,
         not_covered=tuple(not_covered),
+        counts_shown=_counts_shown(task, smoothness),
     )
+
+
+def _counts_shown(task: Task, smoothness: float | None) -> str:
+    """What the run shows that depends on how many records a client holds, in words. Empty where nothing does: only
+    then has add/remove a proof, since a neighbour there has another count."""
+    spec = task.spec
+    if task.federated:
+        return "a federation shows every party's count to all"
+    if not task.prepared.ignores_counts:
+        return f"the noise, the weights or the claimed ε of {spec.method} follow the counts"
+    if not spec.batch_sampling.startswith("poisson"):
+        return f"{spec.batch_sampling} batches hold a part of the records that follows the count (G3)"
+    if not spec.sampling_rate:
+        return "the sampling rate is batch_size over the count (set sampling_rate, a public number)"
+    if spec.batch_sampling == "poisson":
+        return (
+            "batches are cut at a length that follows the largest count (batch_sampling='poisson-full' cuts none)"
+        )
+    if smoothness is not None and spec.local_steps > 1:
+        return "the proof for sums of several steps takes the longest batch, which follows the largest count"
+    return ""
 
 
 def _lattice(task: Task, ratio: float) -> accounting.Lattice | None:
@@ -319,13 +358,15 @@ def accounted(
     every_recipe: bool = False,
     ex_ante: bool = False,
     rounds: int | None = None,
+    begun: Sequence[tuple[int, int]] = (),
 ) -> dict[str, Any]:
-    """Claimed and proven ε of a spec (or of its first `rounds` rounds), without running it; with `every_recipe`
-    also each bound that was tried, with `ex_ante` each bound before the cohorts are drawn (R4)."""
+    """Claimed and proven ε of a spec (or of its first `rounds` rounds, or of those `begun`), without running it;
+    with `every_recipe` also each bound that was tried, with `ex_ante` each before the cohorts are drawn (R4)."""
     task = build_task(spec, data_dir=data_dir)
     claim = task.prepared.claim
     if rounds is not None and rounds < planned_rounds(task):
         task, claim = replace(task, cohorts=task.cohorts[:rounds]), claim_after(task, rounds)
+    task = as_begun(task, begun) if begun else task
     tried = {}
     judged = with_missing(task, tolerated(spec))
     if every_recipe:
@@ -346,6 +387,8 @@ def _before_the_draw(task: Task) -> list[dict[str, Any]]:
     """Every bound when an honest party is yet to draw each round's cohort, independently of data and outputs: a
     client takes part in each round with probability cohort_size/num_clients (R4), but surely where all do (Secure
     FedAvg's first round)."""
+    if task.numbers:
+        raise SpecError("rounds of this run were made twice: who took part in them is drawn already (R4)")
     if task.prepared.cohorts is not None:
         raise SpecError("this method fixes who takes part beforehand: there is nothing left to draw (R4)")
     num_clients, rounds = len(task.federation.size), len(task.cohorts)
@@ -369,8 +412,11 @@ def _before_the_draw(task: Task) -> list[dict[str, Any]]:
     return proofs.tried(groups, task.spec.privacy.delta, known, participation=drawn)
 
 
-def proven_so_far(task: Task, rounds: int) -> float:
-    """Proven ε of the first rounds for the spec's own view and adjacency."""
+def proven_so_far(task: Task, rounds: int, begun: Sequence[tuple[int, int]] = ()) -> float:
+    """Proven ε of the first rounds, or of those `begun`, for the spec's own view and adjacency."""
+    if begun and task.spec.source_of_randomness == "os":
+        task = as_begun(task, begun)
+        rounds = len(task.cohorts)
     task = with_missing(task, tolerated(task.spec))
     privacy = task.spec.privacy
     return proofs.worst(
@@ -378,7 +424,7 @@ def proven_so_far(task: Task, rounds: int) -> float:
         privacy.delta,
         circumstances(task),
         view=privacy.view,
-        adjacency=privacy.adjacency,
+        adjacency=task.spec.adjacency,
         unit="run",
     )
 
@@ -392,6 +438,7 @@ def classes(task: Task, rounds: int | None) -> list[proofs.Clients]:
         task.cohorts[: len(task.cohorts) if rounds is None else rounds],
         lattice=circumstances(task).lattice,
         groups=task.alike,
+        numbers=task.numbers,
     )
 
 
@@ -474,12 +521,14 @@ def deal(
     )
     if d.split == "given":
         count, scored = len(dataset.y_train), len(dataset.y_test)
+        scored = scored if spec.scored else 0
         rows, even = np.arange(count, count + scored), np.full(scored, 1.0 / max(scored, 1))
         return everything, simulate.Problem(x, y, [everything], [rows], [even], _as_stored(dataset, everything))
     # Each client keeps 80% for training; accuracy is the mean over the clients' own test records.
     train, test, _ = data.per_client_split(everything, fractions=(0.8, 0.1, 0.1), seed=spec.seed)
     weights = np.repeat(1.0 / (len(test.size) * np.maximum(test.size, 1)), test.size)
     at = np.argsort(test.order) if dataset.digest else slice(None)
+    at = at if spec.scored else slice(0)
     return train, simulate.Problem(x, y, [train], [test.order[at]], [weights[at]], _as_stored(dataset, train))
 
 
@@ -512,15 +561,18 @@ def rounding(task: Task, missing: int) -> dict[str, float] | None:
     task = with_missing(task, missing)
     groups = classes(task, None)
     uplink = [r for g in groups for releases, _ in g.most for r in releases if r.channel == "uplink"]
-    least = min((r.sensitivity for r in uplink), default=0.0)
-    if not least or not math.isfinite(least) or not all(r.noise_std for r in uplink):
+    if not uplink or not all(r.noise_std and math.isfinite(r.sensitivity) for r in uplink):
+        return None
+    relation = accounting.REPLACE_ONE if task.spec.adjacency == accounting.REPLACE_ONE else accounting.ZERO_OUT
+    least = min(r.noise_std / accounting.step_multiplier(r, relation) for r in uplink)
+    if not least:
         return None
     step = 2.0**-how.how.scale_bits
     margin = math.sqrt(task.num_params) * step / (task.prepared.upload_unit * least)
     privacy, known = task.spec.privacy, circumstances(task)
 
     def epsilon(groups: list[proofs.Clients], view: str) -> float:
-        return proofs.worst(groups, privacy.delta, known, view=view, adjacency=privacy.adjacency, unit="run")
+        return proofs.worst(groups, privacy.delta, known, view=view, adjacency=task.spec.adjacency, unit="run")
 
     # To one who sees every upload rounding reveals nothing more: that bound holds as it is.
     value = min(epsilon(groups, "upload"), epsilon(proofs.quieter(groups, 1 / (1 + margin)), "sum"))

@@ -31,6 +31,7 @@ from dither.spending import Ledger, Spending, data_id
 from dither.tasks import (
     Task,
     aggregation,
+    as_begun,
     build_task,
     circumstances,
     claim_after,
@@ -62,6 +63,12 @@ class Run:
     classes: tuple[str, ...]
     schema: data.Schema | None
 
+    @property
+    def local(self) -> dict[str, Any]:
+        """Exact figures that no ε covers: the training loss and others. Local, not private."""
+        folder = runs.RunFolder(self.folder)
+        return {**folder.local_summary(), "metrics": folder.local_metrics()}
+
     def predict_proba(self, features: Any) -> np.ndarray:
         """Class probabilities `[n, classes]` of an encoded array, a data frame or a file."""
         return np.asarray(models.probabilities(self._scores(features)))
@@ -71,7 +78,7 @@ class Run:
         return np.asarray(self.classes)[np.asarray(models.predict(self._scores(features)))]
 
     def evaluate(self, path: str | Path) -> dict[str, float]:
-        """Accuracy and loss on a file with labels."""
+        """Accuracy and loss on a file with labels: exact, and so local, not private."""
         right, losses = [], []
         for encoded in self._pieces(path, labels="required"):
             if encoded.y is None:
@@ -193,9 +200,10 @@ def _run(
         if processes.count() > 1:
             processes.compare(facts(task))
         if resume is None:
-            folder = runs.RunFolder.create(path, spec, {**provenance(task), "devices": shards.devices})
-            if task.dataset.schema is not None:
-                task.dataset.schema.save(folder.path / "schema.toml")
+            made = {**provenance(task), "devices": shards.devices}
+            folder = runs.RunFolder.create(path, spec, made, _schema_file(task.dataset))
+            local = {"data_digest": task.data_digest}
+            runs.write_text(folder.path / "local" / "provenance.json", runs.to_json(local, indent=2))
         else:
             folder = runs.RunFolder.open(resume)
     try:
@@ -226,7 +234,9 @@ def spending(
             "'gaussian', or a set of the catalogue without --ledger"
         )
     # The run folder keeps an anchor: a ledger that is rolled back later no longer agrees with it.
-    book = Ledger(ledger or Ledger.default_path(), anchor=folder.path / "ledger-anchor.json")
+    anchor = folder.path / "ledger-anchor.json"  # where earlier versions had it
+    anchor = anchor if anchor.is_file() else folder.path / "local" / "ledger-anchor.json"
+    book = Ledger(ledger or Ledger.default_path(), anchor=anchor)
     own_rows = spec.data.partition == "column"
     # What was read is charged, not what lies there by now.
     digest = task.dataset.ledger_digest
@@ -294,13 +304,15 @@ def train(
         state, done, seconds_before = simulation.start(inputs), 0, 0.0
     checkpoint = folder.load_checkpoint()
     folder.clear_leftovers()
+    fresh = spec.source_of_randomness == "os"  # a round made again is another release
+    _begun_before(folder, spec, planned_rounds(task))
+    if fresh and spec.batch_sampling == "shuffled" and folder.begun():
+        raise RunExists(
+            f"{str(folder.path)!r} cannot be resumed: its shuffled epochs came from randomness='os', which is "
+            "never kept, and a new order could use a record twice in one epoch; start a new run"
+        )
     if checkpoint is not None:
         _check_belongs(checkpoint, spec, digest, folder)
-        if spec.source_of_randomness == "os" and spec.batch_sampling == "shuffled":
-            raise RunExists(
-                f"{str(folder.path)!r} cannot be resumed: its shuffled epochs came from randomness='os', which is "
-                "never kept, and a new order could use a record twice in one epoch; start a new run"
-            )
         restored = restore(state, checkpoint.leaves)
         processes.tell("restore", work=True)
         state, done = handed_out(restored, simulation), checkpoint.round
@@ -310,6 +322,7 @@ def train(
         seconds_before = float(rows[-1]["seconds"]) if rows else 0.0
     else:
         folder.drop_metrics_after(0)
+    folder.begin(done, done)  # an earlier outcome no longer holds
     if on_start:
         on_start(task, folder.path, done)
 
@@ -330,6 +343,8 @@ def train(
                         raise
                     stopped = str(refusal)
                     break
+            if fresh:
+                folder.begin(start, stop)
             if processes.tell("rounds", work=True, start=start, stop=stop):
                 interrupt.asked = True
             with clock("rounds"):
@@ -341,14 +356,15 @@ def train(
             if spec.federation.refused == "abort":
                 _check_refused(state, stop)
             now, asked = time.perf_counter(), interrupt.asked  # read once: no end without its checkpoint
-            row = {"round": stop, **scores, "seconds": round(seconds_before + now - began, 3)}
-            folder.append_metrics(row)
+            released, local = split_scores(scores, spec)
+            row = {"round": stop, **released, "seconds": round(seconds_before + now - began, 3)}
+            folder.append_metrics(row, {"round": stop, **local})
             if stop == num_rounds or stop < end or asked or now - saved >= checkpoint_seconds:
                 leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
                 folder.save_checkpoint(runs.Checkpoint(stop, leaves, spec.digest(), digest))
                 saved = time.perf_counter()
             if on_evaluation:
-                on_evaluation(row)
+                on_evaluation({**row, "local": local})
             if asked and stop < num_rounds:
                 raise KeyboardInterrupt
             if stop < end:
@@ -357,6 +373,7 @@ def train(
 
     stopped = stopped or stop_reason(task)
     task = replace(task, cohorts=task.cohorts[: folder.metrics()[-1]["round"]])
+    made = as_begun(task, folder.begun()) if fresh else task
     processes.tell("params", work=True)
     params = jax.tree.map(lambda leaf: np.asarray(leaf)[0], simulation.params(state, inputs))
     processes.reached()
@@ -368,9 +385,18 @@ def train(
     # The rest is this process's alone, and may take long: nothing below may need another's devices.
     processes.dismiss(BudgetExhausted.exit_code if stopped else 0)
     with clock("accounting"):
-        summary = summarise(task, rows, participation, missing)
+        if made.numbers:  # what became of rounds that were undone, nobody knows
+            missing = max(missing, tolerated(spec))
+        summary = summarise(made, rows, participation, missing)
+    if again := len(made.cohorts) - len(task.cohorts):
+        summary["repeated_rounds"] = again
+        summary["notes"].append(
+            f"{again} rounds were begun again with fresh noise after the run was interrupted: the proven ε counts "
+            "them twice"
+        )
+    local = {"train_loss": (folder.local_metrics() or rows)[-1]["train_loss"], "clamped": sent.pop("clamped", 0)}
     summary["traffic"] = sent
-    _note_aggregation(task, summary, missing)
+    _note_aggregation(made, summary, missing)
     if refused.any():
         names = task.federation.names
         summary["refused"] = {names[i]: int(refused[i]) for i in np.flatnonzero(refused)}
@@ -385,12 +411,13 @@ def train(
     if spec.compare and not spec.data.path:
         with clock("without_noise"):
             summary["test_accuracy_without_noise"] = without_noise(task)
-    with clock("plot"):
-        plots.draw_run(rows, folder.path / "plot.png", title=_title(spec), subtitle=_subtitle(task))
+    if spec.scored:
+        with clock("plot"):
+            plots.draw_run(rows, folder.path / "plot.png", title=_title(spec), subtitle=_subtitle(task))
     if isinstance(rounds, Streamed):
         summary["streamed"] = rounds.report()
     summary["timing"] = clock.report()  # of this process: what a resumed run did before is not in it
-    folder.save_summary(summary)
+    folder.save_summary(summary, local)
     return Run(folder.path, spec, summary, rows, task.model, params, task.dataset.classes, task.dataset.schema)
 
 
@@ -407,9 +434,10 @@ def handed_out(state: simulate.State, simulation: simulate.Simulation) -> simula
 def load(path: str | Path) -> Run:
     """A trained run, ready to predict."""
     folder = runs.RunFolder.open(path)
-    leaves, summary, spec = folder.load_model(), folder.summary(), folder.spec()
+    summary, spec = folder.summary(), folder.spec()
     if summary is None:
         raise RunExists(f"{str(path)!r} is not complete; finish it with `dither run --resume {path}`")
+    leaves = folder.load_model()
     model = models.make(
         spec.model.name,
         num_features=summary["num_features"],
@@ -420,8 +448,10 @@ def load(path: str | Path) -> Run:
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     paths = jax.tree_util.tree_flatten_with_path(shapes)
     params = jax.tree.unflatten(paths[1], [leaves[_leaf_name(where)] for where, _ in paths[0]])
-    schema_path = folder.path / "schema.toml"
-    schema = data.Schema.load(schema_path) if schema_path.is_file() else None
+    schema = None
+    for name in ("schema.toml", "local/schema.toml"):
+        if folder.read(name) is not None:
+            schema = data.Schema.load(folder.path / name)
     return Run(folder.path, spec, summary, folder.metrics(), model, params, tuple(summary["classes"]), schema)
 
 
@@ -489,7 +519,6 @@ def summarise(
         "data": spec.data.path or spec.data.name,
         "test_accuracy": last["test_accuracy"],
         "loss": last["loss"],
-        "train_loss": last["train_loss"],
         "rounds": last["round"],
         "seconds": last["seconds"],
         "epsilon": {
@@ -529,7 +558,7 @@ def traffic(
     }
     if how is None:
         return found
-    found["bound"], found["clamped"] = how.how.bound, int(np.asarray(state.clamped)[0])
+    found["bound"], found["clamped"] = how.how.bound, int(np.asarray(state.clamped)[0])  # see `train`
     if simulation.aggregators and how.mode == "real":
         (aggregator,) = simulation.aggregators
         seen = aggregator.traffic.report()
@@ -555,25 +584,47 @@ def _note_aggregation(task: Task, summary: dict[str, Any], missing: int) -> None
         summary["notes"].append(
             f"{seen['void_rounds']} of {summary['rounds']} rounds had too few clients and are void"
         )
-    if seen.get("clamped") and task.spec.secagg.noise == "discrete":
-        summary["notes"].append(
-            f"{seen['clamped']} coordinates were clamped at {seen['bound']:g}, before the noise"
-        )
-    elif seen.get("clamped"):
-        summary["notes"].append(
-            f"{seen['clamped']} coordinates were clamped at {seen['bound']:g} before the sum: the credit for the "
-            "others' noise is not covered (errata G8); raise secagg.bound or lower client_lr"
-        )
-        for row in summary["epsilon"]["proven"]:
-            if any("G8" in text for text in row["not_covered"]):
-                row["not_covered"].append(f"{seen['clamped']} clamped coordinates")
+    if "bound" in seen:
+        # How many were is exact, and so stays local.
+        limit = f"coordinates beyond {seen['bound']:g} are clamped before the sum"
+        if task.spec.secagg.noise != "discrete":
+            for row in summary["epsilon"]["proven"]:
+                if any("G8" in text for text in row["not_covered"]):
+                    row["not_covered"].append(f"{limit}: the credit holds where none was (local/summary.json)")
     margin = rounding(task, missing)
     if margin is not None:
         seen["rounding"] = margin
 
 
+UNSCORED = (
+    "test records are not scored: if yours are public, say so with data.test_public=true; `dither evaluate` "
+    "scores a file for your eyes alone"
+)
+
+
+def split_scores(scores: Mapping[str, float], spec: Spec) -> tuple[dict[str, Any], dict[str, float]]:
+    """What an evaluation found: scores on public test records, and what is exact about others and stays local."""
+    public = ("test_accuracy", "loss")
+    released = {name: scores[name] if spec.scored else None for name in public}
+    return released, {name: value for name, value in scores.items() if name not in public}
+
+
+def _schema_file(dataset: data.Dataset) -> dict[str, str]:
+    """schema.toml; bounds and categories that were read from the records stay local."""
+    if dataset.schema is None:
+        return {}
+    return {"schema.toml" if dataset.covered else "local/schema.toml": dataset.schema.to_toml()}
+
+
+def _begun_before(folder: runs.RunFolder, spec: Spec, num_rounds: int) -> None:
+    """Of a run that a version without digests.json began, what it may have begun: a stretch past the last line."""
+    if not (folder.path / "digests.json").is_file():
+        rows = folder.metrics()
+        folder.begin(0, min((rows[-1]["round"] if rows else 0) + spec.eval_every, num_rounds))
+
+
 def _data_caveats(spec: Spec) -> tuple[str, ...]:
-    found = []
+    found = [] if spec.scored else [UNSCORED]
     if spec.data.path and spec.source_of_randomness == "seeded":
         found.append("seeded noise: a simulation, not a protection; who knows the seed can subtract it")
     if spec.data.path and spec.compare:
@@ -600,7 +651,6 @@ def provenance(task: Task) -> dict[str, Any]:
         "device": f"{device.platform}: {device.device_kind}",
         **({"processes": processes.count()} if processes.count() > 1 else {}),
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "data_digest": task.data_digest,
         "records": _WAYS["yes" if task.dataset.streamed else "no"],
         "spec_digest": task.spec.digest(),
         "randomness": task.spec.source_of_randomness,

@@ -1,7 +1,7 @@
 """What a long computation has found so far, kept until it is done: an interrupted one goes on from there.
 
-One file a computation, one line an answer. Nothing stays behind a computation that came to its end, so that no
-later version of the code meets answers of an earlier one.
+One file a computation, one line an answer with its checksum. Nothing stays behind a computation that came to its
+end, so that no later version of the code meets answers of an earlier one.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,12 @@ class Unfinished:
         if self.path is not None and self.path.is_file():
             for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
                 try:
-                    key, value = json.loads(line)
+                    text, checksum = json.loads(line)
+                    key, value = json.loads(text)
                 except (TypeError, ValueError):  # cut off by a kill
                     continue
-                self._known[key] = value
+                if checksum == zlib.crc32(text.encode()):
+                    self._known[key] = value
 
     def get(self, key: str) -> Any:
         """What was found before; None where nothing was."""
@@ -54,7 +57,8 @@ class Unfinished:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with open(self.path, "a", encoding="utf-8") as file:
             # A line that a kill cut off must not swallow this one.
-            file.write("\n" * (file.tell() > 0) + json.dumps([key, value], default=_plain) + "\n")
+            text = json.dumps([key, value], default=_plain)
+            file.write("\n" * (file.tell() > 0) + json.dumps([text, zlib.crc32(text.encode())]) + "\n")
             file.flush()
             os.fsync(file.fileno())
 

@@ -5,9 +5,12 @@ which seed the committee's hash: it searches until the committee is its accompli
 seal. Two attempts that differ in one honest client then differ by that client's vector.
 """
 
+import math
+
 import numpy as np
 import pytest
 
+from dither import tasks
 from dither.errors import ProtocolAbort
 from dither.federation import terms as agreed
 from dither.secagg import primitives
@@ -108,3 +111,20 @@ def test_attempts_of_a_round_are_consecutive():
     with pytest.raises(ProtocolAbort, match="attempt"):
         federation.upload(0, federation.cohort(range(5), 2))
     federation.upload(0, federation.cohort(range(5), 1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "lost"),
+    [
+        ({"privacy.colluders": 2}, ""),
+        ({"privacy.colluders": 1, "federation.refused": "continue"}, " and lacks the noise of 1 more"),
+    ],
+)
+def test_an_epsilon_that_counts_on_others_says_against_whom(changes, lost):
+    spec = small_spec(local_steps=1, client_lr=0.1, batch_sampling="full", **{"secagg.mode": "ideal", **changes})
+    rows = [row for row in tasks.proven(tasks.build_task(spec)) if math.isfinite(row["value"])]
+    credited = [row for row in rows if row["recipe"] == "R1 sum"]
+    assert credited
+    words = f"against a server that colludes with {changes['privacy.colluders']} of the 4 parties{lost}"
+    assert {row["against"] for row in credited} == {words}
+    assert {row["against"] for row in rows if row["view"] == "upload"} == {""}

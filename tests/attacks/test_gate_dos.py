@@ -130,7 +130,7 @@ def test_strangers_are_few_and_soon_gone(gate, folder, monkeypatch):
     assert ended(plain)
     assert ended(slow)
     monkeypatch.undo()
-    assert post(gate, 0, "x: y\r\n" * gate_module._HEADER_BYTES) in (b"HTTP/1.1 400 Bad Request", b"")
+    assert post(gate, 0, "x: y\r\n" * MEBIBYTE) in (b"HTTP/1.1 400 Bad Request", b"")
 
 
 def ended(line):

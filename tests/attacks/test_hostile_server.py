@@ -226,9 +226,11 @@ def mutate(found, random_):
         elif what < 0.2 and isinstance(at, list):
             at.append(inner)
         elif what < 0.3 and isinstance(at, dict):
-            at[random_.choice(("", "x", "__class__", "data.path", "method"))] = random_.choice(VALUES)
+            at[random_.choice(("", "x", "__class__", "data.path", "method"))] = copy.deepcopy(
+                random_.choice(VALUES)
+            )
         else:
-            at[key] = random_.choice(VALUES)
+            at[key] = copy.deepcopy(random_.choice(VALUES))
         return
 
 

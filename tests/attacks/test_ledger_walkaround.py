@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from dither import api, cli
 from dither.errors import BudgetExhausted, ConfigError, DitherError
+from dither.runs import FORMAT
 from dither.spec import Spec
 from dither.spending import EVERY_RECORD, Budget, Ledger, data_id
 
@@ -96,11 +97,13 @@ def train(place, path, **arguments):
 
 
 def emptied(source, target):
-    """A copy of a run folder in which no round has been made."""
-    shutil.copytree(source, target)
-    shutil.rmtree(target / "checkpoints")
-    for name in ("metrics.jsonl", "summary.json", "model.npz"):
-        (target / name).unlink()
+    """A copy of a run folder in which no round has been made, by an owner who takes the digests away as well."""
+    shutil.copytree(
+        source, target, ignore=shutil.ignore_patterns("local", "metrics.jsonl", "summary.json", "model.npz")
+    )
+    (target / "digests.json").unlink()
+    text = (target / "provenance.json").read_text()
+    (target / "provenance.json").write_text(text.replace(f',\n  "format": {FORMAT}', ""))
     return target
 
 
@@ -108,14 +111,14 @@ def test_another_seed_in_a_copied_folder_is_charged(place):
     before = epsilon(place)
     spec = (place / "first" / "spec.toml").read_text()
     models = {(place / "first" / "model.npz").read_bytes()}
-    for seed in range(1, 4):
+    for seed in (1, 2):
         copy = emptied(place / "first", place / f"copy{seed}")
         (copy / "spec.toml").write_text(spec.replace("\nseed = 0\n", f"\nseed = {seed}\n"))
         api.resume(copy)
         models.add((copy / "model.npz").read_bytes())
-    assert len(models) == 4
-    assert charges(place) == 4
-    assert epsilon(place) > 1.3 * before  # of four runs together
+    assert len(models) == 3
+    assert charges(place) == 3
+    assert epsilon(place) > 1.2 * before  # of three runs together
 
 
 def test_the_same_bits_again_are_one_charge_and_a_moved_bit_is_another(place, monkeypatch):
@@ -246,7 +249,8 @@ def test_a_second_account_in_another_ledger_is_recorded(place):
     with pytest.raises(DitherError, match=r"100% of its records with people\.csv in another ledger"):
         train(place, place / "other.csv", ledger=fresh)
     train(place, place / "other.csv", ledger=fresh, new_ledger=True)
-    api.run(spec_of(place / "other.csv", seed=3), out=place / "once-more", ledger=fresh)  # known there by now
+    again = Ledger(fresh)
+    again.identify(data_id(again, path=str(place / "other.csv")), lambda: pytest.fail("known there by now"))
     (about,) = [entry.about for entry in Ledger(fresh).history() if entry.kind == "data"]
     assert about.besides == (book(place)._store.id,)
 
@@ -282,7 +286,7 @@ def test_a_fresh_ledger_does_not_forget(place, monkeypatch, way):
 def test_a_ledger_that_forgets_is_noticed_by_a_new_run(place, way):
     where, old = place / "ledger", place / "old"
     shutil.copytree(where, old)
-    train(place, place / "people.csv", values={"seed": 1})
+    book(place).set_budget("any", Budget(1.0, DELTA))  # one more entry
     shutil.rmtree(where)
     if way == "rolled back":
         shutil.copytree(old, where)

@@ -69,8 +69,9 @@ def configurations() -> list[tuple[str, dict, tuple[str, ...]]]:
         views = outside if method == "cpfed" else ("upload",)
         for sampler in ("fixed", "disjoint", "shuffled", "full"):
             rows.append((method, {"batch_sampling": sampler}, views))
-        for adjacency in ("add/remove", "replace-one"):
-            rows.append((method, {**coins, "privacy__adjacency": adjacency}, views))
+        rows.append((method, coins, views))
+    uncapped = {**coins, "batch_sampling": "poisson-full", "local_steps": 1}  # where add/remove has a proof
+    rows.append(("cpfed", {**uncapped, "privacy__adjacency": "add/remove"}, outside))
     rows.append(("dp-scaffold", {"batch_sampling": "full", "num_rounds": 3}, ("sum", "broadcast", "final")))
     for sampler in ("fixed", "disjoint", "shuffled", "full", "poisson"):
         rate = coins if sampler == "poisson" else {"batch_sampling": sampler}
@@ -103,4 +104,7 @@ def configurations() -> list[tuple[str, dict, tuple[str, ...]]]:
         rows.append(("cpfed", {"privacy__epsilon": epsilon, "batch_sampling": "full"}, ("upload",)))
     rows.append(("concentrated", {"privacy__epsilon": 6.0, "batch_sampling": "shuffled"}, ("upload",)))
     rows.append(("cpfed", {"privacy__epsilon": 6.0}, ("upload",)))
-    return rows
+    blanked = {"privacy__adjacency": "zero-out"}
+    return rows + [
+        (m, {**changes, **blanked}, views) for m, changes, views in rows if "privacy__adjacency" not in changes
+    ]

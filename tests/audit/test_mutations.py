@@ -66,7 +66,7 @@ def test_sampling_without_its_randomness_is_caught(sampler):
         known = simulate.client_keys(np.uint32(3), index, client)
         return simulate.client_keys(root, index, client)._replace(batch=known.batch, epoch=known.epoch)
 
-    rate = {"sampling_rate": 0.1, "privacy__adjacency": "add/remove"} if sampler == "poisson" else {}
+    rate = {"sampling_rate": 0.1, "privacy__adjacency": "zero-out"} if sampler == "poisson" else {}
     task = task_of(batch_sampling=sampler, batch_size=2, **rate)
     assert attack(task, keys=fixed).violations
 

@@ -38,13 +38,18 @@ def test_attacked_is_within_proven(number):
     attacked_within_proof(method, changes, views, trials=10_000)
 
 
-def test_a_sampled_method_is_within_its_proof():
-    report = attacked_within_proof("cpfed", {"num_rounds": 2, "batch_size": 6}, ("upload",), 4000)
+@pytest.mark.parametrize("adjacency", ["replace-one", "zero-out"])
+def test_a_sampled_method_is_within_its_proof(adjacency):
+    changes = {"num_rounds": 2, "batch_size": 6, "privacy__adjacency": adjacency}
+    report = attacked_within_proof("cpfed", changes, ("upload",), 4000)
+    assert report.rows[0]["adjacency"] == adjacency
     assert report.rows[0]["attacked"]["value"] > 0  # the attack is not asleep
 
 
-def test_a_plain_gaussian_release_is_attacked_to_four_fifths_of_its_proof():
-    spec = small_spec("cpfed", batch_sampling="full", local_steps=1, num_rounds=1, privacy__delta=1e-5)
+@pytest.mark.parametrize("adjacency", ["replace-one", "zero-out"])
+def test_a_plain_gaussian_release_is_attacked_to_four_fifths_of_its_proof(adjacency):
+    changes = {"privacy__delta": 1e-5, "privacy__adjacency": adjacency}
+    spec = small_spec("cpfed", batch_sampling="full", local_steps=1, num_rounds=1, **changes)
     task = build_task(spec, dataset=small_dataset())
     report = audit(task, views=("upload",), trials=100_000, confidence=0.99)
     row = report.rows[0]

@@ -27,7 +27,6 @@ name = ""
 
 [privacy]
 epsilon = 4.0
-adjacency = "add/remove"
 """
 
 
@@ -40,14 +39,14 @@ def place(tmp_path):
 
 def test_a_users_own_data_is_always_charged_and_the_budget_holds(place):
     ledger = {"DITHER_LEDGER": str(place / "ledger.sqlite")}
-    dither("budget", "set", "t.csv", "--epsilon", "3", "--adjacency", "add/remove", cwd=place, **ledger)
+    dither("budget", "set", "t.csv", "--epsilon", "3", cwd=place, **ledger)
     first = dither("run", "spec.toml", "--out", "one", cwd=place, check=False, **ledger)
     assert first.returncode == 3, first.stderr
     assert "the privacy budget ends after round" in first.stderr
     summary = json.loads((place / "one" / "summary.json").read_text())
     assert 10 < summary["rounds"] < 40
     proven = {(r["view"], r["adjacency"], r["unit"]): r["value"] for r in summary["epsilon"]["proven"]}
-    assert 2.7 < proven["upload", "add/remove", "run"] <= 3.0
+    assert 2.7 < proven["upload", "zero-out", "run"] <= 3.0
     assert (place / "one" / "model.npz").is_file()
     rows = json.loads(dither("budget", "show", "t.csv", "--json", cwd=place, **ledger).stdout)
     assert {row["client"] for row in rows} == {"every record", "north", "south"}
@@ -63,10 +62,10 @@ def test_a_users_own_data_is_always_charged_and_the_budget_holds(place):
 
 def test_a_raised_budget_lets_a_stopped_run_go_on(place):
     ledger = {"DITHER_LEDGER": str(place / "ledger.sqlite")}
-    dither("budget", "set", "t.csv", "--epsilon", "3", "--adjacency", "add/remove", cwd=place, **ledger)
+    dither("budget", "set", "t.csv", "--epsilon", "3", cwd=place, **ledger)
     assert dither("run", "spec.toml", "--out", "one", "-q", cwd=place, check=False, **ledger).returncode == 3
     stopped = json.loads((place / "one" / "summary.json").read_text())["rounds"]
-    more = ["budget", "set", "t.csv", "--epsilon", "100", "--adjacency", "add/remove"]
+    more = ["budget", "set", "t.csv", "--epsilon", "100"]
     refused = dither(*more, cwd=place, check=False, **ledger)
     assert refused.returncode == 2
     assert refused.stderr.startswith("error: this raises the budget from ε=3 ")
@@ -101,7 +100,7 @@ def test_a_finished_run_is_not_trained_or_charged_again(place):
 
 def test_another_partition_of_the_same_file_is_no_new_budget(place):
     ledger = {"DITHER_LEDGER": str(place / "ledger.sqlite")}
-    dither("budget", "set", "t.csv", "--epsilon", "3", "--adjacency", "add/remove", cwd=place, **ledger)
+    dither("budget", "set", "t.csv", "--epsilon", "3", cwd=place, **ledger)
     assert dither("run", "spec.toml", "--out", "one", "-q", cwd=place, check=False, **ledger).returncode == 3
     iid = ["--set", "data.partition=iid", "--set", "num_clients=2", "--out", "two", "-q"]
     again = dither("run", "spec.toml", *iid, cwd=place, check=False, **ledger)

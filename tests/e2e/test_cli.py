@@ -10,6 +10,8 @@ import time
 import numpy as np
 import pytest
 
+from dither.training import UNSCORED
+
 QUICK = ["--set", "data.name=breast-cancer", "--set", "num_clients=10", "--set", "cohort_size=5"]
 
 
@@ -39,7 +41,7 @@ def test_a_run_leaves_everything_the_readme_names(finished):
     names = {path.name for path in folder.iterdir()}
     assert {
         "spec.toml", "metrics.jsonl", "summary.json", "plot.png", "model.npz", "schema.toml",
-        "provenance.json", "checkpoints",
+        "provenance.json", "digests.json", "local",
     } <= names  # fmt: skip
     assert "round 30/30" in result.stdout
     assert "claimed ε" in result.stdout
@@ -105,10 +107,10 @@ append, replace = runs.RunFolder.append_metrics, os.replace
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
-def append_metrics(self, row):
+def append_metrics(self, row, local):
     if row["round"] == target and moment == "before metrics":
         die()
-    append(self, row)
+    append(self, row, local)
     if row["round"] == target and moment == "after metrics":
         die()
 
@@ -229,6 +231,14 @@ def test_a_users_own_table_end_to_end(tmp_path):
     assert summary["num_clients"] == 2
     assert any("preprocessing not covered" in note for note in summary["notes"])
     assert "preprocessing not covered" in result.stdout
+    # What was read from the records, and what is measured on them, stays local and is marked.
+    assert not (tmp_path / "run" / "schema.toml").exists()
+    assert (tmp_path / "run" / "local" / "schema.toml").is_file()
+    assert summary["test_accuracy"] is None
+    assert "not scored" in result.stdout
+    assert "(local, not private)" in result.stdout
+    test = dither("evaluate", "run", "--data", "t.csv", cwd=tmp_path).stdout
+    assert "local, not private" in test
 
 
 @pytest.mark.parametrize(
@@ -309,7 +319,8 @@ def test_a_drafted_schema_marks_what_it_read_and_is_used(tmp_path):
         "--set", "num_clients=2", "--set", "cohort_size=1", "--set", "num_rounds=3", "--out", "run",
         "--quiet", cwd=tmp_path,
     )  # fmt: skip
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["notes"] == []
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["notes"] == [UNSCORED]
+    assert (tmp_path / "run" / "schema.toml").is_file()
 
 
 def test_a_client_whose_update_is_not_finite_ends_the_run_or_is_left_out(tmp_path):

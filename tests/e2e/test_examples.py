@@ -22,7 +22,7 @@ def test_data_with_a_natural_partition(tmp_path):
     (row,) = [
         row
         for row in run.summary["epsilon"]["proven"]
-        if (row["view"], row["unit"], row["adjacency"]) == ("upload", "run", "add/remove")
+        if (row["view"], row["unit"], row["adjacency"]) == ("upload", "run", "zero-out")
     ]
     assert 0.99 <= row["value"] <= 1.0
     assert not any("preprocessing" in text for text in row["not_covered"])  # every bound is public

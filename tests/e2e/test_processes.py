@@ -442,8 +442,8 @@ def test_a_silent_process_is_given_up(spec, tmp_path):
 def test_an_error_in_process_0_is_told(spec, tmp_path):
     with Crew("run", spec, *LONG, "--out", tmp_path / "run") as crew:
         crew.at_round(tmp_path / "run", 20)
-        (tmp_path / "run" / "checkpoints").rename(tmp_path / "kept")
-        (tmp_path / "run" / "checkpoints").write_text("not a folder")
+        (tmp_path / "run" / "local" / "checkpoints").rename(tmp_path / "kept")
+        (tmp_path / "run" / "local" / "checkpoints").write_text("not a folder")
         codes, _, errors = crew.ended()
     assert codes[0] == 2, errors
     assert codes[1] == 1, errors
@@ -469,7 +469,7 @@ def test_records_that_differ_are_refused_and_process_0_alone_pays(tmp_path, monk
         codes, _, errors = crew.ended()
     assert codes == [0, 0], errors
     assert not (places[1] / "run").exists()
-    assert (places[0] / "run" / "ledger-anchor.json").is_file()
+    assert (places[0] / "run" / "local" / "ledger-anchor.json").is_file()
     (places[1] / "own.csv").write_text("\n".join([*lines[:-1], "6,4,no"]) + "\n", encoding="utf-8")
     with Crew(*own, "--out", "other", "-q", where=places) as crew:
         codes, _, errors = crew.ended()

@@ -324,3 +324,30 @@ def test_the_server_receives_masked_words_alone(masked):
     for row in rows:
         # Not even four words in a row of any plaintext are to be found in anything that was received.
         assert not any(row[at : at + 16] in everything for at in range(0, len(row) - 16, 4))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "colluders"), [(2, 0), (3, 1), (4, 2)])
+def test_small_federations_run_with_the_colluders_they_take_by_default(tmp_path, quick, count, colluders):
+    """A third of the cohort, rounded up; everybody must answer then, and the terms say so."""
+    seen = []
+    changes = {"num_clients": count, "cohort_size": count, "num_rounds": 1, "federation.min_clients": 2}
+    spec = small_spec(**changes, **{"secagg.mode": "real", "privacy.colluders": -1})
+    parties = Parties(tmp_path, spec)
+
+    def owner(terms, task):
+        seen.append(agreed.summary(terms, task, "ann"))
+        return "asked"
+
+    parties.nodes["ann"] = parties.node("ann", approve=owner)
+    summary = parties.coordinator().run()
+    assert lines(parties)[0]["counted"] == list(NAMES[:count])
+    assert summary["federation"]["colluders"] == colluders
+    told = dict(seen[0])["collusion"]
+    assert f"colludes with up to {colluders} of the {count} parties" in told
+    assert f"{count} of them must answer" in told
+    warned = [text for what, text in seen[0] if what == "WARNING" and "together can read" in text]
+    assert len(warned) == (count == 2)
+    for row in summary["epsilon"]["proven"]:
+        if row["recipe"].startswith("R6"):
+            assert row["against"] == f"against a server that colludes with {colluders} of the {count} parties"

@@ -46,7 +46,7 @@ def test_it_trains_with_a_proven_epsilon(name):
             "batch_sampling": "poisson",
             "sampling_rate": 0.1,
             "data.name": "breast-cancer",
-            "privacy.adjacency": "add/remove",
+            "privacy.adjacency": "zero-out",
         }
     )
     task = api.build_task(spec)

@@ -21,7 +21,7 @@ BASE = Spec.from_preset("adult").with_values(
         "privacy.noise_std": 1.0,
         "data.name": "adult",
         "local_steps": 1,
-        "privacy.adjacency": "add/remove",
+        "privacy.adjacency": "zero-out",
     }
 )
 VARY = {"privacy.noise_std": [0.5, 2.0], "seed": [0, 1, 2]}
@@ -99,7 +99,7 @@ def test_each_run_is_proved_as_it_would_be_alone(folders):
         (alone,) = (
             row
             for row in rows
-            if (row["view"], row["adjacency"], row["unit"]) == (spec.privacy.view, spec.privacy.adjacency, "run")
+            if (row["view"], row["adjacency"], row["unit"]) == (spec.privacy.view, spec.adjacency, "run")
         )
         assert record.proven["value"] == alone["value"]
         assert np.isfinite(alone["value"])

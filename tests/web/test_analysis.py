@@ -38,7 +38,7 @@ def test_epsilon_by_round_grows_to_that_of_the_run(task, found):
     values = found["epsilon"]["values"]
     assert values == sorted(values)
     assert values[1] == proven_so_far(task, 4)
-    table = [row for row in proven(task) if row["view"] == "upload" and row["adjacency"] == "add/remove"]
+    table = [row for row in proven(task) if row["view"] == "upload" and row["adjacency"] == "zero-out"]
     assert values[-1] == pytest.approx(table[0]["value"])
 
 

@@ -32,13 +32,18 @@ def test_a_finished_run(tmp_path, index):
     assert row["accuracy"] == pytest.approx(0.7)
     assert row["spark"][0] == pytest.approx(0.52)
     assert row["claimed"] == {"value": 74.8, "unit": "run", "failing": 1}
-    assert (row["proven"]["value"], row["proven"]["adjacency"]) == (0.9995, "add/remove")
+    assert (row["proven"]["value"], row["proven"]["adjacency"]) == (0.9995, "zero-out")
     assert row["attacked"] is None
 
 
 def test_the_proven_epsilon_is_that_of_the_spec_own_neighbours(tmp_path, index):
     make_run(tmp_path, values={"privacy.adjacency": "replace-one"})
     assert rows(index)["run"]["proven"]["value"] == 2.09
+    make_run(tmp_path, name="auto", values={"privacy.adjacency": "auto"})
+    assert rows(index)["auto"]["proven"]["value"] == 2.09  # of the catalogue
+    own = {"privacy.adjacency": "auto", "data.path": "own.csv", "data.name": "", "data.label": "y"}
+    make_run(tmp_path, name="own", values=own)
+    assert rows(index)["own"]["proven"]["value"] == 0.9995
 
 
 def test_states(tmp_path, index):

@@ -18,7 +18,7 @@ def test_the_noise_meets_the_budget_and_not_much_more_by_another_way_to_compute_
     wish = Wish(rounds=50)
     found = plans.needed(wish)
     direct = accounting.poisson_epsilon(
-        wish.batch / wish.each, found.multiplier, 50 * wish.steps, wish.delta, adjacency="add/remove"
+        wish.batch / wish.each, found.multiplier, 50 * wish.steps, wish.delta, adjacency="zero-out"
     )
     assert direct == pytest.approx(found.proven, rel=2e-3)  # the plan charges truncated batches too
     assert 0.995 <= found.proven <= 1.0
@@ -36,8 +36,15 @@ def test_every_method_has_a_plan_that_is_a_spec(method):
 
 
 def test_what_has_no_proof_says_so():
-    with pytest.raises(NoProof, match="add/remove"):
-        plans.needed(Wish(method="concentrated"))
+    none = accounting.Proven("upload", "zero-out", math.inf, 1e-5, "run", "no proof", (), False, "why not")
+    with pytest.raises(NoProof, match="why not"):
+        plans.solve(lambda factor: none, 1.0, guess=1.0)
+
+
+@pytest.mark.parametrize("method", plans.METHODS)
+def test_blanking_asks_for_no_more_noise_than_replacing(method):
+    wish = Wish(method=method, rounds=20, epsilon=2.0)
+    assert plans.needed(wish).noise_std <= plans.needed(wish._replace(adjacency="replace-one")).noise_std * 1.01
 
 
 def test_a_plan_agrees_with_the_run_it_becomes():
@@ -65,7 +72,7 @@ def test_participations_that_are_drawn_hold_with_the_stated_probability():
 @pytest.mark.parametrize(
     "given",
     [{"epsilon": "0"}, {"epsilon": "nan"}, {"rounds": "1e9"}, {"clients": "x"}, {"method": "evil.py"},
-     {"delta": "-1"}, {"adjacency": "none"}, {"clients": "1000", "records": "100"}],
+     {"delta": "-1"}, {"adjacency": "none"}, {"adjacency": "add/remove"}, {"clients": "1000", "records": "100"}],
 )  # fmt: skip
 def test_a_value_that_is_no_slider_is_refused(given):
     with pytest.raises(SpecError, match=next(iter(given))):
@@ -75,7 +82,7 @@ def test_a_value_that_is_no_slider_is_refused(given):
 def test_the_solver_finds_a_jump_and_a_bend():
     def rough(factor):
         value = 10 / factor if factor < 3 else 1 / factor**2
-        return accounting.Proven("upload", "add/remove", value, 1e-5, "run", "R", (), False, "")
+        return accounting.Proven("upload", "zero-out", value, 1e-5, "run", "R", (), False, "")
 
     factor, found, _ = plans.solve(rough, 1.0, guess=1.0)
     assert found.value <= 1.0

@@ -30,8 +30,6 @@ def test_odds():
 
 
 def test_what_has_no_proof_is_said_plainly():
-    row = {"view": "upload", "adjacency": "add/remove", "unit": "run"}
-    assert "no theorem bounds what can be told if one record is added or removed" in words.explain(
-        row, float("inf")
-    )
+    row = {"view": "upload", "adjacency": "zero-out", "unit": "run"}
+    assert "no theorem bounds what can be told if one record is blanked" in words.explain(row, float("inf"))
     assert "factor of at most 2.72" in words.explain(row, 1.0)

@@ -372,7 +372,7 @@ class _Auditor:
 
     def _designs(self, view: str, plan: Schedule, release: tuple[Release, ...]) -> list[Design]:
         task, spec = self.task, self.task.spec
-        rows = [r for r in self.table if r["view"] == view and r["adjacency"] == spec.privacy.adjacency]
+        rows = [r for r in self.table if r["view"] == view and r["adjacency"] == spec.adjacency]
         rests_on_bound = any(row["recipe"].startswith("R6") for row in rows)
         features = task.problem.x.shape[1]
         norm_bound = None
@@ -385,7 +385,7 @@ class _Auditor:
         return designs(
             task.model,
             features,
-            adjacency=spec.privacy.adjacency,
+            adjacency=spec.adjacency,
             movement=self._movement(view, plan),
             clip=spec.privacy.clip,
             clip_norm=spec.privacy.clip_norm,

@@ -1,8 +1,8 @@
 """Constructed neighbours: datasets on which one record shows as much as it can.
 
 A proof speaks of all datasets, so the attack may choose them. The target client holds records that are all alike
-but one, the canary; the neighbour has another record in its place, or none. What the adversary may choose as well
-is the model that is broadcast.
+but one, the canary; the neighbour has another record in its place, a blank or none. What the adversary may choose
+as well is the model that is broadcast.
 
 saturated   logistic and softmax models: class 0 is made certain by its bias, so that a record (v, class 1) has the
             gradient of its features wherever training goes, and (-v, class 1) its opposite; (0, class 0) has none
@@ -23,7 +23,7 @@ import numpy as np
 
 from dither.core import Params
 from dither.models import Model
-from dither.privacy.sampling import ADD_REMOVE
+from dither.privacy.sampling import ADD_REMOVE, ZERO_OUT
 
 REACH = 20.0  # norm of a saturated record: within 0.2% of its gradient is its own direction, the rest the bias
 _SURE = 25.0  # log-odds at which a class is certain
@@ -41,7 +41,7 @@ class Design(NamedTuple):
 
     name: str
     canary: Record
-    neighbour: Record | None  # None: the record is absent (add/remove)
+    neighbour: Record | None  # None: the record is absent (add/remove); a label below 0: blanked (zero-out)
     others: tuple[Record, ...]  # the client's other records, repeated in turn
     strangers: tuple[Record, ...]  # what the other clients hold, repeated in turn
     start: Params
@@ -97,7 +97,11 @@ def designs(
     start = model.init(jax.random.key(seed))
     ones = np.ones(num_features) / math.sqrt(num_features)
     found = []
-    absent = adjacency == ADD_REMOVE
+    blank = Record(np.zeros(num_features), -1)  # `local.train` gives it no weight: its gradient counts as zero
+
+    def instead(other: Record) -> Record | None:
+        return None if adjacency == ADD_REMOVE else blank if adjacency == ZERO_OUT else other
+
     linear = model.name in ("logistic", "softmax")
     silent = Record(np.zeros(num_features), 0)
     if linear and norm_bound is None and clip != "none":
@@ -105,15 +109,15 @@ def designs(
         reach = REACH * (min(2 * batch_size, 500) if clip == "batch" else 1)
         certain = _favour(start, model, _SURE + reach * movement)
         canary, mirrored, against = (Record(r * ones, 1) for r in (reach, -reach, -REACH))
-        found.append(
-            Design("saturated, others silent", canary, None if absent else mirrored, (silent,), (silent,), certain)
-        )
-        if not absent:
-            found.append(Design("saturated, others opposing", canary, against, (against,), (silent,), certain))
+        found.append(Design("saturated, others silent", canary, instead(mirrored), (silent,), (silent,), certain))
+        if adjacency != ADD_REMOVE:
+            found.append(
+                Design("saturated, others opposing", canary, instead(against), (against,), (silent,), certain)
+            )
         return found
     # Where the parameters themselves are clipped, large biases would leave no room for anything else.
     even = start if clip == "none" else _only_two_classes(start, model)
-    blank = (Record(np.zeros(num_features), 0), Record(np.zeros(num_features), 1))
+    empty = (Record(np.zeros(num_features), 0), Record(np.zeros(num_features), 1))
     # Other clients whose own steps contract their noise as much as a clip allows: G7b's worst case.
     short = min(2.0 * clip_norm, norm_bound or math.inf, math.sqrt(num_features))
     contracting = (Record(short * ones, 0), Record(short * ones, 1))
@@ -122,12 +126,12 @@ def designs(
     for norm in norms:
         canary, opposite = Record(norm * ones, 1), Record(norm * ones, 0)
         size = "large" if norm > 1e3 else "in range"
-        found.append(
-            Design(f"flipped {size}, others blank", canary, None if absent else opposite, blank, contracting, even)
-        )
-        if not absent:
+        found.append(Design(f"flipped {size}, others empty", canary, instead(opposite), empty, contracting, even))
+        if adjacency != ADD_REMOVE:
             found.append(
-                Design(f"flipped {size}, others opposing", canary, opposite, (opposite,), contracting, even)
+                Design(
+                    f"flipped {size}, others opposing", canary, instead(opposite), (opposite,), contracting, even
+                )
             )
     return found
 

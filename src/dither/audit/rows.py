@@ -101,7 +101,7 @@ def plain_row(
     reached: list[dict[str, Any]],
 ) -> dict[str, Any]:
     """A row as plain values, with what is proved for the same view, and the verdict."""
-    adjacency = task.spec.privacy.adjacency
+    adjacency = task.spec.adjacency
     unit = "run" if row.unit == "one run" else row.unit
     match = next(
         r
@@ -121,6 +121,7 @@ def plain_row(
         "proven": match["value"],
         "recipe": match["recipe"],
         "assumed": match["assumed"],
+        "not_covered": match["not_covered"],
         "attacked": {
             "value": best.value,
             "form": best.form,

@@ -10,7 +10,7 @@ import typer
 
 from dither.cli import options
 from dither.cli.options import DataDir, Json, Quiet, Settings, spec_from
-from dither.cli.printing import SEEN, epsilon_text, error_terminal, print_table
+from dither.cli.printing import SEEN, epsilon_text, error_terminal, print_table, uncovered
 from dither.cli.stopping import going_on
 
 VIOLATION = 5  # exit code
@@ -80,6 +80,8 @@ def audit(
         )
     # With other settings it is another run that was audited.
     target = out or (folder if is_run and not settings else None)
+    if target is not None and out is None and spec.data.path:
+        target = target / "local"  # what an attack finds with the records at hand, no ε covers
     written = pictures.save(found, target) if target is not None else []
     if as_json:
         typer.echo(to_json(found.to_dict(), indent=2))
@@ -127,6 +129,8 @@ def _print(found: Any, written: list[Path]) -> None:
             seen = "one upload" if row["unit"] == "message" else SEEN[row["view"]]
             value = epsilon_text(bound["value"])
             typer.echo(f"{seen}, {row['unit']}: {value} by {bound['form']} ({bound['detail']}; {row['design']})")
+    for what in uncovered(found.rows):
+        typer.echo(f"not covered by the proof: {what}")
     for note in found.notes:
         typer.echo(f"note: {note}")
     for path in written:

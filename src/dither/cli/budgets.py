@@ -29,6 +29,8 @@ def budget_show(
     quiet: Quiet = False,
 ) -> None:
     """What has been spent, per data set and client."""
+    from dither.privacy.accounting import FLOAT_NOISE
+
     book = _ledger(ledger)
     rows = []
     for dataset in [_data_id(book, data)] if data else book.datasets():
@@ -44,12 +46,19 @@ def budget_show(
                     "view": spent.view,
                     "neighbours": spent.adjacency,
                     "runs": len(spent.runs),
+                    **({"not covered": FLOAT_NOISE} if as_json else {}),
                 }
             )
     if not rows and not as_json and not quiet:
         typer.echo(f"nothing has been charged to {book.path}")
         return
-    print_table(rows, as_json=as_json, quiet=quiet, title=f"Proven ε spent, by {book.path}")
+    print_table(
+        rows,
+        as_json=as_json,
+        quiet=quiet,
+        title=f"Proven ε spent, by {book.path}",
+        footer=f"not covered: {FLOAT_NOISE}",
+    )
 
 
 @app.command("set")
@@ -60,7 +69,7 @@ def budget_set(
     view: Annotated[
         str, typer.Option(help="What the adversary sees: upload, sum, broadcast or final.")
     ] = "upload",
-    adjacency: Annotated[str, typer.Option(help="add/remove or replace-one.")] = "replace-one",
+    adjacency: Annotated[str, typer.Option(help="zero-out, replace-one or add/remove.")] = "zero-out",
     client: Annotated[str | None, typer.Option(help="One client of a column partition (default: all).")] = None,
     id: Annotated[
         str, typer.Option(help="Your name for these records: files with one name are charged together.")

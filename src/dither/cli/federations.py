@@ -11,7 +11,16 @@ from typing import Annotated, Any
 import typer
 
 from dither.cli.options import DataDir, Json, LedgerFile, NewLedger, Quiet, Settings
-from dither.cli.printing import against, epsilon_text, escape, print_event, print_table, short_form, terminal
+from dither.cli.printing import (
+    against,
+    epsilon_text,
+    escape,
+    print_event,
+    print_table,
+    short_form,
+    terminal,
+    uncovered,
+)
 from dither.cli.stopping import going_on
 from dither.errors import ConfigError, FederationError
 
@@ -149,12 +158,15 @@ def join(
         print_event("done", party=result["party"], answered=result["answered"], outcome=outcome, spent=spent)
     if as_json or quiet:
         return
+    from dither.privacy.accounting import FLOAT_NOISE
+
     typer.echo(f"the run is over: {outcome.get('rounds')} rounds, this party answered {result['answered']}")
     for spent in result["spent"]:
         limit = f" of {epsilon_text(spent.budget.epsilon)}" if spent.budget else ""
         typer.echo(
             f"ledger: proven ε {epsilon_text(spent.epsilon)}{limit} spent on this file in {spent.participations} "
-            f"rounds (δ = {spent.delta:g}, {spent.adjacency}, one who sees {spent.view})"
+            f"rounds (δ = {spent.delta:g}, {spent.adjacency}, one who sees {spent.view}); not covered: "
+            f"{FLOAT_NOISE}"
         )
 
 
@@ -430,7 +442,8 @@ def _print_outcome(summary: dict[str, Any], spec: Any, folder: Path) -> None:
             " ": f"{summary['rounds']} in {summary['seconds']:.1f} s, {federation['seconds_a_round']:.2f} s each",
         }
     )
-    rows.append({"": "sums", " ": "secure aggregation" if federation["aggregation"] != "off" else "in the open"})
+    safe = f"secure aggregation, safe from a server that colludes with {federation['colluders']} parties"
+    rows.append({"": "sums", " ": safe if federation["aggregation"] != "off" else "in the open"})
     claim = summary["epsilon"]["claimed"]
     rows.append({"": "claimed ε", " ": f"{epsilon_text(claim['value'])} per {claim['unit']} ({claim['source']})"})
     for row in short_form(summary["epsilon"]["proven"], spec):
@@ -441,6 +454,7 @@ def _print_outcome(summary: dict[str, Any], spec: Any, folder: Path) -> None:
                 f"to one who sees {row['view']}{against(row)}",
             }
         )
+    rows += [{"": "not covered", " ": what} for what in uncovered(short_form(summary["epsilon"]["proven"], spec))]
     rows += [{"": "note", " ": note} for note in summary["notes"]]
     rows.append({"": "run folder", " ": str(folder)})
     print_table(rows, title=f"{summary['method']}, {summary['num_clients']} parties")

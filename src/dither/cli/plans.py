@@ -35,7 +35,9 @@ def plan(
         str, typer.Option(help="theory, empirical, or auto: theory unless its bound is vacuous.")
     ] = "auto",
     view: Annotated[str, typer.Option(help="What the adversary sees: upload, sum, broadcast, final.")] = "upload",
-    adjacency: Annotated[str, typer.Option(help="replace-one or add/remove.")] = "replace-one",
+    adjacency: Annotated[
+        str, typer.Option(help="zero-out, replace-one, add/remove, or auto: what the spec says.")
+    ] = "auto",
     grid: Annotated[
         list[str] | None, typer.Option(metavar="KEY=A,B,C", help="Values to try, e.g. num_rounds=10,20,50.")
     ] = None,
@@ -136,6 +138,8 @@ def _constant(text: str) -> tuple[str, float]:
 
 def report(made: Plan) -> dict[str, Any]:
     """The plan as plain values."""
+    from dither.privacy.accounting import FLOAT_NOISE
+
     price, constants = made.price, made.constants
     return {
         "method": made.spec.method,
@@ -169,6 +173,7 @@ def report(made: Plan) -> dict[str, Any]:
         ],
         "source": made.source,
         "notes": list(made.notes),
+        "not_covered": [FLOAT_NOISE],
         "spec": made.spec.to_dict(),
     }
 
@@ -178,6 +183,7 @@ def print_plan(made: Plan) -> None:
     from rich.table import Table
 
     from dither.planning.pictures import bytes_text
+    from dither.privacy.accounting import FLOAT_NOISE
 
     price, privacy = made.price, made.spec.privacy
     table = Table(show_header=False, title=f"Plan for {made.spec.method}, by {made.mode}", title_justify="left")
@@ -207,9 +213,10 @@ def print_plan(made: Plan) -> None:
     )
     table.add_row(
         "proven ε",
-        f"[bold]{made.proven_epsilon:.4g}[/] per run, δ = {privacy.delta:g}, {privacy.adjacency}, "
+        f"[bold]{made.proven_epsilon:.4g}[/] per run, δ = {privacy.delta:g}, {made.spec.adjacency}, "
         f"to one who sees: {privacy.view}",
     )
+    table.add_row("not covered", FLOAT_NOISE)
     table.add_row(
         "uploads", f"{price.uploads:.4g} a client, {bytes_text(price.bytes_per_client)} sent and received"
     )

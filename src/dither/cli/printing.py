@@ -23,7 +23,7 @@ SEEN = {
 
 
 def worth_showing(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Proven rows; of those without a proof one a adjacency, so that its absence is seen too."""
+    """Proven rows; of those without a proof one an adjacency, so that its absence is seen too."""
     shown = []
     for adjacency in dict.fromkeys(row["adjacency"] for row in rows):
         some = [row for row in rows if row["adjacency"] == adjacency]
@@ -74,40 +74,38 @@ class RunProgress:
         self._bar = Progress(
             TextColumn("round {task.completed}/{task.total}"),
             BarColumn(bar_width=None),
-            TextColumn("accuracy {task.fields[accuracy]}  loss {task.fields[loss]}  {task.fields[epsilon]}"),
+            TextColumn("{task.fields[scores]}  {task.fields[epsilon]}"),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
             console=console,
         )
-        self._task = self._bar.add_task(
-            "", total=self._total, completed=done, accuracy="-", loss="-", epsilon=self._epsilon
-        )
+        self._task = self._bar.add_task("", total=self._total, completed=done, scores="-", epsilon=self._epsilon)
         self._bar.start()
 
     def update(self, row: dict[str, Any]) -> None:
         if self.silent:
             return
-        accuracy, loss = f"{row['test_accuracy']:.4f}", f"{row['loss']:.4f}"
+        scores = scores_text(row)
         self._account(row)
         if self._bar is not None:
-            self._bar.update(
-                self._task, completed=row["round"], accuracy=accuracy, loss=loss, epsilon=self._epsilon
-            )
+            self._bar.update(self._task, completed=row["round"], scores=scores, epsilon=self._epsilon)
         elif row["round"] - self._printed >= self._total / 10 or row["round"] == self._total:
             self._printed = row["round"]
-            typer.echo(f"round {row['round']}/{self._total}  accuracy {accuracy}  loss {loss}  {self._epsilon}")
+            typer.echo(f"round {row['round']}/{self._total}  {scores}  {self._epsilon}")
 
     def _account(self, row: dict[str, Any]) -> None:
         """Bring the proven ε so far up to date, as long as that takes little of the run."""
         from time import perf_counter
 
         from dither.api import proven_so_far
+        from dither.runs import RunFolder
 
         if self._accounting > 0.03 * (row["seconds"] + 3) and row["round"] < self._total:
             return
         began = perf_counter()
-        value = proven_so_far(self._task_at_hand, row["round"])
+        begun = RunFolder(self.folder).begun() if self.folder else []
+        value = proven_so_far(self._task_at_hand, row["round"], begun)
         self._accounting += perf_counter() - began
         kind = "assumed" if self._task_at_hand.prepared.assumed else "proven"
         self._epsilon = f"{kind} ε {epsilon_text(value)} at round {row['round']}, {self._claimed}"
@@ -121,8 +119,11 @@ def print_summary(result: Run) -> None:
     table = Table(show_header=False, title=f"{spec.method} on {summary['data']}", title_justify="left")
     table.add_column(style="bold")
     table.add_column()
-    table.add_row("test accuracy", f"{summary['test_accuracy']:.4f}")
-    table.add_row("loss", f"{summary['loss']:.4f}")
+    if summary["test_accuracy"] is not None:
+        table.add_row("test accuracy", f"{summary['test_accuracy']:.4f}")
+        table.add_row("loss", f"{summary['loss']:.4f}")
+    else:
+        table.add_row("test accuracy", "not scored")
     table.add_row("rounds", f"{summary['rounds']} in {summary['seconds']:.1f} s")
     seen = summary["participation"]
     table.add_row(
@@ -153,13 +154,37 @@ def print_summary(result: Run) -> None:
             f"[bold]{epsilon_text(row['value'])}[/] per {row['unit']}, δ = {row['delta']:g}, {row['adjacency']}, "
             f"to one who sees {SEEN[row['view']]} ({row['recipe']}){against(row)}",
         )
+    for what in uncovered(short_form(summary["epsilon"]["proven"], spec)):
+        table.add_row("not covered", escape(what))
     if "test_accuracy_without_noise" in summary:
-        table.add_row("without noise", f"test accuracy {summary['test_accuracy_without_noise']:.4f}")
+        without = f"test accuracy {summary['test_accuracy_without_noise']:.4f}"
+        table.add_row("without noise", f"{without} (not private: the same run with its noise left out)")
     for note in summary["notes"]:
         table.add_row("note", escape(note))
-    table.add_row("plot", escape(str(result.folder / "plot.png")))
+    if (result.folder / "plot.png").is_file():
+        table.add_row("plot", escape(str(result.folder / "plot.png")))
     table.add_row("run folder", escape(str(result.folder)))
+    if exact := local_text(result.local):
+        table.add_row(LOCAL, f"{exact}; more in {escape(str(result.folder / 'local'))}")
     terminal().print(table)
+
+
+LOCAL = "local, not private"
+
+
+def scores_text(row: dict[str, Any]) -> str:
+    """Scores on public test records; where there are none the training loss, marked as what it is."""
+    if row["test_accuracy"] is not None:
+        return f"accuracy {row['test_accuracy']:.4f}  loss {row['loss']:.4f}"
+    return f"training loss {row['local']['train_loss']:.4f} ({LOCAL})"
+
+
+def local_text(local: dict[str, Any]) -> str:
+    """What stays in local/, in one line."""
+    parts = [f"training loss {local['train_loss']:.4f}"] if "train_loss" in local else []
+    if local.get("clamped"):
+        parts.append(f"{local['clamped']} coordinates clamped: raise secagg.bound or lower client_lr")
+    return "; ".join(parts)
 
 
 SUMMED = {
@@ -179,8 +204,6 @@ def traffic_text(traffic: dict[str, Any]) -> str:
         parts.append(f"masks {1000 * traffic['mask_seconds']:.3g} ms a client")
     if traffic["lost"]:
         parts.append(f"{traffic['lost']} uploads lost")
-    if traffic.get("clamped"):
-        parts.append(f"{traffic['clamped']} coordinates clamped")
     return "; ".join(parts)
 
 
@@ -196,7 +219,14 @@ def short_form(rows: list[dict[str, Any]], spec: Any) -> list[dict[str, Any]]:
     if spec.privacy.unit == "message":
         view = [row for row in rows if row["unit"].startswith("message")] + view
     proven = [row for row in view if row["value"] not in ("inf", float("inf"))] or view[:1]
-    return sorted(proven, key=lambda row: row["adjacency"] != spec.privacy.adjacency)
+    return sorted(proven, key=lambda row: row["adjacency"] != spec.adjacency)
+
+
+def uncovered(rows: list[dict[str, Any]]) -> list[str]:
+    """What no proof of these rows covers, each once."""
+    return [
+        text.removeprefix("not covered: ") for text in dict.fromkeys(t for r in rows for t in r["not_covered"])
+    ]
 
 
 def against(row: dict[str, Any]) -> str:

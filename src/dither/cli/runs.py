@@ -15,6 +15,7 @@ import typer
 from dither.cli import crews, options
 from dither.cli.options import DataDir, Json, LedgerFile, NewLedger, Quiet, Settings, spec_from
 from dither.cli.printing import (
+    LOCAL,
     SEEN,
     RunProgress,
     epsilon_text,
@@ -23,6 +24,7 @@ from dither.cli.printing import (
     print_summary,
     print_table,
     short,
+    uncovered,
     worth_showing,
 )
 from dither.cli.stopping import going_on
@@ -121,14 +123,22 @@ def account(
     from dither import api
     from dither.runs import RunFolder, to_json
 
-    finished = RunFolder(run_folder).summary() if (run_folder / "spec.toml").is_file() else None
+    folder = RunFolder(run_folder) if (run_folder / "spec.toml").is_file() else None
+    finished = folder.summary() if folder is not None else None
     if finished is not None and not (settings or every_recipe or ex_ante):
         report = {"method": finished["method"], "why": finished["why"], **finished["epsilon"]}
     else:
-        source = run_folder / "spec.toml" if (run_folder / "spec.toml").is_file() else str(run_folder)
-        spec = spec_from(str(source), None, settings, None)
-        made = finished["rounds"] if finished is not None and not settings else None
-        report = api.accounted(spec, data_dir=data_dir, every_recipe=every_recipe, ex_ante=ex_ante, rounds=made)
+        spec = spec_from(None if folder else str(run_folder), run_folder if folder else None, settings, None)
+        made, begun = None, []
+        if folder is not None and not settings:
+            made = finished["rounds"] if finished is not None else None
+            begun = folder.begun() if spec.source_of_randomness == "os" else []
+            if begun and finished is None:  # what is left would be made from the newest checkpoint on
+                done = folder.load_checkpoint()
+                begun.append((0 if done is None else done.round, spec.num_rounds))
+        report = api.accounted(
+            spec, data_dir=data_dir, every_recipe=every_recipe, ex_ante=ex_ante, rounds=made, begun=begun
+        )
     if as_json:
         typer.echo(to_json(report, indent=2))
     if as_json or quiet:
@@ -179,14 +189,16 @@ def account(
             typer.echo(f"condition of the claim fails: {condition['condition']}")
     if report["why"]:
         typer.echo(f"why they differ: {report['why']}")
-    for what in dict.fromkeys(each for row in report["proven"] for each in row["not_covered"]):
-        typer.echo(f"not covered: {what.removeprefix('not covered: ')}")
+    for what in uncovered(report["proven"]):
+        typer.echo(f"not covered: {what}")
 
 
 def _attacked(folder: Path) -> list[dict[str, Any]]:
     """What `dither audit` has shown of this run, if it was asked."""
-    path = folder / "audit.json"
-    if not path.is_file():
+    from dither.runs import RunFolder
+
+    found = RunFolder(folder).audit()
+    if found is None:
         return []
     return [
         {
@@ -197,7 +209,7 @@ def _attacked(folder: Path) -> list[dict[str, Any]]:
             "neighbours": row["adjacency"],
             "by": row["attacked"]["form"].split(":")[0],
         }
-        for row in json.loads(path.read_text(encoding="utf-8"))["rows"]
+        for row in found["rows"]
     ]
 
 
@@ -262,15 +274,17 @@ def evaluate(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Accuracy and loss of a trained run on a file."""
+    """Accuracy and loss of a trained run on a file: exact figures, for your eyes alone."""
     from dither import api
 
     scores = api.load(run_folder).evaluate(data)
     if as_json:
-        typer.echo(json.dumps(scores))
+        typer.echo(json.dumps({**scores, "local": True}))
         return
     accuracy, loss = f"{scores['accuracy']:.4f}", f"{scores['loss']:.4f}"
     print_table([{"records": scores["records"], "accuracy": accuracy, "loss": loss}], quiet=quiet)
+    if not quiet:
+        typer.echo(f"{LOCAL}: exact scores of {data.name}, which no ε covers")
 
 
 def predict(

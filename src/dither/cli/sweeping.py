@@ -125,7 +125,7 @@ def _against(found: Any) -> str:
     if {"privacy.adjacency", "privacy.view", "privacy.delta"} & set(found.keys):
         return "for each setting's own view, neighbours and δ"
     privacy = found.specs[0].privacy
-    return f"for {privacy.adjacency} neighbours, {SEEN[privacy.view]} seen, δ = {privacy.delta:g}"
+    return f"for {found.specs[0].adjacency} neighbours, {SEEN[privacy.view]} seen, δ = {privacy.delta:g}"
 
 
 def _with_error(mean: float, error: float | None) -> str:

@@ -87,11 +87,9 @@ def _data(folder: Path, data: Path, label: str, ledger: Path | None) -> list[Fin
 def _approved_run(folder: Path) -> agreed.Terms | None:
     digest = agreed.approved(folder)
     for path in sorted((folder / "runs").glob("*")) if digest else []:
-        found = Store(path).terms()
-        if found is not None:
-            terms = agreed.Terms.from_dict(found)
-            if terms.digest == digest:
-                return terms
+        terms = Store(path).terms()
+        if terms is not None and terms.digest == digest:
+            return terms
     return None
 
 

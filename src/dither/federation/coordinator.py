@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dither import compiling, data, methods, plots, runs, tasks, training
+from dither import compiling, data, methods, plots, tasks, training
 from dither.engines import apart
 from dither.errors import FederationError, ProtocolAbort, SpecError
 from dither.federation import keys, post, wire
@@ -64,7 +64,7 @@ def exam(spec: Spec, *, data_dir: str | Path | None = None) -> Exam:
         )
     schema = data.Schema.load(d.schema)
     name = schema.name or "own data"
-    if not d.test_path:
+    if not d.test_path or not spec.scored:
         width = len(schema.feature_names(d.features))
         return Exam(
             schema, schema.label.classes, (), np.zeros((0, width), np.float32), np.zeros(0, np.int32), name
@@ -149,8 +149,7 @@ class Coordinator:
                 scores = self.engine.evaluate()
                 row = {
                     "round": index + 1,
-                    **({"test_accuracy": float("nan"), "loss": float("nan")} | scores),
-                    "train_loss": float("nan"),
+                    **{name: scores.get(name) for name in ("test_accuracy", "loss")},
                     "seconds": round(before + time.monotonic() - began, 3),
                 }
                 self.journal.folder.append_metrics(row)
@@ -297,15 +296,11 @@ class Coordinator:
 
     def _create(self, provenance: Mapping[str, Any]) -> None:
         """Make of the journal's folder a run folder (spec.toml last: a folder that has it can be resumed)."""
-        path = self.journal.path
-        runs.write_text(path / "provenance.json", runs.to_json({"run": self.terms.run, **provenance}, indent=2))
-        if self._exam.schema is not None:
-            self._exam.schema.save(path / "schema.toml")
+        schema = {} if self._exam.schema is None else {"schema.toml": self._exam.schema.to_toml()}
         spec = self.terms.spec  # with the method's file as this machine knows it
         options = {f"method_options.{key}": value for key, value in spec.method_options.items()}
-        runs.write_text(
-            path / "spec.toml", spec.with_values({"method": self._asked_spec.method, **options}).to_toml()
-        )
+        spec = spec.with_values({"method": self._asked_spec.method, **options})
+        self.journal.folder.begin_files({"run": self.terms.run, **provenance}, spec, schema)
 
     def _enrol(self) -> ServerSession | None:
         """Secure aggregation: everybody signs the same roster, once for a run."""
@@ -558,7 +553,9 @@ class Coordinator:
         rows = folder.metrics()
         state = self.engine.state
         made = replace(self.task, cohorts=self.task.cohorts[: len(lines)])
-        most_missing = int(np.asarray(state.missing)[0])
+        # Of a round that was left while it was being opened nobody knows who was in the sum that the server saw.
+        void = [str(line["round"] + 1) for line in lines if not line["counted"]]
+        most_missing = self.terms.may_lack if void else int(np.asarray(state.missing)[0])
         summary = training.summarise(made, rows, np.asarray(state.participation)[0], most_missing)
         summary["federation"] = {
             "id": self.federation.id[:16],
@@ -576,6 +573,7 @@ class Coordinator:
             },
             "excluded": self.journal.excluded(),
             "aggregation": self.terms.spec.aggregation,
+            "colluders": self.terms.spec.colluders,
             "most_missing": most_missing,
             "void_rounds": int(np.asarray(state.void)[0]),
             "seconds_a_round": float(np.median([line["seconds"] for line in lines])) if lines else 0.0,
@@ -586,7 +584,6 @@ class Coordinator:
             )
         for name, found in self.journal.excluded().items():
             summary["notes"].append(f"{name} was excluded in round {found['round'] + 1}: {found['why']}")
-        void = [str(line["round"] + 1) for line in lines if not line["counted"]]
         if void:
             summary["notes"].append(
                 f"without effect: round {', '.join(void)} (the server ended while that sum was being opened, a "
@@ -598,9 +595,6 @@ class Coordinator:
             plots.draw_run(rows, folder.path / "plot.png", title=title, subtitle=self._exam.name)
         folder.save_summary(summary)
         told = {"run": self.terms.run, "rounds": len(lines), "accuracy": rows[-1]["test_accuracy"]}
-        told = {
-            key: None if isinstance(value, float) and np.isnan(value) else value for key, value in told.items()
-        }
         self.post.ask(
             "finish", {name: (told, {}) for name in self.terms.names}, seconds=10.0, take=lambda name, answer: None
         )

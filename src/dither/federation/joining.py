@@ -40,6 +40,7 @@ def join(
     if not behind_supernode:
         _check_address(server)
     with alone(folder):
+        keys.check_party(folder)
         source = Source(data, label)
         book = Ledger(ledger or Ledger.default_path(), anchor=folder / "ledger-anchor.json")
         node = Node(

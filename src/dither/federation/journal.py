@@ -26,6 +26,8 @@ from dither import runs
 from dither.errors import RunExists
 from dither.federation.terms import Terms
 
+_ADVICE = "restore it from a copy, or start a new run in another folder"
+
 
 class Journal:
     """The server's files of one run."""
@@ -59,11 +61,10 @@ class Journal:
     # Terms
 
     def terms(self) -> Terms | None:
-        path = self.path / "terms.json"
-        return Terms.from_dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+        return Terms.load(self.path / "terms.json", _ADVICE)
 
     def save_terms(self, terms: Terms) -> None:
-        runs.write_text(self.path / "terms.json", json.dumps(terms.to_dict(), indent=1) + "\n")
+        terms.save(self.path / "terms.json")
 
     def forget_terms(self) -> None:
         """Terms that not everybody accepted, and what was enrolled under them."""
@@ -74,14 +75,11 @@ class Journal:
 
     def rounds(self) -> list[dict[str, Any]]:
         """Completed rounds, in order."""
-        path = self.path / "rounds.jsonl"
-        if not path.is_file():
-            return []
         found = []
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in (self.folder.read("rounds.jsonl") or b"").splitlines():
             try:
                 found.append(json.loads(line))
-            except json.JSONDecodeError:
+            except ValueError:
                 break  # cut off by a kill
         return found
 
@@ -102,7 +100,7 @@ class Journal:
         if checkpoint is not None and checkpoint.data_digest != terms.digest:
             raise RunExists(f"the checkpoint in {str(self.path)!r} is from a run with other terms")
         kept = [line for line in self.rounds() if line["round"] < done]
-        runs.write_text(self.path / "rounds.jsonl", "".join(runs.to_json(line) + "\n" for line in kept))
+        self.folder.write("rounds.jsonl", "".join(runs.to_json(line) + "\n" for line in kept).encode())
         self.folder.drop_metrics_after(done)
         return done, None if checkpoint is None else checkpoint.leaves
 

@@ -18,14 +18,13 @@ the parties from the server, somebody other than the server's operator must run 
 from __future__ import annotations
 
 import ipaddress
-import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -33,10 +32,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from dither.errors import ConfigError, FederationError
-from dither.runs import write_bytes, write_text
+from dither.errors import ConfigError, DamagedFile, FederationError
+from dither.runs import read_checked, write_bytes, write_checked, write_text
 
 FORMAT = 1
+_ADVICE = "get the folder again from whoever made the federation"
+_Found = TypeVar("_Found")
 CA_DAYS = 3650
 SERVER_DAYS = 825
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
@@ -83,8 +84,8 @@ class Federation:
         path = folder / "federation.json"
         if not path.is_file():
             raise ConfigError(f"{str(folder)!r} has no federation.json; make one with `dither federation init`")
+        found = read_checked(path, _ADVICE, old=("format", "id", "server", "parties"))
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
             if found["format"] != FORMAT:
                 raise ConfigError(f"{str(path)!r} has format {found['format']}, this Dither reads {FORMAT}")
             parties = tuple(
@@ -94,7 +95,7 @@ class Federation:
         except (ValueError, KeyError, TypeError) as error:
             if isinstance(error, ConfigError):
                 raise
-            raise ConfigError(f"{str(path)!r} is damaged: {error}") from None
+            raise DamagedFile(f"{str(path)!r} is damaged: {error}; {_ADVICE}") from None
 
 
 class Identity:
@@ -115,7 +116,7 @@ class Identity:
         try:
             return cls(bytes.fromhex(path.read_text(encoding="ascii").strip()))
         except ValueError:
-            raise ConfigError(f"{str(path)!r} is damaged: 64 hexadecimal digits are needed") from None
+            raise DamagedFile(f"{str(path)!r} is damaged: 64 hexadecimal digits are needed; {_ADVICE}") from None
 
     def sign(self, content: bytes) -> bytes:
         return self._key.sign(content)
@@ -165,18 +166,17 @@ def create(
         public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
         made.append((Party(name, identity.public, public.decode()), identity, private))
     federation = Federation(secrets.token_hex(32), server.public, tuple(party for party, _, _ in made))
-    text = json.dumps(federation.to_dict(), indent=2) + "\n"
     for party, identity, private in made:
         own = folder / "parties" / party.name
         _secret(own / "node.key", private)
         _secret(own / "identity.key", identity.private.hex().encode())
         write_text(own / "node.pub", party.node_key + "\n")
-        write_text(own / "party.json", json.dumps({"name": party.name}) + "\n")
-        write_text(own / "federation.json", text)
+        write_checked(own / "party.json", {"name": party.name})
+        write_checked(own / "federation.json", federation.to_dict())
         write_bytes(own / "ca.pem", certificate.public_bytes(serialization.Encoding.PEM))
         write_text(folder / "server" / "nodes" / f"{party.name}.pub", party.node_key + "\n")
     _secret(folder / "server" / "identity.key", server.private.hex().encode())
-    write_text(folder / "server" / "federation.json", text)
+    write_checked(folder / "server" / "federation.json", federation.to_dict())
     write_bytes(folder / "server" / "ca.pem", certificate.public_bytes(serialization.Encoding.PEM))
     issue(folder, hosts=hosts, days=days, now=now)
     return federation
@@ -188,10 +188,10 @@ def issue(folder: Path, *, hosts: Sequence[str], days: int = SERVER_DAYS, now: d
         raise ConfigError(f"days={days} must be at least 1")
     if not (folder / "ca" / "ca.key").is_file():
         raise ConfigError(f"{str(folder / 'ca' / 'ca.key')!r} is missing: only its holder can issue certificates")
-    authority = serialization.load_pem_private_key((folder / "ca" / "ca.key").read_bytes(), None)
+    authority = _parsed(folder / "ca" / "ca.key", lambda text: serialization.load_pem_private_key(text, None))
     if not isinstance(authority, ec.EllipticCurvePrivateKey):
         raise ConfigError(f"{str(folder / 'ca' / 'ca.key')!r} is not an elliptic-curve key")
-    issuer = x509.load_pem_x509_certificate((folder / "ca" / "ca.pem").read_bytes())
+    issuer = certificate_of(folder / "ca" / "ca.pem")
     key = ec.generate_private_key(ec.SECP256R1())
     start = now or datetime.now(UTC)
     names = list(dict.fromkeys([*hosts, "localhost", "127.0.0.1"]))  # the server's own processes use loopback
@@ -217,7 +217,50 @@ def issue(folder: Path, *, hosts: Sequence[str], days: int = SERVER_DAYS, now: d
 
 def expiry(path: Path) -> datetime:
     """When a certificate ends."""
-    return x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+    return certificate_of(path).not_valid_after_utc
+
+
+def certificate_of(path: Path) -> x509.Certificate:
+    """The certificate in a file."""
+    return _parsed(path, x509.load_pem_x509_certificate)
+
+
+def check_party(folder: Path) -> None:
+    """DamagedFile unless a party's keys are those that federation.json lists and the CA is whole."""
+    party = Federation.load(folder).party(party_name(folder))
+    if Identity.load(folder).public != party.identity:
+        raise DamagedFile(f"{str(folder / 'identity.key')!r} is not the one federation.json lists; {_ADVICE}")
+    key: Any = _parsed(folder / "node.key", lambda text: serialization.load_ssh_private_key(text, None))
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    if public.decode() != party.node_key:
+        raise DamagedFile(f"{str(folder / 'node.key')!r} is not the one federation.json lists; {_ADVICE}")
+    _check_issued(folder / "ca.pem", folder)
+
+
+def check_server(folder: Path) -> None:
+    """DamagedFile unless the server's key, certificate and CA belong together."""
+    key: Any = _parsed(folder / "server.key", lambda text: serialization.load_pem_private_key(text, None))
+    if certificate_of(folder / "server.pem").public_key() != key.public_key():
+        raise DamagedFile(f"{str(folder / 'server.key')!r} is not the key of server.pem; {_ADVICE}")
+    for name in ("ca.pem", "server.pem"):
+        _check_issued(folder / name, folder)
+
+
+def _check_issued(path: Path, folder: Path) -> None:
+    issuer, certificate = certificate_of(folder / "ca.pem"), certificate_of(path)
+    try:
+        certificate.verify_directly_issued_by(issuer)
+    except (InvalidSignature, ValueError, TypeError):
+        raise DamagedFile(f"{str(path)!r} does not bear the signature of ca.pem; {_ADVICE}") from None
+
+
+def _parsed(path: Path, parse: Callable[[bytes], _Found]) -> _Found:
+    try:
+        return parse(path.read_bytes())
+    except OSError as error:
+        raise DamagedFile(f"{str(path)!r} cannot be read ({error.strerror}); {_ADVICE}") from None
+    except Exception:  # whatever comes of damaged bytes
+        raise DamagedFile(f"{str(path)!r} is damaged; {_ADVICE}") from None
 
 
 def party_name(folder: Path) -> str:
@@ -227,7 +270,9 @@ def party_name(folder: Path) -> str:
         raise ConfigError(
             f"{str(folder)!r} is not a party's folder (no party.json); `dither federation init` makes them"
         )
-    found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    found = read_checked(path, _ADVICE, old=("name",))
+    if not isinstance(found.get("name"), str):
+        raise DamagedFile(f"{str(path)!r} names no party; {_ADVICE}")
     return str(found["name"])
 
 

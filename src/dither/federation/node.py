@@ -166,7 +166,7 @@ class Node:
             if agreed.approved(self.folder) != terms.digest:
                 agreed.approve(self.folder, terms, self._approve(terms, task))
             store = Store(self.folder / "runs" / terms.run)
-            store.save_terms(terms.to_dict())
+            store.save_terms(terms)
             self._run = _Run(self, terms, task, x, y, store)
             self._say(f"taking part in run {terms.run[:8]} as client {terms.number(self.name)}")
         return {"digest": terms.digest}, self._run.enrol()
@@ -181,7 +181,7 @@ class Node:
         """A run's folder belongs to its terms alone: what was charged or masked in it was so under them."""
         folder = self.folder / "runs" / terms.run
         before = Store(folder).terms() if folder.is_dir() else None
-        if before is not None and Terms.from_dict(before).digest != terms.digest:
+        if before is not None and before.digest != terms.digest:
             raise FederationError(f"run {terms.run[:8]} was agreed on with other terms: new terms need a new run")
 
     def _current(self, run: str) -> _Run:
@@ -191,10 +191,9 @@ class Node:
         if not run.isalnum():
             raise FederationError(f"run {run!r} is unknown here")
         folder = self.folder / "runs" / run
-        found = Store(folder).terms() if folder.is_dir() else None
-        if found is None:
+        terms = Store(folder).terms() if folder.is_dir() else None
+        if terms is None:
             raise FederationError(f"run {run[:8]} is unknown here: its terms were not accepted")
-        terms = Terms.from_dict(found)
         if agreed.approved(self.folder) != terms.digest:
             raise FederationError(f"run {run[:8]} has other terms than the owner approved")
         self._check_noise(terms)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from dither.errors import ConfigError, DitherError, FederationError, RunExists
-from dither.runs import write_text
+from dither.runs import RunFolder, write_text
 from dither.spec import Spec
 
 APP = Path(__file__).parent / "app"  # the Flower app: what `flwr run` takes
@@ -59,6 +59,7 @@ def serve(
         raise FederationError(
             f"the server's certificate expired on {ends:%Y-%m-%d}; issue a new one with `dither federation renew`"
         )
+    keys.check_server(keys_folder)
     with alone(run_folder):
         _ask(run_folder, spec)
         progress = run_folder / "progress.jsonl"
@@ -110,7 +111,9 @@ def serve(
             for process in coordinators:
                 _end(process, run_folder / "lock")
             link.__exit__()
-        summary: dict[str, Any] = json.loads((run_folder / "summary.json").read_text(encoding="utf-8"))
+        summary = RunFolder(run_folder).summary()
+        if summary is None:
+            raise FederationError(f"{str(run_folder)!r} is done and has no summary: start the server again")
         return summary
 
 

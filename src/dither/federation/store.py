@@ -17,6 +17,7 @@ from a backup.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -28,7 +29,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dither.runs import to_json, write_bytes, write_text
+from dither.errors import DamagedFile
+from dither.federation.terms import Terms
+from dither.runs import read_checked, to_json, write_bytes, write_checked
+
+# Never from a copy: see above.
+_ADVICE = "this party cannot go on with the run: the others can without it, or start a new run"
 
 
 class Pending(NamedTuple):
@@ -66,26 +72,30 @@ class Store:
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
 
-    def terms(self) -> dict[str, Any] | None:
-        return self._json("terms.json")
+    def terms(self) -> Terms | None:
+        return Terms.load(self.folder / "terms.json", _ADVICE)
 
-    def save_terms(self, terms: Mapping[str, Any]) -> None:
-        write_text(self.folder / "terms.json", json.dumps(terms, indent=1) + "\n")
+    def save_terms(self, terms: Terms) -> None:
+        terms.save(self.folder / "terms.json")
 
     def dataset(self) -> str | None:
-        found = self._json("data.json")
+        found = self._json("data.json", "id")
         return None if found is None else str(found["id"])
 
     def save_dataset(self, dataset: str) -> None:
         if self.dataset() is None:
-            write_text(self.folder / "data.json", json.dumps({"id": dataset}))
+            write_checked(self.folder / "data.json", {"id": dataset})
 
     def secret(self) -> bytes:
-        """16 bytes of its own for this run, made at the first call."""
+        """16 bytes of its own for this run, made at the first call; in the file its digest follows."""
         path = self.folder / "secret.key"
         if not self.has_secret():
-            self._private("secret.key", secrets.token_bytes(16))
-        return path.read_bytes()
+            made = secrets.token_bytes(16)
+            self._private("secret.key", made + hashlib.sha256(made).digest())
+        found = path.read_bytes()
+        if len(found) != 16 and hashlib.sha256(found[:16]).digest() != found[16:]:  # 16: of an earlier version
+            raise DamagedFile(f"{str(path)!r} does not hold what was written; {_ADVICE}")
+        return found[:16]
 
     def has_secret(self) -> bool:
         return (self.folder / "secret.key").is_file()
@@ -109,11 +119,11 @@ class Store:
         self._save_arrays("pending.npz", meta, [pending.row, *pending.state])
 
     def intent(self) -> Intent | None:
-        found = self._json("intent.json")
+        found = self._json("intent.json", *Intent._fields)
         return None if found is None else Intent(int(found["round"]), str(found["outcome"]))
 
     def save_intent(self, intent: Intent) -> None:
-        write_text(self.folder / "intent.json", json.dumps(intent._asdict()))
+        write_checked(self.folder / "intent.json", intent._asdict())
 
     def secagg(self) -> bytes | None:
         path = self.folder / "secagg.json"
@@ -132,15 +142,20 @@ class Store:
         """How many rounds have an upload, by the log."""
         path = self.folder / "log.jsonl"
         found = set()
-        for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
-            with suppress(json.JSONDecodeError):  # cut off by a power failure
+        for line in path.read_bytes().splitlines() if path.is_file() else []:
+            with suppress(ValueError, KeyError, TypeError):  # cut off by a power failure, or damaged
                 entry = json.loads(line)
                 found |= set() if "refused" in entry else {entry["round"]}
         return len(found)
 
-    def _json(self, name: str) -> dict[str, Any] | None:
+    def _json(self, name: str, *keys: str) -> dict[str, Any] | None:
         path = self.folder / name
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        if not path.is_file():
+            return None
+        found = read_checked(path, _ADVICE, old=keys)
+        if set(found) != set(keys):
+            raise DamagedFile(f"{str(path)!r} does not hold {', '.join(keys)}; {_ADVICE}")
+        return found
 
     def _private(self, name: str, content: bytes) -> None:
         # The folder is the owner's alone (mode 0700), so the moment before chmod shows nothing.
@@ -151,9 +166,12 @@ class Store:
         path = self.folder / name
         if not path.is_file():
             return None
-        with np.load(path, allow_pickle=False) as archive:
-            meta = json.loads(str(archive["meta"]))
-            return meta, [archive[f"leaf{index}"] for index in range(meta["leaves"])]
+        try:
+            with np.load(path, allow_pickle=False) as archive:
+                meta = json.loads(str(archive["meta"]))
+                return meta, [archive[f"leaf{index}"] for index in range(meta["leaves"])]
+        except Exception:  # whatever comes of damaged bytes
+            raise DamagedFile(f"{str(path)!r} is damaged; {_ADVICE}") from None
 
     def _save_arrays(self, name: str, meta: dict[str, Any], leaves: list[np.ndarray]) -> None:
         arrays: dict[str, Any] = {f"leaf{index}": leaf for index, leaf in enumerate(leaves)}

@@ -23,12 +23,14 @@ import numpy as np
 from dither import compiling, data, methods, models, tasks
 from dither.core import RoundInfo
 from dither.engines.simulate import Simulation
-from dither.errors import DataError, FederationError, SpecError
-from dither.runs import write_text
+from dither.errors import DamagedFile, DataError, FederationError, SpecError
+from dither.runs import read_checked, write_checked
 from dither.secagg.roster import Rules
 from dither.spec import Spec, method
 
 FORMAT = 1
+NEIGHBOURS = ("zero-out", "replace-one")  # under add/remove the counts, which all parties see, would tell
+_OLD = ("format", "federation", "run", "spec", "schema", "classes", "num_features", "image_shape", "names")
 
 # What terms may ask of a party, in all: more than any real run, less than what would harm a machine.
 _MOST_VALUES = 100_000  # in the JSON of the terms
@@ -81,6 +83,14 @@ class Terms:
         }
 
     @classmethod
+    def load(cls, path: Path, advice: str) -> Terms | None:
+        """Terms that `save` wrote; None where there are none."""
+        return cls.from_dict(read_checked(path, advice, old=(*_OLD, "sizes"))) if path.is_file() else None
+
+    def save(self, path: Path) -> None:
+        write_checked(path, self.to_dict())
+
+    @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Terms:
         """Terms from JSON that anybody may have written: nothing that they name is opened, imported or allocated
         before all of it is known to be in bounds."""
@@ -119,6 +129,8 @@ class Terms:
         without = [name for name, size in zip(self.names, self.sizes, strict=True) if size < 1]
         if without:
             raise FederationError(f"no records: {', '.join(without)}; leave such parties out with --without")
+        if self.spec.privacy.adjacency not in NEIGHBOURS:
+            raise FederationError(f"terms with {_neighbours_words(self.spec.privacy.adjacency)}")
         if not (self.run.isascii() and self.run.isalnum() and len(self.run) <= 64):
             raise FederationError(f"terms whose run is {self.run[:80]!r}: letters and digits are possible")
         self._check_size()
@@ -219,7 +231,7 @@ class Terms:
         federation = data.Federation(np.zeros(0, np.int32), np.zeros_like(sizes), sizes, self.names)
         dataset = self.dataset(x, y)
         problem = tasks.simulate.Problem(x, y, [federation], [np.zeros(0)], [np.zeros(0)])
-        return tasks.task_of(self.spec, dataset, federation, problem, missing=self.may_lack)
+        return tasks.task_of(self.spec, dataset, federation, problem, missing=self.may_lack, federated=True)
 
     def encode(self, source: Source) -> tuple[np.ndarray, np.ndarray]:
         """A party's records as arrays, by the schema of the terms."""
@@ -314,9 +326,19 @@ class Source:
         return found.x, found.y
 
 
+def _neighbours_words(adjacency: str) -> str:
+    return (
+        f"privacy.adjacency={adjacency!r}: every party's record count is shown to all, so neighbours must have "
+        "equal counts; use 'zero-out' or 'replace-one'"
+    )
+
+
 def federated(spec: Spec, num_clients: int, name: str) -> Spec:
     """The spec as a federation runs it: no path of anybody's machine, noise from the system unless a test asks for
-    the seed's, sums by the real protocol wherever the spec wants them aggregated."""
+    the seed's, sums by the real protocol wherever the spec wants them aggregated, neighbours named."""
+    adjacency = "zero-out" if spec.privacy.adjacency == "auto" else spec.privacy.adjacency
+    if adjacency not in NEIGHBOURS:
+        raise SpecError(_neighbours_words(adjacency))
     if spec.num_clients not in (0, num_clients):
         raise SpecError(
             f"num_clients={spec.num_clients}, but the federation has {num_clients} parties; set it to "
@@ -331,23 +353,15 @@ def federated(spec: Spec, num_clients: int, name: str) -> Spec:
         spec = spec.with_values({"method": methods.approve(spec.method), **options})
     values: dict[str, Any] = {
         "num_clients": num_clients,
+        "privacy.adjacency": adjacency,
         "randomness": "seeded" if spec.randomness == "seeded" else "os",
         "secagg.mode": "off" if spec.aggregation == "off" else "real",
         "privacy.colluders": third(spec.cohort_size) if spec.privacy.colluders < 0 else spec.privacy.colluders,
         "data.name": name,
         "compare": False,
     }
-    for key in (
-        "path",
-        "test_path",
-        "id",
-        "label",
-        "schema",
-        "partition",
-        "column",
-        "split",
-        "records_per_client",
-    ):
+    files = ("path", "test_path", "test_public", "id", "label", "schema")
+    for key in (*files, "partition", "column", "split", "records_per_client"):
         values[f"data.{key}"] = Spec.default(f"data.{key}")
     return spec.with_values(values)
 
@@ -439,7 +453,7 @@ def summary(terms: Terms, task: tasks.Task, name: str) -> list[tuple[str, str]]:
     rows.append(("your noise", _noise_words(terms, task, number, mine)))
     shown = set()
     for row in tasks.proven(task, missing=terms.may_lack):
-        if row["adjacency"] != spec.privacy.adjacency or row["unit"].startswith("message"):
+        if row["adjacency"] != spec.adjacency or row["unit"].startswith("message"):
             continue
         value = "∞ (no proof)" if not np.isfinite(row["value"]) else f"at most {row['value']:.3g}"
         if (value, row["view"]) in shown:
@@ -492,11 +506,15 @@ def approved(folder: Path) -> str | None:
     path = folder / "approved.json"
     if not path.is_file():
         return None
-    return str(json.loads(path.read_text(encoding="utf-8"))["digest"])
+    advice = "delete it to be asked again"
+    found = read_checked(path, advice, old=("digest", "run", "approved", "how"))
+    if not isinstance(found.get("digest"), str):
+        raise DamagedFile(f"{str(path)!r} names no digest; {advice}")
+    return str(found["digest"])
 
 
 def approve(folder: Path, terms: Terms, how: str) -> None:
     """Write down that the owner approved these terms."""
     at = datetime.now(UTC).isoformat(timespec="seconds")
     content = {"digest": terms.digest, "run": terms.run, "approved": at, "how": how}
-    write_text(folder / "approved.json", json.dumps(content, indent=2) + "\n")
+    write_checked(folder / "approved.json", content)

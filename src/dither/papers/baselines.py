@@ -100,6 +100,7 @@ def prepare_dp_sgd(model: Model, setting: Setting) -> Prepared:
         source="CPFed Corollary 1; errata G7a",
         noise_std=lambda: cpfed.noise_std(params, epsilon=setting.epsilon, delta=setting.delta),
         claim=lambda std: cpfed.claim(params, noise_std=std, delta=setting.delta),
+        ignores_counts=True,
     )
 
 
@@ -133,6 +134,7 @@ def prepare_dp_dsgd(model: Model, setting: Setting) -> Prepared:
         noise_std=lambda: concentrated.noise_std(params, epsilon=setting.epsilon, delta=setting.delta),
         claim=claim,
         cohorts=cohorts,
+        ignores_counts=True,
     )
 
 
@@ -162,10 +164,11 @@ def prepare_dp_fedavg(model: Model, setting: Setting) -> Prepared:
             return local.axpy(hyper["server_lr"], noise.gaussian(key, upload, noise_std=std), state)
 
         def releases(info: RoundInfo) -> tuple[Release, ...]:
-            # The unit is a client: replacing one moves the mean by 2 S/K. Who takes part is public here, so a
-            # client's participations are counted and its chance of being chosen amplifies nothing.
+            # The unit is a client: one whose update is blanked (its place in the cohort stays) moves the mean by
+            # S/K. Who takes part is public here, so a client's participations are counted and its chance of being
+            # chosen amplifies nothing.
             cohort = sampling.Sampling(
-                "full", 1.0, sampling.REPLACE_ONE, 0.0, setting.cohort_size, setting.num_clients
+                "full", 1.0, sampling.ZERO_OUT, 0.0, setting.cohort_size, setting.num_clients
             )
             bound = float(hyper["update_clip"])
             return (
@@ -173,7 +176,7 @@ def prepare_dp_fedavg(model: Model, setting: Setting) -> Prepared:
                 Release(
                     "downlink",
                     float(hyper["central_multiplier"]) * bound / setting.cohort_size,
-                    2 * bound / setting.cohort_size,
+                    bound / setting.cohort_size,
                     1,
                     cohort,
                     "DP-FedAvg, whole clients, trusted server",

@@ -85,6 +85,7 @@ def prepare(model: Model, setting: Setting) -> Prepared:
         source="CPFed Corollary 1; errata G7a",
         noise_std=lambda: noise_std(params, epsilon=setting.epsilon, delta=setting.delta),
         claim=lambda std: claim(params, noise_std=std, delta=setting.delta),
+        ignores_counts=True,
     )
 
 

@@ -59,7 +59,8 @@ def train(
     def body(carry: PyTree, inputs: tuple[Array, Array, Array]) -> tuple[PyTree, Array]:
         number, positions, weights = inputs
         with jax.named_scope("gather"):  # names for a profile (benchmarks/profile.py)
-            batch = Batch(*records.take(positions), weights)
+            x, y = records.take(positions)
+            batch = Batch(x, y, weights * (y >= 0))  # a blanked record (label below 0, zero-out) adds nothing
         return step(carry, batch, number)
 
     numbers = jnp.arange(batches.positions.shape[0])
@@ -202,6 +203,8 @@ def noisy_gradients(model: Model, setting: Setting, *, source: str) -> NoisyGrad
 
     def releases(hyper: Hyper, info: RoundInfo) -> tuple[Release, ...]:
         one = sampler.sampling(info.size)
+        if setting.clip == "example" and one.adjacency == sampling.REPLACE_ONE:
+            one = one._replace(adjacency=sampling.ZERO_OUT)  # each contribution lies in a ball around zero
         first = Release(
             channel="uplink",
             noise_std=float(np.asarray(hyper["noise_std"])[info.client]),
@@ -231,8 +234,8 @@ def noisy_gradients(model: Model, setting: Setting, *, source: str) -> NoisyGrad
 
 
 def gradient_sensitivity(clip: str, clip_norm: float, divisor: float, adjacency: str) -> float:
-    """How far one record moves a mean gradient: 2 clip/B when replaced, clip/B when added or removed (G2);
-    a clip of the whole batch bounds it by 2 clip whatever the batch (E4); without a clip nothing does."""
+    """How far one record moves a mean gradient: 2 clip/B when replaced, clip/B when blanked, added or removed
+    (G2); a clip of the whole batch bounds it by 2 clip whatever the batch (E4); without a clip nothing does."""
     if clip == "none":
         return float("inf")
     if clip == "batch":
@@ -322,6 +325,7 @@ def noisy_averaging(
     noise_std: Callable[[], Array],
     claim: Callable[[float], Claim],
     cohorts: np.ndarray | None = None,
+    ignores_counts: bool = False,
 ) -> Prepared:
     """A method that averages noisy local steps: `noise_std()` by its paper, `claim(std)` its paper's ε."""
     hyper = gradient_hyper(setting, chosen_noise_std(setting, noise_std))
@@ -340,6 +344,7 @@ def noisy_averaging(
         reclaim=claimed,
         own_epochs=True,
         upload_unit=upload_unit(setting),
+        ignores_counts=ignores_counts,
     )
 
 

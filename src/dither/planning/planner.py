@@ -72,7 +72,7 @@ class Plan:
         return (
             f"# Planned by `dither plan {self.spec.method}`: {how}, on {self.source}.\n"
             f"# The noise is set by the accountant when it runs: proven ε <= {privacy.epsilon:g} at δ = "
-            f"{privacy.delta:g}, {privacy.adjacency}, view {privacy.view}.\n" + self.spec.to_toml()
+            f"{privacy.delta:g}, {self.spec.adjacency}, view {privacy.view}.\n" + self.spec.to_toml()
         )
 
 
@@ -89,7 +89,7 @@ def plan(
     public_fraction: float = 0.0,
     mode: str = "auto",
     view: str = "upload",
-    adjacency: str = "replace-one",
+    adjacency: str = "auto",
     values: Mapping[str, Any] | None = None,
     grid: Mapping[str, Sequence[Any]] | None = None,
     constants: Mapping[str, float] | None = None,

@@ -39,7 +39,7 @@ def base_spec(
         "privacy.noise_decay": 1.0,
         "privacy.noise_decay_start": 0,
         "privacy.view": view,
-        "privacy.adjacency": adjacency,
+        "privacy.adjacency": base.privacy.adjacency if adjacency == "auto" else adjacency,
         "data.split": "given",
         "data.records_per_client": 0,
         "lr_decay": 0.0,
@@ -59,6 +59,7 @@ def base_spec(
         if model in ("logistic", "softmax"):
             asked["model.hidden"] = []
     base = base.with_values({**asked, **values})
+    base = base.with_values({"privacy.adjacency": base.adjacency})  # a proxy's path must not decide it
     for key in (*knobs.WHOLE, "client_lr", knobs.clip_key(base.method)):
         if key in values:
             given.setdefault(key, (values[key],))

@@ -30,6 +30,7 @@ from scipy.special import bdtrc
 from dither.core import Array, Key, Keys, Sampling
 from dither.errors import SpecError, did_you_mean
 
+ZERO_OUT = "zero-out"
 REPLACE_ONE = "replace-one"
 ADD_REMOVE = "add/remove"
 

@@ -33,7 +33,7 @@ class Book(Accounts):
                 privacy.delta,
                 tasks.circumstances(task),
                 view=privacy.view,
-                adjacency=privacy.adjacency,
+                adjacency=spec.adjacency,
                 unit=unit,
             )
 

@@ -11,6 +11,7 @@ is over.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -160,12 +161,16 @@ def _roster(federation: bytes, payload: str | None) -> Roster | None:
 
 
 def _dump(what: str, state: dict[str, Any]) -> bytes:
-    return json.dumps({"dither-secagg": what, "version": _VERSION, **state}).encode()
+    body = json.dumps({"dither-secagg": what, "version": _VERSION, **state}).encode()
+    return body + b"\n" + hashlib.sha256(body).hexdigest().encode()
 
 
 def _load(what: str, data: bytes, build: Any) -> Any:
     try:
-        state = json.loads(data)
+        body, _, checksum = data.partition(b"\n")  # without one in a state of an earlier version
+        if checksum and hashlib.sha256(body).hexdigest().encode() != checksum:
+            raise ProtocolAbort(f"the saved state of the {what} (secagg.json) is damaged: start a new run")
+        state = json.loads(body)
         if not isinstance(state, dict) or state.get("dither-secagg") != what:
             raise ProtocolAbort(f"this is not the saved state of a {what}")
         if state.get("version") != _VERSION:

@@ -30,7 +30,7 @@ class Book:
         facts, privacy = proofs.facts(circumstances), task.spec.privacy
         most = (group.most for group in tasks.classes(judged, None))
         asked, facts = proofs.question_of(most, facts, privacy.view)
-        found = [self._ask(each, privacy.delta, facts, privacy.view, privacy.adjacency) for each in asked]
+        found = [self._ask(each, privacy.delta, facts, privacy.view, task.spec.adjacency) for each in asked]
         worst = max(found, key=lambda answer: answer.value)
         return {
             "value": worst.value,

@@ -21,9 +21,15 @@ import numpy as np
 
 from dither.core import Claim
 from dither.errors import RunExists
-from dither.runs import to_json, write_bytes, write_text
+from dither.runs import read_checked, to_json, write_bytes, write_checked, write_text
 from dither.spec import Spec
 from dither.sweeps import Outcome
+
+# Keys of sweep.json before it had a checksum.
+_OLD = (
+    *("spec", "specs", "vary", "runs", "proven", "complete", "programs", "batches", "memory", "settings"),
+    *("not_covered", "troubles", "made_by", "seconds", "timing"),
+)
 
 
 class Record(NamedTuple):
@@ -62,11 +68,13 @@ class SweepFolder:
     def summary(self) -> dict[str, Any] | None:
         """sweep.json, or None."""
         path = self.path / "sweep.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        if not path.is_file():
+            return None
+        return read_checked(path, "give another --out: finished runs of this one are in batches/", old=_OLD)
 
     def save_summary(self, summary: Mapping[str, Any]) -> None:
         """Write sweep.json."""
-        write_text(self.path / "sweep.json", to_json(summary, indent=2) + "\n")
+        write_checked(self.path / "sweep.json", json.loads(to_json(summary)))
 
     # Batches
 

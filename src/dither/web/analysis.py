@@ -107,7 +107,7 @@ def epsilon_by_round(task: Task, rounds: Sequence[int]) -> dict[str, Any]:
     chosen = sorted({known[int(i)] for i in np.linspace(0, len(known) - 1, count)})
     values = [proven_so_far(task, index) for index in chosen]
     privacy = task.spec.privacy
-    return {"rounds": chosen, "values": values, "view": privacy.view, "adjacency": privacy.adjacency}
+    return {"rounds": chosen, "values": values, "view": privacy.view, "adjacency": task.spec.adjacency}
 
 
 def _map(task: Task, made: int) -> dict[str, Any]:
@@ -170,7 +170,9 @@ def _clients(task: Task, made: int) -> dict[str, Any] | None:
     for key, part in zip(keys, parts, strict=True):
         if key not in values:
             values[key] = (
-                accounting.proven(part, privacy.delta, facts, view=privacy.view, adjacency=privacy.adjacency).value
+                accounting.proven(
+                    part, privacy.delta, facts, view=privacy.view, adjacency=task.spec.adjacency
+                ).value
                 if part
                 else 0.0
             )

@@ -8,16 +8,26 @@ from typing import Any
 
 from dither.web import words
 from dither.web.folders import Folder
-from dither.web.index import Row, entries, number, read_json, read_metrics, read_spec, section, text_of
+from dither.web.index import (
+    Row,
+    entries,
+    number,
+    privacy_of,
+    read_json,
+    read_metrics,
+    read_spec,
+    section,
+    text_of,
+)
 
 # What a page may download: the files a run folder holds, by name, and nothing else.
 DOWNLOADS = {
     "spec.toml": "the complete spec: the same file runs again",
     "summary.json": "accuracy, loss, the three ε",
-    "metrics.jsonl": "one line an evaluation",
+    "metrics.jsonl": "one line an evaluation, scored on public test records",
     "model.npz": "the model's parameters",
     "schema.toml": "how a table becomes features",
-    "provenance.json": "versions, device, digests",
+    "provenance.json": "versions, device",
     "audit.json": "what attacks have shown",
     "plot.png": "accuracy and loss against rounds",
 }
@@ -37,9 +47,10 @@ def details(folder: Folder, row: Row) -> dict[str, Any]:
     return {
         "row": row,
         "metrics": columns(read_metrics(folder, run)),
+        "local": columns(read_metrics(folder, run, "local/metrics.jsonl") or read_metrics(folder, run)),
         "bytes": upload_bytes(spec, summary),
         "claimed": claim_in_words(claim),
-        "proven": proven_in_words(entries(section(summary, "epsilon"), "proven"), section(spec, "privacy")),
+        "proven": proven_in_words(entries(section(summary, "epsilon"), "proven"), privacy_of(spec)),
         "attacked": attacks(read_json(folder, run, "audit.json")[0]),
         "why": text_of(summary["why"], _LONG) if summary.get("why") else "",
         "errata": words.errata_in(_texts(summary)),
@@ -193,5 +204,5 @@ def _facts(spec: dict[str, Any], summary: dict[str, Any]) -> list[tuple[str, str
         facts.append(("each client took part", f"{seen.get('min')} to {seen.get('max')} times"))
     without = number(summary.get("test_accuracy_without_noise"))
     if without is not None:
-        facts.append(("accuracy without noise", f"{without:.4f}"))
+        facts.append(("accuracy without noise (not private)", f"{without:.4f}"))
     return [(name, text_of(value)) for name, value in facts if value is not None]

@@ -37,6 +37,12 @@ class Folder:
         except OSError:
             return None
 
+    def may_read(self, *parts: str) -> bool:
+        """Whether there is nothing at that place, or a file that `text` would read."""
+        path = self.file(*parts)
+        missing = path is None and not os.path.lexists(self.root.joinpath(*parts))
+        return missing or (path is not None and path.stat().st_size <= _LARGEST)
+
     def runs(self) -> Iterator[str]:
         """Run folders as paths relative to the root ("." where the root is one itself)."""
         if (self.root / SPEC).is_file():

@@ -20,6 +20,8 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from dither.errors import DitherError
+from dither.runs import RunFolder
 from dither.web.folders import Folder
 
 _STAMPED = ("spec.toml", "metrics.jsonl", "summary.json", "audit.json")
@@ -129,6 +131,8 @@ def read_row(folder: Folder, run: str, stamp: Stamp) -> Row:
         summary, summary_problem = read_json(folder, run, "summary.json")
         audit, _ = read_json(folder, run, "audit.json")
         metrics = read_metrics(folder, run)
+        if damage := damage_of(folder, run):
+            summary, metrics, problem = None, [], damage  # nothing is shown that may not be what was written
         return _row(folder, run, stamp, spec, metrics, summary or {}, audit or {}, problem or summary_problem)
     except Exception as error:
         problem = f"its files cannot be read: {type(error).__name__}"
@@ -145,7 +149,7 @@ def _row(
     audit: dict[str, Any],
     problem: str,
 ) -> Row:
-    data, privacy, model = (section(spec, name) for name in ("data", "privacy", "model"))
+    data, privacy, model = section(spec, "data"), privacy_of(spec), section(spec, "model")
     epsilon = section(summary, "epsilon")
     last = metrics[-1] if metrics else {}
     times = [pair[0] for pair in stamp if pair is not None]
@@ -239,9 +243,22 @@ def read_json(folder: Folder, run: str, name: str) -> tuple[dict[str, Any] | Non
     return (value, "") if isinstance(value, dict) else (None, f"{name} is not an object")
 
 
-def read_metrics(folder: Folder, run: str) -> list[dict[str, Any]]:
+def damage_of(folder: Folder, run: str) -> str:
+    """Which of the files that the page shows is not what was written, in one line; empty where all are."""
+    shown = ("digests.json", "provenance.json", "spec.toml", "summary.json", "metrics.jsonl")
+    if not all(folder.may_read(run, name) for name in shown):
+        return ""  # whoever reads it says so
+    try:
+        for name in shown:
+            RunFolder(folder.root / run).read(name)
+    except DitherError as error:
+        return str(error)
+    return ""
+
+
+def read_metrics(folder: Folder, run: str, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
     """The evaluations so far; a line that is being written is left out."""
-    lines = (folder.text(run, "metrics.jsonl") or "").splitlines()
+    lines = (folder.text(run, name) or "").splitlines()
     try:
         rows = json.loads(f"[{','.join(lines)}]")  # all at once is several times faster
     except (ValueError, RecursionError):
@@ -261,6 +278,14 @@ def section(values: Mapping[str, Any], name: str) -> dict[str, Any]:
     """A part of a spec or summary, empty where it is missing or no table."""
     found = values.get(name)
     return found if isinstance(found, dict) else {}
+
+
+def privacy_of(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The part on privacy, with the neighbours that "auto" stands for (`Spec.adjacency`)."""
+    found = section(spec, "privacy")
+    if found.get("adjacency") != "auto":
+        return found
+    return {**found, "adjacency": "zero-out" if section(spec, "data").get("path") else "replace-one"}
 
 
 def number(value: Any) -> float | None:

@@ -47,6 +47,7 @@ LIMITS = {
     "batch": (1, 10_000),
     "features": (2, 2000),
 }
+NEIGHBOURS = (accounting.ZERO_OUT, accounting.REPLACE_ONE)  # with add/remove a plan could show no count
 _SURE = 0.95
 _CLOSE = 0.005  # the proven ε is at most the target and within this share of it
 
@@ -64,7 +65,7 @@ class Wish(NamedTuple):
     steps: int = 4
     batch: int = 128
     features: int = 105
-    adjacency: str = "add/remove"
+    adjacency: str = "zero-out"
 
     @property
     def cohort(self) -> int:
@@ -94,7 +95,7 @@ def wish(given: Mapping[str, str]) -> Wish:
     values: dict[str, Any] = {}
     for name, text in given.items():
         if name in ("method", "adjacency"):
-            known = METHODS if name == "method" else (accounting.ADD_REMOVE, accounting.REPLACE_ONE)
+            known = METHODS if name == "method" else NEIGHBOURS
             if text not in known:
                 raise SpecError(f"{name}={text[:40]!r} is not one of {', '.join(known)}")
             values[name] = text
@@ -278,6 +279,7 @@ def answer(w: Wish) -> dict[str, Any]:
         "proven": found.proven,
         "recipe": found.recipe,
         "detail": found.detail,
+        "not_covered": [accounting.FLOAT_NOISE],
         "participations": found.participations,
         "sure": w.cohort == w.clients or spec.method == "concentrated",
         "evaluations": found.evaluations,

@@ -14,6 +14,7 @@ VIEWS = {
     "final": ("the final model", "anybody who gets the trained model"),
 }
 NEIGHBOURS = {
+    "zero-out": "one record is blanked (counts are public)",
     "add/remove": "one record is added or removed",
     "replace-one": "one record is exchanged for another",
 }
@@ -28,7 +29,7 @@ RECIPES = {
 }
 ERRATA = {
     "G1": "The classical Gaussian constant is proved below ε = 1 and fails far above it.",
-    "G2": "Replacing a record moves the sum twice as far as adding one; the two are never mixed.",
+    "G2": "Replacing a record moves the sum twice as far as blanking or adding one; they are never mixed.",
     "G3": "Theorems for Poisson batches do not hold for fixed-size or shuffled ones.",
     "G4": "The privacy profile of fixed-size sampling is derived in recipe R2.",
     "G5": "Choosing clients at random does not amplify the privacy of a record: participations are counted.",
@@ -36,6 +37,7 @@ ERRATA = {
     "G7": "Noise inside local steps: later steps start from different models, and contract earlier noise.",
     "G8": "Rounding and clamping in a computer are outside the theorems.",
     "G9": "Looks at the data that nobody counted (bounds, medians, choices) are not covered.",
+    "H3": "Noise in floating point: the low bits of what is released can tell more than the theorem allows.",
     "E1": "Secure FedAvg, eq (8): e^x - 1 <= 2x is used where it does not hold.",
     "E2": "Secure FedAvg: the claim is for one message, not for the run.",
     "E3": "Secure FedAvg: Lemma 1 holds even if all of a client's data change, so it is cautious.",
@@ -56,7 +58,7 @@ ERRATA = {
     "D2": "Concentrated: a record is used once or not at all in an epoch, never a fraction of a time.",
 }
 _RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
-_ID = re.compile(r"\b([GENSCD]\d)[a-c]?\b")
+_ID = re.compile(r"\b([GHENSCD]\d)[a-c]?\b")
 
 
 def errata_in(texts: Iterable[str]) -> dict[str, str]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dither.core import Release, Sampling
 from dither.errors import NoProof
 from dither.privacy import accounting
-from dither.privacy.accounting import ADD_REMOVE, REPLACE_ONE, Facts, views
+from dither.privacy.accounting import ADD_REMOVE, REPLACE_ONE, ZERO_OUT, Facts, views
 
 Z_CPFED = 1.8544536220275742
 Z_CONCENTRATED = 0.3002770038368145
@@ -261,7 +261,9 @@ def test_unknown_combinations_fail_closed():
         (concentrated(), ADD_REMOVE, "G3"),
         ([(release("full", 1.0), 3)], ADD_REMOVE, "G2"),
         ([(release("importance", 1.0, rate=0.1), 3)], REPLACE_ONE, "importance"),
-        ([(release("fixed", 1.0, rate=0.1, adjacency="zero-out"), 3)], REPLACE_ONE, "zero-out"),
+        ([(release("fixed", 1.0, rate=0.1, adjacency="removal"), 3)], REPLACE_ONE, "removal"),
+        ([(release("fixed", 1.0, rate=0.1, adjacency=ADD_REMOVE), 3)], ZERO_OUT, "G3"),
+        ([(release("full", 1.0, adjacency=ZERO_OUT), 3)], ADD_REMOVE, "G2"),
         ([(release("full", 1.0)._replace(sensitivity=math.inf), 1)], REPLACE_ONE, "unbounded"),
         ([(release("full", math.nan), 1)], REPLACE_ONE, "nan"),
     ):

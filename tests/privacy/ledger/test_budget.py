@@ -37,7 +37,7 @@ def test_a_charge_is_what_was_said(ledger):
     ledger.charge("run", "data", [Charge("ann", [(gaussian(), 2), (poisson(), 3)])], rounds=(0, 5))
     row = spent(ledger)
     assert row.epsilon == pytest.approx(epsilon((gaussian(), 2), (poisson(), 3)), rel=1e-12)
-    assert row[2:] == (DELTA, "upload", "add/remove", 5, ("run",), None)
+    assert row[2:] == (DELTA, "upload", "zero-out", 5, ("run",), None)
     assert spent(ledger, "bob")[:2] == ("bob", 0.0)
     assert spent(ledger, dataset="other").epsilon == 0.0
 
@@ -105,9 +105,9 @@ def test_all_or_nothing(ledger):
 def test_no_proof_fails_closed(ledger):
     fixed = (Release("uplink", 1.0, 1.0, 1, Sampling("fixed", 0.1, "replace-one"), "test"),)
     ledger.charge("free", "data", all_of(["ann"], fixed), rounds=(0, 1))  # no budget: recorded all the same
-    assert spent(ledger).epsilon == math.inf
-    assert spent(ledger, adjacency="replace-one").epsilon < math.inf
-    ledger.set_budget("data", Budget(1e6, DELTA))
+    assert spent(ledger, adjacency="add/remove").epsilon == math.inf
+    assert spent(ledger, adjacency="replace-one").epsilon == spent(ledger).epsilon < math.inf
+    ledger.set_budget("data", Budget(1e6, DELTA, adjacency="add/remove"))
     for client in ("ann", "bob"):
         with pytest.raises(BudgetExhausted, match="would make it ε=inf"):
             ledger.charge("run", "data", all_of([client], fixed), rounds=(0, 1))
@@ -476,4 +476,5 @@ def test_shuffled_epochs_do_not_continue_over_runs(ledger):
     other = shuffled(20.0, 20, 100)
     ledger.charge("four", "data", all_of(["ann"], other, 5), rounds=(0, 5), facts=facts)
     assert spent(ledger, **terms).epsilon == uses(7), "and so do epochs of another batch size"
-    assert spent(ledger).epsilon == math.inf, "no add/remove neighbours (G3)"
+    assert spent(ledger).epsilon == uses(7), "stated for a replacement, a blank costs as much"
+    assert spent(ledger, adjacency="add/remove").epsilon == math.inf, "no such neighbours (G3)"

@@ -195,8 +195,8 @@ class _Connection:
 
         if not self._server.memory.is_file():
             return
-        number = int(self._server.memory.read_text(encoding="ascii"))
-        with suppress(_Refused):
+        with suppress(_Refused, ValueError):  # a number that cannot be read is as good as none
+            number = int(self._server.memory.read_text(encoding="ascii"))
             self._call(self._client.DeactivateNode, DeactivateNodeRequest(node_id=number))
 
     def __exit__(self, *_: object) -> None:

@@ -6,12 +6,13 @@ SuperLink listens on 127.0.0.1, and this gate listens on the address given and p
 calls below.
 
 A node signs the time in the headers of every call. The gate checks that before it looks at a body: of a stranger
-it reads a few kilobytes of headers, from a few connections at once, for a few seconds. Bodies of nodes are handed
+it reads headers of some kilobytes, from a few connections at once, for a few seconds. Bodies of nodes are handed
 on as they come, at most `most_bytes` long, so the gate's memory does not grow with them.
 """
 
 from __future__ import annotations
 
+import gc
 import socket
 import ssl
 import threading
@@ -64,9 +65,11 @@ class _Door(socket.socket):
     """A listening socket that remembers whom it let in."""
 
     lines: dict[tuple[str, int], _Line]
+    let_in = 0
 
     def accept(self) -> tuple[socket.socket, Any]:
         connection, address = super().accept()
+        self.let_in += 1
         for at, line in list(self.lines.items()):
             if line.connection.fileno() < 0:  # closed
                 del self.lines[at]
@@ -120,7 +123,7 @@ class Gate:
         )
         self._host, self._port = host, port
         self._lines: dict[tuple[str, int], _Line] = {}
-        self._doors: list[socket.socket] = []
+        self._doors: list[_Door] = []
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._watch = threading.Thread(target=self._cut_the_late, daemon=True)
         self._over = threading.Event()
@@ -162,11 +165,16 @@ class Gate:
             door.bind(address)
 
     def _run(self) -> None:
-        self._server.run(sockets=self._doors)
+        self._server.run(sockets=list(self._doors))
 
     def _cut_the_late(self) -> None:
         """Slow in TLS, in headers, in a body, in taking an answer: one limit of time for each."""
+        counted = 0
         while not self._over.wait(0.25):
+            let_in = sum(door.let_in for door in self._doors)
+            if let_in - counted > _STRANGERS:  # what TLS leaves of a connection are cycles of 300 kB
+                counted = let_in
+                gc.collect()
             for line in list(self._lines.values()):
                 if line.until < time.monotonic():
                     line.cut()

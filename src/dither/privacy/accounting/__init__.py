@@ -24,7 +24,7 @@ from .aggregation import (
     surviving_variance,
 )
 from .calibration import calibrate, calibrate_releases
-from .composition import ADD_REMOVE, REPLACE_ONE
+from .composition import ADD_REMOVE, ADJACENCIES, REPLACE_ONE, ZERO_OUT, step_multiplier
 from .facts import REALISED, WORST, Facts, Lattice, Participation, Participations, Proven, binomial
 from .gaussian import (
     amplified_epsilon,
@@ -60,14 +60,17 @@ from .subsampled import (
     poisson_epsilon,
     poisson_rdp,
 )
-from .table import VIEWS, account, compress, proven
+from .table import FLOAT_NOISE, VIEWS, account, compress, proven
 
 __all__ = [
     "ADD_REMOVE",
+    "ADJACENCIES",
+    "FLOAT_NOISE",
     "REALISED",
     "REPLACE_ONE",
     "VIEWS",
     "WORST",
+    "ZERO_OUT",
     "Facts",
     "Lattice",
     "Participation",
@@ -110,6 +113,7 @@ __all__ = [
     "shuffled_round_pattern",
     "shuffled_uses",
     "smooth_round_mu",
+    "step_multiplier",
     "surviving_variance",
     "unamplified_epsilon",
     "zcdp_epsilon",

@@ -9,7 +9,7 @@ from scipy.optimize import brentq
 
 from dither.errors import NoProof
 
-from .composition import ADD_REMOVE
+from .composition import ZERO_OUT
 from .facts import Facts, Participations
 from .table import proven
 
@@ -76,7 +76,7 @@ def calibrate_releases(
     facts: Facts | None = None,
     *,
     view: str = "upload",
-    adjacency: str = ADD_REMOVE,
+    adjacency: str = ZERO_OUT,
     guess: float = 1.0,
 ) -> float:
     """The noise for which `proven(make_participations(noise), ...)` meets `epsilon` in one view.

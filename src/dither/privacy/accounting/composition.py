@@ -18,9 +18,10 @@ from .gaussian import gaussian_epsilon
 from .mixtures import binomial_pmf, mixture_epsilon
 from .subsampled import CURVES, charge_truncation, rounded_levels
 
+ZERO_OUT = "zero-out"  # one record's contribution counts as zero; its place, and so every count, stays
 REPLACE_ONE = "replace-one"
 ADD_REMOVE = "add/remove"
-ADJACENCIES = (ADD_REMOVE, REPLACE_ONE)
+ADJACENCIES = (ZERO_OUT, REPLACE_ONE, ADD_REMOVE)
 
 
 class Item(NamedTuple):
@@ -53,33 +54,33 @@ def noise_multiplier(release: Release) -> float:
 def step_multiplier(release: Release, adjacency: str) -> float:
     """The noise multiplier of one release under `adjacency`, without any credit for sampling.
 
-    A sensitivity stated for add/remove holds for replace-one at twice its size (two triangle sides); one
-    stated for replace-one says nothing about a record's absence, except for Poisson batches, whose
-    contributions are clipped to a ball around zero of half the replace-one distance. Of kinds ending in
-    "-round" the sensitivity holds between any two worlds of the round (record used, another one, none).
+    A sensitivity stated for zero-out (or add/remove) is the norm of one contribution: it holds for replace-one at
+    twice its size (two triangle sides). One stated for replace-one holds for zero-out as it is, since a blank is
+    one of the contributions that the clip allows; it says nothing about a record's absence, except for Poisson
+    batches, whose contributions are clipped to a ball around zero of half the replace-one distance. Of kinds
+    ending in "-round" the sensitivity holds between any two worlds of the round (record used, another one, none).
     """
     stated, kind = release.sampling.adjacency, release.sampling.kind
     if stated not in ADJACENCIES or adjacency not in ADJACENCIES:
         raise NoProof(f"unknown adjacency {stated!r} or {adjacency!r}")
     z = noise_multiplier(release)
-    if kind in ("fixed", "disjoint", "shuffled") and (adjacency, stated) != (REPLACE_ONE, REPLACE_ONE):
+    absent = adjacency == ADD_REMOVE
+    if kind in ("fixed", "disjoint", "shuffled") and ADD_REMOVE in (adjacency, stated):
         raise NoProof(f"{kind} batches have no add/remove neighbours: their number of records is public (G3)")
-    if kind.startswith("poisson") and adjacency == ADD_REMOVE and not release.sampling.fixed_rate:
+    if absent and kind.startswith("poisson") and not release.sampling.fixed_rate:
         raise NoProof(
             "the sampling rate follows the client's record count, so that an added record changes every coin: set "
             "sampling_rate, a public number (R3)"
         )
+    if absent and kind.endswith("-round") and stated != ADD_REMOVE:
+        raise NoProof(f"{kind} batches have no add/remove neighbours: their number of records is public (G3)")
+    if absent and kind != "poisson" and stated != ADD_REMOVE:
+        raise NoProof(f"the sensitivity is stated for {stated} and does not bound a record's absence (G2)")
     if kind.endswith("-round"):
-        if adjacency == ADD_REMOVE and stated != ADD_REMOVE:
-            raise NoProof(f"{kind} batches have no add/remove neighbours: their number of records is public (G3)")
         return z
-    if stated == adjacency:
-        return z
-    if adjacency == REPLACE_ONE:
-        return z / 2.0
-    if kind == "poisson":
-        return z * 2.0
-    raise NoProof("the sensitivity is stated for replace-one and does not bound a record's absence (G2)")
+    if stated == REPLACE_ONE:
+        return z * 2.0 if kind == "poisson" and adjacency != REPLACE_ONE else z
+    return z / 2.0 if adjacency == REPLACE_ONE else z
 
 
 def sampled_item(release: Release, adjacency: str, *, gain: float = 1.0) -> Item:
@@ -91,23 +92,26 @@ def sampled_item(release: Release, adjacency: str, *, gain: float = 1.0) -> Item
     if uses < 0 or uses != release.uses:
         raise NoProof(f"uses={release.uses} is not a number of releases")
     z = step_multiplier(release, adjacency) * gain
+    # A batch of fixed size that lacks the record holds another one instead: its amplification (G4) needs the
+    # distance of a replacement, also where the neighbour's record is a blank.
+    swapped = step_multiplier(release, REPLACE_ONE) * gain
     if kind in ("full", "full-round"):
         return Item("plain", 1.0, z, uses)
     if kind == "fixed":
-        return Item("fixed", rate, z, uses)
+        return Item("fixed", rate, swapped, uses)
     if kind == "poisson":
-        if adjacency == ADD_REMOVE:
-            return Item("poisson", rate, z, uses)
-        # z is relative to the replace-one distance, twice the contribution
-        return Item("poisson_replace", rate, 2.0 * z, uses)
-    if kind == "poisson-round" and adjacency == ADD_REMOVE:
+        # of a replacement the pair itself doubles the distance
+        return Item("poisson_replace" if adjacency == REPLACE_ONE else "poisson", rate, 2.0 * swapped, uses)
+    if kind == "poisson-round" and adjacency != REPLACE_ONE:
         return Item("poisson", rate, z, uses)
     if kind in ("fixed-round", "poisson-round", "disjoint-round"):
         return Item("fixed", rate, z, uses)
     if kind == "disjoint":
         # At most one of the round's `uses` batches holds the record; swapping it with an unused one changes
-        # that one release, so G4 applies to the whole round with q = uses · rate.
-        return Item("fixed", min(1.0, uses * rate), z, 1 if uses else 0)
+        # that one release, so G4 applies to the whole round with q = uses · rate. Given the batches, a blank
+        # changes one release by half of that distance: better where most records are used.
+        used, once = min(1.0, uses * rate), 1 if uses else 0
+        return Item("plain", 1.0, z, once) if z > swapped and used > 0.5 else Item("fixed", used, swapped, once)
     raise NoProof(f"no theorem for batches of kind {kind!r}")
 
 

@@ -83,6 +83,7 @@ class Facts(NamedTuple):
     encoded          uploads are rounded and clamped before they are summed
     lattice          the uplink's noise is discrete Gaussian on integers; None: continuous
     exposures        uploads of the client that the outsider of view "broadcast" also sees (NbAFL's L)
+    counts_shown     what of the run depends on a record count, in words: add/remove then has no proof
     """
 
     cohort_size: int = 1
@@ -101,6 +102,7 @@ class Facts(NamedTuple):
     participation: Participation = REALISED
     unit: str = "run"
     not_covered: tuple[str, ...] = ()
+    counts_shown: str = ""
 
 
 class Bound(NamedTuple):

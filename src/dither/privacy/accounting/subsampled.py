@@ -4,7 +4,7 @@ A step is (rate, noise_multiplier, count). What the noise multiplier is relative
 adjacencies do:
 
     fixed size, replace-one      noise std / replace-one distance       σB/(2·clip)
-    Poisson, either adjacency    noise std / norm of one contribution   σB/clip, B the fixed normaliser q·m
+    Poisson, any adjacency       noise std / norm of one contribution   σB/clip, B the fixed normaliser q·m
 """
 
 from __future__ import annotations
@@ -134,14 +134,14 @@ def poisson_epsilon(
     steps: int,
     delta: float,
     *,
-    adjacency: str = "add/remove",
+    adjacency: str = "zero-out",
     method: str = "pld",
 ) -> float:
     """R3: `steps` Poisson batches; noise relative to the norm of one record's contribution.
 
-    add/remove: the larger of both directions. replace-one: the pair of `loss.poisson_replacement`, which is
-    also what dp-accounting's PLD accountant computes under REPLACE_ONE; it doubles the distance itself, so
-    the multiplier stays relative to the contribution.
+    zero-out and add/remove: the larger of both directions. replace-one: the pair of
+    `loss.poisson_replacement`, which is also what dp-accounting's PLD accountant computes under REPLACE_ONE;
+    it doubles the distance itself, so the multiplier stays relative to the contribution.
     """
     return poisson_composition([(rate, noise_multiplier, steps)], delta, adjacency=adjacency, method=method)
 
@@ -150,16 +150,16 @@ def poisson_composition(
     steps: Sequence[Step],
     delta: float,
     *,
-    adjacency: str = "add/remove",
+    adjacency: str = "zero-out",
     method: str = "pld",
     orders: Sequence[int] = ORDERS,
 ) -> float:
     """R3 for batches of different rate or noise; `orders` are those of the Rényi fallback."""
-    if adjacency not in ("add/remove", "replace-one"):
-        raise ValueError(f"adjacency={adjacency!r}; known: 'add/remove', 'replace-one'")
+    if adjacency not in ("zero-out", "replace-one", "add/remove"):
+        raise ValueError(f"adjacency={adjacency!r}; known: 'zero-out', 'replace-one', 'add/remove'")
     if method == "pld":
-        return _pld_epsilon("poisson" if adjacency == "add/remove" else "poisson_replace", steps, delta)
-    if method == "rdp" and adjacency == "add/remove":
+        return _pld_epsilon("poisson_replace" if adjacency == "replace-one" else "poisson", steps, delta)
+    if method == "rdp" and adjacency != "replace-one":
         return _rdp_epsilon(poisson_rdp, steps, delta, orders)
     raise ValueError(f"method={method!r} does not cover {adjacency} with Poisson batches")
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dither.core import Release
 from dither.errors import NoProof
 
-from .composition import ADD_REMOVE, ADJACENCIES
+from .composition import ADD_REMOVE, ADJACENCIES, ZERO_OUT
 from .facts import Bound, Facts, Participations, Proven, Rounds
 from .gaussian import check_delta
 from .views import downlink_bound, joint_bound, sum_bound, upload_bound
@@ -31,6 +31,8 @@ VIEWS = ("upload", "sum", "broadcast", "final")
 NO_PROOF = "no proof"
 _Recipe = Callable[[Rounds, float, Facts, str], Bound]
 _ROUNDING = "rounding and clamping before secure aggregation (G8)"
+FLOAT_NOISE = "floating-point noise: the proof is for real numbers, low bits of an upload can tell more (H3)"
+_FLOAT_SUMS = "floating-point sums before the noise: the proof is for real numbers"
 
 
 def compress(rounds: Iterable[tuple[Release, ...]]) -> list[tuple[tuple[Release, ...], int]]:
@@ -43,7 +45,7 @@ def account(
     delta: float,
     facts: Facts | None = None,
     *,
-    adjacency: str = ADD_REMOVE,
+    adjacency: str = ZERO_OUT,
     views: Sequence[str] = VIEWS,
     every_recipe: bool = False,
 ) -> list[Proven]:
@@ -68,6 +70,11 @@ def account(
     def bound(recipe: _Recipe) -> Bound:
         """Fail closed: what a recipe refuses is ε = ∞ with the reason."""
         try:
+            if adjacency == ADD_REMOVE and facts.counts_shown:
+                raise NoProof(
+                    "add/remove needs that nothing released depends on a record count: "
+                    f"{facts.counts_shown}; use zero-out"
+                )
             return recipe(rounds, delta, facts, adjacency)
         except NoProof as refusal:
             return Bound(math.inf, NO_PROOF, str(refusal))
@@ -83,6 +90,7 @@ def account(
             # A broadcast's noise counts that of the uploads.
             rounded = rounded or (facts.encoded and row.recipe.endswith((" downlink", " joint")))
             rounded = rounded and facts.lattice is None  # noise after rounding covers it
+            gaps = (_FLOAT_SUMS if facts.lattice else FLOAT_NOISE, *((_ROUNDING,) if rounded else ()))
             table.append(
                 Proven(
                     view=view,
@@ -91,7 +99,7 @@ def account(
                     delta=delta,
                     unit=facts.unit,
                     recipe=row.recipe,
-                    not_covered=facts.not_covered + ((_ROUNDING,) if rounded else ()),
+                    not_covered=facts.not_covered + gaps,
                     assumed=row.assumed,
                     detail=row.detail,
                 )
@@ -117,7 +125,7 @@ def proven(
     facts: Facts | None = None,
     *,
     view: str,
-    adjacency: str = ADD_REMOVE,
+    adjacency: str = ZERO_OUT,
 ) -> Proven:
     """The best bound for one view: `account` with a single row."""
     return account(participations, delta, facts, adjacency=adjacency, views=(view,))[0]

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 
 from dither.core import Release, Sampling
 from dither.errors import BudgetExhausted, ConfigError, LedgerError
-from dither.privacy.accounting import REALISED, Facts, Lattice, gaussian_mu, honest_others, proven
+from dither.privacy.accounting import ADD_REMOVE, REALISED, Facts, Lattice, gaussian_mu, honest_others, proven
 
 from .entries import (
     BUDGET,
@@ -235,6 +235,12 @@ class Book:
                 budget = self.budget(dataset, client)
                 if budget is None:
                     continue
+                if budget.adjacency == ADD_REMOVE and charged.facts.counts_shown:
+                    raise BudgetExhausted(
+                        f"client {client!r}: its budget {budget} cannot pay for run {run!r}, which shows counts: "
+                        f"{charged.facts.counts_shown}; set one that can: dither budget set DATA --epsilon "
+                        f"{budget.epsilon:g} --delta {budget.delta:g} --adjacency zero-out --yes"
+                    )
                 before = self.account(dataset, client)
                 after = before.copy()
                 after.add(run, charged.rounds, charged.facts, counts)
@@ -343,7 +349,8 @@ class Book:
             facts.lattice is None and any(self._shuffled[i] for i in counts)
             for facts, counts in zip(account.facts, account.counts, strict=True)
         ]
-        uploads_alone = Facts(lattice=_coarsest(account.facts))  # no credit besides the uploads' own noise
+        # no credit besides the uploads' own noise
+        uploads_alone = Facts(lattice=_coarsest(account.facts), counts_shown=_counts_shown(account.facts))
         if len(account.counts) == 1:
             plain = terms.view == "upload" and not shuffled[0]
             return _Together(uploads_alone if plain else account.facts[0], account.counts[0])
@@ -373,9 +380,11 @@ def weakest(facts: Sequence[Facts], *, one_run: bool) -> Facts:
     if one_run and all(f == facts[0] for f in facts):
         return facts[0]
     exposures = max(f.exposures for f in facts) if one_run else sum(f.exposures for f in facts)
-    epochs = Facts()
+    epochs = Facts(counts_shown=_counts_shown(facts))
     if one_run:
-        epochs = Facts(own_epochs=all(f.own_epochs for f in facts), num_rounds=_most(f.num_rounds for f in facts))
+        epochs = epochs._replace(
+            own_epochs=all(f.own_epochs for f in facts), num_rounds=_most(f.num_rounds for f in facts)
+        )
     epochs = epochs._replace(lattice=_coarsest(facts))
     if any(f.client_state or (f.cohort_size < 2 and f.others_noise is None) for f in facts):
         return epochs._replace(client_state=True, exposures=exposures)  # no credit for sums
@@ -388,6 +397,10 @@ def weakest(facts: Sequence[Facts], *, one_run: bool) -> Facts:
         lipschitz=_most(f.lipschitz for f in facts),
         exposures=exposures,
     )
+
+
+def _counts_shown(facts: Sequence[Facts]) -> str:
+    return next((f.counts_shown for f in facts if f.counts_shown), "")
 
 
 def _coarsest(facts: Sequence[Facts]) -> Lattice | None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from dither.core import Release, Sampling
 from dither.errors import ConfigError, LedgerError
-from dither.privacy.accounting import ADD_REMOVE, REPLACE_ONE, VIEWS, Facts, Lattice, Participation
+from dither.privacy.accounting import ADJACENCIES, VIEWS, ZERO_OUT, Facts, Lattice, Participation
 
 from .sketch import Sketch
 
@@ -27,7 +27,7 @@ class Budget(NamedTuple):
     epsilon: float
     delta: float
     view: str = "upload"
-    adjacency: str = ADD_REMOVE
+    adjacency: str = ZERO_OUT
 
     def check(self) -> Budget:
         """Itself, or ConfigError naming the value that cannot be used."""
@@ -39,8 +39,8 @@ class Budget(NamedTuple):
             raise ConfigError(f"budget delta={self.delta} must lie between 0 and 1")
         if self.view not in VIEWS:
             raise ConfigError(f"budget view={self.view!r}; known: {', '.join(VIEWS)}")
-        if self.adjacency not in (ADD_REMOVE, REPLACE_ONE):
-            raise ConfigError(f"budget adjacency={self.adjacency!r}; known: {ADD_REMOVE}, {REPLACE_ONE}")
+        if self.adjacency not in ADJACENCIES:
+            raise ConfigError(f"budget adjacency={self.adjacency!r}; known: {', '.join(ADJACENCIES)}")
         return Budget(float(self.epsilon), float(self.delta), self.view, self.adjacency)
 
     def within(self, other: Budget) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 import platformdirs
 
 from dither.errors import ConfigError, DataError, LedgerError
-from dither.privacy.accounting import ADD_REMOVE, Facts, honest_others
+from dither.privacy.accounting import ZERO_OUT, Facts, honest_others
 
 from . import outside, sketch
 from .book import Book
@@ -296,7 +296,7 @@ class Ledger:
         *,
         delta: float = 1e-5,
         view: str = "upload",
-        adjacency: str = ADD_REMOVE,
+        adjacency: str = ZERO_OUT,
     ) -> list[Spent]:
         """What one client, or every known client, has spent: at its budget's δ, view and adjacency, or at the
         given ones where it has no budget."""

@@ -7,7 +7,6 @@ const TEXTS = {
   epsilon: "ε of the whole run", delta: "δ", clients: "clients", records: "records in all", rounds: "rounds",
   share: "share of clients in a round", steps: "local steps a round", batch: "records in a batch", features: "parameters of the model",
 };
-const REPLACE_ONLY = new Set(["concentrated", "secure-fedavg", "nbafl"]);
 const STEPS = 240;
 
 show(wait("waking the accountant"));
@@ -44,11 +43,10 @@ function start({ limits, methods, defaults }) {
 
   const method = h("select", { id: "method", onchange: () => {
     wish.method = method.value;
-    if (REPLACE_ONLY.has(wish.method)) { wish.adjacency = "replace-one"; adjacency.value = "replace-one"; }
     ask();
   } }, Object.entries(methods).map(([name, text]) => h("option", { value: name }, text)));
   const adjacency = h("select", { id: "adjacency", onchange: () => { wish.adjacency = adjacency.value; ask(); } },
-    h("option", { value: "add/remove" }, "one record added or removed"), h("option", { value: "replace-one" }, "one record replaced"));
+    h("option", { value: "zero-out" }, "one record blanked"), h("option", { value: "replace-one" }, "one record replaced"));
   method.value = wish.method;
   adjacency.value = wish.adjacency;
 
@@ -120,7 +118,7 @@ function start({ limits, methods, defaults }) {
         tile("The paper would claim", epsilon(plan.claimed.value), `per ${plan.claimed.unit}, for this noise`, "claimed"),
         tile("A client takes part", `${plan.participations}×`, plan.sure ? "in every run" : "at most, with 95% probability"),
         tile("Uploaded", bytes(plan.bytes), `${w.cohort} clients a round, ${w.each.toLocaleString("en")} records each`)),
-      h("p", { class: "muted small" }, `${plan.evaluations} evaluations of the accountant, ${Math.round(took)} ms`));
+      h("p", { class: "muted small" }, `Not covered: ${plan.not_covered.join("; ")}. ${plan.evaluations} evaluations of the accountant, ${Math.round(took)} ms`));
     answerBox.dataset.multiplier = String(plan.multiplier);
     specBox.textContent = plan.spec;
   }

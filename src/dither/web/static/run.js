@@ -34,7 +34,8 @@ function overview(run) {
 }
 
 function drawCurves(run) {
-  const { round = [], test_accuracy = [], loss = [], train_loss = [] } = run.metrics;
+  const { round = [], test_accuracy = [], loss = [] } = run.metrics;
+  const local = run.local;
   draw(curves.accuracy.box, (c) => ({
     traces: [{ x: round, y: test_accuracy, mode: round.length > 25 ? "lines" : "lines+markers", line: { color: c[0], width: 2.2 }, marker: { size: 5 }, hovertemplate: "round %{x}: %{y:.4f}<extra></extra>" }],
     layout: { xaxis: { title: "rounds" }, yaxis: { title: "test accuracy" } },
@@ -42,7 +43,7 @@ function drawCurves(run) {
   draw(curves.loss.box, (c) => ({
     traces: [
       { x: round, y: loss, name: "test", mode: "lines", line: { color: c[1], width: 2.2 }, hovertemplate: "round %{x}: %{y:.4f}<extra>test</extra>" },
-      { x: round, y: train_loss, name: "training", mode: "lines", line: { color: c[6], width: 2, dash: "dash" }, hovertemplate: "round %{x}: %{y:.4f}<extra>training</extra>" },
+      { x: local.round ?? [], y: local.train_loss ?? [], name: "training (local, not private)", mode: "lines", line: { color: c[6], width: 2, dash: "dash" }, hovertemplate: "round %{x}: %{y:.4f}<extra>training</extra>" },
     ],
     layout: { showlegend: true, xaxis: { title: "rounds" }, yaxis: { title: "loss" } },
   }));
@@ -174,7 +175,7 @@ function boundCard() {
     inside.replaceChildren(wait("estimating the loss's constants on the public records; this can take a minute"));
     try {
       const bound = await get("/api/bound", { id });
-      const { round = [], train_loss = [] } = current.metrics;
+      const { round = [], train_loss = [] } = current.local;
       const least = bound.least_loss;
       const measured = least === null ? null : { x: round, y: train_loss.map((value) => (value === null ? null : Math.max(value - least, 0))) };
       const found = boundFigure(bound, measured);

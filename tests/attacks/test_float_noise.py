@@ -1,0 +1,81 @@
+"""H3: float32 noise has a lattice. Added to a value, it leaves the value's last bits in the upload.
+
+Near zero a float32 is much finer than near the value g that a record adds. So an upload fl(g + fl(σz)) that comes
+near zero is a multiple of ulp(g), while the same upload without the record has finer bits: seen on the client
+function of the default job. Noise on a lattice of its own will close it; until then no row may hide it
+(`test_every_float_row_says_so`)."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dither import models, tasks
+from dither.core import Keys, Records, Round
+from dither.privacy import accounting, noise
+from dither.spec import Spec, prepare
+from tests.audit.grid import small_dataset, small_spec
+
+TRIALS = 20_000
+G = np.float32(-0.5) / np.float32(128)  # coordinate 0 of the record's clipped gradient, over the divisor
+
+
+def noisy_gradients():
+    """(first feature of the record, seed, trials) -> coordinate 0 of noisy first-round gradients of the default
+    job's client, one a trial."""
+    spec = Spec.from_preset("adult").with_values(
+        {"local_steps": 1, "sampling_rate": 1.0, "privacy.noise": "given", "privacy.noise_std": 0.0375}
+    )
+    x = np.zeros((64, 3), np.float32)
+    x[:, 1] = 1.0
+    x[0, 1] = 0.3
+    y = (np.arange(64) % 2).astype(np.int32)
+    y[0] = 1
+    model = models.make("logistic", num_features=3, num_classes=2, hidden=(), image_shape=())
+    prepared = prepare(spec, model, client_sizes=np.full(16, 64), num_params=4)
+    method = prepared.build({name: jnp.asarray(value, jnp.float32) for name, value in prepared.hyper.items()})
+    start = model.init(jax.random.key(0))
+
+    def one(feature, seed, number):
+        records = Records(
+            jnp.asarray(x).at[0, 0].set(feature), jnp.asarray(y), jnp.arange(64), jnp.int32(0), jnp.int32(64)
+        )
+        keys = Keys(*(noise.for_client(noise.stream(seed, name), number) for name in Keys._fields))
+        round = Round(jnp.int32(0), jnp.int32(0), jnp.int32(16))
+        upload = method.client(keys, start, method.client_init(start), records, round).upload
+        return upload["out"]["w"][0, 0] / (-2.0 / 16)  # learning rate over cohort: a power of two, so exact
+
+    return jax.jit(jax.vmap(one, (None, None, 0)))
+
+
+@pytest.mark.xfail(strict=True, reason="H3: the noise is float32, not on a lattice of its own")
+def test_an_uploads_low_bits_do_not_tell_whether_a_record_is_there():
+    near, drawn = abs(float(G)) / 8, noisy_gradients()
+    shares, counts = [], []
+    for feature in (1.0, 0.0):
+        seen = np.asarray(drawn(jnp.float32(feature), jnp.uint32(feature + 7), jnp.arange(TRIALS)), np.float64)
+        seen = seen[np.abs(seen) < near]
+        shares.append(float(np.mean(seen % float(np.spacing(abs(G))) == 0)))
+        counts.append(len(seen))
+    assert min(counts) > 120
+    # 8 standard deviations of a difference of shares; measured: 0.70 against 0.05
+    assert abs(shares[0] - shares[1]) <= 8 * np.sqrt(0.5 / min(counts))
+
+
+@pytest.mark.parametrize("method", ["cpfed", "concentrated", "dp-scaffold", "secure-fedavg", "nbafl"])
+def test_every_float_row_says_so(method):
+    own = {"method_options__param_clip": 1.0, "batch_sampling": "full"} if method == "nbafl" else {}
+    task = tasks.build_task(small_spec(method, **own), dataset=small_dataset())
+    assert all(accounting.FLOAT_NOISE in row["not_covered"] for row in tasks.proven(task))
+
+
+def test_discrete_noise_says_what_is_float_before_it():
+    discrete = {
+        "secagg__mode": "ideal",
+        "secagg__noise": "discrete",
+        "privacy__view": "sum",
+        "privacy__clip": "batch",
+    }
+    rows = tasks.proven(tasks.build_task(small_spec("secure-fedavg", **discrete), dataset=small_dataset()))
+    assert all(any("before the noise" in text for text in row["not_covered"]) for row in rows)
+    assert not any(accounting.FLOAT_NOISE in row["not_covered"] for row in rows)

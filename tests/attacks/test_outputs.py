@@ -1,0 +1,204 @@
+"""What a run leaves behind says no more than its ε, and its ε is that of what happened (H6, H7, state files)."""
+
+import hashlib
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dither
+from dither import runs
+from dither.errors import DitherError
+from dither.spec import Spec
+from dither.spending import Ledger
+from dither.tasks import accounted
+
+OWN = {
+    "method": "cpfed",
+    "num_clients": 4,
+    "cohort_size": 2,
+    "num_rounds": 6,
+    "batch_size": 4,
+    "batch_sampling": "poisson",
+    "sampling_rate": 0.05,
+    "client_lr": 0.3,
+    "eval_every": 2,
+    "secagg.mode": "off",
+    "privacy.noise": "given",
+    "privacy.noise_std": 0.5,
+    "data.label": "sick",
+    "data.test_fraction": 0.25,
+}
+CATALOGUE = {key: value for key, value in OWN.items() if not key.startswith("data.")} | {
+    "data.name": "breast-cancer",
+    "data.features": "all",
+    "sampling_rate": 0.04,
+    "randomness": "os",
+}
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def write_table(path: Path, *, other: bool = False) -> Path:
+    """160 patients; in the `other` world one of them has other values."""
+    generator = np.random.default_rng(0)
+    age, weight = generator.uniform(20, 90, 160), generator.uniform(40, 120, 160)
+    sick = np.where(age + generator.normal(0, 10, 160) > 55, "yes", "no")
+    if other:
+        age[7], sick[7] = 89.0, "no"
+    rows = [f"{a:.1f},{w:.1f},{s}" for a, w, s in zip(age, weight, sick, strict=True)]
+    path.write_text("age,weight,sick\n" + "\n".join(rows) + "\n")
+    schema = path.with_suffix(".toml")
+    rest = 'standard = [60, 20]\nstandard_from = "public"\nmissing = 60\nmissing_from = "public"\n'
+    schema.write_text(
+        '[label]\ncolumn = "sick"\nclasses = ["no", "yes"]\nclasses_from = "public"\n'
+        f'[[columns]]\nname = "age"\ntype = "numeric"\nbounds = [20, 90]\nbounds_from = "public"\n{rest}'
+        f'[[columns]]\nname = "weight"\ntype = "numeric"\nbounds = [40, 120]\nbounds_from = "public"\n{rest}'
+    )
+    return path
+
+
+def own_spec(path: Path, **values) -> Spec:
+    where = {"data.path": str(path), "data.name": "", "data.schema": str(path.with_suffix(".toml"))}
+    return Spec().with_values({**OWN, **where, **values})
+
+
+def killed_after(evaluations: int):
+    seen = []
+
+    def stop(row):
+        seen.append(row)
+        if len(seen) == evaluations:
+            raise Killed
+
+    return stop
+
+
+def killed_and_resumed(spec: Spec, folder: Path, **arguments):
+    """Killed before its first checkpoint, killed again after it, then finished."""
+    with pytest.raises(Killed):
+        dither.run(spec, out=folder, checkpoint_seconds=1e9, on_evaluation=killed_after(2), **arguments)
+    with pytest.raises(Killed):
+        dither.run(spec, resume=folder, checkpoint_seconds=0, on_evaluation=killed_after(1), **arguments)
+    return dither.run(spec, resume=folder, **arguments)
+
+
+def proven(summary: dict, view: str = "upload") -> dict[str, float]:
+    rows = summary["epsilon"]["proven"]
+    return {r["adjacency"]: float(r["value"]) for r in rows if r["view"] == view and r["unit"] == "run"}
+
+
+# H6
+
+
+def test_a_run_killed_and_resumed_with_fresh_noise_reports_what_the_ledger_does(tmp_path):
+    path, book = write_table(tmp_path / "t.csv"), tmp_path / "ledger.sqlite"
+    decay = {"privacy.noise_schedule": "rounds", "privacy.noise_decay": 0.7}
+    spec = own_spec(path, cohort_size=4, **decay)
+    made = killed_and_resumed(spec, tmp_path / "run", ledger=book)
+    ledger = Ledger(book)
+    dataset = made.summary["ledger"]["dataset"]
+    assert dataset in ledger.datasets()
+    for adjacency, value in proven(made.summary).items():
+        (spent,) = ledger.spent(dataset, delta=spec.privacy.delta, adjacency=adjacency)
+        assert value == pytest.approx(spent.epsilon, rel=1e-12), adjacency
+    planned = proven({"epsilon": accounted(spec)})
+    assert proven(made.summary)["replace-one"] > planned["replace-one"]
+
+
+def test_seeded_rounds_made_again_are_the_same_bits_and_cost_nothing(tmp_path):
+    spec = Spec().with_values({**CATALOGUE, "randomness": "seeded"})
+    with pytest.raises(Killed):
+        dither.run(spec, out=tmp_path / "run", checkpoint_seconds=1e9, on_evaluation=killed_after(2))
+    made = dither.run(spec, resume=tmp_path / "run")
+    assert "repeated_rounds" not in made.summary
+    assert proven(made.summary) == proven({"epsilon": accounted(spec)})
+
+
+# H7
+
+
+def released(folder: Path) -> dict[str, str]:
+    """Everything outside local/, without the clock, the run's random name and the way to the files."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if not path.is_file() or name.startswith("local/"):
+            continue
+        text = path.read_bytes().decode("latin-1")
+        text = re.sub(r'"(seconds|started|run|head|hash|file|dataset|data_digest)": ("[^"]*"|[\d.e-]+)', "", text)
+        text = re.sub(r'"timing": \{[^}]*\}', "", text)
+        found[name] = text.replace(folder.name, "")
+    return found
+
+
+def test_where_the_model_does_not_move_released_files_of_two_worlds_are_the_same(tmp_path):
+    """A rate that rounds to 0 keeps the model as it began: whatever still differs is not covered by any noise. The
+    worlds differ in a training record and in a test record that nobody called public."""
+    files, test = [], tmp_path / "test.csv"
+    for world in (False, True):
+        path = write_table(tmp_path / "t.csv", other=world)
+        write_table(test, other=world)
+        values = {"randomness": "seeded", "client_lr": 1e-60, "data.test_path": str(test)}
+        spec, folder = own_spec(path, **values), tmp_path / f"run-{world}"
+        made = dither.run(
+            spec, out=folder, ledger=tmp_path / f"{world}.sqlite", new_ledger=True, checkpoint_seconds=0
+        )
+        files.append(released(folder))
+        assert made.summary["test_accuracy"] is None
+        digest = json.loads((folder / "local" / "provenance.json").read_text())["data_digest"]
+        assert not any(digest in text for text in files[-1].values())
+        assert made.local["train_loss"] > 0
+    first, second = files
+    del first["digests.json"], second["digests.json"]  # of the files, with their times; of local ones with a key
+    assert first.keys() == second.keys()
+    assert {name for name in first if first[name] != second[name]} == set()
+
+
+def test_exact_training_scores_are_not_among_the_released_metrics(small, tmp_path):
+    for row in runs.RunFolder(small).metrics():
+        assert set(row) <= {"round", "test_accuracy", "loss", "seconds"}
+        assert row["test_accuracy"] > 0  # the catalogue's test records are public
+    assert "train_loss" not in (small / "summary.json").read_text()
+    assert "not private" in (small / "local" / "README").read_text()
+    digests = (small / "digests.json").read_text()
+    for path in small.glob("local/*.json*"):
+        assert hashlib.sha256(path.read_bytes()).hexdigest() not in digests
+    # What is released stands by itself.
+    shutil.copytree(small, tmp_path / "released", ignore=shutil.ignore_patterns("local"))
+    assert dither.load(tmp_path / "released").summary == dither.load(small).summary
+
+
+# State files
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("outputs") / "run"
+    dither.run(Spec().with_values({**CATALOGUE, "num_rounds": 2}), out=folder)
+    return folder
+
+
+def test_a_flipped_digit_of_epsilon_is_noticed(small, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(small, copy)
+    text = (copy / "summary.json").read_text()
+    value = str(proven(json.loads(text))["replace-one"])
+    (copy / "summary.json").write_text(
+        text.replace(value, value.replace(value[2], str((int(value[2]) + 1) % 10), 1))
+    )
+    with pytest.raises(DitherError, match=r"summary.json"):
+        dither.load(copy)
+
+
+def test_an_empty_spec_is_no_spec(small, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(small, copy)
+    (copy / "spec.toml").write_text("")
+    with pytest.raises(DitherError, match=r"spec.toml"):
+        runs.RunFolder.open(copy).spec()

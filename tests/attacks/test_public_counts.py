@@ -1,0 +1,117 @@
+"""H4: add/remove while counts are public. The terms of a federation show every party's record count, so they
+alone tell a neighbour with one record more from one without: no ε under add/remove is true there."""
+
+import math
+
+import numpy as np
+import pytest
+
+from dither import tasks
+from dither.errors import BudgetExhausted, FederationError, NoProof, SpecError
+from dither.federation.terms import Terms, federated
+from dither.privacy import accounting
+from dither.privacy.ledger import Budget, Charge, Ledger
+from dither.spec import Spec
+from tests.audit.grid import small_dataset, small_spec
+
+ONE_ROW = (np.zeros((1, 3), np.float32), np.zeros(1, np.int32))
+
+
+def terms_of(sizes, **changes) -> Terms:
+    base = Spec.from_preset("adult").with_values({"num_clients": 2, "cohort_size": 2, **changes})
+    return Terms(
+        "f", "r1", federated(base, 2, "own"), None, ("no", "yes"), 3, (), ("ann", "bob"), tuple(sizes)
+    ).check()
+
+
+def absent(rows):
+    return [row for row in rows if row["adjacency"] == "add/remove"]
+
+
+def test_no_epsilon_under_add_remove_where_everybody_reads_the_counts():
+    one, other = terms_of((4000, 4000)), terms_of((4001, 4000))
+    assert one.digest != other.digest  # what everybody sees tells the neighbours apart
+    rows = absent(tasks.proven(one.task(*ONE_ROW)))
+    assert {row["value"] for row in rows} == {math.inf}
+    assert all("count to all" in row["detail"] and "use zero-out" in row["detail"] for row in rows)
+
+
+def test_terms_name_neighbours_of_equal_counts():
+    assert terms_of((9, 9), **{"privacy.adjacency": "auto"}).spec.privacy.adjacency == "zero-out"
+    with pytest.raises(SpecError, match="use 'zero-out'"):
+        terms_of((9, 9), **{"privacy.adjacency": "add/remove"})
+    for named in ("auto", "add/remove"):
+        found = terms_of((9, 9)).to_dict()
+        found["spec"]["privacy"]["adjacency"] = named
+        with pytest.raises(FederationError, match="use 'zero-out'"):
+            Terms.from_dict(found)
+
+
+COINS = {"batch_sampling": "poisson-full", "sampling_rate": 0.2, "local_steps": 1}
+GIVEN = {"privacy__noise": "given", "privacy__noise_std": 0.5, "privacy__adjacency": "zero-out"}
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "reason"),
+    [
+        ("cpfed", {"batch_sampling": "poisson"}, "cut at a length"),
+        ("cpfed", {"sampling_rate": 0.0}, "sampling rate is batch_size over the count"),
+        ("cpfed", {"batch_sampling": "full", "sampling_rate": 0.0}, "full batches"),
+        ("cpfed", {"local_steps": 2}, "longest batch"),
+        ("concentrated", {}, "follow the counts"),
+        ("dp-scaffold", {}, "follow the counts"),
+        ("nbafl", {"method_options__param_clip": 1.0, "privacy__clip": "none"}, "follow the counts"),
+    ],
+)
+def test_no_epsilon_under_add_remove_where_something_follows_a_count(method, changes, reason):
+    spec = small_spec(method, **{**COINS, **GIVEN, **changes})
+    rows = tasks.proven(tasks.build_task(spec, dataset=small_dataset()))
+    assert {row["value"] for row in absent(rows)} == {math.inf}
+    assert all(reason in row["detail"] for row in absent(rows))
+    assert all(math.isfinite(row["value"]) for row in rows if row not in absent(rows))
+
+
+@pytest.mark.parametrize("method", ["cpfed", "dp-sgd", "dp-dsgd"])
+@pytest.mark.parametrize("noise", ["given", "paper", "proven"])
+def test_what_ignores_counts_is_the_same_with_other_counts(method, noise):
+    """Where add/remove is proved, noise, weights, claim and ε must not move when a client has a record more."""
+    changes = {**COINS, **GIVEN, "privacy__noise": noise, "privacy__adjacency": "add/remove"}
+    changes |= {"privacy__noise_std": 0.5} if noise == "given" else {"privacy__noise_std": 0.0}
+    spec = small_spec(method, data__records_per_client=20, **changes)
+    seen = []
+    for records in (20, 21):
+        own = spec.with_values({"data.records_per_client": records})
+        task = tasks.build_task(own, dataset=small_dataset())
+        rows = tasks.proven(task)
+        assert all(math.isfinite(row["value"]) for row in absent(rows))
+        hyper = {name: np.asarray(value).tolist() for name, value in task.prepared.hyper.items()}
+        seen.append((hyper, task.prepared.claim, task.prepared.weights, task.prepared.num_rounds, rows))
+    assert seen[0] == seen[1]
+
+
+def test_noise_is_not_calibrated_to_neighbours_without_a_proof():
+    spec = small_spec("cpfed", **{**COINS, "batch_sampling": "poisson", "privacy__adjacency": "add/remove"})
+    with pytest.raises(NoProof, match="use zero-out"):
+        tasks.build_task(spec, dataset=small_dataset())
+
+
+def test_an_old_add_remove_budget_keeps_its_entries_and_pays_for_no_run_that_shows_counts(tmp_path):
+    coins = accounting.Facts()  # what entries before this rule say of counts: nothing
+    poisson = tasks.build_task(small_spec("cpfed", **{**COINS, **GIVEN}), dataset=small_dataset())
+    released = poisson.prepared.build(poisson.prepared.hyper).releases(tasks.RoundInfo(0, 0, 24, 3))
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    ledger.set_budget("data", Budget(9.0, 1e-5, "upload", "add/remove"))
+    ledger.charge("old", "data", [Charge("ann", [(released, 2)])], rounds=(0, 2), facts=coins)
+    (before,) = ledger.spent("data")
+    assert 0 < before.epsilon < 9
+    assert before.adjacency == "add/remove"
+    shown = accounting.Facts(counts_shown="a federation shows every party's count to all")
+    with pytest.raises(BudgetExhausted, match=r"dither budget set DATA .* --adjacency zero-out"):
+        ledger.charge("new", "data", [Charge("ann", [(released, 1)])], rounds=(0, 1), facts=shown)
+    ledger.set_budget("data", Budget(9.0, 1e-5), raising=True)
+    ledger.charge("new", "data", [Charge("ann", [(released, 1)])], rounds=(0, 1), facts=shown)
+    (after,) = Ledger(tmp_path / "ledger.sqlite").spent("data")  # read again from the disk
+    assert after.adjacency == "zero-out"
+    assert before.epsilon < after.epsilon < 9
+    ledger.set_budget("data", Budget(9.0, 1e-5, "upload", "add/remove"), raising=True)
+    assert ledger.spent("data")[0].epsilon == math.inf  # one run that shows counts is enough
