@@ -68,7 +68,8 @@ def test_two_files_that_differ_in_one_record_end_alike(tmp_path):
             "model.name": "logistic",
             "eval_every": 2,
         }
-        run = api.run(spec, out=tmp_path / f"run {number}", ledger=tmp_path / f"{number}.sqlite")
+        book = tmp_path / f"{number}.sqlite"
+        run = api.run(spec, out=tmp_path / f"run {number}", ledger=book, new_ledger=True)
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(run.params))
         summaries.append(run.summary)
     one, two = summaries
