@@ -15,9 +15,10 @@ from dither.federation import keys
 from dither.federation import terms as agreed
 from dither.federation.store import COMPUTED, Intent, Pending, Store
 from dither.spec import Spec
+from dither.tasks import accounted
 from dither.web.folders import Folder
 from dither.web.index import Index
-from tests.attacks.test_outputs import CATALOGUE, Killed, killed_after
+from tests.attacks.test_outputs import CATALOGUE, Killed, killed_after, proven
 
 SEED = 20
 
@@ -113,6 +114,10 @@ def test_an_interrupted_run_with_a_damaged_newest_checkpoint_counts_what_it_repe
     made = training.resume(copy)
     assert runs.RunFolder(copy).begun() == [(0, 4), (2, 6)]
     assert made.summary["repeated_rounds"] == 2
+    # Also where no ledger counts: it is the ε of eight rounds, two of them made twice.
+    planned, happened = accounted(made.spec), accounted(made.spec, begun=[(0, 4), (2, 6)])
+    assert proven(made.summary) == proven({"epsilon": happened})
+    assert proven(made.summary)["replace-one"] > 1.1 * proven({"epsilon": planned})["replace-one"]
 
 
 def test_the_page_shows_no_damaged_run(finished, tmp_path):

@@ -111,15 +111,6 @@ def test_a_run_killed_and_resumed_with_fresh_noise_reports_what_the_ledger_does(
     assert proven(made.summary)["replace-one"] > planned["replace-one"]
 
 
-def test_without_a_ledger_repeated_rounds_with_fresh_noise_count_again(tmp_path):
-    spec = Spec().with_values(CATALOGUE)
-    with pytest.raises(Killed):
-        dither.run(spec, out=tmp_path / "run", checkpoint_seconds=1e9, on_evaluation=killed_after(2))
-    made = dither.run(spec, resume=tmp_path / "run")
-    planned = proven({"epsilon": accounted(spec)})
-    assert proven(made.summary)["replace-one"] > 1.1 * planned["replace-one"]
-
-
 def test_seeded_rounds_made_again_are_the_same_bits_and_cost_nothing(tmp_path):
     spec = Spec().with_values({**CATALOGUE, "randomness": "seeded"})
     with pytest.raises(Killed):

@@ -282,11 +282,9 @@ def evaluate(
         typer.echo(json.dumps({**scores, "local": True}))
         return
     accuracy, loss = f"{scores['accuracy']:.4f}", f"{scores['loss']:.4f}"
-    print_table(
-        [{"records": scores["records"], "accuracy": accuracy, "loss": loss}],
-        quiet=quiet,
-        footer=f"{LOCAL}: exact scores of {data.name}; no ε covers them",
-    )
+    print_table([{"records": scores["records"], "accuracy": accuracy, "loss": loss}], quiet=quiet)
+    if not quiet:
+        typer.echo(f"{LOCAL}: exact scores of {data.name}, which no ε covers")
 
 
 def predict(
