@@ -150,6 +150,8 @@ def test_attempts_of_a_round_never_give_two_sums_to_subtract(hostile):
     # Attempt 1 is opened; after that the round is over for this node, also after another restart.
     session.announce(0, (0, 1, 2), hostile.task.num_params)
     for name in NAMES[:3]:
+        if name != "ann":  # a round begins with attempt 0
+            assert hostile.round(name, first).kind == "upload"
         session.upload(hostile.round(name, second).bytes("upload"))
     request = session.unseal()[0]
     assert hostile.ask("ann", "unseal", {"run": hostile.terms.run}, {"secagg": request}).kind == "unseal"

@@ -292,6 +292,16 @@ def test_a_server_killed_while_it_opens_a_sum_loses_that_round_and_no_more(maske
     assert [masked.charged(name) for name in NAMES] == [[0, 1, 2]] * 4
 
 
+def test_silence_while_sums_are_opened_is_recorded_and_ends_the_run_before_it_burns_all_rounds(masked):
+    for name in ("cat", "dan"):
+        intercept(masked, name, lambda message, body: b"" if message.kind == "unseal" else None)
+    masked.spec = masked.spec.with_values({"federation.round_timeout": 0.3, "num_rounds": 6})
+    with pytest.raises(FederationError, match=r"rounds 1 and 2 could not be opened: no help from cat, dan"):
+        masked.coordinator().run()
+    assert [(line["counted"], line["silent"]) for line in lines(masked)] == [([], ["cat", "dan"])]
+    assert masked.charged("ann") == [0, 1]
+
+
 def test_too_few_for_a_safe_sum_stop_the_run_with_nothing_opened(masked):
     for name in ("cat", "dan"):
         intercept(masked, name, lambda message, body: b"" if message.kind == "round" else None)

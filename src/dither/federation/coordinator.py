@@ -98,6 +98,7 @@ class Coordinator:
             self.federation.party(name)
         self.names = tuple(party.name for party in self.federation.parties if party.name not in without)
         self._out = dict.fromkeys(without, "left out with --without")  # who is asked nothing, and why
+        self._voided = -2  # the last round that silence made void
         self.post = post.Post(transport, self.federation, self._identity)
         self.journal, self._exam, self._event = journal, exam, on_event
         self._wait = wait_seconds
@@ -357,7 +358,7 @@ class Coordinator:
             "refused": {names[client]: why for client, why in found.refused.items()},
             "attempts": found.attempts,
             "excluded": {n: each["why"] for n, each in self.journal.excluded().items() if n not in before},
-            **({"disputed": found.disputed} if found.disputed else {}),
+            **{name: got for name in ("disputed", "silent") if (got := getattr(found, name))},
         }
 
     def _exclude(self, index: int, name: str, why: str) -> None:
@@ -506,22 +507,31 @@ class Coordinator:
         found = nothing._replace(refused=refused, attempts=session.attempt + 1, disputed=disputed)
         if not session.ready:
             self._rest(index, silent)
-        if not session.ready or false:
+            return found._replace(silent=sorted(silent))
+        if false:
             return found
         how = tasks.aggregation(self.task)
         if how is None:
             raise ProtocolAbort("a sum was opened under terms without secure aggregation")
         total = encoding.decode(session.open(), how.how)
-        # A masked vector cannot be looked at. Honest ones lie in a ball, so their sum lies in one, too.
-        largest = agreed.largest_norm(self.terms.spec, self.engine.dimension) * len(session.cohort)
-        total *= min(1.0, largest / max(float(np.linalg.norm(total)), largest))
+        if how.noise_std is None:  # noise on the integers comes after the projection, and leaves the ball
+            # A masked vector cannot be looked at. Honest ones lie in a ball, so their sum lies in one, too.
+            largest = agreed.largest_norm(self.terms.spec, self.engine.dimension) * len(session.cohort)
+            total *= min(1.0, largest / max(float(np.linalg.norm(total)), largest))
         return found._replace(total=total, counted=set(session.cohort))
 
     def _rest(self, index: int, silent: set[str]) -> None:
         """Go on without those whose silence cost a round, if the others suffice: whether they are lost or lie,
-        they could cost the next one, too. A server that is started again asks them again."""
+        they could cost the next one, too. A server that is started again asks them again. Where they cannot be
+        done without, two such rounds in a row end the run: parties are charged for rounds without effect."""
         new = silent - set(self._out)
         if len(set(self._left(self.terms)) - new) < agreed.least_clients(self.terms.spec):
+            if self._voided == index - 1:
+                raise FederationError(
+                    f"rounds {index} and {index + 1} could not be opened: no help from "
+                    f"{', '.join(sorted(silent))}; the run is kept: start the server again when they are back"
+                )
+            self._voided = index
             return
         for name in sorted(new):
             self._out[name] = f"it did not help to open the sum of round {index + 1}"
@@ -613,4 +623,5 @@ class _Found(NamedTuple):
     counted: set[int]
     refused: dict[int, str]
     attempts: int
-    disputed: Sequence[str] = ()
+    disputed: Sequence[str] = ()  # whose share was no use to whom
+    silent: Sequence[str] = ()  # who did not help to open the sum, where that made it fail

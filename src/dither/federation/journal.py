@@ -106,14 +106,16 @@ class Journal:
 
     def excluded(self) -> dict[str, dict[str, Any]]:
         """Party -> round and reason."""
-        path = self.path / "excluded.json"
-        found: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        return found
+        try:
+            found: dict[str, dict[str, Any]] = json.loads(self.folder.read("excluded.json") or b"{}")
+            return {name: {"round": int(each["round"]), "why": str(each["why"])} for name, each in found.items()}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise RunExists(f"{str(self.path / 'excluded.json')!r} is damaged: {_ADVICE}") from None
 
     def exclude(self, name: str, round: int, why: str) -> None:
         """Write it down at once: a server that is killed now must not be lied to again."""
         found = {**self.excluded(), name: {"round": round, "why": why}}
-        runs.write_text(self.path / "excluded.json", json.dumps(found, indent=1) + "\n")
+        self.folder.write("excluded.json", (json.dumps(found, indent=1) + "\n").encode())
 
     # Secure aggregation
 
