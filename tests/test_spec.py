@@ -102,3 +102,20 @@ def test_every_key_has_a_line_of_help():
             ):
                 assert field.metadata["help"], field.name
     assert "privacy.epsilon" in all_keys()
+
+
+def test_neighbours_follow_the_data_unless_they_are_named():
+    own = {"data.path": "own.csv", "data.name": "", "data.label": "y"}
+    assert Spec().adjacency == "replace-one"  # the papers', on the catalogue's data
+    assert Spec().with_values(own).adjacency == "zero-out"
+    assert Spec.from_preset("adult").adjacency == "zero-out"
+    assert Spec().with_values({**own, "privacy.adjacency": "replace-one"}).adjacency == "replace-one"
+    assert Spec.from_toml(Spec().to_toml()).adjacency == Spec().adjacency
+
+
+def test_kept_results_keep_their_names_whether_neighbours_are_named_or_not():
+    named = Spec().with_values({"privacy.adjacency": "replace-one"})
+    assert named.fingerprint() == Spec().fingerprint()
+    assert named.digest() != Spec().digest()
+    blanked = Spec().with_values({"privacy.adjacency": "zero-out"})
+    assert blanked.fingerprint() != Spec().fingerprint()

@@ -88,7 +88,16 @@ def engine_options(task: Task) -> dict[str, Any]:
         "aggregation": aggregation(task),
         "dropout": spec.federation.dropout,
         "min_clients": min(spec.federation.min_clients, spec.cohort_size),
+        "max_norm": spec.federation.max_norm,
+        "refuse": unprotected(task),
     }
+
+
+def unprotected(task: Task) -> bool:
+    """Whether the method claims no ε and adds no noise: then a client whose update is not finite may be named."""
+    prepared = task.prepared
+    noisy = any(np.any(prepared.hyper[name]) for name in prepared.noise_names)
+    return math.isinf(prepared.claim.value) and not noisy
 
 
 def sharing(task: Task, runs: int = 1) -> dict[str, Any]:

@@ -154,10 +154,14 @@ class FederationSpec:
 
     min_clients: int = _key(2, "fewer answers than this abort a round", at_least=1)
     refused: str = _key(
-        "abort", "when a client's update is not finite: end the run, or go on without it", ("abort", "continue")
+        "abort",
+        "when an update of a method without noise is not finite: end the run, or go on without it",
+        ("abort", "continue"),
     )
     round_timeout: float = _key(600.0, "seconds a round may take", above=0.0)
-    max_norm: float = _key(0.0, "largest norm of an upload; a client refuses to send more; 0: any", at_least=0.0)
+    max_norm: float = _key(
+        0.0, "radius of the ball that an upload is projected onto; 0: each coordinate to ±2^40", at_least=0.0
+    )
     dropout: float = _key(
         0.0, "simulation: chance of a chosen client to be lost before its upload", at_least=0.0, below=1.0
     )

@@ -129,15 +129,19 @@ def test_a_cohort_of_one_works():
     assert np.isfinite(leaves(train(model, prepared, small_problem()))).all()
 
 
-def test_an_update_that_is_not_finite_is_left_out_and_its_sender_named():
-    model, prepared = prepare(cohort_size=6, noise="none", batch_sampling="full", epsilon=float("inf"))
+@pytest.mark.parametrize("refuse", [True, False])
+def test_an_update_that_is_not_finite_is_left_out_where_no_noise_protects_records(refuse):
+    """With noise whoever is left out would be known by its records: there nobody is (tests/attacks)."""
+    model, prepared = prepare(
+        clip="none", cohort_size=6, noise="none", batch_sampling="full", epsilon=float("inf")
+    )
     problem = small_problem()
     clean = train(model, prepared, problem, rounds=1)
     x = problem.x.copy()
     start, size = int(problem.federations[0].start[2]), SIZES[2]
     x[start : start + size] = np.nan
-    dirty = train(model, prepared, problem._replace(x=x), rounds=1)
-    assert dirty.refused.tolist() == [[0, 0, 1, 0, 0, 0]]
+    dirty = train(model, prepared, problem._replace(x=x), rounds=1, refuse=refuse)
+    assert dirty.refused.tolist() == [[0, 0, int(refuse), 0, 0, 0]]
     assert np.isfinite(leaves(dirty)).all()
     assert not np.allclose(leaves(dirty), leaves(clean))
 

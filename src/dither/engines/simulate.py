@@ -28,7 +28,7 @@ from dither.engines.aggregate import Aggregation, Aggregator, add_discrete, seed
 from dither.engines.arrays import Gathered, Inputs, Problem, Run, Sent, Shared, State
 from dither.engines.shards import ONE_DEVICE, Shards
 from dither.errors import SpecError
-from dither.privacy import entropy, noise, sampling
+from dither.privacy import clipping, entropy, noise, sampling
 from dither.privacy.discrete import Words, os_words
 from dither.secagg import encoding
 from dither.timing import Clock
@@ -68,6 +68,10 @@ class Simulation:
     as they are. A chosen client is lost with probability `dropout`; a round that fewer than `min_clients` finish
     is void: nothing is opened and the model stays.
 
+    Every upload is finite, whatever the records are, and lies in the ball of radius `max_norm` (0: each coordinate
+    within `clipping.REACH`). With `refuse`, which is for methods that protect no record, an upload that is not
+    finite is left out instead, and its sender counted.
+
     `shards` spreads runs and a round's clients over devices. On each device its runs go side by side, or, with
     `runs_apart`, one after the other: a CPU's caches prefer that once a run's arrays are large.
 
@@ -87,6 +91,8 @@ class Simulation:
         aggregation: Aggregation | None = None,
         dropout: float = 0.0,
         min_clients: int = 1,
+        max_norm: float = 0.0,
+        refuse: bool = False,
         gradient_norm: bool = False,
         shards: Shards = ONE_DEVICE,
         runs_apart: bool = False,
@@ -104,6 +110,7 @@ class Simulation:
         self._smallest = min(cohort_size_at(0), cohort_size_at(1))  # a first round may take everyone
         self.dropout = dropout
         self.min_clients = min_clients
+        self.max_norm, self.refuse = max_norm, refuse
         if layout == "auto":
             shapes = jax.eval_shape(model.init, jax.random.key(0))
             layout = "loop" if devices.one_by_one(models.count_params(shapes)) else "vmap"
@@ -297,14 +304,18 @@ class Simulation:
             _records(run, shared, number),
             Round(index, number, jnp.int32(cohort_size)),
         )
-        upload, clamped = result.upload, jnp.int32(0)
+        # Of what was released already (post-processing), so that it takes no proof.
+        upload, kept = result.upload, result.state
+        if not self.refuse:
+            upload, kept = clipping.reined((upload, kept))
+        upload, clamped = clipping.projected(upload, self.max_norm), jnp.int32(0)
         finite = sums.all_finite(upload)
         if self.aggregation and self.aggregation.how.modulus_bits == 32:
             leaves, structure = jax.tree.flatten(upload)
             encoded = [encoding.traced_encode(leaf, self.aggregation.how) for leaf in leaves]
             upload = jax.tree.unflatten(structure, [words for words, _ in encoded])
             clamped = sum((count for _, count in encoded), jnp.int32(0))
-        return Sent(upload, result.weight, result.state, dict(result.metrics), finite, clamped)
+        return Sent(upload, result.weight, kept, dict(result.metrics), finite, clamped)
 
     def _clients(self, client: Callable[[Array], Sent], clients: Array, present: Array, index: Array) -> Gathered:
         """All clients of a round, and the sum of the finite uploads of those who are present."""
@@ -351,6 +362,7 @@ class Simulation:
         total = jax.tree.map(lambda leaf: leaf * share, gathered.total)
         key = noise.for_round(noise.stream(self._noise_root(run), "server"), index)
         server = algorithm.server(key, state.server, total, cohort._replace(active=counted, size=used))
+        server = server if self.refuse else clipping.reined(server)
         enough = used >= self._least(cohort_size)
         server = jax.tree.map(lambda new, old: jnp.where(enough, new, old), server, state.server)
 
@@ -526,6 +538,8 @@ def simulate(
     aggregation: Aggregation | None = None,
     dropout: float = 0.0,
     min_clients: int = 1,
+    max_norm: float = 0.0,
+    refuse: bool = False,
     shards: Shards = ONE_DEVICE,
     runs_apart: bool = False,
     on_evaluation: Callable[[Evaluation], None] | None = None,
@@ -545,6 +559,8 @@ def simulate(
         aggregation=aggregation,
         dropout=dropout,
         min_clients=min_clients,
+        max_norm=max_norm,
+        refuse=refuse,
         shards=shards,
         runs_apart=runs_apart,
     )

@@ -476,10 +476,6 @@ def summary(terms: Terms, task: tasks.Task, name: str) -> list[tuple[str, str]]:
         for what in row["not_covered"]:
             if ("not covered", what) not in rows:
                 rows.append(("not covered", what))
-    if spec.federation.max_norm and spec.aggregation != "off":
-        rows.append(
-            ("not covered", "whether an update of yours exceeds federation.max_norm: the server would hear that")
-        )
     if spec.randomness == "seeded":
         rows.append(("WARNING", "a test: the noise comes from a public seed and protects nothing"))
     rows.append(("digest", terms.digest))

@@ -218,6 +218,8 @@ def _sensitivity(setting: Setting, sampler: sampling.BatchSampler, clip_norm: fl
         longest *= sampler.width / setting.batch_size
     outside = setting.clip == "example" or not setting.l2_inside_clip
     expansion = np.maximum(1.0, np.abs(1 - 2 * rates * setting.l2)) if outside else np.ones(len(rates))
+    if np.prod(expansion) > 2.0**60:  # parameters might overflow in one world and not in the other
+        return float("inf")
     later = np.append(np.cumprod(expansion[::-1])[::-1][1:], 1.0)  # product over the steps that follow
     return float(2 * longest * np.sum(rates * later))
 

@@ -4,6 +4,10 @@ Per-example clipping of a dense network never forms a per-example gradient: the 
 an outer product a_i ⊗ d_i of the layer's input and its output's derivative, so its squared norm is
 |a_i|² |d_i|² (+ |d_i|² for the bias), and the clipped sum is one matrix product (Goodfellow 2015). Other
 models go through jax-privacy's `clipped_grad`, in micro-batches.
+
+What a clip returns is finite and within the clip for every bit pattern of its input: what is not finite, or has a
+squared norm that overflows, counts as zero, and a record of weight 0 has no influence (docs/privacy.md, Totality).
+Zeros are put in before the scale is applied, not after: the compiler then rounds as it does without them.
 """
 
 from __future__ import annotations
@@ -16,7 +20,9 @@ import jax.numpy as jnp
 from dither.core import Array, Params, PyTree
 from dither.models import Model, losses, score_losses
 
+REACH = 2.0**40  # of a coordinate that a client reads or sends: sums and products of such numbers are finite
 _TINY = 1e-30  # a zero vector is scaled by 1, not by 0/0
+_LOST = 2.0**-126  # a smaller square is flushed to 0
 
 
 class Clipped(NamedTuple):
@@ -32,9 +38,30 @@ def norm(tree: PyTree) -> Array:
 
 
 def clip(tree: PyTree, clip_norm: Array) -> PyTree:
-    """v · min(1, clip_norm/|v|), safe at v = 0."""
-    scale = jnp.minimum(1.0, clip_norm / jnp.maximum(norm(tree), _TINY))
+    """v · min(1, clip_norm/|v|), safe at v = 0; zero where |v|² is not finite."""
+    length = norm(tree)
+    length = jnp.where(jnp.isfinite(length), length, jnp.inf)
+    scale = jnp.minimum(1.0, clip_norm / jnp.maximum(length, _TINY))
+    return jax.tree.map(lambda leaf: jnp.where(jnp.isfinite(leaf), leaf, 0) * scale, tree)
+
+
+def projected(tree: PyTree, radius: float) -> PyTree:
+    """The tree, finite, in the ball of that radius around 0, less 2^-10 of it for what a norm may err; 0: any."""
+    if not radius:
+        return tree
+    scale = jnp.minimum(1.0, radius * (1 - 2.0**-10) / jnp.maximum(norm(tree), _TINY))
     return jax.tree.map(lambda leaf: leaf * scale, tree)
+
+
+def reined(tree: PyTree) -> PyTree:
+    """The tree with every real number within ±REACH, 0 for what is none."""
+
+    def rein(leaf: Array) -> Array:
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return leaf
+        return jnp.where(jnp.isnan(leaf), 0, jnp.clip(leaf, -REACH, REACH))
+
+    return jax.tree.map(rein, tree)
 
 
 def gradient(
@@ -60,6 +87,11 @@ def gradient(
         mean = jax.tree.map(lambda leaf: leaf / divisor, total)
         return Clipped(_regularised(mean, params, l2), fraction)
 
+    # What stands in the place of padding is of no record: 0 · NaN would poison the sum.
+    used = weights > 0
+    x = jnp.where(used.reshape(-1, *([1] * (x.ndim - 1))), x, 0)
+    y = jnp.where(used, y, 0)
+
     def batch_loss(p: Params) -> Array:
         return jnp.sum(weights * losses(model, p, x, y)) / divisor
 
@@ -77,6 +109,7 @@ def example_clipped_sum(
     model: Model, params: Params, x: Array, y: Array, weights: Array, *, clip_norm: Array
 ) -> tuple[PyTree, Array]:
     """Sum over records of weight · clip(gradient, clip_norm), and the fraction that was clipped."""
+    x = jnp.where(jnp.isfinite(x), x, 0)  # part of the gather that made x: it costs nothing
     if model.layers:
         return _dense_clipped_sum(model, params, x, y, weights, clip_norm=clip_norm)
     return _generic_clipped_sum(model, params, x, y, weights, clip_norm=clip_norm)
@@ -99,15 +132,19 @@ def _dense_clipped_sum(
     count = x.shape[0]
     taps = [jnp.zeros((count, params[layer.name]["b"].shape[0]), jnp.float32) for layer in model.layers]
     derivatives, inputs = jax.grad(forward, has_aux=True)(taps)
+    # What d² loses below _LOST a large a² could bring back: it is added, so that no norm is too small.
     squared = sum(
-        jnp.sum(jnp.square(d), 1) * (1 + jnp.sum(jnp.square(a), 1))
+        (jnp.sum(jnp.square(d), 1) + d.shape[1] * _LOST) * (1 + jnp.sum(jnp.square(a), 1))
         for a, d in zip(inputs, derivatives, strict=True)
     )
-    norms = jnp.sqrt(squared)
+    counts = jnp.isfinite(squared)
+    norms = jnp.where(counts, jnp.sqrt(squared), jnp.inf)
     scale = weights * jnp.minimum(1.0, clip_norm / jnp.maximum(norms, _TINY))
     total = {}
-    for layer, a, d in zip(model.layers, inputs, derivatives, strict=True):
-        scaled = d * scale[:, None]
+    for number, (layer, a, d) in enumerate(zip(model.layers, inputs, derivatives, strict=True)):
+        if number:  # the first layer's are the records, which are finite
+            a = jnp.where(counts[:, None], a, 0)
+        scaled = jnp.where(counts[:, None], d, 0) * scale[:, None]
         total[layer.name] = {"w": _product(a, scaled), "b": jnp.sum(scaled, 0)}
     return total, _fraction(norms, weights, clip_norm)
 
@@ -146,7 +183,7 @@ def _generic_clipped_sum(
         batch_argnums=(1, 2),
         microbatch_size=microbatch,
         return_grad_norms=True,
-        nan_safe=False,  # a NaN must reach the finite check of the upload, not pass as a zero gradient
+        nan_safe=True,
     )
     total, aux = summed(params, x, y, is_padding_example=weights <= 0)
     return total, _fraction(aux.grad_norms, weights, clip_norm)

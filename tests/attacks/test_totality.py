@@ -1,0 +1,106 @@
+"""One finite record that overflows inside the model: the run must go on as without it, and name nobody.
+
+Two data sets differ in one record of float32's largest numbers. If one of the runs aborts, leaves a client out or
+names it, whoever sees that tells the two apart with certainty, at any ε.
+"""
+
+import jax
+import numpy as np
+import pytest
+
+from dither import api, models
+from dither.engines import apart
+from dither.engines import simulate as engine
+from dither.spec import METHODS, prepare
+from tests.conftest import make_federation, make_records
+from tests.papers.test_conformance import SIZES, spec_of
+
+LARGEST = np.float32(3e38) * np.array([1, -1, 1, -1, 1, -1], np.float32)
+QUICK = ("secure-fedavg", "nbafl", "dp-scaffold", "cpfed")
+PRIVATE = sorted(set(METHODS) - {"fedavg", "fedprox", "scaffold"})
+
+
+def records():
+    x, y = make_records(int(SIZES.sum()))
+    other = x.copy()
+    other[17] = LARGEST
+    return x, other, y
+
+
+@pytest.mark.parametrize(
+    "name", [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in PRIVATE]
+)
+def test_a_record_that_overflows_stays_inside_its_clip(name):
+    """All rounds of every method on both data sets: everybody counts in all of them, and the model is finite."""
+    spec, model = spec_of(name, cohort_size=6), models.logistic(6)
+    prepared = prepare(spec, model, client_sizes=SIZES, num_params=7)
+    simulation = engine.Simulation(
+        model, prepared.build, num_clients=6, cohort_size_at=prepared.cohort_size_at, layout="vmap"
+    )
+    x, other, y = records()
+    for these in (x, other):
+        inputs = simulation.inputs(
+            engine.problem(these, y, make_federation(SIZES), x[:5], y[:5]),
+            seeds=[0],
+            hyper={key: np.asarray(value)[None] for key, value in prepared.hyper.items()},
+            cohorts=None if prepared.cohorts is None else [prepared.cohorts],
+        )
+        state = simulation.advance(simulation.start(inputs), inputs, 0, 4)
+        assert not np.asarray(state.refused).any()
+        assert int(state.missing[0]) == int(state.void[0]) == 0
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((state.server, state.clients)))
+
+
+def test_two_files_that_differ_in_one_record_end_alike(tmp_path):
+    x, other, y = records()
+    summaries = []
+    for number, these in enumerate((x, other)):
+        path = tmp_path / f"{number}.npz"
+        np.savez(path, x_train=these, y_train=y, x_test=x[:9], y_test=y[:9], classes=np.array(["a", "b"]))
+        spec = {
+            "method": "cpfed",
+            "data.path": str(path),
+            "num_clients": 6,
+            "cohort_size": 3,
+            "num_rounds": 4,
+            "local_steps": 2,
+            "batch_size": 4,
+            "model.name": "logistic",
+            "eval_every": 2,
+        }
+        book = tmp_path / f"{number}.sqlite"
+        run = api.run(spec, out=tmp_path / f"run {number}", ledger=book, new_ledger=True)
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(run.params))
+        summaries.append(run.summary)
+    one, two = summaries
+    assert "refused" not in two
+    assert one.keys() == two.keys()
+    for key in ("rounds", "participation", "notes"):
+        assert one[key] == two[key]
+    assert one["epsilon"]["proven"] == two["epsilon"]["proven"]
+
+
+@pytest.mark.parametrize(
+    "name", ["secure-fedavg", *(pytest.param(each, marks=pytest.mark.slow) for each in ("nbafl", "dp-scaffold"))]
+)
+def test_a_server_that_sends_huge_numbers_gets_a_finite_upload(name):
+    """A hostile server may send any finite model, and ask about any record by it."""
+    spec, model = spec_of(name, cohort_size=6), models.logistic(6)
+    prepared = prepare(spec, model, client_sizes=SIZES, num_params=7)
+    simulation = engine.Simulation(model, prepared.build, num_clients=6, cohort_size_at=prepared.cohort_size_at)
+    x, other, y = records()
+    signs = np.array([1, -1, 1, 1, -1, 1, 1], np.float32)
+    for these in (x, other):
+        client = apart.ClientEngine(
+            simulation, these[12:24], y[12:24], client=1, seed=0, hyper=dict(prepared.hyper), design=None
+        )
+        own = client.start()
+        for index, size in enumerate((3.4e38, 1e30, 1e19, -3.4e38, 1e-45)):
+            message = [
+                np.resize(np.float32(size) * signs, shape).astype(dtype) for shape, dtype in client.message_shapes
+            ]
+            answer = client.answer(message, own, index)
+            assert answer.finite
+            assert np.isfinite(answer.row).all()
+            own = answer.state
+            assert all(np.isfinite(leaf).all() for leaf in own)
