@@ -24,6 +24,7 @@ from dither import compiling, data, methods, models, tasks
 from dither.core import RoundInfo
 from dither.engines.simulate import Simulation
 from dither.errors import DamagedFile, DataError, FederationError, SpecError
+from dither.privacy import clipping
 from dither.runs import read_checked, write_checked
 from dither.secagg.roster import Rules
 from dither.spec import Spec, method
@@ -399,7 +400,7 @@ def collusion(spec: Spec) -> tuple[str, str]:
 
 def largest_norm(spec: Spec, dimension: int) -> float:
     """The radius of the ball that no honest upload leaves."""
-    return spec.federation.max_norm or 2.0**40 * math.sqrt(dimension)
+    return spec.federation.max_norm or clipping.REACH * math.sqrt(dimension)
 
 
 def simulation(task: tasks.Task) -> Simulation:
