@@ -15,7 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dither import api, plots
+from dither import api
+from dither.experiment import plots
 from dither.spec import Spec
 
 LEVELS = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)

@@ -25,17 +25,17 @@ import threading
 import time
 from pathlib import Path
 
-from dither.engines.flower import apps, fleet
-from dither.engines.flower.gate import Gate
-from dither.engines.flower.superlink import SuperLink, apart, free_port, stop
 from dither.federation import demo, keys, serving
+from dither.federation.flower import apps, fleet
+from dither.federation.flower.gate import Gate
+from dither.federation.flower.superlink import SuperLink, apart, free_port, stop
 
 SERVER_APP = """
 import json, time
 from flwr.app import Message
 from flwr.serverapp import ServerApp
-from dither.engines.flower.fleet import content
-from dither.engines.flower.grid import GridTransport
+from dither.federation.flower.fleet import content
+from dither.federation.flower.grid import GridTransport
 
 app = ServerApp()
 

@@ -21,10 +21,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dither import compiling, data, tasks
-from dither.engines import devices
-from dither.engines.shards import ONE_DEVICE
-from dither.privacy import noise, threefry
+from dither import data
+from dither.experiment import build, compiled
+from dither.privacy import noise, random
+from dither.simulation import devices
+from dither.simulation.sharding import ONE_DEVICE
 from dither.spec import Spec
 
 ADULT = {"preset": "secure-fedavg", "num_clients": 100, "cohort_size": 50, "local_steps": 10, "client_lr": 0.1}
@@ -118,7 +119,7 @@ def measured_peaks() -> Peaks:
     a = jnp.ones((size, size), jnp.float32)
     count = 10**8 if gpu else 10**7
     x = jnp.zeros(count, jnp.float32)
-    key = threefry.key(0)
+    key = random.key(0)
 
     def product(precision: jax.lax.Precision | None) -> float:
         return 2 * size**3 / best(jax.jit(lambda a: jnp.matmul(a, a, precision=precision)), a)
@@ -144,7 +145,7 @@ def best(function, *values, repeats: int = 7) -> float:
 # The work
 
 
-def counted(task: tasks.Task) -> Work:
+def counted(task: build.Task) -> Work:
     """Of one round of one run."""
     spec, sizes = task.spec, task.federation.size
     batch = int(sizes.max()) if spec.batch_sampling == "full" else spec.batch_size
@@ -167,14 +168,14 @@ def timed(name: str, runs: int) -> tuple[float, Work, float]:
     values, (features, classes, records) = WORKLOADS[name]
     spec = Spec.from_any(values["preset"]).with_values({k: v for k, v in values.items() if k != "preset"})
     made = made_up(features, classes, records * spec.num_clients)
-    task = tasks.build_task(spec.with_values({"data.records_per_client": records}), dataset=made)
-    how = compiling.sharing(task, runs) if jax.default_backend() == "cpu" else {"shards": ONE_DEVICE}
-    simulation = compiling.simulation(task, **how)
+    task = build.build_task(spec.with_values({"data.records_per_client": records}), dataset=made)
+    how = compiled.sharing(task, runs) if jax.default_backend() == "cpu" else {"shards": ONE_DEVICE}
+    simulation = compiled.simulation(task, **how)
     inputs = simulation.inputs(
         task.problem,
         seeds=list(range(runs)),
-        hyper=compiling.hypers([task] * runs),
-        cohorts=compiling.designs([task] * runs),
+        hyper=compiled.hypers([task] * runs),
+        cohorts=compiled.designs([task] * runs),
     )
     state = jax.block_until_ready(simulation.start(inputs))
     began = time.perf_counter()

@@ -14,15 +14,15 @@ import time
 import jax
 import jax.numpy as jnp
 
-from dither.engines import devices
-from dither.privacy import noise, sampling, threefry
+from dither.privacy import noise, random, sampling
+from dither.simulation import devices
 
 COUNT = 203_530
 
 
 def main() -> None:
     devices.set_up()
-    theirs, ours = jax.random.key(0), threefry.key(0)
+    theirs, ours = jax.random.key(0), random.key(0)
     update = jnp.zeros(COUNT)
 
     def stock(key, x):

@@ -25,7 +25,7 @@ import numpy as np
 
 import dither
 from dither import api
-from dither.runs import write_text
+from dither.experiment.folder import write_text
 from dither.spec import Spec
 
 METHODS = ("secure-fedavg", "nbafl", "dp-scaffold", "cpfed", "concentrated")

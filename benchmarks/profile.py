@@ -23,11 +23,12 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from dither import api, compiling, tasks
-from dither.engines import devices, simulate
-from dither.engines.shards import ONE_DEVICE
+from dither import api
+from dither.accounting.ledger.runs import Spending
+from dither.experiment import build, compiled
+from dither.simulation import devices, engine
+from dither.simulation.sharding import ONE_DEVICE
 from dither.spec import Spec
-from dither.spending import Spending
 
 HERE = Path(__file__).resolve().parent
 SCOPES = ("noise", "gather", "sampling", "cohort", "close")
@@ -90,8 +91,8 @@ def from_outside(spec: Spec) -> dict[str, float]:
         undo.append(lambda: setattr(owner, method, plain))
 
     undo: list = []
-    timed(simulate.Simulation, "advance", "rounds")
-    timed(simulate.Simulation, "evaluate", "evaluation")
+    timed(engine.Simulation, "advance", "rounds")
+    timed(engine.Simulation, "evaluate", "evaluation")
     timed(Spending, "pay", "ledger")
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -113,8 +114,8 @@ def from_outside(spec: Spec) -> dict[str, float]:
 
 def inside(spec: Spec, rounds: int) -> dict[str, float]:
     """Seconds of the operations of some rounds, by scope."""
-    task = tasks.build_task(spec)
-    simulation, _, inputs = compiling.compiled(task, shards=ONE_DEVICE)
+    task = build.build_task(spec)
+    simulation, _, inputs = compiled.compiled(task, shards=ONE_DEVICE)
     state = simulation.advance(simulation.start(inputs), inputs, 1, 2)
     size = task.prepared.cohort_size_at(2)
     program = simulation._advance.lower(state, *inputs, np.int32(2), np.int32(3), cohort_size=size).compile()

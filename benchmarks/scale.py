@@ -39,14 +39,14 @@ def steady(spec: Any, dataset: Any, *, runs: int = 1, seconds: float = 2.0) -> d
     """Seconds of one round once compiled, of `runs` equal runs as a sweep makes them; and of the first call."""
     import jax
 
-    from dither import compiling
-    from dither.tasks import build_task
+    from dither.experiment import compiled
+    from dither.experiment.build import build_task
 
     task = build_task(spec, dataset=dataset)
-    how = compiling.sharing(task, runs)
-    simulation = compiling.simulation(task, **how)
+    how = compiled.sharing(task, runs)
+    simulation = compiled.simulation(task, **how)
     runs += -runs % how["shards"].runs  # every device gets as many, as in a sweep
-    inputs = simulation.inputs(task.problem, seeds=list(range(runs)), hyper=compiling.hypers([task] * runs))
+    inputs = simulation.inputs(task.problem, seeds=list(range(runs)), hyper=compiled.hypers([task] * runs))
     state = simulation.start(inputs)
     began = time.perf_counter()
     state = jax.block_until_ready(simulation.advance(state, inputs, 0, 1))
@@ -133,7 +133,7 @@ def measure_clients(clients: int, features: int) -> None:
 def measure_sweep(name: str, runs: int, rounds: int) -> None:
     """A whole sweep, end to end: data, tasks, compilation, all runs."""
     from dither.data.tables import load_npz
-    from dither.sweeps import sweep
+    from dither.experiment.sweep.sweeps import sweep
 
     dataset = load_npz(dither_run.CACHE / "data" / f"{name}.npz")
     grid = [(e, s) for e in EPSILONS for s in SEEDS][:runs]

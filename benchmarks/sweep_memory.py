@@ -63,8 +63,8 @@ def child(name: str, runs: int) -> dict[str, float]:
 
 def measure(name: str, runs: int) -> dict[str, float]:
     """Peak memory before training and after it, in bytes, and the estimates."""
-    from dither import sizing, sweeps
-    from dither.engines import devices
+    from dither.experiment.sweep import sizing, sweeps
+    from dither.simulation import devices
     from dither.spec import Spec
 
     preset, values = SETTINGS[name]

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from dither import data, plots
-from dither.audit import audit, membership, reconstruction, report
+from dither import data
+from dither.auditing import audit, membership, reconstruction, report
 from dither.errors import DataError
+from dither.experiment import plots
 from dither.spec import Spec
 
 OVERFIT = {

@@ -2,16 +2,16 @@
 
 Run it:   dither run adult --set method=examples/fedavgm_dp.py
 A method's file has OPTIONS (its own constants: name -> (default, help)) and prepare(model, setting). It is put
-to the suite that all methods pass by tests/papers/test_sixth_method.py.
+to the suite that all methods pass by tests/methods/test_sixth_method.py.
 """
 
 import jax
 import jax.numpy as jnp
 
-from dither.core import Algorithm, Claim, Hyper, Prepared, Setting
 from dither.errors import SpecError
+from dither.methods import local
 from dither.models import Model
-from dither.papers import local
+from dither.types import Algorithm, Claim, Hyper, Prepared, Setting
 
 OPTIONS = {"momentum": (0.5, "how much of the last round's step is kept")}
 WHY = "no paper claims anything for this method: only the proven ε counts"

@@ -13,7 +13,7 @@ import pandas as pd
 
 import dither
 from dither import data
-from dither.training import Run
+from dither.experiment.train import Run
 
 SITES = {"north": 0.4, "south": 0.25, "east": 0.15, "west": 0.12, "island": 0.08}
 PUBLIC = {"age": (0.0, 110.0), "pressure": (40.0, 260.0)}  # known without looking at anybody

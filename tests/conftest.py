@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from dither import data
-from dither.core import Setting
 from dither.errors import DataError
+from dither.types import Setting
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dither.papers.theory import secure_fedavg
+from dither.methods.theory import secure_fedavg
 from dither.spec import Spec
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"]
 PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
-# `dither.papers.local.train`, also inside a longer expression; not the file names dither.toml or dither/papers
+# `dither.methods.local.train`, also inside a longer expression; not the file names dither.toml or dither/papers
 DOTTED = re.compile(r"(?<![\w/.-])dither(?:\.[A-Za-z_]\w*)+(?![\w/]|\.\w)")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -157,11 +157,13 @@ def test_every_paper_has_a_page_and_the_index_names_it():
 
 def test_the_checks_see_what_is_wrong():
     with pytest.raises(AttributeError):
-        resolve("dither.papers.cpfed.no_such_formula")
+        resolve("dither.methods.cpfed.no_such_formula")
     assert resolve("dither.spec.Spec.from_preset")
     assert not is_key("privacy.epsilom")
     assert not is_key("method_options.no_such_option")
     assert is_key("privacy.epsilon")
     assert is_key("method_options.param_clip")
-    assert DOTTED.findall("`dither.core.Release`, dither.toml/x and src/dither/core.py") == ["dither.core.Release"]
+    assert DOTTED.findall("`dither.types.Release`, dither.toml/x and src/dither/types.py") == [
+        "dither.types.Release"
+    ]
     assert RUN.findall("$ dither run cpfed --set a=1") == [("run", "cpfed")]

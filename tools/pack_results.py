@@ -1,6 +1,6 @@
 """Make `results/` from a full reproduction: small pictures, compressed numbers, the table of findings.
 
-python -m dither.reproduce all --scale full --cache CACHE --out REPORT
+python -m dither.reproduction all --scale full --cache CACHE --out REPORT
 python tools/pack_results.py REPORT results
 """
 
@@ -51,7 +51,7 @@ def page(found: dict) -> str:
     versions = sorted({version for figure in figures for version in figure["versions"]})
     told = ", ".join(f"{counts[word]} {word}" for word in ("holds", "fails", "inconclusive"))
     runs = f"""
-        Runs: `python -m dither.reproduce all --scale {found["scale"]} --cache CACHE --only-compute` on
+        Runs: `python -m dither.reproduction all --scale {found["scale"]} --cache CACHE --only-compute` on
         {", ".join(sorted(devices))} ({"; ".join(versions)}): {made["runs"]:,} runs, {made["seconds"]:.0f} seconds
         of training and compilation in all. Drawn by the same command without `--only-compute` and packed by
         `python tools/pack_results.py`. Five seeds, the papers' grids; the second view has three seeds for the two

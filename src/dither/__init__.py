@@ -16,13 +16,13 @@ __version__ = "0.1.0"
 
 # Public name -> the module that holds it. Kept lazy so that `dither --help` never waits for JAX.
 _EXPORTS = {
-    "Algorithm": "dither.core",
-    "ClientResult": "dither.core",
-    "Cohort": "dither.core",
-    "Records": "dither.core",
-    "Release": "dither.core",
-    "Round": "dither.core",
-    "Sampling": "dither.core",
+    "Algorithm": "dither.types",
+    "ClientResult": "dither.types",
+    "Cohort": "dither.types",
+    "Records": "dither.types",
+    "Release": "dither.types",
+    "Round": "dither.types",
+    "Sampling": "dither.types",
     "DitherError": "dither.errors",
     "Model": "dither.models",
     "Dataset": "dither.data",
@@ -32,7 +32,7 @@ _EXPORTS = {
     "load": "dither.api",
     "plan": "dither.api",
     "run": "dither.api",
-    "simulate": "dither.engines.simulate",
+    "simulate": "dither.simulation.engine",
     "sweep": "dither.api",
 }
 
@@ -44,19 +44,19 @@ if TYPE_CHECKING:
     from dither.api import plan as plan
     from dither.api import run as run
     from dither.api import sweep as sweep
-    from dither.core import Algorithm as Algorithm
-    from dither.core import ClientResult as ClientResult
-    from dither.core import Cohort as Cohort
-    from dither.core import Records as Records
-    from dither.core import Release as Release
-    from dither.core import Round as Round
-    from dither.core import Sampling as Sampling
     from dither.data import Dataset as Dataset
     from dither.data import Federation as Federation
-    from dither.engines.simulate import simulate as simulate
     from dither.errors import DitherError as DitherError
     from dither.models import Model as Model
+    from dither.simulation.engine import simulate as simulate
     from dither.spec import Spec as Spec
+    from dither.types import Algorithm as Algorithm
+    from dither.types import ClientResult as ClientResult
+    from dither.types import Cohort as Cohort
+    from dither.types import Records as Records
+    from dither.types import Release as Release
+    from dither.types import Round as Round
+    from dither.types import Sampling as Sampling
 
 
 def __getattr__(name: str) -> Any:

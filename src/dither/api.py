@@ -1,12 +1,12 @@
 """What the command line and a Python user share.
 
-run = dither.run("adult", values={"num_rounds": 50}, out="runs/first")     # training
+run = dither.run("adult", values={"num_rounds": 50}, out="runs/first")     # experiment.train
 dither.load("runs/first").predict(table)
-dither.sweep("adult", {"privacy.epsilon": [0.1, 1.0], "seed": range(5)}).table()   # sweeping: a grid of runs
-dither.plan("cpfed", epsilon=1.0, proxy="adult", public_fraction=0.5).spec    # plan: knobs for a proven budget
-api.accounted(spec)                                                           # tasks: claimed and proven ε
+dither.sweep("adult", {"privacy.epsilon": [0.1, 1.0], "seed": range(5)}).table()   # a grid of runs
+dither.plan("cpfed", epsilon=1.0, proxy="adult", public_fraction=0.5).spec    # knobs for a proven budget
+api.accounted(spec)                                                           # claimed and proven ε
 api.reproduce("nbafl/fig2", scale="quick", out="reproduced")                    # the papers' figures
-api.audit(spec)                                                               # audit: attacked ε
+api.audit(spec)                                                               # attacked ε
 
 Each name is imported when it is first used: a run starts without the auditor, the planner and what they need.
 """
@@ -17,14 +17,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dither.audit import VIEWS as AUDIT_VIEWS
-    from dither.audit import Audit, audit
-    from dither.planning import Plan, plan
-    from dither.reproduce.running import Result as Reproduction
-    from dither.reproduce.running import reproduce
-    from dither.sweeping import Sweep, sweep
-    from dither.sweeps import Outcome
-    from dither.tasks import (
+    from dither.auditing import VIEWS as AUDIT_VIEWS
+    from dither.auditing import Audit, audit
+    from dither.experiment.build import (
         Task,
         accounted,
         build_task,
@@ -36,7 +31,12 @@ if TYPE_CHECKING:
         proven,
         proven_so_far,
     )
-    from dither.training import Run, load, resume, run
+    from dither.experiment.plan import Plan, plan
+    from dither.experiment.sweep import Sweep, sweep
+    from dither.experiment.sweep.sweeps import Outcome
+    from dither.experiment.train import Run, load, resume, run
+    from dither.reproduction.running import Result as Reproduction
+    from dither.reproduction.running import reproduce
 
 __all__ = [
     "AUDIT_VIEWS",
@@ -66,23 +66,23 @@ __all__ = [
 ]
 
 _ROOMS = {
-    "audit": ("Audit", "audit"),
-    "planning": ("Plan", "plan"),
-    "reproduce.running": ("reproduce",),
-    "sweeping": ("Sweep", "sweep"),
-    "sweeps": ("Outcome",),
-    "training": ("Run", "load", "resume", "run"),
+    "auditing": ("Audit", "audit"),
+    "experiment.plan": ("Plan", "plan"),
+    "reproduction.running": ("reproduce",),
+    "experiment.sweep": ("Sweep", "sweep"),
+    "experiment.sweep.sweeps": ("Outcome",),
+    "experiment.train": ("Run", "load", "resume", "run"),
 }
 _WHERE = {name: (f"dither.{room}", name) for room, names in _ROOMS.items() for name in names} | {
-    "AUDIT_VIEWS": ("dither.audit", "VIEWS"),
-    "Reproduction": ("dither.reproduce.running", "Result"),
+    "AUDIT_VIEWS": ("dither.auditing", "VIEWS"),
+    "Reproduction": ("dither.reproduction.running", "Result"),
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'dither.api' has no attribute {name!r}")
-    room, inner = _WHERE.get(name, ("dither.tasks", name))
+    room, inner = _WHERE.get(name, ("dither.experiment.build", name))
     value = getattr(import_module(room), inner)
     globals()[name] = value
     return value

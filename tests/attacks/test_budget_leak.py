@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from dither.core import Release, Sampling
+from dither.accounting.ledger import Budget, Charge, Ledger
 from dither.errors import BudgetExhausted
-from dither.federation.node import _for_the_server
-from dither.privacy.ledger import Budget, Charge, Ledger
+from dither.federation.party import _for_the_server
+from dither.types import Release, Sampling
 
 
 def spent(folder, rounds):

@@ -10,9 +10,9 @@ import math
 import numpy as np
 import pytest
 
-from dither import tasks
 from dither.errors import ProtocolAbort
-from dither.federation import terms as agreed
+from dither.experiment import build
+from dither.federation import agreement as agreed
 from dither.secagg import primitives
 from dither.secagg.client import ClientSession
 from dither.secagg.cohort import Cohort
@@ -122,7 +122,7 @@ def test_attempts_of_a_round_are_consecutive():
 )
 def test_an_epsilon_that_counts_on_others_says_against_whom(changes, lost):
     spec = small_spec(local_steps=1, client_lr=0.1, batch_sampling="full", **{"secagg.mode": "ideal", **changes})
-    rows = [row for row in tasks.proven(tasks.build_task(spec)) if math.isfinite(row["value"])]
+    rows = [row for row in build.proven(build.build_task(spec)) if math.isfinite(row["value"])]
     credited = [row for row in rows if row["recipe"] == "R1 sum"]
     assert credited
     words = f"against a server that colludes with {changes['privacy.colluders']} of the 4 parties{lost}"

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 import dither
-from dither import runs, training
 from dither.errors import DitherError
+from dither.experiment import folder as runs
+from dither.experiment import train
+from dither.experiment.build import accounted
+from dither.federation import agreement as agreed
 from dither.federation import keys
-from dither.federation import terms as agreed
 from dither.federation.store import COMPUTED, Intent, Pending, Store
 from dither.spec import Spec
-from dither.tasks import accounted
 from dither.web.folders import Folder
 from dither.web.index import Index
 from tests.attacks.test_outputs import CATALOGUE, Killed, killed_after, proven
@@ -111,7 +112,7 @@ def test_an_interrupted_run_with_a_damaged_newest_checkpoint_counts_what_it_repe
     shutil.copytree(interrupted, copy)
     newest = copy / "local/checkpoints/round-00000004.npz"
     newest.write_bytes(newest.read_bytes()[:-7])
-    made = training.resume(copy)
+    made = train.resume(copy)
     assert runs.RunFolder(copy).begun() == [(0, 4), (2, 6)]
     assert made.summary["repeated_rounds"] == 2
     # Also where no ledger counts: it is the ε of eight rounds, two of them made twice.

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dither import models, tasks
-from dither.core import Keys, Records, Round
-from dither.privacy import accounting, noise
+from dither import accounting, models
+from dither.experiment import build
+from dither.privacy import noise
 from dither.spec import Spec, prepare
-from tests.audit.grid import small_dataset, small_spec
+from dither.types import Keys, Records, Round
+from tests.auditing.grid import small_dataset, small_spec
 
 TRIALS = 20_000
 G = np.float32(-0.5) / np.float32(128)  # coordinate 0 of the record's clipped gradient, over the divisor
@@ -65,8 +66,8 @@ def test_an_uploads_low_bits_do_not_tell_whether_a_record_is_there():
 @pytest.mark.parametrize("method", ["cpfed", "concentrated", "dp-scaffold", "secure-fedavg", "nbafl"])
 def test_every_float_row_says_so(method):
     own = {"method_options__param_clip": 1.0, "batch_sampling": "full"} if method == "nbafl" else {}
-    task = tasks.build_task(small_spec(method, **own), dataset=small_dataset())
-    assert all(accounting.FLOAT_NOISE in row["not_covered"] for row in tasks.proven(task))
+    task = build.build_task(small_spec(method, **own), dataset=small_dataset())
+    assert all(accounting.FLOAT_NOISE in row["not_covered"] for row in build.proven(task))
 
 
 def test_discrete_noise_says_what_is_float_before_it():
@@ -76,6 +77,6 @@ def test_discrete_noise_says_what_is_float_before_it():
         "privacy__view": "sum",
         "privacy__clip": "batch",
     }
-    rows = tasks.proven(tasks.build_task(small_spec("secure-fedavg", **discrete), dataset=small_dataset()))
+    rows = build.proven(build.build_task(small_spec("secure-fedavg", **discrete), dataset=small_dataset()))
     assert all(any("before the noise" in text for text in row["not_covered"]) for row in rows)
     assert not any(accounting.FLOAT_NOISE in row["not_covered"] for row in rows)

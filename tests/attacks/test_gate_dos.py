@@ -8,10 +8,10 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra 'deploy' is not installed")
 
-from dither.engines.flower import gate as gate_module
-from dither.engines.flower.gate import Gate
-from dither.engines.flower.superlink import free_port
 from dither.federation import keys
+from dither.federation.flower import gate as gate_module
+from dither.federation.flower.gate import Gate
+from dither.federation.flower.superlink import free_port
 
 MEBIBYTE = 1 << 20
 

@@ -15,8 +15,8 @@ import pytest
 
 from dither import methods
 from dither.errors import FederationError
-from dither.federation import keys, wire
-from dither.federation import terms as agreed
+from dither.federation import agreement as agreed
+from dither.federation import keys, messages
 from tests.federation.parties import Parties, small_spec
 
 REFUSED = "the terms are refused; the party's own output says why"
@@ -52,20 +52,20 @@ class Server:
 
     def ask(self, terms, party):
         """The party's answer to these terms."""
-        body = wire.pack(
+        body = messages.pack(
             self.identity,
             federation=self.federation.id,
             kind="terms",
-            sender=wire.SERVER,
+            sender=messages.SERVER,
             to="ann",
             fields={"terms": terms},
         )
-        return wire.unpack(
+        return messages.unpack(
             party.answer(body),
             federation=self.federation.id,
-            to=wire.SERVER,
+            to=messages.SERVER,
             keys={"ann": party.identity.public},
-            answers=wire.digest(body),
+            answers=messages.digest(body),
         )
 
     def refused(self, terms):
@@ -104,7 +104,7 @@ def test_no_file_that_the_server_names_is_executed(server, tmp_path):
 def test_a_file_is_a_method_where_its_content_was_approved(server, tmp_path):
     """By its digest, whatever it is called there and whatever the file holds by then; nowhere else."""
     path = tmp_path / "mine.py"
-    path.write_text("from dither.papers.cpfed import OPTIONS, SECURE_AGGREGATION, prepare\n")
+    path.write_text("from dither.methods.cpfed import OPTIONS, SECURE_AGGREGATION, prepare\n")
     spec = server.terms.spec.with_values({"method": str(path)})
     terms = replace(server.terms, spec=agreed.federated(spec, 4, "breast-cancer"))
     name = f"mine.py#{hashlib.sha256(path.read_bytes()).hexdigest()}"

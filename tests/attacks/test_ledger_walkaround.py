@@ -11,10 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from dither import api, cli
+from dither.accounting.ledger.runs import EVERY_RECORD, Budget, Ledger, data_id
 from dither.errors import BudgetExhausted, ConfigError, DitherError
-from dither.runs import FORMAT
+from dither.experiment.folder import FORMAT
 from dither.spec import Spec
-from dither.spending import EVERY_RECORD, Budget, Ledger, data_id
 
 DELTA = 1e-5
 
@@ -256,8 +256,8 @@ def test_a_second_account_in_another_ledger_is_recorded(place):
 
 
 def test_a_party_of_a_federation_is_told_before_it_joins(place):
-    from dither.federation.node import Node
-    from dither.federation.terms import Source
+    from dither.federation.agreement import Source
+    from dither.federation.party import Node
 
     renamed(people(), place / "other")
     source = Source(place / "other.csv", "sick")

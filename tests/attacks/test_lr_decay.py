@@ -10,10 +10,9 @@ import math
 import numpy as np
 import pytest
 
-from dither import api
-from dither.compiling import designs, engine_options
-from dither.engines import simulate
-from dither.privacy import accounting
+from dither import accounting, api
+from dither.experiment.compiled import designs, engine_options
+from dither.simulation import engine
 from dither.spec import Spec
 
 PARTIES, FEATURES, RATE, DECAY, CLIP = 64, 8, 0.888, 1.27, 1.53
@@ -96,7 +95,7 @@ def linear_mu(task):
 
 
 def _first(task):
-    from dither.core import RoundInfo
+    from dither.types import RoundInfo
 
     return RoundInfo(0, 0, int(task.federation.size[0]), PARTIES)
 
@@ -127,7 +126,7 @@ def test_monte_carlo_of_the_whole_engine_stays_below_the_proof(tmp_path):
         ends = []
         for first in range(0, runs, 250):
             seeds = list(range(first, first + 250))
-            found = simulate.simulate(
+            found = engine.simulate(
                 task.prepared.build,
                 task.model,
                 task.problem,

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from dither.federation import post, wire
+from dither.federation import mailbox, messages
 from dither.secagg import primitives
 from dither.secagg.cohort import Cohort
 from tests.federation.parties import NAMES, Parties, small_spec
@@ -18,8 +18,8 @@ MASKED = {"secagg.mode": "real", "privacy.colluders": 1, "num_rounds": 4}
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Nobody waits for parties that are away; the liar seals every sum, as it would sooner or later."""
-    monkeypatch.setattr(post, "_LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(post, "_GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(mailbox, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(mailbox, "_GRACE_SECONDS", 0.05)
     shuffled = Cohort._shuffled
     monkeypatch.setattr(
         Cohort, "_shuffled", lambda self, purpose: sorted(shuffled(self, purpose), key=lambda who: who != NUMBER)
@@ -68,18 +68,18 @@ def uploads(value):
             return answer
         row = message.arrays["upload"]
         row = np.full(row.shape, value, "<f4") if np.isscalar(value) else value
-        return node._pack("upload", dict(message.fields), {"upload": row}, quoted=wire.digest(body))
+        return node._pack("upload", dict(message.fields), {"upload": row}, quoted=messages.digest(body))
 
     return lie
 
 
 def _read(node, answer, body):
-    return wire.unpack(
+    return messages.unpack(
         answer,
         federation=node.federation.id,
-        to=wire.SERVER,
+        to=messages.SERVER,
         keys={node.name: node.identity.public},
-        answers=wire.digest(body),
+        answers=messages.digest(body),
     )
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dither import models
-from dither.papers import nbafl
+from dither.methods import nbafl
 from tests.conftest import make_setting
 
 OPTIONS = {name: default for name, (default, _) in nbafl.OPTIONS.items()}

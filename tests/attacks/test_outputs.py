@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import dither
-from dither import runs
+from dither.accounting.ledger.runs import Ledger
 from dither.errors import DitherError
+from dither.experiment import folder as runs
+from dither.experiment.build import accounted
 from dither.spec import Spec
-from dither.spending import Ledger
-from dither.tasks import accounted
 
 OWN = {
     "method": "cpfed",

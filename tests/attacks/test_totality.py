@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from dither import api, models
-from dither.engines import apart
-from dither.engines import simulate as engine
+from dither.federation import engines
+from dither.simulation import engine
 from dither.spec import METHODS, prepare
 from tests.conftest import make_federation, make_records
-from tests.papers.test_conformance import SIZES, spec_of
+from tests.methods.test_conformance import SIZES, spec_of
 
 LARGEST = np.float32(3e38) * np.array([1, -1, 1, -1, 1, -1], np.float32)
 QUICK = ("secure-fedavg", "nbafl", "dp-scaffold", "cpfed")
@@ -91,7 +91,7 @@ def test_a_server_that_sends_huge_numbers_gets_a_finite_upload(name):
     x, other, y = records()
     signs = np.array([1, -1, 1, 1, -1, 1, 1], np.float32)
     for these in (x, other):
-        client = apart.ClientEngine(
+        client = engines.ClientEngine(
             simulation, these[12:24], y[12:24], client=1, seed=0, hyper=dict(prepared.hyper), design=None
         )
         own = client.start()

@@ -11,8 +11,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dither.engines.flower.superlink import free_port
-from dither.runs import write_text
+from dither.experiment.folder import write_text
+from dither.federation.flower.superlink import free_port
 from tests.federation.parties import Parties
 
 

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from dither.training import UNSCORED
+from dither.experiment.train import UNSCORED
 
 QUICK = ["--set", "data.name=breast-cancer", "--set", "num_clients=10", "--set", "cohort_size=5"]
 

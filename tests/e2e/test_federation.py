@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra 'deploy' is not installed")
 
-from dither.runs import RunFolder
+from dither.experiment.folder import RunFolder
 from tests.e2e.federations import Processes
 from tests.federation.parties import NAMES, Parties, simulated, small_spec
 

@@ -11,9 +11,9 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra 'deploy' is not installed")
 
-from dither.engines.flower.superlink import SuperLink, apart, free_port, stop
+from dither.experiment.folder import write_text
 from dither.federation import keys, serving
-from dither.runs import write_text
+from dither.federation.flower.superlink import SuperLink, apart, free_port, stop
 from tests.e2e.federations import Processes
 from tests.federation.parties import Parties, small_spec
 

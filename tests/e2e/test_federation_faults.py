@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra 'deploy' is not installed")
 
-from dither.runs import RunFolder
+from dither.experiment.folder import RunFolder
 from tests.e2e.faults.sitecustomize import PHASES
 from tests.e2e.federations import Processes
 from tests.e2e.forwarder import Forwarder

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dither import api, runs
+from dither import api
+from dither.experiment import folder as runs
 
 PLAN = [
     "plan", "cpfed", "--epsilon", "8", "--clients", "4", "--model", "logistic", "--proxy", "breast-cancer",

@@ -13,12 +13,14 @@ import jax
 import numpy as np
 import pytest
 
-from dither import api, plots, runs, training
+from dither import api
 from dither.cli import crews
-from dither.compiling import sharing
-from dither.engines import devices, processes
-from dither.engines.shards import Shards
 from dither.errors import SpecError
+from dither.experiment import folder as runs
+from dither.experiment import plots, train
+from dither.experiment.compiled import sharing
+from dither.simulation import devices, distributed
+from dither.simulation.sharding import Shards
 from dither.spec import Spec
 
 SPEC = """
@@ -155,8 +157,8 @@ def test_options_that_do_not_fit_together_are_refused():
 
 
 def test_processes_share_whatever_was_asked_for_but_nothing_that_must_be_drawn_once(monkeypatch):
-    monkeypatch.setattr(processes, "_count", 3)
-    monkeypatch.setattr(processes, "_each", 2)
+    monkeypatch.setattr(distributed, "_count", 3)
+    monkeypatch.setattr(distributed, "_each", 2)
     assert devices.for_one_run(round_flops=1e3, record_bytes=1000) == Shards(1, 6)
     assert devices.for_many_runs(4, record_bytes=1000) == Shards(6, 1)
     assert devices.for_many_runs(2, record_bytes=1000) == Shards(3, 1)
@@ -164,10 +166,10 @@ def test_processes_share_whatever_was_asked_for_but_nothing_that_must_be_drawn_o
     task = api.build_task(Spec.from_toml(SPEC).with_values({"randomness": "os"}))
     with pytest.raises(SpecError, match="3 processes cannot share randomness='os'"):
         sharing(task)
-    monkeypatch.setattr(processes, "_count", 1)
+    monkeypatch.setattr(distributed, "_count", 1)
     monkeypatch.setattr(devices, "cores", lambda: 2)
     assert devices.for_one_run(round_flops=1e12, record_bytes=1000) == Shards(1, 2)
-    monkeypatch.setattr(processes, "_parted", True)
+    monkeypatch.setattr(distributed, "_parted", True)
     assert devices.for_one_run(round_flops=1e12, record_bytes=1000) == Shards(1, 1)
 
 
@@ -178,10 +180,10 @@ def test_what_process_0_does_alone_comes_after_the_others_are_dismissed(spec, tm
         function = instead or getattr(where, name)
         monkeypatch.setattr(where, name, lambda *a, **k: [calls.append(name), function(*a, **k)][1])
 
-    note(processes, "tell")
-    note(processes, "dismiss")
-    note(training, "summarise")
-    note(training, "without_noise", lambda task: 0.5)
+    note(distributed, "tell")
+    note(distributed, "dismiss")
+    note(train, "summarise")
+    note(train, "without_noise", lambda task: 0.5)
     note(plots, "draw_run", lambda *_, **__: None)
     note(runs.RunFolder, "save_summary")
     api.run(spec, values={"compare": True}, out=tmp_path / "run")
@@ -193,13 +195,13 @@ def test_what_process_0_does_alone_comes_after_the_others_are_dismissed(spec, tm
 
 def test_an_error_after_the_others_are_dismissed_is_told_to_nobody(monkeypatch):
     told = []
-    monkeypatch.setattr(processes, "exchange", lambda message: told.append(message) or [{}, {}])
-    monkeypatch.setattr(processes, "disconnect", lambda: monkeypatch.setattr(processes, "_count", 1))
-    monkeypatch.setattr(processes, "_count", 2)
+    monkeypatch.setattr(distributed, "exchange", lambda message: told.append(message) or [{}, {}])
+    monkeypatch.setattr(distributed, "disconnect", lambda: monkeypatch.setattr(distributed, "_count", 1))
+    monkeypatch.setattr(distributed, "_count", 2)
 
-    @processes.together()
+    @distributed.together()
     def fail():
-        processes.dismiss(3)
+        distributed.dismiss(3)
         raise ValueError("late")
 
     with pytest.raises(ValueError, match="late"):
@@ -209,23 +211,23 @@ def test_an_error_after_the_others_are_dismissed_is_told_to_nobody(monkeypatch):
 
 def test_devices_are_connected_once_and_when_all_processes_are_there(monkeypatch):
     asked = []
-    monkeypatch.setattr(processes, "exchange", lambda message: asked.append(message))
-    monkeypatch.setattr(processes, "_met", set())
+    monkeypatch.setattr(distributed, "exchange", lambda message: asked.append(message))
+    monkeypatch.setattr(distributed, "_met", set())
     some = jax.local_devices()[:1]
-    processes.meet(some)
+    distributed.meet(some)
     assert asked == []  # alone
-    monkeypatch.setattr(processes, "_count", 2)
-    processes.meet(some)
-    processes.meet(some)
+    monkeypatch.setattr(distributed, "_count", 2)
+    distributed.meet(some)
+    distributed.meet(some)
     assert asked == [{}]
 
 
 def test_an_error_of_gloo_is_explained():
     late = RuntimeError("UNKNOWN: Gloo context initialization failed: [pair.cc:144] timeout")
-    assert re.search("resolve .* firewall .* compiles more slowly .*pair.cc", str(processes._gone(late)))
+    assert re.search("resolve .* firewall .* compiles more slowly .*pair.cc", str(distributed._gone(late)))
     hangs = RuntimeError("Gloo all-reduce failed: Timed out waiting 1800000ms for recv operation to complete")
-    assert "waited too long" in str(processes._gone(hangs))
-    assert "lost another" in str(processes._gone(RuntimeError("Gloo all-reduce failed: Connection closed")))
+    assert "waited too long" in str(distributed._gone(hangs))
+    assert "lost another" in str(distributed._gone(RuntimeError("Gloo all-reduce failed: Connection closed")))
 
 
 def test_those_that_run_are_ended_where_another_cannot_be_started(monkeypatch):
@@ -263,9 +265,9 @@ module.{name} = held_up
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["run", "sweep", "interrupted"])
 def test_the_others_end_while_process_0_finishes_alone(spec, tmp_path, how):
-    command, module, name = ["run", spec, "--set", "compare=true"], "dither.training", "without_noise"
+    command, module, name = ["run", spec, "--set", "compare=true"], "dither.experiment.train", "without_noise"
     if how == "sweep":
-        command, module, name = ["sweep", spec, "--vary", "seed=0:2"], "dither.sweeping.drawing", "draw"
+        command, module, name = ["sweep", spec, "--vary", "seed=0:2"], "dither.experiment.sweep.drawing", "draw"
     mark = tmp_path / "held up"
     late = HELD_UP.format(module=module, name=name, mark=str(mark))
     with Crew(*command, "--out", tmp_path / "made", "-q", first=(late, "")) as crew:
@@ -298,7 +300,7 @@ def test_the_others_end_while_process_0_finishes_alone(spec, tmp_path, how):
 # Longer than JAX waits for a process that is not at its first collective over some devices, 30 s.
 SLOW = """
 import time
-from dither.engines import simulate
+from dither.simulation import simulate
 rounds = simulate.Simulation.advance
 def advance(*arguments):
     simulate.Simulation.advance = rounds
@@ -306,7 +308,7 @@ def advance(*arguments):
     return rounds(*arguments)
 simulate.Simulation.advance = advance
 """
-TWO_CORES = "from dither.engines import devices\ndevices.cores = lambda: 2\n"
+TWO_CORES = "from dither.simulation import devices\ndevices.cores = lambda: 2\n"
 
 
 @pytest.mark.slow
@@ -435,7 +437,7 @@ def test_a_killed_process_ends_the_other_and_leaves_a_run_that_can_be_resumed(sp
 def test_a_silent_process_is_given_up(spec, tmp_path):
     with Crew("run", spec, *LONG, "--out", tmp_path / "run") as crew:
         crew.at_round(tmp_path / "run", 40).all[1].send_signal(signal.SIGSTOP)
-        assert crew.all[0].wait(timeout=2 * processes.HEARTBEAT_SECONDS) != 0
+        assert crew.all[0].wait(timeout=2 * distributed.HEARTBEAT_SECONDS) != 0
 
 
 @pytest.mark.slow
@@ -481,7 +483,7 @@ def test_records_that_differ_are_refused_and_process_0_alone_pays(tmp_path, monk
 @pytest.mark.slow
 def test_nobody_waits_for_ever_for_one_who_does_not_come(tmp_path):
     program = (
-        "from dither.engines import processes as p\n"
+        "from dither.simulation import processes as p\n"
         "try: p.connect('127.0.0.1:{port}', count=2, number={number}, seconds=2)\n"
         "except p.ProcessError as error: print(error, flush=True); import os; os._exit(7)\n"
     )

@@ -156,7 +156,7 @@ NO_PROOF = [word for key, value in UNPROVEN.items() for word in ("--set", f"{key
 
 
 def test_exit_codes(call, tmp_path):
-    """3 is met in test_budget, 5 in tests/audit, 130 in test_interrupts."""
+    """3 is met in test_budget, 5 in tests/auditing, 130 in test_interrupts."""
     (tmp_path / "ledger.sqlite").write_bytes(b"this is no ledger" * 100)
     assert call("presets")[0] == 0
     code, _, errors = call("account", "cpfed", *NO_PROOF)

@@ -53,7 +53,7 @@ def test_it_holds_types_presets_and_schemas_and_names_its_extras(wheel):
         metadata = next(name for name in names if name.endswith("METADATA"))
         text = archive.read(metadata).decode()
     assert "dither/py.typed" in names
-    assert {f"dither/presets/{name}.toml" for name in ("adult", "secure-fedavg", "nbafl", "cpfed")} <= names
+    assert {f"dither/spec/presets/{name}.toml" for name in ("adult", "secure-fedavg", "nbafl", "cpfed")} <= names
     assert "dither/data/schemas/adult.toml" in names
     assert not any(name.startswith("tests/") for name in names)
     assert f"Version: {dither.__version__}" in text

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from dither.federation import post
+from dither.federation import mailbox
 from dither.secagg import encoding
 from tests.federation.parties import Parties, simulated, small_spec
 
@@ -13,7 +13,7 @@ QUICK = [("cpfed", "real")]  # the others take the same path, and their time
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(post, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(mailbox, "_LOOK_SECONDS", 0.0)
 
 
 CASES = [

@@ -1,14 +1,14 @@
 import pytest
 
-from dither.federation import post
+from dither.federation import mailbox
 from tests.federation.parties import Parties, small_spec
 
 
 @pytest.fixture
 def quick(monkeypatch):
     """Nobody waits for parties that are away."""
-    monkeypatch.setattr(post, "_LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(post, "_GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(mailbox, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(mailbox, "_GRACE_SECONDS", 0.05)
 
 
 @pytest.fixture

@@ -8,15 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from dither import compiling, data, tasks
-from dither.engines.shards import ONE_DEVICE
-from dither.federation import coordinator, keys
+from dither import data
+from dither.accounting.ledger.runs import Ledger
+from dither.experiment import build, compiled
+from dither.federation import keys
+from dither.federation import server as coordinator
+from dither.federation.agreement import Source
 from dither.federation.journal import Journal
-from dither.federation.node import Node
-from dither.federation.terms import Source
+from dither.federation.party import Node
 from dither.federation.transport import Local
+from dither.simulation.sharding import ONE_DEVICE
 from dither.spec import Spec
-from dither.spending import Ledger
 
 NAMES = ("ann", "bob", "cat", "dan")
 FIRST = 100  # address of the first node
@@ -63,11 +65,11 @@ def raw_training_table() -> Any:
     return frame.iloc[rows]
 
 
-def simulated(task: tasks.Task, layout: str) -> list[np.ndarray]:
+def simulated(task: build.Task, layout: str) -> list[np.ndarray]:
     """The server's state after a simulation of the same spec."""
     import jax
 
-    simulation, _, inputs = compiling.compiled(task, layout=layout, shards=ONE_DEVICE)
+    simulation, _, inputs = compiled.compiled(task, layout=layout, shards=ONE_DEVICE)
     state = simulation.advance(simulation.start(inputs), inputs, 0, len(task.cohorts))
     return [np.asarray(leaf) for leaf in jax.tree.leaves(state.server)]
 
@@ -83,7 +85,7 @@ class Parties:
 
     def __post_init__(self) -> None:
         self.names = NAMES[: self.spec.num_clients]
-        self.task = tasks.build_task(self.spec)
+        self.task = build.build_task(self.spec)
         dataset, federation = self.task.dataset, self.task.federation
         if not (self.folder / "keys").exists():
             keys.create(self.folder / "keys", self.names, hosts=["localhost"])

@@ -13,11 +13,11 @@ pytest.importorskip("flwr", reason="the extra 'deploy' is not installed")
 
 import httpx
 
-from dither.engines.flower import fleet
-from dither.engines.flower.gate import Gate
-from dither.engines.flower.superlink import SuperLink, free_port
 from dither.errors import FederationError
 from dither.federation import keys
+from dither.federation.flower import fleet
+from dither.federation.flower.gate import Gate
+from dither.federation.flower.superlink import SuperLink, free_port
 
 
 def files(folder: Path) -> dict[str, Path]:
@@ -171,8 +171,8 @@ def test_an_answer_that_never_becomes_complete_holds_up_nobody(monkeypatch):
 
     from flwr.proto.node_pb2 import Node
 
-    from dither.engines.flower import grid
-    from dither.engines.flower.grid import GridTransport
+    from dither.federation.flower import grid
+    from dither.federation.flower.grid import GridTransport
 
     def begun(number):
         metadata = SimpleNamespace(reply_to_message_id=number, message_id=number, run_id=1)

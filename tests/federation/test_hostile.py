@@ -9,15 +9,14 @@ import shutil
 import numpy as np
 import pytest
 
-from dither.engines import apart
+from dither.accounting.ledger.runs import Ledger
 from dither.errors import DataError, FederationError, LedgerError
-from dither.federation import joining, wire
-from dither.federation import terms as agreed
-from dither.federation.node import REFUSALS
+from dither.federation import agreement as agreed
+from dither.federation import engines, joining, messages
+from dither.federation.party import REFUSALS
 from dither.secagg import state as secagg_state
 from dither.secagg.cohort import Cohort
 from dither.secagg.messages import Kind
-from dither.spending import Ledger
 from tests.federation.parties import NAMES, Parties, small_spec
 
 
@@ -74,12 +73,12 @@ class Hostile:
         """A party's answer to a message that the server signs; of a refusal what the owner reads."""
         body = self.server.post._pack(name, kind, fields, arrays or {})
         node = self.nodes[name]
-        answer = wire.unpack(
+        answer = messages.unpack(
             node.answer(body),
             federation=node.federation.id,
-            to=wire.SERVER,
+            to=messages.SERVER,
             keys={name: node.identity.public},
-            answers=wire.digest(body),
+            answers=messages.digest(body),
         )
         if answer.kind == "refused":
             assert list(answer.fields) == ["why"]
@@ -211,13 +210,13 @@ def test_a_refused_round_is_computed_once_and_its_reason_stays_here(hostile, mon
     announce = hostile.announce(range(4))
     hostile.nodes["ann"]._current(hostile.terms.run)
     computed = []
-    honest = apart.ClientEngine.answer
+    honest = engines.ClientEngine.answer
 
     def refused(*arguments):
         computed.append(1)
         return honest(*arguments)._replace(finite=False)
 
-    monkeypatch.setattr(apart.ClientEngine, "answer", refused)
+    monkeypatch.setattr(engines.ClientEngine, "answer", refused)
     said = {why(hostile.round("ann", announce, value=value)) for value in (0.0, 0.0, 1.0, 2.0)}
     assert said == {"round 0: the update is not finite"}
     assert len(computed) == 1

@@ -9,9 +9,9 @@ import pytest
 
 from dither import data
 from dither.errors import ConfigError, DataError, FederationError
+from dither.federation import agreement as agreed
 from dither.federation import checking, keys
-from dither.federation import terms as agreed
-from dither.federation.terms import Source, Terms
+from dither.federation.agreement import Source, Terms
 from tests.federation.parties import small_spec
 
 SCHEMA = data.Schema(

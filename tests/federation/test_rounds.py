@@ -4,11 +4,11 @@ import jax
 import numpy as np
 import pytest
 
+from dither.accounting.ledger.runs import Budget, data_id
 from dither.errors import FederationError
-from dither.federation import terms as agreed
-from dither.federation import wire
-from dither.federation.node import REFUSALS
-from dither.spending import Budget, data_id
+from dither.federation import agreement as agreed
+from dither.federation import messages
+from dither.federation.party import REFUSALS
 from tests.federation.parties import FIRST, NAMES, Parties, simulated, small_spec
 
 
@@ -20,7 +20,7 @@ def kind_of(parties, name, body):
     """The kind of a message to a party, as the party reads it."""
     node = parties.nodes[name]
     federation = node.federation
-    return wire.unpack(body, federation=federation.id, to=name, keys={wire.SERVER: federation.server})
+    return messages.unpack(body, federation=federation.id, to=name, keys={messages.SERVER: federation.server})
 
 
 def intercept(parties, name, change):
@@ -42,7 +42,7 @@ def lies(parties, name, row):
         if message.kind != "round":
             return None
         return parties.nodes[name]._pack(
-            "upload", {"round": message.fields["round"]}, {"upload": row}, quoted=wire.digest(body)
+            "upload", {"round": message.fields["round"]}, {"upload": row}, quoted=messages.digest(body)
         )
 
     intercept(parties, name, change)
@@ -171,12 +171,12 @@ def test_a_node_answers_nothing_that_its_terms_do_not_foresee(parties):
         fields = {"run": run, "round": 2, "last_counted": 1, **fields}
         body = server.post._pack("ann", kind, fields, arrays)
         reply = node.answer(body)
-        message = wire.unpack(
+        message = messages.unpack(
             reply,
             federation=node.federation.id,
-            to=wire.SERVER,
+            to=messages.SERVER,
             keys={"ann": node.identity.public},
-            answers=wire.digest(body),
+            answers=messages.digest(body),
         )
         assert message.kind == "refused"
         assert message.fields == {"why": REFUSALS["other"]}

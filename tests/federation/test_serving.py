@@ -9,7 +9,7 @@ from dither.federation import serving
 
 pytest.importorskip("flwr", reason="the extra 'deploy' is not installed")
 
-from dither.engines.flower import fleet
+from dither.federation.flower import fleet
 
 
 class Played:

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scipy import linalg, special, stats
 
+from dither.accounting import zcdp_epsilon_tight
 from dither.errors import NoProof, SpecError
 from dither.privacy import discrete
-from dither.privacy.accounting import zcdp_epsilon_tight
 from dither.privacy.discrete import DistributedGaussian
 from dither.secagg.encoding import FixedPoint
 from dither.secagg.session import Federation

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dither.core import Keys
 from dither.errors import SpecError
 from dither.privacy import sampling
+from dither.types import Keys
 
 
 def keys(seed: int) -> Keys:

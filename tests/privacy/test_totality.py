@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from dither import models
-from dither.engines import apart
-from dither.engines import simulate as engine
+from dither.federation import engines
 from dither.privacy import clipping
+from dither.simulation import engine
 from dither.spec import METHODS, prepare
-from tests.papers.test_conformance import SIZES, spec_of
+from tests.methods.test_conformance import SIZES, spec_of
 
 FEATURES = 12
 MODELS = {
@@ -178,7 +178,7 @@ def upload(name, model, x, y, **values):
     params = jax.eval_shape(model.init, jax.random.key(0))
     prepared = prepare(spec, model, client_sizes=SIZES, num_params=models.count_params(params))
     simulation = engine.Simulation(model, prepared.build, num_clients=6, cohort_size_at=prepared.cohort_size_at)
-    return apart.ClientEngine(simulation, x, y, client=1, seed=0, hyper=dict(prepared.hyper), design=None)
+    return engines.ClientEngine(simulation, x, y, client=1, seed=0, hyper=dict(prepared.hyper), design=None)
 
 
 def check_uploads(name, kind, seeds, **values):

@@ -15,12 +15,12 @@ import pytest
 from scipy import stats
 
 from dither import models
-from dither.core import Algorithm, ClientResult
-from dither.engines import simulate as engine
 from dither.errors import SpecError
-from dither.papers import cpfed, secure_fedavg
+from dither.methods import cpfed, secure_fedavg
 from dither.privacy import entropy, noise
 from dither.privacy.entropy import OsEntropy
+from dither.simulation import engine
+from dither.types import Algorithm, ClientResult
 from tests.conftest import make_federation, make_records, make_setting
 
 ROUNDS, CLIENTS, STEPS = 20, 16, 4

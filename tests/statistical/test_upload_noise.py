@@ -7,9 +7,9 @@ import pytest
 from scipy import stats
 
 from dither import models
-from dither.core import Records, Round, RoundInfo
-from dither.engines import simulate
-from dither.papers import secure_fedavg
+from dither.methods import secure_fedavg
+from dither.simulation import engine
+from dither.types import Records, Round, RoundInfo
 from tests.conftest import make_records, make_setting
 
 SIZE, CLIENTS, ROUNDS, FEATURES = 20, 40, 60, 30
@@ -28,7 +28,7 @@ def noise():
     def upload(hyper, index, client):
         algorithm = prepared.build({name: jnp.asarray(value) for name, value in hyper.items()})
         records = Records(jnp.asarray(x), jnp.asarray(y), jnp.arange(SIZE), jnp.int32(0), jnp.int32(SIZE))
-        keys = simulate._keys(jnp.uint32(5), index, client)
+        keys = engine._keys(jnp.uint32(5), index, client)
         result = algorithm.client(keys, params, (), records, Round(index, client, jnp.int32(CLIENTS)))
         vector = jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(result.upload)])
         return vector / result.weight

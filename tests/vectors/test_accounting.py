@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dither.privacy import accounting
+from dither import accounting
 from tests.vectors import published
 
 CONVERGENCE = {"nb.thm2_corrected.d1", "cd.thm2_corrected"}  # bounds on the loss, not on privacy

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from dither.errors import SpecError
-from dither.papers import concentrated as cd
-from dither.papers.concentrated import Params, Training
-from dither.papers.theory import common
+from dither.methods import concentrated as cd
+from dither.methods.concentrated import Params, Training
+from dither.methods.theory import common
 
 from .published import PERIODIC, periodic, vectors
 

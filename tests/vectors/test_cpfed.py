@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from dither.errors import SpecError
-from dither.papers import cpfed
-from dither.papers.cpfed import Params, Training
-from dither.papers.theory import common
+from dither.methods import cpfed
+from dither.methods.cpfed import Params, Training
+from dither.methods.theory import common
 
 from .published import PERIODIC, periodic, vectors
 

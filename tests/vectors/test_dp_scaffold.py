@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from dither.errors import SpecError
-from dither.papers.theory import common
-from dither.papers.theory import dp_scaffold as sc
-from dither.papers.theory import dp_scaffold_convergence as conv
-from dither.papers.theory.dp_scaffold import Params, Schedule
-from dither.papers.theory.dp_scaffold_convergence import Training
+from dither.methods.theory import common
+from dither.methods.theory import dp_scaffold as sc
+from dither.methods.theory import dp_scaffold_convergence as conv
+from dither.methods.theory.dp_scaffold import Params, Schedule
+from dither.methods.theory.dp_scaffold_convergence import Training
 
 from .published import vectors
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dither.errors import SpecError
-from dither.papers.theory import common
+from dither.methods.theory import common
 
 from .published import ENTRIES, vectors
 

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dither.errors import SpecError
-from dither.papers.theory import common
-from dither.papers.theory import nbafl as nb
-from dither.papers.theory import nbafl_convergence as conv
-from dither.papers.theory.nbafl import Params
+from dither.methods.theory import common
+from dither.methods.theory import nbafl as nb
+from dither.methods.theory import nbafl_convergence as conv
+from dither.methods.theory.nbafl import Params
 
 from .published import vectors
 

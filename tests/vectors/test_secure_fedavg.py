@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dither.core import Claim
 from dither.errors import ConfigError, SpecError
-from dither.papers.theory import secure_fedavg as sf
-from dither.papers.theory.secure_fedavg import Params, Training
+from dither.methods.theory import secure_fedavg as sf
+from dither.methods.theory.secure_fedavg import Params, Training
+from dither.types import Claim
 
 from .published import entries, vectors
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dither.tasks import proven, proven_so_far
+from dither.experiment.build import proven, proven_so_far
 from dither.web import analysis
 from dither.web.analysis import NotComputed
 from tests.web.folders import make_run

@@ -208,7 +208,7 @@ def test_a_ledger_named_by_a_run_is_never_opened(runs, tmp_path):
 
 
 def test_budget_left_by_the_page_own_ledger(runs, tmp_path):
-    from dither.spending import Budget, Ledger, data_id
+    from dither.accounting.ledger.runs import Budget, Ledger, data_id
 
     book = Ledger(tmp_path / "ours.sqlite")
     dataset = data_id(book, name="adult")

@@ -6,7 +6,7 @@ import tomllib
 
 import pytest
 
-from dither.runs import to_json
+from dither.experiment.folder import to_json
 from dither.web.details import details
 from dither.web.folders import Folder
 from dither.web.index import Index, read_spec

@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("fastapi")
 
+from dither import accounting
 from dither.errors import NoProof, SpecError
-from dither.privacy import accounting
 from dither.spec import Spec
 from dither.web import plans
 from dither.web.app import one_release
@@ -48,9 +48,9 @@ def test_blanking_asks_for_no_more_noise_than_replacing(method):
 
 
 def test_a_plan_agrees_with_the_run_it_becomes():
-    from dither.planning.pricing import first_noise
-    from dither.planning.shapes import stand_in
-    from dither.tasks import build_task, proven_so_far
+    from dither.experiment.build import build_task, proven_so_far
+    from dither.experiment.plan.pricing import first_noise
+    from dither.experiment.plan.shapes import stand_in
 
     wish = Wish(rounds=10, clients=4, records=2000, batch=50)
     counts = stand_in(2000, 3, ("0", "1"))

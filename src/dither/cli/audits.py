@@ -50,9 +50,9 @@ def audit(
     Ends with exit code 5 where the attacked ε exceeds the proven one: a bug in method, noise or proof.
     """
     from dither import api
-    from dither.audit import report as pictures
-    from dither.runs import RunFolder, to_json
-    from dither.unfinished import default_folder
+    from dither.auditing import report as pictures
+    from dither.experiment.folder import RunFolder, to_json
+    from dither.experiment.partial import default_folder
 
     folder = Path(what)
     is_run = (folder / "spec.toml").is_file()

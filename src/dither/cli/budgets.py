@@ -29,7 +29,7 @@ def budget_show(
     quiet: Quiet = False,
 ) -> None:
     """What has been spent, per data set and client."""
-    from dither.privacy.accounting import FLOAT_NOISE
+    from dither.accounting import FLOAT_NOISE
 
     book = _ledger(ledger)
     rows = []
@@ -80,7 +80,7 @@ def budget_set(
     quiet: Quiet = False,
 ) -> None:
     """Set a budget: a run that would exceed it stops at the last round it can pay. Raising one asks first."""
-    from dither.spending import Budget
+    from dither.accounting.ledger.runs import Budget
 
     book = _ledger(ledger)
     limit = Budget(epsilon, delta, view, adjacency).check()
@@ -198,14 +198,14 @@ def _known(book: Any, name: str) -> str:
 
 
 def _ledger(path: Path | None) -> Any:
-    from dither.spending import Ledger
+    from dither.accounting.ledger.runs import Ledger
 
     return Ledger(path or Ledger.default_path())
 
 
 def _data_id(book: Any, data: str) -> str:
+    from dither.accounting.ledger.runs import data_id
     from dither.data import entries
-    from dither.spending import data_id
 
     if data in entries():
         return data_id(book, name=data)

@@ -83,7 +83,7 @@ def follow(
         _connect(str(coordinator), count, process, lambda: None)
         if not silent:
             _say(f"process {process} of {count} computes for process 0 at {coordinator}")
-        from dither.following import follow
+        from dither.experiment.following import follow
 
         code = follow(data_dir=data_dir)
     except BaseException as error:
@@ -106,7 +106,7 @@ def _count(processes: int | None, process: int | None, coordinator: str | None) 
     if processes > 1 and (process is None) != (coordinator is None):
         raise SpecError("give --process and --coordinator together, or neither to start all processes here")
     if processes > 1 and process is not None and coordinator is not None:
-        from dither.engines.processes import check
+        from dither.simulation.distributed import check
 
         check(coordinator, processes, process)
     return processes
@@ -120,7 +120,7 @@ def _connect(coordinator: str, count: int, process: int, on_wait: Callable[[], N
     os.dup2(nowhere, 1)
     os.close(nowhere)
     sys.stdout = os.fdopen(ours, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors, buffering=1)
-    from dither import following
+    from dither.experiment import following
 
     following.connect(coordinator, count=count, number=process, on_wait=on_wait)
 
@@ -160,7 +160,7 @@ def _check(children: list[subprocess.Popen[bytes]]) -> None:
 
 
 def _part() -> None:
-    from dither.engines import processes
+    from dither.simulation import distributed as processes
 
     processes.disconnect()
 
@@ -179,7 +179,7 @@ def _end(children: Sequence[subprocess.Popen[bytes]]) -> None:
 def _leave(error: BaseException, how: Callable[[], str], children: Sequence[subprocess.Popen[bytes]] = ()) -> None:
     """Part after an error. Where the others are lost, a usual end would wait for them: end at once, with the
     message of `cli.main`."""
-    from dither.engines import processes
+    from dither.simulation import distributed as processes
 
     if not processes.lost():
         _part()

@@ -109,7 +109,7 @@ def data_describe(
     table = data.partition_table(dataset, federation)
     if as_json:
         rows = [{"client": row.client, "records": row.records, "classes": row.counts} for row in table]
-        from dither.runs import to_json
+        from dither.experiment.folder import to_json
 
         typer.echo(to_json({**facts, "clients": rows, "picture": str(path)}, indent=2))
     if as_json or quiet:

@@ -158,7 +158,7 @@ def join(
         print_event("done", party=result["party"], answered=result["answered"], outcome=outcome, spent=spent)
     if as_json or quiet:
         return
-    from dither.privacy.accounting import FLOAT_NOISE
+    from dither.accounting import FLOAT_NOISE
 
     typer.echo(f"the run is over: {outcome.get('rounds')} rounds, this party answered {result['answered']}")
     for spent in result["spent"]:
@@ -174,7 +174,7 @@ def _ask_owner(
     folder: Path, terms: Any, task: Any, *, yes: bool, digest: str, as_json: bool = False, silent: bool = False
 ) -> str:
     """The owner's word on the terms, or FederationError."""
-    from dither.federation import terms as agreed
+    from dither.federation import agreement as agreed
 
     rows = agreed.summary(terms, task, agreed_name(folder))
     if as_json:
@@ -300,11 +300,11 @@ def demo(
     """A server and four parties on this machine: TLS, authenticated nodes, secure aggregation, CPFed on Adult."""
     from datetime import datetime
 
-    from dither.engines import flower
+    from dither.federation import flower
 
     flower.require()
-    from dither.engines.flower.superlink import free_port
     from dither.federation import demo
+    from dither.federation.flower.superlink import free_port
 
     folder = folder or Path("runs") / f"federation-demo-{datetime.now():%Y%m%d-%H%M%S}"
     if folder.exists() and not demo.stopped(folder):

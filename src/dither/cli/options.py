@@ -35,12 +35,12 @@ def presets(incomplete: str) -> list[str]:
     """Presets that begin so, for the shell's completion; where none does, the shell offers files."""
     from importlib.resources import files
 
-    names = (file.name for file in files("dither").joinpath("presets").iterdir())
+    names = (file.name for file in files("dither").joinpath("spec", "presets").iterdir())
     return sorted(n.removesuffix(".toml") for n in names if n.endswith(".toml") and n.startswith(incomplete))
 
 
 def spec_from(what: str | None, resume: Path | None, settings: list[str] | None, seed: int | None) -> Any:
-    from dither.runs import RunFolder
+    from dither.experiment.folder import RunFolder
     from dither.spec import Spec, parse_setting
 
     own = resume is not None and what is None

@@ -14,7 +14,7 @@ from dither.cli.stopping import going_on
 from dither.errors import SpecError
 
 if TYPE_CHECKING:
-    from dither.planning import Plan
+    from dither.experiment.plan import Plan
 
 
 def plan(
@@ -59,7 +59,7 @@ def plan(
 ) -> None:
     """Choose rounds, clients a round, local steps, batch, clip and learning rate for a proven budget."""
     from dither import api
-    from dither.runs import to_json, write_text
+    from dither.experiment.folder import to_json, write_text
     from dither.spec import parse_setting
 
     for file in (out, picture):
@@ -70,7 +70,7 @@ def plan(
         if not as_json and not quiet:
             error_terminal().print(f"[dim]{escape(line)}[/]", highlight=False, soft_wrap=True)
 
-    from dither.unfinished import default_folder
+    from dither.experiment.partial import default_folder
 
     with going_on("measured runs are kept: the same command goes on from there"):
         made = api.plan(
@@ -100,7 +100,7 @@ def plan(
     if out is not None:
         write_text(out, made.to_toml())
     if picture is not None:
-        from dither.planning.pictures import draw_plan
+        from dither.experiment.plan.pictures import draw_plan
 
         draw_plan(made, picture)
     if as_json:
@@ -138,7 +138,7 @@ def _constant(text: str) -> tuple[str, float]:
 
 def report(made: Plan) -> dict[str, Any]:
     """The plan as plain values."""
-    from dither.privacy.accounting import FLOAT_NOISE
+    from dither.accounting import FLOAT_NOISE
 
     price, constants = made.price, made.constants
     return {
@@ -182,8 +182,8 @@ def print_plan(made: Plan) -> None:
     """Tables: the choice, what its bound is made of or what was measured, its neighbours, the Pareto front."""
     from rich.table import Table
 
-    from dither.planning.pictures import bytes_text
-    from dither.privacy.accounting import FLOAT_NOISE
+    from dither.accounting import FLOAT_NOISE
+    from dither.experiment.plan.pictures import bytes_text
 
     price, privacy = made.price, made.spec.privacy
     table = Table(show_header=False, title=f"Plan for {made.spec.method}, by {made.mode}", title_justify="left")
@@ -255,7 +255,7 @@ def print_plan(made: Plan) -> None:
 
 
 def _knob_names(made: Plan) -> list[tuple[str, str]]:
-    from dither.planning.knobs import NAMES
+    from dither.experiment.plan.knobs import NAMES
 
     return [(key, name) for key, name in NAMES.items() if key in made.price.point]
 
@@ -268,7 +268,7 @@ def _terms(made: Plan) -> dict[str, float]:
 
 def _alternatives(made: Plan) -> list[dict[str, Any]]:
     """The choice first, then points that differ from it in one knob (theory) or came next (measured)."""
-    from dither.planning.pictures import bytes_text
+    from dither.experiment.plan.pictures import bytes_text
 
     def line(price: Any, score: str) -> dict[str, Any]:
         return {

@@ -11,8 +11,8 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dither.tasks import Task
-    from dither.training import Run
+    from dither.experiment.build import Task
+    from dither.experiment.train import Run
 
 SEEN = {
     "upload": "every upload",
@@ -51,7 +51,7 @@ class RunProgress:
 
     def start(self, task: Task, folder: Path, done: int) -> None:
         from dither.api import planned_rounds
-        from dither.compiling import sharing_note
+        from dither.experiment.compiled import sharing_note
 
         self.folder, self._total, self._printed = folder, planned_rounds(task), done
         if self.silent:
@@ -99,7 +99,7 @@ class RunProgress:
         from time import perf_counter
 
         from dither.api import proven_so_far
-        from dither.runs import RunFolder
+        from dither.experiment.folder import RunFolder
 
         if self._accounting > 0.03 * (row["seconds"] + 3) and row["round"] < self._total:
             return
@@ -236,7 +236,7 @@ def against(row: dict[str, Any]) -> str:
 
 def print_event(event: str, **facts: Any) -> None:
     """A line of JSON: what commands that go on for long print with --json, one a happening."""
-    from dither.runs import to_json
+    from dither.experiment.folder import to_json
 
     typer.echo(to_json({"event": event, **facts}))
 

@@ -47,7 +47,7 @@ def reproduce(
     quiet: Quiet = False,
 ) -> None:
     """Draw the papers' figures from runs of this code, and judge each of their findings."""
-    from dither.reproduce import figures
+    from dither.reproduction import figures
 
     chosen = figures.select(what or ["all"])
     if listed:
@@ -63,7 +63,7 @@ def reproduce(
         print_table(rows, as_json=as_json, quiet=quiet, title="Figures", footer=footer)
         return
     from dither import api
-    from dither.reproduce import report
+    from dither.reproduction import report
 
     arguments = shlex.join(["dither", *sys.argv[1:]])
     silent = as_json or quiet
@@ -93,7 +93,7 @@ def reproduce(
         )
     other = report.disagreements(result.claims, _claims_of(against)) if against else []
     if as_json:
-        from dither.runs import to_json
+        from dither.experiment.folder import to_json
 
         plain = [{key: value for key, value in entry.items() if key != "png"} for entry in result.figures]
         told = {"report": str(result.report), "made": result.made, "figures": plain, "disagreements": other}

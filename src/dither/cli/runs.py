@@ -80,7 +80,7 @@ def run(
             on_evaluation=view.update,
         )
     if as_json:
-        from dither.runs import to_json
+        from dither.experiment.folder import to_json
 
         typer.echo(to_json({"folder": str(result.folder), **result.summary}, indent=2))
     elif not quiet:
@@ -121,7 +121,7 @@ def account(
 ) -> None:
     """Claimed and proven ε of a run (or of a spec before it is run), for every adversary, and why they differ."""
     from dither import api
-    from dither.runs import RunFolder, to_json
+    from dither.experiment.folder import RunFolder, to_json
 
     folder = RunFolder(run_folder) if (run_folder / "spec.toml").is_file() else None
     finished = folder.summary() if folder is not None else None
@@ -195,7 +195,7 @@ def account(
 
 def _attacked(folder: Path) -> list[dict[str, Any]]:
     """What `dither audit` has shown of this run, if it was asked."""
-    from dither.runs import RunFolder
+    from dither.experiment.folder import RunFolder
 
     found = RunFolder(folder).audit()
     if found is None:
@@ -296,7 +296,7 @@ def predict(
 ) -> None:
     """Predict each record's class with a trained run."""
     from dither import api
-    from dither.runs import write_text
+    from dither.experiment.folder import write_text
 
     trained = api.load(run_folder)
     probabilities = trained.predict_proba(data)

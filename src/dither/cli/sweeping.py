@@ -44,15 +44,15 @@ def sweep(
     """Train every combination of the varied values, as few compiled programs; leaves tables and a picture."""
     if process:
         crews.follow(processes, process, coordinator, data_dir, silent=quiet)
+    from dither.experiment.sweep.grid import parse_vary, product
     from dither.spec import parse_setting
-    from dither.sweeping.grid import parse_vary, product
 
     spec = spec_from(what, None, None, None)
     values = dict(parse_setting(each) for each in settings or [])
     grid = parse_vary(vary or [])
     product(spec, grid, values)  # refuses what is wrong before anything heavy is loaded
     from dither import api
-    from dither.sweeping import default_folder
+    from dither.experiment.sweep import default_folder
 
     folder = out or default_folder(spec.with_values(values))
     bar = Bar(silent=quiet or as_json)
@@ -75,8 +75,8 @@ def sweep(
         )
         sys.exit(130)
     if as_json:
-        from dither.runs import to_json
-        from dither.sweeping.folder import SweepFolder
+        from dither.experiment.folder import to_json
+        from dither.experiment.sweep.folder import SweepFolder
 
         typer.echo(to_json({"folder": str(folder), **(SweepFolder(folder).summary() or {})}, indent=2))
     elif not quiet:

@@ -46,7 +46,7 @@ def web(
     import sys
     import threading
 
-    from dither.spending import Ledger
+    from dither.accounting.ledger.runs import Ledger
     from dither.web.app import create_app
     from dither.web.guard import is_loopback, new_token
 

@@ -13,14 +13,7 @@ import numpy as np
 from dither.data.dataset import Dataset
 from dither.data.folders import load_folder
 from dither.data.images import image_dataset, read_idx, split_images, upright
-from dither.data.published import (
-    ADULT,
-    EMNIST_BALANCED,
-    EMNIST_BYMERGE,
-    FASHION_MNIST,
-    MNIST,
-    MNIST_5K,
-)
+from dither.data.published import ADULT, EMNIST_BALANCED, EMNIST_BYMERGE, FASHION_MNIST, MNIST, MNIST_5K
 from dither.data.schema import Schema
 from dither.data.sources import Progress, Remote, obtain
 from dither.data.tables import dataset_from_frames, load_npz, load_table

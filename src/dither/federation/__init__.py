@@ -14,5 +14,5 @@
     checking      `dither federation check`
     demo          `dither federation demo`
 
-`dither.engines.flower` carries the messages; nothing here imports Flower.
+`dither.federation.flower` carries the messages; nothing here imports Flower.
 """

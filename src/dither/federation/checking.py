@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import dither
 from dither.errors import DitherError
+from dither.federation import agreement as agreed
 from dither.federation import keys
-from dither.federation import terms as agreed
 from dither.federation.store import Store
 
 CLOCK_SECONDS = 10.0  # by more than this a SuperLink takes a node's signature for a replay
@@ -94,7 +94,7 @@ def _approved_run(folder: Path) -> agreed.Terms | None:
 
 
 def _budget(data: Path, ledger: Path | None) -> list[Finding]:
-    from dither.spending import EVERY_RECORD, Ledger, data_id
+    from dither.accounting.ledger.runs import EVERY_RECORD, Ledger, data_id
 
     try:
         book = Ledger(ledger or Ledger.default_path())

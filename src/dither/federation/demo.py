@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dither.errors import DataError, FederationError
-from dither.runs import write_text
+from dither.experiment.folder import write_text
 
 INSTITUTIONS = {
     "companies": ("Private",),

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from dither.accounting.ledger.runs import EVERY_RECORD, Ledger, data_id
 from dither.errors import FederationError
 from dither.federation import keys
-from dither.federation.node import Approve, Node
-from dither.federation.terms import Source
-from dither.spending import EVERY_RECORD, Ledger, data_id
+from dither.federation.agreement import Source
+from dither.federation.party import Approve, Node
 
 
 def join(
@@ -32,10 +32,10 @@ def join(
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Take part until the run is over; what was answered and what the ledger says then."""
-    from dither.engines import flower
+    from dither.federation import flower
 
     flower.require()
-    from dither.engines.flower import apps, fleet
+    from dither.federation.flower import apps, fleet
 
     if not behind_supernode:
         _check_address(server)

@@ -22,9 +22,9 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from dither import runs
 from dither.errors import RunExists
-from dither.federation.terms import Terms
+from dither.experiment import folder
+from dither.federation.agreement import Terms
 
 _ADVICE = "restore it from a copy, or start a new run in another folder"
 
@@ -34,7 +34,7 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.folder = runs.RunFolder(path)
+        self.folder = folder.RunFolder(path)
         self._lock: TextIO | None = None
 
     def lock(self, seconds: float = 10.0) -> None:
@@ -86,11 +86,11 @@ class Journal:
     def complete(self, line: Mapping[str, Any], leaves: list[np.ndarray], terms: Terms) -> None:
         """Write down a round and the state after it."""
         with open(self.path / "rounds.jsonl", "a", encoding="utf-8") as file:
-            file.write(runs.to_json(line) + "\n")
+            file.write(folder.to_json(line) + "\n")
             file.flush()
             os.fsync(file.fileno())
         done = int(line["round"]) + 1
-        self.folder.save_checkpoint(runs.Checkpoint(done, leaves, terms.spec.digest(), terms.digest))
+        self.folder.save_checkpoint(folder.Checkpoint(done, leaves, terms.spec.digest(), terms.digest))
 
     def resume(self, terms: Terms) -> tuple[int, list[np.ndarray] | None]:
         """Rounds that are complete, and the state after them; what came later is dropped."""
@@ -100,7 +100,7 @@ class Journal:
         if checkpoint is not None and checkpoint.data_digest != terms.digest:
             raise RunExists(f"the checkpoint in {str(self.path)!r} is from a run with other terms")
         kept = [line for line in self.rounds() if line["round"] < done]
-        self.folder.write("rounds.jsonl", "".join(runs.to_json(line) + "\n" for line in kept).encode())
+        self.folder.write("rounds.jsonl", "".join(folder.to_json(line) + "\n" for line in kept).encode())
         self.folder.drop_metrics_after(done)
         return done, None if checkpoint is None else checkpoint.leaves
 
@@ -127,11 +127,11 @@ class Journal:
         path = self.path / "secagg.json"
         if not path.is_file():
             path.touch(mode=0o600)
-        runs.write_bytes(path, state)
+        folder.write_bytes(path, state)
         path.chmod(0o600)
 
     # For whoever watches
 
     def progress(self, event: str, **facts: Any) -> None:
         with open(self.path / "progress.jsonl", "a", encoding="utf-8") as file:
-            file.write(runs.to_json({"event": event, **facts}) + "\n")
+            file.write(folder.to_json({"event": event, **facts}) + "\n")

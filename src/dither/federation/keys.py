@@ -33,7 +33,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from dither.errors import ConfigError, DamagedFile, FederationError
-from dither.runs import read_checked, write_bytes, write_checked, write_text
+from dither.experiment.folder import read_checked, write_bytes, write_checked, write_text
 
 FORMAT = 1
 _ADVICE = "get the folder again from whoever made the federation"

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from dither.errors import ConfigError, DitherError, FederationError, RunExists
-from dither.runs import RunFolder, write_text
+from dither.experiment.folder import RunFolder, write_text
 from dither.spec import Spec
 
 APP = Path(__file__).parent / "app"  # the Flower app: what `flwr run` takes
@@ -45,12 +45,11 @@ def serve(
     on_event: Event = lambda event, facts: None,
 ) -> dict[str, Any]:
     """Run a federation to its end; returns the summary. The run folder may hold the beginning of this very run."""
-    from dither.engines import flower
-    from dither.federation import keys
+    from dither.federation import flower, keys
 
     flower.require()
-    from dither.engines.flower.gate import Gate
-    from dither.engines.flower.superlink import SuperLink
+    from dither.federation.flower.gate import Gate
+    from dither.federation.flower.superlink import SuperLink
 
     keys_folder, run_folder = keys_folder.resolve(), run_folder.resolve()
     federation = keys.Federation.load(keys_folder)
@@ -269,8 +268,8 @@ def _exists(process: int) -> bool:
 
 
 def coordinate(transport: Any, config: Mapping[str, Any]) -> None:
-    """The coordinator, for `dither.engines.flower.apps.server_app`."""
-    from dither.federation import coordinator
+    """The coordinator, for `dither.federation.flower.apps.server_app`."""
+    from dither.federation import server
     from dither.federation.journal import Journal
 
     if not config.get("keys") or not config.get("run"):
@@ -282,12 +281,12 @@ def coordinate(transport: Any, config: Mapping[str, Any]) -> None:
         journal.lock()
         journal.progress("up", process=os.getpid())
         spec = Spec.from_any(run / "asked.toml")
-        coordinator.Coordinator(
+        server.Coordinator(
             transport,
             Path(str(config["keys"])),
             spec,
             journal,
-            coordinator.exam(spec),
+            server.exam(spec),
             without=tuple(name for name in str(config.get("without", "")).split(",") if name),
             wait_seconds=float(str(config.get("wait") or 3600)),
             on_event=lambda event, facts: journal.progress(event, **facts),

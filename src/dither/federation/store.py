@@ -30,8 +30,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dither.errors import DamagedFile
-from dither.federation.terms import Terms
-from dither.runs import read_checked, to_json, write_bytes, write_checked
+from dither.experiment.folder import read_checked, to_json, write_bytes, write_checked
+from dither.federation.agreement import Terms
 
 # Never from a copy: see above.
 _ADVICE = "this party cannot go on with the run: the others can without it, or start a new run"

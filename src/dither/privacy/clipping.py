@@ -17,8 +17,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dither.core import Array, Params, PyTree
 from dither.models import Model, losses, score_losses
+from dither.types import Array, Params, PyTree
 
 REACH = 2.0**40  # of a coordinate that a client reads or sends: sums and products of such numbers are finite
 _TINY = 1e-30  # a zero vector is scaled by 1, not by 0/0

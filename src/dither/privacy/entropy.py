@@ -42,8 +42,8 @@ from jax.custom_batching import custom_vmap
 from jax.experimental import io_callback
 from scipy.special import ndtri
 
-from dither.core import Array, Key
-from dither.privacy import threefry
+from dither.privacy import random
+from dither.types import Array, Key
 
 _BLOCK = 1 << 15  # normals under one key: 256 KiB of keystream, small enough for a core's cache
 _ZEROS = memoryview(bytes(8 * _BLOCK))
@@ -62,7 +62,7 @@ def fresh_keys(count: int) -> Key:
     """`count` JAX keys of 64 bits from the operating system, for draws that are secret but not noise (which
     records enter a batch, which clients a cohort). Never equal to the key of a seed except by accident."""
     words = np.frombuffer(os.urandom(8 * count), np.uint32).reshape(count, 2)
-    return threefry.wrap(words)
+    return random.wrap(words)
 
 
 def _fill(out: np.ndarray) -> np.ndarray:

@@ -20,10 +20,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dither.core import Array, Key, PyTree
 from dither.errors import SpecError, did_you_mean
-from dither.privacy import threefry
+from dither.privacy import random
 from dither.privacy.entropy import OsEntropy
+from dither.types import Array, Key, PyTree
 
 _ONE_DRAW = 8192  # numbers up to which one draw for all leaves is quicker than one a leaf
 SOURCES = ("seeded", "os")  # what a run's randomness may be
@@ -42,7 +42,7 @@ def stream(root: int | Array | Key, name: str) -> Key:
     if isinstance(root, OsEntropy):
         return root
     is_key = isinstance(root, jax.Array) and jnp.issubdtype(root.dtype, jax.dtypes.prng_key)
-    return jax.random.fold_in(root if is_key else threefry.key(root), zlib.crc32(name.encode()))
+    return jax.random.fold_in(root if is_key else random.key(root), zlib.crc32(name.encode()))
 
 
 def for_round(key: Key, index: Array) -> Key:
@@ -71,7 +71,7 @@ def standard_normal(key: Key, tree: PyTree) -> PyTree:
     total = sum(math.prod(shape) for shape in shapes)
     if isinstance(key, OsEntropy):
         return jax.tree.unflatten(structure, _cut(_mapped_like(key, leaves).draw(total), shapes))
-    if _ONE_DRAW < total <= 2**32 and threefry.is_key(key) and jax.default_backend() == "cpu":
+    if _ONE_DRAW < total <= 2**32 and random.is_key(key) and jax.default_backend() == "cpu":
         return jax.tree.unflatten(structure, _in_shape(key, shapes))
     return jax.tree.unflatten(structure, _cut(from_words(jax.random.bits(key, (total,), jnp.uint32)), shapes))
 
@@ -93,14 +93,14 @@ def _in_shape(key: Key, shapes: list[tuple[int, ...]]) -> list[Array]:
     firsts = [sum(sizes[:i]) for i in range(len(sizes))]
     small = [size <= _ONE_DRAW for size in sizes]
     drawn: list[Any] = [
-        None if together else from_words(threefry.words(key, threefry.counted(shape, first)))
+        None if together else from_words(random.words(key, random.counted(shape, first)))
         for shape, first, together in zip(shapes, firsts, small, strict=True)
     ]
     which = [i for i, together in enumerate(small) if together]
     if which:
         numbers = np.concatenate([firsts[i] + np.arange(sizes[i]) for i in which]).astype(np.uint32)
         halves = np.append(numbers, np.zeros(len(numbers) % 2, np.uint32)).reshape(2, -1)
-        block = jax.lax.map(lambda half: from_words(threefry.words(key, half)), jnp.asarray(halves)).reshape(-1)
+        block = jax.lax.map(lambda half: from_words(random.words(key, half)), jnp.asarray(halves)).reshape(-1)
         for i, values in zip(which, _cut(block, [shapes[i] for i in which]), strict=True):
             drawn[i] = values
     return drawn

@@ -27,8 +27,8 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.special import bdtrc
 
-from dither.core import Array, Key, Keys, Sampling
 from dither.errors import SpecError, did_you_mean
+from dither.types import Array, Key, Keys, Sampling
 
 ZERO_OUT = "zero-out"
 REPLACE_ONE = "replace-one"

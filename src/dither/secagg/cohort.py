@@ -14,15 +14,7 @@ from dataclasses import dataclass
 
 from dither.errors import ProtocolAbort
 from dither.secagg import graph, primitives
-from dither.secagg.messages import (
-    MAX_ATTEMPT,
-    MAX_CLIENTS,
-    MAX_DIMENSION,
-    MAX_ROUND,
-    SERVER,
-    Message,
-    Reader,
-)
+from dither.secagg.messages import MAX_ATTEMPT, MAX_CLIENTS, MAX_DIMENSION, MAX_ROUND, SERVER, Message, Reader
 from dither.secagg.roster import Roster
 
 _FIELDS = struct.Struct("<32sIQI")

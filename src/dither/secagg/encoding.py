@@ -14,8 +14,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from dither.core import Array
 from dither.errors import SpecError
+from dither.types import Array
 
 
 class FixedPoint(NamedTuple):

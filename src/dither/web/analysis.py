@@ -16,20 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from dither import data, proofs
-from dither.core import RoundInfo
+from dither import accounting, data
+from dither.accounting import accountant
 from dither.data.sources import obtain
 from dither.errors import DataError
-from dither.methods import METHODS
-from dither.papers.theory.common import failing
-from dither.planning import theory
-from dither.planning.constants import estimate
-from dither.planning.knobs import WHOLE, clip_key
-from dither.planning.pricing import Price, first_noise
-from dither.planning.shapes import Material
-from dither.privacy import accounting
-from dither.spec import Spec
-from dither.tasks import (
+from dither.experiment.build import (
     Task,
     build_task,
     circumstances,
@@ -39,6 +30,15 @@ from dither.tasks import (
     tolerated,
     with_missing,
 )
+from dither.experiment.plan import theory
+from dither.experiment.plan.constants import estimate
+from dither.experiment.plan.knobs import WHOLE, clip_key
+from dither.experiment.plan.pricing import Price, first_noise
+from dither.experiment.plan.shapes import Material
+from dither.methods import METHODS
+from dither.methods.theory.common import failing
+from dither.spec import Spec
+from dither.types import RoundInfo
 from dither.web.computing import NotComputed
 
 _MOST_EPSILONS = 12
@@ -154,14 +154,14 @@ def _clients(task: Task, made: int) -> dict[str, Any] | None:
         return None
     judged = with_missing(task, tolerated(task.spec))
     releases = judged.prepared.build(judged.prepared.hyper).releases
-    facts, privacy = proofs.facts(circumstances(judged)), task.spec.privacy
+    facts, privacy = accountant.facts(circumstances(judged)), task.spec.privacy
     own: list[list[Any]] = [[] for _ in task.federation.size]
     for index in range(made):
         cohort = np.asarray(task.cohorts[index])
         for client in cohort.tolist():
             info = RoundInfo(index, client, int(task.federation.size[client]), len(cohort))
             seen = releases(info)
-            own[client].append(proofs.without_rates(seen) if privacy.view == "upload" else seen)
+            own[client].append(accountant.without_rates(seen) if privacy.view == "upload" else seen)
     parts = [accounting.compress(seen) for seen in own]
     keys: list[Hashable] = [tuple(sorted(part, key=str)) for part in parts]
     if len(set(keys)) > _MOST_DISTINCT:

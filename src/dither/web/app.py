@@ -18,7 +18,7 @@ from fastapi.staticfiles import StaticFiles
 
 from dither import __version__
 from dither.errors import DitherError, SpecError
-from dither.runs import to_json
+from dither.experiment.folder import to_json
 from dither.web import reports, words
 from dither.web.budgets import Budgets
 from dither.web.computing import Computer, NotComputed
@@ -282,7 +282,7 @@ def _plan_routes(app: FastAPI) -> None:
 
 def one_release(multiplier: float, clients: int, delta: float) -> dict[str, Any]:
     """Exact ε of one Gaussian release (R1), and of the average of equally noisy honest clients."""
-    from dither.privacy import accounting
+    from dither import accounting
 
     if not (0.01 <= multiplier <= 1000 and 1 <= clients <= 10_000 and 1e-12 <= delta <= 0.1):
         raise SpecError(f"multiplier={multiplier:g}, clients={clients}, delta={delta:g} are out of range")

@@ -46,7 +46,7 @@ class Budgets:
             return self._known[dataset]
 
     def _read(self, dataset: str) -> dict[str, Any] | None:
-        from dither.spending import EVERY_RECORD, Ledger
+        from dither.accounting.ledger.runs import EVERY_RECORD, Ledger
 
         assert self.path is not None  # noqa: S101  # `left` has asked
         try:

@@ -8,17 +8,7 @@ from typing import Any
 
 from dither.web import words
 from dither.web.folders import Folder
-from dither.web.index import (
-    Row,
-    entries,
-    number,
-    privacy_of,
-    read_json,
-    read_metrics,
-    read_spec,
-    section,
-    text_of,
-)
+from dither.web.index import Row, entries, number, privacy_of, read_json, read_metrics, read_spec, section, text_of
 
 # What a page may download: the files a run folder holds, by name, and nothing else.
 DOWNLOADS = {

@@ -21,7 +21,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from dither.errors import DitherError
-from dither.runs import RunFolder
+from dither.experiment.folder import RunFolder
 from dither.web.folders import Folder
 
 _STAMPED = ("spec.toml", "metrics.jsonl", "summary.json", "audit.json")

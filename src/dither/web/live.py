@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 from fastapi.concurrency import run_in_threadpool
 
-from dither.runs import to_json
+from dither.experiment.folder import to_json
 from dither.web.index import Changes, Index, Row
 
 _BEAT = 15.0  # seconds after which a silent connection gets a sign of life

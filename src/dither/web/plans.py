@@ -16,16 +16,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.stats import binom
 
-from dither import models
-from dither.core import Prepared, Release, RoundInfo
+from dither import accounting, models
 from dither.errors import NoProof, SpecError
-from dither.planning import theory
-from dither.planning.constants import Constants, estimate
-from dither.planning.knobs import WHOLE, clip_key
-from dither.planning.pricing import Price
-from dither.planning.shapes import synthetic
-from dither.privacy import accounting
+from dither.experiment.plan import theory
+from dither.experiment.plan.constants import Constants, estimate
+from dither.experiment.plan.knobs import WHOLE, clip_key
+from dither.experiment.plan.pricing import Price
+from dither.experiment.plan.shapes import synthetic
 from dither.spec import Spec, prepare
+from dither.types import Prepared, Release, RoundInfo
 
 METHODS = {
     "cpfed": "CPFed: noise in every local step",

@@ -43,8 +43,8 @@ def _of_kind(wanted):
     return place
 
 
-_NODE, _FLEET = "dither.federation.node", "dither.engines.flower.fleet"
-_COORDINATOR, _SESSION = "dither.federation.coordinator", "dither.secagg.server"
+_NODE, _FLEET = "dither.federation.party", "dither.federation.flower.fleet"
+_COORDINATOR, _SESSION = "dither.federation.server", "dither.secagg.server"
 _JOURNAL = "dither.federation.journal"
 
 PHASES = {
@@ -55,7 +55,7 @@ PHASES = {
     "announce": (_NODE, "_Run._check_turn", "before", _index),
     "charging": (_NODE, "_Run._charge", "before", _index),
     "charged": (_NODE, "_Run._charge", "after", _index),
-    "trained": ("dither.engines.apart", "ClientEngine.answer", "after", lambda self, m, own, i, *_: i),
+    "trained": ("dither.federation.engines", "ClientEngine.answer", "after", lambda self, m, own, i, *_: i),
     "before upload": (_NODE, "Node._handle", "after", lambda self, m, *_: _LAST[1] if m.kind == "round" else None),
     "half an upload": (
         _FLEET,
@@ -88,7 +88,7 @@ PHASES = {
         "before",
         lambda s, kind, *_: -1 if kind == "confirmed" else None,
     ),
-    "server: announce": ("dither.federation.post", "Post.ask", "before", _of_kind("round")),
+    "server: announce": ("dither.federation.mailbox", "Post.ask", "before", _of_kind("round")),
     "server: collecting": (
         _SESSION,
         "ServerSession.upload",
@@ -104,7 +104,7 @@ PHASES = {
     ),
     "server: opened": (_SESSION, "ServerSession.open", "after", lambda self, *_: self._open().cohort.round_index),
     "server: half a line": (
-        "dither.runs",
+        "dither.experiment.folder",
         "RunFolder.save_checkpoint",
         "before",
         lambda self, checkpoint, *_: checkpoint.round - 1,
@@ -161,9 +161,9 @@ def _taps(folder):
             httpx.AsyncClient.stream = stream
 
     return [
-        ("dither.engines.flower.gate", "Gate.__enter__", "before", passed_on),
+        ("dither.federation.flower.gate", "Gate.__enter__", "before", passed_on),
         (
-            "dither.engines.flower.grid",
+            "dither.federation.flower.grid",
             "GridTransport.pull",
             "result",
             lambda found: [keep("coordinator", body) for _, body in found if body is not None],

@@ -1,6 +1,6 @@
 """The server's side."""
 
-from dither.engines.flower.apps import server_app
+from dither.federation.flower.apps import server_app
 from dither.federation.serving import coordinate
 
 app = server_app(coordinate)

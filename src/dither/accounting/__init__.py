@@ -1,0 +1,133 @@
+"""Proven ε: recipes R1 to R6 of the errata, the table of views, and calibration.
+
+gaussian      R1: exact Gaussian composition, conversions
+pld           privacy loss distributions: curves, pessimistic grid, composition by FFT
+subsampled    R2, R3: fixed-size and Poisson batches, the Rényi fallback, truncated batches
+mixtures      R4, R5: random numbers of uses; one release per round on random batches
+aggregation   R6: the other clients' noise under secure aggregation
+discrete      the sum of discrete noise on the integers
+composition   from releases to loss items and ε
+facts         what the accountant is told, and `Proven`, what it answers
+views         the recipe of each adversary view
+table         `account`: one `Proven` a view
+calibration   the noise for a target ε
+accountant    a run's clients and rounds to the table of proven ε
+ledger/       what was ever released of whose data, and budgets
+
+Everything is NumPy in float64. dp-accounting is imported only where the Rényi fallback runs.
+"""
+
+from dither.accounting.aggregation import (
+    absorption_cost,
+    aggregated_round_mu,
+    end_of_round_mu,
+    honest_others,
+    shuffled_uses,
+    smooth_round_mu,
+    surviving_variance,
+)
+from dither.accounting.calibration import calibrate, calibrate_releases
+from dither.accounting.composition import ADD_REMOVE, ADJACENCIES, REPLACE_ONE, ZERO_OUT, step_multiplier
+from dither.accounting.facts import (
+    REALISED,
+    WORST,
+    Facts,
+    Lattice,
+    Participation,
+    Participations,
+    Proven,
+    binomial,
+)
+from dither.accounting.gaussian import (
+    amplified_epsilon,
+    classical_noise_multiplier,
+    classical_valid_up_to,
+    compose_gaussians,
+    gaussian_delta,
+    gaussian_epsilon,
+    gaussian_mu,
+    gaussian_noise_multiplier,
+    unamplified_epsilon,
+    zcdp_epsilon,
+    zcdp_epsilon_tight,
+)
+from dither.accounting.mixtures import (
+    batch_structured_epsilon,
+    binomial_pmf,
+    convex_message_epsilon,
+    inclusion_probability,
+    message_epsilon,
+    message_noise_multiplier,
+    mixture_epsilon,
+    random_uses_epsilon,
+    shuffled_round_pattern,
+)
+from dither.accounting.subsampled import (
+    charge_truncation,
+    fixed_size_composition,
+    fixed_size_epsilon,
+    fixed_size_rdp,
+    plain_epsilon,
+    poisson_composition,
+    poisson_epsilon,
+    poisson_rdp,
+)
+from dither.accounting.table import FLOAT_NOISE, VIEWS, account, compress, proven
+
+__all__ = [
+    "ADD_REMOVE",
+    "ADJACENCIES",
+    "FLOAT_NOISE",
+    "REALISED",
+    "REPLACE_ONE",
+    "VIEWS",
+    "WORST",
+    "ZERO_OUT",
+    "Facts",
+    "Lattice",
+    "Participation",
+    "Participations",
+    "Proven",
+    "absorption_cost",
+    "account",
+    "aggregated_round_mu",
+    "amplified_epsilon",
+    "batch_structured_epsilon",
+    "binomial",
+    "binomial_pmf",
+    "calibrate",
+    "calibrate_releases",
+    "charge_truncation",
+    "classical_noise_multiplier",
+    "classical_valid_up_to",
+    "compose_gaussians",
+    "compress",
+    "convex_message_epsilon",
+    "end_of_round_mu",
+    "fixed_size_composition",
+    "fixed_size_epsilon",
+    "fixed_size_rdp",
+    "gaussian_delta",
+    "gaussian_epsilon",
+    "gaussian_mu",
+    "gaussian_noise_multiplier",
+    "honest_others",
+    "inclusion_probability",
+    "message_epsilon",
+    "message_noise_multiplier",
+    "mixture_epsilon",
+    "plain_epsilon",
+    "poisson_composition",
+    "poisson_epsilon",
+    "poisson_rdp",
+    "proven",
+    "random_uses_epsilon",
+    "shuffled_round_pattern",
+    "shuffled_uses",
+    "smooth_round_mu",
+    "step_multiplier",
+    "surviving_variance",
+    "unamplified_epsilon",
+    "zcdp_epsilon",
+    "zcdp_epsilon_tight",
+]

@@ -1,0 +1,243 @@
+"""From releases to loss items under one adjacency, and from loss items to ε."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dither.accounting import pld
+from dither.accounting.aggregation import shuffled_uses
+from dither.accounting.gaussian import gaussian_epsilon
+from dither.accounting.mixtures import binomial_pmf, mixture_epsilon
+from dither.accounting.subsampled import CURVES, charge_truncation, rounded_levels
+from dither.errors import NoProof
+from dither.types import Release
+
+ZERO_OUT = "zero-out"  # one record's contribution counts as zero; its place, and so every count, stays
+REPLACE_ONE = "replace-one"
+ADD_REMOVE = "add/remove"
+ADJACENCIES = (ZERO_OUT, REPLACE_ONE, ADD_REMOVE)
+
+
+class Item(NamedTuple):
+    """`uses` releases of one kind: "plain" (R1), "fixed" (R2/R5), "poisson" or "poisson_replace" (R3)."""
+
+    kind: str
+    rate: float
+    noise_multiplier: float
+    uses: int
+
+
+class Group(NamedTuple):
+    """`repeats` participations that each make these items, each happening with `probability`."""
+
+    items: tuple[Item, ...]
+    repeats: int = 1
+    probability: float = 1.0
+
+
+def noise_multiplier(release: Release) -> float:
+    """noise_std / sensitivity; infinite where nothing depends on the record."""
+    noise_std, sensitivity = float(release.noise_std), float(release.sensitivity)
+    if math.isnan(noise_std) or math.isnan(sensitivity) or noise_std < 0 or sensitivity < 0:
+        raise NoProof(f"noise_std={noise_std} and sensitivity={sensitivity} ({release.source}) prove nothing")
+    if sensitivity == math.inf:
+        raise NoProof(f"the sensitivity is unbounded ({release.source})")
+    return math.inf if sensitivity == 0 else noise_std / sensitivity
+
+
+def step_multiplier(release: Release, adjacency: str) -> float:
+    """The noise multiplier of one release under `adjacency`, without any credit for sampling.
+
+    A sensitivity stated for zero-out (or add/remove) is the norm of one contribution: it holds for replace-one at
+    twice its size (two triangle sides). One stated for replace-one holds for zero-out as it is, since a blank is
+    one of the contributions that the clip allows; it says nothing about a record's absence, except for Poisson
+    batches, whose contributions are clipped to a ball around zero of half the replace-one distance. Of kinds
+    ending in "-round" the sensitivity holds between any two worlds of the round (record used, another one, none).
+    """
+    stated, kind = release.sampling.adjacency, release.sampling.kind
+    if stated not in ADJACENCIES or adjacency not in ADJACENCIES:
+        raise NoProof(f"unknown adjacency {stated!r} or {adjacency!r}")
+    z = noise_multiplier(release)
+    absent = adjacency == ADD_REMOVE
+    if kind in ("fixed", "disjoint", "shuffled") and ADD_REMOVE in (adjacency, stated):
+        raise NoProof(f"{kind} batches have no add/remove neighbours: their number of records is public (G3)")
+    if absent and kind.startswith("poisson") and not release.sampling.fixed_rate:
+        raise NoProof(
+            "the sampling rate follows the client's record count, so that an added record changes every coin: set "
+            "sampling_rate, a public number (R3)"
+        )
+    if absent and kind.endswith("-round") and stated != ADD_REMOVE:
+        raise NoProof(f"{kind} batches have no add/remove neighbours: their number of records is public (G3)")
+    if absent and kind != "poisson" and stated != ADD_REMOVE:
+        raise NoProof(f"the sensitivity is stated for {stated} and does not bound a record's absence (G2)")
+    if kind.endswith("-round"):
+        return z
+    if stated == REPLACE_ONE:
+        return z * 2.0 if kind == "poisson" and adjacency != REPLACE_ONE else z
+    return z / 2.0 if adjacency == REPLACE_ONE else z
+
+
+def sampled_item(release: Release, adjacency: str, *, gain: float = 1.0) -> Item:
+    """The release with its sampling's amplification; `gain` multiplies the noise std."""
+    kind, rate = release.sampling.kind, float(release.sampling.rate)
+    if not 0.0 <= rate <= 1.0:
+        raise NoProof(f"sampling rate {rate} is not in [0, 1]")
+    uses = int(release.uses)
+    if uses < 0 or uses != release.uses:
+        raise NoProof(f"uses={release.uses} is not a number of releases")
+    z = step_multiplier(release, adjacency) * gain
+    # A batch of fixed size that lacks the record holds another one instead: its amplification (G4) needs the
+    # distance of a replacement, also where the neighbour's record is a blank.
+    swapped = step_multiplier(release, REPLACE_ONE) * gain
+    if kind in ("full", "full-round"):
+        return Item("plain", 1.0, z, uses)
+    if kind == "fixed":
+        return Item("fixed", rate, swapped, uses)
+    if kind == "poisson":
+        # of a replacement the pair itself doubles the distance
+        return Item("poisson_replace" if adjacency == REPLACE_ONE else "poisson", rate, 2.0 * swapped, uses)
+    if kind == "poisson-round" and adjacency != REPLACE_ONE:
+        return Item("poisson", rate, z, uses)
+    if kind in ("fixed-round", "poisson-round", "disjoint-round"):
+        return Item("fixed", rate, z, uses)
+    if kind == "disjoint":
+        # At most one of the round's `uses` batches holds the record; swapping it with an unused one changes
+        # that one release, so G4 applies to the whole round with q = uses · rate. Given the batches, a blank
+        # changes one release by half of that distance: better where most records are used.
+        used, once = min(1.0, uses * rate), 1 if uses else 0
+        return Item("plain", 1.0, z, once) if z > swapped and used > 0.5 else Item("fixed", used, swapped, once)
+    raise NoProof(f"no theorem for batches of kind {kind!r}")
+
+
+def batches_per_epoch(release: Release) -> int:
+    """Whole batches in one epoch; the partial last one is dropped (D2)."""
+    sampling = release.sampling
+    if sampling.batch_size > 0 and sampling.population >= sampling.batch_size:
+        return int(sampling.population) // int(sampling.batch_size)
+    if not 0 < sampling.rate <= 1 or sampling.kind != "shuffled":
+        raise NoProof(f"shuffled batches need batch_size and population, or a rate; got {sampling}")
+    return max(1, math.floor(1.0 / sampling.rate + 1e-9))
+
+
+def epochs_in_round(steps: int, per_epoch: int) -> int:
+    """How many epochs `steps` consecutive batches can touch, when rounds follow each other without gaps."""
+    if per_epoch % steps == 0:
+        return 1
+    if steps % per_epoch == 0:
+        return steps // per_epoch
+    return (steps + per_epoch - 2) // per_epoch + 1
+
+
+def total_shuffled_uses(
+    participations: int, steps: int, per_epoch: int, *, own_epochs: bool, num_rounds: int | None
+) -> int:
+    """D2: the most often a record is used in `participations` rounds of `steps` batches.
+
+    own_epochs: a client's epochs advance only when it takes part, so its batches are consecutive. Otherwise
+    they advance with the calendar and every participation may meet a new epoch, or two.
+    """
+    if steps == 0 or participations == 0:
+        return 0
+    if own_epochs or num_rounds == participations:
+        return shuffled_uses(participations * steps, per_epoch)
+    most = participations * epochs_in_round(steps, per_epoch)
+    return most if num_rounds is None else min(most, shuffled_uses(num_rounds * steps, per_epoch))
+
+
+# --- ε of groups ---------------------------------------------------------------------------------------
+
+
+def groups_epsilon(
+    groups: Sequence[Group], delta: float, *, failure: float = 0.0, others_failure: float = math.inf
+) -> float:
+    """ε of all groups together; the failures of truncated batches are those of `charge_truncation`."""
+    kept = _normalise(groups)
+    return charge_truncation(
+        lambda d: _epsilon(kept, d, delta), delta, min(1.0, failure), others_failure=others_failure
+    )
+
+
+def _normalise(groups: Sequence[Group]) -> tuple[Group, ...]:
+    """Drop what reveals nothing, add up plain releases, round long schedules down, merge equal groups."""
+    sure: dict[tuple[str, float, float], int] = {}
+    chance: dict[tuple[tuple[Item, ...], float], int] = {}
+    plain = 0.0
+    levels: dict[str, dict[tuple[float, float], tuple[float, float]]] = {}
+    for kind in {item.kind for group in groups for item in group.items}:
+        inside = [i for g in groups for i in g.items if i.kind == kind and (kind != "plain" or g.probability < 1)]
+        levels[kind] = rounded_levels((item.rate, item.noise_multiplier) for item in inside)
+    for group in groups:
+        if not 0.0 <= group.probability <= 1.0 or group.repeats < 0:
+            raise ValueError(f"probability={group.probability}, repeats={group.repeats} of a group")
+        counts: dict[tuple[str, float, float], int] = {}
+        for kind, rate, z, count in group.items:
+            if not count or not group.repeats or not group.probability or rate == 0 or z == math.inf:
+                continue
+            if kind == "plain" and group.probability == 1.0:
+                # R1: μ² adds up exactly, so that no schedule is too long
+                plain += group.repeats * count / z**2 if z > 0 else math.inf
+                continue
+            key = (kind, *levels[kind][rate, z])
+            counts[key] = counts.get(key, 0) + count
+        if group.probability == 1.0:  # certain rounds need not stay apart
+            for key, count in counts.items():
+                sure[key] = sure.get(key, 0) + count * group.repeats
+        elif counts:
+            items = tuple(Item(*key, count) for key, count in sorted(counts.items()))
+            chance[items, group.probability] = chance.get((items, group.probability), 0) + group.repeats
+    result = [Group((Item("plain", 1.0, 1.0 / math.sqrt(plain), 1),))] if plain > 0 else []
+    result += [Group((Item(*key, 1),), count) for key, count in sorted(sure.items())]
+    result += [Group(items, repeats, probability) for (items, probability), repeats in chance.items()]
+    return tuple(result)
+
+
+def _epsilon(groups: tuple[Group, ...], delta: float, resolution: float) -> float:
+    """ε at `delta`, on a grid made for `resolution` (so that one composition answers many δ)."""
+    if not groups:
+        return 0.0
+    if delta <= 0:
+        return math.inf
+    if any(item.noise_multiplier == 0 for group in groups for item in group.items):
+        return math.inf
+    if all(item.kind == "plain" for group in groups for item in group.items):
+        squares = [sum(i.uses / i.noise_multiplier**2 for i in group.items) for group in groups]
+        if all(group.probability == 1 for group in groups):
+            return gaussian_epsilon(
+                math.sqrt(sum(g.repeats * s for g, s in zip(groups, squares, strict=True))), delta
+            )
+        if len(groups) == 1:
+            trials = groups[0].repeats
+            mus = np.sqrt(np.arange(trials + 1) * squares[0])
+            return mixture_epsilon(binomial_pmf(trials, groups[0].probability), mus, delta)
+    return max(d.epsilon(delta) for d in _distributions(groups, resolution))
+
+
+@functools.lru_cache(maxsize=128)
+def _distributions(groups: tuple[Group, ...], delta: float) -> tuple[pld.LossDistribution, ...]:
+    """The composed loss, once a direction: a neighbour is a removal in all rounds or an addition in all."""
+    kinds = {item.kind for group in groups for item in group.items}
+    directions = max((len(CURVES[kind]) for kind in kinds if kind != "plain"), default=1)
+
+    def curve(item: Item, direction: int) -> pld.Curve:
+        mu = 1.0 / item.noise_multiplier
+        if item.kind == "plain":
+            return pld.removal(1.0, mu)
+        choices = CURVES[item.kind]
+        return choices[min(direction, len(choices) - 1)](item.rate, mu)
+
+    result = []
+    for direction in range(directions):
+        sure = [(curve(i, direction), i.uses * g.repeats) for g in groups if g.probability == 1 for i in g.items]
+        events = [pld.Events(sure)] if sure else []
+        events += [
+            pld.Events([(curve(i, direction), i.uses) for i in g.items], g.repeats, g.probability)
+            for g in groups
+            if g.probability < 1
+        ]
+        result.append(pld.compose(events, delta))
+    return tuple(result)

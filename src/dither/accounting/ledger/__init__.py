@@ -1,0 +1,51 @@
+"""The ledger: what was ever released of whose data, durable, and a budget that cannot be overspent.
+
+    entries   budgets, charges and their canonical text
+    sketch    which records a data set holds, keyed
+    store     the file, its key, the hash chain, the anchors
+    outside   what is remembered of ledgers in the user's state folder
+    book      the accounts in memory, and their ε
+    ledger    `Ledger`, which ties them together
+
+A ledger is one SQLite file. For each (data set, client) it keeps every release that any run made, as
+releases and not as ε: composition over runs is as tight as inside one, and a budget may be stated for another
+δ, view or adjacency later. A charge is committed **before** the release leaves, so a crash can only
+over-count. The check of all budgets and the new entry are one transaction, alone among all processes.
+
+What ε means here. It is `accounting.proven` over all participations ever charged, at the budget's δ, view and
+adjacency, participation as it happened. Nothing assumed is counted, and where there is no proof ε is ∞ and a
+client with a budget cannot pay. Runs with different facts get the facts that hold for all of them; shuffled
+epochs do not continue from one run to the next. Not covered: settings of a later run that were chosen by
+looking at an earlier one's output. Composition is exact for them where all releases are unsampled Gaussians
+(R1); for sampled batches the theorems behind it take the list of releases as fixed beforehand (errata G9).
+
+What the file protects against. Every entry carries an HMAC over the previous one's and its own content, under
+a random key in a file beside the ledger (mode 0600). Without the key, nobody can
+
+- edit, insert, reorder or delete entries other than the newest: `verify`, and every program that opens the
+  ledger, raises `LedgerError`;
+- learn anything about the data from its id (`fingerprint` is keyed), or recognise it in another ledger.
+
+What is detected **with an anchor** (one in the user's state folder is always kept, see `outside`; others are
+files kept apart, or heads that somebody remembers):
+
+- the newest entries deleted, the file restored from an older copy, or its -wal file removed after a crash;
+- two copies of one ledger that are both charged: each looks right alone, an anchor has seen only one of them;
+- the ledger deleted together with its key, or another one in its place.
+
+The same records in another file are known again by a keyed sketch (`sketch`, with its limits), also in another
+ledger of the same user.
+
+What is **not detected** at all:
+
+- whoever holds the key can rewrite the whole chain; only anchors beyond their reach show it;
+- an anchor that is rolled back or deleted together with the ledger, and entries newer than every anchor;
+- records whose values were changed before they are charged, and a client that comes under another name;
+- releases that a program makes without charging them.
+"""
+
+from dither.accounting.ledger.entries import Budget, Charge, Entry, Spent
+from dither.accounting.ledger.ledger import Ledger
+from dither.accounting.ledger.store import Anchor, read_anchor
+
+__all__ = ["Anchor", "Budget", "Charge", "Entry", "Ledger", "Spent", "read_anchor"]

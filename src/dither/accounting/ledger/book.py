@@ -1,0 +1,436 @@
+"""The ledger in memory: who has released what, and what that is worth. Pure, except for its caches."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, TypeVar
+
+from dither.accounting import ADD_REMOVE, REALISED, Facts, Lattice, gaussian_mu, honest_others, proven
+from dither.accounting.ledger.entries import (
+    BUDGET,
+    CHARGE,
+    DATA,
+    GENESIS,
+    About,
+    Budget,
+    Charge,
+    Charged,
+    Row,
+    decode_about,
+    decode_budget,
+    decode_charges,
+    encode_charges,
+)
+from dither.accounting.ledger.sketch import Scan, Sketch
+from dither.errors import BudgetExhausted, ConfigError, LedgerError
+from dither.types import Release, Sampling
+
+_CACHED = 4096  # values of ε that are remembered
+_FINE = 1e-15  # δ at which a run's shuffled epochs are turned into one Gaussian
+
+_Number = TypeVar("_Number", int, float)
+Counts = dict[int, int]  # participation -> how often
+
+
+class _Together(NamedTuple):
+    """All that a client has released, ready for the accountant."""
+
+    facts: Facts
+    counts: Counts
+
+
+class Account:
+    """One client's history on one data set. Participations are numbers of the book; a segment is an unbroken
+    stretch of rounds of one run, inside which shuffled epochs go on."""
+
+    def __init__(self) -> None:
+        self.counts: list[Counts] = []  # of each segment
+        self.facts: list[Facts] = []  # of each segment
+        self.runs: dict[str, tuple[int, int]] = {}  # run -> (its newest segment, the round at which that stops)
+
+    def copy(self) -> Account:
+        other = Account()
+        other.counts = [dict(counts) for counts in self.counts]
+        other.facts = list(self.facts)
+        other.runs = dict(self.runs)
+        return other
+
+    def add(self, run: str, rounds: tuple[int, int], facts: Facts, counts: Iterable[tuple[int, int]]) -> None:
+        """Rounds that the run has released before are a new segment: done again, they reveal more."""
+        segment, stop = self.runs.get(run, (-1, 0))
+        facts = _normal(facts)
+        if segment < 0 or rounds[0] < stop:
+            segment = len(self.counts)
+            self.counts.append({})
+            self.facts.append(facts)
+        else:
+            self.facts[segment] = weakest([self.facts[segment], facts], one_run=True)
+        self.runs[run] = (segment, rounds[1])
+        own = self.counts[segment]
+        for participation, count in counts:
+            own[participation] = own.get(participation, 0) + count
+
+    def join(self, other: Account) -> None:
+        """The history of a data set that turned out to be the same."""
+        first = len(self.counts)
+        self.counts += other.counts
+        self.facts += other.facts
+        self.runs |= {run: (first + segment, stop) for run, (segment, stop) in other.runs.items()}
+
+    def participations(self) -> int:
+        return sum(count for counts in self.counts for count in counts.values())
+
+
+class Book:
+    """All accounts and budgets, built entry by entry."""
+
+    def __init__(self) -> None:
+        self.accounts: dict[str, dict[str, Account]] = {}
+        self.budgets: dict[tuple[str, str | None], Budget] = {}
+        self._participations: list[tuple[Release, ...]] = []
+        self._shuffled: list[bool] = []  # of each participation
+        self._numbers: dict[tuple[Release, ...], int] = {}
+        self.sketches: list[tuple[str, Sketch]] = []  # (data set, of its records)
+        self.files: dict[str, str] = {}  # data set -> a file's name
+        self.names: dict[str, str] = {}  # a name that the owner gave -> data set
+        self._same: dict[str, str] = {}  # data set -> the one it is charged with
+        self._other: set[frozenset[str]] = set()  # data sets that share rows but not records
+        self.rounds: dict[tuple[str, str], set[tuple[int, int]]] = {}  # (data set, run) -> rounds charged
+        self._charged: set[tuple[str, str, bytes]] = set()
+        self._values: dict[object, float] = {}
+        self._known: dict[tuple[str, str], tuple[Budget, _Together]] = {}
+
+    # Entries
+
+    def apply(self, row: Row) -> None:
+        """Take in one verified row."""
+        dataset = self.root(row.dataset)
+        if row.kind == BUDGET:
+            budget, client, _ = decode_budget(row.content)
+            if budget is None:
+                self.budgets.pop((dataset, client), None)
+            else:
+                self.budgets[dataset, client] = budget
+        elif row.kind == DATA:
+            self._learn(row.dataset, decode_about(row.content))
+        elif row.kind == CHARGE:
+            charged = decode_charges(row.content)
+            accounts = self.accounts.setdefault(dataset, {})
+            for clients, counts in self._numbered(charged):
+                for client in clients:
+                    account = accounts.setdefault(client, Account())
+                    account.add(row.run, charged.rounds, charged.facts, counts)
+            self.rounds.setdefault((row.dataset, row.run), set()).add(charged.rounds)
+            self._charged.add(_identity(row.dataset, row.run, row.content))
+        elif row.kind != GENESIS:
+            raise LedgerError(
+                f"the ledger holds a {row.kind!r} entry, written by a newer Dither; upgrade this one"
+            )
+
+    # Data sets
+
+    def root(self, dataset: str) -> str:
+        """The data set that another one is charged with; itself where it has an account of its own."""
+        while dataset in self._same:
+            dataset = self._same[dataset]
+        return dataset
+
+    def known(self) -> set[str]:
+        """Data sets that anything is said of."""
+        return {*self.accounts, *(d for d, _ in self.budgets), *self._same, *self.files, *self.names.values()}
+
+    def find(self, name: str) -> str | None:
+        """The data set that is called so: by its owner, or by the first eight or more letters of its id."""
+        found = {self.root(self.names[name])} if name in self.names else set()
+        if not found and len(name) >= 8:
+            found = {self.root(dataset) for dataset in self.known() if dataset.startswith(name)}
+        return found.pop() if len(found) == 1 else None
+
+    def called(self, dataset: str) -> str:
+        """A data set in words."""
+        dataset = self.root(dataset)
+        names = [name for name, each in self.names.items() if self.root(each) == dataset]
+        files = [file for each, file in self.files.items() if self.root(each) == dataset]
+        return f"{(names or [dataset[:8]])[0]}{f' ({files[0]})' if files else ''}"
+
+    def overlaps(self, dataset: str, scan: Scan) -> list[tuple[float, str]]:
+        """The data sets that share records with the scanned one, and the share, largest first."""
+        found: dict[str, float] = {}
+        for each, sketch in self.sketches:
+            root = self.root(each)
+            apart = any({self.root(d) for d in pair} == {root, self.root(dataset)} for pair in self._other)
+            if root != self.root(dataset) and not apart and (share := scan.shared(sketch)):
+                found[root] = max(share, found.get(root, 0.0))
+        return sorted(((share, root) for root, share in found.items()), reverse=True)
+
+    def check_same(self, one: str, other: str) -> None:
+        """ConfigError where two data sets have budgets of which neither is the stricter one."""
+        mine, theirs = (
+            {client: b for (owner, client), b in self.budgets.items() if owner == self.root(each)}
+            for each in (one, other)
+        )
+        apart = mine.keys() != theirs.keys() or any(
+            not mine[c].within(theirs[c]) and not theirs[c].within(mine[c]) for c in mine
+        )
+        if self.root(one) != self.root(other) and mine and theirs and apart:
+            raise ConfigError(
+                f"{self.called(one)} and {self.called(other)} have budgets that cannot be compared: give both the "
+                "same δ, view and neighbours, for the same clients, before they become one"
+            )
+
+    def _learn(self, dataset: str, about: About) -> None:
+        for same in about.same:
+            self._join(self.root(dataset), self.root(same))
+        self._other |= {frozenset((dataset, other)) for other in about.other}
+        if about.file:
+            self.files.setdefault(dataset, about.file)
+        if about.name:
+            self.names[about.name] = dataset
+        if about.sketch is not None:
+            self.sketches.append((dataset, about.sketch))
+
+    def _join(self, gone: str, kept: str) -> None:
+        """One account for two data sets, with the stricter budget: who is in either may be in both."""
+        if gone == kept:
+            return
+        self._same[gone] = kept
+        accounts = self.accounts.setdefault(kept, {})
+        for client, account in self.accounts.pop(gone, {}).items():
+            accounts.setdefault(client, Account()).join(account)
+        for key in [key for key in self.budgets if key[0] == gone]:
+            budget, before = self.budgets.pop(key), self.budgets.get((kept, key[1]))
+            self.budgets[kept, key[1]] = before if before is not None and before.within(budget) else budget
+        self._known.clear()
+
+    def has_charged(self, dataset: str, run: str, content: str) -> bool:
+        """Whether this very charge of this run is an entry already."""
+        return _identity(dataset, run, content) in self._charged
+
+    def _numbered(self, charged: Charged) -> list[tuple[tuple[str, ...], list[tuple[int, int]]]]:
+        numbers = [self._number(releases) for releases in charged.participations]
+        return [(clients, [(numbers[i], n) for i, n in counts]) for clients, counts in charged.groups]
+
+    def _number(self, releases: tuple[Release, ...]) -> int:
+        number = self._numbers.setdefault(releases, len(self._participations))
+        if number == len(self._participations):
+            self._participations.append(releases)
+            self._shuffled.append(any(r.sampling.kind.startswith("shuffled") for r in releases))
+        return number
+
+    # Budgets
+
+    def budget(self, dataset: str, client: str | None) -> Budget | None:
+        """The client's own budget, else that of the data set. Without a client: the data set's."""
+        dataset = self.root(dataset)
+        return self.budgets.get((dataset, client), self.budgets.get((dataset, None)))
+
+    def check(self, dataset: str, run: str, charged: Charged) -> None:
+        """BudgetExhausted for the first client that cannot pay."""
+        first, stop = charged.rounds
+        for clients, counts in self._numbered(charged):
+            for client in clients:
+                budget = self.budget(dataset, client)
+                if budget is None:
+                    continue
+                if budget.adjacency == ADD_REMOVE and charged.facts.counts_shown:
+                    raise BudgetExhausted(
+                        f"client {client!r}: its budget {budget} cannot pay for run {run!r}, which shows counts: "
+                        f"{charged.facts.counts_shown}; set one that can: dither budget set DATA --epsilon "
+                        f"{budget.epsilon:g} --delta {budget.delta:g} --adjacency zero-out --yes"
+                    )
+                before = self.account(dataset, client)
+                after = before.copy()
+                after.add(run, charged.rounds, charged.facts, counts)
+                if not self._affords(dataset, client, after, budget):
+                    spent, would_be = self.epsilon(before, budget), self.epsilon(after, budget)
+                    raise BudgetExhausted(
+                        f"client {client!r} has spent ε={spent:.6g} of its budget {budget}; "
+                        f"rounds {first} to {stop - 1} of run {run[:16]!r} would make it ε={would_be:.6g}"
+                    )
+
+    def affordable(
+        self,
+        dataset: str,
+        run: str,
+        start: int,
+        per_round: Callable[[int], Sequence[Charge]],
+        num_rounds: int,
+        facts: Facts,
+    ) -> int:
+        """The largest n such that every client can pay for the first n rounds."""
+        coming: dict[str, list[tuple[int, int, int]]] = {}  # client -> (round, participation, count)
+        numbers: dict[tuple[Release, ...], int] = {}
+        for round in range(num_rounds):
+            for client, participations in per_round(round):
+                for releases, count in participations:
+                    releases = tuple(releases)
+                    if releases not in numbers:
+                        content = encode_charges([Charge(client, [(releases, 1)])], (round, round + 1), facts)
+                        numbers[releases] = self._number(decode_charges(content).participations[0])
+                    coming.setdefault(client, []).append((round, numbers[releases], int(count)))
+
+        limit = num_rounds
+        for client, items in coming.items():
+            budget = self.budget(dataset, client)
+            if budget is None:
+                continue
+            before = self.account(dataset, client)
+
+            def pays(
+                rounds: int,
+                client: str = client,
+                items: list[tuple[int, int, int]] = items,
+                budget: Budget = budget,
+                before: Account = before,
+            ) -> bool:
+                due = [(participation, count) for round, participation, count in items if round < rounds]
+                if not due:
+                    return True
+                after = before.copy()
+                after.add(run, (start, start + rounds), facts, due)
+                return self._affords(dataset, client, after, budget)
+
+            if pays(limit):
+                continue
+            low, high = 0, limit  # pays(low), not pays(high)
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (middle, high) if pays(middle) else (low, middle)
+            limit = low
+            if limit == 0:
+                break
+        return limit
+
+    def account(self, dataset: str, client: str) -> Account:
+        """The client's history; an empty one if it has none."""
+        return self.accounts.get(self.root(dataset), {}).get(client) or Account()
+
+    def _affords(self, dataset: str, client: str, account: Account, budget: Budget) -> bool:
+        """Whether ε is within the budget. What was found affordable once covers every part of it, so that a
+        run whose rounds were checked beforehand costs no accounting while it goes on."""
+        together = self._together(account, budget)
+        known_budget, known = self._known.get((dataset, client), (None, None))
+        if (
+            known is not None
+            and (known_budget, known.facts) == (budget, together.facts)
+            and all(count <= known.counts.get(i, 0) for i, count in together.counts.items())
+        ):
+            return True
+        if not self._value(together, budget) <= budget.epsilon:
+            return False
+        self._known[dataset, client] = (budget, together)
+        return True
+
+    # ε
+
+    def epsilon(self, account: Account, terms: Budget) -> float:
+        """Proven ε of all releases of an account, at the δ, view and adjacency of a budget."""
+        return self._value(self._together(account, terms), terms)
+
+    def _value(self, together: _Together, terms: Budget) -> float:
+        key = (together.facts, tuple(sorted(together.counts.items())), *terms[1:])
+        if key not in self._values:
+            if len(self._values) >= _CACHED:
+                self._values.clear()
+            items = [(self._participations[i], count) for i, count in together.counts.items()]
+            self._values[key] = proven(
+                items, terms.delta, together.facts, view=terms.view, adjacency=terms.adjacency
+            ).value
+        return self._values[key]
+
+    def _together(self, account: Account, terms: Budget) -> _Together:
+        """One list of participations over all runs, with facts that hold for all of them."""
+        if not account.counts:
+            return _Together(Facts(), {})
+        shuffled = [
+            facts.lattice is None and any(self._shuffled[i] for i in counts)
+            for facts, counts in zip(account.facts, account.counts, strict=True)
+        ]
+        # no credit besides the uploads' own noise
+        uploads_alone = Facts(lattice=_coarsest(account.facts), counts_shown=_counts_shown(account.facts))
+        if len(account.counts) == 1:
+            plain = terms.view == "upload" and not shuffled[0]
+            return _Together(uploads_alone if plain else account.facts[0], account.counts[0])
+        merged: Counts = {}
+        for segment, counts in enumerate(account.counts):
+            if shuffled[segment]:
+                # every run shuffles anew: its epochs are worth one Gaussian, which composes with the rest
+                counts = {self._one_gaussian(counts, account.facts[segment], terms): 1}
+            for i, count in counts.items():
+                merged[i] = merged.get(i, 0) + count
+        if terms.view == "upload" or any(shuffled):
+            return _Together(uploads_alone, merged)
+        return _Together(weakest(account.facts, one_run=False), merged)
+
+    def _one_gaussian(self, counts: Counts, facts: Facts, terms: Budget) -> int:
+        """A participation that reveals what a segment of shuffled epochs does (D2: R1 over its uses)."""
+        alone = self._value(_Together(facts, counts), Budget(0.0, _FINE, "upload", terms.adjacency))
+        mu = gaussian_mu(alone, _FINE) * (1.0 + 1e-9)  # rounded up
+        noise_std = 0.0 if mu == math.inf else 1.0 / mu
+        sampling = Sampling("full", 1.0, terms.adjacency)
+        return self._number((Release("uplink", noise_std, 1.0, 1, sampling, "shuffled epochs of one run (D2)"),))
+
+
+def weakest(facts: Sequence[Facts], *, one_run: bool) -> Facts:
+    """Facts that all of the given ones imply: the fewest others, the most colluders, nothing that only some
+    have. Exposed uploads add up over runs; shuffled epochs do not go on from one run to the next."""
+    if one_run and all(f == facts[0] for f in facts):
+        return facts[0]
+    exposures = max(f.exposures for f in facts) if one_run else sum(f.exposures for f in facts)
+    epochs = Facts(counts_shown=_counts_shown(facts))
+    if one_run:
+        epochs = epochs._replace(
+            own_epochs=all(f.own_epochs for f in facts), num_rounds=_most(f.num_rounds for f in facts)
+        )
+    epochs = epochs._replace(lattice=_coarsest(facts))
+    if any(f.client_state or (f.cohort_size < 2 and f.others_noise is None) for f in facts):
+        return epochs._replace(client_state=True, exposures=exposures)  # no credit for sums
+    return epochs._replace(
+        cohort_size=min(f.cohort_size for f in facts),
+        colluders=max(f.colluders for f in facts),
+        others_noise=min(_others(f) for f in facts),
+        convex=all(f.convex for f in facts),
+        smoothness=_most(f.smoothness for f in facts),
+        lipschitz=_most(f.lipschitz for f in facts),
+        exposures=exposures,
+    )
+
+
+def _counts_shown(facts: Sequence[Facts]) -> str:
+    return next((f.counts_shown for f in facts if f.counts_shown), "")
+
+
+def _coarsest(facts: Sequence[Facts]) -> Lattice | None:
+    """A grid as coarse as any: its proof charges more, also for noise that is continuous."""
+    found = [f.lattice for f in facts if f.lattice is not None]
+    if not found:
+        return None
+    steps, dimensions, least = zip(*found, strict=True)
+    return Lattice(max(steps), max(dimensions), min(least))
+
+
+def _others(facts: Facts) -> float:
+    if facts.others_noise is not None:
+        return facts.others_noise
+    return float(honest_others(facts.cohort_size, facts.colluders))
+
+
+def _most(values: Iterable[_Number | None]) -> _Number | None:
+    """The largest, or None where one is unknown."""
+    known = []
+    for value in values:
+        if value is None:
+            return None
+        known.append(value)
+    return max(known)
+
+
+def _normal(facts: Facts) -> Facts:
+    """Participation as it happened and nothing assumed: the ledger knows what ran, and proves."""
+    return facts._replace(participation=REALISED, assume=False, unit="run", not_covered=(), encoded=False)
+
+
+def _identity(dataset: str, run: str, content: str) -> tuple[str, str, bytes]:
+    return dataset, run, hashlib.sha256(content.encode("utf-8")).digest()

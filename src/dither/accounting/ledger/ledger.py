@@ -1,0 +1,414 @@
+"""`Ledger`: charges, budgets and what was spent, over the file of `store` and the accounts of `book`."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import re
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import platformdirs
+
+from dither.accounting import ZERO_OUT, Facts, honest_others
+from dither.accounting.ledger import outside, sketch
+from dither.accounting.ledger.book import Book
+from dither.accounting.ledger.entries import (
+    BUDGET,
+    CHARGE,
+    DATA,
+    GENESIS,
+    About,
+    Budget,
+    Charge,
+    Entry,
+    Row,
+    Spent,
+    decode,
+    decode_charges,
+    encode_about,
+    encode_budget,
+    encode_charges,
+)
+from dither.accounting.ledger.store import Store, read_anchor
+from dither.errors import ConfigError, DataError, LedgerError
+
+_HEX = re.compile("[0-9a-f]{8,}")
+
+
+class Ledger:
+    """What was spent on which data; see the package's docstring for what it protects against.
+
+    `path` is created when missing, with its secret key beside it (`<path>.key`, mode 0600). `anchor` names one
+    or several files kept apart, which remember the newest entry: they are checked when the ledger is opened and
+    before every charge, and written after it. One more is kept in the user's state folder (`outside`), unless
+    `anchored` is False. Opening checks the whole chain. Safe for threads and forks.
+    """
+
+    def __init__(
+        self, path: Path | str, *, anchor: Path | str | Sequence[Path | str] | None = None, anchored: bool = True
+    ) -> None:
+        anchors = [anchor] if isinstance(anchor, Path | str) else list(anchor or ())
+        state = outside.folder("ledgers") if anchored else None
+        self._store = Store(Path(path), [Path(each) for each in anchors], state)
+        self._book = Book()
+        self._lock = threading.RLock()
+        self._catch_up()
+        self._store.remember()
+
+    @staticmethod
+    def default_path() -> Path:
+        """$DITHER_LEDGER, or ledger.sqlite in the user's data folder."""
+        named = os.environ.get("DITHER_LEDGER")
+        return Path(named) if named else platformdirs.user_data_path("dither") / "ledger.sqlite"
+
+    @property
+    def path(self) -> Path:
+        return self._store.path
+
+    @property
+    def key_path(self) -> Path:
+        """The secret key: back it up with the ledger, give it to nobody."""
+        return self._store.key_path
+
+    # Data sets
+
+    def fingerprint(self, *arrays: np.ndarray) -> str:
+        """The id of a data set in this ledger: a keyed hash over shapes, types and bytes, in order.
+
+        The same arrays have the same id in this ledger, and one that says nothing in any other.
+        """
+        digest = hashlib.blake2b(key=self._store.fingerprint_key, digest_size=16)
+        for given in arrays:
+            array = np.asarray(given)
+            if array.dtype.hasobject:
+                raise ValueError(f"an array of dtype {array.dtype} has no bytes of its own; convert it first")
+            header = repr((np.lib.format.dtype_to_descr(array.dtype), array.shape)).encode()
+            digest.update(len(header).to_bytes(8, "big") + header)
+            flat = np.ascontiguousarray(array).reshape(-1)
+            digest.update(flat.view(np.uint8).data if flat.nbytes else b"")
+        return digest.hexdigest()
+
+    def identify(
+        self,
+        dataset: str,
+        rows: Callable[[], np.ndarray] | None = None,
+        *,
+        file: str = "",
+        name: str = "",
+        new_ledger: bool = False,
+    ) -> None:
+        """Say which records a data set holds, before it is charged: `rows()` are theirs (`dither.data.rows`),
+        asked for once. With the `name` of a known data set both are charged together from then on; with another
+        name this one is called so.
+
+        `DataError` where they share records with a data set that is not named, or, unless `new_ledger` says that
+        this is meant, with one that another ledger of this user knows.
+        """
+        if not name.isprintable() or len(name) > 64:
+            raise ConfigError(f"data.id={name!r} must be at most 64 printable letters")
+        if _HEX.fullmatch(name) and self.find(name) is None:
+            raise ConfigError(f"data.id={name!r}: no data set of {self.path} has an id that begins so")
+        with self._lock:
+            self._catch_up()
+            target = self._book.find(name) if name else None
+            about = About(
+                file=file,
+                name=name if name and target is None else "",
+                same=(target,) if target not in (None, self._book.root(dataset)) else (),
+            )
+            known = list(self._book.sketches)
+            compared = rows is None or dataset in {each for each, _ in known}
+            if compared and rows is not None and not outside.remembers(self._store.id, dataset):
+                outside.remember(rows(), self._store.id, self.path, dataset, file)
+            if compared and not about.name and not about.same:
+                return
+            if target is not None:
+                self._book.check_same(dataset, target)
+            if rows is not None and not compared:
+                numbers = rows()
+                scan = sketch.scan(numbers, self._store.sketch_key, [each for _, each in known])
+                shared = [found for found in self._book.overlaps(dataset, scan) if found[1] != target]
+                if shared:
+                    raise DataError(self._overlap(file or dataset[:8], shared))
+                elsewhere = [each for each in outside.known(numbers) if each.ledger != self._store.id]
+                if elsewhere and not new_ledger:
+                    raise DataError(_known_elsewhere(file or dataset[:8], elsewhere))
+                about = about._replace(
+                    sketch=scan.sketch, besides=tuple(sorted({each.ledger for each in elsewhere}))
+                )
+                outside.remember(numbers, self._store.id, self.path, dataset, file)
+            if not self._add(dataset, about, known=len(known)):
+                self.identify(dataset, rows, file=file, name=name, new_ledger=new_ledger)
+
+    def declare_other(self, dataset: str, than: str) -> None:
+        """The owner's word that two data sets hold other records, although they share rows."""
+        self._add(dataset, About(other=(than,)))
+
+    def find(self, name: str) -> str | None:
+        """The data set that its owner calls so, or whose id begins so (eight letters or more)."""
+        with self._lock:
+            self._catch_up()
+            return self._book.find(name)
+
+    def called(self, dataset: str) -> str:
+        """A data set in words: its name, else the beginning of its id; and a file."""
+        with self._lock:
+            self._catch_up()
+            return self._book.called(dataset)
+
+    def _add(self, dataset: str, about: About, known: int | None = None) -> bool:
+        """Whether it was added: not where another process has come with records that were not compared."""
+        with self._lock:
+            with self._current(write=True) as connection:
+                if known not in (None, len(self._book.sketches)):
+                    return False
+                row = self._store.append(connection, DATA, dataset, "", encode_about(about))
+            self._committed(row)
+            return True
+
+    def _overlap(self, what: str, shared: list[tuple[float, str]]) -> str:
+        share, other = shared[0]
+        name = self._book.called(other).split(" (")[0]
+        more = f" (so do {len(shared) - 1} others)" if len(shared) > 1 else ""
+        return (
+            f"{what!r} and data set {self._book.called(other)} of {self.path} share {_percent(share)} of the "
+            f"smaller one's records{more}: set data.id={name!r} (`dither budget same {what} {name}`) to charge "
+            f"them together, or, if they are other people's, say so with `dither budget other {what} {name}`"
+        )
+
+    # Budgets
+
+    def set_budget(
+        self, dataset: str, budget: Budget | None, client: str | None = None, *, raising: bool = False
+    ) -> str:
+        """A budget for one client, or for every client of the data set that has none of its own.
+
+        None removes it (a client then falls back to the data set's). A budget below what is spent already is
+        allowed: nothing more is. One that allows more than before, in whatever term, needs `raising`. The change
+        is an entry of the chain, with the budget that bound before; returns the new head.
+        """
+        with self._lock:
+            with self._current(write=True) as connection:
+                was = self._book.budget(dataset, client)
+                left = budget or (self._book.budget(dataset, None) if client else None)
+                if was is not None and not raising and (left is None or not left.check().within(was)):
+                    raise ConfigError(
+                        f"this raises the budget from {was} to {left or 'none'}: confirm it with --yes (in Python "
+                        "by raising=True)"
+                    )
+                row = self._store.append(connection, BUDGET, dataset, "", encode_budget(budget, client, was))
+            return self._committed(row)
+
+    def budget(self, dataset: str, client: str | None = None) -> Budget | None:
+        """The budget that binds a client: its own, else the data set's. Without a client: the data set's."""
+        with self._lock:
+            self._catch_up()
+            return self._book.budget(dataset, client)
+
+    # Charges
+
+    def charge(
+        self,
+        run: str,
+        dataset: str,
+        charges: Sequence[Charge],
+        *,
+        rounds: tuple[int, int],
+        facts: Facts | None = None,
+        replay: bool = False,
+    ) -> str:
+        """Record what rounds [start, stop) of a run will reveal, all of it or nothing; returns the new head.
+
+        Call it before anything leaves. `BudgetExhausted` names the first client that cannot pay, and nothing
+        is charged. When it returns, the charge is on the disk; if it raises `LedgerError`, treat it as not
+        charged and release nothing (it may have been, which over-counts).
+
+        `run` must be unique to the run. Charging the same rounds again counts again, as a run that is resumed
+        with fresh randomness reveals more. With `replay`, an identical earlier charge (same run, data set,
+        rounds, clients, releases and facts) stands for this one. That is sound only if all randomness of these
+        rounds (cohorts, batches, noise) is seeded and the inputs are the same, so that the very same bits
+        leave twice, which reveals nothing new. With noise from the operating system, or after any change of
+        code, data, device or settings that moves one bit, an adversary averages two releases: leave it off.
+        """
+        facts = _checked(facts)
+        start, stop = rounds
+        if not 0 <= start < stop:
+            raise ValueError(f"rounds={rounds}: the start must be at least 0 and before the stop")
+        content = encode_charges(charges, (start, stop), facts)
+        charged = decode_charges(content)
+        with self._lock:
+            # First without the lock, so that other processes do not wait for the accountant; what it found is
+            # remembered, and counts again only if somebody else has charged in between.
+            for write in (False, True):
+                with self._current(write=write) as connection:
+                    if replay and self._book.has_charged(dataset, run, content):
+                        return self._head()
+                    self._book.check(dataset, run, charged)
+                    if write:
+                        row = self._store.append(connection, CHARGE, dataset, run, content)
+            return self._committed(row)
+
+    def affordable(
+        self,
+        dataset: str,
+        per_round: Callable[[int], Sequence[Charge]],
+        num_rounds: int,
+        *,
+        run: str = "",
+        start: int = 0,
+        facts: Facts | None = None,
+    ) -> int:
+        """The largest n such that every client can pay for the first n of `num_rounds` coming rounds.
+
+        `per_round(i)` is what the i-th coming round (i = 0, 1, ...) will reveal; `start` is that round's number
+        in the run. Nothing is reserved: `charge` checks again. What was found affordable is remembered, so
+        that charging these rounds afterwards, in any chunks, needs no accounting.
+        """
+        if num_rounds < 0:
+            raise ValueError(f"num_rounds={num_rounds} is negative")
+        facts = _checked(facts)
+        with self._lock:
+            self._catch_up()
+            return self._book.affordable(dataset, run, start, per_round, num_rounds, facts)
+
+    def charged_since(self, run: str, dataset: str, stop: int) -> int:
+        """The first round from which on all rounds before `stop` are charged to a run; `stop` where none is."""
+        with self._lock:
+            self._catch_up()
+            for start, end in sorted(self._book.rounds.get((dataset, run), ()), reverse=True):
+                if start < stop <= end:
+                    stop = start
+            return stop
+
+    # Reports
+
+    def spent(
+        self,
+        dataset: str,
+        client: str | None = None,
+        *,
+        delta: float = 1e-5,
+        view: str = "upload",
+        adjacency: str = ZERO_OUT,
+    ) -> list[Spent]:
+        """What one client, or every known client, has spent: at its budget's δ, view and adjacency, or at the
+        given ones where it has no budget."""
+        with self._lock:
+            self._catch_up()
+            root = self._book.root(dataset)
+            names = {name for owner, name in self._book.budgets if owner == root and name is not None}
+            names = {client} if client is not None else names | self._book.accounts.get(root, {}).keys()
+            result = []
+            for name in sorted(names):
+                account, budget = self._book.account(dataset, name), self._book.budget(dataset, name)
+                terms = budget or Budget(0.0, delta, view, adjacency).check()
+                result.append(
+                    Spent(
+                        client=name,
+                        epsilon=self._book.epsilon(account, terms),
+                        delta=terms.delta,
+                        view=terms.view,
+                        adjacency=terms.adjacency,
+                        participations=account.participations(),
+                        runs=tuple(account.runs),
+                        budget=budget,
+                    )
+                )
+            return result
+
+    def datasets(self) -> list[str]:
+        """The data sets with a charge or a budget, by id."""
+        with self._lock:
+            self._catch_up()
+            return sorted(self._book.accounts.keys() | {dataset for dataset, _ in self._book.budgets})
+
+    def history(self, dataset: str | None = None) -> list[Entry]:
+        """All charges, changes of budgets and what was said of data, oldest first, of one data set or of all;
+        checks the chain."""
+        with self._lock:
+            self._catch_up()
+            root = self._book.root
+            with self._store.transaction(write=False) as connection:
+                rows = self._store.read(connection, [])
+            wanted = None if dataset is None else root(dataset)
+            return [decode(row) for row in rows if row.kind != GENESIS and wanted in (None, root(row.dataset))]
+
+    # The chain
+
+    def head(self) -> str:
+        """The newest entry as "position:hash": remembered elsewhere, it is an anchor."""
+        with self._lock:
+            self._catch_up()
+            return self._head()
+
+    def verify(self, anchors: Iterable[Path | str] = ()) -> None:
+        """LedgerError unless the file is sound, every link of the chain fits, and the chain passes through the
+        ledger's own anchors and the given ones (files, or heads as `head` returns them)."""
+        seen = [*self._store.own_anchors(), *(read_anchor(anchor) for anchor in anchors)]  # before the snapshot
+        with self._lock, self._store.transaction(write=False) as connection:
+            self._store.check_integrity(connection)
+            hashes = [row.hash for row in self._store.read(connection, [])]
+            if hashes[: len(self._store.hashes)] != self._store.hashes:
+                raise LedgerError(f"{self.path}: the file was replaced while in use; restore it from a backup")
+            self._store.check_anchors(hashes, seen)
+
+    def _head(self) -> str:
+        return f"{len(self._store.hashes) - 1}:{self._store.hashes[-1]}"
+
+    @contextmanager
+    def _current(self, *, write: bool) -> Iterator[sqlite3.Connection]:
+        """A transaction in which memory holds what any process has added, checked against the anchors."""
+        anchors = self._store.own_anchors()  # before the snapshot: others move them on
+        with self._store.transaction(write=write) as connection:
+            self._take_in(self._store.read(connection, self._store.hashes))
+            self._store.check_anchors(self._store.hashes, anchors)
+            yield connection
+
+    def _catch_up(self) -> None:
+        with self._current(write=False):
+            pass
+
+    def _committed(self, row: Row) -> str:
+        """A row of ours that is on the disk: into memory, and to the anchors; returns the head."""
+        self._take_in([row])
+        self._store.write_anchors(row.position, row.hash)
+        return f"{row.position}:{row.hash}"
+
+    def _take_in(self, rows: Iterable[Row]) -> None:
+        try:
+            for row in rows:
+                self._book.apply(row)
+                self._store.hashes.append(row.hash)
+        except BaseException:
+            # never go on with half of the entries: whoever tries again starts from the first
+            self._store.hashes, self._book = [], Book()
+            raise
+
+
+def _checked(facts: Facts | None) -> Facts:
+    """ValueError for facts that no accountant can use: they must not enter the ledger."""
+    facts = Facts() if facts is None else facts
+    honest_others(facts.cohort_size, facts.colluders)
+    if facts.others_noise is not None and not 0.0 <= facts.others_noise < math.inf:
+        raise ValueError(f"others_noise={facts.others_noise} must be at least 0 and finite")
+    if facts.exposures < 0:
+        raise ValueError(f"exposures={facts.exposures} is negative")
+    return facts
+
+
+def _known_elsewhere(what: str, found: list[outside.Known]) -> str:
+    most = max(found, key=lambda each: each.share)
+    return (
+        f"{what!r} shares {_percent(most.share)} of its records with {most.file or 'data'} in another ledger, "
+        f"{most.path}: charge that one (--ledger), or begin a second account of them with --new-ledger"
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g}%"

@@ -1,0 +1,381 @@
+"""The recipe of each adversary view: from a client's participations to a bound, or `NoProof`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from dither.accounting.aggregation import aggregated_round_mu, credit_refusal, honest_others, smooth_round_mu
+from dither.accounting.composition import (
+    Group,
+    Item,
+    batches_per_epoch,
+    epochs_in_round,
+    groups_epsilon,
+    sampled_item,
+    step_multiplier,
+    total_shuffled_uses,
+)
+from dither.accounting.discrete import rho
+from dither.accounting.facts import Bound, Facts, Lattice, Rounds
+from dither.accounting.gaussian import compose_gaussians, zcdp_epsilon_tight
+from dither.accounting.mixtures import mixture_epsilon, shuffled_round_pattern
+from dither.errors import NoProof
+from dither.types import Release
+
+_LEAST_VARIANCE = 16.0  # of discrete noise: above, its distance from a Gaussian (τ) is below 1e-60
+_MOST_EPOCHS = 200  # beyond, the pattern of shuffled uses is bounded by the worst one
+
+
+_Groups = Sequence[tuple[tuple[Release, ...], int, float]]  # releases, how often, the probability of each
+
+
+def _releases(rounds: Rounds, channel: str) -> _Groups:
+    return [(tuple(r for r in group if r.channel == channel), count, p) for group, count, p in rounds.groups]
+
+
+def _failures(groups: _Groups) -> tuple[float, float]:
+    """Union bounds on a truncated Poisson batch anywhere, and on the other records alone filling one."""
+    any_batch = others_alone = 0.0
+    for group, count, _ in groups:
+        for release in group:
+            sampling = release.sampling
+            if not sampling.truncation:
+                continue
+            batches, rate = float(release.uses), float(sampling.rate)
+            if sampling.kind.endswith("-round"):
+                # the release's rate is 1 - (1 - q)^Q: recover the Q batches behind it
+                rate = sampling.batch_size / sampling.population if sampling.population else 1.0
+                if not 0 < rate < 1 or not 0 < sampling.rate < 1:
+                    raise NoProof(
+                        "truncated batches inside one release cannot be charged: their number is unknown"
+                    )
+                batches *= math.ceil(math.log1p(-sampling.rate) / math.log1p(-rate) - 1e-6)
+            any_batch += count * batches * sampling.truncation
+            others_alone += count * batches * sampling.truncation / rate if rate > 0 else 0.0
+    return any_batch, others_alone
+
+
+def _name(groups: _Groups) -> str:
+    """The recipes behind a composition, for people."""
+    names = {"full": "R1", "full-round": "R1", "poisson": "R3"}
+    kinds = {release.sampling.kind for group, _, _ in groups for release in group}
+    used = {names.get(kind, "R5" if kind.endswith("-round") else "R2") for kind in kinds} or {"R1"}
+    return "+".join(sorted(used)) + ("+R4" if any(p < 1 for _, _, p in groups) else "")
+
+
+def _shuffled(group: Sequence[Release]) -> bool:
+    return any(release.sampling.kind in ("shuffled", "shuffled-round") for release in group)
+
+
+# --- recipes -------------------------------------------------------------------------------------------
+
+
+def upload_bound(rounds: Rounds, delta: float, facts: Facts, adjacency: str) -> Bound:
+    """(i) adaptive composition of all uplink releases: R1, R2, R3 or R5 by sampler, R4 by participation."""
+    if facts.lattice is not None:
+        return _discrete(_releases(rounds, "uplink"), rounds, delta, facts.lattice, adjacency, clients=1)
+    return _composed(_releases(rounds, "uplink"), rounds, delta, facts, adjacency, gain=1.0)
+
+
+def downlink_bound(rounds: Rounds, delta: float, facts: Facts, adjacency: str) -> Bound:
+    """(iii) the broadcasts' own noise."""
+    groups = _releases(rounds, "downlink")
+    if not any(group for group, _, _ in groups):
+        raise NoProof("no noise is added to the broadcast")
+    if facts.lattice is not None:
+        raise NoProof("the broadcast's noise counts the uploads', which is discrete here: the bound of sums holds")
+    hidden = [group for group, _, _ in rounds.groups if not _has_downlink(group)]
+    if any(release.channel == "uplink" for group in hidden for release in group):
+        raise NoProof("some rounds release an upload without a noisy broadcast")
+    bound = _composed(groups, rounds, delta, facts, adjacency, gain=1.0)
+    return bound._replace(recipe=f"{bound.recipe} downlink")
+
+
+def _has_downlink(group: Sequence[Release]) -> bool:
+    return any(release.channel == "downlink" for release in group)
+
+
+def _composed(
+    groups: _Groups,
+    rounds: Rounds,
+    delta: float,
+    facts: Facts,
+    adjacency: str,
+    *,
+    gain: float,
+) -> Bound:
+    """All releases of the groups with their sampling's amplification, noise multiplied by `gain`."""
+    if any(_shuffled(group) for group, _, _ in groups):
+        return _shuffled_composition(groups, delta, facts, adjacency, gain)
+    events = [
+        Group(tuple(sampled_item(r, adjacency, gain=gain) for r in group), count, probability)
+        for group, count, probability in groups
+    ]
+    failure, others_failure = _failures(groups)
+    value = groups_epsilon(events, delta, failure=failure, others_failure=others_failure)
+    recipe = _name(groups)
+    charged = f"; {failure:.3g} of truncated batches charged to δ" if failure else ""
+    noise = f"; noise of {gain**2:g} clients counts" if gain != 1.0 else ""
+    return Bound(value, recipe, f"{rounds.how}{noise}{charged}")
+
+
+def _shuffled_uses(groups: _Groups, facts: Facts) -> tuple[int, int, int, list[tuple[Release, int]]]:
+    """(U uses in all, most uses in one round, steps of a round, releases with their participations)."""
+    flat = [(group[0], count) for group, count, _ in groups if group and count]
+    if any(len(group) > 1 for group, _, _ in groups) or len({r.sampling for r, _ in flat}) > 1:
+        raise NoProof("shuffled epochs are accounted for one kind of release a round only (D2)")
+    if not flat:
+        return 0, 0, 0, flat
+    first = flat[0][0]
+    kind, participations = first.sampling.kind, sum(count for _, count in flat)
+    if kind == "shuffled-round":
+        # `rate` is the share of the records that a round consumes; a use costs the whole round's release
+        per_epoch = batches_per_epoch(first)
+        steps = max(
+            1, math.ceil(first.sampling.rate * first.sampling.population / first.sampling.batch_size - 1e-9)
+        )
+    else:
+        per_epoch = batches_per_epoch(first)
+        steps = max(int(r.uses) for r, _ in flat)
+    if steps == 0:
+        return 0, 0, 0, flat
+    uses = total_shuffled_uses(
+        participations, steps, per_epoch, own_epochs=facts.own_epochs, num_rounds=facts.num_rounds
+    )
+    most = min(epochs_in_round(steps, per_epoch), steps, uses)
+    if kind == "shuffled-round":
+        uses, most = participations if first.sampling.rate >= 1 else min(uses, participations), 1
+    return uses, most, steps, flat
+
+
+def _largest(
+    flat: Sequence[tuple[Release, int]], uses: int, per_round: int, adjacency: str
+) -> list[tuple[float, int]]:
+    """The `uses` costliest releases: (noise multiplier, how many), at most `per_round` a participation."""
+    left, chosen = uses, []
+    for z, count in sorted((step_multiplier(release, adjacency), count) for release, count in flat):
+        taken = min(left, count * per_round)
+        chosen.append((z, taken))
+        left -= taken
+    return [(z, n) for z, n in chosen if n]
+
+
+def _shuffled_composition(
+    groups: _Groups,
+    delta: float,
+    facts: Facts,
+    adjacency: str,
+    gain: float,
+) -> Bound:
+    """D2: parallel composition inside an epoch, so U uses of the record (R1)."""
+    uses, most, _, flat = _shuffled_uses(groups, facts)
+    chosen = _largest(flat, uses, max(most, 1), adjacency)
+    value = groups_epsilon([Group(tuple(Item("plain", 1.0, z * gain, n) for z, n in chosen))], delta)
+    return Bound(value, "R1", f"{uses} uses in shuffled epochs (D2), all participations counted")
+
+
+def sum_bound(rounds: Rounds, delta: float, facts: Facts, adjacency: str) -> Bound:
+    """(ii) R6: the honest others' noise counts too."""
+    if facts.cohort_size < 2 and facts.others_noise is None:
+        raise NoProof(f"cohort_size={facts.cohort_size}: there is no other client's noise in the sum")
+    if facts.client_state:
+        raise NoProof("clients keep private state, so a round depends on more than the public sums (G7)")
+    others = facts.others_noise
+    if others is None:
+        others = float(honest_others(facts.cohort_size, facts.colluders))
+    if others < 0:
+        raise ValueError(f"others_noise={others} is negative")
+    groups = _releases(rounds, "uplink")
+    if facts.lattice is not None:
+        clients = 1 + honest_others(facts.cohort_size, facts.colluders)
+        return _discrete(groups, rounds, delta, facts.lattice, adjacency, clients=clients)
+    if all(len(group) <= 1 and sum(r.uses for r in group) <= 1 for group, _, _ in groups):
+        # noise added once, after the last look at the data: the credit is exact, amplification remains
+        bound = _composed(groups, rounds, delta, facts, adjacency, gain=math.sqrt(1.0 + others))
+        return bound._replace(recipe=f"{bound.recipe} sum")
+    return _noise_inside_steps(groups, rounds, delta, facts, adjacency, others)
+
+
+def _discrete(
+    groups: _Groups,
+    rounds: Rounds,
+    delta: float,
+    lattice: Lattice,
+    adjacency: str,
+    *,
+    clients: int,
+) -> Bound:
+    """Discrete Gaussians on the integers, summed over `clients` (Kairouz, Liu, Steinke 2021): zCDP adds up.
+
+    Rounding happens before the noise, so it is part of the query: a coordinate of two neighbours' uploads moves by
+    at most one step of the grid more. Nothing is credited for sampling or for chance in participation.
+    """
+    total = 0.0
+    for group, count, _ in groups:
+        if not group or not count:
+            continue
+        if len(group) > 1 or group[0].uses > 1:
+            raise NoProof("discrete noise is accounted for one release a round, at its end")
+        release = group[0]
+        distance = release.noise_std / step_multiplier(release, adjacency) if release.noise_std else math.inf
+        if not math.isfinite(distance):
+            return Bound(math.inf, "R6 discrete" if clients > 1 else "R1 discrete", "no noise")
+        variance = (lattice.least * release.noise_std / lattice.step) ** 2
+        if variance < _LEAST_VARIANCE:
+            raise NoProof(
+                f"discrete noise of {math.sqrt(variance):.2g} steps of the grid is too little to rank rounds "
+                "by: use more fractional bits (secagg.scale_bits)"
+            )
+        moved = distance / lattice.step + math.sqrt(lattice.dimension)
+        total += count * rho(moved, variance=variance, clients=clients, dimension=lattice.dimension)
+    detail = (
+        f"{rounds.how.replace('ex ante, participation in each', 'all')}; discrete noise of {clients} clients, zCDP"
+    )
+    return Bound(zcdp_epsilon_tight(total, delta), "R6 discrete" if clients > 1 else "R1 discrete", detail)
+
+
+def _noise_inside_steps(
+    groups: _Groups, rounds: Rounds, delta: float, facts: Facts, adjacency: str, others: float
+) -> Bound:
+    """R6' for convex steps, G7c where only a Lipschitz bound is known."""
+    groups = [group for group in groups if sum(r.uses for r in group[0])]
+    if any(r.sampling.kind.endswith("-round") for group, _, _ in groups for r in group):
+        raise NoProof("noise inside and at the end of a round in one participation")
+    steps = {group: _steps(group, adjacency) for group, _, _ in groups}
+    refused = any(credit_refusal(rates, facts.smoothness, facts.convex) for rates, _ in steps.values())
+    by_lipschitz = refused and not facts.assume and facts.lipschitz is not None
+    assumed = refused and not by_lipschitz
+    theorem = "G7c" if by_lipschitz else "G7b"
+    noise = f"noise of {others:g} honest others in the sum"
+    if assumed:
+        noise += "; assumed: convex losses and non-expansive steps"
+
+    def cost(group: tuple[Release, ...], uses: int) -> float:
+        """μ² of a participation that uses the record so often."""
+        rates, multipliers = steps[group]
+        if by_lipschitz:
+            bound = float(facts.lipschitz or 0.0)
+            return smooth_round_mu(multipliers, uses, rates=rates, others=others, lipschitz=bound) ** 2
+        mu = aggregated_round_mu(
+            multipliers,
+            uses,
+            rates=rates,
+            others=others,
+            smoothness=facts.smoothness,
+            convex=facts.convex,
+            assume=facts.assume,
+        )
+        return mu**2
+
+    events = []
+    if any(_shuffled(group) for group in steps):
+        uses, most, length, flat = _shuffled_uses(groups, facts)
+        first, participations = flat[0][0], sum(count for _, count in flat)
+        consecutive = facts.own_epochs or facts.num_rounds == participations
+        straddling = most == 2 and length <= batches_per_epoch(first)
+        if straddling and consecutive and len({steps[(r,)] for r, _ in flat}) == 1 and uses <= _MOST_EPOCHS:
+            once, twice = (cost((first,), share) for share in (1, 2))
+            pattern = shuffled_round_pattern(
+                participations, length, batches_per_epoch(first), float(first.sampling.rate)
+            )
+            value = mixture_epsilon(
+                list(pattern.values()), [math.sqrt(a * once + b * twice) for a, b in pattern], delta
+            )
+            used = f"ex ante over the client's shuffles, up to {uses} uses and two in one round"
+            return Bound(value, f"R6 {theorem}+R4", f"{used}; {noise}", assumed=assumed)
+        costs = [([cost((r,), share + 1) for share in range(min(most, len(steps[(r,)][0])))], n) for r, n in flat]
+        events.append(Group((_plain(math.sqrt(_packed(costs, uses)), 1),)))
+        used = f"{uses} uses in shuffled epochs, up to {most} in one round"
+    else:
+        for group, count, probability in groups:
+            if all(r.sampling.kind == "disjoint" for r in group):
+                # one use at most, in a round drawn by the honest client: R4 again
+                chance = probability * min(1.0, sum(r.uses * r.sampling.rate for r in group))
+                events.append(Group((_plain(math.sqrt(cost(group, 1)), 1),), count, chance))
+            else:
+                every = len(steps[group][0])
+                events.append(Group((_plain(math.sqrt(cost(group, every)), 1),), count, probability))
+        used = rounds.how
+    failure, others_failure = _failures(groups)
+    value = groups_epsilon(events, delta, failure=failure, others_failure=others_failure)
+    recipe = f"R6 {theorem}" + ("+R4" if any(event.probability < 1 for event in events) else "")
+    return Bound(value, recipe, f"{used}; {noise}", assumed=assumed)
+
+
+def _steps(group: tuple[Release, ...], adjacency: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Learning rates and noise multipliers of all local steps. The multipliers are relative to the round's largest
+    sensitivity, so that a use shifts the model by the rate alone."""
+    furthest = max(r.sensitivity for r in group)
+    rates: list[float] = []
+    multipliers: list[float] = []
+    for release in group:
+        uses = int(release.uses)
+        rates += release.rates * uses if len(release.rates) == 1 else release.rates
+        multipliers += [step_multiplier(release._replace(sensitivity=furthest), adjacency)] * uses
+    if len(multipliers) == 1:
+        return (1.0,), tuple(multipliers)
+    if len(rates) != len(multipliers):
+        raise NoProof(
+            "the credit for the other clients' noise needs the learning rate of every local step, and it is "
+            "unknown, or changes from round to round while clients take part in different ones (R6')"
+        )
+    return tuple(rates), tuple(multipliers)
+
+
+def _packed(costs: Sequence[tuple[list[float], int]], uses: int) -> float:
+    """The largest total of `uses` uses over rounds: ([cost of 1, 2, ... uses in such a round], how many rounds).
+
+    Convex costs are largest where rounds are filled one after the other, and one more has the rest; others are
+    replaced by a straight line above them.
+    """
+    most = max(len(each) for each, _ in costs)
+    filled = []
+    for each, count in costs:
+        rises = [b - a for a, b in pairwise([0.0, *each])]
+        if len(each) < most or any(a > b * (1 + 1e-12) for a, b in pairwise(rises)):
+            steepest = max(cost / (share + 1) for share, cost in enumerate(each))
+            each = [steepest * (share + 1) for share in range(most)]
+        filled.append((each, count))
+    full, rest = divmod(uses, most)
+    total = max(each[rest - 1] for each, _ in filled) if rest else 0.0
+    for each, count in sorted(filled, key=lambda pair: -pair[0][-1]):
+        taken = min(full, count)
+        total, full = total + taken * each[-1], full - taken
+    return total
+
+
+def _square(items: Iterable[Item]) -> float:
+    """μ² of plain items."""
+    return compose_gaussians((item.noise_multiplier, item.uses) for item in items) ** 2
+
+
+def _plain(mu: float, count: int) -> Item:
+    return Item("plain", 1.0, math.inf if mu == 0 else 1.0 / mu, count)
+
+
+def joint_bound(rounds: Rounds, delta: float, facts: Facts, adjacency: str) -> Bound:
+    """(iii) with L exposed uploads, N1: μ² = L (Δ_U/σ_U)² + (T-L) (Δ_D/σ_A)².
+
+    Given a round's upload, its broadcast adds nothing; the worst L rounds are taken as the exposed ones.
+    """
+    if facts.lattice is not None:
+        raise NoProof("exposed uploads are accounted for continuous noise only")
+    rows = []
+    for group, count, _ in rounds.groups:
+        if not _has_downlink(group):
+            raise NoProof("some rounds have no noisy broadcast")
+        up = [sampled_item(r, adjacency) for r in group if r.channel == "uplink"]
+        down = [sampled_item(r, adjacency) for r in group if r.channel == "downlink"]
+        if any(item.kind != "plain" for item in (*up, *down)):
+            raise NoProof("exposed uploads are accounted for unsampled Gaussian releases only (N1)")
+        exposed, hidden = _square(up), _square(down)
+        rows.append((exposed, min(exposed, hidden) if up else hidden, count))
+    left, total = facts.exposures, 0.0
+    for exposed, hidden, count in sorted(rows, key=lambda row: row[1] - row[0]):
+        seen = min(left, count)
+        left -= seen
+        total += (seen * exposed if seen else 0.0) + ((count - seen) * hidden if count > seen else 0.0)
+    value = groups_epsilon([Group((_plain(math.sqrt(total), 1),))], delta)
+    return Bound(value, "R1 joint", f"{facts.exposures} exposed uploads, every broadcast (N1), all listed rounds")

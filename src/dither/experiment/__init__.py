@@ -1,0 +1,1 @@
+"""A spec becomes an experiment, and an experiment a run folder: build, train, sweep, plan."""

@@ -1,0 +1,75 @@
+"""Pictures of a run, in one readable style. Matplotlib is imported when a picture is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+# Okabe-Ito: told apart by people with any colour vision
+BLUE, ORANGE, GREEN, VERMILION, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#595959"
+
+
+def new_figure(rows: int = 1, columns: int = 1, *, width: float = 8.0, height: float = 3.4) -> tuple[Any, Any]:
+    """A figure and its axes with Dither's style; drawn off screen."""
+    figure = new_canvas(width=width, height=height, dpi=150)
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for axis in axes.flat:
+        tidy(axis)
+    return figure, axes
+
+
+def new_canvas(*, width: float, height: float, dpi: int = 110) -> Any:
+    """An empty figure, drawn off screen."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained", dpi=dpi)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def tidy(axis: Any) -> None:
+    """Dither's style for one pair of axes."""
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(axis="y", color="#DDDDDD", linewidth=0.8)
+    axis.set_axisbelow(True)
+
+
+def save(figure: Any, path: Path) -> None:
+    """Save a figure whole or not at all."""
+    import io
+
+    from dither.experiment.folder import write_bytes
+
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=path.suffix.lstrip(".") or "png")
+    write_bytes(path, buffer.getvalue())
+
+
+def draw_run(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str, subtitle: str) -> None:
+    """Accuracy and loss on the test records, against rounds."""
+    figure, axes = new_figure(1, 2)
+    rounds = [row["round"] for row in rows]
+    accuracy, loss = axes[0]
+    marker = "o" if len(rows) <= 25 else None
+    line = {"marker": marker, "markersize": 3, "linewidth": 1.6}
+    accuracy.plot(rounds, [row["test_accuracy"] for row in rows], color=BLUE, **line)
+    accuracy.set_ylabel("test accuracy")
+    accuracy.annotate(
+        f"{rows[-1]['test_accuracy']:.3f}",
+        (rounds[-1], rows[-1]["test_accuracy"]),
+        xytext=(4, 0),
+        textcoords="offset points",
+        va="center",
+        color=BLUE,
+        fontsize=9,
+    )
+    loss.plot(rounds, [row["loss"] for row in rows], color=VERMILION, **line)
+    loss.set_ylabel("test loss (cross-entropy)")
+    for axis in (accuracy, loss):
+        axis.set_xlabel("communication round")
+        axis.margins(x=0.06)
+    figure.suptitle(title, fontsize=11, fontweight="bold", x=0.02, ha="left")
+    accuracy.set_title(subtitle, fontsize=8.5, loc="left", color=GREY)
+    save(figure, path)

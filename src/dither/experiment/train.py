@@ -1,0 +1,733 @@
+"""Training one spec: rounds, checkpoints, budget, and what a run folder holds in the end."""
+
+from __future__ import annotations
+
+import platform
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import dither
+from dither import data, models
+from dither.accounting import accountant
+from dither.accounting.ledger.runs import Ledger, Spending, data_id
+from dither.errors import BudgetExhausted, ClientRefused, DataError, DitherError, RunExists, SpecError
+from dither.experiment import folder as runs
+from dither.experiment import plots
+from dither.experiment.build import (
+    Task,
+    aggregation,
+    as_begun,
+    build_task,
+    circumstances,
+    claim_after,
+    claimed,
+    planned_rounds,
+    proven,
+    rounding,
+    stop_reason,
+    tolerated,
+    with_missing,
+)
+from dither.experiment.compiled import check, compiled, designs, engine_options, facts, origin, sharing_note
+from dither.secagg import costs
+from dither.simulation import distributed, engine
+from dither.simulation.aggregation import Aggregation
+from dither.simulation.sharding import Shards
+from dither.simulation.streaming import Streamed
+from dither.simulation.timing import Clock
+from dither.spec import Spec, method
+from dither.types import Params
+
+CHECKPOINT_SECONDS = 5.0
+_SCORED = 16_384  # records of a folder that a trained run scores at a time
+_WAYS = {"no": "in memory", "yes": "streamed from the disk"}  # data.stream, and how provenance.json says it
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained run: its folder, spec, metrics, summary, and the model."""
+
+    folder: Path
+    spec: Spec
+    summary: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    model: models.Model
+    params: Params
+    classes: tuple[str, ...]
+    schema: data.Schema | None
+
+    @property
+    def local(self) -> dict[str, Any]:
+        """Exact figures that no ε covers: the training loss and others. Local, not private."""
+        folder = runs.RunFolder(self.folder)
+        return {**folder.local_summary(), "metrics": folder.local_metrics()}
+
+    def predict_proba(self, features: Any) -> np.ndarray:
+        """Class probabilities `[n, classes]` of an encoded array, a data frame or a file."""
+        return np.asarray(models.probabilities(self._scores(features)))
+
+    def predict(self, features: Any) -> np.ndarray:
+        """The class name of each record of an encoded array, a data frame or a file (CSV, Parquet, npz)."""
+        return np.asarray(self.classes)[np.asarray(models.predict(self._scores(features)))]
+
+    def evaluate(self, path: str | Path) -> dict[str, float]:
+        """Accuracy and loss on a file with labels: exact, and so local, not private."""
+        right, losses = [], []
+        for encoded in self._pieces(path, labels="required"):
+            if encoded.y is None:
+                raise DataError(f"{str(path)!r} has no labels to evaluate on")
+            scores = self.model.apply(self.params, self._check_width(encoded.x))
+            right.append(np.asarray(models.predict(scores)) == encoded.y)
+            losses.append(np.asarray(models.score_losses(scores, encoded.y)))
+        return {
+            "records": sum(map(len, right)),
+            "accuracy": float(np.mean(np.concatenate(right))),
+            "loss": float(np.mean(np.concatenate(losses))),
+        }
+
+    def _scores(self, features: Any) -> Any:
+        if isinstance(features, np.ndarray | list):
+            return self.model.apply(self.params, self._check_width(np.asarray(features, np.float32)))
+        pieces = [
+            self.model.apply(self.params, self._check_width(encoded.x))
+            for encoded in self._pieces(features, labels="ignore")
+        ]
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def _pieces(self, features: Any, *, labels: str) -> Iterator[data.Encoded]:
+        """The records of a table or file; those of a folder, which may not fit memory, some at a time."""
+        if not isinstance(features, str | Path) or not Path(features).expanduser().is_dir():
+            yield self._encode(features, labels=labels)
+            return
+        if self.schema is not None:
+            raise DataError(f"this run was trained on a table; give one instead of the folder {str(features)!r}")
+        x, y = data.arrays_of(features, classes=self.classes, labels=labels)
+        names = tuple(f"x{index}" for index in range(x.shape[1]))
+        for at in range(0, len(x), _SCORED):
+            rows = np.arange(at, min(at + _SCORED, len(x)))
+            some = np.empty((len(rows), x.shape[1]), np.float32)
+            x.read(rows, some)
+            yield data.Encoded(some, None if y is None else y[rows], names)
+
+    def _encode(self, features: Any, *, labels: str) -> data.Encoded:
+        how = (self.spec.data.encoding, self.spec.data.features)
+        if not isinstance(features, str | Path):
+            if self.schema is None:
+                raise DataError("this run has no schema for tables; give an array of encoded features")
+            return self.schema.encode(features, *how, labels=labels)
+        if Path(features).suffix == ".npz":
+            return data.read_arrays(features, classes=self.classes, labels=labels)
+        if self.schema is None:
+            raise DataError(f"this run was trained on arrays; give a .npz file instead of {str(features)!r}")
+        return data.encode_features(self.schema, features, *how, labels=labels)
+
+    def _check_width(self, x: np.ndarray) -> np.ndarray:
+        wanted = int(self.summary["num_features"])
+        if x.ndim != 2 or x.shape[1] != wanted:
+            raise DataError(f"the data has shape {x.shape}, the model takes {wanted} features a record")
+        return x
+
+
+def run(
+    spec: Spec | str | Path | Mapping[str, Any],
+    *,
+    values: Mapping[str, Any] | None = None,
+    out: str | Path | None = None,
+    resume: str | Path | None = None,
+    data_dir: str | Path | None = None,
+    ledger: str | Path | None = None,
+    new_ledger: bool = False,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    on_start: Callable[[Task, Path, int], None] | None = None,
+    on_evaluation: Callable[[dict[str, Any]], None] | None = None,
+) -> Run:
+    """Train a spec (a preset's name, a TOML file, a mapping or a `Spec`) and leave a run folder.
+
+    `values` are dotted keys put on top of the spec. `resume` continues a folder that was interrupted: the
+    outcome is bit for bit that of an uninterrupted run on the same device and versions. It keeps as many devices
+    as it was begun on, and its records where they were (in memory or on the disk), whatever memory is free now.
+
+    Your own data is always charged to a ledger (the default one, or `ledger`), the catalogue's sets only when
+    `ledger` is given. Records that another ledger of yours knows are refused unless `new_ledger`. Where a budget
+    ends the run early, `summary["stopped"]` says so.
+
+    Among several processes (`engines.processes`) this is for process 0; the others call `following.follow`.
+    """
+    with distributed.together():
+        return _run(
+            spec, values, out, resume, data_dir, ledger, new_ledger, checkpoint_seconds, on_start, on_evaluation
+        )
+
+
+def _run(
+    spec: Spec | str | Path | Mapping[str, Any],
+    values: Mapping[str, Any] | None,
+    out: str | Path | None,
+    resume: str | Path | None,
+    data_dir: str | Path | None,
+    ledger: str | Path | None,
+    new_ledger: bool,
+    checkpoint_seconds: float,
+    on_start: Callable[[Task, Path, int], None] | None,
+    on_evaluation: Callable[[dict[str, Any]], None] | None,
+) -> Run:
+    distributed.must_lead()
+    clock = Clock()
+    spec = Spec.from_any(spec).with_values(values or {})
+    if resume is None:
+        path = Path(out) if out is not None else default_folder(spec)
+        refuse_taken(path)
+        begun: dict[str, Any] = {}
+    else:
+        _check_spec(runs.RunFolder.open(resume), spec)
+        begun = runs.RunFolder.open(resume).provenance()
+        finished = runs.RunFolder.open(resume).summary()
+        if finished is not None and "stopped" not in finished:
+            distributed.dismiss()
+            return load(resume)
+    distributed.tell("run", spec=spec.to_toml())
+    with clock("start_up"):
+        kept = next((stream for stream, way in _WAYS.items() if way == begun.get("records")), "")
+        task = build_task(spec, data_dir=data_dir, stream=kept)
+        shards = check(task, begun)  # before there is a folder
+        if distributed.count() > 1:
+            distributed.compare(facts(task))
+        if resume is None:
+            made = {**provenance(task), "devices": shards.devices}
+            folder = runs.RunFolder.create(path, spec, made, _schema_file(task.dataset))
+            local = {"data_digest": task.data_digest}
+            runs.write_text(folder.path / "local" / "provenance.json", runs.to_json(local, indent=2))
+        else:
+            folder = runs.RunFolder.open(resume)
+    try:
+        with clock("ledger"):
+            account = spending(task, folder, ledger, new_ledger=new_ledger)
+    except DitherError:
+        if resume is None:
+            folder.discard()
+        raise
+    return train(task, folder, checkpoint_seconds, on_start, on_evaluation, shards, account, clock)
+
+
+def spending(
+    task: Task, folder: runs.RunFolder, ledger: str | Path | None, *, new_ledger: bool = False
+) -> Spending | None:
+    """The run's account in a ledger, or None for a set of the catalogue without one."""
+    spec = task.spec
+    if ledger is None and not spec.data.path:
+        return None
+    if task.prepared.assumed:
+        raise SpecError(
+            "the releases of this run rest on an assumption (method_options.sensitivity='paper'), which no ledger "
+            "can charge; use 'clip', or a set of the catalogue without --ledger"
+        )
+    if spec.secagg.noise == "discrete":
+        raise SpecError(
+            "secagg.noise='discrete' is proved by zCDP, which the ledger does not add up with other runs yet; use "
+            "'gaussian', or a set of the catalogue without --ledger"
+        )
+    # The run folder keeps an anchor: a ledger that is rolled back later no longer agrees with it.
+    anchor = folder.path / "ledger-anchor.json"  # where earlier versions had it
+    anchor = anchor if anchor.is_file() else folder.path / "local" / "ledger-anchor.json"
+    book = Ledger(ledger or Ledger.default_path(), anchor=anchor)
+    own_rows = spec.data.partition == "column"
+    # What was read is charged, not what lies there by now.
+    digest = task.dataset.ledger_digest
+    dataset = data_id(book, path=spec.data.path, name=spec.data.name, digest=digest)
+    if spec.data.path:
+        read, name = task.dataset.rows, Path(spec.data.path).name
+        book.identify(
+            dataset,
+            lambda: data.of_file(spec.data.path) if read is None else read,
+            file=name,
+            name=spec.data.id,
+            new_ledger=new_ledger,
+        )
+    budget = book.budget(dataset)
+    if budget is not None and budget.view == "sum" and spec.aggregation == "off":
+        raise SpecError(
+            "the budget of this data is for one who sees sums alone, and secagg.mode is 'off': set it to 'real' "
+            "or 'ideal', or set the budget for --view upload"
+        )
+    # The run's name in the ledger holds all that determines what it releases: a folder whose spec, seed, records
+    # or surroundings were changed is another run, which pays for itself.
+    made_of = np.frombuffer(origin(task, folder.provenance()).encode(), np.uint8)
+    # Where a run may go on without some clients, nobody's noise is counted on in a sum.
+    task = with_missing(task, spec.cohort_size - 1 if spec.federation.refused == "continue" else tolerated(spec))
+    return Spending(
+        book,
+        run=f"{folder.run_id()}-{book.fingerprint(made_of)}",
+        dataset=dataset,
+        releases=task.prepared.build(task.prepared.hyper).releases,
+        sizes=task.federation.size,
+        cohorts=task.cohorts,
+        clients=task.federation.names if own_rows else None,
+        facts=accountant.facts(circumstances(task)),
+        replay=spec.source_of_randomness == "seeded",
+    )
+
+
+def resume(path: str | Path, **arguments: Any) -> Run:
+    """Continue an interrupted run folder with its own spec."""
+    return run(runs.RunFolder.open(path).spec(), resume=path, **arguments)
+
+
+def refuse_taken(path: Path) -> None:
+    """Say at once, before any data is loaded, that a folder is taken."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise RunExists(f"{str(path)!r} already exists; give another --out, or continue it with --resume {path}")
+
+
+def train(
+    task: Task,
+    folder: runs.RunFolder,
+    checkpoint_seconds: float,
+    on_start: Callable[[Task, Path, int], None] | None,
+    on_evaluation: Callable[[dict[str, Any]], None] | None,
+    shards: Shards,
+    account: Spending | None = None,
+    clock: Clock | None = None,
+) -> Run:
+    """Rounds from the newest checkpoint (or from the start) to the end; then model, summary and plot."""
+    spec, began = task.spec, time.perf_counter()
+    clock = clock or Clock()
+    with clock("start_up"):
+        digest = task.data_digest
+        simulation, rounds, inputs = compiled(task, shards=shards)
+        state, done, seconds_before = simulation.start(inputs), 0, 0.0
+    checkpoint = folder.load_checkpoint()
+    folder.clear_leftovers()
+    fresh = spec.source_of_randomness == "os"  # a round made again is another release
+    _begun_before(folder, spec, planned_rounds(task))
+    if fresh and spec.batch_sampling == "shuffled" and folder.begun():
+        raise RunExists(
+            f"{str(folder.path)!r} cannot be resumed: its shuffled epochs came from randomness='os', which is "
+            "never kept, and a new order could use a record twice in one epoch; start a new run"
+        )
+    if checkpoint is not None:
+        _check_belongs(checkpoint, spec, digest, folder)
+        restored = restore(state, checkpoint.leaves)
+        distributed.tell("restore", work=True)
+        state, done = handed_out(restored, simulation), checkpoint.round
+        distributed.reached()
+        folder.drop_metrics_after(done)
+        rows = folder.metrics()
+        seconds_before = float(rows[-1]["seconds"]) if rows else 0.0
+    else:
+        folder.drop_metrics_after(0)
+    folder.begin(done, done)  # an earlier outcome no longer holds
+    if on_start:
+        on_start(task, folder.path, done)
+
+    saved = time.perf_counter()
+    num_rounds = planned_rounds(task)
+    stopped = ""
+    reading = closing(rounds) if isinstance(rounds, Streamed) else nullcontext()
+    with reading, Interrupt() as interrupt:
+        for start, end in engine.chunks(done, num_rounds, spec.eval_every):
+            stop = end
+            if account is not None:
+                try:
+                    with clock("ledger"):
+                        stop = account.pay(start, end)
+                except BudgetExhausted as refusal:
+                    if start == 0:
+                        folder.discard()
+                        raise
+                    stopped = str(refusal)
+                    break
+            if fresh:
+                folder.begin(start, stop)
+            if distributed.tell("rounds", work=True, start=start, stop=stop):
+                interrupt.asked = True
+            with clock("rounds"):
+                state = jax.block_until_ready(rounds.advance(state, inputs, start, stop))
+            with clock("evaluation"):
+                scores = {name: float(value[0]) for name, value in rounds.evaluate(state, inputs).items()}
+                state = engine.reset_metrics(state)
+            distributed.reached()
+            if spec.federation.refused == "abort":
+                _check_refused(state, stop)
+            now, asked = time.perf_counter(), interrupt.asked  # read once: no end without its checkpoint
+            released, local = split_scores(scores, spec)
+            row = {"round": stop, **released, "seconds": round(seconds_before + now - began, 3)}
+            folder.append_metrics(row, {"round": stop, **local})
+            if stop == num_rounds or stop < end or asked or now - saved >= checkpoint_seconds:
+                leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
+                folder.save_checkpoint(runs.Checkpoint(stop, leaves, spec.digest(), digest))
+                saved = time.perf_counter()
+            if on_evaluation:
+                on_evaluation({**row, "local": local})
+            if asked and stop < num_rounds:
+                raise KeyboardInterrupt
+            if stop < end:
+                stopped = f"the privacy budget ends after round {stop} of {num_rounds}"
+                break
+
+    stopped = stopped or stop_reason(task)
+    task = replace(task, cohorts=task.cohorts[: folder.metrics()[-1]["round"]])
+    made = as_begun(task, folder.begun()) if fresh else task
+    distributed.tell("params", work=True)
+    params = jax.tree.map(lambda leaf: np.asarray(leaf)[0], simulation.params(state, inputs))
+    distributed.reached()
+    rows = folder.metrics()
+    folder.save_model(named_leaves(params))
+    refused = np.asarray(state.refused)[0]
+    missing, participation = int(np.asarray(state.missing)[0]), np.asarray(state.participation)[0]
+    sent, slow = traffic(task, simulation, state, simulation.sizes(state, inputs)), sharing_note(task)
+    # The rest is this process's alone, and may take long: nothing below may need another's devices.
+    distributed.dismiss(BudgetExhausted.exit_code if stopped else 0)
+    with clock("accounting"):
+        if made.numbers:  # what became of rounds that were undone, nobody knows
+            missing = max(missing, tolerated(spec))
+        summary = summarise(made, rows, participation, missing)
+    if again := len(made.cohorts) - len(task.cohorts):
+        summary["repeated_rounds"] = again
+        summary["notes"].append(
+            f"{again} rounds were begun again with fresh noise after the run was interrupted: the proven ε counts "
+            "them twice"
+        )
+    local = {"train_loss": (folder.local_metrics() or rows)[-1]["train_loss"], "clamped": sent.pop("clamped", 0)}
+    summary["traffic"] = sent
+    _note_aggregation(made, summary, missing)
+    if refused.any():
+        names = task.federation.names
+        summary["refused"] = {names[i]: int(refused[i]) for i in np.flatnonzero(refused)}
+        summary["notes"].append(f"updates that were not finite were left out: {summary['refused']}")
+    if slow:
+        summary["notes"].append(slow)
+    if stopped:
+        summary["stopped"] = stopped
+        summary["epsilon"]["claimed"] = claimed(claim_after(task, rows[-1]["round"]))
+    if account is not None:
+        summary["ledger"] = {"file": str(account.ledger.path), "dataset": account.dataset}
+    if spec.compare and not spec.data.path:
+        with clock("without_noise"):
+            summary["test_accuracy_without_noise"] = without_noise(task)
+    if spec.scored:
+        with clock("plot"):
+            plots.draw_run(rows, folder.path / "plot.png", title=_title(spec), subtitle=_subtitle(task))
+    if isinstance(rounds, Streamed):
+        summary["streamed"] = rounds.report()
+    summary["timing"] = clock.report()  # of this process: what a resumed run did before is not in it
+    folder.save_summary(summary, local)
+    return Run(folder.path, spec, summary, rows, task.model, params, task.dataset.classes, task.dataset.schema)
+
+
+def handed_out(state: engine.State, simulation: engine.Simulation) -> engine.State:
+    """Process 0's state, on the devices of all processes."""
+    if distributed.count() == 1:
+        return state
+    leaves, structure = jax.tree.flatten(state)
+    leaves = distributed.handed_out([distributed.fetched(leaf) for leaf in leaves])
+    placed, _ = simulation.shards.place(jax.tree.unflatten(structure, leaves), ())
+    return placed
+
+
+def load(path: str | Path) -> Run:
+    """A trained run, ready to predict."""
+    folder = runs.RunFolder.open(path)
+    summary, spec = folder.summary(), folder.spec()
+    if summary is None:
+        raise RunExists(f"{str(path)!r} is not complete; finish it with `dither run --resume {path}`")
+    leaves = folder.load_model()
+    model = models.make(
+        spec.model.name,
+        num_features=summary["num_features"],
+        num_classes=len(summary["classes"]),
+        hidden=spec.model.hidden,
+        image_shape=summary["image_shape"],
+    )
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    paths = jax.tree_util.tree_flatten_with_path(shapes)
+    params = jax.tree.unflatten(paths[1], [leaves[_leaf_name(where)] for where, _ in paths[0]])
+    schema = None
+    for name in ("schema.toml", "local/schema.toml"):
+        if folder.read(name) is not None:
+            schema = data.Schema.load(folder.path / name)
+    return Run(folder.path, spec, summary, folder.metrics(), model, params, tuple(summary["classes"]), schema)
+
+
+def without_noise(task: Task) -> float:
+    """Test accuracy of the same run with its noise set to 0: what the noise costs."""
+    prepared = task.prepared
+    hyper = {
+        name: np.zeros_like(np.asarray(value)) if name in prepared.noise_names else np.asarray(value)
+        for name, value in prepared.hyper.items()
+    }
+    result = engine.simulate(
+        prepared.build,
+        task.model,
+        task.problem,
+        num_rounds=planned_rounds(task),
+        cohort_size=prepared.cohort_size_at,
+        seeds=[task.spec.seed],
+        hyper={name: value[None] for name, value in hyper.items()},
+        cohorts=designs([task]),
+        eval_every=planned_rounds(task),
+        **{**engine_options(task), "randomness": "seeded", "aggregation": _noiseless(aggregation(task))},
+    )
+    return float(result.history[-1].metrics["test_accuracy"][0])
+
+
+def _noiseless(how: Aggregation | None) -> Aggregation | None:
+    return how._replace(noise_std=None) if how else None
+
+
+# Pieces
+
+
+class Interrupt:
+    """Ctrl-C asks a run to stop after the rounds under way, with a checkpoint; a second one stops it at once.
+
+    The default handler raises wherever Python happens to be, and a library's clean-up code may swallow that.
+    """
+
+    asked = False
+
+    def __enter__(self) -> Interrupt:
+        self._before: Any = None
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._ask)
+        return self
+
+    def _ask(self, *_: object) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+
+def summarise(
+    task: Task, rows: list[dict[str, Any]], participation: np.ndarray, missing: int = 0
+) -> dict[str, Any]:
+    """summary.json."""
+    last, spec = rows[-1], task.spec
+    counts = np.sort(participation)
+    return {
+        "method": spec.method,
+        "data": spec.data.path or spec.data.name,
+        "test_accuracy": last["test_accuracy"],
+        "loss": last["loss"],
+        "rounds": last["round"],
+        "seconds": last["seconds"],
+        "epsilon": {
+            "claimed": claimed(task.prepared.claim),
+            "proven": proven(task, missing=missing),
+            "attacked": None,
+        },
+        "why": method(spec.method).why,
+        "participation": {
+            "min": int(counts[0]),
+            "median": float(np.median(counts)),
+            "max": int(counts[-1]),
+        },
+        "randomness": spec.source_of_randomness,
+        "notes": [*task.dataset.notes, *task.prepared.caveats, *_view_caveat(spec), *_data_caveats(spec)],
+        "num_clients": len(task.federation.size),
+        "num_features": int(task.dataset.x_train.shape[1]),
+        "num_params": task.num_params,
+        "image_shape": list(task.dataset.image_shape),
+        "classes": list(task.dataset.classes),
+    }
+
+
+def traffic(
+    task: Task, simulation: engine.Simulation, state: engine.State, sizes: tuple[int, int]
+) -> dict[str, Any]:
+    """What a round sends, a client at the mean, and what became of it."""
+    message, upload = sizes
+    how = simulation.aggregation
+    found: dict[str, Any] = {
+        "aggregation": task.spec.aggregation,
+        "upload_bytes": 4 * upload,
+        "download_bytes": 4 * message,
+        "lost": int(np.asarray(state.lost).sum()),
+        "most_missing": int(np.asarray(state.missing)[0]),
+        "void_rounds": int(np.asarray(state.void)[0]),
+    }
+    if how is None:
+        return found
+    found["bound"], found["clamped"] = how.how.bound, int(np.asarray(state.clamped)[0])  # see `train`
+    if simulation.aggregators and how.mode == "real":
+        (aggregator,) = simulation.aggregators
+        seen = aggregator.traffic.report()
+        found |= {**seen, "download_bytes": seen["download_bytes"] + 4 * message}
+        found["enrol_seconds"] = aggregator.enrol_seconds
+    else:
+        sent, received = costs.round_bytes(
+            upload, task.spec.cohort_size, modulus_bits=how.how.modulus_bits, colluders=how.colluders
+        )
+        found |= {"upload_bytes": sent, "download_bytes": received + 4 * message}
+    return found
+
+
+def _note_aggregation(task: Task, summary: dict[str, Any], missing: int) -> None:
+    """Say what encoding and lost clients mean for the proof."""
+    seen = summary["traffic"]
+    if seen["lost"]:
+        summary["notes"].append(
+            f"{seen['lost']} uploads were lost, at most {missing} in a round; the proven ε of sums counts on "
+            "nobody who was missing"
+        )
+    if seen["void_rounds"]:
+        summary["notes"].append(
+            f"{seen['void_rounds']} of {summary['rounds']} rounds had too few clients and are void"
+        )
+    if "bound" in seen:
+        # How many were is exact, and so stays local.
+        limit = f"coordinates beyond {seen['bound']:g} are clamped before the sum"
+        if task.spec.secagg.noise != "discrete":
+            for row in summary["epsilon"]["proven"]:
+                if any("G8" in text for text in row["not_covered"]):
+                    row["not_covered"].append(f"{limit}: the credit holds where none was (local/summary.json)")
+    margin = rounding(task, missing)
+    if margin is not None:
+        seen["rounding"] = margin
+
+
+UNSCORED = (
+    "test records are not scored: if yours are public, say so with data.test_public=true; `dither evaluate` "
+    "scores a file for your eyes alone"
+)
+
+
+def split_scores(scores: Mapping[str, float], spec: Spec) -> tuple[dict[str, Any], dict[str, float]]:
+    """What an evaluation found: scores on public test records, and what is exact about others and stays local."""
+    public = ("test_accuracy", "loss")
+    released = {name: scores[name] if spec.scored else None for name in public}
+    return released, {name: value for name, value in scores.items() if name not in public}
+
+
+def _schema_file(dataset: data.Dataset) -> dict[str, str]:
+    """schema.toml; bounds and categories that were read from the records stay local."""
+    if dataset.schema is None:
+        return {}
+    return {"schema.toml" if dataset.covered else "local/schema.toml": dataset.schema.to_toml()}
+
+
+def _begun_before(folder: runs.RunFolder, spec: Spec, num_rounds: int) -> None:
+    """Of a run that a version without digests.json began, what it may have begun: a stretch past the last line."""
+    if not (folder.path / "digests.json").is_file():
+        rows = folder.metrics()
+        folder.begin(0, min((rows[-1]["round"] if rows else 0) + spec.eval_every, num_rounds))
+
+
+def _data_caveats(spec: Spec) -> tuple[str, ...]:
+    found = [] if spec.scored else [UNSCORED]
+    if spec.data.path and spec.source_of_randomness == "seeded":
+        found.append("seeded noise: a simulation, not a protection; who knows the seed can subtract it")
+    if spec.data.path and spec.compare:
+        found.append("compare is for public data: nothing was trained without noise on your records")
+    return tuple(found)
+
+
+def _view_caveat(spec: Spec) -> tuple[str, ...]:
+    if spec.privacy.view != "sum" or spec.aggregation != "off":
+        return ()
+    return (
+        "privacy.view='sum' holds under secure aggregation, which is off: this server would see single uploads",
+    )
+
+
+def provenance(task: Task) -> dict[str, Any]:
+    """Where a run was made: enough to make it again."""
+    device = jax.devices()[0]
+    return {
+        "dither": dither.__version__,
+        "jax": jax.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "device": f"{device.platform}: {device.device_kind}",
+        **({"processes": distributed.count()} if distributed.count() > 1 else {}),
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "records": _WAYS["yes" if task.dataset.streamed else "no"],
+        "spec_digest": task.spec.digest(),
+        "randomness": task.spec.source_of_randomness,
+    }
+
+
+def default_folder(spec: Spec) -> Path:
+    """runs/METHOD-DATA-TIME, made distinct when two start in the same second."""
+    stem = Path(spec.data.path).stem if spec.data.path else spec.data.name
+    base = Path("runs") / f"{Path(spec.method).stem}-{stem}-{datetime.now():%Y%m%d-%H%M%S}"
+    path, number = base, 2
+    while path.exists():
+        path, number = base.with_name(f"{base.name}-{number}"), number + 1
+    return path
+
+
+def named_leaves(params: Params) -> dict[str, np.ndarray]:
+    """Leaves by the path in the tree: 'dense0/w'."""
+    pairs, _ = jax.tree_util.tree_flatten_with_path(params)
+    return {_leaf_name(where): np.asarray(leaf) for where, leaf in pairs}
+
+
+def _leaf_name(where: tuple[Any, ...]) -> str:
+    return "/".join(str(getattr(entry, "key", getattr(entry, "idx", entry))) for entry in where)
+
+
+def restore(like: engine.State, leaves: list[np.ndarray]) -> engine.State:
+    """A state like the given one, from the leaves of a checkpoint."""
+    own, structure = jax.tree.flatten(like)
+    if [leaf.shape for leaf in own] != [leaf.shape for leaf in leaves]:
+        raise RunExists("the checkpoint's arrays do not have the shapes of this spec; start a new run")
+    return jax.tree.unflatten(
+        structure, [jax.numpy.asarray(saved, leaf.dtype) for saved, leaf in zip(leaves, own, strict=True)]
+    )
+
+
+def _check_belongs(checkpoint: runs.Checkpoint, spec: Spec, digest: str, folder: runs.RunFolder) -> None:
+    _check_spec(folder, spec, checkpoint.spec_digest)
+    if checkpoint.data_digest != digest:
+        raise RunExists(
+            f"the checkpoint in {str(folder.path)!r} was made with other data "
+            f"({checkpoint.data_digest[:12]}, now {digest[:12]}); restore the data, or start a new run"
+        )
+
+
+def _check_spec(folder: runs.RunFolder, spec: Spec, digest: str = "") -> None:
+    digest = digest or folder.spec().digest()
+    if digest != spec.digest():
+        raise RunExists(
+            f"the checkpoint in {str(folder.path)!r} is from another spec ({digest[:12]}, this one is "
+            f"{spec.digest()[:12]}); resume with the folder's own spec.toml unchanged, or start a new run"
+        )
+
+
+def _check_refused(state: engine.State, round: int) -> None:
+    refused = np.flatnonzero(np.asarray(state.refused)[0])
+    if len(refused):
+        names = ", ".join(str(number) for number in refused[:5]) + (", ..." if len(refused) > 5 else "")
+        raise ClientRefused(
+            f"client {names} sent an update that is not finite by round {round}; lower client_lr "
+            "or the noise, or check that client's records"
+        )
+
+
+def _title(spec: Spec) -> str:
+    return f"{spec.method} on {Path(spec.data.path).name or spec.data.name}"
+
+
+def _subtitle(task: Task) -> str:
+    claim, spec = task.prepared.claim, task.spec
+    value = (
+        "no noise"
+        if np.isinf(claim.value)
+        else f"claimed ε = {claim.value:.3g} per {claim.unit}, δ = {claim.delta:g}"
+    )
+    steps = f"{spec.local_steps} local step{'s' if spec.local_steps > 1 else ''}"
+    return f"{len(task.federation.size)} clients, {spec.cohort_size} a round, {steps}; {value}"

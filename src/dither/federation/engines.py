@@ -1,0 +1,252 @@
+"""The members of a federation by themselves: one client, or the server, each in a process of its own.
+
+Both run the functions that are compiled into every simulated round (`Simulation.sent`, `Simulation.close`), mapped
+over a batch of one run as there, so that on one kind of CPU the bits are those of a simulated round whose clients
+run one after the other.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dither.data import Federation
+from dither.secagg import encoding
+from dither.simulation.aggregation import add_discrete
+from dither.simulation.arrays import Gathered, Inputs, Problem, Run, State
+from dither.simulation.engine import Simulation
+from dither.types import PyTree
+
+Leaves = list[np.ndarray]
+
+
+class Answer(NamedTuple):
+    """What a client makes of a broadcast: a row of float32, or of words where sums are aggregated securely."""
+
+    row: np.ndarray
+    state: Leaves
+    finite: bool
+    clamped: int
+
+
+class ClientEngine:
+    """One client: number `client`, holding the records (x, y). `secret` opens its streams of batches."""
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        x: np.ndarray,
+        y: np.ndarray,
+        *,
+        client: int,
+        seed: int,
+        hyper: dict[str, Any],
+        design: np.ndarray | None,
+        secret: Any = None,
+    ) -> None:
+        self.simulation, self.client, self._seed = simulation, client, seed
+        size = np.zeros(simulation.num_clients, np.int32)
+        size[client] = len(y)
+        own = Federation(np.arange(len(y), dtype=np.int32), np.zeros_like(size), size, ())
+        none = np.zeros(0)
+        inputs = simulation.inputs(
+            Problem(x, y, [own], [none], [none]),
+            seeds=[seed],
+            hyper=_batched(hyper),
+            cohorts=None if design is None else [design],
+        )
+        if secret is not None:
+            inputs = inputs._replace(runs=inputs.runs._replace(secret=secret))
+        self.inputs = inputs
+        self._first = jax.jit(self._first_runs)
+        self._answer = jax.jit(self._answer_runs, static_argnames="cohort_size")
+        message, own_state = jax.eval_shape(self._first_runs, inputs)
+        self._message = jax.tree.structure(message)
+        self._own = jax.tree.structure(own_state)
+        self.message_shapes = [(leaf.shape[1:], leaf.dtype) for leaf in jax.tree.leaves(message)]
+
+    def start(self) -> Leaves:
+        """The state of a client that has not taken part yet."""
+        return _leaves(self._first(self.inputs)[1])
+
+    def warm(self) -> None:
+        """Compile now what the first round would wait for; what it computes is thrown away."""
+        zeros = [np.zeros(shape, dtype) for shape, dtype in self.message_shapes]
+        self.answer(zeros, self.start(), 0)
+
+    def answer(self, message: Leaves, own: Leaves, index: int) -> Answer:
+        """What leaves this client in round `index`, and the state it has then."""
+        sent = self._answer(
+            _tree(self._message, message),
+            _tree(self._own, own),
+            self.inputs,
+            np.int32(index),
+            np.int32(self.client),  # traced: clients of one size share a compiled program
+            cohort_size=self.simulation.cohort_size_at(index),
+        )
+        row = np.concatenate([leaf.ravel() for leaf in _leaves(sent.upload)])
+        finite, clamped = bool(sent.finite[0]), int(sent.clamped[0])
+        how = self.simulation.aggregation
+        if how is not None and finite:
+            if row.dtype == np.int32:
+                row = row.view(np.uint32)
+            else:
+                row, clamped = encoding.encode(row, how.how)
+            if how.noise_std is not None:
+                steps = 2.0**how.how.scale_bits * float(np.asarray(sent.weight, np.float64)[0])
+                std = how.noise_std(index, self.client, self.simulation.cohort_size_at(index)) * steps
+                row = add_discrete(row, std, self.simulation.words(self._seed, index, self.client))
+        return Answer(row, _leaves(sent.state), finite, clamped)
+
+    def _first_runs(self, inputs: Inputs) -> tuple[PyTree, PyTree]:
+        def first(run: Run) -> tuple[PyTree, PyTree]:
+            algorithm = self.simulation.build(run.hyper)
+            params = self.simulation.initial(run)
+            return algorithm.message(algorithm.init(params)), algorithm.client_init(params)
+
+        return jax.vmap(first)(inputs.runs)
+
+    def _answer_runs(
+        self, message: PyTree, own: PyTree, inputs: Inputs, index: Any, number: Any, cohort_size: int
+    ) -> Any:
+        def answer(message: PyTree, own: PyTree, run: Run) -> Any:
+            return self.simulation.sent(message, own, run, inputs.shared, index, number, cohort_size)
+
+        return jax.vmap(answer)(message, own, inputs.runs)
+
+
+class ServerEngine:
+    """The server: it holds its state and the records it scores the model on, none of the clients'."""
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        x_test: np.ndarray,
+        y_test: np.ndarray,
+        *,
+        sizes: np.ndarray,
+        seed: int,
+        hyper: dict[str, Any],
+        design: np.ndarray | None,
+    ) -> None:
+        self.simulation = simulation
+        self.scored = len(y_test)
+        if not self.scored:  # shapes need a record; nothing is computed from it
+            x_test, y_test = np.zeros((1, *x_test.shape[1:]), x_test.dtype), np.zeros(1, y_test.dtype)
+        rows = np.arange(len(y_test), dtype=np.int32)
+        weights = np.full(len(y_test), 1.0 / len(y_test))
+        self.inputs = simulation.inputs(
+            Problem(x_test, y_test, [Federation(rows, np.zeros_like(sizes), sizes, ())], [rows], [weights]),
+            seeds=[seed],
+            hyper=_batched(hyper),
+            cohorts=None if design is None else [design],
+        )
+        # What clients keep stays with them: the server's state has no place for it.
+        self.state = simulation.start(self.inputs)
+        self._upload = [leaf.shape for leaf in jax.tree.leaves(self._upload_shapes(self.state))]
+        self.dimension = int(sum(np.prod(shape[1:], dtype=int) for shape in self._upload))
+        self.state = self.state._replace(clients=())
+        self._message = jax.jit(self._message_runs)
+        self._close = jax.jit(self._close_runs, static_argnames="cohort_size")
+
+    def message(self) -> Leaves:
+        """What is broadcast in the next round."""
+        return _leaves(self._message(self.state, self.inputs))
+
+    def close(self, index: int, total: np.ndarray, counted: np.ndarray, present: np.ndarray) -> None:
+        """End round `index` with the sum of the uploads that counted. `present` are those of the cohort whose
+        answers came; who was present and does not count was refused. Who answered too few: nothing changes."""
+        self.state = self._close(
+            self.state,
+            self.inputs,
+            np.int32(index),
+            np.asarray(total, np.float32)[None],
+            np.asarray(counted, bool)[None],
+            np.asarray(present, bool)[None],
+            cohort_size=len(counted),
+        )
+
+    def sum(self, rows: list[np.ndarray]) -> np.ndarray:
+        """Uploads in the open, added one after the other."""
+        total = np.zeros(self.dimension, np.float32)
+        for row in rows:
+            total = total + row
+        return total
+
+    def evaluate(self) -> dict[str, float]:
+        """Accuracy and loss on the server's own test records; nothing where it has none."""
+        if not self.scored:
+            return {}
+        scores = self.simulation.evaluate(self.state, self.inputs)
+        return {name: float(scores[name][0]) for name in ("test_accuracy", "loss")}
+
+    def params(self) -> PyTree:
+        """The model."""
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[0], self.simulation.params(self.state, self.inputs))
+
+    def save(self) -> Leaves:
+        """The state as arrays."""
+        return [np.asarray(leaf) for leaf in jax.tree.leaves(self.state)]
+
+    def restore(self, leaves: Leaves) -> None:
+        """A state that `save` gave."""
+        own, structure = jax.tree.flatten(self.state)
+        self.state = jax.tree.unflatten(
+            structure, [jnp.asarray(saved, leaf.dtype) for saved, leaf in zip(leaves, own, strict=True)]
+        )
+
+    def _message_runs(self, state: State, inputs: Inputs) -> PyTree:
+        def message(server: PyTree, run: Run) -> PyTree:
+            return self.simulation.build(run.hyper).message(server)
+
+        return jax.vmap(message)(state.server, inputs.runs)
+
+    def _upload_shapes(self, state: State) -> PyTree:
+        def upload(state: State, run: Run) -> PyTree:
+            own = jax.tree.map(lambda leaf: leaf[0], state.clients)
+            message = self.simulation.build(run.hyper).message(state.server)
+            number = jnp.int32(0)
+            size = self.simulation.cohort_size_at(0)
+            return self.simulation.sent(message, own, run, self.inputs.shared, number, number, size).upload
+
+        shapes = jax.eval_shape(lambda state, inputs: jax.vmap(upload)(state, inputs.runs), state, self.inputs)
+        self._structure = jax.tree.structure(shapes)
+        return shapes
+
+    def _close_runs(
+        self, state: State, inputs: Inputs, index: Any, total: Any, counted: Any, present: Any, cohort_size: int
+    ) -> State:
+        ends = np.cumsum([np.prod(shape[1:], dtype=int) for shape in self._upload])[:-1]
+
+        def close(state: State, run: Run, total: Any, counted: Any, present: Any) -> State:
+            parts = [
+                part.reshape(shape[1:]) for part, shape in zip(jnp.split(total, ends), self._upload, strict=True)
+            ]
+            gathered = Gathered(
+                total=jax.tree.unflatten(self._structure, parts),
+                states=(),
+                metrics={name: jnp.zeros(()) for name in state.metrics},
+                counted=counted,
+                finite=counted,
+                clamped=jnp.int32(0),
+            )
+            cohort, _ = self.simulation.cohort(run, index, cohort_size)
+            return self.simulation.close(state, run, index, cohort, present, gathered, cohort_size)
+
+        return jax.vmap(close)(state, inputs.runs, total, counted, present)
+
+
+def _batched(hyper: dict[str, Any]) -> dict[str, Any]:
+    return {name: np.asarray(value)[None] for name, value in hyper.items()}
+
+
+def _leaves(tree: PyTree) -> Leaves:
+    """The arrays of a tree, without the axis of runs."""
+    return [np.asarray(leaf)[0] for leaf in jax.tree.leaves(tree)]
+
+
+def _tree(structure: Any, leaves: Leaves) -> PyTree:
+    return jax.tree.unflatten(structure, [jnp.asarray(leaf)[None] for leaf in leaves])

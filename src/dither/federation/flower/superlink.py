@@ -1,0 +1,153 @@
+"""A SuperLink as a process of ours: started, told which nodes to let in, given the app to run; gone when we are
+gone."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from dither.errors import FederationError
+from dither.federation.flower import QUIET, require
+
+_START_SECONDS = 60.0
+_NAME = "dither"
+
+
+class SuperLink:
+    """`with SuperLink(...)`: listens on 127.0.0.1 at a free port, with TLS and node authentication."""
+
+    def __init__(self, folder: Path, *, certificate: Path, key: Path, ca: Path, env: Mapping[str, str]) -> None:
+        require()
+        self.folder, self._certificate, self._key, self._ca = folder, certificate, key, ca
+        self.port = free_port()
+        self.inside = f"127.0.0.1:{self.port}"
+        self._env = {**os.environ, **QUIET, "FLWR_HOME": str(folder / "flwr"), **env}
+        # Flower calls its own programs by name: those of this environment come first.
+        self._env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> SuperLink:
+        home = self.folder / "flwr"
+        home.mkdir(parents=True, exist_ok=True)
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "{_NAME}"\n\n[superlink.{_NAME}]\naddress = "{self.inside}"\n'
+            f'root-certificates = "{self._ca.resolve()}"\n',
+            encoding="utf-8",
+        )
+        command = [
+            *_program("flower-superlink"),
+            *("--host", "127.0.0.1", "--port", str(self.port)),
+            *("--ssl-certfile", str(self._certificate), "--ssl-keyfile", str(self._key)),
+            *("--ssl-ca-certfile", str(self._ca)),
+            "--enable-supernode-auth",
+            "--disable-runtime-dependency-installation",
+        ]
+        log = open(self.folder / "superlink.log", "ab")  # the child writes it
+        self._process = subprocess.Popen(
+            command, env=self._env, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, **apart()
+        )
+        log.close()
+        try:
+            self._wait()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _wait(self) -> None:
+        until = time.monotonic() + _START_SECONDS
+        while time.monotonic() < until:
+            if not self.alive():
+                break
+            with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1.0):
+                return
+            time.sleep(0.1)
+        raise FederationError(f"Flower's SuperLink did not start; see {self.folder / 'superlink.log'}")
+
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            stop(self._process)
+            self._process = None
+
+    def register(self, public_key: str, name: str) -> None:
+        """Let in the node with this key (OpenSSH)."""
+        from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+        from flwr.proto.control_pb2 import RegisterNodeRequest
+        from flwr.supercore.control import ControlHttpClient
+        from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
+        from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+        key: Any = load_ssh_public_key(public_key.encode())
+        with ControlHttpClient.from_server_address(
+            self.inside,
+            False,
+            self._ca.read_bytes(),
+            interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+        ) as client:
+            answer = client.RegisterNode(RegisterNodeRequest(public_key=public_key_to_bytes(key), name=name))
+        if not answer.node_id:
+            raise FederationError(f"the SuperLink does not register the key of {name!r}")
+
+    def run(self, source: Path, config: Mapping[str, str]) -> None:
+        """Start the Flower app in that folder."""
+        app = self.folder / "flwr" / "app"
+        shutil.rmtree(app, ignore_errors=True)
+        shutil.copytree(source, app, ignore=shutil.ignore_patterns("__pycache__"))
+        settings = " ".join(f'{name}="{value}"' for name, value in config.items())
+        command = [*_program("flwr"), "run", str(app), _NAME, "--run-config", settings]
+        done = subprocess.run(command, env=self._env, capture_output=True, text=True, timeout=120, check=False)
+        if done.returncode:
+            lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+            raise FederationError(f"`flwr run` failed: {lines[-1] if lines else done.returncode}")
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody uses at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def apart() -> dict[str, Any]:
+    """Arguments of Popen: a group of its own, so that Ctrl-C reaches us alone, and an end when we end (Linux)."""
+    return {"start_new_session": True, "preexec_fn": _die_with_parent if sys.platform == "linux" else None}
+
+
+def _die_with_parent() -> None:
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+def stop(process: subprocess.Popen[bytes], seconds: float = 8.0) -> None:
+    """End a process and its group."""
+    with suppress(ProcessLookupError):
+        process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _program(name: str) -> list[str]:
+    """A program of Flower, of this very environment."""
+    path = Path(sys.executable).parent / name
+    if path.is_file():
+        return [str(path)]
+    found = shutil.which(name)
+    if found is None:
+        raise FederationError(f"{name} is not installed beside {sys.executable}")
+    return [found]

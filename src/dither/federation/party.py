@@ -1,0 +1,458 @@
+"""A party: it answers the coordinator's messages and decides by itself what may leave.
+
+A node trusts the server with the model alone. It computes the noise, its rounds and the proven ε from the terms
+its owner approved; it charges its own ledger before anything is computed; and it refuses what the terms do not
+foresee: another digest, a round it is not drawn for, a round twice with another broadcast, a sum of fewer than the
+proof counts on, a broadcast that is not finite.
+
+The same round asked again gets the same upload again (with secure aggregation: the same words under the masks of
+the new attempt), so a repetition reveals nothing new and is not charged. An upload is on the disk before it is
+sent. A round whose update must not leave is over too: it is not computed again, because every refusal tells the
+server something about an update.
+
+Whatever goes wrong, the server hears one of the sentences in `REFUSALS`; the reason is for the owner alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import time
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import dither
+from dither import methods
+from dither.accounting import accountant
+from dither.accounting.ledger import Charge, Entry
+from dither.accounting.ledger.runs import EVERY_RECORD, Ledger, data_id
+from dither.errors import BudgetExhausted, ClientRefused, DitherError, FederationError, ProtocolAbort
+from dither.experiment import build, compiled
+from dither.federation import agreement as agreed
+from dither.federation import engines, keys, messages
+from dither.federation.agreement import Source, Terms
+from dither.federation.store import COMPUTED, Intent, Pending, Store
+from dither.privacy import clipping, random
+from dither.secagg import state as secagg_state
+from dither.secagg.client import ClientSession
+from dither.spec import PrivacySpec
+from dither.types import RoundInfo
+
+Approve = Callable[[Terms, build.Task], str]  # how the owner agreed; raises FederationError when not
+
+# All that a server can hear of a party that does not do what it was asked. Reasons depend on the party's files,
+# records, budget and other projects; these sentences do not.
+REFUSALS = {
+    "terms": "the terms are refused; the party's own output says why",
+    "budget": "this party's budget does not allow it",
+    "update": "the update must not leave this party",
+    "other": "refused; the party's own output says why",
+}
+
+
+class Node:
+    """One party's side of a federation. `answer` turns each message into its answer."""
+
+    def __init__(
+        self,
+        folder: Path,
+        source: Source,
+        *,
+        ledger: Ledger,
+        new_ledger: bool = False,
+        approve: Approve,
+        methods_approved: Iterable[Path] = (),
+        seeded: bool = False,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        for path in methods_approved:
+            methods.approve(path)
+        self.folder, self.source, self.ledger = folder, source, ledger
+        # Here, before any message: what is said of the records stays with their owner.
+        dataset = data_id(ledger, path=str(source.path))
+        ledger.identify(dataset, source.rows, file=source.name, new_ledger=new_ledger)
+        self.federation = keys.Federation.load(folder)
+        self.name = keys.party_name(folder)
+        self.identity = keys.Identity.load(folder)
+        if self.federation.party(self.name).identity != self.identity.public:
+            raise FederationError(f"identity.key in {str(folder)!r} is not the one federation.json lists")
+        self._approve, self._seeded, self._say = approve, seeded, say
+        self._run: _Run | None = None
+        self.outcome: dict[str, Any] | None = None  # what the server said at the end
+        self.refusal: DitherError | None = None  # why this party does not take part
+
+    @property
+    def privacy(self) -> PrivacySpec | None:
+        """What the terms say of privacy, once there are any."""
+        return None if self._run is None else self._run.terms.spec.privacy
+
+    @property
+    def answered(self) -> int:
+        """Rounds of this run that this party made an upload for, since its beginning."""
+        return 0 if self._run is None else self._run.store.answered()
+
+    def answer(self, content: bytes) -> bytes:
+        """The signed answer to a message; a refusal is an answer too."""
+        quoted, asked = messages.digest(content), ""
+        try:
+            message = messages.unpack(
+                content,
+                federation=self.federation.id,
+                to=self.name,
+                keys={messages.SERVER: self.federation.server},
+            )
+            asked = message.kind
+            kind, fields, arrays = self._handle(message)
+        except Exception as error:
+            # What is no error of Dither's is a fault of ours: it ends no node, and shows the server nothing.
+            fault = FederationError(f"unforeseen {type(error).__name__}: {error}")
+            reason = error if isinstance(error, DitherError) else fault
+            self._say(f"refused: {' '.join(str(reason).split())}")
+            if asked == "terms":
+                self.refusal = reason
+            return self._pack("refused", {"why": _for_the_server(error, asked)}, quoted=quoted)
+        return self._pack(kind, fields, arrays, quoted=quoted)
+
+    def _handle(self, message: messages.Message) -> tuple[str, dict[str, Any], dict[str, Any]]:
+        if message.kind == "hello":
+            return "hello", self._hello(), {}
+        if message.kind == "terms":
+            return "accepted", *self._terms(message)
+        run = self._current(message.field("run", str))
+        if message.kind in ("roster", "confirmed", "unseal", "release"):
+            return message.kind, {}, run.secagg(message)
+        if message.kind == "round":
+            return "upload", *run.round(message)
+        if message.kind == "finish":
+            self.outcome = dict(message.fields)
+            return "bye", {}, {}
+        raise FederationError(f"a message of unknown kind {message.kind!r}")
+
+    def _hello(self) -> dict[str, Any]:
+        return {
+            "records": self.source.records,
+            "versions": versions(),
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+
+    def _terms(self, message: messages.Message) -> tuple[dict[str, Any], dict[str, Any]]:
+        terms = Terms.from_dict(message.field("terms", dict))
+        if terms.federation != self.federation.id:
+            raise FederationError("terms of another federation")
+        for name in terms.names:
+            self.federation.party(name)
+        if self._run is None or self._run.terms.digest != terms.digest:
+            self._check_noise(terms)
+            if agreed.federated(terms.spec, len(terms.names), terms.spec.data.name) != terms.spec:
+                raise FederationError("the terms hold settings that a federation never runs with")
+            found = terms.sizes[terms.number(self.name)]
+            if found != self.source.records:
+                raise FederationError(f"the terms give this party {found} records, it holds {self.source.records}")
+            x, y = terms.encode(self.source)
+            task = terms.task(x, y)
+            if task.prepared.assumed:
+                raise FederationError("the method's releases rest on an assumption, which no ledger can charge")
+            self._check_unused(terms)
+            if agreed.approved(self.folder) != terms.digest:
+                agreed.approve(self.folder, terms, self._approve(terms, task))
+            store = Store(self.folder / "runs" / terms.run)
+            store.save_terms(terms)
+            self._run = _Run(self, terms, task, x, y, store)
+            self._say(f"taking part in run {terms.run[:8]} as client {terms.number(self.name)}")
+        return {"digest": terms.digest}, self._run.enrol()
+
+    def _check_noise(self, terms: Terms) -> None:
+        if terms.spec.randomness != "os" and not self._seeded:
+            raise FederationError(
+                "the terms take the noise from a public seed, which protects nothing; --test allows that"
+            )
+
+    def _check_unused(self, terms: Terms) -> None:
+        """A run's folder belongs to its terms alone: what was charged or masked in it was so under them."""
+        folder = self.folder / "runs" / terms.run
+        before = Store(folder).terms() if folder.is_dir() else None
+        if before is not None and before.digest != terms.digest:
+            raise FederationError(f"run {terms.run[:8]} was agreed on with other terms: new terms need a new run")
+
+    def _current(self, run: str) -> _Run:
+        """The run a message speaks of: the one at hand, or one that a restart interrupted."""
+        if self._run is not None and self._run.terms.run == run:
+            return self._run
+        if not run.isalnum():
+            raise FederationError(f"run {run!r} is unknown here")
+        folder = self.folder / "runs" / run
+        terms = Store(folder).terms() if folder.is_dir() else None
+        if terms is None:
+            raise FederationError(f"run {run[:8]} is unknown here: its terms were not accepted")
+        if agreed.approved(self.folder) != terms.digest:
+            raise FederationError(f"run {run[:8]} has other terms than the owner approved")
+        self._check_noise(terms)
+        x, y = terms.encode(self.source)
+        if len(y) != terms.sizes[terms.number(self.name)]:
+            raise FederationError(f"this party no longer holds the records of run {run[:8]}")
+        self._run = _Run(self, terms, terms.task(x, y), x, y, Store(folder))
+        self._say(f"back in run {run[:8]}")
+        return self._run
+
+    def _pack(
+        self, kind: str, fields: dict[str, Any], arrays: dict[str, Any] | None = None, *, quoted: str
+    ) -> bytes:
+        return messages.pack(
+            self.identity,
+            federation=self.federation.id,
+            kind=kind,
+            sender=self.name,
+            to=messages.SERVER,
+            fields=fields,
+            arrays=arrays,
+            answers=quoted,
+        )
+
+
+class _Run:
+    """One run at one party."""
+
+    def __init__(
+        self, node: Node, terms: Terms, task: build.Task, x: np.ndarray, y: np.ndarray, store: Store
+    ) -> None:
+        self.terms, self.task, self.store = terms, task, store
+        self._ledger, self._say = node.ledger, node._say
+        self.client = terms.number(node.name)
+        self._dataset = data_id(node.ledger, path=str(node.source.path))
+        self._check_memory()
+        # Under secure aggregation this node itself sees to it that enough others are in the sum; in the open no
+        # other's noise hides an upload.
+        open_sums = terms.spec.aggregation == "off"
+        lacking = terms.spec.cohort_size - 1 if open_sums else terms.may_lack
+        self._facts = accountant.facts(build.circumstances(build.with_missing(task, lacking)))
+        self._releases = accountant.charged(task.prepared.build(task.prepared.hyper).releases, self._facts)
+        simulation = agreed.simulation(task)
+        secret = None
+        if terms.spec.randomness == "os":
+            words = np.frombuffer(store.secret()[:8], np.uint32)
+            secret = random.wrap(words[None])
+        self._engine = engines.ClientEngine(
+            simulation,
+            x,
+            y,
+            client=self.client,
+            seed=terms.spec.seed,
+            hyper=compiled.compiled_hyper(task),
+            design=task.prepared.cohorts,
+            secret=secret,
+        )
+        self._engine.warm()
+        self._session = self._secagg_session(node)
+
+    def _check_memory(self) -> None:
+        """A run goes on with the records and the ledger it began with. And an intent is older than its charge: a
+        folder that knows less than the ledger was deleted or restored, so that this node no longer knows what it
+        sent or which batches it used, and must not go on."""
+        if self.store.dataset() not in (None, self._dataset):
+            raise FederationError(
+                f"run {self.terms.run[:8]} began with other records, or with another ledger: bring back those it "
+                "began with, or start a new run"
+            )
+        charged = [entry.rounds[0] for entry in self._charges()]
+        newest = self.store.intent()
+        forgotten = charged and (newest is None or newest.round < max(charged))
+        if newest is not None and self.terms.spec.randomness == "os":
+            forgotten = forgotten or not self.store.has_secret()
+        if forgotten:
+            raise FederationError(
+                f"this party has answered rounds of run {self.terms.run[:8]} that its folder does not remember "
+                "(it was deleted or restored from a copy): the others can go on without it, or start a new run"
+            )
+        self.store.save_dataset(self._dataset)
+
+    # Secure aggregation
+
+    def _secagg_session(self, node: Node) -> ClientSession | None:
+        rules = agreed.rules(self.task)
+        if rules is None:
+            return None
+        saved = self.store.secagg()
+        if saved is not None:
+            return secagg_state.load_client(saved)
+        session = ClientSession(
+            self.client,
+            federation=session_id(self.terms),
+            server=node.federation.server,
+            rules=rules,
+            pins={number: node.federation.party(name).identity for number, name in enumerate(self.terms.names)},
+            signing=node.identity.private,
+        )
+        self.store.save_secagg(secagg_state.save_client(session))
+        return session
+
+    def enrol(self) -> dict[str, bytes]:
+        return {} if self._session is None else {"hello": self._session.hello()}
+
+    def secagg(self, message: messages.Message) -> dict[str, bytes]:
+        """Enrolment after the terms, and opening a sum."""
+        session = self._need_session()
+        body = message.bytes("secagg")
+        answer: dict[str, bytes] = {}
+        if message.kind == "roster":
+            answer = {"secagg": session.confirm(body)}
+        elif message.kind == "confirmed":
+            session.confirmed(body)
+        elif message.kind == "unseal":
+            answer = {"secagg": session.unseal(body)}
+        else:
+            return {"secagg": session.release(body)}
+        self.store.save_secagg(secagg_state.save_client(session))
+        return answer
+
+    def _need_session(self) -> ClientSession:
+        if self._session is None:
+            raise ProtocolAbort("these terms sum uploads in the open: there is nothing to mask or to open")
+        return self._session
+
+    # Rounds
+
+    def round(self, message: messages.Message) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The upload of a round."""
+        index = message.field("round", int)
+        self._check_turn(index)
+        broadcast = self._broadcast(message)
+        announced = None
+        if self._session is not None:
+            announced = message.bytes("announce")
+            cohort = self._session.announced(announced)
+            if cohort.round_index != index or not set(cohort.ids) <= set(self.task.cohorts[index].tolist()):
+                raise ProtocolAbort(f"round {index} is announced for a cohort that was not drawn for it")
+        before = self.store.pending()
+        if before is not None and before.round == index:
+            pending = before
+            if pending.broadcast != _digest(broadcast):
+                raise FederationError(f"round {index} was answered before, for another broadcast")
+        else:
+            self._check_open(index, before)
+            pending = self._answer(index, broadcast, message.field("last_counted", int), before)
+        if self._session is None or announced is None:
+            return {"round": index}, {"upload": pending.row}
+        masked = self._session.upload(announced, pending.row)
+        self.store.save_secagg(secagg_state.save_client(self._session))
+        return {"round": index}, {"upload": masked}
+
+    def _check_turn(self, index: int) -> None:
+        if not 0 <= index < len(self.task.cohorts):
+            raise FederationError(f"round {index}: the terms have {len(self.task.cohorts)} rounds")
+        if self.client not in self.task.cohorts[index]:
+            raise FederationError(f"round {index}: this party was not drawn for it")
+
+    def _check_open(self, index: int, before: Pending | None) -> None:
+        """Rounds only go up, and a round that was computed is never computed again."""
+        newest = self.store.intent()
+        here = max(-1 if before is None else before.round, -1 if newest is None else newest.round)
+        if here > index:
+            raise FederationError(f"round {index} is over: this node is at round {here}")
+        if newest is not None and newest.round == index and newest.outcome:
+            if newest.outcome == COMPUTED:
+                raise FederationError(f"round {index} was computed before, and its upload is lost")
+            raise ClientRefused(newest.outcome)
+
+    def _broadcast(self, message: messages.Message) -> list[np.ndarray]:
+        leaves = [message.array(f"m{number}") for number in range(len(self._engine.message_shapes))]
+        for leaf, (shape, dtype) in zip(leaves, self._engine.message_shapes, strict=True):
+            if leaf.shape != shape or leaf.dtype != dtype:
+                raise FederationError(f"a broadcast of {leaf.dtype} {leaf.shape} where {dtype} {shape} is due")
+            if leaf.dtype.kind == "f" and not (np.abs(leaf) <= clipping.REACH).all():
+                raise FederationError("a broadcast that is not finite, or beyond ±2^40")
+        return leaves
+
+    def _answer(
+        self, index: int, broadcast: list[np.ndarray], last_counted: int, before: Pending | None
+    ) -> Pending:
+        own = self._own_state(last_counted, before)
+        self._charge(index)
+        began = time.perf_counter()
+        answer = self._engine.answer(broadcast, own, index)
+        seconds = time.perf_counter() - began
+        # Only where no noise protects the records: else every upload is finite, and nothing here depends on them.
+        problem = "" if answer.finite else "the update is not finite: lower client_lr, or check these records"
+        self.store.log(
+            {
+                "round": index,
+                "time": datetime.now(UTC).isoformat(timespec="seconds"),
+                "seconds": round(seconds, 4),
+                "clamped": answer.clamped,
+                **({"refused": problem} if problem else {}),
+            }
+        )
+        if problem:
+            told = f"round {index}: {problem.split(':')[0]}"  # what follows the colon is for this party alone
+            self.store.save_intent(Intent(index, told))
+            raise ClientRefused(told)
+        pending = Pending(index, _digest(broadcast), answer.row, answer.state, answer.clamped)
+        self.store.save_pending(pending)
+        self.store.save_intent(Intent(index, COMPUTED))
+        return pending
+
+    def _own_state(self, last_counted: int, before: Pending | None) -> list[np.ndarray]:
+        """The client's state, with the newest upload's if that counted. Under shuffled epochs a batch once used
+        is never used again in that epoch, whatever the server says of it."""
+        kept = self.store.state()
+        newer = before is not None and (kept is None or kept.round < before.round)
+        always = self.terms.spec.batch_sampling == "shuffled"
+        if before is not None and newer and (always or last_counted == before.round):
+            self.store.save_state(before.round, before.state)
+            return before.state
+        return self._engine.start() if kept is None else kept.state
+
+    def _charge(self, index: int) -> None:
+        """Charge a round once, before it is computed. An intent without an upload was charged; nothing left."""
+        newest = self.store.intent()
+        if newest is not None and newest.round == index and self._is_charged(index):
+            return
+        self.store.save_intent(Intent(index, ""))
+        info = RoundInfo(index, self.client, self.terms.sizes[self.client], len(self.task.cohorts[index]))
+        charge = Charge(EVERY_RECORD, [(self._releases(info), 1)])
+        self._ledger.charge(self.terms.run, self._dataset, [charge], rounds=(index, index + 1), facts=self._facts)
+
+    def _is_charged(self, index: int) -> bool:
+        return any(entry.rounds == (index, index + 1) for entry in self._charges())
+
+    def _charges(self) -> list[Entry]:
+        """What the ledger holds of this run."""
+        return [
+            entry
+            for entry in self._ledger.history(self._dataset)
+            if entry.kind == "charge" and entry.run == self.terms.run
+        ]
+
+
+def session_id(terms: Terms) -> bytes:
+    """What secure aggregation calls the federation: one for each run, so that no mask is ever used in two."""
+    return hashlib.sha256(f"dither {terms.federation} {terms.digest}".encode()).digest()
+
+
+def versions() -> dict[str, str]:
+    return {
+        "dither": dither.__version__,
+        "jax": jax.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def _for_the_server(error: Exception, asked: str) -> str:
+    """What the server hears when its message of kind `asked` led to an error."""
+    if isinstance(error, BudgetExhausted):
+        return REFUSALS["budget"]
+    if isinstance(error, ClientRefused):
+        return REFUSALS["update"]
+    return REFUSALS["terms" if asked == "terms" else "other"]
+
+
+def _digest(leaves: list[np.ndarray]) -> str:
+    found = hashlib.sha256()
+    for leaf in leaves:
+        found.update(np.ascontiguousarray(leaf).data)
+    return found.hexdigest()

@@ -1,0 +1,627 @@
+"""The server of a federation: it gathers the parties, agrees on the terms, and runs the rounds.
+
+A round is announced to its cohort and closed with the answers that came before the deadline. With fewer than
+`federation.min_clients` answers it stays open: the server waits for parties to come back, and stops, to be started
+again later, when they do not. After every round the state, who counted, who was missing and why are on the disk: a
+server that is killed goes on after the last completed round, as soon as enough parties are there.
+
+A party that sends what no honest party sends is excluded: named, written down, and asked nothing any more. To the
+others it is a party that is lost, so their proofs and rules hold as for any that is missing.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dither import data, methods
+from dither.errors import FederationError, ProtocolAbort, SpecError
+from dither.experiment import build, compiled, plots, train
+from dither.federation import agreement as agreed
+from dither.federation import engines, keys, mailbox, messages
+from dither.federation.agreement import Terms
+from dither.federation.journal import Journal
+from dither.federation.party import session_id, versions
+from dither.federation.transport import Transport
+from dither.secagg import encoding
+from dither.secagg import state as secagg_state
+from dither.secagg.server import ServerSession
+from dither.spec import Spec
+
+WAIT_SECONDS = 3600.0  # for parties to come and for their owners to agree
+
+
+class Exam(NamedTuple):
+    """What the server knows of the data: how a table becomes features, and its own records to score models on."""
+
+    schema: data.Schema | None
+    classes: tuple[str, ...]
+    image_shape: tuple[int, ...]
+    x: np.ndarray
+    y: np.ndarray
+    name: str
+
+
+def exam(spec: Spec, *, data_dir: str | Path | None = None) -> Exam:
+    """From a spec: the catalogue's test records, or those of data.test_path; data.schema says how to encode
+    them."""
+    d = spec.data
+    if not d.path and not d.schema:
+        found = build.load_data(
+            spec.with_values({"data.split": "given", "data.partition": "iid"}), data_dir=data_dir
+        )
+        return Exam(found.schema, found.classes, found.image_shape, found.x_test, found.y_test, d.name)
+    if not d.schema:
+        raise SpecError(
+            "a federation needs data.schema: bounds and categories that are known without looking at anybody's "
+            "records (dither data schema FILE drafts one)"
+        )
+    schema = data.Schema.load(d.schema)
+    name = schema.name or "own data"
+    if not d.test_path or not spec.scored:
+        width = len(schema.feature_names(d.features))
+        return Exam(
+            schema, schema.label.classes, (), np.zeros((0, width), np.float32), np.zeros(0, np.int32), name
+        )
+    encoded = schema.encode(data.read_table(d.test_path), d.encoding, d.features)
+    if encoded.y is None:
+        raise SpecError(f"data.test_path={d.test_path!r} has no labels")
+    return Exam(schema, schema.label.classes, (), encoded.x, encoded.y, name)
+
+
+class Coordinator:
+    """One run of a federation, from the first hello to the summary."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        keys_folder: Path,
+        spec: Spec,
+        journal: Journal,
+        exam: Exam,
+        *,
+        without: tuple[str, ...] = (),
+        wait_seconds: float = WAIT_SECONDS,
+        on_event: Callable[[str, dict[str, Any]], None] = lambda event, facts: None,
+    ) -> None:
+        self.federation = keys.Federation.load(keys_folder)
+        self._identity = keys.Identity.load(keys_folder)
+        if self._identity.public != self.federation.server:
+            raise FederationError(f"identity.key in {str(keys_folder)!r} is not the one federation.json lists")
+        for name in without:
+            self.federation.party(name)
+        self.names = tuple(party.name for party in self.federation.parties if party.name not in without)
+        self._out = dict.fromkeys(without, "left out with --without")  # who is asked nothing, and why
+        self._voided = -2  # the last round that silence made void
+        self.post = mailbox.Post(transport, self.federation, self._identity)
+        self.journal, self._exam, self._event = journal, exam, on_event
+        self._wait = wait_seconds
+        self._asked_spec = spec
+        if spec.method.endswith(".py"):
+            methods.approve(spec.method)
+        self._waits = ("", 0.0)  # for what, and since when
+        self._told = ("", 0.0)  # what was said of it, and when
+
+    def run(self) -> dict[str, Any]:
+        """Everything; returns the summary. Whoever calls this holds the journal's lock."""
+        began = time.monotonic()
+        self.terms = self._agree()
+        self.task = self.terms.task(self._exam.x[:0], self._exam.y[:0])
+        self._session = self._enrol()
+        if not self._begun:
+            made = {
+                **train.provenance(self.task),
+                "versions": {n: self.post.greeted[n] for n in self.terms.names},
+            }
+            self._create(made)
+        self.engine = engines.ServerEngine(
+            agreed.simulation(self.task),
+            self._exam.x,
+            self._exam.y,
+            sizes=np.array(self.terms.sizes, np.int32),
+            seed=self.terms.spec.seed,
+            hyper=compiled.compiled_hyper(self.task),
+            design=self.task.prepared.cohorts,
+        )
+        done, leaves = self.journal.resume(self.terms)
+        if leaves is not None:
+            self.engine.restore(leaves)
+        self._last_counted = {n: line["round"] for line in self.journal.rounds() for n in line["counted"]}
+        rows = self.journal.folder.metrics()
+        before = float(rows[-1]["seconds"]) if rows else 0.0
+        total = len(self.task.cohorts)
+        # An upload at most: words of 8 bytes, a seal's shares for each party, and what goes around them.
+        largest = 8 * self.engine.dimension + 256 * len(self.terms.names) + (1 << 16)
+        facts = {"rounds": total, "done": done, "folder": str(self.journal.path), "upload_bytes": largest}
+        self._event("start", facts)
+        for index in range(done, total):
+            started = time.monotonic()
+            line = self._round(index)
+            line["seconds"] = round(time.monotonic() - started, 3)
+            last = index + 1 == total
+            scores: dict[str, float] = {}
+            if last or (index + 1) % self.terms.spec.eval_every == 0:
+                scores = self.engine.evaluate()
+                row = {
+                    "round": index + 1,
+                    **{name: scores.get(name) for name in ("test_accuracy", "loss")},
+                    "seconds": round(before + time.monotonic() - began, 3),
+                }
+                self.journal.folder.append_metrics(row)
+            self.journal.complete(line, self.engine.save(), self.terms)
+            self._last_counted |= dict.fromkeys(line["counted"], index)
+            self._event("round", {**line, **scores, "of": total})
+        return self._finish()
+
+    # Before the rounds
+
+    @property
+    def _begun(self) -> bool:
+        """Whether every party has accepted the terms and is enrolled: from then on not all of them are needed."""
+        return self.journal.path.joinpath("spec.toml").is_file()
+
+    def _agree(self) -> Terms:
+        """The terms, accepted by every party: those of the journal, or new ones from what parties hold."""
+        terms = self.journal.terms()
+        if terms is not None and self._begun:
+            self._out |= {name: found["why"] for name, found in self.journal.excluded().items()}
+            self._check_left(terms)
+            self._gather(self._left(terms), agreed.least_clients(terms.spec))
+            return terms
+        if terms is not None and set(terms.names) != set(self.names):
+            self.journal.forget_terms()
+            terms = None
+        names = self.names
+        self._gather(names, len(names))
+        if terms is None:
+            spec = agreed.federated(self._asked_spec, len(names), self._exam.name)
+            terms = Terms(
+                federation=self.federation.id,
+                run=secrets.token_hex(8),
+                spec=spec,
+                schema=None if self._exam.schema is None else self._exam.schema.to_dict(),
+                classes=self._exam.classes,
+                num_features=self._exam.x.shape[1],
+                image_shape=self._exam.image_shape,
+                names=names,
+                sizes=tuple(int(self.post.greeted[name]["records"]) for name in names),
+            ).check()
+            terms.task(
+                self._exam.x[:0], self._exam.y[:0]
+            )  # a spec that cannot run is refused before anybody is asked
+            self.journal.save_terms(terms)
+        self._hellos: dict[str, bytes] = {}
+
+        def take(name: str, answer: messages.Message) -> None:
+            if answer.kind != "accepted" or answer.fields.get("digest") != terms.digest:
+                raise FederationError("it accepted other terms")
+            if "hello" in answer.arrays:
+                self._hellos[name] = answer.bytes("hello")
+            self._event("accepted", {"party": name})
+
+        safe, warning = agreed.collusion(terms.spec)
+        told = {"digest": terms.digest, "parties": list(names), "collusion": safe, "warning": warning}
+        self._event("terms", told)
+        self._everybody("terms", names, {"terms": terms.to_dict()}, {}, take, "approve")
+        return terms
+
+    def _left(self, terms: Terms) -> tuple[str, ...]:
+        """Parties that may be asked: all but those who are out, and those with another version of Dither."""
+        own, theirs = (
+            versions()["dither"],
+            {n: each["versions"]["dither"] for n, each in self.post.greeted.items()},
+        )
+        return tuple(n for n in terms.names if n not in self._out and theirs.get(n, own) == own)
+
+    def _check_left(self, terms: Terms) -> None:
+        least = agreed.least_clients(terms.spec)
+        if len(set(terms.names) - set(self._out)) < least:
+            why = "; ".join(f"{name} is out: {why}" for name, why in self._out.items())
+            raise FederationError(
+                f"the terms ask for {least} of {len(terms.names)} parties, and {why}; start a new run without them"
+            )
+
+    def _gather(self, names: tuple[str, ...], least: int) -> None:
+        """Wait for these parties: all of them, or `least` of them when no other has come for a while."""
+        until, seen = time.monotonic() + self._wait, time.monotonic()
+        heard: set[str] = set()
+        while True:
+            self.post.look()
+            for name in sorted(set(self.post.greeted) & set(names) - heard):
+                heard.add(name)
+                seen = time.monotonic()
+                self._event("joined", {"party": name, **self.post.greeted[name]})
+            own, theirs = versions()["dither"], {n: self.post.greeted[n]["versions"]["dither"] for n in heard}
+            other = [f"{name} runs Dither {its}" for name, its in sorted(theirs.items()) if its != own]
+            if len(names) - len(other) < least:
+                raise FederationError(f"{', '.join(other)}, the server {own}: a run needs one version")
+            enough = len(heard) - len(other) >= least and time.monotonic() - seen > mailbox._GRACE_SECONDS
+            if enough or len(heard) == len(names):
+                break
+            if time.monotonic() > until:
+                away = sorted(set(names) - heard)
+                raise FederationError(
+                    f"{', '.join(away)} did not come within {self._wait:.0f} s; start again later, or leave them "
+                    f"out: {' '.join(f'--without {name}' for name in away)}"
+                )
+            self._waiting("join", set(names) - heard)
+            self.post.transport.pause()
+
+    def _everybody(
+        self,
+        kind: str,
+        names: tuple[str, ...],
+        fields: Mapping[str, Any],
+        arrays: Mapping[str, bytes],
+        take: Callable[[str, messages.Message], None],
+        to: str,
+    ) -> None:
+        """Ask before the rounds, when nobody can be done without."""
+        done: set[str] = set()
+
+        def taking(name: str, answer: messages.Message) -> None:
+            take(name, answer)
+            done.add(name)
+
+        without = self.post.ask(
+            kind,
+            dict.fromkeys(names, (fields, arrays)),
+            seconds=self._wait,
+            take=taking,
+            on_wait=lambda who: self._waiting(to, who),
+        )
+        missing = [name for name in names if name not in done]
+        if missing:
+            why = {name: without.reasons.get(name, f"no answer to {kind!r}") for name in missing}
+            raise FederationError(
+                f"{'; '.join(f'{name} does not take part: {said}' for name, said in why.items())}; start again "
+                f"later, or leave them out: {' '.join(f'--without {name}' for name in missing)}"
+            )
+
+    def _waiting(self, what: str, missing: set[str], patience: float = 2.0) -> None:
+        """Say whom we wait for: not at once, then when it changes, and every half minute."""
+        text, now = f"{what} {sorted(missing)}", time.monotonic()
+        if what != self._waits[0]:
+            self._waits = (what, now)
+        if now - max(self._waits[1], self._told[1]) < patience:
+            return
+        if text != self._told[0] or now - self._told[1] > 30:
+            self._told = (text, now)
+            self._event("waiting", {"to": what, "parties": sorted(missing)})
+
+    def _create(self, provenance: Mapping[str, Any]) -> None:
+        """Make of the journal's folder a run folder (spec.toml last: a folder that has it can be resumed)."""
+        schema = {} if self._exam.schema is None else {"schema.toml": self._exam.schema.to_toml()}
+        spec = self.terms.spec  # with the method's file as this machine knows it
+        options = {f"method_options.{key}": value for key, value in spec.method_options.items()}
+        spec = spec.with_values({"method": self._asked_spec.method, **options})
+        self.journal.folder.begin_files({"run": self.terms.run, **provenance}, spec, schema)
+
+    def _enrol(self) -> ServerSession | None:
+        """Secure aggregation: everybody signs the same roster, once for a run."""
+        rules = agreed.rules(self.task)
+        if rules is None:
+            return None
+        saved = self.journal.secagg()
+        if saved is not None:
+            session = secagg_state.load_server(saved)
+        else:
+            session = ServerSession(
+                federation=session_id(self.terms),
+                rules=rules,
+                pins={n: self.federation.party(name).identity for n, name in enumerate(self.terms.names)},
+                signing=self._identity.private,
+            )
+        if session.roster is None:
+            for name in self.terms.names:
+                session.hello(self._hellos[name])
+        roster = session.make_roster()
+        self.journal.save_secagg(secagg_state.save_server(session))
+        if self._begun:
+            return session
+
+        def ask(kind: str, body: bytes, take: Callable[[str, messages.Message], None]) -> None:
+            self._everybody(kind, self.terms.names, {"run": self.terms.run}, {"secagg": body}, take, "enrol")
+
+        ask("roster", roster, lambda name, answer: session.confirm(answer.bytes("secagg")))
+        self.journal.save_secagg(secagg_state.save_server(session))
+        ask("confirmed", session.confirmed(), lambda name, answer: None)
+        self._event("enrolled", {"parties": list(self.terms.names)})
+        return session
+
+    # Rounds
+
+    def _round(self, index: int) -> dict[str, Any]:
+        cohort = [int(client) for client in self.task.cohorts[index]]
+        names, least = self.terms.names, agreed.least_clients(self.terms.spec)
+        self._check_left(self.terms)
+        before, left = set(self.journal.excluded()), self._left(self.terms)
+        asked = [client for client in cohort if names[client] in left]
+        found = _Found(np.zeros(self.engine.dimension, np.float32), set(), {}, 0)
+        if len(asked) >= least:  # else without effect: nobody is asked, so nobody is charged
+            collect = self._collect_open if self._session is None else self._collect_masked
+            found = collect(index, asked)
+        counted = np.array([client in found.counted for client in cohort])
+        refusing = np.array([client in found.refused for client in cohort])
+        self.engine.close(index, found.total, counted, counted | refusing)
+        return {
+            "round": index,
+            "cohort": [names[client] for client in cohort],
+            "counted": [names[client] for client in cohort if client in found.counted],
+            "missing": [names[c] for c in cohort if c not in found.counted and c not in found.refused],
+            "refused": {names[client]: why for client, why in found.refused.items()},
+            "attempts": found.attempts,
+            "excluded": {n: each["why"] for n, each in self.journal.excluded().items() if n not in before},
+            **{name: got for name in ("disputed", "silent") if (got := getattr(found, name))},
+        }
+
+    def _exclude(self, index: int, name: str, why: str) -> None:
+        """From now on that party is asked nothing: it sent what no honest party sends."""
+        self.journal.exclude(name, index, why)
+        self._out[name] = why
+        self._event("excluded", {"party": name, "round": index, "why": why})
+
+    @property
+    def _deadline(self) -> float:
+        return self.terms.spec.federation.round_timeout
+
+    def _question(
+        self, index: int, name: str, message: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        fields = {"run": self.terms.run, "round": index, "last_counted": self._last_counted.get(name, -1)}
+        return fields, dict(message)
+
+    def _collect_open(self, index: int, cohort: list[int]) -> _Found:
+        """Uploads as they are; the server checks each."""
+        names, numbers = self.terms.names, {self.terms.names[client]: client for client in cohort}
+        message = {f"m{number}": leaf for number, leaf in enumerate(self.engine.message())}
+        questions = {name: self._question(index, name, message) for name in numbers}
+        rows: dict[int, np.ndarray] = {}
+        refused: dict[int, str] = {}
+
+        def take(name: str, answer: messages.Message) -> None:
+            rows[numbers[name]] = self._checked(answer, index)
+
+        least = agreed.least_clients(self.terms.spec)
+        attempts = 0
+        while True:
+            attempts += 1
+            left = {n: q for n, q in questions.items() if numbers[n] not in rows and numbers[n] not in refused}
+            refused |= self._ask(index, "round", left, numbers, take, least=least - len(rows))
+            if len(rows) >= least:
+                break
+            self._too_few(index, len(rows), least, {names[c] for c in cohort if c not in rows}, attempts, refused)
+        order = [client for client in cohort if client in rows]
+        return _Found(self.engine.sum([rows[client] for client in order]), set(rows), refused, attempts)
+
+    def _checked(self, answer: messages.Message, index: int) -> np.ndarray:
+        if answer.kind != "upload" or answer.fields.get("round") != index:
+            raise FederationError(
+                f"it answered round {index} with {answer.kind!r} of {answer.fields.get('round')}"
+            )
+        row = answer.array("upload", "<f4")
+        if row.shape != (self.engine.dimension,):
+            raise FederationError(f"its upload has shape {row.shape}, expected ({self.engine.dimension},)")
+        if not np.isfinite(row).all():
+            raise FederationError("its upload is not finite")
+        largest = agreed.largest_norm(self.terms.spec, self.engine.dimension)
+        norm = float(np.linalg.norm(row.astype(np.float64)))
+        if norm > largest * (1 + _ROUNDING):
+            raise FederationError(f"its upload has norm {norm:.4g}, federation.max_norm is {largest:g}")
+        return row
+
+    def _ask(
+        self,
+        index: int,
+        kind: str,
+        questions: Mapping[str, Any],
+        numbers: Mapping[str, int],
+        take: Callable[[str, messages.Message], None],
+        **more: Any,
+    ) -> dict[int, str]:
+        """Ask within a round: whose answers do not count, by number, and why. Liars are excluded."""
+        without = self.post.ask(
+            kind,
+            questions,
+            seconds=self._deadline,
+            take=take,
+            on_wait=lambda who: self._waiting(f"answer in round {index + 1}", who, patience=10.0),
+            **more,
+        )
+        for name, why in without.false.items():
+            self._exclude(index, name, why)
+        return {numbers[name]: why for name, why in without.reasons.items()}
+
+    def _collect_masked(self, index: int, cohort: list[int]) -> _Found:
+        """Sums by secure aggregation: the server sees masked words, and opens the sum of those who stayed."""
+        session = self._need_session()
+        names, least = self.terms.names, agreed.least_clients(self.terms.spec)
+        numbers = {name: number for number, name in enumerate(names)}
+        nothing = _Found(np.zeros(self.engine.dimension, np.float32), set(), {}, 0)
+        standing = session.standing(index)
+        if standing == "over":
+            return nothing  # killed while it was being opened: this round stays without effect
+        message = {f"m{number}": leaf for number, leaf in enumerate(self.engine.message())}
+        refused: dict[int, str] = {}
+        tries = 0
+        if standing == "new":
+            session.announce(index, cohort, self.engine.dimension)
+        while True:
+            announce = session.announcement()
+            self.journal.save_secagg(secagg_state.save_server(session))
+            left = self._left(self.terms)
+            asked = [names[client] for client in session.missing if names[client] in left]
+            questions = {name: self._question(index, name, {**message, "announce": announce}) for name in asked}
+            refused |= self._ask(
+                index,
+                "round",
+                questions,
+                numbers,
+                lambda name, answer: session.upload(answer.bytes("upload")),
+                least=least,
+            )
+            here = [client for client in session.cohort if client not in session.missing]
+            if not session.missing:
+                break
+            if len(here) >= least:
+                session.reannounce()
+                continue
+            tries += 1
+            self._too_few(index, len(here), least, {names[c] for c in session.missing}, tries, refused)
+        requests = session.unseal()
+        self.journal.save_secagg(secagg_state.save_server(session))
+
+        def ask(
+            kind: str, bodies: Mapping[int, bytes], take: Callable[[bytes], None]
+        ) -> tuple[set[str], dict[int, str]]:
+            """Who gave no answer that counts, and why where they said so."""
+            came: set[str] = set()
+
+            def taking(name: str, answer: messages.Message) -> None:
+                take(answer.bytes("secagg"))
+                came.add(name)
+
+            questions = {names[each]: ({"run": self.terms.run}, {"secagg": body}) for each, body in bodies.items()}
+            reasons = self._ask(index, kind, questions, numbers, taking, enough=lambda: session.ready)
+            return set(questions) - came, reasons
+
+        silent, _ = ask("unseal", requests, session.shares)
+        disputed = [f"{names[maker]}'s share for {names[who]}" for maker, who in session.disputed]
+        false: dict[int, str] = {}
+        if not session.ready:
+            more, refusing = ask("release", session.disputes(), session.released)
+            silent |= more
+            false = {
+                client: f"it does not release shares that are no use: {why}" for client, why in refusing.items()
+            }
+        false |= session.liars()
+        for client in sorted(false):
+            if names[client] not in self._out:
+                self._exclude(index, names[client], false[client])
+        found = nothing._replace(refused=refused, attempts=session.attempt + 1, disputed=disputed)
+        if not session.ready:
+            self._rest(index, silent)
+            return found._replace(silent=sorted(silent))
+        if false:
+            return found
+        how = build.aggregation(self.task)
+        if how is None:
+            raise ProtocolAbort("a sum was opened under terms without secure aggregation")
+        total = encoding.decode(session.open(), how.how)
+        if how.noise_std is None:  # noise on the integers comes after the projection, and leaves the ball
+            # A masked vector cannot be looked at. Honest ones lie in a ball, so their sum lies in one, too.
+            largest = agreed.largest_norm(self.terms.spec, self.engine.dimension) * len(session.cohort)
+            total *= min(1.0, largest / max(float(np.linalg.norm(total)), largest))
+        return found._replace(total=total, counted=set(session.cohort))
+
+    def _rest(self, index: int, silent: set[str]) -> None:
+        """Go on without those whose silence cost a round, if the others suffice: whether they are lost or lie,
+        they could cost the next one, too. A server that is started again asks them again. Where they cannot be
+        done without, two such rounds in a row end the run: parties are charged for rounds without effect."""
+        new = silent - set(self._out)
+        if len(set(self._left(self.terms)) - new) < agreed.least_clients(self.terms.spec):
+            if self._voided == index - 1:
+                raise FederationError(
+                    f"rounds {index} and {index + 1} could not be opened: no help from "
+                    f"{', '.join(sorted(silent))}; the run is kept: start the server again when they are back"
+                )
+            self._voided = index
+            return
+        for name in sorted(new):
+            self._out[name] = f"it did not help to open the sum of round {index + 1}"
+            self._event("left out", {"party": name, "round": index, "why": self._out[name]})
+
+    def _need_session(self) -> ServerSession:
+        if self._session is None:
+            raise ProtocolAbort("no enrolment for secure aggregation")
+        return self._session
+
+    def _too_few(
+        self, index: int, came: int, least: int, missing: set[str], tries: int, refused: Mapping[int, str]
+    ) -> None:
+        """Wait for parties to come back, or give up when they do not or will not."""
+        final = {self.terms.names[client]: why for client, why in refused.items()}
+        if tries >= _MOST_TRIES or len(self.terms.names) - len(final) < least:
+            said = f"; {final}" if final else ""
+            raise FederationError(
+                f"round {index + 1} has {came} of at least {least} answers, missing: "
+                f"{', '.join(sorted(missing))}{said}; the run is kept: start the server again when they are back"
+            )
+        self._waiting(f"come back for round {index + 1}", missing, patience=0.0)
+
+    # After the rounds
+
+    def _finish(self) -> dict[str, Any]:
+        lines = self.journal.rounds()
+        folder = self.journal.folder
+        rows = folder.metrics()
+        state = self.engine.state
+        made = replace(self.task, cohorts=self.task.cohorts[: len(lines)])
+        # Of a round that was left while it was being opened nobody knows who was in the sum that the server saw.
+        void = [str(line["round"] + 1) for line in lines if not line["counted"]]
+        most_missing = self.terms.may_lack if void else int(np.asarray(state.missing)[0])
+        summary = train.summarise(made, rows, np.asarray(state.participation)[0], most_missing)
+        summary["federation"] = {
+            "id": self.federation.id[:16],
+            "terms": self.terms.digest,
+            "parties": {
+                name: {
+                    "records": size,
+                    "counted": sum(name in line["counted"] for line in lines),
+                    "missing": sum(name in line["missing"] for line in lines),
+                    "refused": sum(name in line["refused"] for line in lines),
+                    "bytes_up": self.post.bytes_up.get(name, 0),
+                    "bytes_down": self.post.bytes_down.get(name, 0),
+                }
+                for name, size in zip(self.terms.names, self.terms.sizes, strict=True)
+            },
+            "excluded": self.journal.excluded(),
+            "aggregation": self.terms.spec.aggregation,
+            "colluders": self.terms.spec.colluders,
+            "most_missing": most_missing,
+            "void_rounds": int(np.asarray(state.void)[0]),
+            "seconds_a_round": float(np.median([line["seconds"] for line in lines])) if lines else 0.0,
+        }
+        if most_missing:
+            summary["notes"].append(
+                f"at most {most_missing} parties lacked in a sum: the proven ε of sums counts on none of them"
+            )
+        for name, found in self.journal.excluded().items():
+            summary["notes"].append(f"{name} was excluded in round {found['round'] + 1}: {found['why']}")
+        if void:
+            summary["notes"].append(
+                f"without effect: round {', '.join(void)} (the server ended while that sum was being opened, a "
+                "seal was false, or too few parties were left); what parties were charged for it stays charged"
+            )
+        folder.save_model(train.named_leaves(self.engine.params()))
+        if self.engine.scored:
+            title = f"{self.terms.spec.method}, {len(self.terms.names)} parties"
+            plots.draw_run(rows, folder.path / "plot.png", title=title, subtitle=self._exam.name)
+        folder.save_summary(summary)
+        told = {"run": self.terms.run, "rounds": len(lines), "accuracy": rows[-1]["test_accuracy"]}
+        self.post.ask(
+            "finish", {name: (told, {}) for name in self.terms.names}, seconds=10.0, take=lambda name, answer: None
+        )
+        self._event("done", {"folder": str(folder.path)})
+        return summary
+
+
+_MOST_TRIES = 3
+_ROUNDING = 1e-5  # of a norm that a party computed in float32
+
+
+class _Found(NamedTuple):
+    """A round's sum, and who is in it."""
+
+    total: np.ndarray
+    counted: set[int]
+    refused: dict[int, str]
+    attempts: int
+    disputed: Sequence[str] = ()  # whose share was no use to whom
+    silent: Sequence[str] = ()  # who did not help to open the sum, where that made it fail

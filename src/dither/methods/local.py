@@ -1,0 +1,359 @@
+"""What several methods share: a scan of local steps over a round's batches, and noisy gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dither.errors import SpecError
+from dither.models import Model
+from dither.privacy import clipping, noise, sampling
+from dither.privacy.sampling import Batches
+from dither.types import (
+    Algorithm,
+    Array,
+    Claim,
+    ClientResult,
+    ClientState,
+    Hyper,
+    Keys,
+    Params,
+    Prepared,
+    PyTree,
+    Records,
+    Release,
+    Round,
+    RoundInfo,
+    Setting,
+)
+
+_SMALL_STEP = 4096  # numbers in a batch
+
+
+class Batch(NamedTuple):
+    """One local step's records, with 0/1 weights (0 is padding)."""
+
+    x: Array
+    y: Array
+    weights: Array
+
+
+def train(
+    start: PyTree,
+    records: Records,
+    batches: Batches,
+    step: Callable[[PyTree, Batch, Array], tuple[PyTree, Array]],
+) -> tuple[PyTree, Array]:
+    """Apply `step(carry, batch, number) -> (carry, diagnostic)` to each batch in turn.
+
+    Returns the last carry and the mean diagnostic. Records are fetched inside the scan: all batches of all
+    clients at once would not fit for image data.
+    """
+
+    def body(carry: PyTree, inputs: tuple[Array, Array, Array]) -> tuple[PyTree, Array]:
+        number, positions, weights = inputs
+        with jax.named_scope("gather"):  # names for a profile (benchmarks/profile.py)
+            x, y = records.take(positions)
+            batch = Batch(x, y, weights * (y >= 0))  # a blanked record (label below 0, zero-out) adds nothing
+        return step(carry, batch, number)
+
+    numbers = jnp.arange(batches.positions.shape[0])
+    # Two small steps a turn spare a CPU some of the loop's own work; more only take longer to compile.
+    small = batches.positions.shape[1] * math.prod(records.x.shape[1:]) <= _SMALL_STEP
+    unroll = 2 if small and jax.default_backend() == "cpu" else 1
+    inputs = (numbers, batches.positions, batches.weights)
+    end, diagnostics = jax.lax.scan(body, start, inputs, unroll=unroll)
+    return end, jnp.mean(diagnostics)
+
+
+def subtract(a: Params, b: Params) -> Params:
+    """a - b, leaf by leaf."""
+    return jax.tree.map(jnp.subtract, a, b)
+
+
+def add(a: Params, b: Params) -> Params:
+    """a + b, leaf by leaf."""
+    return jax.tree.map(jnp.add, a, b)
+
+
+def scale(factor: Array, tree: Params) -> Params:
+    """factor · tree."""
+    return jax.tree.map(lambda leaf: factor * leaf, tree)
+
+
+def axpy(factor: Array, x: Params, y: Params) -> Params:
+    """factor · x + y."""
+    return jax.tree.map(lambda a, b: factor * a + b, x, y)
+
+
+def learning_rate(hyper: Hyper, step: Array) -> Array:
+    """client_lr / (1 + lr_decay · t) at the global local step t."""
+    return hyper["client_lr"] / (1 + hyper["lr_decay"] * jnp.asarray(step, jnp.float32))
+
+
+def round_rates(hyper: Hyper, index: int, local_steps: int) -> tuple[float, ...]:
+    """`learning_rate` of each local step of a round, for proofs: one where it is constant, none for a single step,
+    whose rate no proof needs, so that rounds that reveal the same are the same."""
+    rate, decay = float(hyper["client_lr"]), float(hyper["lr_decay"])
+    if local_steps == 1:
+        return ()
+    if decay == 0:
+        return (rate,)
+    return tuple(rate / (1 + decay * (index * local_steps + step)) for step in range(local_steps))
+
+
+def optimizer(name: str) -> optax.GradientTransformation:
+    """A client's optimiser, started anew each round, before it is scaled by the learning rate."""
+    known = {"sgd": optax.identity, "adam": optax.scale_by_adam}
+    if name not in known:
+        raise SpecError(f"method_options.optimizer={name!r} is not one of 'sgd', 'adam'")
+    return known[name]()
+
+
+def proximal_training(
+    model: Model, setting: Setting, *, optimizer_name: str
+) -> Callable[[Hyper, Keys, Params, Records, Round, Array], Params]:
+    """A round's local training without clip and noise, pulled to the broadcast model by hyper["proximal"]."""
+    sampler = sampling.make(
+        setting.batch_sampling,
+        batch_size=setting.batch_size,
+        local_steps=setting.local_steps,
+        client_sizes=setting.client_sizes,
+        sampling_rate=setting.sampling_rate,
+    )
+    rule = optimizer(optimizer_name)
+
+    def local_model(
+        hyper: Hyper, keys: Keys, start: Params, records: Records, round: Round, steps_done: Array
+    ) -> Params:
+        def step(carry: tuple[Params, Any], batch: Batch, number: Array) -> tuple[Any, Array]:
+            params, memory = carry
+            gradient, _ = clipping.gradient(
+                model,
+                params,
+                *batch,
+                divisor=sampler.divisor(records.size),
+                clip_norm=jnp.inf,
+                mode="none",
+                l2=setting.l2,
+            )
+            gradient = axpy(hyper["proximal"], subtract(params, start), gradient)  # of (μ/2)|w - w_global|²
+            direction, memory = rule.update(gradient, memory, params)
+            rate = learning_rate(hyper, round.index * setting.local_steps + number)
+            return (axpy(-rate, direction, params), memory), jnp.zeros(())
+
+        batches = sampler.draw(keys, steps_done, records.size)
+        return train((start, rule.init(start)), records, batches, step)[0][0]
+
+    return local_model
+
+
+# Methods that add noise to every gradient: CPFed, Concentrated, DP-SCAFFOLD and their baselines
+
+
+class NoisyGradients(NamedTuple):
+    """`at(hyper, keys, params, batch, records, round, step)` gives (noisy gradient, fraction clipped);
+    `releases(hyper, info)` what those gradients reveal."""
+
+    at: Callable[..., tuple[Params, Array]]
+    releases: Callable[[Hyper, RoundInfo], tuple[Release, ...]]
+    sampler: sampling.BatchSampler
+
+
+def noisy_gradients(model: Model, setting: Setting, *, source: str) -> NoisyGradients:
+    """Clipped mean gradients with N(0, noise_std²) added at every local step.
+
+    `hyper` must hold clip_norm, noise_std (one a client), noise_log_decay and noise_decay_start.
+    """
+    sampler = sampling.make(
+        setting.batch_sampling,
+        batch_size=setting.batch_size,
+        local_steps=setting.local_steps,
+        client_sizes=setting.client_sizes,
+        sampling_rate=setting.sampling_rate,
+    )
+    schedule = noise.schedule(setting.noise_schedule, local_steps=setting.local_steps)
+    if schedule.name == "steps" and sampler.kind == "disjoint":
+        raise SpecError(
+            "noise_schedule='steps' has no proof for batch_sampling='disjoint'; use 'rounds' or 'fixed'"
+        )
+
+    def at(
+        hyper: Hyper, keys: Keys, params: Params, batch: Batch, records: Records, round: Round, step: Array
+    ) -> tuple[Params, Array]:
+        gradient, clipped = clipping.gradient(
+            model,
+            params,
+            *batch,
+            divisor=sampler.divisor(records.size),
+            clip_norm=hyper["clip_norm"],
+            mode=setting.clip,
+            l2=setting.l2,
+            l2_inside_clip=setting.l2_inside_clip,
+        )
+        factor = schedule.factor(round.index, step, hyper["noise_log_decay"], hyper["noise_decay_start"])
+        noise_std = hyper["noise_std"][round.client] * factor
+        return noise.gaussian(noise.for_step(keys.noise, step), gradient, noise_std=noise_std), clipped
+
+    def releases(hyper: Hyper, info: RoundInfo) -> tuple[Release, ...]:
+        one = sampler.sampling(info.size)
+        if setting.clip == "example" and one.adjacency == sampling.REPLACE_ONE:
+            one = one._replace(adjacency=sampling.ZERO_OUT)  # each contribution lies in a ball around zero
+        first = Release(
+            channel="uplink",
+            noise_std=float(np.asarray(hyper["noise_std"])[info.client]),
+            sensitivity=gradient_sensitivity(
+                setting.clip, float(hyper["clip_norm"]), one.batch_size, one.adjacency
+            ),
+            uses=setting.local_steps,
+            sampling=one,
+            source=source,
+            rates=round_rates(hyper, info.index, setting.local_steps),
+        )
+        decay, start = float(hyper["noise_log_decay"]), float(hyper["noise_decay_start"])
+        if schedule.name != "steps":
+            factor = schedule.factor(info.index, 0, decay, start)
+            return (first._replace(noise_std=first.noise_std * factor),)
+        rates = first.rates * setting.local_steps if len(first.rates) == 1 else first.rates
+        return tuple(
+            first._replace(
+                uses=1,
+                noise_std=first.noise_std * schedule.factor(info.index, step, decay, start),
+                rates=rates[step : step + 1],
+            )
+            for step in range(setting.local_steps)
+        )
+
+    return NoisyGradients(at, releases, sampler)
+
+
+def gradient_sensitivity(clip: str, clip_norm: float, divisor: float, adjacency: str) -> float:
+    """How far one record moves a mean gradient: 2 clip/B when replaced, clip/B when blanked, added or removed
+    (G2); a clip of the whole batch bounds it by 2 clip whatever the batch (E4); without a clip nothing does."""
+    if clip == "none":
+        return float("inf")
+    if clip == "batch":
+        return 2 * clip_norm
+    return (2 if adjacency == sampling.REPLACE_ONE else 1) * clip_norm / divisor
+
+
+def gradient_hyper(setting: Setting, noise_std: float) -> dict[str, Any]:
+    """The values a sweep may vary, for methods that noise gradients; `noise_std` times each client's scale."""
+    scale = np.asarray(setting.noise_scale or np.ones(setting.num_clients), np.float64)
+    if len(scale) != setting.num_clients:
+        raise SpecError(f"privacy.noise_scale has {len(scale)} entries for {setting.num_clients} clients")
+    return {
+        "client_lr": setting.client_lr,
+        "lr_decay": setting.lr_decay,
+        "clip_norm": setting.clip_norm,
+        "noise_std": noise_std * scale,
+        "noise_log_decay": math.log(setting.noise_decay),  # a logarithm keeps its digits in float32
+        "noise_decay_start": float(setting.noise_decay_start),
+    }
+
+
+def chosen_noise_std(setting: Setting, calibrated: Callable[[], Array]) -> float:
+    """The noise std the setting asks for: none, as given, or `calibrated()` by the paper's formula."""
+    if setting.noise == "none":
+        return 0.0
+    if setting.noise == "given":
+        return setting.noise_std
+    if setting.noise == "proven":
+        return 1.0  # a unit: the accountant sets the factor
+    return float(calibrated())
+
+
+def refuse_unused(setting: Setting, method: str, *, schedule: bool = False, scale: bool = False) -> None:
+    """Keys that a method would ignore are refused: silence would be read as consent."""
+    if schedule and setting.noise_schedule != "constant":
+        raise SpecError(
+            f"privacy.noise_schedule={setting.noise_schedule!r} is for methods that noise gradients, not {method}"
+        )
+    if scale and setting.noise_scale:
+        raise SpecError(f"privacy.noise_scale is for methods that noise gradients, not {method}")
+
+
+def quietest(hyper: Hyper) -> float:
+    """The noise of the client with the least, for which the claimed ε is stated."""
+    return float(np.min(hyper["noise_std"]))
+
+
+def averaging(setting: Setting, gradients: NoisyGradients) -> Callable[[Hyper], Algorithm]:
+    """Periodic averaging: local noisy steps from the broadcast model, then the mean over the cohort."""
+
+    def build(hyper: Hyper) -> Algorithm:
+        def client(
+            keys: Keys, message: Params, state: ClientState, records: Records, round: Round
+        ) -> ClientResult:
+            done = state["steps"]
+
+            def step(params: Params, batch: Batch, number: Array) -> tuple[Params, Array]:
+                gradient, clipped = gradients.at(hyper, keys, params, batch, records, round, number)
+                rate = learning_rate(hyper, round.index * setting.local_steps + number)
+                return axpy(-rate, gradient, params), clipped
+
+            batches = gradients.sampler.draw(keys, done, records.size)
+            end, clipped = train(message, records, batches, step)
+            weight = 1 / round.cohort_size
+            upload = scale(weight, subtract(end, message))
+            return ClientResult(upload, weight, {"steps": done + setting.local_steps}, {"clipped": clipped})
+
+        return Algorithm(
+            init=lambda params: params,
+            client_init=lambda params: {"steps": jnp.int32(0)},  # where the shuffled epoch stands
+            message=lambda server: server,
+            client=client,
+            server=lambda key, server, upload, cohort: add(server, upload),
+            params=lambda server: server,
+            releases=lambda info: gradients.releases(hyper, info),
+        )
+
+    return build
+
+
+def noisy_averaging(
+    model: Model,
+    setting: Setting,
+    *,
+    source: str,
+    noise_std: Callable[[], Array],
+    claim: Callable[[float], Claim],
+    cohorts: np.ndarray | None = None,
+    ignores_counts: bool = False,
+) -> Prepared:
+    """A method that averages noisy local steps: `noise_std()` by its paper, `claim(std)` its paper's ε."""
+    hyper = gradient_hyper(setting, chosen_noise_std(setting, noise_std))
+
+    def claimed(other: Hyper) -> Claim:
+        std = quietest(other)
+        return claim(std) if std else no_noise(setting)
+
+    return Prepared(
+        hyper=hyper,
+        build=averaging(setting, noisy_gradients(model, setting, source=source)),
+        claim=claimed(hyper),
+        cohort_size_at=lambda index: setting.cohort_size,
+        cohorts=cohorts,
+        noise_names=("noise_std",),
+        reclaim=claimed,
+        own_epochs=True,
+        upload_unit=upload_unit(setting),
+        ignores_counts=ignores_counts,
+    )
+
+
+def upload_unit(setting: Setting) -> float:
+    """How far noise of std 1 on a gradient of the last step moves the weighted upload."""
+    last = setting.num_rounds * setting.local_steps - 1
+    return setting.client_lr / (1 + setting.lr_decay * last) / setting.cohort_size
+
+
+def no_noise(setting: Setting, unit: str = "run") -> Claim:
+    """The claim of a run without noise."""
+    return Claim(float("inf"), unit, setting.delta, "no noise")

@@ -1,0 +1,336 @@
+"""Secure FedAvg: noise, claimed privacy and convergence, as printed.
+
+Citation: Y. Li, T.-H. Chang, C.-Y. Chi, "Secure Federated Averaging Algorithm with Differential Privacy",
+IEEE International Workshop on Machine Learning for Signal Processing (MLSP), 2020.
+
+| paper | code | | paper | code |
+|---|---|---|---|---|
+| N, K | `num_clients`, `cohort_size` | | σ_{t,k} | `noise_std` |
+| Q | `local_steps` | | σ_{t,k}/Δf | `noise_multiplier` |
+| T (local steps), T/Q | `num_steps`, rounds | | Δf_{t+1,k} | `sensitivity` |
+| b | `batch_size` | | η_{t+1}; η_{t+1-Q..t} | `next_lr`; `round_lrs` |
+| n_k; n | `client_size`; `num_records` | | L, μ | `smoothness`, `strong_convexity` |
+| G | `clip_norm` | | Γ | `heterogeneity` |
+| M | `num_params` | | Σ p_k² γ_k² | `weighted_variance` |
+| q = Q b/n_k | `sampling_bound` | | ‖w_0−w*‖² | `initial_distance_sq` |
+| 1−(1−b/n_k)^Q | `inclusion` | | ε/(2q) | `base_epsilon` |
+
+Deviations: E1 (eq (8) fails at the paper's settings: reported as a condition, never repaired silently), E2 (ε
+is per message), E5 (eq (7) is read as 1−(1−b/n_k)^Q), E7 (the sensitivity of the message sent at step t uses
+η_{t+1}), E9 (the sums of Theorem 1 run over all N clients). `sensitivity_exact` is the tighter worst case.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from dither.errors import SpecError
+from dither.methods.theory.common import Condition, Float, check_cohort, check_delta, check_positive, f64, scalar
+from dither.types import Claim
+
+# The largest x with e^x − 1 <= 2x, which eq (8) uses: x = −1/2 − W_{−1}(−e^{−1/2}/2)
+MAX_BASE_EPSILON = 1.2564312086261697
+
+
+class Params(NamedTuple):
+    """What eqs (7)-(9) speak of: how many records one message of a client draws."""
+
+    local_steps: Float
+    batch_size: Float
+    client_size: Float
+
+
+# Noise
+
+
+def learning_rate(step: Float, *, client_lr: Float, lr_decay: Float) -> Float:
+    """η_t = client_lr/(1 + lr_decay·t), the schedule of Section 4.1 (0.2 and 0.01 there)."""
+    t, eta0, decay = f64(step, client_lr, lr_decay)
+    return eta0 / (1.0 + decay * t)
+
+
+def message_step(round_index: int, *, local_steps: int) -> int:
+    """The step t with mod(t+1, Q) = 0 at which round 0, 1, 2, ... uploads."""
+    return (round_index + 1) * local_steps - 1
+
+
+def round_learning_rates(
+    round_index: int, *, local_steps: int, client_lr: float, lr_decay: float
+) -> tuple[np.ndarray, float]:
+    """(η_{t+1−Q}, ..., η_t) used in a round, and η_{t+1}, which Lemma 1 asks for (E7)."""
+    t = message_step(round_index, local_steps=local_steps)
+    steps = np.arange(t + 1 - local_steps, t + 1)
+    return (
+        np.asarray(learning_rate(steps, client_lr=client_lr, lr_decay=lr_decay)),
+        float(learning_rate(t + 1, client_lr=client_lr, lr_decay=lr_decay)),
+    )
+
+
+def _checked(params: Params) -> tuple[Float, Float, Float]:
+    check_positive(**params._asdict())
+    return f64(*params)
+
+
+def sampling_bound(params: Params) -> Float:
+    """q = Q b/n_k, the paper's bound on a record's chance of being used in a round (eq (7))."""
+    Q, b, n_k = _checked(params)
+    return Q * b / n_k
+
+
+def inclusion_probability(params: Params) -> Float:
+    """p = 1 − (1 − b/n_k)^Q: left side of eq (7), read with the power outside the bracket (E5)."""
+    Q, b, n_k = _checked(params)
+    if np.any(b > n_k):
+        raise SpecError(f"batch_size={np.max(b):g} exceeds client_size={np.min(n_k):g}")
+    with np.errstate(divide="ignore"):
+        return -np.expm1(Q * np.log1p(-b / n_k))
+
+
+def sensitivity(*, local_steps: Float, clip_norm: Float, next_lr: Float) -> Float:
+    """Δf_{t+1,k} = 4 Q G η_{t+1} (Lemma 1); `next_lr` is the rate of the step *after* the upload (E7)."""
+    check_positive(local_steps=local_steps, clip_norm=clip_norm, next_lr=next_lr)
+    Q, G, eta = f64(local_steps, clip_norm, next_lr)
+    return 4.0 * Q * G * eta
+
+
+def sensitivity_exact(*, clip_norm: Float, round_lrs: Float) -> Float:
+    """2 G Σ_τ η_{t+1−Q+τ}: the exact worst case behind Lemma 1. Rates of one round lie on the last axis."""
+    check_positive(clip_norm=clip_norm, round_lrs=round_lrs)
+    G, etas = f64(clip_norm, round_lrs)
+    return 2.0 * G * np.sum(np.atleast_1d(etas), axis=-1)
+
+
+def lemma1_conditions(*, round_lrs: Float, next_lr: float) -> tuple[Condition, ...]:
+    """Lemma 1's condition on the rates: η_{t+1−Q+τ} <= 2 η_{t+1} for τ = 0..Q−1."""
+    largest = float(np.max(np.asarray(round_lrs, dtype=np.float64)))
+    text = f"Lemma 1: largest rate of the round {largest:.6g} <= 2 η_(t+1) = {2 * next_lr:.6g}"
+    return ((text, largest <= 2.0 * next_lr),)
+
+
+def _log_term(q: Float, delta: Float) -> Float:
+    """ln(1.25 q/δ) of eq (9), which needs q > 0.8 δ."""
+    check_delta(delta)
+    q, d = np.broadcast_arrays(*f64(q, delta))
+    bad = q <= 0.8 * d
+    if bad.any():
+        raise SpecError(
+            f"eq (9) needs q = local_steps*batch_size/client_size > 0.8*delta, but q={q[bad].flat[0]:g} and "
+            f"0.8*delta={0.8 * d[bad].flat[0]:g}: lower delta below {1.25 * q[bad].flat[0]:g}, or raise "
+            "local_steps or batch_size"
+        )
+    return np.log(1.25 * q / d)
+
+
+def noise_multiplier(params: Params, *, epsilon: Float, delta: Float) -> Float:
+    """σ/Δf = √8 q √ln(1.25 q/δ) / ε (eq (9)); the same for every message."""
+    check_positive(epsilon=epsilon)
+    (eps,) = f64(epsilon)
+    q = sampling_bound(params)
+    return np.sqrt(8.0) * q * np.sqrt(_log_term(q, delta)) / eps  # eq (9)
+
+
+def noise_std(params: Params, *, epsilon: Float, delta: Float, clip_norm: Float, next_lr: Float) -> Float:
+    """σ_{t,k} of eq (9) with Δf of Lemma 1, for one message at (ε, δ)."""
+    z = noise_multiplier(params, epsilon=epsilon, delta=delta)
+    return z * sensitivity(local_steps=params.local_steps, clip_norm=clip_norm, next_lr=next_lr)
+
+
+# Privacy
+
+
+def epsilon_of_noise(params: Params, *, noise_std: Float, sensitivity: Float, delta: Float) -> Float:
+    """The ε per message that the paper claims for a given σ: eq (9) solved for ε."""
+    check_positive(noise_std=noise_std, sensitivity=sensitivity)
+    sigma, Delta = f64(noise_std, sensitivity)
+    q = sampling_bound(params)
+    return np.sqrt(8.0) * q * Delta * np.sqrt(_log_term(q, delta)) / sigma  # eq (9)
+
+
+def base_epsilon(params: Params, *, epsilon: Float) -> Float:
+    """ε/(2q): what eq (9) hands to the classical Gaussian mechanism before amplification."""
+    check_positive(epsilon=epsilon)
+    (eps,) = f64(epsilon)
+    return eps / (2.0 * sampling_bound(params))
+
+
+def amplified_epsilon(*, base_epsilon: Float, inclusion: Float) -> Float:
+    """ln(1 + p(e^{ε0}−1)): the amplification theorem itself, before eq (8) loosens it."""
+    eps0, p = f64(base_epsilon, inclusion)
+    with np.errstate(divide="ignore"):
+        return np.logaddexp(np.log1p(-p), np.log(p) + eps0)
+
+
+def base_epsilon_exact(*, epsilon: Float, inclusion: Float) -> Float:
+    """ε0 = ln(1 + (e^ε−1)/p): the inverse of `amplified_epsilon` (E1's correct calibration)."""
+    check_positive(epsilon=epsilon, inclusion=inclusion)
+    eps, p = f64(epsilon, inclusion)
+    # ln(1 + x) with x = (e^ε−1)/p, kept finite for large ε
+    return np.logaddexp(0.0, eps + np.log(-np.expm1(-eps)) - np.log(p))
+
+
+def conditions(params: Params, *, epsilon: float, delta: float) -> tuple[Condition, ...]:
+    """What the derivation of eq (9) assumes, with the numbers of this setting (E1, G1)."""
+    q = float(sampling_bound(params))
+    eps0 = epsilon / (2.0 * q)
+    return (
+        (f"eq (8): base ε/(2q) = {eps0:.4g} <= {MAX_BASE_EPSILON:.4f}", eps0 <= MAX_BASE_EPSILON),
+        (f"classical Gaussian mechanism: base ε/(2q) = {eps0:.4g} < 1", eps0 < 1.0),
+        (f"eq (9): q = {q:.4g} > 0.8 δ = {0.8 * delta:.4g}", q > 0.8 * delta),
+        (f"eq (7): q = {q:.4g} <= 1", q <= 1.0),
+    )
+
+
+def claim(
+    params: Params, *, noise_std: float, sensitivity: float, delta: float, extra: tuple[Condition, ...] = ()
+) -> Claim:
+    """The paper's ε of one message at this noise, with the conditions of its derivation (E2: per message).
+
+    `extra` takes conditions checked elsewhere, such as `lemma1_conditions`."""
+    eps = float(epsilon_of_noise(params, noise_std=noise_std, sensitivity=sensitivity, delta=delta))
+    met = conditions(params, epsilon=eps, delta=delta)
+    return Claim(eps, "message", delta, "eq (9), Lemma 1", met + extra)
+
+
+# Convergence
+
+
+class Training(NamedTuple):
+    """What eqs (12a)-(13) speak of. Only eq (12c) needs `num_clients`."""
+
+    smoothness: Float
+    local_steps: Float
+    batch_size: Float
+    clip_norm: Float
+    num_params: Float
+    num_records: Float
+    epsilon: Float
+    delta: Float
+    cohort_size: Float
+    weighted_variance: Float
+    heterogeneity: Float
+    num_clients: Float = 0
+
+
+class Constants(NamedTuple):
+    """The additive constants of Theorem 1: A (its three parts), B and C of eqs (12a)-(12c)."""
+
+    gradient_variance: Float  # A, first term
+    local_drift: Float  # A, second term
+    heterogeneity: Float  # A, third term
+    privacy_noise: Float  # B
+    client_sampling: Float  # C
+
+    @property
+    def stochastic(self) -> Float:
+        """A of eq (12a)."""
+        return self.gradient_variance + self.local_drift + self.heterogeneity
+
+
+class ConvergenceBound(NamedTuple):
+    """Theorem 1's bound on E[F(w̄_T)] − F*, term by term; `total` is the bound."""
+
+    gradient_variance: Float
+    local_drift: Float
+    heterogeneity: Float
+    privacy_noise: Float
+    client_sampling: Float
+    initial_distance: Float
+
+    @property
+    def total(self) -> Float:
+        """The bound: the sum of the terms."""
+        return sum(self)
+
+
+class RoundsEstimate(NamedTuple):
+    """The three terms of eq (13), up to one common constant."""
+
+    privacy_noise: Float
+    drift_and_sampling: Float
+    variance_and_heterogeneity: Float
+
+    @property
+    def total(self) -> Float:
+        """T_ε/Q up to the constant."""
+        return sum(self)
+
+
+def weighted_variance(*, weights: Float, gradient_variances: Float) -> Float:
+    """Σ_k p_k² γ_k² over all clients (E9: the printed upper limit K is read as N)."""
+    p, gamma2 = f64(weights, gradient_variances)
+    return np.sum(p**2 * gamma2, axis=-1)
+
+
+def constants(training: Training) -> Constants:
+    """A, B and C of Theorem 1, eqs (12a)-(12c). Expect vacuous B at the paper's settings (E9)."""
+    t = training
+    check_positive(smoothness=t.smoothness, local_steps=t.local_steps, batch_size=t.batch_size, epsilon=t.epsilon)
+    check_cohort(t.cohort_size, t.num_clients)
+    L, Q, b, G, M, n, eps, d, K, v, Gamma, N = f64(*training)
+    noise = 64.0 * M * Q**4 * b**2 * G**2 / (n * L**2 * eps**2) * np.log(n)  # eq (12b)
+    noise = noise * np.log(1.25**2 * Q**2 * b**2 / (n * d**2)) * (8.0 * (Q - 1.0) ** 2 + 1.0)  # eq (12b)
+    spread = (N - K) / np.maximum(N - 1.0, 1.0)  # 0 when N = K = 1
+    return Constants(
+        gradient_variance=v / b,  # eq (12a)
+        local_drift=8.0 * (Q - 1.0) ** 2 * G**2,  # eq (12a)
+        heterogeneity=6.0 * L * Gamma,  # eq (12a)
+        privacy_noise=noise,
+        client_sampling=spread * (4.0 / K) * Q**2 * G**2,  # eq (12c)
+    )
+
+
+def convergence(
+    training: Training, *, strong_convexity: Float, num_steps: Float, initial_distance_sq: Float
+) -> ConvergenceBound:
+    """Theorem 1: (2κ/(T+α)) ((A+B+C)/μ + 2L‖w_0−w*‖²), κ = L/μ, α = 8κ, for η_t = 2/(μ(α+t))."""
+    check_positive(strong_convexity=strong_convexity, num_steps=num_steps)
+    L, mu, T, start = f64(training.smoothness, strong_convexity, num_steps, initial_distance_sq)
+    parts = constants(training)
+    kappa = L / mu
+    factor = 2.0 * kappa / (T + 8.0 * kappa)  # Theorem 1
+    scaled = [factor * part / mu for part in parts]
+    return ConvergenceBound._make([*scaled, factor * 2.0 * L * start])
+
+
+def convergence_conditions(
+    *,
+    smoothness: float,
+    strong_convexity: float,
+    local_steps: float,
+    batch_size: float,
+    num_records: float,
+    delta: float,
+) -> tuple[Condition, ...]:
+    """What Theorem 1 assumes. With η_t = 2/(μ(α+t)), η_{t+1} <= 2η_{t+Q} for all t means Q <= α+2."""
+    kappa = smoothness / strong_convexity
+    alpha = 8.0 * kappa
+    moved, floor = 1.25 * local_steps * batch_size, float(np.sqrt(num_records)) * delta
+    return (
+        (f"Theorem 1: κ = L/μ = {kappa:.4g} > 1", kappa > 1.0),
+        (
+            f"Theorem 1: Q = {local_steps:g} <= α+2 = {alpha + 2:.4g} (η_(t+1) <= 2η_(t+Q))",
+            local_steps <= alpha + 2,
+        ),
+        (f"base result of Li et al.: Q = {local_steps:g} <= α = {alpha:.4g} (E9)", local_steps <= alpha),
+        (f"eq (12b): 1.25 Q b = {moved:.4g} > √n δ = {floor:.4g}, else B is negative", moved > floor),
+    )
+
+
+def communication_rounds(training: Training) -> RoundsEstimate:
+    """Right side of eq (13): rounds to a fixed accuracy, up to a constant the paper does not give."""
+    t = training
+    check_positive(
+        local_steps=t.local_steps, batch_size=t.batch_size, epsilon=t.epsilon, cohort_size=t.cohort_size
+    )
+    L, Q, b, G, M, n, eps, d, K, v, Gamma, _ = f64(*training)
+    noise = M * b**2 * G**2 * np.log(n) * np.log(Q**2 * b**2 / (n * d**2)) / (n * L**2 * eps**2)
+    return RoundsEstimate(noise * Q**5, (1.0 + 1.0 / K) * G**2 * Q, (v / b + L * Gamma) / Q)  # eq (13)
+
+
+def optimal_local_steps(training: Training, *, max_local_steps: int = 200) -> int:
+    """The integer Q in 1..max_local_steps with the smallest eq (13) (Remark 1)."""
+    Q = np.arange(1, max_local_steps + 1)
+    estimate = communication_rounds(training._replace(local_steps=Q))
+    return int(Q[np.argmin(scalar(estimate.total))])

@@ -1,0 +1,198 @@
+"""Pictures of figures, in one style: a row of panels a view, mean lines with bands, legends outside the data."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dither.experiment.plots import GREY, new_canvas, tidy
+from dither.reproduction.figure import Figure, Line, Panel, View
+
+# Okabe-Ito without its yellow, which is lost on white; then the same colours with other marks.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKS = ("o", "s", "^", "D", "v", "P", "X")
+BAND = 2.0  # standard errors
+
+
+class Series(NamedTuple):
+    """A line's numbers: x, and a row of values a seed (a single row for a formula)."""
+
+    x: np.ndarray
+    values: np.ndarray
+    seeds: list[int]
+
+    @property
+    def mean(self) -> np.ndarray:
+        """Mean over seeds."""
+        return np.asarray(self.values.mean(axis=0))
+
+    @property
+    def error(self) -> np.ndarray:
+        """Standard error of the mean; 0 where there is one seed, which has no spread to show."""
+        count = len(self.values)
+        if count < 2:
+            return np.zeros(self.values.shape[1])
+        return np.asarray(self.values.std(axis=0, ddof=1) / np.sqrt(count))
+
+
+def series(view: View, panel: Panel, line: Line) -> Series:
+    """A line's numbers."""
+    if line.formula is not None:
+        x, y = line.formula(view)
+        return Series(np.asarray(x, float), np.asarray(y, float)[None], [])
+    if panel.axis is None:
+        rounds, values = view.curve(line.values, panel.metric, line.until)
+        return Series(np.asarray(rounds, float), values, view.seeds)
+    finals = [view.final({**line.values, **more}, panel.metric, at=line.until) for _, more in panel.axis.points]
+    places = np.array([x for x, _ in panel.axis.points], float)
+    order = np.argsort(places)
+    return Series(places[order], np.stack(finals, axis=1)[:, order], view.seeds)
+
+
+def draw(figure: Figure, views: Sequence[View]) -> Any:
+    """The figure as a matplotlib figure: rows of panels as printed, then at equal proven ε."""
+    rows = [
+        (view, [panel for panel in panels if panel.row == number])
+        for view in views
+        for panels in [figure.panels(view)]
+        for number in sorted({panel.row for panel in panels})
+    ]
+    columns = max(len(panels) for _, panels in rows)
+    canvas = new_canvas(width=max(3.25 * columns + 2.5, 8.6), height=2.75 * len(rows) + 0.55)
+    styles: dict[str, int] = {}
+    parts = canvas.subfigures(len(rows), 1, squeeze=False)[:, 0]
+    told: set[bool] = set()
+    for (view, panels), part in zip(rows, parts, strict=True):
+        axes = part.subplots(1, columns, squeeze=False)[0]
+        for spare in axes[len(panels) :]:
+            spare.set_visible(False)
+        handles: dict[str, Any] = {}
+        for axis, panel in zip(axes, panels, strict=False):
+            _draw_panel(axis, view, panel, styles, handles)
+        _share_scale(axes, panels)
+        part.legend(handles.values(), handles.keys(), loc="outside right center", frameon=False, fontsize=8.5)
+        if len(views) > 1 and view.proven not in told:
+            told.add(view.proven)
+            heading = "at equal proven ε" if view.proven else "as printed"
+            part.suptitle(heading, x=0.012, ha="left", fontsize=9.5, color=GREY, fontweight="bold")
+    seeds = views[0].seeds
+    spread = f"mean and ±{BAND:g} standard errors over {len(seeds)} seeds" if len(seeds) > 1 else "one seed"
+    if not seeds:
+        spread = "formulas, no runs"
+    name = f"{figure.id}   {figure.title}"
+    canvas.suptitle(f"{name}\n", x=0.012, ha="left", fontsize=11, fontweight="bold")
+    canvas.text(
+        0.012, 1 - 0.36 / canvas.get_figheight(), f"{spread}; scale: {views[0].scale_name}", fontsize=8, color=GREY
+    )
+    return canvas
+
+
+def _draw_panel(axis: Any, view: View, panel: Panel, styles: dict[str, int], handles: dict[str, Any]) -> None:
+    tidy(axis)
+    positive, largest, smallest = True, 0.0, np.inf
+    for line in panel.lines:
+        found = series(view, panel, line)
+        number = styles.setdefault(line.label, len(styles))
+        colour = COLOURS[number % len(COLOURS)]
+        marked = panel.axis is not None
+        mean, error = found.mean, found.error
+        with np.errstate(invalid="ignore"):
+            (handle,) = axis.plot(
+                found.x,
+                mean,
+                color=colour,
+                linestyle="--" if line.dashed else "-",
+                linewidth=1.7,
+                marker=MARKS[number % len(MARKS)] if marked else None,
+                markersize=4.5,
+            )
+            if len(found.values) > 1:
+                low, high = mean - BAND * error, mean + BAND * error
+                if panel.log:  # below 0 a logarithmic axis has nothing to show: the same factor down as up
+                    low = np.where(low > 0, low, mean**2 / high)
+                axis.fill_between(found.x, low, high, color=colour, alpha=0.16, linewidth=0)
+        if line.until is not None and not marked:
+            axis.plot(found.x[-1:], mean[-1:], color=colour, marker="o", markersize=5)
+        handles.setdefault(line.label, handle)
+        finite = mean[np.isfinite(mean)]
+        if len(finite):
+            positive &= bool((finite > 0).all())
+            largest, smallest = max(largest, finite.max()), min(smallest, finite.min())
+    # Lines that diverge would flatten the rest: where values span a thousandfold the axis is logarithmic.
+    if positive and (panel.log or largest > 1000 * max(smallest, 1e-12)):
+        axis.set_yscale("log")
+    if panel.axis is not None and panel.axis.log:
+        axis.set_xscale("log")
+        ticks = sorted(x for x, _ in panel.axis.points)
+        places = np.log(ticks) / max(np.ptp(np.log(ticks)), 1e-9)
+        if np.min(np.diff(places), initial=1.0) > 0.12:  # room for a label at each point
+            axis.set_xticks(ticks, [f"{x:g}" for x in ticks])
+            axis.minorticks_off()
+    else:
+        axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.set_xlabel(panel.axis.label if panel.axis is not None else panel.x_label, fontsize=9)
+    axis.set_ylabel(panel.label, fontsize=9)
+    axis.tick_params(labelsize=8)
+    if panel.title:
+        axis.set_title(panel.title, fontsize=9.5, loc="left")
+    axis.margins(x=0.03)
+
+
+def _share_scale(axes: Sequence[Any], panels: Sequence[Panel]) -> None:
+    """Panels of a row that show the same metric have the same vertical axis, so that they can be compared."""
+    kinds = [(panel.metric, panel.axis is None) for panel in panels]
+    for kind in set(kinds):
+        alike = [axis for axis, other in zip(axes, kinds, strict=False) if other == kind]
+        limits = [axis.get_ylim() for axis in alike]
+        scale = "log" if any(axis.get_yscale() == "log" for axis in alike) else "linear"
+        low, high = min(a for a, _ in limits), max(b for _, b in limits)
+        for axis in alike:
+            if scale == "log" and low > 0:
+                axis.set_yscale(scale)
+            axis.set_ylim(low, high)
+            if axis.get_yscale() == "log" and high / low < 50:
+                _plain_ticks(axis.yaxis)
+
+
+def _plain_ticks(axis: Any) -> None:
+    """0.2, 0.5, 1 instead of powers of ten, on a logarithmic axis of few decades."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 3.0, 5.0)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def encoded(canvas: Any, kind: str) -> bytes:
+    """A figure as PNG or SVG; the same figure gives the same bytes."""
+    import matplotlib as mpl
+
+    buffer = io.BytesIO()
+    with mpl.rc_context({"svg.hashsalt": "dither", "svg.fonttype": "none"}):
+        canvas.savefig(buffer, format=kind, metadata={"Date": None} if kind == "svg" else {"Software": None})
+    return buffer.getvalue()
+
+
+def raw(figure: Figure, views: Sequence[View]) -> str:
+    """Every number the figure shows, one a line, as CSV."""
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(["view", "panel", "line", "metric", "x", "seed", "value"])
+    for view in views:
+        for row in _rows(figure, view):
+            lines.writerow(["proven" if view.proven else "printed", *row])
+    return text.getvalue()
+
+
+def _rows(figure: Figure, view: View) -> Iterator[list[Any]]:
+    for panel in figure.panels(view):
+        for line in panel.lines:
+            found = series(view, panel, line)
+            seeds: list[Any] = list(found.seeds) or [""]
+            for seed, values in zip(seeds, found.values, strict=True):
+                for x, value in zip(found.x, values, strict=True):
+                    yield [panel.title, line.label, panel.metric, f"{x:g}", seed, f"{value:.6g}"]

@@ -1,0 +1,401 @@
+"""Several processes as one simulation: each brings its devices to the mesh, process 0 decides, the others follow.
+
+    processes.connect("10.0.0.1:7000", count=2, number=0)     # in each process, before JAX computes anything
+    with processes.together():
+        processes.tell("rounds", start=0, stop=10)            # process 0
+        order = processes.hear()                              # the others
+        ...                                                   # then all make the same calls of the engine
+        processes.dismiss()                                   # process 0, before what it does alone
+
+All processes see all records: this is for simulations on machines of one's own, and no federation.
+
+Whoever waits for another process waits in a collective operation, and whoever fails must not leave it there.
+Between two orders a process has either nothing to do with the others, and then its error is told at the next
+exchange; or it is at the ordered work, and then it ends without a word: its connections close, and the others
+notice. A machine that vanishes without closing them is missed by JAX's heartbeat, which ends the others.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from typing import Any, cast
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from dither.errors import ProcessError, SpecError
+
+CONNECT_SECONDS = 120.0  # until all processes must have come
+HEARTBEAT_SECONDS = 30  # a machine that is silent for so long is given up
+_SHUTDOWN_SECONDS = 30
+_SHORT = 1020  # bytes of a message that needs no second exchange
+
+_BROKEN = ("Gloo", "NCCL", "coordination service")  # what the engine's error says where a connection broke
+
+_count, _number, _each = 1, 0, 1
+_met: set[tuple[int, ...]] = set()  # devices that are connected, by their numbers
+_at_work = False  # the others' next word is not an exchange but a collective of the engine
+_lost = False  # nobody can be told anything any more
+_parted = False  # the simulation is over
+
+
+def count() -> int:
+    """Processes of this simulation; 1 unless `connect` was called."""
+    return _count
+
+
+def number() -> int:
+    """This one's number, from 0."""
+    return _number
+
+
+def leading() -> bool:
+    """This process decides, writes and prints."""
+    return _number == 0
+
+
+def must_lead() -> None:
+    """Refuse what only process 0 may do."""
+    if not leading():
+        raise SpecError(
+            f"process {_number} of {_count} follows process 0: call dither.experiment.following.follow() in it"
+        )
+
+
+def lost() -> bool:
+    """The others cannot be reached: end by `os._exit`, as a usual end would wait for them."""
+    return _lost
+
+
+def parted() -> bool:
+    """This process was one of several. JAX connects devices, even those of one process, by the coordinator, which
+    is gone: each is by itself now."""
+    return _parted
+
+
+# Meeting
+
+
+def connect(
+    coordinator: str,
+    *,
+    count: int,
+    number: int,
+    local_devices: Callable[[], int] = lambda: len(jax.local_devices()),
+    seconds: float = CONNECT_SECONDS,
+    on_wait: Callable[[], None] = lambda: None,
+) -> None:
+    """Meet the other processes at `coordinator` (HOST:PORT, where process 0 listens). `local_devices` says how
+    many devices this one has to share; each gives as many as the poorest. `on_wait` is called now and then."""
+    global _count, _number, _each
+    check(coordinator, count, number)
+    if getattr(jax.config, "jax_cpu_collectives_implementation", None) is None:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    failed: list[Exception] = []
+
+    def meet() -> None:
+        try:
+            jax.distributed.initialize(
+                coordinator,
+                count,
+                number,
+                initialization_timeout=int(seconds) + 60,  # JAX's own end is an abort: ours comes before
+                heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+                shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
+                # Nobody else is to reach what this machine's own processes say to each other.
+                coordinator_bind_address=coordinator if coordinator.startswith("127.") else None,
+            )
+        except Exception as error:
+            failed.append(error)
+
+    # In a thread of its own: it blocks, and Ctrl-C must not wait for it.
+    thread, end = threading.Thread(target=meet, daemon=True), time.monotonic() + seconds
+    thread.start()
+    try:
+        while thread.is_alive() and time.monotonic() < end:
+            on_wait()
+            thread.join(0.1)
+    except BaseException:
+        _give_up()
+        raise
+    if failed:
+        raise ProcessError(
+            f"process {number} cannot use the coordinator's address {coordinator}: {_first_line(failed[0])}"
+        )
+    if thread.is_alive():
+        _give_up()
+        missing = (
+            f"not all of the {count} processes came to {coordinator} within {seconds:g} s; start each with its "
+            "--process number and the same --coordinator"
+            if number == 0
+            else f"process {number} found no process 0 at {coordinator} within {seconds:g} s, or another is "
+            "missing; start them all, and check that this machine reaches that address"
+        )
+        raise ProcessError(missing)
+    _count, _number = count, number
+    _each = min(int(one["devices"]) for one in exchange({"devices": local_devices()}))
+    _met.add(_numbers(_firsts()))
+
+
+def disconnect() -> None:
+    """Part from the others; each must, at about that time. Where they are lost there is nobody to part from."""
+    global _count, _number, _parted
+    _parted = _parted or _count > 1
+    connected = _count > 1 and not _lost
+    _count, _number = 1, 0
+    _met.clear()
+    if connected:
+        with suppress(jax.errors.JaxRuntimeError):  # one that ended before is no reason to lose what is done
+            jax.distributed.shutdown()
+
+
+def check(coordinator: str, count: int, number: int) -> None:
+    """Refuse an address or a number that cannot be."""
+    host, _, port = coordinator.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise SpecError(f"coordinator={coordinator!r} is not HOST:PORT, e.g. 10.0.0.1:7000")
+    if count < 2:
+        raise SpecError(f"processes={count}: several processes are at least 2")
+    if not 0 <= number < count:
+        raise SpecError(f"process={number} is not among 0 to {count - 1}")
+
+
+def devices(wanted: int) -> list[jax.Device]:
+    """`wanted` devices, as many of each process, in the order of the processes."""
+    if _count == 1:
+        return jax.local_devices()[:wanted]
+    return [device for index in range(_count) for device in _devices_of(index)[: wanted // _count]]
+
+
+def devices_each() -> int:
+    """Devices that each process gives."""
+    return _each
+
+
+def meet(devices: Sequence[jax.Device]) -> None:
+    """Connect these devices, as many of each process, unless they are; all processes call this at the same point.
+
+    JAX connects those of a program in its first collective, and gives up where a process comes there half a
+    minute after another: one that compiles more slowly may. Here all come from an exchange, which is patient."""
+    if _count == 1 or _numbers(devices) in _met:
+        return
+    exchange({})
+    mesh = Mesh(np.array(devices), ("devices",))
+    with _talking():
+        ones = put(np.ones(len(devices), np.int32), NamedSharding(mesh, PartitionSpec("devices")))
+        jax.block_until_ready(_whole(mesh, _summed)(ones))
+    _met.add(_numbers(devices))
+
+
+# Talking. Every process must call the same of these at the same point.
+
+
+def exchange(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Everybody's message, by number. Raises where one of them is that its process has failed."""
+    text = json.dumps(message).encode()
+    with _talking():
+        heads = _gathered(np.frombuffer(np.int32(len(text)).tobytes() + text[:_SHORT].ljust(_SHORT), np.uint8))
+        lengths = heads[:, :4].copy().view(np.int32)[:, 0]
+        bodies, longest = heads[:, 4:], int(lengths.max())
+        if longest > _SHORT:
+            width = 1 << (longest - 1).bit_length()  # few widths: each is compiled
+            bodies = _gathered(np.frombuffer(text.ljust(width), np.uint8))
+    heard = [json.loads(body[:length].tobytes()) for body, length in zip(bodies, lengths, strict=True)]
+    for index, one in enumerate(heard):
+        if "trouble" in one and index != _number:
+            trouble = ProcessError(f"process {index} ended: {one['trouble']}")
+            trouble.exit_code = one["exit_code"]
+            raise trouble
+    return heard
+
+
+def tell(do: str, *, work: bool = False, **order: Any) -> bool:
+    """Process 0: what all do next. With `work` it is the engine's, until `reached`. Returns whether somebody asked
+    for an end, by Ctrl-C, in another process."""
+    global _at_work
+    if _count == 1:
+        return False
+    _at_work = False
+    heard = exchange({"do": do, "work": work, **order})
+    _at_work = work
+    return any(one.get("asked") for one in heard)
+
+
+def hear(asked: bool = False) -> dict[str, Any]:
+    """The others: what to do next. `asked`: somebody wants an end here."""
+    global _at_work
+    _at_work = False
+    order = exchange({"asked": asked})[0]
+    _at_work = bool(order["work"])
+    return order
+
+
+def reached() -> None:
+    """The ordered work is done: from here on an error can be told."""
+    global _at_work
+    _at_work = False
+
+
+def dismiss(exit_code: int = 0) -> None:
+    """Process 0: all that needs the others is done. They end with this exit code, and what follows here may take
+    its time or fail: nobody waits for it, in a collective that has an end."""
+    tell("end", exit_code=exit_code)
+    disconnect()
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """What all processes do at once: an error in one of them ends it in all."""
+    global _lost
+    if _count == 1:
+        yield
+        return
+    try:
+        yield
+    except ProcessError:
+        raise  # the others know, or cannot be told
+    except BaseException as error:
+        if _count == 1:
+            raise  # the others were dismissed
+        if _at_work or _lost:
+            _lost = True
+            if any(word in str(error) for word in _BROKEN):
+                raise _gone(error) from error
+            raise
+        code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
+        what = "it was interrupted" if isinstance(error, KeyboardInterrupt) else str(error) or repr(error)
+        with suppress(ProcessError):
+            exchange({"trouble": what, "exit_code": code})
+        raise
+
+
+def compare(facts: Mapping[str, str]) -> None:
+    """Refuse to go on where a process differs from process 0 in one of these facts."""
+    if _count == 1:
+        return
+    first, *others = exchange({"facts": dict(facts)})
+    for index, other in enumerate(others, 1):
+        for what, value in first["facts"].items():
+            if other["facts"].get(what) != value:
+                raise ProcessError(
+                    f"process {index} differs from process 0 in {what}: {other['facts'].get(what)}, not {value}; "
+                    "give every process the same files and versions"
+                )
+
+
+def handed_out(arrays: list[np.ndarray]) -> list[np.ndarray]:
+    """Process 0's arrays, to the bit; the others give arrays of the same shapes."""
+    if _count == 1:
+        return arrays
+    found = []
+    for array in arrays:
+        own = np.ascontiguousarray(array)
+        own = own if leading() else np.zeros_like(own)
+        total = _collected(np.frombuffer(own.tobytes(), np.uint8), _summed)  # of bytes: -0.0 stays what it is
+        found.append(np.frombuffer(total.tobytes(), own.dtype).reshape(own.shape))
+    return found
+
+
+def fetched(tree: Any) -> Any:
+    """Arrays on the host, whole, also where other processes hold parts of them."""
+    return jax.tree.map(_fetched, tree)
+
+
+def _fetched(array: Any) -> np.ndarray:
+    if not isinstance(array, jax.Array) or array.is_fully_addressable or array.is_fully_replicated:
+        return np.asarray(array)
+    sharding = cast(NamedSharding, array.sharding)  # all that spans processes is on a mesh
+    return np.asarray(_whole(sharding.mesh, _same)(array))
+
+
+def put(value: Any, sharding: NamedSharding) -> jax.Array:
+    """An array on the devices of all processes, each of which has the whole of it on its host."""
+    host = np.asarray(value)
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+
+# Pieces
+
+
+def _gathered(own: np.ndarray) -> np.ndarray:
+    return _collected(own, _same)
+
+
+def _collected(own: np.ndarray, function: Callable[[jax.Array], jax.Array]) -> np.ndarray:
+    """`function` of everybody's array, stacked, made on one device of each process."""
+    mesh = Mesh(np.array(_firsts()), ("processes",))
+    shape = (_count, *own.shape)
+    spread = NamedSharding(mesh, PartitionSpec("processes"))
+    stacked = jax.make_array_from_callback(shape, spread, lambda _: own[None])
+    return np.asarray(_whole(mesh, function)(stacked))
+
+
+@cache
+def _whole(mesh: Mesh, function: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
+    return jax.jit(function, out_shardings=NamedSharding(mesh, PartitionSpec()))
+
+
+def _same(stacked: jax.Array) -> jax.Array:
+    return stacked
+
+
+def _summed(stacked: jax.Array) -> jax.Array:
+    return stacked.sum(axis=0, dtype=stacked.dtype)
+
+
+def _devices_of(index: int) -> list[jax.Device]:
+    return [device for device in jax.devices() if device.process_index == index]
+
+
+def _firsts() -> list[jax.Device]:
+    return [_devices_of(index)[0] for index in range(_count)]
+
+
+def _numbers(devices: Sequence[jax.Device]) -> tuple[int, ...]:
+    return tuple(device.id for device in devices)
+
+
+@contextmanager
+def _talking() -> Iterator[None]:
+    """A collective that is not the engine's: after an error in it nobody knows who has heard what."""
+    global _lost
+    try:
+        yield
+    except BaseException as error:
+        _lost = True
+        if isinstance(error, Exception):
+            raise _gone(error) from error
+        raise
+
+
+def _give_up() -> None:
+    global _lost
+    _lost = True
+
+
+def _gone(error: BaseException) -> ProcessError:
+    if "context initialization failed" in str(error):
+        return ProcessError(
+            f"process {_number} cannot connect to another: on each machine its own host name must resolve to its "
+            "network address, not to 127.0.1.1 (see /etc/hosts), no firewall may be between, and none may come "
+            f"there half a minute after the others, as one does that compiles more slowly ({_first_line(error)})"
+        )
+    if "Timed out waiting" in str(error):
+        return ProcessError(
+            f"process {_number} has waited too long for another, which hangs, or is much slower to compile or to "
+            f"load its data ({_first_line(error)})"
+        )
+    return ProcessError(
+        f"process {_number} has lost another process, which ended or cannot be reached: look there for the "
+        f"reason ({_first_line(error)})"
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0][:200] if str(error).strip() else repr(error)

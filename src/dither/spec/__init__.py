@@ -1,0 +1,588 @@
+"""A run as a frozen dataclass, to and from TOML; names to presets and methods.
+
+    spec = Spec.from_preset("secure-fedavg").with_values({"privacy.epsilon": 1.0, "num_rounds": 50})
+    spec.to_toml();  Spec.from_toml(text)
+
+Every value is checked when a `Spec` is made: an unknown key, a value of the wrong type or out of range is a
+`SpecError` that names it. Checks that need the data (batch_size against a client's records) come later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import numpy as np
+
+from dither.errors import SpecError, did_you_mean
+from dither.methods import METHODS, Method, method
+from dither.types import Prepared, Setting
+
+__all__ = ["METHODS", "Method", "Spec", "method", "prepare"]
+
+
+def _key(default: Any, help: str, choices: tuple[str, ...] = (), **checks: Any) -> Any:
+    """A field of the spec: its default, one line of help, and what its value must satisfy."""
+    metadata = {"help": help, "choices": choices, **checks}
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """Which records, and who holds them."""
+
+    name: str = _key("adult", "data set of the catalogue (dither data list); empty with path")
+    path: str = _key("", "your own records: .csv, .parquet, .npz, or a folder of .npy files")
+    test_path: str = _key("", "your own test file; without it test_fraction of path is held out")
+    test_public: bool = _key(False, "your own test records are public: only then is the model scored on them")
+    id: str = _key("", "your name for the records of path: files with one name are charged together")
+    label: str = _key("", "label column of path")
+    schema: str = _key("", "schema.toml that fixes the encoding (dither data schema FILE)")
+    encoding: str = _key("minmax", "numeric columns: by bounds to [0, 1], or centred", ("minmax", "standard"))
+    features: str = _key("all", "columns used", ("all", "categorical", "ordinal"))
+    test_fraction: float = _key(0.2, "held out of path when there is no test_path", above=0.0, below=1.0)
+    partition: str = _key(
+        "iid", "who holds which records", ("iid", "one-class", "similarity", "dirichlet", "column")
+    )
+    similarity: float = _key(0.0, "percent of i.i.d. records for partition='similarity'", at_least=0, at_most=100)
+    alpha: float = _key(0.5, "concentration for partition='dirichlet'", above=0.0)
+    column: str = _key("", "column of the table for partition='column' (an institution's name, say)")
+    records_per_client: int = _key(0, "records each client holds; 0: all are dealt out", at_least=0)
+    split: str = _key(
+        "given",
+        "test records: the set's own, or 80/10/10 train/test/validation inside each client",
+        ("given", "per-client"),
+    )
+    public_fraction: float = _key(
+        0.0, "share of the training records declared public, chosen by row number alone", at_least=0.0, below=1.0
+    )
+    part: str = _key("all", "training records used, by that declaration", ("all", "public", "private"))
+    stream: str = _key(
+        "auto",
+        "a folder's records: read into memory ('no') or round by round; auto: where half of the free memory lacks",
+        ("auto", "yes", "no"),
+    )
+    stream_memory: float = _key(1.0, "gigabytes of streamed records held at once", above=0.0)
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """The model."""
+
+    name: str = _key("logistic", "model", ("logistic", "softmax", "mlp", "cnn"))
+    hidden: tuple[int, ...] = _key((), "widths of the hidden layers (cnn: channels)")
+    l2: float = _key(0.0, "coefficient of |parameters|^2 in the loss", at_least=0.0)
+    l2_inside_clip: bool = _key(True, "clip the regulariser's gradient together with the batch's")
+
+
+@dataclass(frozen=True)
+class PrivacySpec:
+    """How much privacy, for whom, and by which rule."""
+
+    epsilon: float = _key(1.0, "target; inf for no noise", above=0.0)
+    delta: float = _key(1e-5, "probability outside the guarantee", above=0.0, below=1.0)
+    unit: str = _key("run", "what epsilon is for: one uploaded message or the whole run", ("message", "run"))
+    noise: str = _key(
+        "proven",
+        "how the noise is set: for epsilon by the accountant ('proven') or as printed; or 'given' by noise_std",
+        ("proven", "paper", "given", "none"),
+    )
+    noise_std: float = _key(0.0, "noise='given': std on the gradient (nbafl: on the upload)", at_least=0.0)
+    noise_schedule: str = _key(
+        "constant", "noise over time, for methods that noise gradients", ("constant", "rounds", "steps")
+    )
+    noise_decay: float = _key(1.0, "factor of the noise variance per round or step", above=0.0, at_most=1.0)
+    noise_decay_start: int = _key(0, "rounds before the noise starts to decay", at_least=0)
+    noise_scale: tuple[float, ...] = _key((), "factor of each client's noise, one a client; empty: 1")
+    clip: str = _key(
+        "example", "what is clipped: each record's gradient, or the batch's", ("example", "batch", "none")
+    )
+    clip_norm: float = _key(1.0, "bound on that gradient's norm", above=0.0)
+    view: str = _key("upload", "what the adversary sees", ("upload", "sum", "broadcast", "final"))
+    colluders: int = _key(
+        -1,
+        "clients that side with the server; -1: none in a simulation, a third of the cohort in a federation",
+        at_least=-1,
+    )
+    assume_credit: bool = _key(
+        False, "credit the others' noise in sums although it is unproved here (networks); labelled 'assumed'"
+    )
+    adjacency: str = _key(
+        "auto",
+        "what a neighbouring data set is: one record blanked (counts stay), exchanged, or added or removed; auto: "
+        "zero-out for your own data, replace-one for the catalogue's",
+        ("auto", "zero-out", "replace-one", "add/remove"),
+    )
+
+
+@dataclass(frozen=True)
+class SecaggSpec:
+    """Secure aggregation."""
+
+    mode: str = _key(
+        "auto",
+        "how uploads are summed: in the open, as encoded integers (the protocol's result without its masks), or "
+        "by the real protocol; auto: ideal where the method's paper has it",
+        ("auto", "off", "ideal", "real"),
+    )
+    modulus_bits: int = _key(32, "words of the masked vector: integers modulo 2^32 or 2^64", among=(32, 64))
+    scale_bits: int = _key(20, "fractional bits of an encoded number", at_least=0, at_most=60)
+    bound: float = _key(
+        0.0, "largest upload coordinate (others are clamped); 0: what fits the words", at_least=0.0
+    )
+    noise: str = _key(
+        "gaussian",
+        "of methods that noise the finished upload: as they do, or discrete on the integers, after rounding",
+        ("gaussian", "discrete"),
+    )
+    threshold: int = _key(
+        0, "clients of a cohort that must help to open a sum; 0: the least safe number", at_least=0
+    )
+    neighbours: int = _key(0, "clients each one shares masks with; 0: the whole cohort", at_least=0)
+
+
+@dataclass(frozen=True)
+class FederationSpec:
+    """Rules of a real federation."""
+
+    min_clients: int = _key(2, "fewer answers than this abort a round", at_least=1)
+    refused: str = _key(
+        "abort",
+        "when an update of a method without noise is not finite: end the run, or go on without it",
+        ("abort", "continue"),
+    )
+    round_timeout: float = _key(600.0, "seconds a round may take", above=0.0)
+    max_norm: float = _key(
+        0.0, "radius of the ball that an upload is projected onto; 0: each coordinate to ±2^40", at_least=0.0
+    )
+    dropout: float = _key(
+        0.0, "simulation: chance of a chosen client to be lost before its upload", at_least=0.0, below=1.0
+    )
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A run, complete: the same spec gives the same bits (on the same device and versions)."""
+
+    method: str = _key("secure-fedavg", "the algorithm (dither presets lists them)")
+    seed: int = _key(0, "of partition, initial model, cohorts, batches and noise", at_least=0, at_most=2**32 - 1)
+    num_clients: int = _key(100, "clients in the federation; 0 with partition='column': one a value", at_least=0)
+    cohort_size: int = _key(50, "clients that take part in a round", at_least=1)
+    num_rounds: int = _key(200, "rounds", at_least=1)
+    local_steps: int = _key(1, "gradient steps of a client in a round", at_least=1)
+    batch_size: int = _key(1, "records in a step", at_least=1)
+    batch_sampling: str = _key(
+        "fixed",
+        "how a batch is drawn",
+        ("fixed", "disjoint", "shuffled", "poisson", "poisson-full", "full"),
+    )
+    sampling_rate: float = _key(
+        0.0,
+        "public chance of a record to enter a Poisson batch; 0: batch_size / own count",
+        at_least=0.0,
+        at_most=1.0,
+    )
+    client_lr: float = _key(0.2, "step size of a client", above=0.0)
+    lr_decay: float = _key(0.0, "client_lr is divided by 1 + lr_decay * (local steps done)", at_least=0.0)
+    server_lr: float = _key(1.0, "step size of the server", above=0.0)
+    eval_every: int = _key(10, "rounds between evaluations", at_least=1)
+    randomness: str = _key(
+        "auto",
+        "of noise and batches: the seed's (research) or the system's; auto: the system's for your own data",
+        ("auto", "seeded", "os"),
+    )
+    compare: bool = _key(False, "also train without noise, to show beside the result what the noise costs")
+    data: DataSpec = field(default_factory=DataSpec)
+    model: ModelSpec = field(default_factory=ModelSpec)
+    privacy: PrivacySpec = field(default_factory=PrivacySpec)
+    secagg: SecaggSpec = field(default_factory=SecaggSpec)
+    federation: FederationSpec = field(default_factory=FederationSpec)
+    method_options: dict[str, Any] = field(default_factory=dict, metadata={"help": "the method's own constants"})
+
+    def __post_init__(self) -> None:
+        _check_values(self, "")
+        _check_together(self)
+        object.__setattr__(self, "method_options", _options(self.method, self.method_options))
+
+    @property
+    def source_of_randomness(self) -> str:
+        """ "seeded" or "os": what `randomness` comes to for this data."""
+        if self.randomness != "auto":
+            return self.randomness
+        return "os" if self.data.path else "seeded"
+
+    @property
+    def adjacency(self) -> str:
+        """ "zero-out", "replace-one" or "add/remove": what `privacy.adjacency` comes to for this data."""
+        if self.privacy.adjacency != "auto":
+            return self.privacy.adjacency
+        return "zero-out" if self.data.path else "replace-one"
+
+    @property
+    def scored(self) -> bool:
+        """Whether the test records are public: the catalogue's are, a user's own by declaration."""
+        return self.data.test_public or not (self.data.path or self.data.test_path)
+
+    @property
+    def aggregation(self) -> str:
+        """ "off", "ideal" or "real": what `secagg.mode` comes to for this method."""
+        if self.secagg.mode != "auto":
+            return self.secagg.mode
+        wanted = method(self.method).aggregates and self.method_options.get("aggregation_credit", True)
+        return "ideal" if wanted and self.cohort_size > 1 else "off"
+
+    @property
+    def colluders(self) -> int:
+        """What `privacy.colluders` comes to in a simulation; the terms of a federation name the number."""
+        return max(self.privacy.colluders, 0)
+
+    # To and from other forms
+
+    @classmethod
+    def from_preset(cls, name: str) -> Spec:
+        """The preset of that name."""
+        return cls.from_toml(preset_text(name), where=f"preset {name}")
+
+    @classmethod
+    def from_toml(cls, text: str, where: str = "spec") -> Spec:
+        """A spec from TOML; missing keys take their defaults."""
+        try:
+            values = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise SpecError(f"{where} is not valid TOML: {error}") from error
+        return cls().with_values(_flatten(values), reset_options=True)
+
+    @classmethod
+    def from_any(cls, source: Spec | str | Path | Mapping[str, Any]) -> Spec:
+        """A spec from a spec, a mapping, the path of a TOML file or the name of a preset."""
+        if isinstance(source, Spec):
+            return source
+        if isinstance(source, Mapping):
+            return cls().with_values(_flatten(source), reset_options=True)
+        path = Path(source)
+        if path.suffix == ".toml" or path.is_file():
+            if not path.is_file():
+                raise SpecError(f"no spec file {str(path)!r}; `dither presets` lists what can be run by name")
+            try:
+                text = path.read_text(encoding="utf-8")
+            except UnicodeDecodeError:
+                raise SpecError(f"{str(path)!r} is not a text file in UTF-8") from None
+            return cls.from_toml(text, where=str(path))
+        return cls.from_preset(str(source))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested plain values, complete."""
+        return _plain(self)
+
+    def flat(self) -> dict[str, Any]:
+        """Every value by its dotted key."""
+        return _flatten(self.to_dict())
+
+    def to_toml(self) -> str:
+        """Complete TOML."""
+        import tomli_w
+
+        return tomli_w.dumps(self.to_dict())
+
+    def digest(self) -> str:
+        """SHA-256 of the canonical form: two specs with the same digest are the same run."""
+        text = json.dumps(self.to_dict(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def fingerprint(self) -> str:
+        """SHA-256 of what differs from the defaults: unlike `digest` the same in later versions that know more
+        keys, and so a name for results that are kept. Who changes a default's meaning must change such names."""
+
+        def values(spec: Spec) -> dict[str, Any]:  # "auto" is younger than some names: what it comes to counts
+            return {**_flatten(spec.to_dict()), "privacy.adjacency": spec.adjacency}
+
+        plain = values(Spec(method=self.method))
+        chosen = {key: value for key, value in values(self).items() if value != plain.get(key)}
+        text = json.dumps({**chosen, "method": self.method}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @classmethod
+    def default(cls, key: str) -> Any:
+        """The default of a dotted key."""
+        value: Any = cls()
+        for part in key.split("."):
+            value = getattr(value, part)
+        return value
+
+    def with_values(self, values: Mapping[str, Any], *, reset_options: bool = False) -> Spec:
+        """A copy with dotted keys set, `{"privacy.epsilon": 1.0}`. A new method starts from its own options."""
+        top: dict[str, Any] = {}
+        sections: dict[str, dict[str, Any]] = {}
+        known = {f.name for f in fields(self)}
+        for key, value in values.items():
+            head, _, rest = key.partition(".")
+            if head not in known or (not rest and head in _SECTIONS) or (rest and head not in _SECTIONS):
+                raise SpecError(f"unknown key {key!r}{did_you_mean(key, all_keys())}")
+            if rest:
+                sections.setdefault(head, {})[rest] = value
+            else:
+                top[key] = value
+        if reset_options or top.get("method", self.method) != self.method:
+            top["method_options"] = {}
+        for name, changes in sections.items():
+            if name == "method_options":
+                top[name] = {**top.get(name, self.method_options), **changes}
+                continue
+            section = getattr(self, name)
+            allowed = {f.name for f in fields(section)}
+            for key in changes:
+                if key not in allowed:
+                    raise SpecError(f"unknown key '{name}.{key}'{did_you_mean(f'{name}.{key}', all_keys())}")
+            top[name] = _typed(section, changes, f"{name}.")
+        return _typed(self, top, "")
+
+
+_SECTIONS = ("data", "model", "privacy", "secagg", "federation", "method_options")
+
+
+def all_keys() -> list[str]:
+    """Every key that TOML and --set understand, dotted (a method's own options apart)."""
+    keys = []
+    for f in fields(Spec):
+        if f.name == "method_options":
+            continue
+        if f.name in _SECTIONS:
+            keys += [f"{f.name}.{inner.name}" for inner in fields(_section_type(f.name))]
+        else:
+            keys.append(f.name)
+    return keys
+
+
+def describe_keys(name: str | None = None) -> list[tuple[str, Any, str]]:
+    """(key, default, what it means) of every key, and of a method's own constants where one is named."""
+    rows = []
+    for key in all_keys():
+        head, _, inner = key.partition(".")
+        owner = _section_type(head) if inner else Spec
+        entry = next(f for f in fields(owner) if f.name == (inner or head))
+        choices = entry.metadata.get("choices") or ()
+        what = entry.metadata["help"] + (f" ({', '.join(choices)})" if choices else "")
+        rows.append((key, entry.default, what))
+    if name is not None:
+        rows += [(f"method_options.{key}", default, what) for key, (default, what) in method(name).options.items()]
+    return rows
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """`key=value` of --set: the value is read as TOML, and as a plain string where it is not."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise SpecError(f"--set {text!r} is not of the form key=value")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()
+
+
+# Presets
+
+
+def preset_names() -> list[str]:
+    """Names of the presets that ship with Dither."""
+    folder = files("dither").joinpath("spec", "presets")
+    return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
+
+
+def preset_text(name: str) -> str:
+    """A preset as TOML."""
+    if name not in preset_names():
+        raise SpecError(f"unknown preset {name!r}{did_you_mean(name, preset_names())}")
+    return files("dither").joinpath("spec", "presets", f"{name}.toml").read_text(encoding="utf-8")
+
+
+def preset_title(name: str) -> str:
+    """The first line of a preset's comment."""
+    return preset_text(name).splitlines()[0].lstrip("# ").strip()
+
+
+# Methods
+
+
+def prepare(spec: Spec, model: Any, *, client_sizes: np.ndarray, num_params: int) -> Prepared:
+    """The spec's method, made ready for a federation with clients of those sizes."""
+    num_clients = len(client_sizes)
+    if spec.cohort_size > num_clients:
+        raise SpecError(f"cohort_size={spec.cohort_size} exceeds num_clients={num_clients}")
+    privacy = spec.privacy
+    setting = Setting(
+        num_clients=num_clients,
+        client_sizes=np.asarray(client_sizes),
+        num_params=num_params,
+        cohort_size=spec.cohort_size,
+        num_rounds=spec.num_rounds,
+        local_steps=spec.local_steps,
+        batch_size=spec.batch_size,
+        batch_sampling=spec.batch_sampling,
+        sampling_rate=spec.sampling_rate,
+        client_lr=spec.client_lr,
+        lr_decay=spec.lr_decay,
+        server_lr=spec.server_lr,
+        clip_norm=privacy.clip_norm,
+        clip=privacy.clip,
+        l2=spec.model.l2,
+        l2_inside_clip=spec.model.l2_inside_clip,
+        epsilon=privacy.epsilon,
+        delta=privacy.delta,
+        noise="none" if math.isinf(privacy.epsilon) else privacy.noise,
+        unit=privacy.unit,
+        view=privacy.view,
+        colluders=spec.colluders,
+        adjacency=spec.adjacency,
+        options=spec.method_options,
+        noise_std=privacy.noise_std,
+        noise_schedule=privacy.noise_schedule,
+        noise_decay=privacy.noise_decay,
+        noise_decay_start=privacy.noise_decay_start,
+        noise_scale=privacy.noise_scale,
+        seed=spec.seed,
+    )
+    return method(spec.method).prepare(model, setting)
+
+
+# Checks
+
+
+def _options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """A method's options: its defaults, with the given ones checked and put in."""
+    known = method(name).options
+    merged = {key: default for key, (default, *_) in known.items()}
+    for key, value in given.items():
+        if key not in known:
+            raise SpecError(f"unknown key 'method_options.{key}' for method {name!r}{did_you_mean(key, known)}")
+        merged[key] = _convert(f"method_options.{key}", value, type(known[key][0]))
+    return merged
+
+
+def _check_together(spec: Spec) -> None:
+    if 0 < spec.num_clients < spec.cohort_size:
+        raise SpecError(f"cohort_size={spec.cohort_size} exceeds num_clients={spec.num_clients}")
+    if spec.num_clients == 0 and spec.data.partition != "column":
+        raise SpecError("num_clients=0 is only for data.partition='column'; give the number of clients")
+    table = Path(spec.data.path).suffix.lower() in (".csv", ".parquet")
+    if table and not (spec.data.label or spec.data.schema):
+        raise SpecError(f"data.path={spec.data.path!r} needs data.label, the name of the label column")
+    if not spec.data.path and not spec.data.name:
+        raise SpecError("give data.name (dither data list) or data.path")
+    if spec.data.test_path and spec.data.split == "per-client":
+        raise SpecError("data.test_path with data.split='per-client' would train on the test file; leave one out")
+    if spec.data.part != "all" and spec.data.public_fraction == 0:
+        raise SpecError(f"data.part={spec.data.part!r} needs data.public_fraction, the share declared public")
+    scales = len(spec.privacy.noise_scale)
+    if scales and spec.num_clients and scales != spec.num_clients:
+        raise SpecError(f"privacy.noise_scale has {scales} entries for num_clients={spec.num_clients}")
+    if spec.privacy.noise_decay_start > spec.num_rounds:
+        raise SpecError(
+            f"privacy.noise_decay_start={spec.privacy.noise_decay_start} exceeds num_rounds={spec.num_rounds}"
+        )
+    if spec.privacy.noise == "given" and spec.privacy.noise_std == 0:
+        raise SpecError("privacy.noise='given' needs privacy.noise_std above 0; for no noise use 'none'")
+    if spec.secagg.mode in ("ideal", "real") and spec.cohort_size == 1:
+        raise SpecError(
+            f"secagg.mode={spec.secagg.mode!r} with cohort_size=1: the sum of one upload is the upload; take at "
+            "least 2 clients a round, or mode 'off'"
+        )
+    if spec.secagg.noise == "discrete" and spec.aggregation == "off":
+        raise SpecError("secagg.noise='discrete' is noise on integers; set secagg.mode to 'ideal' or 'real'")
+    if spec.data.partition == "column" and not spec.data.column and (table or not spec.data.path):
+        raise SpecError("data.partition='column' needs data.column, the column that names the client")
+
+
+def _check_values(section: Any, prefix: str) -> None:
+    for f in fields(section):
+        value = getattr(section, f.name)
+        checks = f.metadata
+        name = prefix + f.name
+        if f.name in _SECTIONS and not prefix:
+            if f.name != "method_options":
+                _check_values(value, f"{f.name}.")
+            continue
+        choices = checks.get("choices") or ()
+        if choices and value not in choices:
+            raise SpecError(f"{name}={value!r} is not one of {', '.join(map(repr, choices))}")
+        if isinstance(value, float) and math.isnan(value):
+            raise SpecError(f"{name}={value} is not a number")
+        for check, holds, words in (
+            ("above", lambda v, bound: v > bound, "must be above"),
+            ("at_least", lambda v, bound: v >= bound, "must be at least"),
+            ("below", lambda v, bound: v < bound, "must be below"),
+            ("at_most", lambda v, bound: v <= bound, "must be at most"),
+            ("among", lambda v, bound: v in bound, "must be one of"),
+        ):
+            if check in checks and not holds(value, checks[check]):
+                raise SpecError(f"{name}={value} {words} {checks[check]}")
+
+
+def _typed(section: Any, changes: Mapping[str, Any], prefix: str) -> Any:
+    """`replace` with values brought to their fields' types."""
+    hints = get_type_hints(type(section))
+    converted = {}
+    for key, value in changes.items():
+        wanted = hints[key]
+        is_section = isinstance(wanted, type) and is_dataclass(wanted)
+        converted[key] = value if is_section else _convert(prefix + key, value, wanted)
+    return replace(section, **converted)
+
+
+def _convert(name: str, value: Any, wanted: Any) -> Any:
+    if wanted is dict or getattr(wanted, "__origin__", None) is dict:
+        return dict(value)
+    if wanted is bool and isinstance(value, bool):
+        return value
+    if wanted is int and isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if wanted is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if wanted is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if wanted is str and isinstance(value, str):
+        return value
+    if wanted is tuple or getattr(wanted, "__origin__", None) is tuple:
+        items = value if isinstance(value, list | tuple) else [value]
+        inner = getattr(wanted, "__args__", (int,))[0]
+        try:
+            converted = tuple(_convert(name, item, inner) for item in items)
+        except SpecError:
+            converted = (-1,)
+        if all(item > 0 for item in converted):
+            return converted
+        numbers = "whole numbers" if inner is int else "numbers"
+        raise SpecError(f"{name}={value!r} must be a list of {numbers} above 0")
+    kind = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}[wanted]
+    raise SpecError(f"{name}={value!r} must be {kind}")
+
+
+def _section_type(name: str) -> type:
+    return get_type_hints(Spec)[name]
+
+
+def _flatten(values: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat.update({f"{key}.{inner}": deeper for inner, deeper in value.items()})
+        else:
+            flat[key] = value
+    return flat
+
+
+def _plain(section: Any) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for f in fields(section):
+        value = getattr(section, f.name)
+        if f.name in _SECTIONS:
+            out[f.name] = dict(value) if isinstance(value, dict) else _plain(value)
+        else:
+            out[f.name] = list(value) if isinstance(value, tuple) else value
+    return out

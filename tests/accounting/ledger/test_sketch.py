@@ -1,0 +1,123 @@
+"""Sketches of records: what two data sets share is estimated within the error that is stated, and keyed."""
+
+import math
+
+import numpy as np
+import pytest
+
+from dither.accounting.ledger import sketch
+
+KEY = bytes(range(16))
+RNG = np.random.default_rng(7)
+
+
+def rows(start, stop):
+    """Distinct records, some of them as numbers."""
+    numbers = np.arange(start, stop, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return np.stack([numbers, numbers ^ np.uint64(1)])
+
+
+def share(new, old, key=KEY):
+    known = sketch.scan(old, key).sketch
+    return sketch.scan(new, key, [known]).shared(known)
+
+
+def test_siphash_is_that_of_its_paper():
+    """The reference code's vector for an input of 8 bytes (vectors_sip64), and a slow version of it."""
+    (found,) = sketch.siphash(np.frombuffer(bytes(range(8)), "<u8"), KEY)
+    assert found.astype("<u8").tobytes().hex() == "6224939a79f5f593"
+    numbers = RNG.integers(0, 2**63, 50).astype(np.uint64)
+    assert sketch.siphash(numbers, KEY).tolist() == [plain_siphash(int(number), KEY) for number in numbers]
+
+
+def plain_siphash(number, key):
+    mask = 2**64 - 1
+    k0, k1 = (int.from_bytes(key[i : i + 8], "little") for i in (0, 8))
+    v = [
+        k0 ^ 0x736F6D6570736575, k1 ^ 0x646F72616E646F6D, k0 ^ 0x6C7967656E657261, k1 ^ 0x7465646279746573,
+    ]  # fmt: skip
+
+    def turn(x, b):
+        return ((x << b) | (x >> (64 - b))) & mask
+
+    def rounds(count):
+        for _ in range(count):
+            v[0] = (v[0] + v[1]) & mask
+            v[1] = turn(v[1], 13) ^ v[0]
+            v[0] = turn(v[0], 32)
+            v[2] = (v[2] + v[3]) & mask
+            v[3] = turn(v[3], 16) ^ v[2]
+            v[0] = (v[0] + v[3]) & mask
+            v[3] = turn(v[3], 21) ^ v[0]
+            v[2] = (v[2] + v[1]) & mask
+            v[1] = turn(v[1], 17) ^ v[2]
+            v[2] = turn(v[2], 32)
+
+    for word in (number, 8 << 56):
+        v[3] ^= word
+        rounds(2)
+        v[0] ^= word
+    v[2] ^= 0xFF
+    rounds(4)
+    return v[0] ^ v[1] ^ v[2] ^ v[3]
+
+
+def test_a_sketch_says_nothing_without_its_key_and_comes_back_from_text():
+    one, other = (sketch.scan(rows(0, 5000), key).sketch for key in (KEY, bytes(16)))
+    assert len(one.ordered) == len(one.mixed) == sketch.K
+    assert not np.isin(one.ordered, other.ordered).any()
+    again = sketch.Sketch.decode(one.encode())
+    assert all(np.array_equal(a, b) for a, b in zip(one, again, strict=True))
+    shuffled = RNG.permuted(np.concatenate([rows(0, 5000), rows(0, 900)], axis=1), axis=1)
+    assert np.array_equal(sketch.scan(shuffled, KEY).sketch.ordered, one.ordered), "order and repetition"
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "truth"),
+    [
+        ((0, 30_000), (0, 30_000), 1.0),
+        ((0, 30_000), (15_000, 45_000), 0.5),
+        ((0, 30_000), (28_500, 58_500), 0.05),
+        ((0, 3_000), (0, 60_000), 1.0),  # a part
+        ((0, 60_000), (0, 3_000), 1.0),  # more
+        ((0, 60_000), (59_900, 60_900), 0.1),  # some of a small one, among many
+        ((0, 3_000), (2_000, 62_000), 1 / 3),
+        ((0, 700), (0, 500), 1.0),
+    ],
+)
+def test_the_share_of_the_smaller_set_is_estimated_within_its_error(new, old, truth):
+    sizes = [stop - start for start, stop in (new, old)]
+    compared = min(*sizes, sketch.K, math.ceil(sketch.K * sizes[0] / sizes[1]))
+    error = 4.5 * math.sqrt(truth * (1 - truth) / compared) + 1e-12
+    for seed in range(3):
+        key = bytes([seed]) * 16
+        assert share(rows(*new), rows(*old), key) == pytest.approx(truth, abs=error)
+
+
+def test_one_percent_is_seen_and_a_tenth_of_it_is_chance():
+    """5,000 records each. 1% is overlooked with probability 0.9%, 0.1% taken for more than 1% with 2%."""
+    keys = [RNG.bytes(16) for _ in range(50)]
+    old = rows(0, 5000)[:1]
+    assert sum(share(rows(4950, 9950)[:1], old, key) == 0 for key in keys) <= 4
+    assert sum(share(rows(4995, 9995)[:1], old, key) > 0 for key in keys) <= 6
+    assert share(rows(5000, 10_000)[:1], old) == 0
+
+
+def test_small_sets_are_compared_exactly():
+    assert share(rows(0, 1000), rows(990, 1990)) == 0  # 1% is not above 1%
+    assert share(rows(0, 1000), rows(989, 1989)) == pytest.approx(0.011)
+    assert share(rows(0, 50_000), rows(49_999, 50_059)) == pytest.approx(1 / 60)
+
+
+def test_a_part_of_a_hundredth_is_seen():
+    """1,000 of 100,000: about ten records can be compared, none with probability e^-10."""
+    assert share(rows(500, 1500), rows(0, 100_000)) == 1.0
+
+
+def test_rows_that_only_their_order_tells_apart_are_not_compared_without_it():
+    """Tables of zeros and ones: any two have the same counts of ones."""
+    few = RNG.integers(0, 50, 5000).astype(np.uint64)
+    one, other = (np.stack([rows(a, a + 5000)[0], few]) for a in (0, 9000))
+    assert share(one, other) == 0
+    wide = one[:1]
+    assert share(wide, wide) == 1.0

@@ -1,0 +1,638 @@
+"""From releases and cohorts to the table: the bound holds for every client, and calibration meets its target."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dither import accounting, api, models
+from dither.accounting import accountant
+from dither.errors import BudgetExhausted, NoProof, SpecError
+from dither.spec import METHODS, Spec, prepare
+from dither.types import Release, RoundInfo, Sampling
+
+PLAIN = accountant.Circumstances(
+    cohort_size=3,
+    num_rounds=10,
+    colluders=0,
+    convex=False,
+    smoothness=None,
+    client_state=False,
+    own_epochs=False,
+    exposures=0,
+    noise_ratio=1.0,
+    per_client=False,
+    assumed=False,
+    assume_credit=False,
+    not_covered=(),
+)
+
+
+def decaying(info: RoundInfo) -> tuple[Release, ...]:
+    """Less noise every round: who takes part late reveals more."""
+    sampling = Sampling("fixed", 5 / info.size, "replace-one", 0.0, 5, info.size)
+    return (Release("uplink", 4.0 * 0.9**info.index, 1.0, 2, sampling, "test"),)
+
+
+def exact(releases, sizes, cohorts, client, delta=1e-5):
+    rounds = [t for t, cohort in enumerate(cohorts) if client in cohort]
+    own = accounting.compress(releases(RoundInfo(t, client, int(sizes[client]), 3)) for t in rounds)
+    return accounting.proven(own, delta, accountant.facts(PLAIN), view="upload", adjacency="replace-one").value
+
+
+@given(seed=st.integers(0, 1000), num_sizes=st.integers(1, 3))
+@settings(max_examples=8, deadline=None)
+def test_the_bound_holds_for_every_single_client(seed, num_sizes):
+    rng = np.random.default_rng(seed)
+    sizes = rng.choice([50, 51, 80][:num_sizes], size=6)
+    cohorts = [rng.choice(6, 3, replace=False) for _ in range(7)]
+    groups = accountant.classes(decaying, sizes, cohorts)
+    bound = accountant.worst(groups, 1e-5, PLAIN, view="upload", adjacency="replace-one", unit="run")
+    each = [exact(decaying, sizes, cohorts, client) for client in range(6)]
+    assert bound >= max(each) * (1 - 1e-6)
+    assert bound <= max(each) * 1.5  # and it is not empty words
+
+
+def test_constant_noise_gives_the_exact_value_of_the_busiest_client():
+    def constant(info):
+        return decaying(info._replace(index=3))
+
+    rng = np.random.default_rng(1)
+    sizes = np.full(8, 60)
+    cohorts = [rng.choice(8, 3, replace=False) for _ in range(12)]
+    groups = accountant.classes(constant, sizes, cohorts)
+    bound = accountant.worst(groups, 1e-5, PLAIN, view="upload", adjacency="replace-one", unit="run")
+    assert bound == pytest.approx(max(exact(constant, sizes, cohorts, c) for c in range(8)), rel=1e-6)
+
+
+def test_many_different_clients_are_bounded_jointly():
+    sizes = np.arange(40, 80)
+    cohorts = [np.arange(40) for _ in range(3)]
+    groups = accountant.classes(decaying, sizes, cohorts)
+    assert len(groups) == 1
+    bound = accountant.worst(groups, 1e-5, PLAIN, view="upload", adjacency="replace-one", unit="run")
+    assert bound >= max(exact(decaying, sizes, cohorts, client) for client in (0, 20, 39))
+
+
+# Learning rates (R6')
+
+CONVEX = PLAIN._replace(convex=True, smoothness=1.0)
+
+
+def fading(info: RoundInfo, decay=0.3) -> tuple[Release, ...]:
+    """Three local steps of falling rates; the noise is the same in all rounds."""
+    rates = tuple(1.0 / (1 + decay * (3 * info.index + step)) for step in range(3))
+    return (Release("uplink", 4.0, 1.0, 3, Sampling("full", 1.0, "replace-one"), "test", rates),)
+
+
+def summed(groups, circumstances=CONVEX):
+    return accountant.worst(groups, 1e-5, circumstances, view="sum", adjacency="replace-one", unit="run")
+
+
+def test_rates_of_every_round_are_charged_where_all_take_part():
+    everyone = [np.arange(3)] * 4
+    value = summed(accountant.classes(fading, np.full(3, 60), everyone))
+    mus = [
+        accounting.aggregated_round_mu(
+            4.0, 3, rates=fading(RoundInfo(t, 0, 60, 3))[0].rates, others=2, smoothness=1.0, convex=True
+        )
+        for t in range(4)
+    ]
+    assert len(set(mus)) == 4
+    assert value == pytest.approx(accounting.gaussian_epsilon(math.hypot(*mus), 1e-5), rel=1e-9)
+
+
+def test_rates_that_differ_between_rounds_earn_no_credit_where_cohorts_differ():
+    """Rates put rounds in no order of strength, so that no envelope over clients is known: what is left is the
+    bound of those who see every upload, and it is no more work than with one rate."""
+    cohorts = [np.array([0, 1, 2]), np.array([1, 2, 3]), np.array([0, 2, 3])]
+    (group,) = accountant.classes(fading, np.full(4, 60), cohorts)
+    assert [count for _, count in group.most] == [3]
+    uploads = accountant.worst([group], 1e-5, CONVEX, view="upload", adjacency="replace-one", unit="run")
+    assert summed([group]) == uploads
+    steady = accountant.classes(lambda info: fading(info._replace(index=0)), np.full(4, 60), cohorts)
+    assert summed(steady) < uploads  # one and the same course in all rounds is an order
+
+
+def test_who_sees_every_upload_asks_one_question_whatever_the_rates():
+    def question(decay, view):
+        groups = accountant.classes(lambda info: fading(info, decay), np.full(3, 60), [np.arange(3)] * 4)
+        return accountant.question_of([group.most for group in groups], accountant.facts(CONVEX), view)
+
+    assert question(0.1, "upload") == question(0.3, "upload")
+    ((asked,), _) = question(0.3, "upload")
+    assert [count for _, count in asked] == [4]
+    assert question(0.1, "sum") != question(0.3, "sum")
+
+
+def test_noise_of_clients_is_compared_step_by_step():
+    def releases(stds):
+        def of(info):
+            whole = Sampling("full", 1.0, "replace-one")
+            rate = (0.1 * (1 + info.client),) if info.size == 1 else (0.1,)
+            return tuple(Release("uplink", std * (1 + info.client), 1.0, 1, whole, "", rate) for std in stds)
+
+        return type("Algorithm", (), {"releases": staticmethod(of)})
+
+    ones = np.ones(3)
+    assert accountant.noise_ratio(releases([1.0, 0.1]), np.full(3, 60), ones) == pytest.approx(1 / 3)
+    assert accountant.noise_ratio(releases([1.0]), np.full(3, 60), 1 / (1 + np.arange(3))) == pytest.approx(1)
+    assert accountant.noise_ratio(releases([1.0]), np.full(3, 1), ones) == 0.0  # rates that differ: no credit
+
+
+def spec_for(method, **values):
+    base = {
+        "method": method,
+        "num_clients": 6,
+        "cohort_size": 3,
+        "num_rounds": 8,
+        "local_steps": 1 if method in ("dp-sgd", "dp-dsgd") else 2,
+        "batch_size": 8,
+        "batch_sampling": "poisson",
+        "sampling_rate": 0.1,
+        "client_lr": 0.1,
+        "data.name": "breast-cancer",
+        "privacy.epsilon": 1.5,
+        "privacy.delta": 1e-4,
+        "privacy.noise": "proven",
+        "privacy.adjacency": "zero-out",
+    }
+    return Spec().with_values({**base, **values})
+
+
+PRIVATE = [name for name in METHODS if name not in ("fedavg", "fedprox", "scaffold")]
+
+
+@pytest.mark.parametrize("adjacency", ["zero-out", "replace-one"])
+@pytest.mark.parametrize("method", PRIVATE)
+def test_proven_noise_meets_its_target_for_every_method(method, adjacency):
+    values = {"privacy.adjacency": adjacency}
+    if method in ("secure-fedavg", "nbafl"):  # their sensitivities are stated for a replaced record
+        values |= {"batch_sampling": "fixed", "sampling_rate": 0.0, "privacy.clip": "batch"}
+    if method == "dp-fedavg":  # a trusted server: only what is broadcast is protected
+        values |= {"privacy.view": "broadcast"}
+    spec = spec_for(method, **values)
+    task = api.build_task(spec)
+    rows = api.proven(task)
+    (row,) = [
+        r
+        for r in rows
+        if (r["view"], r["adjacency"]) == (spec.privacy.view, spec.adjacency) and "message" not in r["unit"]
+    ]
+    assert row["value"] <= 1.5 * (1 + 1e-9)
+    assert row["value"] >= 1.5 * (1 - 1e-3)
+    louder = api.build_task(spec.with_values({"privacy.epsilon": 0.75}))
+    for name in task.prepared.noise_names:
+        assert np.all(np.asarray(louder.prepared.hyper[name]) >= np.asarray(task.prepared.hyper[name]))
+
+
+def test_a_target_per_message_is_met_per_message():
+    values = {
+        "privacy.adjacency": "replace-one",
+        "batch_sampling": "fixed",
+        "sampling_rate": 0.0,
+        "privacy.clip": "batch",
+    }
+    task = api.build_task(spec_for("secure-fedavg", **values, **{"privacy.unit": "message"}))
+    (row,) = [r for r in api.proven(task) if r["unit"] == "message" and r["adjacency"] == "replace-one"]
+    assert row["value"] == pytest.approx(1.5, rel=1e-3)
+
+
+def test_views_are_ordered_and_carry_everything():
+    rows = api.proven(api.build_task(spec_for("cpfed")))
+    for adjacency in accounting.ADJACENCIES:
+        values = {r["view"]: r["value"] for r in rows if r["adjacency"] == adjacency and r["unit"] == "run"}
+        assert values["upload"] >= values["sum"] >= values["broadcast"] >= values["final"]
+    for row in rows:
+        assert {"view", "adjacency", "value", "delta", "unit", "recipe", "not_covered", "assumed"} <= set(row)
+
+
+def test_what_no_theorem_covers_is_refused():
+    with pytest.raises(NoProof, match=r"no noise has a proven ε for view='sum' .*; choose another"):
+        api.build_task(spec_for("fedavg").with_values({"method": "dp-fedavg", "privacy.view": "sum"}))
+    with pytest.raises(SpecError, match="adds no noise"):
+        api.build_task(spec_for("fedavg"))
+    task = api.build_task(spec_for("fedavg", **{"privacy.noise": "none"}))
+    assert all(math.isinf(row["value"]) for row in api.proven(task))
+
+
+def test_neural_networks_get_no_credit_for_the_others_noise():
+    """Sums of a network's updates are proved no better than the updates themselves (G7)."""
+    network = api.build_task(spec_for("cpfed", **{"model.name": "mlp", "model.hidden": [4]}))
+    values = {(r["view"], r["unit"]): r["value"] for r in api.proven(network) if r["adjacency"] == "zero-out"}
+    assert values["sum", "run"] == values["upload", "run"]
+    asked = spec_for("cpfed", **{"model.name": "mlp", "model.hidden": [4], "privacy.assume_credit": True})
+    rows = api.proven(
+        api.build_task(asked.with_values({"cohort_size": 6, "privacy.noise": "given", "privacy.noise_std": 0.05}))
+    )
+    sums = [r for r in rows if r["view"] == "sum" and r["adjacency"] == "replace-one"]
+    uploads = [r for r in rows if r["view"] == "upload" and r["adjacency"] == "replace-one" and r["unit"] == "run"]
+    assert sums[0]["assumed"] or sums[0]["value"] == uploads[0]["value"]
+
+
+def test_accounting_of_unequal_noise_is_per_client():
+    scale = [1.0, 1.0, 1.0, 2.0, 2.0, 2.0]
+    task = api.build_task(spec_for("cpfed", cohort_size=6, **{"privacy.noise_scale": scale}))
+    groups = api.classes(task, None)
+    values = [
+        accounting.proven(g.most, 1e-4, accountant.facts(api.circumstances(task)), view="upload").value
+        for g in groups
+    ]
+    assert len(groups) >= 2
+    assert max(values) == pytest.approx(1.5, rel=2e-3)
+    assert min(values) < 0.8
+    spread = next(r for r in api.proven(task) if r["view"] == "upload" and r["adjacency"] == "zero-out")["clients"]
+    assert spread["min"] < spread["max"]
+
+
+def test_cohorts_on_the_host_are_those_of_the_compiled_rounds():
+    from dither.simulation import engine
+
+    spec = Spec.from_preset("secure-fedavg").with_values(
+        {"data.name": "breast-cancer", "num_clients": 10, "cohort_size": 4, "num_rounds": 25}
+    )
+    task = api.build_task(spec)
+    result = engine.simulate(
+        task.prepared.build,
+        task.model,
+        task.problem,
+        num_rounds=25,
+        cohort_size=task.prepared.cohort_size_at,
+        seeds=[0],
+        hyper={k: np.asarray(v)[None] for k, v in task.prepared.hyper.items()},
+        eval_every=25,
+    )
+    counted = np.bincount(np.concatenate(task.cohorts), minlength=10)
+    assert counted.tolist() == result.participation[0].tolist()
+
+
+@pytest.mark.parametrize("name", ["secure-fedavg", "nbafl", "cpfed", "concentrated", "dp-scaffold"])
+def test_releases_do_not_depend_on_the_model(name):
+    """A method's releases are functions of public facts: sizes, clip, noise and schedule."""
+    spec = spec_for(
+        name, batch_sampling="fixed", sampling_rate=0.0, **{"privacy.noise": "given", "privacy.noise_std": 0.5}
+    )
+    if name == "secure-fedavg":
+        spec = spec.with_values({"privacy.noise": "paper"})
+    info = RoundInfo(1, 0, 70, 3)
+    sizes = np.full(6, 70)
+    seen = set()
+    for model in (models.logistic(30), models.mlp(30, 2, (5,))):
+        prepared = prepare(spec, model, client_sizes=sizes, num_params=10)
+        seen.add(prepared.build(prepared.hyper).releases(info))
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_clients_that_are_alike_in_one_round_are_alike_in_all(name):
+    """What `proofs.alike` rests on: it looks at three rounds."""
+    values = {"batch_sampling": "fixed", "sampling_rate": 0.0, "privacy.noise": "given", "privacy.noise_std": 0.5}
+    if name in ("cpfed", "concentrated", "dp-scaffold"):  # those that take a schedule and unequal noise
+        values |= {"privacy.noise_schedule": "rounds", "privacy.noise_decay": 0.9}
+        values |= {"privacy.noise_scale": [1.0, 2.0, 1.0, 2.0, 1.0, 1.0]}
+    spec = spec_for(name, **values, **{"privacy.unit": "run"})
+    if name in ("secure-fedavg", "fedavg", "fedprox", "scaffold"):
+        spec = spec.with_values({"privacy.noise": "paper" if name == "secure-fedavg" else "none"})
+    sizes = np.array([70, 70, 70, 90, 90, 70])
+    prepared = prepare(spec, models.logistic(30), client_sizes=sizes, num_params=31)
+    releases = prepared.build(prepared.hyper).releases
+    groups = accountant.alike(releases, sizes, [np.arange(3)])
+    assert sorted(np.concatenate(groups).tolist()) == list(range(6))
+    for index in range(8):
+        for group in groups:
+            assert len({releases(RoundInfo(index, int(c), int(sizes[c]), 3)) for c in group}) == 1
+    if "privacy.noise_scale" in values:
+        assert {tuple(group.tolist()) for group in groups} == {(0, 2, 5), (1,), (3,), (4,)}
+
+
+def test_clients_whose_noise_parts_later_are_not_taken_for_each_other():
+    """A method of one's own may let the noise of some clients fade: the loudest must not stand for the others."""
+    sizes = np.full(4, 50)
+
+    def releases(info):
+        fades = info.client % 2 and info.index > 3
+        sampling = Sampling("fixed", 0.1, "replace-one", 0.0, 5, 50)
+        return (Release("uplink", 0.1 if fades else 1.0, 1.0, 1, sampling, "a method of one's own"),)
+
+    cohorts = [np.arange(4)] * 8
+    groups = accountant.alike(releases, sizes, cohorts)
+    assert [group.tolist() for group in groups] == [[0, 2], [1, 3]]
+    (everyone,) = accountant.classes(releases, sizes, cohorts, joint=True, groups=groups)
+    assert sum(count for kind, count in everyone.most if kind[0].noise_std == 0.1) == 4
+
+
+def test_what_many_clients_reveal_is_asked_once(tmp_path):
+    """Not at every payment, nor in every round: a federation may have a hundred thousand."""
+    from dither.accounting.ledger import Ledger
+    from dither.accounting.ledger.runs import Spending
+
+    asked = []
+
+    def counting(info):
+        asked.append(info.client)
+        return decaying(info)
+
+    sizes = np.arange(500) % 40 + 40
+    cohorts = [np.arange(t, t + 5) for t in range(40)]
+    run = Spending(
+        Ledger(tmp_path / "ledger"), run="r", dataset="d", releases=counting, sizes=sizes, cohorts=cohorts,
+        clients=None, facts=accountant.facts(PLAIN), replay=True,
+    )  # fmt: skip
+    for start in range(0, 40, 10):
+        run.pay(start, start + 10)
+    rounds = 10 + 20 + 30 + 40  # each payment looks at all rounds so far, by one client of each of 40 sizes
+    assert len(asked) <= 3 * 500 + 40 * rounds  # and everyone is asked once, for three rounds
+
+
+# Counterexamples that an earlier version got wrong
+
+
+def test_a_message_is_bounded_for_clients_of_every_size():
+    """Sizes differ, so sampling rates do: the largest per-message ε over all clients, by brute force."""
+    values = {"batch_sampling": "fixed", "sampling_rate": 0.0, "privacy.clip": "batch", "privacy.unit": "message"}
+    spec = spec_for("secure-fedavg", **values, **{"privacy.adjacency": "replace-one"})
+    sizes = np.array([400, 300, 200, 150, 120, 9])
+    prepared = prepare(spec, models.logistic(6), client_sizes=sizes, num_params=7)
+    cohorts = [np.arange(6)] * 3
+    done = accountant.calibrated(
+        prepared,
+        sizes,
+        cohorts,
+        PLAIN,
+        epsilon=0.5,
+        delta=1e-4,
+        view="upload",
+        adjacency="replace-one",
+        unit="message",
+    )
+    releases = done.build(done.hyper).releases
+    each = [
+        accounting.proven(
+            [(releases(RoundInfo(t, c, int(sizes[c]), 6)), 1)], 1e-4, view="upload", adjacency="replace-one"
+        ).value
+        for c in range(6)
+        for t in range(3)
+    ]
+    assert max(each) <= 0.5 * (1 + 1e-6)
+    assert max(each) > 0.49
+
+
+def test_dp_fedavg_counts_participations_or_credits_sampling_but_not_both():
+    spec = spec_for("dp-fedavg", sampling_rate=0.0, batch_sampling="fixed", **{"privacy.adjacency": "replace-one"})
+    spec = spec.with_values({"privacy.noise": "paper", "method_options.noise_multiplier": 1.0, "num_rounds": 30})
+    task = api.build_task(spec)
+    most = int(np.bincount(np.concatenate(task.cohorts)).max())
+    row = next(r for r in api.proven(task) if (r["view"], r["adjacency"]) == ("broadcast", "replace-one"))
+    assert row["value"] == pytest.approx(accounting.gaussian_epsilon(2 * math.sqrt(most), 1e-4), rel=1e-6)
+
+
+def test_secure_fedavg_without_a_clip_has_no_proof():
+    with pytest.raises(SpecError, match="leaves eq"):
+        api.build_task(
+            spec_for(
+                "secure-fedavg",
+                batch_sampling="fixed",
+                sampling_rate=0.0,
+                **{"privacy.clip": "none", "privacy.adjacency": "replace-one"},
+            )
+        )
+
+
+@pytest.mark.parametrize(
+    "values", [{"privacy.clip": "batch"}, {"batch_sampling": "poisson", "sampling_rate": 0.9, "batch_size": 2}]
+)
+def test_the_credit_for_sums_needs_convex_steps_that_do_not_expand(values):
+    base = {"cohort_size": 6, "batch_sampling": "full", "sampling_rate": 0.0, "client_lr": 0.01}
+    given = {"privacy.noise": "given", "privacy.noise_std": 0.05, "privacy.adjacency": "replace-one"}
+    credited = api.build_task(spec_for("cpfed", **base, **given))
+    refused = api.build_task(spec_for("cpfed", **{**base, **given, "client_lr": 0.2, **values}))
+
+    def views(task):
+        rows = [r for r in api.proven(task) if r["adjacency"] == "replace-one" and r["unit"] == "run"]
+        return {r["view"]: r["value"] for r in rows}
+
+    assert views(credited)["sum"] < 0.9 * views(credited)["upload"]
+    assert views(refused)["sum"] == views(refused)["upload"]
+
+
+@pytest.mark.parametrize(
+    ("clip", "sampling", "l2"), [("example", "poisson", 0.0), ("example", "fixed", 20.0), ("batch", "fixed", 0.0)]
+)
+def test_no_pair_of_data_sets_moves_secure_fedavg_by_more_than_its_stated_sensitivity(clip, sampling, l2):
+    """All records flipped: the noiseless uploads of two worlds, against the sensitivity of the release."""
+    import jax
+    import jax.numpy as jnp
+
+    from dither.types import Keys, Records, Round
+
+    rate = 0.9 if sampling == "poisson" else 0.0
+    values = {
+        "batch_sampling": sampling,
+        "sampling_rate": rate,
+        "batch_size": 2,
+        "local_steps": 6,
+        "client_lr": 0.2,
+    }
+    spec = spec_for(
+        "secure-fedavg", **values, **{"privacy.clip": clip, "model.l2": l2, "privacy.adjacency": "replace-one"}
+    )
+    size = 12
+    prepared = prepare(spec, models.logistic(3), client_sizes=np.array([size] * 6), num_params=4)
+    quiet = {**prepared.hyper, "noise_multiplier": np.zeros(6)}
+    stated = prepared.build(prepared.hyper).releases(RoundInfo(0, 0, size, 6))[0].sensitivity
+    x = jnp.full((size, 3), 2.0)
+    key = jax.random.key(0)
+
+    def end(labels):
+        records = Records(x, labels, jnp.arange(size), jnp.int32(0), jnp.int32(size))
+        start = models.logistic(3).init(key)
+        hyper = {name: jnp.asarray(value, jnp.float32) for name, value in quiet.items()}
+        result = prepared.build(hyper).client(
+            Keys(key, key, key), start, (), records, Round(jnp.int32(0), jnp.int32(0), jnp.int32(6))
+        )
+        return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(result.upload)]) / float(result.weight)
+
+    moved = np.linalg.norm(end(jnp.ones(size, jnp.int32)) - end(jnp.zeros(size, jnp.int32)))
+    assert moved <= stated * (1 + 1e-5)
+    assert moved > 0.1 * stated  # and the bound is not empty words
+
+
+def test_colluders_know_their_own_noise_in_nbafl():
+    base = {"batch_sampling": "full", "sampling_rate": 0.0, "cohort_size": 6, "privacy.adjacency": "replace-one"}
+    values = {"privacy.noise": "given", "privacy.noise_std": 40.0}
+    rows = {}
+    for colluders in (0, 5):
+        task = api.build_task(spec_for("nbafl", **base, **values, **{"privacy.colluders": colluders}))
+        rows[colluders] = next(
+            r["value"] for r in api.proven(task) if (r["view"], r["adjacency"]) == ("final", "replace-one")
+        )
+    assert rows[5] > 1.5 * rows[0]
+
+
+def test_before_the_cohorts_are_drawn_the_mixture_over_participations_is_reported():
+    spec = spec_for("cpfed", batch_sampling="fixed", sampling_rate=0.0, **{"privacy.adjacency": "replace-one"})
+    given = spec.with_values({"privacy.noise": "given", "privacy.noise_std": 0.2})
+    rows = [r for r in api.accounted(given, ex_ante=True)["ex_ante"] if r["adjacency"] == "replace-one"]
+    uploads = [r for r in rows if r["view"] == "upload"]
+    assert uploads[0]["recipe"].endswith("R4")
+    realised = [r for r in api.accounted(given)["proven"] if r["view"] == "upload" and r["unit"] == "run"]
+    everyone = api.accounted(given.with_values({"cohort_size": 6}))["proven"]
+    always = next(r for r in everyone if r["view"] == "upload" and r["adjacency"] == "replace-one")
+    assert 0 < uploads[0]["value"] < always["value"]
+    assert realised
+    with pytest.raises(SpecError, match="nothing left to draw"):
+        api.accounted(spec_for("concentrated", batch_sampling="shuffled", sampling_rate=0.0,
+                               **{"privacy.adjacency": "replace-one"}), ex_ante=True)  # fmt: skip
+
+
+def test_before_the_draw_the_worst_class_of_clients_counts():
+    """Clients of different sizes have different sampling rates: the smallest reveals most."""
+    sizes = {"data.partition": "dirichlet", "data.alpha": 5.0, "num_clients": 3, "cohort_size": 2, "batch_size": 4}
+    spec = spec_for("cpfed", **sizes, batch_sampling="fixed", sampling_rate=0.0)
+    spec = spec.with_values(
+        {"privacy.noise": "given", "privacy.noise_std": 0.5, "privacy.adjacency": "replace-one"}
+    )
+    task = api.build_task(spec)
+    rows = [r for r in api.accounted(spec, ex_ante=True)["ex_ante"] if r["adjacency"] == "replace-one"]
+    (shown,) = [r["value"] for r in rows if r["view"] == "upload"]
+    releases = task.prepared.build(task.prepared.hyper).releases
+    drawn = accountant.facts(PLAIN)._replace(participation=accounting.binomial(8, 2 / 3))
+    each = [
+        accounting.proven(
+            [(releases(RoundInfo(0, client, int(size), 2)), 8)],
+            1e-4,
+            drawn,
+            view="upload",
+            adjacency="replace-one",
+        ).value
+        for client, size in enumerate(task.federation.size)
+    ]
+    assert len(set(each)) > 1
+    assert shown == pytest.approx(max(each), rel=1e-6)
+
+
+def shuffled(sizes, steps, batch, decay=1.0):
+    def releases(info):
+        sampling = Sampling("shuffled", batch / info.size, "replace-one", 0.0, batch, info.size)
+        return (Release("uplink", 1.0 * decay**info.index, 1.0, steps, sampling, "test"),)
+
+    return releases
+
+
+def test_a_joint_bound_covers_clients_whose_rounds_straddle_two_epochs():
+    """6 batches an epoch align with 3 steps, 7 and 8 do not: the joint class must cover the straddling client."""
+    own = PLAIN._replace(own_epochs=True, num_rounds=5)
+    for sizes in ([60, 70], [60, 80], [134, 106]):
+        sizes = np.array(sizes)
+        releases = shuffled(sizes, steps=3, batch=10 if sizes[0] == 60 else 16, decay=0.5)
+        cohorts = [np.arange(2)] * 5
+        apart = accountant.classes(releases, sizes, cohorts)
+        (joint,) = accountant.classes(releases, sizes, cohorts, joint=True)
+        target = {"view": "upload", "adjacency": "replace-one", "unit": "run"}
+        assert accountant.worst([joint], 1e-5, own, **target) >= accountant.worst(apart, 1e-5, own, **target) * (
+            1 - 1e-9
+        )
+
+
+def test_a_message_of_a_shuffled_epoch_may_straddle_two():
+    own = PLAIN._replace(own_epochs=True, num_rounds=5)
+    groups = accountant.classes(shuffled([40], steps=3, batch=8), np.array([40]), [np.arange(1)] * 5)
+    value = accountant.message(groups, 1e-5, own, adjacency="replace-one").value
+    assert value == pytest.approx(accounting.gaussian_epsilon(math.sqrt(2), 1e-5), rel=1e-6)
+
+
+def test_a_round_released_again_with_fresh_noise_is_charged_again(tmp_path):
+    from dither.accounting.ledger import Ledger
+    from dither.accounting.ledger.runs import EVERY_RECORD, Spending
+
+    sizes = np.array([60, 60])
+    cohorts = [np.array([t >= 10]).astype(int) for t in range(20)]  # client 0 first, then client 1
+
+    def spent(replay, again):
+        ledger = Ledger(tmp_path / f"{replay}-{again}.sqlite")
+        run = Spending(
+            ledger, run="r", dataset="d", releases=decaying, sizes=sizes, cohorts=cohorts, clients=None,
+            facts=accountant.facts(PLAIN), replay=replay,
+        )  # fmt: skip
+        for start, stop in [(0, 10), (10, 20)] + [(10, 20)] * again:
+            assert run.pay(start, stop) == stop
+        (account,) = [s for s in ledger.spent("d", adjacency="replace-one") if s.client == EVERY_RECORD]
+        return account.participations, account.epsilon
+
+    once, redone = spent(False, 0), spent(False, 3)
+    assert redone[0] >= once[0] + 30
+    assert redone[1] > once[1]
+    assert spent(True, 3) == spent(True, 0)  # the same bits again reveal nothing new
+
+
+def test_only_rounds_of_this_very_run_are_taken_off_what_it_pays(tmp_path):
+    """A run that goes on from another one's checkpoint: client 0 was exposed there, client 1 is exposed here."""
+    from dither.accounting.ledger import Ledger
+    from dither.accounting.ledger.runs import EVERY_RECORD, Spending
+
+    ledger, cohorts = Ledger(tmp_path / "ledger"), [np.array([t >= 10]).astype(int) for t in range(30)]
+
+    def steady(info):
+        return (Release("uplink", 1.0, 1.0, 1, Sampling("full", 1.0, "replace-one"), ""),)
+
+    def paid(run, chunks):
+        account = Spending(
+            ledger, run=run, dataset="d", releases=steady, sizes=np.array([60, 60]), cohorts=cohorts,
+            clients=None, facts=accountant.facts(PLAIN), replay=True,
+        )  # fmt: skip
+        for start, stop in chunks:
+            account.pay(start, stop)
+        return ledger.spent("d", EVERY_RECORD)[0].participations
+
+    assert paid("one", [(0, 10), (10, 20), (20, 30)]) == 20  # client 1, in rounds 10 to 29
+    assert paid("one", [(10, 20), (20, 30)]) == 20  # resumed: the same bits
+    assert paid("other", [(20, 30)]) == 30
+    assert paid("other", [(10, 20)]) == 40
+
+
+def test_a_budget_ends_a_seeded_run_by_its_most_exposed_client(tmp_path):
+    """Two clients by turns: rounds that add nothing to what the other one has revealed are free."""
+    from dither.accounting.ledger import Budget, Ledger
+    from dither.accounting.ledger.runs import EVERY_RECORD, Spending
+
+    def steady(info):
+        return (Release("uplink", 5.0, 1.0, 1, Sampling("full", 1.0, "replace-one"), ""),)
+
+    ledger, cohorts = Ledger(tmp_path / "ledger"), [np.array([t % 2]) for t in range(60)]
+    limit = accounting.gaussian_epsilon(math.sqrt(12) / 5, 1e-5)  # 12 participations
+    ledger.set_budget("d", Budget(limit * (1 + 1e-6), 1e-5, "upload", "replace-one"))
+
+    def account():
+        return Spending(
+            ledger, run="r", dataset="d", releases=steady, sizes=np.array([60, 60]), cohorts=cohorts,
+            clients=None, facts=accountant.facts(PLAIN), replay=True,
+        )  # fmt: skip
+
+    first = account()
+    assert [first.pay(0, 10), first.pay(10, 20), first.pay(20, 60)] == [10, 20, 24]
+    resumed = account()
+    assert [resumed.pay(10, 20), resumed.pay(20, 24)] == [20, 24]
+    with pytest.raises(BudgetExhausted):
+        resumed.pay(24, 30)
+    assert ledger.spent("d", EVERY_RECORD)[0].participations == 12
+
+
+def test_dp_scaffold_stops_at_its_budget_by_either_epsilon():
+    base = spec_for(
+        "dp-scaffold", batch_sampling="fixed", sampling_rate=0.0, **{"privacy.adjacency": "replace-one"}
+    )
+    given = base.with_values({"privacy.noise": "given", "privacy.noise_std": 0.5, "num_rounds": 40})
+    whole = api.build_task(given.with_values({"method_options.stop_at_budget": "no"}))
+    assert api.planned_rounds(whole) == 40
+    budget = api.proven_so_far(whole, 17)
+    stopped = api.build_task(
+        given.with_values({"method_options.stop_at_budget": "proven", "privacy.epsilon": budget * (1 + 1e-9)})
+    )
+    made = api.planned_rounds(stopped)
+    assert made >= 17
+    assert api.proven_so_far(whole, made) <= budget * (1 + 1e-6)
+    assert api.proven_so_far(whole, made + 1) > budget
+    claimed = api.build_task(given.with_values({"privacy.epsilon": whole.prepared.claim.value * 0.9}))
+    assert 0 < api.planned_rounds(claimed) < 40

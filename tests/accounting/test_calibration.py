@@ -1,0 +1,84 @@
+"""Calibration: the noise found really has the ε asked for."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dither import accounting
+from dither.accounting import ADD_REMOVE, REPLACE_ONE, Facts
+from dither.errors import NoProof
+from dither.types import Release, Sampling
+
+targets = st.floats(math.log(0.05), math.log(30.0)).map(math.exp)
+
+
+def check(epsilon, achieved):
+    assert achieved <= epsilon
+    assert achieved >= 0.999 * epsilon
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    epsilon=targets,
+    kind=st.sampled_from(["full", "fixed", "poisson"]),
+    rate=st.floats(0.005, 0.5),
+    steps=st.integers(1, 500),
+)
+def test_round_trip(epsilon, kind, rate, steps):
+    adjacency = ADD_REMOVE if kind == "poisson" else REPLACE_ONE
+    sampling = Sampling(kind, rate, adjacency)
+
+    def participations(noise):
+        return [(Release("uplink", noise, 1.0, 1, sampling, "test"), steps)]
+
+    noise = accounting.calibrate_releases(epsilon, 1e-5, participations, adjacency=adjacency)
+    check(epsilon, accounting.proven(participations(noise), 1e-5, view="upload", adjacency=adjacency).value)
+
+
+@pytest.mark.parametrize("view", ["upload", "sum", "final"])
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 10.0])
+def test_every_view_and_a_decaying_schedule(view, epsilon):
+    facts = Facts(cohort_size=8, convex=True, smoothness=0.2)
+
+    def participations(noise):
+        return [
+            (Release("uplink", noise * 0.98**r, 1.0, 5, Sampling("fixed", 0.1, REPLACE_ONE), "test", (1.0,)), 1)
+            for r in range(60)
+        ]
+
+    noise = accounting.calibrate_releases(
+        epsilon, 1e-5, participations, facts, view=view, adjacency=REPLACE_ONE, guess=5.0
+    )
+    check(epsilon, accounting.proven(participations(noise), 1e-5, facts, view=view, adjacency=REPLACE_ONE).value)
+
+
+def test_agrees_with_the_analytic_calibration():
+    noise = accounting.calibrate(2.0, lambda z: accounting.plain_epsilon(z, 1, 1e-6))
+    assert noise == pytest.approx(accounting.gaussian_noise_multiplier(2.0, 1e-6), rel=1e-3)
+
+
+@pytest.mark.parametrize("guess", [1e-3, 1.0, 1e5])
+def test_guess_does_not_matter(guess):
+    noise = accounting.calibrate(0.5, lambda z: accounting.fixed_size_epsilon(0.1, z, 50, 1e-5), guess=guess)
+    check(0.5, accounting.fixed_size_epsilon(0.1, noise, 50, 1e-5))
+
+
+def test_no_proof_is_said():
+    sampling = Sampling("fixed", 0.1, REPLACE_ONE)
+    with pytest.raises(NoProof, match="G3"):
+        accounting.calibrate_releases(
+            1.0,
+            1e-5,
+            lambda noise: [(Release("uplink", noise, 1.0, 1, sampling, "test"), 5)],
+            adjacency=ADD_REMOVE,
+        )
+    with pytest.raises(ValueError, match="epsilon=0"):
+        accounting.calibrate(0.0, lambda noise: 1 / noise)
+
+
+def test_jump_past_the_target_keeps_the_promise():
+    noise = accounting.calibrate(1.0, lambda z: 2.0 if z < 3.0 else 0.5)
+    assert noise == pytest.approx(3.0, rel=1e-5)
+    assert noise >= 3.0

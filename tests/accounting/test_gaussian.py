@@ -1,0 +1,99 @@
+"""R1: the exact Gaussian profile and its inverses."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.integrate import quad
+
+from dither import accounting
+
+mus = st.floats(-13.8, 6.9).map(math.exp)  # 1e-6 .. 1e3
+deltas = st.floats(-40.0, -2.0).map(math.exp)
+
+
+@given(mu=mus, delta=deltas)
+def test_epsilon_and_delta_are_inverse(mu, delta):
+    epsilon = accounting.gaussian_epsilon(mu, delta)
+    assert epsilon >= 0
+    if epsilon == 0:
+        assert accounting.gaussian_delta(0.0, mu) <= delta
+    else:
+        assert accounting.gaussian_delta(epsilon, mu) == pytest.approx(delta, rel=1e-8)
+        assert accounting.gaussian_noise_multiplier(epsilon, delta) * mu == pytest.approx(1.0, rel=1e-9)
+
+
+@given(mu=mus, delta=deltas, factor=st.floats(1.001, 10.0))
+def test_more_noise_never_costs_more(mu, delta, factor):
+    assert accounting.gaussian_epsilon(mu, delta) <= accounting.gaussian_epsilon(mu * factor, delta)
+
+
+@pytest.mark.parametrize("mu", [0.05, 0.19, 0.21, 1.0, 4.0])
+@pytest.mark.parametrize("epsilon", [-1.0, 0.0, 0.3, 2.0, 6.0])
+def test_profile_is_the_hockey_stick_integral(mu, epsilon):
+    def gap(x):
+        return max(0.0, math.exp(-0.5 * (x - mu) ** 2) - math.exp(epsilon - 0.5 * x * x)) / math.sqrt(2 * math.pi)
+
+    crossing = epsilon / mu + mu / 2
+    # where the crossing lies outside the range, the tail beyond it is the whole of a tiny delta
+    integral, _ = quad(gap, crossing, crossing + 40, epsabs=0, epsrel=1e-10, limit=200)
+    assert accounting.gaussian_delta(epsilon, mu) == pytest.approx(integral, rel=1e-7)
+
+
+def test_small_mu_has_the_right_limit():
+    # δ/μ -> φ(x) - x Φ(-x) at ε = x μ
+    x = 2.0
+    limit = math.exp(-x * x / 2) / math.sqrt(2 * math.pi) - x * 0.5 * math.erfc(x / math.sqrt(2))
+    assert accounting.gaussian_delta(x * 1e-9, 1e-9) / 1e-9 == pytest.approx(limit, rel=1e-7)
+
+
+def test_composition_adds_squares():
+    assert accounting.compose_gaussians([(2.0, 4), (0.5, 1)]) == pytest.approx(math.sqrt(1 + 4))
+    assert accounting.compose_gaussians([(0.0, 1)]) == math.inf
+    assert accounting.compose_gaussians([(0.0, 0)]) == 0.0
+    assert accounting.plain_epsilon(3.0, 9, 1e-5) == pytest.approx(accounting.gaussian_epsilon(1.0, 1e-5))
+
+
+def test_ends():
+    assert accounting.gaussian_epsilon(0.0, 1e-5) == 0.0
+    assert accounting.gaussian_epsilon(math.inf, 1e-5) == math.inf
+    assert accounting.gaussian_epsilon(1.0, 0.0) == math.inf
+    assert accounting.gaussian_epsilon(1.0, 1.0) == 0.0
+    with pytest.raises(ValueError, match="delta=2"):
+        accounting.gaussian_epsilon(1.0, 2.0)
+    with pytest.raises(ValueError, match="mu=-1"):
+        accounting.gaussian_epsilon(-1.0, 0.1)
+
+
+@given(rho=st.floats(1e-4, 50.0), delta=st.floats(1e-12, 0.1))
+def test_conversions_are_ordered(rho, delta):
+    """G6: the papers' conversion is loosest, the exact Gaussian one tightest."""
+    exact = accounting.gaussian_epsilon(math.sqrt(2 * rho), delta)
+    tight = accounting.zcdp_epsilon_tight(rho, delta)
+    assert exact <= tight * (1 + 1e-9)
+    assert tight <= accounting.zcdp_epsilon(rho, delta) * (1 + 1e-9)
+
+
+@given(rho=st.floats(1e-3, 20.0), delta=st.floats(1e-10, 0.05))
+def test_tight_conversion_is_the_minimum_over_orders(rho, delta):
+    orders = 1 + np.exp(np.linspace(-6, math.log(1 / delta), 4000))
+    values = orders * rho + np.log1p(-1 / orders) - np.log(delta * orders) / (orders - 1)
+    assert accounting.zcdp_epsilon_tight(rho, delta) == pytest.approx(max(0.0, values.min()), rel=1e-4, abs=1e-4)
+
+
+@given(epsilon=st.floats(1e-6, 300.0), rate=st.floats(1e-6, 1.0))
+def test_amplification_inverts(epsilon, rate):
+    smaller = accounting.amplified_epsilon(epsilon, rate)
+    assert smaller <= epsilon * (1 + 1e-12)
+    assert accounting.unamplified_epsilon(smaller, rate) == pytest.approx(epsilon, rel=1e-6, abs=1e-9)
+
+
+def test_classical_constant_fails_beyond_its_range():
+    """G1: proved below 1, sufficient up to 8.42 at δ = 1e-5."""
+    limit = accounting.classical_valid_up_to(1e-5)
+    assert limit == pytest.approx(8.42, abs=0.01)
+    for epsilon, good in ((limit * 0.99, True), (limit * 1.01, False)):
+        mu = 1 / accounting.classical_noise_multiplier(epsilon, 1e-5)
+        assert (accounting.gaussian_epsilon(mu, 1e-5) <= epsilon) is good

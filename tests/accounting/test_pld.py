@@ -1,0 +1,252 @@
+"""The privacy loss engine against exact results, brute force and dp-accounting."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dither import accounting
+from dither.accounting import pld
+
+
+def single(curve, count, delta):
+    return pld.compose([pld.Events([(curve, count)])], delta).epsilon(delta)
+
+
+@pytest.mark.parametrize(
+    ("mu", "count", "delta"),
+    [
+        (1.0, 1, 1e-5),
+        (3.0, 1, 1e-2),
+        (0.01, 1000, 1e-5),
+        (1e-3, 50_000, 1e-6),
+        (20.0, 3, 1e-5),
+        (0.3, 40, 1e-10),
+    ],
+)
+def test_plain_gaussians_are_bounded_from_above_and_closely(mu, count, delta):
+    exact = accounting.gaussian_epsilon(mu * math.sqrt(count), delta)
+    bound = single(pld.removal(1.0, mu), count, delta)
+    assert exact <= bound <= exact * 1.0005
+
+
+@pytest.mark.parametrize("kind", ["fixed", "removal", "addition", "replacement"])
+@pytest.mark.parametrize(("rate", "mu"), [(0.02, 1.0), (0.3, 0.05), (0.7, 2.5)])
+def test_one_release_matches_its_profile(kind, rate, mu):
+    """The curve's own hockey stick, integrated over densities, is what the grid reports."""
+    x = np.linspace(-14, 14 + 3 * mu, 400_001)
+
+    def normal(centre):
+        return np.exp(-0.5 * (x - centre) ** 2) / math.sqrt(2 * math.pi)
+
+    absent, used, other = normal(0.0), normal(mu), normal(-mu)
+    mixed = (1 - rate) * absent + rate * used
+    first, second, curve = {
+        "fixed": (mixed, absent, pld.fixed_size(rate, mu)),
+        "removal": (mixed, absent, pld.removal(rate, mu)),
+        "addition": (absent, mixed, pld.addition(rate, mu)),
+        "replacement": (mixed, (1 - rate) * absent + rate * other, pld.poisson_replacement(rate, mu)),
+    }[kind]
+    composed = pld.compose([pld.Events([(curve, 1)])], 1e-5)
+    for epsilon in (0.0, 0.05, 0.3, 1.0):
+        exact = np.trapezoid(np.maximum(first - math.exp(epsilon) * second, 0), x)
+        assert composed.delta(epsilon) == pytest.approx(exact, rel=1e-3, abs=2e-7)
+        assert composed.delta(epsilon) >= exact - 1e-8
+
+
+def test_fixed_size_profile_bounds_all_small_datasets():
+    """G4 by brute force: every dataset on a grid, every replacement, both directions; and it is attained."""
+    noise_std, x = 0.6, np.linspace(-6, 6, 4001)
+    for population, batch in ((2, 1), (3, 1), (3, 2), (4, 1), (4, 2), (4, 3)):
+        rate, mu = batch / population, 2.0 / batch / noise_std
+        subsets = list(itertools.combinations(range(population), batch))
+
+        def density(data, subsets=subsets, batch=batch):
+            centres = np.array([sum(data[i] for i in subset) / batch for subset in subsets])
+            waves = np.exp(-0.5 * ((x[None, :] - centres[:, None]) / noise_std) ** 2)
+            return waves.mean(axis=0) / (noise_std * math.sqrt(2 * math.pi))
+
+        densities = {data: density(data) for data in itertools.product((-1, 0, 1), repeat=population)}
+        for epsilon in (-1.2, -0.3, 0.0, 0.2, 1.0, 2.5):
+            forward = rate * accounting.gaussian_delta(accounting.unamplified_epsilon(abs(epsilon), rate), mu)
+            profile = forward if epsilon >= 0 else -math.expm1(epsilon) + math.exp(epsilon) * forward
+            worst = 0.0
+            for data, first in densities.items():
+                for replaced in (-1, 0, 1):
+                    second = densities[(replaced, *data[1:])]
+                    worst = max(worst, np.trapezoid(np.maximum(first - math.exp(epsilon) * second, 0), x))
+            assert worst <= profile + 1e-6, (population, batch, epsilon)
+            if epsilon >= 0:
+                assert worst >= profile - 1e-4, (population, batch, epsilon)
+
+
+def test_fixed_size_curve_has_the_atom_of_the_errata():
+    for rate, mu in ((0.01, 3.0), (0.5, 0.5), (0.9, 1e-3)):
+        above, log_mirrored = pld.fixed_size(rate, mu).upper(np.zeros(1))
+        tail = 0.5 * math.erfc(mu / 2 / math.sqrt(2))
+        assert 1 - above[0] - math.exp(log_mirrored[0]) == pytest.approx((1 - rate) * (1 - 2 * tail), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rate", "noise_multiplier", "steps"), [(0.02, 1.0, 1000), (0.1, 3.0, 300), (0.03, 0.6, 130)]
+)
+def test_poisson_agrees_with_dp_accounting(rate, noise_multiplier, steps):
+    """R3, both adjacencies. Under REPLACE_ONE the library doubles the distance itself: same multiplier."""
+    import dp_accounting
+
+    event = dp_accounting.SelfComposedDpEvent(
+        dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise_multiplier)), steps
+    )
+    for adjacency, relation in (
+        ("add/remove", dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE),
+        ("replace-one", dp_accounting.NeighboringRelation.REPLACE_ONE),
+    ):
+        accountant = dp_accounting.pld.PLDAccountant(relation, value_discretization_interval=1e-3)
+        accountant.compose(event)
+        ours = accounting.poisson_epsilon(rate, noise_multiplier, steps, 1e-5, adjacency=adjacency)
+        assert ours == pytest.approx(accountant.get_epsilon(1e-5), rel=3e-3)
+
+
+def test_library_doubles_the_distance_only_in_pld():
+    """The trap of the errata: z = 2 is 4.377 by PLD under REPLACE_ONE and 2.166 by RDP."""
+    import dp_accounting
+
+    relation = dp_accounting.NeighboringRelation.REPLACE_ONE
+    by_pld = dp_accounting.pld.PLDAccountant(relation).compose(dp_accounting.GaussianDpEvent(2.0))
+    by_rdp = dp_accounting.rdp.RdpAccountant(neighboring_relation=relation).compose(
+        dp_accounting.GaussianDpEvent(2.0)
+    )
+    assert by_pld.get_epsilon(1e-5) == pytest.approx(accounting.gaussian_epsilon(1.0, 1e-5), rel=1e-3)
+    assert by_rdp.get_epsilon(1e-5) == pytest.approx(2.166, rel=1e-3)
+
+
+def test_renyi_divergences_agree_where_the_library_is_accurate():
+    import dp_accounting
+
+    accountant = dp_accounting.rdp.RdpAccountant([2, 3, 8, 32], dp_accounting.NeighboringRelation.REPLACE_ONE)
+    accountant.compose(dp_accounting.SampledWithoutReplacementDpEvent(25, 2, dp_accounting.GaussianDpEvent(1.5)))
+    np.testing.assert_allclose(accounting.fixed_size_rdp(0.08, 1.5, [2, 3, 8, 32]), accountant._rdp, rtol=1e-9)
+
+
+def test_renyi_divergence_bounds_the_exact_one():
+    """Theorem 27 against the divergence of the attaining pair, where sums of powers cancel."""
+    rate, noise_multiplier, x = 0.2, 50.0, np.linspace(-12, 12, 200_001)
+    mu = 1 / noise_multiplier
+    ratio = 1 - rate + rate * np.exp(mu * x - mu * mu / 2)
+    density = np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
+    orders = [2, 5, 20, 64]
+    exact = [math.log1p(np.trapezoid(density * (ratio**a - 1), x)) / (a - 1) for a in orders]
+    bound = accounting.fixed_size_rdp(rate, noise_multiplier, orders)
+    assert np.all(bound >= exact)
+    assert bound[0] <= 4.2 * exact[0]
+
+
+def test_fallback_is_looser_and_valid():
+    tight = accounting.fixed_size_epsilon(0.05, 2.0, 500, 1e-5)
+    loose = accounting.fixed_size_epsilon(0.05, 2.0, 500, 1e-5, method="rdp")
+    assert tight < loose < 4 * tight
+
+
+@pytest.mark.parametrize("kind", ["fixed_size", "removal", "addition", "poisson_replacement"])
+def test_composing_n_times_is_n_composes(kind):
+    """One power in the transform equals n plain convolutions of the same grid."""
+    curve, count, delta = getattr(pld, kind)(0.1, 0.8), 3, 1e-5
+    composed = pld.compose([pld.Events([(curve, count)])], delta)
+    listed = pld.compose([pld.Events([(curve, 1)] * count)], delta)
+    step = composed.step
+    quantile = 8.5
+    grid = pld._discretise(curve, step, quantile)
+    masses, infinite = np.ones(1), 0.0
+    for _ in range(count):
+        masses = np.convolve(masses, grid.masses)
+        infinite = 1 - (1 - infinite) * (1 - grid.infinite)
+    chained = pld.LossDistribution(grid.start * count, step, masses, infinite)
+    for epsilon in (0.0, 0.5, 1.5):
+        assert composed.delta(epsilon) == pytest.approx(chained.delta(epsilon), rel=1e-6, abs=1e-11)
+        assert listed.delta(epsilon) == pytest.approx(composed.delta(epsilon), rel=1e-6, abs=1e-11)
+    assert composed.epsilon(delta) == pytest.approx(chained.epsilon(delta), rel=1e-5)
+
+
+def test_chance_participation_is_the_mixture():
+    """(1-p) + pF per round is R4's sum over the number of uses."""
+    curve, delta = pld.removal(1.0, 0.7), 1e-4
+    mixture = pld.compose([pld.Events([(curve, 1)], repeats=12, probability=0.3)], delta).epsilon(delta)
+    exact = accounting.random_uses_epsilon(accounting.binomial_pmf(12, 0.3), 0.7, delta)
+    assert exact <= mixture <= exact * 1.001
+
+
+rates = st.floats(0.005, 0.6)
+multipliers = st.floats(-0.5, 3.0).map(math.exp)
+epsilons = {
+    "fixed": accounting.fixed_size_epsilon,
+    "poisson": accounting.poisson_epsilon,
+    "poisson replace-one": lambda *a: accounting.poisson_epsilon(*a, adjacency="replace-one"),
+    "plain": lambda _, z, n, d: accounting.plain_epsilon(z, n, d),
+}
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    kind=st.sampled_from(sorted(epsilons)),
+    rate=rates,
+    z=multipliers,
+    steps=st.integers(1, 400),
+    factor=st.floats(1.05, 3.0),
+)
+def test_epsilon_falls_with_noise_and_grows_with_rounds(kind, rate, z, steps, factor):
+    epsilon = epsilons[kind]
+    base, slack = epsilon(rate, z, steps, 1e-5), 1e-4
+    assert epsilon(rate, z * factor, steps, 1e-5) <= base * (1 + slack) + 1e-6
+    assert epsilon(rate, z, steps * 2, 1e-5) >= base * (1 - slack) - 1e-6
+    assert base >= epsilon(rate, z, 1, 1e-5) * (1 - slack) - 1e-6  # never below one release
+
+
+@settings(max_examples=20, deadline=None)
+@given(rate=rates, z=multipliers, steps=st.integers(1, 300))
+def test_sampling_never_hurts_and_adjacencies_are_ordered(rate, z, steps):
+    plain = accounting.plain_epsilon(z, steps, 1e-5)
+    assert accounting.fixed_size_epsilon(rate, z, steps, 1e-5) <= plain * 1.001 + 1e-6
+    removed = accounting.poisson_epsilon(rate, z, steps, 1e-5)
+    replaced = accounting.poisson_epsilon(rate, z, steps, 1e-5, adjacency="replace-one")
+    assert removed <= replaced * 1.001 + 1e-6
+    # G3: a fixed size replaces the absent record by another one, twice as far
+    assert replaced <= accounting.fixed_size_epsilon(rate, z / 2, steps, 1e-5) * 1.001 + 1e-6
+
+
+@settings(max_examples=6, deadline=None)
+@given(zs=st.lists(st.floats(0.8, 6.0), min_size=65, max_size=90), rate=st.floats(0.01, 0.5))
+def test_long_schedules_are_rounded_upwards_only(zs, rate):
+    rounded = accounting.fixed_size_composition([(rate, z, 1) for z in zs], 1e-5)
+    finer = pld.compose([pld.Events([(pld.fixed_size(rate, 1 / z), 1) for z in zs])], 1e-5).epsilon(1e-5)
+    assert finer * (1 - 1e-4) <= rounded <= finer * 1.12
+
+
+def test_wrong_steps_are_refused():
+    with pytest.raises(ValueError, match=r"rate=1\.5"):
+        accounting.fixed_size_epsilon(1.5, 1.0, 3, 1e-5)
+    with pytest.raises(ValueError, match="noise_multiplier=-1"):
+        accounting.fixed_size_epsilon(0.5, -1.0, 3, 1e-5)
+    with pytest.raises(ValueError, match="method='moments'"):
+        accounting.fixed_size_epsilon(0.5, 1.0, 3, 1e-5, method="moments")
+    assert accounting.fixed_size_epsilon(0.5, 0.0, 3, 1e-5) == math.inf
+    assert accounting.fixed_size_epsilon(0.5, 1.0, 0, 1e-5) == 0.0
+    assert accounting.fixed_size_epsilon(0.0, 1.0, 3, 1e-5) == 0.0
+
+
+def test_truncation_is_charged():
+    def plain(delta):
+        return accounting.gaussian_epsilon(0.5, delta)
+
+    base = plain(1e-5)
+    charged = accounting.charge_truncation(plain, 1e-5, 1e-7)
+    assert base < charged
+    left = 1e-5 - (1 + math.exp(charged)) * 1e-7
+    assert plain(left) <= charged <= plain(left) * (1 + 1e-5)
+    assert accounting.charge_truncation(plain, 1e-5, 1e-5) == math.inf
+    # the other charge has no factor e^ε
+    assert accounting.charge_truncation(plain, 1e-5, 1e-5, others_failure=2e-6) == pytest.approx(
+        plain(8e-6), rel=1e-5
+    )

@@ -1,0 +1,409 @@
+"""The table of views: what is proven for whom, and what is refused."""
+
+import math
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dither import accounting
+from dither.accounting import ADD_REMOVE, REPLACE_ONE, ZERO_OUT, Facts, views
+from dither.errors import NoProof
+from dither.types import Release, Sampling
+
+Z_CPFED = 1.8544536220275742
+Z_CONCENTRATED = 0.3002770038368145
+CONVEX = Facts(cohort_size=10, convex=True, smoothness=1.0)
+
+
+def release(kind, z, *, uses=1, rate=1.0, adjacency=REPLACE_ONE, channel="uplink", **sampling):
+    return Release(channel, z, 1.0, uses, Sampling(kind, rate, adjacency, **sampling), "test", rates=(1.0,))
+
+
+def table(participations, delta, facts=None, **options):
+    return {row.view: row for row in accounting.account(participations, delta, facts, **options)}
+
+
+def by_recipe(participations, delta, facts, view, adjacency):
+    rows = accounting.account(participations, delta, facts, adjacency=adjacency, views=(view,), every_recipe=True)
+    return {row.recipe: row for row in rows}
+
+
+def cpfed(participations=20):
+    return [(release("fixed", Z_CPFED, uses=10, rate=64 / 2441, batch_size=64, population=2441), participations)]
+
+
+def concentrated(kind="shuffled", batch=64):
+    shape = {"rate": batch / 2441, "batch_size": batch, "population": 2441}
+    return [(release(kind, Z_CONCENTRATED, uses=10, **shape), 13)]
+
+
+# --- the five papers' settings, through releases -------------------------------------------------------
+
+
+def test_cpfed():
+    rows = table(cpfed(), 1e-4, CONVEX, adjacency=REPLACE_ONE)
+    assert [row.view for row in rows.values()] == list(accounting.VIEWS)
+    assert rows["upload"].value == pytest.approx(0.7946, rel=5e-3)
+    assert rows["upload"].recipe == "R2"
+    assert rows["sum"].value == rows["upload"].value  # post-processing beats the aggregation credit here
+    tried = by_recipe(cpfed(), 1e-4, CONVEX, "sum", REPLACE_ONE)
+    assert tried["R6 G7b"].value == pytest.approx(35.117580081386436, rel=1e-6)
+    assert any("G8" in text for text in tried["R6 G7b"].not_covered)
+    ex_ante = CONVEX._replace(participation=accounting.binomial(20, 10 / 16))
+    tried = by_recipe(cpfed(), 1e-4, ex_ante, "sum", REPLACE_ONE)
+    assert tried["R6 G7b+R4"].value == pytest.approx(27.767679388162158, rel=1e-6)
+    assert tried["R2+R4"].value < 0.7946
+    tried = by_recipe(cpfed(), 1e-4, ex_ante._replace(colluders=3), "sum", REPLACE_ONE)
+    assert tried["R6 G7b+R4"].value == pytest.approx(31.51194371313641, rel=1e-6)
+
+
+def test_concentrated():
+    own = CONVEX._replace(own_epochs=True)
+    assert table(concentrated(), 1e-4, own, adjacency=REPLACE_ONE)["upload"].value == pytest.approx(46.2, abs=0.05)
+    fixed = table(concentrated("fixed"), 1e-4, adjacency=REPLACE_ONE)["upload"]
+    assert fixed.value == pytest.approx(44.433, rel=5e-3)
+    poisson = [(release("poisson", 2 * Z_CONCENTRATED, uses=10, rate=64 / 2441, adjacency=ADD_REMOVE), 13)]
+    assert table(poisson, 1e-4)["upload"].value == pytest.approx(6.20, abs=0.01)
+    assert table(poisson, 1e-4, adjacency=REPLACE_ONE)["upload"].value == pytest.approx(7.06, abs=0.01)
+
+
+def test_shuffled_epochs_that_cross_a_round_are_charged_twice():
+    """38 batches an epoch and 10 a round: two uses can meet in a round, which costs more than two rounds."""
+    own = CONVEX._replace(own_epochs=True)
+    crossing = table(concentrated(), 1e-4, own, adjacency=REPLACE_ONE)["sum"]
+    assert crossing.recipe == "R6 G7b+R4"
+    assert crossing.value == pytest.approx(9.5993627, rel=1e-6)
+    pattern = accounting.shuffled_round_pattern(13, 10, 38, 64 / 2441)
+    assert sum(pattern.values()) == pytest.approx(1.0)
+    assert max(once + 2 * twice for once, twice in pattern) == 4
+    # where the noise changes, the worst pattern is taken: two rounds with two uses each
+    uneven = [
+        (concentrated()[0][0], 12),
+        (concentrated()[0][0]._replace(noise_std=Z_CONCENTRATED * 1.0001), 1),
+    ]
+    worst = table(uneven, 1e-4, own, adjacency=REPLACE_ONE)["sum"]
+    mu = math.sqrt(2 * 4 / (2 + 9)) / Z_CONCENTRATED
+    assert worst.value == pytest.approx(accounting.gaussian_epsilon(mu, 1e-4), rel=1e-9)
+    # 40 batches an epoch: no round straddles two epochs, and the single-use formula holds
+    shape = {"rate": 61 / 2441, "batch_size": 61, "population": 2441}
+    aligned = [(release("shuffled", Z_CONCENTRATED, uses=10, **shape), 13)]
+    row = table(aligned, 1e-4, own, adjacency=REPLACE_ONE)["sum"]
+    assert row.value == pytest.approx(9.48, abs=0.01)
+    # epochs that advance with the calendar meet more epochs
+    calendar = CONVEX._replace(num_rounds=20)
+    assert (
+        "6 uses"
+        in table(concentrated(), 1e-4, calendar, adjacency=REPLACE_ONE, views=("upload",))["upload"].detail
+    )
+
+
+def test_secure_fedavg_per_round_release():
+    rows = table(
+        [(release("fixed-round", 0.8062266872137587, rate=0.03034667218864549), 50)],
+        1e-4,
+        adjacency=REPLACE_ONE,
+    )
+    assert rows["upload"].value == pytest.approx(2.387, rel=5e-3)
+    assert rows["upload"].recipe == "R5"
+    # the noise is added once, so the sum has the noise of all ten clients and keeps the amplification
+    summed = table(
+        [(release("fixed-round", 0.8062266872137587, rate=0.03034667218864549), 50)],
+        1e-4,
+        Facts(cohort_size=10),
+        adjacency=REPLACE_ONE,
+    )["sum"]
+    expected = accounting.fixed_size_epsilon(0.03034667218864549, 0.8062266872137587 * math.sqrt(10), 50, 1e-4)
+    assert summed.value == pytest.approx(expected)
+    assert summed.recipe == "R5 sum"
+
+
+def test_nbafl_channels():
+    constant = math.sqrt(2 * math.log(1.25 / 0.01))
+    up = release("full", constant / (50 / 1.0))
+    down = release("full", constant * 25 / 50, channel="downlink")
+    rounds = [((up, down), 25)]
+    rows = table(rounds, 0.01, Facts(exposures=1), adjacency=REPLACE_ONE)
+    assert rows["broadcast"].value == pytest.approx(171.62414541907197, rel=1e-6)
+    assert rows["broadcast"].recipe == "R1 joint"
+    assert rows["final"].value == pytest.approx(11.918178190326882, rel=1e-6)
+    assert rows["final"].recipe == "R1 downlink"
+    assert rows["upload"].value == pytest.approx(accounting.plain_epsilon(constant / 50, 25, 0.01))
+    assert table(rounds, 0.01, adjacency=REPLACE_ONE)["broadcast"].value == rows["final"].value
+
+
+def test_scaffold_and_its_private_state():
+    rounds = [(release("fixed", 707.1067811865476, uses=50, rate=0.2), 120)]
+    facts = Facts(cohort_size=8, convex=True, smoothness=0.1, client_state=True)
+    rows = table(rounds, 1e-5, facts, adjacency=REPLACE_ONE)
+    assert rows["upload"].value == pytest.approx(0.06487, rel=5e-3)
+    assert rows["sum"].value == rows["upload"].value
+    refused = by_recipe(rounds, 1e-5, facts, "sum", REPLACE_ONE)["no proof"]
+    assert refused.value == math.inf
+    assert "private state" in refused.detail
+
+
+def test_shuffled_pattern_by_simulation():
+    rng, trials = np.random.default_rng(1), 40_000
+    rounds, steps, per_epoch, rate = 5, 3, 7, 0.125  # one record in eight is in the dropped batch
+    slots = rng.integers(0, 8, size=(trials, 3)) + np.arange(3) * per_epoch
+    inside = (slots < (np.arange(3) + 1) * per_epoch) & (slots < rounds * steps)
+    uses = np.zeros((trials, rounds), int)
+    for epoch in range(3):
+        hit = np.flatnonzero(inside[:, epoch])
+        uses[hit, slots[hit, epoch] // steps] += 1
+    for (once, twice), weight in accounting.shuffled_round_pattern(rounds, steps, per_epoch, rate).items():
+        seen = np.mean(((uses == 1).sum(1) == once) & ((uses == 2).sum(1) == twice))
+        assert seen == pytest.approx(weight, abs=5 * math.sqrt(weight / trials) + 1e-4)
+
+
+# --- rates and noise that change inside a round --------------------------------------------------------
+
+
+def steps_of(rates, noise, kind="full", **sampling):
+    one = Sampling(kind, sampling.pop("rate", 1.0), REPLACE_ONE, **sampling)
+    return tuple(Release("uplink", z, 1.0, 1, one, "test", (r,)) for r, z in zip(rates, noise, strict=True))
+
+
+def summed_mu(participations, facts=CONVEX):
+    row = table(participations, 1e-5, facts, adjacency=REPLACE_ONE, views=("sum",))["sum"]
+    assert row.recipe.startswith("R6")
+    return accounting.gaussian_mu(row.value, 1e-5)
+
+
+def test_noise_that_changes_from_step_to_step_counts_as_it_is():
+    rates, noise = (1.0, 0.7, 0.5), (5.0, 4.0, 3.0)
+    mu = accounting.aggregated_round_mu(noise, 3, rates=rates, others=9, smoothness=1.0, convex=True)
+    assert summed_mu([(steps_of(rates, noise), 1)]) == pytest.approx(mu, rel=1e-6)
+    # the least noise at every step costs more, the most less
+    assert summed_mu([(steps_of(rates, [5.0] * 3), 1)]) < mu < summed_mu([(steps_of(rates, [3.0] * 3), 1)])
+    # the same noise in one release is the same round
+    one = release("full", 4.0, uses=3)._replace(rates=rates)
+    assert summed_mu([(one, 1)]) == pytest.approx(summed_mu([(steps_of(rates, [4.0] * 3), 1)]))
+
+
+def test_one_use_in_disjoint_batches_is_at_the_worst_step():
+    rates = (1.0, 0.5, 0.2)
+    one = release("disjoint", 4.0, uses=3, rate=1 / 3)._replace(rates=rates)
+    mu = accounting.aggregated_round_mu(4.0, 1, rates=rates, others=9, smoothness=1.0, convex=True)
+    assert summed_mu([(one, 1)]) == pytest.approx(mu, rel=1e-6)
+
+
+def test_shuffled_epochs_take_the_costliest_rounds():
+    """Two epochs of six batches in rounds of three: two uses; the first round's rates cost most."""
+    shape = {"rate": 1 / 6, "batch_size": 1, "population": 6}
+
+    def round_of(index):
+        return release("shuffled", 4.0, uses=3, **shape)._replace(
+            rates=tuple(1.0 / (1 + 0.4 * (3 * index + step)) for step in range(3))
+        )
+
+    facts = CONVEX._replace(own_epochs=True, num_rounds=4)
+    costs = sorted(
+        accounting.aggregated_round_mu(4.0, 1, rates=round_of(t).rates, others=9, smoothness=1.0, convex=True) ** 2
+        for t in range(4)
+    )
+    mu = summed_mu([(round_of(t), 1) for t in range(4)], facts)
+    assert mu == pytest.approx(math.sqrt(costs[-1] + costs[-2]), rel=1e-6)
+
+
+def test_packing_bounds_every_way_to_place_the_uses():
+    rng = np.random.default_rng(5)
+    for _ in range(200):
+        most, uses = int(rng.integers(1, 4)), int(rng.integers(1, 7))
+        costs = [(np.cumsum(rng.exponential(size=most)).tolist(), int(rng.integers(1, 3))) for _ in range(3)]
+        rounds = [each for each, count in costs for _ in range(count)]
+        best = [0.0] + [-math.inf] * uses
+        for each in rounds:
+            best = [
+                max(best[j - k] + (each[k - 1] if k else 0.0) for k in range(min(j, most) + 1))
+                for j in range(uses + 1)
+            ]
+        assert views._packed(costs, uses) >= max(best) * (1 - 1e-12)
+    convex = [([1.0, 3.0], 5), ([1.0, 2.5], 5)]
+    assert views._packed(convex, 5) == pytest.approx(3.0 + 3.0 + 1.0)
+
+
+def test_unknown_or_partial_rates_earn_no_credit():
+    for rates in ((), (1.0, 0.5)):
+        row = by_recipe(
+            [(release("full", 4.0, uses=3)._replace(rates=rates), 1)], 1e-5, CONVEX, "sum", REPLACE_ONE
+        )
+        assert "learning rate of every local step" in row["no proof"].detail
+    expanding = release("full", 4.0, uses=3)._replace(rates=(2.1, 0.1, 0.1))
+    assert "2.1 > 2" in by_recipe([(expanding, 1)], 1e-5, CONVEX, "sum", REPLACE_ONE)["no proof"].detail
+
+
+def test_certain_rounds_count_beside_those_that_are_drawn():
+    noisy, quiet = release("full", 4.0), release("full", 9.0)
+
+    def drawn(certain, *participations):
+        total = sum(count for _, count in participations)
+        facts = Facts(participation=accounting.binomial(total, 0.1, certain=certain))
+        return table(list(participations), 1e-5, facts, adjacency=REPLACE_ONE, views=("upload",))["upload"]
+
+    one = accounting.plain_epsilon(4.0, 1, 1e-5)
+    assert drawn(1, (noisy, 1)).value == pytest.approx(one)
+    assert drawn(0, (noisy, 1)).value < one
+    assert one < drawn(1, (noisy, 6)).value < accounting.plain_epsilon(4.0, 6, 1e-5)
+    assert drawn(1, (noisy, 1), (quiet, 5)).value > drawn(1, (quiet, 1), (noisy, 1), (quiet, 4)).value
+    assert "5 rounds with probability 0.1 and in 1 for sure" in drawn(1, (noisy, 6)).detail
+
+
+# --- refusals ------------------------------------------------------------------------------------------
+
+
+def test_unknown_combinations_fail_closed():
+    for participations, adjacency, reason in (
+        (cpfed(), ADD_REMOVE, "G3"),
+        (concentrated(), ADD_REMOVE, "G3"),
+        ([(release("full", 1.0), 3)], ADD_REMOVE, "G2"),
+        ([(release("importance", 1.0, rate=0.1), 3)], REPLACE_ONE, "importance"),
+        ([(release("fixed", 1.0, rate=0.1, adjacency="removal"), 3)], REPLACE_ONE, "removal"),
+        ([(release("fixed", 1.0, rate=0.1, adjacency=ADD_REMOVE), 3)], ZERO_OUT, "G3"),
+        ([(release("full", 1.0, adjacency=ZERO_OUT), 3)], ADD_REMOVE, "G2"),
+        ([(release("full", 1.0)._replace(sensitivity=math.inf), 1)], REPLACE_ONE, "unbounded"),
+        ([(release("full", math.nan), 1)], REPLACE_ONE, "nan"),
+    ):
+        for row in accounting.account(participations, 1e-5, adjacency=adjacency):
+            assert row.value == math.inf
+            assert row.recipe == "no proof"
+            assert reason in row.detail
+
+
+def test_no_noise_is_no_privacy_and_no_sensitivity_is_no_loss():
+    assert table([(release("full", 0.0), 1)], 1e-5, adjacency=REPLACE_ONE)["upload"].value == math.inf
+    silent = release("full", 1.0)._replace(sensitivity=0.0)
+    assert table([(silent, 9)], 1e-5, adjacency=REPLACE_ONE)["upload"].value == 0.0
+    assert table([], 1e-5)["upload"].value == 0.0
+
+
+def test_neural_networks_get_no_credit_unless_asked_for_by_name():
+    network = Facts(cohort_size=10)
+    rounds = [(release("full", 2.0, uses=5), 4)]
+    plain = table(rounds, 1e-5, network, adjacency=REPLACE_ONE)
+    assert plain["sum"].value == plain["upload"].value
+    assert not plain["sum"].assumed
+    assumed = table(rounds, 1e-5, network._replace(assume=True), adjacency=REPLACE_ONE)["sum"]
+    assert assumed.assumed
+    assert "assumed" in assumed.detail
+    assert assumed.value < plain["sum"].value
+    # an established bound is not an assumption, even when assuming is allowed
+    established = network._replace(convex=True, smoothness=0.5, assume=True)
+    assert not table(rounds, 1e-5, established, adjacency=REPLACE_ONE)["sum"].assumed
+    smooth = by_recipe(rounds, 1e-5, network._replace(lipschitz=0.01), "sum", REPLACE_ONE)
+    assert not smooth["R6 G7c"].assumed
+
+
+def test_adaptive_selection_is_refused():
+    pmf = accounting.binomial_pmf(20, 0.5)
+    with pytest.raises(NoProof, match="maximum of 20 uses"):
+        accounting.random_uses_epsilon(pmf, 0.3, 1e-5, adaptive_selection=True)
+    rounds = [(release("full", 3.0), 20)]
+    honest = Facts(participation=accounting.binomial(20, 0.5))
+    adaptive = Facts(participation=accounting.binomial(20, 0.5, adaptive=True))
+    every = table(rounds, 1e-5, adaptive, adjacency=REPLACE_ONE)["upload"]
+    assert every.value == pytest.approx(accounting.plain_epsilon(3.0, 20, 1e-5))
+    assert "adaptive" in every.detail
+    assert table(rounds, 1e-5, honest, adjacency=REPLACE_ONE)["upload"].value < every.value
+
+
+def test_wrong_arguments_raise():
+    with pytest.raises(ValueError, match="adjacency='removal'"):
+        accounting.account([], 1e-5, adjacency="removal")
+    with pytest.raises(ValueError, match="view='server'"):
+        accounting.account([], 1e-5, views=("server",))
+    with pytest.raises(ValueError, match="3 participations are listed for a binomial over num_rounds=20"):
+        accounting.account([(release("full", 1.0), 3)], 1e-5, Facts(participation=accounting.binomial(20, 0.5)))
+    with pytest.raises(ValueError, match="channel='sidelink'"):
+        accounting.account([(release("full", 1.0, channel="sidelink"), 3)], 1e-5)
+
+
+# --- properties ----------------------------------------------------------------------------------------
+
+
+kinds = st.sampled_from(["full", "fixed", "poisson", "disjoint", "shuffled", "fixed-round", "poisson-round"])
+
+
+def any_release(kind, z, uses):
+    adjacency = ADD_REMOVE if kind.startswith("poisson") else REPLACE_ONE
+    uses = 1 if kind.endswith("-round") else uses
+    return release(kind, z, uses=uses, rate=0.05, adjacency=adjacency, batch_size=5, population=100)
+
+
+@settings(max_examples=25, deadline=None)
+@given(kind=kinds, z=st.floats(0.7, 20.0), uses=st.integers(1, 6), count=st.integers(1, 40))
+def test_views_are_ordered_and_monotone(kind, z, uses, count):
+    adjacency = ADD_REMOVE if kind.startswith("poisson") else REPLACE_ONE
+    facts = CONVEX._replace(own_epochs=True)
+
+    def values(z, count):
+        return table([(any_release(kind, z, uses), count)], 1e-5, facts, adjacency=adjacency)
+
+    base, more, louder = values(z, count), values(z, count + 10), values(z * 1.3, count)
+    assert base["final"].value <= base["broadcast"].value <= base["sum"].value <= base["upload"].value
+    for view, row in base.items():
+        assert math.isfinite(row.value)
+        assert more[view].value >= row.value * (1 - 1e-4) - 1e-6
+        assert louder[view].value <= row.value * (1 + 1e-4) + 1e-6
+        assert row.value >= values(z, 1)[view].value * (1 - 1e-4) - 1e-6
+    assert louder["upload"].value < base["upload"].value or base["upload"].value == 0
+
+
+@settings(max_examples=15, deadline=None)
+@given(kind=kinds, z=st.floats(0.8, 8.0), count=st.integers(2, 12))
+def test_counting_equals_listing(kind, z, count):
+    adjacency = ADD_REMOVE if kind.startswith("poisson") else REPLACE_ONE
+    one = any_release(kind, z, 2)
+    counted = accounting.account([(one, count)], 1e-5, CONVEX, adjacency=adjacency)
+    listed = accounting.account([(one, 1)] * count, 1e-5, CONVEX, adjacency=adjacency)
+    rounds = accounting.account(accounting.compress([(one,)] * count), 1e-5, CONVEX, adjacency=adjacency)
+    assert [row.value for row in counted] == pytest.approx([row.value for row in listed], rel=1e-9)
+    assert counted == rounds
+
+
+def test_truncated_poisson_batches_are_charged():
+    def rounds(truncation):
+        return [(release("poisson", 1.0, uses=10, rate=0.02, adjacency=ADD_REMOVE, truncation=truncation), 100)]
+
+    clean = table(rounds(0.0), 1e-5)["upload"]
+    charged = table(rounds(1e-12), 1e-5)["upload"]
+    assert clean.value < charged.value < clean.value * 1.01
+    assert "truncated" in charged.detail
+    assert table(rounds(1e-3), 1e-5)["upload"].value == math.inf
+    in_round = [(release("poisson-round", 1.0, rate=1 - 0.98**7, adjacency=ADD_REMOVE, truncation=1e-12,
+                         batch_size=2, population=100), 100)]  # fmt: skip
+    assert math.isfinite(table(in_round, 1e-5)["upload"].value)
+
+
+def test_mixed_releases_compose():
+    """Different samplers in one run: more than each, less than the sum of squares allows."""
+    plain, sampled = (release("full", 8.0), 5), (release("fixed", 1.5, rate=0.05, uses=4), 30)
+    both = table([plain, sampled], 1e-5, adjacency=REPLACE_ONE)["upload"]
+    alone = [table([one], 1e-5, adjacency=REPLACE_ONE)["upload"].value for one in (plain, sampled)]
+    assert max(alone) < both.value < sum(alone)
+    assert both.recipe == "R1+R2"
+
+
+def test_times_are_printed(capsys):
+    """Accounting of long runs; numbers for people, no assertion on time."""
+    cases = {
+        "10,000 rounds, one noise level": [(release("fixed", 2.0, uses=10, rate=0.01), 10_000)],
+        "10,000 rounds, all different": [
+            (release("fixed", 4.0 * 0.9999**r, uses=10, rate=0.01), 1) for r in range(10_000)
+        ],
+        "10,000 Poisson rounds, all different": [
+            (release("poisson", 4.0 * 0.9999**r, uses=10, rate=0.01, adjacency=ADD_REMOVE), 1)
+            for r in range(10_000)
+        ],
+        "30,000 steps at z=707": [(release("fixed", 707.1, uses=50, rate=0.2), 600)],
+    }
+    with capsys.disabled():
+        for name, participations in cases.items():
+            start = time.perf_counter()
+            adjacency = participations[0][0].sampling.adjacency
+            rows = table(participations, 1e-5, CONVEX, adjacency=adjacency)
+            print(f"\n  {name}: ε={rows['upload'].value:.4f} in {time.perf_counter() - start:.2f} s", end="")
+    assert rows["upload"].value == pytest.approx(0.1566, rel=1e-3)

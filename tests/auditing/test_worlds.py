@@ -1,0 +1,76 @@
+"""The worlds of an audit are those of the engine: the same functions, keys and sums give the same models."""
+
+import numpy as np
+import pytest
+
+from dither.auditing import designs, worlds
+from dither.experiment.build import build_task
+from dither.models import Model
+from dither.simulation import engine as simulate
+
+from .grid import small_dataset, small_spec
+
+
+@pytest.mark.parametrize("method", ["nbafl", pytest.param("cpfed", marks=pytest.mark.slow)])
+def test_the_final_model_is_the_engines(method):
+    """The same two datasets and seed through `Simulation`: the projections of the last model agree."""
+    changes = {"batch_sampling": "full", "privacy__clip": "none"} if method == "nbafl" else {}
+    if method == "nbafl":
+        changes["method_options__param_clip"] = 1.0
+    spec = small_spec(method, num_rounds=3, local_steps=2, **changes)
+    task = build_task(spec, dataset=small_dataset())
+    sizes = task.federation.size
+    design = designs.designs(
+        task.model,
+        task.problem.x.shape[1],
+        adjacency="replace-one",
+        movement=1.0,
+        clip="none",
+        clip_norm=1.0,
+    )[0]
+    plan = worlds.schedule(task.cohorts, sizes, view="final", rounds=None)
+    experiment = worlds.Experiment(worlds.Code.of(task.prepared), "evolving", plan, sizes, work=1e4)
+    rows = int(sizes.max())
+    world = designs.world(design, int(sizes[plan.target]), rows, inside=True, positions=np.array([2]))
+    line = np.linspace(-1, 1, task.num_params)
+    seeds = np.array([5, 77, 1234])
+    inputs = experiment.inputs(world, world, design.start, line, noise=True)
+    ours = experiment.observe(inputs, seeds, final=True).target[:, 0]
+
+    # The same records for the engine: the target's rows, then rows that all other clients share.
+    x = np.concatenate([np.asarray(world.x), np.asarray(world.strange_x)])
+    y = np.concatenate([np.asarray(world.y), np.asarray(world.strange_y)])
+    order = np.concatenate(
+        [np.arange(size) + (0 if client == plan.target else rows) for client, size in enumerate(sizes)]
+    )
+    federation = task.federation._replace(order=order.astype(np.int32))
+    engine = simulate.simulate(
+        task.prepared.build,
+        Model(lambda key: design.start, task.model.apply, task.model.layers),
+        simulate.problem(x, y, federation, x[:1], y[:1]),
+        num_rounds=3,
+        cohort_size=task.prepared.cohort_size_at,
+        seeds=seeds.tolist(),
+        hyper={k: np.stack([np.asarray(v)] * 3) for k, v in task.prepared.hyper.items()},
+        cohorts=[np.stack(task.cohorts)],
+    )
+    leaves = [np.asarray(leaf).reshape(3, -1) for leaf in _leaves(engine.params)]
+    theirs = np.concatenate(leaves, axis=1) @ line
+    np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-5)
+
+
+def _leaves(tree):
+    import jax
+
+    return jax.tree.leaves(tree)
+
+
+def test_the_schedule_follows_the_busiest_client_and_drops_colluders():
+    cohorts = [np.array([0, 1, 2]), np.array([1, 3, 2]), np.array([1, 0, 3])]
+    sizes = np.array([10, 12, 9, 9])
+    plan = worlds.schedule(cohorts, sizes, view="sum", rounds=None, colluders=1)
+    assert plan.target == 1
+    assert plan.rounds.tolist() == [0, 1, 2]
+    assert plan.cohorts.tolist() == [[1, 2], [1, 2], [1, 3]]
+    plan = worlds.schedule(cohorts, sizes, view="final", rounds=2, target=0)
+    assert plan.cohorts.tolist() == [[0, 1, 2], [1, 3, 2]]

@@ -1,0 +1,79 @@
+"""Sweeps as the planner uses them: a method's own traced constants, batches that are filled up."""
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from dither import simulation
+from dither.experiment.partial import Unfinished
+from dither.experiment.plan import empirical, shapes
+from dither.experiment.sweep import sweeps
+from dither.spec import Spec
+
+
+class Outcome(NamedTuple):
+    metrics: list
+
+
+MATERIAL = shapes.synthetic(120, 3)
+BASE = Spec.from_preset("nbafl").with_values(
+    {
+        "num_clients": 4,
+        "cohort_size": 4,
+        "num_rounds": 3,
+        "local_steps": 1,
+        "client_lr": 0.1,
+        "eval_every": 3,
+        "data.name": "adult",
+        "data.records_per_client": 0,
+        "model.name": "logistic",
+        "model.hidden": [],
+        "privacy.noise": "proven",
+        "privacy.epsilon": 50.0,
+        "method_options.optimizer": "sgd",
+    }
+)
+
+
+def test_parameter_clips_share_a_program_and_change_nothing(monkeypatch):
+    programs = []
+    genuine = simulation.simulate.Simulation
+    monkeypatch.setattr(sweeps.simulate, "Simulation", lambda *a, **k: programs.append(1) or genuine(*a, **k))
+    specs = [BASE.with_values({"method_options.param_clip": clip}) for clip in (0.5, 2.0)]
+    together = sweeps.sweep(specs, dataset=MATERIAL.dataset)
+    assert len(programs) == 1
+    alone = [sweeps.sweep([spec], dataset=MATERIAL.dataset)[0] for spec in specs]
+    losses = [[outcome.metrics[-1]["loss"] for outcome in each] for each in (together, alone)]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+    assert losses[0][0] != pytest.approx(losses[0][1], rel=1e-3)
+
+
+def test_filled_batches_give_every_spec_its_own_outcome(monkeypatch):
+    monkeypatch.setattr(empirical, "BATCHES", (2,))
+    specs = [BASE.with_values({"seed": seed}) for seed in range(3)]
+    found = empirical._measured(specs, ["same"] * 3, MATERIAL, Unfinished(None, "plan", 0))
+    assert len({row["loss"] for row in found}) == 3
+    one = sweeps.sweep(specs[2:], dataset=MATERIAL.dataset)[0]
+    assert found[2]["loss"] == pytest.approx(one.metrics[-1]["loss"], rel=1e-5)
+
+
+def test_an_interrupted_search_makes_no_batch_twice(monkeypatch, tmp_path):
+    """Ctrl-C in the second of two batches; the same search then makes that one alone, and finds the same."""
+    monkeypatch.setattr(empirical, "BATCHES", (2,))
+    made = []
+
+    def fake(specs, dataset):
+        if made == [[0, 1]]:
+            made.append("interrupted")
+            raise KeyboardInterrupt
+        made.append([spec.seed for spec in specs])
+        return [Outcome([{"test_accuracy": spec.seed / 7, "loss": spec.seed / 3}]) for spec in specs]
+
+    monkeypatch.setattr(empirical, "sweep", fake)
+    specs = [BASE.with_values({"seed": seed}) for seed in range(3)]
+    with pytest.raises(KeyboardInterrupt):
+        empirical._measured(specs, ["same"] * 3, MATERIAL, Unfinished(tmp_path, "plan", 0))
+    found = empirical._measured(specs, ["same"] * 3, MATERIAL, Unfinished(tmp_path, "plan", 0))
+    assert made == [[0, 1], "interrupted", [2, 2]]
+    assert [row["loss"] for row in found] == [0.0, 1 / 3, 2 / 3]

@@ -1,0 +1,362 @@
+"""One suite that every method passes. A sixth method is put to it by its name in `spec.METHODS` alone."""
+
+import jax
+import numpy as np
+import pytest
+
+from dither import models
+from dither.errors import SpecError
+from dither.simulation import engine
+from dither.spec import METHODS, Spec, method, prepare
+from dither.types import RoundInfo
+from tests.conftest import make_federation, make_records
+
+SIZES = np.array([12, 12, 12, 12, 12, 12])
+BASE = {
+    "num_clients": 6,
+    "cohort_size": 3,
+    "num_rounds": 6,
+    "local_steps": 2,
+    "batch_size": 4,
+    "client_lr": 0.1,
+    "eval_every": 3,
+    "privacy.noise": "paper",
+    "privacy.epsilon": 2.0,
+    "privacy.delta": 1e-3,
+    "privacy.clip_norm": 1.0,
+}
+ONE_STEP = ("dp-sgd", "dp-dsgd")  # defined for one local step a round
+
+
+def spec_of(name, **values):
+    changes = {**BASE, "method": name, **values}
+    if name in ONE_STEP:
+        changes["local_steps"] = 1
+    return Spec().with_values(changes)
+
+
+def problem(seed=0, features=6, classes=2):
+    x, y = make_records(int(SIZES.sum()) + 40, features, classes, seed=seed)
+    n = int(SIZES.sum())
+    return engine.problem(x[:n], y[:n], make_federation(SIZES), x[n:], y[n:])
+
+
+def train(spec, *, model=None, layout="vmap", rounds=None, **arguments):
+    model = model or models.logistic(6)
+    prepared = prepare(spec, model, client_sizes=SIZES, num_params=7)
+    seeds = arguments.pop("seeds", (spec.seed,))
+    return engine.simulate(
+        prepared.build,
+        model,
+        arguments.pop("problem", None) or problem(),
+        num_rounds=rounds or prepared.num_rounds or spec.num_rounds,
+        cohort_size=prepared.cohort_size_at,
+        seeds=seeds,
+        hyper=arguments.pop(
+            "hyper", {k: np.stack([np.asarray(v)] * len(seeds)) for k, v in prepared.hyper.items()}
+        ),
+        cohorts=None if prepared.cohorts is None else [prepared.cohorts],
+        eval_every=3,
+        layout=layout,
+        **arguments,
+    )
+
+
+def vector(result, run=0):
+    return np.concatenate([np.asarray(leaf)[run].ravel() for leaf in jax.tree.leaves(result.params)])
+
+
+@pytest.fixture(params=sorted(METHODS))
+def name(request):
+    return request.param
+
+
+def test_it_trains_and_the_same_seed_gives_the_same_bits(name):
+    first, second = train(spec_of(name)), train(spec_of(name))
+    assert np.isfinite(vector(first)).all()
+    assert vector(first).tobytes() == vector(second).tobytes()
+    assert np.abs(vector(first)).sum() > 0
+    assert not np.array_equal(vector(train(spec_of(name, seed=1))), vector(first))
+
+
+def test_layouts_agree_and_padding_clients_change_nothing(name):
+    plain = vector(train(spec_of(name)))
+    np.testing.assert_allclose(vector(train(spec_of(name), layout="loop")), plain, rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(vector(train(spec_of(name), pad_cohort=2)), plain, rtol=2e-4, atol=2e-5)
+
+
+def test_many_runs_are_one_program_and_equal_single_runs(name):
+    spec = spec_of(name)
+    both = train(spec, seeds=(0, 1))
+    np.testing.assert_allclose(vector(both, 0), vector(train(spec)), rtol=2e-4, atol=2e-5)
+
+
+def test_no_method_retraces_on_later_rounds(name):
+    spec = spec_of(name)
+    model = models.logistic(6)
+    prepared = prepare(spec, model, client_sizes=SIZES, num_params=7)
+    traces = []
+
+    def build(hyper):
+        traces.append(1)
+        return prepared.build(hyper)
+
+    # the size of the cohort is fixed here: Secure FedAvg's first round with everyone is a program of its own
+    simulation = engine.Simulation(model, build, num_clients=6, cohort_size_at=lambda index: 3)
+    inputs = simulation.inputs(
+        problem(),
+        seeds=[0],
+        hyper={k: np.asarray(v)[None] for k, v in prepared.hyper.items()},
+        cohorts=None if prepared.cohorts is None else [prepared.cohorts],
+    )
+    state = simulation.advance(simulation.start(inputs), inputs, 0, 2)
+    before = len(traces)
+    for start in (2, 3, 4):
+        state = simulation.advance(state, inputs, start, start + 1)
+    assert len(traces) == before
+
+
+def test_client_state_round_trips_through_a_checkpoint(name, tmp_path):
+    from dither.experiment import folder
+    from dither.experiment.train import restore
+
+    spec = spec_of(name)
+    model = models.logistic(6)
+    prepared = prepare(spec, model, client_sizes=SIZES, num_params=7)
+    simulation = engine.Simulation(model, prepared.build, num_clients=6, cohort_size_at=prepared.cohort_size_at)
+
+    def inputs():
+        return simulation.inputs(
+            problem(),
+            seeds=[0],
+            hyper={k: np.asarray(v)[None] for k, v in prepared.hyper.items()},
+            cohorts=None if prepared.cohorts is None else [prepared.cohorts],
+        )
+
+    data = inputs()
+    halfway = simulation.advance(simulation.start(data), data, 0, 3)
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(halfway)]
+    folder.RunFolder(tmp_path).save_checkpoint(folder.Checkpoint(3, leaves, "s", "d"))
+    straight = simulation.advance(halfway, data, 3, 6)
+    loaded = folder.RunFolder(tmp_path).load_checkpoint()
+    resumed = simulation.advance(restore(simulation.start(data), loaded.leaves), data, 3, 6)
+    for one, two in zip(jax.tree.leaves(straight), jax.tree.leaves(resumed), strict=True):
+        assert np.asarray(one).tobytes() == np.asarray(two).tobytes()
+
+
+def test_a_cohort_of_one_works(name):
+    assert np.isfinite(vector(train(spec_of(name, cohort_size=1)))).all()
+
+
+def test_a_zero_update_divides_by_nothing(name):
+    """Records of zeros with a loss that is flat: every gradient is zero, and nothing becomes NaN."""
+    blank = problem()
+    blank = blank._replace(x=np.zeros_like(blank.x))
+    result = train(spec_of(name, **{"privacy.noise": "none"}), problem=blank)
+    assert np.isfinite(vector(result)).all()
+
+
+def test_a_client_with_nan_is_left_out_and_named(name):
+    dirty = problem()
+    dirty.x[12:24] = np.nan  # client 1
+    result = train(spec_of(name, cohort_size=6, batch_sampling="full"), problem=dirty)
+    assert np.isfinite(vector(result)).all()
+    assert result.refused[0].tolist() == [0, result.participation[0][1], 0, 0, 0, 0]
+
+
+def test_releases_are_finite_numbers_for_the_accountant(name):
+    spec = spec_of(name)
+    prepared = prepare(spec, models.logistic(6), client_sizes=SIZES, num_params=7)
+    algorithm = prepared.build(prepared.hyper)
+    for index in (0, 5):
+        releases = algorithm.releases(RoundInfo(index=index, client=2, size=12, cohort_size=3))
+        assert releases
+        for release in releases:
+            assert type(release.noise_std) is float
+            assert release.noise_std >= 0
+            assert release.uses >= 1
+        if np.isfinite(prepared.claim.value):
+            assert any(release.noise_std > 0 and np.isfinite(release.sensitivity) for release in releases)
+
+
+def test_noise_follows_epsilon(name):
+    loud = prepare(spec_of(name), models.logistic(6), client_sizes=SIZES, num_params=7)
+    if not np.isfinite(loud.claim.value):
+        pytest.skip("a method without privacy")
+    assert loud.claim.value == pytest.approx(2.0, rel=2e-3)
+    quiet = prepare(
+        spec_of(name, **{"privacy.epsilon": 8.0}), models.logistic(6), client_sizes=SIZES, num_params=7
+    )
+    info = RoundInfo(index=0, client=0, size=12, cohort_size=3)
+    for one, two in zip(
+        loud.build(loud.hyper).releases(info), quiet.build(quiet.hyper).releases(info), strict=True
+    ):
+        assert one.noise_std > two.noise_std or one.noise_std == two.noise_std == 0
+
+
+def test_it_runs_on_another_model_and_more_classes(name):
+    model = models.mlp(6, 3, (5,))
+    result = train(spec_of(name), model=model, problem=problem(classes=3))
+    assert np.isfinite(vector(result)).all()
+
+
+def test_unknown_options_are_refused_by_name(name):
+    with pytest.raises(SpecError, match=r"method_options\.nonsense"):
+        spec_of(name, **{"method_options.nonsense": 1})
+    assert all(len(entry) == 2 and entry[1] for entry in method(name).options.values())
+
+
+# With the noise off, methods that should coincide do
+
+QUIET = {
+    "privacy.noise": "none",
+    "batch_sampling": "full",
+    "cohort_size": 6,
+    "local_steps": 1,
+    "lr_decay": 0.0,
+}
+
+
+def test_with_one_step_and_no_noise_the_gradient_methods_are_one():
+    huge = {**QUIET, "privacy.clip_norm": 1e6, "privacy.clip": "example"}
+    reference = vector(train(spec_of("fedavg", **huge)))
+    for other in ("secure-fedavg", "cpfed", "concentrated", "dp-scaffold", "scaffold", "dp-sgd", "dp-dsgd"):
+        np.testing.assert_allclose(
+            vector(train(spec_of(other, **huge))), reference, rtol=1e-4, atol=1e-6, err_msg=other
+        )
+
+
+def test_without_noise_dp_scaffold_is_scaffold():
+    values = {"privacy.noise": "none", "privacy.clip_norm": 1e6, "local_steps": 4, "num_rounds": 12}
+    a, b = train(spec_of("dp-scaffold", **values)), train(spec_of("scaffold", **values))
+    np.testing.assert_allclose(vector(a), vector(b), rtol=1e-4, atol=1e-6)
+
+
+def test_nbafl_without_pull_and_clip_is_fedavg():
+    values = {**QUIET, "local_steps": 5}
+    free = {
+        "method_options.param_clip": 1e6,
+        "method_options.optimizer": "sgd",
+        "method_options.proximal": 0.0,
+    }
+    a, b = train(spec_of("nbafl", **values, **free)), train(spec_of("fedavg", **values))
+    np.testing.assert_allclose(vector(a), vector(b), rtol=1e-4, atol=1e-6)
+
+
+def test_fedprox_pulls_towards_the_broadcast_model():
+    values = {**QUIET, "local_steps": 20, "num_rounds": 1}
+    free = vector(train(spec_of("fedprox", **values, **{"method_options.proximal": 0.0})))
+    held = vector(train(spec_of("fedprox", **values, **{"method_options.proximal": 5.0})))
+    assert np.linalg.norm(held) < 0.9 * np.linalg.norm(free)
+    np.testing.assert_allclose(free, vector(train(spec_of("fedavg", **values))), rtol=1e-5, atol=1e-7)
+
+
+def test_dp_fedavg_bounds_every_client_and_noises_the_sum():
+    spec = spec_of(
+        "dp-fedavg",
+        cohort_size=6,
+        client_lr=50.0,
+        **{"method_options.update_clip": 0.3, "privacy.noise": "none"},
+    )
+    assert np.linalg.norm(vector(train(spec, rounds=1))) <= 0.3 * (1 + 1e-5)
+    noisy = spec_of(
+        "dp-fedavg",
+        client_lr=1e-9,
+        cohort_size=6,
+        **{"method_options.noise_multiplier": 4.0, "method_options.update_clip": 0.3},
+    )
+    many = train(noisy, rounds=1, seeds=tuple(range(400)))
+    values = np.concatenate([vector(many, i) for i in range(400)])
+    assert values.std() == pytest.approx(4.0 * 0.3 / 6, rel=0.05)
+
+
+# What each method refuses
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("cpfed", {"privacy.clip_norm": 0.0}, "privacy.clip_norm=0.0 must be above 0"),
+        ("cpfed", {"local_steps": 0}, "local_steps=0 must be at least 1"),
+        ("dp-scaffold", {"privacy.noise_decay_start": 7}, "noise_decay_start=7 exceeds num_rounds=6"),
+        ("dp-scaffold", {"privacy.noise_decay": 1.5}, "privacy.noise_decay=1.5 must be at most 1"),
+        ("dp-scaffold", {"privacy.noise_decay": 0.0}, "privacy.noise_decay=0.0 must be above 0"),
+        ("concentrated", {"method_options.participation": "equal", "num_rounds": 5}, "= 5*3/6 = 2.5 is not whole"),
+        ("concentrated", {"method_options.participation": "often"}, "'often' is not one of"),
+        (
+            "concentrated",
+            {"method_options.exact_epochs": True, "local_steps": 13},
+            "local_steps=13 exceeds the 12",
+        ),
+        ("dp-sgd", {"local_steps": 2}, "dp-sgd takes one noisy step a round"),
+        ("nbafl", {"method_options.param_clip": -1.0}, "param_clip=-1 must be above 0"),
+        ("nbafl", {"method_options.optimizer": "lion"}, "'lion' is not one of 'sgd', 'adam'"),
+        ("nbafl", {"method_options.scheduling": "lucky"}, "'lucky' is not one of"),
+        ("dp-fedavg", {"method_options.update_clip": 0.0}, "update_clip=0 must be above 0"),
+        ("dp-dsgd", {"method_options.credited_clients": "all", "local_steps": 1}, "'all' is not one of 'n', 'r'"),
+        ("cpfed", {"privacy.noise": "given"}, "needs privacy.noise_std above 0"),
+        ("cpfed", {"privacy.noise_scale": [1.0, 2.0]}, "noise_scale has 2 entries for num_clients=6"),
+        ("secure-fedavg", {"privacy.noise": "given", "privacy.noise_std": 1.0}, "is not for secure-fedavg"),
+        ("secure-fedavg", {"privacy.clip": "none"}, "leaves eq (9) without a sensitivity"),
+        (
+            "dp-scaffold",
+            {"privacy.noise": "given", "privacy.noise_std": 1e-6, "privacy.epsilon": 1e-3},
+            "is spent in the first round",
+        ),
+    ],
+)
+def test_bad_values_are_refused_with_the_numbers(name, values, message):
+    def attempt():
+        spec = Spec().with_values({**BASE, "method": name, **values})
+        prepare(spec, models.logistic(6), client_sizes=SIZES, num_params=7)
+
+    with pytest.raises(SpecError) as caught:
+        attempt()
+    assert message in str(caught.value)
+
+
+def test_nbafl_can_take_its_clip_from_a_pilot_and_says_so():
+    from dither import api
+
+    spec = Spec().with_values(
+        {**BASE, "method": "nbafl", "data.name": "breast-cancer", "batch_sampling": "full",
+         "method_options.param_clip": 0.0, "privacy.epsilon": 50.0, "client_lr": 0.01}
+    )  # fmt: skip
+    task = api.build_task(spec)
+    clip = float(task.prepared.hyper["param_clip"])
+    assert 0 < clip < 10
+    assert any("median norm of a non-private pilot (errata N7)" in caveat for caveat in task.prepared.caveats)
+    assert float(api.build_task(spec).prepared.hyper["param_clip"]) == clip
+
+
+def test_balanced_participation_never_differs_by_more_than_one():
+    spec = spec_of("concentrated", num_rounds=20, cohort_size=4)
+    prepared = prepare(spec, models.logistic(6), client_sizes=SIZES, num_params=7)
+    counts = np.bincount(prepared.cohorts.ravel(), minlength=6)
+    assert counts.sum() == 80
+    assert counts.max() - counts.min() <= 1
+    assert all(len(set(row)) == 4 for row in prepared.cohorts.tolist())
+
+
+def test_exact_epochs_use_every_record_at_most_once_a_round():
+    spec = spec_of("concentrated", local_steps=4, **{"method_options.exact_epochs": True})
+    prepared = prepare(spec, models.logistic(6), client_sizes=SIZES, num_params=7)
+    (release,) = prepared.build(prepared.hyper).releases(RoundInfo(0, 0, 12, 3))
+    assert release.sampling.batch_size == 3  # floor(12 / 4): four batches are exactly one epoch
+
+
+@pytest.mark.parametrize(("schedule", "scheme"), [("constant", 0), ("rounds", 1), ("steps", 2)])
+def test_the_noise_that_is_drawn_follows_the_schedules_of_dp_scaffold(schedule, scheme):
+    """Releases against eqs (6) and (7) at every round and step."""
+    from dither.methods.theory import dp_scaffold as theory
+
+    values = {"privacy.noise_schedule": schedule, "privacy.noise_decay": 0.9, "privacy.noise_decay_start": 2}
+    given = {"privacy.noise": "given", "privacy.noise_std": 3.0, "privacy.epsilon": 1e6}
+    prepared = prepare(
+        spec_of("dp-scaffold", **values, **given), models.logistic(6), client_sizes=SIZES, num_params=7
+    )
+    releases = prepared.build(prepared.hyper).releases
+    expected = theory.noise_schedule(theory.Schedule(scheme, 6, 2, 0.9, 2), initial_variance=9.0)
+    for index in range(6):
+        found = [r.noise_std**2 for r in releases(RoundInfo(index, 0, 12, 3)) for _ in range(r.uses)]
+        np.testing.assert_allclose(found, expected[index], rtol=1e-12)

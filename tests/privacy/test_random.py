@@ -1,0 +1,91 @@
+"""Keys of plain array operations give the bits of JAX's own."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.special
+
+from dither.errors import SpecError
+from dither.privacy import noise, random
+
+DRAWS = {
+    "words": lambda key: jax.random.bits(key, (7, 11)),
+    "bytes": lambda key: jax.random.bits(key, (5,), "uint8"),
+    "integers": lambda key: jax.random.randint(key, (9,), 0, 77),
+    "normals": lambda key: jax.random.normal(key, (1000,)),
+    "order": lambda key: jax.random.permutation(key, 33),
+    "folded": lambda key: jax.random.key_data(jax.random.fold_in(key, 99)),
+    "split": lambda key: jax.random.key_data(jax.random.split(key, (3, 2))),
+    "none": lambda key: jax.random.bits(key, (0,)),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_the_bits_are_those_of_jax(name):
+    with jax.threefry_partitionable(True):
+        for seed in (0, 1, 2**32 - 1):
+            theirs, ours = jax.random.key(np.uint32(seed)), random.key(np.uint32(seed))
+            np.testing.assert_array_equal(jax.random.key_data(ours), jax.random.key_data(theirs))
+            np.testing.assert_array_equal(DRAWS[name](ours), DRAWS[name](theirs))
+
+
+def test_the_cipher_gives_its_published_answers():
+    # Known answers of the authors' distribution for threefry2x32 with 20 rounds.
+    ones = jnp.uint32(0xFFFFFFFF)
+    zero = jnp.uint32(0)
+    assert [hex(int(word)) for word in random.block(zero, zero, zero, zero)] == ["0x6b200159", "0x99ba4efe"]
+    assert [hex(int(word)) for word in random.block(ones, ones, ones, ones)] == ["0x1cb996fc", "0xbb002be7"]
+    words = [jnp.uint32(word) for word in (0x13198A2E, 0x03707344, 0x243F6A88, 0x85A308D3)]
+    assert [hex(int(word)) for word in random.block(*words)] == ["0xc4923a9c", "0x483df7a0"]
+
+
+def test_keys_map_and_wrap():
+    words = np.arange(6, dtype=np.uint32).reshape(3, 2)
+    keys = random.wrap(words)
+    drawn = jax.vmap(lambda key: jax.random.bits(key, (4,)))(keys)
+    one = jax.random.bits(jax.random.wrap_key_data(jnp.asarray(words[2]), impl="threefry2x32"), (4,))
+    np.testing.assert_array_equal(drawn[2], one)
+
+
+def test_more_than_the_counter_holds_is_refused():
+    with pytest.raises(SpecError, match="at most 2"):
+        jax.jit(lambda: jax.random.bits(random.key(0), (2**17, 2**16))).lower()
+
+
+def test_normals_are_the_inverse_distribution_function_of_their_words():
+    words = np.concatenate([np.arange(0, 2**32, 9973, dtype=np.uint64), [2**32 - 1]]).astype(np.uint32)
+    u = ((words >> 8 | 1).astype(np.float64)) / 2**23 - 1
+    exact = scipy.special.ndtri((1 + u) / 2)
+    found = np.asarray(noise.from_words(jnp.asarray(words)), np.float64)
+    np.testing.assert_allclose(found, exact, rtol=2e-6, atol=2e-7)
+    assert 5.2 < found.max() < 5.4
+    assert 5.2 < -found.min() < 5.4
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_noise_in_the_shape_of_its_leaves_is_the_block_cut_up(mapped):
+    """Large leaves are drawn in their own shape, small ones together: the numbers are those of one draw."""
+    shapes = {"a": (300, 41), "b": (41,), "c": (41, 3), "d": (9001,), "e": ()}
+    tree = {name: jnp.zeros(shape) for name, shape in shapes.items()}
+    total = sum(leaf.size for leaf in tree.values())
+    assert max(leaf.size for leaf in tree.values()) > noise._ONE_DRAW
+
+    def draw(key):
+        return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(noise.standard_normal(key, tree))])
+
+    def block(key):
+        return noise.from_words(jax.random.bits(key, (total,), jnp.uint32))
+
+    keys = jax.random.split(random.key(4), 3) if mapped else random.key(4)
+    wrap = jax.vmap if mapped else (lambda function: function)
+    np.testing.assert_array_equal(jax.jit(wrap(draw))(keys), jax.jit(wrap(block))(keys))
+
+
+def test_words_by_number_are_those_of_the_draw():
+    key = random.key(8)
+    np.testing.assert_array_equal(
+        random.words(key, random.counted((5, 2), 90)), jax.random.bits(key, (100,))[90:].reshape(5, 2)
+    )
+    assert random.is_key(key)
+    assert not random.is_key(jax.random.key(8))

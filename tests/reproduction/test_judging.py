@@ -1,0 +1,142 @@
+"""Claims as statistics: data for which each helper must say holds, fails, inconclusive and not judged."""
+
+import numpy as np
+import pytest
+
+from dither.reproduction import judging
+from dither.reproduction.judging import FAILS, HOLDS, INCONCLUSIVE, NOT_JUDGED
+
+SPREAD = np.array([-0.02, 0.01, 0.0, 0.02, -0.01])  # mean 0, standard error 0.0071
+
+
+def around(*centres, scale=1.0):
+    """Groups with these means whose paired differences have some spread too."""
+    rng = np.random.default_rng(3)
+    return [centre + scale * rng.permutation(SPREAD) for centre in centres]
+
+
+def test_difference_is_paired():
+    seeds = np.array([0.1, 0.5, 0.9])  # far apart between seeds, but the gain is the same in each
+    gap = judging.difference(seeds + 0.01, seeds)
+    assert gap.mean == pytest.approx(0.01)
+    assert gap.error == pytest.approx(0.0, abs=1e-12)
+    assert gap.sign == 1
+    assert judging.difference(seeds, seeds).sign == 0
+
+
+def test_standard_error_by_hand():
+    gap = judging.difference(np.array([1.0, 2.0, 3.0]), np.zeros(3))
+    assert gap.mean == 2.0
+    assert gap.error == pytest.approx(1.0 / np.sqrt(3.0))
+
+
+@pytest.mark.parametrize(
+    ("centres", "status"),
+    [
+        ((0.1, 0.2, 0.3), HOLDS),
+        ((0.3, 0.2, 0.1), FAILS),
+        ((0.1, 0.3, 0.2), FAILS),
+        ((0.2, 0.2, 0.2), INCONCLUSIVE),
+    ],
+)
+def test_ordered_within_noise(centres, status):
+    assert judging.ordered_within_noise(around(*centres), "abc").status == status
+    falling = judging.ordered_within_noise(around(*(-c for c in centres)), "abc", rising=False)
+    assert falling.status == status
+
+
+def test_a_small_step_back_is_within_noise():
+    assert judging.ordered_within_noise(around(0.1, 0.3, 0.299), "abc").status == HOLDS
+
+
+@pytest.mark.parametrize(
+    ("centres", "status"),
+    [
+        ((0.3, 0.1, 0.3), HOLDS),
+        ((0.1, 0.2, 0.3), FAILS),
+        ((0.3, 0.2, 0.1), FAILS),
+        ((0.2, 0.2, 0.2), INCONCLUSIVE),
+        ((0.2, 0.2, 0.3), INCONCLUSIVE),  # better than one end, equal to the other
+    ],
+)
+def test_interior_optimum(centres, status):
+    assert judging.interior_optimum(around(*centres), "abc").status == status
+    highest = judging.interior_optimum(around(*(-c for c in centres)), "abc", lowest=False)
+    assert highest.status == status
+
+
+@pytest.mark.parametrize(
+    ("centres", "status"),
+    [
+        ((0.1, 0.3, 0.1), HOLDS),
+        ((0.1, 0.2, 0.3), FAILS),
+        ((0.3, 0.2, 0.1), FAILS),
+        ((0.2, 0.2, 0.2), INCONCLUSIVE),
+    ],
+)
+def test_not_monotone(centres, status):
+    assert judging.not_monotone(around(*centres), "abc").status == status
+
+
+@pytest.mark.parametrize(("a", "b", "status"), [(0.3, 0.1, HOLDS), (0.1, 0.3, FAILS), (0.2, 0.2, INCONCLUSIVE)])
+def test_greater_by(a, b, status):
+    first, second = around(a, b)
+    assert judging.greater_by(first, second, ("a", "b")).status == status
+
+
+def test_greater_by_a_margin():
+    first, second = around(0.3, 0.1)
+    assert judging.greater_by(first, second, ("a", "b"), margin=0.1).status == HOLDS
+    assert judging.greater_by(first, second, ("a", "b"), margin=0.5).status == FAILS
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "status"),
+    [
+        ((0.3, 0.2), (0.1, 0.2), HOLDS),
+        ((0.3, 0.1), (0.1, 0.2), FAILS),
+        ((0.2, 0.2), (0.2, 0.2), INCONCLUSIVE),
+    ],
+)
+def test_never_below(a, b, status):
+    groups = around(*a, *b)
+    assert judging.never_below(groups[:2], groups[2:], (1, 2), ("a", "b")).status == status
+
+
+def test_convex():
+    x = (1.0, 2.0, 4.0)
+    assert judging.convex(around(1.0, 0.0, 1.0), x).status == HOLDS
+    assert judging.convex(around(0.0, 1.0, 0.0), x).status == FAILS
+    assert judging.convex(around(0.0, 1.0, 3.0), x).status == INCONCLUSIVE  # a straight line
+
+
+def test_few_seeds_are_not_judged_and_diverged_runs_decide_nothing():
+    two = [np.array([0.1, 0.2]), np.array([0.5, 0.6])]
+    assert judging.ordered_within_noise(two, "ab").status == NOT_JUDGED
+    broken = [np.array([0.1, 0.2, 0.3]), np.array([0.5, np.nan, 0.6])]
+    assert judging.ordered_within_noise(broken, "ab").status == INCONCLUSIVE
+    assert judging.interior_optimum(around(0.1, 0.2), "ab").status == NOT_JUDGED
+
+
+def test_all_of_fails_with_its_weakest_part():
+    parts = {status: judging.Verdict(status, status) for status in (HOLDS, FAILS, INCONCLUSIVE, NOT_JUDGED)}
+    assert judging.all_of(parts[HOLDS], parts[HOLDS]).status == HOLDS
+    assert judging.all_of(parts[HOLDS], parts[INCONCLUSIVE]).status == INCONCLUSIVE
+    assert judging.all_of(parts[INCONCLUSIVE], parts[NOT_JUDGED]).status == NOT_JUDGED
+    assert judging.all_of(parts[NOT_JUDGED], parts[FAILS]).status == FAILS
+
+
+def test_false_alarms_are_rare():
+    """Without any effect, two settings and 5 seeds: 5% of the comparisons are called."""
+    rng = np.random.default_rng(0)
+    called = [
+        judging.greater_by(rng.normal(size=5), rng.normal(size=5), ("a", "b")).status != INCONCLUSIVE
+        for _ in range(2000)
+    ]
+    assert 0.035 < np.mean(called) < 0.065
+
+
+def test_few_seeds_need_more():
+    assert judging.sure(3) == pytest.approx(4.303, abs=1e-3)  # tables of Student's t
+    assert judging.sure(5) == pytest.approx(2.776, abs=1e-3)
+    assert judging.sure(10**6) == 2.0

@@ -1,0 +1,100 @@
+"""Runs and clients shared among devices: the same results as one device gives."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from dither import models
+from dither.errors import SpecError
+from dither.methods import dp_scaffold
+from dither.secagg.encoding import FixedPoint
+from dither.simulation import devices
+from dither.simulation.aggregation import Aggregation
+from dither.simulation.sharding import ONE_DEVICE, Shards
+from tests.conftest import make_setting
+from tests.simulation.test_engine import SIZES, batched, leaves, prepare, small_problem, train
+
+pytestmark = pytest.mark.skipif(jax.device_count() < 4, reason="needs 4 devices (tests/conftest.py asks for them)")
+
+
+@functools.cache
+def trained(layout, shards=ONE_DEVICE):
+    model, prepared = prepare()  # cohorts of 3: with 2 or 4 devices for the clients, some have nothing to do
+    hyper = batched(prepared.hyper, 4)
+    hyper["client_lr"] = np.array([0.1, 0.2, 0.4, 0.1])
+    how = {"seeds": (3, 4, 5, 6), "hyper": hyper, "rounds": 3, "eval_every": 3}
+    return train(model, prepared, small_problem(), layout=layout, shards=shards, **how)
+
+
+@pytest.mark.parametrize(
+    ("layout", "shards"),
+    [
+        ("vmap", Shards(2, 1)),
+        ("vmap", Shards(1, 2)),
+        ("vmap", Shards(2, 2)),
+        ("loop", Shards(4, 1)),
+        ("loop", Shards(1, 4)),
+    ],
+)
+def test_any_sharing_of_runs_and_clients_gives_what_one_device_gives(layout, shards):
+    alone, shared = trained(layout), trained(layout, shards)
+    np.testing.assert_allclose(leaves(shared), leaves(alone), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(shared.participation, alone.participation)
+    for name, values in alone.history[-1].metrics.items():
+        np.testing.assert_allclose(shared.history[-1].metrics[name], values, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_states_of_clients_on_other_devices_are_kept():
+    model = models.logistic(6)
+    options = {name: default for name, (default, _) in dp_scaffold.OPTIONS.items()} | {"stop_at_budget": "no"}
+    setting = make_setting(SIZES, noise_std=0.1, noise="given", lr_decay=0.0, options=options)
+    prepared = dp_scaffold.prepare(model, setting)
+    alone = train(model, prepared, small_problem(), rounds=4, eval_every=4)
+    shared = train(model, prepared, small_problem(), rounds=4, eval_every=4, shards=Shards(1, 2))
+    kept = jax.tree.leaves(alone.state.clients)
+    for one, other in zip(kept, jax.tree.leaves(shared.state.clients), strict=True):
+        np.testing.assert_allclose(np.asarray(other), np.asarray(one), rtol=1e-5, atol=1e-6)
+    assert any(np.asarray(leaf).any() for leaf in kept)
+
+
+def test_integer_sums_are_the_same_bit_for_bit():
+    model, prepared = prepare()
+    how = Aggregation("ideal", FixedPoint.fitting(3, scale_bits=16, modulus_bits=32))
+    alone = train(model, prepared, small_problem(), rounds=2, aggregation=how, layout="loop")
+    shared = train(model, prepared, small_problem(), rounds=2, aggregation=how, layout="loop", shards=Shards(1, 2))
+    assert leaves(alone).tobytes() == leaves(shared).tobytes()
+
+
+def test_runs_one_after_the_other_on_each_device():
+    model, prepared = prepare()
+    hyper = batched(prepared.hyper, 4)
+    hyper["client_lr"] = np.array([0.1, 0.2, 0.4, 0.1])
+    how = {"seeds": (3, 4, 5, 6), "hyper": hyper, "rounds": 3, "eval_every": 3}
+    apart = train(model, prepared, small_problem(), runs_apart=True, shards=Shards(2, 1), **how)
+    np.testing.assert_allclose(leaves(apart), leaves(trained("vmap")), rtol=2e-5, atol=1e-6)
+
+
+def test_fresh_noise_of_the_server_is_never_drawn_on_two_devices():
+    model, prepared = prepare()
+    with pytest.raises(SpecError, match="ONE_DEVICE"):
+        train(model, prepared, small_problem(), randomness="os", shards=Shards(1, 2))
+
+
+def test_runs_must_fill_the_devices_and_devices_must_exist():
+    model, prepared = prepare()
+    with pytest.raises(SpecError, match="3 runs cannot be shared equally by 2 devices"):
+        train(model, prepared, small_problem(), seeds=(0, 1, 2), shards=Shards(2, 1))
+    with pytest.raises(SpecError, match="need 64 devices"):
+        train(model, prepared, small_problem(), seeds=tuple(range(64)), shards=Shards(64, 1))
+
+
+def test_short_rounds_stay_on_one_device_and_records_are_not_copied_without_bound(monkeypatch):
+    monkeypatch.setattr(devices, "cores", lambda: 4)
+    assert devices.for_one_run(round_flops=1e7, record_bytes=1000) is ONE_DEVICE
+    assert devices.for_one_run(round_flops=3e10, record_bytes=1000) == Shards(1, 4)
+    assert devices.for_one_run(round_flops=3e10, record_bytes=2 << 30) == Shards(1, 2)
+    assert devices.for_one_run(round_flops=3e10, record_bytes=64 << 30) == ONE_DEVICE
+    assert devices.for_many_runs(25, record_bytes=1000) == Shards(4, 1)
+    assert devices.for_many_runs(3, record_bytes=1000) == Shards(3, 1)
