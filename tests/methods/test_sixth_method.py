@@ -31,7 +31,7 @@ test_layouts = suite.test_layouts_agree_and_padding_clients_change_nothing
 test_traces = suite.test_no_method_retraces_on_later_rounds
 test_checkpoints = suite.test_client_state_round_trips_through_a_checkpoint
 test_one = suite.test_a_cohort_of_one_works
-test_nan = suite.test_a_client_with_nan_is_left_out_and_named
+test_nan = suite.test_records_that_are_not_numbers_count_as_nothing_where_noise_is_added
 test_releases = suite.test_releases_are_finite_numbers_for_the_accountant
 
 
