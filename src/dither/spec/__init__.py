@@ -301,7 +301,8 @@ class Spec:
         keys, and so a name for results that are kept. Who changes a default's meaning must change such names."""
 
         def values(spec: Spec) -> dict[str, Any]:  # "auto" is younger than some names: what it comes to counts
-            return {**_flatten(spec.to_dict()), "privacy.adjacency": spec.adjacency}
+            resolved = {"privacy.adjacency": spec.adjacency, "privacy.colluders": spec.colluders}
+            return {**_flatten(spec.to_dict()), **resolved}
 
         plain = values(Spec(method=self.method))
         chosen = {key: value for key, value in values(self).items() if value != plain.get(key)}
