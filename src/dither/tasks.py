@@ -365,7 +365,8 @@ def accounted(
     task = build_task(spec, data_dir=data_dir)
     claim = task.prepared.claim
     if rounds is not None and rounds < planned_rounds(task):
-        task, claim = replace(task, cohorts=task.cohorts[:rounds]), claim_after(task, rounds)
+        claim = claim_after(task, rounds)
+        task = task if begun else replace(task, cohorts=task.cohorts[:rounds])
     task = as_begun(task, begun) if begun else task
     tried = {}
     judged = with_missing(task, tolerated(spec))
