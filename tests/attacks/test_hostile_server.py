@@ -181,6 +181,17 @@ JUNK = {
 }
 
 
+def test_records_are_looked_at_under_approved_terms_alone(server, monkeypatch):
+    """Else a refusal tells the server whether all records fit a schema of its choice, unasked."""
+    monkeypatch.setattr(server, "asked", [])
+    schema = server.terms.to_dict()["schema"]
+    classes = ["malignant", "unheard of"]
+    for label in (schema["label"], {**schema["label"], "classes": classes}):
+        changed = server.with_values(schema={**schema, "label": label}, classes=list(label["classes"]))
+        assert server.refused(changed) == "the owner does not agree"
+    assert len(server.asked) == 2
+
+
 def test_junk_is_refused_quickly_cheaply_and_always_alike(server):
     server.asked.clear()
     tracemalloc.start()

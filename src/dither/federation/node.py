@@ -158,13 +158,16 @@ class Node:
             found = terms.sizes[terms.number(self.name)]
             if found != self.source.records:
                 raise FederationError(f"the terms give this party {found} records, it holds {self.source.records}")
-            x, y = terms.encode(self.source)
-            task = terms.task(x, y)
+            # Without the records: whether they fit a schema is for a server whose terms were approved.
+            task = terms.task(*terms.encode(self.source, empty=True))
             if task.prepared.assumed:
                 raise FederationError("the method's releases rest on an assumption, which no ledger can charge")
             self._check_unused(terms)
-            if agreed.approved(self.folder) != terms.digest:
-                agreed.approve(self.folder, terms, self._approve(terms, task))
+            how = "" if agreed.approved(self.folder) == terms.digest else self._approve(terms, task)
+            x, y = terms.encode(self.source)
+            task = terms.task(x, y)
+            if how:
+                agreed.approve(self.folder, terms, how)
             store = Store(self.folder / "runs" / terms.run)
             store.save_terms(terms)
             self._run = _Run(self, terms, task, x, y, store)
