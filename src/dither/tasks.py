@@ -303,6 +303,8 @@ def _counts_shown(task: Task, smoothness: float | None) -> str:
         return (
             "batches are cut at a length that follows the largest count (batch_sampling='poisson-full' cuts none)"
         )
+    if spec.data.split == "per-client" or spec.data.part != "all" or task.dataset.streamed:
+        return "the summary says how many records were pooled, taken or read"
     if smoothness is not None and spec.local_steps > 1:
         return "the proof for sums of several steps takes the longest batch, which follows the largest count"
     return ""
