@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from dither.errors import FederationError
-from dither.federation import keys, wire
+from dither.federation import keys, post, wire
 
 
 def with_shape(identity, shape):
@@ -68,3 +68,29 @@ def test_an_answer_that_flower_cannot_read_ends_no_coordinator():
     while len(found) < len(bodies) and time.monotonic() < until:
         found += transport.pull([number for number in bodies if number not in dict(found)])
     assert dict(found) == dict.fromkeys(bodies, b"")  # which is no message: its sender is named
+
+
+def test_answers_without_content_are_asked_for_again_but_not_in_a_flood(tmp_path, monkeypatch):
+    """Each question carries the whole model: who answers nothing, at once, must not have it sent at once again."""
+    keys.create(tmp_path / "keys", ["ann", "bob"], hosts=["localhost"])
+    folder, ticks, pushed = tmp_path / "keys" / "server", iter(range(10**6)), []
+
+    class Empty:
+        def nodes(self):
+            return {1: "mark"}
+
+        def push(self, bodies, *, ttl):
+            pushed.append(bodies)
+            return {address: f"{len(pushed)}" for address in bodies}
+
+        def pull(self, ids):
+            return [(number, None) for number in ids]
+
+        def pause(self):
+            pass
+
+    monkeypatch.setattr(post, "time", SimpleNamespace(monotonic=lambda: next(ticks) / 100))
+    letters = post.Post(Empty(), keys.Federation.load(folder), keys.Identity.load(folder))
+    letters._address, letters._asked = {"bob": 1}, {1: "mark"}
+    letters.ask("round", {"bob": ({}, {})}, seconds=10.0, take=lambda name, answer: None)
+    assert 5 <= len(pushed) <= 10 / post._LOOK_SECONDS + 1

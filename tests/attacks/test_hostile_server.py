@@ -72,7 +72,7 @@ class Server:
         """What the owner reads; what the server hears is the same every time."""
         answer = self.ask(terms, self.party)
         assert (answer.kind, dict(answer.fields), dict(answer.arrays)) == ("refused", {"why": REFUSED}, {})
-        assert "\n" not in str(self.party.refusal)
+        assert str(self.party.refusal).isprintable()
         return str(self.party.refusal)
 
     def with_values(self, **changes):
@@ -145,6 +145,7 @@ JUNK = {
     "no classes": {"classes": []},
     "too many classes": {"classes": [str(each) for each in range(20_000)]},
     "names twice": {"names": ["ann"] * 4},
+    "names for the terminal": {"names": ["ann", "\x1b[2Jok", "c", "d"], "sizes": [100, 0, 100, 100]},
     "names of numbers": {"names": [1, 2, 3, 4]},
     "format of a list": {"format": []},
     "a run of another folder": {"run": "../../x"},

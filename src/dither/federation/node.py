@@ -117,6 +117,8 @@ class Node:
             # What is no error of Dither's is a fault of ours: it ends no node, and shows the server nothing.
             fault = FederationError(f"unforeseen {type(error).__name__}: {error}")
             reason = error if isinstance(error, DitherError) else fault
+            # It may quote the server, which must not write to the owner's terminal as it likes.
+            reason.args = ("".join(each if each.isprintable() else " " for each in str(reason)),)
             self._say(f"refused: {' '.join(str(reason).split())}")
             if asked == "terms":
                 self.refusal = reason
@@ -134,7 +136,10 @@ class Node:
         if message.kind == "round":
             return "upload", *run.round(message)
         if message.kind == "finish":
-            self.outcome = dict(message.fields)
+            rounds, accuracy = message.field("rounds", int), message.fields.get("accuracy")
+            if not isinstance(accuracy, int | float | None):
+                raise FederationError("a run that ends with an accuracy that is no number")
+            self.outcome = {"rounds": rounds, "accuracy": accuracy}
             return "bye", {}, {}
         raise FederationError(f"a message of unknown kind {message.kind!r}")
 
