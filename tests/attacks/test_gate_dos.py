@@ -133,6 +133,20 @@ def test_strangers_are_few_and_soon_gone(gate, folder, monkeypatch):
     assert post(gate, 0, "x: y\r\n" * MEBIBYTE) in (b"HTTP/1.1 400 Bad Request", b"")
 
 
+def test_strangers_crowd_out_nobody_else(gate):
+    """Who connects from one place again and again makes room for himself: a node elsewhere is not cut."""
+    slow = socket.create_connection(("127.0.0.1", gate.port), timeout=10, source_address=("127.0.0.2", 0))
+    crowd = [socket.create_connection(("127.0.0.1", gate.port), timeout=10) for _ in range(100)]
+    assert ended(crowd[0])
+    trust = ssl.create_default_context()
+    trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE
+    with trust.wrap_socket(slow) as line:  # it would find its line cut
+        line.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert line.recv(100).startswith(b"HTTP/1.1 404")
+    for each in crowd:
+        each.close()
+
+
 def ended(line):
     """Whether the other side ends this connection, within ten seconds."""
     try:

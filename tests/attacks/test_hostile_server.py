@@ -72,7 +72,7 @@ class Server:
         """What the owner reads; what the server hears is the same every time."""
         answer = self.ask(terms, self.party)
         assert (answer.kind, dict(answer.fields), dict(answer.arrays)) == ("refused", {"why": REFUSED}, {})
-        assert "\n" not in str(self.party.refusal)
+        assert str(self.party.refusal).isprintable()
         return str(self.party.refusal)
 
     def with_values(self, **changes):
@@ -145,6 +145,7 @@ JUNK = {
     "no classes": {"classes": []},
     "too many classes": {"classes": [str(each) for each in range(20_000)]},
     "names twice": {"names": ["ann"] * 4},
+    "names for the terminal": {"names": ["ann", "\x1b[2Jok", "c", "d"], "sizes": [100, 0, 100, 100]},
     "names of numbers": {"names": [1, 2, 3, 4]},
     "format of a list": {"format": []},
     "a run of another folder": {"run": "../../x"},
@@ -179,6 +180,17 @@ JUNK = {
     "norms below 0": {"spec__federation__max_norm": -3.0},
     "a wait without measure": {"spec__federation__round_timeout": 1e300},
 }
+
+
+def test_records_are_looked_at_under_approved_terms_alone(server, monkeypatch):
+    """Else a refusal tells the server whether all records fit a schema of its choice, unasked."""
+    monkeypatch.setattr(server, "asked", [])
+    schema = server.terms.to_dict()["schema"]
+    classes = ["malignant", "unheard of"]
+    for label in (schema["label"], {**schema["label"], "classes": classes}):
+        changed = server.with_values(schema={**schema, "label": label}, classes=list(label["classes"]))
+        assert server.refused(changed) == "the owner does not agree"
+    assert len(server.asked) == 2
 
 
 def test_junk_is_refused_quickly_cheaply_and_always_alike(server):

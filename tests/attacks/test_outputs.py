@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import dither
-from dither.accounting.ledger.runs import Ledger
+from dither.accounting.ledger.runs import Budget, Ledger
+from dither.cli import app
 from dither.errors import DitherError
 from dither.experiment import folder as runs
 from dither.experiment.build import accounted
@@ -111,6 +113,27 @@ def test_a_run_killed_and_resumed_with_fresh_noise_reports_what_the_ledger_does(
     assert proven(made.summary)["replace-one"] > planned["replace-one"]
 
 
+@pytest.mark.parametrize("more", [1.0001, pytest.param(1.1, marks=pytest.mark.slow)])
+def test_rounds_that_were_undone_count_also_where_a_budget_forbids_to_make_them_again(tmp_path, more):
+    """Rounds 4 and 5 were made and shown, then undone by a kill; the budget pays again for none, or for one."""
+    path, book = write_table(tmp_path / "t.csv"), tmp_path / "ledger.sqlite"
+    spec, folder = own_spec(path, cohort_size=4, num_rounds=8), tmp_path / "run"
+    with pytest.raises(Killed):
+        dither.run(spec, out=folder, checkpoint_seconds=0, on_evaluation=killed_after(2), ledger=book)
+    with pytest.raises(Killed):
+        dither.run(spec, resume=folder, checkpoint_seconds=1e9, on_evaluation=killed_after(1), ledger=book)
+    ledger, delta = Ledger(book), spec.privacy.delta
+    (dataset,) = ledger.datasets()
+    (spent,) = ledger.spent(dataset, delta=delta)
+    ledger.set_budget(dataset, Budget(spent.epsilon * more, delta))
+    made = dither.run(spec, resume=folder, ledger=book)
+    assert "stopped" in made.summary
+    assert made.summary["rounds"] == (4 if more < 1.01 else 5)
+    assert made.summary["repeated_rounds"] == 2
+    (spent,) = ledger.spent(dataset, delta=delta)
+    assert proven(made.summary)["zero-out"] == pytest.approx(spent.epsilon, rel=1e-12)
+
+
 def test_seeded_rounds_made_again_are_the_same_bits_and_cost_nothing(tmp_path):
     spec = Spec().with_values({**CATALOGUE, "randomness": "seeded"})
     with pytest.raises(Killed):
@@ -202,3 +225,11 @@ def test_an_empty_spec_is_no_spec(small, tmp_path):
     (copy / "spec.toml").write_text("")
     with pytest.raises(DitherError, match=r"spec.toml"):
         runs.RunFolder.open(copy).spec()
+
+
+def test_exact_counts_of_own_records_are_marked(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = write_table(tmp_path / "t.csv")
+    asked = ["data", "describe", str(path), "--label", "sick", "--schema", str(path.with_suffix(".toml"))]
+    assert "local, not private" in CliRunner().invoke(app, asked).output
+    assert json.loads(CliRunner().invoke(app, [*asked, "--json"]).output)["local"] is True

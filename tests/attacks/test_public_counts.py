@@ -58,6 +58,8 @@ GIVEN = {"privacy__noise": "given", "privacy__noise_std": 0.5, "privacy__adjacen
         ("cpfed", {"sampling_rate": 0.0}, "sampling rate is batch_size over the count"),
         ("cpfed", {"batch_sampling": "full", "sampling_rate": 0.0}, "full batches"),
         ("cpfed", {"local_steps": 2}, "longest batch"),
+        ("cpfed", {"data__split": "per-client"}, "how many records were pooled"),
+        ("cpfed", {"data__part": "private", "data__public_fraction": 0.1}, "how many records were pooled"),
         ("concentrated", {}, "follow the counts"),
         ("dp-scaffold", {}, "follow the counts"),
         ("nbafl", {"method_options__param_clip": 1.0, "privacy__clip": "none"}, "follow the counts"),

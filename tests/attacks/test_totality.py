@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from dither import api, models
+from dither.errors import SpecError
 from dither.federation import engines
+from dither.privacy import clipping
 from dither.simulation import engine
 from dither.spec import METHODS, prepare
 from tests.conftest import make_federation, make_records
@@ -104,3 +106,13 @@ def test_a_server_that_sends_huge_numbers_gets_a_finite_upload(name):
             assert np.isfinite(answer.row).all()
             own = answer.state
             assert all(np.isfinite(leaf).all() for leaf in own)
+
+
+@pytest.mark.parametrize("key", ["privacy.clip_norm", "method_options.update_clip", "method_options.param_clip"])
+def test_a_clip_whose_squares_float32_loses_is_refused(key):
+    """A vector of length 1e-20 has no norm in float32, and would pass a clip of 1e-25 as it is."""
+    passed = clipping.clip(np.full(4, 1e-20, np.float32), 1e-25)
+    assert np.max(passed) > 1e-25
+    name = {"method_options.update_clip": "dp-fedavg", "method_options.param_clip": "nbafl"}.get(key, "cpfed")
+    with pytest.raises(SpecError, match=f"{key}=1e-25 is below 1e-12"):
+        spec_of(name, **{key: 1e-25})

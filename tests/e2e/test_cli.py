@@ -99,7 +99,8 @@ def test_the_model_is_usable_afterwards(finished, tmp_path):
 # just been, when its checkpoint lies complete beside its place, or has just been moved there.
 KILLED = """
 import os, signal, sys
-from dither import cli, runs
+from dither import cli
+from dither.experiment import folder as runs
 
 moment, target = sys.argv[1], int(sys.argv[2])
 append, replace = runs.RunFolder.append_metrics, os.replace

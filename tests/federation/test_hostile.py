@@ -189,6 +189,13 @@ def test_a_run_names_no_other_folder(hostile, run):
     assert "whose run is" in why(answer)
 
 
+def test_the_end_of_a_run_is_told_in_numbers(hostile):
+    node = hostile.parties.nodes["ann"]
+    for told in ({}, {"rounds": "\x1b[2J"}, {"rounds": 3, "accuracy": "\x1b[2J"}):
+        assert why(hostile.ask("ann", "finish", {"run": hostile.terms.run, **told}))
+        assert node.outcome is None
+
+
 def test_what_the_server_hears_never_quotes_records(hostile):
     """Classes that nobody has: the owner reads which labels do not fit, the server does not (see `ask`)."""
     found = hostile.terms.to_dict()

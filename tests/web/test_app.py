@@ -199,6 +199,16 @@ def test_what_only_a_federation_knows_is_not_guessed(client, runs, running):
     assert "federation" in answer.json()["refused"]
 
 
+@pytest.mark.parametrize("running", [True, False])
+def test_of_rounds_made_twice_no_smaller_epsilon_is_shown(client, runs, running):
+    again = {} if running else {"repeated_rounds": 2}
+    folder = make_run(runs, "again", summary=not running, **again)
+    if running:
+        (folder / "digests.json").write_text(json.dumps({"files": {}, "begun": [[0, 4], [2, 8]]}))
+    for address in ("/api/analysis", "/api/epsilon"):
+        assert "dither account" in client.get(address, params={"id": "again"}).json()["refused"]
+
+
 def test_a_ledger_named_by_a_run_is_never_opened(runs, tmp_path):
     make_run(runs, "charged", ledger={"file": str(tmp_path / "theirs.sqlite"), "dataset": "abc"})
     app = create_app(runs, ledger=tmp_path / "ours.sqlite")

@@ -1,6 +1,6 @@
 """What a run proves: from its releases and its cohorts to the table of proven ε, and back to the noise.
 
-The accountant (`privacy.accounting`) knows one client's releases. A run has many clients that take part in
+The accountant (`account`) knows one client's releases. A run has many clients that take part in
 different rounds; this room finds, for each class of alike clients, the participation that reveals at least as
 much as any member's (rank by rank the strongest), and accounts for that: the result holds for every client.
 """
@@ -224,10 +224,21 @@ def without_rates(releases: Sequence[Release]) -> tuple[Release, ...]:
 def charged(
     releases: Callable[[RoundInfo], tuple[Release, ...]], known: accounting.Facts
 ) -> Callable[[RoundInfo], tuple[Release, ...]]:
-    """The releases as a ledger holds them: without rates that no proof could use, so that equal rounds are one."""
+    """The releases as a ledger holds them: without rates that no proof could use, so that equal rounds are one;
+    and of a method whose unit is a whole client as they protect a record."""
+    if "whole client" in known.unit:
+        return lambda info: tuple(map(_of_a_record, releases(info)))
     if known.convex and known.smoothness is not None:
         return releases
     return lambda info: without_rates(releases(info))
+
+
+def _of_a_record(release: Release) -> Release:
+    """A blanked client moves a result by its update; a blanked record may turn that update round, twice as far."""
+    if release.sampling.adjacency == accounting.REPLACE_ONE:
+        return release
+    sampling = release.sampling._replace(adjacency=accounting.REPLACE_ONE)
+    return release._replace(sensitivity=2 * release.sensitivity, sampling=sampling)
 
 
 def _information(release: Release, lattice: accounting.Lattice | None = None) -> float:

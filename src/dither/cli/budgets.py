@@ -16,6 +16,7 @@ from dither.errors import SpecError
 app = typer.Typer(help="Privacy budgets: what was spent on which data, and how much may be.", no_args_is_help=True)
 Data = Annotated[str, typer.Argument(metavar="DATA", help="Your own file, or the name of a data set.")]
 Known = Annotated[str, typer.Argument(metavar="KNOWN", help="A data set of the ledger: its id, name or file.")]
+_CHOSEN = "settings of sampled runs that were chosen after looking at earlier results"
 
 
 @app.command("show")
@@ -32,10 +33,11 @@ def budget_show(
     from dither.accounting import FLOAT_NOISE
 
     book = _ledger(ledger)
-    rows = []
+    rows, gaps = [], {FLOAT_NOISE: None}
     for dataset in [_data_id(book, data)] if data else book.datasets():
         for spent in book.spent(dataset, delta=delta):
-            budget = spent.budget
+            budget, more = spent.budget, [_CHOSEN] if len(spent.runs) > 1 else []
+            gaps |= dict.fromkeys(more)
             rows.append(
                 {
                     "data": data or book.called(dataset),
@@ -46,7 +48,7 @@ def budget_show(
                     "view": spent.view,
                     "neighbours": spent.adjacency,
                     "runs": len(spent.runs),
-                    **({"not covered": FLOAT_NOISE} if as_json else {}),
+                    **({"not covered": "; ".join([FLOAT_NOISE, *more])} if as_json else {}),
                 }
             )
     if not rows and not as_json and not quiet:
@@ -57,7 +59,7 @@ def budget_show(
         as_json=as_json,
         quiet=quiet,
         title=f"Proven ε spent, by {book.path}",
-        footer=f"not covered: {FLOAT_NOISE}",
+        footer="\n".join(f"not covered: {gap}" for gap in gaps),
     )
 
 

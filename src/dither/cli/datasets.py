@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from dither.cli.options import DataDir, Json, Quiet
-from dither.cli.printing import error_terminal, print_table, short
+from dither.cli.printing import LOCAL, error_terminal, print_table, short
 from dither.cli.stopping import going_on
 from dither.errors import SpecError
 
@@ -111,7 +111,8 @@ def data_describe(
         rows = [{"client": row.client, "records": row.records, "classes": row.counts} for row in table]
         from dither.experiment.folder import to_json
 
-        typer.echo(to_json({**facts, "clients": rows, "picture": str(path)}, indent=2))
+        local = {"local": True} if own else {}
+        typer.echo(to_json({**facts, "clients": rows, "picture": str(path), **local}, indent=2))
     if as_json or quiet:
         return
     hidden = ("name", "notes", "covered")
@@ -127,6 +128,8 @@ def data_describe(
     for note in dataset.notes:
         typer.echo(f"note: {note}")
     typer.echo(f"picture: {path}")
+    if own:
+        typer.echo(f"{LOCAL}: exact counts of {Path(name).name}, here and in the picture, which no ε covers")
 
 
 @app.command("schema")

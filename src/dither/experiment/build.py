@@ -304,6 +304,8 @@ def _counts_shown(task: Task, smoothness: float | None) -> str:
         return (
             "batches are cut at a length that follows the largest count (batch_sampling='poisson-full' cuts none)"
         )
+    if spec.data.split == "per-client" or spec.data.part != "all" or task.dataset.streamed:
+        return "the summary says how many records were pooled, taken or read"
     if smoothness is not None and spec.local_steps > 1:
         return "the proof for sums of several steps takes the longest batch, which follows the largest count"
     return ""
@@ -366,7 +368,8 @@ def accounted(
     task = build_task(spec, data_dir=data_dir)
     claim = task.prepared.claim
     if rounds is not None and rounds < planned_rounds(task):
-        task, claim = replace(task, cohorts=task.cohorts[:rounds]), claim_after(task, rounds)
+        claim = claim_after(task, rounds)
+        task = task if begun else replace(task, cohorts=task.cohorts[:rounds])
     task = as_begun(task, begun) if begun else task
     tried = {}
     judged = with_missing(task, tolerated(spec))

@@ -375,8 +375,8 @@ def train(
                 break
 
     stopped = stopped or stop_reason(task)
-    task = replace(task, cohorts=task.cohorts[: folder.metrics()[-1]["round"]])
-    made = as_begun(task, folder.begun()) if fresh else task
+    whole, task = task, replace(task, cohorts=task.cohorts[: folder.metrics()[-1]["round"]])
+    made = as_begun(whole, folder.begun()) if fresh else task  # also what was undone and never made again
     distributed.tell("params", work=True)
     params = jax.tree.map(lambda leaf: np.asarray(leaf)[0], simulation.params(state, inputs))
     distributed.reached()
@@ -388,14 +388,15 @@ def train(
     # The rest is this process's alone, and may take long: nothing below may need another's devices.
     distributed.dismiss(BudgetExhausted.exit_code if stopped else 0)
     with clock("accounting"):
-        if made.numbers:  # what became of rounds that were undone, nobody knows
+        again = len(made.cohorts) - len(task.cohorts)
+        if again:  # what became of rounds that were undone, nobody knows
             missing = max(missing, tolerated(spec))
         summary = summarise(made, rows, participation, missing)
-    if again := len(made.cohorts) - len(task.cohorts):
+    if again:
         summary["repeated_rounds"] = again
         summary["notes"].append(
-            f"{again} rounds were begun again with fresh noise after the run was interrupted: the proven ε counts "
-            "them twice"
+            f"{again} rounds were undone when the run was interrupted, and those made again have fresh noise: the "
+            "proven ε counts them all"
         )
     local = {"train_loss": (folder.local_metrics() or rows)[-1]["train_loss"], "clamped": sent.pop("clamped", 0)}
     summary["traffic"] = sent

@@ -235,9 +235,9 @@ class Terms:
         problem = build.engine.Problem(x, y, [federation], [np.zeros(0)], [np.zeros(0)])
         return build.task_of(self.spec, dataset, federation, problem, missing=self.may_lack, federated=True)
 
-    def encode(self, source: Source) -> tuple[np.ndarray, np.ndarray]:
-        """A party's records as arrays, by the schema of the terms."""
-        x, y = source.encode(self)
+    def encode(self, source: Source, *, empty: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """A party's records as arrays, by the schema of the terms; or none of them, and no value is looked at."""
+        x, y = source.encode(self, empty=empty)
         if x.shape[1] != self.num_features:
             raise DataError(
                 f"{source.name!r} has {x.shape[1]} features a record, the federation's model takes "
@@ -310,19 +310,23 @@ class Source:
         """Each record as a number, for the ledger (`data.rows`)."""
         return data.of_file(self.path) if self.table is None else data.of_table(self.table)
 
-    def encode(self, terms: Terms) -> tuple[np.ndarray, np.ndarray]:
+    def encode(self, terms: Terms, *, empty: bool = False) -> tuple[np.ndarray, np.ndarray]:
         if self.table is None or terms.schema is None:
             if self.table is not None or terms.schema is not None:
                 wanted = "arrays (.npz)" if terms.schema is None else "a table (.csv or .parquet)"
                 raise DataError(f"{self.name!r}: the federation trains on {wanted}; give such a file")
-            found = data.read_arrays(self.path, classes=terms.classes)
+            labels = "ignore" if empty else "required"
+            found = data.read_arrays(self.path, classes=() if empty else terms.classes, labels=labels)
         else:
             schema = data.Schema.from_dict(terms.schema)
             if self.label and self.label != schema.label.column:
                 raise DataError(
                     f"--label {self.label!r}, but the federation predicts {schema.label.column!r}; make them agree"
                 )
-            found = schema.encode(self.table, terms.spec.data.encoding, terms.spec.data.features)
+            table = self.table[:0] if empty else self.table
+            found = schema.encode(table, terms.spec.data.encoding, terms.spec.data.features)
+        if empty:
+            return found.x[:0], np.zeros(0, np.int32)
         if found.y is None:
             raise DataError(f"{self.name!r} has no labels")
         return found.x, found.y

@@ -93,6 +93,7 @@ class Post:
         waiting, without = set(bodies), Without({}, {})
         sent: dict[str, str] = {}  # message id -> party
         marks: dict[str, str] = {}  # party -> mark of the node it was sent to
+        last: dict[str, float] = {}  # party -> when it was asked
         seen = time.monotonic()  # when somebody we wait for was last connected
         while waiting:
             due = {
@@ -100,13 +101,14 @@ class Post:
                 for name in sorted(waiting)
                 if (address := self._address.get(name)) is not None
                 and marks.get(name) != self._marks.get(address, marks.get(name))
+                and time.monotonic() - last.get(name, -_LOOK_SECONDS) >= _LOOK_SECONDS  # whatever it answers
             }
             if due:
                 left = max(until - time.monotonic(), 1.0)
                 pushed = self.transport.push({at: bodies[name] for at, name in due.items()}, ttl=left + 60.0)
                 for address, number in pushed.items():
                     name = due[address]
-                    sent[number], marks[name] = name, self._marks[address]
+                    sent[number], marks[name], last[name] = name, self._marks[address], time.monotonic()
                     self.bytes_down[name] = self.bytes_down.get(name, 0) + len(bodies[name])
             for number, body in self.transport.pull(list(sent)) if sent else []:
                 name = sent.pop(number)

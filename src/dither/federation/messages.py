@@ -134,8 +134,9 @@ def unpack(
         raise FederationError(f"a {kind!r} message from {sender!r} that answers another question (a replay?)")
     arrays, at = {}, _HEAD.size + length
     for name, dtype, shape in listed:
-        sizes_fit = all(isinstance(side, int) and 0 <= side <= _MOST_BYTES for side in shape)
-        if dtype not in _TYPES or not sizes_fit or len(shape) > 8:
+        sizes_fit = all(type(side) is int and side >= 0 for side in shape)
+        # Also of an empty array NumPy multiplies the sides that are not 0.
+        if dtype not in _TYPES or not sizes_fit or len(shape) > 8 or math.prod(filter(None, shape)) > _MOST_BYTES:
             raise FederationError(f"array {name!r} of type {dtype!r} and shape {shape}")
         stop = at + np.dtype(dtype).itemsize * math.prod(shape)
         if stop > end:

@@ -112,6 +112,8 @@ class Node:
             # What is no error of Dither's is a fault of ours: it ends no node, and shows the server nothing.
             fault = FederationError(f"unforeseen {type(error).__name__}: {error}")
             reason = error if isinstance(error, DitherError) else fault
+            # It may quote the server, which must not write to the owner's terminal as it likes.
+            reason.args = ("".join(each if each.isprintable() else " " for each in str(reason)),)
             self._say(f"refused: {' '.join(str(reason).split())}")
             if asked == "terms":
                 self.refusal = reason
@@ -129,7 +131,10 @@ class Node:
         if message.kind == "round":
             return "upload", *run.round(message)
         if message.kind == "finish":
-            self.outcome = dict(message.fields)
+            rounds, accuracy = message.field("rounds", int), message.fields.get("accuracy")
+            if not isinstance(accuracy, int | float | None):
+                raise FederationError("a run that ends with an accuracy that is no number")
+            self.outcome = {"rounds": rounds, "accuracy": accuracy}
             return "bye", {}, {}
         raise FederationError(f"a message of unknown kind {message.kind!r}")
 
@@ -153,13 +158,16 @@ class Node:
             found = terms.sizes[terms.number(self.name)]
             if found != self.source.records:
                 raise FederationError(f"the terms give this party {found} records, it holds {self.source.records}")
-            x, y = terms.encode(self.source)
-            task = terms.task(x, y)
+            # Without the records: whether they fit a schema is for a server whose terms were approved.
+            task = terms.task(*terms.encode(self.source, empty=True))
             if task.prepared.assumed:
                 raise FederationError("the method's releases rest on an assumption, which no ledger can charge")
             self._check_unused(terms)
-            if agreed.approved(self.folder) != terms.digest:
-                agreed.approve(self.folder, terms, self._approve(terms, task))
+            how = "" if agreed.approved(self.folder) == terms.digest else self._approve(terms, task)
+            x, y = terms.encode(self.source)
+            task = terms.task(x, y)
+            if how:
+                agreed.approve(self.folder, terms, how)
             store = Store(self.folder / "runs" / terms.run)
             store.save_terms(terms)
             self._run = _Run(self, terms, task, x, y, store)

@@ -98,7 +98,7 @@ class Coordinator:
             self.federation.party(name)
         self.names = tuple(party.name for party in self.federation.parties if party.name not in without)
         self._out = dict.fromkeys(without, "left out with --without")  # who is asked nothing, and why
-        self._voided = -2  # the last round that silence made void
+        self._silent: set[str] = set()  # whose silence made a round void, and who cannot be done without
         self.post = mailbox.Post(transport, self.federation, self._identity)
         self.journal, self._exam, self._event = journal, exam, on_event
         self._wait = wait_seconds
@@ -201,7 +201,7 @@ class Coordinator:
         def take(name: str, answer: messages.Message) -> None:
             if answer.kind != "accepted" or answer.fields.get("digest") != terms.digest:
                 raise FederationError("it accepted other terms")
-            if "hello" in answer.arrays:
+            if terms.spec.aggregation != "off":
                 self._hellos[name] = answer.bytes("hello")
             self._event("accepted", {"party": name})
 
@@ -523,15 +523,16 @@ class Coordinator:
     def _rest(self, index: int, silent: set[str]) -> None:
         """Go on without those whose silence cost a round, if the others suffice: whether they are lost or lie,
         they could cost the next one, too. A server that is started again asks them again. Where they cannot be
-        done without, two such rounds in a row end the run: parties are charged for rounds without effect."""
+        done without, the second such round of one of them ends the run: parties are charged for rounds without
+        effect."""
         new = silent - set(self._out)
         if len(set(self._left(self.terms)) - new) < agreed.least_clients(self.terms.spec):
-            if self._voided == index - 1:
+            if again := silent & self._silent:
                 raise FederationError(
-                    f"rounds {index} and {index + 1} could not be opened: no help from "
-                    f"{', '.join(sorted(silent))}; the run is kept: start the server again when they are back"
+                    f"round {index + 1} could not be opened: no help from {', '.join(sorted(again))}, for the "
+                    "second time; the run is kept: start the server again when they are back"
                 )
-            self._voided = index
+            self._silent |= silent
             return
         for name in sorted(new):
             self._out[name] = f"it did not help to open the sum of round {index + 1}"

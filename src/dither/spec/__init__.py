@@ -466,6 +466,9 @@ def _options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+_LEAST_CLIP = 1e-12
+
+
 def _check_together(spec: Spec) -> None:
     if 0 < spec.num_clients < spec.cohort_size:
         raise SpecError(f"cohort_size={spec.cohort_size} exceeds num_clients={spec.num_clients}")
@@ -480,6 +483,12 @@ def _check_together(spec: Spec) -> None:
         raise SpecError("data.test_path with data.split='per-client' would train on the test file; leave one out")
     if spec.data.part != "all" and spec.data.public_fraction == 0:
         raise SpecError(f"data.part={spec.data.part!r} needs data.public_fraction, the share declared public")
+    clips = {f"method_options.{key}": spec.method_options.get(key, 0) for key in ("update_clip", "param_clip")}
+    for name, value in {"privacy.clip_norm": spec.privacy.clip_norm, **clips}.items():
+        if 0 < value < _LEAST_CLIP:
+            raise SpecError(
+                f"{name}={value:g} is below {_LEAST_CLIP:g}: float32 loses the squares of such numbers"
+            )
     scales = len(spec.privacy.noise_scale)
     if scales and spec.num_clients and scales != spec.num_clients:
         raise SpecError(f"privacy.noise_scale has {scales} entries for num_clients={spec.num_clients}")

@@ -22,7 +22,7 @@ from dither.experiment.folder import to_json
 from dither.web import reports, words
 from dither.web.budgets import Budgets
 from dither.web.computing import Computer, NotComputed
-from dither.web.details import DOWNLOADS, by_a_federation, details
+from dither.web.details import DOWNLOADS, by_a_federation, details, repeated
 from dither.web.folders import Folder
 from dither.web.guard import SANDBOX, Guard
 from dither.web.index import Index, Row, number, read_metrics
@@ -223,6 +223,11 @@ async def _computed(state: _State, run: str, what: str) -> Response:
             raise NotComputed(
                 "a real federation made this run: its spec does not say who held how many records and who was "
                 "missing; the proven ε of its summary counts them"
+            )
+        if what != "bound" and repeated(state.folder, row["id"]):
+            raise NotComputed(
+                "rounds of this run were made again with fresh noise after a stop: `dither account` with this "
+                "folder counts them, as the proven ε of its summary does"
             )
         task = analysis.cached_task(text, row["name"], state.data_dir, state.own_data)
         rounds = [int(number(line["round"]) or 0) for line in read_metrics(state.folder, row["id"])]

@@ -61,6 +61,14 @@ def by_a_federation(folder: Folder, run: str) -> bool:
     return "versions" in (provenance or {}) or "federation" in (summary or {})
 
 
+def repeated(folder: Folder, run: str) -> bool:
+    """True for a run of which rounds were begun that are not among those it has made, or twice among them."""
+    digests, _ = read_json(folder, run, "digests.json")
+    summary, _ = read_json(folder, run, "summary.json")
+    begun = (digests or {}).get("begun") or ()
+    return not isinstance(begun, list | tuple) or len(begun) > 1 or "repeated_rounds" in (summary or {})
+
+
 def columns(metrics: list[dict[str, Any]]) -> dict[str, list[float | None]]:
     """Evaluations by name, one entry a line each."""
     names = dict.fromkeys(name for line in metrics for name, value in line.items() if number(value) is not None)

@@ -50,6 +50,10 @@ class _Refused(Lost):
     """The SuperLink understood and said no."""
 
 
+class Unreadable(Lost):
+    """Parts that make no message of Flower's."""
+
+
 class Quiet:
     """How long nothing has been asked: said now and then, and ended with `FederationError` after `seconds`."""
 
@@ -340,6 +344,7 @@ def content(body: bytes) -> Any:
 
 def inflated(tree: Any, part: Callable[[str], bytes | None]) -> Any:
     """A Flower message from its parts, or None where one of them is not to be had."""
+    from flwr.app import Message
     from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
     from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
@@ -349,13 +354,21 @@ def inflated(tree: Any, part: Callable[[str], bytes | None]) -> Any:
         if found is None:
             return None
         contents[each.object_id] = found
-    return inflate_object_from_contents(tree.object_id, contents)
+    try:
+        whole = inflate_object_from_contents(tree.object_id, contents)
+    except Exception as error:  # whatever comes of bytes that anybody may have sent
+        raise Unreadable(f"a message that cannot be read: {type(error).__name__}") from None
+    if not isinstance(whole, Message):
+        raise Unreadable(f"a {type(whole).__name__} in the place of a message")
+    return whole
 
 
 def body_of(message: Any) -> bytes | None:
     """Our bytes in a Flower message, or None where it carries none."""
-    if not message.has_content():
+    from flwr.app import ConfigRecord, RecordDict
+
+    if not message.has_content() or not isinstance(message.content, RecordDict):
         return None
     record = message.content.get(RECORD)
-    found = record.get(BODY) if record is not None else None
+    found = record.get(BODY) if isinstance(record, ConfigRecord) else None
     return found if isinstance(found, bytes) else None

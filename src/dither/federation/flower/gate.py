@@ -18,6 +18,7 @@ import ssl
 import threading
 import time
 from base64 import b64decode
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -74,8 +75,9 @@ class _Door(socket.socket):
             if line.connection.fileno() < 0:  # closed
                 del self.lines[at]
         strangers = [at for at, line in self.lines.items() if not line.node]
-        if len(strangers) >= _STRANGERS:  # the one that has been silent longest makes room
-            self.lines.pop(strangers[0]).cut()
+        if len(strangers) >= _STRANGERS:  # the longest silent one of the host that has most of them makes room
+            ((crowd, _),) = Counter(host for host, _ in strangers).most_common(1)
+            self.lines.pop(next(at for at in strangers if at[0] == crowd)).cut()
         self.lines[address[:2]] = _Line(connection)
         return connection, address
 
