@@ -34,7 +34,7 @@ def spec_of(path, **values):
         "data.path": str(path),
         "data.label": "sick",
         "privacy.epsilon": 1.0,
-        "privacy.adjacency": "add/remove",
+        "privacy.adjacency": "zero-out",
     }
     return Spec().with_values({**plain, **values}, reset_options=True)
 
@@ -80,7 +80,7 @@ def epsilon(place):
     return sum(
         spent.epsilon
         for dataset in ledger.datasets()
-        for spent in ledger.spent(dataset, EVERY_RECORD, delta=DELTA, adjacency="add/remove")
+        for spent in ledger.spent(dataset, EVERY_RECORD, delta=DELTA, adjacency="zero-out")
     )
 
 
@@ -207,7 +207,7 @@ def test_the_same_records_are_charged_together_once_they_are_named(place):
     assert len(ledger.datasets()) == 1
     assert ledger.spent(ledger.datasets()[0], EVERY_RECORD)[0].participations == 6
     assert ledger.budget(data_id(ledger, path=str(place / "other.csv"))).epsilon == 9
-    ledger.set_budget(ledger.find("people"), Budget(1.2, DELTA, "upload", "add/remove"), raising=True)
+    ledger.set_budget(ledger.find("people"), Budget(1.2, DELTA, "upload", "zero-out"), raising=True)
     with pytest.raises(BudgetExhausted):
         train(place, place / "third.csv", values={"data.id": "people"})
     history = json.loads(invoke("budget", "history", "--json").stdout)
@@ -302,8 +302,8 @@ def test_a_ledger_that_forgets_is_noticed_by_a_new_run(place, way):
 def test_a_budget_is_not_raised_without_a_second_word(place):
     ledger = book(place)
     dataset = data_id(ledger, path=str(place / "people.csv"))
-    ledger.set_budget(dataset, Budget(1.0, DELTA, "upload", "add/remove"))
-    asked = ["budget", "set", str(place / "people.csv"), "--adjacency", "add/remove", "--epsilon"]
+    ledger.set_budget(dataset, Budget(1.0, DELTA, "upload", "zero-out"))
+    asked = ["budget", "set", str(place / "people.csv"), "--adjacency", "zero-out", "--epsilon"]
     for flags in ([], ["--json"]):  # no terminal here: nobody can be asked
         refused = CliRunner().invoke(cli.app, [*asked, "100", *flags])
         assert refused.exit_code == 1
