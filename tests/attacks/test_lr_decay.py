@@ -88,7 +88,8 @@ def linear_mu(task):
     (release,) = task.prepared.build(task.prepared.hyper).releases(_first(task))
     rates = [RATE / (1 + DECAY * step) for step in range(2)]
     gradient = math.sqrt(FEATURES + 1) / 2  # of the record at the start: below the clip
-    shift = release.noise_std / accounting.step_multiplier(release, "replace-one") * gradient / CLIP * sum(rates)
+    distance = release.noise_std / accounting.step_multiplier(release, "replace-one")
+    shift = distance * gradient / CLIP * sum(rates)
     others = rates[1] ** 2 + (1 - rates[1] * CURVATURE) ** 2 * rates[0] ** 2
     own = rates[1] ** 2 + rates[0] ** 2
     return shift / (release.noise_std * math.sqrt(own + (PARTIES - 1) * others))

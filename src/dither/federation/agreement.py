@@ -395,6 +395,8 @@ def collusion(spec: Spec) -> tuple[str, str]:
         f"sums are safe from a server that colludes with up to {spec.colluders} of the {spec.cohort_size} parties "
         f"of a round; {least_clients(spec)} of them must answer"
     )
+    if spec.cohort_size < spec.num_clients:
+        words += "; who meets in a round follows from the seed, which the server chose"
     if spec.colluders >= max(third(spec.cohort_size), 1):
         return words, ""
     together = f"the server and {spec.colluders + 1} of the parties together can read the others' uploads"
