@@ -133,7 +133,7 @@ def measure_clients(clients: int, features: int) -> None:
 def measure_sweep(name: str, runs: int, rounds: int) -> None:
     """A whole sweep, end to end: data, tasks, compilation, all runs."""
     from dither.data.tables import load_npz
-    from dither.experiment.sweep.sweeps import sweep
+    from dither.experiment.sweeps import sweep
 
     dataset = load_npz(dither_run.CACHE / "data" / f"{name}.npz")
     grid = [(e, s) for e in EPSILONS for s in SEEDS][:runs]

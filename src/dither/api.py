@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     )
     from dither.experiment.plan import Plan, plan
     from dither.experiment.sweep import Sweep, sweep
-    from dither.experiment.sweep.sweeps import Outcome
+    from dither.experiment.sweeps import Outcome
     from dither.experiment.train import Run, load, resume, run
     from dither.reproduction.running import Result as Reproduction
     from dither.reproduction.running import reproduce

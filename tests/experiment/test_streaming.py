@@ -17,10 +17,9 @@ from dither.accounting.ledger.runs import Ledger, data_id
 from dither.data import folders
 from dither.errors import DataError, RunExists, SpecError
 from dither.experiment import folder as runs
-from dither.experiment import train
+from dither.experiment import sweeps, train
 from dither.experiment.build import accounted, build_task, deal
 from dither.experiment.compiled import check
-from dither.experiment.sweep import sweeps
 from dither.simulation import devices
 from dither.simulation.sharding import Shards
 from dither.spec import Spec

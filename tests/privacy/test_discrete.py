@@ -8,6 +8,7 @@ import pytest
 from scipy import linalg, special, stats
 
 from dither.accounting import zcdp_epsilon_tight
+from dither.accounting.discrete import closeness, rho
 from dither.errors import NoProof, SpecError
 from dither.privacy import discrete
 from dither.privacy.discrete import DistributedGaussian
@@ -215,7 +216,7 @@ def test_the_proof_holds_for_sums_computed_exactly(variance, clients):
     """In one dimension the sum's distribution can be computed: its divergence at every order is within ρ·order."""
     log_p = log_convolved(variance, clients)
     for shift in (1, 2, 3):
-        bound = discrete.rho(shift, variance=variance, clients=clients, dimension=1)
+        bound = rho(shift, variance=variance, clients=clients, dimension=1)
         for order in (1.1, 1.5, 2, 4, 8):
             assert renyi(log_p, shift, order) <= order * bound * (1 + 1e-9)
         # No better than continuous noise of the same variance.
@@ -228,30 +229,30 @@ def test_closeness_bounds_how_far_the_sum_is_from_one_discrete_gaussian():
             found = log_convolved(variance, clients)
             one = log_pmf(clients * variance, len(found) // 2)
             middle = slice(len(found) // 2 - 30, len(found) // 2 + 31)
-            assert np.abs(found[middle] - one[middle]).max() <= discrete.closeness(variance, clients)
+            assert np.abs(found[middle] - one[middle]).max() <= closeness(variance, clients)
 
 
 def test_the_sum_costs_almost_nothing_beyond_the_gaussian_when_the_grid_is_fine():
-    assert discrete.closeness(4.0, 100) < 1e-14
-    assert discrete.closeness(1.0, 1) == 0
-    found = discrete.rho(10.0, variance=4.0, clients=100, dimension=2**20)
+    assert closeness(4.0, 100) < 1e-14
+    assert closeness(1.0, 1) == 0
+    found = rho(10.0, variance=4.0, clients=100, dimension=2**20)
     assert found == pytest.approx(100 / (2 * 400), rel=1e-6)
-    coarse = discrete.rho(10.0, variance=0.3, clients=100, dimension=2**20)
+    coarse = rho(10.0, variance=0.3, clients=100, dimension=2**20)
     assert coarse > 2 * 100 / (2 * 30)
 
 
 def test_the_l1_distance_helps_only_where_it_is_short():
     at = {"variance": 0.5, "clients": 10, "dimension": 1000}
-    assert discrete.rho(5.0, **at, l1=5.0) <= discrete.rho(5.0, **at)
-    assert discrete.rho(5.0, **at, l1=1e9) == discrete.rho(5.0, **at)
+    assert rho(5.0, **at, l1=5.0) <= rho(5.0, **at)
+    assert rho(5.0, **at, l1=1e9) == rho(5.0, **at)
 
 
 def test_no_proof_without_noise_that_is_unknown_or_wide_enough():
     with pytest.raises(NoProof, match="0 clients add noise"):
-        discrete.rho(1.0, variance=1.0, clients=0, dimension=1)
+        rho(1.0, variance=1.0, clients=0, dimension=1)
     with pytest.raises(NoProof, match="below 1/4"):
-        discrete.rho(1.0, variance=0.2, clients=2, dimension=1)
-    assert discrete.rho(1.0, variance=0.2, clients=1, dimension=1) == pytest.approx(2.5)
+        rho(1.0, variance=0.2, clients=2, dimension=1)
+    assert rho(1.0, variance=0.2, clients=1, dimension=1) == pytest.approx(2.5)
 
 
 # All of it

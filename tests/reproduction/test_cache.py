@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dither.experiment.sweep import sweeps
+from dither.experiment import sweeps
 from dither.reproduction import computing, figures
 from dither.reproduction.accounts import Book
 from dither.reproduction.cache import Cache

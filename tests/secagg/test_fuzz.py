@@ -94,8 +94,9 @@ class Fuzzer:
         before = snapshot(session)
         rng, kind = self.rng, Kind(genuine[5])
         # Whole messages of the past, in the wrong place. Those that may rightly be sent twice are left out:
-        # enrolment, and announcements, which are news to a client that was away.
-        twice = kind <= Kind.CONFIRMED or kind == Kind.ANNOUNCE
+        # enrolment, and announcements, which are news to a client that was away. What another one is asked to
+        # unseal is answered, too: "no share".
+        twice = kind <= Kind.CONFIRMED or kind in (Kind.ANNOUNCE, Kind.UNSEAL)
         others = [data for data in self.seen if not (twice and data[5:6] == genuine[5:6])]
         for _ in range(self.batch):
             choice = rng.random()

@@ -17,10 +17,10 @@ from typing import Any
 import jax
 
 from dither.errors import SpecError
-from dither.experiment import train
+from dither.experiment import sweeps, train
 from dither.experiment.build import build_task
 from dither.experiment.compiled import check, compiled, facts
-from dither.experiment.sweep import running, sweeps
+from dither.experiment.sweep import running
 from dither.simulation import devices, distributed, engine
 from dither.spec import Spec
 

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 from dither import data
 from dither.errors import DataError
-from dither.experiment import build
-from dither.experiment.sweep import sizing, sweeps
-from dither.experiment.sweep.sizing import seconds
+from dither.experiment import build, sizing, sweeps
+from dither.experiment.sizing import seconds
 from dither.reproduction.cache import Cache
 from dither.reproduction.figure import Figure, Record, point_key
 from dither.simulation.devices import device, device_kind, versions

@@ -5,10 +5,10 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from dither import simulation
+from dither.experiment import sweeps
 from dither.experiment.partial import Unfinished
 from dither.experiment.plan import empirical, shapes
-from dither.experiment.sweep import sweeps
+from dither.simulation import engine
 from dither.spec import Spec
 
 
@@ -38,8 +38,8 @@ BASE = Spec.from_preset("nbafl").with_values(
 
 def test_parameter_clips_share_a_program_and_change_nothing(monkeypatch):
     programs = []
-    genuine = simulation.simulate.Simulation
-    monkeypatch.setattr(sweeps.simulate, "Simulation", lambda *a, **k: programs.append(1) or genuine(*a, **k))
+    genuine = engine.Simulation
+    monkeypatch.setattr(sweeps.engine, "Simulation", lambda *a, **k: programs.append(1) or genuine(*a, **k))
     specs = [BASE.with_values({"method_options.param_clip": clip}) for clip in (0.5, 2.0)]
     together = sweeps.sweep(specs, dataset=MATERIAL.dataset)
     assert len(programs) == 1

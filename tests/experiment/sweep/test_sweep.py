@@ -8,11 +8,10 @@ import pytest
 
 from dither import api
 from dither.errors import RunExists, SpecError
-from dither.experiment import build, sweep, timing
+from dither.experiment import build, sizing, sweep, sweeps
 from dither.experiment.plan import shapes
-from dither.experiment.sweep import sizing, sweeps
 from dither.experiment.sweep.accounts import Book
-from dither.simulation import engine
+from dither.simulation import engine, timing
 from dither.spec import Spec
 
 MATERIAL = shapes.synthetic(160, 3)

@@ -22,7 +22,7 @@ from dither.experiment.partial import Unfinished
 from dither.experiment.plan.knobs import Point, neighbours, shape
 from dither.experiment.plan.pricing import Price, price
 from dither.experiment.plan.shapes import Material, rehearsal
-from dither.experiment.sweep.sweeps import sweep
+from dither.experiment.sweeps import sweep
 from dither.spec import Spec
 
 FIRST_SEED = 1_000_000  # no final run has these

@@ -21,7 +21,7 @@ import numpy as np
 
 from dither.errors import RunExists
 from dither.experiment.folder import read_checked, to_json, write_bytes, write_checked, write_text
-from dither.experiment.sweep.sweeps import Outcome
+from dither.experiment.sweeps import Outcome
 from dither.spec import Spec
 from dither.types import Claim
 

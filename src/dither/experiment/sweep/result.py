@@ -12,7 +12,7 @@ import numpy as np
 
 from dither.experiment.sweep.folder import Record
 from dither.experiment.sweep.grid import flatten
-from dither.experiment.sweep.sweeps import Outcome
+from dither.experiment.sweeps import Outcome
 from dither.spec import Spec
 
 _METRICS = ("test_accuracy", "loss", "train_loss")

@@ -14,8 +14,8 @@ import numpy as np
 
 from dither import data
 from dither.errors import SpecError
-from dither.experiment import build, compiled
-from dither.experiment.sweep import drawing, sizing, sweeps
+from dither.experiment import build, compiled, sizing, sweeps
+from dither.experiment.sweep import drawing
 from dither.experiment.sweep.accounts import Book
 from dither.experiment.sweep.folder import Record, SweepFolder
 from dither.experiment.sweep.grid import differing, product, refuse_twins
