@@ -37,7 +37,7 @@ def recorded(parties):
     "without", [pytest.param((), id="min_clients"), pytest.param(("dan",), id="without", marks=pytest.mark.slow)]
 )
 def test_a_restarted_server_goes_on_without_a_party_that_is_gone(tmp_path, mode, without):
-    parties = Parties(tmp_path, small_spec(**{"secagg.mode": mode, "federation.round_timeout": 1.5}))
+    parties = Parties(tmp_path, small_spec(**{"secagg.mode": mode}))
     with pytest.raises(Killed):
         parties.coordinator(on_event=dies_after(0)).run()
     if without:
