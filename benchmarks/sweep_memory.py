@@ -63,7 +63,7 @@ def child(name: str, runs: int) -> dict[str, float]:
 
 def measure(name: str, runs: int) -> dict[str, float]:
     """Peak memory before training and after it, in bytes, and the estimates."""
-    from dither.experiment.sweep import sizing, sweeps
+    from dither.experiment import sizing, sweeps
     from dither.simulation import devices
     from dither.spec import Spec
 

@@ -287,7 +287,7 @@ def test_releases_do_not_depend_on_the_model(name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_clients_that_are_alike_in_one_round_are_alike_in_all(name):
-    """What `proofs.alike` rests on: it looks at three rounds."""
+    """What `accountant.alike` rests on: it looks at three rounds."""
     values = {"batch_sampling": "fixed", "sampling_rate": 0.0, "privacy.noise": "given", "privacy.noise_std": 0.5}
     if name in ("cpfed", "concentrated", "dp-scaffold"):  # those that take a schedule and unequal noise
         values |= {"privacy.noise_schedule": "rounds", "privacy.noise_decay": 0.9}

@@ -161,7 +161,7 @@ def run(
     `ledger` is given. Records that another ledger of yours knows are refused unless `new_ledger`. Where a budget
     ends the run early, `summary["stopped"]` says so.
 
-    Among several processes (`engines.processes`) this is for process 0; the others call `following.follow`.
+    Among several processes (`simulation.distributed`) this is for process 0; the others call `following.follow`.
     """
     with distributed.together():
         return _run(

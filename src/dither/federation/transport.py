@@ -1,4 +1,4 @@
-"""How the coordinator reaches nodes. Flower is one way (`engines.flower`); `Local` is another, inside one
+"""How the coordinator reaches nodes. Flower is one way (`federation.flower`); `Local` is another, inside one
 process."""
 
 from __future__ import annotations

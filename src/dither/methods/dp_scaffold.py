@@ -11,7 +11,7 @@ Information Sciences and Systems (CISS), 2022.
 | η_l, η_g | `client_lr`, `server_lr` | | c, c_k | `control` of server and client |
 
 Schemes 0, 1, 2 are the noise schedules "constant", "rounds" (eq (6)) and "steps" (eq (7)). Deviations: S4 (the
-clip is ours: the paper assumes bounded gradients). The formulas are in `papers.theory.dp_scaffold`.
+clip is ours: the paper assumes bounded gradients). The formulas are in `methods.theory.dp_scaffold`.
 """
 
 from __future__ import annotations

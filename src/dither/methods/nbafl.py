@@ -12,7 +12,7 @@ Transactions on Information Forensics and Security 15, 2020.
 
 Deviations: local training to "a preset termination condition" is read as `local_steps` full-batch steps of
 Adam; N7 (a C taken from a pilot depends on the data: printed as a caveat). The claimed ε is Theorem 1's and
-Lemma 4's; errata N1, N2 and N4 say why they do not hold. The formulas are in `papers.theory.nbafl`.
+Lemma 4's; errata N1, N2 and N4 say why they do not hold. The formulas are in `methods.theory.nbafl`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ International Workshop on Machine Learning for Signal Processing (MLSP), 2020.
 
 Deviations: E8 (the weights of a round sum to one also when S_0 = [N] or the n_k differ: the average is taken
 of the changes w_k - w̄, with weight p_k N/|S_t|). The formulas of noise, privacy and convergence are in
-`papers.theory.secure_fedavg`.
+`methods.theory.secure_fedavg`.
 """
 
 from __future__ import annotations

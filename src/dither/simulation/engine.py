@@ -56,7 +56,7 @@ class Simulation:
 
     layout "vmap" runs a round's clients side by side, "loop" one after the other with the sum carried along
     (less memory; faster on a CPU once a model and its batch fill its caches). "auto" chooses by device and size of
-    the model (`compiling.engine_options`, which knows the batches, also by those). Both give the same result up to
+    the model (`experiment.compiled`, which knows the batches, also by those). Both give the same result up to
     the rounding of the sum.
 
     randomness "seeded" draws all from the runs' seeds: the same bits again. "os" takes the noise of clients and
@@ -64,7 +64,7 @@ class Simulation:
     so that the public seed does not give them away. The seed still fixes the initial model, the partition and the
     cohorts: who takes part is public in every proof of Dither.
 
-    `aggregation` sums integers as secure aggregation does (see `engines.aggregate`); without it uploads are summed
+    `aggregation` sums integers as secure aggregation does (see `simulation.aggregation`); without it uploads are summed
     as they are. A chosen client is lost with probability `dropout`; a round that fewer than `min_clients` finish
     is void: nothing is opened and the model stays.
 

@@ -3,7 +3,7 @@
 Every device holds all records and the state of its runs. In a round each device trains its part of the cohort;
 the sums meet in one reduction and the clients' new states are gathered, so that all devices of a run close the
 round alike. Runs have nothing to say to each other. The devices may be those of several processes
-(`engines.processes`).
+(`simulation.distributed`).
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def sweep(
     proven ε out, as a plain list of specs without `out` does by itself. Records of your own are refused: a sweep
     is charged to no ledger.
 
-    Among several processes (`engines.processes`) this is for process 0; the others call `following.follow`.
+    Among several processes (`simulation.distributed`) this is for process 0; the others call `following.follow`.
     """
     with distributed.together():
         return _sweep(what, vary, values, out, max_memory, data_dir, dataset, prove, on_progress)
