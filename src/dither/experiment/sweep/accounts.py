@@ -1,8 +1,8 @@
 """Proven ε of many alike runs: each question is put to the accountant once.
 
 Runs that differ in seed alone draw other cohorts. What the accountant is asked about such a run is the envelope
-of its clients' participations (`accountant.classes`): most often how often the busiest client took part. Two runs with
-the same envelope, facts and δ have the same answer, so it is kept by the whole question, not by the spec.
+of its clients' participations (`accountant.classes`): most often how often the busiest client took part. Two runs
+with the same envelope, facts and δ have the same answer, so it is kept by the whole question, not by the spec.
 """
 
 from __future__ import annotations
