@@ -65,8 +65,8 @@ class Simulation:
     cohorts: who takes part is public in every proof of Dither.
 
     `aggregation` sums integers as secure aggregation does (`simulation.aggregation`); without it uploads are
-    summed as they are. A chosen client is lost with probability `dropout`; a round that fewer than `min_clients` finish
-    is void: nothing is opened and the model stays.
+    summed as they are. A chosen client is lost with probability `dropout`; a round that fewer than `min_clients`
+    finish is void: nothing is opened and the model stays.
 
     Every upload is finite, whatever the records are, and lies in the ball of radius `max_norm` (0: each coordinate
     within `clipping.REACH`). With `refuse`, which is for methods that protect no record, an upload that is not
