@@ -145,12 +145,16 @@ def best(function, *values, repeats: int = 7) -> float:
 # The work
 
 
-def counted(task: build.Task) -> Work:
+def counted(experiment: build.Experiment) -> Work:
     """Of one round of one run."""
-    spec, sizes = task.spec, task.federation.size
+    spec, sizes = experiment.spec, experiment.partition.size
     batch = int(sizes.max()) if spec.batch_sampling == "full" else spec.batch_size
-    features = int(np.prod(task.problem.x.shape[1:]))
-    widths = [features, *spec.model.hidden, 1 if spec.model.name == "logistic" else len(task.dataset.classes)]
+    features = int(np.prod(experiment.problem.x.shape[1:]))
+    widths = [
+        features,
+        *spec.model.hidden,
+        1 if spec.model.name == "logistic" else len(experiment.dataset.classes),
+    ]
     weights = sum(a * b for a, b in pairwise(widths))
     steps = spec.cohort_size * spec.local_steps
     once = 2.0 * weights * batch * steps  # one pass over the weights
@@ -159,8 +163,8 @@ def counted(task: build.Task) -> Work:
     every_step = spec.method in ("cpfed", "concentrated", "dp-scaffold")
     draws = steps if every_step else spec.cohort_size
     # At the least: a step reads its batch and reads and writes the model.
-    traffic = 4.0 * steps * (batch * features + 2 * task.num_params)
-    return Work(exact, plain, float(draws * task.num_params), traffic)
+    traffic = 4.0 * steps * (batch * features + 2 * experiment.num_params)
+    return Work(exact, plain, float(draws * experiment.num_params), traffic)
 
 
 def timed(name: str, runs: int) -> tuple[float, Work, float]:
@@ -168,14 +172,14 @@ def timed(name: str, runs: int) -> tuple[float, Work, float]:
     values, (features, classes, records) = WORKLOADS[name]
     spec = Spec.from_any(values["preset"]).with_values({k: v for k, v in values.items() if k != "preset"})
     made = made_up(features, classes, records * spec.num_clients)
-    task = build.build_task(spec.with_values({"data.records_per_client": records}), dataset=made)
-    how = compiled.sharing(task, runs) if jax.default_backend() == "cpu" else {"shards": ONE_DEVICE}
-    simulation = compiled.simulation(task, **how)
+    experiment = build.build_experiment(spec.with_values({"data.records_per_client": records}), dataset=made)
+    how = compiled.sharing(experiment, runs) if jax.default_backend() == "cpu" else {"shards": ONE_DEVICE}
+    simulation = compiled.simulation(experiment, **how)
     inputs = simulation.inputs(
-        task.problem,
+        experiment.problem,
         seeds=list(range(runs)),
-        hyper=compiled.hypers([task] * runs),
-        cohorts=compiled.designs([task] * runs),
+        hyper=compiled.hypers([experiment] * runs),
+        cohorts=compiled.designs([experiment] * runs),
     )
     state = jax.block_until_ready(simulation.start(inputs))
     began = time.perf_counter()
@@ -190,7 +194,7 @@ def timed(name: str, runs: int) -> tuple[float, Work, float]:
             rounds *= 4
             continue
         seconds.append(100 * spent / rounds)
-    work = Work(*(runs * value for value in counted(task)))
+    work = Work(*(runs * value for value in counted(experiment)))
     return float(np.median(seconds)), work, first
 
 

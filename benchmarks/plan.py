@@ -62,12 +62,12 @@ def scored(spec: Spec, seeds: int) -> dict[str, Any]:
     specs = [spec.with_values({"seed": seed, "eval_every": spec.num_rounds}) for seed in range(seeds)]
     outcomes = api.sweep(specs)
     accuracy = [outcome.metrics[-1]["test_accuracy"] for outcome in outcomes]
-    task = api.build_task(specs[0])
+    experiment = api.build_experiment(specs[0])
     return {
         "accuracy": accuracy,
         "loss": [outcome.metrics[-1]["loss"] for outcome in outcomes],
-        "proven_epsilon": api.proven_so_far(task, api.planned_rounds(task)),
-        "claimed_epsilon": task.prepared.claim.value,
+        "proven_epsilon": api.proven_so_far(experiment, api.planned_rounds(experiment)),
+        "claimed_epsilon": experiment.prepared.claim.value,
         "knobs": knobs(spec),
     }
 

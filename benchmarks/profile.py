@@ -114,10 +114,10 @@ def from_outside(spec: Spec) -> dict[str, float]:
 
 def inside(spec: Spec, rounds: int) -> dict[str, float]:
     """Seconds of the operations of some rounds, by scope."""
-    task = build.build_task(spec)
-    simulation, _, inputs = compiled.compiled(task, shards=ONE_DEVICE)
+    experiment = build.build_experiment(spec)
+    simulation, _, inputs = compiled.compiled(experiment, shards=ONE_DEVICE)
     state = simulation.advance(simulation.start(inputs), inputs, 1, 2)
-    size = task.prepared.cohort_size_at(2)
+    size = experiment.prepared.cohort_size_at(2)
     program = simulation._advance.lower(state, *inputs, np.int32(2), np.int32(3), cohort_size=size).compile()
     scopes = scopes_of(program.as_text())
     with tempfile.TemporaryDirectory() as folder:

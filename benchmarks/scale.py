@@ -40,13 +40,15 @@ def steady(spec: Any, dataset: Any, *, runs: int = 1, seconds: float = 2.0) -> d
     import jax
 
     from dither.experiment import compiled
-    from dither.experiment.build import build_task
+    from dither.experiment.build import build_experiment
 
-    task = build_task(spec, dataset=dataset)
-    how = compiled.sharing(task, runs)
-    simulation = compiled.simulation(task, **how)
+    experiment = build_experiment(spec, dataset=dataset)
+    how = compiled.sharing(experiment, runs)
+    simulation = compiled.simulation(experiment, **how)
     runs += -runs % how["shards"].runs  # every device gets as many, as in a sweep
-    inputs = simulation.inputs(task.problem, seeds=list(range(runs)), hyper=compiled.hypers([task] * runs))
+    inputs = simulation.inputs(
+        experiment.problem, seeds=list(range(runs)), hyper=compiled.hypers([experiment] * runs)
+    )
     state = simulation.start(inputs)
     began = time.perf_counter()
     state = jax.block_until_ready(simulation.advance(state, inputs, 0, 1))
@@ -131,7 +133,7 @@ def measure_clients(clients: int, features: int) -> None:
 
 
 def measure_sweep(name: str, runs: int, rounds: int) -> None:
-    """A whole sweep, end to end: data, tasks, compilation, all runs."""
+    """A whole sweep, end to end: data, experiments, compilation, all runs."""
     from dither.data.tables import load_npz
     from dither.experiment.sweeps import sweep
 

@@ -73,13 +73,13 @@ def measure(name: str, runs: int) -> dict[str, float]:
     planned = sweeps.plan([base.with_values({"seed": seed}) for seed in range(runs)])
     before = peak()
     sweeps.train(planned)
-    task, kind = planned.tasks[0], devices.device_kind()
+    experiment, kind = planned.experiments[0], devices.device_kind()
     return {
         "before": before,
         "peak": peak(),
-        "each": sizing.run_bytes(task, kind),
-        "shared": sizing.shared_bytes(task, kind),
-        "params": task.num_params,
+        "each": sizing.run_bytes(experiment, kind),
+        "shared": sizing.shared_bytes(experiment, kind),
+        "params": experiment.num_params,
     }
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from dither.errors import SpecError
 from dither.methods import local
 from dither.models import Model
-from dither.types import Algorithm, Claim, Hyper, Prepared, Setting
+from dither.types import Algorithm, Claim, Hyper, Prepared, PrivacyPlan
 
 OPTIONS = {"momentum": (0.5, "how much of the last round's step is kept")}
 WHY = "no paper claims anything for this method: only the proven ε counts"
@@ -20,7 +20,7 @@ WHY = "no paper claims anything for this method: only the proven ε counts"
 # Algorithm
 
 
-def prepare(model: Model, setting: Setting) -> Prepared:
+def prepare(model: Model, setting: PrivacyPlan) -> Prepared:
     """Make the method ready for one federation: noise, factory, claim."""
     gradients = local.noisy_gradients(model, setting, source="DP-FedAvgM; errata G7a")
     averaging = local.averaging(setting, gradients)

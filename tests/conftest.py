@@ -17,7 +17,7 @@ import pytest
 
 from dither import data
 from dither.errors import DataError
-from dither.types import Setting
+from dither.types import PrivacyPlan
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -36,8 +36,8 @@ def nothing_spent(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("DITHER_STATE", str(own / "state"))
 
 
-def make_setting(sizes, **changes) -> Setting:
-    """A `Setting` with small defaults."""
+def make_setting(sizes, **changes) -> PrivacyPlan:
+    """A `PrivacyPlan` with small defaults."""
     values = {
         "num_clients": len(sizes),
         "client_sizes": np.asarray(sizes),
@@ -64,14 +64,14 @@ def make_setting(sizes, **changes) -> Setting:
         "adjacency": "replace-one",
         "options": {},
     }
-    return Setting(**{**values, **changes})
+    return PrivacyPlan(**{**values, **changes})
 
 
-def make_federation(sizes) -> data.Federation:
+def make_federation(sizes) -> data.ClientPartition:
     """Clients that hold consecutive rows."""
     sizes = np.asarray(sizes, np.int32)
     start = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int32)
-    return data.Federation(
+    return data.ClientPartition(
         np.arange(sizes.sum(), dtype=np.int32), start, sizes, tuple(f"client {i}" for i in range(len(sizes)))
     )
 

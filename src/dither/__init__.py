@@ -26,7 +26,7 @@ _EXPORTS = {
     "DitherError": "dither.errors",
     "Model": "dither.models",
     "Dataset": "dither.data",
-    "Federation": "dither.data",
+    "ClientPartition": "dither.data",
     "Spec": "dither.spec",
     "audit": "dither.api",
     "load": "dither.api",
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from dither.api import plan as plan
     from dither.api import run as run
     from dither.api import sweep as sweep
+    from dither.data import ClientPartition as ClientPartition
     from dither.data import Dataset as Dataset
-    from dither.data import Federation as Federation
     from dither.errors import DitherError as DitherError
     from dither.models import Model as Model
     from dither.simulation.engine import simulate as simulate

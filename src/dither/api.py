@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from dither.auditing import VIEWS as AUDIT_VIEWS
     from dither.auditing import Audit, audit
     from dither.experiment.build import (
-        Task,
+        Experiment,
         accounted,
-        build_task,
+        build_experiment,
         circumstances,
         classes,
         deal,
@@ -41,15 +41,15 @@ if TYPE_CHECKING:
 __all__ = [
     "AUDIT_VIEWS",
     "Audit",
+    "Experiment",
     "Outcome",
     "Plan",
     "Reproduction",
     "Run",
     "Sweep",
-    "Task",
     "accounted",
     "audit",
-    "build_task",
+    "build_experiment",
     "circumstances",
     "classes",
     "deal",

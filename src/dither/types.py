@@ -149,7 +149,7 @@ class Algorithm(NamedTuple):
     releases: Callable[[RoundInfo], tuple[Release, ...]]
 
 
-class Setting(NamedTuple):
+class PrivacyPlan(NamedTuple):
     """What a method's factory is told: the public facts of a federation and the user's choices."""
 
     num_clients: int

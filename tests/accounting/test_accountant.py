@@ -174,8 +174,8 @@ def test_proven_noise_meets_its_target_for_every_method(method, adjacency):
     if method == "dp-fedavg":  # a trusted server: only what is broadcast is protected
         values |= {"privacy.view": "broadcast"}
     spec = spec_for(method, **values)
-    task = api.build_task(spec)
-    rows = api.proven(task)
+    experiment = api.build_experiment(spec)
+    rows = api.proven(experiment)
     (row,) = [
         r
         for r in rows
@@ -183,9 +183,9 @@ def test_proven_noise_meets_its_target_for_every_method(method, adjacency):
     ]
     assert row["value"] <= 1.5 * (1 + 1e-9)
     assert row["value"] >= 1.5 * (1 - 1e-3)
-    louder = api.build_task(spec.with_values({"privacy.epsilon": 0.75}))
-    for name in task.prepared.noise_names:
-        assert np.all(np.asarray(louder.prepared.hyper[name]) >= np.asarray(task.prepared.hyper[name]))
+    louder = api.build_experiment(spec.with_values({"privacy.epsilon": 0.75}))
+    for name in experiment.prepared.noise_names:
+        assert np.all(np.asarray(louder.prepared.hyper[name]) >= np.asarray(experiment.prepared.hyper[name]))
 
 
 def test_a_target_per_message_is_met_per_message():
@@ -195,13 +195,13 @@ def test_a_target_per_message_is_met_per_message():
         "sampling_rate": 0.0,
         "privacy.clip": "batch",
     }
-    task = api.build_task(spec_for("secure-fedavg", **values, **{"privacy.unit": "message"}))
-    (row,) = [r for r in api.proven(task) if r["unit"] == "message" and r["adjacency"] == "replace-one"]
+    experiment = api.build_experiment(spec_for("secure-fedavg", **values, **{"privacy.unit": "message"}))
+    (row,) = [r for r in api.proven(experiment) if r["unit"] == "message" and r["adjacency"] == "replace-one"]
     assert row["value"] == pytest.approx(1.5, rel=1e-3)
 
 
 def test_views_are_ordered_and_carry_everything():
-    rows = api.proven(api.build_task(spec_for("cpfed")))
+    rows = api.proven(api.build_experiment(spec_for("cpfed")))
     for adjacency in accounting.ADJACENCIES:
         values = {r["view"]: r["value"] for r in rows if r["adjacency"] == adjacency and r["unit"] == "run"}
         assert values["upload"] >= values["sum"] >= values["broadcast"] >= values["final"]
@@ -211,21 +211,23 @@ def test_views_are_ordered_and_carry_everything():
 
 def test_what_no_theorem_covers_is_refused():
     with pytest.raises(NoProof, match=r"no noise has a proven ε for view='sum' .*; choose another"):
-        api.build_task(spec_for("fedavg").with_values({"method": "dp-fedavg", "privacy.view": "sum"}))
+        api.build_experiment(spec_for("fedavg").with_values({"method": "dp-fedavg", "privacy.view": "sum"}))
     with pytest.raises(SpecError, match="adds no noise"):
-        api.build_task(spec_for("fedavg"))
-    task = api.build_task(spec_for("fedavg", **{"privacy.noise": "none"}))
-    assert all(math.isinf(row["value"]) for row in api.proven(task))
+        api.build_experiment(spec_for("fedavg"))
+    experiment = api.build_experiment(spec_for("fedavg", **{"privacy.noise": "none"}))
+    assert all(math.isinf(row["value"]) for row in api.proven(experiment))
 
 
 def test_neural_networks_get_no_credit_for_the_others_noise():
     """Sums of a network's updates are proved no better than the updates themselves (G7)."""
-    network = api.build_task(spec_for("cpfed", **{"model.name": "mlp", "model.hidden": [4]}))
+    network = api.build_experiment(spec_for("cpfed", **{"model.name": "mlp", "model.hidden": [4]}))
     values = {(r["view"], r["unit"]): r["value"] for r in api.proven(network) if r["adjacency"] == "zero-out"}
     assert values["sum", "run"] == values["upload", "run"]
     asked = spec_for("cpfed", **{"model.name": "mlp", "model.hidden": [4], "privacy.assume_credit": True})
     rows = api.proven(
-        api.build_task(asked.with_values({"cohort_size": 6, "privacy.noise": "given", "privacy.noise_std": 0.05}))
+        api.build_experiment(
+            asked.with_values({"cohort_size": 6, "privacy.noise": "given", "privacy.noise_std": 0.05})
+        )
     )
     sums = [r for r in rows if r["view"] == "sum" and r["adjacency"] == "replace-one"]
     uploads = [r for r in rows if r["view"] == "upload" and r["adjacency"] == "replace-one" and r["unit"] == "run"]
@@ -234,16 +236,18 @@ def test_neural_networks_get_no_credit_for_the_others_noise():
 
 def test_accounting_of_unequal_noise_is_per_client():
     scale = [1.0, 1.0, 1.0, 2.0, 2.0, 2.0]
-    task = api.build_task(spec_for("cpfed", cohort_size=6, **{"privacy.noise_scale": scale}))
-    groups = api.classes(task, None)
+    experiment = api.build_experiment(spec_for("cpfed", cohort_size=6, **{"privacy.noise_scale": scale}))
+    groups = api.classes(experiment, None)
     values = [
-        accounting.proven(g.most, 1e-4, accountant.facts(api.circumstances(task)), view="upload").value
+        accounting.proven(g.most, 1e-4, accountant.facts(api.circumstances(experiment)), view="upload").value
         for g in groups
     ]
     assert len(groups) >= 2
     assert max(values) == pytest.approx(1.5, rel=2e-3)
     assert min(values) < 0.8
-    spread = next(r for r in api.proven(task) if r["view"] == "upload" and r["adjacency"] == "zero-out")["clients"]
+    spread = next(r for r in api.proven(experiment) if r["view"] == "upload" and r["adjacency"] == "zero-out")[
+        "clients"
+    ]
     assert spread["min"] < spread["max"]
 
 
@@ -253,18 +257,18 @@ def test_cohorts_on_the_host_are_those_of_the_compiled_rounds():
     spec = Spec.from_preset("secure-fedavg").with_values(
         {"data.name": "breast-cancer", "num_clients": 10, "cohort_size": 4, "num_rounds": 25}
     )
-    task = api.build_task(spec)
+    experiment = api.build_experiment(spec)
     result = engine.simulate(
-        task.prepared.build,
-        task.model,
-        task.problem,
+        experiment.prepared.build,
+        experiment.model,
+        experiment.problem,
         num_rounds=25,
-        cohort_size=task.prepared.cohort_size_at,
+        cohort_size=experiment.prepared.cohort_size_at,
         seeds=[0],
-        hyper={k: np.asarray(v)[None] for k, v in task.prepared.hyper.items()},
+        hyper={k: np.asarray(v)[None] for k, v in experiment.prepared.hyper.items()},
         eval_every=25,
     )
-    counted = np.bincount(np.concatenate(task.cohorts), minlength=10)
+    counted = np.bincount(np.concatenate(experiment.cohorts), minlength=10)
     assert counted.tolist() == result.participation[0].tolist()
 
 
@@ -382,15 +386,15 @@ def test_a_message_is_bounded_for_clients_of_every_size():
 def test_dp_fedavg_counts_participations_or_credits_sampling_but_not_both():
     spec = spec_for("dp-fedavg", sampling_rate=0.0, batch_sampling="fixed", **{"privacy.adjacency": "replace-one"})
     spec = spec.with_values({"privacy.noise": "paper", "method_options.noise_multiplier": 1.0, "num_rounds": 30})
-    task = api.build_task(spec)
-    most = int(np.bincount(np.concatenate(task.cohorts)).max())
-    row = next(r for r in api.proven(task) if (r["view"], r["adjacency"]) == ("broadcast", "replace-one"))
+    experiment = api.build_experiment(spec)
+    most = int(np.bincount(np.concatenate(experiment.cohorts)).max())
+    row = next(r for r in api.proven(experiment) if (r["view"], r["adjacency"]) == ("broadcast", "replace-one"))
     assert row["value"] == pytest.approx(accounting.gaussian_epsilon(2 * math.sqrt(most), 1e-4), rel=1e-6)
 
 
 def test_secure_fedavg_without_a_clip_has_no_proof():
     with pytest.raises(SpecError, match="leaves eq"):
-        api.build_task(
+        api.build_experiment(
             spec_for(
                 "secure-fedavg",
                 batch_sampling="fixed",
@@ -406,11 +410,11 @@ def test_secure_fedavg_without_a_clip_has_no_proof():
 def test_the_credit_for_sums_needs_convex_steps_that_do_not_expand(values):
     base = {"cohort_size": 6, "batch_sampling": "full", "sampling_rate": 0.0, "client_lr": 0.01}
     given = {"privacy.noise": "given", "privacy.noise_std": 0.05, "privacy.adjacency": "replace-one"}
-    credited = api.build_task(spec_for("cpfed", **base, **given))
-    refused = api.build_task(spec_for("cpfed", **{**base, **given, "client_lr": 0.2, **values}))
+    credited = api.build_experiment(spec_for("cpfed", **base, **given))
+    refused = api.build_experiment(spec_for("cpfed", **{**base, **given, "client_lr": 0.2, **values}))
 
-    def views(task):
-        rows = [r for r in api.proven(task) if r["adjacency"] == "replace-one" and r["unit"] == "run"]
+    def views(experiment):
+        rows = [r for r in api.proven(experiment) if r["adjacency"] == "replace-one" and r["unit"] == "run"]
         return {r["view"]: r["value"] for r in rows}
 
     assert views(credited)["sum"] < 0.9 * views(credited)["upload"]
@@ -464,9 +468,9 @@ def test_colluders_know_their_own_noise_in_nbafl():
     values = {"privacy.noise": "given", "privacy.noise_std": 40.0}
     rows = {}
     for colluders in (0, 5):
-        task = api.build_task(spec_for("nbafl", **base, **values, **{"privacy.colluders": colluders}))
+        experiment = api.build_experiment(spec_for("nbafl", **base, **values, **{"privacy.colluders": colluders}))
         rows[colluders] = next(
-            r["value"] for r in api.proven(task) if (r["view"], r["adjacency"]) == ("final", "replace-one")
+            r["value"] for r in api.proven(experiment) if (r["view"], r["adjacency"]) == ("final", "replace-one")
         )
     assert rows[5] > 1.5 * rows[0]
 
@@ -494,10 +498,10 @@ def test_before_the_draw_the_worst_class_of_clients_counts():
     spec = spec.with_values(
         {"privacy.noise": "given", "privacy.noise_std": 0.5, "privacy.adjacency": "replace-one"}
     )
-    task = api.build_task(spec)
+    experiment = api.build_experiment(spec)
     rows = [r for r in api.accounted(spec, ex_ante=True)["ex_ante"] if r["adjacency"] == "replace-one"]
     (shown,) = [r["value"] for r in rows if r["view"] == "upload"]
-    releases = task.prepared.build(task.prepared.hyper).releases
+    releases = experiment.prepared.build(experiment.prepared.hyper).releases
     drawn = accountant.facts(PLAIN)._replace(participation=accounting.binomial(8, 2 / 3))
     each = [
         accounting.proven(
@@ -507,7 +511,7 @@ def test_before_the_draw_the_worst_class_of_clients_counts():
             view="upload",
             adjacency="replace-one",
         ).value
-        for client, size in enumerate(task.federation.size)
+        for client, size in enumerate(experiment.partition.size)
     ]
     assert len(set(each)) > 1
     assert shown == pytest.approx(max(each), rel=1e-6)
@@ -624,15 +628,15 @@ def test_dp_scaffold_stops_at_its_budget_by_either_epsilon():
         "dp-scaffold", batch_sampling="fixed", sampling_rate=0.0, **{"privacy.adjacency": "replace-one"}
     )
     given = base.with_values({"privacy.noise": "given", "privacy.noise_std": 0.5, "num_rounds": 40})
-    whole = api.build_task(given.with_values({"method_options.stop_at_budget": "no"}))
+    whole = api.build_experiment(given.with_values({"method_options.stop_at_budget": "no"}))
     assert api.planned_rounds(whole) == 40
     budget = api.proven_so_far(whole, 17)
-    stopped = api.build_task(
+    stopped = api.build_experiment(
         given.with_values({"method_options.stop_at_budget": "proven", "privacy.epsilon": budget * (1 + 1e-9)})
     )
     made = api.planned_rounds(stopped)
     assert made >= 17
     assert api.proven_so_far(whole, made) <= budget * (1 + 1e-6)
     assert api.proven_so_far(whole, made + 1) > budget
-    claimed = api.build_task(given.with_values({"privacy.epsilon": whole.prepared.claim.value * 0.9}))
+    claimed = api.build_experiment(given.with_values({"privacy.epsilon": whole.prepared.claim.value * 0.9}))
     assert 0 < api.planned_rounds(claimed) < 40

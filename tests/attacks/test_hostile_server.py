@@ -31,7 +31,7 @@ class Server:
         self.parties = Parties(folder, spec)
         self.identity = keys.Identity.load(folder / "keys" / "server")
         self.federation = keys.Federation.load(folder / "keys" / "server")
-        dataset = self.parties.task.dataset
+        dataset = self.parties.experiment.dataset
         self.terms = agreed.Terms(
             federation=self.federation.id,
             run="b" * 16,
@@ -46,7 +46,7 @@ class Server:
         self.asked = []
         self.party = self.parties.node("ann", approve=self.owner)
 
-    def owner(self, terms, task):
+    def owner(self, terms, experiment):
         self.asked.append(terms)
         raise FederationError("the owner does not agree")
 

@@ -263,7 +263,7 @@ def test_a_party_of_a_federation_is_told_before_it_joins(place):
     source = Source(place / "other.csv", "sick")
     for ledger, words in [(book(place), "dither budget same"), (Ledger(place / "fresh.sqlite"), "--new-ledger")]:
         with pytest.raises(DitherError, match=words):
-            Node(place / "keys", source, ledger=ledger, approve=lambda terms, task: "")
+            Node(place / "keys", source, ledger=ledger, approve=lambda terms, experiment: "")
 
 
 def test_a_memory_that_was_lost_is_made_again(place):

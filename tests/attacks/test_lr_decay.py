@@ -76,16 +76,18 @@ def federation(folder, target="a", records=8, **values):
     )
 
 
-def sum_row(task):
+def sum_row(experiment):
     (row,) = [
-        r for r in api.proven(task) if (r["view"], r["adjacency"], r["unit"]) == ("sum", "replace-one", "run")
+        r
+        for r in api.proven(experiment)
+        if (r["view"], r["adjacency"], r["unit"]) == ("sum", "replace-one", "run")
     ]
     return row
 
 
-def linear_mu(task):
+def linear_mu(experiment):
     """Exact distance of the two worlds' sums, with every gradient replaced by its linear part at the start."""
-    (release,) = task.prepared.build(task.prepared.hyper).releases(_first(task))
+    (release,) = experiment.prepared.build(experiment.prepared.hyper).releases(_first(experiment))
     rates = [RATE / (1 + DECAY * step) for step in range(2)]
     gradient = math.sqrt(FEATURES + 1) / 2  # of the record at the start: below the clip
     distance = release.noise_std / accounting.step_multiplier(release, "replace-one")
@@ -95,18 +97,18 @@ def linear_mu(task):
     return shift / (release.noise_std * math.sqrt(own + (PARTIES - 1) * others))
 
 
-def _first(task):
+def _first(experiment):
     from dither.types import RoundInfo
 
-    return RoundInfo(0, 0, int(task.federation.size[0]), PARTIES)
+    return RoundInfo(0, 0, int(experiment.partition.size[0]), PARTIES)
 
 
 def test_rates_that_fall_inside_a_round_are_charged(tmp_path):
-    task = api.build_task(federation(tmp_path))
-    row = sum_row(task)
+    experiment = api.build_experiment(federation(tmp_path))
+    row = sum_row(experiment)
     assert row["value"] <= 1.0
     assert row["recipe"].startswith("R6")  # credit is taken, and must hold
-    attacked = accounting.gaussian_epsilon(linear_mu(task), row["delta"])
+    attacked = accounting.gaussian_epsilon(linear_mu(experiment), row["delta"])
     assert attacked <= row["value"]
     assert (
         attacked > 0.9 * row["value"]
@@ -120,22 +122,22 @@ def test_monte_carlo_of_the_whole_engine_stays_below_the_proof(tmp_path):
     for label in "ab":
         (tmp_path / label).mkdir()
         spec = federation(tmp_path / label, label, records=200, randomness="seeded")
-        task = api.build_task(spec)
-        row = sum_row(task)
-        options = {**engine_options(task), "randomness": "seeded", "aggregation": None}
+        experiment = api.build_experiment(spec)
+        row = sum_row(experiment)
+        options = {**engine_options(experiment), "randomness": "seeded", "aggregation": None}
         options.pop("gradient_norm", None)
         ends = []
         for first in range(0, runs, 250):
             seeds = list(range(first, first + 250))
             found = engine.simulate(
-                task.prepared.build,
-                task.model,
-                task.problem,
+                experiment.prepared.build,
+                experiment.model,
+                experiment.problem,
                 num_rounds=1,
-                cohort_size=task.prepared.cohort_size_at,
+                cohort_size=experiment.prepared.cohort_size_at,
                 seeds=seeds,
-                hyper={k: np.stack([np.asarray(v)] * len(seeds)) for k, v in task.prepared.hyper.items()},
-                cohorts=designs([task]),
+                hyper={k: np.stack([np.asarray(v)] * len(seeds)) for k, v in experiment.prepared.hyper.items()},
+                cohorts=designs([experiment]),
                 eval_every=1,
                 **options,
             ).params["out"]

@@ -31,7 +31,7 @@ def absent(rows):
 def test_no_epsilon_under_add_remove_where_everybody_reads_the_counts():
     one, other = terms_of((4000, 4000)), terms_of((4001, 4000))
     assert one.digest != other.digest  # what everybody sees tells the neighbours apart
-    rows = absent(build.proven(one.task(*ONE_ROW)))
+    rows = absent(build.proven(one.experiment(*ONE_ROW)))
     assert {row["value"] for row in rows} == {math.inf}
     assert all("count to all" in row["detail"] and "use zero-out" in row["detail"] for row in rows)
 
@@ -67,7 +67,7 @@ GIVEN = {"privacy__noise": "given", "privacy__noise_std": 0.5, "privacy__adjacen
 )
 def test_no_epsilon_under_add_remove_where_something_follows_a_count(method, changes, reason):
     spec = small_spec(method, **{**COINS, **GIVEN, **changes})
-    rows = build.proven(build.build_task(spec, dataset=small_dataset()))
+    rows = build.proven(build.build_experiment(spec, dataset=small_dataset()))
     assert {row["value"] for row in absent(rows)} == {math.inf}
     assert all(reason in row["detail"] for row in absent(rows))
     assert all(math.isfinite(row["value"]) for row in rows if row not in absent(rows))
@@ -83,23 +83,25 @@ def test_what_ignores_counts_is_the_same_with_other_counts(method, noise):
     seen = []
     for records in (20, 21):
         own = spec.with_values({"data.records_per_client": records})
-        task = build.build_task(own, dataset=small_dataset())
-        rows = build.proven(task)
+        experiment = build.build_experiment(own, dataset=small_dataset())
+        rows = build.proven(experiment)
         assert all(math.isfinite(row["value"]) for row in absent(rows))
-        hyper = {name: np.asarray(value).tolist() for name, value in task.prepared.hyper.items()}
-        seen.append((hyper, task.prepared.claim, task.prepared.weights, task.prepared.num_rounds, rows))
+        hyper = {name: np.asarray(value).tolist() for name, value in experiment.prepared.hyper.items()}
+        seen.append(
+            (hyper, experiment.prepared.claim, experiment.prepared.weights, experiment.prepared.num_rounds, rows)
+        )
     assert seen[0] == seen[1]
 
 
 def test_noise_is_not_calibrated_to_neighbours_without_a_proof():
     spec = small_spec("cpfed", **{**COINS, "batch_sampling": "poisson", "privacy__adjacency": "add/remove"})
     with pytest.raises(NoProof, match="use zero-out"):
-        build.build_task(spec, dataset=small_dataset())
+        build.build_experiment(spec, dataset=small_dataset())
 
 
 def test_an_old_add_remove_budget_keeps_its_entries_and_pays_for_no_run_that_shows_counts(tmp_path):
     coins = accounting.Facts()  # what entries before this rule say of counts: nothing
-    poisson = build.build_task(small_spec("cpfed", **{**COINS, **GIVEN}), dataset=small_dataset())
+    poisson = build.build_experiment(small_spec("cpfed", **{**COINS, **GIVEN}), dataset=small_dataset())
     released = poisson.prepared.build(poisson.prepared.hyper).releases(build.RoundInfo(0, 0, 24, 3))
     ledger = Ledger(tmp_path / "ledger.sqlite")
     ledger.set_budget("data", Budget(9.0, 1e-5, "upload", "add/remove"))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dither.auditing import audit, worst_pairs
-from dither.experiment.build import build_task
+from dither.experiment.build import build_experiment
 
 from .grid import small_dataset, small_spec
 
@@ -28,8 +28,8 @@ def secure_fedavg(trials):
         privacy__clip="batch",
         privacy__clip_norm=2.0,
     )
-    task = build_task(spec, dataset=small_dataset(records=650))
-    report = audit(task, views=("upload",), trials=trials, confidence=0.99)
+    experiment = build_experiment(spec, dataset=small_dataset(records=650))
+    report = audit(experiment, views=("upload",), trials=trials, confidence=0.99)
     return next(row for row in report.rows if row["unit"] == "message")
 
 

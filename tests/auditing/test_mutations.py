@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from dither.auditing import audit
-from dither.experiment.build import build_task
+from dither.experiment.build import build_experiment
 from dither.simulation import engine
 from dither.types import Keys
 
@@ -14,28 +14,30 @@ from .grid import small_dataset, small_spec
 TRIALS, CONFIDENCE = 4000, 0.999
 
 
-def task_of(**changes):
+def assemble(**changes):
     values = {"num_rounds": 2, "cohort_size": 3, "local_steps": 1, "batch_size": 4, **changes}
-    return build_task(small_spec("cpfed", **values), dataset=small_dataset())
+    return build_experiment(small_spec("cpfed", **values), dataset=small_dataset())
 
 
-def attack(task, **mutation):
-    return audit(task, views=("upload",), trials=TRIALS, confidence=CONFIDENCE, **mutation)
+def attack(experiment, **mutation):
+    return audit(experiment, views=("upload",), trials=TRIALS, confidence=CONFIDENCE, **mutation)
 
 
-def with_hyper(task, **changes):
+def with_hyper(experiment, **changes):
     """The method built with other values than those its proof is for."""
-    return lambda hyper: task.prepared.build({**hyper, **{k: change(hyper[k]) for k, change in changes.items()}})
+    return lambda hyper: experiment.prepared.build(
+        {**hyper, **{k: change(hyper[k]) for k, change in changes.items()}}
+    )
 
 
 @pytest.mark.slow
 def test_without_a_bug_nothing_is_reported():
-    assert not attack(task_of()).violations
+    assert not attack(assemble()).violations
 
 
 def test_halved_noise_is_caught():
-    task = task_of(batch_sampling="full")
-    found = attack(task, build=with_hyper(task, noise_std=lambda std: std / 2))
+    experiment = assemble(batch_sampling="full")
+    found = attack(experiment, build=with_hyper(experiment, noise_std=lambda std: std / 2))
     assert found.violations
     # By counting alone, too: the proof needs no assumption to be refuted.
     counted = next(b for b in found.violations[0]["bounds"] if b["form"] == "counts")
@@ -43,8 +45,8 @@ def test_halved_noise_is_caught():
 
 
 def test_skipped_clipping_is_caught():
-    task = task_of()
-    assert attack(task, build=with_hyper(task, clip_norm=lambda norm: norm * 1e6)).violations
+    experiment = assemble()
+    assert attack(experiment, build=with_hyper(experiment, clip_norm=lambda norm: norm * 1e6)).violations
 
 
 def test_a_noise_key_shared_by_two_clients_is_caught():
@@ -55,7 +57,7 @@ def test_a_noise_key_shared_by_two_clients_is_caught():
             noise=engine.client_keys(root, index, np.int32(0)).noise
         )
 
-    assert attack(task_of(), keys=shared).violations
+    assert attack(assemble(), keys=shared).violations
 
 
 @pytest.mark.parametrize("sampler", ["fixed", pytest.param("poisson", marks=pytest.mark.slow)])
@@ -67,8 +69,8 @@ def test_sampling_without_its_randomness_is_caught(sampler):
         return engine.client_keys(root, index, client)._replace(batch=known.batch, epoch=known.epoch)
 
     rate = {"sampling_rate": 0.1, "privacy__adjacency": "zero-out"} if sampler == "poisson" else {}
-    task = task_of(batch_sampling=sampler, batch_size=2, **rate)
-    assert attack(task, keys=fixed).violations
+    experiment = assemble(batch_sampling=sampler, batch_size=2, **rate)
+    assert attack(experiment, keys=fixed).violations
 
 
 @pytest.mark.slow
@@ -79,5 +81,5 @@ def test_one_batch_for_all_rounds_is_caught():
         first = engine.client_keys(root, jax.numpy.int32(0), client)
         return engine.client_keys(root, index, client)._replace(batch=first.batch)
 
-    task = task_of(batch_size=2, num_rounds=8, cohort_size=6, privacy__epsilon=1.0)
-    assert attack(task, keys=stuck).violations
+    experiment = assemble(batch_size=2, num_rounds=8, cohort_size=6, privacy__epsilon=1.0)
+    assert attack(experiment, keys=stuck).violations

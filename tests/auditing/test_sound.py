@@ -6,7 +6,7 @@ The slow test covers all methods, samplers and views; a few stand here by defaul
 import pytest
 
 from dither.auditing import audit
-from dither.experiment.build import build_task
+from dither.experiment.build import build_experiment
 
 from .grid import configurations, small_dataset, small_spec
 
@@ -16,8 +16,8 @@ CONFIDENCE = 1 - 0.01 / ROWS  # 99% for all of them together
 
 
 def attacked_within_proof(method, changes, views, trials):
-    task = build_task(small_spec(method, **changes), dataset=small_dataset())
-    report = audit(task, views=views, trials=trials, confidence=CONFIDENCE)
+    experiment = build_experiment(small_spec(method, **changes), dataset=small_dataset())
+    report = audit(experiment, views=views, trials=trials, confidence=CONFIDENCE)
     for row in report.rows:
         assert row["attacked"]["value"] <= row["proven"] * (1 + 1e-6), row
     return report
@@ -50,8 +50,8 @@ def test_a_sampled_method_is_within_its_proof(adjacency):
 def test_a_plain_gaussian_release_is_attacked_to_four_fifths_of_its_proof(adjacency):
     changes = {"privacy__delta": 1e-5, "privacy__adjacency": adjacency}
     spec = small_spec("cpfed", batch_sampling="full", local_steps=1, num_rounds=1, **changes)
-    task = build_task(spec, dataset=small_dataset())
-    report = audit(task, views=("upload",), trials=100_000, confidence=0.99)
+    experiment = build_experiment(spec, dataset=small_dataset())
+    report = audit(experiment, views=("upload",), trials=100_000, confidence=0.99)
     row = report.rows[0]
     assert row["proven"] == pytest.approx(2.0, rel=2e-3)
     gaussian = next(b for b in row["bounds"] if b["form"].startswith("mu-GDP"))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dither.auditing import designs, worlds
-from dither.experiment.build import build_task
+from dither.experiment.build import build_experiment
 from dither.models import Model
 from dither.simulation import engine as simulate
 
@@ -18,24 +18,24 @@ def test_the_final_model_is_the_engines(method):
     if method == "nbafl":
         changes["method_options__param_clip"] = 1.0
     spec = small_spec(method, num_rounds=3, local_steps=2, **changes)
-    task = build_task(spec, dataset=small_dataset())
-    sizes = task.federation.size
+    experiment = build_experiment(spec, dataset=small_dataset())
+    sizes = experiment.partition.size
     design = designs.designs(
-        task.model,
-        task.problem.x.shape[1],
+        experiment.model,
+        experiment.problem.x.shape[1],
         adjacency="replace-one",
         movement=1.0,
         clip="none",
         clip_norm=1.0,
     )[0]
-    plan = worlds.schedule(task.cohorts, sizes, view="final", rounds=None)
-    experiment = worlds.Experiment(worlds.Code.of(task.prepared), "evolving", plan, sizes, work=1e4)
+    plan = worlds.schedule(experiment.cohorts, sizes, view="final", rounds=None)
+    paired = worlds.PairedRuns(worlds.Code.of(experiment.prepared), "evolving", plan, sizes, work=1e4)
     rows = int(sizes.max())
     world = designs.world(design, int(sizes[plan.target]), rows, inside=True, positions=np.array([2]))
-    line = np.linspace(-1, 1, task.num_params)
+    line = np.linspace(-1, 1, experiment.num_params)
     seeds = np.array([5, 77, 1234])
-    inputs = experiment.inputs(world, world, design.start, line, noise=True)
-    ours = experiment.observe(inputs, seeds, final=True).target[:, 0]
+    inputs = paired.inputs(world, world, design.start, line, noise=True)
+    ours = paired.observe(inputs, seeds, final=True).target[:, 0]
 
     # The same records for the engine: the target's rows, then rows that all other clients share.
     x = np.concatenate([np.asarray(world.x), np.asarray(world.strange_x)])
@@ -43,16 +43,16 @@ def test_the_final_model_is_the_engines(method):
     order = np.concatenate(
         [np.arange(size) + (0 if client == plan.target else rows) for client, size in enumerate(sizes)]
     )
-    federation = task.federation._replace(order=order.astype(np.int32))
+    federation = experiment.partition._replace(order=order.astype(np.int32))
     engine = simulate.simulate(
-        task.prepared.build,
-        Model(lambda key: design.start, task.model.apply, task.model.layers),
+        experiment.prepared.build,
+        Model(lambda key: design.start, experiment.model.apply, experiment.model.layers),
         simulate.problem(x, y, federation, x[:1], y[:1]),
         num_rounds=3,
-        cohort_size=task.prepared.cohort_size_at,
+        cohort_size=experiment.prepared.cohort_size_at,
         seeds=seeds.tolist(),
-        hyper={k: np.stack([np.asarray(v)] * 3) for k, v in task.prepared.hyper.items()},
-        cohorts=[np.stack(task.cohorts)],
+        hyper={k: np.stack([np.asarray(v)] * 3) for k, v in experiment.prepared.hyper.items()},
+        cohorts=[np.stack(experiment.cohorts)],
     )
     leaves = [np.asarray(leaf).reshape(3, -1) for leaf in _leaves(engine.params)]
     theirs = np.concatenate(leaves, axis=1) @ line

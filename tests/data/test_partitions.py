@@ -21,7 +21,7 @@ def make_labels(num_records: int, num_classes: int, seed: int) -> np.ndarray:
     return labels.astype(np.int32)
 
 
-def check_layout(federation: data.Federation, num_records: int) -> None:
+def check_layout(federation: data.ClientPartition, num_records: int) -> None:
     """Sizes and starts tile `order` without padding or overlap, and each row is held at most once."""
     assert federation.order.dtype == federation.start.dtype == federation.size.dtype == np.int32
     assert int(federation.size.sum()) == len(federation.order)

@@ -24,7 +24,7 @@ def folder(tmp_path):
 
 def same_bits(parties):
     checkpoint = RunFolder(parties.folder / "run").load_checkpoint()
-    expected = simulated(parties.task, "loop")
+    expected = simulated(parties.experiment, "loop")
     for ours, theirs in zip(checkpoint.leaves, expected, strict=False):
         np.testing.assert_array_equal(ours, theirs)
 

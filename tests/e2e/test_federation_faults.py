@@ -64,7 +64,7 @@ def test_every_phase_is_tried():
 
 def same_bits(parties):
     checkpoint = RunFolder(parties.folder / "run").load_checkpoint()
-    for ours, theirs in zip(checkpoint.leaves, simulated(parties.task, "loop"), strict=False):
+    for ours, theirs in zip(checkpoint.leaves, simulated(parties.experiment, "loop"), strict=False):
         np.testing.assert_array_equal(ours, theirs)
 
 
@@ -176,8 +176,8 @@ def test_a_superlink_that_dies_is_started_again(tmp_path):
         run.join_all()
         run.until_round(2, 300)
         server = run.running["server"].pid
-        (tasks,) = Path(f"/proc/{server}/task").glob(f"{server}")
-        children = [int(each) for each in (tasks / "children").read_text().split()]
+        (experiments,) = Path(f"/proc/{server}/experiment").glob(f"{server}")
+        children = [int(each) for each in (experiments / "children").read_text().split()]
         (link,) = [each for each in children if b"superlink" in Path(f"/proc/{each}/cmdline").read_bytes()]
         os.kill(link, signal.SIGKILL)
         assert run.wait("server", 600) == 0, run.output("server")

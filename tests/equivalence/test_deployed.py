@@ -30,13 +30,13 @@ def test_same_bits_as_the_simulator(tmp_path, method, mode):
     coordinator = parties.coordinator()
     summary = coordinator.run()
     deployed = [np.asarray(leaf) for leaf in jax.tree.leaves(coordinator.engine.state.server)]
-    for ours, theirs in zip(deployed, simulated(parties.task, "loop"), strict=True):
+    for ours, theirs in zip(deployed, simulated(parties.experiment, "loop"), strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    for ours, theirs in zip(deployed, simulated(parties.task, "vmap"), strict=True):
+    for ours, theirs in zip(deployed, simulated(parties.experiment, "vmap"), strict=True):
         assert np.linalg.norm(ours - theirs) <= 1e-5 * np.linalg.norm(theirs)
     assert summary["rounds"] == 3
     counted = sum(facts["counted"] for facts in summary["federation"]["parties"].values())
-    assert counted == sum(len(cohort) for cohort in parties.task.cohorts)
+    assert counted == sum(len(cohort) for cohort in parties.experiment.cohorts)
 
 
 def test_the_opened_sum_is_the_sum_of_the_encodings(tmp_path, monkeypatch):
@@ -57,5 +57,5 @@ def test_discrete_noise_on_the_words_is_the_simulators(tmp_path):
     coordinator = parties.coordinator()
     coordinator.run()
     deployed = [np.asarray(leaf) for leaf in jax.tree.leaves(coordinator.engine.state.server)]
-    for ours, theirs in zip(deployed, simulated(parties.task, "loop"), strict=True):
+    for ours, theirs in zip(deployed, simulated(parties.experiment, "loop"), strict=True):
         np.testing.assert_array_equal(ours, theirs)

@@ -8,7 +8,7 @@ from dither import accounting
 from dither.accounting import accountant
 from dither.accounting.ledger.runs import Budget, Ledger, data_id
 from dither.errors import SpecError
-from dither.experiment.build import accounted, build_task, circumstances, proven, tolerated
+from dither.experiment.build import accounted, build_experiment, circumstances, proven, tolerated
 from dither.experiment.compiled import engine_options
 from dither.experiment.sweeps import program
 from dither.spec import Spec
@@ -46,10 +46,10 @@ def test_methods_of_the_papers_that_have_it_aggregate_by_default():
 
 
 def test_a_sum_that_could_overflow_is_refused_with_the_numbers():
-    task = build_task(cpfed(**{"secagg.bound": 1000.0}))
+    experiment = build_experiment(cpfed(**{"secagg.bound": 1000.0}))
     with pytest.raises(SpecError, match="a sum of 6 values up to 1000 at 20 fractional bits"):
-        engine_options(task)
-    wide = build_task(cpfed(**{"secagg.bound": 1000.0, "secagg.modulus_bits": 64}))
+        engine_options(experiment)
+    wide = build_experiment(cpfed(**{"secagg.bound": 1000.0, "secagg.modulus_bits": 64}))
     assert engine_options(wide)["aggregation"].how.bound == 1000.0
 
 
@@ -85,9 +85,9 @@ def test_clamps_are_said_and_take_the_cover_off_the_credit(tmp_path):
 def test_noise_is_set_for_the_fewest_clients_that_open_a_sum():
     """With lost clients the credit is that of the smallest sum; the run then proves at most what was asked."""
     values = {**SMALL, **END_OF_ROUND, "privacy.delta": 1e-3, "privacy.epsilon": 3.0, "secagg.mode": "ideal"}
-    whole = build_task(Spec().with_values(values))
+    whole = build_experiment(Spec().with_values(values))
     lossy_spec = Spec().with_values({**values, "federation.dropout": 0.1})
-    lossy = build_task(lossy_spec)
+    lossy = build_experiment(lossy_spec)
     assert tolerated(lossy_spec) == 6 - 4  # 4 of 6 is the least safe threshold
     ratio = np.max(lossy.prepared.hyper["noise_multiplier"]) / np.max(whole.prepared.hyper["noise_multiplier"])
     assert ratio == pytest.approx(np.sqrt(6 / 4), rel=0.01)
@@ -130,9 +130,9 @@ def test_discrete_noise_is_refused_where_it_means_nothing(tmp_path):
     with pytest.raises(SpecError, match="noise on integers"):
         Spec().with_values({**DISCRETE, "secagg.mode": "off"})
     with pytest.raises(SpecError, match="not for cpfed"):
-        build_task(cpfed(**{"secagg.noise": "discrete"}))
+        build_experiment(cpfed(**{"secagg.noise": "discrete"}))
     with pytest.raises(SpecError, match=r"lower secagg\.scale_bits"):
-        engine_options(build_task(Spec().with_values({**DISCRETE, "privacy.epsilon": 1e-4})))
+        engine_options(build_experiment(Spec().with_values({**DISCRETE, "privacy.epsilon": 1e-4})))
     with pytest.raises(SpecError, match="does not add up"):
         dither.run(Spec().with_values(DISCRETE), out=tmp_path / "x", ledger=tmp_path / "ledger.sqlite")
 
@@ -140,25 +140,30 @@ def test_discrete_noise_is_refused_where_it_means_nothing(tmp_path):
 def test_discrete_noise_ranks_rounds_with_their_grid():
     """With a falling rate Δ/σ stays and the grid weighs more: the last message reveals most, and is shown."""
     falling = {**DISCRETE, "num_rounds": 12, "lr_decay": 0.5, "secagg.scale_bits": 9, "cohort_size": 4}
-    task = build_task(Spec().with_values(falling))
-    rows = {(r["view"], r["adjacency"], r["unit"]): r for r in proven(task)}
+    experiment = build_experiment(Spec().with_values(falling))
+    rows = {(r["view"], r["adjacency"], r["unit"]): r for r in proven(experiment)}
     shown = rows["upload", "replace-one", "message"]["value"]
-    releases, known = task.prepared.build(task.prepared.hyper).releases, accountant.facts(circumstances(task))
+    releases, known = (
+        experiment.prepared.build(experiment.prepared.hyper).releases,
+        accountant.facts(circumstances(experiment)),
+    )
     each = [
         accounting.proven(
-            [(releases(RoundInfo(index, int(client), int(task.federation.size[client]), 4)), 1)],
+            [(releases(RoundInfo(index, int(client), int(experiment.partition.size[client]), 4)), 1)],
             1e-3, known, view="upload", adjacency="replace-one",
         ).value
-        for index in range(1, 12) for client in task.cohorts[index]
+        for index in range(1, 12) for client in experiment.cohorts[index]
     ]  # fmt: skip
     assert each[-1] > 1.05 * each[0]  # else nothing is tested
     assert shown >= max(each) * (1 - 1e-9)
-    groups = accountant.classes(releases, task.federation.size, task.cohorts, joint=True, lattice=known.lattice)
+    groups = accountant.classes(
+        releases, experiment.partition.size, experiment.cohorts, joint=True, lattice=known.lattice
+    )
     worst = accounting.proven(groups[0].most, 1e-3, known, view="sum", adjacency="replace-one").value
     for client in range(8):
         own = [
-            releases(RoundInfo(index, client, int(task.federation.size[client]), len(cohort)))
-            for index, cohort in enumerate(task.cohorts) if client in cohort
+            releases(RoundInfo(index, client, int(experiment.partition.size[client]), len(cohort)))
+            for index, cohort in enumerate(experiment.cohorts) if client in cohort
         ]  # fmt: skip
         value = accounting.proven([(r, 1) for r in own], 1e-3, known, view="sum", adjacency="replace-one").value
         assert value <= worst * (1 + 1e-9)
@@ -193,7 +198,7 @@ def test_what_the_protocol_would_refuse_is_refused_before_the_run():
         ({"secagg.neighbours": 3}, "must be 0 .all. or an even number"),
     ):
         with pytest.raises(SpecError, match=words):
-            engine_options(build_task(cpfed(**changes)))
+            engine_options(build_experiment(cpfed(**changes)))
 
 
 def test_specs_with_other_colluders_are_not_one_program():

@@ -18,7 +18,7 @@ from dither.data import folders
 from dither.errors import DataError, RunExists, SpecError
 from dither.experiment import folder as runs
 from dither.experiment import sweeps, train
-from dither.experiment.build import accounted, build_task, deal
+from dither.experiment.build import accounted, build_experiment, deal
 from dither.experiment.compiled import check
 from dither.simulation import devices
 from dither.simulation.sharding import Shards
@@ -111,11 +111,11 @@ def test_a_streamed_run_that_was_killed_ends_as_one_in_memory(folder, tmp_path, 
 
 def test_what_was_read_is_charged_whatever_lies_there_by_then(folder, tmp_path):
     own = shutil.copytree(folder, tmp_path / "own")
-    task = build_task(spec_of(own, "yes"))
-    run = runs.RunFolder.create(tmp_path / "run", task.spec, train.provenance(task))
+    experiment = build_experiment(spec_of(own, "yes"))
+    run = runs.RunFolder.create(tmp_path / "run", experiment.spec, train.provenance(experiment))
     np.save(tmp_path / "x.npy", np.zeros((2400, 8), np.float32))
     os.replace(tmp_path / "x.npy", own / "x.npy")
-    account = train.spending(task, run, tmp_path / "ledger")
+    account = train.spending(experiment, run, tmp_path / "ledger")
     assert account.dataset == data_id(account.ledger, path=str(folder)) != data_id(account.ledger, path=str(own))
 
 
@@ -134,12 +134,12 @@ def test_a_home_folder_is_known_by_its_short_name(folder, tmp_path, monkeypatch)
 
 
 def test_a_continued_run_keeps_its_devices(folder):
-    task = build_task(spec_of(folder, "yes", **{"data.stream_memory": 0.01}))
-    assert check(task) == check(task, {"devices": 1}) == Shards()
-    assert check(task, {"devices": 2}) == Shards(clients=2)
+    experiment = build_experiment(spec_of(folder, "yes", **{"data.stream_memory": 0.01}))
+    assert check(experiment) == check(experiment, {"devices": 1}) == Shards()
+    assert check(experiment, {"devices": 2}) == Shards(clients=2)
     with pytest.raises(RunExists, match=r"begun on 64 devices; the 4 here .*DITHER_DEVICES=64"):
-        check(task, {"devices": 64})
-    assert check(task, {"devices": 64, "processes": 32}) == Shards()
+        check(experiment, {"devices": 64})
+    assert check(experiment, {"devices": 64, "processes": 32}) == Shards()
 
 
 @pytest.mark.slow
@@ -169,8 +169,8 @@ def test_each_run_of_a_batch_scores_its_own_training_records(folder):
     problems = [deal(spec, data.pool(dataset))[1] for spec in specs]
     joined = sweeps._joined(problems)
     assert not np.array_equal(*joined.train_rows)
-    for rows, federation in zip(joined.train_rows, joined.federations, strict=True):
-        np.testing.assert_array_equal(rows, np.sort(federation.order))
+    for rows, partition in zip(joined.train_rows, joined.partitions, strict=True):
+        np.testing.assert_array_equal(rows, np.sort(partition.order))
 
 
 @pytest.mark.slow
@@ -216,27 +216,27 @@ def test_too_little_memory_names_the_round_and_enough(folder):
         api.run(spec, out=folder.parent / "refused")
     assert not (folder.parent / "refused").exists()
     enough = replace(spec, data=replace(spec.data, stream_memory=0.01))
-    assert build_task(enough).dataset.streamed
+    assert build_experiment(enough).dataset.streamed
 
 
 def test_a_first_round_of_everyone_names_the_option(folder):
     spec = spec_of(folder, "yes", method="secure-fedavg", **{"privacy.noise": "paper", "privacy.epsilon": 8.0})
     with pytest.raises(SpecError, match=r"round 0 takes 40 clients .*method_options.first_round='cohort'"):
-        check(build_task(spec))
+        check(build_experiment(spec))
 
 
 def test_what_needs_records_in_memory_refuses_streamed_ones(folder):
     spec = spec_of(folder, "yes")
     with pytest.raises(SpecError, match="a sweep is not charged"):
         api.sweep(spec, {"seed": [0, 1]})
-    task = build_task(spec)
+    experiment = build_experiment(spec)
     with pytest.raises(DataError, match=r"data.stream='no'"):
-        np.asarray(task.problem.x)
+        np.asarray(experiment.problem.x)
     # What only needs counts works.
     assert accounted(spec)["proven"]
-    assert data.describe(task.dataset)["train_records"] == len(task.dataset.y_train)
+    assert data.describe(experiment.dataset)["train_records"] == len(experiment.dataset.y_train)
 
 
 def test_a_folder_with_a_column_of_a_table_is_refused(folder):
     with pytest.raises(DataError, match=r"group_column is given, but a folder of .npy files"):
-        build_task(spec_of(folder, "yes", **{"data.column": "site"}))
+        build_experiment(spec_of(folder, "yes", **{"data.column": "site"}))

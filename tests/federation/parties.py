@@ -65,12 +65,12 @@ def raw_training_table() -> Any:
     return frame.iloc[rows]
 
 
-def simulated(task: build.Task, layout: str) -> list[np.ndarray]:
+def simulated(experiment: build.Experiment, layout: str) -> list[np.ndarray]:
     """The server's state after a simulation of the same spec."""
     import jax
 
-    simulation, _, inputs = compiled.compiled(task, layout=layout, shards=ONE_DEVICE)
-    state = simulation.advance(simulation.start(inputs), inputs, 0, len(task.cohorts))
+    simulation, _, inputs = compiled.compiled(experiment, layout=layout, shards=ONE_DEVICE)
+    state = simulation.advance(simulation.start(inputs), inputs, 0, len(experiment.cohorts))
     return [np.asarray(leaf) for leaf in jax.tree.leaves(state.server)]
 
 
@@ -85,8 +85,8 @@ class Parties:
 
     def __post_init__(self) -> None:
         self.names = NAMES[: self.spec.num_clients]
-        self.task = build.build_task(self.spec)
-        dataset, federation = self.task.dataset, self.task.federation
+        self.experiment = build.build_experiment(self.spec)
+        dataset, federation = self.experiment.dataset, self.experiment.partition
         if not (self.folder / "keys").exists():
             keys.create(self.folder / "keys", self.names, hosts=["localhost"])
             for number, name in enumerate(self.names):
@@ -104,7 +104,7 @@ class Parties:
 
     def node(self, name: str, **changes: Any) -> Node:
         """A node as it is after a (re)start."""
-        arguments = {"approve": lambda terms, task: "test", "seeded": True, "say": self.said.append}
+        arguments = {"approve": lambda terms, experiment: "test", "seeded": True, "say": self.said.append}
         return Node(
             self.folder / "keys" / "parties" / name,
             Source(self.file(name), "diagnosis"),
@@ -113,7 +113,7 @@ class Parties:
 
     def coordinator(self, **changes: Any) -> coordinator.Coordinator:
         """A coordinator as it is after a (re)start."""
-        dataset = self.task.dataset
+        dataset = self.experiment.dataset
         exam = coordinator.Exam(
             dataset.schema, dataset.classes, (), dataset.x_test, dataset.y_test, "breast-cancer"
         )

@@ -44,7 +44,7 @@ class Hostile:
 
     def __init__(self, folder, parties):
         shutil.copytree(parties.folder, folder)
-        self.folder, self.task, self.spec = folder, parties.task, parties.spec
+        self.folder, self.experiment, self.spec = folder, parties.experiment, parties.spec
         self.parties = object.__new__(Parties)
         self.parties.__dict__ |= {**parties.__dict__, "folder": folder, "said": []}
         self.server = self.parties.coordinator()
@@ -88,7 +88,7 @@ class Hostile:
 
     def announce(self, ids, *, round=0, attempt=0, threshold=3):
         """An announcement that an honest server's own checks may forbid."""
-        cohort = Cohort(self.session.roster, round, attempt, threshold, self.task.num_params, tuple(ids))
+        cohort = Cohort(self.session.roster, round, attempt, threshold, self.experiment.num_params, tuple(ids))
         return self.session._pack(Kind.ANNOUNCE, cohort.pack(), cohort)
 
     def round(self, name, announce=None, *, round=0, value=0.0):
@@ -143,11 +143,11 @@ def test_attempts_of_a_round_never_give_two_sums_to_subtract(hostile):
     assert "is over" in why(hostile.round("ann", first))
     assert "another broadcast" in why(hostile.round("ann", second, value=1.0))
     session = hostile.session
-    session.announce(0, range(4), hostile.task.num_params)
+    session.announce(0, range(4), hostile.experiment.num_params)
     old = session._pack(Kind.UNSEAL, session._open().cohort.digest + bytes(4), session._open().cohort)
     assert "wrong attempt" in why(hostile.ask("ann", "unseal", {"run": hostile.terms.run}, {"secagg": old}))
     # Attempt 1 is opened; after that the round is over for this node, also after another restart.
-    session.announce(0, (0, 1, 2), hostile.task.num_params)
+    session.announce(0, (0, 1, 2), hostile.experiment.num_params)
     for name in NAMES[:3]:
         if name != "ann":  # a round begins with attempt 0
             assert hostile.round(name, first).kind == "upload"
@@ -167,7 +167,7 @@ def test_terms_cannot_change_under_a_run_that_was_agreed_on(hostile):
     found = hostile.terms.to_dict()
     quieter = hostile.terms.spec.with_values({"privacy.noise_std": 0.001})
     asked = []
-    hostile.restart("ann", approve=lambda terms, task: asked.append(terms.digest) or "asked")
+    hostile.restart("ann", approve=lambda terms, experiment: asked.append(terms.digest) or "asked")
     answer = hostile.ask("ann", "terms", {"terms": {**found, "spec": quieter.to_dict()}})
     assert "was agreed on with other terms" in why(answer)
     assert asked == []

@@ -58,7 +58,7 @@ def server_bits(coordinator):
 def test_what_no_honest_party_sends_excludes_it_and_the_round_goes_on(parties):
     """A signed upload of another type, whatever the spec says of updates that are not finite. (tests/attacks has
     the others.)"""
-    lies(parties, "dan", np.zeros(parties.task.num_params, np.int32))
+    lies(parties, "dan", np.zeros(parties.experiment.num_params, np.int32))
     summary = parties.coordinator().run()
     assert [line["counted"] for line in lines(parties)] == [["ann", "bob", "cat"]] * 3
     assert [list(line["refused"]) for line in lines(parties)] == [["dan"], [], []]
@@ -89,7 +89,7 @@ def test_a_liar_without_whom_the_terms_cannot_be_kept_ends_the_run_by_name(parti
 def test_honest_uploads_are_projected_onto_the_ball_and_the_server_drops_larger_ones(tmp_path, quick):
     """A refusal would tell the server a bit about an update: an honest node has none."""
     parties = Parties(tmp_path, small_spec(**{"federation.max_norm": 1e-6, "num_rounds": 1}))
-    lies(parties, "dan", np.ones(parties.task.num_params, np.float32))
+    lies(parties, "dan", np.ones(parties.experiment.num_params, np.float32))
     parties.coordinator().run()
     (line,) = lines(parties)
     assert line["counted"] == ["ann", "bob", "cat"]
@@ -119,7 +119,7 @@ def test_nodes_come_and_go_and_keep_their_state(tmp_path, quick):
     last = parties.coordinator()
     last.run()
     assert rounds == [0, 1, 2]
-    for ours, theirs in zip(server_bits(last), simulated(parties.task, "loop"), strict=True):
+    for ours, theirs in zip(server_bits(last), simulated(parties.experiment, "loop"), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     assert [parties.charged(name) for name in NAMES] == [[0, 1, 2]] * 4
 
@@ -208,8 +208,8 @@ def _message(parties):
 def test_terms_are_shown_approved_and_never_changed_behind_the_owners_back(parties, tmp_path):
     seen = []
 
-    def owner(terms, task):
-        seen.append(agreed.summary(terms, task, "ann"))
+    def owner(terms, experiment):
+        seen.append(agreed.summary(terms, experiment, "ann"))
         return "asked"
 
     parties.nodes["ann"] = parties.node("ann", approve=owner)
@@ -221,7 +221,7 @@ def test_terms_are_shown_approved_and_never_changed_behind_the_owners_back(parti
     assert "public seed" in shown["WARNING"]
     approved = agreed.approved(parties.nodes["ann"].folder)
 
-    def refuses(terms, task):
+    def refuses(terms, experiment):
         raise FederationError("the owner does not agree to the terms")
 
     # Another run, with a tenth of the noise: other terms, so the owner is asked again, and says no.
@@ -358,8 +358,8 @@ def test_small_federations_run_with_the_colluders_they_take_by_default(tmp_path,
     spec = small_spec(**changes, **{"secagg.mode": "real", "privacy.colluders": -1})
     parties = Parties(tmp_path, spec)
 
-    def owner(terms, task):
-        seen.append(agreed.summary(terms, task, "ann"))
+    def owner(terms, experiment):
+        seen.append(agreed.summary(terms, experiment, "ann"))
         return "asked"
 
     parties.nodes["ann"] = parties.node("ann", approve=owner)

@@ -326,11 +326,13 @@ def test_nbafl_can_take_its_clip_from_a_pilot_and_says_so():
         {**BASE, "method": "nbafl", "data.name": "breast-cancer", "batch_sampling": "full",
          "method_options.param_clip": 0.0, "privacy.epsilon": 50.0, "client_lr": 0.01}
     )  # fmt: skip
-    task = api.build_task(spec)
-    clip = float(task.prepared.hyper["param_clip"])
+    experiment = api.build_experiment(spec)
+    clip = float(experiment.prepared.hyper["param_clip"])
     assert 0 < clip < 10
-    assert any("median norm of a non-private pilot (errata N7)" in caveat for caveat in task.prepared.caveats)
-    assert float(api.build_task(spec).prepared.hyper["param_clip"]) == clip
+    assert any(
+        "median norm of a non-private pilot (errata N7)" in caveat for caveat in experiment.prepared.caveats
+    )
+    assert float(api.build_experiment(spec).prepared.hyper["param_clip"]) == clip
 
 
 def test_balanced_participation_never_differs_by_more_than_one():

@@ -49,7 +49,7 @@ def test_it_trains_with_a_proven_epsilon(name):
             "privacy.adjacency": "zero-out",
         }
     )
-    task = api.build_task(spec)
-    assert float(np.min(task.prepared.hyper["noise_std"])) > 0
-    assert api.proven_so_far(task, 5) == pytest.approx(1.0, rel=1e-3)
+    experiment = api.build_experiment(spec)
+    assert float(np.min(experiment.prepared.hyper["noise_std"])) > 0
+    assert api.proven_so_far(experiment, 5) == pytest.approx(1.0, rel=1e-3)
     assert spec.method_options == {"momentum": 0.5}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dither import models
-from dither.data import Federation, Mapped, mapped
+from dither.data import ClientPartition, Mapped, mapped
 from dither.errors import SpecError
 from dither.methods import cpfed, dp_scaffold, secure_fedavg
 from dither.secagg.encoding import FixedPoint
@@ -16,7 +16,7 @@ from dither.simulation import cohorts, engine, scoring, streaming
 from dither.simulation.aggregation import Aggregation
 from dither.simulation.arrays import Problem
 from dither.simulation.sharding import ONE_DEVICE, Shards
-from dither.types import Setting
+from dither.types import PrivacyPlan
 from tests.conftest import make_records, make_setting
 
 SIZES = np.array([12, 30, 17, 9, 25, 14, 21, 10, 28, 16], np.int32)
@@ -31,7 +31,7 @@ def problem_of(tmp_path, rng=0):
     np.save(tmp_path / "x.npy", x)
     order = np.random.default_rng(rng).permutation(count).astype(np.int32)
     start = (np.cumsum(SIZES) - SIZES).astype(np.int32)
-    federation = Federation(order, start, SIZES, tuple(f"client {i}" for i in range(len(SIZES))))
+    federation = ClientPartition(order, start, SIZES, tuple(f"client {i}" for i in range(len(SIZES))))
     weights = np.random.default_rng(1).random(TEST)
     in_memory = Problem(
         x,
@@ -44,7 +44,7 @@ def problem_of(tmp_path, rng=0):
     return in_memory, in_memory._replace(x=Mapped([np.load(tmp_path / "x.npy", mmap_mode="r")]))
 
 
-def setting_of(options=None, **changes) -> Setting:
+def setting_of(options=None, **changes) -> PrivacyPlan:
     given = {"cohort_size": 3, "num_rounds": ROUNDS, "noise": "given", "noise_std": 0.1, "lr_decay": 0.0}
     return make_setting(SIZES, **{**given, "options": options or {}, **changes})
 
@@ -209,7 +209,7 @@ def test_closing_gives_up_what_is_being_read(tmp_path, monkeypatch):
 def test_blocks_hold_whole_rounds_and_a_client_once():
     sizes = np.array([4, 3, 5, 2], np.int32)
     streamed = object.__new__(streaming.Streamed)
-    streamed._federation = Federation(np.arange(14), np.array([0, 4, 7, 12]), sizes, ())
+    streamed._federation = ClientPartition(np.arange(14), np.array([0, 4, 7, 12]), sizes, ())
     streamed._cohorts = [np.array(c) for c in ([0, 1], [1, 0], [1, 3], [2, 3], [2, 0])]
     assert (streamed._span(0, 9)[0], streamed._span(0, 9)[1].tolist()) == (3, [0, 1, 3])
     assert (streamed._span(3, 9)[0], streamed._span(3, 9)[1].tolist()) == (4, [2, 3])

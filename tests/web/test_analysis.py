@@ -25,24 +25,24 @@ def text(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def task(text):
-    return analysis.task_of(analysis.safe_spec(text, "run"))
+def experiment(text):
+    return analysis.assemble(analysis.safe_spec(text, "run"))
 
 
 @pytest.fixture(scope="module")
-def found(task):
-    return analysis.analysis(task, [2, 4, 6, 8])
+def found(experiment):
+    return analysis.analysis(experiment, [2, 4, 6, 8])
 
 
-def test_epsilon_by_round_grows_to_that_of_the_run(task, found):
+def test_epsilon_by_round_grows_to_that_of_the_run(experiment, found):
     values = found["epsilon"]["values"]
     assert values == sorted(values)
-    assert values[1] == proven_so_far(task, 4)
-    table = [row for row in proven(task) if row["view"] == "upload" and row["adjacency"] == "zero-out"]
+    assert values[1] == proven_so_far(experiment, 4)
+    table = [row for row in proven(experiment) if row["view"] == "upload" and row["adjacency"] == "zero-out"]
     assert values[-1] == pytest.approx(table[0]["value"])
 
 
-def test_each_client_has_its_own_epsilon_and_the_largest_is_the_run(task, found):
+def test_each_client_has_its_own_epsilon_and_the_largest_is_the_run(experiment, found):
     clients = found["clients"]
     assert max(clients["epsilon"]) == pytest.approx(found["epsilon"]["values"][-1], rel=1e-6)
     assert sum(clients["participations"]) == 8 * 3
@@ -50,22 +50,22 @@ def test_each_client_has_its_own_epsilon_and_the_largest_is_the_run(task, found)
     assert [by_count[count] for count in sorted(by_count)] == sorted(by_count.values())
 
 
-def test_the_map_is_who_took_part(task, found):
+def test_the_map_is_who_took_part(experiment, found):
     grid = found["cohorts"]["took_part"]
     assert [sum(row) for row in grid] == found["clients"]["participations"]
-    assert {client for client in range(6) if grid[client][0]} == set(task.cohorts[0].tolist())
+    assert {client for client in range(6) if grid[client][0]} == set(experiment.cohorts[0].tolist())
 
 
-def test_the_noise_is_what_the_method_releases(task, found):
+def test_the_noise_is_what_the_method_releases(experiment, found):
     uplink = found["noise"]["uplink"]
     assert len(set(uplink["std"])) == 1
     assert uplink["multiplier"][0] == pytest.approx(uplink["std"][0] / uplink["sensitivity"][0])
 
 
-def test_a_run_that_was_cut_short_is_judged_by_what_it_made(task):
-    assert analysis.analysis(task, [2, 4])["epsilon"]["rounds"] == [2, 4]
+def test_a_run_that_was_cut_short_is_judged_by_what_it_made(experiment):
+    assert analysis.analysis(experiment, [2, 4])["epsilon"]["rounds"] == [2, 4]
     with pytest.raises(NotComputed, match="no round"):
-        analysis.analysis(task, [])
+        analysis.analysis(experiment, [])
 
 
 def test_what_is_not_on_this_machine_is_not_fetched(text, tmp_path, monkeypatch):
@@ -77,12 +77,12 @@ def test_what_is_not_on_this_machine_is_not_fetched(text, tmp_path, monkeypatch)
     monkeypatch.delenv("DITHER_DATA", raising=False)
     spec = analysis.safe_spec(text.replace('name = "breast-cancer"', 'name = "adult"'), "run")
     with pytest.raises(NotComputed, match="dither data get adult"):
-        analysis.task_of(spec)
+        analysis.assemble(spec)
 
 
 @pytest.mark.slow
-def test_the_bound_at_the_run_own_noise(task):
-    bound = analysis.bound(task)
+def test_the_bound_at_the_run_own_noise(experiment):
+    bound = analysis.bound(experiment)
     assert bound["rounds"][-1] == 8
     total = [sum(term[i] for term in bound["terms"].values()) for i in range(len(bound["rounds"]))]
     assert bound["total"] == pytest.approx(total)

@@ -23,15 +23,15 @@ from dither.auditing.worlds import (
     KIND,
     VIEWS,
     Code,
-    Experiment,
     KeysOf,
+    PairedRuns,
     Schedule,
     Seen,
     floats_per_trial,
     schedule,
 )
 from dither.errors import SpecError, did_you_mean
-from dither.experiment.build import Task, build_task, claim_after, claimed, proven
+from dither.experiment.build import Experiment, build_experiment, claim_after, claimed, proven
 from dither.experiment.partial import Unfinished
 from dither.privacy import sampling
 from dither.spec import Spec
@@ -78,7 +78,7 @@ class Audit:
 
 
 def audit(
-    what: Spec | str | Path | Mapping[str, Any] | Task,
+    what: Spec | str | Path | Mapping[str, Any] | Experiment,
     *,
     values: Mapping[str, Any] | None = None,
     views: Sequence[str] = VIEWS,
@@ -95,7 +95,7 @@ def audit(
     on_row: Callable[[dict[str, Any]], None] | None = None,
     keep: str | Path | None = None,
 ) -> Audit:
-    """Attack a spec (or a preset, a TOML file, a run's spec, a `Task`): a lower bound on ε for each view.
+    """Attack a spec (or a preset, a TOML file, a run's spec, a `Experiment`): a lower bound on ε for each view.
 
     Each row holds with probability `confidence`, whatever form of bound is its largest. `trials` are made in each
     of two worlds. `rounds` looks at the target's first rounds only: still a lower bound for the whole run. `made`
@@ -110,28 +110,40 @@ def audit(
         raise SpecError(f"confidence={confidence} must lie between 0.5 and 1")
     if trials < _FEWEST:
         raise SpecError(f"trials={trials} are too few to say anything; give at least {_FEWEST}")
-    if isinstance(what, Task):
-        task = what
+    if isinstance(what, Experiment):
+        experiment = what
     else:
         spec = Spec.from_any(what).with_values(values or {})
-        task = build_task(spec, data_dir=data_dir, dataset=dataset)
+        experiment = build_experiment(spec, data_dir=data_dir, dataset=dataset)
     if made is not None:
-        ended = claim_after(task, made) if made < len(task.cohorts) else task.prepared.claim
-        task = replace(task, cohorts=task.cohorts[:made], prepared=task.prepared._replace(claim=ended))
-    if task.prepared.per_client:
-        raise SpecError(f"{task.spec.method} protects whole clients; an audit replaces one record")
-    code = Code.of(task.prepared)
+        ended = claim_after(experiment, made) if made < len(experiment.cohorts) else experiment.prepared.claim
+        experiment = replace(
+            experiment, cohorts=experiment.cohorts[:made], prepared=experiment.prepared._replace(claim=ended)
+        )
+    if experiment.prepared.per_client:
+        raise SpecError(f"{experiment.spec.method} protects whole clients; an audit replaces one record")
+    code = Code.of(experiment.prepared)
     code = code._replace(build=build or code.build, keys=keys or code.keys)
-    table, claim = proven(task), claimed(task.prepared.claim)
-    auditor = _Auditor(task, code, table, trials, confidence, rounds, seed)
+    table, claim = proven(experiment), claimed(experiment.prepared.claim)
+    auditor = _Auditor(experiment, code, table, trials, confidence, rounds, seed)
     wanted = [(view, "run") for view in views]
-    if "upload" in views and "message" in (claim["unit"], task.spec.privacy.unit):
+    if "upload" in views and "message" in (claim["unit"], experiment.spec.privacy.unit):
         wanted.insert(0, ("upload", "message"))
         if rounds == 1:
             wanted.remove(("upload", "run"))  # it would be the same
     if canaries:
         wanted.append(("upload", "one run"))
-    about = [task.spec.digest(), task.data_digest, trials, confidence, rounds, made, seed, canaries, wanted]
+    about = [
+        experiment.spec.digest(),
+        experiment.data_digest,
+        trials,
+        confidence,
+        rounds,
+        made,
+        seed,
+        canaries,
+        wanted,
+    ]
     kept = Unfinished(None if build or keys else keep, "audit", about)
     rows, found = [], []
     for view, unit in wanted:
@@ -140,19 +152,19 @@ def audit(
             row = auditor.attack_once(canaries) if unit == "one run" else auditor.attack(view, unit)
             kept.put(f"{view} {unit}", auditor.state(row))
         found.append(row)
-        rows.append(plain_row(row, task, table, claim, confidence, auditor.reached(row)))
+        rows.append(plain_row(row, experiment, table, claim, confidence, auditor.reached(row)))
         if on_row:
             on_row(rows[-1])
     kept.done()
-    return Audit(task.spec, confidence, claim, rows, auditor.notes, found)
+    return Audit(experiment.spec, confidence, claim, rows, auditor.notes, found)
 
 
 class _Auditor:
-    """Attacks views of one task one after the other."""
+    """Attacks views of one experiment one after the other."""
 
     def __init__(
         self,
-        task: Task,
+        experiment: Experiment,
         code: Code,
         table: list[dict[str, Any]],
         trials: int,
@@ -160,16 +172,16 @@ class _Auditor:
         rounds: int | None,
         seed: int,
     ) -> None:
-        self.task, self.code, self.table = task, code, table
+        self.experiment, self.code, self.table = experiment, code, table
         self.trials, self.confidence, self.rounds = trials, confidence, rounds
         self.notes: list[str] = []
         self._final = False  # whether the view at hand is the final model alone
         self._next_seed = (seed * 0x9E3779B1 + 1) % 2**32
         self._position: int | None = None
-        self._experiments: dict[Any, Experiment] = {}
-        self.sizes = np.asarray(task.federation.size)
+        self._paired_runs: dict[Any, PairedRuns] = {}
+        self.sizes = np.asarray(experiment.partition.size)
         # What the method reveals says how it samples; the code under audit may be another.
-        self.algorithm = task.prepared.build(task.prepared.hyper)
+        self.algorithm = experiment.prepared.build(experiment.prepared.hyper)
 
     # Between rows
 
@@ -198,26 +210,26 @@ class _Auditor:
 
     def attack(self, view: str, unit: str) -> Row:
         """The best of the designs, then pilot and trials."""
-        spec = self.task.spec
+        spec = self.experiment.spec
         plan = self._schedule(view, 1 if unit == "message" else self.rounds)
         release = self._release(plan)
         trials, plan, affordable = self._affordable(view, plan)
-        experiment = self._experiment(view, plan)
+        paired = self._paired(view, plan)
         self._final = view == "final"
         size = int(self.sizes[plan.target])
         options = self._designs(view, plan, release)
         used = round_rate(release, spec.local_steps)
         search = min(int(np.clip(40 / used, _SEARCH, 8192)), max(affordable // 20, 8))
-        placed = [self._place(experiment, design, size, release, search) for design in options]
+        placed = [self._place(paired, design, size, release, search) for design in options]
         told, design, pair, line = max(placed, key=lambda found: found[0])
         if told == -math.inf:
             raise SpecError(f"view {view!r}: one record moves nothing here, or nothing finite; there is no attack")
 
         pilot_size = min(int(np.clip(100 / used, _PILOT, _MOST_PILOT)), max(affordable // 2, 50))
-        pilot = self._pilot(experiment, design, pair, line, pilot_size)
+        pilot = self._pilot(paired, design, pair, line, pilot_size)
         score = scores.learn(pilot)
         pilot_in, pilot_out = score(pilot.seen_in), score(pilot.seen_out)
-        seen_in, seen_out = (self._observe(experiment, design, pair, line, which, trials) for which in (0, 1))
+        seen_in, seen_out = (self._observe(paired, design, pair, line, which, trials) for which in (0, 1))
         scores_in, scores_out = score(seen_in), score(seen_out)
 
         plain = is_plain(release)
@@ -236,14 +248,14 @@ class _Auditor:
 
     def attack_once(self, canaries: int) -> Row:
         """Many canaries in one run."""
-        spec = self.task.spec
+        spec = self.experiment.spec
         plan = self._schedule("upload", self.rounds)
         trial = one_run.run(
             self.code,
-            self.task.model,
+            self.experiment.model,
             plan,
             self.sizes,
-            num_features=self.task.problem.x.shape[1],
+            num_features=self.experiment.problem.x.shape[1],
             canaries=canaries,
             movement=self._movement("upload", plan),
             seed=self._seeds(1)[0],
@@ -280,7 +292,7 @@ class _Auditor:
             return []
         steps, count = [], len(row.scores_in)
         while count >= 100:
-            aim = {"delta": self.task.spec.privacy.delta, "confidence": self.confidence}
+            aim = {"delta": self.experiment.spec.privacy.delta, "confidence": self.confidence}
             found = bounds.count_bound(row.scores_in[:count], row.scores_out[:count], row.cuts, **aim)
             step = {"trials": count, "counts": found.value}
             if row.mu_cuts:
@@ -293,9 +305,9 @@ class _Auditor:
     # Pieces
 
     def _schedule(self, view: str, rounds: int | None) -> Schedule:
-        spec = self.task.spec
+        spec = self.experiment.spec
         return schedule(
-            self.task.cohorts,
+            self.experiment.cohorts,
             self.sizes,
             view=view,
             rounds=rounds,
@@ -307,28 +319,28 @@ class _Auditor:
         info = RoundInfo(int(plan.rounds[0]), target, int(self.sizes[target]), int(plan.cohort_sizes[0]))
         return tuple(r for r in self.algorithm.releases(info) if r.channel == "uplink")
 
-    def _experiment(self, view: str, plan: Schedule) -> Experiment:
+    def _paired(self, view: str, plan: Schedule) -> PairedRuns:
         kind = KIND[view]
         key = (kind, len(plan.rounds))
-        if key not in self._experiments:
-            self._experiments[key] = self._compiled(kind, view, plan)
-        return self._experiments[key]
+        if key not in self._paired_runs:
+            self._paired_runs[key] = self._compiled(kind, view, plan)
+        return self._paired_runs[key]
 
-    def _compiled(self, kind: str, view: str, plan: Schedule) -> Experiment:
-        task = self.task
-        members = plan.cohorts.shape[1] if view != "upload" else (1 if task.num_params > _LARGE else 2)
-        return Experiment(
+    def _compiled(self, kind: str, view: str, plan: Schedule) -> PairedRuns:
+        experiment = self.experiment
+        members = plan.cohorts.shape[1] if view != "upload" else (1 if experiment.num_params > _LARGE else 2)
+        return PairedRuns(
             self.code,
             kind,
             plan,
             self.sizes,
-            exposures=task.prepared.exposures if kind == "evolving" else 0,
-            alone=task.num_params > _LARGE,
-            work=floats_per_trial(task.model, task.problem.x.shape[1], self._width(), members),
+            exposures=experiment.prepared.exposures if kind == "evolving" else 0,
+            alone=experiment.num_params > _LARGE,
+            work=floats_per_trial(experiment.model, experiment.problem.x.shape[1], self._width(), members),
         )
 
     def _width(self) -> int:
-        spec = self.task.spec
+        spec = self.experiment.spec
         if spec.batch_sampling in ("full", "poisson-full"):
             return int(self.sizes.max())
         sampler = sampling.make(
@@ -343,12 +355,13 @@ class _Auditor:
     def _affordable(self, view: str, plan: Schedule) -> tuple[int, Schedule, int]:
         """Fewer rounds, then fewer trials, where all would take too long; a lower bound stays one. Also how many
         trials would take no longer than that, for the pilots to keep to."""
-        spec = self.task.spec
+        spec = self.experiment.spec
         members = plan.cohorts.shape[1] if view != "upload" else 1
         if view in ("broadcast", "final"):
             members *= 2  # the adversary's own expectation
         one = members * (
-            spec.local_steps * self.task.num_params * (6.0 * self._width() + 60.0) + self._sampling_operations()
+            spec.local_steps * self.experiment.num_params * (6.0 * self._width() + 60.0)
+            + self._sampling_operations()
         )
         rounds = len(plan.rounds)
         fit = int(np.clip(_OPERATIONS / (2 * self.trials * one), 1, rounds))
@@ -363,7 +376,7 @@ class _Auditor:
 
     def _sampling_operations(self) -> float:
         """About what drawing a round's batches costs: sorts for permutations, comparisons for small subsets."""
-        spec, size = self.task.spec, float(self.sizes.max())
+        spec, size = self.experiment.spec, float(self.sizes.max())
         if spec.batch_sampling in ("shuffled", "disjoint"):
             return 2000.0 * size * (2 if spec.batch_sampling == "shuffled" else 1)
         if spec.batch_sampling == "fixed":
@@ -372,7 +385,7 @@ class _Auditor:
 
     def _movement(self, view: str, plan: Schedule) -> float:
         """How far training can carry the model along the line, as long as broadcasts are not chosen anew."""
-        spec, hyper = self.task.spec, self.task.prepared.hyper
+        spec, hyper = self.experiment.spec, self.experiment.prepared.hyper
         step = float(hyper.get("client_lr", spec.client_lr))
         reach = float(hyper.get("clip_norm", 1.0))
         noise = float(np.max(np.asarray(hyper.get("noise_std", 0.0))))
@@ -381,19 +394,19 @@ class _Auditor:
         return min(moved, 500.0)
 
     def _designs(self, view: str, plan: Schedule, release: tuple[Release, ...]) -> list[Design]:
-        task, spec = self.task, self.task.spec
+        experiment, spec = self.experiment, self.experiment.spec
         rows = [r for r in self.table if r["view"] == view and r["adjacency"] == spec.adjacency]
         rests_on_bound = any(row["recipe"].startswith("R6") for row in rows)
-        features = task.problem.x.shape[1]
+        features = experiment.problem.x.shape[1]
         norm_bound = None
         if rests_on_bound:
-            schema = task.dataset.schema
+            schema = experiment.dataset.schema
             squared = float(features)
             if schema is not None:
                 squared = min(squared, schema.squared_norm_bound(spec.data.encoding, spec.data.features))
             norm_bound = math.sqrt(squared)
         return designs(
-            task.model,
+            experiment.model,
             features,
             adjacency=spec.adjacency,
             movement=self._movement(view, plan),
@@ -405,7 +418,7 @@ class _Auditor:
         )
 
     def _place(
-        self, experiment: Experiment, design: Design, size: int, release: tuple[Release, ...], count: int
+        self, paired: PairedRuns, design: Design, size: int, release: tuple[Release, ...], count: int
     ) -> tuple[float, Design, tuple[World, World], np.ndarray]:
         """How well a design tells its worlds apart in a short pilot, with the canary where it is used most."""
         rows = int(self.sizes.max())
@@ -419,14 +432,14 @@ class _Auditor:
         else:
             all_in = made(True, everywhere)
             all_out = made(False, everywhere) if design.neighbour is not None else made(True, nowhere)
-        line = experiment.line(all_in, all_out, design.start)
+        line = paired.line(all_in, all_out, design.start)
         if not np.any(line) or not np.all(np.isfinite(line)):
             return -math.inf, design, (all_in, all_out), line
         position = 0
         if not is_plain(release):
-            position = self._most_used(experiment, design, made, line, size)
+            position = self._most_used(paired, design, made, line, size)
         pair = made(True, np.array([position])), made(False, np.array([position]))
-        pilot = self._pilot(experiment, design, pair, line, count)
+        pilot = self._pilot(paired, design, pair, line, count)
         if not all(np.all(np.isfinite(seen.target)) for seen in pilot):
             return -math.inf, design, pair, line
         score = scores.learn(pilot)
@@ -435,7 +448,7 @@ class _Auditor:
         return bonus * scores.separation(score, pilot), design, pair, line
 
     def _most_used(
-        self, experiment: Experiment, design: Design, made: Callable[..., World], line: np.ndarray, size: int
+        self, paired: PairedRuns, design: Design, made: Callable[..., World], line: np.ndarray, size: int
     ) -> int:
         """Where the canary is used. Batches that are drawn show half of the records now more, now less, and then
         any place will do; where they show always the same, the sampler has forgotten its randomness, and halving
@@ -446,8 +459,8 @@ class _Auditor:
 
         def shown(positions: np.ndarray) -> np.ndarray:
             own = made(True, positions)
-            inputs = experiment.inputs(own, own, design.start, line, noise=False)
-            return experiment.observe(inputs, seeds, final=self._final).target
+            inputs = paired.inputs(own, own, design.start, line, noise=False)
+            return paired.observe(inputs, seeds, final=self._final).target
 
         nothing = shown(np.arange(0))
         low, high = 0, size
@@ -462,28 +475,28 @@ class _Auditor:
         return low
 
     def _pilot(
-        self, experiment: Experiment, design: Design, pair: tuple[World, World], line: np.ndarray, count: int
+        self, paired: PairedRuns, design: Design, pair: tuple[World, World], line: np.ndarray, count: int
     ) -> scores.Pilot:
         seen: list[Seen] = []
         plain: list[Seen] = []
         for own in pair:
             seeds = self._seeds(count)
             for noise, into in ((True, seen), (False, plain)):
-                inputs = experiment.inputs(own, pair[1], design.start, line, noise=noise)
-                into.append(experiment.observe(inputs, seeds, final=self._final))
+                inputs = paired.inputs(own, pair[1], design.start, line, noise=noise)
+                into.append(paired.observe(inputs, seeds, final=self._final))
         return scores.Pilot(*seen, *plain)
 
     def _observe(
         self,
-        experiment: Experiment,
+        paired: PairedRuns,
         design: Design,
         pair: tuple[World, World],
         line: np.ndarray,
         which: int,
         count: int,
     ) -> Seen:
-        inputs = experiment.inputs(pair[which], pair[1], design.start, line, noise=True)
-        return experiment.observe(inputs, self._seeds(count), final=self._final)
+        inputs = paired.inputs(pair[which], pair[1], design.start, line, noise=True)
+        return paired.observe(inputs, self._seeds(count), final=self._final)
 
     def _seeds(self, count: int) -> np.ndarray:
         """Seeds that no other trial of this audit has."""

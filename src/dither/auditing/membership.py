@@ -16,9 +16,9 @@ from scipy.stats import norm
 
 from dither import models
 from dither.auditing import bounds
-from dither.data import Dataset, Federation
+from dither.data import ClientPartition, Dataset
 from dither.errors import SpecError
-from dither.experiment.build import Task, build_task, load_data
+from dither.experiment.build import Experiment, build_experiment, load_data
 from dither.simulation import engine
 from dither.spec import Spec
 
@@ -31,7 +31,7 @@ class Membership(NamedTuple):
     auc: float
     tpr_at: dict[float, float]  # false positive rate -> true positive rate
     bound: bounds.LowerBound
-    task: Task
+    experiment: Experiment
     accuracy: float  # of the models, on held-out records
 
 
@@ -56,10 +56,10 @@ def lira(
     rng = np.random.default_rng([seed, 0x117A])
     pairs = rng.permutation(len(whole.y_train))[: len(whole.y_train) // 2 * 2].reshape(-1, 2)
     half = whole._replace(x_train=whole.x_train[pairs[:, 0]], y_train=whole.y_train[pairs[:, 0]])
-    task = build_task(spec, dataset=half)
+    experiment = build_experiment(spec, dataset=half)
     coins = rng.integers(0, 2, (shadows, len(pairs)))
-    params = _train(task, whole, pairs, coins, rng)
-    confidences, accuracy = _confidences(task, params, whole)
+    params = _train(experiment, whole, pairs, coins, rng)
+    confidences, accuracy = _confidences(experiment, params, whole)
     ratios = _likelihood_ratios(confidences, _members(pairs, coins, len(whole.y_train)))
 
     rows = np.arange(len(pairs))
@@ -83,48 +83,49 @@ def lira(
         _auc(scores_in, scores_out),
         {fpr: float(np.mean(scores_in > np.quantile(scores_out, 1 - fpr))) for fpr in (0.001, 0.01, 0.1)},
         best._replace(confidence=confidence),
-        task,
+        experiment,
         accuracy,
     )
 
 
 def _train(
-    task: Task, whole: Dataset, pairs: np.ndarray, coins: np.ndarray, rng: np.random.Generator
+    experiment: Experiment, whole: Dataset, pairs: np.ndarray, coins: np.ndarray, rng: np.random.Generator
 ) -> models.Params:
     """All models in one sweep: they share data, method and cohorts, and differ in who is in and in their seed."""
-    prepared, shadows = task.prepared, len(coins)
+    prepared, shadows = experiment.prepared, len(coins)
     chosen = pairs[np.arange(len(pairs))[None], coins]  # [shadows, pairs]: rows of the whole set
-    federations = [
-        Federation(rows[task.federation.order].astype(np.int32), *task.federation[1:]) for rows in chosen
+    partitions = [
+        ClientPartition(rows[experiment.partition.order].astype(np.int32), *experiment.partition[1:])
+        for rows in chosen
     ]
     count = len(whole.y_train)
     problem = engine.Problem(
         np.concatenate([whole.x_train, whole.x_test]),
         np.concatenate([whole.y_train, whole.y_test]),
-        federations,
+        partitions,
         [np.arange(count, count + 1)],
         [np.ones(1)],
     )
     return engine.simulate(
         prepared.build,
-        task.model,
+        experiment.model,
         problem,
-        num_rounds=len(task.cohorts),
+        num_rounds=len(experiment.cohorts),
         cohort_size=prepared.cohort_size_at,
         seeds=rng.integers(0, 2**32, shadows, dtype=np.uint32).tolist(),
         hyper={name: np.stack([np.asarray(value)] * shadows) for name, value in prepared.hyper.items()},
-        cohorts=[np.stack(task.cohorts)] if len({len(c) for c in task.cohorts}) == 1 else None,
-        eval_every=len(task.cohorts),
+        cohorts=[np.stack(experiment.cohorts)] if len({len(c) for c in experiment.cohorts}) == 1 else None,
+        eval_every=len(experiment.cohorts),
     ).params
 
 
-def _confidences(task: Task, params: models.Params, whole: Dataset) -> tuple[np.ndarray, float]:
+def _confidences(experiment: Experiment, params: models.Params, whole: Dataset) -> tuple[np.ndarray, float]:
     """ln p/(1-p) of the true class, `[models, records]`, and the mean accuracy on test records."""
 
     @jax.jit
     def one(own: models.Params) -> tuple[jax.Array, jax.Array]:
-        probabilities = models.probabilities(task.model.apply(own, whole.x_train))
-        right = models.predict(task.model.apply(own, whole.x_test)) == whole.y_test
+        probabilities = models.probabilities(experiment.model.apply(own, whole.x_train))
+        right = models.predict(experiment.model.apply(own, whole.x_test)) == whole.y_test
         return probabilities[np.arange(len(whole.y_train)), whole.y_train], right.mean()
 
     found, accuracy = jax.lax.map(one, params)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dither.auditing import bounds, scores
-from dither.experiment.build import Task
+from dither.experiment.build import Experiment
 from dither.privacy import sampling
 from dither.types import Release
 
@@ -94,14 +94,14 @@ def exhibit(pilot: scores.Pilot, score: scores.Score, release: tuple[Release, ..
 
 def plain_row(
     row: Row,
-    task: Task,
+    experiment: Experiment,
     table: list[dict[str, Any]],
     claim: dict[str, Any],
     confidence: float,
     reached: list[dict[str, Any]],
 ) -> dict[str, Any]:
     """A row as plain values, with what is proved for the same view, and the verdict."""
-    adjacency = task.spec.adjacency
+    adjacency = experiment.spec.adjacency
     unit = "run" if row.unit == "one run" else row.unit
     match = next(
         r
@@ -109,14 +109,14 @@ def plain_row(
         if r["view"] == row.view and r["adjacency"] == adjacency and r["unit"].split(",")[0] == unit
     )
     best = max(row.bounds, key=lambda b: b.value)
-    spoken_of = claim["unit"] == unit and claim["adjacency"] == adjacency and _claim_covers(row, task)
+    spoken_of = claim["unit"] == unit and claim["adjacency"] == adjacency and _claim_covers(row, experiment)
     claim_here = claim["value"] if spoken_of else None
     violated = not match["assumed"] and best.value > match["value"] * (1 + 1e-6)
     return {
         "view": row.view,
         "unit": row.unit,
         "adjacency": adjacency,
-        "delta": task.spec.privacy.delta,
+        "delta": experiment.spec.privacy.delta,
         "claimed": claim_here,
         "proven": match["value"],
         "recipe": match["recipe"],
@@ -138,11 +138,13 @@ def plain_row(
     }
 
 
-def _claim_covers(row: Row, task: Task) -> bool:
+def _claim_covers(row: Row, experiment: Experiment) -> bool:
     """Whether the paper's ε is meant for this adversary: claims that credit the others' noise are for sums,
     NbAFL's is for an outsider who sees L uploads."""
-    credited = task.spec.method_options.get("aggregation_credit") or task.spec.method_options.get("equal_credit")
-    if credited or "credited_clients" in task.spec.method_options:
+    credited = experiment.spec.method_options.get("aggregation_credit") or experiment.spec.method_options.get(
+        "equal_credit"
+    )
+    if credited or "credited_clients" in experiment.spec.method_options:
         return row.view != "upload"
-    exposures = task.prepared.exposures
+    exposures = experiment.prepared.exposures
     return not exposures or row.view in ("broadcast", "final") or row.rounds <= exposures

@@ -94,7 +94,7 @@ class Inputs(NamedTuple):
 KIND = {"upload": "upload", "sum": "sum", "broadcast": "evolving", "final": "evolving"}
 
 
-class Experiment:
+class PairedRuns:
     """One kind of view of one method, compiled for one schedule: uploads, sums, or models that evolve."""
 
     def __init__(

@@ -128,9 +128,9 @@ def join(
         elif not quiet:
             typer.echo(line)
 
-    def ask(terms: Any, task: Any) -> str:
+    def ask(terms: Any, experiment: Any) -> str:
         silent = as_json or quiet
-        return _ask_owner(federation, terms, task, yes=yes, digest=approve, as_json=as_json, silent=silent)
+        return _ask_owner(federation, terms, experiment, yes=yes, digest=approve, as_json=as_json, silent=silent)
 
     with going_on("the same command takes up where this one ended"):
         result = joining.join(
@@ -171,12 +171,19 @@ def join(
 
 
 def _ask_owner(
-    folder: Path, terms: Any, task: Any, *, yes: bool, digest: str, as_json: bool = False, silent: bool = False
+    folder: Path,
+    terms: Any,
+    experiment: Any,
+    *,
+    yes: bool,
+    digest: str,
+    as_json: bool = False,
+    silent: bool = False,
 ) -> str:
     """The owner's word on the terms, or FederationError."""
     from dither.federation import agreement as agreed
 
-    rows = agreed.summary(terms, task, agreed_name(folder))
+    rows = agreed.summary(terms, experiment, agreed_name(folder))
     if as_json:
         print_event("terms", digest=terms.digest, terms=dict(rows))
     elif not silent:
@@ -402,9 +409,9 @@ class _ServerView(_Silent):
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         self._bar = Progress(
-            TextColumn("round {task.completed}/{task.total}"),
+            TextColumn("round {experiment.completed}/{experiment.total}"),
             BarColumn(bar_width=None),
-            TextColumn("accuracy {task.fields[accuracy]}"),
+            TextColumn("accuracy {experiment.fields[accuracy]}"),
             TimeElapsedColumn(),
             console=self._console,
         )

@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dither.experiment.build import Task
+    from dither.experiment.build import Experiment
     from dither.experiment.train import Run
 
 SEEN = {
@@ -49,21 +49,21 @@ class RunProgress:
         if self._bar is not None:
             self._bar.stop()
 
-    def start(self, task: Task, folder: Path, done: int) -> None:
+    def start(self, experiment: Experiment, folder: Path, done: int) -> None:
         from dither.api import planned_rounds
         from dither.experiment.compiled import sharing_note
 
-        self.folder, self._total, self._printed = folder, planned_rounds(task), done
+        self.folder, self._total, self._printed = folder, planned_rounds(experiment), done
         if self.silent:
             return
         console = terminal()
-        claim = task.prepared.claim
+        claim = experiment.prepared.claim
         epsilon = epsilon_text(claim.value)
         unit = f"/{claim.unit}" if claim.unit != "run" else ""
         self._claimed = f"claimed ε {epsilon}{unit}"
         self._epsilon = self._claimed
-        self._task_at_hand, self._accounting = task, 0.0
-        if note := sharing_note(task):
+        self._task_at_hand, self._accounting = experiment, 0.0
+        if note := sharing_note(experiment):
             console.print(f"note: {escape(note)}", highlight=False)
         if done:
             console.print(f"resuming {escape(str(folder))} after round {done}", highlight=False)
@@ -72,9 +72,9 @@ class RunProgress:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
         self._bar = Progress(
-            TextColumn("round {task.completed}/{task.total}"),
+            TextColumn("round {experiment.completed}/{experiment.total}"),
             BarColumn(bar_width=None),
-            TextColumn("{task.fields[scores]}  {task.fields[epsilon]}"),
+            TextColumn("{experiment.fields[scores]}  {experiment.fields[epsilon]}"),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),

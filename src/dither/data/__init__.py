@@ -42,7 +42,7 @@ _EXPORTS = {
     "load": "catalog",
     "packaged_schema": "catalog",
     "PARTITIONS": "partitions",
-    "Federation": "partitions",
+    "ClientPartition": "partitions",
     "partition": "partitions",
     "per_client_split": "partitions",
     "class_counts": "pictures",
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from dither.data.mapped import Mapped as Mapped
     from dither.data.mapped import zeros_aligned as zeros_aligned
     from dither.data.partitions import PARTITIONS as PARTITIONS
-    from dither.data.partitions import Federation as Federation
+    from dither.data.partitions import ClientPartition as ClientPartition
     from dither.data.partitions import partition as partition
     from dither.data.partitions import per_client_split as per_client_split
     from dither.data.pictures import class_counts as class_counts

@@ -1,6 +1,6 @@
 """Who holds which rows: the ways the papers spread a data set over clients.
 
-A `Federation` names rows and copies none. Clients may differ in size; nothing is padded here: the engine
+A `ClientPartition` names rows and copies none. Clients may differ in size; nothing is padded here: the engine
 masks what it pads. Every kind is deterministic in the seed, and no client is left without records.
 """
 
@@ -19,7 +19,7 @@ PARTITIONS = ("iid", "one-class", "similarity", "dirichlet", "column")
 DIRICHLET_DRAWS = 100
 
 
-class Federation(NamedTuple):
+class ClientPartition(NamedTuple):
     """The rows of each client: `order[start[k] : start[k] + size[k]]` belong to client k."""
 
     order: np.ndarray  # int32 [total], row numbers grouped by client
@@ -43,7 +43,7 @@ def partition(
     alpha: float = 0.5,
     groups: np.ndarray | Sequence[str] | None = None,
     records_per_client: int = 0,
-) -> Federation:
+) -> ClientPartition:
     """Spread the training records over clients.
 
     "iid"         a uniform random split; sizes differ by at most one
@@ -92,12 +92,12 @@ def partition(
         # "iid" is 100% similarity.
         percent = 100.0 if kind == "iid" else similarity
         rows = _similarity(labels, num_clients, records_per_client, percent, rng)
-    return _federation(rows, tuple(f"client {client}" for client in range(num_clients)))
+    return _partition(rows, tuple(f"client {client}" for client in range(num_clients)))
 
 
 def per_client_split(
-    federation: Federation, *, fractions: Sequence[float] = (0.8, 0.1, 0.1), seed: int
-) -> tuple[Federation, Federation, Federation]:
+    partition: ClientPartition, *, fractions: Sequence[float] = (0.8, 0.1, 0.1), seed: int
+) -> tuple[ClientPartition, ClientPartition, ClientPartition]:
     """Each client's own rows cut at random into train, test and validation; all index the same array.
 
     The first two parts are rounded down and the third takes the rest (3,052 -> 2,441 / 305 / 306).
@@ -106,8 +106,8 @@ def per_client_split(
         raise DataError(f"fractions={tuple(fractions)} must be three numbers >= 0 that sum to 1")
     rng = stream(seed, "per-client split")
     parts: tuple[list[np.ndarray], ...] = ([], [], [])
-    for client, name in enumerate(federation.names):
-        rows = rng.permutation(federation.rows(client))
+    for client, name in enumerate(partition.names):
+        rows = rng.permutation(partition.rows(client))
         # The small addend undoes products such as 0.29 * 100 = 28.999999999999996.
         first = math.floor(fractions[0] * len(rows) + 1e-9)
         second = first + math.floor(fractions[1] * len(rows) + 1e-9)
@@ -118,7 +118,7 @@ def per_client_split(
                     f"clients or other fractions"
                 )
             part.append(piece)
-    train, test, validation = (_federation(part, federation.names) for part in parts)
+    train, test, validation = (_partition(part, partition.names) for part in parts)
     return train, test, validation
 
 
@@ -231,7 +231,7 @@ def _by_column(
     num_clients: int,
     records_per_client: int,
     rng: np.random.Generator,
-) -> Federation:
+) -> ClientPartition:
     if groups is None:
         raise DataError(
             "a column partition needs the column: load the data with group_column='COLUMN' (a folder of arrays: "
@@ -259,10 +259,10 @@ def _by_column(
                 )
             rows = rng.permutation(rows)[:records_per_client]
         parts.append(rows)
-    return _federation(parts, tuple(str(name) for name in names))
+    return _partition(parts, tuple(str(name) for name in names))
 
 
-def _federation(rows: Sequence[np.ndarray], names: tuple[str, ...]) -> Federation:
+def _partition(rows: Sequence[np.ndarray], names: tuple[str, ...]) -> ClientPartition:
     size = np.array([len(part) for part in rows], dtype=np.int32)
     start = (np.cumsum(size) - size).astype(np.int32)
-    return Federation(np.concatenate(rows).astype(np.int32), start, size, names)
+    return ClientPartition(np.concatenate(rows).astype(np.int32), start, size, names)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dither.data.dataset import Dataset, largest_remainder
-from dither.data.partitions import Federation
+from dither.data.partitions import ClientPartition
 from dither.errors import DataError
 
 # Okabe and Ito's palette, told apart with any colour vision; black comes last.
@@ -52,33 +52,33 @@ def describe(dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def class_counts(dataset: Dataset, federation: Federation) -> np.ndarray:
+def class_counts(dataset: Dataset, partition: ClientPartition) -> np.ndarray:
     """Records of each class at each client, int [num_clients, num_classes]."""
     num_classes = len(dataset.classes)
-    client_of = np.repeat(np.arange(len(federation.size)), federation.size)
-    cells = client_of * num_classes + dataset.y_train[federation.order]
-    return np.bincount(cells, minlength=len(federation.size) * num_classes).reshape(-1, num_classes)
+    client_of = np.repeat(np.arange(len(partition.size)), partition.size)
+    cells = client_of * num_classes + dataset.y_train[partition.order]
+    return np.bincount(cells, minlength=len(partition.size) * num_classes).reshape(-1, num_classes)
 
 
 def partition_table(
-    dataset: Dataset, federation: Federation, *, width: int = 24, limit: int = 0
+    dataset: Dataset, partition: ClientPartition, *, width: int = 24, limit: int = 0
 ) -> list[PartitionRow]:
     """One row a client (the first `limit`, or all), with a text histogram of its classes."""
     rows: list[PartitionRow] = []
-    counts = class_counts(dataset, federation)
-    for client, name in enumerate(federation.names[: limit or None]):
+    counts = class_counts(dataset, partition)
+    for client, name in enumerate(partition.names[: limit or None]):
         shown = largest_remainder(counts[client], width) if counts[client].sum() else np.zeros(0, dtype=np.int64)
         mix = "".join(SYMBOLS[number % len(SYMBOLS)] * int(count) for number, count in enumerate(shown))
-        rows.append(PartitionRow(name, int(federation.size[client]), tuple(counts[client].tolist()), mix))
+        rows.append(PartitionRow(name, int(partition.size[client]), tuple(counts[client].tolist()), mix))
     return rows
 
 
-def draw_partition(dataset: Dataset, federation: Federation, path: str | os.PathLike[str]) -> Path:
+def draw_partition(dataset: Dataset, partition: ClientPartition, path: str | os.PathLike[str]) -> Path:
     """Save a picture (PNG): one stacked bar a client, its height the records, its colours the classes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    counts = class_counts(dataset, federation)
+    counts = class_counts(dataset, partition)
     num_clients, num_classes = counts.shape
     figure = Figure(figsize=(9.0, 4.0), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
@@ -98,9 +98,9 @@ def draw_partition(dataset: Dataset, federation: Federation, path: str | os.Path
     axes.set_ylim(0, max(1.0, 1.05 * float(tops[:, -1].max())))
     axes.set_ylabel("records")
     axes.yaxis.set_major_formatter("{x:,.0f}")
-    _label_clients(axes, federation)
+    _label_clients(axes, partition)
     _label_classes(figure, axes, dataset.classes, colours)
-    smallest, largest = int(federation.size.min()), int(federation.size.max())
+    smallest, largest = int(partition.size.min()), int(partition.size.max())
     sizes = f"{smallest:,}" if smallest == largest else f"{smallest:,} to {largest:,}"
     plural = "client" if num_clients == 1 else "clients"
     axes.set_title(f"{dataset.name}: {num_clients:,} {plural}, {sizes} records each", loc="left", fontsize=11)
@@ -124,8 +124,8 @@ def _colours(num_classes: int) -> list[Any]:
     return [colormaps["viridis"](position) for position in np.linspace(0.0, 1.0, num_classes)]
 
 
-def _label_clients(axes: Any, federation: Federation) -> None:
-    names = federation.names
+def _label_clients(axes: Any, partition: ClientPartition) -> None:
+    names = partition.names
     if names[0] == "client 0":
         from matplotlib.ticker import MaxNLocator
 

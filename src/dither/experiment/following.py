@@ -18,7 +18,7 @@ import jax
 
 from dither.errors import SpecError
 from dither.experiment import sweeps, train
-from dither.experiment.build import build_task
+from dither.experiment.build import build_experiment
 from dither.experiment.compiled import check, compiled, facts
 from dither.experiment.sweep import running
 from dither.simulation import devices, distributed, engine
@@ -45,10 +45,10 @@ def follow(*, data_dir: str | Path | None = None) -> int:
 
 
 def _run(order: dict[str, Any], interrupt: train.Interrupt, data_dir: str | Path | None) -> dict[str, Any]:
-    task = build_task(Spec.from_toml(order["spec"], where="process 0's spec"), data_dir=data_dir)
-    check(task)
-    distributed.compare(facts(task))
-    simulation, _, inputs = compiled(task)
+    experiment = build_experiment(Spec.from_toml(order["spec"], where="process 0's spec"), data_dir=data_dir)
+    check(experiment)
+    distributed.compare(facts(experiment))
+    simulation, _, inputs = compiled(experiment)
     state = simulation.start(inputs)
     while True:
         order = distributed.hear(interrupt.asked)

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from dither.errors import SpecError
-from dither.experiment.build import Task
+from dither.experiment.build import Experiment
 from dither.experiment.compiled import sharing, step_numbers
 from dither.simulation import devices
 from dither.spec import Spec
@@ -19,54 +19,58 @@ _MOST_RUNS = {"cpu": 40, "gpu": 80}
 _SCORED = 4096  # records scored at a time (engines.scoring)
 
 
-def runs_at_once(task: Task, kind: str, max_bytes: float | None = None) -> int:
+def runs_at_once(experiment: Experiment, kind: str, max_bytes: float | None = None) -> int:
     """How many runs like this one train side by side: bounded by memory, and on a CPU by time."""
-    within = BATCH_BYTES[kind] if max_bytes is None else max_bytes - shared_bytes(task, kind)
-    most = int(min(_MOST_RUNS[kind], max(within, 0.0) / run_bytes(task, kind)))
+    within = BATCH_BYTES[kind] if max_bytes is None else max_bytes - shared_bytes(experiment, kind)
+    most = int(min(_MOST_RUNS[kind], max(within, 0.0) / run_bytes(experiment, kind)))
     if kind == "cpu":
         # A run that fills a core's caches by itself is no faster in company there.
-        large = devices.one_by_one(step_numbers(task))
-        wanted = devices.at_once() if large else math.ceil(_BATCH_SECONDS / seconds(task.spec, kind))
+        large = devices.one_by_one(step_numbers(experiment))
+        wanted = devices.at_once() if large else math.ceil(_BATCH_SECONDS / seconds(experiment.spec, kind))
         most = min(most, wanted)
     return max(1, most)
 
 
-def run_bytes(task: Task, kind: str) -> float:
+def run_bytes(experiment: Experiment, kind: str) -> float:
     """Bytes that one more run of a batch takes at most, records that all share apart (docs/sweep.md compares it
     with measurements)."""
-    sizes = task.federation.size
+    sizes = experiment.partition.size
     # Everybody's state before and after some rounds; who holds which records and what is scored, here and there.
-    held = 4.0 * task.num_params * len(sizes) + 6.0 * int(sizes.sum()) + 6.0 * len(task.problem.test_rows[0])
-    return 4.0 * held + (0.0 if _apart(task) else _work_bytes(task, kind))
+    held = (
+        4.0 * experiment.num_params * len(sizes)
+        + 6.0 * int(sizes.sum())
+        + 6.0 * len(experiment.problem.test_rows[0])
+    )
+    return 4.0 * held + (0.0 if _apart(experiment) else _work_bytes(experiment, kind))
 
 
-def shared_bytes(task: Task, kind: str) -> float:
+def shared_bytes(experiment: Experiment, kind: str) -> float:
     """Bytes that a batch takes however many its runs are: a copy of the records a device and one on the host,
     what scores them, and the clients at work where a device makes its runs one after the other."""
-    records = float(np.asarray(task.problem.x).nbytes)
+    records = float(np.asarray(experiment.problem.x).nbytes)
     copies = 1 + devices.usable(int(records))
-    work = _work_bytes(task, kind) if _apart(task) else 0.0
-    return copies * (records + 4.0 * 3 * _SCORED * _width(task) + work)
+    work = _work_bytes(experiment, kind) if _apart(experiment) else 0.0
+    return copies * (records + 4.0 * 3 * _SCORED * _width(experiment) + work)
 
 
-def _work_bytes(task: Task, kind: str) -> float:
+def _work_bytes(experiment: Experiment, kind: str) -> float:
     """Model, gradient, optimiser, noise and upload of each client at work in one run, and its batch."""
-    spec, params = task.spec, task.num_params
-    side_by_side = 1 if kind == "cpu" and devices.one_by_one(step_numbers(task)) else spec.cohort_size
-    records = int(task.federation.size.max()) if spec.batch_sampling == "full" else spec.batch_size
-    return 4.0 * side_by_side * (12.0 * params + 4.0 * records * _width(task))
+    spec, params = experiment.spec, experiment.num_params
+    side_by_side = 1 if kind == "cpu" and devices.one_by_one(step_numbers(experiment)) else spec.cohort_size
+    records = int(experiment.partition.size.max()) if spec.batch_sampling == "full" else spec.batch_size
+    return 4.0 * side_by_side * (12.0 * params + 4.0 * records * _width(experiment))
 
 
-def _apart(task: Task) -> bool:
+def _apart(experiment: Experiment) -> bool:
     """Whether a device makes the runs of a batch one after the other."""
-    return bool(sharing(task, 2).get("runs_apart"))
+    return bool(sharing(experiment, 2).get("runs_apart"))
 
 
-def _width(task: Task) -> float:
+def _width(experiment: Experiment) -> float:
     """Numbers of one record on its way through the model."""
-    features = float(np.prod(task.problem.x.shape[1:]))
-    hidden = float(sum(task.spec.model.hidden))
-    return features + (hidden * features if task.spec.model.name == "cnn" else hidden)
+    features = float(np.prod(experiment.problem.x.shape[1:]))
+    hidden = float(sum(experiment.spec.model.hidden))
+    return features + (hidden * features if experiment.spec.model.name == "cnn" else hidden)
 
 
 def seconds(spec: Spec, kind: str) -> float:

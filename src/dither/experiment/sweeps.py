@@ -12,7 +12,7 @@ import numpy as np
 from dither import data
 from dither.errors import SpecError
 from dither.experiment import compiled as compiling
-from dither.experiment.build import Arrays, Task, deal, load_data, planned_rounds, pooled, task_of
+from dither.experiment.build import Arrays, Experiment, assemble, deal, load_data, planned_rounds, pooled
 from dither.simulation import devices, distributed, engine
 from dither.simulation.timing import Clock
 from dither.spec import METHODS, Spec, method
@@ -70,7 +70,7 @@ class Plan(NamedTuple):
     """Specs brought to life, and dealt out to batches. The batches follow from the specs alone: a sweep that was
     interrupted is planned to the same ones."""
 
-    tasks: list[Task]
+    experiments: list[Experiment]
     batches: list[Batch]
 
 
@@ -81,14 +81,14 @@ def sweep(
     dataset: data.Dataset | None = None,
     on_evaluation: Callable[[int, int], None] | None = None,
     on_batch: Callable[[dict[int, Outcome]], None] | None = None,
-    max_runs: Callable[[Task], int] | None = None,
+    max_runs: Callable[[Experiment], int] | None = None,
     gradient_norm: bool = False,
 ) -> list[Outcome]:
     """Many runs, as few programs: specs that differ only in seed, noise, rates and clip train side by side.
 
     `dataset` is used instead of loading one, for all specs. Results come in the order of `specs`;
-    `on_evaluation(done, total)` counts rounds over all runs. `max_runs(task)` bounds how many runs like this one
-    train at once, and `on_batch` is given each batch as it is done, by position in `specs`, to be saved.
+    `on_evaluation(done, total)` counts rounds over all runs. `max_runs(experiment)` bounds how many runs like this
+    one train at once, and `on_batch` is given each batch as it is done, by position in `specs`, to be saved.
     """
     planned = plan(specs, data_dir=data_dir, dataset=dataset, max_runs=max_runs)
     rounds = [len(batch.numbers) * batch.num_rounds for batch in planned.batches]
@@ -115,14 +115,14 @@ def plan(
     *,
     data_dir: str | Path | None = None,
     dataset: data.Dataset | None = None,
-    max_runs: Callable[[Task], int] | None = None,
+    max_runs: Callable[[Experiment], int] | None = None,
 ) -> Plan:
     """Load the data, make every run ready, and group those that one program can train."""
     refuse_own_data(specs)
     devices.set_up()
     loaded: dict[Any, tuple[data.Dataset, Arrays]] = {}
-    dealt: dict[Any, tuple[data.Federation, engine.Problem]] = {}
-    made: list[Task] = []
+    dealt: dict[Any, tuple[data.ClientPartition, engine.Problem]] = {}
+    made: list[Experiment] = []
     groups: dict[tuple[str, bytes, int, int], list[int]] = {}
     for number, spec in enumerate(specs):
         which = "given" if dataset is not None else spec.data
@@ -132,8 +132,8 @@ def plan(
         hands = (which, spec.data, spec.num_clients, spec.seed)
         if hands not in dealt:
             dealt[hands] = deal(spec, *loaded[which])
-        made.append(task_of(spec, loaded[which][0], *dealt[hands]))
-        key = (program(spec), made[-1].federation.size.tobytes(), planned_rounds(made[-1]), spec.eval_every)
+        made.append(assemble(spec, loaded[which][0], *dealt[hands]))
+        key = (program(spec), made[-1].partition.size.tobytes(), planned_rounds(made[-1]), spec.eval_every)
         groups.setdefault(key, []).append(number)
     batches = []
     for (name, sizes, num_rounds, _), members in groups.items():
@@ -160,20 +160,20 @@ def train(
     for at, (numbers, name, num_rounds) in enumerate(planned.batches):
         if all(number in done for number in numbers):
             continue
-        tasks = [planned.tasks[number] for number in numbers]
-        first = tasks[0]
+        experiments = [planned.experiments[number] for number in numbers]
+        first = experiments[0]
         with clock("start_up"):
-            how = compiling.sharing(first, len(tasks))
+            how = compiling.sharing(first, len(experiments))
             # Every device gets as many runs: the last one is repeated where some would lack.
-            tasks += tasks[-1:] * (-len(tasks) % how["shards"].runs)
+            experiments += experiments[-1:] * (-len(experiments) % how["shards"].runs)
             if (name, how["shards"]) not in compiled:
                 compiled[name, how["shards"]] = compiling.simulation(first, gradient_norm=gradient_norm, **how)
             simulation = compiled[name, how["shards"]]
             inputs = simulation.inputs(
-                _joined([task.problem for task in tasks]),
-                seeds=[task.spec.seed for task in tasks],
-                hyper=compiling.hypers(tasks),
-                cohorts=compiling.designs(tasks),
+                _joined([experiment.problem for experiment in experiments]),
+                seeds=[experiment.spec.seed for experiment in experiments],
+                hyper=compiling.hypers(experiments),
+                cohorts=compiling.designs(experiments),
             )
 
         def evaluated(evaluation: engine.Evaluation, at: int = at) -> None:
@@ -191,13 +191,13 @@ def train(
         seen = _seen(result.state)
         batch = {
             number: Outcome(
-                task.spec,
+                experiment.spec,
                 _rows(result, i),
-                task.prepared.claim,
+                experiment.prepared.claim,
                 result.participation[i],
                 {name: int(counts[i].sum()) for name, counts in seen.items()},
             )
-            for i, (number, task) in enumerate(zip(numbers, tasks, strict=False))
+            for i, (number, experiment) in enumerate(zip(numbers, experiments, strict=False))
         }
         outcomes |= batch
         if on_batch:
@@ -241,7 +241,7 @@ def _seen(state: engine.State) -> dict[str, np.ndarray]:
 def _joined(problems: Sequence[engine.Problem]) -> engine.Problem:
     """One problem for many runs: the same records, each run with its own dealing."""
     return problems[0]._replace(
-        federations=[problem.federations[0] for problem in problems],
+        partitions=[problem.partitions[0] for problem in problems],
         test_rows=[problem.test_rows[0] for problem in problems],
         test_weights=[problem.test_weights[0] for problem in problems],
         train_rows=[problem.train_rows[0] for problem in problems] if problems[0].train_rows else (),

@@ -24,10 +24,10 @@ from dither.errors import BudgetExhausted, ClientRefused, DataError, DitherError
 from dither.experiment import folder as runs
 from dither.experiment import plots
 from dither.experiment.build import (
-    Task,
+    Experiment,
     aggregation,
     as_begun,
-    build_task,
+    build_experiment,
     circumstances,
     claim_after,
     claimed,
@@ -148,7 +148,7 @@ def run(
     ledger: str | Path | None = None,
     new_ledger: bool = False,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
-    on_start: Callable[[Task, Path, int], None] | None = None,
+    on_start: Callable[[Experiment, Path, int], None] | None = None,
     on_evaluation: Callable[[dict[str, Any]], None] | None = None,
 ) -> Run:
     """Train a spec (a preset's name, a TOML file, a mapping or a `Spec`) and leave a run folder.
@@ -178,7 +178,7 @@ def _run(
     ledger: str | Path | None,
     new_ledger: bool,
     checkpoint_seconds: float,
-    on_start: Callable[[Task, Path, int], None] | None,
+    on_start: Callable[[Experiment, Path, int], None] | None,
     on_evaluation: Callable[[dict[str, Any]], None] | None,
 ) -> Run:
     distributed.must_lead()
@@ -198,35 +198,35 @@ def _run(
     distributed.tell("run", spec=spec.to_toml())
     with clock("start_up"):
         kept = next((stream for stream, way in _WAYS.items() if way == begun.get("records")), "")
-        task = build_task(spec, data_dir=data_dir, stream=kept)
-        shards = check(task, begun)  # before there is a folder
+        experiment = build_experiment(spec, data_dir=data_dir, stream=kept)
+        shards = check(experiment, begun)  # before there is a folder
         if distributed.count() > 1:
-            distributed.compare(facts(task))
+            distributed.compare(facts(experiment))
         if resume is None:
-            made = {**provenance(task), "devices": shards.devices}
-            folder = runs.RunFolder.create(path, spec, made, _schema_file(task.dataset))
-            local = {"data_digest": task.data_digest}
+            made = {**provenance(experiment), "devices": shards.devices}
+            folder = runs.RunFolder.create(path, spec, made, _schema_file(experiment.dataset))
+            local = {"data_digest": experiment.data_digest}
             runs.write_text(folder.path / "local" / "provenance.json", runs.to_json(local, indent=2))
         else:
             folder = runs.RunFolder.open(resume)
     try:
         with clock("ledger"):
-            account = spending(task, folder, ledger, new_ledger=new_ledger)
+            account = spending(experiment, folder, ledger, new_ledger=new_ledger)
     except DitherError:
         if resume is None:
             folder.discard()
         raise
-    return train(task, folder, checkpoint_seconds, on_start, on_evaluation, shards, account, clock)
+    return train(experiment, folder, checkpoint_seconds, on_start, on_evaluation, shards, account, clock)
 
 
 def spending(
-    task: Task, folder: runs.RunFolder, ledger: str | Path | None, *, new_ledger: bool = False
+    experiment: Experiment, folder: runs.RunFolder, ledger: str | Path | None, *, new_ledger: bool = False
 ) -> Spending | None:
     """The run's account in a ledger, or None for a set of the catalogue without one."""
-    spec = task.spec
+    spec = experiment.spec
     if ledger is None and not spec.data.path:
         return None
-    if task.prepared.assumed:
+    if experiment.prepared.assumed:
         raise SpecError(
             "the releases of this run rest on an assumption (method_options.sensitivity='paper'), which no ledger "
             "can charge; use 'clip', or a set of the catalogue without --ledger"
@@ -242,10 +242,10 @@ def spending(
     book = Ledger(ledger or Ledger.default_path(), anchor=anchor)
     own_rows = spec.data.partition == "column"
     # What was read is charged, not what lies there by now.
-    digest = task.dataset.ledger_digest
+    digest = experiment.dataset.ledger_digest
     dataset = data_id(book, path=spec.data.path, name=spec.data.name, digest=digest)
     if spec.data.path:
-        read, name = task.dataset.rows, Path(spec.data.path).name
+        read, name = experiment.dataset.rows, Path(spec.data.path).name
         book.identify(
             dataset,
             lambda: data.of_file(spec.data.path) if read is None else read,
@@ -261,18 +261,20 @@ def spending(
         )
     # The run's name in the ledger holds all that determines what it releases: a folder whose spec, seed, records
     # or surroundings were changed is another run, which pays for itself.
-    made_of = np.frombuffer(origin(task, folder.provenance()).encode(), np.uint8)
+    made_of = np.frombuffer(origin(experiment, folder.provenance()).encode(), np.uint8)
     # Where a run may go on without some clients, nobody's noise is counted on in a sum.
-    task = with_missing(task, spec.cohort_size - 1 if spec.federation.refused == "continue" else tolerated(spec))
+    experiment = with_missing(
+        experiment, spec.cohort_size - 1 if spec.federation.refused == "continue" else tolerated(spec)
+    )
     return Spending(
         book,
         run=f"{folder.run_id()}-{book.fingerprint(made_of)}",
         dataset=dataset,
-        releases=task.prepared.build(task.prepared.hyper).releases,
-        sizes=task.federation.size,
-        cohorts=task.cohorts,
-        clients=task.federation.names if own_rows else None,
-        facts=accountant.facts(circumstances(task)),
+        releases=experiment.prepared.build(experiment.prepared.hyper).releases,
+        sizes=experiment.partition.size,
+        cohorts=experiment.cohorts,
+        clients=experiment.partition.names if own_rows else None,
+        facts=accountant.facts(circumstances(experiment)),
         replay=spec.source_of_randomness == "seeded",
     )
 
@@ -289,26 +291,26 @@ def refuse_taken(path: Path) -> None:
 
 
 def train(
-    task: Task,
+    experiment: Experiment,
     folder: runs.RunFolder,
     checkpoint_seconds: float,
-    on_start: Callable[[Task, Path, int], None] | None,
+    on_start: Callable[[Experiment, Path, int], None] | None,
     on_evaluation: Callable[[dict[str, Any]], None] | None,
     shards: Shards,
     account: Spending | None = None,
     clock: Clock | None = None,
 ) -> Run:
     """Rounds from the newest checkpoint (or from the start) to the end; then model, summary and plot."""
-    spec, began = task.spec, time.perf_counter()
+    spec, began = experiment.spec, time.perf_counter()
     clock = clock or Clock()
     with clock("start_up"):
-        digest = task.data_digest
-        simulation, rounds, inputs = compiled(task, shards=shards)
+        digest = experiment.data_digest
+        simulation, rounds, inputs = compiled(experiment, shards=shards)
         state, done, seconds_before = simulation.start(inputs), 0, 0.0
     checkpoint = folder.load_checkpoint()
     folder.clear_leftovers()
     fresh = spec.source_of_randomness == "os"  # a round made again is another release
-    _begun_before(folder, spec, planned_rounds(task))
+    _begun_before(folder, spec, planned_rounds(experiment))
     if fresh and spec.batch_sampling == "shuffled" and folder.begun():
         raise RunExists(
             f"{str(folder.path)!r} cannot be resumed: its shuffled epochs came from randomness='os', which is "
@@ -327,10 +329,10 @@ def train(
         folder.drop_metrics_after(0)
     folder.begin(done, done)  # an earlier outcome no longer holds
     if on_start:
-        on_start(task, folder.path, done)
+        on_start(experiment, folder.path, done)
 
     saved = time.perf_counter()
-    num_rounds = planned_rounds(task)
+    num_rounds = planned_rounds(experiment)
     stopped = ""
     reading = closing(rounds) if isinstance(rounds, Streamed) else nullcontext()
     with reading, Interrupt() as interrupt:
@@ -374,9 +376,12 @@ def train(
                 stopped = f"the privacy budget ends after round {stop} of {num_rounds}"
                 break
 
-    stopped = stopped or stop_reason(task)
-    whole, task = task, replace(task, cohorts=task.cohorts[: folder.metrics()[-1]["round"]])
-    made = as_begun(whole, folder.begun()) if fresh else task  # also what was undone and never made again
+    stopped = stopped or stop_reason(experiment)
+    whole, experiment = (
+        experiment,
+        replace(experiment, cohorts=experiment.cohorts[: folder.metrics()[-1]["round"]]),
+    )
+    made = as_begun(whole, folder.begun()) if fresh else experiment  # also what was undone and never made again
     distributed.tell("params", work=True)
     params = jax.tree.map(lambda leaf: np.asarray(leaf)[0], simulation.params(state, inputs))
     distributed.reached()
@@ -384,11 +389,11 @@ def train(
     folder.save_model(named_leaves(params))
     refused = np.asarray(state.refused)[0]
     missing, participation = int(np.asarray(state.missing)[0]), np.asarray(state.participation)[0]
-    sent, slow = traffic(task, simulation, state, simulation.sizes(state, inputs)), sharing_note(task)
+    sent, slow = traffic(experiment, simulation, state, simulation.sizes(state, inputs)), sharing_note(experiment)
     # The rest is this process's alone, and may take long: nothing below may need another's devices.
     distributed.dismiss(BudgetExhausted.exit_code if stopped else 0)
     with clock("accounting"):
-        again = len(made.cohorts) - len(task.cohorts)
+        again = len(made.cohorts) - len(experiment.cohorts)
         if again:  # what became of rounds that were undone, nobody knows
             missing = max(missing, tolerated(spec))
         summary = summarise(made, rows, participation, missing)
@@ -402,27 +407,36 @@ def train(
     summary["traffic"] = sent
     _note_aggregation(made, summary, missing)
     if refused.any():
-        names = task.federation.names
+        names = experiment.partition.names
         summary["refused"] = {names[i]: int(refused[i]) for i in np.flatnonzero(refused)}
         summary["notes"].append(f"updates that were not finite were left out: {summary['refused']}")
     if slow:
         summary["notes"].append(slow)
     if stopped:
         summary["stopped"] = stopped
-        summary["epsilon"]["claimed"] = claimed(claim_after(task, rows[-1]["round"]))
+        summary["epsilon"]["claimed"] = claimed(claim_after(experiment, rows[-1]["round"]))
     if account is not None:
         summary["ledger"] = {"file": str(account.ledger.path), "dataset": account.dataset}
     if spec.compare and not spec.data.path:
         with clock("without_noise"):
-            summary["test_accuracy_without_noise"] = without_noise(task)
+            summary["test_accuracy_without_noise"] = without_noise(experiment)
     if spec.scored:
         with clock("plot"):
-            plots.draw_run(rows, folder.path / "plot.png", title=_title(spec), subtitle=_subtitle(task))
+            plots.draw_run(rows, folder.path / "plot.png", title=_title(spec), subtitle=_subtitle(experiment))
     if isinstance(rounds, Streamed):
         summary["streamed"] = rounds.report()
     summary["timing"] = clock.report()  # of this process: what a resumed run did before is not in it
     folder.save_summary(summary, local)
-    return Run(folder.path, spec, summary, rows, task.model, params, task.dataset.classes, task.dataset.schema)
+    return Run(
+        folder.path,
+        spec,
+        summary,
+        rows,
+        experiment.model,
+        params,
+        experiment.dataset.classes,
+        experiment.dataset.schema,
+    )
 
 
 def handed_out(state: engine.State, simulation: engine.Simulation) -> engine.State:
@@ -459,24 +473,28 @@ def load(path: str | Path) -> Run:
     return Run(folder.path, spec, summary, folder.metrics(), model, params, tuple(summary["classes"]), schema)
 
 
-def without_noise(task: Task) -> float:
+def without_noise(experiment: Experiment) -> float:
     """Test accuracy of the same run with its noise set to 0: what the noise costs."""
-    prepared = task.prepared
+    prepared = experiment.prepared
     hyper = {
         name: np.zeros_like(np.asarray(value)) if name in prepared.noise_names else np.asarray(value)
         for name, value in prepared.hyper.items()
     }
     result = engine.simulate(
         prepared.build,
-        task.model,
-        task.problem,
-        num_rounds=planned_rounds(task),
+        experiment.model,
+        experiment.problem,
+        num_rounds=planned_rounds(experiment),
         cohort_size=prepared.cohort_size_at,
-        seeds=[task.spec.seed],
+        seeds=[experiment.spec.seed],
         hyper={name: value[None] for name, value in hyper.items()},
-        cohorts=designs([task]),
-        eval_every=planned_rounds(task),
-        **{**engine_options(task), "randomness": "seeded", "aggregation": _noiseless(aggregation(task))},
+        cohorts=designs([experiment]),
+        eval_every=planned_rounds(experiment),
+        **{
+            **engine_options(experiment),
+            "randomness": "seeded",
+            "aggregation": _noiseless(aggregation(experiment)),
+        },
     )
     return float(result.history[-1].metrics["test_accuracy"][0])
 
@@ -513,10 +531,10 @@ class Interrupt:
 
 
 def summarise(
-    task: Task, rows: list[dict[str, Any]], participation: np.ndarray, missing: int = 0
+    experiment: Experiment, rows: list[dict[str, Any]], participation: np.ndarray, missing: int = 0
 ) -> dict[str, Any]:
     """summary.json."""
-    last, spec = rows[-1], task.spec
+    last, spec = rows[-1], experiment.spec
     counts = np.sort(participation)
     return {
         "method": spec.method,
@@ -526,8 +544,8 @@ def summarise(
         "rounds": last["round"],
         "seconds": last["seconds"],
         "epsilon": {
-            "claimed": claimed(task.prepared.claim),
-            "proven": proven(task, missing=missing),
+            "claimed": claimed(experiment.prepared.claim),
+            "proven": proven(experiment, missing=missing),
             "attacked": None,
         },
         "why": method(spec.method).why,
@@ -537,23 +555,28 @@ def summarise(
             "max": int(counts[-1]),
         },
         "randomness": spec.source_of_randomness,
-        "notes": [*task.dataset.notes, *task.prepared.caveats, *_view_caveat(spec), *_data_caveats(spec)],
-        "num_clients": len(task.federation.size),
-        "num_features": int(task.dataset.x_train.shape[1]),
-        "num_params": task.num_params,
-        "image_shape": list(task.dataset.image_shape),
-        "classes": list(task.dataset.classes),
+        "notes": [
+            *experiment.dataset.notes,
+            *experiment.prepared.caveats,
+            *_view_caveat(spec),
+            *_data_caveats(spec),
+        ],
+        "num_clients": len(experiment.partition.size),
+        "num_features": int(experiment.dataset.x_train.shape[1]),
+        "num_params": experiment.num_params,
+        "image_shape": list(experiment.dataset.image_shape),
+        "classes": list(experiment.dataset.classes),
     }
 
 
 def traffic(
-    task: Task, simulation: engine.Simulation, state: engine.State, sizes: tuple[int, int]
+    experiment: Experiment, simulation: engine.Simulation, state: engine.State, sizes: tuple[int, int]
 ) -> dict[str, Any]:
     """What a round sends, a client at the mean, and what became of it."""
     message, upload = sizes
     how = simulation.aggregation
     found: dict[str, Any] = {
-        "aggregation": task.spec.aggregation,
+        "aggregation": experiment.spec.aggregation,
         "upload_bytes": 4 * upload,
         "download_bytes": 4 * message,
         "lost": int(np.asarray(state.lost).sum()),
@@ -570,13 +593,13 @@ def traffic(
         found["enrol_seconds"] = aggregator.enrol_seconds
     else:
         sent, received = costs.round_bytes(
-            upload, task.spec.cohort_size, modulus_bits=how.how.modulus_bits, colluders=how.colluders
+            upload, experiment.spec.cohort_size, modulus_bits=how.how.modulus_bits, colluders=how.colluders
         )
         found |= {"upload_bytes": sent, "download_bytes": received + 4 * message}
     return found
 
 
-def _note_aggregation(task: Task, summary: dict[str, Any], missing: int) -> None:
+def _note_aggregation(experiment: Experiment, summary: dict[str, Any], missing: int) -> None:
     """Say what encoding and lost clients mean for the proof."""
     seen = summary["traffic"]
     if seen["lost"]:
@@ -591,11 +614,11 @@ def _note_aggregation(task: Task, summary: dict[str, Any], missing: int) -> None
     if "bound" in seen:
         # How many were is exact, and so stays local.
         limit = f"coordinates beyond {seen['bound']:g} are clamped before the sum"
-        if task.spec.secagg.noise != "discrete":
+        if experiment.spec.secagg.noise != "discrete":
             for row in summary["epsilon"]["proven"]:
                 if any("G8" in text for text in row["not_covered"]):
                     row["not_covered"].append(f"{limit}: the credit holds where none was (local/summary.json)")
-    margin = rounding(task, missing)
+    margin = rounding(experiment, missing)
     if margin is not None:
         seen["rounding"] = margin
 
@@ -644,7 +667,7 @@ def _view_caveat(spec: Spec) -> tuple[str, ...]:
     )
 
 
-def provenance(task: Task) -> dict[str, Any]:
+def provenance(experiment: Experiment) -> dict[str, Any]:
     """Where a run was made: enough to make it again."""
     device = jax.devices()[0]
     return {
@@ -655,9 +678,9 @@ def provenance(task: Task) -> dict[str, Any]:
         "device": f"{device.platform}: {device.device_kind}",
         **({"processes": distributed.count()} if distributed.count() > 1 else {}),
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "records": _WAYS["yes" if task.dataset.streamed else "no"],
-        "spec_digest": task.spec.digest(),
-        "randomness": task.spec.source_of_randomness,
+        "records": _WAYS["yes" if experiment.dataset.streamed else "no"],
+        "spec_digest": experiment.spec.digest(),
+        "randomness": experiment.spec.source_of_randomness,
     }
 
 
@@ -723,12 +746,12 @@ def _title(spec: Spec) -> str:
     return f"{spec.method} on {Path(spec.data.path).name or spec.data.name}"
 
 
-def _subtitle(task: Task) -> str:
-    claim, spec = task.prepared.claim, task.spec
+def _subtitle(experiment: Experiment) -> str:
+    claim, spec = experiment.prepared.claim, experiment.spec
     value = (
         "no noise"
         if np.isinf(claim.value)
         else f"claimed ε = {claim.value:.3g} per {claim.unit}, δ = {claim.delta:g}"
     )
     steps = f"{spec.local_steps} local step{'s' if spec.local_steps > 1 else ''}"
-    return f"{len(task.federation.size)} clients, {spec.cohort_size} a round, {steps}; {value}"
+    return f"{len(experiment.partition.size)} clients, {spec.cohort_size} a round, {steps}; {value}"

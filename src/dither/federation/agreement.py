@@ -223,17 +223,17 @@ class Terms:
             covered=schema is not None and schema.covered,
         )
 
-    def task(self, x: np.ndarray, y: np.ndarray) -> build.Task:
+    def experiment(self, x: np.ndarray, y: np.ndarray) -> build.Experiment:
         """The method made ready, by public facts alone: the records only say how wide a record is."""
         if method(self.spec.method).pilot_metric and not self.spec.method_options["param_clip"]:
             raise SpecError(
                 "method_options.param_clip=0 trains a pilot on everybody's data; give it a public value"
             )
         sizes = np.array(self.sizes, np.int32)
-        federation = data.Federation(np.zeros(0, np.int32), np.zeros_like(sizes), sizes, self.names)
+        federation = data.ClientPartition(np.zeros(0, np.int32), np.zeros_like(sizes), sizes, self.names)
         dataset = self.dataset(x, y)
         problem = build.engine.Problem(x, y, [federation], [np.zeros(0)], [np.zeros(0)])
-        return build.task_of(self.spec, dataset, federation, problem, missing=self.may_lack, federated=True)
+        return build.assemble(self.spec, dataset, federation, problem, missing=self.may_lack, federated=True)
 
     def encode(self, source: Source, *, empty: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """A party's records as arrays, by the schema of the terms; or none of them, and no value is looked at."""
@@ -410,14 +410,14 @@ def largest_norm(spec: Spec, dimension: int) -> float:
     return spec.federation.max_norm or clipping.REACH * math.sqrt(dimension)
 
 
-def simulation(task: build.Task) -> Simulation:
+def simulation(experiment: build.Experiment) -> Simulation:
     """The engine whose functions a member of the federation runs."""
-    return compiled.simulation(task)
+    return compiled.simulation(experiment)
 
 
-def rules(task: build.Task) -> Rules | None:
+def rules(experiment: build.Experiment) -> Rules | None:
     """The rules of secure aggregation; None: sums are in the open."""
-    how = build.aggregation(task)
+    how = build.aggregation(experiment)
     if how is None:
         return None
     if 0 < how.neighbours <= how.colluders:
@@ -429,7 +429,7 @@ def rules(task: build.Task) -> Rules | None:
         how.how.modulus_bits,
         how.threshold,
         how.colluders,
-        least_clients(task.spec),  # what the proof counts on, so that no node helps to open less
+        least_clients(experiment.spec),  # what the proof counts on, so that no node helps to open less
         how.neighbours,
     ).check()
 
@@ -437,30 +437,32 @@ def rules(task: build.Task) -> Rules | None:
 # What the owner sees
 
 
-def summary(terms: Terms, task: build.Task, name: str) -> list[tuple[str, str]]:
+def summary(terms: Terms, experiment: build.Experiment, name: str) -> list[tuple[str, str]]:
     """The terms in plain words, for the owner of one party's data."""
     spec, number = terms.spec, terms.number(name)
-    mine = [index for index, cohort in enumerate(task.cohorts) if number in cohort]
+    mine = [index for index, cohort in enumerate(experiment.cohorts) if number in cohort]
     rows = [
-        ("method", f"{spec.method}, {spec.model.name} model of {task.num_params:,} numbers"),
-        ("rounds", f"{len(task.cohorts)}, you take part in {len(mine)} of them"),
+        ("method", f"{spec.method}, {spec.model.name} model of {experiment.num_params:,} numbers"),
+        ("rounds", f"{len(experiment.cohorts)}, you take part in {len(mine)} of them"),
         ("in a round", f"{spec.local_steps} steps on batches of {spec.batch_size} ({spec.batch_sampling})"),
         ("your records", f"{terms.sizes[number]:,}; this count is shown to everybody"),
         ("parties", ", ".join(f"{each} ({size:,})" for each, size in zip(terms.names, terms.sizes, strict=True))),
     ]
     if spec.aggregation == "off":
-        leaves = f"in each of your rounds {task.num_params:,} numbers with your noise, readable by the server"
+        leaves = (
+            f"in each of your rounds {experiment.num_params:,} numbers with your noise, readable by the server"
+        )
     else:
         leaves = (
-            f"in each of your rounds {task.num_params:,} masked integers; the server learns the sum of at least "
-            f"{least_clients(spec)} parties, nobody's alone"
+            f"in each of your rounds {experiment.num_params:,} masked integers; the server learns the sum of at "
+            f"least {least_clients(spec)} parties, nobody's alone"
         )
     rows.append(("what leaves", leaves))
     safe, warning = collusion(spec)
     rows += [("collusion", safe)] * bool(safe) + [("WARNING", warning)] * bool(warning)
-    rows.append(("your noise", _noise_words(terms, task, number, mine)))
+    rows.append(("your noise", _noise_words(terms, experiment, number, mine)))
     shown = set()
-    for row in build.proven(task, missing=terms.may_lack):
+    for row in build.proven(experiment, missing=terms.may_lack):
         if row["adjacency"] != spec.adjacency or row["unit"].startswith("message"):
             continue
         value = "∞ (no proof)" if not np.isfinite(row["value"]) else f"at most {row['value']:.3g}"
@@ -490,11 +492,11 @@ def summary(terms: Terms, task: build.Task, name: str) -> list[tuple[str, str]]:
     return rows
 
 
-def _noise_words(terms: Terms, task: build.Task, number: int, mine: list[int]) -> str:
+def _noise_words(terms: Terms, experiment: build.Experiment, number: int, mine: list[int]) -> str:
     if not mine:
         return "none: you take part in no round"
-    releases = task.prepared.build(task.prepared.hyper).releases
-    info = RoundInfo(mine[0], number, terms.sizes[number], len(task.cohorts[mine[0]]))
+    releases = experiment.prepared.build(experiment.prepared.hyper).releases
+    info = RoundInfo(mine[0], number, terms.sizes[number], len(experiment.cohorts[mine[0]]))
     uplink = [release for release in releases(info) if release.channel == "uplink"]
     if not uplink or all(release.noise_std == 0 for release in uplink):
         return "NONE: the uploads are not protected"

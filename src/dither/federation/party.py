@@ -43,7 +43,7 @@ from dither.secagg.client import ClientSession
 from dither.spec import PrivacySpec
 from dither.types import RoundInfo
 
-Approve = Callable[[Terms, build.Task], str]  # how the owner agreed; raises FederationError when not
+Approve = Callable[[Terms, build.Experiment], str]  # how the owner agreed; raises FederationError when not
 
 # All that a server can hear of a party that does not do what it was asked. Reasons depend on the party's files,
 # records, budget and other projects; these sentences do not.
@@ -159,18 +159,18 @@ class Node:
             if found != self.source.records:
                 raise FederationError(f"the terms give this party {found} records, it holds {self.source.records}")
             # Without the records: whether they fit a schema is for a server whose terms were approved.
-            task = terms.task(*terms.encode(self.source, empty=True))
-            if task.prepared.assumed:
+            experiment = terms.experiment(*terms.encode(self.source, empty=True))
+            if experiment.prepared.assumed:
                 raise FederationError("the method's releases rest on an assumption, which no ledger can charge")
             self._check_unused(terms)
-            how = "" if agreed.approved(self.folder) == terms.digest else self._approve(terms, task)
+            how = "" if agreed.approved(self.folder) == terms.digest else self._approve(terms, experiment)
             x, y = terms.encode(self.source)
-            task = terms.task(x, y)
+            experiment = terms.experiment(x, y)
             if how:
                 agreed.approve(self.folder, terms, how)
             store = Store(self.folder / "runs" / terms.run)
             store.save_terms(terms)
-            self._run = _Run(self, terms, task, x, y, store)
+            self._run = _Run(self, terms, experiment, x, y, store)
             self._say(f"taking part in run {terms.run[:8]} as client {terms.number(self.name)}")
         return {"digest": terms.digest}, self._run.enrol()
 
@@ -203,7 +203,7 @@ class Node:
         x, y = terms.encode(self.source)
         if len(y) != terms.sizes[terms.number(self.name)]:
             raise FederationError(f"this party no longer holds the records of run {run[:8]}")
-        self._run = _Run(self, terms, terms.task(x, y), x, y, Store(folder))
+        self._run = _Run(self, terms, terms.experiment(x, y), x, y, Store(folder))
         self._say(f"back in run {run[:8]}")
         return self._run
 
@@ -226,9 +226,9 @@ class _Run:
     """One run at one party."""
 
     def __init__(
-        self, node: Node, terms: Terms, task: build.Task, x: np.ndarray, y: np.ndarray, store: Store
+        self, node: Node, terms: Terms, experiment: build.Experiment, x: np.ndarray, y: np.ndarray, store: Store
     ) -> None:
-        self.terms, self.task, self.store = terms, task, store
+        self.terms, self.experiment, self.store = terms, experiment, store
         self._ledger, self._say = node.ledger, node._say
         self.client = terms.number(node.name)
         self._dataset = data_id(node.ledger, path=str(node.source.path))
@@ -237,9 +237,11 @@ class _Run:
         # other's noise hides an upload.
         open_sums = terms.spec.aggregation == "off"
         lacking = terms.spec.cohort_size - 1 if open_sums else terms.may_lack
-        self._facts = accountant.facts(build.circumstances(build.with_missing(task, lacking)))
-        self._releases = accountant.charged(task.prepared.build(task.prepared.hyper).releases, self._facts)
-        simulation = agreed.simulation(task)
+        self._facts = accountant.facts(build.circumstances(build.with_missing(experiment, lacking)))
+        self._releases = accountant.charged(
+            experiment.prepared.build(experiment.prepared.hyper).releases, self._facts
+        )
+        simulation = agreed.simulation(experiment)
         secret = None
         if terms.spec.randomness == "os":
             words = np.frombuffer(store.secret()[:8], np.uint32)
@@ -250,8 +252,8 @@ class _Run:
             y,
             client=self.client,
             seed=terms.spec.seed,
-            hyper=compiled.compiled_hyper(task),
-            design=task.prepared.cohorts,
+            hyper=compiled.compiled_hyper(experiment),
+            design=experiment.prepared.cohorts,
             secret=secret,
         )
         self._engine.warm()
@@ -281,7 +283,7 @@ class _Run:
     # Secure aggregation
 
     def _secagg_session(self, node: Node) -> ClientSession | None:
-        rules = agreed.rules(self.task)
+        rules = agreed.rules(self.experiment)
         if rules is None:
             return None
         saved = self.store.secagg()
@@ -333,7 +335,7 @@ class _Run:
         if self._session is not None:
             announced = message.bytes("announce")
             cohort = self._session.announced(announced)
-            if cohort.round_index != index or not set(cohort.ids) <= set(self.task.cohorts[index].tolist()):
+            if cohort.round_index != index or not set(cohort.ids) <= set(self.experiment.cohorts[index].tolist()):
                 raise ProtocolAbort(f"round {index} is announced for a cohort that was not drawn for it")
         before = self.store.pending()
         if before is not None and before.round == index:
@@ -350,9 +352,9 @@ class _Run:
         return {"round": index}, {"upload": masked}
 
     def _check_turn(self, index: int) -> None:
-        if not 0 <= index < len(self.task.cohorts):
-            raise FederationError(f"round {index}: the terms have {len(self.task.cohorts)} rounds")
-        if self.client not in self.task.cohorts[index]:
+        if not 0 <= index < len(self.experiment.cohorts):
+            raise FederationError(f"round {index}: the terms have {len(self.experiment.cohorts)} rounds")
+        if self.client not in self.experiment.cohorts[index]:
             raise FederationError(f"round {index}: this party was not drawn for it")
 
     def _check_open(self, index: int, before: Pending | None) -> None:
@@ -420,7 +422,7 @@ class _Run:
         if newest is not None and newest.round == index and self._is_charged(index):
             return
         self.store.save_intent(Intent(index, ""))
-        info = RoundInfo(index, self.client, self.terms.sizes[self.client], len(self.task.cohorts[index]))
+        info = RoundInfo(index, self.client, self.terms.sizes[self.client], len(self.experiment.cohorts[index]))
         charge = Charge(EVERY_RECORD, [(self._releases(info), 1)])
         self._ledger.charge(self.terms.run, self._dataset, [charge], rounds=(index, index + 1), facts=self._facts)
 

@@ -112,22 +112,22 @@ class Coordinator:
         """Everything; returns the summary. Whoever calls this holds the journal's lock."""
         began = time.monotonic()
         self.terms = self._agree()
-        self.task = self.terms.task(self._exam.x[:0], self._exam.y[:0])
+        self.experiment = self.terms.experiment(self._exam.x[:0], self._exam.y[:0])
         self._session = self._enrol()
         if not self._begun:
             made = {
-                **train.provenance(self.task),
+                **train.provenance(self.experiment),
                 "versions": {n: self.post.greeted[n] for n in self.terms.names},
             }
             self._create(made)
         self.engine = engines.ServerEngine(
-            agreed.simulation(self.task),
+            agreed.simulation(self.experiment),
             self._exam.x,
             self._exam.y,
             sizes=np.array(self.terms.sizes, np.int32),
             seed=self.terms.spec.seed,
-            hyper=compiled.compiled_hyper(self.task),
-            design=self.task.prepared.cohorts,
+            hyper=compiled.compiled_hyper(self.experiment),
+            design=self.experiment.prepared.cohorts,
         )
         done, leaves = self.journal.resume(self.terms)
         if leaves is not None:
@@ -135,7 +135,7 @@ class Coordinator:
         self._last_counted = {n: line["round"] for line in self.journal.rounds() for n in line["counted"]}
         rows = self.journal.folder.metrics()
         before = float(rows[-1]["seconds"]) if rows else 0.0
-        total = len(self.task.cohorts)
+        total = len(self.experiment.cohorts)
         # An upload at most: words of 8 bytes, a seal's shares for each party, and what goes around them.
         largest = 8 * self.engine.dimension + 256 * len(self.terms.names) + (1 << 16)
         facts = {"rounds": total, "done": done, "folder": str(self.journal.path), "upload_bytes": largest}
@@ -192,7 +192,7 @@ class Coordinator:
                 names=names,
                 sizes=tuple(int(self.post.greeted[name]["records"]) for name in names),
             ).check()
-            terms.task(
+            terms.experiment(
                 self._exam.x[:0], self._exam.y[:0]
             )  # a spec that cannot run is refused before anybody is asked
             self.journal.save_terms(terms)
@@ -305,7 +305,7 @@ class Coordinator:
 
     def _enrol(self) -> ServerSession | None:
         """Secure aggregation: everybody signs the same roster, once for a run."""
-        rules = agreed.rules(self.task)
+        rules = agreed.rules(self.experiment)
         if rules is None:
             return None
         saved = self.journal.secagg()
@@ -338,7 +338,7 @@ class Coordinator:
     # Rounds
 
     def _round(self, index: int) -> dict[str, Any]:
-        cohort = [int(client) for client in self.task.cohorts[index]]
+        cohort = [int(client) for client in self.experiment.cohorts[index]]
         names, least = self.terms.names, agreed.least_clients(self.terms.spec)
         self._check_left(self.terms)
         before, left = set(self.journal.excluded()), self._left(self.terms)
@@ -510,7 +510,7 @@ class Coordinator:
             return found._replace(silent=sorted(silent))
         if false:
             return found
-        how = build.aggregation(self.task)
+        how = build.aggregation(self.experiment)
         if how is None:
             raise ProtocolAbort("a sum was opened under terms without secure aggregation")
         total = encoding.decode(session.open(), how.how)
@@ -563,7 +563,7 @@ class Coordinator:
         folder = self.journal.folder
         rows = folder.metrics()
         state = self.engine.state
-        made = replace(self.task, cohorts=self.task.cohorts[: len(lines)])
+        made = replace(self.experiment, cohorts=self.experiment.cohorts[: len(lines)])
         # Of a round that was left while it was being opened nobody knows who was in the sum that the server saw.
         void = [str(line["round"] + 1) for line in lines if not line["counted"]]
         most_missing = self.terms.may_lack if void else int(np.asarray(state.missing)[0])

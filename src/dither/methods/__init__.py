@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dither.errors import SpecError, did_you_mean
-from dither.types import Prepared, Setting
+from dither.types import Prepared, PrivacyPlan
 
 METHODS = {
     "secure-fedavg": "dither.methods.secure_fedavg",
@@ -32,7 +32,7 @@ METHODS = {
 class Method(NamedTuple):
     """A method as its file gives it: its factory, and its own constants as name -> (default, help)."""
 
-    prepare: Callable[[Any, Setting], Prepared]
+    prepare: Callable[[Any, PrivacyPlan], Prepared]
     options: Mapping[str, tuple[Any, str]]
     pilot_metric: str = ""
     why: str = ""  # why its claimed and its proven ε differ, with errata ids

@@ -30,12 +30,12 @@ from dither.types import (
     Keys,
     Message,
     Prepared,
+    PrivacyPlan,
     Records,
     Release,
     Round,
     RoundInfo,
     ServerState,
-    Setting,
     Upload,
 )
 
@@ -63,18 +63,18 @@ DP_FEDAVG_OPTIONS: dict[str, Any] = {
 }
 
 
-def prepare_fedavg(model: Model, setting: Setting) -> Prepared:
+def prepare_fedavg(model: Model, setting: PrivacyPlan) -> Prepared:
     """FedAvg: local steps without clip or noise, average weighted by the clients' sizes."""
     return _plain(model, setting, proximal=0.0, optimizer=setting.options["optimizer"])
 
 
-def prepare_fedprox(model: Model, setting: Setting) -> Prepared:
+def prepare_fedprox(model: Model, setting: PrivacyPlan) -> Prepared:
     """FedProx: FedAvg with a pull towards the broadcast model."""
     options = setting.options
     return _plain(model, setting, proximal=float(options["proximal"]), optimizer=options["optimizer"])
 
 
-def prepare_scaffold(model: Model, setting: Setting) -> Prepared:
+def prepare_scaffold(model: Model, setting: PrivacyPlan) -> Prepared:
     """SCAFFOLD: DP-SCAFFOLD without clip and noise."""
     setting = setting._replace(noise="none", clip="none", noise_schedule="constant")
     gradients = local.noisy_gradients(model, setting, source="no noise")
@@ -86,7 +86,7 @@ def prepare_scaffold(model: Model, setting: Setting) -> Prepared:
     )
 
 
-def prepare_dp_sgd(model: Model, setting: Setting) -> Prepared:
+def prepare_dp_sgd(model: Model, setting: PrivacyPlan) -> Prepared:
     """DP-SGD as CPFed compares: one noisy step a round, the budget split evenly over the rounds."""
     _one_step(setting, "dp-sgd")
     clients = (setting.num_clients, setting.batch_size, setting.clip_norm, setting.cohort_size)
@@ -104,7 +104,7 @@ def prepare_dp_sgd(model: Model, setting: Setting) -> Prepared:
     )
 
 
-def prepare_dp_dsgd(model: Model, setting: Setting) -> Prepared:
+def prepare_dp_dsgd(model: Model, setting: PrivacyPlan) -> Prepared:
     """DP-DSGD as Concentrated DP-FL compares: one noisy step a round on a fresh batch."""
     _one_step(setting, "dp-dsgd")
     cohorts = concentrated.participation_design(setting)
@@ -138,7 +138,7 @@ def prepare_dp_dsgd(model: Model, setting: Setting) -> Prepared:
     )
 
 
-def prepare_dp_fedavg(model: Model, setting: Setting) -> Prepared:
+def prepare_dp_fedavg(model: Model, setting: PrivacyPlan) -> Prepared:
     """DP-FedAvg: each client's update clipped to S, Gaussian noise on the sum, added by the server."""
     reach = float(setting.options["update_clip"])
     if reach <= 0:
@@ -202,7 +202,7 @@ def prepare_dp_fedavg(model: Model, setting: Setting) -> Prepared:
     )
 
 
-def _plain(model: Model, setting: Setting, *, proximal: float, optimizer: str) -> Prepared:
+def _plain(model: Model, setting: PrivacyPlan, *, proximal: float, optimizer: str) -> Prepared:
     """Local steps without privacy; weights p_k N/|S| as in Secure FedAvg."""
     local_model = local.proximal_training(model, setting, optimizer_name=optimizer)
     num_records = int(setting.client_sizes.sum())
@@ -241,7 +241,7 @@ def _plain(model: Model, setting: Setting, *, proximal: float, optimizer: str) -
     )
 
 
-def _one_step(setting: Setting, method: str) -> None:
+def _one_step(setting: PrivacyPlan, method: str) -> None:
     if setting.local_steps != 1:
         raise SpecError(f"local_steps={setting.local_steps}: {method} takes one noisy step a round; set it to 1")
 
@@ -249,7 +249,7 @@ def _one_step(setting: Setting, method: str) -> None:
 # Noise
 
 
-def central_noise_multiplier(setting: Setting) -> float:
+def central_noise_multiplier(setting: PrivacyPlan) -> float:
     """Noise std over S on the sum of updates: as given, or for the claimed ε (moments accountant)."""
     if setting.noise == "none":
         return 0.0
@@ -271,7 +271,7 @@ def central_noise_multiplier(setting: Setting) -> float:
     )
 
 
-def _central_event(setting: Setting, multiplier: float) -> Any:
+def _central_event(setting: PrivacyPlan, multiplier: float) -> Any:
     import dp_accounting
 
     rate = setting.cohort_size / setting.num_clients
@@ -282,7 +282,7 @@ def _central_event(setting: Setting, multiplier: float) -> Any:
 # Privacy
 
 
-def _central_claim(setting: Setting, multiplier: float) -> Claim:
+def _central_claim(setting: PrivacyPlan, multiplier: float) -> Claim:
     """ε for a whole client by the moments accountant, which takes cohorts as drawn by coins."""
     if multiplier == 0:
         return local.no_noise(setting)

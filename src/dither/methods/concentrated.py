@@ -39,7 +39,7 @@ from dither.methods.theory.common import (
     zcdp_from_epsilon,
 )
 from dither.models import Model
-from dither.types import Claim, Prepared, Setting
+from dither.types import Claim, Prepared, PrivacyPlan
 
 OPTIONS = {
     "aggregation_credit": (True, "credit the other clients' noise under secure aggregation (Theorem 1)"),
@@ -76,7 +76,7 @@ class Params(NamedTuple):
 # Algorithm
 
 
-def prepare(model: Model, setting: Setting) -> Prepared:
+def prepare(model: Model, setting: PrivacyPlan) -> Prepared:
     """Concentrated DP-FL for one federation: epochs of disjoint batches that carry over from round to round."""
     if setting.options["exact_epochs"]:
         setting = setting._replace(batch_size=_exact_batch(setting))
@@ -101,7 +101,7 @@ def prepare(model: Model, setting: Setting) -> Prepared:
     )
 
 
-def participation_design(setting: Setting) -> np.ndarray | None:
+def participation_design(setting: PrivacyPlan) -> np.ndarray | None:
     """Cohorts `[num_rounds, cohort_size]` drawn beforehand, or None where each round draws its own.
 
     Each round takes the clients that took part least so far, ties broken at random: counts never differ by more
@@ -129,7 +129,7 @@ def participation_design(setting: Setting) -> np.ndarray | None:
     return design
 
 
-def participations(setting: Setting, cohorts: np.ndarray | None) -> float:
+def participations(setting: PrivacyPlan, cohorts: np.ndarray | None) -> float:
     """C_i for which the noise is set: as given, or the largest count of the design (T where none is drawn)."""
     if setting.options["participations"]:
         return float(setting.options["participations"])
@@ -138,7 +138,7 @@ def participations(setting: Setting, cohorts: np.ndarray | None) -> float:
     return float(np.bincount(cohorts.ravel(), minlength=setting.num_clients).max())
 
 
-def _exact_batch(setting: Setting) -> int:
+def _exact_batch(setting: PrivacyPlan) -> int:
     smallest = int(setting.client_sizes.min())
     if setting.local_steps > smallest:
         raise SpecError(

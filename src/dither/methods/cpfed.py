@@ -35,7 +35,7 @@ from dither.methods.theory.common import (
     zcdp_from_epsilon,
 )
 from dither.models import Model
-from dither.types import Claim, Prepared, Setting
+from dither.types import Claim, Prepared, PrivacyPlan
 
 OPTIONS = {
     "aggregation_credit": (True, "credit the other clients' noise under secure aggregation (Theorem 1)"),
@@ -67,7 +67,7 @@ class Params(NamedTuple):
 # Algorithm
 
 
-def prepare(model: Model, setting: Setting) -> Prepared:
+def prepare(model: Model, setting: PrivacyPlan) -> Prepared:
     """CPFed for one federation (Algorithm 1): τ noisy steps, then the mean of r local models."""
     params = Params(
         setting.num_rounds,

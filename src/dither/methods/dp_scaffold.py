@@ -38,10 +38,10 @@ from dither.types import (
     Message,
     Params,
     Prepared,
+    PrivacyPlan,
     Records,
     Round,
     ServerState,
-    Setting,
     Upload,
 )
 
@@ -69,7 +69,7 @@ WHY = (
 # Algorithm
 
 
-def prepare(model: Model, setting: Setting) -> Prepared:
+def prepare(model: Model, setting: PrivacyPlan) -> Prepared:
     """DP-SCAFFOLD for one federation (Algorithm 1)."""
     if setting.lr_decay:
         raise SpecError(f"lr_decay={setting.lr_decay:g} is not for dp-scaffold: eq (2) divides by one client_lr")
@@ -91,7 +91,7 @@ def prepare(model: Model, setting: Setting) -> Prepared:
     )
 
 
-def scaffold(setting: Setting, gradients: local.NoisyGradients, hyper: Hyper) -> Algorithm:
+def scaffold(setting: PrivacyPlan, gradients: local.NoisyGradients, hyper: Hyper) -> Algorithm:
     """SCAFFOLD's drift control around any gradients; also the noiseless baseline."""
     local_steps = setting.local_steps
 
@@ -145,12 +145,12 @@ def scaffold(setting: Setting, gradients: local.NoisyGradients, hyper: Hyper) ->
 # Noise
 
 
-def noise_std(setting: Setting) -> float:
+def noise_std(setting: PrivacyPlan) -> float:
     """σ_0 for which the claimed ε after all rounds is the target."""
     return math.sqrt(theory.initial_noise_variance(_params(setting), epsilon=setting.epsilon, delta=setting.delta))
 
 
-def stopping_round(setting: Setting, std: float) -> int | None:
+def stopping_round(setting: PrivacyPlan, std: float) -> int | None:
     """The last round within the budget `epsilon` for a given noise; None where nothing stops the run."""
     rule = setting.options["stop_at_budget"]
     if rule not in ("claimed", "proven", "no"):
@@ -172,7 +172,7 @@ def stopping_round(setting: Setting, std: float) -> int | None:
 # Privacy
 
 
-def claim(setting: Setting, std: float, rounds: int | None = None) -> Claim:
+def claim(setting: PrivacyPlan, std: float, rounds: int | None = None) -> Claim:
     """Theorems 1 and 2 at this noise after `rounds` rounds."""
     if std == 0:
         return local.no_noise(setting)
@@ -180,7 +180,7 @@ def claim(setting: Setting, std: float, rounds: int | None = None) -> Claim:
     return theory.claim(params, initial_variance=std**2, delta=setting.delta)
 
 
-def _params(setting: Setting) -> theory.Params:
+def _params(setting: PrivacyPlan) -> theory.Params:
     scheme, decay = _SCHEMES[setting.noise_schedule], setting.noise_decay
     return theory.Params(
         theory.Schedule(scheme, setting.num_rounds, setting.local_steps, decay, setting.noise_decay_start),

@@ -25,12 +25,12 @@ from dither.types import (
     Keys,
     Params,
     Prepared,
+    PrivacyPlan,
     PyTree,
     Records,
     Release,
     Round,
     RoundInfo,
-    Setting,
 )
 
 _SMALL_STEP = 4096  # numbers in a batch
@@ -117,7 +117,7 @@ def optimizer(name: str) -> optax.GradientTransformation:
 
 
 def proximal_training(
-    model: Model, setting: Setting, *, optimizer_name: str
+    model: Model, setting: PrivacyPlan, *, optimizer_name: str
 ) -> Callable[[Hyper, Keys, Params, Records, Round, Array], Params]:
     """A round's local training without clip and noise, pulled to the broadcast model by hyper["proximal"]."""
     sampler = sampling.make(
@@ -166,7 +166,7 @@ class NoisyGradients(NamedTuple):
     sampler: sampling.BatchSampler
 
 
-def noisy_gradients(model: Model, setting: Setting, *, source: str) -> NoisyGradients:
+def noisy_gradients(model: Model, setting: PrivacyPlan, *, source: str) -> NoisyGradients:
     """Clipped mean gradients with N(0, noise_std²) added at every local step.
 
     `hyper` must hold clip_norm, noise_std (one a client), noise_log_decay and noise_decay_start.
@@ -243,7 +243,7 @@ def gradient_sensitivity(clip: str, clip_norm: float, divisor: float, adjacency:
     return (2 if adjacency == sampling.REPLACE_ONE else 1) * clip_norm / divisor
 
 
-def gradient_hyper(setting: Setting, noise_std: float) -> dict[str, Any]:
+def gradient_hyper(setting: PrivacyPlan, noise_std: float) -> dict[str, Any]:
     """The values a sweep may vary, for methods that noise gradients; `noise_std` times each client's scale."""
     scale = np.asarray(setting.noise_scale or np.ones(setting.num_clients), np.float64)
     if len(scale) != setting.num_clients:
@@ -258,7 +258,7 @@ def gradient_hyper(setting: Setting, noise_std: float) -> dict[str, Any]:
     }
 
 
-def chosen_noise_std(setting: Setting, calibrated: Callable[[], Array]) -> float:
+def chosen_noise_std(setting: PrivacyPlan, calibrated: Callable[[], Array]) -> float:
     """The noise std the setting asks for: none, as given, or `calibrated()` by the paper's formula."""
     if setting.noise == "none":
         return 0.0
@@ -269,7 +269,7 @@ def chosen_noise_std(setting: Setting, calibrated: Callable[[], Array]) -> float
     return float(calibrated())
 
 
-def refuse_unused(setting: Setting, method: str, *, schedule: bool = False, scale: bool = False) -> None:
+def refuse_unused(setting: PrivacyPlan, method: str, *, schedule: bool = False, scale: bool = False) -> None:
     """Keys that a method would ignore are refused: silence would be read as consent."""
     if schedule and setting.noise_schedule != "constant":
         raise SpecError(
@@ -284,7 +284,7 @@ def quietest(hyper: Hyper) -> float:
     return float(np.min(hyper["noise_std"]))
 
 
-def averaging(setting: Setting, gradients: NoisyGradients) -> Callable[[Hyper], Algorithm]:
+def averaging(setting: PrivacyPlan, gradients: NoisyGradients) -> Callable[[Hyper], Algorithm]:
     """Periodic averaging: local noisy steps from the broadcast model, then the mean over the cohort."""
 
     def build(hyper: Hyper) -> Algorithm:
@@ -319,7 +319,7 @@ def averaging(setting: Setting, gradients: NoisyGradients) -> Callable[[Hyper], 
 
 def noisy_averaging(
     model: Model,
-    setting: Setting,
+    setting: PrivacyPlan,
     *,
     source: str,
     noise_std: Callable[[], Array],
@@ -348,12 +348,12 @@ def noisy_averaging(
     )
 
 
-def upload_unit(setting: Setting) -> float:
+def upload_unit(setting: PrivacyPlan) -> float:
     """How far noise of std 1 on a gradient of the last step moves the weighted upload."""
     last = setting.num_rounds * setting.local_steps - 1
     return setting.client_lr / (1 + setting.lr_decay * last) / setting.cohort_size
 
 
-def no_noise(setting: Setting, unit: str = "run") -> Claim:
+def no_noise(setting: PrivacyPlan, unit: str = "run") -> Claim:
     """The claim of a run without noise."""
     return Claim(float("inf"), unit, setting.delta, "no noise")

@@ -36,12 +36,12 @@ from dither.types import (
     Keys,
     Message,
     Prepared,
+    PrivacyPlan,
     Records,
     Release,
     Round,
     RoundInfo,
     ServerState,
-    Setting,
     Upload,
 )
 
@@ -67,7 +67,7 @@ WHY = (
 # Algorithm
 
 
-def prepare(model: Model, setting: Setting) -> Prepared:
+def prepare(model: Model, setting: PrivacyPlan) -> Prepared:
     """NbAFL for one federation (Algorithm 1)."""
     param_clip = float(setting.options["param_clip"])
     if param_clip <= 0:
@@ -131,7 +131,7 @@ def prepare(model: Model, setting: Setting) -> Prepared:
 # Noise
 
 
-def noise_stds(setting: Setting) -> tuple[float, float]:
+def noise_stds(setting: PrivacyPlan) -> tuple[float, float]:
     """σ_U, and σ_D by Theorem 1 (all clients) or Lemma 4 (K of N scheduled)."""
     local.refuse_unused(setting, "nbafl", schedule=True, scale=True)
     if setting.noise == "none":
@@ -154,7 +154,7 @@ def noise_stds(setting: Setting) -> tuple[float, float]:
     return uplink, float(downlink)
 
 
-def _params(setting: Setting) -> theory.Params:
+def _params(setting: PrivacyPlan) -> theory.Params:
     return theory.Params(
         float(setting.options["param_clip"]),
         int(setting.client_sizes.min()),
@@ -165,7 +165,7 @@ def _params(setting: Setting) -> theory.Params:
     )
 
 
-def _sensitivity_caveat(setting: Setting) -> tuple[str, ...]:
+def _sensitivity_caveat(setting: PrivacyPlan) -> tuple[str, ...]:
     kind = setting.options["sensitivity"]
     if kind not in ("clip", "paper"):
         raise SpecError(f"method_options.sensitivity={kind!r} is not one of 'clip', 'paper'")
@@ -174,7 +174,7 @@ def _sensitivity_caveat(setting: Setting) -> tuple[str, ...]:
     return ("not covered: the sensitivity 2C/m of eq (4) is assumed, and false in general (errata N2)",)
 
 
-def _scheduling_caveat(setting: Setting) -> tuple[str, ...]:
+def _scheduling_caveat(setting: PrivacyPlan) -> tuple[str, ...]:
     if setting.noise != "paper" or setting.cohort_size == setting.num_clients:
         return ()
     note = theory.scheduling_note(_params(setting), epsilon=setting.epsilon)
@@ -184,20 +184,20 @@ def _scheduling_caveat(setting: Setting) -> tuple[str, ...]:
 # Privacy
 
 
-def _weights(setting: Setting) -> np.ndarray:
+def _weights(setting: PrivacyPlan) -> np.ndarray:
     if setting.cohort_size < setting.num_clients:
         return np.full(setting.cohort_size, 1 / setting.cohort_size)
     return setting.client_sizes / setting.client_sizes.sum()
 
 
-def aggregate_std(setting: Setting, uplink: float, downlink: float, colluders: int = 0) -> float:
+def aggregate_std(setting: PrivacyPlan, uplink: float, downlink: float, colluders: int = 0) -> float:
     """σ_A: the noise an outsider finds on a broadcast; `colluders` know their own part of it (N3)."""
     honest = np.sort(np.square(_weights(setting)))[: max(len(_weights(setting)) - colluders, 1)]
     squares = float(np.sum(honest))
     return float(theory.aggregate_noise_std(uplink_std=uplink, downlink_std=downlink, weights_sq_sum=squares))
 
 
-def claim(setting: Setting, uplink: float, downlink: float) -> Claim:
+def claim(setting: PrivacyPlan, uplink: float, downlink: float) -> Claim:
     """The larger of the two channels' claimed ε (the paper states each by itself)."""
     if uplink == 0:
         return local.no_noise(setting)
@@ -213,7 +213,7 @@ def claim(setting: Setting, uplink: float, downlink: float) -> Claim:
     return larger._replace(unit="run", source=f"{larger.source}, {channel}")
 
 
-def _releases(info: RoundInfo, hyper: Hyper, setting: Setting) -> tuple[Release, ...]:
+def _releases(info: RoundInfo, hyper: Hyper, setting: PrivacyPlan) -> tuple[Release, ...]:
     """An upload and a broadcast a round. Clipping alone proves a sensitivity of 2C, not 2C/m (N2)."""
     reach = 2 * float(hyper["param_clip"])
     source = "with the sensitivity 2C of errata N2"

@@ -39,13 +39,13 @@ from dither.types import (
     Message,
     Params,
     Prepared,
+    PrivacyPlan,
     Records,
     Release,
     Round,
     RoundInfo,
     Sampling,
     ServerState,
-    Setting,
     Upload,
 )
 
@@ -61,7 +61,7 @@ WHY = (
 # Algorithm
 
 
-def prepare(model: Model, setting: Setting) -> Prepared:
+def prepare(model: Model, setting: PrivacyPlan) -> Prepared:
     """Secure FedAvg for one federation."""
     sizes = setting.client_sizes
     sampler = sampling.make(
@@ -166,7 +166,7 @@ def _server(key: Key, server: ServerState, upload: Upload, cohort: Cohort) -> Se
 # Noise
 
 
-def noise_multipliers(setting: Setting) -> np.ndarray:
+def noise_multipliers(setting: PrivacyPlan) -> np.ndarray:
     """σ/Δ of eq (9) for each client from its own n_k; zeros without privacy."""
     if setting.noise == "none":
         return np.zeros(setting.num_clients)
@@ -184,7 +184,7 @@ def noise_multipliers(setting: Setting) -> np.ndarray:
 # Privacy
 
 
-def claim(setting: Setting, multiplier: np.ndarray) -> Claim:
+def claim(setting: PrivacyPlan, multiplier: np.ndarray) -> Claim:
     """The paper's ε per message (E2), with the conditions of its derivation at the largest client: there the
     base ε/(2q) is largest and q closest to δ. The ε itself is the same for all clients."""
     if not np.any(multiplier):
@@ -205,7 +205,9 @@ def claim(setting: Setting, multiplier: np.ndarray) -> Claim:
     )
 
 
-def _sensitivity(setting: Setting, sampler: sampling.BatchSampler, clip_norm: float, rates: np.ndarray) -> float:
+def _sensitivity(
+    setting: PrivacyPlan, sampler: sampling.BatchSampler, clip_norm: float, rates: np.ndarray
+) -> float:
     """2 G Σ η (the exact worst case behind Lemma 1), for a step that may be longer than G or expand.
 
     Clipping every record bounds a Poisson batch's mean by G times its largest length over its divisor. A
@@ -225,7 +227,7 @@ def _sensitivity(setting: Setting, sampler: sampling.BatchSampler, clip_norm: fl
 
 
 def _round_sensitivities(
-    index: int, hyper: Hyper, setting: Setting, sampler: sampling.BatchSampler
+    index: int, hyper: Hyper, setting: PrivacyPlan, sampler: sampling.BatchSampler
 ) -> tuple[float, float]:
     """Of one round: the printed sensitivity, to which the noise is made, and the exact worst case, which holds
     whatever the batches are."""
@@ -240,7 +242,7 @@ def _round_sensitivities(
     return printed, _sensitivity(setting, sampler, clip_norm, rates)
 
 
-def _round_sampling(size: int, setting: Setting, sampler: sampling.BatchSampler) -> Sampling:
+def _round_sampling(size: int, setting: PrivacyPlan, sampler: sampling.BatchSampler) -> Sampling:
     """A record is used at all with probability `used_in_round`. The weight p_k follows the client's record count:
     proved for a replaced record only."""
     one_batch = sampler.sampling(size)

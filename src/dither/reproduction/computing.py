@@ -97,7 +97,7 @@ def compute(
             dataset=loaded[1],
             on_evaluation=advance,
             on_batch=batches.keep,
-            max_runs=lambda task: sizing.runs_at_once(task, kind),
+            max_runs=lambda experiment: sizing.runs_at_once(experiment, kind),
             gradient_norm=gradient_norm,
         )
         done += share

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dither import models
-from dither.experiment.build import Task, planned_rounds
+from dither.experiment.build import Experiment, planned_rounds
 from dither.simulation.engine import Simulation
 from dither.types import Array, Params
 
@@ -35,22 +35,25 @@ _ITERATIONS = 15
 _LOOKS = 6  # iterates at which the constants are read
 
 
-def estimate(task: Task) -> dict[str, Any]:
-    """The constants, as plain numbers. `task` must have no noise."""
-    model, prepared = task.model, task.prepared
+def estimate(experiment: Experiment) -> dict[str, Any]:
+    """The constants, as plain numbers. `experiment` must have no noise."""
+    model, prepared = experiment.model, experiment.prepared
     simulation = Simulation(
         model,
         prepared.build,
-        num_clients=len(task.federation.size),
+        num_clients=len(experiment.partition.size),
         cohort_size_at=prepared.cohort_size_at,
     )
     hyper = {name: np.asarray(value)[None] for name, value in prepared.hyper.items()}
-    inputs = simulation.inputs(task.problem, seeds=[task.spec.seed], hyper=hyper)
-    federation = task.federation
+    inputs = simulation.inputs(experiment.problem, seeds=[experiment.spec.seed], hyper=hyper)
+    federation = experiment.partition
     rows = np.stack(
         [federation.order[s : s + federation.size.min()] for s in federation.start]
     )  # all alike in the figure
-    x, y = jnp.asarray(task.problem.x[rows]), jnp.asarray(task.problem.y[rows])  # [clients, records, ...]
+    x, y = (
+        jnp.asarray(experiment.problem.x[rows]),
+        jnp.asarray(experiment.problem.y[rows]),
+    )  # [clients, records, ...]
 
     def client_loss(params: Params, records: tuple[Array, Array]) -> Array:
         return jnp.mean(models.losses(model, params, *records))
@@ -82,7 +85,7 @@ def estimate(task: Task) -> dict[str, Any]:
         direction = jax.lax.fori_loop(0, _ITERATIONS, turn, start)
         return jnp.sqrt(_squared(jax.jvp(jax.grad(total_loss), (params,), (direction,))[1]))
 
-    rounds = planned_rounds(task)
+    rounds = planned_rounds(experiment)
     stops = np.unique(np.round(np.linspace(0, rounds, _LOOKS)).astype(int))
     state, done = simulation.start(inputs), 0
     seen, bent = [], []

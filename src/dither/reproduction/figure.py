@@ -150,7 +150,7 @@ class Accounts(Protocol):
         """Proven ε of a run for its own view and adjacency."""
 
     def estimated(self, name: str, spec: Spec, estimate: Callable[[Any], Mapping[str, Any]]) -> Mapping[str, Any]:
-        """What `estimate(task)` finds, kept under a name."""
+        """What `estimate(experiment)` finds, kept under a name."""
 
 
 class Record(NamedTuple):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dither.data import Federation, zeros_aligned
+from dither.data import ClientPartition, zeros_aligned
 from dither.types import Array, PyTree
 
 
@@ -37,7 +37,7 @@ class Problem(NamedTuple):
 
     x: np.ndarray
     y: np.ndarray
-    federations: Sequence[Federation]  # one a run, or a single one shared by all runs
+    partitions: Sequence[ClientPartition]  # one a run, or a single one shared by all runs
     test_rows: Sequence[np.ndarray]  # likewise
     test_weights: Sequence[np.ndarray]  # weights that sum to 1, so that a mean over clients is a plain sum
     train_rows: Sequence[

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dither import models
-from dither.data import Federation
+from dither.data import ClientPartition
 from dither.errors import SpecError
 from dither.privacy import clipping, entropy, noise, sampling
 from dither.privacy.discrete import Words, os_words
@@ -149,11 +149,11 @@ class Simulation:
         for name, value in hyper.items():
             if np.shape(value)[:1] != (runs,):
                 raise SpecError(f"hyper[{name!r}] has shape {np.shape(value)}, expected {runs} runs in front")
-        federations = _one_a_run(problem.federations, runs, "federations")
-        for federation in federations:
-            if len(federation.size) != self.num_clients:
+        partitions = _one_a_run(problem.partitions, runs, "partitions")
+        for partition in partitions:
+            if len(partition.size) != self.num_clients:
                 raise SpecError(
-                    f"the federation has {len(federation.size)} clients, expected num_clients={self.num_clients}"
+                    f"the partition has {len(partition.size)} clients, expected num_clients={self.num_clients}"
                 )
         # Converted by NumPy: each conversion by JAX is a small program of its own, at the start of every run.
         seed = jnp.asarray(np.array(seeds, np.uint32))
@@ -161,9 +161,9 @@ class Simulation:
             seed=seed,
             secret=entropy.fresh_keys(runs) if self.randomness == "os" else seed,
             hyper={name: jnp.asarray(np.asarray(value, np.float32)) for name, value in hyper.items()},
-            order=_whole([f.order for f in federations]),
-            start=_whole([f.start for f in federations]),
-            size=_whole([f.size for f in federations]),
+            order=_whole([f.order for f in partitions]),
+            start=_whole([f.start for f in partitions]),
+            size=_whole([f.size for f in partitions]),
             test_rows=_whole(_one_a_run(problem.test_rows, runs, "test_rows")),
             test_weights=jnp.asarray(
                 np.stack(_one_a_run(problem.test_weights, runs, "test_weights")).astype(np.float32)
@@ -546,7 +546,7 @@ def simulate(
 ) -> Result:
     """Train. `build(hyper)` makes the algorithm; each entry of `hyper` has a leading axis of runs, as many as
     `seeds`. Evaluates every `eval_every` rounds and after the last. The rest is as in `Simulation`."""
-    num_clients = len(problem.federations[0].size)
+    num_clients = len(problem.partitions[0].size)
     sizes_at = cohort_size if callable(cohort_size) else lambda index: cohort_size
     simulation = Simulation(
         model,
@@ -616,13 +616,13 @@ def reset_metrics(state: State) -> State:
 
 
 def problem(
-    x: np.ndarray, y: np.ndarray, federation: Federation, x_test: np.ndarray, y_test: np.ndarray
+    x: np.ndarray, y: np.ndarray, partition: ClientPartition, x_test: np.ndarray, y_test: np.ndarray
 ) -> Problem:
-    """A problem with one federation and one test set that every run shares."""
+    """A problem with one partition and one test set that every run shares."""
     count = len(y)
     rows = np.arange(count, count + len(y_test))
     weights = np.full(len(y_test), 1.0 / max(len(y_test), 1))
-    return Problem(np.concatenate([x, x_test]), np.concatenate([y, y_test]), [federation], [rows], [weights])
+    return Problem(np.concatenate([x, x_test]), np.concatenate([y, y_test]), [partition], [rows], [weights])
 
 
 def _keys(root: Any, index: Array, client: Array, noise_root: Any = None) -> Keys:

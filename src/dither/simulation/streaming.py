@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dither.data import Federation, Mapped, zeros_aligned
+from dither.data import ClientPartition, Mapped, zeros_aligned
 from dither.errors import SpecError
 from dither.simulation import scoring
 from dither.simulation.arrays import Inputs, Problem, Shared, State
@@ -97,10 +97,10 @@ class Streamed:
         self, simulation: Simulation, problem: Problem, cohorts: Sequence[np.ndarray], held: Room
     ) -> None:
         records: Any = problem.x
-        if not isinstance(records, Mapped) or len(problem.federations) != 1:
+        if not isinstance(records, Mapped) or len(problem.partitions) != 1:
             raise SpecError(f"streaming is for one run on Mapped records, not on {type(records).__name__}")
         self.simulation, self.held = simulation, held
-        self._problem, self._records, self._federation = problem, records, problem.federations[0]
+        self._problem, self._records, self._federation = problem, records, problem.partitions[0]
         self._cohorts = cohorts
         self._most = most = most_in_a_round(cohorts, self._federation.size)[1]
         if most > held.rows:
@@ -132,7 +132,7 @@ class Streamed:
         if len(seeds) != 1 or problem is not self._problem:
             raise SpecError(f"{len(seeds)} runs: one run of the problem given at the start is streamed")
         size, none = self._federation.size, np.zeros(0, np.int32)
-        nobody = Federation(np.zeros(self.held.rows, np.int32), np.zeros_like(size), size, ())
+        nobody = ClientPartition(np.zeros(self.held.rows, np.int32), np.zeros_like(size), size, ())
         one = np.zeros((1, problem.x.shape[1]), np.float32)
         empty = Problem(one, np.zeros(1, np.int32), [nobody], [none], [none])
         self._common = self.simulation.inputs(empty, seeds=seeds, hyper=hyper, cohorts=cohorts)

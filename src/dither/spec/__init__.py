@@ -23,7 +23,7 @@ import numpy as np
 
 from dither.errors import SpecError, did_you_mean
 from dither.methods import METHODS, Method, method
-from dither.types import Prepared, Setting
+from dither.types import Prepared, PrivacyPlan
 
 __all__ = ["METHODS", "Method", "Spec", "method", "prepare"]
 
@@ -417,7 +417,7 @@ def prepare(spec: Spec, model: Any, *, client_sizes: np.ndarray, num_params: int
     if spec.cohort_size > num_clients:
         raise SpecError(f"cohort_size={spec.cohort_size} exceeds num_clients={num_clients}")
     privacy = spec.privacy
-    setting = Setting(
+    setting = PrivacyPlan(
         num_clients=num_clients,
         client_sizes=np.asarray(client_sizes),
         num_params=num_params,

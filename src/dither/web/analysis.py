@@ -21,8 +21,8 @@ from dither.accounting import accountant
 from dither.data.sources import obtain
 from dither.errors import DataError
 from dither.experiment.build import (
-    Task,
-    build_task,
+    Experiment,
+    build_experiment,
     circumstances,
     claim_after,
     planned_rounds,
@@ -68,10 +68,10 @@ def safe_spec(text: str, where: str, own_data: bool = False) -> Spec:
     return Spec.from_toml(text, where=where)
 
 
-def task_of(spec: Spec, data_dir: str | None = None) -> Task:
+def assemble(spec: Spec, data_dir: str | None = None) -> Experiment:
     """The spec brought to life, from data that is on this machine."""
     if spec.data.path:
-        return build_task(spec)
+        return build_experiment(spec)
     entry = data.entries().get(spec.data.name)
     if entry is None:
         raise NotComputed(f"{spec.data.name!r} is no data set of the catalogue")
@@ -83,45 +83,45 @@ def task_of(spec: Spec, data_dir: str | None = None) -> Task:
                 f"{spec.data.name} is not on this machine, and the page fetches nothing; `dither data get "
                 f"{spec.data.name}` does"
             ) from None
-    return build_task(spec, data_dir=data_dir)
+    return build_experiment(spec, data_dir=data_dir)
 
 
-def analysis(task: Task, rounds: Sequence[int]) -> dict[str, Any]:
+def analysis(experiment: Experiment, rounds: Sequence[int]) -> dict[str, Any]:
     """The map, the noise and ε of the rounds that were made; `rounds` are those that were evaluated."""
-    made = min(max(rounds, default=0), planned_rounds(task))
+    made = min(max(rounds, default=0), planned_rounds(experiment))
     if made == 0:
         raise NotComputed("no round has been evaluated yet")
     return {
         "rounds": made,
-        "cohorts": _map(task, made),
-        "noise": _noise(task, made),
-        "epsilon": epsilon_by_round(task, rounds),
-        "clients": _clients(task, made),
+        "cohorts": _map(experiment, made),
+        "noise": _noise(experiment, made),
+        "epsilon": epsilon_by_round(experiment, rounds),
+        "clients": _clients(experiment, made),
     }
 
 
-def epsilon_by_round(task: Task, rounds: Sequence[int]) -> dict[str, Any]:
+def epsilon_by_round(experiment: Experiment, rounds: Sequence[int]) -> dict[str, Any]:
     """Proven ε for the spec's view and neighbours after some of the evaluated rounds."""
-    known = [index for index in rounds if index <= planned_rounds(task)]
+    known = [index for index in rounds if index <= planned_rounds(experiment)]
     count = min(len(known), _MOST_EPSILONS)
     chosen = sorted({known[int(i)] for i in np.linspace(0, len(known) - 1, count)})
-    values = [proven_so_far(task, index) for index in chosen]
-    privacy = task.spec.privacy
-    return {"rounds": chosen, "values": values, "view": privacy.view, "adjacency": task.spec.adjacency}
+    values = [proven_so_far(experiment, index) for index in chosen]
+    privacy = experiment.spec.privacy
+    return {"rounds": chosen, "values": values, "view": privacy.view, "adjacency": experiment.spec.adjacency}
 
 
-def _map(task: Task, made: int) -> dict[str, Any]:
+def _map(experiment: Experiment, made: int) -> dict[str, Any]:
     """Who took part when: a row a client, a column a round, thinned where there are too many."""
-    clients = len(task.federation.size)
+    clients = len(experiment.partition.size)
     step = math.ceil(made / _MOST_ROUNDS)
     shown = list(range(0, made, step))
     rows = min(clients, _MOST_CLIENTS)
     grid = np.zeros((rows, len(shown)), int)
     for column, index in enumerate(shown):
-        cohort = np.asarray(task.cohorts[index])
+        cohort = np.asarray(experiment.cohorts[index])
         grid[cohort[cohort < rows], column] = 1
     return {
-        "clients": list(task.federation.names[:rows]),
+        "clients": list(experiment.partition.names[:rows]),
         "of": clients,
         "rounds": [index + 1 for index in shown],
         "every": step,
@@ -129,14 +129,14 @@ def _map(task: Task, made: int) -> dict[str, Any]:
     }
 
 
-def _noise(task: Task, made: int) -> dict[str, Any]:
+def _noise(experiment: Experiment, made: int) -> dict[str, Any]:
     """Noise and sensitivity of what the first client releases, round by round (thinned)."""
-    releases = task.prepared.build(task.prepared.hyper).releases
+    releases = experiment.prepared.build(experiment.prepared.hyper).releases
     shown = sorted({int(i) for i in np.linspace(0, made - 1, min(made, 60))})
-    size = int(task.federation.size[0])
+    size = int(experiment.partition.size[0])
     channels: dict[str, dict[str, Any]] = {}
     for index in shown:
-        for release in releases(RoundInfo(index, 0, size, len(task.cohorts[index]))):
+        for release in releases(RoundInfo(index, 0, size, len(experiment.cohorts[index]))):
             entry = channels.setdefault(
                 release.channel,
                 {"rounds": [], "std": [], "sensitivity": [], "multiplier": [], "source": release.source},
@@ -148,18 +148,18 @@ def _noise(task: Task, made: int) -> dict[str, Any]:
     return channels
 
 
-def _clients(task: Task, made: int) -> dict[str, Any] | None:
+def _clients(experiment: Experiment, made: int) -> dict[str, Any] | None:
     """Each client's own proven ε, from the rounds it took part in; None where there are too many to compute."""
-    if sum(len(cohort) for cohort in task.cohorts[:made]) > _MOST_PARTICIPATIONS:
+    if sum(len(cohort) for cohort in experiment.cohorts[:made]) > _MOST_PARTICIPATIONS:
         return None
-    judged = with_missing(task, tolerated(task.spec))
+    judged = with_missing(experiment, tolerated(experiment.spec))
     releases = judged.prepared.build(judged.prepared.hyper).releases
-    facts, privacy = accountant.facts(circumstances(judged)), task.spec.privacy
-    own: list[list[Any]] = [[] for _ in task.federation.size]
+    facts, privacy = accountant.facts(circumstances(judged)), experiment.spec.privacy
+    own: list[list[Any]] = [[] for _ in experiment.partition.size]
     for index in range(made):
-        cohort = np.asarray(task.cohorts[index])
+        cohort = np.asarray(experiment.cohorts[index])
         for client in cohort.tolist():
-            info = RoundInfo(index, client, int(task.federation.size[client]), len(cohort))
+            info = RoundInfo(index, client, int(experiment.partition.size[client]), len(cohort))
             seen = releases(info)
             own[client].append(accountant.without_rates(seen) if privacy.view == "upload" else seen)
     parts = [accounting.compress(seen) for seen in own]
@@ -171,16 +171,16 @@ def _clients(task: Task, made: int) -> dict[str, Any] | None:
         if key not in values:
             values[key] = (
                 accounting.proven(
-                    part, privacy.delta, facts, view=privacy.view, adjacency=task.spec.adjacency
+                    part, privacy.delta, facts, view=privacy.view, adjacency=experiment.spec.adjacency
                 ).value
                 if part
                 else 0.0
             )
     return {
-        "names": list(task.federation.names),
+        "names": list(experiment.partition.names),
         "epsilon": [values[key] for key in keys],
         "participations": [len(seen) for seen in own],
-        "records": task.federation.size.tolist(),
+        "records": experiment.partition.size.tolist(),
         "target": privacy.epsilon,
     }
 
@@ -188,13 +188,13 @@ def _clients(task: Task, made: int) -> dict[str, Any] | None:
 # The convergence bound
 
 
-def bound(task: Task) -> dict[str, Any]:
+def bound(experiment: Experiment) -> dict[str, Any]:
     """The paper's theorem at the noise that was added, round by round and term by term.
 
     Its constants are estimated on the run's own (public) records; the rate is the best one the theorem allows,
     which need not be the run's.
     """
-    spec = task.spec
+    spec = experiment.spec
     if spec.data.path:
         raise NotComputed(
             "the bound's constants would be read off your own records, which no ε covers; `dither plan --proxy` "
@@ -202,14 +202,14 @@ def bound(task: Task) -> dict[str, Any]:
         )
     if spec.method not in theory.METHODS:
         raise NotComputed(f"no convergence theorem for {spec.method}")
-    constants = estimate(spec, Material(task.dataset, f"the records of {spec.data.name}", True))
-    made = planned_rounds(task)
+    constants = estimate(spec, Material(experiment.dataset, f"the records of {spec.data.name}", True))
+    made = planned_rounds(experiment)
     grid = sorted({round(x) for x in np.geomspace(1, made, min(made, 40))})
-    smallest = int(task.federation.size.min())
-    prices = [_price(task, rounds) for rounds in grid]
+    smallest = int(experiment.partition.size.min())
+    prices = [_price(experiment, rounds) for rounds in grid]
     found = theory.bounds(spec, prices, constants, smallest)
     last = {name: float(column[-1]) for name, column in found.values.items()}
-    start = math.log(len(task.dataset.classes)) if spec.model.name in _ZERO_START else None
+    start = math.log(len(experiment.dataset.classes)) if spec.model.name in _ZERO_START else None
     return {
         "source": found.source,
         "rounds": grid,
@@ -224,29 +224,29 @@ def bound(task: Task) -> dict[str, Any]:
     }
 
 
-def _price(task: Task, rounds: int) -> Price:
+def _price(experiment: Experiment, rounds: int) -> Price:
     """The run cut at a round, as the theorems take it: its own noise, nothing calibrated anew."""
-    spec = task.spec
+    spec = experiment.spec
     key = clip_key(spec.method)
-    clip = float(task.prepared.hyper["param_clip"]) if spec.method == "nbafl" else spec.privacy.clip_norm
+    clip = float(experiment.prepared.hyper["param_clip"]) if spec.method == "nbafl" else spec.privacy.clip_norm
     point = {name: getattr(spec, name) for name in WHOLE} | {key: clip, "num_rounds": rounds}
     return Price(
         point=point,
         spec=spec,
-        noise_std=first_noise(task.prepared, task),
+        noise_std=first_noise(experiment.prepared, experiment),
         printed_noise_std=math.nan,
-        claimed=claim_after(task, rounds),
+        claimed=claim_after(experiment, rounds),
         participations=rounds,
-        uploads=rounds * spec.cohort_size / len(task.federation.size),
-        num_params=task.num_params,
+        uploads=rounds * spec.cohort_size / len(experiment.partition.size),
+        num_params=experiment.num_params,
         signal_to_noise=math.nan,
     )
 
 
 @lru_cache(maxsize=4)
-def cached_task(text: str, where: str, data_dir: str | None, own_data: bool = False) -> Task:
-    """`task_of` a spec's text: several questions about one run build it once."""
-    return task_of(safe_spec(text, where, own_data), data_dir)
+def cached_task(text: str, where: str, data_dir: str | None, own_data: bool = False) -> Experiment:
+    """`assemble` a spec's text: several questions about one run build it once."""
+    return assemble(safe_spec(text, where, own_data), data_dir)
 
 
-__all__ = ["NotComputed", "analysis", "bound", "cached_task", "epsilon_by_round", "safe_spec", "task_of"]
+__all__ = ["NotComputed", "analysis", "assemble", "bound", "cached_task", "epsilon_by_round", "safe_spec"]

@@ -229,13 +229,13 @@ async def _computed(state: _State, run: str, what: str) -> Response:
                 "rounds of this run were made again with fresh noise after a stop: `dither account` with this "
                 "folder counts them, as the proven ε of its summary does"
             )
-        task = analysis.cached_task(text, row["name"], state.data_dir, state.own_data)
+        experiment = analysis.cached_task(text, row["name"], state.data_dir, state.own_data)
         rounds = [int(number(line["round"]) or 0) for line in read_metrics(state.folder, row["id"])]
         if what == "bound":
-            return analysis.bound(task)
+            return analysis.bound(experiment)
         if what == "epsilon":
-            return analysis.epsilon_by_round(task, rounds)
-        return analysis.analysis(task, rounds)
+            return analysis.epsilon_by_round(experiment, rounds)
+        return analysis.analysis(experiment, rounds)
 
     # The bound follows from the spec alone; the rest grows with the rounds made.
     key = (what, text) if what == "bound" else (what, row["id"], text, row["round"])

@@ -8,7 +8,7 @@ import pytest
 from dither import accounting
 from dither.accounting import accountant
 from dither.errors import NoProof
-from dither.experiment.build import build_task
+from dither.experiment.build import build_experiment
 from dither.experiment.plan import knobs, pricing, shapes
 from dither.experiment.plan.request import base_spec
 
@@ -42,7 +42,7 @@ def test_counts_give_the_noise_of_the_real_run():
     base = base_of("cpfed")
     point = point_of(base)
     material = shapes.synthetic(400, 5)
-    real = build_task(base.with_values(point), dataset=material.dataset)
+    real = build_experiment(base.with_values(point), dataset=material.dataset)
     assert pricing.price(base, point, COUNTS).noise_std == pytest.approx(
         float(real.prepared.hyper["noise_std"][0])
     )

@@ -96,7 +96,7 @@ def test_each_run_is_proved_as_it_would_be_alone(folders):
     _, whole, *_ = folders
     for record in whole.records:
         spec = record.outcome.spec
-        rows = build.proven(build.build_task(spec, dataset=MATERIAL.dataset))
+        rows = build.proven(build.build_experiment(spec, dataset=MATERIAL.dataset))
         (alone,) = (
             row
             for row in rows
@@ -110,13 +110,15 @@ def test_alike_runs_are_one_question():
     book = Book()
     everyone = BASE.with_values({"cohort_size": 8})  # then every seed has the same participations
     values = [
-        book.proven(build.build_task(everyone.with_values({"seed": seed}), dataset=MATERIAL.dataset))["value"]
+        book.proven(build.build_experiment(everyone.with_values({"seed": seed}), dataset=MATERIAL.dataset))[
+            "value"
+        ]
         for seed in range(3)
     ]
     assert len(book) == 1
     assert len(set(values)) == 1
     louder = everyone.with_values({"privacy.noise_std": 3.0})
-    assert book.proven(build.build_task(louder, dataset=MATERIAL.dataset))["value"] < values[0]
+    assert book.proven(build.build_experiment(louder, dataset=MATERIAL.dataset))["value"] < values[0]
     assert len(book) == 2
 
 
@@ -133,10 +135,10 @@ def test_another_grid_does_not_get_into_the_folder(folders):
 
 
 def test_memory_splits_a_sweep():
-    task = build.build_task(BASE, dataset=MATERIAL.dataset)
-    each, shared = sizing.run_bytes(task, "cpu"), sizing.shared_bytes(task, "cpu")
-    assert sizing.runs_at_once(task, "cpu", shared + 3.5 * each) == 3
-    assert sizing.runs_at_once(task, "cpu", shared / 2) == 1  # one run is made whatever it takes
+    experiment = build.build_experiment(BASE, dataset=MATERIAL.dataset)
+    each, shared = sizing.run_bytes(experiment, "cpu"), sizing.shared_bytes(experiment, "cpu")
+    assert sizing.runs_at_once(experiment, "cpu", shared + 3.5 * each) == 3
+    assert sizing.runs_at_once(experiment, "cpu", shared / 2) == 1  # one run is made whatever it takes
     assert sizing.parse_bytes("4GB") == 4e9
     assert sizing.parse_bytes("1.5 GiB") == 1.5 * 2**30
     assert sizing.parse_bytes("2e9") == 2e9

@@ -11,7 +11,7 @@ import numpy as np
 
 from dither.data import Dataset
 from dither.errors import NoProof, SpecError
-from dither.experiment.build import Task, build_task, proven_so_far
+from dither.experiment.build import Experiment, build_experiment, proven_so_far
 from dither.experiment.plan.knobs import Point, clip_key
 from dither.experiment.plan.shapes import rehearsal
 from dither.spec import Spec, prepare
@@ -43,56 +43,56 @@ class Price:
         return 2 * self.uploads * models * self.num_params * FLOAT_BYTES
 
 
-def task_of(base: Spec, point: Mapping[str, Any], counts: Dataset) -> Task:
+def assemble(base: Spec, point: Mapping[str, Any], counts: Dataset) -> Experiment:
     """The point made ready on counts alone: noise by the rigorous accountant."""
     spec = rehearsal(base).with_values(point)
-    return build_task(spec, dataset=counts, arrays=(counts.x_train, counts.y_train))
+    return build_experiment(spec, dataset=counts, arrays=(counts.x_train, counts.y_train))
 
 
 def price(base: Spec, point: Point, counts: Dataset) -> Price:
     """Noise, claim, communication and signal of a point. Raises `NoProof` where no noise has a proof."""
-    task = task_of(base, point, counts)
-    seen = np.bincount(np.concatenate(task.cohorts), minlength=len(task.federation.size))
-    std = first_noise(task.prepared, task)
+    experiment = assemble(base, point, counts)
+    seen = np.bincount(np.concatenate(experiment.cohorts), minlength=len(experiment.partition.size))
+    std = first_noise(experiment.prepared, experiment)
     return Price(
         point=point,
         spec=base.with_values(point),
         noise_std=std,
-        printed_noise_std=_printed(task),
-        claimed=task.prepared.claim,
+        printed_noise_std=_printed(experiment),
+        claimed=experiment.prepared.claim,
         participations=int(seen.max()),
         uploads=float(seen.mean()),
-        num_params=task.num_params,
-        signal_to_noise=_signal(base.method, point, std, task.num_params),
+        num_params=experiment.num_params,
+        signal_to_noise=_signal(base.method, point, std, experiment.num_params),
     )
 
 
 def proven_epsilon(base: Spec, point: Point, counts: Dataset) -> float:
     """The proven ε of the point for the spec's view and adjacency, from the releases themselves."""
-    task = task_of(base, point, counts)
-    return proven_so_far(task, len(task.cohorts))
+    experiment = assemble(base, point, counts)
+    return proven_so_far(experiment, len(experiment.cohorts))
 
 
-def first_noise(prepared: Prepared, task: Task) -> float:
+def first_noise(prepared: Prepared, experiment: Experiment) -> float:
     """The noise std of the first uplink release of the first client."""
-    info = RoundInfo(0, 0, int(task.federation.size[0]), len(task.cohorts[0]))
+    info = RoundInfo(0, 0, int(experiment.partition.size[0]), len(experiment.cohorts[0]))
     uplink = [r for r in prepared.build(prepared.hyper).releases(info) if r.channel == "uplink"]
     return float(uplink[0].noise_std)
 
 
-def _printed(task: Task) -> float:
+def _printed(experiment: Experiment) -> float:
     """The paper's own noise for this ε, read as its formula reads it (Secure FedAvg: per message)."""
-    paper = replace(task.spec.privacy, noise="paper")
+    paper = replace(experiment.spec.privacy, noise="paper")
     try:
         prepared = prepare(
-            replace(task.spec, privacy=paper),
-            task.model,
-            client_sizes=task.federation.size,
-            num_params=task.num_params,
+            replace(experiment.spec, privacy=paper),
+            experiment.model,
+            client_sizes=experiment.partition.size,
+            num_params=experiment.num_params,
         )
     except SpecError:
         return math.nan
-    return first_noise(prepared, task)
+    return first_noise(prepared, experiment)
 
 
 def _signal(method: str, point: Mapping[str, Any], std: float, num_params: int) -> float:

@@ -23,15 +23,15 @@ class Book:
     def __len__(self) -> int:
         return len(self._answers)
 
-    def proven(self, task: build.Task) -> dict[str, Any]:
+    def proven(self, experiment: build.Experiment) -> dict[str, Any]:
         """Proven ε of a whole run for its spec's view and adjacency, the largest over clients. Where clients may
         be lost it counts on as few as the spec tolerates, as `dither account` does."""
-        judged = build.with_missing(task, build.tolerated(task.spec))
+        judged = build.with_missing(experiment, build.tolerated(experiment.spec))
         circumstances = build.circumstances(judged)
-        facts, privacy = accountant.facts(circumstances), task.spec.privacy
+        facts, privacy = accountant.facts(circumstances), experiment.spec.privacy
         most = (group.most for group in build.classes(judged, None))
         asked, facts = accountant.question_of(most, facts, privacy.view)
-        found = [self._ask(each, privacy.delta, facts, privacy.view, task.spec.adjacency) for each in asked]
+        found = [self._ask(each, privacy.delta, facts, privacy.view, experiment.spec.adjacency) for each in asked]
         worst = max(found, key=lambda answer: answer.value)
         return {
             "value": worst.value,

@@ -130,7 +130,7 @@ def _sweep(
     distributed.dismiss()  # nothing below needs another's devices
     records = records | kept.records
     largest = max(planned.batches, key=lambda batch: len(batch.numbers))
-    model = planned.tasks[largest.numbers[0]]
+    model = planned.experiments[largest.numbers[0]]
     estimate = sizing.shared_bytes(model, kind) + len(largest.numbers) * sizing.run_bytes(model, kind)
     notes = []
     if limit is not None and estimate > limit:
@@ -166,22 +166,25 @@ def planned_for(
         specs,
         data_dir=data_dir,
         dataset=dataset,
-        max_runs=lambda task: distributed.count() * sizing.runs_at_once(task, kind, limit),
+        max_runs=lambda experiment: distributed.count() * sizing.runs_at_once(experiment, kind, limit),
     )
 
 
 def facts(planned: sweeps.Plan) -> dict[str, str]:
     """What every process that shares a sweep must have alike, by name."""
     dealt = hashlib.sha256(repr([batch.numbers for batch in planned.batches]).encode())
-    values, records = hashlib.sha256(), {id(task.problem.x): task.problem for task in planned.tasks}
+    values, records = (
+        hashlib.sha256(),
+        {id(experiment.problem.x): experiment.problem for experiment in planned.experiments},
+    )
     for problem in records.values():  # held once, by however many runs
         dealt.update(np.ascontiguousarray(problem.x).data)
         dealt.update(np.ascontiguousarray(problem.y).data)
-    for task in planned.tasks:
-        dealt.update(task.federation.order.tobytes() + task.federation.size.tobytes())
-        values.update(compiled.value_digest(task).encode())
+    for experiment in planned.experiments:
+        dealt.update(experiment.partition.order.tobytes() + experiment.partition.size.tobytes())
+        values.update(compiled.value_digest(experiment).encode())
     return {
-        **compiled.surroundings(planned.tasks[0].spec),
+        **compiled.surroundings(planned.experiments[0].spec),
         "the data, or how its runs are batched": dealt.hexdigest()[:16],
         "noise, rates and clips": values.hexdigest()[:12],
     }
@@ -216,7 +219,7 @@ class _Work:
     ) -> None:
         self._batches, self._tell = planned.batches, on_progress
         self._seconds = [
-            sum(sizing.seconds(planned.tasks[number].spec, kind) for number in batch.numbers)
+            sum(sizing.seconds(planned.experiments[number].spec, kind) for number in batch.numbers)
             for batch in planned.batches
         ]
         self._before = [all(number in done for number in batch.numbers) for batch in planned.batches]
@@ -245,7 +248,7 @@ class _Kept:
     """Proves and keeps each batch as it is done."""
 
     def __init__(self, planned: sweeps.Plan, place: SweepFolder | None, book: Book | None, clock: Clock) -> None:
-        self._tasks, self._place, self._book, self._clock = planned.tasks, place, book, clock
+        self._tasks, self._place, self._book, self._clock = planned.experiments, place, book, clock
         self._since = time.perf_counter()
         self._made = {**devices.versions(), "device": devices.device()}
         self.records: dict[int, Record] = {}
@@ -255,10 +258,12 @@ class _Kept:
         found = {}
         with self._clock("accounting"):
             for number, outcome in batch.items():
-                task = self._tasks[number]
-                if build.stop_reason(task):  # the claim is for the rounds that were made
-                    outcome = replace(outcome, claim=build.claim_after(task, build.planned_rounds(task)))
-                proven = self._book.proven(task) if self._book is not None else None
+                experiment = self._tasks[number]
+                if build.stop_reason(experiment):  # the claim is for the rounds that were made
+                    outcome = replace(
+                        outcome, claim=build.claim_after(experiment, build.planned_rounds(experiment))
+                    )
+                proven = self._book.proven(experiment) if self._book is not None else None
                 found[number] = Record(outcome, proven, each, self._made)
         if self._place is not None:
             self._place.save_batch(list(found.values()))
