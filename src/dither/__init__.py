@@ -12,7 +12,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from dither.types import __version__
 
 # Public name -> the module that holds it. Kept lazy so that `dither --help` never waits for JAX.
 _EXPORTS = {

@@ -8,9 +8,12 @@ import JAX: the arrays are whatever the caller puts in.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
+
+__version__ = "0.1.0"
 
 Array = Any  # a jax.Array inside a traced function, a NumPy array on the host
 PyTree = Any  # nested tuples, dicts, named tuples of arrays

@@ -12,11 +12,11 @@ from typing import Annotated
 
 import typer
 
-import dither
 from dither.cli import audits, budgets, datasets, federations, plans, reproductions, runs, sweeping, webpage
 from dither.cli.printing import print_error
 from dither.cli.stopping import Program
 from dither.errors import DitherError
+from dither.types import __version__
 
 app = typer.Typer(
     name="dither",
@@ -71,5 +71,5 @@ def _top(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     if version:
-        typer.echo(dither.__version__)
+        typer.echo(__version__)
         raise typer.Exit

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-import dither
 from dither.errors import RunExists, SpecError
 from dither.experiment.build import Experiment, aggregation
 from dither.simulation import devices, distributed, streaming
@@ -256,7 +255,7 @@ def origin(experiment: Experiment, begun: Mapping[str, Any]) -> str:
     settings of the compiler, devices. What has one origin releases the same bits; whatever may move a bit makes
     another. `begun` is the run's provenance."""
     code = hashlib.sha256()
-    for path in sorted(Path(dither.__file__).parent.rglob("*.py")):
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
         code.update(path.read_bytes())
     about = {
         **facts(experiment),

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-import dither
+from dither.types import __version__
 
 
 def default_folder() -> Path:
@@ -32,7 +32,7 @@ class Unfinished:
     """Answers by key. `about` is everything they depend on; with folder None nothing is kept."""
 
     def __init__(self, folder: str | Path | None, kind: str, about: Any) -> None:
-        text = json.dumps([dither.__version__, kind, about], sort_keys=True, default=str)
+        text = json.dumps([__version__, kind, about], sort_keys=True, default=str)
         name = f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:24]}.jsonl"
         self.path = None if folder is None else Path(folder) / name
         self._known: dict[str, Any] = {}

@@ -16,7 +16,6 @@ from typing import Any
 import jax
 import numpy as np
 
-import dither
 from dither import data, models
 from dither.accounting import accountant
 from dither.accounting.ledger.runs import Ledger, Spending, data_id
@@ -46,7 +45,7 @@ from dither.simulation.sharding import Shards
 from dither.simulation.streaming import Streamed
 from dither.simulation.timing import Clock
 from dither.spec import Spec, method
-from dither.types import Params
+from dither.types import Params, __version__
 
 CHECKPOINT_SECONDS = 5.0
 _SCORED = 16_384  # records of a folder that a trained run scores at a time
@@ -671,7 +670,7 @@ def provenance(experiment: Experiment) -> dict[str, Any]:
     """Where a run was made: enough to make it again."""
     device = jax.devices()[0]
     return {
-        "dither": dither.__version__,
+        "dither": __version__,
         "jax": jax.__version__,
         "numpy": np.__version__,
         "python": platform.python_version(),

@@ -10,11 +10,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-import dither
 from dither.errors import DitherError
 from dither.federation import agreement as agreed
 from dither.federation import keys
 from dither.federation.store import Store
+from dither.types import __version__
 
 CLOCK_SECONDS = 10.0  # by more than this a SuperLink takes a node's signature for a replay
 
@@ -53,7 +53,7 @@ def _keys(folder: Path) -> list[Finding]:
 
 
 def _versions() -> list[Finding]:
-    found = [Finding(True, f"Dither {dither.__version__}")]
+    found = [Finding(True, f"Dither {__version__}")]
     if find_spec("flwr") is None:
         return [*found, Finding(False, "Flower is not installed: pip install 'dither[deploy]'")]
     from importlib.metadata import version

@@ -26,7 +26,6 @@ from typing import Any
 import jax
 import numpy as np
 
-import dither
 from dither import methods
 from dither.accounting import accountant
 from dither.accounting.ledger import Charge, Entry
@@ -41,7 +40,7 @@ from dither.privacy import clipping, random
 from dither.secagg import state as secagg_state
 from dither.secagg.client import ClientSession
 from dither.spec import PrivacySpec
-from dither.types import RoundInfo
+from dither.types import RoundInfo, __version__
 
 Approve = Callable[[Terms, build.Experiment], str]  # how the owner agreed; raises FederationError when not
 
@@ -445,7 +444,7 @@ def session_id(terms: Terms) -> bytes:
 
 def versions() -> dict[str, str]:
     return {
-        "dither": dither.__version__,
+        "dither": __version__,
         "jax": jax.__version__,
         "numpy": np.__version__,
         "python": platform.python_version(),

@@ -10,9 +10,9 @@ from pathlib import Path
 import jax
 import numpy as np
 
-import dither
 from dither.simulation import distributed
 from dither.simulation.sharding import ONE_DEVICE, Shards
+from dither.types import __version__
 
 _LARGE = 50_000  # numbers of a client in a step, from which on those of several no longer fit a core's caches
 _WORTH_SHARING = 1e9  # arithmetic of a round, tens of milliseconds of a core: devices meet in about one
@@ -122,7 +122,7 @@ def device() -> str:
 def versions() -> dict[str, str]:
     """What makes a run."""
     return {
-        "dither": dither.__version__,
+        "dither": __version__,
         "jax": jax.__version__,
         "numpy": np.__version__,
         "python": platform.python_version(),

@@ -16,9 +16,9 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse, HTMLResponse, Response, StreamingResponse
 from fastapi.staticfiles import StaticFiles
 
-from dither import __version__
 from dither.errors import DitherError, SpecError
 from dither.experiment.folder import to_json
+from dither.types import __version__
 from dither.web import reports, words
 from dither.web.budgets import Budgets
 from dither.web.computing import Computer, NotComputed
