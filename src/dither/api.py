@@ -32,9 +32,10 @@ if TYPE_CHECKING:
         proven_so_far,
     )
     from dither.experiment.plan import Plan, plan
+    from dither.experiment.report import Report, load
     from dither.experiment.sweep import Sweep, sweep
     from dither.experiment.sweeps import Outcome
-    from dither.experiment.train import Run, load, resume, run
+    from dither.experiment.train import resume, run
     from dither.reproduction.running import Result as Reproduction
     from dither.reproduction.running import reproduce
 
@@ -44,8 +45,8 @@ __all__ = [
     "Experiment",
     "Outcome",
     "Plan",
+    "Report",
     "Reproduction",
-    "Run",
     "Sweep",
     "accounted",
     "audit",
@@ -71,7 +72,8 @@ _ROOMS = {
     "reproduction.running": ("reproduce",),
     "experiment.sweep": ("Sweep", "sweep"),
     "experiment.sweep.sweeps": ("Outcome",),
-    "experiment.train": ("Run", "load", "resume", "run"),
+    "experiment.report": ("Report", "load"),
+    "experiment.train": ("resume", "run"),
 }
 _WHERE = {name: (f"dither.{room}", name) for room, names in _ROOMS.items() for name in names} | {
     "AUDIT_VIEWS": ("dither.auditing", "VIEWS"),
