@@ -19,8 +19,8 @@ def lines(parties):
 def kind_of(parties, name, body):
     """The kind of a message to a party, as the party reads it."""
     node = parties.nodes[name]
-    federation = node.federation
-    return messages.unpack(body, federation=federation.id, to=name, keys={messages.SERVER: federation.server})
+    keyring = node.keyring
+    return messages.unpack(body, federation=keyring.id, to=name, keys={messages.SERVER: keyring.server})
 
 
 def intercept(parties, name, change):
