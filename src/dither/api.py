@@ -32,15 +32,9 @@ if TYPE_CHECKING:
         proven_so_far,
     )
     from dither.experiment.plan import Plan, plan
-<<<<<<< HEAD
     from dither.experiment.report import Report, load
-    from dither.experiment.sweep import Sweep, sweep
-    from dither.experiment.sweeps import Outcome
-    from dither.experiment.train import resume, run
-=======
     from dither.experiment.sweep import Outcome, Sweep, sweep
-    from dither.experiment.train import Run, load, resume, run
->>>>>>> main
+    from dither.experiment.train import resume, run
     from dither.reproduction.running import Result as Reproduction
     from dither.reproduction.running import reproduce
 
@@ -75,15 +69,9 @@ _ROOMS = {
     "auditing": ("Audit", "audit"),
     "experiment.plan": ("Plan", "plan"),
     "reproduction.running": ("reproduce",),
-<<<<<<< HEAD
-    "experiment.sweep": ("Sweep", "sweep"),
-    "experiment.sweep.sweeps": ("Outcome",),
     "experiment.report": ("Report", "load"),
-    "experiment.train": ("resume", "run"),
-=======
     "experiment.sweep": ("Outcome", "Sweep", "sweep"),
-    "experiment.train": ("Run", "load", "resume", "run"),
->>>>>>> main
+    "experiment.train": ("resume", "run"),
 }
 _WHERE = {name: (f"dither.{room}", name) for room, names in _ROOMS.items() for name in names} | {
     "AUDIT_VIEWS": ("dither.auditing", "VIEWS"),
