@@ -519,7 +519,7 @@ class Report:
             return
         if self.schema is not None:
             raise DataError(f"this run was trained on a table; give one instead of the folder {str(features)!r}")
-        x, y = data.arrays_of(features, classes=self.classes, labels=labels)
+        x, y = data.open_folder(features, classes=self.classes, labels=labels)
         names = tuple(f"x{index}" for index in range(x.shape[1]))
         for at in range(0, len(x), _SCORED_AT_ONCE):
             rows = np.arange(at, min(at + _SCORED_AT_ONCE, len(x)))
@@ -539,7 +539,7 @@ class Report:
             return data.read_arrays(features, classes=self.classes, labels=labels)
         if self.schema is None:
             raise DataError(f"this run was trained on arrays; give a .npz file instead of {str(features)!r}")
-        return data.encode_features(self.schema, features, *encoding, labels=labels)
+        return self.schema.encode(data.read_table(features), *encoding, labels=labels)
 
     def _check_width(self, x: np.ndarray) -> np.ndarray:
         if x.ndim != 2 or x.shape[1] != self.num_features:

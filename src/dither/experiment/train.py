@@ -168,10 +168,10 @@ def spending(
     digest = experiment.dataset.ledger_digest
     dataset = data_id(book, path=spec.data.path, name=spec.data.name, digest=digest)
     if spec.data.path:
-        read, name = experiment.dataset.rows, Path(spec.data.path).name
+        read, name = experiment.dataset.record_hashes, Path(spec.data.path).name
         book.identify(
             dataset,
-            lambda: data.of_file(spec.data.path) if read is None else read,
+            lambda: data.hash_records(spec.data.path) if read is None else read,
             file=name,
             name=spec.data.id,
             new_ledger=new_ledger,
