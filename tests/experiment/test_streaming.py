@@ -17,9 +17,10 @@ from dither.accounting.ledger.runs import Ledger, data_id
 from dither.data import folders
 from dither.errors import DataError, RunExists, SpecError
 from dither.experiment import folder as runs
-from dither.experiment import sweeps, train
+from dither.experiment import train
 from dither.experiment.build import accounted, build_experiment, deal
 from dither.experiment.compiled import check
+from dither.experiment.sweep.batches import joined_problem
 from dither.simulation import devices
 from dither.simulation.sharding import Shards
 from dither.spec import Spec
@@ -167,7 +168,7 @@ def test_each_run_of_a_batch_scores_its_own_training_records(folder):
     values = {"data.path": "", "data.name": "adult", "data.partition": "iid", "num_clients": 7}
     specs = [spec_of(folder, "no", **values, **{"data.split": "per-client", "seed": seed}) for seed in (0, 1)]
     problems = [deal(spec, data.pool(dataset))[1] for spec in specs]
-    joined = sweeps._joined(problems)
+    joined = joined_problem(problems)
     assert not np.array_equal(*joined.train_rows)
     for rows, partition in zip(joined.train_rows, joined.partitions, strict=True):
         np.testing.assert_array_equal(rows, np.sort(partition.order))
