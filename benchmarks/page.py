@@ -4,8 +4,8 @@
 
 Each slider of the page "Plan" moves from one end to the other while the others stay where the page opens. Every
 position is one request to `/api/plan`, from parsing its address to the JSON of the answer, that was not asked
-before. The table has the median, the 95th percentile and the largest time of a request in milliseconds: of the wall
-clock, and of the processor (which other programs on the machine disturb less).
+before. The table has the median, the 95th percentile and the largest time of a request in milliseconds: of the
+wall clock, and of the processor (which other programs on the machine disturb less).
 """
 
 from __future__ import annotations
