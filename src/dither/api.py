@@ -32,8 +32,7 @@ if TYPE_CHECKING:
         proven_so_far,
     )
     from dither.experiment.plan import Plan, plan
-    from dither.experiment.sweep import Sweep, sweep
-    from dither.experiment.sweeps import Outcome
+    from dither.experiment.sweep import Outcome, Sweep, sweep
     from dither.experiment.train import Run, load, resume, run
     from dither.reproduction.running import Reproduction, reproduce
 
@@ -68,8 +67,7 @@ _ROOMS = {
     "auditing": ("Audit", "audit"),
     "experiment.plan": ("Plan", "plan"),
     "reproduction.running": ("reproduce",),
-    "experiment.sweep": ("Sweep", "sweep"),
-    "experiment.sweep.sweeps": ("Outcome",),
+    "experiment.sweep": ("Outcome", "Sweep", "sweep"),
     "experiment.train": ("Run", "load", "resume", "run"),
 }
 _WHERE = {name: (f"dither.{room}", name) for room, names in _ROOMS.items() for name in names} | {

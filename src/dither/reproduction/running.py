@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 from dither import data
 from dither.errors import DataError
-from dither.experiment import build, sizing, sweeps
+from dither.experiment import build
 from dither.experiment.folder import to_json, write_bytes, write_text
+from dither.experiment.sweep import Outcome, batches
 from dither.reproduction import drawing, report
 from dither.reproduction.accounts import Accounts
 from dither.reproduction.cache import Cache
@@ -109,7 +110,7 @@ def estimates(what: str | Sequence[str], scale: str, cache: str | Path | None = 
     missing: dict[str, list[float]] = {}
     for point in points(select(what), scale):
         if point.key not in runs:
-            missing.setdefault(point.figure, []).append(sizing.seconds(point.spec, kind))
+            missing.setdefault(point.figure, []).append(batches.estimated_seconds(point.spec, kind))
     return [
         f"{figure}: {len(seconds)} runs to compute, about {sum(seconds):.0f} s and compilation"
         for figure, seconds in missing.items()
@@ -154,9 +155,9 @@ def compute(
         records = replace(
             point.spec.data, partition="iid", similarity=0.0
         )  # what is loaded does not depend on these
-        groups.setdefault((records, sweeps.program(point.spec), point.gradient_norm), []).append(point)
+        groups.setdefault((records, batches.program(point.spec), point.gradient_norm), []).append(point)
     kind = devices.device_kind()
-    total, done = sum(sizing.seconds(point.spec, kind) for point in wanted), 0.0
+    total, done = sum(batches.estimated_seconds(point.spec, kind) for point in wanted), 0.0
 
     def advance(rounds: int, of: int, *, before: float, share: float, figure: str) -> None:
         if on_progress:
@@ -174,26 +175,26 @@ def compute(
             except DataError as error:
                 refused[records.name] = f"{records.name} is not available here: {error}"
                 continue
-        share = sum(sizing.seconds(member.spec, kind) for member in members)
+        share = sum(batches.estimated_seconds(member.spec, kind) for member in members)
         on_evaluation = partial(advance, before=done, share=share, figure=members[0].figure)
         on_evaluation(0, 1)
-        sweeps.sweep(
+        batches.train_specs(
             [member.spec for member in members],
             dataset=loaded[1],
             on_evaluation=on_evaluation,
             on_batch=_keeper(members, cache),
-            max_runs=lambda experiment: sizing.runs_at_once(experiment, kind),
+            max_runs=lambda experiment: batches.runs_at_once(experiment, kind),
             gradient_norm=gradient_norm,
         )
         done += share
     return refused
 
 
-def _keeper(members: Sequence[Point], cache: Cache) -> Callable[[dict[int, sweeps.Outcome]], None]:
+def _keeper(members: Sequence[Point], cache: Cache) -> Callable[[dict[int, Outcome]], None]:
     """Keeps each batch of a program as it is done, with its share of the time."""
     since = time.perf_counter()
 
-    def keep(batch: dict[int, sweeps.Outcome]) -> None:
+    def keep(batch: dict[int, Outcome]) -> None:
         nonlocal since
         now = time.perf_counter()
         for number, outcome in batch.items():
@@ -203,7 +204,7 @@ def _keeper(members: Sequence[Point], cache: Cache) -> Callable[[dict[int, sweep
     return keep
 
 
-def _finished(outcome: sweeps.Outcome, seconds: float) -> FinishedRun:
+def _finished(outcome: Outcome, seconds: float) -> FinishedRun:
     columns = {
         name: [float(f"{row[name]:.{_DIGITS}g}") for row in outcome.metrics]
         for name in outcome.metrics[0]

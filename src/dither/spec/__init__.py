@@ -240,7 +240,7 @@ class Spec:
 
     @property
     def colluders(self) -> int:
-        """What `privacy.colluders` comes to in a simulation; the terms of a federation name the number."""
+        """What `privacy.colluders` comes to in a simulation; the agreement of a federation names the number."""
         return max(self.privacy.colluders, 0)
 
     # To and from other forms
@@ -417,7 +417,7 @@ def prepare(spec: Spec, model: Any, *, client_sizes: np.ndarray, num_params: int
     if spec.cohort_size > num_clients:
         raise SpecError(f"cohort_size={spec.cohort_size} exceeds num_clients={num_clients}")
     privacy = spec.privacy
-    setting = PrivacyPlan(
+    plan = PrivacyPlan(
         num_clients=num_clients,
         client_sizes=np.asarray(client_sizes),
         num_params=num_params,
@@ -449,7 +449,7 @@ def prepare(spec: Spec, model: Any, *, client_sizes: np.ndarray, num_params: int
         noise_scale=privacy.noise_scale,
         seed=spec.seed,
     )
-    return method(spec.method).prepare(model, setting)
+    return method(spec.method).prepare(model, plan)
 
 
 # Checks
