@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dither.methods.theory import dp_scaffold as theory
-from dither.methods.theory import dp_scaffold_convergence as convergence
+from dither.methods import dp_scaffold
+from dither.methods.dp_scaffold import NoiseScheme, ScaffoldParams
 from dither.reproduction.figure import IMAGE_STAND_IN, Criterion, Figure, Line, Panel, Scale, Table, Values, View
 from dither.reproduction.judging import Verdict, all_of, fact, ordered_within_noise, too_few
 from dither.types import Array
@@ -19,7 +19,7 @@ SCHEDULES = ("constant", "rounds", "steps")
 
 LOCAL_STEPS = 200
 INITIAL_VARIANCE = 8.0
-TRAINING = convergence.Training(
+TRAINING = dp_scaffold.ScaffoldTraining(
     num_clients=40, cohort_size=8, batch_size=500, server_lr=2.0, control_error=1.0, gradient_variance=1.0
 )
 DECAY = (1.0, 0.998, 0.99998)
@@ -28,21 +28,21 @@ LAST_ROUND = 700
 AFTER_START = np.arange(DECAY_START + 1, LAST_ROUND + 1)
 
 
-def schedule(scheme: int, rounds: Array) -> theory.Schedule:
+def schedule(scheme: int, rounds: Array) -> NoiseScheme:
     """The noise of Fig. 3 over this many rounds."""
-    return theory.Schedule(scheme, rounds, LOCAL_STEPS, DECAY[scheme], DECAY_START)
+    return NoiseScheme(scheme, rounds, LOCAL_STEPS, DECAY[scheme], DECAY_START)
 
 
-def epsilon(schedule: theory.Schedule, order: float, const: float, clip: float) -> np.ndarray:
+def epsilon(schedule: NoiseScheme, order: float, const: float, clip: float) -> np.ndarray:
     """The claimed ε: 8 of 40 users, 500 of 2,500 records; the paper leaves order, constant and L open (S6)."""
-    params = theory.Params(schedule, 500, clip, client_rate=0.2, data_rate=0.2, alpha=order, const=const)
-    return np.asarray(theory.epsilon_of_noise(params, initial_variance=INITIAL_VARIANCE, delta=1e-5))
+    params = ScaffoldParams(schedule, 500, clip, client_rate=0.2, data_rate=0.2, alpha=order, const=const)
+    return np.asarray(dp_scaffold.epsilon_of_noise(params, initial_variance=INITIAL_VARIANCE, delta=1e-5))
 
 
 def bound(scheme: int, rounds: np.ndarray) -> np.ndarray:
     """Corollary 1, 2 or 3 at the best learning rate, eqs (11)-(13)."""
-    errors = convergence.error_terms_closed(TRAINING, schedule(scheme, rounds), initial_variance=INITIAL_VARIANCE)
-    return np.asarray(convergence.convergence_optimal(errors, num_rounds=rounds, initial_distance=1.0).total)
+    errors = dp_scaffold.error_terms_closed(TRAINING, schedule(scheme, rounds), initial_variance=INITIAL_VARIANCE)
+    return np.asarray(dp_scaffold.convergence_optimal(errors, num_rounds=rounds, initial_distance=1.0).total)
 
 
 def excess(scheme: int, rounds: np.ndarray) -> np.ndarray:
@@ -85,7 +85,7 @@ def leakage_is_ordered(view: View) -> Verdict:
     statements, holds = [], True
     for decay in (DECAY[2], DECAY[1]):
         by_round, by_step = (
-            np.asarray(theory.effective_rounds(schedule(scheme, AFTER_START)._replace(decay=decay)))
+            np.asarray(dp_scaffold.effective_rounds(schedule(scheme, AFTER_START)._replace(decay=decay)))
             for scheme in (1, 2)
         )
         less = by_round < by_step
@@ -99,10 +99,10 @@ def printed_numbers() -> Table:
     """DP-SCAFFOLD's 11.5147, 7.6769 and rounds 497/428 beside what its formulas give (S6)."""
 
     def constant(order: float, const: float, clip: float, rounds: int, steps: int) -> str:
-        return f"{float(epsilon(theory.Schedule(0, rounds, steps), order, const, clip)):.5f}"
+        return f"{float(epsilon(NoiseScheme(0, rounds, steps), order, const, clip)):.5f}"
 
     def last(scheme: int, decay: float, steps: int, budget: float) -> str:
-        return str(theory.last_round_within(theory.Schedule(scheme, budget, steps, decay, DECAY_START)))
+        return str(dp_scaffold.last_round_within(NoiseScheme(scheme, budget, steps, decay, DECAY_START)))
 
     # If 600 rounds of scheme 0 leak 0.0016 and the budget is the rounded 7.6769, it lasts for a little more.
     rounded = 600 * float(7.6769 - np.log(1e5) / 1.5) / 0.0016
@@ -175,7 +175,7 @@ def stop(scheme: int) -> Callable[[View, int], int]:
             budget = view.accounts.proven_epsilon(view.spec(values[0], seed))
             return view.accounts.proven_stop(view.spec(values[scheme], seed), budget)
         decay, start = values[scheme]["privacy.noise_decay"], base.privacy.noise_decay_start
-        return theory.last_round_within(theory.Schedule(scheme, base.num_rounds, base.local_steps, decay, start))
+        return dp_scaffold.last_round_within(NoiseScheme(scheme, base.num_rounds, base.local_steps, decay, start))
 
     return last
 

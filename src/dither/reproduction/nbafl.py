@@ -26,8 +26,7 @@ import numpy as np
 
 from dither import models
 from dither.experiment.build import Experiment, planned_rounds
-from dither.methods.theory import nbafl_convergence as theory
-from dither.methods.theory.nbafl import Params as NoiseParams
+from dither.methods import nbafl
 from dither.reproduction.figure import (
     IMAGE_STAND_IN,
     Axis,
@@ -297,7 +296,7 @@ FIG7 = Figure(
 # Fig. 8
 
 PROXIMAL = 10.0  # μ of the bound, of which the paper says nothing
-REFERENCE = theory.LossConstants(1.0, 1.0, 0.5, 1.2, PROXIMAL, 2.3)  # invented, so that the bound has a value
+REFERENCE = nbafl.LossConstants(1.0, 1.0, 0.5, 1.2, PROXIMAL, 2.3)  # invented, so that the bound has a value
 METHOD = (
     "along the iterates of a run without noise: ρ largest Hessian eigenvalue (power iteration), β largest ‖∇F_i‖, "
     "l smallest ‖∇F‖²/(2(F − F*)), B largest √(mean ‖∇F_i‖²)/‖∇F‖, Θ = F(w_0) − F*, with F* = 0"
@@ -394,25 +393,25 @@ def constants(view: View) -> Mapping[str, Any]:
     return view.accounts.estimated("nbafl-constants", spec, estimate)
 
 
-def loss_constants(view: View) -> theory.LossConstants:
+def loss_constants(view: View) -> nbafl.LossConstants:
     estimates = constants(view)
     names = ("smoothness", "lipschitz", "pl_constant", "dissimilarity", "initial_gap")
     rho, beta, ell, b, gap = (float(estimates[name]) for name in names)
     # λ_2 < 0 needs μ > ρB + ρB²/2; twice that contracts most, and is taken where 10 is not enough.
     needed = rho * b + rho * b**2 / 2
-    return theory.LossConstants(rho, beta, ell, b, PROXIMAL if needed < PROXIMAL else 2 * needed, gap)
+    return nbafl.LossConstants(rho, beta, ell, b, PROXIMAL if needed < PROXIMAL else 2 * needed, gap)
 
 
-def bound(view: View, loss: theory.LossConstants, epsilon: float) -> tuple[np.ndarray, np.ndarray]:
+def bound(view: View, loss: nbafl.LossConstants, epsilon: float) -> tuple[np.ndarray, np.ndarray]:
     """Theorem 2 as printed over T."""
     rounds, spec = np.arange(1, 201), view.base
     clip, exposures = float(spec.method_options["param_clip"]), spec.method_options["exposures"]
-    params = NoiseParams(clip, spec.data.records_per_client, exposures, rounds, spec.num_clients)
-    return rounds, np.asarray(theory.convergence(loss, params, epsilon=epsilon, delta=spec.privacy.delta).total)
+    params = nbafl.NbaflParams(clip, spec.data.records_per_client, exposures, rounds, spec.num_clients)
+    return rounds, np.asarray(nbafl.convergence(loss, params, epsilon=epsilon, delta=spec.privacy.delta).total)
 
 
 def theorem_panels(view: View) -> list[Panel]:
-    def line(name: str, loss: Callable[[View], theory.LossConstants], e: float, dashed: bool) -> Line:
+    def line(name: str, loss: Callable[[View], nbafl.LossConstants], e: float, dashed: bool) -> Line:
         return Line(f"{eps(e)}, {name}", formula=lambda view: bound(view, loss(view), e), dashed=dashed)
 
     bounds = [line("estimated constants", loss_constants, e, False) for e in view.grid("epsilon")]
@@ -452,11 +451,11 @@ def theorem_tables(view: View) -> list[Table]:
             ("B, dissimilarity", loss.dissimilarity, REFERENCE.dissimilarity),
             ("Θ, initial gap", loss.initial_gap, REFERENCE.initial_gap),
             ("μ of the bound (chosen)", loss.proximal, PROXIMAL),
-            ("P (must lie in 0 … 1)", theory.contraction(loss), theory.contraction(REFERENCE)),
+            ("P (must lie in 0 … 1)", nbafl.contraction(loss), nbafl.contraction(REFERENCE)),
         )
     ]
     conditions = "; ".join(
-        f"{text} {'holds' if holds else 'fails'}" for text, holds in theory.convergence_conditions(loss)
+        f"{text} {'holds' if holds else 'fails'}" for text, holds in nbafl.convergence_conditions(loss)
     )
     rounds = ", ".join(map(str, constants(view)["rounds"]))
     note = (
