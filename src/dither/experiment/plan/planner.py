@@ -22,6 +22,7 @@ from dither.experiment.plan.pricing import Price
 from dither.experiment.plan.request import base_spec, material, smallest_client
 from dither.experiment.plan.shapes import Material
 from dither.experiment.plan.theory import Bounds
+from dither.experiment.report import ADVERSARIES, Overview, claim_text, epsilon_text
 from dither.experiment.sweep.batches import train_specs
 from dither.methods.formulas import Condition
 from dither.spec import Spec
@@ -31,8 +32,8 @@ FRONTIER = (0.25, 0.5, 2.0, 4.0)  # other budgets that the choice is tried at, i
 _ENOUGH_SIGNAL = 1.0
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, repr=False)
+class Plan(Overview):
     """A choice, why, and everything that was weighed against it."""
 
     spec: Spec  # ready for `dither run`
@@ -55,6 +56,22 @@ class Plan:
         if self.mode == "theory" and self.bounds is not None:
             return float(self.bounds.total[self.bounds.best])
         return self.search.best.mean_accuracy if self.search else math.nan
+
+    def title(self) -> str:
+        return f"plan for {self.spec.method}, by {self.mode}"
+
+    def overview(self) -> list[tuple[str, str]]:
+        """The choice, its score and its ε."""
+        privacy, value = self.spec.privacy, epsilon_text(self.proven_epsilon)
+        relation = f"{self.spec.adjacency}, against {ADVERSARIES[privacy.view]}"
+        return [
+            *((key, f"{choice:.4g}") for key, choice in self.price.point.items() if not isinstance(choice, str)),
+            ("bound" if self.mode == "theory" else "accuracy on the proxy", f"{self.score:.4g}"),
+            ("noise std", f"{self.price.noise_std:.4g}"),
+            ("claimed ε", claim_text(self.price.claimed)),
+            ("proven ε", f"{value} per run, δ = {privacy.delta:g}, {relation}"),
+            ("planned on", self.source),
+        ]
 
     def pareto(self) -> list[Trial]:
         """Measured points that no other beats in accuracy, ε and bytes at once."""
