@@ -38,7 +38,6 @@ from dither.experiment.build import (
     with_missing,
 )
 from dither.experiment.compiled import check, compiled, designs, engine_options, facts, origin, sharing_note
-from dither.secagg import costs
 from dither.simulation import distributed, engine
 from dither.simulation.aggregation import Aggregation
 from dither.simulation.sharding import Shards
@@ -591,6 +590,8 @@ def traffic(
         found |= {**seen, "download_bytes": seen["download_bytes"] + 4 * message}
         found["enrol_seconds"] = aggregator.enrol_seconds
     else:
+        from dither.secagg import costs  # needs cryptography, which a plain run does not
+
         sent, received = costs.round_bytes(
             upload, experiment.spec.cohort_size, modulus_bits=how.how.modulus_bits, colluders=how.colluders
         )
