@@ -18,11 +18,11 @@ from scipy.stats import binom
 
 from dither import accounting, models
 from dither.errors import NoProof, SpecError
-from dither.experiment.plan import theory
-from dither.experiment.plan.constants import Constants, estimate
-from dither.experiment.plan.knobs import WHOLE, clip_key
-from dither.experiment.plan.pricing import Price
-from dither.experiment.plan.shapes import synthetic
+from dither.experiment.plan import bounds as theory
+from dither.experiment.plan.bounds import ProblemConstants, estimate
+from dither.experiment.plan.candidates import INTEGER_KEYS, clip_key
+from dither.experiment.plan.pricing import Candidate
+from dither.experiment.plan.records import synthetic_data
 from dither.spec import Spec, prepare
 from dither.types import Prepared, Release, RoundInfo
 
@@ -327,14 +327,14 @@ def bound(w: Wish) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=64)
-def _constants(method: str, features: int) -> Constants:
+def _constants(method: str, features: int) -> ProblemConstants:
     spec = spec_of(Wish(method=method, records=2000, clients=10, features=features))
-    return estimate(spec, synthetic(2000, features))
+    return estimate(spec, synthetic_data(2000, features))
 
 
-def _price(w: Wish, spec: Spec, found: Needed) -> Price:
+def _price(w: Wish, spec: Spec, found: Needed) -> Candidate:
     clip = 20.0 if w.method == "nbafl" else spec.privacy.clip_norm
-    point = {name: getattr(spec, name) for name in WHOLE} | {clip_key(w.method): clip}
+    point = {name: getattr(spec, name) for name in INTEGER_KEYS} | {clip_key(w.method): clip}
     point |= {"client_lr": spec.client_lr}
     prepared, released = _released(w)
     factor = found.noise_std / released[0].noise_std
@@ -342,13 +342,12 @@ def _price(w: Wish, spec: Spec, found: Needed) -> Price:
         name: np.asarray(value) * factor if name in prepared.noise_names else value
         for name, value in prepared.hyper.items()
     }
-    return Price(
+    return Candidate(
         point=point,
         spec=spec,
         noise_std=found.noise_std,
         printed_noise_std=math.nan,
         claimed=prepared.reclaim(hyper) if prepared.reclaim else prepared.claim,
-        participations=found.participations,
         uploads=w.rounds * w.share,
         num_params=w.features + 1,
         signal_to_noise=math.nan,
