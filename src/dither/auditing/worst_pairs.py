@@ -14,7 +14,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from dither import accounting, models
-from dither.methods.theory import nbafl as theory
+from dither.methods import nbafl
 from dither.simulation import engine
 from dither.spec import Spec, prepare
 from dither.types import Records, Round
@@ -85,7 +85,7 @@ def nbafl_pair(
     noise_std = float(prepared.hyper["uplink_std"])
     return Pair(
         distance,
-        float(theory.uplink_sensitivity(param_clip=clip, min_client_size=count)),
+        float(nbafl.uplink_sensitivity(param_clip=clip, min_client_size=count)),
         clip,
         noise_std,
         epsilon,

@@ -36,7 +36,7 @@ from dither.experiment.plan.candidates import INTEGER_KEYS, clip_key
 from dither.experiment.plan.pricing import Candidate, first_noise
 from dither.experiment.plan.records import PlanningData
 from dither.methods import METHODS
-from dither.methods.theory.common import failing
+from dither.methods.formulas import failing
 from dither.spec import Spec
 from dither.types import RoundInfo
 from dither.web.computing import NotComputed
