@@ -50,10 +50,10 @@ def test_blanking_asks_for_no_more_noise_than_replacing(method):
 def test_a_plan_agrees_with_the_run_it_becomes():
     from dither.experiment.build import build_experiment, proven_so_far
     from dither.experiment.plan.pricing import first_noise
-    from dither.experiment.plan.shapes import stand_in
+    from dither.experiment.plan.records import counts_only
 
     wish = Wish(rounds=10, clients=4, records=2000, batch=50)
-    counts = stand_in(2000, 3, ("0", "1"))
+    counts = counts_only(2000, 3, ("0", "1"))
     experiment = build_experiment(plans.spec_of(wish), dataset=counts, arrays=(counts.x_train, counts.y_train))
     assert first_noise(experiment.prepared, experiment) == pytest.approx(plans.needed(wish).noise_std, rel=5e-3)
     assert proven_so_far(experiment, 10) == pytest.approx(1.0, rel=5e-3)

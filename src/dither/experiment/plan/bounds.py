@@ -53,7 +53,7 @@ class BoundGrid:
     @property
     def total(self) -> np.ndarray:
         """The bound: the sum of its terms."""
-        return np.sum(list(self.terms.values()), axis=0)
+        return np.asarray(np.sum(list(self.terms.values()), axis=0))
 
     @property
     def best(self) -> int:
@@ -237,9 +237,7 @@ def _statistics(w: Any, loss: Any, pooled: tuple[Any, Any], clients: tuple[Any, 
 # Bounds
 
 
-def bounds(
-    base: Spec, candidates: Sequence[Candidate], constants: ProblemConstants, smallest: int
-) -> BoundGrid:
+def bounds(base: Spec, candidates: Sequence[Candidate], constants: ProblemConstants, smallest: int) -> BoundGrid:
     """The method's bound at every candidate."""
     if base.method not in _BOUNDS:
         raise SpecError(f"no convergence theorem for method={base.method!r}; use --mode empirical")
@@ -302,9 +300,7 @@ def _smallest(bound: Any, tried: np.ndarray) -> tuple[dict[str, np.ndarray], np.
     return {name: term[chosen, everywhere] for name, term in _terms(bound).items()}, tried[chosen, everywhere]
 
 
-def _secure_fedavg(
-    base: Spec, candidates: Sequence[Candidate], c: ProblemConstants, smallest: int
-) -> BoundGrid:
+def _secure_fedavg(base: Spec, candidates: Sequence[Candidate], c: ProblemConstants, smallest: int) -> BoundGrid:
     if c.strong_convexity == 0:
         raise SpecError("Theorem 1 of secure-fedavg needs a strongly convex loss; set model.l2 above 0")
     Q, T = _column(candidates, "local_steps"), _column(candidates, "num_rounds")
@@ -355,9 +351,7 @@ def _nbafl(base: Spec, candidates: Sequence[Candidate], c: ProblemConstants, sma
         num_params=candidates[0].num_params,
     )
     terms, chosen = _smallest(bound, proximal)
-    return BoundGrid(
-        "NbAFL Theorem 2, corrected (N6)", terms, {"method_options.proximal": chosen}, c.initial_gap
-    )
+    return BoundGrid("NbAFL Theorem 2, corrected (N6)", terms, {"method_options.proximal": chosen}, c.initial_gap)
 
 
 def _dp_scaffold(base: Spec, candidates: Sequence[Candidate], c: ProblemConstants, smallest: int) -> BoundGrid:

@@ -1,8 +1,8 @@
 """The search space of a plan: the hyperparameters it chooses, the values tried, and points no other point beats.
 
 A point maps spec keys to values, ready for `Spec.with_values`. Learning rates are tried by *reach*: how far the
-model can move in a whole run if every gradient is as long as its clip, rounds × steps × rate × clip. The best reach
-depends far less on the other hyperparameters than the best rate does, so a few values are enough.
+model can move in a whole run if every gradient is as long as its clip, rounds × steps × rate × clip. The best
+reach depends far less on the other hyperparameters than the best rate does, so a few values are enough.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def shape(point: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def neighbours(base: Spec, point: Point, smallest: int, fixed: Iterable[str] = ()) -> list[Point]:
-    """Points one step away: each value doubled or halved, with the reach kept where rounds, steps or clip change."""
+    """Points one step away: each value doubled or halved. Rounds, steps and clip keep the reach."""
     clip, fixed = clip_key(base.method), set(fixed)
     near: list[Point] = []
     for key in (*INTEGER_KEYS, clip, "client_lr"):

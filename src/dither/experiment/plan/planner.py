@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from dither.data import Dataset
 from dither.errors import SpecError
 from dither.experiment import plots
@@ -120,9 +118,9 @@ def plan(
     progress: Callable[[str], None] | None = None,
     keep: str | Path | None = None,
 ) -> Plan:
-    """Choose rounds, cohort, local steps, batch, clip and learning rate, and with them the noise, so that the bound
-    (mode "theory") or the accuracy or loss on public records ("empirical") is best at a proven (ε, δ). "auto" uses
-    the bound unless it is vacuous, and measures otherwise.
+    """Choose rounds, cohort, local steps, batch, clip and learning rate, and with them the noise, so that the
+    bound (mode "theory") or the accuracy or loss on public records ("empirical") is best at a proven (ε, δ).
+    "auto" uses the bound unless it is vacuous, and measures otherwise.
 
     what             the name of a method or preset, a TOML file or a `Spec`; `values` are dotted keys on top
     records          number of private training records; counted where they are a share of `proxy`

@@ -98,16 +98,16 @@ def _signal(method: str, point: Mapping[str, Any], std: float, num_params: int) 
     Gradients: T·Q steps of length rate·clip against √(T·Q·d/K)·rate·σ. Secure FedAvg: the same with one noise per
     round. NbAFL: a model of norm C against the last round's noise. The learning rate cancels out.
     """
-    clients, clip = point["cohort_size"], point[clip_key(method)]
     if std == 0:
         return math.inf
-    root = math.sqrt(clients / num_params)
+    clip, root = float(point[clip_key(method)]), math.sqrt(point["cohort_size"] / num_params)
     if method == "nbafl":
         return clip * root / std
-    steps = point["num_rounds"] * point["local_steps"]
-    if method == "secure-fedavg":  # std is on the upload: Q·rate·clip of signal a round
-        return math.sqrt(point["num_rounds"]) * point["local_steps"] * point["client_lr"] * clip * root / std
-    return math.sqrt(steps) * clip * root / std
+    if method == "secure-fedavg":  # std is on the upload: Q·rate·clip of signal per round
+        return float(
+            math.sqrt(point["num_rounds"]) * point["local_steps"] * point["client_lr"] * clip * root / std
+        )
+    return math.sqrt(point["num_rounds"] * point["local_steps"]) * clip * root / std
 
 
 def affordable(base: Spec, points: Iterable[Point], counts: Dataset) -> tuple[list[Candidate], list[str]]:

@@ -162,7 +162,9 @@ def planning_data(
     if public_fraction:
         base = base.with_values({**where, "data.public_fraction": public_fraction, "data.part": "private"})
         total = len(dataset.y_train)
-        dataset = data.public_part(dataset, "public", public_fraction)  # of the private part, only the count is used
+        dataset = data.public_part(
+            dataset, "public", public_fraction
+        )  # of the private part, only the count is used
         source = f"the public {public_fraction:.0%} of {proxy}"
         if not dataset.covered:
             raise SpecError(
