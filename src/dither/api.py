@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from dither.experiment.plan import Plan, plan
     from dither.experiment.sweep import Outcome, Sweep, sweep
     from dither.experiment.train import Run, load, resume, run
-    from dither.reproduction.running import Result as Reproduction
-    from dither.reproduction.running import reproduce
+    from dither.reproduction.running import Reproduction, reproduce
 
 __all__ = [
     "AUDIT_VIEWS",
@@ -73,7 +72,7 @@ _ROOMS = {
 }
 _WHERE = {name: (f"dither.{room}", name) for room, names in _ROOMS.items() for name in names} | {
     "AUDIT_VIEWS": ("dither.auditing", "VIEWS"),
-    "Reproduction": ("dither.reproduction.running", "Result"),
+    "Reproduction": ("dither.reproduction.running", "Reproduction"),
 }
 
 
