@@ -113,7 +113,7 @@ def assemble(
         hidden=spec.model.hidden,
         image_shape=dataset.image_shape,
     )
-    num_params = models.count_params(jax.eval_shape(model.init, jax.random.key(0)))
+    num_params = models.count_params(jax.eval_shape(lambda: model.init(jax.random.key(0))))
     prepared = _prepared(spec, model, partition, problem, num_params)
     num_rounds = min(prepared.num_rounds or spec.num_rounds, spec.num_rounds)
     if spec.secagg.noise == "discrete" and not prepared.upload_noise:
