@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from dither.cli import crews
 from dither.cli.bars import Bar
 from dither.cli.options import DataDir, Json, Settings, spec_from
 from dither.cli.printing import SEEN, epsilon_text, error_terminal, escape, print_table, short, terminal
+from dither.cli.processes import Coordinator, Process, Processes, several
 
 
 def sweep(
@@ -35,15 +35,18 @@ def sweep(
         typer.Option(metavar="BYTES", help="What runs that train side by side may take, e.g. 4GB."),
     ] = None,
     data_dir: DataDir = None,
-    processes: crews.Processes = None,
-    process: crews.Process = None,
-    coordinator: crews.Coordinator = None,
+    processes: Processes = None,
+    process: Process = None,
+    coordinator: Coordinator = None,
     as_json: Json = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
     """Train every combination of the varied values, as few compiled programs; leaves tables and a picture."""
+    from dither import api
+
     if process:
-        crews.follow(processes, process, coordinator, data_dir, silent=quiet)
+        with several(processes, process, coordinator, silent=quiet):
+            api.sweep(what, data_dir=data_dir)  # the specs of process 0 count; exits after the batches
     from dither.experiment.sweep.run import parse_vary, product
     from dither.spec import parse_setting
 
@@ -51,7 +54,6 @@ def sweep(
     values = dict(parse_setting(each) for each in settings or [])
     grid = parse_vary(vary or [])
     product(spec, grid, values)  # refuses what is wrong before anything heavy is loaded
-    from dither import api
     from dither.experiment.sweep import default_folder
 
     folder = out or default_folder(spec.with_values(values))
@@ -62,7 +64,7 @@ def sweep(
         return f"finished batches are kept, continue with: {shlex.join(['dither', *words])}"
 
     try:
-        with crews.crew(processes, process, coordinator, again, silent=quiet), bar:
+        with several(processes, process, coordinator, silent=quiet, how=again), bar:
             found = api.sweep(
                 spec, grid, values=values, out=folder, max_memory=max_memory, data_dir=data_dir,
                 on_progress=bar.update,
