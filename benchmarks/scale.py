@@ -134,7 +134,7 @@ def measure_clients(clients: int, features: int) -> None:
 
 def measure_sweep(name: str, runs: int, rounds: int) -> None:
     """A whole sweep, end to end: data, experiments, compilation, all runs."""
-    from dither.data.tables import load_npz
+    from dither.data.arrays import load_npz
     from dither.experiment.sweep.batches import train_specs
 
     dataset = load_npz(dither_run.CACHE / "data" / f"{name}.npz")
@@ -152,7 +152,7 @@ def measure_sweep(name: str, runs: int, rounds: int) -> None:
 
 
 def measure_side_by_side(name: str, runs: int) -> None:
-    from dither.data.tables import load_npz
+    from dither.data.arrays import load_npz
 
     dataset = load_npz(dither_run.CACHE / "data" / f"{name}.npz")
     found = steady(spec_of(name), dataset, runs=runs)

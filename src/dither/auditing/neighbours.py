@@ -24,7 +24,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from dither import accounting, models
-from dither.methods.theory import nbafl as theory
+from dither.methods import nbafl
 from dither.models import Model
 from dither.privacy.sampling import ADD_REMOVE, ZERO_OUT
 from dither.simulation import engine
@@ -254,7 +254,7 @@ def nbafl_counterexample(
     noise_std = float(prepared.hyper["uplink_std"])
     return NbaflCounterexample(
         distance,
-        float(theory.uplink_sensitivity(param_clip=clip, min_client_size=count)),
+        float(nbafl.uplink_sensitivity(param_clip=clip, min_client_size=count)),
         clip,
         noise_std,
         epsilon,

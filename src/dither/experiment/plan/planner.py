@@ -23,7 +23,7 @@ from dither.experiment.plan.request import base_spec, material, smallest_client
 from dither.experiment.plan.shapes import Material
 from dither.experiment.plan.theory import Bounds
 from dither.experiment.sweep.batches import train_specs
-from dither.methods.theory.common import Condition
+from dither.methods.formulas import Condition
 from dither.spec import Spec
 
 MODES = ("auto", "theory", "empirical")
