@@ -219,15 +219,21 @@ def test_an_error_is_told_unless_the_others_are_in_compiled_rounds(monkeypatch):
     monkeypatch.setattr(distributed, "_count", 2)
     for name in ("_lost", "_computing"):
         monkeypatch.setattr(distributed, name, False)
-    with pytest.raises(KeyboardInterrupt), distributed.together(), distributed.computing():
-        with distributed.between_rounds():
-            raise KeyboardInterrupt
+
+    @distributed.together()
+    def compute(error, inside):
+        with distributed.computing():
+            with distributed.between_rounds():
+                if inside:
+                    raise error
+            raise error
+
+    with pytest.raises(KeyboardInterrupt):
+        compute(KeyboardInterrupt(), inside=True)
     assert told == [{"error": "it was interrupted", "exit_code": 130}]
     assert not distributed.lost()
-    with pytest.raises(ValueError, match="early"), distributed.together(), distributed.computing():
-        with distributed.between_rounds():
-            pass
-        raise ValueError("early")
+    with pytest.raises(ValueError, match="early"):
+        compute(ValueError("early"), inside=False)
     assert len(told) == 1
     assert distributed.lost()
 
