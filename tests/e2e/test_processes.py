@@ -182,12 +182,12 @@ def test_what_process_0_does_alone_comes_after_the_others_have_parted(spec, tmp_
 
     note(distributed, "exchange")
     note(distributed, "part")
-    note(train, "summarise")
+    note(train, "report_of")
     note(train, "without_noise", lambda experiment: 0.5)
     note(plots, "draw_run", lambda *_, **__: None)
     note(runs.RunFolder, "save_summary")
     api.run(spec, values={"compare": True}, out=tmp_path / "run")
-    alone = ["summarise", "without_noise", "draw_run", "save_summary"]
+    alone = ["report_of", "without_noise", "draw_run", "save_summary"]
     shared = ["exchange"] * 4  # the spec, where to begin, two chunks of rounds
     assert calls == [*shared, "part", "exchange", *alone]
 
