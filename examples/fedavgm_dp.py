@@ -26,12 +26,14 @@ def prepare(model: Model, setting: PrivacyPlan) -> Prepared:
     averaging = local.averaging(setting, gradients)
     std = local.chosen_noise_std(setting, _no_formula)
     return Prepared(
-        hyper={**local.gradient_hyper(setting, std), "momentum": float(setting.options["momentum"])},
+        plan=setting._replace(
+            hyper={**local.gradient_hyper(setting, std), "momentum": float(setting.options["momentum"])},
+            noise_names=("noise_std",),
+            own_epochs=True,
+        ),
         build=lambda hyper: with_momentum(averaging(hyper), hyper),
         claim=Claim(float("inf"), "run", setting.delta, "no claim"),
         cohort_size_at=lambda index: setting.cohort_size,
-        noise_names=("noise_std",),  # what the accountant turns for privacy.noise = "proven"
-        own_epochs=True,
     )
 
 

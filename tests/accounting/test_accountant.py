@@ -184,7 +184,7 @@ def test_proven_noise_meets_its_target_for_every_method(method, adjacency):
     assert row["value"] <= 1.5 * (1 + 1e-9)
     assert row["value"] >= 1.5 * (1 - 1e-3)
     louder = api.build_experiment(spec.with_values({"privacy.epsilon": 0.75}))
-    for name in experiment.prepared.noise_names:
+    for name in experiment.plan.noise_names:
         assert np.all(np.asarray(louder.prepared.hyper[name]) >= np.asarray(experiment.prepared.hyper[name]))
 
 
@@ -274,7 +274,7 @@ def test_cohorts_on_the_host_are_those_of_the_compiled_rounds():
 
 @pytest.mark.parametrize("name", ["secure-fedavg", "nbafl", "cpfed", "concentrated", "dp-scaffold"])
 def test_releases_do_not_depend_on_the_model(name):
-    """A method's releases are functions of public facts: sizes, clip, noise and schedule."""
+    """A method's releases are functions of public conditions: sizes, clip, noise and schedule."""
     spec = spec_for(
         name, batch_sampling="fixed", sampling_rate=0.0, **{"privacy.noise": "given", "privacy.noise_std": 0.5}
     )
@@ -285,7 +285,7 @@ def test_releases_do_not_depend_on_the_model(name):
     seen = set()
     for model in (models.logistic(30), models.mlp(30, 2, (5,))):
         prepared = prepare(spec, model, client_sizes=sizes, num_params=10)
-        seen.add(prepared.build(prepared.hyper).releases(info))
+        seen.add(prepared.releases(info))
     assert len(seen) == 1
 
 
@@ -301,7 +301,7 @@ def test_clients_that_are_alike_in_one_round_are_alike_in_all(name):
         spec = spec.with_values({"privacy.noise": "paper" if name == "secure-fedavg" else "none"})
     sizes = np.array([70, 70, 70, 90, 90, 70])
     prepared = prepare(spec, models.logistic(30), client_sizes=sizes, num_params=31)
-    releases = prepared.build(prepared.hyper).releases
+    releases = prepared.releases
     groups = accountant.alike(releases, sizes, [np.arange(3)])
     assert sorted(np.concatenate(groups).tolist()) == list(range(6))
     for index in range(8):
@@ -342,7 +342,7 @@ def test_what_many_clients_reveal_is_asked_once(tmp_path):
     cohorts = [np.arange(t, t + 5) for t in range(40)]
     run = Spending(
         Ledger(tmp_path / "ledger"), run="r", dataset="d", releases=counting, sizes=sizes, cohorts=cohorts,
-        clients=None, facts=accountant.facts(PLAIN), replay=True,
+        clients=None, conditions=accountant.facts(PLAIN), replay=True,
     )  # fmt: skip
     for start in range(0, 40, 10):
         run.pay(start, start + 10)
@@ -445,7 +445,7 @@ def test_no_pair_of_data_sets_moves_secure_fedavg_by_more_than_its_stated_sensit
     size = 12
     prepared = prepare(spec, models.logistic(3), client_sizes=np.array([size] * 6), num_params=4)
     quiet = {**prepared.hyper, "noise_multiplier": np.zeros(6)}
-    stated = prepared.build(prepared.hyper).releases(RoundInfo(0, 0, size, 6))[0].sensitivity
+    stated = prepared.releases(RoundInfo(0, 0, size, 6))[0].sensitivity
     x = jnp.full((size, 3), 2.0)
     key = jax.random.key(0)
 
@@ -501,7 +501,7 @@ def test_before_the_draw_the_worst_class_of_clients_counts():
     experiment = api.build_experiment(spec)
     rows = [r for r in api.accounted(spec, ex_ante=True)["ex_ante"] if r["adjacency"] == "replace-one"]
     (shown,) = [r["value"] for r in rows if r["view"] == "upload"]
-    releases = experiment.prepared.build(experiment.prepared.hyper).releases
+    releases = experiment.prepared.releases
     drawn = accountant.facts(PLAIN)._replace(participation=accounting.binomial(8, 2 / 3))
     each = [
         accounting.proven(
@@ -558,7 +558,7 @@ def test_a_round_released_again_with_fresh_noise_is_charged_again(tmp_path):
         ledger = Ledger(tmp_path / f"{replay}-{again}.sqlite")
         run = Spending(
             ledger, run="r", dataset="d", releases=decaying, sizes=sizes, cohorts=cohorts, clients=None,
-            facts=accountant.facts(PLAIN), replay=replay,
+            conditions=accountant.facts(PLAIN), replay=replay,
         )  # fmt: skip
         for start, stop in [(0, 10), (10, 20)] + [(10, 20)] * again:
             assert run.pay(start, stop) == stop
@@ -584,7 +584,7 @@ def test_only_rounds_of_this_very_run_are_taken_off_what_it_pays(tmp_path):
     def paid(run, chunks):
         account = Spending(
             ledger, run=run, dataset="d", releases=steady, sizes=np.array([60, 60]), cohorts=cohorts,
-            clients=None, facts=accountant.facts(PLAIN), replay=True,
+            clients=None, conditions=accountant.facts(PLAIN), replay=True,
         )  # fmt: skip
         for start, stop in chunks:
             account.pay(start, stop)
@@ -611,7 +611,7 @@ def test_a_budget_ends_a_seeded_run_by_its_most_exposed_client(tmp_path):
     def account():
         return Spending(
             ledger, run="r", dataset="d", releases=steady, sizes=np.array([60, 60]), cohorts=cohorts,
-            clients=None, facts=accountant.facts(PLAIN), replay=True,
+            clients=None, conditions=accountant.facts(PLAIN), replay=True,
         )  # fmt: skip
 
     first = account()

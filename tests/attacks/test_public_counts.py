@@ -88,7 +88,7 @@ def test_what_ignores_counts_is_the_same_with_other_counts(method, noise):
         assert all(math.isfinite(row["value"]) for row in absent(rows))
         hyper = {name: np.asarray(value).tolist() for name, value in experiment.prepared.hyper.items()}
         seen.append(
-            (hyper, experiment.prepared.claim, experiment.prepared.weights, experiment.prepared.num_rounds, rows)
+            (hyper, experiment.prepared.claim, experiment.plan.weights, experiment.prepared.num_rounds, rows)
         )
     assert seen[0] == seen[1]
 
@@ -100,7 +100,7 @@ def test_noise_is_not_calibrated_to_neighbours_without_a_proof():
 
 
 def test_an_old_add_remove_budget_keeps_its_entries_and_pays_for_no_run_that_shows_counts(tmp_path):
-    coins = accounting.Facts()  # what entries before this rule say of counts: nothing
+    coins = accounting.Conditions()  # what entries before this rule say of counts: nothing
     poisson = build.build_experiment(small_spec("cpfed", **{**COINS, **GIVEN}), dataset=small_dataset())
     released = poisson.prepared.build(poisson.prepared.hyper).releases(build.RoundInfo(0, 0, 24, 3))
     ledger = Ledger(tmp_path / "ledger.sqlite")
@@ -109,7 +109,7 @@ def test_an_old_add_remove_budget_keeps_its_entries_and_pays_for_no_run_that_sho
     (before,) = ledger.spent("data")
     assert 0 < before.epsilon < 9
     assert before.adjacency == "add/remove"
-    shown = accounting.Facts(counts_shown="a federation shows every party's count to all")
+    shown = accounting.Conditions(counts_shown="a federation shows every party's count to all")
     with pytest.raises(BudgetExhausted, match=r"dither budget set DATA .* --adjacency zero-out"):
         ledger.charge("new", "data", [Charge("ann", [(released, 1)])], rounds=(0, 1), facts=shown)
     ledger.set_budget("data", Budget(9.0, 1e-5), raising=True)

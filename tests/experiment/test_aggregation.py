@@ -144,7 +144,7 @@ def test_discrete_noise_ranks_rounds_with_their_grid():
     rows = {(r["view"], r["adjacency"], r["unit"]): r for r in proven(experiment)}
     shown = rows["upload", "replace-one", "message"]["value"]
     releases, known = (
-        experiment.prepared.build(experiment.prepared.hyper).releases,
+        experiment.prepared.releases,
         accountant.facts(circumstances(experiment)),
     )
     each = [

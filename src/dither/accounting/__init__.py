@@ -7,7 +7,7 @@ mixtures      R4, R5: random numbers of uses; one release per round on random ba
 aggregation   R6: the other clients' noise under secure aggregation
 discrete      the sum of discrete noise on the integers
 composition   from releases to loss items and ε
-facts         what the accountant is told, and `Proven`, what it answers
+conditions         what the accountant is told, and `Proven`, what it answers
 views         the recipe of each adversary view
 table         `account`: one `Proven` a view
 calibration   the noise for a target ε
@@ -26,18 +26,9 @@ from dither.accounting.aggregation import (
     smooth_round_mu,
     surviving_variance,
 )
+from dither.accounting.bounds import REALISED, WORST, Participations, Proven, binomial
 from dither.accounting.calibration import calibrate, calibrate_releases
 from dither.accounting.composition import ADD_REMOVE, ADJACENCIES, REPLACE_ONE, ZERO_OUT, step_multiplier
-from dither.accounting.facts import (
-    REALISED,
-    WORST,
-    Facts,
-    Lattice,
-    Participation,
-    Participations,
-    Proven,
-    binomial,
-)
 from dither.accounting.gaussian import (
     amplified_epsilon,
     classical_noise_multiplier,
@@ -73,6 +64,7 @@ from dither.accounting.subsampled import (
     poisson_rdp,
 )
 from dither.accounting.table import FLOAT_NOISE, VIEWS, account, compress, proven
+from dither.types import Conditions, Lattice, Participation
 
 __all__ = [
     "ADD_REMOVE",
@@ -83,7 +75,7 @@ __all__ = [
     "VIEWS",
     "WORST",
     "ZERO_OUT",
-    "Facts",
+    "Conditions",
     "Lattice",
     "Participation",
     "Participations",

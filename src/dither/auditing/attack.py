@@ -31,7 +31,7 @@ from dither.auditing.worlds import (
     schedule,
 )
 from dither.errors import SpecError, did_you_mean
-from dither.experiment.build import Experiment, build_experiment, claim_after, claimed, proven
+from dither.experiment.build import Experiment, build_experiment, claim_after, claimed
 from dither.experiment.partial import Unfinished
 from dither.privacy import sampling
 from dither.spec import Spec
@@ -117,14 +117,13 @@ def audit(
         experiment = build_experiment(spec, data_dir=data_dir, dataset=dataset)
     if made is not None:
         ended = claim_after(experiment, made) if made < len(experiment.cohorts) else experiment.prepared.claim
-        experiment = replace(
-            experiment, cohorts=experiment.cohorts[:made], prepared=experiment.prepared._replace(claim=ended)
-        )
-    if experiment.prepared.per_client:
+        experiment = experiment.first_rounds(made)
+        experiment = replace(experiment, prepared=experiment.prepared._replace(claim=ended))
+    if experiment.plan.per_client:
         raise SpecError(f"{experiment.spec.method} protects whole clients; an audit replaces one record")
     code = Code.of(experiment.prepared)
     code = code._replace(build=build or code.build, keys=keys or code.keys)
-    table, claim = proven(experiment), claimed(experiment.prepared.claim)
+    table, claim = experiment.accountant().table(), claimed(experiment.prepared.claim)
     auditor = _Auditor(experiment, code, table, trials, confidence, rounds, seed)
     wanted = [(view, "run") for view in views]
     if "upload" in views and "message" in (claim["unit"], experiment.spec.privacy.unit):
@@ -334,7 +333,7 @@ class _Auditor:
             kind,
             plan,
             self.sizes,
-            exposures=experiment.prepared.exposures if kind == "evolving" else 0,
+            exposures=experiment.plan.exposures if kind == "evolving" else 0,
             alone=experiment.num_params > _LARGE,
             work=floats_per_trial(experiment.model, experiment.problem.x.shape[1], self._width(), members),
         )

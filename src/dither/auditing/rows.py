@@ -146,5 +146,5 @@ def _claim_covers(row: Row, experiment: Experiment) -> bool:
     )
     if credited or "credited_clients" in experiment.spec.method_options:
         return row.view != "upload"
-    exposures = experiment.prepared.exposures
+    exposures = experiment.plan.exposures
     return not exposures or row.view in ("broadcast", "final") or row.rounds <= exposures

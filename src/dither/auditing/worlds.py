@@ -57,7 +57,7 @@ class Code(NamedTuple):
 
     @classmethod
     def of(cls, prepared: Prepared) -> Code:
-        return cls(prepared.build, dict(prepared.hyper), prepared.noise_names, prepared.client_state)
+        return cls(prepared.build, dict(prepared.hyper), prepared.plan.noise_names, prepared.plan.client_state)
 
     def without_noise(self) -> dict[str, Any]:
         """The hyper-parameters with every noise set to 0."""

@@ -59,7 +59,7 @@ def nbafl_pair(
     prepared = prepare(spec, made, client_sizes=sizes, num_params=models.count_params(params))
     x = np.zeros((count, num_features), np.float32)
     x[0] = 1.0
-    quiet = {k: 0.0 if k in prepared.noise_names else v for k, v in prepared.hyper.items()}
+    quiet = {k: 0.0 if k in prepared.plan.noise_names else v for k, v in prepared.hyper.items()}
 
     @jax.jit
     def upload(y: Any) -> Any:

@@ -27,7 +27,6 @@ import jax
 import numpy as np
 
 from dither import methods
-from dither.accounting import accountant
 from dither.accounting.ledger import Charge, Entry
 from dither.accounting.ledger.runs import EVERY_RECORD, Ledger, data_id
 from dither.errors import BudgetExhausted, ClientRefused, DitherError, FederationError, ProtocolAbort
@@ -159,7 +158,7 @@ class Node:
                 raise FederationError(f"the terms give this party {found} records, it holds {self.source.records}")
             # Without the records: whether they fit a schema is for a server whose terms were approved.
             experiment = terms.experiment(*terms.encode(self.source, empty=True))
-            if experiment.prepared.assumed:
+            if experiment.plan.assumed:
                 raise FederationError("the method's releases rest on an assumption, which no ledger can charge")
             self._check_unused(terms)
             how = "" if agreed.approved(self.folder) == terms.digest else self._approve(terms, experiment)
@@ -236,10 +235,8 @@ class _Run:
         # other's noise hides an upload.
         open_sums = terms.spec.aggregation == "off"
         lacking = terms.spec.cohort_size - 1 if open_sums else terms.may_lack
-        self._facts = accountant.facts(build.circumstances(build.with_missing(experiment, lacking)))
-        self._releases = accountant.charged(
-            experiment.prepared.build(experiment.prepared.hyper).releases, self._facts
-        )
+        accountant = experiment.accountant(missing=lacking)
+        self._conditions, self._releases = accountant.conditions, accountant.ledger_releases
         simulation = agreed.simulation(experiment)
         secret = None
         if terms.spec.randomness == "os":
@@ -252,7 +249,7 @@ class _Run:
             client=self.client,
             seed=terms.spec.seed,
             hyper=compiled.compiled_hyper(experiment),
-            design=experiment.prepared.cohorts,
+            design=experiment.plan.design,
             secret=secret,
         )
         self._engine.warm()
@@ -423,7 +420,9 @@ class _Run:
         self.store.save_intent(Intent(index, ""))
         info = RoundInfo(index, self.client, self.terms.sizes[self.client], len(self.experiment.cohorts[index]))
         charge = Charge(EVERY_RECORD, [(self._releases(info), 1)])
-        self._ledger.charge(self.terms.run, self._dataset, [charge], rounds=(index, index + 1), facts=self._facts)
+        self._ledger.charge(
+            self.terms.run, self._dataset, [charge], rounds=(index, index + 1), conditions=self._conditions
+        )
 
     def _is_charged(self, index: int) -> bool:
         return any(entry.rounds == (index, index + 1) for entry in self._charges())

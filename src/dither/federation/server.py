@@ -14,7 +14,6 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -127,7 +126,7 @@ class Coordinator:
             sizes=np.array(self.terms.sizes, np.int32),
             seed=self.terms.spec.seed,
             hyper=compiled.compiled_hyper(self.experiment),
-            design=self.experiment.prepared.cohorts,
+            design=self.experiment.plan.design,
         )
         done, leaves = self.journal.resume(self.terms)
         if leaves is not None:
@@ -563,7 +562,7 @@ class Coordinator:
         folder = self.journal.folder
         rows = folder.metrics()
         state = self.engine.state
-        made = replace(self.experiment, cohorts=self.experiment.cohorts[: len(lines)])
+        made = self.experiment.first_rounds(len(lines))
         # Of a round that was left while it was being opened nobody knows who was in the sum that the server saw.
         void = [str(line["round"] + 1) for line in lines if not line["counted"]]
         most_missing = self.terms.may_lack if void else int(np.asarray(state.missing)[0])

@@ -79,7 +79,9 @@ def prepare_scaffold(model: Model, setting: PrivacyPlan) -> Prepared:
     setting = setting._replace(noise="none", clip="none", noise_schedule="constant")
     gradients = local.noisy_gradients(model, setting, source="no noise")
     return Prepared(
-        hyper={**local.gradient_hyper(setting, 0.0), "server_lr": setting.server_lr},
+        plan=setting._replace(
+            hyper={**local.gradient_hyper(setting, 0.0), "server_lr": setting.server_lr},
+        ),
         build=lambda hyper: dp_scaffold.scaffold(setting, gradients, hyper),
         claim=local.no_noise(setting),
         cohort_size_at=lambda index: setting.cohort_size,
@@ -186,18 +188,20 @@ def prepare_dp_fedavg(model: Model, setting: PrivacyPlan) -> Prepared:
         return inner._replace(client=client, server=server, releases=releases)
 
     return Prepared(
-        hyper={
-            **plain.hyper,
-            "server_lr": setting.server_lr,
-            "update_clip": reach,
-            "central_multiplier": multiplier,
-        },
+        plan=setting._replace(
+            hyper={
+                **plain.hyper,
+                "server_lr": setting.server_lr,
+                "update_clip": reach,
+                "central_multiplier": multiplier,
+            },
+            noise_names=("central_multiplier",),
+            per_client=True,
+        ),
         build=build,
         claim=_central_claim(setting, multiplier),
         cohort_size_at=lambda index: setting.cohort_size,
-        noise_names=("central_multiplier",),
         reclaim=lambda other: _central_claim(setting, float(other["central_multiplier"])),
-        per_client=True,
         caveats=("ε is for whole clients against those who see the model; the server is trusted",),
     )
 
@@ -229,12 +233,14 @@ def _plain(model: Model, setting: PrivacyPlan, *, proximal: float, optimizer: st
         )
 
     return Prepared(
-        hyper={
-            "client_lr": setting.client_lr,
-            "lr_decay": setting.lr_decay,
-            "server_lr": setting.server_lr,
-            "proximal": proximal,
-        },
+        plan=setting._replace(
+            hyper={
+                "client_lr": setting.client_lr,
+                "lr_decay": setting.lr_decay,
+                "server_lr": setting.server_lr,
+                "proximal": proximal,
+            },
+        ),
         build=build,
         claim=local.no_noise(setting),
         cohort_size_at=lambda index: setting.cohort_size,

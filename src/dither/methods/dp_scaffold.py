@@ -78,14 +78,16 @@ def prepare(model: Model, setting: PrivacyPlan) -> Prepared:
     hyper = {**local.gradient_hyper(setting, std), "server_lr": setting.server_lr}
     rounds = stopping_round(setting, local.quietest(hyper))
     return Prepared(
-        hyper=hyper,
+        plan=setting._replace(
+            hyper=hyper,
+            noise_names=("noise_std",),
+            client_state=True,
+            own_epochs=True,
+        ),
         build=lambda hyper: scaffold(setting, gradients, hyper),
         claim=claim(setting, local.quietest(hyper), rounds),
         cohort_size_at=lambda index: setting.cohort_size,
-        noise_names=("noise_std",),
         reclaim=lambda other: claim(setting, local.quietest(other), rounds),
-        client_state=True,
-        own_epochs=True,
         num_rounds=rounds,
         stop_when_proven=setting.noise == "given" and setting.options["stop_at_budget"] == "proven",
     )

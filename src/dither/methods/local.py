@@ -335,16 +335,18 @@ def noisy_averaging(
         return claim(std) if std else no_noise(setting)
 
     return Prepared(
-        hyper=hyper,
+        plan=setting._replace(
+            hyper=hyper,
+            design=cohorts,
+            noise_names=("noise_std",),
+            own_epochs=True,
+            upload_unit=upload_unit(setting),
+            ignores_counts=ignores_counts,
+        ),
         build=averaging(setting, noisy_gradients(model, setting, source=source)),
         claim=claimed(hyper),
         cohort_size_at=lambda index: setting.cohort_size,
-        cohorts=cohorts,
-        noise_names=("noise_std",),
         reclaim=claimed,
-        own_epochs=True,
-        upload_unit=upload_unit(setting),
-        ignores_counts=ignores_counts,
     )
 
 

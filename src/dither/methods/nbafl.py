@@ -106,25 +106,27 @@ def prepare(model: Model, setting: PrivacyPlan) -> Prepared:
 
     uplink, downlink = noise_stds(setting)
     return Prepared(
-        hyper={
-            "client_lr": setting.client_lr,
-            "lr_decay": setting.lr_decay,
-            "param_clip": param_clip,
-            "proximal": float(setting.options["proximal"]),
-            "uplink_std": uplink,
-            "downlink_std": downlink,
-        },
+        plan=setting._replace(
+            hyper={
+                "client_lr": setting.client_lr,
+                "lr_decay": setting.lr_decay,
+                "param_clip": param_clip,
+                "proximal": float(setting.options["proximal"]),
+                "uplink_std": uplink,
+                "downlink_std": downlink,
+            },
+            noise_names=("uplink_std", "downlink_std"),
+            weights=setting.client_sizes if everyone else None,
+            upload_noise="uplink_std",
+            upload_unit=float(_weights(setting).min()),
+            exposures=int(setting.options["exposures"]),
+            assumed=setting.options["sensitivity"] == "paper",
+        ),
         build=build,
         claim=claim(setting, uplink, downlink),
         cohort_size_at=lambda index: setting.cohort_size,
         caveats=(*_scheduling_caveat(setting), *_sensitivity_caveat(setting)),
-        noise_names=("uplink_std", "downlink_std"),
-        weights=setting.client_sizes if everyone else None,
         reclaim=lambda other: claim(setting, float(other["uplink_std"]), float(other["downlink_std"])),
-        upload_noise="uplink_std",
-        upload_unit=float(_weights(setting).min()),
-        exposures=int(setting.options["exposures"]),
-        assumed=setting.options["sensitivity"] == "paper",
     )
 
 
@@ -227,7 +229,7 @@ def _releases(info: RoundInfo, hyper: Hyper, setting: PrivacyPlan) -> tuple[Rele
         Release("uplink", uplink, reach, 1, everything, f"NbAFL eq (4) {source}"),
         Release(
             "downlink",
-            aggregate_std(setting, uplink, downlink, setting.colluders),
+            aggregate_std(setting, uplink, downlink, setting.silent),
             reach * float(weights.max()),
             1,
             everything,

@@ -141,19 +141,21 @@ def prepare(model: Model, setting: PrivacyPlan) -> Prepared:
 
     multiplier = noise_multipliers(setting)
     return Prepared(
-        hyper={
-            "client_lr": setting.client_lr,
-            "lr_decay": setting.lr_decay,
-            "clip_norm": setting.clip_norm,
-            "noise_multiplier": multiplier,
-        },
+        plan=setting._replace(
+            hyper={
+                "client_lr": setting.client_lr,
+                "lr_decay": setting.lr_decay,
+                "clip_norm": setting.clip_norm,
+                "noise_multiplier": multiplier,
+            },
+            noise_names=("noise_multiplier",),
+            weights=sizes,
+            upload_noise="noise_multiplier",
+            upload_unit=float(sizes.min() / sizes.sum() * len(sizes) / max(map(cohort_size_at, range(2)))),
+        ),
         build=build,
         claim=claim(setting, multiplier),
         cohort_size_at=cohort_size_at,
-        noise_names=("noise_multiplier",),
-        weights=sizes,
-        upload_noise="noise_multiplier",
-        upload_unit=float(sizes.min() / sizes.sum() * len(sizes) / max(map(cohort_size_at, range(2)))),
         reclaim=lambda other: claim(setting, np.asarray(other["noise_multiplier"])),
     )
 

@@ -175,11 +175,11 @@ def _needed(w: Wish, features: int) -> Needed:
     del features  # noise on a coordinate does not depend on how many there are
     prepared, released = _released(w)
     count = _participations(w, prepared)
-    facts = accounting.Facts(
+    facts = accounting.Conditions(
         cohort_size=w.cohort,
-        client_state=prepared.client_state,
-        own_epochs=prepared.own_epochs,
-        exposures=prepared.exposures,
+        client_state=prepared.plan.client_state,
+        own_epochs=prepared.plan.own_epochs,
+        exposures=prepared.plan.exposures,
         num_rounds=w.rounds,
     )
 
@@ -236,15 +236,15 @@ def _released(w: Wish) -> tuple[Prepared, tuple[Release, ...]]:
     size = np.full(w.clients, w.each)
     model = models.make("logistic", num_features=2, num_classes=2, hidden=(), image_shape=())
     prepared = prepare(spec, model, client_sizes=size, num_params=3)
-    released = prepared.build(prepared.hyper).releases(RoundInfo(0, 0, w.each, w.cohort))
+    released = prepared.releases(RoundInfo(0, 0, w.each, w.cohort))
     if not released or not all(release.noise_std > 0 for release in released):
         raise NoProof(f"{w.method} releases something without noise at this setting")
     return prepared, released
 
 
 def _participations(w: Wish, prepared: Prepared) -> int:
-    if prepared.cohorts is not None:
-        return int(np.bincount(prepared.cohorts.ravel(), minlength=w.clients).max())
+    if prepared.plan.design is not None:
+        return int(np.bincount(prepared.plan.design.ravel(), minlength=w.clients).max())
     if w.cohort == w.clients:
         return w.rounds
     each = 1 - (1 - _SURE) / w.clients  # no client of all of them exceeds it
@@ -339,7 +339,7 @@ def _price(w: Wish, spec: Spec, found: Needed) -> Price:
     prepared, released = _released(w)
     factor = found.noise_std / released[0].noise_std
     hyper = {
-        name: np.asarray(value) * factor if name in prepared.noise_names else value
+        name: np.asarray(value) * factor if name in prepared.plan.noise_names else value
         for name, value in prepared.hyper.items()
     }
     return Price(

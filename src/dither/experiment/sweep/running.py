@@ -16,7 +16,7 @@ from dither import data
 from dither.errors import SpecError
 from dither.experiment import build, compiled, sizing, sweeps
 from dither.experiment.sweep import drawing
-from dither.experiment.sweep.accounts import Book
+from dither.experiment.sweep.accounts import proven as proven_row
 from dither.experiment.sweep.folder import Record, SweepFolder
 from dither.experiment.sweep.grid import differing, product, refuse_twins
 from dither.experiment.sweep.result import Sweep
@@ -105,7 +105,7 @@ def _sweep(
         if distributed.count() > 1:
             distributed.compare(facts(planned))
     work = _Work(planned, records, kind, on_progress)
-    kept = _Kept(planned, place, Book() if prove else None, clock)
+    kept = _Kept(planned, place, prove, clock)
     with Interrupt() as interrupt:
 
         def evaluated(batch: int, round: int) -> None:
@@ -247,8 +247,8 @@ class _Work:
 class _Kept:
     """Proves and keeps each batch as it is done."""
 
-    def __init__(self, planned: sweeps.Plan, place: SweepFolder | None, book: Book | None, clock: Clock) -> None:
-        self._tasks, self._place, self._book, self._clock = planned.experiments, place, book, clock
+    def __init__(self, planned: sweeps.Plan, place: SweepFolder | None, prove: bool, clock: Clock) -> None:
+        self._tasks, self._place, self._prove, self._clock = planned.experiments, place, prove, clock
         self._since = time.perf_counter()
         self._made = {**devices.versions(), "device": devices.device()}
         self.records: dict[int, Record] = {}
@@ -263,7 +263,7 @@ class _Kept:
                     outcome = replace(
                         outcome, claim=build.claim_after(experiment, build.planned_rounds(experiment))
                     )
-                proven = self._book.proven(experiment) if self._book is not None else None
+                proven = proven_row(experiment) if self._prove else None
                 found[number] = Record(outcome, proven, each, self._made)
         if self._place is not None:
             self._place.save_batch(list(found.values()))
