@@ -159,9 +159,9 @@ class Participation(NamedTuple):
     realised   they happened: a guarantee given the pattern
     worst      they are the most that can happen
     binomial   they are all of `num_rounds`, and an honest party lets the client take part in each by an
-               independent coin of `rate` (R4, ex ante). With `adaptive` selection (by loss, or by anything that follows from
-               earlier outputs) R4 is refused and all rounds are counted. The first `certain` of the listed
-               participations are not drawn: the client takes part in them.
+               independent coin of `rate` (R4, ex ante). With `adaptive` selection (by loss, or by anything that
+               follows from earlier outputs) R4 is refused and all rounds are counted. The first `certain` of the
+               listed participations are not drawn: the client takes part in them.
     """
 
     kind: str = "realised"

@@ -51,7 +51,9 @@ def test_every_view_and_a_decaying_schedule(view, epsilon):
     noise = accounting.calibrate_releases(
         epsilon, 1e-5, participations, conditions, view=view, adjacency=REPLACE_ONE, guess=5.0
     )
-    check(epsilon, accounting.proven(participations(noise), 1e-5, conditions, view=view, adjacency=REPLACE_ONE).value)
+    check(
+        epsilon, accounting.proven(participations(noise), 1e-5, conditions, view=view, adjacency=REPLACE_ONE).value
+    )
 
 
 def test_agrees_with_the_analytic_calibration():

@@ -27,7 +27,9 @@ def table(participations, delta, conditions=None, **options):
 
 
 def by_recipe(participations, delta, conditions, view, adjacency):
-    rows = accounting.account(participations, delta, conditions, adjacency=adjacency, views=(view,), every_recipe=True)
+    rows = accounting.account(
+        participations, delta, conditions, adjacency=adjacency, views=(view,), every_recipe=True
+    )
     return {row.recipe: row for row in rows}
 
 
@@ -316,7 +318,9 @@ def test_wrong_arguments_raise():
     with pytest.raises(ValueError, match="view='server'"):
         accounting.account([], 1e-5, views=("server",))
     with pytest.raises(ValueError, match="3 participations are listed for a binomial over num_rounds=20"):
-        accounting.account([(release("full", 1.0), 3)], 1e-5, Conditions(participation=accounting.binomial(20, 0.5)))
+        accounting.account(
+            [(release("full", 1.0), 3)], 1e-5, Conditions(participation=accounting.binomial(20, 0.5))
+        )
     with pytest.raises(ValueError, match="channel='sidelink'"):
         accounting.account([(release("full", 1.0, channel="sidelink"), 3)], 1e-5)
 

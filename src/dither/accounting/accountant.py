@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cache, cached_property
 from typing import Any, NamedTuple
 
@@ -265,7 +266,7 @@ def _straddling(sampling: Sampling, steps: int, alternatives: Sequence[Release])
 
 
 class Accountant:
-    """Proven ε of a plan, planned or realised.
+    """ProvenRow ε of a plan, planned or realised.
 
     `releases` are the method's at the plan's noise; `alike` are the classes of clients that `alike()` finds, for
     callers that ask about one method more than once.
@@ -307,7 +308,7 @@ class Accountant:
 
     def proven(
         self, view: str = "", adjacency: str = "", unit: str = "run", *, noise: float = 1.0
-    ) -> accounting.Proven:
+    ) -> accounting.ProvenRow:
         """The row behind `epsilon`. Plans that ask the same (specs of a sweep that differ in seed, say) are
         answered once."""
         view, adjacency = view or self.plan.view, adjacency or self.plan.adjacency
@@ -317,7 +318,7 @@ class Accountant:
         rows = [self._ask(each, conditions, view, adjacency, noise) for each in asked]
         return max(rows, key=lambda row: row.value)
 
-    def _message(self, adjacency: str, noise: float = 1.0) -> accounting.Proven:
+    def _message(self, adjacency: str, noise: float = 1.0) -> accounting.ProvenRow:
         """One participation by itself, the most revealing one, against a server that sees the upload.
 
         Rounds of one class are ordered by strength, so its strongest stands for it; classes differ in sampling
@@ -342,23 +343,23 @@ class Accountant:
         view: str,
         adjacency: str,
         noise: float = 1.0,
-    ) -> accounting.Proven:
+    ) -> accounting.ProvenRow:
         delta = self.plan.delta
 
-        def answer() -> accounting.Proven:
+        def answer() -> accounting.ProvenRow:
             return accounting.proven(
                 scaled(participations, noise), delta, conditions, view=view, adjacency=adjacency
             )
 
         if noise != 1.0:  # a step of a search, not asked again
             return answer()
-        row: accounting.Proven = _answered((tuple(participations), delta, conditions, view, adjacency), answer)
+        row: accounting.ProvenRow = _answered((tuple(participations), delta, conditions, view, adjacency), answer)
         return row
 
     # Tables
 
-    def table(self) -> list[dict[str, Any]]:
-        """Proven ε for every view and adjacency, the largest over clients, with the least and the median beside
+    def table(self) -> list[accounting.ProvenRow]:
+        """ProvenRow ε for every view and adjacency, the largest over clients, with the least and the median beside
         it; then one participation by itself (unit "message")."""
         rows = []
         members = [len(group.members) for group in self.clients]
@@ -368,34 +369,33 @@ class Accountant:
             for number in range(len(accounting.VIEWS)):
                 most = max((entry[2][number] for entry in found), key=lambda p: p.value)
                 medians = [entry[1][number].value for entry in found]
-                row = self.row(most)
-                row["clients"] = {
-                    "min": min(entry[0][number].value for entry in found),
-                    "median": float(np.median(np.repeat(medians, members))),
-                    "max": most.value,
-                }
+                least = min(entry[0][number].value for entry in found)
+                clients = accounting.ClientRange(least, float(np.median(np.repeat(medians, members))), most.value)
+                no_credit = None
                 if most.view == "sum":
                     values = [entry[2][number].value for entry in found]
-                    row["no_credit"] = self._refusal(self.clients[int(np.argmax(values))], adjacency, most)
-                rows.append(row)
+                    no_credit = self._refusal(self.clients[int(np.argmax(values))], adjacency, most)
+                rows.append(self.row(most, clients=clients, no_credit=no_credit))
             rows.append(self.row(self._message(adjacency)))
         return rows
 
-    def _account(self, participations: Participations, adjacency: str, **options: Any) -> list[accounting.Proven]:
+    def _account(
+        self, participations: Participations, adjacency: str, **options: Any
+    ) -> list[accounting.ProvenRow]:
         return accounting.account(participations, self.plan.delta, self.conditions, adjacency=adjacency, **options)
 
-    def _refusal(self, group: ClientClass, adjacency: str, best: accounting.Proven) -> str:
+    def _refusal(self, group: ClientClass, adjacency: str, best: accounting.ProvenRow) -> str:
         """Why sums are proved no better than the uploads themselves, where another bound holds; else empty."""
         if math.isinf(best.value):
             return ""
         bounds = self._account(group.most, adjacency, views=("sum",), every_recipe=True)
         return next((bound.detail for bound in bounds if math.isinf(bound.value)), "")
 
-    def tried(self) -> list[dict[str, Any]]:
+    def tried(self) -> list[accounting.ProvenRow]:
         """Every recipe that was tried, the largest over the classes of clients, refusals with their reason."""
         return self._tried(self.clients, self.conditions)
 
-    def _tried(self, groups: Sequence[ClientClass], conditions: Conditions) -> list[dict[str, Any]]:
+    def _tried(self, groups: Sequence[ClientClass], conditions: Conditions) -> list[accounting.ProvenRow]:
         rows = []
         for adjacency in accounting.ADJACENCIES:
             found = [
@@ -405,7 +405,7 @@ class Accountant:
             rows += [self.row(max(same, key=lambda row: row.value)) for same in zip(*found, strict=True)]
         return rows
 
-    def before_the_draw(self, cohort_size_at: Callable[[int], int]) -> list[dict[str, Any]]:
+    def before_the_draw(self, cohort_size_at: Callable[[int], int]) -> list[accounting.ProvenRow]:
         """Every bound when an honest party is yet to draw each round's cohort, independently of data and outputs:
         a client takes part in each round with probability cohort_size/num_clients (R4), but surely where all do
         (Secure FedAvg's first round)."""
@@ -432,16 +432,11 @@ class Accountant:
         participation = accounting.binomial(rounds, rate, certain=sum(share >= 1 for share in shares))
         return self._tried(joined, self.conditions._replace(participation=participation))
 
-    def row(self, p: accounting.Proven) -> dict[str, Any]:
+    def row(self, p: accounting.ProvenRow, **more: Any) -> accounting.ProvenRow:
         """A proven ε as reports hold it: with whom it holds against."""
-        return {
-            **p._asdict(),
-            "assumed": p.assumed or self.plan.assumed,
-            "not_covered": list(p.not_covered),
-            "against": self._against(p),
-        }
+        return replace(p, assumed=p.assumed or self.plan.assumed, against=self._against(p), **more)
 
-    def _against(self, p: accounting.Proven) -> str:
+    def _against(self, p: accounting.ProvenRow) -> str:
         """Whom a bound that counts on the others' noise holds against; empty where it counts on nobody's."""
         if not p.recipe.startswith("R6") and not p.recipe.endswith((" sum", " downlink", " joint")):
             return ""

@@ -19,7 +19,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from dither.accounting.bounds import Bound, Participations, Proven, Rounds
+from dither.accounting.bounds import Bound, Participations, ProvenRow, Rounds
 from dither.accounting.composition import ADD_REMOVE, ADJACENCIES, ZERO_OUT
 from dither.accounting.gaussian import check_delta
 from dither.accounting.views import downlink_bound, joint_bound, sum_bound, upload_bound
@@ -47,8 +47,8 @@ def account(
     adjacency: str = ZERO_OUT,
     views: Sequence[str] = VIEWS,
     every_recipe: bool = False,
-) -> list[Proven]:
-    """Proven ε of one client's releases for each view, under one adjacency.
+) -> list[ProvenRow]:
+    """ProvenRow ε of one client's releases for each view, under one adjacency.
 
     `participations` holds (releases of one participation, how many such participations) pairs; a Release
     alone stands for a participation that makes just this one. Keep the releases of one participation
@@ -91,7 +91,7 @@ def account(
             rounded = rounded and conditions.lattice is None  # noise after rounding covers it
             gaps = (_FLOAT_SUMS if conditions.lattice else FLOAT_NOISE, *((_ROUNDING,) if rounded else ()))
             table.append(
-                Proven(
+                ProvenRow(
                     view=view,
                     adjacency=adjacency,
                     value=row.value,
@@ -125,7 +125,7 @@ def proven(
     *,
     view: str,
     adjacency: str = ZERO_OUT,
-) -> Proven:
+) -> ProvenRow:
     """The best bound for one view: `account` with a single row."""
     return account(participations, delta, conditions, adjacency=adjacency, views=(view,))[0]
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from dither import data
+from dither.accounting import ProvenRow
 from dither.auditing import bounds, one_run, scores
 from dither.auditing.designs import Design, World, designs, world
 from dither.auditing.rows import Row, is_plain, plain_row, round_rate
@@ -165,7 +166,7 @@ class _Auditor:
         self,
         experiment: Experiment,
         code: Code,
-        table: list[dict[str, Any]],
+        table: list[ProvenRow],
         trials: int,
         confidence: float,
         rounds: int | None,

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dither.accounting import ProvenRow
 from dither.auditing import bounds, scores
 from dither.experiment.build import Experiment
 from dither.privacy import sampling
@@ -95,7 +96,7 @@ def exhibit(pilot: scores.Pilot, score: scores.Score, release: tuple[Release, ..
 def plain_row(
     row: Row,
     experiment: Experiment,
-    table: list[dict[str, Any]],
+    table: list[ProvenRow],
     claim: dict[str, Any],
     confidence: float,
     reached: list[dict[str, Any]],

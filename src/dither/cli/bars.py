@@ -53,9 +53,9 @@ class Bar:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
         self._bar = Progress(
-            TextColumn("{experiment.description:20}"),
+            TextColumn("{task.description:20}"),
             BarColumn(bar_width=None),
-            TextColumn("{experiment.percentage:3.0f}%"),
+            TextColumn("{task.percentage:3.0f}%"),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(elapsed_when_finished=False),

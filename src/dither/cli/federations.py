@@ -409,9 +409,9 @@ class _ServerView(_Silent):
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         self._bar = Progress(
-            TextColumn("round {experiment.completed}/{experiment.total}"),
+            TextColumn("round {task.completed}/{task.total}"),
             BarColumn(bar_width=None),
-            TextColumn("accuracy {experiment.fields[accuracy]}"),
+            TextColumn("accuracy {task.fields[accuracy]}"),
             TimeElapsedColumn(),
             console=self._console,
         )

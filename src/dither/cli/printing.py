@@ -72,9 +72,9 @@ class RunProgress:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
         self._bar = Progress(
-            TextColumn("round {experiment.completed}/{experiment.total}"),
+            TextColumn("round {task.completed}/{task.total}"),
             BarColumn(bar_width=None),
-            TextColumn("{experiment.fields[scores]}  {experiment.fields[epsilon]}"),
+            TextColumn("{task.fields[scores]}  {task.fields[epsilon]}"),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),

@@ -37,6 +37,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dither.accounting import ProvenRow
 from dither.errors import DamagedFile, DitherError, RunExists, SpecError
 from dither.spec import Spec
 
@@ -445,6 +446,8 @@ def _json_ready(value: Any) -> Any:
         return {str(key): _json_ready(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_json_ready(inner) for inner in value]
+    if isinstance(value, ProvenRow):
+        return _json_ready(value.to_json())
     if isinstance(value, np.ndarray):
         return _json_ready(value.tolist())
     if isinstance(value, np.generic):

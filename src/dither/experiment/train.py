@@ -532,7 +532,7 @@ def summarise(
         "seconds": last["seconds"],
         "epsilon": {
             "claimed": claimed(experiment.prepared.claim),
-            "proven": experiment.accountant(missing).table(),
+            "proven": [row.to_json() for row in experiment.accountant(missing).table()],
             "attacked": None,
         },
         "why": method(spec.method).why,

@@ -183,7 +183,7 @@ def _needed(w: Wish, features: int) -> Needed:
         num_rounds=w.rounds,
     )
 
-    def at(factor: float) -> accounting.Proven:
+    def at(factor: float) -> accounting.ProvenRow:
         louder = tuple(release._replace(noise_std=release.noise_std * factor) for release in released)
         return accounting.proven([(louder, count)], w.delta, facts, view="upload", adjacency=w.adjacency)
 
@@ -200,11 +200,11 @@ def _needed(w: Wish, features: int) -> Needed:
     )
 
 
-def solve(at: Any, epsilon: float, guess: float) -> tuple[float, accounting.Proven, int]:
+def solve(at: Any, epsilon: float, guess: float) -> tuple[float, accounting.ProvenRow, int]:
     """A factor whose ε is at most `epsilon` and within half a percent of it: secants of ln ε over ln factor."""
     target = math.log(epsilon * (1 - _CLOSE / 2))
     quiet, loud = -math.inf, math.inf  # ln factors known to be too small, and enough
-    best: tuple[float, accounting.Proven] | None = None
+    best: tuple[float, accounting.ProvenRow] | None = None
     x, slope, before, tried = math.log(guess), -1.0, None, 0
     while tried < 40:
         found = at(math.exp(x))

@@ -22,7 +22,7 @@ DELTA = 1e-5
 
 
 def epsilon(*participations, **options):
-    return proven(list(participations), DELTA, options.pop("facts", None), view="upload", **options).value
+    return proven(list(participations), DELTA, options.pop("conditions", None), view="upload", **options).value
 
 
 def spent(ledger, client="ann", dataset="data", **options):
@@ -122,7 +122,7 @@ def test_no_proof_fails_closed(ledger):
 
 
 @pytest.mark.parametrize(
-    ("releases", "count", "rounds", "facts", "match"),
+    ("releases", "count", "rounds", "conditions", "match"),
     [
         (gaussian(), -1, (0, 1), None, "count=-1"),
         (gaussian(), 1.5, (0, 1), None, "count=1.5"),
@@ -314,7 +314,9 @@ def test_rounds_done_again_count_again(ledger):
 def test_replay_takes_an_identical_charge_and_no_other(ledger, path):
     conditions = Conditions(cohort_size=2)
 
-    def charge(run="run", noise=10.0, rounds=(0, 2), clients=("ann", "bob"), conditions=conditions, dataset="data"):
+    def charge(
+        run="run", noise=10.0, rounds=(0, 2), clients=("ann", "bob"), conditions=conditions, dataset="data"
+    ):
         again = Ledger(path)  # resumed in a new process
         return again.charge(
             run, dataset, all_of(clients, gaussian(noise), 2), rounds=rounds, conditions=conditions, replay=True
@@ -460,7 +462,9 @@ def test_shuffled_epochs_do_not_continue_over_runs(ledger):
         return pytest.approx(epsilon((plain, count), **terms), rel=1e-6)
 
     def charge(run, rounds):
-        ledger.charge(run, "data", all_of(["ann"], shuffled(), rounds[1] - rounds[0]), rounds=rounds, conditions=conditions)
+        ledger.charge(
+            run, "data", all_of(["ann"], shuffled(), rounds[1] - rounds[0]), rounds=rounds, conditions=conditions
+        )
         return spent(ledger, **terms).epsilon
 
     assert charge("one", (0, 5)) == uses(1)

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from dither import api
+from dither.accounting import accountant
 from dither.errors import RunExists, SpecError
 from dither.experiment import build, sizing, sweep, sweeps
 from dither.experiment.plan import shapes
-from dither.experiment.sweep.accounts import Book
 from dither.simulation import engine, timing
 from dither.spec import Spec
 
@@ -96,7 +96,7 @@ def test_each_run_is_proved_as_it_would_be_alone(folders):
     _, whole, *_ = folders
     for record in whole.records:
         spec = record.outcome.spec
-        rows = build.proven(build.build_experiment(spec, dataset=MATERIAL.dataset))
+        rows = build.build_experiment(spec, dataset=MATERIAL.dataset).accountant().table()
         (alone,) = (
             row
             for row in rows
@@ -106,20 +106,18 @@ def test_each_run_is_proved_as_it_would_be_alone(folders):
         assert np.isfinite(alone["value"])
 
 
-def test_alike_runs_are_one_question():
-    book = Book()
+def test_alike_runs_are_one_question(monkeypatch):
+    monkeypatch.setattr(accountant, "_ANSWERS", answers := {})
     everyone = BASE.with_values({"cohort_size": 8})  # then every seed has the same participations
-    values = [
-        book.proven(build.build_experiment(everyone.with_values({"seed": seed}), dataset=MATERIAL.dataset))[
-            "value"
-        ]
-        for seed in range(3)
+    experiments = [
+        build.build_experiment(everyone.with_values({"seed": seed}), dataset=MATERIAL.dataset) for seed in range(3)
     ]
-    assert len(book) == 1
+    values = [experiment.proven_epsilon() for experiment in experiments]
+    assert len(answers) == 1
     assert len(set(values)) == 1
     louder = everyone.with_values({"privacy.noise_std": 3.0})
-    assert book.proven(build.build_experiment(louder, dataset=MATERIAL.dataset))["value"] < values[0]
-    assert len(book) == 2
+    assert build.build_experiment(louder, dataset=MATERIAL.dataset).proven_epsilon() < values[0]
+    assert len(answers) == 2
 
 
 def test_another_grid_does_not_get_into_the_folder(folders):

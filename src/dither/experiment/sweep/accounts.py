@@ -16,6 +16,6 @@ def proven(experiment: build.Experiment) -> dict[str, Any]:
     """Proven ε of a whole run for its spec's view and adjacency, the largest over clients. Where clients may be
     lost it counts on as few as the spec tolerates, as `dither account` does."""
     accountant = experiment.accountant()
-    row = accountant.row(accountant.proven())
+    row = accountant.row(accountant.proven()).to_json()
     row.pop("detail")
     return row
