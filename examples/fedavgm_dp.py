@@ -1,7 +1,7 @@
 """A sixth method in one file: noisy gradients as in CPFed, server momentum as in FedAvgM (Hsu et al. 2019).
 
 Run it:   dither run adult --set method=examples/fedavgm_dp.py
-A method's file has OPTIONS (its own constants: name -> (default, help)) and prepare(model, setting). It is put
+A method's file has OPTIONS (its own constants: name -> (default, help)) and prepare(model, plan). It is put
 to the suite that all methods pass by tests/methods/test_sixth_method.py.
 """
 
@@ -20,20 +20,20 @@ WHY = "no paper claims anything for this method: only the proven ε counts"
 # Algorithm
 
 
-def prepare(model: Model, setting: PrivacyPlan) -> Prepared:
+def prepare(model: Model, plan: PrivacyPlan) -> Prepared:
     """Make the method ready for one federation: noise, factory, claim."""
-    gradients = local.noisy_gradients(model, setting, source="DP-FedAvgM; errata G7a")
-    averaging = local.averaging(setting, gradients)
-    std = local.chosen_noise_std(setting, _no_formula)
+    gradients = local.noisy_gradients(model, plan, source="DP-FedAvgM; errata G7a")
+    averaging = local.averaging(plan, gradients)
+    std = local.chosen_noise_std(plan, _no_formula)
     return Prepared(
-        plan=setting._replace(
-            hyper={**local.gradient_hyper(setting, std), "momentum": float(setting.options["momentum"])},
+        plan=plan._replace(
+            hyper={**local.gradient_hyper(plan, std), "momentum": float(plan.options["momentum"])},
             noise_names=("noise_std",),
             own_epochs=True,
         ),
         build=lambda hyper: with_momentum(averaging(hyper), hyper),
-        claim=Claim(float("inf"), "run", setting.delta, "no claim"),
-        cohort_size_at=lambda index: setting.cohort_size,
+        claim=Claim(float("inf"), "run", plan.delta, "no claim"),
+        cohort_size_at=lambda index: plan.cohort_size,
     )
 
 

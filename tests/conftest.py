@@ -36,7 +36,7 @@ def nothing_spent(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("DITHER_STATE", str(own / "state"))
 
 
-def make_setting(sizes, **changes) -> PrivacyPlan:
+def make_plan(sizes, **changes) -> PrivacyPlan:
     """A `PrivacyPlan` with small defaults."""
     values = {
         "client_sizes": np.asarray(sizes),

@@ -12,13 +12,13 @@ from dither.accounting import accountant
 from dither.errors import BudgetExhausted, NoProof, SpecError
 from dither.spec import METHODS, Spec, prepare
 from dither.types import Release, RoundInfo, Sampling
-from tests.conftest import make_setting
+from tests.conftest import make_plan
 
 
 def planned(releases, sizes, cohorts, **changes):
     """An accountant for clients of those sizes, three of them in a sum."""
     values = {"cohort_size": 3, "delta": 1e-5, "noise_ratio": 1.0, "adjacency": "replace-one", **changes}
-    plan = make_setting(np.asarray(sizes), cohorts=tuple(cohorts), **values)
+    plan = make_plan(np.asarray(sizes), cohorts=tuple(cohorts), **values)
     return accountant.Accountant(plan, releases)
 
 

@@ -10,7 +10,7 @@ from dither.errors import SpecError
 from dither.methods import secure_fedavg
 from dither.privacy import sampling
 from dither.types import Keys, Records, Round, RoundInfo
-from tests.conftest import make_records, make_setting
+from tests.conftest import make_plan, make_records
 
 SIZES = [12, 30, 17]
 
@@ -32,9 +32,9 @@ def flat(params):
     return np.concatenate([np.asarray(params["out"]["w"]).ravel(), np.asarray(params["out"]["b"])])
 
 
-def one_client(setting, client=1, index=4, seed=0):
+def one_client(plan, client=1, index=4, seed=0):
     model = models.logistic(6)
-    prepared = secure_fedavg.prepare(model, setting)
+    prepared = secure_fedavg.prepare(model, plan)
     algorithm = prepared.build(prepared.hyper)
     x, y = make_records(sum(SIZES))
     start_row = sum(SIZES[:client])
@@ -56,8 +56,8 @@ def one_client(setting, client=1, index=4, seed=0):
 
 @pytest.mark.parametrize("local_steps", [1, 4])
 def test_a_client_follows_algorithm_1(local_steps):
-    setting = make_setting(SIZES, local_steps=local_steps, noise="none", options={"first_round": "all"})
-    result, start, keys, x, y, _ = one_client(setting)
+    plan = make_plan(SIZES, local_steps=local_steps, noise="none", options={"first_round": "all"})
+    result, start, keys, x, y, _ = one_client(plan)
     sampler = sampling.make("fixed", batch_size=3, local_steps=local_steps, client_sizes=np.array(SIZES))
     batches = np.asarray(sampler.draw(keys, 0, jnp.int32(SIZES[1])).positions)
     end = reference_client(flat(start), x, y, batches, 4 * local_steps, lr=0.2, decay=0.01, clip_norm=2.0, l2=1e-4)
@@ -67,8 +67,8 @@ def test_a_client_follows_algorithm_1(local_steps):
 
 
 def test_each_client_gets_the_noise_of_its_own_size():
-    setting = make_setting(SIZES, options={"first_round": "all"})
-    prepared = secure_fedavg.prepare(models.logistic(6), setting)
+    plan = make_plan(SIZES, options={"first_round": "all"})
+    prepared = secure_fedavg.prepare(models.logistic(6), plan)
     for client, size in enumerate(SIZES):
         q = 2 * 3 / size
         expected = np.sqrt(8) * q * np.sqrt(np.log(1.25 * q / 1e-4)) / 0.5
@@ -78,8 +78,8 @@ def test_each_client_gets_the_noise_of_its_own_size():
 
 
 def test_the_release_states_what_the_client_does():
-    setting = make_setting(SIZES, options={"first_round": "all"})
-    prepared = secure_fedavg.prepare(models.logistic(6), setting)
+    plan = make_plan(SIZES, options={"first_round": "all"})
+    prepared = secure_fedavg.prepare(models.logistic(6), plan)
     (release,) = prepared.releases(RoundInfo(index=4, client=1, size=30, cohort_size=2))
     rates = [0.2 / (1 + 0.01 * t) for t in (8, 9, 10)]
     assert release.sensitivity == pytest.approx(2 * 2.0 * (rates[0] + rates[1]))  # 2 G Σ η
@@ -90,15 +90,15 @@ def test_the_release_states_what_the_client_does():
 
 def test_uploads_of_a_round_average_to_weight_one():
     """With all clients and no noise, equal changes w - w̄ of every client move the average by that change."""
-    setting = make_setting(SIZES, noise="none", options={"first_round": "all"})
-    prepared = secure_fedavg.prepare(models.logistic(6), setting)
+    plan = make_plan(SIZES, noise="none", options={"first_round": "all"})
+    prepared = secure_fedavg.prepare(models.logistic(6), plan)
     assert prepared.cohort_size_at(0) == 3
-    assert prepared.cohort_size_at(1) == setting.cohort_size
+    assert prepared.cohort_size_at(1) == plan.cohort_size
     weights = [size / sum(SIZES) * 3 / 3 for size in SIZES]
     assert sum(weights) == pytest.approx(1)
 
 
 def test_eq_9_refuses_a_delta_too_large_for_the_sampling_rate():
-    setting = make_setting([5000], local_steps=1, batch_size=1, delta=0.3, options={"first_round": "all"})
+    plan = make_plan([5000], local_steps=1, batch_size=1, delta=0.3, options={"first_round": "all"})
     with pytest.raises(SpecError, match=r"q=0\.0002"):
-        secure_fedavg.prepare(models.logistic(6), setting)
+        secure_fedavg.prepare(models.logistic(6), plan)

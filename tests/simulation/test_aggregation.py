@@ -10,7 +10,7 @@ from dither.methods import dp_scaffold, secure_fedavg
 from dither.secagg.encoding import FixedPoint, decode, encode, traced_decode, traced_encode
 from dither.simulation import engine
 from dither.simulation.aggregation import Aggregation
-from tests.conftest import make_federation, make_records, make_setting
+from tests.conftest import make_federation, make_plan, make_records
 
 SIZES = [12, 30, 17, 9, 25, 14]
 IDEAL = Aggregation("ideal", FixedPoint.fitting(6))
@@ -30,8 +30,8 @@ def train(aggregation=None, *, paper=secure_fedavg, rounds=5, runs=1, **argument
     changes = (
         {} if paper is secure_fedavg else {"clip": "example", "unit": "run", "noise": "none", "lr_decay": 0.0}
     )
-    setting = make_setting(SIZES, cohort_size=4, options=options, **changes)
-    prepared = paper.prepare(model, setting)
+    plan = make_plan(SIZES, cohort_size=4, options=options, **changes)
+    prepared = paper.prepare(model, plan)
     return engine.simulate(
         prepared.build,
         model,

@@ -8,15 +8,15 @@ from dither import models
 from dither.errors import SpecError
 from dither.methods import secure_fedavg
 from dither.simulation import engine
-from tests.conftest import make_federation, make_records, make_setting
+from tests.conftest import make_federation, make_plan, make_records
 
 SIZES = [12, 30, 17, 9, 25, 14]
 
 
 def prepare(model=None, **changes):
     model = model or models.logistic(6)
-    setting = make_setting(SIZES, **{"options": {"first_round": "cohort"}, **changes})
-    return model, secure_fedavg.prepare(model, setting)
+    plan = make_plan(SIZES, **{"options": {"first_round": "cohort"}, **changes})
+    return model, secure_fedavg.prepare(model, plan)
 
 
 def small_problem(seed=0):
@@ -152,8 +152,8 @@ def test_memory_does_not_grow_with_rounds():
     x, y = make_records(8000)
     problem = engine.problem(x, y, make_federation(sizes), x[:100], y[:100])
     model = models.logistic(6)
-    setting = make_setting(sizes, cohort_size=100, options={"first_round": "cohort"})
-    prepared = secure_fedavg.prepare(model, setting)
+    plan = make_plan(sizes, cohort_size=100, options={"first_round": "cohort"})
+    prepared = secure_fedavg.prepare(model, plan)
     simulation = engine.Simulation(model, prepared.build, num_clients=1000, cohort_size_at=prepared.cohort_size_at)
     inputs = simulation.inputs(problem, seeds=[0], hyper=batched(prepared.hyper, 1))
     state = simulation.advance(simulation.start(inputs), inputs, 0, 10)

@@ -13,7 +13,7 @@ from dither.secagg.encoding import FixedPoint
 from dither.simulation import devices
 from dither.simulation.aggregation import Aggregation
 from dither.simulation.sharding import ONE_DEVICE, Shards
-from tests.conftest import make_setting
+from tests.conftest import make_plan
 from tests.simulation.test_engine import SIZES, batched, leaves, prepare, small_problem, train
 
 pytestmark = pytest.mark.skipif(jax.device_count() < 4, reason="needs 4 devices (tests/conftest.py asks for them)")
@@ -49,8 +49,8 @@ def test_any_sharing_of_runs_and_clients_gives_what_one_device_gives(layout, sha
 def test_states_of_clients_on_other_devices_are_kept():
     model = models.logistic(6)
     options = {name: default for name, (default, _) in dp_scaffold.OPTIONS.items()} | {"stop_at_budget": "no"}
-    setting = make_setting(SIZES, noise_std=0.1, noise="given", lr_decay=0.0, options=options)
-    prepared = dp_scaffold.prepare(model, setting)
+    plan = make_plan(SIZES, noise_std=0.1, noise="given", lr_decay=0.0, options=options)
+    prepared = dp_scaffold.prepare(model, plan)
     alone = train(model, prepared, small_problem(), rounds=4, eval_every=4)
     shared = train(model, prepared, small_problem(), rounds=4, eval_every=4, shards=Shards(1, 2))
     kept = jax.tree.leaves(alone.state.clients)

@@ -17,7 +17,7 @@ from dither.simulation.aggregation import Aggregation
 from dither.simulation.arrays import Problem
 from dither.simulation.sharding import ONE_DEVICE, Shards
 from dither.types import PrivacyPlan
-from tests.conftest import make_records, make_setting
+from tests.conftest import make_plan, make_records
 
 SIZES = np.array([12, 30, 17, 9, 25, 14, 21, 10, 28, 16], np.int32)
 ROUNDS, TEST = 7, 5000  # more test records than are scored at a time
@@ -46,7 +46,7 @@ def problem_of(tmp_path, rng=0):
 
 def setting_of(options=None, **changes) -> PrivacyPlan:
     given = {"cohort_size": 3, "num_rounds": ROUNDS, "noise": "given", "noise_std": 0.1, "lr_decay": 0.0}
-    return make_setting(SIZES, **{**given, "options": options or {}, **changes})
+    return make_plan(SIZES, **{**given, "options": options or {}, **changes})
 
 
 def defaults(paper, **changes):
@@ -64,8 +64,8 @@ def prepared_by(name):
         return model, dp_scaffold.prepare(model, setting_of(options, batch_sampling="shuffled")), {}
     how = Aggregation("ideal", FixedPoint.fitting(3))
     options = defaults(secure_fedavg, first_round="cohort")
-    setting = setting_of(options, noise="paper", batch_sampling="poisson", sampling_rate=0.2, clip="example")
-    return model, secure_fedavg.prepare(model, setting), {"aggregation": how}
+    plan = setting_of(options, noise="paper", batch_sampling="poisson", sampling_rate=0.2, clip="example")
+    return model, secure_fedavg.prepare(model, plan), {"aggregation": how}
 
 
 def simulation_of(name, shards=ONE_DEVICE):

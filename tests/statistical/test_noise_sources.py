@@ -21,7 +21,7 @@ from dither.privacy import entropy, noise
 from dither.privacy.entropy import OsEntropy
 from dither.simulation import engine
 from dither.types import Algorithm, ClientResult
-from tests.conftest import make_federation, make_records, make_setting
+from tests.conftest import make_federation, make_plan, make_records
 
 ROUNDS, CLIENTS, STEPS = 20, 16, 4
 TREE = {"bias": jnp.zeros(200), "weights": jnp.zeros((30, 20))}
@@ -300,7 +300,7 @@ def train(paper, *, randomness, times=1, layout="vmap", **changes):
     problem = engine.problem(x[:-50], y[:-50], make_federation(SIZES), x[-50:], y[-50:])
     model = models.logistic(6)
     options = {name: default for name, (default, _) in paper.OPTIONS.items()} | {"first_round": "cohort"}
-    prepared = paper.prepare(model, make_setting(SIZES, options=options, **changes))
+    prepared = paper.prepare(model, make_plan(SIZES, options=options, **changes))
     simulation = engine.Simulation(
         model,
         prepared.build,

@@ -10,7 +10,7 @@ from dither import models
 from dither.methods import secure_fedavg
 from dither.simulation import engine
 from dither.types import Records, Round, RoundInfo
-from tests.conftest import make_records, make_setting
+from tests.conftest import make_plan, make_records
 
 SIZE, CLIENTS, ROUNDS, FEATURES = 20, 40, 60, 30
 
@@ -19,8 +19,8 @@ SIZE, CLIENTS, ROUNDS, FEATURES = 20, 40, 60, 30
 def noise():
     """Upload minus noiseless upload, `[rounds, clients, parameters]`, every client holding the same records."""
     model = models.logistic(FEATURES)
-    setting = make_setting([SIZE] * CLIENTS, lr_decay=0.0, options={"first_round": "all"})
-    prepared = secure_fedavg.prepare(model, setting)
+    plan = make_plan([SIZE] * CLIENTS, lr_decay=0.0, options={"first_round": "all"})
+    prepared = secure_fedavg.prepare(model, plan)
     silent = {**prepared.hyper, "noise_multiplier": np.zeros(CLIENTS)}
     x, y = make_records(SIZE, FEATURES)
     params = model.init(jax.random.key(0))

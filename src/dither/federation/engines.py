@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dither.data import Federation
+from dither.data import ClientPartition
 from dither.secagg import encoding
 from dither.simulation.aggregation import add_discrete
 from dither.simulation.arrays import Gathered, Inputs, Problem, Run, State
@@ -50,7 +50,7 @@ class ClientEngine:
         self.simulation, self.client, self._seed = simulation, client, seed
         size = np.zeros(simulation.num_clients, np.int32)
         size[client] = len(y)
-        own = Federation(np.arange(len(y), dtype=np.int32), np.zeros_like(size), size, ())
+        own = ClientPartition(np.arange(len(y), dtype=np.int32), np.zeros_like(size), size, ())
         none = np.zeros(0)
         inputs = simulation.inputs(
             Problem(x, y, [own], [none], [none]),
@@ -139,7 +139,7 @@ class ServerEngine:
         rows = np.arange(len(y_test), dtype=np.int32)
         weights = np.full(len(y_test), 1.0 / len(y_test))
         self.inputs = simulation.inputs(
-            Problem(x_test, y_test, [Federation(rows, np.zeros_like(sizes), sizes, ())], [rows], [weights]),
+            Problem(x_test, y_test, [ClientPartition(rows, np.zeros_like(sizes), sizes, ())], [rows], [weights]),
             seeds=[seed],
             hyper=_batched(hyper),
             cohorts=None if design is None else [design],

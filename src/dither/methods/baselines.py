@@ -63,90 +63,90 @@ DP_FEDAVG_OPTIONS: dict[str, Any] = {
 }
 
 
-def prepare_fedavg(model: Model, setting: PrivacyPlan) -> Prepared:
+def prepare_fedavg(model: Model, plan: PrivacyPlan) -> Prepared:
     """FedAvg: local steps without clip or noise, average weighted by the clients' sizes."""
-    return _plain(model, setting, proximal=0.0, optimizer=setting.options["optimizer"])
+    return _plain(model, plan, proximal=0.0, optimizer=plan.options["optimizer"])
 
 
-def prepare_fedprox(model: Model, setting: PrivacyPlan) -> Prepared:
+def prepare_fedprox(model: Model, plan: PrivacyPlan) -> Prepared:
     """FedProx: FedAvg with a pull towards the broadcast model."""
-    options = setting.options
-    return _plain(model, setting, proximal=float(options["proximal"]), optimizer=options["optimizer"])
+    options = plan.options
+    return _plain(model, plan, proximal=float(options["proximal"]), optimizer=options["optimizer"])
 
 
-def prepare_scaffold(model: Model, setting: PrivacyPlan) -> Prepared:
+def prepare_scaffold(model: Model, plan: PrivacyPlan) -> Prepared:
     """SCAFFOLD: DP-SCAFFOLD without clip and noise."""
-    setting = setting._replace(noise="none", clip="none", noise_schedule="constant")
-    gradients = local.noisy_gradients(model, setting, source="no noise")
+    plan = plan._replace(noise="none", clip="none", noise_schedule="constant")
+    gradients = local.noisy_gradients(model, plan, source="no noise")
     return Prepared(
-        plan=setting._replace(
-            hyper={**local.gradient_hyper(setting, 0.0), "server_lr": setting.server_lr},
+        plan=plan._replace(
+            hyper={**local.gradient_hyper(plan, 0.0), "server_lr": plan.server_lr},
         ),
-        build=lambda hyper: dp_scaffold.scaffold(setting, gradients, hyper),
-        claim=local.no_noise(setting),
-        cohort_size_at=lambda index: setting.cohort_size,
+        build=lambda hyper: dp_scaffold.scaffold(plan, gradients, hyper),
+        claim=local.no_noise(plan),
+        cohort_size_at=lambda index: plan.cohort_size,
     )
 
 
-def prepare_dp_sgd(model: Model, setting: PrivacyPlan) -> Prepared:
+def prepare_dp_sgd(model: Model, plan: PrivacyPlan) -> Prepared:
     """DP-SGD as CPFed compares: one noisy step a round, the budget split evenly over the rounds."""
-    _one_step(setting, "dp-sgd")
-    clients = (setting.num_clients, setting.batch_size, setting.clip_norm, setting.cohort_size)
+    _one_step(plan, "dp-sgd")
+    clients = (plan.num_clients, plan.batch_size, plan.clip_norm, plan.cohort_size)
     params = cpfed.dpsgd_params(
-        cpfed.Params(setting.num_rounds, setting.local_steps, *clients),
-        credit_sa=bool(setting.options["equal_credit"]),
+        cpfed.Params(plan.num_rounds, plan.local_steps, *clients),
+        credit_sa=bool(plan.options["equal_credit"]),
     )
     return local.noisy_averaging(
         model,
-        setting,
+        plan,
         source="CPFed Corollary 1; errata G7a",
-        noise_std=lambda: cpfed.noise_std(params, epsilon=setting.epsilon, delta=setting.delta),
-        claim=lambda std: cpfed.claim(params, noise_std=std, delta=setting.delta),
+        noise_std=lambda: cpfed.noise_std(params, epsilon=plan.epsilon, delta=plan.delta),
+        claim=lambda std: cpfed.claim(params, noise_std=std, delta=plan.delta),
         ignores_counts=True,
     )
 
 
-def prepare_dp_dsgd(model: Model, setting: PrivacyPlan) -> Prepared:
+def prepare_dp_dsgd(model: Model, plan: PrivacyPlan) -> Prepared:
     """DP-DSGD as Concentrated DP-FL compares: one noisy step a round on a fresh batch."""
-    _one_step(setting, "dp-dsgd")
-    cohorts = concentrated.participation_design(setting)
-    which = setting.options["credited_clients"]
+    _one_step(plan, "dp-dsgd")
+    cohorts = concentrated.participation_design(plan)
+    which = plan.options["credited_clients"]
     if which not in ("n", "r"):
         raise SpecError(f"method_options.credited_clients={which!r} is not one of 'n', 'r'")
     params = concentrated.Params(
-        concentrated.participations(setting, cohorts),
-        setting.local_steps,
-        setting.batch_size,
-        setting.batch_size,
-        setting.clip_norm,
-        setting.cohort_size,
+        concentrated.participations(plan, cohorts),
+        plan.local_steps,
+        plan.batch_size,
+        plan.batch_size,
+        plan.clip_norm,
+        plan.cohort_size,
     )
-    credited = setting.num_clients if which == "n" else setting.cohort_size
+    credited = plan.num_clients if which == "n" else plan.cohort_size
     params = concentrated.dpdsgd_params(params, credited_clients=credited)
 
     def claim(std: float) -> Claim:
-        value = float(concentrated.epsilon_of_noise(params, noise_std=std, delta=setting.delta))
+        value = float(concentrated.epsilon_of_noise(params, noise_std=std, delta=plan.delta))
         aggregation = ("the other clients' noise is credited under aggregation alone (G7)", False)
-        return Claim(value, "run", setting.delta, "Concentrated DP-FL Sec. VII-C", (aggregation,))
+        return Claim(value, "run", plan.delta, "Concentrated DP-FL Sec. VII-C", (aggregation,))
 
     return local.noisy_averaging(
         model,
-        setting,
+        plan,
         source="Concentrated DP-FL Corollary 1; errata G7a",
-        noise_std=lambda: concentrated.noise_std(params, epsilon=setting.epsilon, delta=setting.delta),
+        noise_std=lambda: concentrated.noise_std(params, epsilon=plan.epsilon, delta=plan.delta),
         claim=claim,
         cohorts=cohorts,
         ignores_counts=True,
     )
 
 
-def prepare_dp_fedavg(model: Model, setting: PrivacyPlan) -> Prepared:
+def prepare_dp_fedavg(model: Model, plan: PrivacyPlan) -> Prepared:
     """DP-FedAvg: each client's update clipped to S, Gaussian noise on the sum, added by the server."""
-    reach = float(setting.options["update_clip"])
+    reach = float(plan.options["update_clip"])
     if reach <= 0:
         raise SpecError(f"method_options.update_clip={reach:g} must be above 0")
-    multiplier = central_noise_multiplier(setting)
-    plain = _plain(model, setting, proximal=0.0, optimizer="sgd")
+    multiplier = central_noise_multiplier(plan)
+    plain = _plain(model, plan, proximal=0.0, optimizer="sgd")
 
     def build(hyper: Hyper) -> Algorithm:
         inner = plain.build(hyper)
@@ -169,16 +169,14 @@ def prepare_dp_fedavg(model: Model, setting: PrivacyPlan) -> Prepared:
             # The unit is a client: one whose update is blanked (its place in the cohort stays) moves the mean by
             # S/K. Who takes part is public here, so a client's participations are counted and its chance of being
             # chosen amplifies nothing.
-            cohort = sampling.Sampling(
-                "full", 1.0, sampling.ZERO_OUT, 0.0, setting.cohort_size, setting.num_clients
-            )
+            cohort = sampling.Sampling("full", 1.0, sampling.ZERO_OUT, 0.0, plan.cohort_size, plan.num_clients)
             bound = float(hyper["update_clip"])
             return (
                 *_unprotected(info),  # the server sees the updates as they are
                 Release(
                     "downlink",
-                    float(hyper["central_multiplier"]) * bound / setting.cohort_size,
-                    bound / setting.cohort_size,
+                    float(hyper["central_multiplier"]) * bound / plan.cohort_size,
+                    bound / plan.cohort_size,
                     1,
                     cohort,
                     "DP-FedAvg, whole clients, trusted server",
@@ -188,10 +186,10 @@ def prepare_dp_fedavg(model: Model, setting: PrivacyPlan) -> Prepared:
         return inner._replace(client=client, server=server, releases=releases)
 
     return Prepared(
-        plan=setting._replace(
+        plan=plan._replace(
             hyper={
                 **plain.hyper,
-                "server_lr": setting.server_lr,
+                "server_lr": plan.server_lr,
                 "update_clip": reach,
                 "central_multiplier": multiplier,
             },
@@ -199,17 +197,17 @@ def prepare_dp_fedavg(model: Model, setting: PrivacyPlan) -> Prepared:
             per_client=True,
         ),
         build=build,
-        claim=_central_claim(setting, multiplier),
-        cohort_size_at=lambda index: setting.cohort_size,
-        reclaim=lambda other: _central_claim(setting, float(other["central_multiplier"])),
+        claim=_central_claim(plan, multiplier),
+        cohort_size_at=lambda index: plan.cohort_size,
+        reclaim=lambda other: _central_claim(plan, float(other["central_multiplier"])),
         caveats=("ε is for whole clients against those who see the model; the server is trusted",),
     )
 
 
-def _plain(model: Model, setting: PrivacyPlan, *, proximal: float, optimizer: str) -> Prepared:
+def _plain(model: Model, plan: PrivacyPlan, *, proximal: float, optimizer: str) -> Prepared:
     """Local steps without privacy; weights p_k N/|S| as in Secure FedAvg."""
-    local_model = local.proximal_training(model, setting, optimizer_name=optimizer)
-    num_records = int(setting.client_sizes.sum())
+    local_model = local.proximal_training(model, plan, optimizer_name=optimizer)
+    num_records = int(plan.client_sizes.sum())
 
     def build(hyper: Hyper) -> Algorithm:
         def client(
@@ -218,9 +216,9 @@ def _plain(model: Model, setting: PrivacyPlan, *, proximal: float, optimizer: st
             done = state["steps"]
 
             end = local_model(hyper, keys, message, records, round, done)
-            weight = records.size / num_records * setting.num_clients / round.cohort_size
+            weight = records.size / num_records * plan.num_clients / round.cohort_size
             upload = local.scale(weight, local.subtract(end, message))
-            return ClientResult(upload, weight, {"steps": done + setting.local_steps}, {"clipped": jnp.zeros(())})
+            return ClientResult(upload, weight, {"steps": done + plan.local_steps}, {"clipped": jnp.zeros(())})
 
         return Algorithm(
             init=lambda params: params,
@@ -233,71 +231,71 @@ def _plain(model: Model, setting: PrivacyPlan, *, proximal: float, optimizer: st
         )
 
     return Prepared(
-        plan=setting._replace(
+        plan=plan._replace(
             hyper={
-                "client_lr": setting.client_lr,
-                "lr_decay": setting.lr_decay,
-                "server_lr": setting.server_lr,
+                "client_lr": plan.client_lr,
+                "lr_decay": plan.lr_decay,
+                "server_lr": plan.server_lr,
                 "proximal": proximal,
             },
         ),
         build=build,
-        claim=local.no_noise(setting),
-        cohort_size_at=lambda index: setting.cohort_size,
+        claim=local.no_noise(plan),
+        cohort_size_at=lambda index: plan.cohort_size,
     )
 
 
-def _one_step(setting: PrivacyPlan, method: str) -> None:
-    if setting.local_steps != 1:
-        raise SpecError(f"local_steps={setting.local_steps}: {method} takes one noisy step a round; set it to 1")
+def _one_step(plan: PrivacyPlan, method: str) -> None:
+    if plan.local_steps != 1:
+        raise SpecError(f"local_steps={plan.local_steps}: {method} takes one noisy step a round; set it to 1")
 
 
 # Noise
 
 
-def central_noise_multiplier(setting: PrivacyPlan) -> float:
+def central_noise_multiplier(plan: PrivacyPlan) -> float:
     """Noise std over S on the sum of updates: as given, or for the claimed ε (moments accountant)."""
-    if setting.noise == "none":
+    if plan.noise == "none":
         return 0.0
-    if setting.noise == "proven":
+    if plan.noise == "proven":
         return 1.0  # a unit: the accountant sets the factor
-    given = float(setting.options["noise_multiplier"])
+    given = float(plan.options["noise_multiplier"])
     if given:
         return given
     import dp_accounting
     from dp_accounting import rdp
 
     def event(multiplier: float) -> Any:
-        return _central_event(setting, multiplier)
+        return _central_event(plan, multiplier)
 
     return float(
         dp_accounting.calibrate_dp_mechanism(
-            lambda: rdp.RdpAccountant(), event, setting.epsilon, setting.delta, tol=1e-6
+            lambda: rdp.RdpAccountant(), event, plan.epsilon, plan.delta, tol=1e-6
         )
     )
 
 
-def _central_event(setting: PrivacyPlan, multiplier: float) -> Any:
+def _central_event(plan: PrivacyPlan, multiplier: float) -> Any:
     import dp_accounting
 
-    rate = setting.cohort_size / setting.num_clients
+    rate = plan.cohort_size / plan.num_clients
     one = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(multiplier))
-    return dp_accounting.SelfComposedDpEvent(one, setting.num_rounds)
+    return dp_accounting.SelfComposedDpEvent(one, plan.num_rounds)
 
 
 # Privacy
 
 
-def _central_claim(setting: PrivacyPlan, multiplier: float) -> Claim:
+def _central_claim(plan: PrivacyPlan, multiplier: float) -> Claim:
     """ε for a whole client by the moments accountant, which takes cohorts as drawn by coins."""
     if multiplier == 0:
-        return local.no_noise(setting)
+        return local.no_noise(plan)
     from dp_accounting import rdp
 
-    value = rdp.RdpAccountant().compose(_central_event(setting, multiplier)).get_epsilon(setting.delta)
+    value = rdp.RdpAccountant().compose(_central_event(plan, multiplier)).get_epsilon(plan.delta)
     coins = ("cohorts are drawn by independent coins (here: a uniform subset of fixed size)", False)
     source = "McMahan et al. 2018, moments accountant, per client"
-    return Claim(float(value), "run", setting.delta, source, (coins,), "add/remove")
+    return Claim(float(value), "run", plan.delta, source, (coins,), "add/remove")
 
 
 def _unprotected(info: RoundInfo) -> tuple[Release, ...]:

@@ -76,75 +76,73 @@ class Params(NamedTuple):
 # Algorithm
 
 
-def prepare(model: Model, setting: PrivacyPlan) -> Prepared:
+def prepare(model: Model, plan: PrivacyPlan) -> Prepared:
     """Concentrated DP-FL for one federation: epochs of disjoint batches that carry over from round to round."""
-    if setting.options["exact_epochs"]:
-        setting = setting._replace(batch_size=_exact_batch(setting))
-    cohorts = participation_design(setting)
+    if plan.options["exact_epochs"]:
+        plan = plan._replace(batch_size=_exact_batch(plan))
+    cohorts = participation_design(plan)
     params = Params(
-        participations(setting, cohorts),
-        setting.local_steps,
-        setting.batch_size,
-        int(setting.client_sizes.min()),
-        setting.clip_norm,
-        setting.cohort_size,
-        secure_aggregation=bool(setting.options["aggregation_credit"]),
-        colluders=setting.colluders,
+        participations(plan, cohorts),
+        plan.local_steps,
+        plan.batch_size,
+        int(plan.client_sizes.min()),
+        plan.clip_norm,
+        plan.cohort_size,
+        secure_aggregation=bool(plan.options["aggregation_credit"]),
+        colluders=plan.colluders,
     )
     return local.noisy_averaging(
         model,
-        setting,
+        plan,
         source="Concentrated DP-FL Corollary 1; errata D2, G7a",
-        noise_std=lambda: noise_std(params, epsilon=setting.epsilon, delta=setting.delta),
-        claim=lambda std: claim(params, noise_std=std, delta=setting.delta),
+        noise_std=lambda: noise_std(params, epsilon=plan.epsilon, delta=plan.delta),
+        claim=lambda std: claim(params, noise_std=std, delta=plan.delta),
         cohorts=cohorts,
     )
 
 
-def participation_design(setting: PrivacyPlan) -> np.ndarray | None:
+def participation_design(plan: PrivacyPlan) -> np.ndarray | None:
     """Cohorts `[num_rounds, cohort_size]` drawn beforehand, or None where each round draws its own.
 
     Each round takes the clients that took part least so far, ties broken at random: counts never differ by more
     than one. The design depends on the seed alone, never on data.
     """
-    kind = setting.options["participation"]
+    kind = plan.options["participation"]
     if kind == "uniform":
         return None
     if kind not in ("balanced", "equal"):
         raise SpecError(f"method_options.participation={kind!r} is not one of 'balanced', 'equal', 'uniform'")
-    total = setting.num_rounds * setting.cohort_size
-    if kind == "equal" and total % setting.num_clients:
+    total = plan.num_rounds * plan.cohort_size
+    if kind == "equal" and total % plan.num_clients:
         raise SpecError(
-            f"participation='equal' is impossible: num_rounds*cohort_size/num_clients = {setting.num_rounds}*"
-            f"{setting.cohort_size}/{setting.num_clients} = {total / setting.num_clients:g} is not whole; "
+            f"participation='equal' is impossible: num_rounds*cohort_size/num_clients = {plan.num_rounds}*"
+            f"{plan.cohort_size}/{plan.num_clients} = {total / plan.num_clients:g} is not whole; "
             "use 'balanced'"
         )
-    rng = np.random.default_rng([setting.seed, 0xC047])
-    counts = np.zeros(setting.num_clients, int)
-    design = np.empty((setting.num_rounds, setting.cohort_size), np.int32)
-    for index in range(setting.num_rounds):
-        order = np.lexsort((rng.random(setting.num_clients), counts))
-        design[index] = order[: setting.cohort_size]
+    rng = np.random.default_rng([plan.seed, 0xC047])
+    counts = np.zeros(plan.num_clients, int)
+    design = np.empty((plan.num_rounds, plan.cohort_size), np.int32)
+    for index in range(plan.num_rounds):
+        order = np.lexsort((rng.random(plan.num_clients), counts))
+        design[index] = order[: plan.cohort_size]
         counts[design[index]] += 1
     return design
 
 
-def participations(setting: PrivacyPlan, cohorts: np.ndarray | None) -> float:
+def participations(plan: PrivacyPlan, cohorts: np.ndarray | None) -> float:
     """C_i for which the noise is set: as given, or the largest count of the design (T where none is drawn)."""
-    if setting.options["participations"]:
-        return float(setting.options["participations"])
+    if plan.options["participations"]:
+        return float(plan.options["participations"])
     if cohorts is None:
-        return float(setting.num_rounds)
-    return float(np.bincount(cohorts.ravel(), minlength=setting.num_clients).max())
+        return float(plan.num_rounds)
+    return float(np.bincount(cohorts.ravel(), minlength=plan.num_clients).max())
 
 
-def _exact_batch(setting: PrivacyPlan) -> int:
-    smallest = int(setting.client_sizes.min())
-    if setting.local_steps > smallest:
-        raise SpecError(
-            f"exact_epochs: local_steps={setting.local_steps} exceeds the {smallest} records of a client"
-        )
-    return smallest // setting.local_steps
+def _exact_batch(plan: PrivacyPlan) -> int:
+    smallest = int(plan.client_sizes.min())
+    if plan.local_steps > smallest:
+        raise SpecError(f"exact_epochs: local_steps={plan.local_steps} exceeds the {smallest} records of a client")
+    return smallest // plan.local_steps
 
 
 def expected_participations(*, num_rounds: Float, cohort_size: Float, num_clients: Float) -> Float:

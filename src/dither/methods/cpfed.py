@@ -67,24 +67,24 @@ class Params(NamedTuple):
 # Algorithm
 
 
-def prepare(model: Model, setting: PrivacyPlan) -> Prepared:
+def prepare(model: Model, plan: PrivacyPlan) -> Prepared:
     """CPFed for one federation (Algorithm 1): τ noisy steps, then the mean of r local models."""
     params = Params(
-        setting.num_rounds,
-        setting.local_steps,
-        setting.num_clients,
-        setting.batch_size,
-        setting.clip_norm,
-        setting.cohort_size,
-        secure_aggregation=bool(setting.options["aggregation_credit"]),
-        colluders=setting.colluders,
+        plan.num_rounds,
+        plan.local_steps,
+        plan.num_clients,
+        plan.batch_size,
+        plan.clip_norm,
+        plan.cohort_size,
+        secure_aggregation=bool(plan.options["aggregation_credit"]),
+        colluders=plan.colluders,
     )
     return local.noisy_averaging(
         model,
-        setting,
+        plan,
         source="CPFed Corollary 1; errata G7a",
-        noise_std=lambda: noise_std(params, epsilon=setting.epsilon, delta=setting.delta),
-        claim=lambda std: claim(params, noise_std=std, delta=setting.delta),
+        noise_std=lambda: noise_std(params, epsilon=plan.epsilon, delta=plan.delta),
+        claim=lambda std: claim(params, noise_std=std, delta=plan.delta),
         ignores_counts=True,
     )
 

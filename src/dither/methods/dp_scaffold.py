@@ -69,33 +69,33 @@ WHY = (
 # Algorithm
 
 
-def prepare(model: Model, setting: PrivacyPlan) -> Prepared:
+def prepare(model: Model, plan: PrivacyPlan) -> Prepared:
     """DP-SCAFFOLD for one federation (Algorithm 1)."""
-    if setting.lr_decay:
-        raise SpecError(f"lr_decay={setting.lr_decay:g} is not for dp-scaffold: eq (2) divides by one client_lr")
-    gradients = local.noisy_gradients(model, setting, source="DP-SCAFFOLD Theorem 1; errata S2")
-    std = local.chosen_noise_std(setting, lambda: noise_std(setting))
-    hyper = {**local.gradient_hyper(setting, std), "server_lr": setting.server_lr}
-    rounds = stopping_round(setting, local.quietest(hyper))
+    if plan.lr_decay:
+        raise SpecError(f"lr_decay={plan.lr_decay:g} is not for dp-scaffold: eq (2) divides by one client_lr")
+    gradients = local.noisy_gradients(model, plan, source="DP-SCAFFOLD Theorem 1; errata S2")
+    std = local.chosen_noise_std(plan, lambda: noise_std(plan))
+    hyper = {**local.gradient_hyper(plan, std), "server_lr": plan.server_lr}
+    rounds = stopping_round(plan, local.quietest(hyper))
     return Prepared(
-        plan=setting._replace(
+        plan=plan._replace(
             hyper=hyper,
             noise_names=("noise_std",),
             client_state=True,
             own_epochs=True,
         ),
-        build=lambda hyper: scaffold(setting, gradients, hyper),
-        claim=claim(setting, local.quietest(hyper), rounds),
-        cohort_size_at=lambda index: setting.cohort_size,
-        reclaim=lambda other: claim(setting, local.quietest(other), rounds),
+        build=lambda hyper: scaffold(plan, gradients, hyper),
+        claim=claim(plan, local.quietest(hyper), rounds),
+        cohort_size_at=lambda index: plan.cohort_size,
+        reclaim=lambda other: claim(plan, local.quietest(other), rounds),
         num_rounds=rounds,
-        stop_when_proven=setting.noise == "given" and setting.options["stop_at_budget"] == "proven",
+        stop_when_proven=plan.noise == "given" and plan.options["stop_at_budget"] == "proven",
     )
 
 
-def scaffold(setting: PrivacyPlan, gradients: local.NoisyGradients, hyper: Hyper) -> Algorithm:
+def scaffold(plan: PrivacyPlan, gradients: local.NoisyGradients, hyper: Hyper) -> Algorithm:
     """SCAFFOLD's drift control around any gradients; also the noiseless baseline."""
-    local_steps = setting.local_steps
+    local_steps = plan.local_steps
 
     def init(params: Params) -> ServerState:
         return {"params": params, "control": jax.tree.map(jnp.zeros_like, params)}  # c(0) = 0
@@ -127,7 +127,7 @@ def scaffold(setting: PrivacyPlan, gradients: local.NoisyGradients, hyper: Hyper
 
     def server(key: Key, state: ServerState, upload: Upload, cohort: Cohort) -> ServerState:
         del key
-        share = cohort.size / setting.num_clients  # S/K
+        share = cohort.size / plan.num_clients  # S/K
         return {
             "params": local.axpy(hyper["server_lr"], upload["params"], state["params"]),
             "control": local.axpy(share, upload["control"], state["control"]),
@@ -147,25 +147,23 @@ def scaffold(setting: PrivacyPlan, gradients: local.NoisyGradients, hyper: Hyper
 # Noise
 
 
-def noise_std(setting: PrivacyPlan) -> float:
+def noise_std(plan: PrivacyPlan) -> float:
     """σ_0 for which the claimed ε after all rounds is the target."""
-    return math.sqrt(theory.initial_noise_variance(_params(setting), epsilon=setting.epsilon, delta=setting.delta))
+    return math.sqrt(theory.initial_noise_variance(_params(plan), epsilon=plan.epsilon, delta=plan.delta))
 
 
-def stopping_round(setting: PrivacyPlan, std: float) -> int | None:
+def stopping_round(plan: PrivacyPlan, std: float) -> int | None:
     """The last round within the budget `epsilon` for a given noise; None where nothing stops the run."""
-    rule = setting.options["stop_at_budget"]
+    rule = plan.options["stop_at_budget"]
     if rule not in ("claimed", "proven", "no"):
         raise SpecError(f"method_options.stop_at_budget={rule!r} is not one of 'claimed', 'proven', 'no'")
-    if setting.noise != "given" or rule != "claimed" or math.isinf(setting.epsilon):
+    if plan.noise != "given" or rule != "claimed" or math.isinf(plan.epsilon):
         return None
-    last = theory.stopping_round(
-        _params(setting), budget=setting.epsilon, delta=setting.delta, initial_variance=std**2
-    )
+    last = theory.stopping_round(_params(plan), budget=plan.epsilon, delta=plan.delta, initial_variance=std**2)
     if last == 0:
-        first = claim(setting, std, 1).value
+        first = claim(plan, std, 1).value
         raise SpecError(
-            f"privacy.epsilon={setting.epsilon:g} is spent in the first round, which costs {first:.4g}; raise "
+            f"privacy.epsilon={plan.epsilon:g} is spent in the first round, which costs {first:.4g}; raise "
             "epsilon or noise_std"
         )
     return last
@@ -174,22 +172,22 @@ def stopping_round(setting: PrivacyPlan, std: float) -> int | None:
 # Privacy
 
 
-def claim(setting: PrivacyPlan, std: float, rounds: int | None = None) -> Claim:
+def claim(plan: PrivacyPlan, std: float, rounds: int | None = None) -> Claim:
     """Theorems 1 and 2 at this noise after `rounds` rounds."""
     if std == 0:
-        return local.no_noise(setting)
-    params = _params(setting).over(rounds or setting.num_rounds)
-    return theory.claim(params, initial_variance=std**2, delta=setting.delta)
+        return local.no_noise(plan)
+    params = _params(plan).over(rounds or plan.num_rounds)
+    return theory.claim(params, initial_variance=std**2, delta=plan.delta)
 
 
-def _params(setting: PrivacyPlan) -> theory.Params:
-    scheme, decay = _SCHEMES[setting.noise_schedule], setting.noise_decay
+def _params(plan: PrivacyPlan) -> theory.Params:
+    scheme, decay = _SCHEMES[plan.noise_schedule], plan.noise_decay
     return theory.Params(
-        theory.Schedule(scheme, setting.num_rounds, setting.local_steps, decay, setting.noise_decay_start),
-        setting.batch_size,
-        setting.clip_norm,
-        client_rate=setting.cohort_size / setting.num_clients,
+        theory.Schedule(scheme, plan.num_rounds, plan.local_steps, decay, plan.noise_decay_start),
+        plan.batch_size,
+        plan.clip_norm,
+        client_rate=plan.cohort_size / plan.num_clients,
         # The theorems have one data size D: the smallest client has the largest rate q = B/D.
-        data_rate=setting.batch_size / int(setting.client_sizes.min()),
-        **{name: setting.options[name] for name in ("alpha_mode", "alpha", "capped", "const")},
+        data_rate=plan.batch_size / int(plan.client_sizes.min()),
+        **{name: plan.options[name] for name in ("alpha_mode", "alpha", "capped", "const")},
     )

@@ -117,15 +117,15 @@ def optimizer(name: str) -> optax.GradientTransformation:
 
 
 def proximal_training(
-    model: Model, setting: PrivacyPlan, *, optimizer_name: str
+    model: Model, plan: PrivacyPlan, *, optimizer_name: str
 ) -> Callable[[Hyper, Keys, Params, Records, Round, Array], Params]:
     """A round's local training without clip and noise, pulled to the broadcast model by hyper["proximal"]."""
     sampler = sampling.make(
-        setting.batch_sampling,
-        batch_size=setting.batch_size,
-        local_steps=setting.local_steps,
-        client_sizes=setting.client_sizes,
-        sampling_rate=setting.sampling_rate,
+        plan.batch_sampling,
+        batch_size=plan.batch_size,
+        local_steps=plan.local_steps,
+        client_sizes=plan.client_sizes,
+        sampling_rate=plan.sampling_rate,
     )
     rule = optimizer(optimizer_name)
 
@@ -141,11 +141,11 @@ def proximal_training(
                 divisor=sampler.divisor(records.size),
                 clip_norm=jnp.inf,
                 mode="none",
-                l2=setting.l2,
+                l2=plan.l2,
             )
             gradient = axpy(hyper["proximal"], subtract(params, start), gradient)  # of (μ/2)|w - w_global|²
             direction, memory = rule.update(gradient, memory, params)
-            rate = learning_rate(hyper, round.index * setting.local_steps + number)
+            rate = learning_rate(hyper, round.index * plan.local_steps + number)
             return (axpy(-rate, direction, params), memory), jnp.zeros(())
 
         batches = sampler.draw(keys, steps_done, records.size)
@@ -166,19 +166,19 @@ class NoisyGradients(NamedTuple):
     sampler: sampling.BatchSampler
 
 
-def noisy_gradients(model: Model, setting: PrivacyPlan, *, source: str) -> NoisyGradients:
+def noisy_gradients(model: Model, plan: PrivacyPlan, *, source: str) -> NoisyGradients:
     """Clipped mean gradients with N(0, noise_std²) added at every local step.
 
     `hyper` must hold clip_norm, noise_std (one a client), noise_log_decay and noise_decay_start.
     """
     sampler = sampling.make(
-        setting.batch_sampling,
-        batch_size=setting.batch_size,
-        local_steps=setting.local_steps,
-        client_sizes=setting.client_sizes,
-        sampling_rate=setting.sampling_rate,
+        plan.batch_sampling,
+        batch_size=plan.batch_size,
+        local_steps=plan.local_steps,
+        client_sizes=plan.client_sizes,
+        sampling_rate=plan.sampling_rate,
     )
-    schedule = noise.schedule(setting.noise_schedule, local_steps=setting.local_steps)
+    schedule = noise.schedule(plan.noise_schedule, local_steps=plan.local_steps)
     if schedule.name == "steps" and sampler.kind == "disjoint":
         raise SpecError(
             "noise_schedule='steps' has no proof for batch_sampling='disjoint'; use 'rounds' or 'fixed'"
@@ -193,9 +193,9 @@ def noisy_gradients(model: Model, setting: PrivacyPlan, *, source: str) -> Noisy
             *batch,
             divisor=sampler.divisor(records.size),
             clip_norm=hyper["clip_norm"],
-            mode=setting.clip,
-            l2=setting.l2,
-            l2_inside_clip=setting.l2_inside_clip,
+            mode=plan.clip,
+            l2=plan.l2,
+            l2_inside_clip=plan.l2_inside_clip,
         )
         factor = schedule.factor(round.index, step, hyper["noise_log_decay"], hyper["noise_decay_start"])
         noise_std = hyper["noise_std"][round.client] * factor
@@ -203,31 +203,29 @@ def noisy_gradients(model: Model, setting: PrivacyPlan, *, source: str) -> Noisy
 
     def releases(hyper: Hyper, info: RoundInfo) -> tuple[Release, ...]:
         one = sampler.sampling(info.size)
-        if setting.clip == "example" and one.adjacency == sampling.REPLACE_ONE:
+        if plan.clip == "example" and one.adjacency == sampling.REPLACE_ONE:
             one = one._replace(adjacency=sampling.ZERO_OUT)  # each contribution lies in a ball around zero
         first = Release(
             channel="uplink",
             noise_std=float(np.asarray(hyper["noise_std"])[info.client]),
-            sensitivity=gradient_sensitivity(
-                setting.clip, float(hyper["clip_norm"]), one.batch_size, one.adjacency
-            ),
-            uses=setting.local_steps,
+            sensitivity=gradient_sensitivity(plan.clip, float(hyper["clip_norm"]), one.batch_size, one.adjacency),
+            uses=plan.local_steps,
             sampling=one,
             source=source,
-            rates=round_rates(hyper, info.index, setting.local_steps),
+            rates=round_rates(hyper, info.index, plan.local_steps),
         )
         decay, start = float(hyper["noise_log_decay"]), float(hyper["noise_decay_start"])
         if schedule.name != "steps":
             factor = schedule.factor(info.index, 0, decay, start)
             return (first._replace(noise_std=first.noise_std * factor),)
-        rates = first.rates * setting.local_steps if len(first.rates) == 1 else first.rates
+        rates = first.rates * plan.local_steps if len(first.rates) == 1 else first.rates
         return tuple(
             first._replace(
                 uses=1,
                 noise_std=first.noise_std * schedule.factor(info.index, step, decay, start),
                 rates=rates[step : step + 1],
             )
-            for step in range(setting.local_steps)
+            for step in range(plan.local_steps)
         )
 
     return NoisyGradients(at, releases, sampler)
@@ -243,39 +241,39 @@ def gradient_sensitivity(clip: str, clip_norm: float, divisor: float, adjacency:
     return (2 if adjacency == sampling.REPLACE_ONE else 1) * clip_norm / divisor
 
 
-def gradient_hyper(setting: PrivacyPlan, noise_std: float) -> dict[str, Any]:
+def gradient_hyper(plan: PrivacyPlan, noise_std: float) -> dict[str, Any]:
     """The values a sweep may vary, for methods that noise gradients; `noise_std` times each client's scale."""
-    scale = np.asarray(setting.noise_scale or np.ones(setting.num_clients), np.float64)
-    if len(scale) != setting.num_clients:
-        raise SpecError(f"privacy.noise_scale has {len(scale)} entries for {setting.num_clients} clients")
+    scale = np.asarray(plan.noise_scale or np.ones(plan.num_clients), np.float64)
+    if len(scale) != plan.num_clients:
+        raise SpecError(f"privacy.noise_scale has {len(scale)} entries for {plan.num_clients} clients")
     return {
-        "client_lr": setting.client_lr,
-        "lr_decay": setting.lr_decay,
-        "clip_norm": setting.clip_norm,
+        "client_lr": plan.client_lr,
+        "lr_decay": plan.lr_decay,
+        "clip_norm": plan.clip_norm,
         "noise_std": noise_std * scale,
-        "noise_log_decay": math.log(setting.noise_decay),  # a logarithm keeps its digits in float32
-        "noise_decay_start": float(setting.noise_decay_start),
+        "noise_log_decay": math.log(plan.noise_decay),  # a logarithm keeps its digits in float32
+        "noise_decay_start": float(plan.noise_decay_start),
     }
 
 
-def chosen_noise_std(setting: PrivacyPlan, calibrated: Callable[[], Array]) -> float:
-    """The noise std the setting asks for: none, as given, or `calibrated()` by the paper's formula."""
-    if setting.noise == "none":
+def chosen_noise_std(plan: PrivacyPlan, calibrated: Callable[[], Array]) -> float:
+    """The noise std the plan asks for: none, as given, or `calibrated()` by the paper's formula."""
+    if plan.noise == "none":
         return 0.0
-    if setting.noise == "given":
-        return setting.noise_std
-    if setting.noise == "proven":
+    if plan.noise == "given":
+        return plan.noise_std
+    if plan.noise == "proven":
         return 1.0  # a unit: the accountant sets the factor
     return float(calibrated())
 
 
-def refuse_unused(setting: PrivacyPlan, method: str, *, schedule: bool = False, scale: bool = False) -> None:
+def refuse_unused(plan: PrivacyPlan, method: str, *, schedule: bool = False, scale: bool = False) -> None:
     """Keys that a method would ignore are refused: silence would be read as consent."""
-    if schedule and setting.noise_schedule != "constant":
+    if schedule and plan.noise_schedule != "constant":
         raise SpecError(
-            f"privacy.noise_schedule={setting.noise_schedule!r} is for methods that noise gradients, not {method}"
+            f"privacy.noise_schedule={plan.noise_schedule!r} is for methods that noise gradients, not {method}"
         )
-    if scale and setting.noise_scale:
+    if scale and plan.noise_scale:
         raise SpecError(f"privacy.noise_scale is for methods that noise gradients, not {method}")
 
 
@@ -284,7 +282,7 @@ def quietest(hyper: Hyper) -> float:
     return float(np.min(hyper["noise_std"]))
 
 
-def averaging(setting: PrivacyPlan, gradients: NoisyGradients) -> Callable[[Hyper], Algorithm]:
+def averaging(plan: PrivacyPlan, gradients: NoisyGradients) -> Callable[[Hyper], Algorithm]:
     """Periodic averaging: local noisy steps from the broadcast model, then the mean over the cohort."""
 
     def build(hyper: Hyper) -> Algorithm:
@@ -295,14 +293,14 @@ def averaging(setting: PrivacyPlan, gradients: NoisyGradients) -> Callable[[Hype
 
             def step(params: Params, batch: Batch, number: Array) -> tuple[Params, Array]:
                 gradient, clipped = gradients.at(hyper, keys, params, batch, records, round, number)
-                rate = learning_rate(hyper, round.index * setting.local_steps + number)
+                rate = learning_rate(hyper, round.index * plan.local_steps + number)
                 return axpy(-rate, gradient, params), clipped
 
             batches = gradients.sampler.draw(keys, done, records.size)
             end, clipped = train(message, records, batches, step)
             weight = 1 / round.cohort_size
             upload = scale(weight, subtract(end, message))
-            return ClientResult(upload, weight, {"steps": done + setting.local_steps}, {"clipped": clipped})
+            return ClientResult(upload, weight, {"steps": done + plan.local_steps}, {"clipped": clipped})
 
         return Algorithm(
             init=lambda params: params,
@@ -319,7 +317,7 @@ def averaging(setting: PrivacyPlan, gradients: NoisyGradients) -> Callable[[Hype
 
 def noisy_averaging(
     model: Model,
-    setting: PrivacyPlan,
+    plan: PrivacyPlan,
     *,
     source: str,
     noise_std: Callable[[], Array],
@@ -328,34 +326,34 @@ def noisy_averaging(
     ignores_counts: bool = False,
 ) -> Prepared:
     """A method that averages noisy local steps: `noise_std()` by its paper, `claim(std)` its paper's ε."""
-    hyper = gradient_hyper(setting, chosen_noise_std(setting, noise_std))
+    hyper = gradient_hyper(plan, chosen_noise_std(plan, noise_std))
 
     def claimed(other: Hyper) -> Claim:
         std = quietest(other)
-        return claim(std) if std else no_noise(setting)
+        return claim(std) if std else no_noise(plan)
 
     return Prepared(
-        plan=setting._replace(
+        plan=plan._replace(
             hyper=hyper,
             design=cohorts,
             noise_names=("noise_std",),
             own_epochs=True,
-            upload_unit=upload_unit(setting),
+            upload_unit=upload_unit(plan),
             ignores_counts=ignores_counts,
         ),
-        build=averaging(setting, noisy_gradients(model, setting, source=source)),
+        build=averaging(plan, noisy_gradients(model, plan, source=source)),
         claim=claimed(hyper),
-        cohort_size_at=lambda index: setting.cohort_size,
+        cohort_size_at=lambda index: plan.cohort_size,
         reclaim=claimed,
     )
 
 
-def upload_unit(setting: PrivacyPlan) -> float:
+def upload_unit(plan: PrivacyPlan) -> float:
     """How far noise of std 1 on a gradient of the last step moves the weighted upload."""
-    last = setting.num_rounds * setting.local_steps - 1
-    return setting.client_lr / (1 + setting.lr_decay * last) / setting.cohort_size
+    last = plan.num_rounds * plan.local_steps - 1
+    return plan.client_lr / (1 + plan.lr_decay * last) / plan.cohort_size
 
 
-def no_noise(setting: PrivacyPlan, unit: str = "run") -> Claim:
+def no_noise(plan: PrivacyPlan, unit: str = "run") -> Claim:
     """The claim of a run without noise."""
-    return Claim(float("inf"), unit, setting.delta, "no noise")
+    return Claim(float("inf"), unit, plan.delta, "no noise")

@@ -67,20 +67,20 @@ WHY = (
 # Algorithm
 
 
-def prepare(model: Model, setting: PrivacyPlan) -> Prepared:
+def prepare(model: Model, plan: PrivacyPlan) -> Prepared:
     """NbAFL for one federation (Algorithm 1)."""
-    param_clip = float(setting.options["param_clip"])
+    param_clip = float(plan.options["param_clip"])
     if param_clip <= 0:
         raise SpecError(f"method_options.param_clip={param_clip:g} must be above 0 (0 asks for a pilot run first)")
-    local_model = local.proximal_training(model, setting, optimizer_name=setting.options["optimizer"])
-    num_records = int(setting.client_sizes.sum())
-    everyone = setting.cohort_size == setting.num_clients
+    local_model = local.proximal_training(model, plan, optimizer_name=plan.options["optimizer"])
+    num_records = int(plan.client_sizes.sum())
+    everyone = plan.cohort_size == plan.num_clients
 
     def build(hyper: Hyper) -> Algorithm:
         def client(
             keys: Keys, message: Message, state: ClientState, records: Records, round: Round
         ) -> ClientResult:
-            end = local_model(hyper, keys, message, records, round, round.index * setting.local_steps)
+            end = local_model(hyper, keys, message, records, round, round.index * plan.local_steps)
             norm = clipping.norm(end)
             end = clipping.clip(end, hyper["param_clip"])  # w_i / max(1, |w_i|/C)
             end = noise.gaussian(keys.noise, end, noise_std=hyper["uplink_std"])
@@ -91,7 +91,7 @@ def prepare(model: Model, setting: PrivacyPlan) -> Prepared:
 
         def server(key: Key, state: ServerState, upload: Upload, cohort: Cohort) -> ServerState:
             # Where updates were left out the others weigh more, and so must the noise.
-            std = hyper["downlink_std"] * setting.cohort_size / jnp.maximum(cohort.size, 1)
+            std = hyper["downlink_std"] * plan.cohort_size / jnp.maximum(cohort.size, 1)
             return noise.gaussian(key, local.add(state, upload), noise_std=std)
 
         return Algorithm(
@@ -101,53 +101,53 @@ def prepare(model: Model, setting: PrivacyPlan) -> Prepared:
             client=client,
             server=server,
             params=lambda state: state,
-            releases=lambda info: _releases(info, hyper, setting),
+            releases=lambda info: _releases(info, hyper, plan),
         )
 
-    uplink, downlink = noise_stds(setting)
+    uplink, downlink = noise_stds(plan)
     return Prepared(
-        plan=setting._replace(
+        plan=plan._replace(
             hyper={
-                "client_lr": setting.client_lr,
-                "lr_decay": setting.lr_decay,
+                "client_lr": plan.client_lr,
+                "lr_decay": plan.lr_decay,
                 "param_clip": param_clip,
-                "proximal": float(setting.options["proximal"]),
+                "proximal": float(plan.options["proximal"]),
                 "uplink_std": uplink,
                 "downlink_std": downlink,
             },
             noise_names=("uplink_std", "downlink_std"),
-            weights=setting.client_sizes if everyone else None,
+            weights=plan.client_sizes if everyone else None,
             upload_noise="uplink_std",
-            upload_unit=float(_weights(setting).min()),
-            exposures=int(setting.options["exposures"]),
-            assumed=setting.options["sensitivity"] == "paper",
+            upload_unit=float(_weights(plan).min()),
+            exposures=int(plan.options["exposures"]),
+            assumed=plan.options["sensitivity"] == "paper",
         ),
         build=build,
-        claim=claim(setting, uplink, downlink),
-        cohort_size_at=lambda index: setting.cohort_size,
-        caveats=(*_scheduling_caveat(setting), *_sensitivity_caveat(setting)),
-        reclaim=lambda other: claim(setting, float(other["uplink_std"]), float(other["downlink_std"])),
+        claim=claim(plan, uplink, downlink),
+        cohort_size_at=lambda index: plan.cohort_size,
+        caveats=(*_scheduling_caveat(plan), *_sensitivity_caveat(plan)),
+        reclaim=lambda other: claim(plan, float(other["uplink_std"]), float(other["downlink_std"])),
     )
 
 
 # Noise
 
 
-def noise_stds(setting: PrivacyPlan) -> tuple[float, float]:
+def noise_stds(plan: PrivacyPlan) -> tuple[float, float]:
     """σ_U, and σ_D by Theorem 1 (all clients) or Lemma 4 (K of N scheduled)."""
-    local.refuse_unused(setting, "nbafl", schedule=True, scale=True)
-    if setting.noise == "none":
+    local.refuse_unused(plan, "nbafl", schedule=True, scale=True)
+    if plan.noise == "none":
         return 0.0, 0.0
-    if setting.noise == "proven":
+    if plan.noise == "proven":
         return 1.0, 0.0  # a unit on the uploads: the accountant sets the factor
-    everyone = setting.cohort_size == setting.num_clients
-    if setting.noise == "given":
-        return setting.noise_std, 0.0
-    params, budget = _params(setting), {"epsilon": setting.epsilon, "delta": setting.delta}
+    everyone = plan.cohort_size == plan.num_clients
+    if plan.noise == "given":
+        return plan.noise_std, 0.0
+    params, budget = _params(plan), {"epsilon": plan.epsilon, "delta": plan.delta}
     uplink = float(theory.uplink_noise_std(params, **budget))
-    form = setting.options["scheduling"]
+    form = plan.options["scheduling"]
     if everyone:
-        return uplink, float(theory.downlink_noise_std(params, **budget, weights=_weights(setting)))
+        return uplink, float(theory.downlink_noise_std(params, **budget, weights=_weights(plan)))
     if form == "printed":
         return uplink, float(theory.scheduled_downlink_noise_std(params, **budget))
     if form not in ("corrected", "uncredited"):
@@ -156,19 +156,19 @@ def noise_stds(setting: PrivacyPlan) -> tuple[float, float]:
     return uplink, float(downlink)
 
 
-def _params(setting: PrivacyPlan) -> theory.Params:
+def _params(plan: PrivacyPlan) -> theory.Params:
     return theory.Params(
-        float(setting.options["param_clip"]),
-        int(setting.client_sizes.min()),
-        int(setting.options["exposures"]),
-        setting.num_rounds,
-        setting.num_clients,
-        setting.cohort_size,
+        float(plan.options["param_clip"]),
+        int(plan.client_sizes.min()),
+        int(plan.options["exposures"]),
+        plan.num_rounds,
+        plan.num_clients,
+        plan.cohort_size,
     )
 
 
-def _sensitivity_caveat(setting: PrivacyPlan) -> tuple[str, ...]:
-    kind = setting.options["sensitivity"]
+def _sensitivity_caveat(plan: PrivacyPlan) -> tuple[str, ...]:
+    kind = plan.options["sensitivity"]
     if kind not in ("clip", "paper"):
         raise SpecError(f"method_options.sensitivity={kind!r} is not one of 'clip', 'paper'")
     if kind == "clip":
@@ -176,60 +176,60 @@ def _sensitivity_caveat(setting: PrivacyPlan) -> tuple[str, ...]:
     return ("not covered: the sensitivity 2C/m of eq (4) is assumed, and false in general (errata N2)",)
 
 
-def _scheduling_caveat(setting: PrivacyPlan) -> tuple[str, ...]:
-    if setting.noise != "paper" or setting.cohort_size == setting.num_clients:
+def _scheduling_caveat(plan: PrivacyPlan) -> tuple[str, ...]:
+    if plan.noise != "paper" or plan.cohort_size == plan.num_clients:
         return ()
-    note = theory.scheduling_note(_params(setting), epsilon=setting.epsilon)
+    note = theory.scheduling_note(_params(plan), epsilon=plan.epsilon)
     return (note,) if note else ()
 
 
 # Privacy
 
 
-def _weights(setting: PrivacyPlan) -> np.ndarray:
-    if setting.cohort_size < setting.num_clients:
-        return np.full(setting.cohort_size, 1 / setting.cohort_size)
-    return setting.client_sizes / setting.client_sizes.sum()
+def _weights(plan: PrivacyPlan) -> np.ndarray:
+    if plan.cohort_size < plan.num_clients:
+        return np.full(plan.cohort_size, 1 / plan.cohort_size)
+    return plan.client_sizes / plan.client_sizes.sum()
 
 
-def aggregate_std(setting: PrivacyPlan, uplink: float, downlink: float, colluders: int = 0) -> float:
+def aggregate_std(plan: PrivacyPlan, uplink: float, downlink: float, colluders: int = 0) -> float:
     """σ_A: the noise an outsider finds on a broadcast; `colluders` know their own part of it (N3)."""
-    honest = np.sort(np.square(_weights(setting)))[: max(len(_weights(setting)) - colluders, 1)]
+    honest = np.sort(np.square(_weights(plan)))[: max(len(_weights(plan)) - colluders, 1)]
     squares = float(np.sum(honest))
     return float(theory.aggregate_noise_std(uplink_std=uplink, downlink_std=downlink, weights_sq_sum=squares))
 
 
-def claim(setting: PrivacyPlan, uplink: float, downlink: float) -> Claim:
+def claim(plan: PrivacyPlan, uplink: float, downlink: float) -> Claim:
     """The larger of the two channels' claimed ε (the paper states each by itself)."""
     if uplink == 0:
-        return local.no_noise(setting)
+        return local.no_noise(plan)
     channels = theory.channel_claims(
-        _params(setting),
+        _params(plan),
         uplink_std=uplink,
-        aggregate_std=aggregate_std(setting, uplink, downlink),
-        delta=setting.delta,
-        max_weight=float(_weights(setting).max()),
+        aggregate_std=aggregate_std(plan, uplink, downlink),
+        delta=plan.delta,
+        max_weight=float(_weights(plan).max()),
     )
     larger = max(channels, key=lambda channel: channel.value)
     channel = larger.unit.removeprefix("run, ")
     return larger._replace(unit="run", source=f"{larger.source}, {channel}")
 
 
-def _releases(info: RoundInfo, hyper: Hyper, setting: PrivacyPlan) -> tuple[Release, ...]:
+def _releases(info: RoundInfo, hyper: Hyper, plan: PrivacyPlan) -> tuple[Release, ...]:
     """An upload and a broadcast a round. Clipping alone proves a sensitivity of 2C, not 2C/m (N2)."""
     reach = 2 * float(hyper["param_clip"])
     source = "with the sensitivity 2C of errata N2"
-    if setting.options["sensitivity"] == "paper":
-        reach /= int(setting.client_sizes.min())
+    if plan.options["sensitivity"] == "paper":
+        reach /= int(plan.client_sizes.min())
         source = "with the sensitivity 2C/m of eq (4), assumed"
-    weights = _weights(setting)
+    weights = _weights(plan)
     everything = sampling.Sampling("full", 1.0, sampling.REPLACE_ONE, 0.0, info.size, info.size)
     uplink, downlink = float(hyper["uplink_std"]), float(hyper["downlink_std"])
     return (
         Release("uplink", uplink, reach, 1, everything, f"NbAFL eq (4) {source}"),
         Release(
             "downlink",
-            aggregate_std(setting, uplink, downlink, setting.silent),
+            aggregate_std(plan, uplink, downlink, plan.silent),
             reach * float(weights.max()),
             1,
             everything,

@@ -61,17 +61,17 @@ WHY = (
 # Algorithm
 
 
-def prepare(model: Model, setting: PrivacyPlan) -> Prepared:
+def prepare(model: Model, plan: PrivacyPlan) -> Prepared:
     """Secure FedAvg for one federation."""
-    sizes = setting.client_sizes
+    sizes = plan.client_sizes
     sampler = sampling.make(
-        setting.batch_sampling,
-        batch_size=setting.batch_size,
-        local_steps=setting.local_steps,
+        plan.batch_sampling,
+        batch_size=plan.batch_size,
+        local_steps=plan.local_steps,
         client_sizes=sizes,
-        sampling_rate=setting.sampling_rate,
+        sampling_rate=plan.sampling_rate,
     )
-    local_steps = setting.local_steps
+    local_steps = plan.local_steps
     num_records = int(sizes.sum())
 
     def build(hyper: Hyper) -> Algorithm:
@@ -88,9 +88,9 @@ def prepare(model: Model, setting: PrivacyPlan) -> Prepared:
                     *batch,
                     divisor=sampler.divisor(records.size),
                     clip_norm=hyper["clip_norm"],
-                    mode=setting.clip,
-                    l2=setting.l2,
-                    l2_inside_clip=setting.l2_inside_clip,
+                    mode=plan.clip,
+                    l2=plan.l2,
+                    l2_inside_clip=plan.l2_inside_clip,
                 )
                 return local.axpy(-local.learning_rate(hyper, first + number), gradient, params), clipped
 
@@ -104,8 +104,8 @@ def prepare(model: Model, setting: PrivacyPlan) -> Prepared:
             upload = local.scale(weight, local.subtract(end, message))
             return ClientResult(upload, weight, state, {"clipped": clipped})
 
-        of_round = cache(lambda index: _round_sensitivities(index, hyper, setting, sampler))
-        of_size = cache(lambda size: _round_sampling(size, setting, sampler))
+        of_round = cache(lambda index: _round_sensitivities(index, hyper, plan, sampler))
+        of_size = cache(lambda size: _round_sampling(size, plan, sampler))
 
         @cache
         def made(index: int, client: int, size: int) -> tuple[Release, ...]:
@@ -136,16 +136,16 @@ def prepare(model: Model, setting: PrivacyPlan) -> Prepared:
         )
 
     def cohort_size_at(index: int) -> int:
-        everyone = index == 0 and setting.options["first_round"] == "all"
-        return setting.num_clients if everyone else setting.cohort_size
+        everyone = index == 0 and plan.options["first_round"] == "all"
+        return plan.num_clients if everyone else plan.cohort_size
 
-    multiplier = noise_multipliers(setting)
+    multiplier = noise_multipliers(plan)
     return Prepared(
-        plan=setting._replace(
+        plan=plan._replace(
             hyper={
-                "client_lr": setting.client_lr,
-                "lr_decay": setting.lr_decay,
-                "clip_norm": setting.clip_norm,
+                "client_lr": plan.client_lr,
+                "lr_decay": plan.lr_decay,
+                "clip_norm": plan.clip_norm,
                 "noise_multiplier": multiplier,
             },
             noise_names=("noise_multiplier",),
@@ -154,9 +154,9 @@ def prepare(model: Model, setting: PrivacyPlan) -> Prepared:
             upload_unit=float(sizes.min() / sizes.sum() * len(sizes) / max(map(cohort_size_at, range(2)))),
         ),
         build=build,
-        claim=claim(setting, multiplier),
+        claim=claim(plan, multiplier),
         cohort_size_at=cohort_size_at,
-        reclaim=lambda other: claim(setting, np.asarray(other["noise_multiplier"])),
+        reclaim=lambda other: claim(plan, np.asarray(other["noise_multiplier"])),
     )
 
 
@@ -168,60 +168,58 @@ def _server(key: Key, server: ServerState, upload: Upload, cohort: Cohort) -> Se
 # Noise
 
 
-def noise_multipliers(setting: PrivacyPlan) -> np.ndarray:
+def noise_multipliers(plan: PrivacyPlan) -> np.ndarray:
     """σ/Δ of eq (9) for each client from its own n_k; zeros without privacy."""
-    if setting.noise == "none":
-        return np.zeros(setting.num_clients)
-    if setting.clip == "none":
+    if plan.noise == "none":
+        return np.zeros(plan.num_clients)
+    if plan.clip == "none":
         raise SpecError("privacy.clip='none' leaves eq (9) without a sensitivity; use 'batch' or 'example'")
-    if setting.noise == "given":
+    if plan.noise == "given":
         raise SpecError("privacy.noise='given' is not for secure-fedavg, whose noise follows its learning rate")
-    local.refuse_unused(setting, "secure-fedavg", schedule=True, scale=True)
-    if setting.noise == "proven":
-        return np.ones(setting.num_clients)  # a unit: the accountant sets the factor
-    params = theory.Params(setting.local_steps, setting.batch_size, setting.client_sizes)
-    return np.asarray(theory.noise_multiplier(params, epsilon=setting.epsilon, delta=setting.delta))
+    local.refuse_unused(plan, "secure-fedavg", schedule=True, scale=True)
+    if plan.noise == "proven":
+        return np.ones(plan.num_clients)  # a unit: the accountant sets the factor
+    params = theory.Params(plan.local_steps, plan.batch_size, plan.client_sizes)
+    return np.asarray(theory.noise_multiplier(params, epsilon=plan.epsilon, delta=plan.delta))
 
 
 # Privacy
 
 
-def claim(setting: PrivacyPlan, multiplier: np.ndarray) -> Claim:
+def claim(plan: PrivacyPlan, multiplier: np.ndarray) -> Claim:
     """The paper's ε per message (E2), with the conditions of its derivation at the largest client: there the
     base ε/(2q) is largest and q closest to δ. The ε itself is the same for all clients."""
     if not np.any(multiplier):
-        return Claim(float("inf"), "message", setting.delta, "no noise")
-    worst = int(np.argmax(setting.client_sizes))
+        return Claim(float("inf"), "message", plan.delta, "no noise")
+    worst = int(np.argmax(plan.client_sizes))
     rates, next_lr = theory.round_learning_rates(
-        0, local_steps=setting.local_steps, client_lr=setting.client_lr, lr_decay=setting.lr_decay
+        0, local_steps=plan.local_steps, client_lr=plan.client_lr, lr_decay=plan.lr_decay
     )
     sensitivity = float(
-        theory.sensitivity(local_steps=setting.local_steps, clip_norm=setting.clip_norm, next_lr=next_lr)
+        theory.sensitivity(local_steps=plan.local_steps, clip_norm=plan.clip_norm, next_lr=next_lr)
     )
     return theory.claim(
-        theory.Params(setting.local_steps, setting.batch_size, int(setting.client_sizes[worst])),
+        theory.Params(plan.local_steps, plan.batch_size, int(plan.client_sizes[worst])),
         noise_std=float(multiplier[worst]) * sensitivity,
         sensitivity=sensitivity,
-        delta=setting.delta,
+        delta=plan.delta,
         extra=theory.lemma1_conditions(round_lrs=rates, next_lr=next_lr),
     )
 
 
-def _sensitivity(
-    setting: PrivacyPlan, sampler: sampling.BatchSampler, clip_norm: float, rates: np.ndarray
-) -> float:
+def _sensitivity(plan: PrivacyPlan, sampler: sampling.BatchSampler, clip_norm: float, rates: np.ndarray) -> float:
     """2 G Σ η (the exact worst case behind Lemma 1), for a step that may be longer than G or expand.
 
     Clipping every record bounds a Poisson batch's mean by G times its largest length over its divisor. A
     regulariser outside the clip moves two runs apart by |1 - 2 η λ| a step where that exceeds 1.
     """
-    if setting.clip == "none":
+    if plan.clip == "none":
         return float("inf")
     longest = clip_norm
-    if setting.clip == "example" and sampler.kind.startswith("poisson"):
-        longest *= sampler.width / setting.batch_size
-    outside = setting.clip == "example" or not setting.l2_inside_clip
-    expansion = np.maximum(1.0, np.abs(1 - 2 * rates * setting.l2)) if outside else np.ones(len(rates))
+    if plan.clip == "example" and sampler.kind.startswith("poisson"):
+        longest *= sampler.width / plan.batch_size
+    outside = plan.clip == "example" or not plan.l2_inside_clip
+    expansion = np.maximum(1.0, np.abs(1 - 2 * rates * plan.l2)) if outside else np.ones(len(rates))
     if np.prod(expansion) > 2.0**60:  # parameters might overflow in one world and not in the other
         return float("inf")
     later = np.append(np.cumprod(expansion[::-1])[::-1][1:], 1.0)  # product over the steps that follow
@@ -229,27 +227,27 @@ def _sensitivity(
 
 
 def _round_sensitivities(
-    index: int, hyper: Hyper, setting: PrivacyPlan, sampler: sampling.BatchSampler
+    index: int, hyper: Hyper, plan: PrivacyPlan, sampler: sampling.BatchSampler
 ) -> tuple[float, float]:
     """Of one round: the printed sensitivity, to which the noise is made, and the exact worst case, which holds
     whatever the batches are."""
     rates, next_lr = theory.round_learning_rates(
         index,
-        local_steps=setting.local_steps,
+        local_steps=plan.local_steps,
         client_lr=float(hyper["client_lr"]),
         lr_decay=float(hyper["lr_decay"]),
     )
     clip_norm = float(hyper["clip_norm"])
-    printed = float(theory.sensitivity(local_steps=setting.local_steps, clip_norm=clip_norm, next_lr=next_lr))
-    return printed, _sensitivity(setting, sampler, clip_norm, rates)
+    printed = float(theory.sensitivity(local_steps=plan.local_steps, clip_norm=clip_norm, next_lr=next_lr))
+    return printed, _sensitivity(plan, sampler, clip_norm, rates)
 
 
-def _round_sampling(size: int, setting: PrivacyPlan, sampler: sampling.BatchSampler) -> Sampling:
+def _round_sampling(size: int, plan: PrivacyPlan, sampler: sampling.BatchSampler) -> Sampling:
     """A record is used at all with probability `used_in_round`. The weight p_k follows the client's record count:
     proved for a replaced record only."""
     one_batch = sampler.sampling(size)
     return one_batch._replace(
         kind=f"{one_batch.kind}-round",
-        rate=sampling.used_in_round(one_batch, setting.local_steps),
+        rate=sampling.used_in_round(one_batch, plan.local_steps),
         adjacency=sampling.REPLACE_ONE,
     )

@@ -417,7 +417,7 @@ def prepare(spec: Spec, model: Any, *, client_sizes: np.ndarray, num_params: int
     if spec.cohort_size > num_clients:
         raise SpecError(f"cohort_size={spec.cohort_size} exceeds num_clients={num_clients}")
     privacy = spec.privacy
-    setting = PrivacyPlan(
+    plan = PrivacyPlan(
         client_sizes=np.asarray(client_sizes),
         num_params=num_params,
         cohort_size=spec.cohort_size,
@@ -452,7 +452,7 @@ def prepare(spec: Spec, model: Any, *, client_sizes: np.ndarray, num_params: int
         scale_bits=spec.secagg.scale_bits,
         assume_credit=privacy.assume_credit,
     )
-    return method(spec.method).prepare(model, setting)
+    return method(spec.method).prepare(model, plan)
 
 
 # Checks
