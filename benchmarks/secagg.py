@@ -23,7 +23,7 @@ import numpy as np
 from dither.secagg import messages, primitives
 from dither.secagg.encoding import FixedPoint
 from dither.secagg.messages import Kind
-from dither.secagg.session import ClientPartition
+from dither.secagg.session import LocalFederation
 
 
 def seconds(run: Callable[[], object]) -> float:
@@ -53,7 +53,7 @@ def bare_keystream(streams: int, size: int) -> None:
 
 def measure(clients: int, dimension: int, repeats: int) -> dict[str, float]:
     how = FixedPoint(scale_bits=10, modulus_bits=32, bound=8.0, num_clients=clients)
-    federation = ClientPartition(clients, how)
+    federation = LocalFederation(clients, how)
     server = federation.server
     rng = np.random.default_rng(0)
     values = [rng.integers(0, 2**32, dimension, np.uint32) for _ in range(clients)]

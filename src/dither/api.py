@@ -28,8 +28,7 @@ if TYPE_CHECKING:
         planned_rounds,
     )
     from dither.experiment.plan import Plan, plan
-    from dither.experiment.sweep import Sweep, sweep
-    from dither.experiment.sweeps import Outcome
+    from dither.experiment.sweep import Outcome, Sweep, sweep
     from dither.experiment.train import Run, load, resume, run
     from dither.reproduction.running import Result as Reproduction
     from dither.reproduction.running import reproduce
@@ -61,8 +60,7 @@ _ROOMS = {
     "auditing": ("Audit", "audit"),
     "experiment.plan": ("Plan", "plan"),
     "reproduction.running": ("reproduce",),
-    "experiment.sweep": ("Sweep", "sweep"),
-    "experiment.sweep.sweeps": ("Outcome",),
+    "experiment.sweep": ("Outcome", "Sweep", "sweep"),
     "experiment.train": ("Run", "load", "resume", "run"),
 }
 _WHERE = {name: (f"dither.{room}", name) for room, names in _ROOMS.items() for name in names} | {

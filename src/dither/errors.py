@@ -10,7 +10,7 @@
     ├── BudgetExhausted        the next release would exceed the budget (exit code 3)
     ├── LedgerError            the ledger is damaged, tampered with, or older than an anchor says (exit code 4)
     ├── ProtocolAbort          a secure-aggregation step cannot go on safely
-    ├── FederationError        a real federation cannot go on: server unreachable, terms refused (exit code 6)
+    ├── FederationError        a real federation cannot go on: server unreachable, agreement refused (exit code 6)
     ├── ProcessError           the processes of one simulation cannot go on together
     └── ClientRefused          a client's update is not finite or does not fit
 
@@ -75,7 +75,7 @@ class ProtocolAbort(DitherError):
 
 
 class FederationError(DitherError):
-    """A real federation cannot go on: the server is unreachable, a certificate or the terms are refused, too few
+    """A real federation cannot go on: no server, a certificate or the agreement is refused, too few
     parties are there."""
 
     exit_code = 6

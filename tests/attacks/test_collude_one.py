@@ -12,13 +12,13 @@ import pytest
 
 from dither.errors import ProtocolAbort
 from dither.experiment import build
-from dither.federation import agreement as agreed
+from dither.federation.agreement import federated_spec, least_clients
 from dither.secagg import primitives
 from dither.secagg.client import ClientSession
 from dither.secagg.cohort import Cohort
 from dither.secagg.messages import Kind
 from dither.secagg.roster import Rules
-from dither.secagg.server import ServerSession, _Attempt
+from dither.secagg.server import ServerSession, _OpenAttempt
 from tests.federation.parties import small_spec
 
 FEDERATION, LENGTH = bytes(range(32)), 5
@@ -28,12 +28,12 @@ class Federation:
     """Clients that follow the rules which a spec without a word about colluders comes to, and the server's key."""
 
     def __init__(self, count):
-        spec = agreed.federated(
+        spec = federated_spec(
             small_spec(num_clients=count, cohort_size=count, **{"secagg.mode": "real", "privacy.colluders": -1}),
             count,
             "x",
         )
-        self.rules = Rules(32, 0, spec.privacy.colluders, agreed.least_clients(spec), 0).check()
+        self.rules = Rules(32, 0, spec.privacy.colluders, least_clients(spec), 0).check()
         self.server = ServerSession(federation=FEDERATION, rules=self.rules)
         public = self.server.signing.public
         self.clients = [
@@ -57,7 +57,7 @@ class Federation:
 
     def total(self, cohort, accomplices):
         """The sum of an attempt, less the seals of those who work with the server."""
-        self.server._attempt = _Attempt.empty(cohort)
+        self.server._attempt = _OpenAttempt.empty(cohort)
         for who in cohort.ids:
             self.server.upload(self.upload(who, cohort))
         total = self.server._attempt.total.copy()

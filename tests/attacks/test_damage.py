@@ -13,9 +13,9 @@ from dither.errors import DitherError
 from dither.experiment import folder as runs
 from dither.experiment import train
 from dither.experiment.build import accounted
-from dither.federation import agreement as agreed
 from dither.federation import keys
-from dither.federation.store import COMPUTED, Intent, Pending, Store
+from dither.federation.agreement import approved_digest
+from dither.federation.store import COMPUTED, ChargedRound, PartyStore, PendingUpload
 from dither.spec import Spec
 from dither.web.folders import Folder
 from dither.web.index import Index
@@ -161,14 +161,14 @@ def test_a_federation(tmp_path):
 
     def look_at_server(folder: Path):
         keys.check_server(folder)
-        found = keys.Federation.load(folder)
+        found = keys.Keyring.load(folder)
         if keys.Identity.load(folder).public != found.server:  # as the coordinator does
             raise DitherError("identity.key is not the one federation.json lists")
         return found
 
     def look_at_party(folder: Path):
         keys.check_party(folder)
-        return keys.Federation.load(folder), keys.party_name(folder), agreed.approved(folder)
+        return keys.Keyring.load(folder), keys.party_name(folder), approved_digest(folder)
 
     runs.write_checked(party / "approved.json", {"digest": "a" * 64, "run": "r", "approved": "now", "how": "test"})
     (party / "node.pub").unlink()  # for people: nothing reads it
@@ -190,15 +190,15 @@ def test_a_federation(tmp_path):
 
 
 def test_a_partys_memory(tmp_path):
-    store = Store(tmp_path / "store")
+    store = PartyStore(tmp_path / "store")
     store.save_dataset("d" * 32)
     store.secret()
     store.save_state(3, [np.arange(40.0, dtype=np.float32)])
-    store.save_pending(Pending(4, "b" * 64, np.arange(50.0, dtype=np.float32), [np.ones(3, np.float32)], 0))
-    store.save_intent(Intent(4, COMPUTED))
+    store.save_pending(PendingUpload(4, "b" * 64, np.arange(50.0, dtype=np.float32), [np.ones(3, np.float32)], 0))
+    store.save_intent(ChargedRound(4, COMPUTED))
 
     def look(folder: Path):
-        memory = Store(folder)
+        memory = PartyStore(folder)
         kept, pending = memory.state(), memory.pending()
         if kept is None or pending is None or not memory.has_secret() or memory.intent() is None:
             raise DitherError("the folder does not remember: state pending secret intent data")  # as the node does

@@ -42,7 +42,7 @@ def gate(folder):
     server, port = folder / "server", free_port()
     inside = f"127.0.0.1:{free_port()}"  # nobody is there
     files = {"certificate": server / "server.pem", "key": server / "server.key", "ca": server / "ca.pem"}
-    nodes = [party.node_key for party in keys.Federation.load(server).parties]
+    nodes = [party.node_key for party in keys.Keyring.load(server).parties]
     with Counting("127.0.0.1", port, inside=inside, nodes=nodes, **files) as found:
         found.port = port
         yield found

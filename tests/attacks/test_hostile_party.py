@@ -8,15 +8,13 @@ from types import SimpleNamespace
 import pytest
 
 from dither.errors import FederationError
-from dither.federation import keys
-from dither.federation import mailbox as post
-from dither.federation import messages as wire
+from dither.federation import keys, mailbox, messages
 
 
 def with_shape(identity, shape):
     """A signed answer that announces an empty array of that shape."""
     header = {
-        **{"federation": "f", "kind": "upload", "from": "bob", "to": wire.SERVER, "nonce": "", "answers": "q"},
+        **{"federation": "f", "kind": "upload", "from": "bob", "to": messages.SERVER, "nonce": "", "answers": "q"},
         **{"fields": {"round": 0}, "arrays": [["upload", "<f4", shape]]},
     }
     text = json.dumps(header).encode()
@@ -30,10 +28,10 @@ def test_a_shape_that_no_array_has_is_a_message_that_cannot_be_read(tmp_path, sh
     keys.create(tmp_path / "keys", ["ann", "bob"], hosts=["localhost"])
     identity = keys.Identity.load(tmp_path / "keys" / "parties" / "bob")
     with pytest.raises(FederationError, match="'upload' of type"):
-        wire.unpack(
+        messages.unpack(
             with_shape(identity, shape),
             federation="f",
-            to=wire.SERVER,
+            to=messages.SERVER,
             keys={"bob": identity.public},
             answers="q",
         )
@@ -91,8 +89,8 @@ def test_answers_without_content_are_asked_for_again_but_not_in_a_flood(tmp_path
         def pause(self):
             pass
 
-    monkeypatch.setattr(post, "time", SimpleNamespace(monotonic=lambda: next(ticks) / 100))
-    letters = post.Post(Empty(), keys.Federation.load(folder), keys.Identity.load(folder))
+    monkeypatch.setattr(mailbox, "time", SimpleNamespace(monotonic=lambda: next(ticks) / 100))
+    letters = mailbox.Mailbox(Empty(), keys.Keyring.load(folder), keys.Identity.load(folder))
     letters._address, letters._asked = {"bob": 1}, {1: "mark"}
     letters.ask("round", {"bob": ({}, {})}, seconds=10.0, take=lambda name, answer: None)
-    assert 5 <= len(pushed) <= 10 / post._LOOK_SECONDS + 1
+    assert 5 <= len(pushed) <= 10 / mailbox._LOOK_SECONDS + 1

@@ -1,4 +1,4 @@
-"""A server with its real keys sends terms: a path of the party's machine as method, junk, numbers without measure.
+"""A server with its real keys sends agreements: a path of the party's machine as method, junk, huge numbers.
 
 Whatever it sends, the party executes and opens nothing that it names, refuses quickly and cheaply, and says always
 the same: the server learns nothing of the party's files or records. The owner reads the reason.
@@ -15,11 +15,11 @@ import pytest
 
 from dither import methods
 from dither.errors import FederationError
-from dither.federation import agreement as agreed
 from dither.federation import keys, messages
+from dither.federation.agreement import Agreement, federated_spec
 from tests.federation.parties import Parties, small_spec
 
-REFUSED = "the terms are refused; the party's own output says why"
+REFUSED = "the agreement is refused; the party's own output says why"
 MEBIBYTE = 1 << 20
 
 
@@ -30,12 +30,12 @@ class Server:
         spec = small_spec(**{"secagg.mode": "real", "federation.min_clients": 2})
         self.parties = Parties(folder, spec)
         self.identity = keys.Identity.load(folder / "keys" / "server")
-        self.federation = keys.Federation.load(folder / "keys" / "server")
+        self.federation = keys.Keyring.load(folder / "keys" / "server")
         dataset = self.parties.experiment.dataset
-        self.terms = agreed.Terms(
+        self.agreement = Agreement(
             federation=self.federation.id,
             run="b" * 16,
-            spec=agreed.federated(spec, 4, "breast-cancer"),
+            spec=federated_spec(spec, 4, "breast-cancer"),
             schema=dataset.schema.to_dict(),
             classes=dataset.classes,
             num_features=dataset.x_train.shape[1],
@@ -46,19 +46,19 @@ class Server:
         self.asked = []
         self.party = self.parties.node("ann", approve=self.owner)
 
-    def owner(self, terms, experiment):
-        self.asked.append(terms)
+    def owner(self, agreement, experiment):
+        self.asked.append(agreement)
         raise FederationError("the owner does not agree")
 
-    def ask(self, terms, party):
-        """The party's answer to these terms."""
+    def ask(self, agreement, party):
+        """The party's answer to this agreement."""
         body = messages.pack(
             self.identity,
             federation=self.federation.id,
             kind="terms",
             sender=messages.SERVER,
             to="ann",
-            fields={"terms": terms},
+            fields={"terms": agreement},
         )
         return messages.unpack(
             party.answer(body),
@@ -68,16 +68,16 @@ class Server:
             answers=messages.digest(body),
         )
 
-    def refused(self, terms):
+    def refused(self, agreement):
         """What the owner reads; what the server hears is the same every time."""
-        answer = self.ask(terms, self.party)
+        answer = self.ask(agreement, self.party)
         assert (answer.kind, dict(answer.fields), dict(answer.arrays)) == ("refused", {"why": REFUSED}, {})
         assert str(self.party.refusal).isprintable()
         return str(self.party.refusal)
 
     def with_values(self, **changes):
-        """The terms with values set, `spec__privacy__delta=0`."""
-        found = copy.deepcopy(self.terms.to_dict())
+        """The agreement with values set, `spec__privacy__delta=0`."""
+        found = copy.deepcopy(self.agreement.to_dict())
         for key, value in changes.items():
             at = found
             *path, last = key.split("__")
@@ -105,12 +105,12 @@ def test_a_file_is_a_method_where_its_content_was_approved(server, tmp_path):
     """By its digest, whatever it is called there and whatever the file holds by then; nowhere else."""
     path = tmp_path / "mine.py"
     path.write_text("from dither.methods.cpfed import OPTIONS, SECURE_AGGREGATION, prepare\n")
-    spec = server.terms.spec.with_values({"method": str(path)})
-    terms = replace(server.terms, spec=agreed.federated(spec, 4, "breast-cancer"))
+    spec = server.agreement.spec.with_values({"method": str(path)})
+    agreement = replace(server.agreement, spec=federated_spec(spec, 4, "breast-cancer"))
     name = f"mine.py#{hashlib.sha256(path.read_bytes()).hexdigest()}"
-    assert terms.spec.method == name
-    asked = json.loads(json.dumps(terms.to_dict()))
-    methods._approved.clear()  # what making the terms has left: another machine
+    assert agreement.spec.method == name
+    asked = json.loads(json.dumps(agreement.to_dict()))
+    methods._approved.clear()  # what making the agreement has left: another machine
     assert "--method FILE" in server.refused(asked)
     party = server.parties.node("ann", approve=server.owner, methods_approved=[path])
     path.write_text("raise RuntimeError\n")
@@ -185,7 +185,7 @@ JUNK = {
 def test_records_are_looked_at_under_approved_terms_alone(server, monkeypatch):
     """Else a refusal tells the server whether all records fit a schema of its choice, unasked."""
     monkeypatch.setattr(server, "asked", [])
-    schema = server.terms.to_dict()["schema"]
+    schema = server.agreement.to_dict()["schema"]
     classes = ["malignant", "unheard of"]
     for label in (schema["label"], {**schema["label"], "classes": classes}):
         changed = server.with_values(schema={**schema, "label": label}, classes=list(label["classes"]))
@@ -208,12 +208,12 @@ def test_junk_is_refused_quickly_cheaply_and_always_alike(server):
 
 @pytest.mark.parametrize("count", [100, pytest.param(5000, marks=pytest.mark.slow)])
 def test_mutated_terms_never_escape(server, count):
-    """Every place of valid terms in turn exchanged for junk, and several at once: seeded, so that a failure comes
-    again."""
+    """Every place of a valid agreement in turn exchanged for junk, and several at once: seeded, so that a
+    failure comes again."""
     random_ = random.Random(count)
     reasons = set()
     for _ in range(count):
-        found = json.loads(json.dumps(server.terms.to_dict()))
+        found = json.loads(json.dumps(server.agreement.to_dict()))
         for _ in range(random_.choice((1, 1, 1, 2, 5))):
             mutate(found, random_)
         reasons.add(server.refused(found).split(":")[0])

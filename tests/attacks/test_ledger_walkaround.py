@@ -256,14 +256,14 @@ def test_a_second_account_in_another_ledger_is_recorded(place):
 
 
 def test_a_party_of_a_federation_is_told_before_it_joins(place):
-    from dither.federation.agreement import Source
-    from dither.federation.party import Node
+    from dither.federation.agreement import PartyData
+    from dither.federation.party import Party
 
     renamed(people(), place / "other")
-    source = Source(place / "other.csv", "sick")
+    source = PartyData(place / "other.csv", "sick")
     for ledger, words in [(book(place), "dither budget same"), (Ledger(place / "fresh.sqlite"), "--new-ledger")]:
         with pytest.raises(DitherError, match=words):
-            Node(place / "keys", source, ledger=ledger, approve=lambda terms, experiment: "")
+            Party(place / "keys", source, ledger=ledger, approve=lambda agreement, experiment: "")
 
 
 def test_a_memory_that_was_lost_is_made_again(place):

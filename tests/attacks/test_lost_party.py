@@ -53,7 +53,7 @@ def test_a_restarted_server_goes_on_without_a_party_that_is_gone(tmp_path, mode,
 
 @pytest.mark.slow
 def test_without_before_the_first_round_makes_new_terms(tmp_path):
-    """Everybody has to agree to the terms; a party that never does can be left out before the run has begun."""
+    """Everybody has to approve; a party that never does can be left out before the run has begun."""
     parties = Parties(tmp_path, small_spec(num_clients=4, cohort_size=3))
     answer = parties.nodes["dan"].answer
     parties.nodes["dan"].answer = lambda body: None if b'"terms"' in body[:400] else answer(body)
@@ -67,7 +67,7 @@ def test_without_before_the_first_round_makes_new_terms(tmp_path):
 def test_a_server_without_records_to_score_on(tmp_path):
     parties = Parties(tmp_path, small_spec(num_rounds=1))
     server = parties.coordinator()
-    server._exam = server._exam._replace(x=server._exam.x[:0], y=server._exam.y[:0])
+    server._evaluation = server._evaluation._replace(x=server._evaluation.x[:0], y=server._evaluation.y[:0])
     summary = server.run()
     assert not isinstance(summary["test_accuracy"], float)
     assert (tmp_path / "run" / "model.npz").is_file()
@@ -98,10 +98,10 @@ def test_progress_under_kills_in_mid_round(tmp_path):
             raise Killed
         return ask.honest(self, kind, questions, **more)
 
-    ask.honest = mailbox.Post.ask
+    ask.honest = mailbox.Mailbox.ask
     done = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mailbox.Post, "ask", ask)
+        patch.setattr(mailbox.Mailbox, "ask", ask)
         for _ in range(20):
             parties.nodes = {name: parties.node(name) for name in NAMES}
             try:

@@ -76,7 +76,7 @@ def uploads(value):
 def _read(node, answer, body):
     return messages.unpack(
         answer,
-        federation=node.federation.id,
+        federation=node.keyring.id,
         to=messages.SERVER,
         keys={node.name: node.identity.public},
         answers=messages.digest(body),

@@ -1,4 +1,4 @@
-"""H4: add/remove while counts are public. The terms of a federation show every party's record count, so they
+"""H4: add/remove while counts are public. The agreement of a federation shows every party's record count, so they
 alone tell a neighbour with one record more from one without: no ε under add/remove is true there."""
 
 import math
@@ -10,17 +10,17 @@ from dither import accounting
 from dither.accounting.ledger import Budget, Charge, Ledger
 from dither.errors import BudgetExhausted, FederationError, NoProof, SpecError
 from dither.experiment import build
-from dither.federation.agreement import Terms, federated
+from dither.federation.agreement import Agreement, federated_spec
 from dither.spec import Spec
 from tests.auditing.grid import small_dataset, small_spec
 
 ONE_ROW = (np.zeros((1, 3), np.float32), np.zeros(1, np.int32))
 
 
-def terms_of(sizes, **changes) -> Terms:
+def agreement_of(sizes, **changes) -> Agreement:
     base = Spec.from_preset("adult").with_values({"num_clients": 2, "cohort_size": 2, **changes})
-    return Terms(
-        "f", "r1", federated(base, 2, "own"), None, ("no", "yes"), 3, (), ("ann", "bob"), tuple(sizes)
+    return Agreement(
+        "f", "r1", federated_spec(base, 2, "own"), None, ("no", "yes"), 3, (), ("ann", "bob"), tuple(sizes)
     ).check()
 
 
@@ -29,7 +29,7 @@ def absent(rows):
 
 
 def test_no_epsilon_under_add_remove_where_everybody_reads_the_counts():
-    one, other = terms_of((4000, 4000)), terms_of((4001, 4000))
+    one, other = agreement_of((4000, 4000)), agreement_of((4001, 4000))
     assert one.digest != other.digest  # what everybody sees tells the neighbours apart
     rows = absent(one.experiment(*ONE_ROW).accountant().table())
     assert {row["value"] for row in rows} == {math.inf}
@@ -37,14 +37,14 @@ def test_no_epsilon_under_add_remove_where_everybody_reads_the_counts():
 
 
 def test_terms_name_neighbours_of_equal_counts():
-    assert terms_of((9, 9), **{"privacy.adjacency": "auto"}).spec.privacy.adjacency == "zero-out"
+    assert agreement_of((9, 9), **{"privacy.adjacency": "auto"}).spec.privacy.adjacency == "zero-out"
     with pytest.raises(SpecError, match="use 'zero-out'"):
-        terms_of((9, 9), **{"privacy.adjacency": "add/remove"})
+        agreement_of((9, 9), **{"privacy.adjacency": "add/remove"})
     for named in ("auto", "add/remove"):
-        found = terms_of((9, 9)).to_dict()
+        found = agreement_of((9, 9)).to_dict()
         found["spec"]["privacy"]["adjacency"] = named
         with pytest.raises(FederationError, match="use 'zero-out'"):
-            Terms.from_dict(found)
+            Agreement.from_dict(found)
 
 
 COINS = {"batch_sampling": "poisson-full", "sampling_rate": 0.2, "local_steps": 1}

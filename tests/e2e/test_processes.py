@@ -267,7 +267,11 @@ module.{name} = held_up
 def test_the_others_end_while_process_0_finishes_alone(spec, tmp_path, how):
     command, module, name = ["run", spec, "--set", "compare=true"], "dither.experiment.train", "without_noise"
     if how == "sweep":
-        command, module, name = ["sweep", spec, "--vary", "seed=0:2"], "dither.experiment.sweep.drawing", "draw"
+        command, module, name = (
+            ["sweep", spec, "--vary", "seed=0:2"],
+            "dither.experiment.sweep.result",
+            "draw_sweep",
+        )
     mark = tmp_path / "held up"
     late = HELD_UP.format(module=module, name=name, mark=str(mark))
     with Crew(*command, "--out", tmp_path / "made", "-q", first=(late, "")) as crew:

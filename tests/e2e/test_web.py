@@ -156,7 +156,7 @@ def served(tmp_path_factory):
         dither.run("adult", values={**DIGITS, "seed": seed}, out=runs / f"digits-seed{seed}")
     dither.run("adult", values={**DIGITS, "privacy.epsilon": 8.0}, out=runs / "digits-loud")
     spec = RunFolder.open(runs / "digits-loud").spec()
-    report.save(dither.auditing(spec, views=("upload",), trials=300, rounds=1), runs / "digits-loud")
+    report.save(dither.audit(spec, views=("upload",), trials=300, rounds=1), runs / "digits-loud")
     make_run(runs, f"evil {EVIL.replace('/', '∕')}", notes=[EVIL], why=EVIL, stopped=EVIL)
     make_run(runs, "broken", spec_text="method = [")
     reports.mkdir(parents=True)

@@ -13,9 +13,9 @@ from dither.accounting.ledger.runs import Ledger
 from dither.experiment import build, compiled
 from dither.federation import keys
 from dither.federation import server as coordinator
-from dither.federation.agreement import Source
+from dither.federation.agreement import PartyData
 from dither.federation.journal import Journal
-from dither.federation.party import Node
+from dither.federation.party import Party
 from dither.federation.transport import Local
 from dither.simulation.sharding import ONE_DEVICE
 from dither.spec import Spec
@@ -102,19 +102,19 @@ class Parties:
     def file(self, name: str) -> Path:
         return self.folder / f"{name}.csv"
 
-    def node(self, name: str, **changes: Any) -> Node:
+    def node(self, name: str, **changes: Any) -> Party:
         """A node as it is after a (re)start."""
-        arguments = {"approve": lambda terms, experiment: "test", "seeded": True, "say": self.said.append}
-        return Node(
+        arguments = {"approve": lambda agreement, experiment: "test", "seeded": True, "say": self.said.append}
+        return Party(
             self.folder / "keys" / "parties" / name,
-            Source(self.file(name), "diagnosis"),
+            PartyData(self.file(name), "diagnosis"),
             **{"ledger": Ledger(self.folder / f"{name}.sqlite"), **arguments, **changes},
         )
 
     def coordinator(self, **changes: Any) -> coordinator.Coordinator:
         """A coordinator as it is after a (re)start."""
         dataset = self.experiment.dataset
-        exam = coordinator.Exam(
+        evaluation = coordinator.EvaluationData(
             dataset.schema, dataset.classes, (), dataset.x_test, dataset.y_test, "breast-cancer"
         )
         return coordinator.Coordinator(
@@ -122,7 +122,7 @@ class Parties:
             self.folder / "keys" / "server",
             self.spec,
             Journal(self.folder / "run"),
-            exam,
+            evaluation,
             **{
                 "wait_seconds": 5.0,
                 "on_event": lambda event, facts: self.events.append((event, facts)),

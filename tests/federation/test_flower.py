@@ -134,7 +134,7 @@ def test_nothing_but_the_calls_of_nodes_passes_the_gate(link):
         for path in (
             "/v1/control/start-run",
             "/v1/control/register-node",
-            "/v1/runtime/acquire-experiment",
+            "/v1/runtime/acquire-task",
             "/docs",
         ):
             assert status("POST", path) == 404
@@ -142,7 +142,7 @@ def test_nothing_but_the_calls_of_nodes_passes_the_gate(link):
         assert status("POST", "/v1/fleet/register-node") == 404
         # The paths are real ones: inside, on 127.0.0.1, they exist.
         assert status("POST", "/v1/control/start-run", found.port) != 404
-        assert status("POST", "/v1/runtime/acquire-experiment", found.port) != 404
+        assert status("POST", "/v1/runtime/acquire-task", found.port) != 404
 
 
 def test_an_unreachable_server_is_tried_again_and_then_named(link, monkeypatch):

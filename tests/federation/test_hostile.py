@@ -11,8 +11,8 @@ import pytest
 
 from dither.accounting.ledger.runs import Ledger
 from dither.errors import DataError, FederationError, LedgerError
-from dither.federation import agreement as agreed
 from dither.federation import engines, joining, messages
+from dither.federation.agreement import least_clients
 from dither.federation.party import REFUSALS
 from dither.secagg import state as secagg_state
 from dither.secagg.cohort import Cohort
@@ -31,7 +31,7 @@ def stop(event, facts):
 
 @pytest.fixture(scope="module")
 def enrolled(tmp_path_factory):
-    """Four parties under secure aggregation; the terms ask for two answers, of which the protocol makes three."""
+    """Four parties under secure aggregation; the agreement asks for two answers, the protocol for three."""
     folder = tmp_path_factory.mktemp("hostile") / "federation"
     parties = Parties(folder, small_spec(**{"secagg.mode": "real", "federation.min_clients": 2}))
     with pytest.raises(Enrolled):
@@ -49,7 +49,7 @@ class Hostile:
         self.parties.__dict__ |= {**parties.__dict__, "folder": folder, "said": []}
         self.server = self.parties.coordinator()
         self.journal = self.server.journal
-        self.terms = self.journal.terms()
+        self.agreement = self.journal.agreement()
         self.session = None
         if self.journal.secagg() is not None:
             self.session = secagg_state.load_server(self.journal.secagg())
@@ -63,7 +63,7 @@ class Hostile:
         self.nodes[name] = self.node(name, **changes)
 
     def store(self, name):
-        return self.folder / "keys" / "parties" / name / "runs" / self.terms.run
+        return self.folder / "keys" / "parties" / name / "runs" / self.agreement.run
 
     def charged(self, name):
         ledger = Ledger(self.folder / f"{name}.sqlite")
@@ -71,11 +71,11 @@ class Hostile:
 
     def ask(self, name, kind, fields, arrays=None):
         """A party's answer to a message that the server signs; of a refusal what the owner reads."""
-        body = self.server.post._pack(name, kind, fields, arrays or {})
+        body = self.server.mailbox._pack(name, kind, fields, arrays or {})
         node = self.nodes[name]
         answer = messages.unpack(
             node.answer(body),
-            federation=node.federation.id,
+            federation=node.keyring.id,
             to=messages.SERVER,
             keys={name: node.identity.public},
             answers=messages.digest(body),
@@ -94,11 +94,11 @@ class Hostile:
     def round(self, name, announce=None, *, round=0, value=0.0):
         """A party's answer to a round whose broadcast has that value everywhere."""
         node = self.nodes[name]
-        engine = node._current(self.terms.run)._engine
+        engine = node._current(self.agreement.run)._engine
         leaves = {f"m{n}": np.full(shape, value, dtype) for n, (shape, dtype) in enumerate(engine.message_shapes)}
         if announce is not None:
             leaves["announce"] = announce
-        return self.ask(name, "round", {"run": self.terms.run, "round": round, "last_counted": -1}, leaves)
+        return self.ask(name, "round", {"run": self.agreement.run, "round": round, "last_counted": -1}, leaves)
 
 
 @pytest.fixture
@@ -115,10 +115,10 @@ def why(answer):
 
 
 def test_no_node_helps_to_open_a_sum_of_fewer_than_its_proof_counts_on(hostile):
-    """`min_clients = 2`, but the terms' proof counts on a majority of the drawn cohort. A cohort of two that is
+    """`min_clients = 2`, but the proof counts on a majority of the drawn cohort. A cohort of two that is
     announced as the round's first attempt would need two answers alone, and have the noise of two."""
-    assert agreed.least_clients(hostile.terms.spec) == 3
-    assert hostile.terms.may_lack == 1
+    assert least_clients(hostile.agreement.spec) == 3
+    assert hostile.agreement.may_lack == 1
     assert "min_clients is 3" in why(hostile.round("ann", hostile.announce((0, 1), threshold=2)))
     assert "cohort of 1" in why(hostile.round("ann", hostile.announce((0,), threshold=1)))
     assert "not in the announced cohort" in why(hostile.round("ann", hostile.announce((1, 2, 3))))
@@ -145,7 +145,7 @@ def test_attempts_of_a_round_never_give_two_sums_to_subtract(hostile):
     session = hostile.session
     session.announce(0, range(4), hostile.experiment.num_params)
     old = session._pack(Kind.UNSEAL, session._open().cohort.digest + bytes(4), session._open().cohort)
-    assert "wrong attempt" in why(hostile.ask("ann", "unseal", {"run": hostile.terms.run}, {"secagg": old}))
+    assert "wrong attempt" in why(hostile.ask("ann", "unseal", {"run": hostile.agreement.run}, {"secagg": old}))
     # Attempt 1 is opened; after that the round is over for this node, also after another restart.
     session.announce(0, (0, 1, 2), hostile.experiment.num_params)
     for name in NAMES[:3]:
@@ -153,52 +153,52 @@ def test_attempts_of_a_round_never_give_two_sums_to_subtract(hostile):
             assert hostile.round(name, first).kind == "upload"
         session.upload(hostile.round(name, second).bytes("upload"))
     request = session.unseal()[0]
-    assert hostile.ask("ann", "unseal", {"run": hostile.terms.run}, {"secagg": request}).kind == "unseal"
+    assert hostile.ask("ann", "unseal", {"run": hostile.agreement.run}, {"secagg": request}).kind == "unseal"
     hostile.restart("ann")
     assert "is over" in why(hostile.round("ann", hostile.announce((0, 1, 2), attempt=2)))
     assert hostile.charged("ann") == [0]
 
 
-# Terms
+# Agreements
 
 
 def test_terms_cannot_change_under_a_run_that_was_agreed_on(hostile):
-    """A run's number stands for its terms: else what was charged under much noise would pay for little noise."""
-    found = hostile.terms.to_dict()
-    quieter = hostile.terms.spec.with_values({"privacy.noise_std": 0.001})
+    """A run's number stands for its agreement: else a charge under much noise would pay for little noise."""
+    found = hostile.agreement.to_dict()
+    quieter = hostile.agreement.spec.with_values({"privacy.noise_std": 0.001})
     asked = []
-    hostile.restart("ann", approve=lambda terms, experiment: asked.append(terms.digest) or "asked")
+    hostile.restart("ann", approve=lambda agreement, experiment: asked.append(agreement.digest) or "asked")
     answer = hostile.ask("ann", "terms", {"terms": {**found, "spec": quieter.to_dict()}})
-    assert "was agreed on with other terms" in why(answer)
+    assert "has another agreement already" in why(answer)
     assert asked == []
     assert hostile.ask("ann", "terms", {"terms": found}).kind == "accepted"  # those that were approved: as before
 
 
 @pytest.mark.parametrize("change", [{"secagg.mode": "ideal"}, {"data.schema": "own.toml"}, {"compare": True}])
 def test_terms_with_settings_of_a_simulation_are_refused(hostile, change):
-    spec = hostile.terms.spec.with_values(change)
+    spec = hostile.agreement.spec.with_values(change)
     answer = hostile.ask(
-        "ann", "terms", {"terms": {**hostile.terms.to_dict(), "run": "new", "spec": spec.to_dict()}}
+        "ann", "terms", {"terms": {**hostile.agreement.to_dict(), "run": "new", "spec": spec.to_dict()}}
     )
     assert "never runs with" in why(answer)
 
 
 @pytest.mark.parametrize("run", ["../../other", "", "a/b", "."])
 def test_a_run_names_no_other_folder(hostile, run):
-    answer = hostile.ask("ann", "terms", {"terms": {**hostile.terms.to_dict(), "run": run}})
-    assert "whose run is" in why(answer)
+    answer = hostile.ask("ann", "terms", {"terms": {**hostile.agreement.to_dict(), "run": run}})
+    assert "the agreement has run" in why(answer)
 
 
 def test_the_end_of_a_run_is_told_in_numbers(hostile):
     node = hostile.parties.nodes["ann"]
     for told in ({}, {"rounds": "\x1b[2J"}, {"rounds": 3, "accuracy": "\x1b[2J"}):
-        assert why(hostile.ask("ann", "finish", {"run": hostile.terms.run, **told}))
+        assert why(hostile.ask("ann", "finish", {"run": hostile.agreement.run, **told}))
         assert node.outcome is None
 
 
 def test_what_the_server_hears_never_quotes_records(hostile):
     """Classes that nobody has: the owner reads which labels do not fit, the server does not (see `ask`)."""
-    found = hostile.terms.to_dict()
+    found = hostile.agreement.to_dict()
     schema = {**found["schema"], "label": {**found["schema"]["label"], "classes": ["x", "y"]}}
     answer = hostile.ask(
         "ann", "terms", {"terms": {**found, "run": "new", "schema": schema, "classes": ["x", "y"]}}
@@ -215,7 +215,7 @@ def test_what_the_server_hears_never_quotes_records(hostile):
 def test_a_refused_round_is_computed_once_and_its_reason_stays_here(hostile, monkeypatch):
     """Every refusal is a bit about an update: computed anew for each question, they would add up, uncharged."""
     announce = hostile.announce(range(4))
-    hostile.nodes["ann"]._current(hostile.terms.run)
+    hostile.nodes["ann"]._current(hostile.agreement.run)
     computed = []
     honest = engines.ClientEngine.answer
 
@@ -246,7 +246,7 @@ def test_a_node_that_has_lost_its_memory_does_not_go_on(hostile):
         if source is not None:
             shutil.copytree(source, hostile.store("ann"))
         hostile.restart("ann")
-        return hostile.ask("ann", "terms", {"terms": hostile.terms.to_dict()})
+        return hostile.ask("ann", "terms", {"terms": hostile.agreement.to_dict()})
 
     assert "does not remember" in why(restored(None))
     assert "does not remember" in why(restored(copy))
@@ -270,7 +270,7 @@ def test_a_node_that_has_lost_its_batches_secret_does_not_go_on(tmp_path_factory
     np.testing.assert_array_equal(hostile.round("ann").array("upload"), first)  # noise is not drawn twice
     (hostile.store("ann") / "secret.key").unlink()
     hostile.restart("ann")
-    assert "does not remember" in why(hostile.ask("ann", "terms", {"terms": hostile.terms.to_dict()}))
+    assert "does not remember" in why(hostile.ask("ann", "terms", {"terms": hostile.agreement.to_dict()}))
 
 
 def test_a_ledger_that_was_rolled_back_charges_nothing(hostile):
@@ -302,9 +302,9 @@ def test_a_run_goes_on_with_the_records_it_began_with(hostile):
         hostile.restart("ann")
     table.write_text(before)
     hostile.restart("ann", seeded=False)
-    assert "public seed" in why(hostile.ask("ann", "terms", {"terms": hostile.terms.to_dict()}))
+    assert "public seed" in why(hostile.ask("ann", "terms", {"terms": hostile.agreement.to_dict()}))
     hostile.restart("ann")
-    assert hostile.ask("ann", "terms", {"terms": hostile.terms.to_dict()}).kind == "accepted"
+    assert hostile.ask("ann", "terms", {"terms": hostile.agreement.to_dict()}).kind == "accepted"
 
 
 def test_two_nodes_cannot_share_a_folder(hostile):

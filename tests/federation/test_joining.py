@@ -9,9 +9,8 @@ import pytest
 
 from dither import data
 from dither.errors import ConfigError, DataError, FederationError
-from dither.federation import agreement as agreed
 from dither.federation import checking, keys
-from dither.federation.agreement import Source, Terms
+from dither.federation.agreement import Agreement, PartyData, federated_spec
 from tests.federation.parties import small_spec
 
 SCHEMA = data.Schema(
@@ -30,11 +29,11 @@ def table(tmp_path):
     return path
 
 
-def terms(schema=SCHEMA, **changes):
+def agreement(schema=SCHEMA, **changes):
     values = {
         "federation": "f",
         "run": "r",
-        "spec": agreed.federated(small_spec(), 4, "wards"),
+        "spec": federated_spec(small_spec(), 4, "wards"),
         "schema": None if schema is None else schema.to_dict(),
         "classes": ("no", "yes"),
         "num_features": 4,
@@ -42,83 +41,83 @@ def terms(schema=SCHEMA, **changes):
         "names": ("ann", "bob", "cat", "dan"),
         "sizes": (3, 5, 5, 5),
     }
-    return Terms(**{**values, **changes}).check()
+    return Agreement(**{**values, **changes}).check()
 
 
 def test_a_table_is_encoded_by_the_federations_schema(table):
-    x, y = terms().encode(Source(table, "outcome"))
+    x, y = agreement().encode(PartyData(table, "outcome"))
     np.testing.assert_array_equal(x[:, 1:], [[1, 0, 0], [0, 0, 1], [0, 1, 0]])  # ward z is "(other)"
     assert y.tolist() == [1, 0, 0]
 
 
 def test_a_missing_label_column(table):
     with pytest.raises(DataError, match=r"label column 'result' is not in 'own.csv'.*outcome"):
-        Source(table, "result")
+        PartyData(table, "result")
 
 
 def test_another_label_than_the_federations(table):
     with pytest.raises(DataError, match=r"--label 'ward', but the federation predicts 'outcome'"):
-        terms().encode(Source(table, "ward"))
+        agreement().encode(PartyData(table, "ward"))
 
 
 def test_a_missing_feature_column(tmp_path):
     path = tmp_path / "own.csv"
     path.write_text("age,outcome\n50,yes\n")
     with pytest.raises(DataError, match=r"ward"):
-        terms().encode(Source(path))
+        agreement().encode(PartyData(path))
 
 
 def test_a_label_that_is_no_class(tmp_path):
     path = tmp_path / "own.csv"
     path.write_text("age,ward,outcome\n50,a,perhaps\n")
     with pytest.raises(DataError, match=r"perhaps"):
-        terms().encode(Source(path))
+        agreement().encode(PartyData(path))
 
 
 def test_arrays_with_another_number_of_features_or_classes(tmp_path):
     path = tmp_path / "own.npz"
     np.savez(path, x=np.zeros((3, 7), np.float32), y=np.array([0, 1, 2]))
     with pytest.raises(DataError, match=r"labels run from 0 to 2, but there are 2 classes"):
-        terms(schema=None).encode(Source(path))
+        agreement(schema=None).encode(PartyData(path))
     np.savez(path, x=np.zeros((3, 7), np.float32), y=np.array([0, 1, 1]))
     with pytest.raises(DataError, match=r"7 features a record, the federation's model takes 4"):
-        terms(schema=None).encode(Source(path))
+        agreement(schema=None).encode(PartyData(path))
     with pytest.raises(DataError, match=r"trains on a table"):
-        terms().encode(Source(path))
+        agreement().encode(PartyData(path))
 
 
 def test_every_part_of_the_terms_is_in_their_digest():
-    first = terms()
-    assert Terms.from_dict(json.loads(json.dumps(first.to_dict()))).digest == first.digest
+    first = agreement()
+    assert Agreement.from_dict(json.loads(json.dumps(first.to_dict()))).digest == first.digest
     other_schema = data.Schema(SCHEMA.label, (SCHEMA.columns[0]._replace(bounds=(0, 119)), SCHEMA.columns[1]))
     quieter = first.spec.with_values({"privacy.noise_std": 0.05})
     for changed in (
-        terms(schema=other_schema),
-        terms(spec=quieter),
-        terms(sizes=(4, 5, 5, 5)),
-        terms(names=("ann", "bob", "dan", "cat")),
-        terms(run="s"),
-        terms(classes=("yes", "no")),
+        agreement(schema=other_schema),
+        agreement(spec=quieter),
+        agreement(sizes=(4, 5, 5, 5)),
+        agreement(names=("ann", "bob", "dan", "cat")),
+        agreement(run="s"),
+        agreement(classes=("yes", "no")),
     ):
         assert changed.digest != first.digest
 
 
 def test_terms_that_do_not_fit_together_are_refused():
     with pytest.raises(FederationError, match=r"3 sizes"):
-        terms(sizes=(3, 5, 5))
+        agreement(sizes=(3, 5, 5))
     with pytest.raises(FederationError, match=r"twice"):
-        terms(names=("ann", "ann", "cat", "dan"))
+        agreement(names=("ann", "ann", "cat", "dan"))
     with pytest.raises(FederationError, match=r"cannot be read"):
-        Terms.from_dict({"format": 1})
+        Agreement.from_dict({"format": 1})
 
 
 def test_a_federation_never_runs_on_a_simulations_settings():
-    spec = agreed.federated(small_spec(**{"randomness": "auto", "secagg.mode": "ideal"}), 4, "wards")
+    spec = federated_spec(small_spec(**{"randomness": "auto", "secagg.mode": "ideal"}), 4, "wards")
     assert (spec.randomness, spec.secagg.mode, spec.data.path) == ("os", "real", "")
     with pytest.raises(ConfigError, match=r"num_clients=4, but the federation has 5"):
-        agreed.federated(small_spec(), 5, "wards")
+        federated_spec(small_spec(), 5, "wards")
     with pytest.raises(ConfigError, match=r"dropout"):
-        agreed.federated(small_spec(**{"federation.dropout": 0.1}), 4, "wards")
+        federated_spec(small_spec(**{"federation.dropout": 0.1}), 4, "wards")
 
 
 def test_check_says_in_words_what_is_wrong(tmp_path, table):

@@ -26,10 +26,10 @@ def test_every_folder_holds_what_its_owner_needs(made):
             ["ca.pem", "federation.json", "identity.key", "node.key", "node.pub", "party.json"]
         )
         assert (own / "federation.json").read_bytes() == everywhere
-        federation = keys.Federation.load(own)
+        federation = keys.Keyring.load(own)
         assert federation.party(name).identity == keys.Identity.load(own).public
         assert keys.party_name(own) == name
-    assert keys.Identity.load(made / "server").public == keys.Federation.load(made / "server").server
+    assert keys.Identity.load(made / "server").public == keys.Keyring.load(made / "server").server
     assert not list((made / "server").rglob("ca.key"))
 
 
@@ -56,7 +56,7 @@ def test_a_folder_is_never_overwritten(made):
 
 def test_unknown_party(made):
     with pytest.raises(FederationError, match=r"'eve' is no party.*ann, bob"):
-        keys.Federation.load(made / "server").party("eve")
+        keys.Keyring.load(made / "server").party("eve")
 
 
 def handshake(server, ca, name):

@@ -6,8 +6,8 @@ import pytest
 
 from dither.accounting.ledger.runs import Budget, data_id
 from dither.errors import FederationError
-from dither.federation import agreement as agreed
 from dither.federation import messages
+from dither.federation.agreement import approved_digest, describe
 from dither.federation.party import REFUSALS
 from tests.federation.parties import FIRST, NAMES, Parties, simulated, small_spec
 
@@ -19,8 +19,8 @@ def lines(parties):
 def kind_of(parties, name, body):
     """The kind of a message to a party, as the party reads it."""
     node = parties.nodes[name]
-    federation = node.federation
-    return messages.unpack(body, federation=federation.id, to=name, keys={messages.SERVER: federation.server})
+    keyring = node.keyring
+    return messages.unpack(body, federation=keyring.id, to=name, keys={messages.SERVER: keyring.server})
 
 
 def intercept(parties, name, change):
@@ -164,16 +164,16 @@ def test_a_node_answers_nothing_that_its_terms_do_not_foresee(parties):
     parties.coordinator().run()
     node = parties.nodes["ann"]
     server = parties.coordinator()
-    run = node._run.terms.run
+    run = node._run.agreement.run
     leaves = {f"m{number}": leaf for number, leaf in enumerate(_message(parties))}
 
     def ask(kind="round", arrays=leaves, **fields):
         fields = {"run": run, "round": 2, "last_counted": 1, **fields}
-        body = server.post._pack("ann", kind, fields, arrays)
+        body = server.mailbox._pack("ann", kind, fields, arrays)
         reply = node.answer(body)
         message = messages.unpack(
             reply,
-            federation=node.federation.id,
+            federation=node.keyring.id,
             to=messages.SERVER,
             keys={"ann": node.identity.public},
             answers=messages.digest(body),
@@ -202,14 +202,14 @@ def _message(parties):
     return [np.zeros(shape, dtype) for shape, dtype in node.message_shapes]
 
 
-# Terms
+# Agreements
 
 
 def test_terms_are_shown_approved_and_never_changed_behind_the_owners_back(parties, tmp_path):
     seen = []
 
-    def owner(terms, experiment):
-        seen.append(agreed.summary(terms, experiment, "ann"))
+    def owner(agreement, experiment):
+        seen.append(describe(agreement, experiment, "ann"))
         return "asked"
 
     parties.nodes["ann"] = parties.node("ann", approve=owner)
@@ -219,25 +219,25 @@ def test_terms_are_shown_approved_and_never_changed_behind_the_owners_back(parti
     assert "std 0.1" in shown["your noise"]
     assert "readable by the server" in shown["what leaves"]
     assert "public seed" in shown["WARNING"]
-    approved = agreed.approved(parties.nodes["ann"].folder)
+    approved = approved_digest(parties.nodes["ann"].folder)
 
-    def refuses(terms, experiment):
-        raise FederationError("the owner does not agree to the terms")
+    def refuses(agreement, experiment):
+        raise FederationError("the owner does not approve the agreement")
 
-    # Another run, with a tenth of the noise: other terms, so the owner is asked again, and says no.
+    # Another run, with a tenth of the noise: another agreement, so the owner is asked again, and says no.
     parties.spec = parties.spec.with_values({"privacy.noise_std": 0.01})
     parties.nodes["ann"] = parties.node("ann", approve=refuses)
     (parties.folder / "run").rename(parties.folder / "first")
-    with pytest.raises(FederationError, match=r"ann does not take part: the terms are refused; .*own output"):
+    with pytest.raises(FederationError, match=r"ann does not take part: the agreement is refused; .*own output"):
         parties.coordinator().run()
-    assert str(parties.nodes["ann"].refusal) == "the owner does not agree to the terms"
-    assert agreed.approved(parties.nodes["ann"].folder) == approved
+    assert str(parties.nodes["ann"].refusal) == "the owner does not approve the agreement"
+    assert approved_digest(parties.nodes["ann"].folder) == approved
     assert parties.charged("ann") == [0, 1, 2]
 
 
 def test_a_node_refuses_seeded_noise_and_counts_that_are_not_its_own(parties):
     parties.nodes["bob"] = parties.node("bob", seeded=False)
-    with pytest.raises(FederationError, match=r"bob does not take part: the terms are refused"):
+    with pytest.raises(FederationError, match=r"bob does not take part: the agreement is refused"):
         parties.coordinator().run()
     assert "public seed" in str(parties.nodes["bob"].refusal)
 
@@ -352,14 +352,14 @@ def test_the_server_receives_masked_words_alone(masked):
 @pytest.mark.slow
 @pytest.mark.parametrize(("count", "colluders"), [(2, 0), (3, 1), (4, 2)])
 def test_small_federations_run_with_the_colluders_they_take_by_default(tmp_path, quick, count, colluders):
-    """A third of the cohort, rounded up; everybody must answer then, and the terms say so."""
+    """A third of the cohort, rounded up; everybody must answer then, and the agreement says so."""
     seen = []
     changes = {"num_clients": count, "cohort_size": count, "num_rounds": 1, "federation.min_clients": 2}
     spec = small_spec(**changes, **{"secagg.mode": "real", "privacy.colluders": -1})
     parties = Parties(tmp_path, spec)
 
-    def owner(terms, experiment):
-        seen.append(agreed.summary(terms, experiment, "ann"))
+    def owner(agreement, experiment):
+        seen.append(describe(agreement, experiment, "ann"))
         return "asked"
 
     parties.nodes["ann"] = parties.node("ann", approve=owner)

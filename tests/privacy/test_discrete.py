@@ -13,7 +13,7 @@ from dither.errors import NoProof, SpecError
 from dither.privacy import discrete
 from dither.privacy.discrete import DistributedGaussian
 from dither.secagg.encoding import FixedPoint
-from dither.secagg.session import Federation
+from dither.secagg.session import LocalFederation
 
 
 def seeded(seed: int):
@@ -265,7 +265,7 @@ def test_from_floats_to_a_noisy_sum_through_secure_aggregation():
     vectors = rng.normal(size=(10, 500))
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True) * np.linspace(0.5, 2, 10)[:, None]
     clipped = vectors / np.maximum(1, np.linalg.norm(vectors, axis=1, keepdims=True))
-    federation = Federation(10, FixedPoint(num_clients=10))
+    federation = LocalFederation(10, FixedPoint(num_clients=10))
     integers = {i: rule.encode(row, b"round 0", words=seeded(i)) for i, row in enumerate(vectors)}
     total = federation.sum(0, {i: row.astype(np.uint32) for i, row in integers.items()}).total.view(np.int32)
     assert np.array_equal(total, sum(integers.values()))

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dither.experiment import sweeps
+from dither.experiment.sweep import batches
 from dither.reproduction import computing, figures
 from dither.reproduction.accounts import Book
 from dither.reproduction.cache import Cache
@@ -25,18 +25,18 @@ def trained(monkeypatch):
     """Training replaced by a number made of the spec, two runs a batch; the specs that were trained."""
     seen = []
 
-    def sweep(specs, *, on_batch, **_):
+    def train_specs(specs, *, on_batch, **_):
         for at in range(0, len(specs), 2):
             batch = {}
             for number in range(at, min(at + 2, len(specs))):
                 value = specs[number].seed + 0.25
                 row = {"round": 1, "test_accuracy": value, "train_loss": value, "loss": value, "clipped": 0.0}
-                batch[number] = sweeps.Outcome(specs[number], [row], Claim(1.0, "run", 1e-4, ""), np.zeros(1))
+                batch[number] = batches.Outcome(specs[number], [row], Claim(1.0, "run", 1e-4, ""), np.zeros(1))
             seen.extend(batch.values())
             on_batch(batch)
         return []
 
-    monkeypatch.setattr(sweeps, "sweep", sweep)
+    monkeypatch.setattr(batches, "train_specs", train_specs)
     return seen
 
 
@@ -105,10 +105,10 @@ def test_accounted_numbers_are_kept(tmp_path, monkeypatch):
 
 
 def test_batches_stay_small_enough():
-    assert sweeps.batch_size(15, 40) == 15
-    assert sweeps.batch_size(15, 6) == 5  # three equal batches compile once
-    assert sweeps.batch_size(7, 4) == 4
-    assert sweeps.batch_size(3, 0) == 1
+    assert batches.batch_size(15, 40) == 15
+    assert batches.batch_size(15, 6) == 5  # three equal batches compile once
+    assert batches.batch_size(7, 4) == 4
+    assert batches.batch_size(3, 0) == 1
 
 
 @pytest.mark.slow

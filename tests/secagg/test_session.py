@@ -11,7 +11,7 @@ from dither.errors import ProtocolAbort, SpecError
 from dither.secagg import state
 from dither.secagg.encoding import FixedPoint, decode, encode
 from dither.secagg.roster import Rules
-from dither.secagg.session import LOST, Federation
+from dither.secagg.session import LOST, LocalFederation
 from tests.secagg.support import plain_sum
 
 WORDS = {32: np.uint32, 64: np.uint64}
@@ -59,7 +59,7 @@ def check(federation, round_index, encodings, lost):
 @pytest.mark.parametrize("bits", [32, 64])
 @pytest.mark.parametrize("colluders", [0, 1])
 def test_every_subset_and_every_dropout_pattern_of_four_clients(bits, colluders):
-    federation = Federation(4, how(bits, 4), colluders=colluders)
+    federation = LocalFederation(4, how(bits, 4), colluders=colluders)
     rng = np.random.default_rng(bits)
     # Each client is outside the cohort, stays, or is lost in one of two ways.
     for round_index, pattern in enumerate(itertools.product(("outside", "stays", *LOST), repeat=4)):
@@ -69,7 +69,7 @@ def test_every_subset_and_every_dropout_pattern_of_four_clients(bits, colluders)
 
 
 FEDERATIONS = {
-    (bits, colluders, neighbours): Federation(12, how(bits, 12), colluders=colluders, neighbours=neighbours)
+    (bits, colluders, neighbours): LocalFederation(12, how(bits, 12), colluders=colluders, neighbours=neighbours)
     for bits in (32, 64)
     for colluders, neighbours in ((0, 0), (3, 0), (1, 4))
 }
@@ -92,7 +92,7 @@ def test_any_subset_and_any_dropout_pattern(data):
 @pytest.mark.parametrize("size", [2, 3, 10, 33, 100])
 def test_cohorts_from_2_to_100(bits, size):
     rng = np.random.default_rng(size)
-    federation = Federation(size, how(bits, size), colluders=size // 10)
+    federation = LocalFederation(size, how(bits, size), colluders=size // 10)
     for round_index, share in enumerate((0.0, 0.2)):
         lost = {who: str(rng.choice(LOST)) for who in range(size) if rng.random() < share}
         check(federation, round_index, words(rng, bits, range(size), 7), lost)
@@ -103,7 +103,7 @@ def test_floats_there_and_back():
     rng = np.random.default_rng(1)
     rule = how(32, 10)
     values = rng.normal(size=(10, 50))
-    federation = Federation(16, rule)
+    federation = LocalFederation(16, rule)
     summed = federation.sum(0, {who + 3: encode(row, rule)[0] for who, row in enumerate(values)})
     assert summed.survivors == tuple(range(3, 13))
     assert np.array_equal(decode(summed.total, rule), np.rint(values * 2**16).sum(0) / 2**16)
@@ -112,7 +112,7 @@ def test_floats_there_and_back():
 def test_what_a_round_costs_in_bytes():
     """The cost table of docs/secagg.md: one upload of d words and little else."""
     size, dimension, colluders = 20, 1000, 2
-    federation = Federation(size, how(32, size), colluders=colluders)
+    federation = LocalFederation(size, how(32, size), colluders=colluders)
     summed = federation.sum(0, words(np.random.default_rng(0), 32, range(size), dimension))
     frame, committee = 62 + 64, colluders + 1
     upload, shares = frame + 36 + 4 * dimension, frame + 36 + 37 * committee
@@ -131,7 +131,7 @@ def test_what_a_round_costs_in_bytes():
 
 
 def test_after_an_abort_the_next_round_goes_on():
-    federation = Federation(3, how(32, 3))
+    federation = LocalFederation(3, how(32, 3))
     encodings = words(np.random.default_rng(0), 32, range(3), 4)
     with pytest.raises(ProtocolAbort, match="a cohort of 1"):
         federation.sum(0, encodings, lost={0: "before-upload", 1: "before-upload"})
@@ -145,18 +145,18 @@ def test_after_an_abort_the_next_round_goes_on():
 
 
 def test_a_fixed_threshold():
-    federation = Federation(6, how(32, 6), threshold=5)
+    federation = LocalFederation(6, how(32, 6), threshold=5)
     encodings = words(np.random.default_rng(0), 32, range(6), 4)
     lost = {0: "after-upload"}
     assert federation.sum(0, encodings, lost=lost).survivors == tuple(range(6))
     with pytest.raises(ProtocolAbort, match="4 shares received, threshold is 5"):
         federation.sum(1, encodings, lost={**lost, 1: "after-upload"})
     with pytest.raises(ProtocolAbort, match="threshold 2 is too low for a cohort of 6 with 0 colluders"):
-        Federation(6, how(32, 6), threshold=2).sum(0, encodings)
+        LocalFederation(6, how(32, 6), threshold=2).sum(0, encodings)
 
 
 def test_ids_may_be_numpys_and_rounds_are_not_negative():
-    federation = Federation(3, how(32, 3))
+    federation = LocalFederation(3, how(32, 3))
     encodings = words(np.random.default_rng(0), 32, np.arange(3), 4)
     with pytest.raises(ProtocolAbort, match="round -1, attempt 0 is out of range"):
         federation.sum(-1, encodings)
@@ -165,15 +165,15 @@ def test_ids_may_be_numpys_and_rounds_are_not_negative():
 
 
 def test_too_few_neighbours_for_the_colluders_are_refused():
-    federation = Federation(12, how(32, 12), colluders=4, neighbours=2)
+    federation = LocalFederation(12, how(32, 12), colluders=4, neighbours=2)
     encodings = words(np.random.default_rng(0), 32, range(12), 4)
     with pytest.raises(ProtocolAbort, match="neighbours=2 are too few for a cohort of 12 with 4 colluders: use 6"):
         federation.sum(0, encodings)
-    assert Federation(12, how(32, 12), colluders=4, neighbours=6).sum(0, encodings).attempts == 1
+    assert LocalFederation(12, how(32, 12), colluders=4, neighbours=6).sum(0, encodings).attempts == 1
 
 
 def test_wrong_values_are_named():
-    federation = Federation(3, how(32, 2))
+    federation = LocalFederation(3, how(32, 2))
     encodings = words(np.random.default_rng(0), 32, range(3), 4)
     with pytest.raises(SpecError, match=r"lost\[0\]='later' is not one of before-upload, after-upload"):
         federation.sum(0, encodings, lost={0: "later"})
@@ -188,4 +188,4 @@ def test_wrong_values_are_named():
     with pytest.raises(ProtocolAbort, match="a cohort of 0"):
         federation.sum(2, {})
     with pytest.raises(SpecError, match="num_clients=1 is below min_clients=2"):
-        Federation(1, how(32, 1))
+        LocalFederation(1, how(32, 1))

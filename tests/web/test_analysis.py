@@ -75,8 +75,8 @@ def test_what_is_not_on_this_machine_is_not_fetched(text, tmp_path, monkeypatch)
     def fetch(*_):
         raise AssertionError("the page asked another host")
 
-    monkeypatch.setattr("dither.data.sources._fetch", fetch)
-    monkeypatch.setattr("dither.data.sources.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("dither.data.downloads._fetch", fetch)
+    monkeypatch.setattr("dither.data.downloads.cache_folder", lambda: tmp_path)
     monkeypatch.delenv("DITHER_DATA", raising=False)
     spec = analysis.safe_spec(text.replace('name = "breast-cancer"', 'name = "adult"'), "run")
     with pytest.raises(NotComputed, match="dither data get adult"):

@@ -29,7 +29,7 @@ def audit(
         list[str] | None,
         typer.Option("--view", help="What the adversary sees: upload, sum, broadcast, final (default: all)."),
     ] = None,
-    trials: Annotated[int, typer.Option(help="Trials in each of the two worlds.")] = 10_000,
+    trials: Annotated[int, typer.Option(help="Trials with the record, and as many without.")] = 10_000,
     confidence: Annotated[float, typer.Option(help="Probability with which each attacked ε holds.")] = 0.95,
     canaries: Annotated[int, typer.Option(help="Also one run with this many canaries; 0: none.")] = 0,
     rounds: Annotated[
@@ -67,7 +67,7 @@ def audit(
     with going_on("finished rows are kept: the same command goes on from there"):
         found = api.audit(
             spec,
-            made=finished["rounds"] if finished is not None and not settings else None,
+            completed_rounds=finished["rounds"] if finished is not None and not settings else None,
             views=tuple(view) if view else api.AUDIT_VIEWS,
             trials=trials,
             confidence=confidence,

@@ -27,11 +27,11 @@ from dither.errors import ConfigError, FederationError
 app = typer.Typer(
     help="A real federation: keys, certificates, and whether a party can take part.", no_args_is_help=True
 )
-ServerKeys = Annotated[
+ServerFolder = Annotated[
     Path,
     typer.Option("--federation", metavar="DIR", help="The server's folder that `dither federation init` made."),
 ]
-PartyKeys = Annotated[
+PartyFolder = Annotated[
     Path,
     typer.Option("--federation", metavar="DIR", help="Your party's folder that `dither federation init` made."),
 ]
@@ -39,7 +39,7 @@ PartyKeys = Annotated[
 
 def serve(
     what: Annotated[str, typer.Argument(metavar="PRESET | SPEC.toml", help="What to train.")],
-    federation: ServerKeys,
+    federation: ServerFolder,
     address: Annotated[str, typer.Option(help="Where to listen: HOST:PORT.")] = "127.0.0.1:9440",
     out: Annotated[
         Path | None, typer.Option(help="Run folder; one that a server left behind is continued.")
@@ -56,7 +56,7 @@ def serve(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run a federation: wait for the parties, agree on the terms, train, and leave a run folder."""
+    """Run a federation: wait for the parties, make an agreement, train, and leave a run folder."""
     from dither.spec import Spec, parse_setting
 
     host, port = _address(address)
@@ -91,7 +91,7 @@ def serve(
 
 def join(
     data: Annotated[Path, typer.Option("--data", help="Your records: .csv, .parquet or .npz. They stay here.")],
-    federation: PartyKeys,
+    federation: PartyFolder,
     server: Annotated[str, typer.Option(help="Where the server is: HOST:PORT.")] = "127.0.0.1:9440",
     label: Annotated[
         str, typer.Option(help="Label column (default: the one the federation's schema names).")
@@ -99,14 +99,14 @@ def join(
     ledger: LedgerFile = None,
     new_ledger: NewLedger = False,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Approve the first terms that are offered, without asking.")
+        bool, typer.Option("--yes", help="Approve the first agreement that is offered, without asking.")
     ] = False,
     approve: Annotated[
-        str, typer.Option(metavar="DIGEST", help="Approve the terms with this digest, without asking.")
+        str, typer.Option(metavar="DIGEST", help="Approve the agreement with this digest, without asking.")
     ] = "",
     method: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE.py", help="A method's file that the terms may name: you have read it."),
+        typer.Option(metavar="FILE.py", help="A method's file that the agreement may name: you have read it."),
     ] = None,
     test: Annotated[bool, typer.Option("--test", help="Accept noise from a public seed: no protection.")] = False,
     patience: Annotated[float, typer.Option(help="Seconds to go on trying without a connection.")] = 3600.0,
@@ -128,9 +128,11 @@ def join(
         elif not quiet:
             typer.echo(line)
 
-    def ask(terms: Any, experiment: Any) -> str:
+    def ask(agreement: Any, experiment: Any) -> str:
         silent = as_json or quiet
-        return _ask_owner(federation, terms, experiment, yes=yes, digest=approve, as_json=as_json, silent=silent)
+        return _ask_owner(
+            federation, agreement, experiment, yes=yes, digest=approve, as_json=as_json, silent=silent
+        )
 
     with going_on("the same command takes up where this one ended"):
         result = joining.join(
@@ -172,7 +174,7 @@ def join(
 
 def _ask_owner(
     folder: Path,
-    terms: Any,
+    agreement: Any,
     experiment: Any,
     *,
     yes: bool,
@@ -180,31 +182,33 @@ def _ask_owner(
     as_json: bool = False,
     silent: bool = False,
 ) -> str:
-    """The owner's word on the terms, or FederationError."""
-    from dither.federation import agreement as agreed
+    """The owner's word on the agreement, or FederationError."""
+    from dither.federation.agreement import approved_digest, describe
 
-    rows = agreed.summary(terms, experiment, agreed_name(folder))
+    rows = describe(agreement, experiment, agreed_name(folder))
     if as_json:
-        print_event("terms", digest=terms.digest, terms=dict(rows))
+        print_event("terms", digest=agreement.digest, terms=dict(rows))
     elif not silent:
-        table = [{"what": what, "terms": value} for what, value in rows]
+        table = [{"what": what, "agreement": value} for what, value in rows]
         print_table(table, title="What you are asked to agree to")
-    before = agreed.approved(folder)
+    before = approved_digest(folder)
     if digest:
-        if digest == terms.digest:
+        if digest == agreement.digest:
             return "--approve"
-        raise FederationError(f"the terms have digest {terms.digest[:16]}, --approve names {digest[:16]}")
+        raise FederationError(f"the agreement has digest {agreement.digest[:16]}, --approve names {digest[:16]}")
     if yes:
         if before is None:
             return "--yes"
         raise FederationError(
-            f"these are other terms than those approved here ({before[:16]}); approve them with "
-            f"--approve {terms.digest}"
+            f"this is not the agreement approved here ({before[:16]}); approve it with "
+            f"--approve {agreement.digest}"
         )
     if silent or not sys.stdin.isatty():
-        raise FederationError(f"nobody is here to agree to the terms; approve them with --approve {terms.digest}")
-    if not typer.confirm("Take part under these terms?"):
-        raise FederationError("the owner does not agree to the terms")
+        raise FederationError(
+            f"nobody is here to approve the agreement; approve it with --approve {agreement.digest}"
+        )
+    if not typer.confirm("Take part under this agreement?"):
+        raise FederationError("the owner does not approve the agreement")
     return "asked"
 
 
@@ -264,7 +268,7 @@ def renew(
 
 @app.command("check")
 def check(
-    federation: PartyKeys,
+    federation: PartyFolder,
     data: Annotated[Path | None, typer.Option("--data", help="Your records.")] = None,
     label: Annotated[str, typer.Option(help="Label column.")] = "",
     server: Annotated[str, typer.Option(help="Where the server is: HOST:PORT.")] = "",
@@ -382,7 +386,7 @@ class _ServerView(_Silent):
         if event == "terms":
             warning = f"\nWARNING: {facts['warning']}" * bool(facts["warning"])
             safe = f"; {facts['collusion']}" * bool(facts["collusion"])
-            return f"terms {facts['digest'][:16]} sent to {len(facts['parties'])} parties{safe}{warning}"
+            return f"agreement {facts['digest'][:16]} sent to {len(facts['parties'])} parties{safe}{warning}"
         if event == "accepted":
             return f"{facts['party']} takes part"
         if event == "enrolled":

@@ -105,7 +105,7 @@ class Run:
             return
         if self.schema is not None:
             raise DataError(f"this run was trained on a table; give one instead of the folder {str(features)!r}")
-        x, y = data.arrays_of(features, classes=self.classes, labels=labels)
+        x, y = data.open_folder(features, classes=self.classes, labels=labels)
         names = tuple(f"x{index}" for index in range(x.shape[1]))
         for at in range(0, len(x), _SCORED):
             rows = np.arange(at, min(at + _SCORED, len(x)))
@@ -123,7 +123,7 @@ class Run:
             return data.read_arrays(features, classes=self.classes, labels=labels)
         if self.schema is None:
             raise DataError(f"this run was trained on arrays; give a .npz file instead of {str(features)!r}")
-        return data.encode_features(self.schema, features, *how, labels=labels)
+        return self.schema.encode(data.read_table(features), *how, labels=labels)
 
     def _check_width(self, x: np.ndarray) -> np.ndarray:
         wanted = int(self.summary["num_features"])
@@ -239,10 +239,10 @@ def spending(
     digest = experiment.dataset.ledger_digest
     dataset = data_id(book, path=spec.data.path, name=spec.data.name, digest=digest)
     if spec.data.path:
-        read, name = experiment.dataset.rows, Path(spec.data.path).name
+        read, name = experiment.dataset.record_hashes, Path(spec.data.path).name
         book.identify(
             dataset,
-            lambda: data.of_file(spec.data.path) if read is None else read,
+            lambda: data.hash_records(spec.data.path) if read is None else read,
             file=name,
             name=spec.data.id,
             new_ledger=new_ledger,

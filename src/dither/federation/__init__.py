@@ -1,8 +1,8 @@
-"""A real federation: keys, terms, the node at each party and the coordinator, without any transport.
+"""A real federation: keys, agreement, the node at each party and the coordinator, without any transport.
 
     keys          who belongs to it: certificates, transport keys and signing keys, one folder a party
     wire          signed messages: a header and arrays, as bytes
-    terms         what everybody agrees on, its digest, and the owner's approval
+    agreement         what everybody agrees on, its digest, and the owner's approval
     store         what a node must still know after a restart
     node          a party: it answers messages, charges its own ledger, adds its own noise
     journal       what the server must still know after a restart

@@ -1,9 +1,9 @@
 """What everybody agrees on before a run, its digest, and the owner's approval.
 
-The terms hold the complete spec, how a table becomes features, and the public facts: who takes part and how many
-records each holds. From them a node computes by itself the noise it adds, the rounds it takes part in and the
-proven ε; the server cannot change any of it without changing the digest, and a node answers only under the digest
-that its owner approved.
+An agreement holds the complete spec, how a table becomes features, and the public facts: who takes part and how
+many records each party holds. From it a party computes its own noise, its rounds and the proven ε. The server
+cannot change any of this without changing the digest, and a party answers only under the digest that its owner
+approved.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ FORMAT = 1
 NEIGHBOURS = ("zero-out", "replace-one")  # under add/remove the counts, which all parties see, would tell
 _OLD = ("format", "federation", "run", "spec", "schema", "classes", "num_features", "image_shape", "names")
 
-# What terms may ask of a party, in all: more than any real run, less than what would harm a machine.
-_MOST_VALUES = 100_000  # in the JSON of the terms
+# What an agreement may ask of a party, in all: more than any real run, less than what would harm a machine.
+_MOST_VALUES = 100_000  # in the JSON of the agreement
 _MOST_TEXT = 4096  # characters of one string
 _MOST_LAYERS = 16
 _MOST_CLASSES = 10_000
@@ -55,8 +55,8 @@ _MOST = {
 
 
 @dataclass(frozen=True)
-class Terms:
-    """The terms of one run."""
+class Agreement:
+    """The agreement of one run."""
 
     federation: str
     run: str
@@ -85,27 +85,27 @@ class Terms:
         }
 
     @classmethod
-    def load(cls, path: Path, advice: str) -> Terms | None:
-        """Terms that `save` wrote; None where there are none."""
+    def load(cls, path: Path, advice: str) -> Agreement | None:
+        """An agreement that `save` wrote; None if there is no file."""
         return cls.from_dict(read_checked(path, advice, old=(*_OLD, "sizes"))) if path.is_file() else None
 
     def save(self, path: Path) -> None:
         write_checked(path, self.to_dict())
 
     @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> Terms:
-        """Terms from JSON that anybody may have written: nothing that they name is opened, imported or allocated
+    def from_dict(cls, found: Mapping[str, Any]) -> Agreement:
+        """An agreement from JSON that anybody may have written. Nothing it names is opened, imported or allocated
         before all of it is known to be in bounds."""
         _check_json(found)
         if found.get("format") != FORMAT:
-            raise FederationError(f"terms of format {found.get('format')!r}, this Dither reads {FORMAT}")
+            raise FederationError(f"the agreement has format {found.get('format')!r}; this Dither reads {FORMAT}")
         spec, schema = found.get("spec"), found.get("schema")
         if not isinstance(spec, dict) or not isinstance(schema, dict | None):
-            raise FederationError("terms that cannot be read: spec or schema is no table")
+            raise FederationError("the agreement cannot be read: spec or schema is not a table")
         if not methods.known(spec.get("method")):
             raise FederationError(
-                f"terms whose method is {spec.get('method')!r}, which is none of Dither's; a file of yours is "
-                "approved with --method FILE"
+                f"the agreement names method {spec.get('method')!r}, which is not one of Dither's; approve "
+                "a file of yours with --method FILE"
             )
         return cls(
             federation=_typed(found, "federation", str),
@@ -119,52 +119,60 @@ class Terms:
             sizes=_listed(found, "sizes", int),
         ).check()
 
-    def check(self) -> Terms:
+    def check(self) -> Agreement:
         """Itself, or an error where the parts do not fit together."""
         if not len(self.names) == len(self.sizes) == self.spec.num_clients:
             raise FederationError(
-                f"terms with {len(self.names)} parties, {len(self.sizes)} sizes and "
+                f"the agreement has {len(self.names)} parties, {len(self.sizes)} sizes and "
                 f"num_clients={self.spec.num_clients}"
             )
         if len(set(self.names)) < len(self.names):
-            raise FederationError("terms that name a party twice")
+            raise FederationError("the agreement names a party twice")
         without = [name for name, size in zip(self.names, self.sizes, strict=True) if size < 1]
         if without:
             raise FederationError(f"no records: {', '.join(without)}; leave such parties out with --without")
         if self.spec.privacy.adjacency not in NEIGHBOURS:
-            raise FederationError(f"terms with {_neighbours_words(self.spec.privacy.adjacency)}")
+            raise FederationError(f"the agreement has {_neighbours_words(self.spec.privacy.adjacency)}")
         if not (self.run.isascii() and self.run.isalnum() and len(self.run) <= 64):
-            raise FederationError(f"terms whose run is {self.run[:80]!r}: letters and digits are possible")
+            raise FederationError(f"the agreement has run {self.run[:80]!r}; use up to 64 letters and digits")
         self._check_size()
         return self
 
     def _check_size(self) -> None:
-        """`FederationError` where the terms ask for more than a machine of today gives."""
+        """`FederationError` where the agreement asks for more than a machine can give."""
         spec = self.spec
         for key, found in spec.flat().items():
             for value in found if isinstance(found, list) else [found]:
                 if isinstance(value, int) and value > (most := _MOST.get(key, 2**32)):
-                    raise FederationError(f"terms with {key}={value}: at most {most} is possible")
+                    raise FederationError(f"the agreement has {key}={value}: at most {most} is possible")
                 if isinstance(value, float) and value and not _LEAST_REAL <= abs(value) <= _MOST_REAL:
                     bounds = f"{_LEAST_REAL:g} to {_MOST_REAL:g}"
-                    raise FederationError(f"terms with {key}={value:g}: 0 and {bounds} are possible")
+                    raise FederationError(f"the agreement has {key}={value:g}: 0 and {bounds} are possible")
         if max(self.sizes) >= 2**31:
-            raise FederationError(f"terms with a party of {max(self.sizes)} records: below 2^31 is possible")
+            raise FederationError(
+                f"the agreement has a party of {max(self.sizes)} records: below 2^31 is possible"
+            )
         if not 2 <= len(self.classes) <= _MOST_CLASSES or len(set(self.classes)) < len(self.classes):
-            raise FederationError(f"terms with {len(self.classes)} classes: 2 to {_MOST_CLASSES}, each once")
+            raise FederationError(
+                f"the agreement has {len(self.classes)} classes: 2 to {_MOST_CLASSES}, each once"
+            )
         if not 1 <= self.num_features <= _MOST_PARAMETERS:
-            raise FederationError(f"terms with {self.num_features} features: 1 to {_MOST_PARAMETERS} are possible")
+            raise FederationError(
+                f"the agreement has {self.num_features} features: 1 to {_MOST_PARAMETERS} are possible"
+            )
         sides = self.image_shape
         if sides and (len(sides) > 3 or min(sides) < 1 or math.prod(sides) != self.num_features):
-            raise FederationError(f"terms with pictures of {sides[:4]} and {self.num_features} features")
+            raise FederationError(f"the agreement has pictures of {sides[:4]} and {self.num_features} features")
         widths = spec.model.hidden
         if len(widths) > _MOST_LAYERS or max(widths, default=0) > _MOST_PARAMETERS:
             raise FederationError(
-                f"terms with {len(widths)} hidden layers of up to {max(widths)}: too large a model"
+                f"the agreement has {len(widths)} hidden layers of up to {max(widths)}: too large a model"
             )
         parameters = models.count_params(jax.eval_shape(self._model().init, jax.random.key(0)))
         if parameters > _MOST_PARAMETERS:
-            raise FederationError(f"terms with a model of {parameters} parameters: at most {_MOST_PARAMETERS}")
+            raise FederationError(
+                f"the agreement has a model of {parameters} parameters: at most {_MOST_PARAMETERS}"
+            )
         batch = max(self.sizes) if spec.batch_sampling in ("full", "poisson-full") else spec.batch_size
         for what, amount, limit in (
             ("places in cohorts", spec.num_rounds * spec.cohort_size, 1e7),
@@ -174,7 +182,9 @@ class Terms:
             ("operations", spec.num_rounds * spec.local_steps * batch * parameters, _MOST_WORK),
         ):
             if amount > limit:
-                raise FederationError(f"terms that ask for {amount:.3g} {what}: at most {limit:.3g} are possible")
+                raise FederationError(
+                    f"the agreement asks for {amount:.3g} {what}: at most {limit:.3g} are possible"
+                )
 
     def _model(self) -> models.Model:
         return models.make(
@@ -235,8 +245,8 @@ class Terms:
         problem = build.engine.Problem(x, y, [federation], [np.zeros(0)], [np.zeros(0)])
         return build.assemble(self.spec, dataset, federation, problem, missing=self.may_lack, federated=True)
 
-    def encode(self, source: Source, *, empty: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """A party's records as arrays, by the schema of the terms; or none of them, and no value is looked at."""
+    def encode(self, source: PartyData, *, empty: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """A party's records as arrays, by the schema; with `empty` none of them, and no value is looked at."""
         x, y = source.encode(self, empty=empty)
         if x.shape[1] != self.num_features:
             raise DataError(
@@ -261,31 +271,33 @@ def _check_json(found: object) -> None:
             inner = value
         elif isinstance(value, str):
             if len(value) > _MOST_TEXT:
-                raise FederationError(f"terms with a text of {len(value)} characters: at most {_MOST_TEXT}")
+                raise FederationError(f"the agreement has a text of {len(value)} characters: at most {_MOST_TEXT}")
         elif isinstance(value, float) and not math.isfinite(value):
-            raise FederationError(f"terms with {value}, which is not a finite number")
+            raise FederationError(f"the agreement has {value}, which is not a finite number")
         elif isinstance(value, int) and abs(value) > 2**53:
-            raise FederationError("terms with a whole number beyond 2^53")
+            raise FederationError("the agreement has a whole number beyond 2^53")
         if depth > 12 or count + len(left) + len(inner) > _MOST_VALUES:
-            raise FederationError(f"terms with more than {_MOST_VALUES} values, or nested more than 12 deep")
+            raise FederationError(
+                f"the agreement has more than {_MOST_VALUES} values, or is nested more than 12 deep"
+            )
         left += [(each, depth + 1) for each in inner]
 
 
 def _typed(found: Mapping[str, Any], key: str, kind: type) -> Any:
     value = found.get(key)
     if type(value) is not kind:
-        raise FederationError(f"terms whose {key} is of type {type(value).__name__}, not {kind.__name__}")
+        raise FederationError(f"the agreement's {key} has type {type(value).__name__}, not {kind.__name__}")
     return value
 
 
 def _listed(found: Mapping[str, Any], key: str, kind: type) -> tuple[Any, ...]:
     value = _typed(found, key, list)
     if any(type(each) is not kind for each in value):
-        raise FederationError(f"terms whose {key} are not all of type {kind.__name__}")
+        raise FederationError(f"the agreement's {key} are not all of type {kind.__name__}")
     return tuple(value)
 
 
-class Source:
+class PartyData:
     """A party's file: read once, encoded when the schema is known."""
 
     def __init__(self, path: str | Path, label: str = "") -> None:
@@ -307,24 +319,24 @@ class Source:
             raise DataError(f"label column {label!r} is not in {self.name!r}{did_you_mean(label, columns)}")
 
     def rows(self) -> np.ndarray:
-        """Each record as a number, for the ledger (`data.rows`)."""
-        return data.of_file(self.path) if self.table is None else data.of_table(self.table)
+        """Each record as a number, for the ledger (`data.hashing`)."""
+        return data.hash_records(self.path) if self.table is None else data.hash_table(self.table)
 
-    def encode(self, terms: Terms, *, empty: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        if self.table is None or terms.schema is None:
-            if self.table is not None or terms.schema is not None:
-                wanted = "arrays (.npz)" if terms.schema is None else "a table (.csv or .parquet)"
+    def encode(self, agreement: Agreement, *, empty: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        if self.table is None or agreement.schema is None:
+            if self.table is not None or agreement.schema is not None:
+                wanted = "arrays (.npz)" if agreement.schema is None else "a table (.csv or .parquet)"
                 raise DataError(f"{self.name!r}: the federation trains on {wanted}; give such a file")
             labels = "ignore" if empty else "required"
-            found = data.read_arrays(self.path, classes=() if empty else terms.classes, labels=labels)
+            found = data.read_arrays(self.path, classes=() if empty else agreement.classes, labels=labels)
         else:
-            schema = data.Schema.from_dict(terms.schema)
+            schema = data.Schema.from_dict(agreement.schema)
             if self.label and self.label != schema.label.column:
                 raise DataError(
                     f"--label {self.label!r}, but the federation predicts {schema.label.column!r}; make them agree"
                 )
             table = self.table[:0] if empty else self.table
-            found = schema.encode(table, terms.spec.data.encoding, terms.spec.data.features)
+            found = schema.encode(table, agreement.spec.data.encoding, agreement.spec.data.features)
         if empty:
             return found.x[:0], np.zeros(0, np.int32)
         if found.y is None:
@@ -339,7 +351,7 @@ def _neighbours_words(adjacency: str) -> str:
     )
 
 
-def federated(spec: Spec, num_clients: int, name: str) -> Spec:
+def federated_spec(spec: Spec, num_clients: int, name: str) -> Spec:
     """The spec as a federation runs it: no path of anybody's machine, noise from the system unless a test asks for
     the seed's, sums by the real protocol wherever the spec wants them aggregated, neighbours named."""
     adjacency = "zero-out" if spec.privacy.adjacency == "auto" else spec.privacy.adjacency
@@ -362,7 +374,9 @@ def federated(spec: Spec, num_clients: int, name: str) -> Spec:
         "privacy.adjacency": adjacency,
         "randomness": "seeded" if spec.randomness == "seeded" else "os",
         "secagg.mode": "off" if spec.aggregation == "off" else "real",
-        "privacy.colluders": third(spec.cohort_size) if spec.privacy.colluders < 0 else spec.privacy.colluders,
+        "privacy.colluders": default_colluders(spec.cohort_size)
+        if spec.privacy.colluders < 0
+        else spec.privacy.colluders,
         "data.name": name,
         "compare": False,
     }
@@ -381,13 +395,13 @@ def least_clients(spec: Spec) -> int:
     return max(least, 2, spec.colluders + 2, spec.secagg.threshold or majority)
 
 
-def third(cohort_size: int) -> int:
+def default_colluders(cohort_size: int) -> int:
     """Colluders that a federation allows for unless its spec says otherwise: a third of a cohort. Of two parties
     either has the other's upload from the sum and its own: no protocol helps there."""
     return -(-cohort_size // 3) if cohort_size > 2 else 0
 
 
-def collusion(spec: Spec) -> tuple[str, str]:
+def collusion_notes(spec: Spec) -> tuple[str, str]:
     """Against whom sums are safe, in words, and a warning where that is less than it could be."""
     if spec.aggregation == "off":
         return "", ""
@@ -397,12 +411,15 @@ def collusion(spec: Spec) -> tuple[str, str]:
     )
     if spec.cohort_size < spec.num_clients:
         words += "; who meets in a round follows from the seed, which the server chose"
-    if spec.colluders >= max(third(spec.cohort_size), 1):
+    if spec.colluders >= max(default_colluders(spec.cohort_size), 1):
         return words, ""
     together = f"the server and {spec.colluders + 1} of the parties together can read the others' uploads"
     if spec.cohort_size == 2:
         return words, f"{together}: two parties cannot be safe from each other"
-    return words, f"{together}; leave privacy.colluders out for {third(spec.cohort_size)}, a third of a cohort"
+    return (
+        words,
+        f"{together}; leave privacy.colluders out for a third of a cohort, {default_colluders(spec.cohort_size)}",
+    )
 
 
 def largest_norm(spec: Spec, dimension: int) -> float:
@@ -415,7 +432,7 @@ def simulation(experiment: build.Experiment) -> Simulation:
     return compiled.simulation(experiment)
 
 
-def rules(experiment: build.Experiment) -> Rules | None:
+def secagg_rules(experiment: build.Experiment) -> Rules | None:
     """The rules of secure aggregation; None: sums are in the open."""
     how = build.aggregation(experiment)
     if how is None:
@@ -429,7 +446,7 @@ def rules(experiment: build.Experiment) -> Rules | None:
         how.how.modulus_bits,
         how.threshold,
         how.colluders,
-        least_clients(experiment.spec),  # what the proof counts on, so that no node helps to open less
+        least_clients(experiment.spec),  # what the proof counts on, so that no party helps to open less
         how.neighbours,
     ).check()
 
@@ -437,16 +454,19 @@ def rules(experiment: build.Experiment) -> Rules | None:
 # What the owner sees
 
 
-def summary(terms: Terms, experiment: build.Experiment, name: str) -> list[tuple[str, str]]:
-    """The terms in plain words, for the owner of one party's data."""
-    spec, number = terms.spec, terms.number(name)
+def describe(agreement: Agreement, experiment: build.Experiment, name: str) -> list[tuple[str, str]]:
+    """The agreement in plain words, for the owner of one party's data."""
+    spec, number = agreement.spec, agreement.number(name)
     mine = [index for index, cohort in enumerate(experiment.cohorts) if number in cohort]
     rows = [
         ("method", f"{spec.method}, {spec.model.name} model of {experiment.num_params:,} numbers"),
         ("rounds", f"{len(experiment.cohorts)}, you take part in {len(mine)} of them"),
         ("in a round", f"{spec.local_steps} steps on batches of {spec.batch_size} ({spec.batch_sampling})"),
-        ("your records", f"{terms.sizes[number]:,}; this count is shown to everybody"),
-        ("parties", ", ".join(f"{each} ({size:,})" for each, size in zip(terms.names, terms.sizes, strict=True))),
+        ("your records", f"{agreement.sizes[number]:,}; this count is shown to everybody"),
+        (
+            "parties",
+            ", ".join(f"{each} ({size:,})" for each, size in zip(agreement.names, agreement.sizes, strict=True)),
+        ),
     ]
     if spec.aggregation == "off":
         leaves = (
@@ -458,11 +478,11 @@ def summary(terms: Terms, experiment: build.Experiment, name: str) -> list[tuple
             f"least {least_clients(spec)} parties, nobody's alone"
         )
     rows.append(("what leaves", leaves))
-    safe, warning = collusion(spec)
+    safe, warning = collusion_notes(spec)
     rows += [("collusion", safe)] * bool(safe) + [("WARNING", warning)] * bool(warning)
-    rows.append(("your noise", _noise_words(terms, experiment, number, mine)))
+    rows.append(("your noise", _noise_words(agreement, experiment, number, mine)))
     shown = set()
-    for row in experiment.accountant(missing=terms.may_lack).table():
+    for row in experiment.accountant(agreement.may_lack).table():
         if row["adjacency"] != spec.adjacency or row["unit"].startswith("message"):
             continue
         value = "∞ (no proof)" if not np.isfinite(row["value"]) else f"at most {row['value']:.3g}"
@@ -488,20 +508,20 @@ def summary(terms: Terms, experiment: build.Experiment, name: str) -> list[tuple
                 rows.append(("not covered", what))
     if spec.randomness == "seeded":
         rows.append(("WARNING", "a test: the noise comes from a public seed and protects nothing"))
-    rows.append(("digest", terms.digest))
+    rows.append(("digest", agreement.digest))
     return rows
 
 
-def _noise_words(terms: Terms, experiment: build.Experiment, number: int, mine: list[int]) -> str:
+def _noise_words(agreement: Agreement, experiment: build.Experiment, number: int, mine: list[int]) -> str:
     if not mine:
         return "none: you take part in no round"
     releases = experiment.prepared.releases
-    info = RoundInfo(mine[0], number, terms.sizes[number], len(experiment.cohorts[mine[0]]))
+    info = RoundInfo(mine[0], number, agreement.sizes[number], len(experiment.cohorts[mine[0]]))
     uplink = [release for release in releases(info) if release.channel == "uplink"]
     if not uplink or all(release.noise_std == 0 for release in uplink):
         return "NONE: the uploads are not protected"
     first = uplink[0]
-    source = "the operating system" if terms.spec.randomness == "os" else "a public seed"
+    source = "the operating system" if agreement.spec.randomness == "os" else "a public seed"
     return (
         f"Gaussian, std {first.noise_std:.4g} against a sensitivity of {first.sensitivity:.4g} "
         f"({first.source}), drawn on this machine from {source}"
@@ -511,7 +531,7 @@ def _noise_words(terms: Terms, experiment: build.Experiment, number: int, mine: 
 # Approval
 
 
-def approved(folder: Path) -> str | None:
+def approved_digest(folder: Path) -> str | None:
     """The digest the owner approved, or None."""
     path = folder / "approved.json"
     if not path.is_file():
@@ -523,8 +543,8 @@ def approved(folder: Path) -> str | None:
     return str(found["digest"])
 
 
-def approve(folder: Path, terms: Terms, how: str) -> None:
-    """Write down that the owner approved these terms."""
+def record_approval(folder: Path, agreement: Agreement, how: str) -> None:
+    """Write down that the owner approved this agreement."""
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    content = {"digest": terms.digest, "run": terms.run, "approved": at, "how": how}
+    content = {"digest": agreement.digest, "run": agreement.run, "approved": at, "how": how}
     write_checked(folder / "approved.json", content)

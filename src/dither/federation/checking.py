@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dither.errors import DitherError
-from dither.federation import agreement as agreed
 from dither.federation import keys
-from dither.federation.store import Store
+from dither.federation.agreement import Agreement, PartyData, approved_digest
+from dither.federation.store import PartyStore
 from dither.types import __version__
 
 CLOCK_SECONDS = 10.0  # by more than this a SuperLink takes a node's signature for a replay
@@ -36,14 +36,14 @@ def check(folder: Path, *, data: Path | None, label: str, server: str, ledger: P
 
 def _keys(folder: Path) -> list[Finding]:
     try:
-        federation = keys.Federation.load(folder)
+        keyring = keys.Keyring.load(folder)
         name = keys.party_name(folder)
         own = keys.Identity.load(folder)
-        if federation.party(name).identity != own.public:
+        if keyring.party(name).identity != own.public:
             return [Finding(False, "identity.key is not the one that federation.json lists for this party")]
     except DitherError as error:
         return [Finding(False, str(error))]
-    found = [Finding(True, f"keys of {name!r}, one of {len(federation.parties)} parties")]
+    found = [Finding(True, f"keys of {name!r}, one of {len(keyring.parties)} parties")]
     ends = keys.expiry(folder / "ca.pem")
     found.append(Finding(ends > datetime.now(UTC), f"the federation's CA is in force until {ends:%Y-%m-%d}"))
     open_files = [each.name for each in folder.glob("*.key") if each.stat().st_mode & 0o077]
@@ -63,33 +63,33 @@ def _versions() -> list[Finding]:
 
 def _data(folder: Path, data: Path, label: str, ledger: Path | None) -> list[Finding]:
     try:
-        source = agreed.Source(data, label)
+        source = PartyData(data, label)
     except DitherError as error:
         return [Finding(False, str(error))]
     found = [Finding(True, f"{data.name} has {source.records:,} records")]
     run = _approved_run(folder)
     if run is None:
-        found.append(Finding(True, "no terms are approved here yet: `dither join` shows them and asks"))
+        found.append(Finding(True, "no agreement is approved here yet: `dither join` shows it and asks"))
     else:
         try:
             x, _ = run.encode(source)
             found.append(
-                Finding(True, f"it fits the approved terms: {x.shape[1]} features, {len(run.classes)} classes")
+                Finding(True, f"it fits the approved agreement: {x.shape[1]} features, {len(run.classes)} classes")
             )
             held = run.sizes[run.number(keys.party_name(folder))]
             if held != source.records:
-                found.append(Finding(False, f"the approved terms speak of {held:,} records"))
+                found.append(Finding(False, f"the approved agreement counts {held:,} records"))
         except DitherError as error:
             found.append(Finding(False, str(error)))
     return [*found, *_budget(data, ledger)]
 
 
-def _approved_run(folder: Path) -> agreed.Terms | None:
-    digest = agreed.approved(folder)
+def _approved_run(folder: Path) -> Agreement | None:
+    digest = approved_digest(folder)
     for path in sorted((folder / "runs").glob("*")) if digest else []:
-        terms = Store(path).terms()
-        if terms is not None and terms.digest == digest:
-            return terms
+        agreement = PartyStore(path).agreement()
+        if agreement is not None and agreement.digest == digest:
+            return agreement
     return None
 
 

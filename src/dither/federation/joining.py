@@ -1,4 +1,4 @@
-"""`dither join`: a party's node, connected to the federation's server until the run is over."""
+"""`dither join`: a party, connected to the federation's server until the run is over."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 from dither.accounting.ledger.runs import EVERY_RECORD, Ledger, data_id
 from dither.errors import FederationError
 from dither.federation import keys
-from dither.federation.agreement import Source
-from dither.federation.party import Approve, Node
+from dither.federation.agreement import PartyData
+from dither.federation.party import Approve, Party
 
 
 def join(
@@ -41,9 +41,9 @@ def join(
         _check_address(server)
     with alone(folder):
         keys.check_party(folder)
-        source = Source(data, label)
+        source = PartyData(data, label)
         book = Ledger(ledger or Ledger.default_path(), anchor=folder / "ledger-anchor.json")
-        node = Node(
+        party = Party(
             folder,
             source,
             ledger=book,
@@ -55,22 +55,24 @@ def join(
         )
 
         def over() -> bool:
-            return node.outcome is not None or node.refusal is not None
+            return party.outcome is not None or party.refusal is not None
 
         if behind_supernode:
             say(f"waiting for the SuperNode at {folder / 'node.sock'}")
-            quiet = fleet.Quiet("the SuperNode", idle, say)
-            apps.answer_at(folder / "node.sock", node.answer, until=over, quiet=quiet)
+            quiet = fleet.IdleTimer("the SuperNode", idle, say)
+            apps.answer_at(folder / "node.sock", party.answer, until=over, quiet=quiet)
         else:
             where = fleet.Server(server, folder / "ca.pem", folder / "node.key", folder / "node.number")
-            fleet.serve(where, node.answer, until=over, patience=patience, idle=idle, say=say)
-    if node.refusal is not None:
-        raise node.refusal
-    terms = (
-        {} if node.privacy is None else {key: getattr(node.privacy, key) for key in ("delta", "view", "adjacency")}
+            fleet.serve(where, party.answer, until=over, patience=patience, idle=idle, say=say)
+    if party.refusal is not None:
+        raise party.refusal
+    agreement = (
+        {}
+        if party.privacy is None
+        else {key: getattr(party.privacy, key) for key in ("delta", "view", "adjacency")}
     )
-    spent = book.spent(data_id(book, path=str(data)), EVERY_RECORD, **terms)
-    return {"party": node.name, "answered": node.answered, "outcome": node.outcome, "spent": spent}
+    spent = book.spent(data_id(book, path=str(data)), EVERY_RECORD, **agreement)
+    return {"party": party.name, "answered": party.answered, "outcome": party.outcome, "spent": spent}
 
 
 @contextmanager

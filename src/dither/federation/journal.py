@@ -1,6 +1,6 @@
 """What the server must still know after a restart: a run folder, with a few files more.
 
-    terms.json      the terms that were sent out
+    terms.json      the agreement that was sent out
     rounds.jsonl    one line a completed round: who counted, who was missing or refused, and why
     excluded.json   who was caught in a lie, in which round and in which lie: asked nothing any more
     secagg.json     keys and the open round of secure aggregation (mode 0600)
@@ -24,7 +24,7 @@ import numpy as np
 
 from dither.errors import RunExists
 from dither.experiment import folder
-from dither.federation.agreement import Terms
+from dither.federation.agreement import Agreement
 
 _ADVICE = "restore it from a copy, or start a new run in another folder"
 
@@ -58,16 +58,16 @@ class Journal:
             self._lock.close()
             self._lock = None
 
-    # Terms
+    # Agreement
 
-    def terms(self) -> Terms | None:
-        return Terms.load(self.path / "terms.json", _ADVICE)
+    def agreement(self) -> Agreement | None:
+        return Agreement.load(self.path / "terms.json", _ADVICE)
 
-    def save_terms(self, terms: Terms) -> None:
-        terms.save(self.path / "terms.json")
+    def save_agreement(self, agreement: Agreement) -> None:
+        agreement.save(self.path / "terms.json")
 
-    def forget_terms(self) -> None:
-        """Terms that not everybody accepted, and what was enrolled under them."""
+    def forget_agreement(self) -> None:
+        """Drop an agreement that not everybody accepted, and the enrolment under it."""
         for name in ("terms.json", "secagg.json"):
             (self.path / name).unlink(missing_ok=True)
 
@@ -83,22 +83,22 @@ class Journal:
                 break  # cut off by a kill
         return found
 
-    def complete(self, line: Mapping[str, Any], leaves: list[np.ndarray], terms: Terms) -> None:
+    def complete(self, line: Mapping[str, Any], leaves: list[np.ndarray], agreement: Agreement) -> None:
         """Write down a round and the state after it."""
         with open(self.path / "rounds.jsonl", "a", encoding="utf-8") as file:
             file.write(folder.to_json(line) + "\n")
             file.flush()
             os.fsync(file.fileno())
         done = int(line["round"]) + 1
-        self.folder.save_checkpoint(folder.Checkpoint(done, leaves, terms.spec.digest(), terms.digest))
+        self.folder.save_checkpoint(folder.Checkpoint(done, leaves, agreement.spec.digest(), agreement.digest))
 
-    def resume(self, terms: Terms) -> tuple[int, list[np.ndarray] | None]:
+    def resume(self, agreement: Agreement) -> tuple[int, list[np.ndarray] | None]:
         """Rounds that are complete, and the state after them; what came later is dropped."""
         checkpoint = self.folder.load_checkpoint()
         self.folder.clear_leftovers()
         done = 0 if checkpoint is None else checkpoint.round
-        if checkpoint is not None and checkpoint.data_digest != terms.digest:
-            raise RunExists(f"the checkpoint in {str(self.path)!r} is from a run with other terms")
+        if checkpoint is not None and checkpoint.data_digest != agreement.digest:
+            raise RunExists(f"the checkpoint in {str(self.path)!r} belongs to another agreement")
         kept = [line for line in self.rounds() if line["round"] < done]
         self.folder.write("rounds.jsonl", "".join(folder.to_json(line) + "\n" for line in kept).encode())
         self.folder.drop_metrics_after(done)

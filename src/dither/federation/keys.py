@@ -37,7 +37,7 @@ from dither.experiment.folder import read_checked, write_bytes, write_checked, w
 
 FORMAT = 1
 _ADVICE = "get the folder again from whoever made the federation"
-_Found = TypeVar("_Found")
+_T = TypeVar("_T")
 CA_DAYS = 3650
 SERVER_DAYS = 825
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
@@ -45,7 +45,7 @@ _RAW = (serialization.Encoding.Raw, serialization.PublicFormat.Raw)
 
 
 @dataclass(frozen=True)
-class Party:
+class PartyKeys:
     """A party as everybody knows it."""
 
     name: str
@@ -54,14 +54,14 @@ class Party:
 
 
 @dataclass(frozen=True)
-class Federation:
+class Keyring:
     """federation.json: who belongs to it."""
 
     id: str
     server: bytes  # Ed25519 public key of the server
-    parties: tuple[Party, ...]
+    parties: tuple[PartyKeys, ...]
 
-    def party(self, name: str) -> Party:
+    def party(self, name: str) -> PartyKeys:
         for party in self.parties:
             if party.name == name:
                 return party
@@ -80,7 +80,7 @@ class Federation:
         }
 
     @classmethod
-    def load(cls, folder: Path) -> Federation:
+    def load(cls, folder: Path) -> Keyring:
         path = folder / "federation.json"
         if not path.is_file():
             raise ConfigError(f"{str(folder)!r} has no federation.json; make one with `dither federation init`")
@@ -89,7 +89,8 @@ class Federation:
             if found["format"] != FORMAT:
                 raise ConfigError(f"{str(path)!r} has format {found['format']}, this Dither reads {FORMAT}")
             parties = tuple(
-                Party(each["name"], bytes.fromhex(each["identity"]), each["node_key"]) for each in found["parties"]
+                PartyKeys(each["name"], bytes.fromhex(each["identity"]), each["node_key"])
+                for each in found["parties"]
             )
             return cls(found["id"], bytes.fromhex(found["server"]), parties)
         except (ValueError, KeyError, TypeError) as error:
@@ -141,7 +142,7 @@ def create(
     hosts: Sequence[str],
     days: int = SERVER_DAYS,
     now: datetime | None = None,
-) -> Federation:
+) -> Keyring:
     """A new federation of these parties, whose server is reached under these host names or addresses."""
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{str(folder)!r} already exists and is not empty; give another folder")
@@ -156,7 +157,7 @@ def create(
     _secret(ca / "ca.key", _pem(ca_key))
     write_bytes(ca / "ca.pem", certificate.public_bytes(serialization.Encoding.PEM))
     server = Identity(secrets.token_bytes(32))
-    made: list[tuple[Party, Identity, bytes]] = []
+    made: list[tuple[PartyKeys, Identity, bytes]] = []
     for name in names:
         key = ec.generate_private_key(ec.SECP384R1())
         identity = Identity(secrets.token_bytes(32))
@@ -164,22 +165,22 @@ def create(
             serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
         )
         public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-        made.append((Party(name, identity.public, public.decode()), identity, private))
-    federation = Federation(secrets.token_hex(32), server.public, tuple(party for party, _, _ in made))
+        made.append((PartyKeys(name, identity.public, public.decode()), identity, private))
+    keyring = Keyring(secrets.token_hex(32), server.public, tuple(party for party, _, _ in made))
     for party, identity, private in made:
         own = folder / "parties" / party.name
         _secret(own / "node.key", private)
         _secret(own / "identity.key", identity.private.hex().encode())
         write_text(own / "node.pub", party.node_key + "\n")
         write_checked(own / "party.json", {"name": party.name})
-        write_checked(own / "federation.json", federation.to_dict())
+        write_checked(own / "federation.json", keyring.to_dict())
         write_bytes(own / "ca.pem", certificate.public_bytes(serialization.Encoding.PEM))
         write_text(folder / "server" / "nodes" / f"{party.name}.pub", party.node_key + "\n")
     _secret(folder / "server" / "identity.key", server.private.hex().encode())
-    write_checked(folder / "server" / "federation.json", federation.to_dict())
+    write_checked(folder / "server" / "federation.json", keyring.to_dict())
     write_bytes(folder / "server" / "ca.pem", certificate.public_bytes(serialization.Encoding.PEM))
     issue(folder, hosts=hosts, days=days, now=now)
-    return federation
+    return keyring
 
 
 def issue(folder: Path, *, hosts: Sequence[str], days: int = SERVER_DAYS, now: datetime | None = None) -> None:
@@ -227,7 +228,7 @@ def certificate_of(path: Path) -> x509.Certificate:
 
 def check_party(folder: Path) -> None:
     """DamagedFile unless a party's keys are those that federation.json lists and the CA is whole."""
-    party = Federation.load(folder).party(party_name(folder))
+    party = Keyring.load(folder).party(party_name(folder))
     if Identity.load(folder).public != party.identity:
         raise DamagedFile(f"{str(folder / 'identity.key')!r} is not the one federation.json lists; {_ADVICE}")
     key: Any = _parsed(folder / "node.key", lambda text: serialization.load_ssh_private_key(text, None))
@@ -254,7 +255,7 @@ def _check_issued(path: Path, folder: Path) -> None:
         raise DamagedFile(f"{str(path)!r} does not bear the signature of ca.pem; {_ADVICE}") from None
 
 
-def _parsed(path: Path, parse: Callable[[bytes], _Found]) -> _Found:
+def _parsed(path: Path, parse: Callable[[bytes], _T]) -> _T:
     try:
         return parse(path.read_bytes())
     except OSError as error:

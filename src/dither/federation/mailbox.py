@@ -24,7 +24,7 @@ _MOST_RECORDS = 2**31 - 1
 _VERSIONS = ("dither", "jax", "numpy", "python")
 
 
-class Without(NamedTuple):
+class Failures(NamedTuple):
     """Parties whose answer does not count, and why. Those in neither gave none."""
 
     refused: dict[str, str]  # they said so
@@ -35,11 +35,11 @@ class Without(NamedTuple):
         return self.refused | self.false
 
 
-class Post:
+class Mailbox:
     """Everything the coordinator says and hears."""
 
-    def __init__(self, transport: Transport, federation: keys.Federation, identity: keys.Identity) -> None:
-        self.transport, self.federation, self._identity = transport, federation, identity
+    def __init__(self, transport: Transport, federation: keys.Keyring, identity: keys.Identity) -> None:
+        self.transport, self.keyring, self._identity = transport, federation, identity
         self._public = {party.name: party.identity for party in federation.parties}
         self._address: dict[str, int] = {}
         self._marks: dict[int, str] = {}
@@ -79,18 +79,18 @@ class Post:
         questions: Mapping[str, tuple[Mapping[str, Any], Mapping[str, np.ndarray | bytes]]],
         *,
         seconds: float,
-        take: Callable[[str, messages.Message], None],
+        take: Callable[[str, messages.SignedMessage], None],
         enough: Callable[[], bool] = lambda: False,
         least: int | None = None,
         on_wait: Callable[[set[str]], None] = lambda missing: None,
-    ) -> Without:
+    ) -> Failures:
         """Ask each party its question; `take(party, answer)` for each answer, which raises where no honest party
         would have sent it. Ends when all have answered, when `enough()`, after `seconds`, or when `least` have
         answered and nobody else is connected."""
         until = time.monotonic() + seconds
         bodies = {name: self._pack(name, kind, *question) for name, question in questions.items()}
         quoted = {name: messages.digest(body) for name, body in bodies.items()}
-        waiting, without = set(bodies), Without({}, {})
+        waiting, without = set(bodies), Failures({}, {})
         sent: dict[str, str] = {}  # message id -> party
         marks: dict[str, str] = {}  # party -> mark of the node it was sent to
         last: dict[str, float] = {}  # party -> when it was asked
@@ -141,10 +141,10 @@ class Post:
             self.transport.pause()
         return without
 
-    def _read(self, public: Mapping[str, bytes], body: bytes, quoted: str) -> messages.Message | None:
+    def _read(self, public: Mapping[str, bytes], body: bytes, quoted: str) -> messages.SignedMessage | None:
         try:
             return messages.unpack(
-                body, federation=self.federation.id, to=messages.SERVER, keys=public, answers=quoted
+                body, federation=self.keyring.id, to=messages.SERVER, keys=public, answers=quoted
             )
         except FederationError as error:
             self.strange.append(str(error))
@@ -153,7 +153,7 @@ class Post:
     def _pack(self, name: str, kind: str, fields: Mapping[str, Any], arrays: Mapping[str, Any]) -> bytes:
         return messages.pack(
             self._identity,
-            federation=self.federation.id,
+            federation=self.keyring.id,
             kind=kind,
             sender=messages.SERVER,
             to=name,
@@ -162,7 +162,7 @@ class Post:
         )
 
 
-def _facts(hello: messages.Message) -> dict[str, Any] | None:
+def _facts(hello: messages.SignedMessage) -> dict[str, Any] | None:
     """What a party says of itself, as far as it is asked; None where it does not say that."""
     records, theirs = hello.fields.get("records"), hello.fields.get("versions")
     if not isinstance(records, int) or isinstance(records, bool) or not 0 <= records <= _MOST_RECORDS:

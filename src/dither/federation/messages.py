@@ -33,7 +33,7 @@ _MOST_BYTES = 1 << 31
 _TYPES = ("<f4", "<i4", "<u4", "<u8", "|u1")
 
 
-class Message(NamedTuple):
+class SignedMessage(NamedTuple):
     """A message whose signature was checked."""
 
     kind: str
@@ -105,7 +105,7 @@ def unpack(
     to: str,
     keys: Mapping[str, bytes],
     answers: str = "",
-) -> Message:
+) -> SignedMessage:
     """The message in these bytes, if one of `keys` (sender to public key) signed it for this receiver."""
     if not _HEAD.size + _SIGNATURE <= len(content) <= _MOST_BYTES:
         raise FederationError(f"a message of {len(content)} bytes")
@@ -145,7 +145,7 @@ def unpack(
         at = stop
     if at != end:
         raise FederationError(f"{end - at} bytes too many in a {kind!r} message")
-    return Message(kind, sender, fields, arrays, digest(content))
+    return SignedMessage(kind, sender, fields, arrays, digest(content))
 
 
 def digest(content: bytes) -> str:

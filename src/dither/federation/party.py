@@ -1,9 +1,9 @@
 """A party: it answers the coordinator's messages and decides by itself what may leave.
 
-A node trusts the server with the model alone. It computes the noise, its rounds and the proven ε from the terms
-its owner approved; it charges its own ledger before anything is computed; and it refuses what the terms do not
-foresee: another digest, a round it is not drawn for, a round twice with another broadcast, a sum of fewer than the
-proof counts on, a broadcast that is not finite.
+A party trusts the server with the model alone. It computes its noise, its rounds and the proven ε from the
+agreement that its owner approved, and charges its own ledger before anything is computed. It refuses whatever the
+agreement does not allow: another digest, a round it was not drawn for, a round twice with another broadcast, a sum
+of fewer parties than the proof counts on, a broadcast that is not finite.
 
 The same round asked again gets the same upload again (with secure aggregation: the same words under the masks of
 the new attempt), so a repetition reveals nothing new and is not charged. An upload is on the disk before it is
@@ -31,35 +31,41 @@ from dither.accounting.ledger import Charge, Entry
 from dither.accounting.ledger.runs import EVERY_RECORD, Ledger, data_id
 from dither.errors import BudgetExhausted, ClientRefused, DitherError, FederationError, ProtocolAbort
 from dither.experiment import build, compiled
-from dither.federation import agreement as agreed
 from dither.federation import engines, keys, messages
-from dither.federation.agreement import Source, Terms
-from dither.federation.store import COMPUTED, Intent, Pending, Store
+from dither.federation.agreement import (
+    Agreement,
+    PartyData,
+    approved_digest,
+    federated_spec,
+    record_approval,
+    secagg_rules,
+)
+from dither.federation.store import COMPUTED, ChargedRound, PartyStore, PendingUpload
 from dither.privacy import clipping, random
 from dither.secagg import state as secagg_state
 from dither.secagg.client import ClientSession
 from dither.spec import PrivacySpec
 from dither.types import RoundInfo, __version__
 
-Approve = Callable[[Terms, build.Experiment], str]  # how the owner agreed; raises FederationError when not
+Approve = Callable[[Agreement, build.Experiment], str]  # how the owner agreed; raises FederationError when not
 
 # All that a server can hear of a party that does not do what it was asked. Reasons depend on the party's files,
 # records, budget and other projects; these sentences do not.
 REFUSALS = {
-    "terms": "the terms are refused; the party's own output says why",
+    "terms": "the agreement is refused; the party's own output says why",
     "budget": "this party's budget does not allow it",
     "update": "the update must not leave this party",
     "other": "refused; the party's own output says why",
 }
 
 
-class Node:
+class Party:
     """One party's side of a federation. `answer` turns each message into its answer."""
 
     def __init__(
         self,
         folder: Path,
-        source: Source,
+        source: PartyData,
         *,
         ledger: Ledger,
         new_ledger: bool = False,
@@ -74,10 +80,10 @@ class Node:
         # Here, before any message: what is said of the records stays with their owner.
         dataset = data_id(ledger, path=str(source.path))
         ledger.identify(dataset, source.rows, file=source.name, new_ledger=new_ledger)
-        self.federation = keys.Federation.load(folder)
+        self.keyring = keys.Keyring.load(folder)
         self.name = keys.party_name(folder)
         self.identity = keys.Identity.load(folder)
-        if self.federation.party(self.name).identity != self.identity.public:
+        if self.keyring.party(self.name).identity != self.identity.public:
             raise FederationError(f"identity.key in {str(folder)!r} is not the one federation.json lists")
         self._approve, self._seeded, self._say = approve, seeded, say
         self._run: _Run | None = None
@@ -86,8 +92,8 @@ class Node:
 
     @property
     def privacy(self) -> PrivacySpec | None:
-        """What the terms say of privacy, once there are any."""
-        return None if self._run is None else self._run.terms.spec.privacy
+        """The privacy section of the agreement, once there is one."""
+        return None if self._run is None else self._run.agreement.spec.privacy
 
     @property
     def answered(self) -> int:
@@ -100,14 +106,14 @@ class Node:
         try:
             message = messages.unpack(
                 content,
-                federation=self.federation.id,
+                federation=self.keyring.id,
                 to=self.name,
-                keys={messages.SERVER: self.federation.server},
+                keys={messages.SERVER: self.keyring.server},
             )
             asked = message.kind
             kind, fields, arrays = self._handle(message)
         except Exception as error:
-            # What is no error of Dither's is a fault of ours: it ends no node, and shows the server nothing.
+            # What is no error of Dither's is a fault of ours: it ends nothing, and shows the server nothing.
             fault = FederationError(f"unforeseen {type(error).__name__}: {error}")
             reason = error if isinstance(error, DitherError) else fault
             # It may quote the server, which must not write to the owner's terminal as it likes.
@@ -118,11 +124,11 @@ class Node:
             return self._pack("refused", {"why": _for_the_server(error, asked)}, quoted=quoted)
         return self._pack(kind, fields, arrays, quoted=quoted)
 
-    def _handle(self, message: messages.Message) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    def _handle(self, message: messages.SignedMessage) -> tuple[str, dict[str, Any], dict[str, Any]]:
         if message.kind == "hello":
             return "hello", self._hello(), {}
         if message.kind == "terms":
-            return "accepted", *self._terms(message)
+            return "accepted", *self._agree_to(message)
         run = self._current(message.field("run", str))
         if message.kind in ("roster", "confirmed", "unseal", "release"):
             return message.kind, {}, run.secagg(message)
@@ -143,65 +149,69 @@ class Node:
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
         }
 
-    def _terms(self, message: messages.Message) -> tuple[dict[str, Any], dict[str, Any]]:
-        terms = Terms.from_dict(message.field("terms", dict))
-        if terms.federation != self.federation.id:
-            raise FederationError("terms of another federation")
-        for name in terms.names:
-            self.federation.party(name)
-        if self._run is None or self._run.terms.digest != terms.digest:
-            self._check_noise(terms)
-            if agreed.federated(terms.spec, len(terms.names), terms.spec.data.name) != terms.spec:
-                raise FederationError("the terms hold settings that a federation never runs with")
-            found = terms.sizes[terms.number(self.name)]
+    def _agree_to(self, message: messages.SignedMessage) -> tuple[dict[str, Any], dict[str, Any]]:
+        agreement = Agreement.from_dict(message.field("terms", dict))
+        if agreement.federation != self.keyring.id:
+            raise FederationError("the agreement belongs to another federation")
+        for name in agreement.names:
+            self.keyring.party(name)
+        if self._run is None or self._run.agreement.digest != agreement.digest:
+            self._check_noise(agreement)
+            if federated_spec(agreement.spec, len(agreement.names), agreement.spec.data.name) != agreement.spec:
+                raise FederationError("the agreement has settings that a federation never runs with")
+            found = agreement.sizes[agreement.number(self.name)]
             if found != self.source.records:
-                raise FederationError(f"the terms give this party {found} records, it holds {self.source.records}")
-            # Without the records: whether they fit a schema is for a server whose terms were approved.
-            experiment = terms.experiment(*terms.encode(self.source, empty=True))
+                raise FederationError(
+                    f"the agreement counts {found} records here; this party holds {self.source.records}"
+                )
+            # Without the records: whether they fit a schema is for a server whose agreement was approved.
+            experiment = agreement.experiment(*agreement.encode(self.source, empty=True))
             if experiment.plan.assumed:
                 raise FederationError("the method's releases rest on an assumption, which no ledger can charge")
-            self._check_unused(terms)
-            how = "" if agreed.approved(self.folder) == terms.digest else self._approve(terms, experiment)
-            x, y = terms.encode(self.source)
-            experiment = terms.experiment(x, y)
+            self._check_unused(agreement)
+            how = "" if approved_digest(self.folder) == agreement.digest else self._approve(agreement, experiment)
+            x, y = agreement.encode(self.source)
+            experiment = agreement.experiment(x, y)
             if how:
-                agreed.approve(self.folder, terms, how)
-            store = Store(self.folder / "runs" / terms.run)
-            store.save_terms(terms)
-            self._run = _Run(self, terms, experiment, x, y, store)
-            self._say(f"taking part in run {terms.run[:8]} as client {terms.number(self.name)}")
-        return {"digest": terms.digest}, self._run.enrol()
+                record_approval(self.folder, agreement, how)
+            store = PartyStore(self.folder / "runs" / agreement.run)
+            store.save_agreement(agreement)
+            self._run = _Run(self, agreement, experiment, x, y, store)
+            self._say(f"taking part in run {agreement.run[:8]} as client {agreement.number(self.name)}")
+        return {"digest": agreement.digest}, self._run.enrol()
 
-    def _check_noise(self, terms: Terms) -> None:
-        if terms.spec.randomness != "os" and not self._seeded:
+    def _check_noise(self, agreement: Agreement) -> None:
+        if agreement.spec.randomness != "os" and not self._seeded:
             raise FederationError(
-                "the terms take the noise from a public seed, which protects nothing; --test allows that"
+                "the agreement draws noise from a public seed, which protects nothing; allow it with --test"
             )
 
-    def _check_unused(self, terms: Terms) -> None:
-        """A run's folder belongs to its terms alone: what was charged or masked in it was so under them."""
-        folder = self.folder / "runs" / terms.run
-        before = Store(folder).terms() if folder.is_dir() else None
-        if before is not None and before.digest != terms.digest:
-            raise FederationError(f"run {terms.run[:8]} was agreed on with other terms: new terms need a new run")
+    def _check_unused(self, agreement: Agreement) -> None:
+        """A run's folder belongs to one agreement: it says what was charged and masked under that agreement."""
+        folder = self.folder / "runs" / agreement.run
+        before = PartyStore(folder).agreement() if folder.is_dir() else None
+        if before is not None and before.digest != agreement.digest:
+            raise FederationError(
+                f"run {agreement.run[:8]} has another agreement already; a new agreement needs a new run"
+            )
 
     def _current(self, run: str) -> _Run:
         """The run a message speaks of: the one at hand, or one that a restart interrupted."""
-        if self._run is not None and self._run.terms.run == run:
+        if self._run is not None and self._run.agreement.run == run:
             return self._run
         if not run.isalnum():
             raise FederationError(f"run {run!r} is unknown here")
         folder = self.folder / "runs" / run
-        terms = Store(folder).terms() if folder.is_dir() else None
-        if terms is None:
-            raise FederationError(f"run {run[:8]} is unknown here: its terms were not accepted")
-        if agreed.approved(self.folder) != terms.digest:
-            raise FederationError(f"run {run[:8]} has other terms than the owner approved")
-        self._check_noise(terms)
-        x, y = terms.encode(self.source)
-        if len(y) != terms.sizes[terms.number(self.name)]:
+        agreement = PartyStore(folder).agreement() if folder.is_dir() else None
+        if agreement is None:
+            raise FederationError(f"run {run[:8]} is unknown here: its agreement was not accepted")
+        if approved_digest(self.folder) != agreement.digest:
+            raise FederationError(f"run {run[:8]} has another agreement than the one the owner approved")
+        self._check_noise(agreement)
+        x, y = agreement.encode(self.source)
+        if len(y) != agreement.sizes[agreement.number(self.name)]:
             raise FederationError(f"this party no longer holds the records of run {run[:8]}")
-        self._run = _Run(self, terms, terms.experiment(x, y), x, y, Store(folder))
+        self._run = _Run(self, agreement, agreement.experiment(x, y), x, y, PartyStore(folder))
         self._say(f"back in run {run[:8]}")
         return self._run
 
@@ -210,7 +220,7 @@ class Node:
     ) -> bytes:
         return messages.pack(
             self.identity,
-            federation=self.federation.id,
+            federation=self.keyring.id,
             kind=kind,
             sender=self.name,
             to=messages.SERVER,
@@ -224,22 +234,28 @@ class _Run:
     """One run at one party."""
 
     def __init__(
-        self, node: Node, terms: Terms, experiment: build.Experiment, x: np.ndarray, y: np.ndarray, store: Store
+        self,
+        party: Party,
+        agreement: Agreement,
+        experiment: build.Experiment,
+        x: np.ndarray,
+        y: np.ndarray,
+        store: PartyStore,
     ) -> None:
-        self.terms, self.experiment, self.store = terms, experiment, store
-        self._ledger, self._say = node.ledger, node._say
-        self.client = terms.number(node.name)
-        self._dataset = data_id(node.ledger, path=str(node.source.path))
+        self.agreement, self.experiment, self.store = agreement, experiment, store
+        self._ledger, self._say = party.ledger, party._say
+        self.client = agreement.number(party.name)
+        self._dataset = data_id(party.ledger, path=str(party.source.path))
         self._check_memory()
-        # Under secure aggregation this node itself sees to it that enough others are in the sum; in the open no
+        # Under secure aggregation this party itself sees to it that enough others are in the sum; in the open no
         # other's noise hides an upload.
-        open_sums = terms.spec.aggregation == "off"
-        lacking = terms.spec.cohort_size - 1 if open_sums else terms.may_lack
+        open_sums = agreement.spec.aggregation == "off"
+        lacking = agreement.spec.cohort_size - 1 if open_sums else agreement.may_lack
         accountant = experiment.accountant(missing=lacking)
         self._conditions, self._releases = accountant.conditions, accountant.ledger_releases
-        simulation = agreed.simulation(experiment)
+        simulation = compiled.simulation(experiment)
         secret = None
-        if terms.spec.randomness == "os":
+        if agreement.spec.randomness == "os":
             words = np.frombuffer(store.secret()[:8], np.uint32)
             secret = random.wrap(words[None])
         self._engine = engines.ClientEngine(
@@ -247,39 +263,39 @@ class _Run:
             x,
             y,
             client=self.client,
-            seed=terms.spec.seed,
+            seed=agreement.spec.seed,
             hyper=compiled.compiled_hyper(experiment),
             design=experiment.plan.design,
             secret=secret,
         )
         self._engine.warm()
-        self._session = self._secagg_session(node)
+        self._session = self._secagg_session(party)
 
     def _check_memory(self) -> None:
         """A run goes on with the records and the ledger it began with. And an intent is older than its charge: a
-        folder that knows less than the ledger was deleted or restored, so that this node no longer knows what it
+        folder that knows less than the ledger was deleted or restored, so that this party no longer knows what it
         sent or which batches it used, and must not go on."""
         if self.store.dataset() not in (None, self._dataset):
             raise FederationError(
-                f"run {self.terms.run[:8]} began with other records, or with another ledger: bring back those it "
-                "began with, or start a new run"
+                f"run {self.agreement.run[:8]} began with other records or another ledger: "
+                "bring those back, or start a new run"
             )
         charged = [entry.rounds[0] for entry in self._charges()]
         newest = self.store.intent()
         forgotten = charged and (newest is None or newest.round < max(charged))
-        if newest is not None and self.terms.spec.randomness == "os":
+        if newest is not None and self.agreement.spec.randomness == "os":
             forgotten = forgotten or not self.store.has_secret()
         if forgotten:
             raise FederationError(
-                f"this party has answered rounds of run {self.terms.run[:8]} that its folder does not remember "
-                "(it was deleted or restored from a copy): the others can go on without it, or start a new run"
+                f"this party has answered rounds of run {self.agreement.run[:8]} that its folder does not "
+                "remember: it was deleted or restored from a copy. Go on without this party, or start a new run"
             )
         self.store.save_dataset(self._dataset)
 
     # Secure aggregation
 
-    def _secagg_session(self, node: Node) -> ClientSession | None:
-        rules = agreed.rules(self.experiment)
+    def _secagg_session(self, party: Party) -> ClientSession | None:
+        rules = secagg_rules(self.experiment)
         if rules is None:
             return None
         saved = self.store.secagg()
@@ -287,11 +303,11 @@ class _Run:
             return secagg_state.load_client(saved)
         session = ClientSession(
             self.client,
-            federation=session_id(self.terms),
-            server=node.federation.server,
+            federation=session_id(self.agreement),
+            server=party.keyring.server,
             rules=rules,
-            pins={number: node.federation.party(name).identity for number, name in enumerate(self.terms.names)},
-            signing=node.identity.private,
+            pins={number: party.keyring.party(name).identity for number, name in enumerate(self.agreement.names)},
+            signing=party.identity.private,
         )
         self.store.save_secagg(secagg_state.save_client(session))
         return session
@@ -299,8 +315,8 @@ class _Run:
     def enrol(self) -> dict[str, bytes]:
         return {} if self._session is None else {"hello": self._session.hello()}
 
-    def secagg(self, message: messages.Message) -> dict[str, bytes]:
-        """Enrolment after the terms, and opening a sum."""
+    def secagg(self, message: messages.SignedMessage) -> dict[str, bytes]:
+        """Enrolment after the agreement, and opening a sum."""
         session = self._need_session()
         body = message.bytes("secagg")
         answer: dict[str, bytes] = {}
@@ -317,12 +333,12 @@ class _Run:
 
     def _need_session(self) -> ClientSession:
         if self._session is None:
-            raise ProtocolAbort("these terms sum uploads in the open: there is nothing to mask or to open")
+            raise ProtocolAbort("this agreement sums uploads in the open: there is nothing to mask or to open")
         return self._session
 
     # Rounds
 
-    def round(self, message: messages.Message) -> tuple[dict[str, Any], dict[str, Any]]:
+    def round(self, message: messages.SignedMessage) -> tuple[dict[str, Any], dict[str, Any]]:
         """The upload of a round."""
         index = message.field("round", int)
         self._check_turn(index)
@@ -349,22 +365,22 @@ class _Run:
 
     def _check_turn(self, index: int) -> None:
         if not 0 <= index < len(self.experiment.cohorts):
-            raise FederationError(f"round {index}: the terms have {len(self.experiment.cohorts)} rounds")
+            raise FederationError(f"round {index}: the agreement has {len(self.experiment.cohorts)} rounds")
         if self.client not in self.experiment.cohorts[index]:
             raise FederationError(f"round {index}: this party was not drawn for it")
 
-    def _check_open(self, index: int, before: Pending | None) -> None:
+    def _check_open(self, index: int, before: PendingUpload | None) -> None:
         """Rounds only go up, and a round that was computed is never computed again."""
         newest = self.store.intent()
         here = max(-1 if before is None else before.round, -1 if newest is None else newest.round)
         if here > index:
-            raise FederationError(f"round {index} is over: this node is at round {here}")
+            raise FederationError(f"round {index} is over: this party is at round {here}")
         if newest is not None and newest.round == index and newest.outcome:
             if newest.outcome == COMPUTED:
                 raise FederationError(f"round {index} was computed before, and its upload is lost")
             raise ClientRefused(newest.outcome)
 
-    def _broadcast(self, message: messages.Message) -> list[np.ndarray]:
+    def _broadcast(self, message: messages.SignedMessage) -> list[np.ndarray]:
         leaves = [message.array(f"m{number}") for number in range(len(self._engine.message_shapes))]
         for leaf, (shape, dtype) in zip(leaves, self._engine.message_shapes, strict=True):
             if leaf.shape != shape or leaf.dtype != dtype:
@@ -374,8 +390,8 @@ class _Run:
         return leaves
 
     def _answer(
-        self, index: int, broadcast: list[np.ndarray], last_counted: int, before: Pending | None
-    ) -> Pending:
+        self, index: int, broadcast: list[np.ndarray], last_counted: int, before: PendingUpload | None
+    ) -> PendingUpload:
         own = self._own_state(last_counted, before)
         self._charge(index)
         began = time.perf_counter()
@@ -394,19 +410,19 @@ class _Run:
         )
         if problem:
             told = f"round {index}: {problem.split(':')[0]}"  # what follows the colon is for this party alone
-            self.store.save_intent(Intent(index, told))
+            self.store.save_intent(ChargedRound(index, told))
             raise ClientRefused(told)
-        pending = Pending(index, _digest(broadcast), answer.row, answer.state, answer.clamped)
+        pending = PendingUpload(index, _digest(broadcast), answer.row, answer.state, answer.clamped)
         self.store.save_pending(pending)
-        self.store.save_intent(Intent(index, COMPUTED))
+        self.store.save_intent(ChargedRound(index, COMPUTED))
         return pending
 
-    def _own_state(self, last_counted: int, before: Pending | None) -> list[np.ndarray]:
+    def _own_state(self, last_counted: int, before: PendingUpload | None) -> list[np.ndarray]:
         """The client's state, with the newest upload's if that counted. Under shuffled epochs a batch once used
         is never used again in that epoch, whatever the server says of it."""
         kept = self.store.state()
         newer = before is not None and (kept is None or kept.round < before.round)
-        always = self.terms.spec.batch_sampling == "shuffled"
+        always = self.agreement.spec.batch_sampling == "shuffled"
         if before is not None and newer and (always or last_counted == before.round):
             self.store.save_state(before.round, before.state)
             return before.state
@@ -417,11 +433,13 @@ class _Run:
         newest = self.store.intent()
         if newest is not None and newest.round == index and self._is_charged(index):
             return
-        self.store.save_intent(Intent(index, ""))
-        info = RoundInfo(index, self.client, self.terms.sizes[self.client], len(self.experiment.cohorts[index]))
+        self.store.save_intent(ChargedRound(index, ""))
+        info = RoundInfo(
+            index, self.client, self.agreement.sizes[self.client], len(self.experiment.cohorts[index])
+        )
         charge = Charge(EVERY_RECORD, [(self._releases(info), 1)])
         self._ledger.charge(
-            self.terms.run, self._dataset, [charge], rounds=(index, index + 1), conditions=self._conditions
+            self.agreement.run, self._dataset, [charge], rounds=(index, index + 1), conditions=self._conditions
         )
 
     def _is_charged(self, index: int) -> bool:
@@ -432,13 +450,13 @@ class _Run:
         return [
             entry
             for entry in self._ledger.history(self._dataset)
-            if entry.kind == "charge" and entry.run == self.terms.run
+            if entry.kind == "charge" and entry.run == self.agreement.run
         ]
 
 
-def session_id(terms: Terms) -> bytes:
+def session_id(agreement: Agreement) -> bytes:
     """What secure aggregation calls the federation: one for each run, so that no mask is ever used in two."""
-    return hashlib.sha256(f"dither {terms.federation} {terms.digest}".encode()).digest()
+    return hashlib.sha256(f"dither {agreement.federation} {agreement.digest}".encode()).digest()
 
 
 def versions() -> dict[str, str]:

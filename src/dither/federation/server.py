@@ -1,4 +1,4 @@
-"""The server of a federation: it gathers the parties, agrees on the terms, and runs the rounds.
+"""The server of a federation: it gathers the parties, makes the agreement, and runs the rounds.
 
 A round is announced to its cohort and closed with the answers that came before the deadline. With fewer than
 `federation.min_clients` answers it stays open: the server waits for parties to come back, and stops, to be started
@@ -22,9 +22,15 @@ import numpy as np
 from dither import data, methods
 from dither.errors import FederationError, ProtocolAbort, SpecError
 from dither.experiment import build, compiled, plots, train
-from dither.federation import agreement as agreed
 from dither.federation import engines, keys, mailbox, messages
-from dither.federation.agreement import Terms
+from dither.federation.agreement import (
+    Agreement,
+    collusion_notes,
+    federated_spec,
+    largest_norm,
+    least_clients,
+    secagg_rules,
+)
 from dither.federation.journal import Journal
 from dither.federation.party import session_id, versions
 from dither.federation.transport import Transport
@@ -36,7 +42,7 @@ from dither.spec import Spec
 WAIT_SECONDS = 3600.0  # for parties to come and for their owners to agree
 
 
-class Exam(NamedTuple):
+class EvaluationData(NamedTuple):
     """What the server knows of the data: how a table becomes features, and its own records to score models on."""
 
     schema: data.Schema | None
@@ -47,7 +53,7 @@ class Exam(NamedTuple):
     name: str
 
 
-def exam(spec: Spec, *, data_dir: str | Path | None = None) -> Exam:
+def load_evaluation_data(spec: Spec, *, data_dir: str | Path | None = None) -> EvaluationData:
     """From a spec: the catalogue's test records, or those of data.test_path; data.schema says how to encode
     them."""
     d = spec.data
@@ -55,7 +61,7 @@ def exam(spec: Spec, *, data_dir: str | Path | None = None) -> Exam:
         found = build.load_data(
             spec.with_values({"data.split": "given", "data.partition": "iid"}), data_dir=data_dir
         )
-        return Exam(found.schema, found.classes, found.image_shape, found.x_test, found.y_test, d.name)
+        return EvaluationData(found.schema, found.classes, found.image_shape, found.x_test, found.y_test, d.name)
     if not d.schema:
         raise SpecError(
             "a federation needs data.schema: bounds and categories that are known without looking at anybody's "
@@ -65,13 +71,13 @@ def exam(spec: Spec, *, data_dir: str | Path | None = None) -> Exam:
     name = schema.name or "own data"
     if not d.test_path or not spec.scored:
         width = len(schema.feature_names(d.features))
-        return Exam(
+        return EvaluationData(
             schema, schema.label.classes, (), np.zeros((0, width), np.float32), np.zeros(0, np.int32), name
         )
     encoded = schema.encode(data.read_table(d.test_path), d.encoding, d.features)
     if encoded.y is None:
         raise SpecError(f"data.test_path={d.test_path!r} has no labels")
-    return Exam(schema, schema.label.classes, (), encoded.x, encoded.y, name)
+    return EvaluationData(schema, schema.label.classes, (), encoded.x, encoded.y, name)
 
 
 class Coordinator:
@@ -83,23 +89,23 @@ class Coordinator:
         keys_folder: Path,
         spec: Spec,
         journal: Journal,
-        exam: Exam,
+        evaluation: EvaluationData,
         *,
         without: tuple[str, ...] = (),
         wait_seconds: float = WAIT_SECONDS,
         on_event: Callable[[str, dict[str, Any]], None] = lambda event, facts: None,
     ) -> None:
-        self.federation = keys.Federation.load(keys_folder)
+        self.keyring = keys.Keyring.load(keys_folder)
         self._identity = keys.Identity.load(keys_folder)
-        if self._identity.public != self.federation.server:
+        if self._identity.public != self.keyring.server:
             raise FederationError(f"identity.key in {str(keys_folder)!r} is not the one federation.json lists")
         for name in without:
-            self.federation.party(name)
-        self.names = tuple(party.name for party in self.federation.parties if party.name not in without)
+            self.keyring.party(name)
+        self.names = tuple(party.name for party in self.keyring.parties if party.name not in without)
         self._out = dict.fromkeys(without, "left out with --without")  # who is asked nothing, and why
         self._silent: set[str] = set()  # whose silence made a round void, and who cannot be done without
-        self.post = mailbox.Post(transport, self.federation, self._identity)
-        self.journal, self._exam, self._event = journal, exam, on_event
+        self.mailbox = mailbox.Mailbox(transport, self.keyring, self._identity)
+        self.journal, self._evaluation, self._event = journal, evaluation, on_event
         self._wait = wait_seconds
         self._asked_spec = spec
         if spec.method.endswith(".py"):
@@ -110,25 +116,25 @@ class Coordinator:
     def run(self) -> dict[str, Any]:
         """Everything; returns the summary. Whoever calls this holds the journal's lock."""
         began = time.monotonic()
-        self.terms = self._agree()
-        self.experiment = self.terms.experiment(self._exam.x[:0], self._exam.y[:0])
+        self.agreement = self._agree()
+        self.experiment = self.agreement.experiment(self._evaluation.x[:0], self._evaluation.y[:0])
         self._session = self._enrol()
         if not self._begun:
             made = {
                 **train.provenance(self.experiment),
-                "versions": {n: self.post.greeted[n] for n in self.terms.names},
+                "versions": {n: self.mailbox.greeted[n] for n in self.agreement.names},
             }
             self._create(made)
         self.engine = engines.ServerEngine(
-            agreed.simulation(self.experiment),
-            self._exam.x,
-            self._exam.y,
-            sizes=np.array(self.terms.sizes, np.int32),
-            seed=self.terms.spec.seed,
+            compiled.simulation(self.experiment),
+            self._evaluation.x,
+            self._evaluation.y,
+            sizes=np.array(self.agreement.sizes, np.int32),
+            seed=self.agreement.spec.seed,
             hyper=compiled.compiled_hyper(self.experiment),
             design=self.experiment.plan.design,
         )
-        done, leaves = self.journal.resume(self.terms)
+        done, leaves = self.journal.resume(self.agreement)
         if leaves is not None:
             self.engine.restore(leaves)
         self._last_counted = {n: line["round"] for line in self.journal.rounds() for n in line["counted"]}
@@ -136,7 +142,7 @@ class Coordinator:
         before = float(rows[-1]["seconds"]) if rows else 0.0
         total = len(self.experiment.cohorts)
         # An upload at most: words of 8 bytes, a seal's shares for each party, and what goes around them.
-        largest = 8 * self.engine.dimension + 256 * len(self.terms.names) + (1 << 16)
+        largest = 8 * self.engine.dimension + 256 * len(self.agreement.names) + (1 << 16)
         facts = {"rounds": total, "done": done, "folder": str(self.journal.path), "upload_bytes": largest}
         self._event("start", facts)
         for index in range(done, total):
@@ -145,7 +151,7 @@ class Coordinator:
             line["seconds"] = round(time.monotonic() - started, 3)
             last = index + 1 == total
             scores: dict[str, float] = {}
-            if last or (index + 1) % self.terms.spec.eval_every == 0:
+            if last or (index + 1) % self.agreement.spec.eval_every == 0:
                 scores = self.engine.evaluate()
                 row = {
                     "round": index + 1,
@@ -153,7 +159,7 @@ class Coordinator:
                     "seconds": round(before + time.monotonic() - began, 3),
                 }
                 self.journal.folder.append_metrics(row)
-            self.journal.complete(line, self.engine.save(), self.terms)
+            self.journal.complete(line, self.engine.save(), self.agreement)
             self._last_counted |= dict.fromkeys(line["counted"], index)
             self._event("round", {**line, **scores, "of": total})
         return self._finish()
@@ -162,68 +168,69 @@ class Coordinator:
 
     @property
     def _begun(self) -> bool:
-        """Whether every party has accepted the terms and is enrolled: from then on not all of them are needed."""
+        """Whether every party has accepted and is enrolled: from then on not all of them are needed."""
         return self.journal.path.joinpath("spec.toml").is_file()
 
-    def _agree(self) -> Terms:
-        """The terms, accepted by every party: those of the journal, or new ones from what parties hold."""
-        terms = self.journal.terms()
-        if terms is not None and self._begun:
+    def _agree(self) -> Agreement:
+        """The agreement, accepted by every party: the one in the journal, or a new one from what parties hold."""
+        agreement = self.journal.agreement()
+        if agreement is not None and self._begun:
             self._out |= {name: found["why"] for name, found in self.journal.excluded().items()}
-            self._check_left(terms)
-            self._gather(self._left(terms), agreed.least_clients(terms.spec))
-            return terms
-        if terms is not None and set(terms.names) != set(self.names):
-            self.journal.forget_terms()
-            terms = None
+            self._check_left(agreement)
+            self._gather(self._left(agreement), least_clients(agreement.spec))
+            return agreement
+        if agreement is not None and set(agreement.names) != set(self.names):
+            self.journal.forget_agreement()
+            agreement = None
         names = self.names
         self._gather(names, len(names))
-        if terms is None:
-            spec = agreed.federated(self._asked_spec, len(names), self._exam.name)
-            terms = Terms(
-                federation=self.federation.id,
+        if agreement is None:
+            spec = federated_spec(self._asked_spec, len(names), self._evaluation.name)
+            agreement = Agreement(
+                federation=self.keyring.id,
                 run=secrets.token_hex(8),
                 spec=spec,
-                schema=None if self._exam.schema is None else self._exam.schema.to_dict(),
-                classes=self._exam.classes,
-                num_features=self._exam.x.shape[1],
-                image_shape=self._exam.image_shape,
+                schema=None if self._evaluation.schema is None else self._evaluation.schema.to_dict(),
+                classes=self._evaluation.classes,
+                num_features=self._evaluation.x.shape[1],
+                image_shape=self._evaluation.image_shape,
                 names=names,
-                sizes=tuple(int(self.post.greeted[name]["records"]) for name in names),
+                sizes=tuple(int(self.mailbox.greeted[name]["records"]) for name in names),
             ).check()
-            terms.experiment(
-                self._exam.x[:0], self._exam.y[:0]
+            agreement.experiment(
+                self._evaluation.x[:0], self._evaluation.y[:0]
             )  # a spec that cannot run is refused before anybody is asked
-            self.journal.save_terms(terms)
+            self.journal.save_agreement(agreement)
         self._hellos: dict[str, bytes] = {}
 
-        def take(name: str, answer: messages.Message) -> None:
-            if answer.kind != "accepted" or answer.fields.get("digest") != terms.digest:
-                raise FederationError("it accepted other terms")
-            if terms.spec.aggregation != "off":
+        def take(name: str, answer: messages.SignedMessage) -> None:
+            if answer.kind != "accepted" or answer.fields.get("digest") != agreement.digest:
+                raise FederationError("it accepted another agreement")
+            if agreement.spec.aggregation != "off":
                 self._hellos[name] = answer.bytes("hello")
             self._event("accepted", {"party": name})
 
-        safe, warning = agreed.collusion(terms.spec)
-        told = {"digest": terms.digest, "parties": list(names), "collusion": safe, "warning": warning}
+        safe, warning = collusion_notes(agreement.spec)
+        told = {"digest": agreement.digest, "parties": list(names), "collusion": safe, "warning": warning}
         self._event("terms", told)
-        self._everybody("terms", names, {"terms": terms.to_dict()}, {}, take, "approve")
-        return terms
+        self._everybody("terms", names, {"terms": agreement.to_dict()}, {}, take, "approve")
+        return agreement
 
-    def _left(self, terms: Terms) -> tuple[str, ...]:
+    def _left(self, agreement: Agreement) -> tuple[str, ...]:
         """Parties that may be asked: all but those who are out, and those with another version of Dither."""
         own, theirs = (
             versions()["dither"],
-            {n: each["versions"]["dither"] for n, each in self.post.greeted.items()},
+            {n: each["versions"]["dither"] for n, each in self.mailbox.greeted.items()},
         )
-        return tuple(n for n in terms.names if n not in self._out and theirs.get(n, own) == own)
+        return tuple(n for n in agreement.names if n not in self._out and theirs.get(n, own) == own)
 
-    def _check_left(self, terms: Terms) -> None:
-        least = agreed.least_clients(terms.spec)
-        if len(set(terms.names) - set(self._out)) < least:
+    def _check_left(self, agreement: Agreement) -> None:
+        least = least_clients(agreement.spec)
+        if len(set(agreement.names) - set(self._out)) < least:
             why = "; ".join(f"{name} is out: {why}" for name, why in self._out.items())
             raise FederationError(
-                f"the terms ask for {least} of {len(terms.names)} parties, and {why}; start a new run without them"
+                f"the agreement asks for {least} of {len(agreement.names)} parties, and {why}; start a new run "
+                "without them"
             )
 
     def _gather(self, names: tuple[str, ...], least: int) -> None:
@@ -231,12 +238,12 @@ class Coordinator:
         until, seen = time.monotonic() + self._wait, time.monotonic()
         heard: set[str] = set()
         while True:
-            self.post.look()
-            for name in sorted(set(self.post.greeted) & set(names) - heard):
+            self.mailbox.look()
+            for name in sorted(set(self.mailbox.greeted) & set(names) - heard):
                 heard.add(name)
                 seen = time.monotonic()
-                self._event("joined", {"party": name, **self.post.greeted[name]})
-            own, theirs = versions()["dither"], {n: self.post.greeted[n]["versions"]["dither"] for n in heard}
+                self._event("joined", {"party": name, **self.mailbox.greeted[name]})
+            own, theirs = versions()["dither"], {n: self.mailbox.greeted[n]["versions"]["dither"] for n in heard}
             other = [f"{name} runs Dither {its}" for name, its in sorted(theirs.items()) if its != own]
             if len(names) - len(other) < least:
                 raise FederationError(f"{', '.join(other)}, the server {own}: a run needs one version")
@@ -250,7 +257,7 @@ class Coordinator:
                     f"out: {' '.join(f'--without {name}' for name in away)}"
                 )
             self._waiting("join", set(names) - heard)
-            self.post.transport.pause()
+            self.mailbox.transport.pause()
 
     def _everybody(
         self,
@@ -258,17 +265,17 @@ class Coordinator:
         names: tuple[str, ...],
         fields: Mapping[str, Any],
         arrays: Mapping[str, bytes],
-        take: Callable[[str, messages.Message], None],
+        take: Callable[[str, messages.SignedMessage], None],
         to: str,
     ) -> None:
         """Ask before the rounds, when nobody can be done without."""
         done: set[str] = set()
 
-        def taking(name: str, answer: messages.Message) -> None:
+        def taking(name: str, answer: messages.SignedMessage) -> None:
             take(name, answer)
             done.add(name)
 
-        without = self.post.ask(
+        without = self.mailbox.ask(
             kind,
             dict.fromkeys(names, (fields, arrays)),
             seconds=self._wait,
@@ -296,15 +303,15 @@ class Coordinator:
 
     def _create(self, provenance: Mapping[str, Any]) -> None:
         """Make of the journal's folder a run folder (spec.toml last: a folder that has it can be resumed)."""
-        schema = {} if self._exam.schema is None else {"schema.toml": self._exam.schema.to_toml()}
-        spec = self.terms.spec  # with the method's file as this machine knows it
+        schema = {} if self._evaluation.schema is None else {"schema.toml": self._evaluation.schema.to_toml()}
+        spec = self.agreement.spec  # with the method's file as this machine knows it
         options = {f"method_options.{key}": value for key, value in spec.method_options.items()}
         spec = spec.with_values({"method": self._asked_spec.method, **options})
-        self.journal.folder.begin_files({"run": self.terms.run, **provenance}, spec, schema)
+        self.journal.folder.begin_files({"run": self.agreement.run, **provenance}, spec, schema)
 
     def _enrol(self) -> ServerSession | None:
         """Secure aggregation: everybody signs the same roster, once for a run."""
-        rules = agreed.rules(self.experiment)
+        rules = secagg_rules(self.experiment)
         if rules is None:
             return None
         saved = self.journal.secagg()
@@ -312,37 +319,39 @@ class Coordinator:
             session = secagg_state.load_server(saved)
         else:
             session = ServerSession(
-                federation=session_id(self.terms),
+                federation=session_id(self.agreement),
                 rules=rules,
-                pins={n: self.federation.party(name).identity for n, name in enumerate(self.terms.names)},
+                pins={n: self.keyring.party(name).identity for n, name in enumerate(self.agreement.names)},
                 signing=self._identity.private,
             )
         if session.roster is None:
-            for name in self.terms.names:
+            for name in self.agreement.names:
                 session.hello(self._hellos[name])
         roster = session.make_roster()
         self.journal.save_secagg(secagg_state.save_server(session))
         if self._begun:
             return session
 
-        def ask(kind: str, body: bytes, take: Callable[[str, messages.Message], None]) -> None:
-            self._everybody(kind, self.terms.names, {"run": self.terms.run}, {"secagg": body}, take, "enrol")
+        def ask(kind: str, body: bytes, take: Callable[[str, messages.SignedMessage], None]) -> None:
+            self._everybody(
+                kind, self.agreement.names, {"run": self.agreement.run}, {"secagg": body}, take, "enrol"
+            )
 
         ask("roster", roster, lambda name, answer: session.confirm(answer.bytes("secagg")))
         self.journal.save_secagg(secagg_state.save_server(session))
         ask("confirmed", session.confirmed(), lambda name, answer: None)
-        self._event("enrolled", {"parties": list(self.terms.names)})
+        self._event("enrolled", {"parties": list(self.agreement.names)})
         return session
 
     # Rounds
 
     def _round(self, index: int) -> dict[str, Any]:
         cohort = [int(client) for client in self.experiment.cohorts[index]]
-        names, least = self.terms.names, agreed.least_clients(self.terms.spec)
-        self._check_left(self.terms)
-        before, left = set(self.journal.excluded()), self._left(self.terms)
+        names, least = self.agreement.names, least_clients(self.agreement.spec)
+        self._check_left(self.agreement)
+        before, left = set(self.journal.excluded()), self._left(self.agreement)
         asked = [client for client in cohort if names[client] in left]
-        found = _Found(np.zeros(self.engine.dimension, np.float32), set(), {}, 0)
+        found = _RoundResult(np.zeros(self.engine.dimension, np.float32), set(), {}, 0)
         if len(asked) >= least:  # else without effect: nobody is asked, so nobody is charged
             collect = self._collect_open if self._session is None else self._collect_masked
             found = collect(index, asked)
@@ -368,26 +377,26 @@ class Coordinator:
 
     @property
     def _deadline(self) -> float:
-        return self.terms.spec.federation.round_timeout
+        return self.agreement.spec.federation.round_timeout
 
     def _question(
         self, index: int, name: str, message: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        fields = {"run": self.terms.run, "round": index, "last_counted": self._last_counted.get(name, -1)}
+        fields = {"run": self.agreement.run, "round": index, "last_counted": self._last_counted.get(name, -1)}
         return fields, dict(message)
 
-    def _collect_open(self, index: int, cohort: list[int]) -> _Found:
+    def _collect_open(self, index: int, cohort: list[int]) -> _RoundResult:
         """Uploads as they are; the server checks each."""
-        names, numbers = self.terms.names, {self.terms.names[client]: client for client in cohort}
+        names, numbers = self.agreement.names, {self.agreement.names[client]: client for client in cohort}
         message = {f"m{number}": leaf for number, leaf in enumerate(self.engine.message())}
         questions = {name: self._question(index, name, message) for name in numbers}
         rows: dict[int, np.ndarray] = {}
         refused: dict[int, str] = {}
 
-        def take(name: str, answer: messages.Message) -> None:
+        def take(name: str, answer: messages.SignedMessage) -> None:
             rows[numbers[name]] = self._checked(answer, index)
 
-        least = agreed.least_clients(self.terms.spec)
+        least = least_clients(self.agreement.spec)
         attempts = 0
         while True:
             attempts += 1
@@ -397,9 +406,9 @@ class Coordinator:
                 break
             self._too_few(index, len(rows), least, {names[c] for c in cohort if c not in rows}, attempts, refused)
         order = [client for client in cohort if client in rows]
-        return _Found(self.engine.sum([rows[client] for client in order]), set(rows), refused, attempts)
+        return _RoundResult(self.engine.sum([rows[client] for client in order]), set(rows), refused, attempts)
 
-    def _checked(self, answer: messages.Message, index: int) -> np.ndarray:
+    def _checked(self, answer: messages.SignedMessage, index: int) -> np.ndarray:
         if answer.kind != "upload" or answer.fields.get("round") != index:
             raise FederationError(
                 f"it answered round {index} with {answer.kind!r} of {answer.fields.get('round')}"
@@ -409,7 +418,7 @@ class Coordinator:
             raise FederationError(f"its upload has shape {row.shape}, expected ({self.engine.dimension},)")
         if not np.isfinite(row).all():
             raise FederationError("its upload is not finite")
-        largest = agreed.largest_norm(self.terms.spec, self.engine.dimension)
+        largest = largest_norm(self.agreement.spec, self.engine.dimension)
         norm = float(np.linalg.norm(row.astype(np.float64)))
         if norm > largest * (1 + _ROUNDING):
             raise FederationError(f"its upload has norm {norm:.4g}, federation.max_norm is {largest:g}")
@@ -421,11 +430,11 @@ class Coordinator:
         kind: str,
         questions: Mapping[str, Any],
         numbers: Mapping[str, int],
-        take: Callable[[str, messages.Message], None],
+        take: Callable[[str, messages.SignedMessage], None],
         **more: Any,
     ) -> dict[int, str]:
         """Ask within a round: whose answers do not count, by number, and why. Liars are excluded."""
-        without = self.post.ask(
+        without = self.mailbox.ask(
             kind,
             questions,
             seconds=self._deadline,
@@ -437,12 +446,12 @@ class Coordinator:
             self._exclude(index, name, why)
         return {numbers[name]: why for name, why in without.reasons.items()}
 
-    def _collect_masked(self, index: int, cohort: list[int]) -> _Found:
+    def _collect_masked(self, index: int, cohort: list[int]) -> _RoundResult:
         """Sums by secure aggregation: the server sees masked words, and opens the sum of those who stayed."""
         session = self._need_session()
-        names, least = self.terms.names, agreed.least_clients(self.terms.spec)
+        names, least = self.agreement.names, least_clients(self.agreement.spec)
         numbers = {name: number for number, name in enumerate(names)}
-        nothing = _Found(np.zeros(self.engine.dimension, np.float32), set(), {}, 0)
+        nothing = _RoundResult(np.zeros(self.engine.dimension, np.float32), set(), {}, 0)
         standing = session.standing(index)
         if standing == "over":
             return nothing  # killed while it was being opened: this round stays without effect
@@ -454,7 +463,7 @@ class Coordinator:
         while True:
             announce = session.announcement()
             self.journal.save_secagg(secagg_state.save_server(session))
-            left = self._left(self.terms)
+            left = self._left(self.agreement)
             asked = [names[client] for client in session.missing if names[client] in left]
             questions = {name: self._question(index, name, {**message, "announce": announce}) for name in asked}
             refused |= self._ask(
@@ -482,11 +491,13 @@ class Coordinator:
             """Who gave no answer that counts, and why where they said so."""
             came: set[str] = set()
 
-            def taking(name: str, answer: messages.Message) -> None:
+            def taking(name: str, answer: messages.SignedMessage) -> None:
                 take(answer.bytes("secagg"))
                 came.add(name)
 
-            questions = {names[each]: ({"run": self.terms.run}, {"secagg": body}) for each, body in bodies.items()}
+            questions = {
+                names[each]: ({"run": self.agreement.run}, {"secagg": body}) for each, body in bodies.items()
+            }
             reasons = self._ask(index, kind, questions, numbers, taking, enough=lambda: session.ready)
             return set(questions) - came, reasons
 
@@ -511,11 +522,11 @@ class Coordinator:
             return found
         how = build.aggregation(self.experiment)
         if how is None:
-            raise ProtocolAbort("a sum was opened under terms without secure aggregation")
+            raise ProtocolAbort("a sum was opened under an agreement without secure aggregation")
         total = encoding.decode(session.open(), how.how)
         if how.noise_std is None:  # noise on the integers comes after the projection, and leaves the ball
             # A masked vector cannot be looked at. Honest ones lie in a ball, so their sum lies in one, too.
-            largest = agreed.largest_norm(self.terms.spec, self.engine.dimension) * len(session.cohort)
+            largest = largest_norm(self.agreement.spec, self.engine.dimension) * len(session.cohort)
             total *= min(1.0, largest / max(float(np.linalg.norm(total)), largest))
         return found._replace(total=total, counted=set(session.cohort))
 
@@ -525,7 +536,7 @@ class Coordinator:
         done without, the second such round of one of them ends the run: parties are charged for rounds without
         effect."""
         new = silent - set(self._out)
-        if len(set(self._left(self.terms)) - new) < agreed.least_clients(self.terms.spec):
+        if len(set(self._left(self.agreement)) - new) < least_clients(self.agreement.spec):
             if again := silent & self._silent:
                 raise FederationError(
                     f"round {index + 1} could not be opened: no help from {', '.join(sorted(again))}, for the "
@@ -546,8 +557,8 @@ class Coordinator:
         self, index: int, came: int, least: int, missing: set[str], tries: int, refused: Mapping[int, str]
     ) -> None:
         """Wait for parties to come back, or give up when they do not or will not."""
-        final = {self.terms.names[client]: why for client, why in refused.items()}
-        if tries >= _MOST_TRIES or len(self.terms.names) - len(final) < least:
+        final = {self.agreement.names[client]: why for client, why in refused.items()}
+        if tries >= _MOST_TRIES or len(self.agreement.names) - len(final) < least:
             said = f"; {final}" if final else ""
             raise FederationError(
                 f"round {index + 1} has {came} of at least {least} answers, missing: "
@@ -565,25 +576,25 @@ class Coordinator:
         made = self.experiment.first_rounds(len(lines))
         # Of a round that was left while it was being opened nobody knows who was in the sum that the server saw.
         void = [str(line["round"] + 1) for line in lines if not line["counted"]]
-        most_missing = self.terms.may_lack if void else int(np.asarray(state.missing)[0])
+        most_missing = self.agreement.may_lack if void else int(np.asarray(state.missing)[0])
         summary = train.summarise(made, rows, np.asarray(state.participation)[0], most_missing)
         summary["federation"] = {
-            "id": self.federation.id[:16],
-            "terms": self.terms.digest,
+            "id": self.keyring.id[:16],
+            "terms": self.agreement.digest,
             "parties": {
                 name: {
                     "records": size,
                     "counted": sum(name in line["counted"] for line in lines),
                     "missing": sum(name in line["missing"] for line in lines),
                     "refused": sum(name in line["refused"] for line in lines),
-                    "bytes_up": self.post.bytes_up.get(name, 0),
-                    "bytes_down": self.post.bytes_down.get(name, 0),
+                    "bytes_up": self.mailbox.bytes_up.get(name, 0),
+                    "bytes_down": self.mailbox.bytes_down.get(name, 0),
                 }
-                for name, size in zip(self.terms.names, self.terms.sizes, strict=True)
+                for name, size in zip(self.agreement.names, self.agreement.sizes, strict=True)
             },
             "excluded": self.journal.excluded(),
-            "aggregation": self.terms.spec.aggregation,
-            "colluders": self.terms.spec.colluders,
+            "aggregation": self.agreement.spec.aggregation,
+            "colluders": self.agreement.spec.colluders,
             "most_missing": most_missing,
             "void_rounds": int(np.asarray(state.void)[0]),
             "seconds_a_round": float(np.median([line["seconds"] for line in lines])) if lines else 0.0,
@@ -601,12 +612,15 @@ class Coordinator:
             )
         folder.save_model(train.named_leaves(self.engine.params()))
         if self.engine.scored:
-            title = f"{self.terms.spec.method}, {len(self.terms.names)} parties"
-            plots.draw_run(rows, folder.path / "plot.png", title=title, subtitle=self._exam.name)
+            title = f"{self.agreement.spec.method}, {len(self.agreement.names)} parties"
+            plots.draw_run(rows, folder.path / "plot.png", title=title, subtitle=self._evaluation.name)
         folder.save_summary(summary)
-        told = {"run": self.terms.run, "rounds": len(lines), "accuracy": rows[-1]["test_accuracy"]}
-        self.post.ask(
-            "finish", {name: (told, {}) for name in self.terms.names}, seconds=10.0, take=lambda name, answer: None
+        told = {"run": self.agreement.run, "rounds": len(lines), "accuracy": rows[-1]["test_accuracy"]}
+        self.mailbox.ask(
+            "finish",
+            {name: (told, {}) for name in self.agreement.names},
+            seconds=10.0,
+            take=lambda name, answer: None,
         )
         self._event("done", {"folder": str(folder.path)})
         return summary
@@ -616,7 +630,7 @@ _MOST_TRIES = 3
 _ROUNDING = 1e-5  # of a norm that a party computed in float32
 
 
-class _Found(NamedTuple):
+class _RoundResult(NamedTuple):
     """A round's sum, and who is in it."""
 
     total: np.ndarray

@@ -52,7 +52,7 @@ def serve(
     from dither.federation.flower.superlink import SuperLink
 
     keys_folder, run_folder = keys_folder.resolve(), run_folder.resolve()
-    federation = keys.Federation.load(keys_folder)
+    keyring = keys.Keyring.load(keys_folder)
     ends = keys.expiry(keys_folder / "server.pem")
     if ends < datetime.now(UTC):
         raise FederationError(
@@ -78,7 +78,7 @@ def serve(
             "wait": f"{wait_seconds:g}",
         }
         link, coordinators = SuperLink(run_folder, env=environment, **files), list[int]()
-        nodes = [party.node_key for party in federation.parties]
+        nodes = [party.node_key for party in keyring.parties]
         gate = Gate(host, port, inside=link.inside, nodes=nodes, **files)
 
         def up() -> None:
@@ -87,7 +87,7 @@ def serve(
                 gate.open = False
                 link.__exit__()
                 link.__enter__()
-                for party in federation.parties:
+                for party in keyring.parties:
                     link.register(party.node_key, party.name)
                 gate.open = True
 
@@ -103,7 +103,7 @@ def serve(
         try:
             up()
             with gate:
-                parties = [party.name for party in federation.parties]
+                parties = [party.name for party in keyring.parties]
                 on_event("listening", {"address": f"{host}:{port}", "parties": parties})
                 _watch(run_folder, progress, start, link.alive, hear, coordinators)
         finally:
@@ -286,7 +286,7 @@ def coordinate(transport: Any, config: Mapping[str, Any]) -> None:
             Path(str(config["keys"])),
             spec,
             journal,
-            server.exam(spec),
+            server.load_evaluation_data(spec),
             without=tuple(name for name in str(config.get("without", "")).split(",") if name),
             wait_seconds=float(str(config.get("wait") or 3600)),
             on_event=lambda event, facts: journal.progress(event, **facts),

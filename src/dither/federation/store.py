@@ -1,6 +1,6 @@
-"""What a node must still know after a restart: one folder a run, every file whole or not at all.
+"""What a party must still know after a restart: one folder a run, every file whole or not at all.
 
-    terms.json       the terms its owner approved
+    terms.json       the agreement its owner approved
     data.json        the ledger's name of the records it began with
     secret.key       opens its streams of batches; never leaves (mode 0600)
     state.npz        the client's state after the last round that counted, and that round
@@ -9,7 +9,7 @@
     secagg.json      keys and rules of secure aggregation (mode 0600)
     log.jsonl        one line for every round answered or refused
 
-A node that has forgotten what it sent refuses to go on with the run: the ledger knows of rounds that intent.json
+A party that has forgotten what it sent refuses to go on with the run: the ledger knows of rounds that intent.json
 does not, intent.json of an upload that is gone, others of keys that secagg.json had. What cannot be noticed is an
 older copy of this folder together with an older copy of the ledger, or two copies in use at once: never restore it
 from a backup.
@@ -31,14 +31,14 @@ import numpy as np
 
 from dither.errors import DamagedFile
 from dither.experiment.folder import read_checked, to_json, write_bytes, write_checked
-from dither.federation.agreement import Terms
+from dither.federation.agreement import Agreement
 
 # Never from a copy: see above.
 _ADVICE = "this party cannot go on with the run: the others can without it, or start a new run"
 
 
-class Pending(NamedTuple):
-    """The newest upload of a node."""
+class PendingUpload(NamedTuple):
+    """The newest upload of a party."""
 
     round: int
     broadcast: str  # digest of the broadcast it answers
@@ -47,7 +47,7 @@ class Pending(NamedTuple):
     clamped: int
 
 
-class Kept(NamedTuple):
+class ClientState(NamedTuple):
     """The client's state after a round."""
 
     round: int
@@ -57,14 +57,14 @@ class Kept(NamedTuple):
 COMPUTED = "computed"
 
 
-class Intent(NamedTuple):
+class ChargedRound(NamedTuple):
     """The newest round that is charged, or about to be."""
 
     round: int
     outcome: str  # empty until it is computed; then COMPUTED, or why its update must not leave
 
 
-class Store:
+class PartyStore:
     """The files of one run at one party."""
 
     def __init__(self, folder: Path) -> None:
@@ -72,11 +72,11 @@ class Store:
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
 
-    def terms(self) -> Terms | None:
-        return Terms.load(self.folder / "terms.json", _ADVICE)
+    def agreement(self) -> Agreement | None:
+        return Agreement.load(self.folder / "terms.json", _ADVICE)
 
-    def save_terms(self, terms: Terms) -> None:
-        terms.save(self.folder / "terms.json")
+    def save_agreement(self, agreement: Agreement) -> None:
+        agreement.save(self.folder / "terms.json")
 
     def dataset(self) -> str | None:
         found = self._json("data.json", "id")
@@ -100,29 +100,29 @@ class Store:
     def has_secret(self) -> bool:
         return (self.folder / "secret.key").is_file()
 
-    def state(self) -> Kept | None:
+    def state(self) -> ClientState | None:
         found = self._arrays("state.npz")
-        return None if found is None else Kept(found[0]["round"], found[1])
+        return None if found is None else ClientState(found[0]["round"], found[1])
 
     def save_state(self, round: int, leaves: list[np.ndarray]) -> None:
         self._save_arrays("state.npz", {"round": round}, leaves)
 
-    def pending(self) -> Pending | None:
+    def pending(self) -> PendingUpload | None:
         found = self._arrays("pending.npz")
         if found is None:
             return None
         meta, (row, *state) = found
-        return Pending(meta["round"], meta["broadcast"], row, state, meta["clamped"])
+        return PendingUpload(meta["round"], meta["broadcast"], row, state, meta["clamped"])
 
-    def save_pending(self, pending: Pending) -> None:
+    def save_pending(self, pending: PendingUpload) -> None:
         meta = {"round": pending.round, "broadcast": pending.broadcast, "clamped": pending.clamped}
         self._save_arrays("pending.npz", meta, [pending.row, *pending.state])
 
-    def intent(self) -> Intent | None:
-        found = self._json("intent.json", *Intent._fields)
-        return None if found is None else Intent(int(found["round"]), str(found["outcome"]))
+    def intent(self) -> ChargedRound | None:
+        found = self._json("intent.json", *ChargedRound._fields)
+        return None if found is None else ChargedRound(int(found["round"]), str(found["outcome"]))
 
-    def save_intent(self, intent: Intent) -> None:
+    def save_intent(self, intent: ChargedRound) -> None:
         write_checked(self.folder / "intent.json", intent._asdict())
 
     def secagg(self) -> bytes | None:

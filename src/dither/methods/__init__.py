@@ -45,7 +45,7 @@ _approved: dict[str, bytes] = {}  # name#digest -> the file's content
 
 def approve(path: str | Path) -> str:
     """Let a file of this machine be a method under a name that says nothing of paths: its own, and its SHA-256.
-    Terms of a federation name methods in this way, and are heard only where the owner approved that content."""
+    An agreement names methods in this way, and is heard only where the owner approved that content."""
     try:
         content = Path(path).read_bytes()
     except OSError:

@@ -47,7 +47,7 @@ def _run(given: argparse.Namespace, command: str) -> int:
     for figure in chosen:
         own = [point for point in missing if point.figure == figure.id]
         if own:
-            seconds = sum(computing.seconds(point.spec, kind) for point in own)
+            seconds = sum(computing.estimated_seconds(point.spec, kind) for point in own)
             print(f"{figure.id}: {len(own)} runs to make, about {seconds:.0f} s and compilation", flush=True)
     if given.estimate:
         return 0

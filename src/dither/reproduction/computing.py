@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 from dither import data
 from dither.errors import DataError
-from dither.experiment import build, sizing, sweeps
-from dither.experiment.sizing import seconds
+from dither.experiment import build
+from dither.experiment.sweep import Outcome, batches
+from dither.experiment.sweep.batches import estimated_seconds
 from dither.reproduction.cache import Cache
 from dither.reproduction.figure import Figure, Record, point_key
 from dither.simulation.devices import device, device_kind, versions
@@ -68,9 +69,9 @@ def compute(
     for point in wanted:
         spec = point.spec
         records = replace(spec.data, partition="iid", similarity=0.0)  # what is loaded does not depend on these
-        groups.setdefault((records, sweeps.program(spec), point.gradient_norm), []).append(point)
+        groups.setdefault((records, batches.program(spec), point.gradient_norm), []).append(point)
     kind = device_kind()
-    total, done = sum(seconds(point.spec, kind) for point in wanted), 0.0
+    total, done = sum(estimated_seconds(point.spec, kind) for point in wanted), 0.0
     loaded: tuple[Any, data.Dataset] | None = None
     for (which, _, gradient_norm), members in groups.items():
         if which.name in refused:
@@ -82,8 +83,8 @@ def compute(
             except DataError as error:
                 refused[which.name] = f"{which.name} is not available here: {error}"
                 continue
-        share = sum(seconds(member.spec, kind) for member in members)
-        batches = _Batches(members, cache)
+        share = sum(estimated_seconds(member.spec, kind) for member in members)
+        keeper = _Batches(members, cache)
 
         def advance(
             rounds: int, of: int, base: float = done, share: float = share, figure: str = members[0].figure
@@ -92,12 +93,12 @@ def compute(
                 on_progress(Progress(base + share * rounds / max(of, 1), total, figure))
 
         advance(0, 1)
-        sweeps.sweep(
+        batches.train_specs(
             [member.spec for member in members],
             dataset=loaded[1],
             on_evaluation=advance,
-            on_batch=batches.keep,
-            max_runs=lambda experiment: sizing.runs_at_once(experiment, kind),
+            on_batch=keeper.keep,
+            max_runs=lambda experiment: batches.runs_at_once(experiment, kind),
             gradient_norm=gradient_norm,
         )
         done += share
@@ -111,14 +112,14 @@ class _Batches:
         self._members, self._cache = members, cache
         self._since = time.perf_counter()
 
-    def keep(self, batch: dict[int, sweeps.Outcome]) -> None:
+    def keep(self, batch: dict[int, Outcome]) -> None:
         now = time.perf_counter()
         each, self._since = (now - self._since) / len(batch), now
         for number, outcome in batch.items():
             self._cache.put(self._members[number].key, record(outcome, each))
 
 
-def record(outcome: sweeps.Outcome, seconds: float) -> Record:
+def record(outcome: Outcome, seconds: float) -> Record:
     """A finished run as the cache keeps it."""
     names = outcome.metrics[0].keys()
     columns: dict[str, list[float]] = {

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from dither.methods.theory import dp_scaffold as theory
-from dither.methods.theory import dp_scaffold_convergence as convergence
+from dither.methods import dp_scaffold
+from dither.methods.dp_scaffold import NoiseScheme, ScaffoldParams
 from dither.reproduction.figure import Claim, Figure, Line, Panel, Scale, Table, Values, View
 from dither.reproduction.judging import Verdict, all_of, fact, needs_seeds, ordered_within_noise
 from dither.reproduction.labels import ACCURACY, IMAGE_STAND_IN
@@ -24,7 +24,7 @@ SCHEDULES = {0: "constant", 1: "rounds", 2: "steps"}
 # Fig. 3 of the paper, formulas only (methods: σ_0² = 8, one-sample gradient variance 1).
 LOCAL_STEPS = 200
 INITIAL_VARIANCE = 8.0
-TRAINING = convergence.Training(
+TRAINING = dp_scaffold.ScaffoldTraining(
     num_clients=40, cohort_size=8, batch_size=500, server_lr=2.0, control_error=1.0, gradient_variance=1.0
 )
 DECAY = {0: 1.0, 1: 0.998, 2: 0.99998}
@@ -34,26 +34,26 @@ LAST_ROUND = 700
 ROUNDS = np.arange(10, LAST_ROUND + 1, 5)
 
 
-def schedule(scheme: int, rounds: Any) -> theory.Schedule:
+def schedule(scheme: int, rounds: Any) -> NoiseScheme:
     """The noise of Fig. 3 over this many rounds."""
-    return theory.Schedule(scheme, rounds, LOCAL_STEPS, DECAY[scheme], DECAY_START)
+    return NoiseScheme(scheme, rounds, LOCAL_STEPS, DECAY[scheme], DECAY_START)
 
 
-def privacy(schedule: theory.Schedule, alpha: float, const: float, clip_norm: float) -> theory.Params:
+def privacy(schedule: NoiseScheme, alpha: float, const: float, clip_norm: float) -> ScaffoldParams:
     """8 of 40 users, 500 of 2,500 records, and what the paper does not say of its numbers (S6)."""
-    return theory.Params(schedule, 500, clip_norm, client_rate=0.2, data_rate=0.2, alpha=alpha, const=const)
+    return ScaffoldParams(schedule, 500, clip_norm, client_rate=0.2, data_rate=0.2, alpha=alpha, const=const)
 
 
 def bound(scheme: int, rounds: np.ndarray) -> np.ndarray:
     """Corollary 1, 2 or 3 at the best learning rate, eqs (11)-(13)."""
-    errors = convergence.error_terms_closed(TRAINING, schedule(scheme, rounds), initial_variance=INITIAL_VARIANCE)
-    return np.asarray(convergence.convergence_optimal(errors, num_rounds=rounds, initial_distance=1.0).total)
+    errors = dp_scaffold.error_terms_closed(TRAINING, schedule(scheme, rounds), initial_variance=INITIAL_VARIANCE)
+    return np.asarray(dp_scaffold.convergence_optimal(errors, num_rounds=rounds, initial_distance=1.0).total)
 
 
 def leakage(scheme: int, rounds: np.ndarray) -> np.ndarray:
     """The claimed ε as the paper's number was made: order 2, constant 2, L = 2 (S6)."""
     params = privacy(schedule(scheme, rounds), alpha=2.0, const=2.0, clip_norm=2.0)
-    return np.asarray(theory.epsilon_of_noise(params, initial_variance=INITIAL_VARIANCE, delta=1e-5))
+    return np.asarray(dp_scaffold.epsilon_of_noise(params, initial_variance=INITIAL_VARIANCE, delta=1e-5))
 
 
 def formula_panels(view: View) -> list[Panel]:
@@ -108,7 +108,7 @@ def leakage_is_ordered(view: View) -> Verdict:
     words, holds = [], True
     for decay in (DECAY[2], DECAY[1]):
         effective = [
-            np.asarray(theory.effective_rounds(schedule(scheme, rounds)._replace(decay=decay)))
+            np.asarray(dp_scaffold.effective_rounds(schedule(scheme, rounds)._replace(decay=decay)))
             for scheme in (1, 2)
         ]
         later = slice(1, None)  # in the first round after R_th scheme 2 starts one step later
@@ -125,11 +125,11 @@ def printed_numbers() -> Table:
     """DP-SCAFFOLD's 11.5147, 7.6769 and rounds 497/428 (S6): what can be made again, and what cannot."""
 
     def epsilon(order: float, const: float, clip: float, rounds: int, steps: int) -> float:
-        params = privacy(theory.Schedule(0, rounds, steps), order, const, clip)
-        return float(theory.epsilon_of_noise(params, initial_variance=INITIAL_VARIANCE, delta=1e-5))
+        params = privacy(NoiseScheme(0, rounds, steps), order, const, clip)
+        return float(dp_scaffold.epsilon_of_noise(params, initial_variance=INITIAL_VARIANCE, delta=1e-5))
 
     def last(scheme: int, decay: float, steps: int, budget: float) -> int:
-        return theory.last_round_within(theory.Schedule(scheme, budget, steps, decay, DECAY_START))
+        return dp_scaffold.last_round_within(NoiseScheme(scheme, budget, steps, decay, DECAY_START))
 
     # If 600 rounds of scheme 0 leak 0.0016 and the budget is the rounded 7.6769, it lasts for a little more.
     rounded = 600 * float(7.6769 - np.log(1e5) / 1.5) / 0.0016
@@ -216,8 +216,8 @@ def stop(scheme: int) -> Callable[[View, int], int]:
         if not view.proven:
             decay = scheme_values(view, scheme)["privacy.noise_decay"]
             start = base.privacy.noise_decay_start
-            return theory.last_round_within(
-                theory.Schedule(scheme, base.num_rounds, base.local_steps, decay, start)
+            return dp_scaffold.last_round_within(
+                NoiseScheme(scheme, base.num_rounds, base.local_steps, decay, start)
             )
         budget = view.accounts.proven_epsilon(view.spec(scheme_values(view, 0), seed))
         return view.accounts.proven_stop(view.spec(scheme_values(view, scheme), seed), budget)

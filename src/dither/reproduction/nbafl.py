@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dither.methods.theory import nbafl_convergence as theory
-from dither.methods.theory.nbafl import Params
+from dither.methods import nbafl
 from dither.reproduction.constants import METHOD, estimate
 from dither.reproduction.figure import Axis, Claim, Figure, Line, Panel, Scale, Table, Values, View
 from dither.reproduction.judging import (
@@ -277,7 +276,7 @@ FIG7 = Figure(
 # Fig. 8
 
 PROXIMAL = 10.0  # μ of the bound, of which the paper says nothing
-REFERENCE = theory.LossConstants(1.0, 1.0, 0.5, 1.2, PROXIMAL, 2.3)  # made up, so that the bound has a value
+REFERENCE = nbafl.LossConstants(1.0, 1.0, 0.5, 1.2, PROXIMAL, 2.3)  # made up, so that the bound has a value
 
 
 def constants(view: View) -> Mapping[str, Any]:
@@ -285,32 +284,32 @@ def constants(view: View) -> Mapping[str, Any]:
     return view.accounts.estimated("nbafl-constants", spec, estimate)
 
 
-def loss_constants(view: View) -> theory.LossConstants:
+def loss_constants(view: View) -> nbafl.LossConstants:
     found = constants(view)
     names = ("smoothness", "lipschitz", "pl_constant", "dissimilarity", "initial_gap")
     rho, beta, ell, b, gap = (float(found[name]) for name in names)
     # λ_2 < 0 needs μ > ρB + ρB²/2; twice that contracts most, and is taken where 10 is not enough.
     needed = rho * b + rho * b**2 / 2
-    return theory.LossConstants(rho, beta, ell, b, PROXIMAL if needed < PROXIMAL else 2 * needed, gap)
+    return nbafl.LossConstants(rho, beta, ell, b, PROXIMAL if needed < PROXIMAL else 2 * needed, gap)
 
 
-def bound(view: View, loss: theory.LossConstants, epsilon: float) -> tuple[np.ndarray, np.ndarray]:
+def bound(view: View, loss: nbafl.LossConstants, epsilon: float) -> tuple[np.ndarray, np.ndarray]:
     """Theorem 2 as printed over T."""
     rounds = np.arange(1, 201)
     spec = view.base
-    params = Params(
+    params = nbafl.NbaflParams(
         float(spec.method_options["param_clip"]),
         spec.data.records_per_client,
         spec.method_options["exposures"],
         rounds,
         spec.num_clients,
     )
-    found = theory.convergence(loss, params, epsilon=epsilon, delta=spec.privacy.delta)
+    found = nbafl.convergence(loss, params, epsilon=epsilon, delta=spec.privacy.delta)
     return rounds, np.asarray(found.total)
 
 
 def theorem_panels(view: View) -> list[Panel]:
-    def line(name: str, loss: Callable[[View], theory.LossConstants], e: float, dashed: bool) -> Line:
+    def line(name: str, loss: Callable[[View], nbafl.LossConstants], e: float, dashed: bool) -> Line:
         return Line(f"{eps(e)}, {name}", formula=lambda view: bound(view, loss(view), e), dashed=dashed)
 
     runs = [Line(eps(e), {"privacy.epsilon": e}) for e in view.grid("epsilon")]
@@ -345,7 +344,7 @@ def same_shape(view: View) -> Verdict:
 
 def theorem_tables(view: View) -> list[Table]:
     found, loss = constants(view), loss_constants(view)
-    contraction = float(theory.contraction(loss))
+    contraction = float(nbafl.contraction(loss))
     rows = [
         {"constant": name, "estimated": f"{float(value):.4g}", "reference": f"{float(reference):g}"}
         for name, value, reference in (
@@ -355,11 +354,11 @@ def theorem_tables(view: View) -> list[Table]:
             ("B, dissimilarity", loss.dissimilarity, REFERENCE.dissimilarity),
             ("Θ, initial gap", loss.initial_gap, REFERENCE.initial_gap),
             ("μ of the bound (chosen)", loss.proximal, PROXIMAL),
-            ("P (must lie in 0 … 1)", contraction, theory.contraction(REFERENCE)),
+            ("P (must lie in 0 … 1)", contraction, nbafl.contraction(REFERENCE)),
         )
     ]
     conditions = "; ".join(
-        f"{text} {'holds' if holds else 'fails'}" for text, holds in theory.convergence_conditions(loss)
+        f"{text} {'holds' if holds else 'fails'}" for text, holds in nbafl.convergence_conditions(loss)
     )
     looks = ", ".join(map(str, found["rounds"]))
     note = (

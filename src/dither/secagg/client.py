@@ -37,7 +37,7 @@ NO_SHARE = b"\xff" * shamir.SHARE_BYTES  # no element of the field: what I was s
 
 
 @dataclass
-class _Attempt:
+class _AnsweredAttempt:
     """The newest attempt this client uploaded for: enough to make the same upload again, and no other."""
 
     cohort: Cohort
@@ -78,7 +78,7 @@ class ClientSession:
         self.nonce = primitives.fresh_key()
         self.roster: Roster | None = None
         self.enrolled = False
-        self._attempt: _Attempt | None = None
+        self._attempt: _AnsweredAttempt | None = None
         self._seeds: dict[int, bytes] = {}
 
     # Enrolment
@@ -144,7 +144,7 @@ class ClientSession:
         ]
         if known is None:
             seed = primitives.fresh_key() if self.who in cohort.committee else b""
-            known = _Attempt(cohort, plaintext, seed, self._seal(cohort, seed) if seed else b"")
+            known = _AnsweredAttempt(cohort, plaintext, seed, self._seal(cohort, seed) if seed else b"")
         if known.seed:
             streams.append((cohort.seal_key(known.seed, self.who), 1))
         primitives.mask(masked, streams)
@@ -203,7 +203,7 @@ class ClientSession:
     def _keys(self) -> bytes:
         return self.signing.public + self.agreement.public + self.nonce
 
-    def _accept(self, message: bytes) -> tuple[Cohort, _Attempt | None]:
+    def _accept(self, message: bytes) -> tuple[Cohort, _AnsweredAttempt | None]:
         """The cohort of an acceptable announcement, and the attempt if it is the one already answered."""
         cohort = Cohort.read(self._from_server(message, Kind.ANNOUNCE), self._enrolled_roster())
         if self.who not in cohort.ids:
@@ -242,7 +242,7 @@ class ClientSession:
             raise ProtocolAbort(f"{_place(cohort)} changes the round's threshold or length")
         return cohort, None
 
-    def _about_newest(self, message: bytes, kind: Kind) -> tuple[_Attempt, Message, Reader]:
+    def _about_newest(self, message: bytes, kind: Kind) -> tuple[_AnsweredAttempt, Message, Reader]:
         """A message about the newest attempt that this client uploaded for, read up to its digest."""
         received, newest = self._from_server(message, kind), self._attempt
         what = kind.name.lower()

@@ -35,7 +35,7 @@ class _Seal:
 
 
 @dataclass
-class _Attempt:
+class _OpenAttempt:
     """The attempt that is open."""
 
     cohort: Cohort
@@ -47,7 +47,7 @@ class _Attempt:
     over: bool = False  # opened, or a restart came between
 
     @classmethod
-    def empty(cls, cohort: Cohort, *, over: bool = False) -> _Attempt:
+    def empty(cls, cohort: Cohort, *, over: bool = False) -> _OpenAttempt:
         return cls(cohort, np.zeros(cohort.dimension, np.dtype(f"<u{cohort.roster.rules.word_bytes}")), over=over)
 
 
@@ -67,7 +67,7 @@ class ServerSession:
         self.roster: Roster | None = None
         self._members: dict[int, Member] = {}
         self._confirmations: dict[int, bytes] = {}
-        self._attempt: _Attempt | None = None
+        self._attempt: _OpenAttempt | None = None
 
     # Enrolment
 
@@ -145,7 +145,7 @@ class ServerSession:
                     raise ProtocolAbort("a later attempt may only lose clients, and must lose one")
                 attempt, threshold = before.cohort.attempt + 1, before.cohort.threshold
         opened = Cohort(roster, round_index, attempt, threshold, dimension, ids).check()
-        self._attempt = _Attempt.empty(opened)
+        self._attempt = _OpenAttempt.empty(opened)
         return self.announcement()
 
     def announcement(self) -> bytes:
@@ -321,14 +321,14 @@ class ServerSession:
     # Inside
 
     @staticmethod
-    def _keep_share(open_: _Attempt, maker: int, who: int, share: bytes) -> None:
+    def _keep_share(open_: _OpenAttempt, maker: int, who: int, share: bytes) -> None:
         """Keep a share if it is the one that its maker committed to."""
         seal, number = open_.seals[maker], open_.cohort.number(who)
         if primitives.same(open_.cohort.commitment(maker, number, share), seal.commitments[who]):
             seal.shares[who] = share
 
     @staticmethod
-    def _seed(open_: _Attempt, maker: int) -> bytes:
+    def _seed(open_: _OpenAttempt, maker: int) -> bytes:
         """The seed that a seal's shares join to; empty where that is not the one committed to."""
         seal, cohort = open_.seals[maker], open_.cohort
         if not seal.seed:
@@ -344,12 +344,12 @@ class ServerSession:
             raise ProtocolAbort("the roster is not closed yet")
         return self.roster
 
-    def _open(self) -> _Attempt:
+    def _open(self) -> _OpenAttempt:
         if self._attempt is None:
             raise ProtocolAbort("no round is open")
         return self._attempt
 
-    def _from_member(self, message: bytes, kind: Kind) -> tuple[Message, _Attempt]:
+    def _from_member(self, message: bytes, kind: Kind) -> tuple[Message, _OpenAttempt]:
         """A message of this attempt by a client of its cohort."""
         open_, roster = self._open(), self._roster()
         received = parse(message, federation=self.federation, expect=kind)

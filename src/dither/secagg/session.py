@@ -1,6 +1,6 @@
 """A whole federation in one process, for simulation and tests: every message is really serialised and parsed.
 
-    federation = Federation(16, FixedPoint(num_clients=10))
+    federation = LocalFederation(16, FixedPoint(num_clients=10))
     summed = federation.sum(0, {3: words, 5: words, 9: words}, lost={9: "before-upload"})
     summed.total        # words of 3 plus words of 5, modulo 2^k
     summed.survivors    # (3, 5)
@@ -44,7 +44,7 @@ class Summed(NamedTuple):
     unmask_seconds: float
 
 
-class Federation:
+class LocalFederation:
     """`num_clients` clients, numbered from 0, enrolled with one server.
 
     `threshold` (None: the smallest safe one for each round's cohort), `colluders`, `min_clients` and `neighbours`

@@ -73,7 +73,7 @@ def load_client(data: bytes) -> ClientSession:
         session.roster = _roster(session.federation, state["roster"])
         session.enrolled = bool(state["enrolled"])
         if (found := state["attempt"]) is not None and session.roster is not None:
-            session._attempt = clients._Attempt(
+            session._attempt = clients._AnsweredAttempt(
                 _read_cohort(session.roster, found),
                 bytes.fromhex(found["plaintext"]),
                 bytes.fromhex(found["seed"]),
@@ -120,7 +120,7 @@ def load_server(data: bytes) -> ServerSession:
         session.roster = _roster(session.federation, state["roster"])
         session._confirmations = {int(who): bytes.fromhex(found) for who, found in state["confirmations"].items()}
         if (found := state["attempt"]) is not None and session.roster is not None:
-            session._attempt = servers._Attempt.empty(
+            session._attempt = servers._OpenAttempt.empty(
                 _read_cohort(session.roster, found), over=bool(found["over"])
             )
         return session

@@ -136,10 +136,10 @@ class Aggregator:
         self.enrol_seconds = 0.0
         self._federation = None
         if aggregation.mode == "real":
-            from dither.secagg.session import Federation
+            from dither.secagg.session import LocalFederation
 
             began = time.perf_counter()
-            self._federation = Federation(
+            self._federation = LocalFederation(
                 num_clients,
                 aggregation.how,
                 threshold=aggregation.threshold or None,

@@ -240,7 +240,7 @@ class Spec:
 
     @property
     def colluders(self) -> int:
-        """What `privacy.colluders` comes to in a simulation; the terms of a federation name the number."""
+        """What `privacy.colluders` comes to in a simulation; the agreement of a federation names the number."""
         return max(self.privacy.colluders, 0)
 
     # To and from other forms

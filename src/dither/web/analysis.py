@@ -18,7 +18,6 @@ import numpy as np
 
 from dither import accounting, data
 from dither.accounting.accountant import without_rates
-from dither.data.sources import obtain
 from dither.errors import DataError
 from dither.experiment.build import (
     Experiment,
@@ -32,7 +31,7 @@ from dither.experiment.plan.knobs import WHOLE, clip_key
 from dither.experiment.plan.pricing import Price, first_noise
 from dither.experiment.plan.shapes import Material
 from dither.methods import METHODS
-from dither.methods.theory.common import failing
+from dither.methods.formulas import failing
 from dither.spec import Spec
 from dither.types import RoundInfo
 from dither.web.computing import NotComputed
@@ -68,17 +67,15 @@ def assemble(spec: Spec, data_dir: str | None = None) -> Experiment:
     """The spec brought to life, from data that is on this machine."""
     if spec.data.path:
         return build_experiment(spec)
-    entry = data.entries().get(spec.data.name)
-    if entry is None:
+    if spec.data.name not in data.entries():
         raise NotComputed(f"{spec.data.name!r} is no data set of the catalogue")
-    if entry.remote is not None:
-        try:
-            obtain(entry.remote._replace(sources=()), data_dir=data_dir)
-        except DataError:
-            raise NotComputed(
-                f"{spec.data.name} is not on this machine, and the page fetches nothing; `dither data get "
-                f"{spec.data.name}` does"
-            ) from None
+    try:
+        data.get(spec.data.name, data_dir=data_dir, download=False)
+    except DataError:
+        raise NotComputed(
+            f"{spec.data.name} is not on this machine, and the page fetches nothing; `dither data get "
+            f"{spec.data.name}` does"
+        ) from None
     return build_experiment(spec, data_dir=data_dir)
 
 

@@ -49,14 +49,19 @@ _JOURNAL = "dither.federation.journal"
 
 PHASES = {
     # A node, in the order of a round
-    "terms": (_NODE, "Node._terms", "after", lambda *_: -1),
+    "terms": (_NODE, "Party._agree_to", "after", lambda *_: -1),
     "roster": (_NODE, "_Run.secagg", "after", lambda self, m, *_: -1 if m.kind == "roster" else None),
     "enrolled": (_NODE, "_Run.secagg", "after", lambda self, m, *_: -1 if m.kind == "confirmed" else None),
     "announce": (_NODE, "_Run._check_turn", "before", _index),
     "charging": (_NODE, "_Run._charge", "before", _index),
     "charged": (_NODE, "_Run._charge", "after", _index),
     "trained": ("dither.federation.engines", "ClientEngine.answer", "after", lambda self, m, own, i, *_: i),
-    "before upload": (_NODE, "Node._handle", "after", lambda self, m, *_: _LAST[1] if m.kind == "round" else None),
+    "before upload": (
+        _NODE,
+        "Party._handle",
+        "after",
+        lambda self, m, *_: _LAST[1] if m.kind == "round" else None,
+    ),
     "half an upload": (
         _FLEET,
         "_Connection._call",
@@ -68,14 +73,19 @@ PHASES = {
     "after upload": (_FLEET, "_Connection.reply", "after", lambda *_: _LAST[1] if _LAST[0] == "round" else None),
     "unseal asked": (
         _NODE,
-        "Node._handle",
+        "Party._handle",
         "before",
         lambda self, m, *_: _LAST[1] if m.kind == "unseal" else None,
     ),
-    "unseal saved": (_NODE, "Node._handle", "after", lambda self, m, *_: _LAST[1] if m.kind == "unseal" else None),
+    "unseal saved": (
+        _NODE,
+        "Party._handle",
+        "after",
+        lambda self, m, *_: _LAST[1] if m.kind == "unseal" else None,
+    ),
     "unseal sent": (_FLEET, "_Connection.reply", "after", lambda *_: _LAST[1] if _LAST[0] == "unseal" else None),
     # The server, in the order of a round
-    "server: terms": (_JOURNAL, "Journal.save_terms", "after", lambda *_: -1),
+    "server: terms": (_JOURNAL, "Journal.save_agreement", "after", lambda *_: -1),
     "server: roster": (
         _COORDINATOR,
         "Coordinator._everybody",
@@ -88,7 +98,7 @@ PHASES = {
         "before",
         lambda s, kind, *_: -1 if kind == "confirmed" else None,
     ),
-    "server: announce": ("dither.federation.mailbox", "Post.ask", "before", _of_kind("round")),
+    "server: announce": ("dither.federation.mailbox", "Mailbox.ask", "before", _of_kind("round")),
     "server: collecting": (
         _SESSION,
         "ServerSession.upload",
@@ -171,7 +181,7 @@ def _taps(folder):
         (_SESSION, "ServerSession.open", "result", lambda words: keep("sum", pickle.dumps(words))),
         (
             "dither.federation.store",
-            "Store.save_pending",
+            "PartyStore.save_pending",
             "before",
             lambda arguments: keep("row", pickle.dumps(arguments[1].row)),
         ),
@@ -215,7 +225,7 @@ def _wrap(module, name, when, call):
     honest = getattr(owner, last)
 
     def wrapped(*arguments, **more):
-        if name == "Node._handle":
+        if name == "Party._handle":
             _handled(arguments[1])
         if when == "before":
             call(arguments)
@@ -232,7 +242,7 @@ def _wrap(module, name, when, call):
 _wanted = []
 if os.environ.get("DITHER_TEST_FAULTS"):
     # Whoever waits for uploads must know which round a node is in, also where no fault is wanted there.
-    _wanted += [(_NODE, "Node._handle", "none", None), *_faults(Path(os.environ["DITHER_TEST_FAULTS"]))]
+    _wanted += [(_NODE, "Party._handle", "none", None), *_faults(Path(os.environ["DITHER_TEST_FAULTS"]))]
 if os.environ.get("DITHER_TEST_TAPS"):
     _wanted += _taps(Path(os.environ["DITHER_TEST_TAPS"]))
 if _wanted:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dither.federation.flower import require
-from dither.federation.flower.fleet import Quiet, body_of, content
+from dither.federation.flower.fleet import IdleTimer, body_of, content
 from dither.federation.flower.grid import GridTransport
 
 _LENGTH = struct.Struct("<Q")
@@ -66,7 +66,7 @@ def hand_over(path: Path, body: bytes) -> bytes:
 
 
 def answer_at(
-    path: Path, answer: Callable[[bytes], bytes], *, until: Callable[[], bool], quiet: Quiet | None = None
+    path: Path, answer: Callable[[bytes], bytes], *, until: Callable[[], bool], quiet: IdleTimer | None = None
 ) -> None:
     """Serve `hand_over` at a Unix socket that its owner alone may use, until `until()`."""
     path.unlink(missing_ok=True)

@@ -42,19 +42,19 @@ class Server:
     memory: Path  # remembers this node's number at the SuperLink, to take its place back after a crash
 
 
-class Lost(Exception):
+class ConnectionLost(Exception):
     """The connection broke: connect anew."""
 
 
-class _Refused(Lost):
+class _RequestRejected(ConnectionLost):
     """The SuperLink understood and said no."""
 
 
-class Unreadable(Lost):
+class UnreadableMessage(ConnectionLost):
     """Parts that make no message of Flower's."""
 
 
-class Quiet:
+class IdleTimer:
     """How long nothing has been asked: said now and then, and ended with `FederationError` after `seconds`."""
 
     def __init__(self, where: str, seconds: float, say: Callable[[str], None]) -> None:
@@ -97,7 +97,7 @@ def serve(
     the server may not be trusted or does not know this node."""
     require()
     pause, since, tries = _FIRST_PAUSE, time.monotonic(), 0
-    quiet = Quiet(f"the server at {server.address}", idle, say)
+    quiet = IdleTimer(f"the server at {server.address}", idle, say)
     while not until():
         try:
             with _Connection(server) as connection:
@@ -116,7 +116,7 @@ def serve(
                         quiet.heard()
                         rest = _ASK_SECONDS
                 time.sleep(_LINGER_SECONDS)
-        except Lost as error:
+        except ConnectionLost as error:
             away = time.monotonic() - since
             if away > patience:
                 raise FederationError(
@@ -176,11 +176,11 @@ class _Connection:
             request = ActivateNodeRequest(public_key=self._public, heartbeat_interval=_HEARTBEAT_SECONDS)
             try:
                 answer = self._call(self._client.ActivateNode, request)
-            except _Refused:
+            except _RequestRejected:
                 self._leave_first()
                 try:
                     answer = self._call(self._client.ActivateNode, request)
-                except _Refused:
+                except _RequestRejected:
                     raise FederationError(
                         f"{self._server.address} does not admit this node: {self._server.key.name} is no "
                         "registered key of this federation, or another process with this key is connected"
@@ -199,7 +199,7 @@ class _Connection:
 
         if not self._server.memory.is_file():
             return
-        with suppress(_Refused, ValueError):  # a number that cannot be read is as good as none
+        with suppress(_RequestRejected, ValueError):  # a number that cannot be read is as good as none
             number = int(self._server.memory.read_text(encoding="ascii"))
             self._call(self._client.DeactivateNode, DeactivateNodeRequest(node_id=number))
 
@@ -209,7 +209,7 @@ class _Connection:
         self._stop.set()
         try:
             self._call(self._client.DeactivateNode, DeactivateNodeRequest(node_id=self._node.node_id))
-        except (Lost, FederationError):
+        except (ConnectionLost, FederationError):
             pass  # it may be gone already
         finally:
             self._beat.join(1.0)
@@ -244,7 +244,7 @@ class _Connection:
             if found.object_found and found.object_available:
                 return found.object_content
             time.sleep(_ASK_SECONDS)
-        raise Lost("a message that never became complete")
+        raise ConnectionLost("a message that never became complete")
 
     def reply(self, body: bytes) -> None:
         """Answer the message that `next` gave."""
@@ -293,11 +293,11 @@ class _Connection:
                     self._client.SendNodeHeartbeat,
                     SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=_HEARTBEAT_SECONDS),
                 )
-            except (Lost, FederationError):
+            except (ConnectionLost, FederationError):
                 continue  # whoever asks for messages meets the same trouble, and says so
 
     def _call(self, method: Callable[[Any], Any], request: Any) -> Any:
-        """One call: what may heal is `Lost`, what will not is `FederationError`."""
+        """One call: what may heal is `ConnectionLost`, what will not is `FederationError`."""
         import httpx
 
         try:
@@ -310,13 +310,13 @@ class _Connection:
                     "party of this federation, and is the clock right?"
                 ) from None
             if 400 <= code < 500:
-                raise _Refused(f"HTTP {code}") from None
-            raise Lost(f"HTTP {code}") from None
+                raise _RequestRejected(f"HTTP {code}") from None
+            raise ConnectionLost(f"HTTP {code}") from None
         except httpx.TransportError as error:
             self._judge(error)
-            raise Lost(str(error) or type(error).__name__) from None
+            raise ConnectionLost(str(error) or type(error).__name__) from None
         except ValueError as error:  # no message of Flower's
-            raise Lost(f"an answer that cannot be read: {error}") from None
+            raise ConnectionLost(f"an answer that cannot be read: {error}") from None
 
     def _judge(self, error: BaseException) -> None:
         """A server that may not be trusted is no broken connection."""
@@ -357,9 +357,9 @@ def inflated(tree: Any, part: Callable[[str], bytes | None]) -> Any:
     try:
         whole = inflate_object_from_contents(tree.object_id, contents)
     except Exception as error:  # whatever comes of bytes that anybody may have sent
-        raise Unreadable(f"a message that cannot be read: {type(error).__name__}") from None
+        raise UnreadableMessage(f"a message that cannot be read: {type(error).__name__}") from None
     if not isinstance(whole, Message):
-        raise Unreadable(f"a {type(whole).__name__} in the place of a message")
+        raise UnreadableMessage(f"a {type(whole).__name__} in the place of a message")
     return whole
 
 

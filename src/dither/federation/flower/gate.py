@@ -94,7 +94,7 @@ class Gate:
         from cryptography.hazmat.primitives.serialization import load_ssh_public_key
         from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-        self.most_bytes = _SMALL  # of an upload; more when the terms are known
+        self.most_bytes = _SMALL  # of an upload; more when the agreement is known
         self.open = True  # else nodes are told to come back: who is inside does not know them yet
         keys: list[Any] = [load_ssh_public_key(each.encode()) for each in nodes]
         self._keys = {public_key_to_bytes(each): each for each in keys}

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from concurrent.futures import Future, wait
 from typing import Any
 
-from dither.federation.flower.fleet import Unreadable, body_of, content, inflated
+from dither.federation.flower.fleet import UnreadableMessage, body_of, content, inflated
 
 _SHORT, _LONG = 0.03, 0.3  # seconds between two looks: right after something came or went, and at most
 _LOOK_SECONDS = 0.1  # how long fetching may take before the others are handed on
@@ -93,7 +93,7 @@ class GridTransport:
 
         try:
             whole = inflated(tree, part)
-        except Unreadable:
+        except UnreadableMessage:
             return b""  # no message of ours either: whoever sent it is named for that
         if whole is None:
             return None  # its sender died in the middle of it

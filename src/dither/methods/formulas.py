@@ -1,18 +1,21 @@
-"""What the five papers share: the classical Gaussian constant, zCDP and RDP conversions, argument checks.
+"""What the papers' formulas share: the classical Gaussian constant, zCDP and RDP conversions, argument checks.
 
-Citations: Dwork and Roth, "The Algorithmic Foundations of Differential Privacy", 2014 (Theorem A.1, the
-classical Gaussian mechanism); Bun and Steinke, "Concentrated Differential Privacy", TCC 2016 (zCDP);
-Mironov, "Rényi Differential Privacy", CSF 2017 (RDP).
+Dwork and Roth, "The Algorithmic Foundations of Differential Privacy", 2014 (Theorem A.1, the classical Gaussian
+mechanism); Bun and Steinke, "Concentrated Differential Privacy", TCC 2016 (zCDP); Mironov, "Rényi Differential
+Privacy", CSF 2017 (RDP).
 
-| paper | code |
-|---|---|
-| ε, δ | `epsilon`, `delta` |
-| c = √(2 ln(1.25/δ)) | `gaussian_constant` |
-| ρ | `rho` |
-| α (Rényi order) | `alpha` |
+| paper | code | | paper | code |
+|---|---|---|---|---|
+| ε, δ | `epsilon`, `delta` | | ρ | `rho` |
+| c = √(2 ln(1.25/δ)) | `gaussian_constant` | | α (Rényi order) | `alpha` |
 
-Deviations: none. G1: the classical constant is proved for ε < 1 only. G6: these conversions are loose; the
-tighter ones live in `dither.accounting`.
+A method's sections `# Noise`, `# Privacy` and `# Convergence` are NumPy float64. They say what the *paper* says;
+where it is wrong, `corrected=True` or a function whose name ends in `_corrected` says so with the erratum's id.
+Proven ε is the business of `dither.accounting`. What a theorem speaks of is one immutable tuple, which `_replace`
+varies. Its fields and the other arguments may be arrays that broadcast: a bound over a grid is one call.
+
+Deviations: none. G1: the classical constant is proved for ε < 1 only. G6: these conversions are loose; the tighter
+ones are in `dither.accounting`.
 """
 
 from __future__ import annotations
@@ -133,3 +136,25 @@ def epsilon_from_rdp(*, rdp: Float, alpha: Float, delta: Float) -> Float:
     leak, a, d = f64(rdp, alpha, delta)
     with np.errstate(divide="ignore", invalid="ignore"):
         return scalar(np.where(a > 1.0, leak + np.log(1.0 / d) / (a - 1.0), np.inf))
+
+
+# Convergence
+
+
+class BoundTerms(dict[str, Any]):
+    """A bound as its named terms, also read as attributes; `total` is the bound."""
+
+    def __getattr__(self, name: str) -> Float:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"no term {name!r}; there are {', '.join(self)}") from None
+
+    @property
+    def total(self) -> Float:
+        """The sum of the terms."""
+        return sum(self.values())
+
+    def scaled(self, factor: Float) -> BoundTerms:
+        """Every term times `factor`."""
+        return BoundTerms({name: scalar(factor * term) for name, term in self.items()})

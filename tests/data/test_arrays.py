@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dither import data
-from dither.data import folders, mapped
+from dither.data import arrays, memmap
 from dither.errors import DataError
 
 
@@ -62,11 +62,11 @@ def test_a_folder_holds_what_an_npz_holds(tmp_path, shape, kind, given_test):
 
 
 def test_rows_are_read_in_any_order_from_several_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(mapped, "_ROWS", 16)  # many pieces, shared by several threads
+    monkeypatch.setattr(memmap, "_ROWS", 16)  # many pieces, shared by several threads
     (x, _), (more, _) = records(200), records(100, seed=1)
     folder = write(tmp_path / "a", x=x, more=more)
-    one, other = (data.Mapped([np.load(folder / f"{name}.npy", mmap_mode="r")]) for name in ("x", "more"))
-    both = data.Mapped.joined(one[np.arange(0, 200, 2)], other)
+    one, other = (data.MappedArray([np.load(folder / f"{name}.npy", mmap_mode="r")]) for name in ("x", "more"))
+    both = data.MappedArray.concatenate(one[np.arange(0, 200, 2)], other)
     expected = np.concatenate([x[::2], more])
     assert both.shape == expected.shape
     assert both.nbytes == expected.nbytes
@@ -91,7 +91,7 @@ def test_pages_that_were_read_do_not_stay_in_memory(tmp_path):
         out = np.zeros((len(rows), 256), np.float32)
         np.take(array, rows, axis=0, out=out, mode="clip")
         assert resident() > 20e6  # what a mapping does by itself
-        data.Mapped([array]).read(rows, out)
+        data.MappedArray([array]).read(rows, out)
         assert (out == 1).all()
         assert resident() < 4e6
 
@@ -100,7 +100,7 @@ def test_streamed_records_are_never_turned_into_an_array_by_accident(tmp_path):
     x, y = records()
     found = data.load(path=write(tmp_path / "a", x=x, y=y), stream="yes")
     for careless in (np.asarray, lambda a: np.concatenate([a, a]), np.mean):
-        with pytest.raises(DataError, match=r"240 records .* are streamed from the disk"):
+        with pytest.raises(DataError, match=r"240 records .* are streamed from disk"):
             careless(found.x_train)
 
 
@@ -108,10 +108,10 @@ def test_auto_streams_what_half_of_the_free_memory_lacks(tmp_path, monkeypatch):
     x, y = records()
     folder = write(tmp_path / "a", x=x, y=y)
     for free, streamed in ((2 * x.nbytes + 1, False), (2 * x.nbytes - 1, True)):
-        monkeypatch.setattr(folders, "free_memory", lambda free=free: free)
+        monkeypatch.setattr(arrays, "free_memory", lambda free=free: free)
         assert data.load(path=folder).streamed == streamed
     monkeypatch.undo()
-    assert 0 < folders.free_memory() < float("inf")
+    assert 0 < arrays.free_memory() < float("inf")
 
 
 def test_groups_and_classes_of_a_folder(tmp_path):
@@ -178,29 +178,31 @@ def test_what_is_digested_is_what_is_read(tmp_path, monkeypatch):
     x, y = records()
     folder, other = write(tmp_path / "a", x=x, y=y), write(tmp_path / "b", x=x + 1)
     before = data.load(path=folder, stream="yes")
-    examined = folders._examined
+    examine = arrays._examine
 
     def replaced(*arguments):
         if (other / "x.npy").exists():
             os.replace(other / "x.npy", folder / "x.npy")
-        return examined(*arguments)
+        return examine(*arguments)
 
-    monkeypatch.setattr(folders, "_examined", replaced)
+    monkeypatch.setattr(arrays, "_examine", replaced)
     found = data.load(path=folder, stream="no")
     assert not (other / "x.npy").exists()
     assert found.x_train.tobytes() == whole(before.x_train).tobytes()
     assert found.ledger_digest == before.ledger_digest != data.folder_digest(folder)
-    assert np.array_equal(found.rows, before.rows)
+    assert np.array_equal(found.record_hashes, before.record_hashes)
 
 
 def test_a_number_that_is_not_finite_is_found_wherever_it_is(tmp_path, monkeypatch):
-    monkeypatch.setattr(folders, "_PIECE", 1024)
+    monkeypatch.setattr(arrays, "_BLOCK_BYTES", 1024)
     x, y = records()
     for row, column, value in ((0, 0, np.nan), (151, 2, np.inf), (299, 4, -np.inf)):
         bad = x.copy()
         bad[row, column] = value
         folder = write(tmp_path / f"a{row}", x=bad, y=y)
-        with pytest.raises(DataError, match=f"feature {column} of record {row} in x.npy is {value}, not finite"):
+        with pytest.raises(
+            DataError, match=f"feature {column} of record {row} in x.npy is {value}, which is not finite"
+        ):
             data.load(path=folder, stream="yes")
     large = x.astype(np.float64)
     large[7, 1] = 1e300  # finite, and not as the float32 that it becomes
@@ -243,7 +245,7 @@ def test_a_file_longer_than_its_array_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("x_test.npy", "x_test.npy' is a link to 'gone', which is not there"),
+        ("x_test.npy", "x_test.npy' is a link to 'gone', which does not exist"),
         ("groups.npy", "groups.npy' is a link to 'gone'"),
         ("classes.json", "classes.json' cannot be read as JSON: .*No such file"),
     ],
@@ -259,9 +261,9 @@ def test_a_link_to_nowhere_is_not_an_absent_file(tmp_path, name, message):
 def test_more_records_than_can_be_numbered_are_refused(tmp_path, monkeypatch):
     (x, y), (x_test, y_test) = records(), records(50, seed=1)
     folder = write(tmp_path / "a", x=x, y=y, x_test=x_test, y_test=y_test)
-    monkeypatch.setattr(folders, "_MOST", 350)
+    monkeypatch.setattr(arrays, "_MAX_RECORDS", 350)
     assert len(data.load(path=folder, stream="yes").x_test) == 50
-    monkeypatch.setattr(folders, "_MOST", 349)
+    monkeypatch.setattr(arrays, "_MAX_RECORDS", 349)
     with pytest.raises(DataError, match="300 training and 50 test records; at most 349 together"):
         data.load(path=folder)
 
@@ -272,11 +274,11 @@ def test_what_a_folder_does_not_take_is_said(tmp_path):
     np.savez(tmp_path / "a.npz", x=x, y=y)
     with pytest.raises(DataError, match=r"label is given, but a folder of .npy files holds arrays"):
         data.load(path=folder, label="outcome")
-    with pytest.raises(DataError, match=r"is no folder of .npy files"):
+    with pytest.raises(DataError, match=r"is not a folder of .npy files"):
         data.load(path=tmp_path / "a.npz", stream="yes")
-    with pytest.raises(DataError, match="is no folder; beside a folder of records give another one"):
+    with pytest.raises(DataError, match="is not a folder; the records are one"):
         data.load(path=folder, test_path=tmp_path / "a.npz")
-    with pytest.raises(DataError, match=r"is a folder; here a .csv, .parquet or .npz file is needed"):
+    with pytest.raises(DataError, match=r"is a folder; give a .csv, .parquet or .npz file"):
         data.read_table(folder)
     (folder / "classes.json").write_text('{"a": 1}')
     with pytest.raises(DataError, match="must be a list of class names"):

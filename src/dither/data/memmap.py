@@ -1,7 +1,7 @@
-"""`Mapped`: records that stay on the disk, as rows of mapped arrays, read when they are asked for.
+"""`MappedArray`: records that stay on disk, as rows of memory-mapped arrays, read when they are needed.
 
-It has a shape, can be cut and selected from like an array, and holds row numbers alone; `read` fills a given array
-with some of its rows. Whoever would turn it into one array in memory is refused: that is what it is to avoid.
+It has a shape, can be sliced and indexed like an array, and holds row numbers only; `read` fills a given array
+with some of its rows. Converting it to an array in memory is refused, because that is what it exists to avoid.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import numpy as np
 
 from dither.errors import DataError
 
-_ROWS = 1024  # rows copied before their pages are let go
-_READERS = 4  # copies under way at once: a disk answers several requests in the time of one
-_AROUND = 64 << 10  # bytes that the system maps around a row that is touched
-_NEAR = 32 << 10  # bytes between rows up to which the disk is asked to read on
+_ROWS = 1024  # rows copied before their pages are released
+_READERS = 4  # concurrent copies: a disk answers several requests in the time of one
+_AROUND = 64 << 10  # bytes that the system maps around a row that is read
+_NEAR = 32 << 10  # mean distance of rows in bytes up to which reading ahead pays
 
 
-class Mapped:
+class MappedArray:
     """Rows of arrays on disk, one array after the other, as float32 `[records, features]`.
 
-    Arrays of images are flattened, and divided by 255 where they are bytes (`scale`), as `load_npz` does it.
+    Images are flattened, and divided by `scale` (255 where they are bytes), as `load_npz` does.
     """
 
     dtype = np.dtype(np.float32)
@@ -45,43 +45,43 @@ class Mapped:
 
     @property
     def nbytes(self) -> int:
-        """What the records would take in memory."""
+        """The size of the records in memory, if they were read."""
         return self.shape[0] * self.shape[1] * self.dtype.itemsize
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, rows: slice | np.ndarray) -> Mapped:
-        """Some of the records, still on the disk."""
+    def __getitem__(self, rows: slice | np.ndarray) -> MappedArray:
+        """Some of the records, still on disk."""
         return self._with(self._rows[rows])
 
-    def _with(self, rows: np.ndarray) -> Mapped:
-        other = object.__new__(Mapped)
+    def _with(self, rows: np.ndarray) -> MappedArray:
+        other = object.__new__(MappedArray)
         other.__dict__.update(self.__dict__, _rows=rows)
         return other
 
     def __array__(self, *_: Any, **__: Any) -> np.ndarray:
         raise DataError(
-            f"{len(self):,} records ({self.nbytes / 1e9:.3g} GB) are streamed from the disk, which only `dither "
-            "run` can do; set data.stream='no' to read them into memory, or use fewer"
+            f"{len(self):,} records ({self.nbytes / 1e9:.3g} GB) are streamed from disk, which only `dither run` "
+            "supports; set data.stream='no' to read them into memory, or use fewer records"
         )
 
     @staticmethod
-    def joined(one: Mapped, other: Mapped) -> Mapped:
+    def concatenate(one: MappedArray, other: MappedArray) -> MappedArray:
         """The records of both, one after the other."""
         if one._files is other._files:
             return one._with(np.concatenate([one._rows, other._rows]))
-        both = Mapped([file.array for file in (*one._files, *other._files)], scale=float(one._scale))
+        both = MappedArray([file.array for file in (*one._files, *other._files)], scale=float(one._scale))
         return both._with(np.concatenate([one._rows, other._rows + np.int32(one._ends[-1])]))
 
     def read(self, rows: np.ndarray, out: np.ndarray, stop: threading.Event | None = None) -> None:
-        """Copy those records, by their numbers here, to the front of `out`. Quickest where they ascend. Where
-        `stop` is set meanwhile it soon gives up, by `CancelledError`."""
+        """Copy the given rows to the front of `out`; ascending rows are quickest. Once `stop` is set, the read
+        ends soon with `CancelledError`."""
         chosen = self._rows[rows]
         if len(chosen) == 0:
             return
         for file in self._files:
-            file.expect(chosen)
+            file.advise(chosen)
         share = max(_ROWS, -(-len(chosen) // _READERS))
         cuts = [*range(0, len(chosen), share), len(chosen)]
         if len(cuts) == 2:
@@ -95,7 +95,7 @@ class Mapped:
     def _copy(self, chosen: np.ndarray, out: np.ndarray, stop: threading.Event | None) -> None:
         for at in range(0, len(chosen), _ROWS):
             if stop is not None and stop.is_set():
-                raise CancelledError("nobody needs these records any more")
+                raise CancelledError("the read was stopped")
             some = chosen[at : at + _ROWS]
             target = out[at : at + len(some)]
             for file, (first, end) in zip(self._files, pairwise(self._ends.tolist()), strict=True):
@@ -112,11 +112,11 @@ class Mapped:
 
 
 class _File(NamedTuple):
-    """An array in a mapped file; `at` is where in the map it begins."""
+    """An array in a mapped file; `offset` is where in the map it begins."""
 
     array: np.ndarray
     map: mmap.mmap | None
-    at: int
+    offset: int
 
     @classmethod
     def of(cls, array: np.ndarray) -> _File:
@@ -128,44 +128,44 @@ class _File(NamedTuple):
             return cls(flat, None, 0)
         return cls(flat, base, array.ctypes.data - np.frombuffer(base, np.uint8, 1).ctypes.data)
 
-    def expect(self, rows: np.ndarray) -> None:
-        """Tell the system whether it is worth reading on behind each row."""
+    def advise(self, rows: np.ndarray) -> None:
+        """Tell the system whether reading ahead pays."""
         if self.map is not None:
             span = (int(rows.max()) - int(rows.min())) * self.array.strides[0]
             self.map.madvise(mmap.MADV_NORMAL if span <= _NEAR * len(rows) else mmap.MADV_RANDOM)
 
     def take(self, rows: np.ndarray, out: np.ndarray) -> None:
-        """Copy rows, and let go of their pages."""
+        """Copy rows, and release their pages."""
         if self.array.dtype == np.float32:
             np.take(self.array, rows, axis=0, out=out, mode="clip")  # "raise" would go through a copy
         else:
             out[...] = self.array[rows]
         row_bytes = self.array.strides[0]
-        self.let_go(int(rows.min()) * row_bytes, (int(rows.max()) + 1) * row_bytes)
+        self.release(int(rows.min()) * row_bytes, (int(rows.max()) + 1) * row_bytes)
 
-    def let_go(self, first: int, stop: int) -> None:
-        """Give back the pages of these bytes of the array: until then they count as this process's memory. They
-        stay in the system's cache."""
+    def release(self, first: int, stop: int) -> None:
+        """Release the pages of these bytes, which count as this process's memory until then. They stay in the
+        system's cache."""
         if self.map is not None:
-            first = (self.at + first) // mmap.PAGESIZE * mmap.PAGESIZE
+            first = (self.offset + first) // mmap.PAGESIZE * mmap.PAGESIZE
             margin = _AROUND // mmap.PAGESIZE * mmap.PAGESIZE
-            first, stop = max(first - margin, 0), min(self.at + stop + margin, len(self.map))
+            first, stop = max(first - margin, 0), min(self.offset + stop + margin, len(self.map))
             self.map.madvise(mmap.MADV_DONTNEED, first, stop - first)
 
 
-def pieces(array: np.ndarray, size: int) -> Iterator[np.ndarray]:
-    """All numbers of an array in the order of its file, whole records, about `size` bytes at a time; pages of a
-    mapped file are let go behind each piece."""
+def blocks(array: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    """All numbers of an array in file order, as blocks of whole records of about `size` bytes; the pages of a
+    mapped file are released after each block."""
     file, numbers = _File.of(array), array.reshape(-1)
     record, each = int(np.prod(array.shape[1:])), array.itemsize
     step = max(size // (each * record), 1) * record
     for at in range(0, len(numbers), step):
         yield numbers[at : at + step]
-        file.let_go(at * each, min(at + step, len(numbers)) * each)
+        file.release(at * each, min(at + step, len(numbers)) * each)
 
 
 def zeros_aligned(shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
-    """Zeros on a border of 64 bytes, where JAX's CPU reads without a copy. Memory is taken as it is filled."""
+    """Zeros aligned to 64 bytes, which JAX uses on a CPU without a copy. Memory is taken as it is filled."""
     size = int(np.prod(shape)) * kind.itemsize
     memory = np.zeros(size + 64, np.uint8)
     start = -memory.ctypes.data % 64
