@@ -1,6 +1,7 @@
 """The plan is the accountant's own answer, and what is no slider's value is refused."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -96,7 +97,7 @@ def test_the_solver_finds_a_jump_and_a_bend():
     assert factor == pytest.approx(3.0, rel=1e-3)
 
     def hopeless(factor):
-        return rough(factor)._replace(value=math.inf, detail="none at all")
+        return replace(rough(factor), value=math.inf, detail="none at all")
 
     with pytest.raises(NoProof):
         plan_page.solve(hopeless, 1.0, guess=1.0)
