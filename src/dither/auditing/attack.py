@@ -33,6 +33,7 @@ from dither.auditing.trials import (
 from dither.errors import SpecError, did_you_mean
 from dither.experiment.build import Experiment, build_experiment, claim_after, claimed
 from dither.experiment.partial import Unfinished
+from dither.experiment.report import Report, run_folder
 from dither.privacy import sampling
 from dither.spec import Spec
 from dither.types import Algorithm, Hyper, Release, RoundInfo
@@ -72,7 +73,7 @@ def audit(
     on_row: Callable[[dict[str, Any]], None] | None = None,
     keep: str | Path | None = None,
 ) -> Audit:
-    """Attack a spec (or a preset, a TOML file, an `Experiment`): a lower bound on ε for each view.
+    """Attack a spec (or a preset, a TOML file, a run folder, an `Experiment`): a lower bound on ε for each view.
 
     Each row holds with probability `confidence`, whatever form of bound is its largest. `trials` are run with the
     canary and as many without. `rounds` looks at the target's first rounds only: still a lower bound for the
@@ -82,6 +83,11 @@ def audit(
     """
     options = _Options(trials, confidence, canaries, rounds, seed)
     _check_options(views, options)
+    folder = run_folder(spec)
+    if folder is not None:
+        spec, finished_run = folder.spec(), Report.read(folder.path)
+        if finished_run is not None and not values:
+            completed_rounds = finished_run.rounds
     if isinstance(spec, Experiment):
         experiment = spec
     else:

@@ -13,6 +13,7 @@ from dither.accounting import ProvenRow
 from dither.auditing import bounds
 from dither.experiment import folder, plots
 from dither.experiment.build import Experiment
+from dither.experiment.report import ADVERSARIES, Overview, epsilon_text
 from dither.spec import Spec
 
 _COLOURS = (plots.BLUE, plots.ORANGE, plots.GREEN, plots.VERMILION, plots.GREY)
@@ -68,8 +69,8 @@ class AttackResult(NamedTuple):
         return steps[::-1]
 
 
-@dataclass(frozen=True)
-class Audit:
+@dataclass(frozen=True, repr=False)
+class Audit(Overview):
     """An audit's outcome. `rows` are plain values, `results` keep the scores for pictures."""
 
     spec: Spec
@@ -77,7 +78,7 @@ class Audit:
     claimed: dict[str, Any]
     rows: list[dict[str, Any]]
     notes: list[str]
-    results: list[AttackResult] = field(repr=False, default_factory=list)
+    results: list[AttackResult] = field(default_factory=list)
 
     @property
     def violations(self) -> list[dict[str, Any]]:
@@ -88,6 +89,20 @@ class Audit:
     def refuted(self) -> list[dict[str, Any]]:
         """Rows whose attacked ε exceeds the paper's claim."""
         return [row for row in self.rows if row["refutes_claim"]]
+
+    def title(self) -> str:
+        return f"{self.spec.method}: attacked ε with {self.confidence:.4g} confidence"
+
+    def overview(self) -> list[tuple[str, str]]:
+        """One line for each attack: what it showed, and what was proved and claimed."""
+        lines = []
+        for row in self.rows:
+            shown, proven = epsilon_text(row["attacked"]["value"]), epsilon_text(row["proven"])
+            claimed = "" if row["claimed"] is None else f", claimed {epsilon_text(row['claimed'])}"
+            adversary = "a server that sees one upload" if row["unit"] == "message" else ADVERSARIES[row["view"]]
+            verdict = row["verdict"] + (", refutes the claim" if row["refutes_claim"] else "")
+            lines.append((adversary, f"at least {shown}, proven {proven}{claimed}: {verdict}"))
+        return lines
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain values, without the scores."""

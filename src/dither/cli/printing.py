@@ -106,10 +106,10 @@ def print_report(report: Report) -> None:
 
     from dither.experiment.report import uncovered
 
-    table = Table(show_header=False, title=escape(f"{report.method} on {report.data}"), title_justify="left")
+    table = Table(show_header=False, title=escape(report.title()), title_justify="left")
     table.add_column(style="bold")
     table.add_column()
-    lines = report.overview()
+    lines = report.main_lines()
     if report.streamed is not None:
         read = report.streamed
         lines.append(
