@@ -55,8 +55,8 @@ def page(content: dict) -> str:
     criteria = f"""
         Criteria as printed: {verdicts}. "At equal proven ε" is the same criterion with noise set by the
         accountant; – where that is not judged, because the noise plays no part or leaves nothing to compare.
-        A criterion that fails is a result: the last column says what is known about the reason, with errata. `dither reproduce all`
-        makes the same report at a smaller scale in minutes."""
+        A criterion that fails is a result: the last column says what is known about the reason, with errata.
+        `dither reproduce all` makes the same report at a smaller scale in minutes."""
     lines = [
         f"# The {len(figures)} figures at {content['scale']} scale",
         "",
