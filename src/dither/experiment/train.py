@@ -38,13 +38,14 @@ from dither.experiment.build import (
     with_missing,
 )
 from dither.experiment.compiled import check, compiled, designs, engine_options, facts, origin, sharing_note
+from dither.methods import method
 from dither.secagg import costs
 from dither.simulation import distributed, engine
 from dither.simulation.aggregation import Aggregation
 from dither.simulation.sharding import Shards
 from dither.simulation.streaming import Streamed
 from dither.simulation.timing import Clock
-from dither.spec import Spec, method
+from dither.spec import Spec
 from dither.types import Params, __version__
 
 CHECKPOINT_SECONDS = 5.0

@@ -34,9 +34,8 @@ from dither.experiment.plan.constants import estimate
 from dither.experiment.plan.knobs import WHOLE, clip_key
 from dither.experiment.plan.pricing import Price, first_noise
 from dither.experiment.plan.shapes import Material
-from dither.methods import METHODS
 from dither.methods.formulas import failing
-from dither.spec import Spec
+from dither.spec import METHODS, Spec
 from dither.types import RoundInfo
 from dither.web.computing import NotComputed
 

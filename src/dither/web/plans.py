@@ -23,7 +23,8 @@ from dither.experiment.plan.constants import Constants, estimate
 from dither.experiment.plan.knobs import WHOLE, clip_key
 from dither.experiment.plan.pricing import Price
 from dither.experiment.plan.shapes import synthetic
-from dither.spec import Spec, prepare
+from dither.methods import prepare
+from dither.spec import Spec
 from dither.types import Prepared, Release, RoundInfo
 
 METHODS = {

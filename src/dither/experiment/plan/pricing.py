@@ -14,7 +14,8 @@ from dither.errors import NoProof, SpecError
 from dither.experiment.build import Experiment, build_experiment, proven_so_far
 from dither.experiment.plan.knobs import Point, clip_key
 from dither.experiment.plan.shapes import rehearsal
-from dither.spec import Spec, prepare
+from dither.methods import prepare
+from dither.spec import Spec
 from dither.types import Claim, Prepared, RoundInfo
 
 FLOAT_BYTES = 4
