@@ -305,7 +305,7 @@ def test_the_attacked_epsilon_and_the_bound_with_its_terms(visit, shots):
     assert page.evaluate(f"{chart}.data.some(t => t.name === 'measured')")
     page.locator("section:has(h2:text('Convergence'))").screenshot(path=str(shots / "bound-stacked.png"))
     page.check("input[type=radio][value=log]")
-    until(page, f"{chart}.data.some(t => t.name === 'bound: their sum')")
+    until(page, f"{chart}.data.some(t => t.name === 'bound (sum of the terms)')")
     page.locator("section:has(h2:text('Convergence'))").screenshot(path=str(shots / "bound-log.png"))
     with page.expect_download() as waiting:
         page.click("a[download]:text('spec.toml')")

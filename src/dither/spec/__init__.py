@@ -24,7 +24,7 @@ from dither.spec.options import METHODS, Option, declared
 __all__ = ["METHODS", "Spec"]
 
 
-def _key(default: Any, help: str, choices: tuple[Any, ...] = (), **checks: float) -> Any:
+def _key(default: Any, help: str, choices: tuple[Any, ...] = (), **checks: Any) -> Any:
     """A field of the spec: its default, one line of help, and what its value must satisfy."""
     return field(default=default, metadata={"option": Option(default, help, choices, **checks)})
 

@@ -11,8 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from dither.cli import app
-from dither.reproduction import figures, reproduce
+from dither.reproduction import reproduce
 from dither.reproduction.cache import Cache
+from dither.reproduction.figure import load, select
 
 # Final training loss of nbafl/fig2 at the smallest scale, ε = ∞, seed 0.
 NUMBERS_OF_VERSION_1 = 2.286355
@@ -30,7 +31,7 @@ NUMBERS_OF_VERSION_1 = 2.286355
 )
 def test_the_smallest_scale(what, tmp_path):
     result = reproduce(what, scale="smoke", cache=tmp_path / "cache", out=tmp_path / "out")
-    wanted = [figure.id for figure in figures.select(what)]
+    wanted = [figure.id for figure in select(what)]
     assert [entry["id"] for entry in result.figures] == wanted
     for entry in result.figures:
         stem = entry["id"].replace("/", "-")
@@ -48,9 +49,9 @@ def test_the_smallest_scale(what, tmp_path):
     saved = json.loads((tmp_path / "out" / "report.json").read_text())
     assert [entry["id"] for entry in saved["figures"]] == [entry["id"] for entry in result.figures]
     if what == "nbafl":
-        view = figures.load("nbafl/fig2").views("smoke", Cache(tmp_path / "cache"))[0]
+        view = load("nbafl/fig2").views("smoke", Cache(tmp_path / "cache"))[0]
         loss = view.final({"privacy.epsilon": float("inf")}, "train_loss")[0]
-        message = "training gives other numbers: raise reproduce.cache.NUMERICS and put the new one here"
+        message = "training gives other numbers: raise reproduction.cache.NUMERICS and put the new one here"
         assert loss == pytest.approx(NUMBERS_OF_VERSION_1, rel=1e-3), message
 
 

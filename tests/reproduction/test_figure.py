@@ -1,4 +1,4 @@
-"""All 27 figures, without training: what they ask for is valid, and their claims and panels read any numbers."""
+"""All 27 figures, without training: what they ask for is valid, and their criteria and panels read any numbers."""
 
 import hashlib
 from collections.abc import Mapping
@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from dither.errors import SpecError
-from dither.reproduction import computing, drawing, figures, report
-from dither.reproduction.figure import Record
+from dither.reproduction import drawing, report, running
+from dither.reproduction import figure as figures
+from dither.reproduction.figure import FinishedRun
 from dither.reproduction.judging import FAILS, HOLDS, INCONCLUSIVE, NOT_JUDGED
 
 STATUSES = (HOLDS, FAILS, INCONCLUSIVE, NOT_JUDGED)
@@ -22,7 +23,9 @@ class Invented(Mapping):
         rng = np.random.default_rng(int(hashlib.sha256(key.encode()).hexdigest()[:8], 16))
         columns = {name: rng.random(4).tolist() for name in METRICS}
         claim = {"value": 1.0, "unit": "run"}
-        return Record({"round": [1, 2, 3, 4], **columns}, claim, 1.0, "cpu: none", {"dither": "0", "jax": "0"})
+        return FinishedRun(
+            {"round": [1, 2, 3, 4], **columns}, claim, 1.0, "cpu: none", {"dither": "0", "jax": "0"}
+        )
 
     def __contains__(self, key):
         return True
@@ -49,7 +52,7 @@ class Answers:
 
 
 def test_all_27_figures_and_39_criteria():
-    found = {claim.id for figure in figures.select("all") for claim in figure.claims}
+    found = {criterion.id for figure in figures.select("all") for criterion in figure.criteria}
     wanted = {f"SF-A{i}" for i in range(1, 9)} | {f"NB-A{i}" for i in range(1, 11)}
     wanted |= {f"SC-A{i}" for i in range(1, 6)} | {f"{p}-A{i}" for p in ("CP", "CD") for i in range(1, 9)}
     assert len(figures.names()) == 27
@@ -67,9 +70,9 @@ def test_claims_and_panels(name, scale):
             for line in panel.lines:
                 series = drawing.series(view, panel, line)
                 assert series.values.shape == (max(1, len(series.seeds)), len(series.x))
-        for claim in figure.claims:
-            if claim.proven or not view.proven:
-                verdict = claim.judge(view)
+        for criterion in figure.criteria:
+            if criterion.proven or not view.proven:
+                verdict = criterion.judge(view)
                 assert verdict.status in STATUSES, verdict
                 assert verdict.text
     if scale == "full":
@@ -85,7 +88,7 @@ def test_quick_and_full_are_about_the_papers_data(scale):
 
 
 def test_the_smallest_scale_needs_no_download():
-    points = computing.points(figures.select("all"), "smoke")
+    points = running.points(figures.select("all"), "smoke")
     assert {point.spec.data.name for point in points} == {"digits", "breast-cancer"}
 
 
@@ -115,7 +118,7 @@ def test_printed_numbers_of_dp_scaffold():
 
 def test_formulas_of_dp_scaffold_do_not_depend_on_the_scale():
     figure = figures.load("dp-scaffold/fig3")
-    verdicts = {claim.id: claim.judge(figure.views("smoke")[0]) for claim in figure.claims}
+    verdicts = {criterion.id: criterion.judge(figure.views("smoke")[0]) for criterion in figure.criteria}
     assert verdicts["SC-A3"].status == FAILS
     assert "201, 202" in verdicts["SC-A3"].text
     assert verdicts["SC-A4"].status == HOLDS

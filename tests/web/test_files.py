@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from dither.web.folders import Folder
+from dither.web.files import SafeFolder
 from tests.web.folders import make_run
 
 NAMES = [
@@ -25,7 +25,7 @@ NAMES = [
 def folder(tmp_path):
     (tmp_path / "secret.txt").write_text("secret")
     make_run(tmp_path / "runs")
-    return Folder(tmp_path / "runs")
+    return SafeFolder(tmp_path / "runs")
 
 
 @pytest.mark.parametrize("parts", NAMES, ids=repr)
@@ -60,4 +60,4 @@ def test_runs_are_found_in_folders_but_not_through_links(folder, tmp_path):
 
 
 def test_a_folder_that_is_a_run_is_the_only_run(folder):
-    assert list(Folder(folder.root / "run").runs()) == ["."]
+    assert list(SafeFolder(folder.root / "run").runs()) == ["."]
