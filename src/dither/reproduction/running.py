@@ -16,6 +16,7 @@ from dither import data
 from dither.errors import DataError
 from dither.experiment import build
 from dither.experiment.folder import to_json, write_bytes, write_text
+from dither.experiment.report import html_table, text_lines
 from dither.experiment.sweep import Outcome, batches
 from dither.reproduction import drawing, report
 from dither.reproduction.accounts import Accounts
@@ -33,9 +34,8 @@ _SEEN = {
     "final": "model",
 }
 
-OnProgress = Callable[
-    [float, float, str], None
-]  # estimated seconds of work done, of how many, and for which figure
+# What a caller hears: estimated seconds of work done, of how many, and the figure under way.
+OnProgress = Callable[[float, float, str], None]
 
 
 class Reproduction(NamedTuple):
@@ -43,13 +43,30 @@ class Reproduction(NamedTuple):
 
     scale: str
     figures: list[dict[str, Any]]
-    made: dict[str, Any]
+    provenance: dict[str, Any]  # command, time, versions; "made" in report.json
     report: Path | None
 
     @property
     def claims(self) -> list[dict[str, Any]]:
         """Every verdict, in the papers' order."""
         return [{"figure": figure["id"], **claim} for figure in self.figures for claim in figure["claims"]]
+
+    def overview(self) -> list[tuple[str, str]]:
+        """One line a claim: its figure and the verdicts, as printed and at equal proven ε."""
+        return [
+            (
+                claim["figure"],
+                f"{claim['printed']['status']}; at equal proven ε: "
+                f"{claim['proven']['status'] if claim['proven'] else '–'}",
+            )
+            for claim in self.claims
+        ]
+
+    def __repr__(self) -> str:
+        return text_lines(f"reproduction at scale {self.scale}", self.overview())
+
+    def _repr_html_(self) -> str:
+        return html_table(f"reproduction at scale {self.scale}", [], self.overview())
 
 
 # reason: a public function whose keyword-only options mirror those of `dither reproduce`
@@ -75,7 +92,7 @@ def reproduce(
     wanted = points(chosen, scale)
     missing = [point for point in wanted if point.key not in runs]
     refused = compute(missing, runs, data_dir=data_dir, on_progress=on_progress)
-    made = {
+    provenance = {
         "command": command,
         "when": datetime.now().astimezone().isoformat(timespec="seconds"),
         "computed": len(missing),
@@ -86,7 +103,7 @@ def reproduce(
     if only_compute:
         if refused:
             raise DataError("; ".join(refused.values()))
-        return Reproduction(scale, [], made, None)
+        return Reproduction(scale, [], provenance, None)
     accounts, folder, entries = Accounts(runs, data_dir), Path(out) if out else None, []
     for figure in chosen:
         views = figure.views(scale, runs, accounts)
@@ -97,10 +114,10 @@ def reproduce(
         if on_figure:
             on_figure(entry)
     if folder is None:
-        return Reproduction(scale, entries, made, None)
-    result = Reproduction(scale, entries, made, folder / "report.html")
+        return Reproduction(scale, entries, provenance, None)
+    result = Reproduction(scale, entries, provenance, folder / "report.html")
     write_text(folder / "report.html", report.page(result, folder))
-    write_text(folder / "report.json", to_json({"scale": scale, "made": made, "figures": entries}, indent=1))
+    write_text(folder / "report.json", to_json({"scale": scale, "made": provenance, "figures": entries}, indent=1))
     return result
 
 
