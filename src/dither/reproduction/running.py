@@ -19,8 +19,7 @@ from dither.experiment.folder import to_json, write_bytes, write_text
 from dither.experiment.report import html_table, text_lines
 from dither.experiment.sweep import Outcome, batches
 from dither.reproduction import drawing, report
-from dither.reproduction.accounts import Accounts
-from dither.reproduction.cache import Cache
+from dither.reproduction.cache import Accounts, Cache
 from dither.reproduction.figure import Criterion, Figure, FinishedRun, MissingRun, View, run_key, select
 from dither.reproduction.judging import NOT_JUDGED, Verdict
 from dither.simulation import devices
@@ -52,15 +51,13 @@ class Reproduction(NamedTuple):
         return [{"figure": figure["id"], **claim} for figure in self.figures for claim in figure["claims"]]
 
     def overview(self) -> list[tuple[str, str]]:
-        """One line a claim: its figure and the verdicts, as printed and at equal proven ε."""
-        return [
-            (
-                claim["figure"],
-                f"{claim['printed']['status']}; at equal proven ε: "
-                f"{claim['proven']['status'] if claim['proven'] else '–'}",
-            )
-            for claim in self.claims
-        ]
+        """One line a criterion: its name, and the verdicts as printed and at equal proven ε."""
+        lines = []
+        for claim in self.claims:
+            name = f"{claim['figure']} {claim['id']}" + (f", {claim['variant']}" if claim["variant"] else "")
+            proven = claim["proven"]["status"] if claim["proven"] else "–"
+            lines.append((name, f"{claim['printed']['status']}; at equal proven ε: {proven}"))
+        return lines
 
     def __repr__(self) -> str:
         return text_lines(f"reproduction at scale {self.scale}", self.overview())
