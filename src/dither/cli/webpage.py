@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +13,8 @@ from dither.cli.printing import error_terminal, escape, print_event, terminal
 from dither.errors import SpecError
 
 if TYPE_CHECKING:
+    import socket
+
     from fastapi import FastAPI
 
 
@@ -79,6 +80,8 @@ def web(
 
 def _listen(host: str, port: int) -> tuple[socket.socket, str]:
     """A listening socket and its address: a taken port is one line, and port 0 becomes the real one."""
+    import socket
+
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

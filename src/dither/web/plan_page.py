@@ -284,7 +284,12 @@ def _guess(release: Release, count: int, request: PlanRequest) -> float:
     return max(many, few, 1e-9) * release.sensitivity / release.noise_std
 
 
-# What the noise means
+# What the page asks
+
+
+def limits(request: PlanRequest) -> dict[str, Any]:
+    """What the sliders and menus offer, and where they start."""
+    return {"limits": LIMITS, "methods": METHODS, "defaults": request._asdict()}
 
 
 def answer(request: PlanRequest) -> dict[str, Any]:
