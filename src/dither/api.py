@@ -32,8 +32,9 @@ if TYPE_CHECKING:
         proven_so_far,
     )
     from dither.experiment.plan import Plan, plan
+    from dither.experiment.report import Report, load
     from dither.experiment.sweep import Outcome, Sweep, sweep
-    from dither.experiment.train import Run, load, resume, run
+    from dither.experiment.train import resume, run
     from dither.reproduction.running import Reproduction, reproduce
 
 __all__ = [
@@ -42,8 +43,8 @@ __all__ = [
     "Experiment",
     "Outcome",
     "Plan",
+    "Report",
     "Reproduction",
-    "Run",
     "Sweep",
     "accounted",
     "audit",
@@ -67,8 +68,9 @@ _ROOMS = {
     "auditing": ("Audit", "audit"),
     "experiment.plan": ("Plan", "plan"),
     "reproduction.running": ("reproduce",),
+    "experiment.report": ("Report", "load"),
     "experiment.sweep": ("Outcome", "Sweep", "sweep"),
-    "experiment.train": ("Run", "load", "resume", "run"),
+    "experiment.train": ("resume", "run"),
 }
 _WHERE = {name: (f"dither.{room}", name) for room, names in _ROOMS.items() for name in names} | {
     "AUDIT_VIEWS": ("dither.auditing", "VIEWS"),

@@ -83,7 +83,7 @@ def test_a_finished_run(finished, tmp_path):
         run = dither.load(folder)
         kept = runs.RunFolder.open(folder)
         kept.audit()
-        return run.spec, run.summary["epsilon"], run.metrics, run.predict(x).tolist(), kept.begun()
+        return run.spec, run.epsilon, run.evaluations, run.predict(x).tolist(), kept.begun()
 
     seen = try_all(finished, look, tmp_path)
     assert seen["named"] > 40

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from dither.errors import ConfigError, DitherError, FederationError, RunExists
-from dither.experiment.folder import RunFolder, write_text
+from dither.experiment.folder import write_text
+from dither.experiment.report import Report
 from dither.spec import Spec
 
 APP = Path(__file__).parent / "app"  # the Flower app: what `flwr run` takes
@@ -43,8 +44,8 @@ def serve(
     wait_seconds: float = 3600.0,
     data_dir: Path | None = None,
     on_event: Event = lambda event, facts: None,
-) -> dict[str, Any]:
-    """Run a federation to its end; returns the summary. The run folder may hold the beginning of this very run."""
+) -> Report:
+    """Run a federation to its end; returns the report. The run folder may hold the beginning of this very run."""
     from dither.federation import flower, keys
 
     flower.require()
@@ -110,10 +111,10 @@ def serve(
             for process in coordinators:
                 _end(process, run_folder / "lock")
             link.__exit__()
-        summary = RunFolder(run_folder).summary()
-        if summary is None:
+        report = Report.read(run_folder)
+        if report is None:
             raise FederationError(f"{str(run_folder)!r} is done and has no summary: start the server again")
-        return summary
+        return report
 
 
 @contextmanager
