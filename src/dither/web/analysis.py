@@ -33,6 +33,7 @@ from dither.experiment.plan.constants import estimate
 from dither.experiment.plan.knobs import WHOLE, clip_key
 from dither.experiment.plan.pricing import Price, first_noise
 from dither.experiment.plan.shapes import Material
+from dither.experiment.report import ADVERSARIES
 from dither.methods import METHODS
 from dither.methods.formulas import failing
 from dither.spec import Spec
@@ -103,8 +104,12 @@ def epsilon_by_round(experiment: Experiment, rounds: Sequence[int]) -> dict[str,
     count = min(len(planned), _MAX_EPSILONS)
     chosen = sorted({planned[int(i)] for i in np.linspace(0, len(planned) - 1, count)})
     values = [proven_so_far(experiment, index) for index in chosen]
-    privacy = experiment.spec.privacy
-    return {"rounds": chosen, "values": values, "view": privacy.view, "adjacency": experiment.spec.adjacency}
+    return {
+        "rounds": chosen,
+        "values": values,
+        "adversary": ADVERSARIES[experiment.spec.privacy.view],
+        "adjacency": experiment.spec.adjacency,
+    }
 
 
 def _cohort_map(experiment: Experiment, completed: int) -> dict[str, Any]:
