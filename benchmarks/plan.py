@@ -95,7 +95,7 @@ def compare(method: str, epsilon: float, args: argparse.Namespace) -> dict[str, 
         progress=lambda line: print(f"  {time.strftime('%X')} {line}", flush=True),
     )
     seconds = time.perf_counter() - began
-    signal = max(trial.price.signal_to_noise for trial in planned.search.trials)
+    signal = max(trial.candidate.signal_to_noise for trial in planned.search.trials)
     return {
         "method": method,
         "epsilon": epsilon,

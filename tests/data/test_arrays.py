@@ -122,12 +122,12 @@ def test_groups_and_classes_of_a_folder(tmp_path):
     assert found.classes == ("x", "y", "z")
     assert found.covered
     assert not found.notes
-    federation = data.partition(found, kind="column", num_clients=0, seed=0)
-    assert federation.names == ("a", "b", "c")
-    assert federation.size.sum() == 240
-    for client, name in enumerate(federation.names):
-        assert (found.groups[federation.rows(client)] == name).all()
-        assert (np.diff(federation.rows(client)) > 0).all()
+    clients = data.partition(found, kind="column", num_clients=0, seed=0)
+    assert clients.names == ("a", "b", "c")
+    assert clients.size.sum() == 240
+    for client, name in enumerate(clients.names):
+        assert (found.groups[clients.rows(client)] == name).all()
+        assert (np.diff(clients.rows(client)) > 0).all()
 
 
 def test_groups_of_given_test_records(tmp_path):
@@ -137,10 +137,10 @@ def test_groups_of_given_test_records(tmp_path):
     found = data.load(path=folder, stream="yes")
     assert found.groups.flags.owndata, "still mapped"
     pooled = data.pool(found)
-    federation = data.partition(pooled, kind="column", num_clients=7, seed=0)
-    assert federation.size.sum() == 350
+    clients = data.partition(pooled, kind="column", num_clients=7, seed=0)
+    assert clients.size.sum() == 350
     np.testing.assert_array_equal(
-        federation.rows(3), np.flatnonzero(np.append(np.arange(300), np.arange(50)) % 7 == 3)
+        clients.rows(3), np.flatnonzero(np.append(np.arange(300), np.arange(50)) % 7 == 3)
     )
 
 

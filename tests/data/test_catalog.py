@@ -14,7 +14,7 @@ import pytest
 
 from dither import data
 from dither.data import arrays, catalog
-from dither.data.downloads import obtain, published
+from dither.data.downloads import obtain
 from dither.errors import DataError
 
 NAMES = {
@@ -54,6 +54,23 @@ def test_functions_are_not_shadowed_by_modules() -> None:
     assert callable(data.describe)
     for name in data.__all__:
         assert getattr(data, name).__class__.__name__ != "module"
+
+
+def test_the_published_downloads() -> None:
+    for name, entry in data.entries().items():
+        download = entry.download
+        if download is None:
+            continue
+        assert download.name == name
+        files = {file: digest for forms in download.parts.values() for file, digest in forms.items()}
+        assert len(files) == sum(len(forms) for forms in download.parts.values())
+        assert all(len(digest) == 64 and int(digest, 16) for digest in files.values())
+        assert download.origins
+        for origin in download.origins:
+            assert origin.url.startswith(("https://", "pip:", "npm:"))
+            assert set(origin.files) <= set(files)
+            # One origin has one form of a part: otherwise both would be fetched.
+            assert all(len(set(forms) & set(origin.files)) <= 1 for forms in download.parts.values())
 
 
 def test_digits() -> None:
@@ -146,8 +163,8 @@ def test_adult(adult: data.Dataset) -> None:
 
 @pytest.mark.adult
 def test_adult_one_class_is_76_to_24(adult: data.Dataset) -> None:
-    federation = data.partition(adult, kind="one-class", num_clients=100, seed=0)
-    first = adult.y_train[federation.order[federation.start]]
+    clients = data.partition(adult, kind="one-class", num_clients=100, seed=0)
+    first = adult.y_train[clients.order[clients.start]]
     assert np.bincount(first).tolist() == [76, 24]
     assert set(data.partition(adult, kind="iid", num_clients=100, seed=0).size.tolist()) == {325, 326}
 
@@ -164,9 +181,9 @@ def test_adult_pooled_over_16_devices(adult: data.Dataset) -> None:
 
 @pytest.mark.adult
 def test_adult_by_column(adult: data.Dataset) -> None:
-    federation = data.partition(adult, kind="column", num_clients=0, seed=0)
-    assert dict(zip(federation.names, federation.size.tolist(), strict=True))["Private"] == 22696
-    assert "(missing)" in federation.names
+    clients = data.partition(adult, kind="column", num_clients=0, seed=0)
+    assert dict(zip(clients.names, clients.size.tolist(), strict=True))["Private"] == 22696
+    assert "(missing)" in clients.names
 
 
 @pytest.mark.adult
@@ -183,7 +200,8 @@ def test_adult_other_encodings(adult: data.Dataset) -> None:
 
 @pytest.mark.adult
 def test_adult_of_the_wheel_equals_the_original(tmp_path: Path) -> None:
-    adult = published()["adult"]
+    adult = data.entries()["adult"].download
+    assert adult is not None
     home, package = (
         adult._replace(
             parts={part: dict([list(forms.items())[form]]) for part, forms in adult.parts.items()},
@@ -214,22 +232,6 @@ def test_idx_files(tmp_path: Path, name: str) -> None:
     array = np.arange(24).reshape(2, 3, 4)
     write_idx(tmp_path / name, array)
     np.testing.assert_array_equal(arrays.read_idx(tmp_path / name), array)
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"", "not an idx file"),
-        (b"hello, world", "not an idx file"),
-        (struct.pack(">HBBI", 0, 13, 1, 1) + b"0123", "magic number 00000d01"),
-        (struct.pack(">HBBI", 0, 8, 1, 9) + b"123", "holds 3 bytes, but its header announces 9"),
-        (b"\x1f\x8bbroken", "not an idx file"),
-    ],
-)
-def test_bad_idx_files(tmp_path: Path, content: bytes, words: str) -> None:
-    (tmp_path / "bad").write_bytes(content)
-    with pytest.raises(DataError, match=words):
-        arrays.read_idx(tmp_path / "bad")
 
 
 def test_emnist_is_turned_upright() -> None:

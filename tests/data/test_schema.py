@@ -171,7 +171,7 @@ def test_a_missing_column_is_named() -> None:
         (('["alive", "dead"]', '["alive", "alive"]'), ["'alive'", "twice"]),
         (('["north", "south"]', '["north", "north"]'), ["'north'", "twice"]),
         (('column = "outcome"', 'column = "age"'), ["'age'", "also a feature"]),
-        (("missing = 50.0\n", ""), ["'age'", "lacks", "'missing'"]),
+        (("missing = 50.0\n", ""), ["'age'", "needs the key", "'missing'"]),
         (("[label]", "[label"), ["cannot be read"]),
     ],
 )

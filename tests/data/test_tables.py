@@ -68,9 +68,9 @@ def test_the_institution_is_a_group_and_no_feature(patients: Path) -> None:
     assert dataset.groups is not None
     assert dataset.groups_test is not None
     assert len(dataset.groups) == len(dataset.y_train)
-    federation = data.partition(dataset, kind="column", num_clients=2, seed=0)
-    assert federation.names == ("east", "west")
-    assert set(dataset.groups[federation.rows(0)]) == {"east"}
+    clients = data.partition(dataset, kind="column", num_clients=2, seed=0)
+    assert clients.names == ("east", "west")
+    assert set(dataset.groups[clients.rows(0)]) == {"east"}
     pooled = data.pool(dataset)
     assert pooled.groups is not None
     assert sorted(pooled.groups) == ["east"] * 12 + ["west"] * 8

@@ -53,10 +53,10 @@ def test_blanking_asks_for_no_more_noise_than_replacing(method):
 def test_a_plan_agrees_with_the_run_it_becomes():
     from dither.experiment.build import build_experiment, proven_so_far
     from dither.experiment.plan.pricing import first_noise
-    from dither.experiment.plan.shapes import stand_in
+    from dither.experiment.plan.records import counts_only
 
     request = PlanRequest(rounds=10, clients=4, records=2000, batch=50)
-    counts = stand_in(2000, 3, ("0", "1"))
+    counts = counts_only(2000, 3, ("0", "1"))
     experiment = build_experiment(
         plan_page.spec_of(request), dataset=counts, arrays=(counts.x_train, counts.y_train)
     )

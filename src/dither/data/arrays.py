@@ -20,10 +20,8 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import math
 import os
 import struct
-import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -31,17 +29,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dither.data.dataset import Dataset, held_out_rows
+from dither.data.dataset import Dataset, hold_out
 from dither.data.hashing import RecordHasher, hash_arrays
 from dither.data.memmap import MappedArray, blocks, zeros_aligned
 from dither.data.schema import Encoded
-from dither.data.tables import canonical, existing_file, first_line
+from dither.data.tables import StrPath, canonical, existing_file, first_line
 from dither.errors import DataError, did_you_mean
 
 FOLDER_FILES = ("x.npy", "y.npy", "x_test.npy", "y_test.npy", "groups.npy", "groups_test.npy", "classes.json")
 _BLOCK_BYTES = 8 << 20  # read at a time
 _MAX_RECORDS = 2**31 - 1  # row numbers are int32
-_IDX_UNSIGNED_BYTE = 0x08
 
 
 class _Part(NamedTuple):
@@ -61,9 +58,9 @@ class _Part(NamedTuple):
 
 
 def load_npz(
-    path: str | os.PathLike[str],
+    path: StrPath,
     *,
-    test_path: str | os.PathLike[str] = "",
+    test_path: StrPath = "",
     test_fraction: float = 0.2,
     seed: int = 0,
 ) -> Dataset:
@@ -87,7 +84,7 @@ def load_npz(
     return dataset._replace(record_hashes=_hash_npz(arrays, path.name))
 
 
-def read_arrays(path: str | os.PathLike[str], *, classes: tuple[str, ...], labels: str = "required") -> Encoded:
+def read_arrays(path: StrPath, *, classes: tuple[str, ...], labels: str = "required") -> Encoded:
     """Arrays `x` (and `y`, unless labels="ignore") of a .npz file, for a model of those classes."""
     path = existing_file(path)
     arrays = _open_npz(path)
@@ -146,9 +143,9 @@ def _in_memory(part: _Part) -> np.ndarray:
 
 
 def load_folder(
-    path: str | os.PathLike[str],
+    path: StrPath,
     *,
-    test_path: str | os.PathLike[str] = "",
+    test_path: StrPath = "",
     test_fraction: float = 0.2,
     seed: int = 0,
     stream: str = "auto",
@@ -184,9 +181,7 @@ def load_folder(
     return dataset._replace(digest=digest, ledger_digest=train_digest, record_hashes=record_hashes)
 
 
-def open_folder(
-    path: str | os.PathLike[str], *, classes: tuple[str, ...], labels: str
-) -> tuple[MappedArray, np.ndarray | None]:
+def open_folder(path: StrPath, *, classes: tuple[str, ...], labels: str) -> tuple[MappedArray, np.ndarray | None]:
     """`x` (and `y`, unless labels="ignore") of a folder, for a model of those classes."""
     folder = Path(path).expanduser()
     if labels == "ignore" and not (folder / "y.npy").exists():
@@ -199,7 +194,7 @@ def open_folder(
     return _mapped(part), y
 
 
-def folder_digest(path: str | os.PathLike[str]) -> str:
+def folder_digest(path: StrPath) -> str:
     """The `ledger_digest` of a folder: SHA-256 of its records and labels, whatever other files it holds."""
     return _read_part(Path(path).expanduser(), "")[1]
 
@@ -361,22 +356,12 @@ def _examine(array: np.ndarray, hasher: RecordHasher | None = None) -> tuple[str
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """The uint8 array of an idx file (magic number, dimensions, bytes), gzipped or not."""
-    try:
-        raw = path.read_bytes()
-        content = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
-        zeros, kind, dimensions = struct.unpack_from(">HBB", content)
-        shape = struct.unpack_from(f">{dimensions}I", content, 4)
-    except (OSError, EOFError, zlib.error, struct.error) as error:
-        raise DataError(f"{path.name!r} is not an idx file: {error}; fetch it again") from None
-    start = 4 + 4 * dimensions
-    if zeros != 0 or kind != _IDX_UNSIGNED_BYTE:
-        raise DataError(f"{path.name!r} is not an idx file of bytes (magic number {content[:4].hex()})")
-    if len(content) - start != math.prod(shape):
-        raise DataError(
-            f"{path.name!r} holds {len(content) - start} bytes, but its header announces {math.prod(shape)}"
-        )
-    return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
+    """The uint8 array of a verified idx file (magic number, dimensions, bytes), gzipped or not."""
+    raw = path.read_bytes()
+    content = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+    dimensions = content[3]
+    shape = struct.unpack_from(f">{dimensions}I", content, 4)
+    return np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * dimensions).reshape(shape)
 
 
 # Shared by .npz files and folders
@@ -393,34 +378,30 @@ def _assemble(
     """A `Dataset` with class numbers and a test part: the given one, or a stratified share of the training
     records."""
     classes, read = _class_names(declared_classes, train)
-    labels, records, groups = class_numbers(train.y, classes, train.name), features(train), train.groups
-    if test is None:
-        train_rows, test_rows = held_out_rows(labels, test_fraction, seed)
-        x_test, y_test = records[test_rows], labels[test_rows]
-        records, labels = records[train_rows], labels[train_rows]
-        groups_test = None if groups is None else groups[test_rows]
-        groups = None if groups is None else groups[train_rows]
-    else:
+    x, y = features(train), class_numbers(train.y, classes, train.name)
+    x_test, y_test, groups_test = x[:0], y[:0], None
+    if test is not None:
         if test.x.shape[1:] != train.x.shape[1:]:
             raise DataError(
                 f"{train.name!r}: test records have shape {test.x.shape[1:]}, training records {train.x.shape[1:]}"
             )
         x_test, y_test, groups_test = features(test), class_numbers(test.y, classes, test.name), test.groups
     image_shape = train.x.shape[1:] if train.x.ndim >= 3 else ()
-    return Dataset(
+    dataset = Dataset(
         name=train.name,
-        x_train=records,
-        y_train=labels,
+        x_train=x,
+        y_train=y,
         x_test=x_test,
         y_test=y_test,
         classes=classes,
-        feature_names=_feature_names(records.shape[1]),
+        feature_names=_feature_names(x.shape[1]),
         image_shape=(*image_shape, 1) if len(image_shape) == 2 else image_shape,
-        groups=groups,
+        groups=train.groups,
         groups_test=groups_test,
         notes=("preprocessing not covered: the classes were read from the data",) if read else (),
         covered=not read,
     )
+    return hold_out(dataset, test_fraction, seed) if test is None else dataset
 
 
 def _feature_names(count: int) -> tuple[str, ...]:

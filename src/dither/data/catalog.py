@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import math
-import os
+import tomllib
 from collections.abc import Callable, Sequence
-from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from dither.data.arrays import hash_folder, hash_npz, load_folder, load_npz, read_idx
 from dither.data.dataset import Dataset, TableOptions, dataset_from_tables, stratified_split
-from dither.data.downloads import Download, Progress, obtain, published
+from dither.data.downloads import Download, Origin, Progress, obtain
 from dither.data.hashing import hash_table
 from dither.data.memmap import zeros_aligned
 from dither.data.schema import Schema, draft_from_frame
-from dither.data.tables import read_table
+from dither.data.tables import StrPath, read_table
 from dither.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
@@ -49,13 +48,13 @@ class LoadOptions(NamedTuple):
 
 
 class CatalogEntry(NamedTuple):
-    """One named data set. `download` is None for those that come with scikit-learn."""
+    """One data set of `catalog.toml`. `download` is None for those that come with scikit-learn."""
 
     name: str
+    kind: str  # "table" or "images"
     summary: str
     records: str
     download: Download | None
-    load: Callable[[LoadOptions], Dataset]
 
 
 # Tables
@@ -63,10 +62,7 @@ class CatalogEntry(NamedTuple):
 
 def packaged_schema(name: str) -> Schema:
     """The schema of public values that ships with Dither for a table of the catalog."""
-    import tomllib
-
-    text = resources.files("dither.data").joinpath("schemas", f"{name}.toml").read_text(encoding="utf-8")
-    return Schema.from_dict(tomllib.loads(text))
+    return Schema.from_dict(_read_toml(f"schemas/{name}.toml"))
 
 
 def read_adult(path: Path) -> pd.DataFrame:
@@ -168,13 +164,16 @@ def _load_mnist_5k(options: LoadOptions) -> Dataset:
     return image_dataset("mnist-5k", train, test, DIGIT_CLASSES, notes=notes)
 
 
-def _load_idx(name: str, classes: tuple[str, ...], options: LoadOptions) -> Dataset:
-    parts = {part: read_idx(path) for part, path in options.files.items()}
-    if name.startswith("emnist"):
-        for part in ("train images", "test images"):
-            parts[part] = upright(parts[part])
-    train = (parts["train images"], parts["train labels"])
-    return image_dataset(name, train, (parts["test images"], parts["test labels"]), classes)
+def _idx_loader(name: str, classes: tuple[str, ...]) -> Callable[[LoadOptions], Dataset]:
+    def load_idx(options: LoadOptions) -> Dataset:
+        parts = {part: read_idx(path) for part, path in options.files.items()}
+        if name.startswith("emnist"):
+            for part in ("train images", "test images"):
+                parts[part] = upright(parts[part])
+        train = (parts["train images"], parts["train labels"])
+        return image_dataset(name, train, (parts["test images"], parts["test labels"]), classes)
+
+    return load_idx
 
 
 def _load_bymerge(options: LoadOptions) -> Dataset:
@@ -190,48 +189,46 @@ def _load_bymerge(options: LoadOptions) -> Dataset:
 
 # The catalog
 
-TABLES = ("adult", "breast-cancer")
-_LISTED: tuple[tuple[str, str, str, Callable[[LoadOptions], Dataset]], ...] = (
-    ("adult", "census income, 14 columns, 2 classes", "32,561 + 16,281", _load_adult),
-    ("mnist", "handwritten digits, 28 x 28", "60,000 + 10,000", partial(_load_idx, "mnist", DIGIT_CLASSES)),
-    ("mnist-5k", "a 5,000-image subset of MNIST", "4,000 + 1,000", _load_mnist_5k),
-    (
-        "fashion-mnist",
-        "clothes, 28 x 28, 10 classes",
-        "60,000 + 10,000",
-        partial(_load_idx, "fashion-mnist", FASHION_CLASSES),
-    ),
-    (
-        "emnist-balanced",
-        "handwritten characters, 47 classes",
-        "112,800 + 18,800",
-        partial(_load_idx, "emnist-balanced", EMNIST_CLASSES),
-    ),
-    ("emnist-bymerge", "EMNIST ByMerge test part, 47 classes, not balanced", "100,000 + 16,323", _load_bymerge),
-    ("digits", "handwritten digits, 8 x 8, part of scikit-learn", "1,438 + 359", _load_digits),
-    ("breast-cancer", "tumours, 30 numbers, part of scikit-learn", "455 + 114", _load_breast_cancer),
-)
+_LOADERS: dict[str, Callable[[LoadOptions], Dataset]] = {
+    "adult": _load_adult,
+    "mnist": _idx_loader("mnist", DIGIT_CLASSES),
+    "mnist-5k": _load_mnist_5k,
+    "fashion-mnist": _idx_loader("fashion-mnist", FASHION_CLASSES),
+    "emnist-balanced": _idx_loader("emnist-balanced", EMNIST_CLASSES),
+    "emnist-bymerge": _load_bymerge,
+    "digits": _load_digits,
+    "breast-cancer": _load_breast_cancer,
+}
 
 
 def entries() -> dict[str, CatalogEntry]:
     """Every data set Dither knows by name."""
-    downloads = published()
-    return {
-        name: CatalogEntry(name, summary, records, downloads.get(name), loader)
-        for name, summary, records, loader in _LISTED
-    }
+    catalog: dict[str, CatalogEntry] = {}
+    for name, listed in _read_toml("catalog.toml").items():
+        origins = (Origin(**{**origin, "files": tuple(origin["files"])}) for origin in listed.get("origins", ()))
+        download = Download(name, listed["folder"], listed["parts"], tuple(origins)) if "parts" in listed else None
+        catalog[name] = CatalogEntry(name, listed["kind"], listed["summary"], listed["records"], download)
+    return catalog
+
+
+def _read_toml(name: str) -> dict[str, Any]:
+    return tomllib.loads(resources.files("dither.data").joinpath(name).read_text(encoding="utf-8"))
 
 
 def get(
     name: str,
     *,
-    data_dir: str | os.PathLike[str] | None = None,
+    data_dir: StrPath | None = None,
     progress: Progress | None = None,
     download: bool = True,
 ) -> tuple[Path, ...]:
     """The verified files of a named set; () for those that come with scikit-learn. With `download=False` a file
     that is not on this machine is an error."""
-    return tuple(_files(_entry(name), data_dir, progress, download=download).values())
+    published = _entry(name).download
+    if published is None:
+        return ()
+    origins = published.origins if download else ()
+    return tuple(obtain(published._replace(origins=origins), data_dir=data_dir, progress=progress).values())
 
 
 def _entry(name: str) -> CatalogEntry:
@@ -241,53 +238,37 @@ def _entry(name: str) -> CatalogEntry:
     return catalog[name]
 
 
-def _files(
-    entry: CatalogEntry,
-    data_dir: str | os.PathLike[str] | None,
-    progress: Progress | None,
-    *,
-    download: bool = True,
-) -> dict[str, Path]:
-    if entry.download is None:
-        return {}
-    source = entry.download if download else entry.download._replace(origins=())
-    return obtain(source, data_dir=data_dir, progress=progress)
-
-
 # reason: the keywords are the keys of [data] in a spec
 def load(
     name: str = "",
     *,
-    path: str | os.PathLike[str] = "",
-    test_path: str | os.PathLike[str] = "",
+    path: StrPath = "",
+    test_path: StrPath = "",
     label: str = "",
-    schema: Schema | str | os.PathLike[str] = "",
+    schema: Schema | StrPath = "",
     encoding: str = "minmax",
     features: str = "all",
-    data_dir: str | os.PathLike[str] | None = None,
+    data_dir: StrPath | None = None,
     test_fraction: float = 0.2,
     group_column: str = "",
     seed: int = 0,
     stream: str = "auto",
     progress: Progress | None = None,
 ) -> Dataset:
-    """Load a data set by its `name`, or a user's own file by its `path` (.csv, .parquet, .npz, or a folder of
-    .npy).
+    """Load a data set by its `name`, or a user's own file by its `path` (.csv, .parquet, .npz, a folder of .npy).
 
-    encoding, features   see `Schema.encode` schema               a `Schema` or a schema.toml; without one, your
-    own table gets a draft in memory test_path            a second file with test records; without it,
-    `test_fraction` of the rows is held out, drawn
-                         with `seed` and stratified by class (the split of a named set is fixed)
+    encoding, features   see `Schema.encode`
+    schema               a `Schema` or a schema.toml; without one, your own table gets a draft in memory
+    test_path            a second file with test records; without it, `test_fraction` of the rows is held out,
+                         drawn with `seed` and stratified by class (the split of a named set is fixed)
     group_column         a column whose values `partition(kind="column")` will use
     data_dir             a folder with local copies of the named sets, used before anything is downloaded
     stream               whether the records of a folder stay on disk: "auto", "yes" or "no" (see `load_folder`)
     progress             is called with one short line for each step that takes time
     """
     if bool(name) == bool(path):
-        given = (
-            f"both name={name!r} and path={str(path)!r} are given" if name else "neither name nor path is given"
-        )
-        raise DataError(f"{given}; give exactly one")
+        given = f"both name={name!r} and path={str(path)!r}" if name else "neither name nor path"
+        raise DataError(f"{given} given; give exactly one")
     if stream not in STREAM:
         raise DataError(f"stream={stream!r} is unknown{did_you_mean(stream, STREAM)}")
     is_folder = bool(path) and Path(path).expanduser().is_dir()
@@ -313,7 +294,7 @@ def load(
     return load_npz(path, test_path=test_path, test_fraction=test_fraction, seed=seed)
 
 
-def hash_records(path: str | os.PathLike[str]) -> np.ndarray:
+def hash_records(path: StrPath) -> np.ndarray:
     """The hash of each record of a user's own file or folder (`data.hashing`)."""
     file = Path(path).expanduser()
     if file.is_dir():
@@ -323,25 +304,26 @@ def hash_records(path: str | os.PathLike[str]) -> np.ndarray:
 
 def _load_named(
     entry: CatalogEntry,
-    schema: Schema | str | os.PathLike[str],
+    schema: Schema | StrPath,
     table: TableOptions,
-    data_dir: str | os.PathLike[str] | None,
+    data_dir: StrPath | None,
     progress: Progress | None,
 ) -> Dataset:
-    if entry.name not in TABLES:
+    if entry.kind != "table":
         # How columns are encoded is ignored, so that a preset made for tables runs on images too.
         for key, value in (("group_column", table.group_column), ("schema", schema)):
             if value:
                 shown = value if isinstance(value, str) else "..."
                 raise DataError(f"{key}={shown!r} is for tables, but {entry.name!r} holds images; leave it out")
-    return entry.load(LoadOptions(_schema(schema), table, _files(entry, data_dir, progress)))
+    files = {} if entry.download is None else obtain(entry.download, data_dir=data_dir, progress=progress)
+    return _LOADERS[entry.name](LoadOptions(_schema(schema), table, files))
 
 
 def _load_own_table(
-    path: str | os.PathLike[str],
-    test_path: str | os.PathLike[str],
+    path: StrPath,
+    test_path: StrPath,
     label: str,
-    schema: Schema | str | os.PathLike[str],
+    schema: Schema | StrPath,
     options: TableOptions,
 ) -> Dataset:
     """A user's own table. Without a schema one is drafted in memory, and the notes say so."""
@@ -361,7 +343,7 @@ def _load_own_table(
     return dataset_from_tables(name, frame, test, agreed, options)._replace(record_hashes=hash_table(frame))
 
 
-def _schema(schema: Schema | str | os.PathLike[str]) -> Schema | None:
+def _schema(schema: Schema | StrPath) -> Schema | None:
     if not schema:
         return None
     return schema if isinstance(schema, Schema) else Schema.load(schema)

@@ -139,11 +139,20 @@ def stratified_split(labels: np.ndarray, test_count: int, seed: int) -> tuple[np
     return np.flatnonzero(~is_test), np.flatnonzero(is_test)
 
 
-def held_out_rows(labels: np.ndarray, test_fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Row numbers (train, test), with `test_fraction` of the rows for testing."""
+def hold_out(dataset: Dataset, test_fraction: float, seed: int) -> Dataset:
+    """Move `test_fraction` of the training records, stratified by class, to the test part."""
     if not 0.0 <= test_fraction < 1.0:
         raise DataError(f"test_fraction={test_fraction} must be at least 0 and below 1")
-    return stratified_split(labels, round(len(labels) * test_fraction), seed)
+    x, y, groups = dataset.x_train, dataset.y_train, dataset.groups
+    train, test = stratified_split(y, round(len(y) * test_fraction), seed)
+    return dataset._replace(
+        x_train=x[train],
+        y_train=y[train],
+        x_test=x[test],
+        y_test=y[test],
+        groups=None if groups is None else groups[train],
+        groups_test=None if groups is None else groups[test],
+    )
 
 
 class TableOptions(NamedTuple):
@@ -160,19 +169,12 @@ def dataset_from_tables(
     name: str, train: pd.DataFrame, test: pd.DataFrame | None, schema: Schema, options: TableOptions
 ) -> Dataset:
     """Encode tables by the schema; without a test table, hold out a stratified part of the rows."""
-    x_train, y_train, groups = _encode(train, schema, options)
-    if test is not None:
-        x_test, y_test, groups_test = _encode(test, schema, options)
-    else:
-        train_rows, test_rows = held_out_rows(y_train, options.test_fraction, options.seed)
-        x_test, y_test = x_train[test_rows], y_train[test_rows]
-        x_train, y_train = x_train[train_rows], y_train[train_rows]
-        groups_test = None if groups is None else groups[test_rows]
-        groups = None if groups is None else groups[train_rows]
-    return Dataset(
+    x, y, groups = _encode(train, schema, options)
+    x_test, y_test, groups_test = (x[:0], y[:0], None) if test is None else _encode(test, schema, options)
+    dataset = Dataset(
         name=name,
-        x_train=x_train,
-        y_train=y_train,
+        x_train=x,
+        y_train=y,
         x_test=x_test,
         y_test=y_test,
         classes=schema.label.classes,
@@ -183,6 +185,7 @@ def dataset_from_tables(
         notes=schema.coverage_notes(),
         covered=schema.covered,
     )
+    return hold_out(dataset, options.test_fraction, options.seed) if test is None else dataset
 
 
 def _encode(

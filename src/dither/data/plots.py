@@ -1,4 +1,4 @@
-"""A data set and its partition in words and pictures."""
+"""Summary, table and plot of a data set and its partition."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import numpy as np
 
 from dither.data.dataset import Dataset, largest_remainder
 from dither.data.partitions import ClientPartition
+from dither.data.tables import StrPath
 from dither.errors import DataError
 
-# Okabe and Ito's palette, told apart with any colour vision; black comes last.
+# Okabe and Ito's palette, distinguishable with any colour vision; black comes last.
 OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
 SYMBOLS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 SEPARATE_BARS = 120  # with more clients than this the bars touch
@@ -22,7 +23,7 @@ LEGEND_CLASSES = 12
 
 
 class PartitionRow(NamedTuple):
-    """One client in the terminal's table. `mix` shows the classes in proportion, a symbol each."""
+    """One client in the terminal's table. `mix` shows the classes in proportion, one symbol per class."""
 
     client: str
     records: int
@@ -31,7 +32,7 @@ class PartitionRow(NamedTuple):
 
 
 def describe(dataset: Dataset) -> dict[str, Any]:
-    """The facts of a data set, ready for a table or JSON."""
+    """A summary of a data set, ready for a table or JSON."""
     labels = np.concatenate([dataset.y_train, dataset.y_test])
     counts = np.bincount(labels, minlength=len(dataset.classes))
     return {
@@ -56,25 +57,23 @@ def class_counts(dataset: Dataset, partition: ClientPartition) -> np.ndarray:
     """Records of each class at each client, int [num_clients, num_classes]."""
     num_classes = len(dataset.classes)
     client_of = np.repeat(np.arange(len(partition.size)), partition.size)
-    cells = client_of * num_classes + dataset.y_train[partition.order]
-    return np.bincount(cells, minlength=len(partition.size) * num_classes).reshape(-1, num_classes)
+    pair = client_of * num_classes + dataset.y_train[partition.order]
+    return np.bincount(pair, minlength=len(partition.size) * num_classes).reshape(-1, num_classes)
 
 
-def partition_table(
-    dataset: Dataset, partition: ClientPartition, *, width: int = 24, limit: int = 0
-) -> list[PartitionRow]:
-    """One row a client (the first `limit`, or all), with a text histogram of its classes."""
+def partition_table(dataset: Dataset, partition: ClientPartition, *, width: int = 24) -> list[PartitionRow]:
+    """One row per client, with a text histogram of its classes."""
     rows: list[PartitionRow] = []
     counts = class_counts(dataset, partition)
-    for client, name in enumerate(partition.names[: limit or None]):
+    for client, name in enumerate(partition.names):
         shown = largest_remainder(counts[client], width) if counts[client].sum() else np.zeros(0, dtype=np.int64)
         mix = "".join(SYMBOLS[number % len(SYMBOLS)] * int(count) for number, count in enumerate(shown))
         rows.append(PartitionRow(name, int(partition.size[client]), tuple(counts[client].tolist()), mix))
     return rows
 
 
-def draw_partition(dataset: Dataset, partition: ClientPartition, path: str | os.PathLike[str]) -> Path:
-    """Save a picture (PNG): one stacked bar a client, its height the records, its colours the classes."""
+def draw_partition(dataset: Dataset, partition: ClientPartition, path: StrPath) -> Path:
+    """Save a PNG with one stacked bar per client: height for records, colours for classes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -91,7 +90,7 @@ def draw_partition(dataset: Dataset, partition: ClientPartition, path: str | os.
         bottom = tops[:, number] - counts[:, number]
         if gap:
             axes.bar(np.arange(num_clients), counts[:, number], 1 - 2 * gap, bottom=bottom, color=colours[number])
-        else:  # one polygon a class: a thousand clients and 47 classes stay quick
+        else:  # one polygon per class: 1,000 clients with 47 classes stay quick
             edges = np.arange(num_clients + 1) - 0.5
             axes.stairs(tops[:, number], edges, baseline=bottom, fill=True, color=colours[number], linewidth=0)
     axes.set_xlim(-0.5, num_clients - 0.5)
@@ -120,7 +119,7 @@ def _colours(num_classes: int) -> list[Any]:
         return list(OKABE_ITO[:num_classes])
     from matplotlib import colormaps
 
-    # Viridis grows in lightness only one way, so neighbours differ for every eye and in print.
+    # Lightness is monotonic in viridis, so neighbours differ with any colour vision and in print.
     return [colormaps["viridis"](position) for position in np.linspace(0.0, 1.0, num_classes)]
 
 
@@ -146,7 +145,7 @@ def _label_classes(figure: Any, axes: Any, classes: tuple[str, ...], colours: li
     if len(classes) <= LEGEND_CLASSES:
         from matplotlib.patches import Patch
 
-        # Top to bottom as the colours lie in the bar.
+        # In the order of the colours in a bar, top to bottom.
         pairs = list(zip(classes, colours, strict=True))[::-1]
         handles = [Patch(color=colour, label=name) for name, colour in pairs]
         axes.legend(handles=handles, title="class", loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)

@@ -18,6 +18,8 @@ from dither.errors import DataError
 if TYPE_CHECKING:
     import pandas as pd
 
+StrPath = str | os.PathLike[str]
+
 TABLE_SUFFIXES = (".csv", ".parquet")
 # What an empty cell looks like. "None" is not among them: it is a category in many tables.
 MISSING = ("", "?", "NA", "N/A", "NaN", "nan", "null", "NULL")
@@ -27,7 +29,7 @@ _WHOLE_NUMBER = re.compile(r"[+-]?\d+\.0+")
 # Files
 
 
-def read_table(path: str | os.PathLike[str]) -> pd.DataFrame:
+def read_table(path: StrPath) -> pd.DataFrame:
     """Read a CSV file (every cell as text; the schema decides what is a number) or a Parquet file."""
     import pandas as pd
 
@@ -61,7 +63,7 @@ def read_table(path: str | os.PathLike[str]) -> pd.DataFrame:
     return frame
 
 
-def existing_file(path: str | os.PathLike[str]) -> Path:
+def existing_file(path: StrPath) -> Path:
     """The path of a file that exists, or a clear error."""
     path = Path(path).expanduser()
     if path.is_dir():

@@ -33,9 +33,8 @@ _SEEN = {
     "final": "model",
 }
 
-OnProgress = Callable[
-    [float, float, str], None
-]  # estimated seconds of work done, of how many, and for which figure
+# What a caller hears: estimated seconds of work done, of how many, and the figure under way.
+OnProgress = Callable[[float, float, str], None]
 
 
 class Reproduction(NamedTuple):
@@ -43,7 +42,7 @@ class Reproduction(NamedTuple):
 
     scale: str
     figures: list[dict[str, Any]]
-    made: dict[str, Any]
+    provenance: dict[str, Any]  # command, time, versions; "made" in report.json
     report: Path | None
 
     @property
@@ -75,7 +74,7 @@ def reproduce(
     wanted = points(chosen, scale)
     missing = [point for point in wanted if point.key not in runs]
     refused = compute(missing, runs, data_dir=data_dir, on_progress=on_progress)
-    made = {
+    provenance = {
         "command": command,
         "when": datetime.now().astimezone().isoformat(timespec="seconds"),
         "computed": len(missing),
@@ -86,7 +85,7 @@ def reproduce(
     if only_compute:
         if refused:
             raise DataError("; ".join(refused.values()))
-        return Reproduction(scale, [], made, None)
+        return Reproduction(scale, [], provenance, None)
     accounts, folder, entries = Accounts(runs, data_dir), Path(out) if out else None, []
     for figure in chosen:
         views = figure.views(scale, runs, accounts)
@@ -97,10 +96,10 @@ def reproduce(
         if on_figure:
             on_figure(entry)
     if folder is None:
-        return Reproduction(scale, entries, made, None)
-    result = Reproduction(scale, entries, made, folder / "report.html")
+        return Reproduction(scale, entries, provenance, None)
+    result = Reproduction(scale, entries, provenance, folder / "report.html")
     write_text(folder / "report.html", report.page(result, folder))
-    write_text(folder / "report.json", to_json({"scale": scale, "made": made, "figures": entries}, indent=1))
+    write_text(folder / "report.json", to_json({"scale": scale, "made": provenance, "figures": entries}, indent=1))
     return result
 
 

@@ -28,11 +28,11 @@ from dither.experiment.build import (
     tolerated,
     with_missing,
 )
-from dither.experiment.plan import theory
-from dither.experiment.plan.constants import estimate
-from dither.experiment.plan.knobs import WHOLE, clip_key
-from dither.experiment.plan.pricing import Price, first_noise
-from dither.experiment.plan.shapes import Material
+from dither.experiment.plan import bounds as theory
+from dither.experiment.plan.bounds import estimate
+from dither.experiment.plan.candidates import INTEGER_KEYS, clip_key
+from dither.experiment.plan.pricing import Candidate, first_noise
+from dither.experiment.plan.records import PlanningData
 from dither.experiment.report import ADVERSARIES
 from dither.methods import METHODS
 from dither.methods.formulas import failing
@@ -204,7 +204,7 @@ def bound(experiment: Experiment) -> dict[str, Any]:
         )
     if spec.method not in theory.METHODS:
         raise PageRefusal(f"no convergence theorem for {spec.method}; there are for {', '.join(theory.METHODS)}")
-    constants = estimate(spec, Material(experiment.dataset, f"the records of {spec.data.name}", True))
+    constants = estimate(spec, PlanningData(experiment.dataset, f"the records of {spec.data.name}", True))
     completed = planned_rounds(experiment)
     grid = sorted({round(x) for x in np.geomspace(1, completed, min(completed, 40))})
     smallest = int(experiment.partition.size.min())
@@ -220,19 +220,18 @@ def bound(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def _price(experiment: Experiment, rounds: int) -> Price:
+def _price(experiment: Experiment, rounds: int) -> Candidate:
     """The run cut at a round, as the theorems take it: at its own noise, nothing calibrated again."""
     spec = experiment.spec
     key = clip_key(spec.method)
     clip = float(experiment.prepared.hyper["param_clip"]) if spec.method == "nbafl" else spec.privacy.clip_norm
-    point = {name: getattr(spec, name) for name in WHOLE} | {key: clip, "num_rounds": rounds}
-    return Price(
+    point = {name: getattr(spec, name) for name in INTEGER_KEYS} | {key: clip, "num_rounds": rounds}
+    return Candidate(
         point=point,
         spec=spec,
         noise_std=first_noise(experiment.prepared, experiment),
         printed_noise_std=math.nan,
         claimed=claim_after(experiment, rounds),
-        participations=rounds,
         uploads=rounds * spec.cohort_size / len(experiment.partition.size),
         num_params=experiment.num_params,
         signal_to_noise=math.nan,

@@ -18,11 +18,11 @@ from scipy.stats import binom
 
 from dither import accounting, models
 from dither.errors import NoProof, SpecError
-from dither.experiment.plan import theory
-from dither.experiment.plan.constants import Constants, estimate
-from dither.experiment.plan.knobs import WHOLE, clip_key
-from dither.experiment.plan.pricing import Price
-from dither.experiment.plan.shapes import synthetic
+from dither.experiment.plan import bounds as theory
+from dither.experiment.plan.bounds import ProblemConstants, estimate
+from dither.experiment.plan.candidates import INTEGER_KEYS, clip_key
+from dither.experiment.plan.pricing import Candidate
+from dither.experiment.plan.records import synthetic_data
 from dither.spec import Spec, prepare
 from dither.types import Prepared, Release, RoundInfo
 
@@ -339,7 +339,7 @@ def bound(request: PlanRequest) -> dict[str, Any]:
     return bound_json(bounds, rounds) | {"constants": constants}
 
 
-def bound_json(bounds: theory.Bounds, rounds: Sequence[int]) -> dict[str, Any]:
+def bound_json(bounds: theory.BoundGrid, rounds: Sequence[int]) -> dict[str, Any]:
     """A convergence bound over rounds, term by term, as the page draws it."""
     return {
         "source": bounds.source,
@@ -357,29 +357,28 @@ def _multiples(rounds: int, factors: Sequence[float]) -> list[int]:
 
 
 @lru_cache(maxsize=64)
-def _constants(method: str, features: int) -> Constants:
-    return estimate(spec_of(PlanRequest(method=method, records=2000, clients=10)), synthetic(2000, features))
+def _constants(method: str, features: int) -> ProblemConstants:
+    return estimate(spec_of(PlanRequest(method=method, records=2000, clients=10)), synthetic_data(2000, features))
 
 
 def _clip(spec: Spec) -> float:
     return _PARAM_CLIP if spec.method == "nbafl" else spec.privacy.clip_norm
 
 
-def _price(request: PlanRequest, noise: RequiredNoise) -> Price:
+def _price(request: PlanRequest, noise: RequiredNoise) -> Candidate:
     spec, prepared, releases = _basis(_of_any_model(request))
-    point = {name: getattr(spec, name) for name in WHOLE} | {clip_key(spec.method): _clip(spec)}
+    point = {name: getattr(spec, name) for name in INTEGER_KEYS} | {clip_key(spec.method): _clip(spec)}
     factor = noise.noise_std / releases[0].noise_std
     hyper = {
         name: np.asarray(value) * factor if name in prepared.noise_names else value
         for name, value in prepared.hyper.items()
     }
-    return Price(
+    return Candidate(
         point=point | {"client_lr": spec.client_lr},
         spec=spec,
         noise_std=noise.noise_std,
         printed_noise_std=math.nan,
         claimed=prepared.reclaim(hyper) if prepared.reclaim else prepared.claim,
-        participations=noise.participations,
         uploads=request.rounds * request.share,
         num_params=request.features + 1,
         signal_to_noise=math.nan,
