@@ -45,7 +45,7 @@ def test_a_record_that_overflows_stays_inside_its_clip(name):
             engine.problem(these, y, make_federation(SIZES), x[:5], y[:5]),
             seeds=[0],
             hyper={key: np.asarray(value)[None] for key, value in prepared.hyper.items()},
-            cohorts=None if prepared.cohorts is None else [prepared.cohorts],
+            cohorts=None if prepared.plan.design is None else [prepared.plan.design],
         )
         state = simulation.advance(simulation.start(inputs), inputs, 0, 4)
         assert not np.asarray(state.refused).any()

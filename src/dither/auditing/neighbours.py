@@ -228,7 +228,7 @@ def nbafl_counterexample(
     )
     x = np.zeros((count, num_features), np.float32)
     x[0] = 1.0
-    noiseless = {k: 0.0 if k in prepared.noise_names else v for k, v in prepared.hyper.items()}
+    noiseless = {k: 0.0 if k in prepared.plan.noise_names else v for k, v in prepared.hyper.items()}
 
     @jax.jit
     def upload(y: Any) -> Any:

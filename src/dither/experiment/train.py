@@ -17,7 +17,6 @@ import jax
 import numpy as np
 
 from dither import data
-from dither.accounting import ProvenRow, accountant
 from dither.accounting.ledger.runs import Ledger, Spending, data_id
 from dither.errors import BudgetExhausted, ClientRefused, DitherError, RunExists, SpecError
 from dither.experiment import folder as runs
@@ -25,16 +24,12 @@ from dither.experiment import plots
 from dither.experiment.build import (
     Experiment,
     aggregation,
-    as_begun,
     build_experiment,
-    circumstances,
     claim_after,
     planned_rounds,
-    proven,
     rounding,
     stop_reason,
     tolerated,
-    with_missing,
 )
 from dither.experiment.compiled import check, compiled, designs, engine_options, facts, origin, sharing_note
 from dither.experiment.report import (
@@ -148,7 +143,7 @@ def spending(
     spec = experiment.spec
     if ledger is None and not spec.data.path:
         return None
-    if experiment.prepared.assumed:
+    if experiment.plan.assumed:
         raise SpecError(
             "the releases of this run rest on an assumption (method_options.sensitivity='paper'), which no ledger "
             "can charge; use 'clip', or a set of the catalogue without --ledger"
@@ -185,18 +180,13 @@ def spending(
     # or surroundings were changed is another run, which pays for itself.
     made_of = np.frombuffer(origin(experiment, folder.provenance()).encode(), np.uint8)
     # Where a run may go on without some clients, nobody's noise is counted on in a sum.
-    experiment = with_missing(
-        experiment, spec.cohort_size - 1 if spec.federation.refused == "continue" else tolerated(spec)
-    )
+    missing = experiment.plan.cohort_size - 1 if spec.federation.refused == "continue" else None
     return Spending(
         book,
+        experiment.accountant(missing),
         run=f"{folder.run_id()}-{book.fingerprint(made_of)}",
         dataset=dataset,
-        releases=experiment.prepared.build(experiment.prepared.hyper).releases,
-        sizes=experiment.partition.size,
-        cohorts=experiment.cohorts,
         clients=experiment.partition.names if own_rows else None,
-        facts=accountant.facts(circumstances(experiment)),
         replay=spec.source_of_randomness == "seeded",
     )
 
@@ -299,11 +289,9 @@ def train(
                 break
 
     stopped = stopped or stop_reason(experiment)
-    whole, experiment = (
-        experiment,
-        replace(experiment, cohorts=experiment.cohorts[: folder.metrics()[-1]["round"]]),
-    )
-    made = as_begun(whole, folder.begun()) if fresh else experiment  # also what was undone and never made again
+    whole, experiment = experiment, experiment.first_rounds(folder.metrics()[-1]["round"])
+    # Also what was undone and never made again.
+    made = whole.realised(folder.begun()) if fresh else experiment
     distributed.tell("params", work=True)
     params = jax.tree.map(lambda leaf: np.asarray(leaf)[0], simulation.params(state, inputs))
     distributed.reached()
@@ -366,7 +354,7 @@ def without_noise(experiment: Experiment) -> float:
     """Test accuracy of the same run with its noise set to 0: what the noise costs."""
     prepared = experiment.prepared
     hyper = {
-        name: np.zeros_like(np.asarray(value)) if name in prepared.noise_names else np.asarray(value)
+        name: np.zeros_like(np.asarray(value)) if name in prepared.plan.noise_names else np.asarray(value)
         for name, value in prepared.hyper.items()
     }
     result = engine.simulate(
@@ -429,7 +417,6 @@ def report_of(
     """The outcome of the rounds that were made, when at most `missing` clients lacked in any sum."""
     last, spec = rows[-1], experiment.spec
     counts = np.sort(participation)
-    table = proven(experiment, missing=missing)
     return Report(
         folder=folder.path,
         spec=spec,
@@ -440,7 +427,7 @@ def report_of(
         loss=last["loss"],
         rounds=last["round"],
         seconds=last["seconds"],
-        epsilon=Epsilon.of(spec, experiment.prepared.claim, [ProvenRow.from_json(row) for row in table]),
+        epsilon=Epsilon.of(spec, experiment.prepared.claim, experiment.accountant(missing).table()),
         why=method(spec.method).why,
         participation=RoundsTakenPart(int(counts[0]), float(np.median(counts)), int(counts[-1])),
         randomness=spec.source_of_randomness,

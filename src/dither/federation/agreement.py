@@ -482,7 +482,7 @@ def describe(agreement: Agreement, experiment: build.Experiment, name: str) -> l
     rows += [("collusion", safe)] * bool(safe) + [("WARNING", warning)] * bool(warning)
     rows.append(("your noise", _noise_words(agreement, experiment, number, mine)))
     shown = set()
-    for row in build.proven(experiment, missing=agreement.may_lack):
+    for row in experiment.accountant(agreement.may_lack).table():
         if row["adjacency"] != spec.adjacency or row["unit"].startswith("message"):
             continue
         value = "∞ (no proof)" if not np.isfinite(row["value"]) else f"at most {row['value']:.3g}"
@@ -515,7 +515,7 @@ def describe(agreement: Agreement, experiment: build.Experiment, name: str) -> l
 def _noise_words(agreement: Agreement, experiment: build.Experiment, number: int, mine: list[int]) -> str:
     if not mine:
         return "none: you take part in no round"
-    releases = experiment.prepared.build(experiment.prepared.hyper).releases
+    releases = experiment.prepared.releases
     info = RoundInfo(mine[0], number, agreement.sizes[number], len(experiment.cohorts[mine[0]]))
     uplink = [release for release in releases(info) if release.channel == "uplink"]
     if not uplink or all(release.noise_std == 0 for release in uplink):

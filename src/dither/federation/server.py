@@ -134,7 +134,7 @@ class Coordinator:
             sizes=np.array(self.agreement.sizes, np.int32),
             seed=self.agreement.spec.seed,
             hyper=compiled.compiled_hyper(self.experiment),
-            design=self.experiment.prepared.cohorts,
+            design=self.experiment.plan.design,
         )
         done, leaves = self.journal.resume(self.agreement)
         if leaves is not None:
@@ -575,7 +575,7 @@ class Coordinator:
         folder = self.journal.folder
         rows = folder.metrics()
         state = self.engine.state
-        made = replace(self.experiment, cohorts=self.experiment.cohorts[: len(lines)])
+        made = self.experiment.first_rounds(len(lines))
         # Of a round that was left while it was being opened nobody knows who was in the sum that the server saw.
         void = [str(line["round"] + 1) for line in lines if not line["counted"]]
         most_missing = self.agreement.may_lack if void else int(np.asarray(state.missing)[0])

@@ -80,7 +80,9 @@ def prepare_scaffold(model: Model, plan: PrivacyPlan) -> Prepared:
     plan = plan._replace(noise="none", clip="none", noise_schedule="constant")
     gradients = local.noisy_gradients(model, plan, source="no noise")
     return Prepared(
-        hyper={**local.gradient_hyper(plan, 0.0), "server_lr": plan.server_lr},
+        plan=plan._replace(
+            hyper={**local.gradient_hyper(plan, 0.0), "server_lr": plan.server_lr},
+        ),
         build=lambda hyper: dp_scaffold.scaffold(plan, gradients, hyper),
         claim=local.no_noise(plan),
         cohort_size_at=lambda index: plan.cohort_size,
@@ -185,18 +187,20 @@ def prepare_dp_fedavg(model: Model, plan: PrivacyPlan) -> Prepared:
         return inner._replace(client=client, server=server, releases=releases)
 
     return Prepared(
-        hyper={
-            **plain.hyper,
-            "server_lr": plan.server_lr,
-            "update_clip": reach,
-            "central_multiplier": multiplier,
-        },
+        plan=plan._replace(
+            hyper={
+                **plain.hyper,
+                "server_lr": plan.server_lr,
+                "update_clip": reach,
+                "central_multiplier": multiplier,
+            },
+            noise_names=("central_multiplier",),
+            per_client=True,
+        ),
         build=build,
         claim=_central_claim(plan, multiplier),
         cohort_size_at=lambda index: plan.cohort_size,
-        noise_names=("central_multiplier",),
         reclaim=lambda other: _central_claim(plan, float(other["central_multiplier"])),
-        per_client=True,
         caveats=("ε is for whole clients against those who see the model; the server is trusted",),
     )
 
@@ -228,12 +232,14 @@ def _plain(model: Model, plan: PrivacyPlan, *, proximal: float, optimizer: str) 
         )
 
     return Prepared(
-        hyper={
-            "client_lr": plan.client_lr,
-            "lr_decay": plan.lr_decay,
-            "server_lr": plan.server_lr,
-            "proximal": proximal,
-        },
+        plan=plan._replace(
+            hyper={
+                "client_lr": plan.client_lr,
+                "lr_decay": plan.lr_decay,
+                "server_lr": plan.server_lr,
+                "proximal": proximal,
+            },
+        ),
         build=build,
         claim=local.no_noise(plan),
         cohort_size_at=lambda index: plan.cohort_size,

@@ -132,14 +132,16 @@ def prepare(model: Model, plan: PrivacyPlan) -> Prepared:
     hyper = {**local.gradient_hyper(plan, std), "server_lr": plan.server_lr}
     rounds = _last_round(plan, local.quietest(hyper))
     return Prepared(
-        hyper=hyper,
+        plan=plan._replace(
+            hyper=hyper,
+            noise_names=("noise_std",),
+            client_state=True,
+            own_epochs=True,
+        ),
         build=lambda hyper: scaffold(plan, gradients, hyper),
         claim=_claim(plan, local.quietest(hyper), rounds),
         cohort_size_at=lambda index: plan.cohort_size,
-        noise_names=("noise_std",),
         reclaim=lambda other: _claim(plan, local.quietest(other), rounds),
-        client_state=True,
-        own_epochs=True,
         num_rounds=rounds,
         stop_when_proven=plan.noise == "given" and plan.options["stop_at_budget"] == "proven",
     )

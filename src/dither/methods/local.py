@@ -334,16 +334,18 @@ def noisy_averaging(
         return claim(std) if std else no_noise(plan)
 
     return Prepared(
-        hyper=hyper,
+        plan=plan._replace(
+            hyper=hyper,
+            design=cohorts,
+            noise_names=("noise_std",),
+            own_epochs=True,
+            upload_unit=upload_unit(plan),
+            ignores_counts=ignores_counts,
+        ),
         build=averaging(plan, noisy_gradients(model, plan, source=source)),
         claim=claimed(hyper),
         cohort_size_at=lambda index: plan.cohort_size,
-        cohorts=cohorts,
-        noise_names=("noise_std",),
         reclaim=claimed,
-        own_epochs=True,
-        upload_unit=upload_unit(plan),
-        ignores_counts=ignores_counts,
     )
 
 

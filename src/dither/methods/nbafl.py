@@ -149,25 +149,27 @@ def prepare(model: Model, plan: PrivacyPlan) -> Prepared:
 
     uplink, downlink = noise_stds(plan)
     return Prepared(
-        hyper={
-            "client_lr": plan.client_lr,
-            "lr_decay": plan.lr_decay,
-            "param_clip": param_clip,
-            "proximal": float(plan.options["proximal"]),
-            "uplink_std": uplink,
-            "downlink_std": downlink,
-        },
+        plan=plan._replace(
+            hyper={
+                "client_lr": plan.client_lr,
+                "lr_decay": plan.lr_decay,
+                "param_clip": param_clip,
+                "proximal": float(plan.options["proximal"]),
+                "uplink_std": uplink,
+                "downlink_std": downlink,
+            },
+            noise_names=("uplink_std", "downlink_std"),
+            weights=plan.client_sizes if everyone else None,
+            upload_noise="uplink_std",
+            upload_unit=float(_weights(plan).min()),
+            exposures=int(plan.options["exposures"]),
+            assumed=plan.options["sensitivity"] == "paper",
+        ),
         build=build,
         claim=_claim(plan, uplink, downlink),
         cohort_size_at=lambda index: plan.cohort_size,
         caveats=(*_scheduling_caveat(plan), *_sensitivity_caveat(plan)),
-        noise_names=("uplink_std", "downlink_std"),
-        weights=plan.client_sizes if everyone else None,
         reclaim=lambda other: _claim(plan, float(other["uplink_std"]), float(other["downlink_std"])),
-        upload_noise="uplink_std",
-        upload_unit=float(_weights(plan).min()),
-        exposures=int(plan.options["exposures"]),
-        assumed=plan.options["sensitivity"] == "paper",
     )
 
 
@@ -512,7 +514,7 @@ def _releases(info: RoundInfo, hyper: Hyper, plan: PrivacyPlan) -> tuple[Release
         Release("uplink", uplink, reach, 1, everything, f"NbAFL eq (4) {source}"),
         Release(
             "downlink",
-            aggregate_std(plan, uplink, downlink, plan.colluders),
+            aggregate_std(plan, uplink, downlink, plan.silent),
             reach * float(weights.max()),
             1,
             everything,

@@ -104,12 +104,18 @@ def prepare(model: Model, plan: PrivacyPlan) -> Prepared:
 
     multiplier = noise_multipliers(plan)
     return Prepared(
-        hyper={
-            "client_lr": plan.client_lr,
-            "lr_decay": plan.lr_decay,
-            "clip_norm": plan.clip_norm,
-            "noise_multiplier": multiplier,
-        },
+        plan=plan._replace(
+            hyper={
+                "client_lr": plan.client_lr,
+                "lr_decay": plan.lr_decay,
+                "clip_norm": plan.clip_norm,
+                "noise_multiplier": multiplier,
+            },
+            noise_names=("noise_multiplier",),
+            weights=sizes,
+            upload_noise="noise_multiplier",
+            upload_unit=float(sizes.min() / sizes.sum() * len(sizes) / max(map(cohort_size_at, range(2)))),
+        ),
         build=lambda hyper: Algorithm(
             init=lambda params: params,
             client_init=lambda params: (),
@@ -121,10 +127,6 @@ def prepare(model: Model, plan: PrivacyPlan) -> Prepared:
         ),
         claim=_claim(plan, multiplier),
         cohort_size_at=cohort_size_at,
-        noise_names=("noise_multiplier",),
-        weights=sizes,
-        upload_noise="noise_multiplier",
-        upload_unit=float(sizes.min() / sizes.sum() * len(sizes) / max(map(cohort_size_at, range(2)))),
         reclaim=lambda other: _claim(plan, np.asarray(other["noise_multiplier"])),
     )
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dither.accounting import accountant
 from dither.experiment import build
 from dither.reproduction.cache import Cache
 from dither.spec import Spec
@@ -26,16 +25,7 @@ class Accounts:
         """Proven ε of a run for its own view and adjacency, for the whole run or one message."""
 
         def compute() -> float:
-            experiment = self._task(spec)
-            privacy = spec.privacy
-            return accountant.worst(
-                build.classes(experiment, None),
-                privacy.delta,
-                build.circumstances(experiment),
-                view=privacy.view,
-                adjacency=spec.adjacency,
-                unit=unit,
-            )
+            return self._task(spec).accountant(missing=0).epsilon(unit=unit)
 
         return float(self._cache.kept("proven", f"{spec.fingerprint()}-{unit}", compute))
 
@@ -47,7 +37,7 @@ class Accounts:
             low, high = 0, len(experiment.cohorts)
             while low < high:
                 middle = (low + high + 1) // 2
-                inside = build.proven_so_far(experiment, middle) <= budget * (1 + 1e-9)
+                inside = experiment.proven_epsilon(middle) <= budget * (1 + 1e-9)
                 low, high = (middle, high) if inside else (low, middle - 1)
             return low
 

@@ -16,6 +16,7 @@ from dither import data
 from dither.errors import DataError
 from dither.experiment import build
 from dither.experiment.folder import to_json, write_bytes, write_text
+from dither.experiment.report import html_table, text_lines
 from dither.experiment.sweep import Outcome, batches
 from dither.reproduction import drawing, report
 from dither.reproduction.accounts import Accounts
@@ -49,6 +50,23 @@ class Reproduction(NamedTuple):
     def claims(self) -> list[dict[str, Any]]:
         """Every verdict, in the papers' order."""
         return [{"figure": figure["id"], **claim} for figure in self.figures for claim in figure["claims"]]
+
+    def overview(self) -> list[tuple[str, str]]:
+        """One line a claim: its figure and the verdicts, as printed and at equal proven ε."""
+        return [
+            (
+                claim["figure"],
+                f"{claim['printed']['status']}; at equal proven ε: "
+                f"{claim['proven']['status'] if claim['proven'] else '–'}",
+            )
+            for claim in self.claims
+        ]
+
+    def __repr__(self) -> str:
+        return text_lines(f"reproduction at scale {self.scale}", self.overview())
+
+    def _repr_html_(self) -> str:
+        return html_table(f"reproduction at scale {self.scale}", [], self.overview())
 
 
 # reason: a public function whose keyword-only options mirror those of `dither reproduce`

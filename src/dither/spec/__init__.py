@@ -418,7 +418,6 @@ def prepare(spec: Spec, model: Any, *, client_sizes: np.ndarray, num_params: int
         raise SpecError(f"cohort_size={spec.cohort_size} exceeds num_clients={num_clients}")
     privacy = spec.privacy
     plan = PrivacyPlan(
-        num_clients=num_clients,
         client_sizes=np.asarray(client_sizes),
         num_params=num_params,
         cohort_size=spec.cohort_size,
@@ -448,6 +447,10 @@ def prepare(spec: Spec, model: Any, *, client_sizes: np.ndarray, num_params: int
         noise_decay_start=privacy.noise_decay_start,
         noise_scale=privacy.noise_scale,
         seed=spec.seed,
+        aggregation=spec.aggregation,
+        discrete_noise=spec.secagg.noise == "discrete",
+        scale_bits=spec.secagg.scale_bits,
+        assume_credit=privacy.assume_credit,
     )
     return method(spec.method).prepare(model, plan)
 

@@ -17,6 +17,8 @@ import numpy as np
 from scipy.stats import binom
 
 from dither import accounting, models
+from dither.accounting.accountant import scaled
+from dither.accounting.pld import COARSE
 from dither.errors import NoProof, SpecError
 from dither.experiment.plan import bounds as theory
 from dither.experiment.plan.bounds import ProblemConstants, estimate
@@ -179,7 +181,7 @@ def _basis(request: PlanRequest) -> _Basis:
     sizes = np.full(request.clients, request.each)
     model = models.make("logistic", num_features=2, num_classes=2, hidden=(), image_shape=())
     prepared = prepare(spec, model, client_sizes=sizes, num_params=3)
-    releases = prepared.build(prepared.hyper).releases(RoundInfo(0, 0, request.each, request.cohort))
+    releases = prepared.releases(RoundInfo(0, 0, request.each, request.cohort))
     if not releases or not all(release.noise_std > 0 for release in releases):
         raise NoProof(f"{request.method} releases something without noise at this setting")
     return _Basis(spec, prepared, releases)
@@ -199,18 +201,17 @@ def _of_any_model(request: PlanRequest) -> PlanRequest:
 def _required_noise(request: PlanRequest) -> RequiredNoise:
     _, prepared, releases = _basis(request)
     count = _participations(request, prepared)
-    facts = accounting.Facts(
-        cohort_size=request.cohort,
-        client_state=prepared.client_state,
-        own_epochs=prepared.own_epochs,
-        exposures=prepared.exposures,
-        num_rounds=request.rounds,
-    )
+    conditions = prepared.plan.conditions()._replace(num_rounds=request.rounds)  # no cohort is drawn yet
 
-    def at(factor: float) -> accounting.Proven:
-        louder = tuple(release._replace(noise_std=release.noise_std * factor) for release in releases)
+    def at(factor: float) -> accounting.ProvenRow:
+        # On the coarse grid ε is still an upper bound, larger by at most a few parts in a thousand.
         return accounting.proven(
-            [(louder, count)], request.delta, facts, view="upload", adjacency=request.adjacency
+            scaled([(releases, count)], factor),
+            request.delta,
+            conditions,
+            view="upload",
+            adjacency=request.adjacency,
+            resolution=COARSE,
         )
 
     factor, proven, evaluations = solve(at, request.epsilon, guess=_guess(releases[0], count, request))
@@ -226,13 +227,13 @@ def _required_noise(request: PlanRequest) -> RequiredNoise:
 
 
 def solve(
-    at: Callable[[float], accounting.Proven], epsilon: float, guess: float
-) -> tuple[float, accounting.Proven, int]:
+    at: Callable[[float], accounting.ProvenRow], epsilon: float, guess: float
+) -> tuple[float, accounting.ProvenRow, int]:
     """A factor on the noise whose proven ε is at most `epsilon` and within half a percent of it, and how many
     evaluations it took: regula falsi (the Illinois variant) on ln ε over ln factor."""
     goal = math.log(epsilon * (1 - _TOLERANCE / 2))
     ends: dict[bool, tuple[float, float]] = {}  # by whether the noise is enough: ln factor, and ln ε - goal there
-    best: tuple[float, accounting.Proven] | None = None
+    best: tuple[float, accounting.ProvenRow] | None = None
     x, stride, enough_before = math.log(guess), 1.0, False
     evaluations = 0
     while evaluations < 60:
@@ -262,8 +263,8 @@ def solve(
 
 
 def _participations(request: PlanRequest, prepared: Prepared) -> int:
-    if prepared.cohorts is not None:
-        return int(np.bincount(prepared.cohorts.ravel(), minlength=request.clients).max())
+    if prepared.plan.design is not None:
+        return int(np.bincount(prepared.plan.design.ravel(), minlength=request.clients).max())
     if request.cohort == request.clients:
         return request.rounds
     quantile = 1 - (1 - _CONFIDENCE) / request.clients  # so that no client exceeds it
@@ -370,7 +371,7 @@ def _price(request: PlanRequest, noise: RequiredNoise) -> Candidate:
     point = {name: getattr(spec, name) for name in INTEGER_KEYS} | {clip_key(spec.method): _clip(spec)}
     factor = noise.noise_std / releases[0].noise_std
     hyper = {
-        name: np.asarray(value) * factor if name in prepared.noise_names else value
+        name: np.asarray(value) * factor if name in prepared.plan.noise_names else value
         for name, value in prepared.hyper.items()
     }
     return Candidate(

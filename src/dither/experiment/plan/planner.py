@@ -38,6 +38,7 @@ from dither.experiment.plan.records import (
     smallest_client,
 )
 from dither.experiment.plan.search import Search, Trainer, Trial, search
+from dither.experiment.report import ADVERSARIES, Overview, claim_text, epsilon_text
 from dither.experiment.sweep.batches import train_specs
 from dither.methods.formulas import Condition
 from dither.spec import Spec
@@ -47,8 +48,8 @@ OTHER_BUDGETS = (0.25, 0.5, 2.0, 4.0)  # of the ε-accuracy frontier, in multipl
 _ENOUGH_SIGNAL = 1.0
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, repr=False)
+class Plan(Overview):
     """The choice, its reason, and everything it was compared with."""
 
     spec: Spec  # ready for `dither run`
@@ -71,6 +72,26 @@ class Plan:
         if self.mode == "theory" and self.bounds is not None:
             return float(self.bounds.total[self.bounds.best])
         return self.search.best.mean_accuracy if self.search else math.nan
+
+    def title(self) -> str:
+        return f"plan for {self.spec.method}, by {self.mode}"
+
+    def overview(self) -> list[tuple[str, str]]:
+        """The choice, its score and its ε."""
+        privacy, value = self.spec.privacy, epsilon_text(self.proven_epsilon)
+        relation = f"{self.spec.adjacency}, against {ADVERSARIES[privacy.view]}"
+        return [
+            *(
+                (key, f"{choice:.4g}")
+                for key, choice in self.candidate.point.items()
+                if not isinstance(choice, str)
+            ),
+            ("bound" if self.mode == "theory" else "accuracy on the proxy", f"{self.score:.4g}"),
+            ("noise std", f"{self.candidate.noise_std:.4g}"),
+            ("claimed ε", claim_text(self.candidate.claimed)),
+            ("proven ε", f"{value} per run, δ = {privacy.delta:g}, {relation}"),
+            ("planned on", self.source),
+        ]
 
     def pareto(self) -> list[Trial]:
         """Measured candidates that no other beats in accuracy, ε and bytes at once."""

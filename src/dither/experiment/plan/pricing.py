@@ -11,7 +11,7 @@ import numpy as np
 
 from dither.data import Dataset
 from dither.errors import NoProof, SpecError
-from dither.experiment.build import Experiment, build_experiment, proven_so_far
+from dither.experiment.build import Experiment, build_experiment
 from dither.experiment.plan.candidates import Point, clip_key
 from dither.experiment.plan.records import proxy_spec
 from dither.spec import Spec, prepare
@@ -67,13 +67,13 @@ def candidate(base: Spec, point: Point, counts: Dataset) -> Candidate:
 def proven_epsilon(base: Spec, point: Point, counts: Dataset) -> float:
     """The proven ε of the point for the spec's view and adjacency, from the releases themselves."""
     experiment = assemble(base, point, counts)
-    return proven_so_far(experiment, len(experiment.cohorts))
+    return experiment.proven_epsilon()
 
 
 def first_noise(prepared: Prepared, experiment: Experiment) -> float:
     """The noise std of the first uplink release of the first client."""
     info = RoundInfo(0, 0, int(experiment.partition.size[0]), len(experiment.cohorts[0]))
-    uplink = [r for r in prepared.build(prepared.hyper).releases(info) if r.channel == "uplink"]
+    uplink = [r for r in prepared.releases(info) if r.channel == "uplink"]
     return float(uplink[0].noise_std)
 
 

@@ -18,7 +18,6 @@ from dither import data
 from dither.errors import SpecError
 from dither.experiment import build, compiled
 from dither.experiment.sweep import batches
-from dither.experiment.sweep.accounts import Book
 from dither.experiment.sweep.batches import BatchPlan, Outcome
 from dither.experiment.sweep.result import Sweep, SweepFolder, SweepRun, flatten
 from dither.experiment.train import Interrupt
@@ -77,7 +76,7 @@ def sweep(
         devices.set_up()
         finished = folder.finished(specs) if folder is not None else {}
         plan = _shared_plan(specs, limit, finished, data_dir, dataset)
-    runs = finished | _train(plan, finished, folder, Book() if prove else None, clock, on_progress)
+    runs = finished | _train(plan, finished, folder, prove, clock, on_progress)
     in_order = tuple(runs[number] for number in range(len(specs)))
     path = folder.path if folder is not None else None
     result = Sweep(tuple(specs), tuple(keys), in_order, {}, path, _notes(plan, limit))
@@ -158,7 +157,7 @@ def _train(
     plan: BatchPlan,
     finished: Mapping[int, SweepRun],
     folder: SweepFolder | None,
-    book: Book | None,
+    prove: bool,
     clock: Clock,
     on_progress: OnProgress | None,
 ) -> dict[int, SweepRun]:
@@ -185,7 +184,7 @@ def _train(
         seconds = (time.perf_counter() - started) / len(batch)
         with clock("accounting"):
             proven = {
-                number: _proven(plan.experiments[number], outcome, book) for number, outcome in batch.items()
+                number: _proven(plan.experiments[number], outcome, prove) for number, outcome in batch.items()
             }
         new = {number: SweepRun(*pair, seconds, environment) for number, pair in proven.items()}
         if folder is not None:
@@ -202,14 +201,17 @@ def _train(
     return runs
 
 
-def _proven(
-    experiment: build.Experiment, outcome: Outcome, book: Book | None
-) -> tuple[Outcome, dict[str, Any] | None]:
+def _proven(experiment: build.Experiment, outcome: Outcome, prove: bool) -> tuple[Outcome, dict[str, Any] | None]:
     """The outcome with its claim for the rounds that were made, and its proven ε."""
     if build.stop_reason(experiment):
         claim = build.claim_after(experiment, build.planned_rounds(experiment))
         outcome = replace(outcome, claim=claim)
-    return outcome, book.proven(experiment) if book is not None else None
+    if not prove:
+        return outcome, None
+    accountant = experiment.accountant()
+    row = accountant.row(accountant.proven()).to_json()
+    row.pop("detail")
+    return outcome, row
 
 
 def _progress(
