@@ -5,7 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from dither.accounting import ProvenRow
-from dither.methods import METHODS, method
+from dither.methods import method
+from dither.spec import METHODS
 from dither.web import run_page
 
 ROOT = Path(__file__).parents[2]

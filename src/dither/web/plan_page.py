@@ -25,7 +25,8 @@ from dither.experiment.plan.bounds import ProblemConstants, estimate
 from dither.experiment.plan.candidates import INTEGER_KEYS, clip_key
 from dither.experiment.plan.pricing import Candidate
 from dither.experiment.plan.records import synthetic_data
-from dither.spec import Spec, prepare
+from dither.methods import prepare
+from dither.spec import Spec
 from dither.types import Prepared, Release, RoundInfo
 
 METHODS = {
@@ -36,6 +37,7 @@ METHODS = {
     "nbafl": "NbAFL: noise on clipped parameters",
 }
 _POISSON = ("cpfed", "dp-scaffold")
+_SAMPLED = ("poisson", "fixed", "poisson-round", "fixed-round")  # kinds of sampling that amplify
 # What a slider may be set to: (least, most). Anything else is refused, so that no request can take long.
 LIMITS = {
     "epsilon": (0.05, 50.0),
@@ -274,15 +276,15 @@ def _participations(request: PlanRequest, prepared: Prepared) -> int:
 
 
 def _guess(release: Release, count: int, request: PlanRequest) -> float:
-    """Where to start: the larger of two limits, many small losses (a Gaussian) and few large ones (a union)."""
+    """Where to start: between the limits of many small losses (a Gaussian) and of few large ones (a union)."""
     steps = max(1.0, count * release.uses)
-    rate = release.sampling.rate if release.sampling.kind in ("poisson", "fixed") else 1.0
+    rate = release.sampling.rate if release.sampling.kind in _SAMPLED else 1.0
     epsilon, delta = request.epsilon, request.delta
     many = rate * math.sqrt(steps) * accounting.gaussian_noise_multiplier(epsilon, delta)
     few = accounting.gaussian_noise_multiplier(
         math.log1p(math.expm1(epsilon) / rate), min(delta / (steps * rate), 0.1)
     )
-    return max(many, few, 1e-9) * release.sensitivity / release.noise_std
+    return float((many**2.5 + few**2.5) ** 0.4 * release.sensitivity / release.noise_std)
 
 
 # What the page asks
