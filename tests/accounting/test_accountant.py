@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from dither import accounting, api, models
 from dither.accounting import accountant
 from dither.errors import BudgetExhausted, NoProof, SpecError
-from dither.spec import METHODS, Spec, prepare
+from dither.methods import prepare
+from dither.spec import METHODS, Spec
 from dither.types import Release, RoundInfo, Sampling
 from tests.conftest import make_plan
 

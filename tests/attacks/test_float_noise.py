@@ -12,8 +12,9 @@ import pytest
 
 from dither import accounting, models
 from dither.experiment import build
+from dither.methods import prepare
 from dither.privacy import noise
-from dither.spec import Spec, prepare
+from dither.spec import Spec
 from dither.types import Keys, Records, Round
 from tests.auditing.grid import small_dataset, small_spec
 

@@ -11,9 +11,10 @@ import pytest
 from dither import api, models
 from dither.errors import SpecError
 from dither.federation import engines
+from dither.methods import prepare
 from dither.privacy import clipping
 from dither.simulation import engine
-from dither.spec import METHODS, prepare
+from dither.spec import METHODS
 from tests.conftest import make_federation, make_records
 from tests.methods.test_conformance import SIZES, spec_of
 

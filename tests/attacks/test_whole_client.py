@@ -6,7 +6,7 @@ import numpy as np
 
 from dither import accounting, models
 from dither.accounting import accountant as proofs
-from dither.spec import prepare
+from dither.methods import prepare
 from dither.types import Keys, Records, Round, RoundInfo
 from tests.methods.test_conformance import SIZES, spec_of
 

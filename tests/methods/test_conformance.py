@@ -6,9 +6,10 @@ import pytest
 
 from dither import models
 from dither.errors import SpecError
-from dither.methods import dp_scaffold
+from dither.methods import dp_scaffold, prepare
 from dither.simulation import engine
-from dither.spec import METHODS, Spec, method, prepare
+from dither.spec import METHODS, Spec
+from dither.spec.options import declared
 from dither.types import RoundInfo
 from tests.conftest import make_federation, make_records
 
@@ -208,7 +209,7 @@ def test_it_runs_on_another_model_and_more_classes(name):
 def test_unknown_options_are_refused_by_name(name):
     with pytest.raises(SpecError, match=r"method_options\.nonsense"):
         spec_of(name, **{"method_options.nonsense": 1})
-    assert all(len(entry) == 2 and entry[1] for entry in method(name).options.values())
+    assert all(option.help for option in declared(name).options.values())
 
 
 # With the noise off, methods that should coincide do
@@ -294,10 +295,10 @@ def test_dp_fedavg_bounds_every_client_and_noises_the_sum():
             "local_steps=13 exceeds the 12",
         ),
         ("dp-sgd", {"local_steps": 2}, "dp-sgd takes one noisy step a round"),
-        ("nbafl", {"method_options.param_clip": -1.0}, "param_clip=-1 must be above 0"),
+        ("nbafl", {"method_options.param_clip": -1.0}, "param_clip=-1.0 must be at least 0"),
         ("nbafl", {"method_options.optimizer": "lion"}, "'lion' is not one of 'sgd', 'adam'"),
         ("nbafl", {"method_options.scheduling": "lucky"}, "'lucky' is not one of"),
-        ("dp-fedavg", {"method_options.update_clip": 0.0}, "update_clip=0 must be above 0"),
+        ("dp-fedavg", {"method_options.update_clip": 0.0}, "update_clip=0.0 must be above 0"),
         ("dp-dsgd", {"method_options.credited_clients": "all", "local_steps": 1}, "'all' is not one of 'n', 'r'"),
         ("cpfed", {"privacy.noise": "given"}, "needs privacy.noise_std above 0"),
         ("cpfed", {"privacy.noise_scale": [1.0, 2.0]}, "noise_scale has 2 entries for num_clients=6"),

@@ -19,8 +19,9 @@ from dither import models
 from dither.data import Dataset
 from dither.errors import SpecError
 from dither.experiment import plots
+from dither.methods import prepare
 from dither.simulation import engine
-from dither.spec import Spec, prepare
+from dither.spec import Spec
 from dither.types import Prepared, Records, Round
 
 

@@ -16,12 +16,13 @@ import numpy as np
 from dither import accounting, data, models
 from dither.accounting.accountant import Accountant, alike, noise_ratio
 from dither.errors import SpecError
+from dither.methods import method, prepare
 from dither.privacy import sampling
 from dither.secagg.encoding import FixedPoint
 from dither.simulation import cohorts, devices, engine
 from dither.simulation.aggregation import Aggregation
 from dither.simulation.arrays import aligned
-from dither.spec import Spec, method, prepare
+from dither.spec import Spec
 from dither.types import Claim, Prepared, PrivacyPlan, RoundInfo
 
 

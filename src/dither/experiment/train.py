@@ -43,12 +43,13 @@ from dither.experiment.report import (
     leaf_name,
     load,
 )
+from dither.methods import method
 from dither.simulation import distributed, engine
 from dither.simulation.aggregation import Aggregation
 from dither.simulation.sharding import Shards
 from dither.simulation.streaming import Streamed
 from dither.simulation.timing import Clock
-from dither.spec import Spec, method
+from dither.spec import Spec
 from dither.types import Params, __version__
 
 CHECKPOINT_SECONDS = 5.0

@@ -26,7 +26,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from dither import methods
 from dither.accounting.ledger import Charge, Entry
 from dither.accounting.ledger.runs import EVERY_RECORD, Ledger, data_id
 from dither.errors import BudgetExhausted, ClientRefused, DitherError, FederationError, ProtocolAbort
@@ -44,7 +43,7 @@ from dither.federation.store import COMPUTED, ChargedRound, PartyStore, PendingU
 from dither.privacy import clipping, random
 from dither.secagg import state as secagg_state
 from dither.secagg.client import ClientSession
-from dither.spec import PrivacySpec
+from dither.spec import PrivacySpec, options
 from dither.types import RoundInfo, __version__
 
 Approve = Callable[[Agreement, build.Experiment], str]  # how the owner agreed; raises FederationError when not
@@ -75,7 +74,7 @@ class Party:
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         for path in methods_approved:
-            methods.approve(path)
+            options.approve(path)
         self.folder, self.source, self.ledger = folder, source, ledger
         # Here, before any message: what is said of the records stays with their owner.
         dataset = data_id(ledger, path=str(source.path))

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dither import data, methods
+from dither import data
 from dither.errors import FederationError, ProtocolAbort, SpecError
 from dither.experiment import build, compiled, plots, train
 from dither.experiment.report import Exclusion, FederationTotals, PartyTotals, Report
@@ -39,7 +39,7 @@ from dither.federation.transport import Transport
 from dither.secagg import encoding
 from dither.secagg import state as secagg_state
 from dither.secagg.server import ServerSession
-from dither.spec import Spec
+from dither.spec import Spec, options
 
 WAIT_SECONDS = 3600.0  # for parties to come and for their owners to agree
 
@@ -111,7 +111,7 @@ class Coordinator:
         self._wait = wait_seconds
         self._asked_spec = spec
         if spec.method.endswith(".py"):
-            methods.approve(spec.method)
+            options.approve(spec.method)
         self._waits = ("", 0.0)  # for what, and since when
         self._told = ("", 0.0)  # what was said of it, and when
 

@@ -6,7 +6,7 @@ Karimireddy et al., ICML 2020. DP-SGD and DP-DSGD: the baselines of CPFed (Sec. 
 (Sec. VII-C). DP-FedAvg: B. McMahan, D. Ramage, K. Talwar, L. Zhang, "Learning Differentially Private Recurrent
 Language Models", ICLR 2018: the privacy of whole clients, noise added by a trusted server.
 
-Each `prepare_*` is a method of its own; `spec.METHODS` names them.
+Each `prepare_*` is a method of its own; `spec.options.METHODS` names them.
 """
 
 from __future__ import annotations
@@ -41,27 +41,6 @@ from dither.types import (
 )
 
 # Algorithm
-
-FEDAVG_OPTIONS: dict[str, Any] = {"optimizer": ("sgd", "local optimiser: 'sgd' or 'adam'")}
-FEDPROX_OPTIONS: dict[str, Any] = {
-    **FEDAVG_OPTIONS,
-    "proximal": (0.1, "μ of the proximal term (μ/2)|w - w_global|^2"),
-}
-SCAFFOLD_OPTIONS: dict[str, Any] = {}
-DP_SGD_OPTIONS: dict[str, Any] = {
-    "equal_credit": (False, "give the baseline CPFed's participation and aggregation credit too (C7)"),
-}
-DP_DSGD_OPTIONS: dict[str, Any] = {
-    "credited_clients": ("n", "clients whose noise is credited: 'n' as printed, 'r' as derived (D4)"),
-    "participation": concentrated.OPTIONS["participation"],
-    "participations": concentrated.OPTIONS["participations"],
-}
-DP_SGD_VALUES = ("equal_credit",)  # they set the noise, no structure
-DP_DSGD_VALUES = ("credited_clients", "participations")
-DP_FEDAVG_OPTIONS: dict[str, Any] = {
-    "update_clip": (1.0, "S, bound on the norm of a client's whole update"),
-    "noise_multiplier": (0.0, "noise std over S on the sum of updates; 0: from epsilon"),
-}
 
 
 def prepare_fedavg(model: Model, plan: PrivacyPlan) -> Prepared:
@@ -112,8 +91,6 @@ def prepare_dp_dsgd(model: Model, plan: PrivacyPlan) -> Prepared:
     _one_step(plan, "dp-dsgd")
     cohorts = concentrated.participation_design(plan)
     which = plan.options["credited_clients"]
-    if which not in ("n", "r"):
-        raise SpecError(f"method_options.credited_clients={which!r} is not one of 'n', 'r'")
     params = concentrated.ConcentratedParams(
         concentrated.participations(plan, cohorts),
         plan.local_steps,
@@ -144,8 +121,6 @@ def prepare_dp_dsgd(model: Model, plan: PrivacyPlan) -> Prepared:
 def prepare_dp_fedavg(model: Model, plan: PrivacyPlan) -> Prepared:
     """DP-FedAvg: each client's update clipped to S, Gaussian noise on the sum, added by the server."""
     reach = float(plan.options["update_clip"])
-    if reach <= 0:
-        raise SpecError(f"method_options.update_clip={reach:g} must be above 0")
     multiplier = central_noise_multiplier(plan)
     plain = _plain(model, plan, proximal=0.0, optimizer="sgd")
 

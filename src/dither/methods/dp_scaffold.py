@@ -47,6 +47,7 @@ from dither.methods.formulas import (
     zcdp_from_epsilon,
 )
 from dither.models import Model
+from dither.spec import options
 from dither.types import (
     Algorithm,
     Array,
@@ -67,20 +68,7 @@ from dither.types import (
     Upload,
 )
 
-OPTIONS = {
-    "alpha_mode": (
-        "optimised",
-        "Rényi order of the claimed ε: 'optimised', or 'fixed' as the printed numbers",
-    ),
-    "alpha": (2.5, "the order for alpha_mode='fixed'"),
-    "capped": (False, "keep the optimised order within the theorem's range (S5)"),
-    "const": (24.0, "constant of the leakage formula: 24 as printed in Theorem 1"),
-    "stop_at_budget": (
-        "claimed",
-        "with noise='given', which ε must stay within privacy.epsilon: claimed, proven, no",
-    ),
-}
-VALUES = ("alpha_mode", "alpha", "capped", "const", "stop_at_budget")  # of the claim and the stop alone
+OPTIONS = options.DP_SCAFFOLD
 _SCHEMES = {"constant": 0, "rounds": 1, "steps": 2}
 
 WHY = (
@@ -266,8 +254,6 @@ def _noise_std(plan: PrivacyPlan) -> float:
 def _last_round(plan: PrivacyPlan, std: float) -> int | None:
     """The last round within the budget `epsilon` for a given noise; None where nothing stops the run."""
     rule = plan.options["stop_at_budget"]
-    if rule not in ("claimed", "proven", "no"):
-        raise SpecError(f"method_options.stop_at_budget={rule!r} is not one of 'claimed', 'proven', 'no'")
     if plan.noise != "given" or rule != "claimed" or math.isinf(plan.epsilon):
         return None
     last = stopping_round(_params(plan), budget=plan.epsilon, delta=plan.delta, initial_variance=std**2)

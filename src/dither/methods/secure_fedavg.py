@@ -45,6 +45,7 @@ from dither.methods.formulas import (
 from dither.models import Model
 from dither.privacy import clipping, noise, sampling
 from dither.privacy.sampling import BatchSampler
+from dither.spec import options
 from dither.types import (
     Algorithm,
     Array,
@@ -68,9 +69,7 @@ from dither.types import (
     Upload,
 )
 
-OPTIONS = {
-    "first_round": ("all", "who takes part in round 0: 'all' as printed (S_0 = [N]) or 'cohort'"),
-}
+OPTIONS = options.SECURE_FEDAVG
 
 WHY = (
     "eq (8) uses e^x - 1 <= 2x far beyond x = 1.26, where it holds (E1); the claim is for one message, the proof "

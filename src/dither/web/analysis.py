@@ -29,9 +29,8 @@ from dither.experiment.plan.bounds import estimate
 from dither.experiment.plan.candidates import INTEGER_KEYS, clip_key
 from dither.experiment.plan.pricing import Candidate, first_noise
 from dither.experiment.plan.records import PlanningData
-from dither.methods import METHODS
 from dither.methods.formulas import failing
-from dither.spec import Spec
+from dither.spec import METHODS, Spec
 from dither.types import RoundInfo
 from dither.web.plan_page import bound_json
 from dither.web.run_page import PageRefusal

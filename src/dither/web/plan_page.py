@@ -23,7 +23,8 @@ from dither.experiment.plan.bounds import ProblemConstants, estimate
 from dither.experiment.plan.candidates import INTEGER_KEYS, clip_key
 from dither.experiment.plan.pricing import Candidate
 from dither.experiment.plan.records import synthetic_data
-from dither.spec import Spec, prepare
+from dither.methods import prepare
+from dither.spec import Spec
 from dither.types import Prepared, Release, RoundInfo
 
 METHODS = {

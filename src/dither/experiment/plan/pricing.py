@@ -14,7 +14,8 @@ from dither.errors import NoProof, SpecError
 from dither.experiment.build import Experiment, build_experiment
 from dither.experiment.plan.candidates import Point, clip_key
 from dither.experiment.plan.records import proxy_spec
-from dither.spec import Spec, prepare
+from dither.methods import prepare
+from dither.spec import Spec
 from dither.types import Claim, Prepared, RoundInfo
 
 _FLOAT_BYTES = 4
