@@ -367,8 +367,8 @@ def federated_spec(spec: Spec, num_clients: int, name: str) -> Spec:
     if math.isinf(spec.privacy.epsilon):
         raise SpecError("privacy.epsilon=inf is no number to agree on; for no noise set privacy.noise='none'")
     if spec.method.endswith(".py"):  # its content is what parties approve, not a path of the server's machine
-        options = {f"method_options.{key}": value for key, value in spec.method_options.items()}
-        spec = spec.with_values({"method": options.approve(spec.method), **options})
+        given = {f"method_options.{key}": value for key, value in spec.method_options.items()}
+        spec = spec.with_values({"method": options.approve(spec.method), **given})
     values: dict[str, Any] = {
         "num_clients": num_clients,
         "privacy.adjacency": adjacency,
