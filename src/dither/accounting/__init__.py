@@ -27,21 +27,7 @@ from dither.accounting.aggregation import (
     smooth_round_mu,
     surviving_variance,
 )
-from dither.accounting.composition import (
-    ADD_REMOVE,
-    ADJACENCIES,
-    REPLACE_ONE,
-    ZERO_OUT,
-    charge_truncation,
-    fixed_size_composition,
-    fixed_size_epsilon,
-    fixed_size_rdp,
-    plain_epsilon,
-    poisson_composition,
-    poisson_epsilon,
-    poisson_rdp,
-    step_multiplier,
-)
+from dither.accounting.composition import ADD_REMOVE, ADJACENCIES, REPLACE_ONE, ZERO_OUT, step_multiplier
 from dither.accounting.gaussian import (
     amplified_epsilon,
     classical_noise_multiplier,
@@ -65,6 +51,16 @@ from dither.accounting.mixtures import (
     mixture_epsilon,
     random_uses_epsilon,
     shuffled_round_pattern,
+)
+from dither.accounting.subsampled import (
+    charge_truncation,
+    fixed_size_composition,
+    fixed_size_epsilon,
+    fixed_size_rdp,
+    plain_epsilon,
+    poisson_composition,
+    poisson_epsilon,
+    poisson_rdp,
 )
 from dither.accounting.views import (
     FLOAT_NOISE,

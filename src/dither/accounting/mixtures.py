@@ -9,7 +9,6 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import logsumexp
 
-from dither.accounting.composition import fixed_size_epsilon
 from dither.accounting.gaussian import (
     amplified_epsilon,
     check_delta,
@@ -18,6 +17,7 @@ from dither.accounting.gaussian import (
     log_gaussian_delta,
     unamplified_epsilon,
 )
+from dither.accounting.subsampled import fixed_size_epsilon
 from dither.errors import NoProof
 
 
