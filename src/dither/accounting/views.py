@@ -38,6 +38,7 @@ from dither.accounting.composition import (
 )
 from dither.accounting.gaussian import check_delta, compose_gaussians, rho, zcdp_epsilon_tight
 from dither.accounting.mixtures import mixture_epsilon, shuffled_round_pattern
+from dither.accounting.pld import FINE, Resolution
 from dither.errors import NoProof
 from dither.types import Conditions, Lattice, Participation, Release
 
@@ -147,10 +148,12 @@ class Bound(NamedTuple):
 
 
 class Rounds(NamedTuple):
-    """The participations that are counted, (releases, how many, the probability of each), and how they happen."""
+    """The participations that are counted, (releases, how many, the probability of each), how they happen, and on
+    which grid of losses they are composed."""
 
     groups: list[tuple[tuple[Release, ...], int, float]]
     how: str
+    resolution: Resolution = FINE
 
 
 VIEWS = ("upload", "sum", "broadcast", "final")
@@ -166,6 +169,7 @@ def compress(rounds: Iterable[tuple[Release, ...]]) -> list[tuple[tuple[Release,
     return list(Counter(tuple(releases) for releases in rounds).items())
 
 
+# reason: what is proved for whom is one question
 def account(
     participations: Participations,
     delta: float,
@@ -174,6 +178,7 @@ def account(
     adjacency: str = ZERO_OUT,
     views: Sequence[str] = VIEWS,
     every_recipe: bool = False,
+    resolution: Resolution = FINE,
 ) -> list[ProvenRow]:
     """ProvenRow ε of one client's releases for each view, under one adjacency.
 
@@ -181,7 +186,7 @@ def account(
     alone stands for a participation that makes just this one. Keep the releases of one participation
     together in one tuple: the sum's credit and R4 depend on what happens in the same round.
     `every_recipe` gives one row for each recipe that was tried, refusals included, instead of the best one
-    a view.
+    a view. A coarser `resolution` gives a larger ε, faster.
     """
     check_delta(delta)
     conditions = Conditions() if conditions is None else conditions
@@ -190,7 +195,7 @@ def account(
     unknown = [view for view in views if view not in VIEWS]
     if unknown:
         raise ValueError(f"view={unknown[0]!r}; known: {VIEWS}")
-    rounds = _counted(participations, conditions)
+    rounds = _counted(participations, conditions)._replace(resolution=resolution)
 
     @functools.cache
     def bound(recipe: _Recipe) -> Bound:
@@ -252,9 +257,10 @@ def proven(
     *,
     view: str,
     adjacency: str = ZERO_OUT,
+    resolution: Resolution = FINE,
 ) -> ProvenRow:
     """The best bound for one view: `account` with a single row."""
-    return account(participations, delta, conditions, adjacency=adjacency, views=(view,))[0]
+    return account(participations, delta, conditions, adjacency=adjacency, views=(view,), resolution=resolution)[0]
 
 
 def _counted(participations: Participations, conditions: Conditions) -> Rounds:
@@ -381,7 +387,9 @@ def _composed(
         for group, count, probability in groups
     ]
     failure, others_failure = _failures(groups)
-    value = groups_epsilon(events, delta, failure=failure, others_failure=others_failure)
+    value = groups_epsilon(
+        events, delta, failure=failure, others_failure=others_failure, resolution=rounds.resolution
+    )
     recipe = _name(groups)
     charged = f"; {failure:.3g} of truncated batches charged to δ" if failure else ""
     noise = f"; noise of {gain**2:g} clients counts" if gain != 1.0 else ""
