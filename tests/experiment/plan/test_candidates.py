@@ -114,7 +114,7 @@ def test_counts_give_the_noise_of_the_real_run():
 def test_the_accountant_is_asked_once_for_equal_questions(monkeypatch):
     asked = []
     genuine = accounting.calibrate
-    monkeypatch.setattr(accountant, "_FACTORS", {})
+    monkeypatch.setattr(accountant, "_ANSWERS", {})
     monkeypatch.setattr(accounting, "calibrate", lambda *a, **k: asked.append(1) or genuine(*a, **k))
     base = base_of("cpfed")
     stds = [
