@@ -66,7 +66,7 @@ def scored(spec: Spec, seeds: int) -> dict[str, Any]:
     return {
         "accuracy": accuracy,
         "loss": [outcome.metrics[-1]["loss"] for outcome in outcomes],
-        "proven_epsilon": api.proven_so_far(experiment, api.planned_rounds(experiment)),
+        "proven_epsilon": experiment.proven_epsilon(),
         "claimed_epsilon": experiment.prepared.claim.value,
         "knobs": knobs(spec),
     }

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dither.accounting import ProvenRow
 from dither.auditing import bounds
 from dither.experiment import folder, plots
 from dither.experiment.build import Experiment
@@ -118,7 +119,7 @@ class Audit(Overview):
 def report_row(
     result: AttackResult,
     experiment: Experiment,
-    proven: list[dict[str, Any]],
+    proven: list[ProvenRow],
     claim: dict[str, Any],
     confidence: float,
 ) -> dict[str, Any]:
@@ -166,7 +167,7 @@ def _claim_covers(result: AttackResult, experiment: Experiment) -> bool:
     options = experiment.spec.method_options
     if options.get("aggregation_credit") or options.get("equal_credit") or "credited_clients" in options:
         return result.view != "upload"
-    exposures = experiment.prepared.exposures
+    exposures = experiment.plan.exposures
     return not exposures or result.view in ("broadcast", "final") or result.rounds <= exposures
 
 

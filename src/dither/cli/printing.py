@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from dither.experiment.plots import bytes_text
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -88,16 +90,15 @@ class RunProgress:
         """Bring the proven ε so far up to date, as long as that takes little of the run."""
         from time import perf_counter
 
-        from dither.api import proven_so_far
         from dither.experiment.folder import RunFolder
 
         if self._accounting > 0.03 * (row["seconds"] + 3) and row["round"] < self._total:
             return
         began = perf_counter()
         begun = RunFolder(self.folder).begun() if self.folder else []
-        value = proven_so_far(self._task_at_hand, row["round"], begun)
+        value = self._task_at_hand.proven_epsilon(row["round"], begun)
         self._accounting += perf_counter() - began
-        kind = "assumed" if self._task_at_hand.prepared.assumed else "proven"
+        kind = "assumed" if self._task_at_hand.plan.assumed else "proven"
         self._epsilon = f"{kind} ε {epsilon_text(value)} at round {row['round']}, {self._claimed}"
 
 
@@ -173,12 +174,6 @@ def traffic_text(traffic: RunTraffic) -> str:
     if traffic.lost:
         parts.append(f"{traffic.lost} uploads lost")
     return "; ".join(parts)
-
-
-def bytes_text(count: float) -> str:
-    """1234 -> 1.23 kB."""
-    power = next((power for power in (0, 1, 2) if count < 1000 ** (power + 1)), 3)
-    return f"{count / 1000**power:.3g} {('B', 'kB', 'MB', 'GB')[power]}"
 
 
 def print_event(event: str, **facts: Any) -> None:

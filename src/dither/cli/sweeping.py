@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dither.cli import crews
 from dither.cli.bars import Bar
 from dither.cli.options import DataDir, Json, Quiet, Settings, spec_from
-from dither.cli.printing import SEEN, epsilon_text, print_table, short, terminal
+from dither.cli.printing import epsilon_text, print_table, short, terminal
+from dither.cli.processes import Coordinator, Process, Processes, several
 from dither.cli.stopping import going_on
 
 if TYPE_CHECKING:
@@ -40,16 +40,18 @@ def sweep(
         typer.Option(metavar="BYTES", help="Memory limit for runs that train side by side, e.g. 4GB."),
     ] = None,
     data_dir: DataDir = None,
-    processes: crews.Processes = None,
-    process: crews.Process = None,
-    coordinator: crews.Coordinator = None,
+    processes: Processes = None,
+    process: Process = None,
+    coordinator: Coordinator = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Train every combination of the varied values and write tables and a picture."""
-    if process:
-        crews.follow(processes, process, coordinator, data_dir, silent=quiet)
     from dither import api
+
+    if process:
+        with several(processes, process, coordinator, silent=quiet):
+            api.sweep(what, data_dir=data_dir)  # the specs of process 0 count; exits after the batches
     from dither.experiment.sweep.run import default_folder, parse_vary, product
     from dither.spec import parse_setting
 
@@ -65,7 +67,7 @@ def sweep(
 
     with (
         going_on(how_to_continue),
-        crews.crew(processes, process, coordinator, how_to_continue, silent=quiet),
+        several(processes, process, coordinator, silent=quiet, how=how_to_continue),
         Bar(quiet or as_json) as bar,
     ):
         result = api.sweep(
@@ -117,11 +119,13 @@ def _print(result: Sweep, folder: Path) -> None:
 
 def _guarantee(result: Sweep) -> str:
     """What the proven ε holds for."""
+    from dither.experiment.report import ADVERSARIES
+
     if {"privacy.adjacency", "privacy.view", "privacy.delta"} & set(result.keys):
         return "for each setting's view, neighbours and δ"
     spec = result.specs[0]
-    observer = f"an observer of {SEEN[spec.privacy.view]}"
-    return f"for {spec.adjacency} neighbours, against {observer}, δ = {spec.privacy.delta:g}"
+    adversary = ADVERSARIES[spec.privacy.view]
+    return f"for {spec.adjacency} neighbours, against {adversary}, δ = {spec.privacy.delta:g}"
 
 
 def _with_error(mean: float, error: float | None) -> str:

@@ -40,24 +40,14 @@ from dither.methods.formulas import (
     zcdp_from_epsilon,
 )
 from dither.models import Model
+from dither.spec import options
 from dither.types import Claim, Prepared, PrivacyPlan
 
-OPTIONS = {
-    "aggregation_credit": (True, "credit the other clients' noise under secure aggregation (Theorem 1)"),
-    "participation": (
-        "balanced",
-        "who takes part when: 'balanced' (floor or ceil of T·r/n each), 'equal' (exactly T·r/n) or 'uniform'",
-    ),
-    "participations": (0.0, "C_i for the noise; 0: the largest of the design (12.5 reproduces the paper)"),
-    "exact_epochs": (False, "choose batch_size so that a round is exactly one epoch: floor(m / local_steps)"),
-}
-VALUES = ("aggregation_credit", "participations")  # they set the noise, no structure
-
-SECURE_AGGREGATION = True
+OPTIONS = options.CONCENTRATED
 
 WHY = (
-    "the claim spreads one use of a record over a fraction of an epoch and credits noise that is not there "
-    "(D1, D2); with shuffled batches a visible upload spends whole uses (D2), with Poisson batches far less"
+    "the claim counts a fraction of an epoch as a fraction of a use of a record, and credits noise that is not "
+    "there (D1, D2); the proof counts whole uses with shuffled batches (D2), and far less with Poisson batches"
 )
 
 
@@ -94,11 +84,10 @@ def prepare(model: Model, plan: PrivacyPlan) -> Prepared:
     )
     return local.noisy_averaging(
         model,
-        plan,
+        plan._replace(design=cohorts),
         source="Concentrated DP-FL Corollary 1; errata D2, G7a",
         noise_std=lambda: noise_std(params, epsilon=plan.epsilon, delta=plan.delta),
         claim=lambda std: claim(params, noise_std=std, delta=plan.delta),
-        cohorts=cohorts,
     )
 
 
@@ -111,8 +100,6 @@ def participation_design(plan: PrivacyPlan) -> np.ndarray | None:
     kind = plan.options["participation"]
     if kind == "uniform":
         return None
-    if kind not in ("balanced", "equal"):
-        raise SpecError(f"method_options.participation={kind!r} is not one of 'balanced', 'equal', 'uniform'")
     total = plan.num_rounds * plan.cohort_size
     if kind == "equal" and total % plan.num_clients:
         raise SpecError(

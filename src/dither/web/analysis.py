@@ -16,26 +16,21 @@ from typing import Any
 import numpy as np
 
 from dither import accounting, data
-from dither.accounting import accountant
+from dither.accounting.accountant import without_rates
 from dither.errors import DataError
 from dither.experiment.build import (
     Experiment,
     build_experiment,
-    circumstances,
     claim_after,
     planned_rounds,
-    proven_so_far,
-    tolerated,
-    with_missing,
 )
 from dither.experiment.plan import bounds as theory
 from dither.experiment.plan.bounds import estimate
-from dither.experiment.plan.candidates import INTEGER_KEYS, clip_key
-from dither.experiment.plan.pricing import Candidate, first_noise
+from dither.experiment.plan.candidates import INTEGER_KEYS, Candidate, clip_key, first_noise
 from dither.experiment.plan.records import PlanningData
-from dither.methods import METHODS
+from dither.experiment.report import ADVERSARIES
 from dither.methods.formulas import failing
-from dither.spec import Spec
+from dither.spec import METHODS, Spec
 from dither.types import RoundInfo
 from dither.web.plan_page import bound_json
 from dither.web.run_page import PageRefusal
@@ -102,9 +97,13 @@ def epsilon_by_round(experiment: Experiment, rounds: Sequence[int]) -> dict[str,
     planned = [index for index in rounds if index <= planned_rounds(experiment)]
     count = min(len(planned), _MAX_EPSILONS)
     chosen = sorted({planned[int(i)] for i in np.linspace(0, len(planned) - 1, count)})
-    values = [proven_so_far(experiment, index) for index in chosen]
-    privacy = experiment.spec.privacy
-    return {"rounds": chosen, "values": values, "view": privacy.view, "adjacency": experiment.spec.adjacency}
+    values = [experiment.proven_epsilon(index) for index in chosen]
+    return {
+        "rounds": chosen,
+        "values": values,
+        "adversary": ADVERSARIES[experiment.spec.privacy.view],
+        "adjacency": experiment.spec.adjacency,
+    }
 
 
 def _cohort_map(experiment: Experiment, completed: int) -> dict[str, Any]:
@@ -128,7 +127,7 @@ def _cohort_map(experiment: Experiment, completed: int) -> dict[str, Any]:
 
 def _noise(experiment: Experiment, completed: int) -> dict[str, Any]:
     """Noise and sensitivity of what the first client releases, round by round (thinned)."""
-    releases = experiment.prepared.build(experiment.prepared.hyper).releases
+    releases = experiment.prepared.releases
     shown = sorted({int(i) for i in np.linspace(0, completed - 1, min(completed, 60))})
     size = int(experiment.partition.size[0])
     channels: dict[str, dict[str, Any]] = {}
@@ -149,30 +148,25 @@ def _clients(experiment: Experiment, completed: int) -> dict[str, Any] | None:
     """Each client's own proven ε, from the rounds it took part in; None where there are too many to compute."""
     if sum(len(cohort) for cohort in experiment.cohorts[:completed]) > _MAX_PARTICIPATIONS:
         return None
-    judged = with_missing(experiment, tolerated(experiment.spec))
-    releases = judged.prepared.build(judged.prepared.hyper).releases
-    facts, privacy = accountant.facts(circumstances(judged)), experiment.spec.privacy
+    accountant, privacy = experiment.accountant(), experiment.spec.privacy
+    releases = accountant.releases
     by_client: list[list[Any]] = [[] for _ in experiment.partition.size]
     for index in range(completed):
         cohort = np.asarray(experiment.cohorts[index])
         for client in cohort.tolist():
             info = RoundInfo(index, client, int(experiment.partition.size[client]), len(cohort))
             seen = releases(info)
-            by_client[client].append(accountant.without_rates(seen) if privacy.view == "upload" else seen)
+            by_client[client].append(without_rates(seen) if privacy.view == "upload" else seen)
     parts = [accounting.compress(seen) for seen in by_client]
     keys: list[Hashable] = [tuple(sorted(part, key=str)) for part in parts]
     if len(set(keys)) > _MAX_DISTINCT:
         return None
-    values: dict[Hashable, float] = {}
+    values: dict[Hashable, float] = {(): 0.0}
     for key, part in zip(keys, parts, strict=True):
         if key not in values:
-            values[key] = (
-                accounting.proven(
-                    part, privacy.delta, facts, view=privacy.view, adjacency=experiment.spec.adjacency
-                ).value
-                if part
-                else 0.0
-            )
+            view, adjacency = privacy.view, experiment.spec.adjacency
+            row = accounting.proven(part, privacy.delta, accountant.conditions, view=view, adjacency=adjacency)
+            values[key] = row.value
     return {
         "names": list(experiment.partition.names),
         "epsilon": [values[key] for key in keys],

@@ -17,13 +17,15 @@ import numpy as np
 from scipy.stats import binom
 
 from dither import accounting, models
+from dither.accounting.accountant import scaled
+from dither.accounting.pld import COARSE
 from dither.errors import NoProof, SpecError
 from dither.experiment.plan import bounds as theory
 from dither.experiment.plan.bounds import ProblemConstants, estimate
-from dither.experiment.plan.candidates import INTEGER_KEYS, clip_key
-from dither.experiment.plan.pricing import Candidate
+from dither.experiment.plan.candidates import INTEGER_KEYS, Candidate, clip_key
 from dither.experiment.plan.records import synthetic_data
-from dither.spec import Spec, prepare
+from dither.methods import prepare
+from dither.spec import Spec
 from dither.types import Prepared, Release, RoundInfo
 
 METHODS = {
@@ -34,6 +36,7 @@ METHODS = {
     "nbafl": "NbAFL: noise on clipped parameters",
 }
 _POISSON = ("cpfed", "dp-scaffold")
+_SAMPLED = ("poisson", "fixed", "poisson-round", "fixed-round")  # kinds of sampling that amplify
 # What a slider may be set to: (least, most). Anything else is refused, so that no request can take long.
 LIMITS = {
     "epsilon": (0.05, 50.0),
@@ -179,7 +182,7 @@ def _basis(request: PlanRequest) -> _Basis:
     sizes = np.full(request.clients, request.each)
     model = models.make("logistic", num_features=2, num_classes=2, hidden=(), image_shape=())
     prepared = prepare(spec, model, client_sizes=sizes, num_params=3)
-    releases = prepared.build(prepared.hyper).releases(RoundInfo(0, 0, request.each, request.cohort))
+    releases = prepared.releases(RoundInfo(0, 0, request.each, request.cohort))
     if not releases or not all(release.noise_std > 0 for release in releases):
         raise NoProof(f"{request.method} releases something without noise at this setting")
     return _Basis(spec, prepared, releases)
@@ -199,18 +202,17 @@ def _of_any_model(request: PlanRequest) -> PlanRequest:
 def _required_noise(request: PlanRequest) -> RequiredNoise:
     _, prepared, releases = _basis(request)
     count = _participations(request, prepared)
-    facts = accounting.Facts(
-        cohort_size=request.cohort,
-        client_state=prepared.client_state,
-        own_epochs=prepared.own_epochs,
-        exposures=prepared.exposures,
-        num_rounds=request.rounds,
-    )
+    conditions = prepared.plan.conditions()._replace(num_rounds=request.rounds)  # no cohort is drawn yet
 
-    def at(factor: float) -> accounting.Proven:
-        louder = tuple(release._replace(noise_std=release.noise_std * factor) for release in releases)
+    def at(factor: float) -> accounting.ProvenRow:
+        # On the coarse grid ε is still an upper bound, larger by at most a few parts in a thousand.
         return accounting.proven(
-            [(louder, count)], request.delta, facts, view="upload", adjacency=request.adjacency
+            scaled([(releases, count)], factor),
+            request.delta,
+            conditions,
+            view="upload",
+            adjacency=request.adjacency,
+            resolution=COARSE,
         )
 
     factor, proven, evaluations = solve(at, request.epsilon, guess=_guess(releases[0], count, request))
@@ -226,13 +228,13 @@ def _required_noise(request: PlanRequest) -> RequiredNoise:
 
 
 def solve(
-    at: Callable[[float], accounting.Proven], epsilon: float, guess: float
-) -> tuple[float, accounting.Proven, int]:
+    at: Callable[[float], accounting.ProvenRow], epsilon: float, guess: float
+) -> tuple[float, accounting.ProvenRow, int]:
     """A factor on the noise whose proven ε is at most `epsilon` and within half a percent of it, and how many
     evaluations it took: regula falsi (the Illinois variant) on ln ε over ln factor."""
     goal = math.log(epsilon * (1 - _TOLERANCE / 2))
     ends: dict[bool, tuple[float, float]] = {}  # by whether the noise is enough: ln factor, and ln ε - goal there
-    best: tuple[float, accounting.Proven] | None = None
+    best: tuple[float, accounting.ProvenRow] | None = None
     x, stride, enough_before = math.log(guess), 1.0, False
     evaluations = 0
     while evaluations < 60:
@@ -262,8 +264,8 @@ def solve(
 
 
 def _participations(request: PlanRequest, prepared: Prepared) -> int:
-    if prepared.cohorts is not None:
-        return int(np.bincount(prepared.cohorts.ravel(), minlength=request.clients).max())
+    if prepared.plan.design is not None:
+        return int(np.bincount(prepared.plan.design.ravel(), minlength=request.clients).max())
     if request.cohort == request.clients:
         return request.rounds
     quantile = 1 - (1 - _CONFIDENCE) / request.clients  # so that no client exceeds it
@@ -273,18 +275,23 @@ def _participations(request: PlanRequest, prepared: Prepared) -> int:
 
 
 def _guess(release: Release, count: int, request: PlanRequest) -> float:
-    """Where to start: the larger of two limits, many small losses (a Gaussian) and few large ones (a union)."""
+    """Where to start: between the limits of many small losses (a Gaussian) and of few large ones (a union)."""
     steps = max(1.0, count * release.uses)
-    rate = release.sampling.rate if release.sampling.kind in ("poisson", "fixed") else 1.0
+    rate = release.sampling.rate if release.sampling.kind in _SAMPLED else 1.0
     epsilon, delta = request.epsilon, request.delta
     many = rate * math.sqrt(steps) * accounting.gaussian_noise_multiplier(epsilon, delta)
     few = accounting.gaussian_noise_multiplier(
         math.log1p(math.expm1(epsilon) / rate), min(delta / (steps * rate), 0.1)
     )
-    return max(many, few, 1e-9) * release.sensitivity / release.noise_std
+    return float((many**2.5 + few**2.5) ** 0.4 * release.sensitivity / release.noise_std)
 
 
-# What the noise means
+# What the page asks
+
+
+def limits(request: PlanRequest) -> dict[str, Any]:
+    """What the sliders and menus offer, and where they start."""
+    return {"limits": LIMITS, "methods": METHODS, "defaults": request._asdict()}
 
 
 def answer(request: PlanRequest) -> dict[str, Any]:
@@ -365,7 +372,7 @@ def _price(request: PlanRequest, noise: RequiredNoise) -> Candidate:
     point = {name: getattr(spec, name) for name in INTEGER_KEYS} | {clip_key(spec.method): _clip(spec)}
     factor = noise.noise_std / releases[0].noise_std
     hyper = {
-        name: np.asarray(value) * factor if name in prepared.noise_names else value
+        name: np.asarray(value) * factor if name in prepared.plan.noise_names else value
         for name, value in prepared.hyper.items()
     }
     return Candidate(

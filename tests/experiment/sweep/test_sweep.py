@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from dither import api
+from dither.accounting import accountant
 from dither.errors import RunExists, SpecError
 from dither.experiment import build, sweep
 from dither.experiment.plan.records import synthetic_data
 from dither.experiment.sweep import batches
-from dither.experiment.sweep.accounts import Book
 from dither.simulation import engine, timing
 from dither.spec import Spec
 
@@ -97,28 +97,28 @@ def test_each_run_is_proved_as_it_would_be_alone(folders):
     _, whole, *_ = folders
     for run in whole.runs:
         spec = run.outcome.spec
-        rows = build.proven(build.build_experiment(spec, dataset=DATASET))
+        rows = build.build_experiment(spec, dataset=DATASET).accountant().table()
         (alone,) = (
             row
             for row in rows
             if (row["view"], row["adjacency"], row["unit"]) == (spec.privacy.view, spec.adjacency, "run")
         )
-        assert run.proven["value"] == alone["value"]
+        assert run.proven.value == alone["value"]
         assert np.isfinite(alone["value"])
 
 
-def test_alike_runs_are_one_question():
-    book = Book()
+def test_alike_runs_are_one_question(monkeypatch):
+    monkeypatch.setattr(accountant, "_ANSWERS", answers := {})
     everyone = BASE.with_values({"cohort_size": 8})  # then every seed has the same participations
-    values = [
-        book.proven(build.build_experiment(everyone.with_values({"seed": seed}), dataset=DATASET))["value"]
-        for seed in range(3)
+    experiments = [
+        build.build_experiment(everyone.with_values({"seed": seed}), dataset=DATASET) for seed in range(3)
     ]
-    assert len(book) == 1
+    values = [experiment.proven_epsilon() for experiment in experiments]
+    assert len(answers) == 1
     assert len(set(values)) == 1
     louder = everyone.with_values({"privacy.noise_std": 3.0})
-    assert book.proven(build.build_experiment(louder, dataset=DATASET))["value"] < values[0]
-    assert len(book) == 2
+    assert build.build_experiment(louder, dataset=DATASET).proven_epsilon() < values[0]
+    assert len(answers) == 2
 
 
 def test_another_grid_does_not_get_into_the_folder(folders):
