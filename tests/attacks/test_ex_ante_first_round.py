@@ -2,7 +2,7 @@
 
 import pytest
 
-from dither import api
+import dither
 from dither.spec import Spec
 
 
@@ -18,7 +18,7 @@ def accounts(rounds):
             "model.name": "logistic",
         }
     )
-    report = api.accounted(spec, ex_ante=True)
+    report = dither.account(spec, ex_ante=True)
 
     def largest(rows):
         key = ("upload", "replace-one", "run")

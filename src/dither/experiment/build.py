@@ -336,36 +336,6 @@ def _smoothness(experiment: Experiment) -> float | None:
     return curvature + 2 * spec.model.l2
 
 
-def accounted(
-    spec: Spec,
-    *,
-    data_dir: str | Path | None = None,
-    every_recipe: bool = False,
-    ex_ante: bool = False,
-    rounds: int | None = None,
-    begun: Sequence[tuple[int, int]] = (),
-) -> dict[str, Any]:
-    """Claimed and proven ε of a spec (or of its first `rounds` rounds, or of those `begun`), without running it;
-    with `every_recipe` also each bound that was tried, with `ex_ante` each before the cohorts are drawn (R4)."""
-    experiment = build_experiment(spec, data_dir=data_dir)
-    claim = experiment.prepared.claim
-    if rounds is not None and rounds < planned_rounds(experiment):
-        claim = claim_after(experiment, rounds)
-        experiment = experiment if begun else experiment.first_rounds(rounds)
-    accountant = (experiment.realised(begun) if begun else experiment).accountant()
-    extra = {"tried": accountant.tried()} if every_recipe else {}
-    if ex_ante:
-        extra["ex_ante"] = accountant.before_the_draw(experiment.prepared.cohort_size_at)
-    return {
-        **extra,
-        "method": spec.method,
-        "claimed": claimed(claim),
-        "proven": accountant.table(),
-        "attacked": None,
-        "why": method(spec.method).why,
-    }
-
-
 def _prepared(
     spec: Spec, model: models.Model, partition: data.ClientPartition, problem: engine.Problem, num_params: int
 ) -> Prepared:
