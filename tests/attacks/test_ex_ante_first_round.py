@@ -24,7 +24,7 @@ def accounts(rounds):
         key = ("upload", "replace-one", "run")
         return max(r["value"] for r in rows if (r["view"], r["adjacency"], r["unit"]) == key)
 
-    return largest(report["ex_ante"]), largest(report["proven"])
+    return largest(report.ex_ante), largest(report.epsilon.table)
 
 
 def test_one_round_with_everyone_is_no_draw():

@@ -19,7 +19,8 @@ from dither.data import arrays
 from dither.errors import DataError, RunExists, SpecError
 from dither.experiment import folder as runs
 from dither.experiment import train
-from dither.experiment.build import accounted, build_experiment, deal
+from dither.experiment.account import account
+from dither.experiment.build import build_experiment, deal
 from dither.experiment.compiled import check
 from dither.experiment.sweep.batches import joined_problem
 from dither.simulation import devices
@@ -235,7 +236,7 @@ def test_what_needs_records_in_memory_refuses_streamed_ones(folder):
     with pytest.raises(DataError, match=r"data.stream='no'"):
         np.asarray(experiment.problem.x)
     # What only needs counts works.
-    assert accounted(spec)["proven"]
+    assert account(spec).epsilon.table
     assert data.describe(experiment.dataset)["train_records"] == len(experiment.dataset.y_train)
 
 

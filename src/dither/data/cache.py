@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from dither.data.schema import Schema
 
 _KEPT = 8  # files, of tens of megabytes
 _ARRAYS = ("x_train", "y_train", "x_test", "y_test")
+_NAMES = ("classes", "feature_names", "notes")
 _CODE = ("cache.py", "catalog.py", "dataset.py", "schema.py", "tables.py")
 
 
@@ -40,9 +42,9 @@ def cached(
     path = folder / f"{name}-{_digest(schema, options, files)[:32]}.npz"
     try:
         with np.load(path, allow_pickle=False) as archive:
-            names = {key: tuple(map(str, archive[key])) for key in ("classes", "feature_names", "notes")}
-            arrays = {key: archive[key] for key in _ARRAYS}
-            return Dataset(name=name, schema=schema, covered=bool(archive["covered"]), **names, **arrays)
+            content: dict[str, Any] = {key: archive[key] for key in _ARRAYS}
+            content |= {key: tuple(map(str, archive[key])) for key in _NAMES}
+            return Dataset(name=name, schema=schema, covered=bool(archive["covered"]), **content)
     except (OSError, ValueError, KeyError, zipfile.BadZipFile):
         dataset = load()
     with suppress(OSError):  # a read-only home is no reason not to go on
@@ -75,9 +77,9 @@ def _digest(schema: Schema, options: TableOptions, files: Mapping[str, Path]) ->
 
 def _write(path: Path, dataset: Dataset) -> None:
     content = io.BytesIO()
-    names = {key: np.array(getattr(dataset, key), dtype=np.str_) for key in ("classes", "feature_names", "notes")}
-    arrays = {key: getattr(dataset, key) for key in _ARRAYS}
-    np.savez(content, covered=np.array(dataset.covered), **names, **arrays)
+    arrays: dict[str, Any] = {key: getattr(dataset, key) for key in _ARRAYS}
+    arrays |= {key: np.array(getattr(dataset, key), dtype=np.str_) for key in _NAMES}
+    np.savez(content, covered=np.array(dataset.covered), **arrays)
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(f".{os.getpid()}.tmp")
     beside.write_bytes(content.getvalue())
