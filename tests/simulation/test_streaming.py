@@ -12,7 +12,7 @@ from dither.data import ClientPartition, MappedArray, memmap
 from dither.errors import SpecError
 from dither.methods import cpfed, dp_scaffold, secure_fedavg
 from dither.secagg.encoding import FixedPoint
-from dither.simulation import cohorts, engine, scoring, streaming
+from dither.simulation import engine, scoring, streaming
 from dither.simulation.aggregation import Aggregation
 from dither.simulation.arrays import Problem
 from dither.simulation.sharding import ONE_DEVICE, Shards
@@ -79,7 +79,7 @@ def simulation_of(name, shards=ONE_DEVICE):
         **options,
     )
     hyper = {key: np.asarray(value)[None] for key, value in prepared.hyper.items()}
-    who = cohorts.planned(
+    who = engine.planned_cohorts(
         5, num_clients=len(SIZES), cohort_size_at=prepared.cohort_size_at, design=None, num_rounds=ROUNDS
     )
     return simulation, hyper, who
