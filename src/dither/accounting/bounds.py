@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from dither.accounting.pld import FINE, Resolution
 from dither.types import Participation, Release
 
 Participations = Sequence[tuple[Release | tuple[Release, ...], int]]
@@ -114,7 +115,9 @@ class Bound(NamedTuple):
 
 
 class Rounds(NamedTuple):
-    """The participations that are counted, (releases, how many, the probability of each), and how they happen."""
+    """The participations that are counted, (releases, how many, the probability of each), how they happen, and on
+    which grid of losses they are composed."""
 
     groups: list[tuple[tuple[Release, ...], int, float]]
     how: str
+    resolution: Resolution = FINE

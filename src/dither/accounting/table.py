@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dither.accounting.bounds import Bound, Participations, ProvenRow, Rounds
 from dither.accounting.composition import ADD_REMOVE, ADJACENCIES, ZERO_OUT
 from dither.accounting.gaussian import check_delta
+from dither.accounting.pld import FINE, Resolution
 from dither.accounting.views import downlink_bound, joint_bound, sum_bound, upload_bound
 from dither.errors import NoProof
 from dither.types import Conditions, Release
@@ -39,6 +40,7 @@ def compress(rounds: Iterable[tuple[Release, ...]]) -> list[tuple[tuple[Release,
     return list(Counter(tuple(releases) for releases in rounds).items())
 
 
+# reason: what is proved for whom is one question
 def account(
     participations: Participations,
     delta: float,
@@ -47,6 +49,7 @@ def account(
     adjacency: str = ZERO_OUT,
     views: Sequence[str] = VIEWS,
     every_recipe: bool = False,
+    resolution: Resolution = FINE,
 ) -> list[ProvenRow]:
     """ProvenRow ε of one client's releases for each view, under one adjacency.
 
@@ -54,7 +57,7 @@ def account(
     alone stands for a participation that makes just this one. Keep the releases of one participation
     together in one tuple: the sum's credit and R4 depend on what happens in the same round.
     `every_recipe` gives one row for each recipe that was tried, refusals included, instead of the best one
-    a view.
+    a view. A coarser `resolution` gives a larger ε, faster.
     """
     check_delta(delta)
     conditions = Conditions() if conditions is None else conditions
@@ -63,7 +66,7 @@ def account(
     unknown = [view for view in views if view not in VIEWS]
     if unknown:
         raise ValueError(f"view={unknown[0]!r}; known: {VIEWS}")
-    rounds = _counted(participations, conditions)
+    rounds = _counted(participations, conditions)._replace(resolution=resolution)
 
     @functools.cache
     def bound(recipe: _Recipe) -> Bound:
@@ -125,9 +128,10 @@ def proven(
     *,
     view: str,
     adjacency: str = ZERO_OUT,
+    resolution: Resolution = FINE,
 ) -> ProvenRow:
     """The best bound for one view: `account` with a single row."""
-    return account(participations, delta, conditions, adjacency=adjacency, views=(view,))[0]
+    return account(participations, delta, conditions, adjacency=adjacency, views=(view,), resolution=resolution)[0]
 
 
 def _counted(participations: Participations, conditions: Conditions) -> Rounds:

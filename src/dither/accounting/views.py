@@ -114,7 +114,9 @@ def _composed(
         for group, count, probability in groups
     ]
     failure, others_failure = _failures(groups)
-    value = groups_epsilon(events, delta, failure=failure, others_failure=others_failure)
+    value = groups_epsilon(
+        events, delta, failure=failure, others_failure=others_failure, resolution=rounds.resolution
+    )
     recipe = _name(groups)
     charged = f"; {failure:.3g} of truncated batches charged to δ" if failure else ""
     noise = f"; noise of {gain**2:g} clients counts" if gain != 1.0 else ""

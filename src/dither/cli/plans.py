@@ -10,9 +10,10 @@ import typer
 
 from dither.cli.bars import Bar
 from dither.cli.options import DataDir, Json, Quiet, Settings
-from dither.cli.printing import SEEN, bytes_text, epsilon_text, escape, print_table, terminal
+from dither.cli.printing import SEEN, epsilon_text, escape, print_table, terminal
 from dither.cli.stopping import going_on
 from dither.errors import SpecError
+from dither.experiment.plots import bytes_text
 
 if TYPE_CHECKING:
     from dither.experiment.plan import Plan, Trial

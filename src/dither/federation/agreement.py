@@ -27,7 +27,8 @@ from dither.experiment.folder import read_checked, write_checked
 from dither.privacy import clipping
 from dither.secagg.roster import Rules
 from dither.simulation.engine import Simulation
-from dither.spec import Spec, options
+from dither.spec import Spec
+from dither.spec.options import approve, is_available
 from dither.types import RoundInfo
 
 FORMAT = 1
@@ -102,7 +103,7 @@ class Agreement:
         spec, schema = found.get("spec"), found.get("schema")
         if not isinstance(spec, dict) or not isinstance(schema, dict | None):
             raise FederationError("the agreement cannot be read: spec or schema is not a table")
-        if not options.is_available(spec.get("method")):
+        if not is_available(spec.get("method")):
             raise FederationError(
                 f"the agreement names method {spec.get('method')!r}, which is not one of Dither's; approve "
                 "a file of yours with --method FILE"
@@ -368,7 +369,7 @@ def federated_spec(spec: Spec, num_clients: int, name: str) -> Spec:
         raise SpecError("privacy.epsilon=inf is no number to agree on; for no noise set privacy.noise='none'")
     if spec.method.endswith(".py"):  # its content is what parties approve, not a path of the server's machine
         options = {f"method_options.{key}": value for key, value in spec.method_options.items()}
-        spec = spec.with_values({"method": options.approve(spec.method), **options})
+        spec = spec.with_values({"method": approve(spec.method), **options})
     values: dict[str, Any] = {
         "num_clients": num_clients,
         "privacy.adjacency": adjacency,

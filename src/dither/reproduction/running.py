@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -16,29 +15,23 @@ from dither import data
 from dither.errors import DataError
 from dither.experiment import build
 from dither.experiment.folder import to_json, write_bytes, write_text
-from dither.experiment.report import html_table, text_lines
+from dither.experiment.report import ADVERSARIES, Overview, epsilon_text
 from dither.experiment.sweep import Outcome, batches
 from dither.reproduction import drawing, report
-from dither.reproduction.accounts import Accounts
-from dither.reproduction.cache import Cache
+from dither.reproduction.cache import Accounts, Cache
 from dither.reproduction.figure import Criterion, Figure, FinishedRun, MissingRun, View, run_key, select
 from dither.reproduction.judging import NOT_JUDGED, Verdict
 from dither.simulation import devices
 from dither.spec import Spec
 
 _DIGITS = 7  # training is in float32
-_SEEN = {
-    "upload": "every upload",
-    "sum": "sums of uploads",
-    "broadcast": "broadcasts and one upload",
-    "final": "model",
-}
 
 # What a caller hears: estimated seconds of work done, of how many, and the figure under way.
 OnProgress = Callable[[float, float, str], None]
 
 
-class Reproduction(NamedTuple):
+@dataclass(frozen=True, repr=False)
+class Reproduction(Overview):
     """What `reproduce` returns: one entry a figure, plain as in report.json, and where the report lies."""
 
     scale: str
@@ -51,22 +44,18 @@ class Reproduction(NamedTuple):
         """Every verdict, in the papers' order."""
         return [{"figure": figure["id"], **claim} for figure in self.figures for claim in figure["claims"]]
 
+    def title(self) -> str:
+        """What it is."""
+        return f"reproduction at scale {self.scale}"
+
     def overview(self) -> list[tuple[str, str]]:
-        """One line a claim: its figure and the verdicts, as printed and at equal proven ε."""
-        return [
-            (
-                claim["figure"],
-                f"{claim['printed']['status']}; at equal proven ε: "
-                f"{claim['proven']['status'] if claim['proven'] else '–'}",
-            )
-            for claim in self.claims
-        ]
-
-    def __repr__(self) -> str:
-        return text_lines(f"reproduction at scale {self.scale}", self.overview())
-
-    def _repr_html_(self) -> str:
-        return html_table(f"reproduction at scale {self.scale}", [], self.overview())
+        """One line a criterion: its name, and the verdicts as printed and at equal proven ε."""
+        lines = []
+        for claim in self.claims:
+            name = f"{claim['figure']} {claim['id']}" + (f", {claim['variant']}" if claim["variant"] else "")
+            proven = claim["proven"]["status"] if claim["proven"] else "–"
+            lines.append((name, f"{claim['printed']['status']}; at equal proven ε: {proven}"))
+        return lines
 
 
 # reason: a public function whose keyword-only options mirror those of `dither reproduce`
@@ -329,21 +318,16 @@ def _epsilons(view: View) -> list[dict[str, Any]]:
         spec, claim = view.spec(values, view.seeds[0]), view.run(values, view.seeds[0]).claim
         if claim["value"] == "inf":
             continue
-        proven = f"{_epsilon_text(view.accounts.proven_epsilon(spec))} per run"
+        proven = f"{epsilon_text(view.accounts.proven_epsilon(spec))} per run"
         if spec.privacy.unit == "message":
-            proven += f", {_epsilon_text(view.accounts.proven_epsilon(spec, 'message'))} per message"
+            proven += f", {epsilon_text(view.accounts.proven_epsilon(spec, 'message'))} per message"
         rows.append(
             {
                 "view": "at equal proven ε" if view.proven else "as printed",
                 "setting": name,
-                "claimed": f"{_epsilon_text(claim['value'])} per {claim['unit']}",
+                "claimed": f"{epsilon_text(claim['value'])} per {claim['unit']}",
                 "proven": proven,
-                "seen by the adversary": _SEEN[spec.privacy.view],
+                "against": ADVERSARIES[spec.privacy.view],
             }
         )
     return rows
-
-
-def _epsilon_text(value: Any) -> str:
-    number = float(value)
-    return "∞" if math.isinf(number) else f"{number:.3g}"
