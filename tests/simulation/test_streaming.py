@@ -209,7 +209,7 @@ def test_closing_gives_up_what_is_being_read(tmp_path, monkeypatch):
 def test_blocks_hold_whole_rounds_and_a_client_once():
     sizes = np.array([4, 3, 5, 2], np.int32)
     streamed = object.__new__(streaming.Streamed)
-    streamed._federation = ClientPartition(np.arange(14), np.array([0, 4, 7, 12]), sizes, ())
+    streamed._partition = ClientPartition(np.arange(14), np.array([0, 4, 7, 12]), sizes, ())
     streamed._cohorts = [np.array(c) for c in ([0, 1], [1, 0], [1, 3], [2, 3], [2, 0])]
     assert (streamed._span(0, 9)[0], streamed._span(0, 9)[1].tolist()) == (3, [0, 1, 3])
     assert (streamed._span(3, 9)[0], streamed._span(3, 9)[1].tolist()) == (4, [2, 3])
