@@ -26,8 +26,7 @@ from dither.experiment.build import (
 )
 from dither.experiment.plan import bounds as theory
 from dither.experiment.plan.bounds import estimate
-from dither.experiment.plan.candidates import INTEGER_KEYS, clip_key
-from dither.experiment.plan.pricing import Candidate, first_noise
+from dither.experiment.plan.candidates import INTEGER_KEYS, Candidate, clip_key, first_noise
 from dither.experiment.plan.records import PlanningData
 from dither.experiment.report import ADVERSARIES
 from dither.methods.formulas import failing

@@ -22,8 +22,7 @@ from dither.accounting.pld import COARSE
 from dither.errors import NoProof, SpecError
 from dither.experiment.plan import bounds as theory
 from dither.experiment.plan.bounds import ProblemConstants, estimate
-from dither.experiment.plan.candidates import INTEGER_KEYS, clip_key
-from dither.experiment.plan.pricing import Candidate
+from dither.experiment.plan.candidates import INTEGER_KEYS, Candidate, clip_key
 from dither.experiment.plan.records import synthetic_data
 from dither.methods import prepare
 from dither.spec import Spec

@@ -18,23 +18,26 @@ from dither.experiment.plan.bounds import BoundGrid, ProblemConstants
 from dither.experiment.plan.candidates import (
     INTEGER_KEYS,
     LABELS,
+    Candidate,
     Infeasible,
     Point,
+    affordable,
+    candidate,
     clip_key,
     completed,
     neighbours,
     pareto_front,
     points,
+    proven_epsilon,
+    proxy_spec,
     search_space,
 )
-from dither.experiment.plan.pricing import Candidate, affordable, candidate, proven_epsilon
 from dither.experiment.plan.records import (
     PlanningData,
     base_spec,
     counts_only,
     digest,
     planning_data,
-    proxy_spec,
     smallest_client,
 )
 from dither.experiment.plan.search import Search, Trainer, Trial, search

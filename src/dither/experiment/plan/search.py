@@ -18,9 +18,7 @@ import numpy as np
 
 from dither.data import Dataset
 from dither.experiment.partial import Unfinished
-from dither.experiment.plan.candidates import Point, shape
-from dither.experiment.plan.pricing import Candidate
-from dither.experiment.plan.records import proxy_spec
+from dither.experiment.plan.candidates import Candidate, Point, proxy_spec, shape
 from dither.experiment.sweep.batches import Simulations, train_specs
 from dither.spec import Spec
 
