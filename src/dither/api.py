@@ -3,7 +3,7 @@
 run = dither.run("adult", values={"num_rounds": 50}, out="runs/first")     # experiment.train
 dither.load("runs/first").predict(table)
 dither.sweep("adult", {"privacy.epsilon": [0.1, 1.0], "seed": range(5)}).table()   # a grid of runs
-dither.plan("cpfed", epsilon=1.0, proxy="adult", public_fraction=0.5).spec    # knobs for a proven budget
+dither.plan("cpfed", epsilon=1.0, proxy="adult", public_fraction=0.5).spec    # hyperparameters for a proven budget
 api.accounted(spec)                                                           # claimed and proven ε
 api.reproduce("nbafl/fig2", scale="quick", out="reproduced")                    # the papers' figures
 api.audit(spec)                                                               # attacked ε
