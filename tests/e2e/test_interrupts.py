@@ -148,7 +148,7 @@ def test_a_plan_goes_on_with_what_it_measured(tmp_path):
     whole = finished(*PLAN, DITHER_CACHE=tmp_path / "other")
     cache = tmp_path / "cache"
     errors = interrupted(start(*PLAN, DITHER_CACHE=cache), lambda: kept(cache))
-    assert errors == "interrupted; measured runs are kept: the same command goes on from there\n"
+    assert errors == "interrupted; measured runs are kept: the same command continues\n"
     lines = kept(cache)[0].read_text().count("\n")
     again = finished(*PLAN, DITHER_CACHE=cache)
     assert lines >= 1
