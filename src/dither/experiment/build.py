@@ -19,7 +19,7 @@ from dither.errors import SpecError
 from dither.methods import method, prepare
 from dither.privacy import sampling
 from dither.secagg.encoding import FixedPoint
-from dither.simulation import cohorts, devices, engine
+from dither.simulation import devices, engine
 from dither.simulation.aggregation import Aggregation
 from dither.simulation.arrays import aligned
 from dither.spec import Spec
@@ -184,7 +184,7 @@ def _completion(experiment: Experiment, federated: bool) -> dict[str, Any]:
     data."""
     spec, dataset, prepared = experiment.spec, experiment.dataset, experiment.prepared
     plan = prepared.plan
-    taking_part = cohorts.planned(
+    taking_part = engine.planned_cohorts(
         spec.seed,
         num_clients=plan.num_clients,
         cohort_size_at=prepared.cohort_size_at,

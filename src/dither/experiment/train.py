@@ -414,7 +414,7 @@ def broadcast_state(state: engine.State, simulation: engine.Simulation) -> engin
         return state
     leaves, structure = jax.tree.flatten(state)
     leaves = distributed.broadcast_arrays([distributed.fetched(leaf) for leaf in leaves])
-    placed, _ = simulation.shards.place(jax.tree.unflatten(structure, leaves), ())
+    placed: engine.State = simulation.shards.place(jax.tree.unflatten(structure, leaves), ())[0]
     return placed
 
 
@@ -665,9 +665,9 @@ def restore(like: engine.State, leaves: list[np.ndarray]) -> engine.State:
     own, structure = jax.tree.flatten(like)
     if [leaf.shape for leaf in own] != [leaf.shape for leaf in leaves]:
         raise RunExists("the checkpoint's arrays do not have the shapes of this spec; start a new run")
-    return jax.tree.unflatten(
-        structure, [jax.numpy.asarray(saved, leaf.dtype) for saved, leaf in zip(leaves, own, strict=True)]
-    )
+    arrays = [jax.numpy.asarray(saved, leaf.dtype) for saved, leaf in zip(leaves, own, strict=True)]
+    restored: engine.State = jax.tree.unflatten(structure, arrays)
+    return restored
 
 
 def _check_belongs(checkpoint: runs.Checkpoint, spec: Spec, digest: str, folder: runs.RunFolder) -> None:
