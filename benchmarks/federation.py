@@ -28,14 +28,14 @@ from pathlib import Path
 from dither.federation import demo, keys, serving
 from dither.federation.flower import apps, fleet
 from dither.federation.flower.gate import Gate
-from dither.federation.flower.superlink import SuperLink, apart, free_port, stop
+from dither.federation.flower.superlink import SuperLink, free_port, separate_process, stop
 
 SERVER_APP = """
 import json, time
 from flwr.app import Message
 from flwr.serverapp import ServerApp
 from dither.federation.flower.fleet import content
-from dither.federation.flower.grid import GridTransport
+from dither.federation.flower.apps import GridTransport
 
 app = ServerApp()
 
@@ -124,7 +124,9 @@ def _supernode(own: Path, port: int) -> subprocess.Popen:
     environment["FLWR_HOME"] = str(own / "flwr")
     environment["PATH"] = os.pathsep.join([str(program.parent), os.environ.get("PATH", "")])
     with open(own / "supernode.log", "wb") as log:
-        return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT, **apart())
+        return subprocess.Popen(
+            command, env=environment, stdout=log, stderr=subprocess.STDOUT, **separate_process()
+        )
 
 
 def whole_rounds(mode: str, folder: Path) -> dict[str, float]:

@@ -13,7 +13,7 @@ pytest.importorskip("flwr", reason="the extra 'deploy' is not installed")
 
 from dither.experiment.folder import write_text
 from dither.federation import keys, serving
-from dither.federation.flower.superlink import SuperLink, apart, free_port, stop
+from dither.federation.flower.superlink import SuperLink, free_port, separate_process, stop
 from tests.e2e.federations import Processes
 from tests.federation.parties import Parties, small_spec
 
@@ -29,7 +29,9 @@ def supernode(own: Path, superlink: str) -> subprocess.Popen:
     environment["FLWR_HOME"] = str(own / "flwr")
     environment["PATH"] = os.pathsep.join([str(program.parent), os.environ.get("PATH", "")])
     with open(own / "supernode.log", "wb") as log:
-        return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT, **apart())
+        return subprocess.Popen(
+            command, env=environment, stdout=log, stderr=subprocess.STDOUT, **separate_process()
+        )
 
 
 def test_flwr_run_with_supernodes(tmp_path):

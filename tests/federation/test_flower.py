@@ -176,8 +176,7 @@ def test_an_answer_that_never_becomes_complete_holds_up_nobody(monkeypatch):
 
     from flwr.proto.node_pb2 import Node
 
-    from dither.federation.flower import grid
-    from dither.federation.flower.grid import GridTransport
+    from dither.federation.flower.apps import GridTransport
 
     def begun(number):
         metadata = SimpleNamespace(reply_to_message_id=number, message_id=number, run_id=1)
@@ -196,7 +195,7 @@ def test_an_answer_that_never_becomes_complete_holds_up_nobody(monkeypatch):
             assert request.message_object_id == "whole"
 
     answer = SimpleNamespace(has_content=lambda: True, content=fleet.content(b"whole"))
-    monkeypatch.setattr(grid, "inflated", lambda tree, part: part(tree) and answer)
+    monkeypatch.setattr(fleet, "_assembled", lambda tree, part: part(tree) and answer)
     transport = GridTransport(SimpleNamespace(_runtime_client=Client(), node=Node(node_id=1)))
     began = time.monotonic()
     found: list = []

@@ -59,8 +59,8 @@ def join(
 
         if behind_supernode:
             say(f"waiting for the SuperNode at {folder / 'node.sock'}")
-            quiet = fleet.IdleTimer("the SuperNode", idle, say)
-            apps.answer_at(folder / "node.sock", party.answer, until=over, quiet=quiet)
+            timer = fleet.IdleTimer("the SuperNode", idle, say)
+            apps.answer_at(folder / "node.sock", party.answer, until=over, timer=timer)
         else:
             where = fleet.Server(server, folder / "ca.pem", folder / "node.key", folder / "node.number")
             fleet.serve(where, party.answer, until=over, patience=patience, idle=idle, say=say)

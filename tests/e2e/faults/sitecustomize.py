@@ -173,7 +173,7 @@ def _taps(folder):
     return [
         ("dither.federation.flower.gate", "Gate.__enter__", "before", passed_on),
         (
-            "dither.federation.flower.grid",
+            "dither.federation.flower.apps",
             "GridTransport.pull",
             "result",
             lambda found: [keep("coordinator", body) for _, body in found if body is not None],

@@ -17,15 +17,17 @@ import socket
 import ssl
 import threading
 import time
-from base64 import b64decode
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
+import uvicorn
+
 from dither.errors import FederationError
+from dither.federation.flower import fleet
 
 _CALLS = (
     "activate-node",
@@ -87,17 +89,11 @@ class Gate:
     (OpenSSH) of those who may pass."""
 
     def __init__(
-        self, host: str, port: int, *, inside: str, certificate: Path, key: Path, ca: Path, nodes: Iterable[str]
+        self, host: str, port: int, *, inside: str, certificate: Path, key: Path, ca: Path, nodes: Collection[str]
     ) -> None:
-        import httpx
-        import uvicorn
-        from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-        from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-
         self.most_bytes = _SMALL  # of an upload; more when the agreement is known
         self.open = True  # else nodes are told to come back: who is inside does not know them yet
-        keys: list[Any] = [load_ssh_public_key(each.encode()) for each in nodes]
-        self._keys = {public_key_to_bytes(each): each for each in keys}
+        self._keys = fleet.signing_keys(nodes)
         trust = ssl.create_default_context(cafile=str(ca))
         self._client = httpx.AsyncClient(
             base_url=f"https://{inside}",
@@ -181,22 +177,6 @@ class Gate:
                 if line.until < time.monotonic():
                     line.cut()
 
-    def _node(self, headers: dict[bytes, bytes]) -> bytes:
-        """The registered key whose holder signed the time in these headers; empty where there is none."""
-        from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
-        from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
-        from flwr.supercore.primitives.asymmetric import verify_signature
-
-        try:
-            public = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER.encode()], validate=True)
-            signed = headers[TIMESTAMP_HEADER.encode()]
-            age = (datetime.now(UTC) - datetime.fromisoformat(signed.decode("ascii"))).total_seconds()
-            timely = -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
-            signature = b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER.encode()], validate=True)
-            return public if timely and verify_signature(self._keys[public], signed, signature) else b""
-        except (KeyError, ValueError, TypeError):
-            return b""
-
     async def _app(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """ASGI: one request in, one out."""
         if scope["type"] != "http":
@@ -206,7 +186,7 @@ class Gate:
         most = self.most_bytes if scope["path"].endswith("/push-object") else _SMALL
         if scope["method"] != "POST" or scope["path"] not in _OPEN:
             return await _refuse(send, 404)
-        if line is None or not (node := self._node(headers)):
+        if line is None or not (node := fleet.signer(headers, self._keys)):
             return await _refuse(send, 401)
         if not self.open:
             return await _refuse(send, 502)
@@ -222,8 +202,6 @@ class Gate:
         line.until = time.monotonic() + _NODE_SECONDS
 
     async def _pass_on(self, scope: dict[str, Any], receive: Any, send: Any, line: _Line) -> None:
-        import httpx
-
         async def body() -> Any:
             more = True
             while more:
