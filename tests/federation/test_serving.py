@@ -33,7 +33,6 @@ class Played:
     def watch(self):
         serving._watch(
             self.folder,
-            self.progress,
             self.start,
             lambda: self.starts not in self.links,
             lambda event, facts: self.events.append((event, facts)),

@@ -38,7 +38,7 @@ from dither.experiment.build import (
     with_missing,
 )
 from dither.experiment.compiled import check, compiled, designs, engine_options, facts, origin, sharing_note
-from dither.secagg import costs
+from dither.secagg.messages import round_bytes
 from dither.simulation import distributed, engine
 from dither.simulation.aggregation import Aggregation
 from dither.simulation.sharding import Shards
@@ -591,7 +591,7 @@ def traffic(
         found |= {**seen, "download_bytes": seen["download_bytes"] + 4 * message}
         found["enrol_seconds"] = aggregator.enrol_seconds
     else:
-        sent, received = costs.round_bytes(
+        sent, received = round_bytes(
             upload, experiment.spec.cohort_size, modulus_bits=how.how.modulus_bits, colluders=how.colluders
         )
         found |= {"upload_bytes": sent, "download_bytes": received + 4 * message}

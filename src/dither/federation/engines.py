@@ -35,6 +35,7 @@ class Answer(NamedTuple):
 class ClientEngine:
     """One client: number `client`, holding the records (x, y). `secret` opens its streams of batches."""
 
+    # reason: a simulation, one member's records, and what seeds and tunes its rounds
     def __init__(
         self,
         simulation: Simulation,
@@ -121,6 +122,7 @@ class ClientEngine:
 class ServerEngine:
     """The server: it holds its state and the records it scores the model on, none of the clients'."""
 
+    # reason: a simulation, one member's records, and what seeds and tunes its rounds
     def __init__(
         self,
         simulation: Simulation,
@@ -216,6 +218,7 @@ class ServerEngine:
         self._structure = jax.tree.structure(shapes)
         return shapes
 
+    # reason: what a compiled program takes, array by array
     def _close_runs(
         self, state: State, inputs: Inputs, index: Any, total: Any, counted: Any, present: Any, cohort_size: int
     ) -> State:

@@ -63,6 +63,7 @@ class SignedMessage(NamedTuple):
         return value
 
 
+# reason: a message's header, and what it carries
 def pack(
     identity: Identity,
     *,

@@ -26,10 +26,9 @@ import numpy as np
 
 from dither.errors import ProtocolAbort
 from dither.secagg import primitives, shamir
-from dither.secagg.cohort import Cohort
 from dither.secagg.messages import SERVER, Kind, Message, Reader, pack, parse
 from dither.secagg.primitives import AgreementKey, SigningKey
-from dither.secagg.roster import Roster, Rules
+from dither.secagg.roster import AnnouncedCohort, Roster, Rules
 
 CIPHERTEXT_BYTES = shamir.SHARE_BYTES + primitives.SEAL_OVERHEAD
 SEAL_ENTRY = 32 + CIPHERTEXT_BYTES  # of a seal, for each client: commitment and encrypted share
@@ -40,7 +39,7 @@ NO_SHARE = b"\xff" * shamir.SHARE_BYTES  # no element of the field: what I was s
 class _AnsweredAttempt:
     """The newest attempt this client uploaded for: enough to make the same upload again, and no other."""
 
-    cohort: Cohort
+    cohort: AnnouncedCohort
     plaintext: bytes  # the vector's digest
     seed: bytes  # of this client's seal, and the seal; both empty outside the committee
     seal: bytes
@@ -54,6 +53,7 @@ class ClientSession:
     of each member by its id: a roster must show these and nobody else. None takes whom the server brings.
     """
 
+    # reason: who one is, whom one trusts, and keys that tests and restarts bring
     def __init__(
         self,
         who: int,
@@ -113,8 +113,7 @@ class ClientSession:
         if self.roster is None:
             raise ProtocolAbort("confirmations before a roster")
         reader = Reader(self._from_server(message, Kind.CONFIRMED))
-        if not primitives.same(reader.view(32, "the roster's digest"), self.roster.digest):
-            raise ProtocolAbort("the others confirmed another roster")
+        reader.expect_digest(self.roster.digest, "roster")
         signatures = {who: reader.take(primitives.SIGNATURE_BYTES, "a signature") for who in self.roster.members}
         reader.done()
         for who, signature in signatures.items():
@@ -123,7 +122,7 @@ class ClientSession:
 
     # Rounds
 
-    def announced(self, message: bytes) -> Cohort:
+    def announced(self, message: bytes) -> AnnouncedCohort:
         """What an announcement asks for, if this client would upload for it. Changes nothing."""
         return self._accept(message)[0]
 
@@ -156,10 +155,8 @@ class ClientSession:
     def unseal(self, message: bytes) -> bytes:
         """My shares of the committee's seals: with enough of them the server can open this attempt's sum."""
         newest, received, reader = self._about_newest(message, Kind.UNSEAL)
-        cohort, listed = newest.cohort, []
-        for _ in range(reader.number(4, "the number of seals", most=len(cohort.committee))):
-            member = reader.number(4, "an id", most=SERVER - 1)
-            listed.append((member, reader.take(CIPHERTEXT_BYTES, "an encrypted share")))
+        cohort = newest.cohort
+        listed = reader.by_client(CIPHERTEXT_BYTES, "encrypted share", most=len(cohort.committee))
         reader.done()
         if tuple(member for member, _ in listed) != cohort.committee:
             raise ProtocolAbort(
@@ -203,9 +200,9 @@ class ClientSession:
     def _keys(self) -> bytes:
         return self.signing.public + self.agreement.public + self.nonce
 
-    def _accept(self, message: bytes) -> tuple[Cohort, _AnsweredAttempt | None]:
+    def _accept(self, message: bytes) -> tuple[AnnouncedCohort, _AnsweredAttempt | None]:
         """The cohort of an acceptable announcement, and the attempt if it is the one already answered."""
-        cohort = Cohort.read(self._from_server(message, Kind.ANNOUNCE), self._enrolled_roster())
+        cohort = AnnouncedCohort.read(self._from_server(message, Kind.ANNOUNCE), self._enrolled_roster())
         if self.who not in cohort.ids:
             raise ProtocolAbort(f"client {self.who} is not in the announced cohort")
         newest = self._attempt
@@ -258,11 +255,10 @@ class ClientSession:
                 f"wrong attempt: {what} of {received.attempt}, this client uploaded for {_place(cohort)}"
             )
         reader = Reader(received)
-        if not primitives.same(reader.view(32, "the cohort's digest"), cohort.digest):
-            raise ProtocolAbort(f"{received.name}: it speaks of another cohort")
+        reader.expect_digest(cohort.digest, "cohort")
         return newest, received, reader
 
-    def _decrypt(self, cohort: Cohort, ciphertext: bytes, sender: int, receiver: int) -> bytes:
+    def _decrypt(self, cohort: AnnouncedCohort, ciphertext: bytes, sender: int, receiver: int) -> bytes:
         """The share that one made for the other; this client is one of them."""
         other = sender if receiver == self.who else receiver
         return primitives.decrypt(
@@ -272,7 +268,7 @@ class ClientSession:
             f"client {sender}'s share for client {receiver}",
         )
 
-    def _seal(self, cohort: Cohort, seed: bytes) -> bytes:
+    def _seal(self, cohort: AnnouncedCohort, seed: bytes) -> bytes:
         """The commitment to a seal's seed; for each client a commitment to its share, and the share encrypted."""
         shares = shamir.split(seed, shares=len(cohort.ids), threshold=cohort.threshold)
         parts = [cohort.commitment(self.who, 0, seed)]
@@ -302,10 +298,10 @@ class ClientSession:
         received.verify(self.server)
         return received
 
-    def _pack(self, kind: Kind, payload: bytes, cohort: Cohort | None = None) -> bytes:
+    def _pack(self, kind: Kind, payload: bytes, cohort: AnnouncedCohort | None = None) -> bytes:
         place = {} if cohort is None else {"round_index": cohort.round_index, "attempt": cohort.attempt}
         return pack(kind, self.federation, self.who, payload, self.signing.sign, **place)
 
 
-def _place(cohort: Cohort) -> str:
+def _place(cohort: AnnouncedCohort) -> str:
     return f"round {cohort.round_index}, attempt {cohort.attempt}"

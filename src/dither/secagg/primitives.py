@@ -179,8 +179,3 @@ def mask(out: np.ndarray, streams: Iterable[tuple[bytes, int]]) -> None:
         for cipher, accumulate in open_streams:
             cipher.update_into(zeros, buffer)
             accumulate(part, piece, out=part)
-
-
-def expand_add(out: np.ndarray, key: bytes, sign: int = 1) -> None:
-    """`mask` with a single stream."""
-    mask(out, [(key, sign)])

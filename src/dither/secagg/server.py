@@ -16,10 +16,9 @@ import numpy as np
 from dither.errors import ProtocolAbort
 from dither.secagg import primitives, shamir
 from dither.secagg.client import CIPHERTEXT_BYTES, SEAL_ENTRY
-from dither.secagg.cohort import Cohort
 from dither.secagg.messages import SERVER, Kind, Message, Reader, pack, parse
 from dither.secagg.primitives import SigningKey
-from dither.secagg.roster import Member, Roster, Rules
+from dither.secagg.roster import AnnouncedCohort, Member, Roster, Rules
 
 
 @dataclass
@@ -38,7 +37,7 @@ class _Seal:
 class _OpenAttempt:
     """The attempt that is open."""
 
-    cohort: Cohort
+    cohort: AnnouncedCohort
     total: np.ndarray
     uploaded: set[int] = field(default_factory=set)
     seals: dict[int, _Seal] = field(default_factory=dict)
@@ -47,7 +46,7 @@ class _OpenAttempt:
     over: bool = False  # opened, or a restart came between
 
     @classmethod
-    def empty(cls, cohort: Cohort, *, over: bool = False) -> _OpenAttempt:
+    def empty(cls, cohort: AnnouncedCohort, *, over: bool = False) -> _OpenAttempt:
         return cls(cohort, np.zeros(cohort.dimension, np.dtype(f"<u{cohort.roster.rules.word_bytes}")), over=over)
 
 
@@ -144,7 +143,7 @@ class ServerSession:
                 if not set(ids) < set(before.cohort.ids):
                     raise ProtocolAbort("a later attempt may only lose clients, and must lose one")
                 attempt, threshold = before.cohort.attempt + 1, before.cohort.threshold
-        opened = Cohort(roster, round_index, attempt, threshold, dimension, ids).check()
+        opened = AnnouncedCohort(roster, round_index, attempt, threshold, dimension, ids).check()
         self._attempt = _OpenAttempt.empty(opened)
         return self.announcement()
 
@@ -190,8 +189,7 @@ class ServerSession:
         if who in open_.uploaded:
             raise ProtocolAbort(f"replay: {received.name} is already in")
         reader = Reader(received)
-        if not primitives.same(reader.view(32, "the cohort's digest"), cohort.digest):
-            raise ProtocolAbort(f"{received.name}: it speaks of another cohort")
+        reader.expect_digest(cohort.digest, "cohort")
         expected = 32 + SEAL_ENTRY * len(cohort.ids) if who in cohort.committee else 0
         length = reader.number(4, "the seal's length", most=2**32 - 1)
         if length != expected:
@@ -235,11 +233,8 @@ class ServerSession:
         if who in open_.answers:
             raise ProtocolAbort(f"replay: {received.name} is already in")
         reader = Reader(received)
-        if not primitives.same(reader.view(32, "the cohort's digest"), cohort.digest):
-            raise ProtocolAbort(f"{received.name}: it speaks of another cohort")
-        listed = []
-        for _ in range(reader.number(4, "the number of seals", most=len(cohort.committee))):
-            listed.append((reader.number(4, "an id", most=SERVER - 1), reader.take(shamir.SHARE_BYTES, "a share")))
+        reader.expect_digest(cohort.digest, "cohort")
+        listed = reader.by_client(shamir.SHARE_BYTES, "share", most=len(cohort.committee))
         reader.done()
         if tuple(member for member, _ in listed) != cohort.committee:
             raise ProtocolAbort(
@@ -279,11 +274,8 @@ class ServerSession:
         if maker not in open_.seals or not open_.unsealing:
             raise ProtocolAbort(f"{received.name}: nobody asked for it")
         reader = Reader(received)
-        if not primitives.same(reader.view(32, "the cohort's digest"), open_.cohort.digest):
-            raise ProtocolAbort(f"{received.name}: it speaks of another cohort")
-        listed = []
-        for _ in range(reader.number(4, "the number of shares", most=len(open_.cohort.ids))):
-            listed.append((reader.number(4, "an id", most=SERVER - 1), reader.take(shamir.SHARE_BYTES, "a share")))
+        reader.expect_digest(open_.cohort.digest, "cohort")
+        listed = reader.by_client(shamir.SHARE_BYTES, "share", most=len(open_.cohort.ids))
         reader.done()
         for who, share in listed:
             if who in open_.answers:
@@ -364,7 +356,7 @@ class ServerSession:
         received.verify(member.signing)
         return received, open_
 
-    def _pack(self, kind: Kind, payload: bytes, cohort: Cohort | None = None) -> bytes:
+    def _pack(self, kind: Kind, payload: bytes, cohort: AnnouncedCohort | None = None) -> bytes:
         place = {} if cohort is None else {"round_index": cohort.round_index, "attempt": cohort.attempt}
         return pack(kind, self.federation, SERVER, payload, self.signing.sign, **place)
 

@@ -13,19 +13,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from dither.errors import ConfigError, ProtocolAbort
 from dither.secagg import client as clients
 from dither.secagg import server as servers
 from dither.secagg.client import ClientSession
-from dither.secagg.cohort import Cohort
 from dither.secagg.messages import SERVER, Kind, rebuild
-from dither.secagg.roster import Member, Roster, Rules
+from dither.secagg.roster import AnnouncedCohort, Member, Roster, Rules
 from dither.secagg.server import ServerSession
 
 _VERSION = 1
+_Session = TypeVar("_Session")
 
 
 def save_client(session: ClientSession) -> bytes:
@@ -136,7 +136,7 @@ def _read_pins(pins: Mapping[str, str] | None) -> dict[int, bytes] | None:
     return None if pins is None else {int(who): bytes.fromhex(public) for who, public in pins.items()}
 
 
-def _cohort(cohort: Cohort) -> dict[str, Any]:
+def _cohort(cohort: AnnouncedCohort) -> dict[str, Any]:
     return {
         "round": cohort.round_index,
         "number": cohort.attempt,
@@ -146,12 +146,12 @@ def _cohort(cohort: Cohort) -> dict[str, Any]:
     }
 
 
-def _read_cohort(roster: Roster, found: Mapping[str, Any]) -> Cohort:
+def _read_cohort(roster: Roster, found: Mapping[str, Any]) -> AnnouncedCohort:
     round_index, attempt, threshold, dimension = (
         int(found[name]) for name in ("round", "number", "threshold", "dimension")
     )
     ids = tuple(int(who) for who in found["ids"])
-    return Cohort(roster, round_index, attempt, threshold, dimension, ids).check()
+    return AnnouncedCohort(roster, round_index, attempt, threshold, dimension, ids).check()
 
 
 def _roster(federation: bytes, payload: str | None) -> Roster | None:
@@ -165,7 +165,7 @@ def _dump(what: str, state: dict[str, Any]) -> bytes:
     return body + b"\n" + hashlib.sha256(body).hexdigest().encode()
 
 
-def _load(what: str, data: bytes, build: Any) -> Any:
+def _load(what: str, data: bytes, build: Callable[[dict[str, Any]], _Session]) -> _Session:
     try:
         body, _, checksum = data.partition(b"\n")  # without one in a state of an earlier version
         if checksum and hashlib.sha256(body).hexdigest().encode() != checksum:

@@ -45,7 +45,7 @@ def _of_kind(wanted):
 
 _NODE, _FLEET = "dither.federation.party", "dither.federation.flower.fleet"
 _COORDINATOR, _SESSION = "dither.federation.server", "dither.secagg.server"
-_JOURNAL = "dither.federation.journal"
+_JOURNAL = "dither.federation.state"
 
 PHASES = {
     # A node, in the order of a round
@@ -180,7 +180,7 @@ def _taps(folder):
         ),
         (_SESSION, "ServerSession.open", "result", lambda words: keep("sum", pickle.dumps(words))),
         (
-            "dither.federation.store",
+            "dither.federation.state",
             "PartyStore.save_pending",
             "before",
             lambda arguments: keep("row", pickle.dumps(arguments[1].row)),

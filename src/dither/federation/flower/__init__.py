@@ -28,6 +28,8 @@ from __future__ import annotations
 
 import os
 from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
 
 from dither.errors import ConfigError
 
@@ -44,3 +46,16 @@ def require() -> None:
     """`ConfigError` where Flower is not installed."""
     if find_spec("flwr") is None:
         raise ConfigError("a federation needs Flower: install Dither with its extra, pip install 'dither[deploy]'")
+
+
+class TlsFiles(NamedTuple):
+    """The server's certificate, its key, and the CA's certificate."""
+
+    certificate: Path
+    key: Path
+    ca: Path
+
+    @classmethod
+    def of(cls, folder: Path) -> TlsFiles:
+        """In the folder that `dither federation init` made for the server."""
+        return cls(folder / "server.pem", folder / "server.key", folder / "ca.pem")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dither.errors import FederationError
-from dither.federation.flower import QUIET, fleet
+from dither.federation.flower import QUIET, TlsFiles, fleet
 
 _START_SECONDS = 60.0
 _NAME = "dither"
@@ -26,8 +26,8 @@ _NAME = "dither"
 class SuperLink:
     """`with SuperLink(...)`: listens on 127.0.0.1 at a free port, with TLS and node authentication."""
 
-    def __init__(self, folder: Path, *, certificate: Path, key: Path, ca: Path, env: Mapping[str, str]) -> None:
-        self.folder, self._certificate, self._key, self._ca = folder, certificate, key, ca
+    def __init__(self, folder: Path, tls: TlsFiles, env: Mapping[str, str]) -> None:
+        self.folder, self._tls = folder, tls
         self.port = free_port()
         self.inside = f"127.0.0.1:{self.port}"
         self._env = {**os.environ, **QUIET, "FLWR_HOME": str(folder / "flwr"), **env}
@@ -40,14 +40,14 @@ class SuperLink:
         home.mkdir(parents=True, exist_ok=True)
         (home / "config.toml").write_text(
             f'[superlink]\ndefault = "{_NAME}"\n\n[superlink.{_NAME}]\naddress = "{self.inside}"\n'
-            f'root-certificates = "{self._ca.resolve()}"\n',
+            f'root-certificates = "{self._tls.ca.resolve()}"\n',
             encoding="utf-8",
         )
         command = [
             *_program("flower-superlink"),
             *("--host", "127.0.0.1", "--port", str(self.port)),
-            *("--ssl-certfile", str(self._certificate), "--ssl-keyfile", str(self._key)),
-            *("--ssl-ca-certfile", str(self._ca)),
+            *("--ssl-certfile", str(self._tls.certificate), "--ssl-keyfile", str(self._tls.key)),
+            *("--ssl-ca-certfile", str(self._tls.ca)),
             "--enable-supernode-auth",
             "--disable-runtime-dependency-installation",
         ]
@@ -88,7 +88,7 @@ class SuperLink:
 
     def register(self, public_key: str, name: str) -> None:
         """Let in the node with this key (OpenSSH)."""
-        fleet.register(self.inside, self._ca, public_key, name)
+        fleet.register(self.inside, self._tls.ca, public_key, name)
 
     def run(self, source: Path, config: Mapping[str, str]) -> None:
         """Start the Flower app in that folder."""
