@@ -134,8 +134,8 @@ def measure_clients(clients: int, features: int) -> None:
 
 def measure_sweep(name: str, runs: int, rounds: int) -> None:
     """A whole sweep, end to end: data, experiments, compilation, all runs."""
-    from dither.data.tables import load_npz
-    from dither.experiment.sweeps import sweep
+    from dither.data.arrays import load_npz
+    from dither.experiment.sweep.batches import train_specs
 
     dataset = load_npz(dither_run.CACHE / "data" / f"{name}.npz")
     grid = [(e, s) for e in EPSILONS for s in SEEDS][:runs]
@@ -145,14 +145,14 @@ def measure_sweep(name: str, runs: int, rounds: int) -> None:
     times = []
     for _ in range(2):
         began = time.perf_counter()
-        outcomes = sweep(specs, dataset=dataset)
+        outcomes = train_specs(specs, dataset=dataset)
         times.append(time.perf_counter() - began)
     loss = statistics.mean(o.metrics[-1]["train_loss"] for o in outcomes)
     result(workload=name, runs=runs, rounds=rounds, first=times[0], again=times[1], peak_mb=peak(), loss=loss)
 
 
 def measure_side_by_side(name: str, runs: int) -> None:
-    from dither.data.tables import load_npz
+    from dither.data.arrays import load_npz
 
     dataset = load_npz(dither_run.CACHE / "data" / f"{name}.npz")
     found = steady(spec_of(name), dataset, runs=runs)

@@ -63,22 +63,22 @@ def child(name: str, runs: int) -> dict[str, float]:
 
 def measure(name: str, runs: int) -> dict[str, float]:
     """Peak memory before training and after it, in bytes, and the estimates."""
-    from dither.experiment import sizing, sweeps
+    from dither.experiment.sweep import batches
     from dither.simulation import devices
     from dither.spec import Spec
 
     preset, values = SETTINGS[name]
     small = SMALL if values.get("data.name") == "digits" else {}
     base = Spec.from_preset(preset).with_values({**FIXED, **small, **values})
-    planned = sweeps.plan([base.with_values({"seed": seed}) for seed in range(runs)])
+    planned = batches.plan_batches([base.with_values({"seed": seed}) for seed in range(runs)])
     before = peak()
-    sweeps.train(planned)
+    batches.train_batches(planned)
     experiment, kind = planned.experiments[0], devices.device_kind()
     return {
         "before": before,
         "peak": peak(),
-        "each": sizing.run_bytes(experiment, kind),
-        "shared": sizing.shared_bytes(experiment, kind),
+        "each": batches.run_bytes(experiment, kind),
+        "shared": batches.shared_bytes(experiment, kind),
         "params": experiment.num_params,
     }
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dither.methods.theory import secure_fedavg
+from dither.methods import secure_fedavg
 from dither.spec import Spec
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
@@ -37,7 +37,7 @@ def test_spec_is_the_workload(name: str) -> None:
         assert spec.privacy.noise_std == pytest.approx(w.step_noise or w.upload_noise)
     else:
         multiplier = secure_fedavg.noise_multiplier(
-            secure_fedavg.Params(w.local_steps, w.batch, w.records),
+            secure_fedavg.SecureFedavgParams(w.local_steps, w.batch, w.records),
             epsilon=spec.privacy.epsilon,
             delta=spec.privacy.delta,
         )

@@ -32,11 +32,10 @@ if TYPE_CHECKING:
         proven_so_far,
     )
     from dither.experiment.plan import Plan, plan
-    from dither.experiment.sweep import Sweep, sweep
-    from dither.experiment.sweeps import Outcome
-    from dither.experiment.train import Run, load, resume, run
-    from dither.reproduction.running import Result as Reproduction
-    from dither.reproduction.running import reproduce
+    from dither.experiment.report import Report, load
+    from dither.experiment.sweep import Outcome, Sweep, sweep
+    from dither.experiment.train import resume, run
+    from dither.reproduction.running import Reproduction, reproduce
 
 __all__ = [
     "AUDIT_VIEWS",
@@ -44,8 +43,8 @@ __all__ = [
     "Experiment",
     "Outcome",
     "Plan",
+    "Report",
     "Reproduction",
-    "Run",
     "Sweep",
     "accounted",
     "audit",
@@ -69,13 +68,13 @@ _ROOMS = {
     "auditing": ("Audit", "audit"),
     "experiment.plan": ("Plan", "plan"),
     "reproduction.running": ("reproduce",),
-    "experiment.sweep": ("Sweep", "sweep"),
-    "experiment.sweep.sweeps": ("Outcome",),
-    "experiment.train": ("Run", "load", "resume", "run"),
+    "experiment.report": ("Report", "load"),
+    "experiment.sweep": ("Outcome", "Sweep", "sweep"),
+    "experiment.train": ("resume", "run"),
 }
 _WHERE = {name: (f"dither.{room}", name) for room, names in _ROOMS.items() for name in names} | {
     "AUDIT_VIEWS": ("dither.auditing", "VIEWS"),
-    "Reproduction": ("dither.reproduction.running", "Result"),
+    "Reproduction": ("dither.reproduction.running", "Reproduction"),
 }
 
 

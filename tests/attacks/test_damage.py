@@ -17,8 +17,8 @@ from dither.federation import keys
 from dither.federation.agreement import approved_digest
 from dither.federation.state import COMPUTED, ChargedRound, PartyStore, PendingUpload
 from dither.spec import Spec
-from dither.web.folders import Folder
-from dither.web.index import Index
+from dither.web.files import SafeFolder
+from dither.web.index import RunIndex
 from tests.attacks.test_outputs import CATALOGUE, Killed, killed_after, proven
 
 SEED = 20
@@ -83,7 +83,7 @@ def test_a_finished_run(finished, tmp_path):
         run = dither.load(folder)
         kept = runs.RunFolder.open(folder)
         kept.audit()
-        return run.spec, run.summary["epsilon"], run.metrics, run.predict(x).tolist(), kept.begun()
+        return run.spec, run.epsilon, run.evaluations, run.predict(x).tolist(), kept.begun()
 
     seen = try_all(finished, look, tmp_path)
     assert seen["named"] > 40
@@ -123,7 +123,7 @@ def test_an_interrupted_run_with_a_damaged_newest_checkpoint_counts_what_it_repe
 
 def test_the_page_shows_no_damaged_run(finished, tmp_path):
     shutil.copytree(finished, tmp_path / "runs" / "whole")
-    whole = Index(Folder(tmp_path / "runs"))
+    whole = RunIndex(SafeFolder(tmp_path / "runs"))
     whole.refresh()
     (row,) = whole.rows()
     assert row["state"] == "finished"
@@ -134,7 +134,7 @@ def test_the_page_shows_no_damaged_run(finished, tmp_path):
         root = tmp_path / str(number)
         shutil.copytree(finished, root / "run")
         (root / "run" / name).write_bytes(content)
-        index = Index(Folder(root))
+        index = RunIndex(SafeFolder(root))
         index.refresh()
         (shown,) = index.rows()
         assert shown["state"] == "broken", name

@@ -33,10 +33,10 @@ def test_bounds_hold_at_their_confidence(form):
     for seed in range(100):
         pilot, main = gaussian_scores(mu, 500, seed), gaussian_scores(mu, trials, 10_000 + seed)
         if form == "counts":
-            cuts = bounds.choose_cuts(*pilot, trials=trials, delta=delta, error=0.2)
-            found = bounds.count_bound(*main, cuts, delta=delta, confidence=0.8)
+            thresholds = bounds.choose_thresholds(*pilot, trials=trials, delta=delta, error=0.2)
+            found = bounds.count_bound(*main, thresholds, delta=delta, confidence=0.8)
         else:
-            found = bounds.mu_bound(*main, bounds.mu_cuts(*pilot), delta=delta, confidence=0.8)
+            found = bounds.mu_bound(*main, bounds.mu_thresholds(*pilot), delta=delta, confidence=0.8)
         failures += found.value > true
         assert found.value > 0.2 * true
     assert failures <= binom.ppf(0.999, 100, 0.2)
@@ -45,14 +45,14 @@ def test_bounds_hold_at_their_confidence(form):
 def test_the_gaussian_form_reaches_nearly_all_of_epsilon():
     mu, delta = 0.8, 1e-5
     pilot, main = gaussian_scores(mu, 2000, 1), gaussian_scores(mu, 200_000, 2)
-    found = bounds.mu_bound(*main, bounds.mu_cuts(*pilot), delta=delta, confidence=0.99)
+    found = bounds.mu_bound(*main, bounds.mu_thresholds(*pilot), delta=delta, confidence=0.99)
     assert 0.9 < found.value / accounting.gaussian_epsilon(mu, delta) <= 1
     assert "assumes Gaussian trade-off" in found.form
 
 
 def test_counts_agree_with_jax_privacy_at_a_given_threshold():
     inside, outside = gaussian_scores(1.5, 5000, 3)
-    ours = bounds.count_bound(inside, outside, [bounds.Cut(1.2, "in")], delta=1e-5, confidence=0.99)
+    ours = bounds.count_bound(inside, outside, [bounds.Threshold(1.2, "in")], delta=1e-5, confidence=0.99)
     theirs = auditing.CanaryScoreAuditor(inside, outside).epsilon_clopper_pearson(
         0.01, 1e-5, threshold_strategy=auditing.Explicit(1.2)
     )
@@ -92,19 +92,21 @@ def test_one_run_bounds_hold_for_independent_canaries():
 def test_an_exhibited_pair_gives_the_exact_value_from_below():
     rng = np.random.default_rng(0)
     noise = rng.normal(0, 0.5, 100_000)
-    plain = bounds.exhibited_bound(bounds.Exhibit(1.0, noise, None, 10), delta=1e-5, confidence=0.99)
+    plain = bounds.exhibited_bound(bounds.ExhibitedPair(1.0, noise, None, 10), delta=1e-5, confidence=0.99)
     assert 0.98 < plain.value / accounting.gaussian_epsilon(2.0, 1e-5) <= 1
-    thrice = bounds.exhibited_bound(bounds.Exhibit(1.0, noise, None, 10, 3), delta=1e-5, confidence=0.99)
+    thrice = bounds.exhibited_bound(bounds.ExhibitedPair(1.0, noise, None, 10, 3), delta=1e-5, confidence=0.99)
     assert 0.98 < thrice.value / accounting.gaussian_epsilon(2.0 * math.sqrt(3), 1e-5) <= 1
-    rare = bounds.exhibited_bound(bounds.Exhibit(1.0, noise, 2000, 100_000), delta=1e-4, confidence=0.99)
+    rare = bounds.exhibited_bound(bounds.ExhibitedPair(1.0, noise, 2000, 100_000), delta=1e-4, confidence=0.99)
     assert 0.9 < rare.value / accounting.message_epsilon(2.0, 0.02, 1e-4) <= 1
-    often = bounds.exhibited_bound(bounds.Exhibit(1.0, noise, 2000, 100_000, 50), delta=1e-4, confidence=0.99)
+    often = bounds.exhibited_bound(
+        bounds.ExhibitedPair(1.0, noise, 2000, 100_000, 50), delta=1e-4, confidence=0.99
+    )
     assert 0.9 < often.value / accounting.fixed_size_epsilon(0.02, 0.5, 50, 1e-4) <= 1
 
 
 def test_nothing_seen_shows_nothing():
     same = np.zeros(1000)
-    cuts = bounds.choose_cuts(same, same, trials=1000, delta=1e-5, error=0.05)
-    assert bounds.count_bound(same, same, cuts, delta=1e-5, confidence=0.95).value == 0
-    silent = bounds.exhibited_bound(bounds.Exhibit(0.0, np.ones(10), 10, 10), delta=1e-5, confidence=0.95)
+    thresholds = bounds.choose_thresholds(same, same, trials=1000, delta=1e-5, error=0.05)
+    assert bounds.count_bound(same, same, thresholds, delta=1e-5, confidence=0.95).value == 0
+    silent = bounds.exhibited_bound(bounds.ExhibitedPair(0.0, np.ones(10), 10, 10), delta=1e-5, confidence=0.95)
     assert silent.value == 0

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dither.auditing import audit, worst_pairs
+from dither.auditing import audit, neighbours
 from dither.experiment.build import build_experiment
 
 from .grid import small_dataset, small_spec
@@ -53,7 +53,7 @@ def test_a_million_trials_count_six():
 
 def test_nbafl_uploads_differ_by_more_than_its_sensitivity():
     """99 records at x = 0 and one at x = 1 whose label is flipped (errata N2)."""
-    found = worst_pairs.nbafl_pair()
+    found = neighbours.nbafl_counterexample()
     assert found.stated == pytest.approx(0.4)
     assert found.distance > found.stated
     assert found.distance <= 2 * found.param_clip + 1e-4

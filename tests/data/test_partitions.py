@@ -21,16 +21,16 @@ def make_labels(num_records: int, num_classes: int, seed: int) -> np.ndarray:
     return labels.astype(np.int32)
 
 
-def check_layout(federation: data.ClientPartition, num_records: int) -> None:
+def check_layout(clients: data.ClientPartition, num_records: int) -> None:
     """Sizes and starts tile `order` without padding or overlap, and each row is held at most once."""
-    assert federation.order.dtype == federation.start.dtype == federation.size.dtype == np.int32
-    assert int(federation.size.sum()) == len(federation.order)
-    np.testing.assert_array_equal(federation.start, np.cumsum(federation.size) - federation.size)
-    assert len(np.unique(federation.order)) == len(federation.order)
-    assert federation.order.min() >= 0
-    assert federation.order.max() < num_records
-    assert federation.size.min() >= 1
-    assert len(federation.names) == len(federation.size)
+    assert clients.order.dtype == clients.start.dtype == clients.size.dtype == np.int32
+    assert int(clients.size.sum()) == len(clients.order)
+    np.testing.assert_array_equal(clients.start, np.cumsum(clients.size) - clients.size)
+    assert len(np.unique(clients.order)) == len(clients.order)
+    assert clients.order.min() >= 0
+    assert clients.order.max() < num_records
+    assert clients.size.min() >= 1
+    assert len(clients.names) == len(clients.size)
 
 
 @settings(max_examples=60, deadline=None)
@@ -47,12 +47,12 @@ def test_every_record_is_held_exactly_once(
 ) -> None:
     labels = make_labels(num_records, num_classes, seed % 1000)
     options = {"kind": kind, "num_clients": num_clients, "seed": seed, "similarity": similarity, "alpha": 5.0}
-    federation = data.partition(labels, **options)
-    check_layout(federation, num_records)
-    assert len(federation.order) == num_records
+    clients = data.partition(labels, **options)
+    check_layout(clients, num_records)
+    assert len(clients.order) == num_records
     again = data.partition(labels, **options)
-    np.testing.assert_array_equal(federation.order, again.order)
-    np.testing.assert_array_equal(federation.size, again.size)
+    np.testing.assert_array_equal(clients.order, again.order)
+    np.testing.assert_array_equal(clients.size, again.size)
 
 
 @settings(max_examples=40, deadline=None)
@@ -63,9 +63,9 @@ def test_every_record_is_held_exactly_once(
 )
 def test_records_per_client_is_exact(kind: str, seed: int, size: int) -> None:
     labels = make_labels(120, 3, seed)
-    federation = data.partition(labels, kind=kind, num_clients=10, seed=seed, records_per_client=size, alpha=0.05)
-    check_layout(federation, 120)
-    assert federation.size.tolist() == [size] * 10
+    clients = data.partition(labels, kind=kind, num_clients=10, seed=seed, records_per_client=size, alpha=0.05)
+    check_layout(clients, 120)
+    assert clients.size.tolist() == [size] * 10
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -77,15 +77,15 @@ def test_another_seed_gives_another_partition(kind: str) -> None:
 
 def test_the_partition_of_a_seed_never_changes() -> None:
     """Pinned: a run must be repeatable years later and on another machine."""
-    federation = data.partition(np.arange(12) % 3, kind="iid", num_clients=4, seed=7)
-    assert federation.order.tolist() == [0, 1, 11, 9, 4, 5, 3, 7, 8, 6, 2, 10]
+    clients = data.partition(np.arange(12) % 3, kind="iid", num_clients=4, seed=7)
+    assert clients.order.tolist() == [0, 1, 11, 9, 4, 5, 3, 7, 8, 6, 2, 10]
 
 
 @given(num_records=st.integers(10, 500), num_clients=st.integers(1, 10))
 @settings(max_examples=30, deadline=None)
 def test_iid_sizes_differ_by_at_most_one(num_records: int, num_clients: int) -> None:
-    federation = data.partition(np.zeros(num_records, int), kind="iid", num_clients=num_clients, seed=0)
-    assert federation.size.max() - federation.size.min() <= 1
+    clients = data.partition(np.zeros(num_records, int), kind="iid", num_clients=num_clients, seed=0)
+    assert clients.size.max() - clients.size.min() <= 1
 
 
 def test_iid_is_uniform() -> None:
@@ -93,18 +93,18 @@ def test_iid_is_uniform() -> None:
     labels = np.zeros(20, dtype=int)
     hits = np.zeros((4, 20))
     for seed in range(2000):
-        federation = data.partition(labels, kind="iid", num_clients=4, seed=seed)
+        clients = data.partition(labels, kind="iid", num_clients=4, seed=seed)
         for client in range(4):
-            hits[client, federation.rows(client)] += 1
+            hits[client, clients.rows(client)] += 1
     # 80 counts with mean 500 and standard deviation 19.4: 5 standard deviations.
     assert np.abs(hits - 500).max() < 97
 
 
 def test_one_class_holds_one_class_each() -> None:
     labels = make_labels(400, 5, 1)
-    federation = data.partition(labels, kind="one-class", num_clients=20, seed=3)
+    clients = data.partition(labels, kind="one-class", num_clients=20, seed=3)
     for client in range(20):
-        assert len(np.unique(labels[federation.rows(client)])) == 1
+        assert len(np.unique(labels[clients.rows(client)])) == 1
 
 
 def test_one_class_counts_follow_the_frequencies() -> None:
@@ -123,8 +123,8 @@ def test_similarity_0_sorts_and_100_mixes() -> None:
 
 def test_similarity_10_gives_a_tenth_to_chance() -> None:
     labels = np.repeat(np.arange(10), 1000)
-    federation = data.partition(labels, kind="similarity", similarity=10, num_clients=10, seed=0)
-    largest = [np.bincount(labels[federation.rows(client)]).max() for client in range(10)]
+    clients = data.partition(labels, kind="similarity", similarity=10, num_clients=10, seed=0)
+    largest = [np.bincount(labels[clients.rows(client)]).max() for client in range(10)]
     # 900 of the own class (up to where the sorted runs are cut), and about a tenth of the 100 by chance.
     assert min(largest) >= 860
     assert max(largest) <= 930
@@ -134,38 +134,36 @@ def test_dirichlet_alpha_sets_how_unlike_clients_are() -> None:
     labels = np.repeat(np.arange(5), 400)
 
     def mean_top_share(alpha: float) -> float:
-        federation = data.partition(
+        clients = data.partition(
             labels, kind="dirichlet", alpha=alpha, num_clients=10, seed=0, records_per_client=100
         )
-        return float(np.mean([np.bincount(labels[federation.rows(k)]).max() / 100 for k in range(10)]))
+        return float(np.mean([np.bincount(labels[clients.rows(k)]).max() / 100 for k in range(10)]))
 
     assert mean_top_share(0.05) > 0.7 > 0.35 > mean_top_share(100.0)
 
 
 def test_dirichlet_without_a_size_gives_unequal_sizes() -> None:
-    federation = data.partition(make_labels(2000, 4, 0), kind="dirichlet", alpha=0.5, num_clients=10, seed=0)
-    assert federation.size.max() > 2 * federation.size.min()
+    clients = data.partition(make_labels(2000, 4, 0), kind="dirichlet", alpha=0.5, num_clients=10, seed=0)
+    assert clients.size.max() > 2 * clients.size.min()
 
 
 def test_column_gives_each_institution_its_rows() -> None:
     groups = np.array(["west", "east", "west", "north", "east", "west"])
-    federation = data.partition(np.zeros(6, int), kind="column", num_clients=0, seed=0, groups=groups)
-    assert federation.names == ("east", "north", "west")
-    assert [federation.rows(client).tolist() for client in range(3)] == [[1, 4], [3], [0, 2, 5]]
+    clients = data.partition(np.zeros(6, int), kind="column", num_clients=0, seed=0, groups=groups)
+    assert clients.names == ("east", "north", "west")
+    assert [clients.rows(client).tolist() for client in range(3)] == [[1, 4], [3], [0, 2, 5]]
 
 
 def test_client_split_is_by_client_and_complete() -> None:
-    federation = data.partition(
-        make_labels(48842, 2, 0), kind="iid", num_clients=16, seed=0, records_per_client=3052
-    )
-    train, test, validation = data.per_client_split(federation, seed=1)
+    clients = data.partition(make_labels(48842, 2, 0), kind="iid", num_clients=16, seed=0, records_per_client=3052)
+    train, test, validation = data.per_client_split(clients, seed=1)
     assert set(train.size.tolist()) == {2441}  # CPFed's m
     assert set(test.size.tolist()) == {305}
     assert set(validation.size.tolist()) == {306}
     for client in range(16):
         parts = np.concatenate([part.rows(client) for part in (train, test, validation)])
-        assert sorted(parts) == sorted(federation.rows(client))
-    again = data.per_client_split(federation, seed=1)[0]
+        assert sorted(parts) == sorted(clients.rows(client))
+    again = data.per_client_split(clients, seed=1)[0]
     np.testing.assert_array_equal(train.order, again.order)
 
 
@@ -185,7 +183,7 @@ def test_client_split_is_by_client_and_complete() -> None:
         ({"kind": "dirichlet", "num_clients": 3, "alpha": 0.0}, ["alpha=0.0"]),
         (
             {"kind": "dirichlet", "num_clients": 30, "alpha": 0.001},
-            ["alpha=0.001", "is empty", "raise alpha"],
+            ["alpha=0.001", "still empty", "raise alpha"],
         ),
         ({"kind": "column", "num_clients": 0}, ["group_column"]),
         ({"kind": "column", "num_clients": 3, "groups": ["a", "b"] * 15}, ["num_clients=3", "2 values"]),
@@ -208,11 +206,11 @@ def test_errors_name_the_value_and_the_fix(options: dict, words: list[str]) -> N
 
 
 def test_split_errors() -> None:
-    federation = data.partition(np.zeros(20, int), kind="iid", num_clients=4, seed=0)
+    clients = data.partition(np.zeros(20, int), kind="iid", num_clients=4, seed=0)
     with pytest.raises(DataError, match="'client 0' has 5 records"):
-        data.per_client_split(federation, seed=0)
+        data.per_client_split(clients, seed=0)
     with pytest.raises(DataError, match="sum to 1"):
-        data.per_client_split(federation, fractions=(0.5, 0.1, 0.1), seed=0)
+        data.per_client_split(clients, fractions=(0.5, 0.1, 0.1), seed=0)
 
 
 def test_public_and_private_parts_share_no_row():

@@ -112,7 +112,7 @@ def test_a_draft_marks_everything(patients: Path, tmp_path: Path) -> None:
 
 
 def test_a_draft_keeps_the_frequent_categories_only() -> None:
-    from dither.data.drafting import MAX_CATEGORIES, draft_from_frame
+    from dither.data.schema import MAX_CATEGORIES, draft_from_frame
 
     names = [f"name {number}" for number in range(200)] + ["name 199"] * 5
     table = pd.DataFrame({"who": names, "label": ["a", "b"] * 102 + ["a"]})
@@ -123,7 +123,7 @@ def test_a_draft_keeps_the_frequent_categories_only() -> None:
 
 
 def test_draft_orders_numeric_classes_as_numbers() -> None:
-    from dither.data.drafting import draft_from_frame
+    from dither.data.schema import draft_from_frame
 
     table = pd.DataFrame({"x": range(12), "label": [str(number) for number in range(12)]})
     assert draft_from_frame(table, "label", name="t").label.classes == tuple(str(n) for n in range(12))
@@ -171,7 +171,7 @@ def test_a_missing_column_is_named() -> None:
         (('["alive", "dead"]', '["alive", "alive"]'), ["'alive'", "twice"]),
         (('["north", "south"]', '["north", "north"]'), ["'north'", "twice"]),
         (('column = "outcome"', 'column = "age"'), ["'age'", "also a feature"]),
-        (("missing = 50.0\n", ""), ["'age'", "lacks", "'missing'"]),
+        (("missing = 50.0\n", ""), ["'age'", "needs the key", "'missing'"]),
         (("[label]", "[label"), ["cannot be read"]),
     ],
 )

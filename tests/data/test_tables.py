@@ -68,9 +68,9 @@ def test_the_institution_is_a_group_and_no_feature(patients: Path) -> None:
     assert dataset.groups is not None
     assert dataset.groups_test is not None
     assert len(dataset.groups) == len(dataset.y_train)
-    federation = data.partition(dataset, kind="column", num_clients=2, seed=0)
-    assert federation.names == ("east", "west")
-    assert set(dataset.groups[federation.rows(0)]) == {"east"}
+    clients = data.partition(dataset, kind="column", num_clients=2, seed=0)
+    assert clients.names == ("east", "west")
+    assert set(dataset.groups[clients.rows(0)]) == {"east"}
     pooled = data.pool(dataset)
     assert pooled.groups is not None
     assert sorted(pooled.groups) == ["east"] * 12 + ["west"] * 8
@@ -97,10 +97,11 @@ def test_prediction_file_without_label(patients: Path, tmp_path: Path) -> None:
     schema = data.draft_schema(patients, "outcome")
     frame = pd.read_csv(patients, dtype=str, keep_default_na=False)
     frame.drop(columns="outcome").to_csv(tmp_path / "new.csv", index=False)
-    new, known = data.encode_features(schema, tmp_path / "new.csv"), data.encode_features(schema, patients)
+    new = schema.encode(data.read_table(tmp_path / "new.csv"), labels="if present")
+    labelled = schema.encode(data.read_table(patients), labels="if present")
     assert new.y is None
-    assert known.y is not None
-    np.testing.assert_array_equal(new.x, known.x)
+    assert labelled.y is not None
+    np.testing.assert_array_equal(new.x, labelled.x)
 
 
 def test_trailing_commas_do_not_shift_columns(tmp_path: Path) -> None:
@@ -119,7 +120,7 @@ def test_trailing_commas_do_not_shift_columns(tmp_path: Path) -> None:
         ("age;outcome\n1;x\n", {"label": "outcome"}, ["';'", "commas"]),
         ("a,label\n1,x\n2,x\n", {"label": "label"}, ["'label'", "1 class", "only 'x'"]),
         ("a,label\n1,x\ninf,y\n", {"label": "label"}, ["'a'", "row 2", "not finite"]),
-        ("a,label\n,x\n,y\n", {"label": "label"}, ["'a'", "no value at all"]),
+        ("a,label\n,x\n,y\n", {"label": "label"}, ["'a'", "holds no values"]),
         ("label\nx\ny\n", {"label": "label"}, ["no column besides 'label'"]),
         ("a,label\n", {"label": "label"}, ["no rows"]),
         ("", {"label": "label"}, ["is empty"]),

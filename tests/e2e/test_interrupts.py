@@ -83,16 +83,16 @@ def kept(cache):
 SLOW = """
 import sys, time
 from pathlib import Path
-from dither.data import sources
+from dither.data import downloads
 
 SIGN = Path(sys.argv.pop())
 
-def fetch(source, remote, missing, staging, cache, report):
+def fetch(origin, download, missing, staging, progress):
     (staging / "part").write_bytes(b"half a file")
     SIGN.touch()
     time.sleep(60)
 
-sources._fetch = fetch
+downloads._fetch = fetch
 from dither.cli import main
 main()
 """

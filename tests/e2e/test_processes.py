@@ -182,12 +182,12 @@ def test_what_process_0_does_alone_comes_after_the_others_are_dismissed(spec, tm
 
     note(distributed, "tell")
     note(distributed, "dismiss")
-    note(train, "summarise")
+    note(train, "report_of")
     note(train, "without_noise", lambda experiment: 0.5)
     note(plots, "draw_run", lambda *_, **__: None)
     note(runs.RunFolder, "save_summary")
     api.run(spec, values={"compare": True}, out=tmp_path / "run")
-    alone = ["summarise", "without_noise", "draw_run", "save_summary"]
+    alone = ["report_of", "without_noise", "draw_run", "save_summary"]
     assert (
         calls == ["tell"] * 4 + ["dismiss", "tell"] + alone
     )  # the spec, two chunks of rounds, the model; the end
@@ -267,7 +267,11 @@ module.{name} = held_up
 def test_the_others_end_while_process_0_finishes_alone(spec, tmp_path, how):
     command, module, name = ["run", spec, "--set", "compare=true"], "dither.experiment.train", "without_noise"
     if how == "sweep":
-        command, module, name = ["sweep", spec, "--vary", "seed=0:2"], "dither.experiment.sweep.drawing", "draw"
+        command, module, name = (
+            ["sweep", spec, "--vary", "seed=0:2"],
+            "dither.experiment.sweep.result",
+            "draw_sweep",
+        )
     mark = tmp_path / "held up"
     late = HELD_UP.format(module=module, name=name, mark=str(mark))
     with Crew(*command, "--out", tmp_path / "made", "-q", first=(late, "")) as crew:

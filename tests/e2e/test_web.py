@@ -156,7 +156,7 @@ def served(tmp_path_factory):
         dither.run("adult", values={**DIGITS, "seed": seed}, out=runs / f"digits-seed{seed}")
     dither.run("adult", values={**DIGITS, "privacy.epsilon": 8.0}, out=runs / "digits-loud")
     spec = RunFolder.open(runs / "digits-loud").spec()
-    report.save(dither.auditing(spec, views=("upload",), trials=300, rounds=1), runs / "digits-loud")
+    report.save(dither.audit(spec, views=("upload",), trials=300, rounds=1), runs / "digits-loud")
     make_run(runs, f"evil {EVIL.replace('/', '∕')}", notes=[EVIL], why=EVIL, stopped=EVIL)
     make_run(runs, "broken", spec_text="method = [")
     reports.mkdir(parents=True)
@@ -305,7 +305,7 @@ def test_the_attacked_epsilon_and_the_bound_with_its_terms(visit, shots):
     assert page.evaluate(f"{chart}.data.some(t => t.name === 'measured')")
     page.locator("section:has(h2:text('Convergence'))").screenshot(path=str(shots / "bound-stacked.png"))
     page.check("input[type=radio][value=log]")
-    until(page, f"{chart}.data.some(t => t.name === 'bound: their sum')")
+    until(page, f"{chart}.data.some(t => t.name === 'bound (sum of the terms)')")
     page.locator("section:has(h2:text('Convergence'))").screenshot(path=str(shots / "bound-log.png"))
     with page.expect_download() as waiting:
         page.click("a[download]:text('spec.toml')")

@@ -10,7 +10,7 @@ from dither.accounting.ledger.runs import Budget, Ledger, data_id
 from dither.errors import SpecError
 from dither.experiment.build import accounted, build_experiment, circumstances, proven, tolerated
 from dither.experiment.compiled import engine_options
-from dither.experiment.sweeps import program
+from dither.experiment.sweep.batches import program
 from dither.spec import Spec
 from dither.types import RoundInfo
 

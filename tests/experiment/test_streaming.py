@@ -14,12 +14,13 @@ from typer.testing import CliRunner
 
 from dither import api, cli, data
 from dither.accounting.ledger.runs import Ledger, data_id
-from dither.data import folders
+from dither.data import arrays
 from dither.errors import DataError, RunExists, SpecError
 from dither.experiment import folder as runs
-from dither.experiment import sweeps, train
+from dither.experiment import train
 from dither.experiment.build import accounted, build_experiment, deal
 from dither.experiment.compiled import check
+from dither.experiment.sweep.batches import joined_problem
 from dither.simulation import devices
 from dither.simulation.sharding import Shards
 from dither.spec import Spec
@@ -65,7 +66,7 @@ def spec_of(folder, stream, **values):
 def outcome(run):
     with np.load(run.folder / "model.npz") as file:
         model = {name: file[name].tobytes() for name in file.files}
-    return model, [{k: v for k, v in row.items() if k != "seconds"} for row in run.metrics]
+    return model, [{k: v for k, v in row.items() if k != "seconds"} for row in run.evaluations]
 
 
 def interrupt_at(stop):
@@ -80,7 +81,7 @@ def test_a_streamed_run_that_was_killed_ends_as_one_in_memory(folder, tmp_path, 
     book, others = tmp_path / "ledger", set(threading.enumerate())
     in_memory = api.run(spec_of(folder, "no"), out=tmp_path / "memory", ledger=book)
     spec = spec_of(folder, "auto")
-    monkeypatch.setattr(folders, "free_memory", lambda: 0.0)
+    monkeypatch.setattr(arrays, "free_memory", lambda: 0.0)
     with pytest.raises(RuntimeError, match="killed") as killed:
         api.run(spec, out=tmp_path / "disk", ledger=book, checkpoint_seconds=0, on_evaluation=interrupt_at(5))
     # Nobody reads on, though the error holds on to everything.
@@ -154,7 +155,7 @@ def test_a_run_on_two_devices_goes_on_with_two(folder, tmp_path, monkeypatch):
         whole = api.run(spec, out=tmp_path / "whole")
         with pytest.raises(RuntimeError, match="killed"):
             api.run(spec, out=tmp_path / "killed", checkpoint_seconds=0, on_evaluation=interrupt_at(5))
-    monkeypatch.setattr(folders, "free_memory", lambda: 0.0)
+    monkeypatch.setattr(arrays, "free_memory", lambda: 0.0)
     continued = api.resume(tmp_path / "killed")
     assert continued.folder == tmp_path / "killed"
     assert runs.RunFolder(tmp_path / "killed").provenance()["devices"] == 2
@@ -167,7 +168,7 @@ def test_each_run_of_a_batch_scores_its_own_training_records(folder):
     values = {"data.path": "", "data.name": "adult", "data.partition": "iid", "num_clients": 7}
     specs = [spec_of(folder, "no", **values, **{"data.split": "per-client", "seed": seed}) for seed in (0, 1)]
     problems = [deal(spec, data.pool(dataset))[1] for spec in specs]
-    joined = sweeps._joined(problems)
+    joined = joined_problem(problems)
     assert not np.array_equal(*joined.train_rows)
     for rows, partition in zip(joined.train_rows, joined.partitions, strict=True):
         np.testing.assert_array_equal(rows, np.sort(partition.order))

@@ -6,6 +6,7 @@ import pytest
 
 from dither import models
 from dither.errors import SpecError
+from dither.methods import dp_scaffold
 from dither.simulation import engine
 from dither.spec import METHODS, Spec, method, prepare
 from dither.types import RoundInfo
@@ -354,15 +355,13 @@ def test_exact_epochs_use_every_record_at_most_once_a_round():
 @pytest.mark.parametrize(("schedule", "scheme"), [("constant", 0), ("rounds", 1), ("steps", 2)])
 def test_the_noise_that_is_drawn_follows_the_schedules_of_dp_scaffold(schedule, scheme):
     """Releases against eqs (6) and (7) at every round and step."""
-    from dither.methods.theory import dp_scaffold as theory
-
     values = {"privacy.noise_schedule": schedule, "privacy.noise_decay": 0.9, "privacy.noise_decay_start": 2}
     given = {"privacy.noise": "given", "privacy.noise_std": 3.0, "privacy.epsilon": 1e6}
     prepared = prepare(
         spec_of("dp-scaffold", **values, **given), models.logistic(6), client_sizes=SIZES, num_params=7
     )
     releases = prepared.build(prepared.hyper).releases
-    expected = theory.noise_schedule(theory.Schedule(scheme, 6, 2, 0.9, 2), initial_variance=9.0)
+    expected = dp_scaffold.noise_schedule(dp_scaffold.NoiseScheme(scheme, 6, 2, 0.9, 2), initial_variance=9.0)
     for index in range(6):
         found = [r.noise_std**2 for r in releases(RoundInfo(index, 0, 12, 3)) for _ in range(r.uses)]
         np.testing.assert_allclose(found, expected[index], rtol=1e-12)

@@ -10,14 +10,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dither.experiment import sweeps
-from dither.reproduction import computing, figures
-from dither.reproduction.accounts import Book
+from dither.experiment.sweep import batches
+from dither.reproduction import running
+from dither.reproduction.accounts import Accounts
 from dither.reproduction.cache import Cache
-from dither.reproduction.figure import Record, Scale
+from dither.reproduction.figure import FinishedRun, Scale, load
 from dither.types import Claim
 
-FIGURE = figures.load("secure-fedavg/fig1")
+FIGURE = load("secure-fedavg/fig1")
+
+
+def missing(points, cache):
+    return [point for point in points if point.key not in cache]
 
 
 @pytest.fixture
@@ -25,30 +29,30 @@ def trained(monkeypatch):
     """Training replaced by a number made of the spec, two runs a batch; the specs that were trained."""
     seen = []
 
-    def sweep(specs, *, on_batch, **_):
+    def train_specs(specs, *, on_batch, **_):
         for at in range(0, len(specs), 2):
             batch = {}
             for number in range(at, min(at + 2, len(specs))):
                 value = specs[number].seed + 0.25
                 row = {"round": 1, "test_accuracy": value, "train_loss": value, "loss": value, "clipped": 0.0}
-                batch[number] = sweeps.Outcome(specs[number], [row], Claim(1.0, "run", 1e-4, ""), np.zeros(1))
+                batch[number] = batches.Outcome(specs[number], [row], Claim(1.0, "run", 1e-4, ""), np.zeros(1))
             seen.extend(batch.values())
             on_batch(batch)
         return []
 
-    monkeypatch.setattr(sweeps, "sweep", sweep)
+    monkeypatch.setattr(batches, "train_specs", train_specs)
     return seen
 
 
 def test_a_second_time_nothing_is_computed(tmp_path, trained):
-    points = computing.points([FIGURE], "smoke")
-    computing.compute(points, Cache(tmp_path))
+    points = running.points([FIGURE], "smoke")
+    running.compute(points, Cache(tmp_path))
     assert len(trained) == len(points)
-    assert computing.missing(points, Cache(tmp_path)) == []
+    assert missing(points, Cache(tmp_path)) == []
 
 
 def test_an_interruption_keeps_the_finished_batches(tmp_path, trained, monkeypatch):
-    points = computing.points([FIGURE], "smoke")
+    points = running.points([FIGURE], "smoke")
     put, kept = Cache.put, []
 
     def interrupted(self, key, record):
@@ -59,35 +63,35 @@ def test_an_interruption_keeps_the_finished_batches(tmp_path, trained, monkeypat
 
     monkeypatch.setattr(Cache, "put", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        computing.compute(points, Cache(tmp_path))
+        running.compute(points, Cache(tmp_path))
     monkeypatch.setattr(Cache, "put", put)
-    left = computing.missing(points, Cache(tmp_path))
+    left = missing(points, Cache(tmp_path))
     assert len(left) == len(points) - 4
     trained.clear()
-    computing.compute(left, Cache(tmp_path))
+    running.compute(left, Cache(tmp_path))
     assert len(trained) == len(left)
-    assert computing.missing(points, Cache(tmp_path)) == []
+    assert missing(points, Cache(tmp_path)) == []
 
 
 def test_a_changed_figure_recomputes_only_what_changed(tmp_path, trained):
-    computing.compute(computing.points([FIGURE], "smoke"), Cache(tmp_path))
+    running.compute(running.points([FIGURE], "smoke"), Cache(tmp_path))
     smoke = FIGURE.scales["smoke"]
     wider = Scale(smoke.seeds, {**smoke.grid, "epsilon": (0.5, 1.0, float("inf"))}, smoke.values)
     changed = replace(FIGURE, scales={**FIGURE.scales, "smoke": wider})
-    left = computing.missing(computing.points([changed], "smoke"), Cache(tmp_path))
+    left = missing(running.points([changed], "smoke"), Cache(tmp_path))
     assert {point.spec.privacy.epsilon for point in left} == {1.0}
     assert len(left) == smoke.seeds * 2 * 2  # both Q, both views
 
 
 def test_figures_share_runs():
-    both = computing.points([figures.load("nbafl/fig2"), figures.load("nbafl/fig7")], "full")
-    alone = [computing.points([figures.load(name)], "full") for name in ("nbafl/fig2", "nbafl/fig7")]
+    both = running.points([load("nbafl/fig2"), load("nbafl/fig7")], "full")
+    alone = [running.points([load(name)], "full") for name in ("nbafl/fig2", "nbafl/fig7")]
     assert len(both) == sum(map(len, alone)) - 5 * 3  # T = 25 at ε 50, 60 and 100
 
 
 def test_a_damaged_file_counts_as_missing(tmp_path):
     cache = Cache(tmp_path)
-    record = Record({"round": [1], "loss": [0.5]}, {"value": 1.0, "unit": "run"}, 0.1, "cpu", {"jax": "0"})
+    record = FinishedRun({"round": [1], "loss": [0.5]}, {"value": 1.0, "unit": "run"}, 0.1, "cpu", {"jax": "0"})
     cache.put("ab" * 32, record)
     assert Cache(tmp_path)["ab" * 32] == record
     path = cache.path("ab" * 32)
@@ -98,17 +102,17 @@ def test_a_damaged_file_counts_as_missing(tmp_path):
 def test_accounted_numbers_are_kept(tmp_path, monkeypatch):
     printed, _ = FIGURE.views("smoke")
     spec = printed.spec({"privacy.epsilon": 0.5, "local_steps": 1, "num_rounds": 4}, 0)
-    first = Book(Cache(tmp_path)).proven_epsilon(spec, "message")
-    monkeypatch.setattr(Book, "_task", None)  # asked again it would fail
-    assert Book(Cache(tmp_path)).proven_epsilon(spec, "message") == first
+    first = Accounts(Cache(tmp_path)).proven_epsilon(spec, "message")
+    monkeypatch.setattr(Accounts, "_task", None)  # asked again it would fail
+    assert Accounts(Cache(tmp_path)).proven_epsilon(spec, "message") == first
     assert first > 0
 
 
 def test_batches_stay_small_enough():
-    assert sweeps.batch_size(15, 40) == 15
-    assert sweeps.batch_size(15, 6) == 5  # three equal batches compile once
-    assert sweeps.batch_size(7, 4) == 4
-    assert sweeps.batch_size(3, 0) == 1
+    assert batches.batch_size(15, 40) == 15
+    assert batches.batch_size(15, 6) == 5  # three equal batches compile once
+    assert batches.batch_size(7, 4) == 4
+    assert batches.batch_size(3, 0) == 1
 
 
 @pytest.mark.slow

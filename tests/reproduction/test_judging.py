@@ -1,4 +1,4 @@
-"""Claims as statistics: data for which each helper must say holds, fails, inconclusive and not judged."""
+"""Criteria as statistics: data for which each helper must say holds, fails, inconclusive and not judged."""
 
 import numpy as np
 import pytest
@@ -137,6 +137,6 @@ def test_false_alarms_are_rare():
 
 
 def test_few_seeds_need_more():
-    assert judging.sure(3) == pytest.approx(4.303, abs=1e-3)  # tables of Student's t
-    assert judging.sure(5) == pytest.approx(2.776, abs=1e-3)
-    assert judging.sure(10**6) == 2.0
+    assert judging.threshold(3) == pytest.approx(4.303, abs=1e-3)  # tables of Student's t
+    assert judging.threshold(5) == pytest.approx(2.776, abs=1e-3)
+    assert judging.threshold(10**6) == 2.0

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from dither.errors import SpecError
-from dither.methods.theory import common
+from dither.methods import formulas
 
 from .published import ENTRIES, vectors
 
 DISPATCH = {
-    "gen.classical_z.*": lambda v: common.classical_noise_multiplier(epsilon=v["eps"], delta=v["delta"]),
+    "gen.classical_z.*": lambda v: formulas.classical_noise_multiplier(epsilon=v["eps"], delta=v["delta"]),
 }
 
 
@@ -30,27 +30,27 @@ def test_vector_file_is_complete():
 
 def test_zcdp_round_trip_over_many_scales():
     epsilon = np.logspace(-8, 4, 200)
-    rho = common.zcdp_from_epsilon(epsilon=epsilon, delta=1e-5)
-    np.testing.assert_allclose(common.epsilon_from_zcdp(rho=rho, delta=1e-5), epsilon, rtol=1e-12)
+    rho = formulas.zcdp_from_epsilon(epsilon=epsilon, delta=1e-5)
+    np.testing.assert_allclose(formulas.epsilon_from_zcdp(rho=rho, delta=1e-5), epsilon, rtol=1e-12)
 
 
 def test_classical_round_trip():
-    z = common.classical_noise_multiplier(epsilon=0.7, delta=1e-4)
-    assert common.classical_epsilon(noise_multiplier=z, delta=1e-4) == pytest.approx(0.7, rel=1e-14)
+    z = formulas.classical_noise_multiplier(epsilon=0.7, delta=1e-4)
+    assert formulas.classical_epsilon(noise_multiplier=z, delta=1e-4) == pytest.approx(0.7, rel=1e-14)
 
 
 def test_rdp_at_order_one_claims_nothing():
-    assert common.epsilon_from_rdp(rdp=0.1, alpha=1.0, delta=1e-5) == np.inf
+    assert formulas.epsilon_from_rdp(rdp=0.1, alpha=1.0, delta=1e-5) == np.inf
 
 
 @pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, np.nan])
 def test_delta_out_of_range_is_refused(delta):
     with pytest.raises(SpecError, match="delta="):
-        common.gaussian_constant(delta)
+        formulas.gaussian_constant(delta)
 
 
 def test_errors_name_the_value():
     with pytest.raises(SpecError, match=r"epsilon=-2 must be"):
-        common.check_positive(epsilon=[1.0, -2.0])
+        formulas.check_positive(epsilon=[1.0, -2.0])
     with pytest.raises(SpecError, match=r"cohort_size=5 exceeds num_clients=4"):
-        common.check_cohort([1, 5], 4)
+        formulas.check_cohort([1, 5], 4)

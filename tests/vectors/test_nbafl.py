@@ -8,21 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dither.errors import SpecError
-from dither.methods.theory import common
-from dither.methods.theory import nbafl as nb
-from dither.methods.theory import nbafl_convergence as conv
-from dither.methods.theory.nbafl import Params
+from dither.methods import formulas
+from dither.methods import nbafl as nb
+from dither.methods.nbafl import NbaflParams
 
 from .published import vectors
 
-LOSS = conv.LossConstants(1.0, 1.0, 0.5, 1.2, 10.0, 2.3)
-RUN = Params(param_clip=20.0, min_client_size=100, exposures=1, num_rounds=25, num_clients=50)
+LOSS = nb.LossConstants(1.0, 1.0, 0.5, 1.2, 10.0, 2.3)
+RUN = NbaflParams(param_clip=20.0, min_client_size=100, exposures=1, num_rounds=25, num_clients=50)
 BUDGET = {"epsilon": 50.0, "delta": 0.01}
 
 
 def params(v):
     given = (v.get("C", 20), v.get("m", 100), v.get("L", 1), v.get("T", 1), v.get("N", 1))
-    return Params(*given, v.get("K"))
+    return NbaflParams(*given, v.get("K"))
 
 
 def budget(v):
@@ -30,7 +29,7 @@ def budget(v):
 
 
 def loss(v):
-    return conv.LossConstants(v["rho"], v["beta"], v["l"], v["B"], v["mu"], v["Theta"])
+    return nb.LossConstants(v["rho"], v["beta"], v["l"], v["B"], v["mu"], v["Theta"])
 
 
 def sigma_a(v):
@@ -48,7 +47,7 @@ def both_required(v):
 
 
 DISPATCH = {
-    "nb.c": lambda v: common.gaussian_constant(v["delta"]),
+    "nb.c": lambda v: formulas.gaussian_constant(v["delta"]),
     "nb.sigmaU.*": lambda v: nb.uplink_noise_std(params(v), **budget(v)),
     "nb.sigmaD.*": lambda v: nb.downlink_noise_std(params(v), **budget(v)),
     "nb.sigmaA.*": sigma_a,
@@ -62,18 +61,18 @@ DISPATCH = {
     "nb.base_eps_paper.*": lambda v: nb.scheduled_base_epsilon(params(v), epsilon=v["eps"]),
     "nb.base_eps_correct.*": lambda v: nb.scheduled_base_epsilon_corrected(params(v), epsilon=v["eps"]),
     "nb.downlink_noise_paper_vs_correct.*": both_required,
-    "nb.lambda2": lambda v: conv.increment_coefficients(loss(v)).gradient,
-    "nb.P": lambda v: conv.contraction(loss(v)),
-    "nb.kappa1": lambda v: conv.noise_coefficients(loss(v), params(v), delta=v["delta"])[0],
-    "nb.kappa0": lambda v: conv.noise_coefficients(loss(v), params(v), delta=v["delta"])[1],
-    "nb.thm2.T*": lambda v: conv.convergence(loss(v), params(v), **budget(v)).total,
-    "nb.thm2.Topt.*": lambda v: conv.optimal_num_rounds(loss(v), params(v), **budget(v)),
-    "nb.eq15.*": lambda v: conv.curvature(loss(v), params(v), **budget(v)),
+    "nb.lambda2": lambda v: nb.increment_coefficients(loss(v)).gradient,
+    "nb.P": lambda v: nb.contraction(loss(v)),
+    "nb.kappa1": lambda v: nb.noise_coefficients(loss(v), params(v), delta=v["delta"])[0],
+    "nb.kappa0": lambda v: nb.noise_coefficients(loss(v), params(v), delta=v["delta"])[1],
+    "nb.thm2.T*": lambda v: nb.convergence(loss(v), params(v), **budget(v)).total,
+    "nb.thm2.Topt.*": lambda v: nb.optimal_num_rounds(loss(v), params(v), **budget(v)),
+    "nb.eq15.*": lambda v: nb.curvature(loss(v), params(v), **budget(v)),
     "nb.thm2_corrected.*": lambda v: (
-        conv.convergence_corrected(loss(v), params(v), **budget(v), num_params=v["d"]).total
+        nb.convergence_corrected(loss(v), params(v), **budget(v), num_params=v["d"]).total
     ),
-    "nb.thm3.T*": lambda v: conv.scheduled_convergence(loss(v), params(v), **budget(v)).total,
-    "nb.thm3.Q.*": lambda v: conv.scheduled_contraction(loss(v), cohort_size=v["K"]),
+    "nb.thm3.T*": lambda v: nb.scheduled_convergence(loss(v), params(v), **budget(v)).total,
+    "nb.thm3.Q.*": lambda v: nb.scheduled_contraction(loss(v), cohort_size=v["K"]),
 }
 
 
@@ -110,7 +109,7 @@ def test_lemma4_is_continuous_at_its_threshold():
 )
 def test_lemma4_never_meets_its_undefined_region(num_clients, share, num_rounds, exposures, epsilon):
     cohort = max(1, int(share * num_clients))
-    run = Params(20.0, 100, exposures, num_rounds, num_clients, cohort)
+    run = NbaflParams(20.0, 100, exposures, num_rounds, num_clients, cohort)
     std = nb.scheduled_downlink_noise_std(run, epsilon=epsilon, delta=0.01)
     assert np.isfinite(std)
     assert std >= 0
@@ -184,7 +183,7 @@ def test_claims_per_channel():
         delta=0.01,
     )
     assert (up.value, down.value) == (pytest.approx(50), pytest.approx(50))
-    broken = common.failing(up.conditions)
+    broken = formulas.failing(up.conditions)
     assert any("ε/L = 50" in text for text in broken)
     assert any("N2" in text for text in broken)
 
@@ -196,58 +195,58 @@ def test_cohort_larger_than_the_federation_is_refused():
 
 def test_theorem2_curvature_is_the_derivative():
     T = np.array([24.99, 25.0, 25.01])
-    h = conv.convergence(LOSS, RUN._replace(num_rounds=T), **BUDGET).total
+    h = nb.convergence(LOSS, RUN._replace(num_rounds=T), **BUDGET).total
     numeric = (h[0] - 2 * h[1] + h[2]) / 0.01**2
-    assert conv.curvature(LOSS, RUN, **BUDGET) == pytest.approx(numeric, rel=1e-5)
+    assert nb.curvature(LOSS, RUN, **BUDGET) == pytest.approx(numeric, rel=1e-5)
 
 
 def test_lemma3_terms():
     kwargs = {"gradient_sq": 4.0, "noise_times_gradient": 2.0, "noise_sq": 9.0}
-    printed = conv.increment_bound(LOSS, **kwargs)
-    fixed = conv.increment_bound(LOSS, corrected=True, **kwargs)
+    printed = nb.increment_bound(LOSS, **kwargs)
+    fixed = nb.increment_bound(LOSS, corrected=True, **kwargs)
     assert printed.total == pytest.approx(-0.0808 * 4 + 0.22 * 2 + 0.5 * 9)
     assert fixed.cross == pytest.approx(1.12 * 2)
 
 
 def test_optimal_rounds_grow_with_epsilon():
-    best = [conv.optimal_num_rounds(LOSS, RUN, epsilon=e, delta=0.01) for e in (50, 60, 100)]
+    best = [nb.optimal_num_rounds(LOSS, RUN, epsilon=e, delta=0.01) for e in (50, 60, 100)]
     assert best == [42, 44, 52]
 
 
 def test_optimal_cohort_is_defined_and_smallest():
     run = RUN._replace(num_rounds=200, cohort_size=np.arange(1, 51))
-    best = conv.optimal_cohort(LOSS, run, **BUDGET)
-    totals = conv.scheduled_convergence(LOSS, run, **BUDGET).total
+    best = nb.optimal_cohort(LOSS, run, **BUDGET)
+    totals = nb.scheduled_convergence(LOSS, run, **BUDGET).total
     assert np.isnan(totals[0])
     assert totals[best - 1] == np.nanmin(totals)
     run = RUN._replace(num_rounds=np.arange(1, 1001), cohort_size=20)
-    by_rounds = conv.optimal_num_rounds(LOSS, run, **BUDGET)
-    over_rounds = conv.scheduled_convergence(LOSS, run, **BUDGET).total
+    by_rounds = nb.optimal_num_rounds(LOSS, run, **BUDGET)
+    over_rounds = nb.scheduled_convergence(LOSS, run, **BUDGET).total
     assert over_rounds[by_rounds - 1] == np.nanmin(over_rounds)
 
 
 def test_conditions_of_the_theorems():
-    assert all(holds for _, holds in conv.convergence_conditions(LOSS))
+    assert all(holds for _, holds in nb.convergence_conditions(LOSS))
     weak = LOSS._replace(proximal=1.0)
-    assert common.failing(conv.convergence_conditions(weak))
+    assert formulas.failing(nb.convergence_conditions(weak))
     run = RUN._replace(cohort_size=20)
-    failing = common.failing(conv.scheduled_convergence_conditions(LOSS, run, epsilon=50.0))
+    failing = formulas.failing(nb.scheduled_convergence_conditions(LOSS, run, epsilon=50.0))
     assert len(failing) == 1
     assert "K = 20" in failing[0]
 
 
 def test_corrected_bound_without_contraction_grows_by_rounds():
     weak = LOSS._replace(proximal=1.0)  # λ_2 > 0: PL may not be used
-    one = conv.convergence_corrected(weak, RUN._replace(num_rounds=10), **BUDGET, num_params=10)
-    lam = conv.increment_coefficients(weak, corrected=True)
+    one = nb.convergence_corrected(weak, RUN._replace(num_rounds=10), **BUDGET, num_params=10)
+    lam = nb.increment_coefficients(weak, corrected=True)
     assert one.optimisation == pytest.approx(2.3 + 10 * lam.gradient)
-    wide, narrow = (conv.convergence_corrected(LOSS, RUN, **BUDGET, num_params=d) for d in (203_530, 10))
+    wide, narrow = (nb.convergence_corrected(LOSS, RUN, **BUDGET, num_params=d) for d in (203_530, 10))
     assert wide.total > 1e2 * narrow.noise_quadratic
 
 
 def test_expected_norm_between_jensen_bounds():
     d = np.array([1, 2, 10, 203_530])
-    value = conv.expected_norm(noise_std=1.0, num_params=d)
+    value = nb.expected_norm(noise_std=1.0, num_params=d)
     assert value[0] == pytest.approx(np.sqrt(2 / np.pi))
     assert np.all(value < np.sqrt(d))
     np.testing.assert_allclose(value[2:], np.sqrt(d[2:] - 0.5), rtol=2e-3)
@@ -256,13 +255,13 @@ def test_expected_norm_between_jensen_bounds():
 def test_bounds_over_a_grid():
     T, K = np.meshgrid(np.arange(1, 201), np.linspace(1, 50, 200))
     run, budget = RUN._replace(num_rounds=T, cohort_size=K), {"epsilon": 60.0, "delta": 0.01}
-    second = conv.convergence(LOSS, run, **budget)
-    third = conv.scheduled_convergence(LOSS, run, **budget)
+    second = nb.convergence(LOSS, run, **budget)
+    third = nb.scheduled_convergence(LOSS, run, **budget)
     std = nb.scheduled_aggregate_noise_std(run, **budget)
     assert second.total.shape == third.total.shape == std.shape == (200, 200)
     np.testing.assert_allclose(
         second.optimisation + second.noise_linear + second.noise_quadratic, second.total, rtol=1e-14
     )
     one = run._replace(num_rounds=T[150, 120], cohort_size=K[150, 120])
-    total = conv.scheduled_convergence(LOSS, one, **budget).total
+    total = nb.scheduled_convergence(LOSS, one, **budget).total
     assert third.total[150, 120] == pytest.approx(total, rel=1e-12)

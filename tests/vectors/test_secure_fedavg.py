@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from dither.errors import ConfigError, SpecError
-from dither.methods.theory import secure_fedavg as sf
-from dither.methods.theory.secure_fedavg import Params, Training
+from dither.methods import secure_fedavg as sf
+from dither.methods.secure_fedavg import SecureFedavgParams, SecureFedavgTraining
 from dither.types import Claim
 
 from .published import entries, vectors
 
 RATES = {"client_lr": 0.2, "lr_decay": 0.01}  # Section 4.1
-PAPER = Params(local_steps=10, batch_size=1, client_size=325)
-TRAINING = Training(
+PAPER = SecureFedavgParams(local_steps=10, batch_size=1, client_size=325)
+TRAINING = SecureFedavgTraining(
     smoothness=1.0,
     local_steps=5,
     batch_size=10,
@@ -32,7 +32,7 @@ START = {"strong_convexity": 0.1, "num_steps": 1000, "initial_distance_sq": 1.0}
 
 
 def params(v):
-    return Params(v["Q"], v["b"], v["n_k"])
+    return SecureFedavgParams(v["Q"], v["b"], v["n_k"])
 
 
 def sigma(v):
@@ -47,7 +47,7 @@ def training(v):
         weights = np.full(v["n_terms_in_sum"], v["p_k"])
         spread = sf.weighted_variance(weights=weights, gradient_variances=v["gamma_k2"])
     sizes = (v["L"], v.get("Q", 1), v["b"], v["G"], v["M"], v["n"])
-    return Training(*sizes, v["eps"], v["delta"], v["K"], spread, v["Gamma"], v.get("N", 0))
+    return SecureFedavgTraining(*sizes, v["eps"], v["delta"], v["K"], spread, v["Gamma"], v.get("N", 0))
 
 
 DISPATCH = {
@@ -118,7 +118,7 @@ def test_noise_falls_with_epsilon_and_inverts():
 
 def test_too_small_sampling_rate_names_q_delta_and_the_fix():
     with pytest.raises(SpecError, match=r"q=1e-05 and 0.8\*delta=8e-05: lower delta below 1.25e-05") as caught:
-        sf.noise_multiplier(Params(1, 1, 100_000), epsilon=1.0, delta=1e-4)
+        sf.noise_multiplier(SecureFedavgParams(1, 1, 100_000), epsilon=1.0, delta=1e-4)
     assert isinstance(caught.value, ConfigError)
 
 
@@ -148,7 +148,7 @@ def test_theorem1_terms_add_up_and_noise_falls_with_epsilon():
     kappa, L, mu, T = 10.0, 1.0, 0.1, 1000
     A = 0.01 / 10 + 8 * 16 * 4 + 6 * 0.1
     parts = sf.constants(TRAINING)
-    assert parts.stochastic == pytest.approx(A)
+    assert parts.gradient_variance + parts.local_drift + parts.heterogeneity == pytest.approx(A)
     whole = 2 * kappa / (T + 80) * ((A + parts.privacy_noise + parts.client_sampling) / mu + 2 * L)
     assert bound.total == pytest.approx(whole, rel=1e-12)
     assert sf.convergence(TRAINING._replace(epsilon=5.0), **START).total < bound.total

@@ -4,7 +4,7 @@ import pytest
 
 from dither.experiment.build import proven, proven_so_far
 from dither.web import analysis
-from dither.web.analysis import NotComputed
+from dither.web.run_page import PageRefusal
 from tests.web.folders import make_run
 
 VALUES = {
@@ -64,7 +64,7 @@ def test_the_noise_is_what_the_method_releases(experiment, found):
 
 def test_a_run_that_was_cut_short_is_judged_by_what_it_made(experiment):
     assert analysis.analysis(experiment, [2, 4])["epsilon"]["rounds"] == [2, 4]
-    with pytest.raises(NotComputed, match="no round"):
+    with pytest.raises(PageRefusal, match="no round"):
         analysis.analysis(experiment, [])
 
 
@@ -72,11 +72,11 @@ def test_what_is_not_on_this_machine_is_not_fetched(text, tmp_path, monkeypatch)
     def fetch(*_):
         raise AssertionError("the page asked another host")
 
-    monkeypatch.setattr("dither.data.sources._fetch", fetch)
-    monkeypatch.setattr("dither.data.sources.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("dither.data.downloads._fetch", fetch)
+    monkeypatch.setattr("dither.data.downloads.cache_folder", lambda: tmp_path)
     monkeypatch.delenv("DITHER_DATA", raising=False)
     spec = analysis.safe_spec(text.replace('name = "breast-cancer"', 'name = "adult"'), "run")
-    with pytest.raises(NotComputed, match="dither data get adult"):
+    with pytest.raises(PageRefusal, match="dither data get adult"):
         analysis.assemble(spec)
 
 

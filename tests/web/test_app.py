@@ -14,10 +14,9 @@ pytest.importorskip("httpx")
 from fastapi.testclient import TestClient
 
 from dither.web.app import PAGES, create_app
-from dither.web.folders import Folder
+from dither.web.files import SafeFolder
 from dither.web.guard import is_loopback
-from dither.web.index import Index
-from dither.web.live import Watcher
+from dither.web.index import RunIndex, Watcher
 from tests.web.folders import make_run
 
 EVIL = '<script>alert("x")</script><img src=x onerror=alert(1)>'
@@ -83,8 +82,8 @@ def test_runs_and_one_run(client):
     assert run["claimed"]["conditions"] == [{"text": "it averages (C1)", "holds": False}]
     assert list(run["errata"]) == ["C1"]
     first = run["proven"][0]
-    assert first["own"]
-    assert "factor of at most 2.72" in first["words"]
+    assert first["of_spec"]
+    assert "factor of at most 2.72" in first["explanation"]
     assert [row["value"] for row in run["proven"]].count("inf") == 1
     assert {file["name"] for file in run["files"]} == {
         "spec.toml",
@@ -273,7 +272,7 @@ def test_nothing_can_be_changed(client):
 
 def test_a_run_that_grows_and_one_that_appears_are_told(tmp_path):
     make_run(tmp_path, "a", done=4, summary=False)
-    index = Index(Folder(tmp_path))
+    index = RunIndex(SafeFolder(tmp_path))
     index.refresh()
 
     async def watch():
@@ -299,7 +298,7 @@ def test_what_another_page_saw_first_is_told_all_the_same(tmp_path):
     """A page that loads looks at the folder, too: what it finds is news to the pages that are open."""
     make_run(tmp_path, "a")
     make_run(tmp_path, "b")
-    index = Index(Folder(tmp_path))
+    index = RunIndex(SafeFolder(tmp_path))
     index.refresh()
     before = index.position
     make_run(tmp_path, "c")

@@ -1,16 +1,15 @@
 """Rows from files: states, changes, and files that anybody may have broken."""
 
 import json
-import time
 import tomllib
 
 import pytest
 
 from dither.experiment.folder import to_json
-from dither.web.details import details
-from dither.web.folders import Folder
-from dither.web.index import Index, read_spec
+from dither.web.files import SafeFolder, read_spec
+from dither.web.index import RunIndex
 from dither.web.index import read_row as _read_row
+from dither.web.run_page import details
 from tests.web.folders import make_run
 
 
@@ -21,7 +20,7 @@ def rows(index):
 
 @pytest.fixture
 def index(tmp_path):
-    return Index(Folder(tmp_path))
+    return RunIndex(SafeFolder(tmp_path))
 
 
 def test_a_finished_run(tmp_path, index):
@@ -127,25 +126,6 @@ def test_an_audit_gives_the_attacked_epsilon(tmp_path, index):
     assert rows(index)["run"]["attacked"]["value"] == 0.4
 
 
-def test_a_thousand_runs(tmp_path, index, capsys):
-    first = make_run(tmp_path, "run-0000", rounds=100)
-    texts = {path.name: path.read_bytes() for path in first.iterdir()}
-    for number in range(1, 1000):
-        folder = tmp_path / f"run-{number:04}"
-        folder.mkdir()
-        for name, text in texts.items():
-            (folder / name).write_bytes(text)
-    began = time.perf_counter()
-    index.refresh()
-    read = time.perf_counter() - began
-    began = time.perf_counter()
-    assert index.refresh() == ([], [])
-    again = time.perf_counter() - began
-    assert len(index.rows()) == 1000
-    with capsys.disabled():
-        print(f" [1,000 runs: first look {read:.2f} s, next {1000 * again:.0f} ms] ", end="")
-
-
 TEXTS = [
     'method = "cpfed"\nseed = 3\nnum_clients = 4\n\n[data]\nname = "x"\nseed = 9\n',
     'seed = 3\nmethod = "a"\n',
@@ -168,7 +148,7 @@ def test_the_shortcut_for_seeds_reads_what_toml_says(tmp_path, text):
     except tomllib.TOMLDecodeError:
         wanted = {}
     make_run(tmp_path, spec_text=text)
-    assert read_spec(Folder(tmp_path), "run")[0] == wanted
+    assert read_spec(SafeFolder(tmp_path), "run")[0] == wanted
 
 
 HOSTILE = {

@@ -1,32 +1,17 @@
 """Attacked ε: what an adversary can show to have leaked, on the code path of a run.
 
+attack           `audit`: claimed, proven and attacked ε for each view
+neighbours       neighbouring data sets that differ in one canary; a pair that refutes NbAFL's sensitivity
+trials           thousands of trials in one compiled program, or many canaries in one run
+likelihood       the test statistic, fitted to pilot trials
 bounds           lower bounds on ε with a stated confidence
-designs          constructed neighbouring datasets
-worlds           thousands of paired worlds in one compiled program
-scores           likelihood ratios learnt from pilot trials
-attack, rows     `audit`: claimed, proven and attacked ε for each view
-one_run          many canaries in one run
-exhibits         pairs of datasets that refute a claim by being shown
-membership       LiRA: who was trained on, from the final model
+membership       LiRA: which records a final model was trained on
 reconstruction   a record read off one upload
-report           audit.json and the pictures
+report           rows, audit.json and the pictures
 """
 
-import sys
-from types import ModuleType
-from typing import Any
-
-from dither.auditing.attack import Audit, audit
-from dither.auditing.worlds import VIEWS
+from dither.auditing.attack import audit
+from dither.auditing.report import Audit
+from dither.auditing.trials import VIEWS
 
 __all__ = ["VIEWS", "Audit", "audit"]
-
-
-class _Callable(ModuleType):
-    """So that `dither.auditing(spec)` works whether or not this package was imported before."""
-
-    def __call__(self, *arguments: Any, **named: Any) -> Audit:
-        return audit(*arguments, **named)
-
-
-sys.modules[__name__].__class__ = _Callable

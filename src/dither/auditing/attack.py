@@ -8,27 +8,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dither import data
-from dither.auditing import bounds, one_run, scores
-from dither.auditing.designs import Design, World, designs, world
-from dither.auditing.rows import Row, is_plain, plain_row, round_rate
-from dither.auditing.rows import exhibit as exhibit_of
-from dither.auditing.worlds import (
-    KIND,
+from dither.auditing import bounds, likelihood
+from dither.auditing.neighbours import NeighbouringPair, PairSetting, TrialData, neighbouring_pairs
+from dither.auditing.report import AttackResult, Audit, report_row
+from dither.auditing.trials import (
     VIEWS,
-    Code,
+    CodeUnderAudit,
     KeysOf,
-    PairedRuns,
-    Schedule,
-    Seen,
-    floats_per_trial,
-    schedule,
+    Observations,
+    PairedTrials,
+    TargetSchedule,
+    batch_width,
+    run_canaries,
+    target_schedule,
 )
 from dither.errors import SpecError, did_you_mean
 from dither.experiment.build import Experiment, build_experiment, claim_after, claimed, proven
@@ -37,48 +36,25 @@ from dither.privacy import sampling
 from dither.spec import Spec
 from dither.types import Algorithm, Hyper, Release, RoundInfo
 
-_SEARCH = 256  # trials with which designs are compared
+_SEARCH = 256  # trials with which pairs are compared
 _PILOT, _MOST_PILOT = 2048, 32_768
 _OPERATIONS = 1.2e12  # of one row: about a minute on two cores
 _FEWEST = 200  # trials, however large the model
-_LARGE = 20_000  # parameters above which nobody else's upload is looked at beside the target's
 
 
-@dataclass(frozen=True)
-class Audit:
-    """What an audit found. `rows` are plain values; `found` keeps the scores for pictures."""
+class _Options(NamedTuple):
+    """What an audit was asked for."""
 
-    spec: Spec
+    trials: int
     confidence: float
-    claimed: dict[str, Any]
-    rows: list[dict[str, Any]]
-    notes: list[str]
-    found: list[Row] = field(repr=False, default_factory=list)
-
-    @property
-    def violations(self) -> list[dict[str, Any]]:
-        """Rows whose attacked ε exceeds the proven one: a bug in the method, its noise or the accountant."""
-        return [row for row in self.rows if row["verdict"] == "VIOLATION"]
-
-    @property
-    def refuted(self) -> list[dict[str, Any]]:
-        """Rows whose attacked ε exceeds the paper's claim."""
-        return [row for row in self.rows if row["refutes_claim"]]
-
-    def to_dict(self) -> dict[str, Any]:
-        """All of it as plain values, without the scores."""
-        return {
-            "method": self.spec.method,
-            "spec": self.spec.to_dict(),
-            "confidence": self.confidence,
-            "claimed": self.claimed,
-            "rows": self.rows,
-            "notes": self.notes,
-        }
+    canaries: int
+    rounds: int | None
+    seed: int
 
 
+# reason: the public entry point; every keyword is one choice of the user's
 def audit(
-    what: Spec | str | Path | Mapping[str, Any] | Experiment,
+    spec: Spec | str | Path | Mapping[str, Any] | Experiment,
     *,
     values: Mapping[str, Any] | None = None,
     views: Sequence[str] = VIEWS,
@@ -86,7 +62,7 @@ def audit(
     confidence: float = 0.95,
     canaries: int = 0,
     rounds: int | None = None,
-    made: int | None = None,
+    completed_rounds: int | None = None,
     seed: int = 0,
     data_dir: str | Path | None = None,
     dataset: data.Dataset | None = None,
@@ -95,218 +71,190 @@ def audit(
     on_row: Callable[[dict[str, Any]], None] | None = None,
     keep: str | Path | None = None,
 ) -> Audit:
-    """Attack a spec (or a preset, a TOML file, a run's spec, a `Experiment`): a lower bound on ε for each view.
+    """Attack a spec (or a preset, a TOML file, an `Experiment`): a lower bound on ε for each view.
 
-    Each row holds with probability `confidence`, whatever form of bound is its largest. `trials` are made in each
-    of two worlds. `rounds` looks at the target's first rounds only: still a lower bound for the whole run. `made`
-    says that a run ended after so many rounds. `canaries` adds the bounds from one run with so many canaries.
-    `build` and `keys` put other code in the place of the method's and the engine's own, to see whether the audit
-    notices. `keep` is a folder in which rows wait until the last is made, so that an interrupted audit goes on.
+    Each row holds with probability `confidence`, whatever form of bound is its largest. `trials` are run with the
+    canary and as many without. `rounds` looks at the target's first rounds only: still a lower bound for the
+    whole run. `completed_rounds` says that a run ended early. `canaries` adds the bounds from one run with so many
+    canaries. `build` and `keys` replace the method's and the engine's own code, to see whether the audit notices.
+    `keep` is a folder that holds finished rows until the last is done, so that an interrupted audit continues.
     """
+    options = _Options(trials, confidence, canaries, rounds, seed)
+    _check_options(views, options)
+    if isinstance(spec, Experiment):
+        experiment = spec
+    else:
+        spec = Spec.from_any(spec).with_values(values or {})
+        experiment = build_experiment(spec, data_dir=data_dir, dataset=dataset)
+    if completed_rounds is not None:
+        experiment = _ended_after(experiment, completed_rounds)
+    if experiment.prepared.per_client:
+        raise SpecError(f"{experiment.spec.method} protects whole clients; an audit replaces one record")
+    code = CodeUnderAudit.of(experiment)
+    code = code._replace(build=build or code.build, keys=keys or code.keys)
+    proofs, claim = proven(experiment), claimed(experiment.prepared.claim)
+    auditor = _Auditor(experiment, code, proofs, options)
+    attacks = _attacks(views, options, experiment, claim)
+    about = [experiment.spec.digest(), experiment.data_digest, options, completed_rounds, attacks]
+    finished = Unfinished(None if build or keys else keep, "audit", about)
+    rows, results = [], []
+    for view, unit in attacks:
+        result = auditor.restored(finished.get(f"{view} {unit}"))
+        if result is None:
+            result = auditor.attack_once() if unit == "one run" else auditor.attack(view, unit)
+            finished.put(f"{view} {unit}", auditor.state(result))
+        results.append(result)
+        rows.append(report_row(result, experiment, proofs, claim, confidence))
+        if on_row:
+            on_row(rows[-1])
+    finished.done()
+    return Audit(experiment.spec, confidence, claim, rows, auditor.notes, results)
+
+
+def _check_options(views: Sequence[str], options: _Options) -> None:
     for view in views:
         if view not in VIEWS:
             raise SpecError(f"view={view!r} is not one of {', '.join(VIEWS)}{did_you_mean(view, VIEWS)}")
-    if not 0.5 < confidence < 1:
-        raise SpecError(f"confidence={confidence} must lie between 0.5 and 1")
-    if trials < _FEWEST:
-        raise SpecError(f"trials={trials} are too few to say anything; give at least {_FEWEST}")
-    if isinstance(what, Experiment):
-        experiment = what
-    else:
-        spec = Spec.from_any(what).with_values(values or {})
-        experiment = build_experiment(spec, data_dir=data_dir, dataset=dataset)
-    if made is not None:
-        ended = claim_after(experiment, made) if made < len(experiment.cohorts) else experiment.prepared.claim
-        experiment = replace(
-            experiment, cohorts=experiment.cohorts[:made], prepared=experiment.prepared._replace(claim=ended)
-        )
-    if experiment.prepared.per_client:
-        raise SpecError(f"{experiment.spec.method} protects whole clients; an audit replaces one record")
-    code = Code.of(experiment.prepared)
-    code = code._replace(build=build or code.build, keys=keys or code.keys)
-    table, claim = proven(experiment), claimed(experiment.prepared.claim)
-    auditor = _Auditor(experiment, code, table, trials, confidence, rounds, seed)
-    wanted = [(view, "run") for view in views]
+    if not 0.5 < options.confidence < 1:
+        raise SpecError(f"confidence={options.confidence} must lie between 0.5 and 1")
+    if options.trials < _FEWEST:
+        raise SpecError(f"trials={options.trials} are too few to show anything; give at least {_FEWEST}")
+
+
+def _ended_after(experiment: Experiment, rounds: int) -> Experiment:
+    """The experiment of a run that ended after so many rounds."""
+    claim = claim_after(experiment, rounds) if rounds < len(experiment.cohorts) else experiment.prepared.claim
+    prepared = experiment.prepared._replace(claim=claim)
+    return replace(experiment, cohorts=experiment.cohorts[:rounds], prepared=prepared)
+
+
+def _attacks(
+    views: Sequence[str], options: _Options, experiment: Experiment, claim: dict[str, Any]
+) -> list[tuple[str, str]]:
+    """(view, unit) of each row."""
+    attacks = [(view, "run") for view in views]
     if "upload" in views and "message" in (claim["unit"], experiment.spec.privacy.unit):
-        wanted.insert(0, ("upload", "message"))
-        if rounds == 1:
-            wanted.remove(("upload", "run"))  # it would be the same
-    if canaries:
-        wanted.append(("upload", "one run"))
-    about = [
-        experiment.spec.digest(),
-        experiment.data_digest,
-        trials,
-        confidence,
-        rounds,
-        made,
-        seed,
-        canaries,
-        wanted,
-    ]
-    kept = Unfinished(None if build or keys else keep, "audit", about)
-    rows, found = [], []
-    for view, unit in wanted:
-        row = auditor.restored(kept.get(f"{view} {unit}"))
-        if row is None:
-            row = auditor.attack_once(canaries) if unit == "one run" else auditor.attack(view, unit)
-            kept.put(f"{view} {unit}", auditor.state(row))
-        found.append(row)
-        rows.append(plain_row(row, experiment, table, claim, confidence, auditor.reached(row)))
-        if on_row:
-            on_row(rows[-1])
-    kept.done()
-    return Audit(experiment.spec, confidence, claim, rows, auditor.notes, found)
+        attacks.insert(0, ("upload", "message"))
+        if options.rounds == 1:
+            attacks.remove(("upload", "run"))  # it would be the same
+    if options.canaries:
+        attacks.append(("upload", "one run"))
+    return attacks
+
+
+class _PlacedPair(NamedTuple):
+    """A pair of data sets with the canary in its place, and how well a short pilot told them apart."""
+
+    separation: float
+    pair: NeighbouringPair
+    inside: TrialData
+    outside: TrialData
+    direction: np.ndarray
 
 
 class _Auditor:
-    """Attacks views of one experiment one after the other."""
+    """Attacks the views of one experiment one after the other."""
 
     def __init__(
-        self,
-        experiment: Experiment,
-        code: Code,
-        table: list[dict[str, Any]],
-        trials: int,
-        confidence: float,
-        rounds: int | None,
-        seed: int,
+        self, experiment: Experiment, code: CodeUnderAudit, proofs: list[dict[str, Any]], options: _Options
     ) -> None:
-        self.experiment, self.code, self.table = experiment, code, table
-        self.trials, self.confidence, self.rounds = trials, confidence, rounds
+        self.experiment, self.code, self.proofs, self.options = experiment, code, proofs, options
         self.notes: list[str] = []
         self._final = False  # whether the view at hand is the final model alone
-        self._next_seed = (seed * 0x9E3779B1 + 1) % 2**32
+        self._next_seed = (options.seed * 0x9E3779B1 + 1) % 2**32
         self._position: int | None = None
-        self._paired_runs: dict[Any, PairedRuns] = {}
+        self._compiled: dict[tuple[str, int], PairedTrials] = {}
         self.sizes = np.asarray(experiment.partition.size)
+        self.width = batch_width(experiment)
         # What the method reveals says how it samples; the code under audit may be another.
         self.algorithm = experiment.prepared.build(experiment.prepared.hyper)
 
     # Between rows
 
-    def state(self, row: Row) -> dict[str, Any]:
-        """A row, and what the rows after it depend on."""
-        return {**row._asdict(), "after": [self._next_seed, self._position, self.notes]}
+    def state(self, result: AttackResult) -> dict[str, Any]:
+        """A result, and what the results after it depend on."""
+        return {**result._asdict(), "after": [self._next_seed, self._position, self.notes]}
 
-    def restored(self, state: dict[str, Any] | None) -> Row | None:
-        """The row of a state, and this auditor as it was after it."""
+    def restored(self, state: dict[str, Any] | None) -> AttackResult | None:
+        """The result of a state, and this auditor as it was after it."""
         if state is None:
             return None
         self._next_seed, self._position, self.notes = state["after"]
-        return Row(
-            view=state["view"],
-            unit=state["unit"],
-            design=state["design"],
-            rounds=state["rounds"],
-            bounds=[bounds.LowerBound(*each) for each in state["bounds"]],
-            scores_in=np.asarray(state["scores_in"]),
-            scores_out=np.asarray(state["scores_out"]),
-            cuts=[bounds.Cut(*each) for each in state["cuts"]],
-            mu_cuts=[bounds.Cut(*each) for each in state["mu_cuts"]],
-        )
+        return AttackResult.from_json(state)
 
     # One row
 
-    def attack(self, view: str, unit: str) -> Row:
-        """The best of the designs, then pilot and trials."""
+    def attack(self, view: str, unit: str) -> AttackResult:
+        """Choose the best pair, fit the test statistic to a pilot, then count trials."""
         spec = self.experiment.spec
-        plan = self._schedule(view, 1 if unit == "message" else self.rounds)
-        release = self._release(plan)
-        trials, plan, affordable = self._affordable(view, plan)
-        paired = self._paired(view, plan)
+        schedule = self._schedule(view, 1 if unit == "message" else self.options.rounds)
+        releases = self._releases(schedule)
+        trials, schedule, affordable = self._affordable(view, schedule)
+        paired = self._paired_trials(view, schedule)
         self._final = view == "final"
-        size = int(self.sizes[plan.target])
-        options = self._designs(view, plan, release)
-        used = round_rate(release, spec.local_steps)
-        search = min(int(np.clip(40 / used, _SEARCH, 8192)), max(affordable // 20, 8))
-        placed = [self._place(paired, design, size, release, search) for design in options]
-        told, design, pair, line = max(placed, key=lambda found: found[0])
-        if told == -math.inf:
+        use_rate = _use_rate(releases, spec.local_steps)
+        search = min(int(np.clip(40 / use_rate, _SEARCH, 8192)), max(affordable // 20, 8))
+        placed = max(
+            (self._place(paired, pair, releases, search) for pair in self._pairs(view, schedule)),
+            key=lambda one: one.separation,
+        )
+        if placed.separation == -math.inf:
             raise SpecError(f"view {view!r}: one record moves nothing here, or nothing finite; there is no attack")
 
-        pilot_size = min(int(np.clip(100 / used, _PILOT, _MOST_PILOT)), max(affordable // 2, 50))
-        pilot = self._pilot(paired, design, pair, line, pilot_size)
-        score = scores.learn(pilot)
-        pilot_in, pilot_out = score(pilot.seen_in), score(pilot.seen_out)
-        seen_in, seen_out = (self._observe(paired, design, pair, line, which, trials) for which in (0, 1))
-        scores_in, scores_out = score(seen_in), score(seen_out)
+        pilot_size = min(int(np.clip(100 / use_rate, _PILOT, _MOST_PILOT)), max(affordable // 2, 50))
+        pilot = self._pilot(paired, placed, pilot_size)
+        ratio = likelihood.fit(pilot)
+        pilot_scores = ratio(pilot.noisy_in), ratio(pilot.noisy_out)
+        observed = [self._observe(paired, placed, dataset, trials) for dataset in (placed.inside, placed.outside)]
+        scores = ratio(observed[0]), ratio(observed[1])
 
-        plain = is_plain(release)
-        exhibit = exhibit_of(pilot, score, release)
-        forms = 1 + plain + (exhibit is not None)
-        each = 1 - (1 - self.confidence) / forms
-        cuts = bounds.choose_cuts(pilot_in, pilot_out, trials=trials, delta=spec.privacy.delta, error=1 - each)
-        aim = {"delta": spec.privacy.delta, "confidence": each}
-        result = [bounds.count_bound(scores_in, scores_out, cuts, **aim)]
-        mu_cuts = bounds.mu_cuts(pilot_in, pilot_out) if plain else []
-        if plain:
-            result.append(bounds.mu_bound(scores_in, scores_out, mu_cuts, **aim))
-        if exhibit is not None:
-            result.append(bounds.exhibited_bound(exhibit, **aim))
-        return Row(view, unit, design.name, len(plan.rounds), result, scores_in, scores_out, cuts, mu_cuts)
+        # A union bound over the forms keeps the confidence.
+        gaussian = likelihood.is_unsampled(releases)
+        exhibited = likelihood.exhibited_pair(pilot, ratio, releases)
+        each = 1 - (1 - self.options.confidence) / (1 + gaussian + (exhibited is not None))
+        delta = spec.privacy.delta
+        thresholds = bounds.choose_thresholds(*pilot_scores, trials=trials, delta=delta, error=1 - each)
+        found = [bounds.count_bound(*scores, thresholds, delta=delta, confidence=each)]
+        mu_thresholds = bounds.mu_thresholds(*pilot_scores) if gaussian else []
+        if gaussian:
+            found.append(bounds.mu_bound(*scores, mu_thresholds, delta=delta, confidence=each))
+        if exhibited is not None:
+            found.append(bounds.exhibited_bound(exhibited, delta=delta, confidence=each))
+        rounds = len(schedule.rounds)
+        return AttackResult(view, unit, placed.pair.name, rounds, found, *scores, thresholds, mu_thresholds)
 
-    def attack_once(self, canaries: int) -> Row:
+    def attack_once(self) -> AttackResult:
         """Many canaries in one run."""
-        spec = self.experiment.spec
-        plan = self._schedule("upload", self.rounds)
-        trial = one_run.run(
+        canaries = self.options.canaries
+        schedule = self._schedule("upload", self.options.rounds)
+        result = run_canaries(
+            self.experiment,
             self.code,
-            self.experiment.model,
-            plan,
-            self.sizes,
-            num_features=self.experiment.problem.x.shape[1],
+            schedule,
             canaries=canaries,
-            movement=self._movement("upload", plan),
+            movement=self._movement("upload", schedule),
             seed=self._seeds(1)[0],
         )
-        release = self._release(plan)
+        forms = [bounds.one_run_bound]
+        if likelihood.is_unsampled(self._releases(schedule)):
+            forms.append(bounds.one_run_gaussian_bound)
         shares = (0.1, 0.3, 1.0)
-        plain = is_plain(release)
-        each = 1 - (1 - self.confidence) / (len(shares) * (1 + plain))
-        aim = {"delta": spec.privacy.delta, "confidence": each}
-        found = []
-        for share in shares:
-            guesses = bounds.count_guesses(trial.scores, trial.included, share)
-            found.append(bounds.one_run_bound(guesses, **aim))
-            if plain:
-                found.append(bounds.one_run_gaussian_bound(guesses, **aim))
+        each = 1 - (1 - self.options.confidence) / (len(shares) * len(forms))
+        guesses = [bounds.count_guesses(result.scores, result.included, share) for share in shares]
+        delta = self.experiment.spec.privacy.delta
         best = [
-            max((b for b in found if b.form == form), key=lambda b: b.value) for form in {b.form for b in found}
+            max((form(some, delta=delta, confidence=each) for some in guesses), key=lambda bound: bound.value)
+            for form in forms
         ]
-        return Row(
-            "upload",
-            "one run",
-            f"{canaries} canaries",
-            len(plan.rounds),
-            sorted(best, key=lambda b: b.form),
-            trial.scores[trial.included],
-            trial.scores[~trial.included],
-            [],
-            [],
-        )
+        scores = result.scores[result.included], result.scores[~result.included]
+        rounds = len(schedule.rounds)
+        return AttackResult("upload", "one run", f"{canaries} canaries", rounds, best, *scores, [], [])
 
-    def reached(self, row: Row) -> list[dict[str, Any]]:
-        """Attacked ε from the first trials, for the picture of ε against trials."""
-        if not row.cuts:
-            return []
-        steps, count = [], len(row.scores_in)
-        while count >= 100:
-            aim = {"delta": self.experiment.spec.privacy.delta, "confidence": self.confidence}
-            found = bounds.count_bound(row.scores_in[:count], row.scores_out[:count], row.cuts, **aim)
-            step = {"trials": count, "counts": found.value}
-            if row.mu_cuts:
-                inside, outside = row.scores_in[:count], row.scores_out[:count]
-                step["mu"] = bounds.mu_bound(inside, outside, row.mu_cuts, **aim).value
-            steps.append(step)
-            count //= 2
-        return steps[::-1]
+    # What is attacked
 
-    # Pieces
-
-    def _schedule(self, view: str, rounds: int | None) -> Schedule:
+    def _schedule(self, view: str, rounds: int | None) -> TargetSchedule:
         spec = self.experiment.spec
-        return schedule(
+        return target_schedule(
             self.experiment.cohorts,
             self.sizes,
             view=view,
@@ -314,65 +262,38 @@ class _Auditor:
             colluders=min(spec.colluders, spec.cohort_size - 1) if view == "sum" else 0,
         )
 
-    def _release(self, plan: Schedule) -> tuple[Release, ...]:
-        target = plan.target
-        info = RoundInfo(int(plan.rounds[0]), target, int(self.sizes[target]), int(plan.cohort_sizes[0]))
+    def _releases(self, schedule: TargetSchedule) -> tuple[Release, ...]:
+        target = schedule.target
+        info = RoundInfo(int(schedule.rounds[0]), target, int(self.sizes[target]), int(schedule.cohort_sizes[0]))
         return tuple(r for r in self.algorithm.releases(info) if r.channel == "uplink")
 
-    def _paired(self, view: str, plan: Schedule) -> PairedRuns:
-        kind = KIND[view]
-        key = (kind, len(plan.rounds))
-        if key not in self._paired_runs:
-            self._paired_runs[key] = self._compiled(kind, view, plan)
-        return self._paired_runs[key]
+    def _paired_trials(self, view: str, schedule: TargetSchedule) -> PairedTrials:
+        """Broadcasts and the final model share a compiled program."""
+        key = ("broadcast" if view == "final" else view, len(schedule.rounds))
+        if key not in self._compiled:
+            self._compiled[key] = PairedTrials(self.experiment, self.code, view, schedule)
+        return self._compiled[key]
 
-    def _compiled(self, kind: str, view: str, plan: Schedule) -> PairedRuns:
-        experiment = self.experiment
-        members = plan.cohorts.shape[1] if view != "upload" else (1 if experiment.num_params > _LARGE else 2)
-        return PairedRuns(
-            self.code,
-            kind,
-            plan,
-            self.sizes,
-            exposures=experiment.prepared.exposures if kind == "evolving" else 0,
-            alone=experiment.num_params > _LARGE,
-            work=floats_per_trial(experiment.model, experiment.problem.x.shape[1], self._width(), members),
-        )
-
-    def _width(self) -> int:
-        spec = self.experiment.spec
-        if spec.batch_sampling in ("full", "poisson-full"):
-            return int(self.sizes.max())
-        sampler = sampling.make(
-            spec.batch_sampling,
-            batch_size=min(spec.batch_size, int(self.sizes.min())),
-            local_steps=1,
-            client_sizes=self.sizes,
-            sampling_rate=spec.sampling_rate,
-        )
-        return sampler.width
-
-    def _affordable(self, view: str, plan: Schedule) -> tuple[int, Schedule, int]:
+    def _affordable(self, view: str, schedule: TargetSchedule) -> tuple[int, TargetSchedule, int]:
         """Fewer rounds, then fewer trials, where all would take too long; a lower bound stays one. Also how many
         trials would take no longer than that, for the pilots to keep to."""
         spec = self.experiment.spec
-        members = plan.cohorts.shape[1] if view != "upload" else 1
+        members = schedule.cohorts.shape[1] if view != "upload" else 1
         if view in ("broadcast", "final"):
             members *= 2  # the adversary's own expectation
-        one = members * (
-            spec.local_steps * self.experiment.num_params * (6.0 * self._width() + 60.0)
-            + self._sampling_operations()
+        operations = members * (
+            spec.local_steps * self.experiment.num_params * (6.0 * self.width + 60.0) + self._sampling_operations()
         )
-        rounds = len(plan.rounds)
-        fit = int(np.clip(_OPERATIONS / (2 * self.trials * one), 1, rounds))
-        if fit < rounds and self.rounds is None and view != "final":
+        wanted, rounds = self.options.trials, len(schedule.rounds)
+        fit = int(np.clip(_OPERATIONS / (2 * wanted * operations), 1, rounds))
+        if fit < rounds and self.options.rounds is None and view != "final":
             self.notes.append(f"view {view}: the first {fit} of {rounds} rounds are attacked (--rounds for more)")
-            plan = Schedule(plan.target, plan.rounds[:fit], plan.cohorts[:fit], plan.cohort_sizes[:fit])
-        affordable = int(_OPERATIONS / (2 * one * len(plan.rounds)))
-        trials = int(np.clip(affordable, _FEWEST, self.trials))
-        if trials < self.trials:
-            self.notes.append(f"view {view}: {trials} trials instead of {self.trials}, as the model is large")
-        return trials, plan, affordable
+            schedule = schedule.first(fit)
+        affordable = int(_OPERATIONS / (2 * operations * len(schedule.rounds)))
+        trials = int(np.clip(affordable, _FEWEST, wanted))
+        if trials < wanted:
+            self.notes.append(f"view {view}: {trials} trials instead of {wanted}, as the model is large")
+        return trials, schedule, affordable
 
     def _sampling_operations(self) -> float:
         """About what drawing a round's batches costs: sorts for permutations, comparisons for small subsets."""
@@ -383,122 +304,130 @@ class _Auditor:
             return 20.0 * spec.local_steps * spec.batch_size**2
         return 20.0 * spec.local_steps * size
 
-    def _movement(self, view: str, plan: Schedule) -> float:
-        """How far training can carry the model along the line, as long as broadcasts are not chosen anew."""
+    def _movement(self, view: str, schedule: TargetSchedule) -> float:
+        """How far training can carry the model along the direction, as long as broadcasts are not chosen anew."""
         spec, hyper = self.experiment.spec, self.experiment.prepared.hyper
-        step = float(hyper.get("client_lr", spec.client_lr))
-        reach = float(hyper.get("clip_norm", 1.0))
+        lr = float(hyper.get("client_lr", spec.client_lr))
+        clip_norm = float(hyper.get("clip_norm", 1.0))
         noise = float(np.max(np.asarray(hyper.get("noise_std", 0.0))))
-        rounds = len(plan.rounds) if view in ("broadcast", "final") else 1
-        moved = step * spec.local_steps * reach * rounds + 6 * step * noise * math.sqrt(spec.local_steps * rounds)
+        rounds = len(schedule.rounds) if view in ("broadcast", "final") else 1
+        moved = lr * spec.local_steps * clip_norm * rounds + 6 * lr * noise * math.sqrt(spec.local_steps * rounds)
         return min(moved, 500.0)
 
-    def _designs(self, view: str, plan: Schedule, release: tuple[Release, ...]) -> list[Design]:
+    # Pairs of data sets
+
+    def _pairs(self, view: str, schedule: TargetSchedule) -> list[NeighbouringPair]:
         experiment, spec = self.experiment, self.experiment.spec
-        rows = [r for r in self.table if r["view"] == view and r["adjacency"] == spec.adjacency]
-        rests_on_bound = any(row["recipe"].startswith("R6") for row in rows)
+        proofs = [row for row in self.proofs if row["view"] == view and row["adjacency"] == spec.adjacency]
         features = experiment.problem.x.shape[1]
         norm_bound = None
-        if rests_on_bound:
+        if any(row["recipe"].startswith("R6") for row in proofs):  # it rests on a bound of the records' norm
             schema = experiment.dataset.schema
             squared = float(features)
             if schema is not None:
                 squared = min(squared, schema.squared_norm_bound(spec.data.encoding, spec.data.features))
             norm_bound = math.sqrt(squared)
-        return designs(
-            experiment.model,
-            features,
+        setting = PairSetting(
             adjacency=spec.adjacency,
-            movement=self._movement(view, plan),
+            movement=self._movement(view, schedule),
             clip=spec.privacy.clip,
             clip_norm=spec.privacy.clip_norm,
-            batch_size=self._width(),
+            batch_size=self.width,
             norm_bound=norm_bound,
             seed=spec.seed,
         )
+        return neighbouring_pairs(experiment.model, features, setting)
 
     def _place(
-        self, paired: PairedRuns, design: Design, size: int, release: tuple[Release, ...], count: int
-    ) -> tuple[float, Design, tuple[World, World], np.ndarray]:
-        """How well a design tells its worlds apart in a short pilot, with the canary where it is used most."""
-        rows = int(self.sizes.max())
+        self, paired: PairedTrials, pair: NeighbouringPair, releases: tuple[Release, ...], count: int
+    ) -> _PlacedPair:
+        """The pair with the canary where it is used most, and how well a short pilot tells its data sets apart."""
+        size, rows = int(self.sizes[paired.schedule.target]), int(self.sizes.max())
+        everywhere, unsampled = np.arange(size), likelihood.is_unsampled(releases)
 
-        def made(inside: bool, positions: np.ndarray) -> World:
-            return world(design, size, rows, inside=inside, positions=positions)
+        def dataset(inside: bool, positions: np.ndarray) -> TrialData:
+            return pair.dataset(size, rows, inside=inside, positions=positions)
 
-        everywhere, nowhere = np.arange(size), np.arange(0)
-        if is_plain(release):
-            all_in, all_out = made(True, everywhere[:1]), made(False, everywhere[:1])
+        if unsampled:
+            inside, outside = dataset(True, everywhere[:1]), dataset(False, everywhere[:1])
         else:
-            all_in = made(True, everywhere)
-            all_out = made(False, everywhere) if design.neighbour is not None else made(True, nowhere)
-        line = paired.line(all_in, all_out, design.start)
-        if not np.any(line) or not np.all(np.isfinite(line)):
-            return -math.inf, design, (all_in, all_out), line
-        position = 0
-        if not is_plain(release):
-            position = self._most_used(paired, design, made, line, size)
-        pair = made(True, np.array([position])), made(False, np.array([position]))
-        pilot = self._pilot(paired, design, pair, line, count)
-        if not all(np.all(np.isfinite(seen.target)) for seen in pilot):
-            return -math.inf, design, pair, line
-        score = scores.learn(pilot)
+            inside = dataset(True, everywhere)
+            outside = dataset(False, everywhere) if pair.neighbour is not None else dataset(True, everywhere[:0])
+        direction = paired.direction(inside, outside, pair.start)
+        unusable = _PlacedPair(-math.inf, pair, inside, outside, direction)
+        if not np.any(direction) or not np.all(np.isfinite(direction)):
+            return unusable
+        position = 0 if unsampled else self._most_used(paired, pair, dataset, direction)
+        inside, outside = (dataset(which, np.array([position])) for which in (True, False))
+        placed = _PlacedPair(0.0, pair, inside, outside, direction)
+        pilot = self._pilot(paired, placed, count)
+        if not all(np.all(np.isfinite(observed.target)) for observed in pilot):
+            return unusable
+        ratio = likelihood.fit(pilot)
         # Of pairs that tell about as much, one that can be exhibited tells more.
-        bonus = 1.5 if exhibit_of(pilot, score, release) is not None else 1.0
-        return bonus * scores.separation(score, pilot), design, pair, line
+        bonus = 1.5 if likelihood.exhibited_pair(pilot, ratio, releases) is not None else 1.0
+        return placed._replace(separation=bonus * ratio.separation(pilot))
 
     def _most_used(
-        self, paired: PairedRuns, design: Design, made: Callable[..., World], line: np.ndarray, size: int
+        self,
+        paired: PairedTrials,
+        pair: NeighbouringPair,
+        dataset: Callable[[bool, np.ndarray], TrialData],
+        direction: np.ndarray,
     ) -> int:
-        """Where the canary is used. Batches that are drawn show half of the records now more, now less, and then
-        any place will do; where they show always the same, the sampler has forgotten its randomness, and halving
-        the records again and again finds one that it uses."""
+        """A position at which the canary is used. With random batches, half of the records show now more, now
+        less, and any position will do. Where they always show the same, the sampler has lost its randomness, and
+        bisection finds a record that it uses."""
+        size = int(self.sizes[paired.schedule.target])
         if self._position is not None and self._position < size:
             return self._position
         seeds = self._seeds(64)
 
-        def shown(positions: np.ndarray) -> np.ndarray:
-            own = made(True, positions)
-            inputs = paired.inputs(own, own, design.start, line, noise=False)
+        def noiseless(positions: np.ndarray) -> np.ndarray:
+            inside = dataset(True, positions)
+            inputs = paired.inputs(inside, inside, pair.start, direction, noise=False)
             return paired.observe(inputs, seeds, final=self._final).target
 
-        nothing = shown(np.arange(0))
+        without = noiseless(np.arange(0))
         low, high = 0, size
         while high - low > 1:
             middle = (low + high) // 2
-            lower, upper = shown(np.arange(low, middle)), shown(np.arange(middle, high))
-            if np.ptp(lower, axis=0).max() > 1e-3 * np.abs(lower - nothing).max():
+            lower, upper = noiseless(np.arange(low, middle)), noiseless(np.arange(middle, high))
+            if np.ptp(lower, axis=0).max() > 1e-3 * np.abs(lower - without).max():
                 break  # it is random
-            more = np.abs(lower - nothing).mean() >= np.abs(upper - nothing).mean()
+            more = np.abs(lower - without).mean() >= np.abs(upper - without).mean()
             low, high = (low, middle) if more else (middle, high)
         self._position = low
         return low
 
-    def _pilot(
-        self, paired: PairedRuns, design: Design, pair: tuple[World, World], line: np.ndarray, count: int
-    ) -> scores.Pilot:
-        seen: list[Seen] = []
-        plain: list[Seen] = []
-        for own in pair:
-            seeds = self._seeds(count)
-            for noise, into in ((True, seen), (False, plain)):
-                inputs = paired.inputs(own, pair[1], design.start, line, noise=noise)
-                into.append(paired.observe(inputs, seeds, final=self._final))
-        return scores.Pilot(*seen, *plain)
+    # Trials
+
+    def _pilot(self, paired: PairedTrials, placed: _PlacedPair, count: int) -> likelihood.Pilot:
+        noisy, noiseless = [], []
+        for dataset in (placed.inside, placed.outside):
+            first = self._next_seed
+            noisy.append(self._observe(paired, placed, dataset, count))
+            self._next_seed = first  # the same seeds without noise
+            noiseless.append(self._observe(paired, placed, dataset, count, noise=False))
+        return likelihood.Pilot(*noisy, *noiseless)
 
     def _observe(
-        self,
-        paired: PairedRuns,
-        design: Design,
-        pair: tuple[World, World],
-        line: np.ndarray,
-        which: int,
-        count: int,
-    ) -> Seen:
-        inputs = paired.inputs(pair[which], pair[1], design.start, line, noise=True)
+        self, paired: PairedTrials, placed: _PlacedPair, dataset: TrialData, count: int, *, noise: bool = True
+    ) -> Observations:
+        inputs = paired.inputs(dataset, placed.outside, placed.pair.start, placed.direction, noise=noise)
         return paired.observe(inputs, self._seeds(count), final=self._final)
 
     def _seeds(self, count: int) -> np.ndarray:
         """Seeds that no other trial of this audit has."""
         first, self._next_seed = self._next_seed, (self._next_seed + count) % 2**32
         return ((first + np.arange(count, dtype=np.uint64)) % 2**32).astype(np.uint32)
+
+
+def _use_rate(releases: tuple[Release, ...], local_steps: int) -> float:
+    """Probability that one record is used in one participation."""
+    if not releases:
+        return 1.0
+    scheme = releases[0].sampling
+    if scheme.kind.endswith("-round"):
+        return max(scheme.rate, 1e-9)
+    return max(sampling.used_in_round(scheme, local_steps), 1e-9)

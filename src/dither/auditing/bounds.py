@@ -40,10 +40,10 @@ class LowerBound(NamedTuple):
     detail: str = ""
 
 
-class Cut(NamedTuple):
-    """Guess "in" for scores of at least `threshold` (side "in"), or "out" for those below it (side "out")."""
+class Threshold(NamedTuple):
+    """Guess "in" for scores of at least `value` (side "in"), or "out" for those below it (side "out")."""
 
-    threshold: float
+    value: float
     side: str
 
 
@@ -76,18 +76,18 @@ def epsilon_of_counts(
         return np.where(likely > 0, np.maximum(np.log(np.maximum(likely, 1e-300) / unlikely), 0.0), 0.0)
 
 
-def choose_cuts(
+def choose_thresholds(
     pilot_in: np.ndarray, pilot_out: np.ndarray, *, trials: int, delta: float, error: float
-) -> list[Cut]:
+) -> list[Threshold]:
     """A few promising thresholds, from trials that the bound itself will not use.
 
     For each side the one with the best expected bound; and, where the pilot saw no false guess at all, a few
     deeper in that region, as the pilot cannot tell how far it has to go.
     """
-    cuts: list[tuple[float, Cut]] = []
+    cuts: list[tuple[float, Threshold]] = []
     pooled = np.unique(np.concatenate([pilot_in, pilot_out]))
     if len(pooled) < 2:
-        return [Cut(float(pooled[0]) if len(pooled) else 0.0, "in")]
+        return [Threshold(float(pooled[0]) if len(pooled) else 0.0, "in")]
     if len(pooled) > _MOST_THRESHOLDS:
         rungs = np.unique(np.geomspace(1, len(pooled) / 2, _MOST_THRESHOLDS // 2).astype(int))
         pooled = pooled[np.unique(np.concatenate([rungs - 1, len(pooled) - rungs]))]
@@ -99,17 +99,17 @@ def choose_cuts(
         seen = np.flatnonzero(false > 0)
         if len(seen):
             best = seen[np.argmax(expected[seen])]
-            cuts.append((float(expected[best]), Cut(float(middles[best]), side)))
+            cuts.append((float(expected[best]), Threshold(float(middles[best]), side)))
         clean = np.flatnonzero((false == 0) & (hits > 0))
         if len(clean):
             most = hits[clean].max()
             for share in (0.95, 0.55):
                 at = clean[np.argmin(np.abs(hits[clean] - share * most))]
-                cuts.append((float(expected[at]), Cut(float(middles[at]), side)))
+                cuts.append((float(expected[at]), Threshold(float(middles[at]), side)))
     cuts.sort(key=lambda pair: -pair[0])
     best_expected = cuts[0][0] if cuts else 0.0
     chosen = list(dict.fromkeys(cut for value, cut in cuts[:6] if value >= 0.5 * best_expected))
-    return chosen or [Cut(float(np.median(middles)), "in")]
+    return chosen or [Threshold(float(np.median(middles)), "in")]
 
 
 def _reached(scores: np.ndarray, thresholds: np.ndarray, side: str) -> np.ndarray:
@@ -118,18 +118,23 @@ def _reached(scores: np.ndarray, thresholds: np.ndarray, side: str) -> np.ndarra
 
 
 def count_bound(
-    scores_in: np.ndarray, scores_out: np.ndarray, cuts: Sequence[Cut], *, delta: float, confidence: float
+    scores_in: np.ndarray,
+    scores_out: np.ndarray,
+    thresholds: Sequence[Threshold],
+    *,
+    delta: float,
+    confidence: float,
 ) -> LowerBound:
     """ε from counts at thresholds that were chosen beforehand; a union bound over them keeps the confidence."""
-    error = (1.0 - confidence) / len(cuts)
+    error = (1.0 - confidence) / len(thresholds)
     found = []
-    for cut in cuts:
-        likely, unlikely = (scores_in, scores_out) if cut.side == "in" else (scores_out, scores_in)
-        at = np.array([cut.threshold])
-        hits, false = (float(_reached(scores, at, cut.side)[0]) for scores in (likely, unlikely))
+    for threshold in thresholds:
+        likely, unlikely = (scores_in, scores_out) if threshold.side == "in" else (scores_out, scores_in)
+        at = np.array([threshold.value])
+        hits, false = (float(_reached(scores, at, threshold.side)[0]) for scores in (likely, unlikely))
         value = float(epsilon_of_counts(hits, len(likely), false, len(unlikely), delta, error))
         found.append(
-            (value, f'{hits:.0f} of {len(likely)} right, {false:.0f} of {len(unlikely)} false "{cut.side}"')
+            (value, f'{hits:.0f} of {len(likely)} right, {false:.0f} of {len(unlikely)} false "{threshold.side}"')
         )
     value, detail = max(found)
     return LowerBound(value, "counts", confidence, delta, len(scores_in), detail)
@@ -138,10 +143,10 @@ def count_bound(
 # A Gaussian trade-off
 
 
-def mu_cuts(pilot_in: np.ndarray, pilot_out: np.ndarray) -> list[Cut]:
+def mu_thresholds(pilot_in: np.ndarray, pilot_out: np.ndarray) -> list[Threshold]:
     """Thresholds for a lower limit of μ: the middle, and one nearer to each world."""
     low, high = float(np.median(pilot_out)), float(np.median(pilot_in))
-    return [Cut(low + share * (high - low), "in") for share in (0.5, 0.25, 0.75)]
+    return [Threshold(low + share * (high - low), "in") for share in (0.5, 0.25, 0.75)]
 
 
 def mu_lower(false_in: float, num_out: float, false_out: float, num_in: float, error: float) -> float:
@@ -151,13 +156,21 @@ def mu_lower(false_in: float, num_out: float, false_out: float, num_in: float, e
 
 
 def mu_bound(
-    scores_in: np.ndarray, scores_out: np.ndarray, cuts: Sequence[Cut], *, delta: float, confidence: float
+    scores_in: np.ndarray,
+    scores_out: np.ndarray,
+    thresholds: Sequence[Threshold],
+    *,
+    delta: float,
+    confidence: float,
 ) -> LowerBound:
     """ε at δ by R1 from a lower limit of μ. Only for releases whose trade-off is Gaussian."""
-    error = (1.0 - confidence) / len(cuts)
+    error = (1.0 - confidence) / len(thresholds)
     mu = 0.0
-    for cut in cuts:
-        false_in, false_out = float(np.sum(scores_out >= cut.threshold)), float(np.sum(scores_in < cut.threshold))
+    for threshold in thresholds:
+        false_in, false_out = (
+            float(np.sum(scores_out >= threshold.value)),
+            float(np.sum(scores_in < threshold.value)),
+        )
         mu = max(mu, mu_lower(false_in, len(scores_out), false_out, len(scores_in), error))
     value = accounting.gaussian_epsilon(mu, delta)
     return LowerBound(value, MU_FORM, confidence, delta, len(scores_in), f"μ >= {mu:.4g}")
@@ -246,7 +259,7 @@ def _largest_refuted(refuted: Callable[[float], bool]) -> float:
 # An exhibited pair
 
 
-class Exhibit(NamedTuple):
+class ExhibitedPair(NamedTuple):
     """What was measured of a pair of neighbouring datasets.
 
     distance    between the noiseless outputs when the record is used, along the line that joins them
@@ -262,26 +275,26 @@ class Exhibit(NamedTuple):
     releases: int = 1
 
 
-def exhibited_bound(exhibit: Exhibit, *, delta: float, confidence: float) -> LowerBound:
+def exhibited_bound(pair: ExhibitedPair, *, delta: float, confidence: float) -> LowerBound:
     """ε of the pair (1-p) N(0, σ²) + p N(Δ, σ²) against N(0, σ²), composed: R1 for p = 1, R5 for one release.
 
     The limits of σ (χ²) and of p (Clopper-Pearson) may each fail with half the error. Several releases with p < 1
     are composed by dp-accounting with optimistic rounding, so that the value stays a lower bound.
     """
     error = (1.0 - confidence) / 2
-    count = len(exhibit.residuals)
-    square = float(np.sum(np.square(exhibit.residuals, dtype=np.float64)))
+    count = len(pair.residuals)
+    square = float(np.sum(np.square(pair.residuals, dtype=np.float64)))
     noise_std = math.sqrt(square / float(chi2.ppf(error, count)))
-    used = 1.0 if exhibit.used is None else float(lower_rate(exhibit.used, exhibit.draws, error))
-    if exhibit.distance == 0 or used == 0:
+    used = 1.0 if pair.used is None else float(lower_rate(pair.used, pair.draws, error))
+    if pair.distance == 0 or used == 0:
         value = 0.0
     elif noise_std == 0:
         value = math.inf if used > delta else 0.0
     else:
-        value = _pair_epsilon(exhibit.distance / noise_std, used, exhibit.releases, delta)
+        value = _pair_epsilon(pair.distance / noise_std, used, pair.releases, delta)
     detail = (
-        f"noiseless distance {exhibit.distance:.4g}, noise std <= {noise_std:.4g}, "
-        f"used with probability >= {used:.4g}" + (f", {exhibit.releases} releases" if exhibit.releases > 1 else "")
+        f"noiseless distance {pair.distance:.4g}, noise std <= {noise_std:.4g}, "
+        f"used with probability >= {used:.4g}" + (f", {pair.releases} releases" if pair.releases > 1 else "")
     )
     return LowerBound(value, EXHIBITED_FORM, confidence, delta, count, detail)
 

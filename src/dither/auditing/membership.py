@@ -20,7 +20,9 @@ from dither.data import ClientPartition, Dataset
 from dither.errors import SpecError
 from dither.experiment.build import Experiment, build_experiment, load_data
 from dither.simulation import engine
+from dither.simulation.arrays import Problem
 from dither.spec import Spec
+from dither.types import Params
 
 
 class Membership(NamedTuple):
@@ -90,7 +92,7 @@ def lira(
 
 def _train(
     experiment: Experiment, whole: Dataset, pairs: np.ndarray, coins: np.ndarray, rng: np.random.Generator
-) -> models.Params:
+) -> Params:
     """All models in one sweep: they share data, method and cohorts, and differ in who is in and in their seed."""
     prepared, shadows = experiment.prepared, len(coins)
     chosen = pairs[np.arange(len(pairs))[None], coins]  # [shadows, pairs]: rows of the whole set
@@ -99,7 +101,7 @@ def _train(
         for rows in chosen
     ]
     count = len(whole.y_train)
-    problem = engine.Problem(
+    problem = Problem(
         np.concatenate([whole.x_train, whole.x_test]),
         np.concatenate([whole.y_train, whole.y_test]),
         partitions,
@@ -119,11 +121,11 @@ def _train(
     ).params
 
 
-def _confidences(experiment: Experiment, params: models.Params, whole: Dataset) -> tuple[np.ndarray, float]:
+def _confidences(experiment: Experiment, params: Params, whole: Dataset) -> tuple[np.ndarray, float]:
     """ln p/(1-p) of the true class, `[models, records]`, and the mean accuracy on test records."""
 
     @jax.jit
-    def one(own: models.Params) -> tuple[jax.Array, jax.Array]:
+    def one(own: Params) -> tuple[jax.Array, jax.Array]:
         probabilities = models.probabilities(experiment.model.apply(own, whole.x_train))
         right = models.predict(experiment.model.apply(own, whole.x_test)) == whole.y_test
         return probabilities[np.arange(len(whole.y_train)), whole.y_train], right.mean()
@@ -150,7 +152,7 @@ def _likelihood_ratios(values: np.ndarray, members: np.ndarray) -> np.ndarray:
         mean = total / np.maximum(count, 1)
         std = np.sqrt(np.maximum(square / np.maximum(count, 1) - mean**2, 1e-6))
         logs.append(norm.logpdf(values, mean, std))
-    return logs[0] - logs[1]
+    return np.asarray(logs[0] - logs[1])
 
 
 def _auc(inside: np.ndarray, outside: np.ndarray) -> float:

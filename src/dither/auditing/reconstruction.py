@@ -91,7 +91,7 @@ def _read(prepared: Prepared, model: models.Model, dataset: Dataset, row: int, s
     label = int(np.argmax(change["w"].sum(axis=0)))
     pull = -np.full(change["b"].shape, 1 / len(change["b"]))
     pull[label] += 1
-    return change["w"] @ pull / np.dot(pull, pull)
+    return np.asarray(change["w"] @ pull / np.dot(pull, pull))
 
 
 def draw(dataset: Dataset, rows: Sequence[int], leaks: Sequence[Leak], path: Path) -> None:

@@ -1,92 +1,224 @@
-"""Pictures of an audit: the attacker's ROC on log axes, and attacked ε against trials."""
+"""The report of an audit: rows, audit.json, and pictures of the ROC and of attacked ε against trials."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from dither.auditing.attack import Audit
-from dither.auditing.rows import Row
-from dither.experiment import folder as runs
-from dither.experiment import plots
+from dither.auditing import bounds
+from dither.experiment import folder, plots
+from dither.experiment.build import Experiment
+from dither.spec import Spec
 
-COLOURS = (plots.BLUE, plots.ORANGE, plots.GREEN, plots.VERMILION, plots.GREY)
+_COLOURS = (plots.BLUE, plots.ORANGE, plots.GREEN, plots.VERMILION, plots.GREY)
+_LIMITS = (("claimed", "--"), ("proven", "-."))  # and their line styles
+_VIEW_NAMES = {"upload": "every upload", "sum": "sums", "broadcast": "broadcasts", "final": "final model"}
 
 
-def save(report: Audit, folder: Path) -> list[Path]:
-    """audit.json, roc.png and trials.png; returns what was written."""
-    paths = [folder / "audit.json", folder / "audit-roc.png", folder / "audit-trials.png"]
-    runs.write_text(paths[0], runs.to_json(report.to_dict(), indent=2) + "\n")
+class AttackResult(NamedTuple):
+    """What the attack on one view found."""
+
+    view: str
+    unit: str
+    design: str  # the pair of neighbouring data sets
+    rounds: int
+    bounds: list[bounds.LowerBound]
+    scores_in: np.ndarray
+    scores_out: np.ndarray
+    thresholds: list[bounds.Threshold]
+    mu_thresholds: list[bounds.Threshold]  # empty where the trade-off is not a Gaussian's
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> AttackResult:
+        """The result whose `_asdict()` was written as JSON."""
+        return cls(
+            view=values["view"],
+            unit=values["unit"],
+            design=values["design"],
+            rounds=values["rounds"],
+            bounds=[bounds.LowerBound(*each) for each in values["bounds"]],
+            scores_in=np.asarray(values["scores_in"]),
+            scores_out=np.asarray(values["scores_out"]),
+            thresholds=[bounds.Threshold(*each) for each in values["thresholds"]],
+            mu_thresholds=[bounds.Threshold(*each) for each in values["mu_thresholds"]],
+        )
+
+    def label(self) -> str:
+        """The view in a legend."""
+        name = "one upload" if self.unit == "message" else _VIEW_NAMES[self.view]
+        return f"{name} ({self.design})" if self.unit == "one run" else name
+
+    def curve(self, delta: float, confidence: float) -> list[dict[str, Any]]:
+        """Attacked ε from the first trials, for the picture of ε against trials."""
+        steps: list[dict[str, Any]] = []
+        count = len(self.scores_in) if self.thresholds else 0
+        while count >= 100:
+            scores = self.scores_in[:count], self.scores_out[:count]
+            counted = bounds.count_bound(*scores, self.thresholds, delta=delta, confidence=confidence)
+            steps.append({"trials": count, "counts": counted.value})
+            if self.mu_thresholds:
+                gaussian = bounds.mu_bound(*scores, self.mu_thresholds, delta=delta, confidence=confidence)
+                steps[-1]["mu"] = gaussian.value
+            count //= 2
+        return steps[::-1]
+
+
+@dataclass(frozen=True)
+class Audit:
+    """An audit's outcome. `rows` are plain values, `results` keep the scores for pictures."""
+
+    spec: Spec
+    confidence: float
+    claimed: dict[str, Any]
+    rows: list[dict[str, Any]]
+    notes: list[str]
+    results: list[AttackResult] = field(repr=False, default_factory=list)
+
+    @property
+    def violations(self) -> list[dict[str, Any]]:
+        """Rows whose attacked ε exceeds the proven one: a bug in the method, its noise or the accountant."""
+        return [row for row in self.rows if row["verdict"] == "VIOLATION"]
+
+    @property
+    def refuted(self) -> list[dict[str, Any]]:
+        """Rows whose attacked ε exceeds the paper's claim."""
+        return [row for row in self.rows if row["refutes_claim"]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain values, without the scores."""
+        return {
+            "method": self.spec.method,
+            "spec": self.spec.to_dict(),
+            "confidence": self.confidence,
+            "claimed": self.claimed,
+            "rows": self.rows,
+            "notes": self.notes,
+        }
+
+
+def report_row(
+    result: AttackResult,
+    experiment: Experiment,
+    proven: list[dict[str, Any]],
+    claim: dict[str, Any],
+    confidence: float,
+) -> dict[str, Any]:
+    """A result as plain values, with what is proved for the same view, and the verdict."""
+    adjacency, delta = experiment.spec.adjacency, experiment.spec.privacy.delta
+    unit = "run" if result.unit == "one run" else result.unit
+    proof = next(
+        row
+        for row in proven
+        if row["view"] == result.view and row["adjacency"] == adjacency and row["unit"].split(",")[0] == unit
+    )
+    best = max(result.bounds, key=lambda b: b.value)
+    is_claimed = claim["unit"] == unit and claim["adjacency"] == adjacency and _claim_covers(result, experiment)
+    claimed = claim["value"] if is_claimed else None
+    violated = not proof["assumed"] and best.value > proof["value"] * (1 + 1e-6)
+    return {
+        "view": result.view,
+        "unit": result.unit,
+        "adjacency": adjacency,
+        "delta": delta,
+        "claimed": claimed,
+        "proven": proof["value"],
+        "recipe": proof["recipe"],
+        "assumed": proof["assumed"],
+        "not_covered": proof["not_covered"],
+        "attacked": {
+            "value": best.value,
+            "form": best.form,
+            "confidence": confidence,
+            "trials": best.trials,
+            "detail": best.detail,
+        },
+        "bounds": [bound._asdict() for bound in result.bounds],
+        "design": result.design,
+        "rounds": result.rounds,
+        "refutes_claim": claimed is not None and best.value > claimed,
+        "verdict": "VIOLATION" if violated else "within the proof",
+        "reached": result.curve(delta, confidence),
+    }
+
+
+def _claim_covers(result: AttackResult, experiment: Experiment) -> bool:
+    """Whether the paper's ε is meant for this adversary: claims that credit the others' noise are for sums,
+    NbAFL's is for an outsider who sees L uploads."""
+    options = experiment.spec.method_options
+    if options.get("aggregation_credit") or options.get("equal_credit") or "credited_clients" in options:
+        return result.view != "upload"
+    exposures = experiment.prepared.exposures
+    return not exposures or result.view in ("broadcast", "final") or result.rounds <= exposures
+
+
+# Files
+
+
+def save(report: Audit, directory: Path) -> list[Path]:
+    """Write audit.json, audit-roc.png and audit-trials.png; returns what was written."""
+    paths = [directory / "audit.json", directory / "audit-roc.png", directory / "audit-trials.png"]
+    folder.write_text(paths[0], folder.to_json(report.to_dict(), indent=2) + "\n")
     draw_roc(report, paths[1])
-    drawn = draw_trials(report, paths[2])
-    return paths if drawn else paths[:2]
+    return paths if draw_trials(report, paths[2]) else paths[:2]
 
 
 def draw_roc(report: Audit, path: Path) -> None:
     """True against false positive rate of each view, with the most that the claim and the proof allow."""
     figure, axes = plots.new_figure(1, 1, width=5.2, height=4.4)
     axis = axes[0][0]
-    fewest = min(len(row.scores_in) for row in report.found)
-    floor = 1 / (2 * max(len(row.scores_in) for row in report.found))
+    trials = [len(result.scores_in) for result in report.results]
+    floor = 1 / (2 * max(trials))
     grid = np.geomspace(floor, 1.0, 400)
-    for row, colour in zip(report.found, COLOURS, strict=False):
-        false, true = roc(row.scores_in, row.scores_out)
+    for result, colour in zip(report.results, _COLOURS, strict=False):
         # Between two points of the curve lies a straight line, which log axes would bend.
-        axis.plot(grid, np.interp(grid, false, true), color=colour, linewidth=1.6, label=_name(row))
+        true_rates = np.interp(grid, *roc(result.scores_in, result.scores_out))
+        axis.plot(grid, true_rates, color=colour, linewidth=1.6, label=result.label())
     axis.plot(grid, grid, color=plots.GREY, linewidth=0.8, linestyle=":", label="a guess")
     # One line a distinct limit: (ε, δ)-DP allows TPR <= e^ε FPR + δ.
-    for which, style in (("claimed", "--"), ("proven", "-.")):
-        values = {(row[which], row["delta"]) for row in report.rows if row[which] is not None}
-        for value, delta in sorted(values)[:2]:
-            if math.isfinite(float(value)) and float(value) < 200:
-                limit = np.minimum(1.0, math.exp(float(value)) * grid + delta)
-                axis.plot(
-                    grid,
-                    limit,
-                    color="black",
-                    linewidth=1.0,
-                    linestyle=style,
-                    label=f"{which} ε = {float(value):.3g}",
-                )
+    for name, style in _LIMITS:
+        limits = {(float(row[name]), row["delta"]) for row in report.rows if row[name] is not None}
+        for epsilon, delta in sorted(limits)[:2]:
+            if math.isfinite(epsilon) and epsilon < 200:
+                allowed = np.minimum(1.0, math.exp(epsilon) * grid + delta)
+                axis.plot(grid, allowed, style, color="black", linewidth=1.0, label=f"{name} ε = {epsilon:.3g}")
     axis.set(xscale="log", yscale="log", xlim=(floor, 1), ylim=(floor, 1.1))
     axis.set_xlabel("false positive rate")
     axis.set_ylabel("true positive rate")
     axis.legend(frameon=False, fontsize=7.5, loc="lower right")
-    axis.set_title(f"{report.spec.method}: {fewest:,} trials a world", fontsize=10, loc="left")
+    axis.set_title(f"{report.spec.method}: {min(trials):,} trials with and without", fontsize=10, loc="left")
     plots.save(figure, path)
 
 
 def draw_trials(report: Audit, path: Path) -> bool:
     """Attacked ε against trials, with claim and proof. False where no view has a curve."""
-    curves = [(row, plain) for row, plain in zip(report.found, report.rows, strict=True) if plain["reached"]]
+    curves = [(r, row["reached"]) for r, row in zip(report.results, report.rows, strict=True) if row["reached"]]
     if not curves:
         return False
     figure, axes = plots.new_figure(1, 1, width=5.2, height=4.0)
     axis = axes[0][0]
     top = 0.0
-    for (row, plain), colour in zip(curves, COLOURS, strict=False):
-        trials = [step["trials"] for step in plain["reached"]]
-        for form, style, words in (("counts", "-", "counts"), ("mu", "--", "mu-GDP form")):
-            if form in plain["reached"][-1]:
-                values = [step[form] for step in plain["reached"]]
+    for (result, steps), colour in zip(curves, _COLOURS, strict=False):
+        trials = [step["trials"] for step in steps]
+        for form, style, name in (("counts", "-o", "counts"), ("mu", "--o", "mu-GDP form")):
+            if form in steps[-1]:
+                values = [step[form] for step in steps]
                 top = max(top, *values)
-                axis.plot(
-                    trials, values, style, color=colour, marker="o", markersize=3, label=f"{_name(row)}, {words}"
-                )
-    for which, style in (("claimed", "--"), ("proven", "-.")):
-        for value in sorted({float(r[which]) for r in report.rows if r[which] is not None})[:2]:
-            if value <= 4 * max(top, 0.25):
-                axis.axhline(
-                    value, color="black", linewidth=1.0, linestyle=style, label=f"{which} ε = {value:.3g}"
-                )
+                axis.plot(trials, values, style, color=colour, markersize=3, label=f"{result.label()}, {name}")
+    for name, style in _LIMITS:
+        for epsilon in sorted({float(row[name]) for row in report.rows if row[name] is not None})[:2]:
+            if epsilon <= 4 * max(top, 0.25):
+                label = f"{name} ε = {epsilon:.3g}"
+                axis.axhline(epsilon, color="black", linewidth=1.0, linestyle=style, label=label)
     axis.set_xscale("log")
     axis.set_ylim(bottom=0)
-    axis.set_xlabel("trials in each world")
+    axis.set_xlabel("trials with the record, and as many without")
     axis.set_ylabel(f"attacked ε, {report.confidence:.0%} confidence")
     axis.legend(frameon=False, fontsize=7.5)
-    axis.set_title(f"{report.spec.method}: what so many trials show", fontsize=10, loc="left")
+    axis.set_title(f"{report.spec.method}: attacked ε by number of trials", fontsize=10, loc="left")
     plots.save(figure, path)
     return True
 
@@ -99,9 +231,3 @@ def roc(scores_in: np.ndarray, scores_out: np.ndarray) -> tuple[np.ndarray, np.n
     false = 1 - np.searchsorted(np.sort(scores_out), thresholds, side="left") / len(scores_out)
     true = 1 - np.searchsorted(np.sort(scores_in), thresholds, side="left") / len(scores_in)
     return np.concatenate([[0.0], false, [1.0]]), np.concatenate([[0.0], true, [1.0]])
-
-
-def _name(row: Row) -> str:
-    words = {"upload": "every upload", "sum": "sums", "broadcast": "broadcasts", "final": "final model"}
-    seen = "one upload" if row.unit == "message" else words[row.view]
-    return f"{seen} ({row.design})" if row.unit == "one run" else seen

@@ -10,7 +10,7 @@ import typer
 
 from dither.cli import options
 from dither.cli.options import DataDir, Json, Quiet, Settings, spec_from
-from dither.cli.printing import SEEN, epsilon_text, error_terminal, print_table, uncovered
+from dither.cli.printing import SEEN, epsilon_text, error_terminal, print_table
 from dither.cli.stopping import going_on
 
 VIOLATION = 5  # exit code
@@ -29,7 +29,7 @@ def audit(
         list[str] | None,
         typer.Option("--view", help="What the adversary sees: upload, sum, broadcast, final (default: all)."),
     ] = None,
-    trials: Annotated[int, typer.Option(help="Trials in each of the two worlds.")] = 10_000,
+    trials: Annotated[int, typer.Option(help="Trials with the record, and as many without.")] = 10_000,
     confidence: Annotated[float, typer.Option(help="Probability with which each attacked ε holds.")] = 0.95,
     canaries: Annotated[int, typer.Option(help="Also one run with this many canaries; 0: none.")] = 0,
     rounds: Annotated[
@@ -51,8 +51,9 @@ def audit(
     """
     from dither import api
     from dither.auditing import report as pictures
-    from dither.experiment.folder import RunFolder, to_json
+    from dither.experiment.folder import to_json
     from dither.experiment.partial import default_folder
+    from dither.experiment.report import Report
 
     folder = Path(what)
     is_run = (folder / "spec.toml").is_file()
@@ -63,11 +64,11 @@ def audit(
         seen = f"{SEEN[row['view']]}, {row['unit']}"
         console.print(f"{seen}: attacked ε {epsilon_text(row['attacked']['value'])}", style="dim", highlight=False)
 
-    finished = RunFolder(folder).summary() if is_run else None
+    finished = Report.read(folder) if is_run else None
     with going_on("finished rows are kept: the same command goes on from there"):
         found = api.audit(
             spec,
-            made=finished["rounds"] if finished is not None and not settings else None,
+            completed_rounds=finished.rounds if finished is not None and not settings else None,
             views=tuple(view) if view else api.AUDIT_VIEWS,
             trials=trials,
             confidence=confidence,
@@ -129,8 +130,8 @@ def _print(found: Any, written: list[Path]) -> None:
             seen = "one upload" if row["unit"] == "message" else SEEN[row["view"]]
             value = epsilon_text(bound["value"])
             typer.echo(f"{seen}, {row['unit']}: {value} by {bound['form']} ({bound['detail']}; {row['design']})")
-    for what in uncovered(found.rows):
-        typer.echo(f"not covered by the proof: {what}")
+    for what in dict.fromkeys(text for row in found.rows for text in row["not_covered"]):
+        typer.echo(f"not covered by the proof: {what.removeprefix('not covered: ')}")
     for note in found.notes:
         typer.echo(f"note: {note}")
     for path in written:

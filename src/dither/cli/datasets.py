@@ -26,7 +26,7 @@ def data_list(as_json: Json = False, quiet: Quiet = False) -> None:
             "name": entry.name,
             "records (train + test)": entry.records,
             "what": entry.summary,
-            "fetched": "no" if entry.remote is None else "yes",
+            "fetched": "no" if entry.download is None else "yes",
         }
         for entry in data.entries().values()
     ]

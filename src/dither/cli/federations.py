@@ -6,23 +6,17 @@ import shlex
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dither.cli.options import DataDir, Json, LedgerFile, NewLedger, Quiet, Settings
-from dither.cli.printing import (
-    against,
-    epsilon_text,
-    escape,
-    print_event,
-    print_table,
-    short_form,
-    terminal,
-    uncovered,
-)
+from dither.cli.printing import epsilon_text, escape, print_event, print_table, terminal
 from dither.cli.stopping import going_on
 from dither.errors import ConfigError, FederationError
+
+if TYPE_CHECKING:
+    from dither.experiment.report import Report
 
 app = typer.Typer(
     help="A real federation: keys, certificates, and whether a party can take part.", no_args_is_help=True
@@ -70,7 +64,7 @@ def serve(
     view = _Silent() if quiet else _Events() if as_json else _ServerView()
     try:
         with going_on(f"go on with the same command and --out {shlex.quote(str(folder))}"):
-            summary = serving.serve(
+            report = serving.serve(
                 spec,
                 keys_folder=federation,
                 run_folder=folder,
@@ -84,9 +78,9 @@ def serve(
     finally:
         view.close()
     if as_json:
-        print_event("done", folder=str(folder), **summary)
+        print_event("done", folder=str(folder), **report.to_dict())
     elif not quiet:
-        _print_outcome(summary, spec, folder)
+        _print_outcome(report, folder)
 
 
 def join(
@@ -427,48 +421,39 @@ class _ServerView(_Silent):
             self._bar.stop()
 
 
-def _print_outcome(summary: dict[str, Any], spec: Any, folder: Path) -> None:
-    federation = summary["federation"]
+def _print_outcome(report: Report, folder: Path) -> None:
+    from dither.experiment.report import claim_text, label, proven_text, uncovered
+
+    totals = report.federation
+    if totals is None:
+        raise FederationError(f"{str(folder)!r} holds no run of a federation")
     print_table(
         [
             {
                 "party": name,
-                "records": facts["records"],
-                "counted": facts["counted"],
-                "missing": facts["missing"],
-                "refused": facts["refused"],
-                "KiB up": round(facts["bytes_up"] / 1024),
-                "KiB down": round(facts["bytes_down"] / 1024),
+                "records": party.records,
+                "counted": party.counted,
+                "missing": party.missing,
+                "refused": party.refused,
+                "KiB up": round(party.bytes_up / 1024),
+                "KiB down": round(party.bytes_down / 1024),
             }
-            for name, facts in federation["parties"].items()
+            for name, party in totals.parties.items()
         ],
         title="Rounds by party",
     )
-    rows = []
-    if isinstance(summary["test_accuracy"], float):
-        rows.append({"": "test accuracy", " ": f"{summary['test_accuracy']:.4f}"})
-    rows.append(
-        {
-            "": "rounds",
-            " ": f"{summary['rounds']} in {summary['seconds']:.1f} s, {federation['seconds_a_round']:.2f} s each",
-        }
-    )
-    safe = f"secure aggregation, safe from a server that colludes with {federation['colluders']} parties"
-    rows.append({"": "sums", " ": safe if federation["aggregation"] != "off" else "in the open"})
-    claim = summary["epsilon"]["claimed"]
-    rows.append({"": "claimed ε", " ": f"{epsilon_text(claim['value'])} per {claim['unit']} ({claim['source']})"})
-    for row in short_form(summary["epsilon"]["proven"], spec):
-        rows.append(
-            {
-                "": "assumed ε" if row["assumed"] else "proven ε",
-                " ": f"{epsilon_text(row['value'])} per {row['unit']}, δ = {row['delta']:g}, {row['adjacency']}, "
-                f"to one who sees {row['view']}{against(row)}",
-            }
-        )
-    rows += [{"": "not covered", " ": what} for what in uncovered(short_form(summary["epsilon"]["proven"], spec))]
-    rows += [{"": "note", " ": note} for note in summary["notes"]]
-    rows.append({"": "run folder", " ": str(folder)})
-    print_table(rows, title=f"{summary['method']}, {summary['num_clients']} parties")
+    lines = [] if report.test_accuracy is None else [("test accuracy", f"{report.test_accuracy:.4f}")]
+    each = f"{totals.seconds_a_round:.2f} s each"
+    lines.append(("rounds", f"{report.rounds} in {report.seconds:.1f} s, {each}"))
+    safe = f"secure aggregation, safe from a server that colludes with {totals.colluders} parties"
+    lines.append(("sums", safe if totals.aggregation != "off" else "in the open"))
+    lines.append(("claimed ε", claim_text(report.epsilon.claimed)))
+    lines += [(label(row), proven_text(row)) for row in report.epsilon.main]
+    lines += [("not covered", text) for text in uncovered(report.epsilon.main)]
+    lines += [("note", note) for note in report.notes]
+    lines.append(("run folder", str(folder)))
+    rows = [{"": what, " ": text} for what, text in lines]
+    print_table(rows, title=f"{report.method}, {report.num_clients} parties")
 
 
 def _address(text: str) -> tuple[str, int]:

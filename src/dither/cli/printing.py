@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from dither.experiment.build import Experiment
-    from dither.experiment.train import Run
+    from dither.experiment.report import LocalFigures, Report, RunTraffic
 
 SEEN = {
     "upload": "every upload",
@@ -20,16 +20,6 @@ SEEN = {
     "broadcast": "broadcasts",
     "final": "final model",
 }
-
-
-def worth_showing(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Proven rows; of those without a proof one an adjacency, so that its absence is seen too."""
-    shown = []
-    for adjacency in dict.fromkeys(row["adjacency"] for row in rows):
-        some = [row for row in rows if row["adjacency"] == adjacency]
-        proven = [row for row in some if row["value"] not in ("inf", float("inf"))]
-        shown += proven or some[:1]
-    return sorted(shown, key=lambda row: row["value"] in ("inf", float("inf")))
 
 
 class RunProgress:
@@ -111,61 +101,39 @@ class RunProgress:
         self._epsilon = f"{kind} ε {epsilon_text(value)} at round {row['round']}, {self._claimed}"
 
 
-def print_summary(result: Run) -> None:
+def print_report(report: Report) -> None:
+    """The outcome of a run."""
     from rich.table import Table
 
-    summary, spec = result.summary, result.spec
-    claim = summary["epsilon"]["claimed"]
-    table = Table(show_header=False, title=f"{spec.method} on {summary['data']}", title_justify="left")
+    from dither.experiment.report import uncovered
+
+    table = Table(show_header=False, title=escape(f"{report.method} on {report.data}"), title_justify="left")
     table.add_column(style="bold")
     table.add_column()
-    if summary["test_accuracy"] is not None:
-        table.add_row("test accuracy", f"{summary['test_accuracy']:.4f}")
-        table.add_row("loss", f"{summary['loss']:.4f}")
-    else:
-        table.add_row("test accuracy", "not scored")
-    table.add_row("rounds", f"{summary['rounds']} in {summary['seconds']:.1f} s")
-    seen = summary["participation"]
-    table.add_row(
-        "clients",
-        f"{summary['num_clients']}, each in {seen['min']} to {seen['max']} rounds (median {seen['median']:g})",
-    )
-    if "streamed" in summary:
-        read = summary["streamed"]
-        table.add_row(
-            "records",
-            f"streamed from the disk: {read['blocks']} blocks of up to {read['block_records']:,}, "
-            f"{read['seconds_waiting']:.1f} s of waiting",
+    lines = report.overview()
+    if report.streamed is not None:
+        read = report.streamed
+        lines.append(
+            (
+                "records",
+                f"streamed from the disk: {read.blocks} blocks of up to {read.block_records:,}, "
+                f"{read.seconds_waiting:.1f} s of waiting",
+            )
         )
-    if "traffic" in summary:
-        table.add_row("a client sends", traffic_text(summary["traffic"]))
-    table.add_row(
-        "claimed ε",
-        f"{epsilon_text(claim['value'])} per {claim['unit']}, δ = {claim['delta']:g} ({claim['source']})",
-    )
-    failing = sum(not condition["holds"] for condition in claim["conditions"])
-    if failing:
-        table.add_row(
-            "", f"[yellow]{failing} of its conditions fail[/]: dither account {escape(str(result.folder))}"
-        )
-    for row in short_form(summary["epsilon"]["proven"], spec):
-        table.add_row(
-            "assumed ε" if row["assumed"] else "proven ε",
-            f"[bold]{epsilon_text(row['value'])}[/] per {row['unit']}, δ = {row['delta']:g}, {row['adjacency']}, "
-            f"to one who sees {SEEN[row['view']]} ({row['recipe']}){against(row)}",
-        )
-    for what in uncovered(short_form(summary["epsilon"]["proven"], spec)):
-        table.add_row("not covered", escape(what))
-    if "test_accuracy_without_noise" in summary:
-        without = f"test accuracy {summary['test_accuracy_without_noise']:.4f}"
-        table.add_row("without noise", f"{without} (not private: the same run with its noise left out)")
-    for note in summary["notes"]:
-        table.add_row("note", escape(note))
-    if (result.folder / "plot.png").is_file():
-        table.add_row("plot", escape(str(result.folder / "plot.png")))
-    table.add_row("run folder", escape(str(result.folder)))
-    if exact := local_text(result.local):
-        table.add_row(LOCAL, f"{exact}; more in {escape(str(result.folder / 'local'))}")
+    if report.traffic is not None:
+        lines.append(("a client sends", traffic_text(report.traffic)))
+    lines += [("not covered", text) for text in uncovered(report.epsilon.main)]
+    if report.test_accuracy_without_noise is not None:
+        without = f"test accuracy {report.test_accuracy_without_noise:.4f}"
+        lines.append(("without noise", f"{without} (not private: the same run with its noise left out)"))
+    lines += [("note", note) for note in report.notes]
+    if (report.folder / "plot.png").is_file():
+        lines.append(("plot", str(report.folder / "plot.png")))
+    lines.append(("run folder", str(report.folder)))
+    if exact := local_text(report.local):
+        lines.append((LOCAL, f"{exact}; more in {report.folder / 'local'}"))
+    for what, text in lines:
+        table.add_row(what, escape(text))
     terminal().print(table)
 
 
@@ -179,11 +147,11 @@ def scores_text(row: dict[str, Any]) -> str:
     return f"training loss {row['local']['train_loss']:.4f} ({LOCAL})"
 
 
-def local_text(local: dict[str, Any]) -> str:
+def local_text(local: LocalFigures) -> str:
     """What stays in local/, in one line."""
-    parts = [f"training loss {local['train_loss']:.4f}"] if "train_loss" in local else []
-    if local.get("clamped"):
-        parts.append(f"{local['clamped']} coordinates clamped: raise secagg.bound or lower client_lr")
+    parts = [] if local.train_loss is None else [f"training loss {local.train_loss:.4f}"]
+    if local.clamped:
+        parts.append(f"{local.clamped} coordinates clamped: raise secagg.bound or lower client_lr")
     return "; ".join(parts)
 
 
@@ -194,16 +162,16 @@ SUMMED = {
 }
 
 
-def traffic_text(traffic: dict[str, Any]) -> str:
+def traffic_text(traffic: RunTraffic) -> str:
     """One line on what a round sends."""
     parts = [
-        f"{bytes_text(traffic['upload_bytes'])} a round and gets {bytes_text(traffic['download_bytes'])}",
-        SUMMED[traffic["aggregation"]],
+        f"{bytes_text(traffic.upload_bytes)} a round and gets {bytes_text(traffic.download_bytes)}",
+        SUMMED[traffic.aggregation],
     ]
-    if "mask_seconds" in traffic:
-        parts.append(f"masks {1000 * traffic['mask_seconds']:.3g} ms a client")
-    if traffic["lost"]:
-        parts.append(f"{traffic['lost']} uploads lost")
+    if traffic.mask_seconds is not None:
+        parts.append(f"masks {1000 * traffic.mask_seconds:.3g} ms a client")
+    if traffic.lost:
+        parts.append(f"{traffic.lost} uploads lost")
     return "; ".join(parts)
 
 
@@ -211,27 +179,6 @@ def bytes_text(count: float) -> str:
     """1234 -> 1.23 kB."""
     power = next((power for power in (0, 1, 2) if count < 1000 ** (power + 1)), 3)
     return f"{count / 1000**power:.3g} {('B', 'kB', 'MB', 'GB')[power]}"
-
-
-def short_form(rows: list[dict[str, Any]], spec: Any) -> list[dict[str, Any]]:
-    """The proven ε for the spec's own view under each adjacency that has one, the spec's first."""
-    view = [row for row in rows if row["view"] == spec.privacy.view and not row["unit"].startswith("message")]
-    if spec.privacy.unit == "message":
-        view = [row for row in rows if row["unit"].startswith("message")] + view
-    proven = [row for row in view if row["value"] not in ("inf", float("inf"))] or view[:1]
-    return sorted(proven, key=lambda row: row["adjacency"] != spec.adjacency)
-
-
-def uncovered(rows: list[dict[str, Any]]) -> list[str]:
-    """What no proof of these rows covers, each once."""
-    return [
-        text.removeprefix("not covered: ") for text in dict.fromkeys(t for r in rows for t in r["not_covered"])
-    ]
-
-
-def against(row: dict[str, Any]) -> str:
-    """Whom a row that counts on the others' noise holds against, to follow it; empty elsewhere and in old runs."""
-    return f", {row['against']}" if row.get("against") else ""
 
 
 def print_event(event: str, **facts: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,29 +34,29 @@ def reproduce(
         Path | None, typer.Option(help="Folder of finished runs (default: $DITHER_CACHE or the platform's).")
     ] = None,
     no_cache: Annotated[
-        bool, typer.Option("--no-cache", help="Compute everything anew and keep nothing.")
+        bool, typer.Option("--no-cache", help="Compute everything again and keep nothing.")
     ] = False,
     only_compute: Annotated[
         bool, typer.Option("--only-compute", help="Fill the cache and stop; draw the report later.")
     ] = False,
     against: Annotated[
         Path | None,
-        typer.Option(metavar="REPORT.json", help="Also list claims that another report decides otherwise."),
+        typer.Option(metavar="REPORT.json", help="Also list criteria that another report decides differently."),
     ] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Draw the papers' figures from runs of this code, and judge each of their findings."""
-    from dither.reproduction import figures
+    from dither.reproduction.figure import select
 
-    chosen = figures.select(what or ["all"])
+    chosen = select(what or ["all"])
     if listed:
         rows = [
             {
                 "figure": figure.id,
                 "shows": figure.title,
-                "criteria": ", ".join(dict.fromkeys(claim.id for claim in figure.claims)),
+                "criteria": ", ".join(dict.fromkeys(criterion.id for criterion in figure.criteria)),
             }
             for figure in chosen
         ]
@@ -65,7 +66,6 @@ def reproduce(
     from dither import api
     from dither.reproduction import report
 
-    arguments = shlex.join(["dither", *sys.argv[1:]])
     silent = as_json or quiet
     if not silent and scale != "full":
         for figure in chosen:
@@ -77,41 +77,41 @@ def reproduce(
         verdicts = ", ".join(f"{claim['id']} {claim['printed']['status']}" for claim in entry["claims"])
         bar.say(f"{entry['id']}: {entry['refused'] or verdicts}")
 
-    kept = "--no-cache keeps nothing: the same command begins again"
-    with going_on(kept if no_cache else "finished runs are kept: the same command continues"), bar:
+    after_stop = "finished runs are kept: the same command continues"
+    if no_cache:
+        after_stop = "--no-cache keeps nothing: the same command starts again"
+    with going_on(after_stop), bar, tempfile.TemporaryDirectory(prefix="dither-reproduce-") as throwaway:
         result = api.reproduce(
             what or "all",
             scale=scale,
             out=None if only_compute else out,
-            cache=cache,
-            use_cache=not no_cache,
+            cache=throwaway if no_cache else cache,
             data_dir=data_dir,
             only_compute=only_compute,
-            command=arguments,
-            on_progress=lambda now: bar.update(now.done, now.total, now.figure),
+            command=shlex.join(["dither", *sys.argv[1:]]),
+            on_progress=bar.update,
             on_figure=drawn,
         )
-    other = report.disagreements(result.claims, _claims_of(against)) if against else []
+    differing = report.disagreements(result.claims, _claims_of(against)) if against else []
     if as_json:
         from dither.experiment.folder import to_json
 
-        plain = [{key: value for key, value in entry.items() if key != "png"} for entry in result.figures]
-        told = {"report": str(result.report), "made": result.made, "figures": plain, "disagreements": other}
-        typer.echo(to_json(told, indent=2))
+        summary = {"report": str(result.report), "made": result.made, "figures": result.figures}
+        typer.echo(to_json({**summary, "disagreements": differing}, indent=2))
     if as_json or quiet:
         return
     if only_compute:
-        typer.echo(f"{result.made['computed']} runs made and kept")
+        typer.echo(f"{result.made['computed']} runs computed and kept")
         return
     _print_claims(result.claims)
-    for line in other:
-        typer.echo(f"decided otherwise in {against}: {line}")
+    for line in differing:
+        typer.echo(f"differs from {against}: {line}")
     typer.echo(f"report: {result.report}")
 
 
 def _claims_of(path: Path) -> list[dict[str, Any]]:
-    found = json.loads(path.read_text(encoding="utf-8"))
-    return [claim for figure in found["figures"] for claim in figure["claims"]]
+    figures = json.loads(path.read_text(encoding="utf-8"))["figures"]
+    return [claim for figure in figures for claim in figure["claims"]]
 
 
 def _print_claims(claims: list[dict[str, Any]]) -> None:

@@ -7,8 +7,9 @@ import io
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,14 +22,17 @@ from dither.cli.printing import (
     epsilon_text,
     error_terminal,
     escape,
-    print_summary,
+    print_report,
     print_table,
     short,
-    uncovered,
-    worth_showing,
 )
 from dither.cli.stopping import going_on
 from dither.errors import BudgetExhausted, SpecError
+
+if TYPE_CHECKING:
+    from dither.accounting import ProvenRow
+    from dither.experiment.account import PrivacyReport
+    from dither.experiment.report import AttackedRow
 
 
 def run(
@@ -82,12 +86,12 @@ def run(
     if as_json:
         from dither.experiment.folder import to_json
 
-        typer.echo(to_json({"folder": str(result.folder), **result.summary}, indent=2))
+        typer.echo(to_json({"folder": str(result.folder), **result.to_dict()}, indent=2))
     elif not quiet:
-        print_summary(result)
-    if "stopped" in result.summary:
+        print_report(result)
+    if result.stopped:
         error_terminal().print(
-            f"[bold yellow]stopped:[/] {escape(result.summary['stopped'])}; model and metrics are kept",
+            f"[bold yellow]stopped:[/] {escape(result.stopped)}; model and metrics are kept",
             soft_wrap=True,
             highlight=False,
         )
@@ -120,114 +124,80 @@ def account(
     quiet: Quiet = False,
 ) -> None:
     """Claimed and proven ε of a run (or of a spec before it is run), for every adversary, and why they differ."""
-    from dither import api
-    from dither.experiment.folder import RunFolder, to_json
+    from dither.experiment.account import account as accounted
+    from dither.spec import parse_setting
 
-    folder = RunFolder(run_folder) if (run_folder / "spec.toml").is_file() else None
-    finished = folder.summary() if folder is not None else None
-    if finished is not None and not (settings or every_recipe or ex_ante):
-        report = {"method": finished["method"], "why": finished["why"], **finished["epsilon"]}
-    else:
-        spec = spec_from(None if folder else str(run_folder), run_folder if folder else None, settings, None)
-        made, begun = None, []
-        if folder is not None and not settings:
-            made = finished["rounds"] if finished is not None else None
-            begun = folder.begun() if spec.source_of_randomness == "os" else []
-            if begun and finished is None:  # what is left would be made from the newest checkpoint on
-                done = folder.load_checkpoint()
-                begun.append((0 if done is None else done.round, spec.num_rounds))
-        report = api.accounted(
-            spec, data_dir=data_dir, every_recipe=every_recipe, ex_ante=ex_ante, rounds=made, begun=begun
-        )
+    found = accounted(
+        run_folder if run_folder.exists() else str(run_folder),
+        values=dict(parse_setting(each) for each in settings or []),
+        every_recipe=every_recipe,
+        ex_ante=ex_ante,
+        data_dir=data_dir,
+    )
     if as_json:
-        typer.echo(to_json(report, indent=2))
-    if as_json or quiet:
-        return
-    claim = report["claimed"]
+        typer.echo(found.to_json())
+    elif not quiet:
+        _print_account(found)
+
+
+def _print_account(found: PrivacyReport) -> None:
+    from dither.experiment.report import uncovered
+
+    epsilon, claim = found.epsilon, found.epsilon.claimed
     rows = [
         {
             "": "claimed",
-            "ε": epsilon_text(claim["value"]),
-            "unit": claim["unit"],
+            "ε": epsilon_text(claim.value),
+            "unit": claim.unit,
             "seen": "",
-            "neighbours": claim["adjacency"],
-            "by": claim["source"],
+            "neighbours": claim.adjacency,
+            "by": claim.source,
         }
     ]
-    for row in worth_showing(report["proven"]):
-        rows.append(
-            {
-                "": "assumed" if row["assumed"] else "proven",
-                "ε": epsilon_text(row["value"]),
-                "unit": row["unit"],
-                "seen": SEEN[row["view"]],
-                "neighbours": row["adjacency"],
-                "by": row["recipe"],
-            }
-        )
-    rows += [] if settings else _attacked(run_folder)
-    print_table(rows, title=f"{report['method']}: claimed and proven ε at δ = {claim['delta']:g}")
-    for row in worth_showing(report["proven"]):
-        clients = row.get("clients")
-        spread = (
-            [f"{which} {epsilon_text(clients[which])}" for which in ("min", "median", "max")] if clients else []
-        )
-        if len({text.split()[1] for text in spread}) > 1 and row["view"] in ("upload", "sum"):
-            typer.echo(f"over clients, {SEEN[row['view']]} seen, {row['adjacency']}: {', '.join(spread)}")
-        if row.get("against"):
-            typer.echo(f"{SEEN[row['view']]}, {row['adjacency']}: proven {row['against']}")
-        if row.get("no_credit"):
-            typer.echo(f"sums of uploads, {row['adjacency']}: no credit for the others' noise: {row['no_credit']}")
-    for key, title in (
-        ("tried", "Every bound that was tried, for the client that reveals most"),
-        ("ex_ante", "The same before the cohorts are drawn (R4)"),
+    for row in epsilon.notable:
+        kind = "assumed" if row.assumed else "proven"
+        rows.append({"": kind, "ε": epsilon_text(row.value), "unit": row.unit, **_seen(row), "by": row.recipe})
+    for shown in epsilon.attacked:
+        value, form = f">= {epsilon_text(shown.value)}", shown.form.split(":")[0]
+        rows.append({"": "attacked", "ε": value, "unit": shown.unit, **_seen(shown), "by": form})
+    print_table(rows, title=f"{found.method}: claimed and proven ε at δ = {claim.delta:g}")
+    for row in epsilon.notable:
+        where = f"{SEEN[row.view]}, {row.adjacency}"
+        if row.clients is not None and row.view in ("upload", "sum"):
+            spread = [epsilon_text(value) for value in (row.clients.min, row.clients.median, row.clients.max)]
+            if len(set(spread)) > 1:
+                typer.echo(f"over clients, {where}: min {spread[0]}, median {spread[1]}, max {spread[2]}")
+        if row.against:
+            typer.echo(f"{where}: proven {row.against}")
+        if row.no_credit:
+            typer.echo(f"{where}: no credit for the other clients' noise: {row.no_credit}")
+    for bounds, title in (
+        (found.tried, "Every bound that was tried, for the client that reveals most"),
+        (found.ex_ante, "The same before the cohorts are drawn (R4)"),
     ):
-        if key in report:
-            print_table([_bound(row) for row in _distinct(report[key])], title=title)
-    for condition in claim["conditions"]:
-        if not condition["holds"]:
-            typer.echo(f"condition of the claim fails: {condition['condition']}")
-    if report["why"]:
-        typer.echo(f"why they differ: {report['why']}")
-    for what in uncovered(report["proven"]):
-        typer.echo(f"not covered: {what}")
+        if bounds:
+            print_table([_bound(row) for row in _distinct(bounds)], title=title)
+    for condition in epsilon.failing_conditions:
+        typer.echo(f"condition of the claim fails: {condition}")
+    if found.why:
+        typer.echo(f"why they differ: {found.why}")
+    for text in uncovered(epsilon.table):
+        typer.echo(f"not covered: {text}")
 
 
-def _attacked(folder: Path) -> list[dict[str, Any]]:
-    """What `dither audit` has shown of this run, if it was asked."""
-    from dither.experiment.folder import RunFolder
-
-    found = RunFolder(folder).audit()
-    if found is None:
-        return []
-    return [
-        {
-            "": "attacked",
-            "ε": f">= {epsilon_text(row['attacked']['value'])}",
-            "unit": row["unit"],
-            "seen": SEEN[row["view"]],
-            "neighbours": row["adjacency"],
-            "by": row["attacked"]["form"].split(":")[0],
-        }
-        for row in found["rows"]
-    ]
+def _seen(row: ProvenRow | AttackedRow) -> dict[str, str]:
+    return {"seen": SEEN[row.view], "neighbours": row.adjacency}
 
 
-def _bound(row: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "ε": epsilon_text(row["value"]),
-        "seen": SEEN[row["view"]],
-        "neighbours": row["adjacency"],
-        "by": row["recipe"],
-        "detail": row["detail"],
-    }
+def _bound(row: ProvenRow) -> dict[str, str]:
+    return {"ε": epsilon_text(row.value), **_seen(row), "by": row.recipe, "detail": row.detail}
 
 
-def _distinct(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _distinct(rows: Sequence[ProvenRow]) -> list[ProvenRow]:
     """Each bound once, at the strongest adversary it holds for."""
-    first: dict[Any, dict[str, Any]] = {}
+    first: dict[tuple[str, float, str, str], ProvenRow] = {}
     for row in rows:
-        first.setdefault((row["adjacency"], row["value"], row["recipe"], row["detail"]), row)
+        first.setdefault((row.adjacency, row.value, row.recipe, row.detail), row)
     return list(first.values())
 
 

@@ -44,7 +44,7 @@ def sweep(
     """Train every combination of the varied values, as few compiled programs; leaves tables and a picture."""
     if process:
         crews.follow(processes, process, coordinator, data_dir, silent=quiet)
-    from dither.experiment.sweep.grid import parse_vary, product
+    from dither.experiment.sweep.run import parse_vary, product
     from dither.spec import parse_setting
 
     spec = spec_from(what, None, None, None)
@@ -65,7 +65,7 @@ def sweep(
         with crews.crew(processes, process, coordinator, again, silent=quiet), bar:
             found = api.sweep(
                 spec, grid, values=values, out=folder, max_memory=max_memory, data_dir=data_dir,
-                on_progress=lambda now: bar.update(now.done, now.total, f"{now.runs}/{now.of} runs"),
+                on_progress=bar.update,
             )  # fmt: skip
     except KeyboardInterrupt:
         error_terminal().print(
@@ -76,7 +76,7 @@ def sweep(
         sys.exit(130)
     if as_json:
         from dither.experiment.folder import to_json
-        from dither.experiment.sweep.folder import SweepFolder
+        from dither.experiment.sweep.result import SweepFolder
 
         typer.echo(to_json({"folder": str(folder), **(SweepFolder(folder).summary() or {})}, indent=2))
     elif not quiet:
@@ -106,7 +106,7 @@ def _print(found: Any, folder: Path) -> None:
         title=f"{spec.method} on {spec.data.name}: {len(found)} runs",
         footer=f"{seeds}proven {_against(found)}: the largest over seeds",
     )
-    for line in found.troubles():
+    for line in found.warnings():
         typer.echo(f"note: {line}")
     for line in found.not_covered():
         typer.echo(f"not covered: {line.removeprefix('not covered: ')}")

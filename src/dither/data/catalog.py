@@ -1,22 +1,23 @@
-"""The data sets Dither knows by name, and `load`, the front door for those and for a user's own files."""
+"""The data sets Dither knows by name, and `load`, which loads them and a user's own files."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+import math
+import tomllib
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dither.data.dataset import Dataset
-from dither.data.folders import load_folder
-from dither.data.images import image_dataset, read_idx, split_images, upright
-from dither.data.published import ADULT, EMNIST_BALANCED, EMNIST_BYMERGE, FASHION_MNIST, MNIST, MNIST_5K
-from dither.data.schema import Schema
-from dither.data.sources import Progress, Remote, obtain
-from dither.data.tables import dataset_from_frames, load_npz, load_table
+from dither.data.arrays import hash_folder, hash_npz, load_folder, load_npz, read_idx
+from dither.data.dataset import Dataset, TableOptions, dataset_from_tables, stratified_split
+from dither.data.downloads import Download, Origin, Progress, obtain
+from dither.data.hashing import hash_table
+from dither.data.memmap import zeros_aligned
+from dither.data.schema import Schema, draft_from_frame
+from dither.data.tables import StrPath, read_table
 from dither.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
@@ -33,38 +34,35 @@ FASHION_CLASSES = (
 )  # fmt: skip
 EMNIST_CLASSES = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt")  # the official mapping file
 BYMERGE_TEST_RECORDS = 16_323  # leaves 100,000 for training: 40 users x 2,500 (DP-SCAFFOLD)
+STREAM = ("auto", "yes", "no")
+
+Images = tuple[np.ndarray, np.ndarray]  # (images [n, height, width], labels [n])
 
 
-class Options(NamedTuple):
+class LoadOptions(NamedTuple):
     """What `load` was asked for, for the loaders of named sets."""
 
-    encoding: str
-    features: str
     schema: Schema | None
-    group_column: str
-    data_dir: str | os.PathLike[str] | None
-    progress: Progress | None
+    table: TableOptions
+    files: dict[str, Path]
 
 
-class Entry(NamedTuple):
-    """One named data set. `remote` is None for those that come with scikit-learn."""
+class CatalogEntry(NamedTuple):
+    """One data set of `catalog.toml`. `download` is None for those that come with scikit-learn."""
 
     name: str
+    kind: str  # "table" or "images"
     summary: str
     records: str
-    remote: Remote | None
-    load: Callable[[Options], Dataset]
+    download: Download | None
 
 
-# Loaders
+# Tables
 
 
 def packaged_schema(name: str) -> Schema:
     """The schema of public values that ships with Dither for a table of the catalog."""
-    import tomllib
-
-    text = resources.files("dither.data").joinpath("schemas", f"{name}.toml").read_text(encoding="utf-8")
-    return Schema.from_dict(tomllib.loads(text))
+    return Schema.from_dict(_read_toml(f"schemas/{name}.toml"))
 
 
 def read_adult(path: Path) -> pd.DataFrame:
@@ -83,16 +81,13 @@ def read_adult(path: Path) -> pd.DataFrame:
     return frame
 
 
-def _load_adult(options: Options) -> Dataset:
-    files = obtain(ADULT, data_dir=options.data_dir, progress=options.progress)
+def _load_adult(options: LoadOptions) -> Dataset:
     schema = options.schema or packaged_schema("adult")
-    train, test = read_adult(files["train"]), read_adult(files["test"])
-    return dataset_from_frames(
-        "adult", train, test, schema, options.encoding, options.features, group_column=options.group_column
-    )
+    train, test = read_adult(options.files["train"]), read_adult(options.files["test"])
+    return dataset_from_tables("adult", train, test, schema, options.table)
 
 
-def _load_breast_cancer(options: Options) -> Dataset:
+def _load_breast_cancer(options: LoadOptions) -> Dataset:
     import pandas as pd
     from sklearn.datasets import load_breast_cancer
 
@@ -100,180 +95,255 @@ def _load_breast_cancer(options: Options) -> Dataset:
     frame = pd.DataFrame(bunch.data, columns=list(bunch.feature_names))
     frame["diagnosis"] = [str(bunch.target_names[target]) for target in bunch.target]
     schema = options.schema or packaged_schema("breast-cancer")
-    return dataset_from_frames(
-        "breast-cancer",
-        frame,
-        None,
-        schema,
-        options.encoding,
-        options.features,
-        group_column=options.group_column,
+    # The split of a named set is the same for everyone: results must be comparable.
+    table = options.table._replace(test_fraction=0.2, seed=0)
+    return dataset_from_tables("breast-cancer", frame, None, schema, table)
+
+
+# Images
+
+
+def image_dataset(
+    name: str,
+    train: Images,
+    test: Images,
+    classes: tuple[str, ...],
+    *,
+    largest: int = 255,
+    notes: tuple[str, ...] = (),
+) -> Dataset:
+    """A `Dataset` from training and test images, scaled to [0, 1] by the largest grey value of the format."""
+    height, width = train[0].shape[1:]
+    x_train, x_test = _to_features([train[0], test[0]], largest)
+    return Dataset(
+        name=name,
+        x_train=x_train,
+        y_train=train[1].astype(np.int32),
+        x_test=x_test,
+        y_test=test[1].astype(np.int32),
+        classes=classes,
+        feature_names=tuple(f"pixel {row},{column}" for row in range(height) for column in range(width)),
+        image_shape=(height, width, 1),
+        notes=notes,
+        covered=True,
     )
 
 
-def _load_digits(options: Options) -> Dataset:
-    _images_only("digits", options)
+def _to_features(parts: Sequence[np.ndarray], largest: int) -> list[np.ndarray]:
+    """Flat float32 rows in [0, 1]; all parts in one piece of memory, so that pooling them needs no copy."""
+    count, pixels = sum(map(len, parts)), math.prod(parts[0].shape[1:])
+    rows = np.split(zeros_aligned((count, pixels), np.dtype(np.float32)), np.cumsum([len(p) for p in parts])[:-1])
+    for images, out in zip(parts, rows, strict=True):
+        np.multiply(images.reshape(len(images), -1), np.float32(1.0 / largest), out=out, dtype=np.float32)
+    return rows
+
+
+def _split_images(images: np.ndarray, labels: np.ndarray, test_count: int) -> tuple[Images, Images]:
+    """A fixed stratified split, the same for everyone: results on a named set must be comparable."""
+    train, test = stratified_split(labels, test_count, seed=0)
+    return (images[train], labels[train]), (images[test], labels[test])
+
+
+def upright(images: np.ndarray) -> np.ndarray:
+    """EMNIST is published with rows and columns exchanged (Cohen et al. 2017)."""
+    return np.ascontiguousarray(images.transpose(0, 2, 1))
+
+
+def _load_digits(options: LoadOptions) -> Dataset:
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
-    train, test = split_images(bunch.images, bunch.target, round(0.2 * len(bunch.target)))
+    train, test = _split_images(bunch.images, bunch.target, round(0.2 * len(bunch.target)))
     return image_dataset("digits", train, test, DIGIT_CLASSES, largest=16)
 
 
-def _load_mnist_5k(options: Options) -> Dataset:
-    _images_only("mnist-5k", options)
-    path = obtain(MNIST_5K, data_dir=options.data_dir, progress=options.progress)["images"]
-    table = np.loadtxt(path, delimiter=",", dtype=np.uint8)
-    train, test = split_images(table[:, :-1].reshape(-1, 28, 28), table[:, -1], len(table) // 5)
-    notes = ("5,000 images of MNIST, 500 a digit, not the full set",)
+def _load_mnist_5k(options: LoadOptions) -> Dataset:
+    table = np.loadtxt(options.files["images"], delimiter=",", dtype=np.uint8)
+    train, test = _split_images(table[:, :-1].reshape(-1, 28, 28), table[:, -1], len(table) // 5)
+    notes = ("5,000 images of MNIST, 500 per digit, not the full set",)
     return image_dataset("mnist-5k", train, test, DIGIT_CLASSES, notes=notes)
 
 
-def _load_idx(remote: Remote, classes: tuple[str, ...], transposed: bool = False) -> Callable[[Options], Dataset]:
-    def load_parts(options: Options) -> Dataset:
-        _images_only(remote.name, options)
-        files = obtain(remote, data_dir=options.data_dir, progress=options.progress)
-        parts = {part: read_idx(path) for part, path in files.items()}
-        for part in ("train images", "test images"):
-            parts[part] = upright(parts[part]) if transposed else parts[part]
+def _idx_loader(name: str, classes: tuple[str, ...]) -> Callable[[LoadOptions], Dataset]:
+    def load_idx(options: LoadOptions) -> Dataset:
+        parts = {part: read_idx(path) for part, path in options.files.items()}
+        if name.startswith("emnist"):
+            for part in ("train images", "test images"):
+                parts[part] = upright(parts[part])
         train = (parts["train images"], parts["train labels"])
-        return image_dataset(remote.name, train, (parts["test images"], parts["test labels"]), classes)
+        return image_dataset(name, train, (parts["test images"], parts["test labels"]), classes)
 
-    return load_parts
+    return load_idx
 
 
-def _load_bymerge(options: Options) -> Dataset:
-    _images_only("emnist-bymerge", options)
-    files = obtain(EMNIST_BYMERGE, data_dir=options.data_dir, progress=options.progress)
-    images, labels = read_idx(files["test images"]), read_idx(files["test labels"])
-    train, test = split_images(images, labels, BYMERGE_TEST_RECORDS)
+def _load_bymerge(options: LoadOptions) -> Dataset:
+    images, labels = read_idx(options.files["test images"]), read_idx(options.files["test labels"])
+    train, test = _split_images(images, labels, BYMERGE_TEST_RECORDS)
     notes = (
-        "EMNIST ByMerge test part, not the Balanced set: the same 47 classes, unequal in size",
-        f"split here, stratified, into {len(train[1]):,} training and {len(test[1]):,} test images",
+        "the test part of EMNIST ByMerge, not the Balanced set: the same 47 classes, unequal in size",
+        f"split by Dither, stratified, into {len(train[1]):,} training and {len(test[1]):,} test images",
     )
     train, test = (upright(train[0]), train[1]), (upright(test[0]), test[1])
     return image_dataset("emnist-bymerge", train, test, EMNIST_CLASSES, notes=notes)
 
 
-def _images_only(name: str, options: Options) -> None:
-    """A column or a schema means nothing for images: say so. (How columns are encoded does not matter where
-    there are none, so that a preset made for tables runs on images too.)"""
-    for key, value, default in (("group_column", options.group_column, ""), ("schema", options.schema, None)):
-        if value != default:
-            shown = value if isinstance(value, str) else "..."
-            raise DataError(f"{key}={shown!r} is for tables, but {name!r} holds images; leave it out")
+# The catalog
+
+_LOADERS: dict[str, Callable[[LoadOptions], Dataset]] = {
+    "adult": _load_adult,
+    "mnist": _idx_loader("mnist", DIGIT_CLASSES),
+    "mnist-5k": _load_mnist_5k,
+    "fashion-mnist": _idx_loader("fashion-mnist", FASHION_CLASSES),
+    "emnist-balanced": _idx_loader("emnist-balanced", EMNIST_CLASSES),
+    "emnist-bymerge": _load_bymerge,
+    "digits": _load_digits,
+    "breast-cancer": _load_breast_cancer,
+}
 
 
-_ENTRIES = (
-    Entry("adult", "census income, 14 columns, 2 classes", "32,561 + 16,281", ADULT, _load_adult),
-    Entry("mnist", "handwritten digits, 28 x 28", "60,000 + 10,000", MNIST, _load_idx(MNIST, DIGIT_CLASSES)),
-    Entry("mnist-5k", "a 5,000-image subset of MNIST", "4,000 + 1,000", MNIST_5K, _load_mnist_5k),
-    Entry(
-        "fashion-mnist",
-        "clothes, 28 x 28, 10 classes",
-        "60,000 + 10,000",
-        FASHION_MNIST,
-        _load_idx(FASHION_MNIST, FASHION_CLASSES),
-    ),
-    Entry(
-        "emnist-balanced",
-        "handwritten characters, 47 classes",
-        "112,800 + 18,800",
-        EMNIST_BALANCED,
-        _load_idx(EMNIST_BALANCED, EMNIST_CLASSES, transposed=True),
-    ),
-    Entry(
-        "emnist-bymerge",
-        "EMNIST ByMerge test part, 47 classes, not balanced",
-        "100,000 + 16,323",
-        EMNIST_BYMERGE,
-        _load_bymerge,
-    ),
-    Entry("digits", "handwritten digits, 8 x 8, inside scikit-learn", "1,438 + 359", None, _load_digits),
-    Entry("breast-cancer", "tumours, 30 numbers, inside scikit-learn", "455 + 114", None, _load_breast_cancer),
-)
-
-
-def entries() -> dict[str, Entry]:
+def entries() -> dict[str, CatalogEntry]:
     """Every data set Dither knows by name."""
-    return {entry.name: entry for entry in _ENTRIES}
+    catalog: dict[str, CatalogEntry] = {}
+    for name, listed in _read_toml("catalog.toml").items():
+        origins = (Origin(**{**origin, "files": tuple(origin["files"])}) for origin in listed.get("origins", ()))
+        download = Download(name, listed["folder"], listed["parts"], tuple(origins)) if "parts" in listed else None
+        catalog[name] = CatalogEntry(name, listed["kind"], listed["summary"], listed["records"], download)
+    return catalog
 
 
-def _entry(name: str) -> Entry:
-    known = entries()
-    if name not in known:
-        raise DataError(f"unknown data set {name!r}{did_you_mean(name, known)}")
-    return known[name]
+def _read_toml(name: str) -> dict[str, Any]:
+    return tomllib.loads(resources.files("dither.data").joinpath(name).read_text(encoding="utf-8"))
 
 
 def get(
-    name: str, *, data_dir: str | os.PathLike[str] | None = None, progress: Progress | None = None
+    name: str,
+    *,
+    data_dir: StrPath | None = None,
+    progress: Progress | None = None,
+    download: bool = True,
 ) -> tuple[Path, ...]:
-    """Fetch and verify the files of a named set; () for those that come with scikit-learn."""
-    remote = _entry(name).remote
-    return () if remote is None else tuple(obtain(remote, data_dir=data_dir, progress=progress).values())
+    """The verified files of a named set; () for those that come with scikit-learn. With `download=False` a file
+    that is not on this machine is an error."""
+    published = _entry(name).download
+    if published is None:
+        return ()
+    origins = published.origins if download else ()
+    return tuple(obtain(published._replace(origins=origins), data_dir=data_dir, progress=progress).values())
 
 
+def _entry(name: str) -> CatalogEntry:
+    catalog = entries()
+    if name not in catalog:
+        raise DataError(f"unknown data set {name!r}{did_you_mean(name, catalog)}")
+    return catalog[name]
+
+
+# reason: the keywords are the keys of [data] in a spec
 def load(
     name: str = "",
     *,
-    path: str | os.PathLike[str] = "",
-    test_path: str | os.PathLike[str] = "",
+    path: StrPath = "",
+    test_path: StrPath = "",
     label: str = "",
-    schema: Schema | str | os.PathLike[str] = "",
+    schema: Schema | StrPath = "",
     encoding: str = "minmax",
     features: str = "all",
-    data_dir: str | os.PathLike[str] | None = None,
+    data_dir: StrPath | None = None,
     test_fraction: float = 0.2,
     group_column: str = "",
     seed: int = 0,
     stream: str = "auto",
     progress: Progress | None = None,
 ) -> Dataset:
-    """A data set by its `name`, or a user's own file by its `path` (.csv, .parquet or .npz, or a folder of .npy).
+    """Load a data set by its `name`, or a user's own file by its `path` (.csv, .parquet, .npz, a folder of .npy).
 
     encoding, features   see `Schema.encode`
     schema               a `Schema` or a schema.toml; without one, your own table gets a draft in memory
-    test_path            a second file of test records; without it, `test_fraction` of the rows, chosen by
-                         `seed` and stratified by class (the split of a named set is fixed)
+    test_path            a second file with test records; without it, `test_fraction` of the rows is held out,
+                         drawn with `seed` and stratified by class (the split of a named set is fixed)
     group_column         a column whose values `partition(kind="column")` will use
-    data_dir             a folder with local copies of the named sets, looked at before anything is downloaded
-    stream               of a folder: whether its records stay on the disk (see `load_folder`)
-    progress             is called with one short line for each thing that takes time
+    data_dir             a folder with local copies of the named sets, used before anything is downloaded
+    stream               whether the records of a folder stay on disk: "auto", "yes" or "no" (see `load_folder`)
+    progress             is called with one short line for each step that takes time
     """
     if bool(name) == bool(path):
-        given = (
-            f"both name={name!r} and path={str(path)!r} are given" if name else "neither name nor path is given"
-        )
-        raise DataError(f"{given}; give exactly one")
-    folder = bool(path) and Path(path).expanduser().is_dir()
-    if stream == "yes" and not folder:
+        given = f"both name={name!r} and path={str(path)!r}" if name else "neither name nor path"
+        raise DataError(f"{given} given; give exactly one")
+    if stream not in STREAM:
+        raise DataError(f"stream={stream!r} is unknown{did_you_mean(stream, STREAM)}")
+    is_folder = bool(path) and Path(path).expanduser().is_dir()
+    if stream == "yes" and not is_folder:
         raise DataError(
-            f"stream='yes', but {name or str(path)!r} is no folder of .npy files (x.npy, y.npy); leave it out, or "
-            "save the records as such a folder"
+            f"stream='yes', but {name or str(path)!r} is not a folder of .npy files (x.npy, y.npy); leave it out, "
+            "or save the records as such a folder"
         )
-    agreed: Schema | None = None
-    if schema and not folder:
-        agreed = schema if isinstance(schema, Schema) else Schema.load(schema)
+    table = TableOptions(encoding, features, group_column, test_fraction, seed)
     if name:
-        entry = _entry(name)
         for key, value in (("label", label), ("test_path", test_path)):
             if value:
                 raise DataError(f"{key}={str(value)!r} is for your own files; leave it out with name={name!r}")
-        return entry.load(Options(encoding, features, agreed, group_column, data_dir, progress))
-    if folder or Path(path).suffix.lower() == ".npz":
-        what = "folder of .npy files" if folder else ".npz file"
-        for key, unused in (
-            ("schema", bool(schema)),
-            ("label", bool(label)),
-            ("group_column", bool(group_column)),
-        ):
-            if unused:
-                raise DataError(f"{key} is given, but a {what} holds arrays, used as they are; leave it out")
-        if folder:
-            return load_folder(path, test_path=test_path, test_fraction=test_fraction, seed=seed, stream=stream)
-        return load_npz(path, test_path=test_path, test_fraction=test_fraction, seed=seed)
-    return load_table(
-        path, test_path=test_path, label=label, schema=agreed, encoding=encoding, features=features,
-        test_fraction=test_fraction, group_column=group_column, seed=seed,
-    )  # fmt: skip
+        return _load_named(_entry(name), schema, table, data_dir, progress)
+    if not is_folder and Path(path).suffix.lower() != ".npz":
+        return _load_own_table(path, test_path, label, schema, table)
+    kind = "folder of .npy files" if is_folder else ".npz file"
+    for key, option in (("schema", schema), ("label", label), ("group_column", group_column)):
+        if option:
+            raise DataError(f"{key} is given, but a {kind} holds arrays, which are used as they are; leave it out")
+    if is_folder:
+        return load_folder(path, test_path=test_path, test_fraction=test_fraction, seed=seed, stream=stream)
+    return load_npz(path, test_path=test_path, test_fraction=test_fraction, seed=seed)
+
+
+def hash_records(path: StrPath) -> np.ndarray:
+    """The hash of each record of a user's own file or folder (`data.hashing`)."""
+    file = Path(path).expanduser()
+    if file.is_dir():
+        return hash_folder(file)
+    return hash_npz(file) if file.suffix.lower() == ".npz" else hash_table(read_table(file))
+
+
+def _load_named(
+    entry: CatalogEntry,
+    schema: Schema | StrPath,
+    table: TableOptions,
+    data_dir: StrPath | None,
+    progress: Progress | None,
+) -> Dataset:
+    if entry.kind != "table":
+        # How columns are encoded is ignored, so that a preset made for tables runs on images too.
+        for key, value in (("group_column", table.group_column), ("schema", schema)):
+            if value:
+                shown = value if isinstance(value, str) else "..."
+                raise DataError(f"{key}={shown!r} is for tables, but {entry.name!r} holds images; leave it out")
+    files = {} if entry.download is None else obtain(entry.download, data_dir=data_dir, progress=progress)
+    return _LOADERS[entry.name](LoadOptions(_schema(schema), table, files))
+
+
+def _load_own_table(
+    path: StrPath,
+    test_path: StrPath,
+    label: str,
+    schema: Schema | StrPath,
+    options: TableOptions,
+) -> Dataset:
+    """A user's own table. Without a schema one is drafted in memory, and the notes say so."""
+    agreed = _schema(schema)
+    frame, name = read_table(path), Path(path).name
+    if agreed is None:
+        if not label:
+            raise DataError(f'no label column is given for {name!r}; give label = "COLUMN" or a schema')
+        # The institution a record comes from is not a feature of the record.
+        exclude = [options.group_column] if options.group_column and options.group_column != label else []
+        agreed = draft_from_frame(frame, label, name=name, exclude=exclude)
+    elif label and label != agreed.label.column:
+        raise DataError(
+            f"label={label!r}, but the schema's label column is {agreed.label.column!r}; make them agree"
+        )
+    test = read_table(test_path) if test_path else None
+    return dataset_from_tables(name, frame, test, agreed, options)._replace(record_hashes=hash_table(frame))
+
+
+def _schema(schema: Schema | StrPath) -> Schema | None:
+    if not schema:
+        return None
+    return schema if isinstance(schema, Schema) else Schema.load(schema)

@@ -1,7 +1,7 @@
-"""Who holds which rows: the ways the papers spread a data set over clients.
+"""Which client holds which rows: the partitions that the papers use.
 
-A `ClientPartition` names rows and copies none. Clients may differ in size; nothing is padded here: the engine
-masks what it pads. Every kind is deterministic in the seed, and no client is left without records.
+A `ClientPartition` holds row numbers and copies no records. Clients may differ in size; padding is the engine's
+task. Every kind is deterministic in the seed, and every client has at least one record.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class ClientPartition(NamedTuple):
         return self.order[start : start + int(self.size[client])]
 
 
+# reason: the keywords are the keys of [data] in a spec
 def partition(
     dataset_or_labels: Dataset | np.ndarray | Sequence[int],
     *,
@@ -44,10 +45,10 @@ def partition(
     groups: np.ndarray | Sequence[str] | None = None,
     records_per_client: int = 0,
 ) -> ClientPartition:
-    """Spread the training records over clients.
+    """Distribute the training records over clients.
 
     "iid"         a uniform random split; sizes differ by at most one
-    "one-class"   each client holds one class; clients a class in proportion to its frequency
+    "one-class"   each client holds one class; the clients per class are in proportion to its frequency
     "similarity"  `similarity` percent of each client's records i.i.d., the rest by sorting on the label and
                   cutting into equal runs (Karimireddy et al. 2020)
     "dirichlet"   each class spread over clients by Dirichlet(`alpha`) shares, so sizes differ (Li et al.
@@ -98,9 +99,9 @@ def partition(
 def per_client_split(
     partition: ClientPartition, *, fractions: Sequence[float] = (0.8, 0.1, 0.1), seed: int
 ) -> tuple[ClientPartition, ClientPartition, ClientPartition]:
-    """Each client's own rows cut at random into train, test and validation; all index the same array.
+    """Split each client's rows at random into train, test and validation; all index the same array.
 
-    The first two parts are rounded down and the third takes the rest (3,052 -> 2,441 / 305 / 306).
+    The first two sizes are rounded down and the third part takes the rest (3,052 -> 2,441 / 305 / 306).
     """
     if len(fractions) != 3 or min(fractions) < 0 or abs(sum(fractions) - 1.0) > 1e-9:
         raise DataError(f"fractions={tuple(fractions)} must be three numbers >= 0 that sum to 1")
@@ -122,7 +123,7 @@ def per_client_split(
     return train, test, validation
 
 
-# Kinds. Each returns the rows of every client.
+# Each kind returns the rows of every client.
 
 
 def _similarity(
@@ -143,10 +144,10 @@ def _similarity(
 
 
 def clients_per_class(counts: np.ndarray, num_clients: int) -> np.ndarray:
-    """Clients in proportion to the records of each class, by largest remainder, at least one a class."""
+    """Clients per class, in proportion to its records by largest remainder, at least one."""
     if num_clients < len(counts):
         raise DataError(
-            f"num_clients={num_clients} is below the {len(counts)} classes; one-class needs one client each"
+            f"num_clients={num_clients} is below the {len(counts)} classes; one-class needs one client per class"
         )
     clients = largest_remainder(counts, num_clients)
     while clients.min() == 0:
@@ -179,7 +180,7 @@ def _dirichlet_shares(
 ) -> list[np.ndarray]:
     _check_alpha(alpha)
     class_rows = [rng.permutation(np.flatnonzero(labels == value)) for value in np.unique(labels)]
-    # Small alphas leave someone empty now and then: draw again, as Li et al. do.
+    # A small alpha sometimes leaves a client empty: draw again, as Li et al. do.
     for _ in range(DIRICHLET_DRAWS):
         shares = rng.dirichlet(np.full(num_clients, alpha), size=len(class_rows))
         cuts = [
@@ -192,8 +193,8 @@ def _dirichlet_shares(
         if not empty:
             return parts
     raise DataError(
-        f"client {empty[0]} is empty in {DIRICHLET_DRAWS} draws (alpha={alpha}, num_clients={num_clients}); "
-        f"raise alpha, use fewer clients, or set records_per_client for equal sizes"
+        f"client {empty[0]} was still empty after {DIRICHLET_DRAWS} draws (alpha={alpha}, "
+        f"num_clients={num_clients}); raise alpha, use fewer clients, or set records_per_client for equal sizes"
     )
 
 
@@ -208,7 +209,7 @@ def _dirichlet_mixes(
     for mix in rng.dirichlet(np.full(len(class_rows), alpha), size=num_clients):
         taken = np.zeros_like(left)
         while (short := records_per_client - int(taken.sum())) > 0:
-            # A class that has run out leaves the mix; a mix of run-out classes only becomes uniform.
+            # An exhausted class leaves the mix; a mix of exhausted classes only becomes uniform.
             open_classes = left - used - taken > 0
             weights = np.where(open_classes, mix, 0.0)
             weights = weights if weights.sum() > 1e-12 else open_classes.astype(np.float64)
@@ -234,12 +235,12 @@ def _by_column(
 ) -> ClientPartition:
     if groups is None:
         raise DataError(
-            "a column partition needs the column: load the data with group_column='COLUMN' (a folder of arrays: "
-            "put groups.npy beside them)"
+            "a column partition needs the column: load the data with group_column='COLUMN' (for a folder of "
+            "arrays, add groups.npy to it)"
         )
     values = np.asarray(groups)
     if len(values) != len(labels):
-        raise DataError(f"groups has {len(values)} values for {len(labels)} records; one a record is needed")
+        raise DataError(f"groups has {len(values)} values for {len(labels)} records; one per record is needed")
     names, client_of = np.unique(values, return_inverse=True)
     if num_clients not in (0, len(names)):
         raise DataError(
@@ -247,7 +248,7 @@ def _by_column(
             f"{len(names)} or 0"
         )
     parts: list[np.ndarray] = []
-    # One sort for all clients, each one's rows ascending.
+    # One sort for all clients; the rows of each are ascending.
     counts = np.bincount(client_of, minlength=len(names))
     of_clients = np.split(np.argsort(client_of, kind="stable"), np.cumsum(counts)[:-1])
     for name, rows in zip(names, of_clients, strict=True):

@@ -1,8 +1,9 @@
 """The schema: everything the encoding of a table depends on, fixed before any record is read.
 
-Bounds, categories and imputation values that come from the private records are themselves a leak, so each
-value says where it came from: "public" or "read from data". A schema with any value of the second kind
-leaves the preprocessing outside the privacy claim (`Schema.read_from_data`).
+Bounds, categories and imputation values taken from private records leak information, so each value says where it
+came from: "public" or "read from data". A schema with any value of the second kind leaves the preprocessing
+outside the privacy claim (`Schema.read_from_data`). A drafted schema has only such values: the owner of the
+records replaces them by what is publicly known.
 
 In `schema.toml`:
 
@@ -37,14 +38,16 @@ import math
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dither.data import cells
+from dither.data import tables
+from dither.data.tables import StrPath
 from dither.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
@@ -55,6 +58,7 @@ READ_FROM_DATA = "read from data"
 OTHER = "(other)"  # in brackets: "Other" is itself a category of Adult's race
 
 _MEANINGS = {
+    "classes_from": "classes",
     "bounds_from": "bounds",
     "standard_from": "centre and scale",
     "missing_from": "missing value",
@@ -64,6 +68,9 @@ _MEANINGS = {
 ENCODINGS = ("minmax", "standard")
 FEATURES = ("all", "categorical", "ordinal")
 LABELS = ("required", "if present", "ignore")
+
+MAX_CATEGORIES = 64  # of a draft; rarer ones go to "(other)": a column of names must not become a million features
+MAX_CLASSES = 1000
 
 
 class Numeric(NamedTuple):
@@ -78,8 +85,8 @@ class Numeric(NamedTuple):
     missing_from: str = PUBLIC
 
     def scaled(self, series: pd.Series, encoding: str) -> np.ndarray:
-        """Imputed, clamped to the bounds, then to [0, 1] by the bounds or by centre and scale."""
-        values = cells.numbers(series, self.name)
+        """Imputed, clamped to the bounds, then scaled by the bounds to [0, 1], or by centre and scale."""
+        values = tables.number_column(series, self.name)
         values = np.where(np.isnan(values), self.missing, values).clip(*self.bounds)
         if encoding == "standard":
             return (values - self.standard[0]) / self.standard[1]
@@ -88,7 +95,7 @@ class Numeric(NamedTuple):
 
 
 class Categorical(NamedTuple):
-    """A column of categories, with one place for all the others."""
+    """A column of categories; all values that are not listed share one more category."""
 
     name: str
     categories: tuple[str, ...]
@@ -97,12 +104,13 @@ class Categorical(NamedTuple):
     missing_from: str = PUBLIC
 
     def codes(self, series: pd.Series) -> np.ndarray:
-        """0..len(categories); the last stands for everything that is not listed."""
+        """0..len(categories); the last one is for every value that is not listed."""
         code_of = {category: code for code, category in enumerate(self.categories)}
         other = len(self.categories)
-        raw, texts = cells.factor(series)
+        raw, texts = tables.factorize(series)
         translate = [code_of.get(value, other) for value in texts]
-        return np.array([*translate, code_of.get(self.missing, other)], dtype=np.int64)[raw]
+        codes: np.ndarray = np.array([*translate, code_of.get(self.missing, other)], dtype=np.int64)[raw]
+        return codes
 
 
 Column = Numeric | Categorical
@@ -138,7 +146,7 @@ class Schema:
     # Files
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Schema:
+    def load(cls, path: StrPath) -> Schema:
         """Read a `schema.toml`."""
         try:
             content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
@@ -194,11 +202,11 @@ class Schema:
 
         return re.sub(r"\[((?:\n    .*,)+)\n\]", on_one_line, tomli_w.dumps(self.to_dict()))
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write `schema.toml`, whole or not at all."""
+    def save(self, path: StrPath) -> None:
+        """Write `schema.toml` atomically."""
         head = (
             f'# Values marked "{READ_FROM_DATA}" were taken from the records, which no ε covers.\n'
-            f'# Replace each by what is known without looking at the records, and mark it "{PUBLIC}".\n\n'
+            f'# Replace each by a value known without looking at the records, and mark it "{PUBLIC}".\n\n'
         )
         target = Path(path)
         partial = target.with_name(f"{target.name}.tmp")
@@ -206,21 +214,21 @@ class Schema:
         os.replace(partial, target)
 
     def digest(self) -> str:
-        """SHA-256 of the content, the same however the file is laid out: equal digests encode alike."""
-        canonical = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-        return hashlib.sha256(canonical.encode()).hexdigest()
+        """SHA-256 of the content, whatever the layout of the file: equal digests encode alike."""
+        content = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+        return hashlib.sha256(content.encode()).hexdigest()
 
     # Privacy
 
     @property
     def read_from_data(self) -> tuple[str, ...]:
         """Every value that came from the records, such as "bounds of 'age'"."""
-        found = [f"classes of {self.label.column!r}"] if self.label.classes_from == READ_FROM_DATA else []
-        for column in self.columns:
-            for key, value in column._asdict().items():
-                if value == READ_FROM_DATA and key in _MEANINGS:
-                    found.append(f"{_MEANINGS[key]} of {column.name!r}")
-        return tuple(found)
+        return tuple(
+            f"{_MEANINGS[key]} of {part[0]!r}"
+            for part in (self.label, *self.columns)
+            for key, value in part._asdict().items()
+            if key in _MEANINGS and value == READ_FROM_DATA
+        )
 
     @property
     def covered(self) -> bool:
@@ -228,12 +236,12 @@ class Schema:
         return not self.read_from_data
 
     def coverage_notes(self) -> tuple[str, ...]:
-        """What to print beside an ε: () when everything is public."""
-        found = self.read_from_data
-        if not found:
+        """The note to print beside an ε; () when every value is public."""
+        values = self.read_from_data
+        if not values:
             return ()
-        more = f" and {len(found) - 3} more values" if len(found) > 3 else ""
-        return (f"preprocessing not covered: {', '.join(found[:3])}{more} were read from the data",)
+        more = f" and {len(values) - 3} more values" if len(values) > 3 else ""
+        return (f"preprocessing not covered: {', '.join(values[:3])}{more} were read from the data",)
 
     # Encoding
 
@@ -248,7 +256,7 @@ class Schema:
         """The table as arrays.
 
         encoding  "minmax" scales numbers to [0, 1] by the bounds; "standard" by centre and scale
-        features  "all"; "categorical" (those columns only, one-hot); "ordinal" (one feature a column,
+        features  "all"; "categorical" (those columns only, one-hot); "ordinal" (one feature per column,
                   categories as their number scaled to [0, 1])
         labels    "required", "if present" or "ignore"
         """
@@ -262,17 +270,17 @@ class Schema:
         names = self.feature_names(features)
         x = np.zeros((len(frame), len(names)), dtype=np.float32)
         rows = np.arange(len(frame))
-        at = 0
+        feature = 0
         for column in columns:
             if isinstance(column, Numeric):
-                x[:, at] = column.scaled(frame[column.name], encoding)
-                at += 1
+                x[:, feature] = column.scaled(frame[column.name], encoding)
+                feature += 1
             elif features == "ordinal":
-                x[:, at] = column.codes(frame[column.name]) / len(column.categories)
-                at += 1
+                x[:, feature] = column.codes(frame[column.name]) / len(column.categories)
+                feature += 1
             else:
-                x[rows, at + column.codes(frame[column.name])] = 1.0
-                at += len(column.categories) + 1
+                x[rows, feature + column.codes(frame[column.name])] = 1.0
+                feature += len(column.categories) + 1
         if labels == "ignore" or (labels == "if present" and self.label.column not in frame.columns):
             return Encoded(x, None, names)
         return Encoded(x, self.encode_labels(frame), names)
@@ -288,7 +296,7 @@ class Schema:
         return tuple(names)
 
     def squared_norm_bound(self, encoding: str, features: str) -> float:
-        """The largest squared norm an encoded record can have, from the bounds alone."""
+        """An upper bound of the squared norm of an encoded record, from the schema only."""
         total = 0.0
         for column in self.columns:
             if isinstance(column, Categorical):
@@ -302,7 +310,7 @@ class Schema:
     def encode_labels(self, frame: pd.DataFrame) -> np.ndarray:
         """Class numbers, int32 [rows]."""
         _need_columns(frame, [self.label.column])
-        codes, texts = cells.factor(frame[self.label.column])
+        codes, texts = tables.factorize(frame[self.label.column])
         missing = np.flatnonzero(codes < 0)
         if len(missing):
             raise DataError(f"label column {self.label.column!r} is empty in row {missing[0] + 1}; remove the row")
@@ -314,7 +322,8 @@ class Schema:
                     f"label {value!r} (column {self.label.column!r}, row {row}) is not a class of the schema"
                     f"{did_you_mean(value, self.label.classes)}"
                 )
-        return np.array([number_of[value] for value in texts], dtype=np.int32)[codes]
+        numbers: np.ndarray = np.array([number_of[value] for value in texts], dtype=np.int32)[codes]
+        return numbers
 
 
 def _plain(value: str | float) -> str | float:
@@ -342,13 +351,13 @@ def _check_keys(where: str, content: Any, required: tuple[str, ...], optional: t
             raise DataError(f"{where} has an unknown key {key!r}{did_you_mean(key, (*required, *optional))}")
     for key in required:
         if key not in content:
-            raise DataError(f"{where} lacks the key {key!r}")
+            raise DataError(f"{where} needs the key {key!r}")
 
 
 def _texts(where: str, value: Any) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise DataError(f"{where} must be a list, not {value!r}")
-    return tuple(cells.canonical(item) for item in value)
+    return tuple(tables.canonical(item) for item in value)
 
 
 def _pair(where: str, value: Any) -> tuple[float, float]:
@@ -369,28 +378,20 @@ def _column_from_dict(content: Any) -> Column:
     name = str(content["name"])
     where = f"column {name!r}"
     _choice(f"the type of {where}", content.get("type", ""), ("numeric", "categorical"))
-    if content["type"] == "numeric":
-        fields = ("bounds", "standard", "missing")
-        _check_keys(where, content, ("name", "type", *fields), tuple(f"{field}_from" for field in fields))
-        return Numeric(
-            name,
-            _pair(f"bounds of {where}", content["bounds"]),
-            _pair(f"standard of {where}", content["standard"]),
-            _number(f"missing of {where}", content["missing"]),
-            *(content.get(f"{field}_from", PUBLIC) for field in fields),
-        )
-    _check_keys(where, content, ("name", "type", "categories", "missing"), ("categories_from", "missing_from"))
-    return Categorical(
-        name,
-        _texts(f"categories of {where}", content["categories"]),
-        cells.canonical(content["missing"]),
-        content.get("categories_from", PUBLIC),
-        content.get("missing_from", PUBLIC),
+    numeric = content["type"] == "numeric"
+    parse: dict[str, Callable[[str, Any], Any]] = (
+        {"bounds": _pair, "standard": _pair, "missing": _number}
+        if numeric
+        else {"categories": _texts, "missing": lambda _, value: tables.canonical(value)}
     )
+    _check_keys(where, content, ("name", "type", *parse), tuple(f"{field}_from" for field in parse))
+    values = [function(f"{field} of {where}", content[field]) for field, function in parse.items()]
+    origins = [content.get(f"{field}_from", PUBLIC) for field in parse]
+    return (Numeric if numeric else Categorical)(name, *values, *origins)
 
 
 def _validate(schema: Schema) -> None:
-    """What holds for every schema, drafted or written by hand."""
+    """Check what every schema must satisfy, drafted or written by hand."""
     label = schema.label
     if len(label.classes) < 2:
         raise DataError(f"label {label.column!r} has {len(label.classes)} class; at least 2 are needed")
@@ -405,11 +406,10 @@ def _validate(schema: Schema) -> None:
             if not column.categories:
                 raise DataError(f"column {column.name!r} has no categories; list at least one")
             _no_repeats(f"categories of {column.name!r}", column.categories)
-            continue
-        low, high = column.bounds
-        if not low <= high:
+        elif not column.bounds[0] <= column.bounds[1]:
+            low, high = column.bounds
             raise DataError(f"bounds of {column.name!r}: low={low} exceeds high={high}")
-        if not column.standard[1] > 0:
+        elif not column.standard[1] > 0:
             raise DataError(f"standard of {column.name!r}: scale={column.standard[1]} must be positive")
     for part in (label, *schema.columns):
         for key, value in part._asdict().items():
@@ -418,8 +418,77 @@ def _validate(schema: Schema) -> None:
 
 
 def _no_repeats(where: str, values: Iterable[str]) -> None:
-    seen: set[str] = set()
-    for value in values:
-        if value in seen:
+    for value, count in Counter(values).items():
+        if count > 1:
             raise DataError(f"{where}: {value!r} is listed twice")
-        seen.add(value)
+
+
+# Drafts
+
+
+def draft_schema(path: StrPath, label: str, *, exclude: Collection[str] = ()) -> Schema:
+    """Draft a schema for a CSV or Parquet file; `exclude` names columns that are not features (such as an id)."""
+    return draft_from_frame(
+        tables.read_table(path), label, name=os.path.basename(os.fspath(path)), exclude=exclude
+    )
+
+
+def draft_from_frame(frame: pd.DataFrame, label: str, *, name: str, exclude: Collection[str] = ()) -> Schema:
+    """Draft a schema for a table in memory."""
+    present = [str(column) for column in frame.columns]
+    for column in (label, *exclude):
+        if column not in present:
+            kind = "label column" if column == label else "column"
+            hint = did_you_mean(column, present)
+            if len(present) == 1 and ";" in present[0]:
+                hint = "; the file seems to be separated by ';', save it with commas"
+            raise DataError(f"{kind} {column!r} is not in {name!r}{hint}")
+    features = [column for column in present if column != label and column not in exclude]
+    if not features:
+        raise DataError(f"{name!r} has no column besides {label!r}; at least one feature is needed")
+    columns = tuple(_draft_column(frame[column], column) for column in features)
+    return Schema(label=_draft_label(frame[label], label), columns=columns, name=name)
+
+
+def _draft_label(series: pd.Series, name: str) -> Label:
+    codes, texts = tables.factorize(series)
+    if len(texts) < 2:
+        content = f"only {texts[0]!r}" if texts else "no value"
+        raise DataError(
+            f"label column {name!r} has {len(texts)} class ({content}); at least 2 are needed to train"
+        )
+    if len(texts) > min(MAX_CLASSES, max(50, len(codes) // 2)):
+        raise DataError(
+            f"label column {name!r} has {len(texts)} different values in {len(codes)} rows; Dither "
+            f"classifies: choose a column of classes, or bin the values"
+        )
+    as_numbers = tables.parse_numbers(texts)
+    if not np.isnan(as_numbers).any():  # "2" before "10"
+        texts = [texts[index] for index in np.argsort(as_numbers, kind="stable")]
+    return Label(name, tuple(texts), READ_FROM_DATA)
+
+
+def _draft_column(series: pd.Series, name: str) -> Column:
+    if tables.is_number_column(series):
+        values = tables.number_column(series, name)
+        values = values[~np.isnan(values)]
+        if len(values) == 0:
+            raise DataError(f"column {name!r} holds no values; remove it from the table")
+        distinct, counts = np.unique(values, return_counts=True)
+        scale = float(values.std())
+        return Numeric(
+            name,
+            bounds=(float(distinct[0]), float(distinct[-1])),
+            standard=(float(values.mean()), scale if scale > 0 else 1.0),
+            missing=float(distinct[np.argmax(counts)]),
+            bounds_from=READ_FROM_DATA,
+            standard_from=READ_FROM_DATA,
+            missing_from=READ_FROM_DATA,
+        )
+    codes, texts = tables.factorize(series)
+    if not texts:
+        raise DataError(f"column {name!r} holds no values; remove it from the table")
+    counts = np.bincount(codes[codes >= 0], minlength=len(texts))
+    by_frequency = np.argsort(-counts, kind="stable")
+    kept = sorted(texts[index] for index in by_frequency[:MAX_CATEGORIES])
+    return Categorical(name, tuple(kept), texts[by_frequency[0]], READ_FROM_DATA, READ_FROM_DATA)

@@ -506,7 +506,7 @@ def pooled(dataset: data.Dataset) -> Arrays:
     """All records of a data set, training before test, held once for any number of runs. On a CPU the compiled
     program reads these very arrays (`arrays.aligned`): do not write to them. Streamed records stay on the disk."""
     return (
-        data.joined(dataset) if dataset.streamed else aligned([dataset.x_train, dataset.x_test]),
+        data.all_records(dataset) if dataset.streamed else aligned([dataset.x_train, dataset.x_test]),
         aligned([dataset.y_train, dataset.y_test]),
     )
 

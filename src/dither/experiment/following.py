@@ -17,10 +17,11 @@ from typing import Any
 import jax
 
 from dither.errors import SpecError
-from dither.experiment import sweeps, train
+from dither.experiment import train
 from dither.experiment.build import build_experiment
 from dither.experiment.compiled import check, compiled, facts
-from dither.experiment.sweep import running
+from dither.experiment.sweep import batches
+from dither.experiment.sweep.run import fingerprints, plan_sweep
 from dither.simulation import devices, distributed, engine
 from dither.spec import Spec
 
@@ -69,14 +70,14 @@ def _run(order: dict[str, Any], interrupt: train.Interrupt, data_dir: str | Path
 
 def _sweep(order: dict[str, Any], interrupt: train.Interrupt, data_dir: str | Path | None) -> dict[str, Any]:
     specs = [Spec.from_toml(text, where="a spec of process 0") for text in order["specs"]]
-    planned = running.planned_for(specs, order["limit"], data_dir=data_dir)
-    distributed.compare(running.facts(planned))
+    planned = plan_sweep(specs, order["limit"], data_dir=data_dir)
+    distributed.compare(fingerprints(planned))
 
     def go_on(*_: object) -> None:
         distributed.reached()
         distributed.hear(interrupt.asked)
 
     go_on()
-    sweeps.train(planned, done=order["done"], on_evaluation=go_on, on_batch=go_on)
+    batches.train_batches(planned, done=order["done"], on_evaluation=go_on, on_batch=go_on)
     distributed.reached()
     return distributed.hear()

@@ -6,9 +6,9 @@ import platform
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from dither import data, models
-from dither.accounting import accountant
+from dither import data
+from dither.accounting import ProvenRow, accountant
 from dither.accounting.ledger.runs import Ledger, Spending, data_id
-from dither.errors import BudgetExhausted, ClientRefused, DataError, DitherError, RunExists, SpecError
+from dither.errors import BudgetExhausted, ClientRefused, DitherError, RunExists, SpecError
 from dither.experiment import folder as runs
 from dither.experiment import plots
 from dither.experiment.build import (
@@ -29,7 +29,6 @@ from dither.experiment.build import (
     build_experiment,
     circumstances,
     claim_after,
-    claimed,
     planned_rounds,
     proven,
     rounding,
@@ -38,7 +37,17 @@ from dither.experiment.build import (
     with_missing,
 )
 from dither.experiment.compiled import check, compiled, designs, engine_options, facts, origin, sharing_note
-from dither.secagg.messages import round_bytes
+from dither.experiment.report import (
+    DiskReads,
+    Epsilon,
+    LedgerCharge,
+    Report,
+    RoundingMargin,
+    RoundsTakenPart,
+    RunTraffic,
+    leaf_name,
+    load,
+)
 from dither.simulation import distributed, engine
 from dither.simulation.aggregation import Aggregation
 from dither.simulation.sharding import Shards
@@ -48,93 +57,7 @@ from dither.spec import Spec, method
 from dither.types import Params, __version__
 
 CHECKPOINT_SECONDS = 5.0
-_SCORED = 16_384  # records of a folder that a trained run scores at a time
 _WAYS = {"no": "in memory", "yes": "streamed from the disk"}  # data.stream, and how provenance.json says it
-
-
-@dataclass(frozen=True)
-class Run:
-    """A trained run: its folder, spec, metrics, summary, and the model."""
-
-    folder: Path
-    spec: Spec
-    summary: dict[str, Any]
-    metrics: list[dict[str, Any]]
-    model: models.Model
-    params: Params
-    classes: tuple[str, ...]
-    schema: data.Schema | None
-
-    @property
-    def local(self) -> dict[str, Any]:
-        """Exact figures that no ε covers: the training loss and others. Local, not private."""
-        folder = runs.RunFolder(self.folder)
-        return {**folder.local_summary(), "metrics": folder.local_metrics()}
-
-    def predict_proba(self, features: Any) -> np.ndarray:
-        """Class probabilities `[n, classes]` of an encoded array, a data frame or a file."""
-        return np.asarray(models.probabilities(self._scores(features)))
-
-    def predict(self, features: Any) -> np.ndarray:
-        """The class name of each record of an encoded array, a data frame or a file (CSV, Parquet, npz)."""
-        return np.asarray(self.classes)[np.asarray(models.predict(self._scores(features)))]
-
-    def evaluate(self, path: str | Path) -> dict[str, float]:
-        """Accuracy and loss on a file with labels: exact, and so local, not private."""
-        right, losses = [], []
-        for encoded in self._pieces(path, labels="required"):
-            if encoded.y is None:
-                raise DataError(f"{str(path)!r} has no labels to evaluate on")
-            scores = self.model.apply(self.params, self._check_width(encoded.x))
-            right.append(np.asarray(models.predict(scores)) == encoded.y)
-            losses.append(np.asarray(models.score_losses(scores, encoded.y)))
-        return {
-            "records": sum(map(len, right)),
-            "accuracy": float(np.mean(np.concatenate(right))),
-            "loss": float(np.mean(np.concatenate(losses))),
-        }
-
-    def _scores(self, features: Any) -> Any:
-        if isinstance(features, np.ndarray | list):
-            return self.model.apply(self.params, self._check_width(np.asarray(features, np.float32)))
-        pieces = [
-            self.model.apply(self.params, self._check_width(encoded.x))
-            for encoded in self._pieces(features, labels="ignore")
-        ]
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-
-    def _pieces(self, features: Any, *, labels: str) -> Iterator[data.Encoded]:
-        """The records of a table or file; those of a folder, which may not fit memory, some at a time."""
-        if not isinstance(features, str | Path) or not Path(features).expanduser().is_dir():
-            yield self._encode(features, labels=labels)
-            return
-        if self.schema is not None:
-            raise DataError(f"this run was trained on a table; give one instead of the folder {str(features)!r}")
-        x, y = data.arrays_of(features, classes=self.classes, labels=labels)
-        names = tuple(f"x{index}" for index in range(x.shape[1]))
-        for at in range(0, len(x), _SCORED):
-            rows = np.arange(at, min(at + _SCORED, len(x)))
-            some = np.empty((len(rows), x.shape[1]), np.float32)
-            x.read(rows, some)
-            yield data.Encoded(some, None if y is None else y[rows], names)
-
-    def _encode(self, features: Any, *, labels: str) -> data.Encoded:
-        how = (self.spec.data.encoding, self.spec.data.features)
-        if not isinstance(features, str | Path):
-            if self.schema is None:
-                raise DataError("this run has no schema for tables; give an array of encoded features")
-            return self.schema.encode(features, *how, labels=labels)
-        if Path(features).suffix == ".npz":
-            return data.read_arrays(features, classes=self.classes, labels=labels)
-        if self.schema is None:
-            raise DataError(f"this run was trained on arrays; give a .npz file instead of {str(features)!r}")
-        return data.encode_features(self.schema, features, *how, labels=labels)
-
-    def _check_width(self, x: np.ndarray) -> np.ndarray:
-        wanted = int(self.summary["num_features"])
-        if x.ndim != 2 or x.shape[1] != wanted:
-            raise DataError(f"the data has shape {x.shape}, the model takes {wanted} features a record")
-        return x
 
 
 def run(
@@ -149,7 +72,7 @@ def run(
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     on_start: Callable[[Experiment, Path, int], None] | None = None,
     on_evaluation: Callable[[dict[str, Any]], None] | None = None,
-) -> Run:
+) -> Report:
     """Train a spec (a preset's name, a TOML file, a mapping or a `Spec`) and leave a run folder.
 
     `values` are dotted keys put on top of the spec. `resume` continues a folder that was interrupted: the
@@ -158,7 +81,7 @@ def run(
 
     Your own data is always charged to a ledger (the default one, or `ledger`), the catalogue's sets only when
     `ledger` is given. Records that another ledger of yours knows are refused unless `new_ledger`. Where a budget
-    ends the run early, `summary["stopped"]` says so.
+    ends the run early, `Report.stopped` says so.
 
     Among several processes (`simulation.distributed`) this is for process 0; the others call `following.follow`.
     """
@@ -179,7 +102,7 @@ def _run(
     checkpoint_seconds: float,
     on_start: Callable[[Experiment, Path, int], None] | None,
     on_evaluation: Callable[[dict[str, Any]], None] | None,
-) -> Run:
+) -> Report:
     distributed.must_lead()
     clock = Clock()
     spec = Spec.from_any(spec).with_values(values or {})
@@ -190,8 +113,8 @@ def _run(
     else:
         _check_spec(runs.RunFolder.open(resume), spec)
         begun = runs.RunFolder.open(resume).provenance()
-        finished = runs.RunFolder.open(resume).summary()
-        if finished is not None and "stopped" not in finished:
+        finished = Report.read(resume)
+        if finished is not None and not finished.stopped:
             distributed.dismiss()
             return load(resume)
     distributed.tell("run", spec=spec.to_toml())
@@ -244,10 +167,10 @@ def spending(
     digest = experiment.dataset.ledger_digest
     dataset = data_id(book, path=spec.data.path, name=spec.data.name, digest=digest)
     if spec.data.path:
-        read, name = experiment.dataset.rows, Path(spec.data.path).name
+        read, name = experiment.dataset.record_hashes, Path(spec.data.path).name
         book.identify(
             dataset,
-            lambda: data.of_file(spec.data.path) if read is None else read,
+            lambda: data.hash_records(spec.data.path) if read is None else read,
             file=name,
             name=spec.data.id,
             new_ledger=new_ledger,
@@ -278,7 +201,7 @@ def spending(
     )
 
 
-def resume(path: str | Path, **arguments: Any) -> Run:
+def resume(path: str | Path, **arguments: Any) -> Report:
     """Continue an interrupted run folder with its own spec."""
     return run(runs.RunFolder.open(path).spec(), resume=path, **arguments)
 
@@ -298,7 +221,7 @@ def train(
     shards: Shards,
     account: Spending | None = None,
     clock: Clock | None = None,
-) -> Run:
+) -> Report:
     """Rounds from the newest checkpoint (or from the start) to the end; then model, summary and plot."""
     spec, began = experiment.spec, time.perf_counter()
     clock = clock or Clock()
@@ -395,47 +318,38 @@ def train(
         again = len(made.cohorts) - len(experiment.cohorts)
         if again:  # what became of rounds that were undone, nobody knows
             missing = max(missing, tolerated(spec))
-        summary = summarise(made, rows, participation, missing)
+        report = report_of(made, folder, rows, participation, missing)
+    local = {"train_loss": (folder.local_metrics() or rows)[-1]["train_loss"], "clamped": sent.pop("clamped", 0)}
+    report = replace(report, repeated_rounds=again, traffic=RunTraffic(**sent))
     if again:
-        summary["repeated_rounds"] = again
-        summary["notes"].append(
+        report = report.with_notes(
             f"{again} rounds were undone when the run was interrupted, and those made again have fresh noise: the "
             "proven ε counts them all"
         )
-    local = {"train_loss": (folder.local_metrics() or rows)[-1]["train_loss"], "clamped": sent.pop("clamped", 0)}
-    summary["traffic"] = sent
-    _note_aggregation(made, summary, missing)
+    report = _with_aggregation(report, made, missing)
     if refused.any():
         names = experiment.partition.names
-        summary["refused"] = {names[i]: int(refused[i]) for i in np.flatnonzero(refused)}
-        summary["notes"].append(f"updates that were not finite were left out: {summary['refused']}")
+        left_out = {names[i]: int(refused[i]) for i in np.flatnonzero(refused)}
+        report = replace(report, refused=left_out)
+        report = report.with_notes(f"updates that were not finite were left out: {left_out}")
     if slow:
-        summary["notes"].append(slow)
+        report = report.with_notes(slow)
     if stopped:
-        summary["stopped"] = stopped
-        summary["epsilon"]["claimed"] = claimed(claim_after(experiment, rows[-1]["round"]))
+        claim = claim_after(experiment, report.rounds)
+        report = replace(report, stopped=stopped, epsilon=replace(report.epsilon, claimed=claim))
     if account is not None:
-        summary["ledger"] = {"file": str(account.ledger.path), "dataset": account.dataset}
+        report = replace(report, ledger=LedgerCharge(str(account.ledger.path), account.dataset))
     if spec.compare and not spec.data.path:
         with clock("without_noise"):
-            summary["test_accuracy_without_noise"] = without_noise(experiment)
+            report = replace(report, test_accuracy_without_noise=without_noise(experiment))
     if spec.scored:
         with clock("plot"):
             plots.draw_run(rows, folder.path / "plot.png", title=_title(spec), subtitle=_subtitle(experiment))
     if isinstance(rounds, Streamed):
-        summary["streamed"] = rounds.report()
-    summary["timing"] = clock.report()  # of this process: what a resumed run did before is not in it
-    folder.save_summary(summary, local)
-    return Run(
-        folder.path,
-        spec,
-        summary,
-        rows,
-        experiment.model,
-        params,
-        experiment.dataset.classes,
-        experiment.dataset.schema,
-    )
+        report = replace(report, streamed=DiskReads(**rounds.report()))
+    report = replace(report, timing=clock.report())  # of this process: what a resumed run did before is not in it
+    report.save(local)
+    return report
 
 
 def handed_out(state: engine.State, simulation: engine.Simulation) -> engine.State:
@@ -446,30 +360,6 @@ def handed_out(state: engine.State, simulation: engine.Simulation) -> engine.Sta
     leaves = distributed.handed_out([distributed.fetched(leaf) for leaf in leaves])
     placed, _ = simulation.shards.place(jax.tree.unflatten(structure, leaves), ())
     return placed
-
-
-def load(path: str | Path) -> Run:
-    """A trained run, ready to predict."""
-    folder = runs.RunFolder.open(path)
-    summary, spec = folder.summary(), folder.spec()
-    if summary is None:
-        raise RunExists(f"{str(path)!r} is not complete; finish it with `dither run --resume {path}`")
-    leaves = folder.load_model()
-    model = models.make(
-        spec.model.name,
-        num_features=summary["num_features"],
-        num_classes=len(summary["classes"]),
-        hidden=spec.model.hidden,
-        image_shape=summary["image_shape"],
-    )
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
-    paths = jax.tree_util.tree_flatten_with_path(shapes)
-    params = jax.tree.unflatten(paths[1], [leaves[_leaf_name(where)] for where, _ in paths[0]])
-    schema = None
-    for name in ("schema.toml", "local/schema.toml"):
-        if folder.read(name) is not None:
-            schema = data.Schema.load(folder.path / name)
-    return Run(folder.path, spec, summary, folder.metrics(), model, params, tuple(summary["classes"]), schema)
 
 
 def without_noise(experiment: Experiment) -> float:
@@ -529,43 +419,43 @@ class Interrupt:
             signal.signal(signal.SIGINT, self._before)
 
 
-def summarise(
-    experiment: Experiment, rows: list[dict[str, Any]], participation: np.ndarray, missing: int = 0
-) -> dict[str, Any]:
-    """summary.json."""
+def report_of(
+    experiment: Experiment,
+    folder: runs.RunFolder,
+    rows: list[dict[str, Any]],
+    participation: np.ndarray,
+    missing: int = 0,
+) -> Report:
+    """The outcome of the rounds that were made, when at most `missing` clients lacked in any sum."""
     last, spec = rows[-1], experiment.spec
     counts = np.sort(participation)
-    return {
-        "method": spec.method,
-        "data": spec.data.path or spec.data.name,
-        "test_accuracy": last["test_accuracy"],
-        "loss": last["loss"],
-        "rounds": last["round"],
-        "seconds": last["seconds"],
-        "epsilon": {
-            "claimed": claimed(experiment.prepared.claim),
-            "proven": proven(experiment, missing=missing),
-            "attacked": None,
-        },
-        "why": method(spec.method).why,
-        "participation": {
-            "min": int(counts[0]),
-            "median": float(np.median(counts)),
-            "max": int(counts[-1]),
-        },
-        "randomness": spec.source_of_randomness,
-        "notes": [
+    table = proven(experiment, missing=missing)
+    return Report(
+        folder=folder.path,
+        spec=spec,
+        evaluations=tuple(rows),
+        method=spec.method,
+        data=spec.data.path or spec.data.name,
+        test_accuracy=last["test_accuracy"],
+        loss=last["loss"],
+        rounds=last["round"],
+        seconds=last["seconds"],
+        epsilon=Epsilon.of(spec, experiment.prepared.claim, [ProvenRow.from_json(row) for row in table]),
+        why=method(spec.method).why,
+        participation=RoundsTakenPart(int(counts[0]), float(np.median(counts)), int(counts[-1])),
+        randomness=spec.source_of_randomness,
+        notes=(
             *experiment.dataset.notes,
             *experiment.prepared.caveats,
             *_view_caveat(spec),
             *_data_caveats(spec),
-        ],
-        "num_clients": len(experiment.partition.size),
-        "num_features": int(experiment.dataset.x_train.shape[1]),
-        "num_params": experiment.num_params,
-        "image_shape": list(experiment.dataset.image_shape),
-        "classes": list(experiment.dataset.classes),
-    }
+        ),
+        num_clients=len(experiment.partition.size),
+        num_features=int(experiment.dataset.x_train.shape[1]),
+        num_params=experiment.num_params,
+        image_shape=tuple(experiment.dataset.image_shape),
+        classes=tuple(experiment.dataset.classes),
+    )
 
 
 def traffic(
@@ -591,6 +481,8 @@ def traffic(
         found |= {**seen, "download_bytes": seen["download_bytes"] + 4 * message}
         found["enrol_seconds"] = aggregator.enrol_seconds
     else:
+        from dither.secagg.messages import round_bytes  # needs cryptography, which a plain run does not
+
         sent, received = round_bytes(
             upload, experiment.spec.cohort_size, modulus_bits=how.how.modulus_bits, colluders=how.colluders
         )
@@ -598,28 +490,34 @@ def traffic(
     return found
 
 
-def _note_aggregation(experiment: Experiment, summary: dict[str, Any], missing: int) -> None:
-    """Say what encoding and lost clients mean for the proof."""
-    seen = summary["traffic"]
-    if seen["lost"]:
-        summary["notes"].append(
-            f"{seen['lost']} uploads were lost, at most {missing} in a round; the proven ε of sums counts on "
-            "nobody who was missing"
+def _with_aggregation(report: Report, experiment: Experiment, missing: int) -> Report:
+    """The report with what encoding and lost clients mean for the proof."""
+    seen, table = report.traffic, report.epsilon.table
+    if seen is None:
+        return report
+    if seen.lost:
+        report = report.with_notes(
+            f"{seen.lost} uploads were lost, at most {missing} in a round; the proven ε of sums counts on nobody "
+            "who was missing"
         )
-    if seen["void_rounds"]:
-        summary["notes"].append(
-            f"{seen['void_rounds']} of {summary['rounds']} rounds had too few clients and are void"
+    if seen.void_rounds:
+        report = report.with_notes(
+            f"{seen.void_rounds} of {report.rounds} rounds had too few clients and are void"
         )
-    if "bound" in seen:
+    if seen.bound is not None and experiment.spec.secagg.noise != "discrete":
         # How many were is exact, and so stays local.
-        limit = f"coordinates beyond {seen['bound']:g} are clamped before the sum"
-        if experiment.spec.secagg.noise != "discrete":
-            for row in summary["epsilon"]["proven"]:
-                if any("G8" in text for text in row["not_covered"]):
-                    row["not_covered"].append(f"{limit}: the credit holds where none was (local/summary.json)")
+        limit = (
+            f"coordinates beyond {seen.bound:g} are clamped before the sum: the credit holds where none was "
+            "(local/summary.json)"
+        )
+        table = tuple(
+            replace(row, not_covered=(*row.not_covered, limit)) if any("G8" in t for t in row.not_covered) else row
+            for row in table
+        )
     margin = rounding(experiment, missing)
     if margin is not None:
-        seen["rounding"] = margin
+        seen = replace(seen, rounding=RoundingMargin(**margin))
+    return replace(report, traffic=seen, epsilon=replace(report.epsilon, table=table))
 
 
 UNSCORED = (
@@ -696,11 +594,7 @@ def default_folder(spec: Spec) -> Path:
 def named_leaves(params: Params) -> dict[str, np.ndarray]:
     """Leaves by the path in the tree: 'dense0/w'."""
     pairs, _ = jax.tree_util.tree_flatten_with_path(params)
-    return {_leaf_name(where): np.asarray(leaf) for where, leaf in pairs}
-
-
-def _leaf_name(where: tuple[Any, ...]) -> str:
-    return "/".join(str(getattr(entry, "key", getattr(entry, "idx", entry))) for entry in where)
+    return {leaf_name(where): np.asarray(leaf) for where, leaf in pairs}
 
 
 def restore(like: engine.State, leaves: list[np.ndarray]) -> engine.State:

@@ -293,8 +293,8 @@ class PartyData:
             raise DataError(f"label column {label!r} is not in {self.name!r}{did_you_mean(label, columns)}")
 
     def rows(self) -> np.ndarray:
-        """Each record as a number, for the ledger (`data.rows`)."""
-        return np.asarray(data.of_file(self.path) if self.table is None else data.of_table(self.table))
+        """Each record as a number, for the ledger (`data.hashing`)."""
+        return data.hash_records(self.path) if self.table is None else data.hash_table(self.table)
 
     def encode(self, agreement: Agreement, *, empty: bool = False) -> tuple[np.ndarray, np.ndarray]:
         if self.table is None or agreement.schema is None:

@@ -24,6 +24,7 @@ import numpy as np
 from dither import data, methods
 from dither.errors import FederationError, ProtocolAbort, SpecError
 from dither.experiment import build, compiled, plots, train
+from dither.experiment.report import Exclusion, FederationTotals, PartyTotals, Report
 from dither.federation import engines, keys, mailbox
 from dither.federation.agreement import (
     Agreement,
@@ -118,8 +119,8 @@ class Coordinator:
         self._waits = ("", 0.0)  # for what, and since when
         self._told = ("", 0.0)  # what was said of it, and when
 
-    def run(self) -> dict[str, Any]:
-        """Everything; returns the summary. Whoever calls this holds the journal's lock."""
+    def run(self) -> Report:
+        """Everything; returns the report. Whoever calls this holds the journal's lock."""
         began = time.monotonic()
         self.agreement = self._agree()
         self._least = least_clients(self.agreement.spec)
@@ -554,7 +555,7 @@ class Coordinator:
 
     # After the rounds
 
-    def _finish(self) -> dict[str, Any]:
+    def _finish(self) -> Report:
         lines = self.journal.rounds()
         folder = self.journal.folder
         rows = folder.metrics()
@@ -563,36 +564,39 @@ class Coordinator:
         # Of a round that was left while it was being opened nobody knows who was in the sum that the server saw.
         void = [str(line["round"] + 1) for line in lines if not line["counted"]]
         most_missing = self.agreement.may_lack if void else int(np.asarray(state.missing)[0])
-        summary = train.summarise(made, rows, np.asarray(state.participation)[0], most_missing)
-        summary["federation"] = {
-            "id": self.keyring.id[:16],
-            "terms": self.agreement.digest,
-            "parties": {
-                name: {
-                    "records": size,
-                    "counted": sum(name in line["counted"] for line in lines),
-                    "missing": sum(name in line["missing"] for line in lines),
-                    "refused": sum(name in line["refused"] for line in lines),
-                    "bytes_up": self.mailbox.bytes_up.get(name, 0),
-                    "bytes_down": self.mailbox.bytes_down.get(name, 0),
-                }
+        report = train.report_of(made, folder, rows, np.asarray(state.participation)[0], most_missing)
+        excluded = {name: Exclusion(**entry) for name, entry in self.journal.excluded().items()}
+        totals = FederationTotals(
+            id=self.keyring.id[:16],
+            terms=self.agreement.digest,
+            parties={
+                name: PartyTotals(
+                    records=size,
+                    counted=sum(name in line["counted"] for line in lines),
+                    missing=sum(name in line["missing"] for line in lines),
+                    refused=sum(name in line["refused"] for line in lines),
+                    bytes_up=self.mailbox.bytes_up.get(name, 0),
+                    bytes_down=self.mailbox.bytes_down.get(name, 0),
+                )
                 for name, size in zip(self.agreement.names, self.agreement.sizes, strict=True)
             },
-            "excluded": self.journal.excluded(),
-            "aggregation": self.agreement.spec.aggregation,
-            "colluders": self.agreement.spec.colluders,
-            "most_missing": most_missing,
-            "void_rounds": int(np.asarray(state.void)[0]),
-            "seconds_a_round": float(np.median([line["seconds"] for line in lines])) if lines else 0.0,
-        }
+            excluded=excluded,
+            aggregation=self.agreement.spec.aggregation,
+            colluders=self.agreement.spec.colluders,
+            most_missing=most_missing,
+            void_rounds=int(np.asarray(state.void)[0]),
+            seconds_a_round=float(np.median([line["seconds"] for line in lines])) if lines else 0.0,
+        )
+        report = replace(report, federation=totals)
         if most_missing:
-            summary["notes"].append(
+            report = report.with_notes(
                 f"at most {most_missing} parties lacked in a sum: the proven ε of sums counts on none of them"
             )
-        for name, found in self.journal.excluded().items():
-            summary["notes"].append(f"{name} was excluded in round {found['round'] + 1}: {found['why']}")
+        report = report.with_notes(
+            *(f"{name} was excluded in round {entry.round + 1}: {entry.why}" for name, entry in excluded.items())
+        )
         if void:
-            summary["notes"].append(
+            report = report.with_notes(
                 f"without effect: round {', '.join(void)} (the server ended while that sum was being opened, a "
                 "seal was false, or too few parties were left); what parties were charged for it stays charged"
             )
@@ -600,7 +604,7 @@ class Coordinator:
         if self.engine.scored:
             title = f"{self.agreement.spec.method}, {len(self.agreement.names)} parties"
             plots.draw_run(rows, folder.path / "plot.png", title=title, subtitle=self._evaluation.name)
-        folder.save_summary(summary)
+        report.save()
         told = {"run": self.agreement.run, "rounds": len(lines), "accuracy": rows[-1]["test_accuracy"]}
         self.mailbox.ask(
             "finish",
@@ -609,7 +613,7 @@ class Coordinator:
             take=lambda name, answer: None,
         )
         self._event("done", {"folder": str(folder.path)})
-        return summary
+        return report
 
 
 _MOST_TRIES = 3

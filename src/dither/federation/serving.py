@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from dither.errors import ConfigError, DitherError, FederationError, RunExists
-from dither.experiment.folder import RunFolder, lock, write_text
+from dither.experiment.folder import lock, write_text
+from dither.experiment.report import Report
 from dither.federation import keys
 from dither.spec import Spec
 
@@ -44,8 +45,8 @@ def serve(
     wait_seconds: float = 3600.0,
     data_dir: Path | None = None,
     on_event: Event = lambda event, facts: None,
-) -> dict[str, Any]:
-    """Run a federation to its end; returns the summary. The run folder may hold the beginning of this very run."""
+) -> Report:
+    """Run a federation to its end; returns the report. The run folder may hold the beginning of this very run."""
     from dither.federation import flower
 
     flower.require()
@@ -76,10 +77,10 @@ def serve(
         link = SuperLink(run_folder, tls, environment)
         gate = Gate(host, port, inside=link.inside, tls=tls, nodes=[party.node_key for party in keyring.parties])
         _supervise(link, gate, keyring, config, on_event)
-        summary = RunFolder(run_folder).summary()
-        if summary is None:
+        report = Report.read(run_folder)
+        if report is None:
             raise FederationError(f"{str(run_folder)!r} is done and has no summary: start the server again")
-        return summary
+        return report
 
 
 def _supervise(link: Any, gate: Any, keyring: keys.Keyring, config: Mapping[str, str], on_event: Event) -> None:

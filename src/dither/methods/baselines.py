@@ -35,6 +35,7 @@ from dither.types import (
     Release,
     Round,
     RoundInfo,
+    Sampling,
     ServerState,
     Upload,
 )
@@ -91,7 +92,7 @@ def prepare_dp_sgd(model: Model, plan: PrivacyPlan) -> Prepared:
     _one_step(plan, "dp-sgd")
     clients = (plan.num_clients, plan.batch_size, plan.clip_norm, plan.cohort_size)
     params = cpfed.dpsgd_params(
-        cpfed.Params(plan.num_rounds, plan.local_steps, *clients),
+        cpfed.CpfedParams(plan.num_rounds, plan.local_steps, *clients),
         credit_sa=bool(plan.options["equal_credit"]),
     )
     return local.noisy_averaging(
@@ -111,7 +112,7 @@ def prepare_dp_dsgd(model: Model, plan: PrivacyPlan) -> Prepared:
     which = plan.options["credited_clients"]
     if which not in ("n", "r"):
         raise SpecError(f"method_options.credited_clients={which!r} is not one of 'n', 'r'")
-    params = concentrated.Params(
+    params = concentrated.ConcentratedParams(
         concentrated.participations(plan, cohorts),
         plan.local_steps,
         plan.batch_size,
@@ -167,7 +168,7 @@ def prepare_dp_fedavg(model: Model, plan: PrivacyPlan) -> Prepared:
             # The unit is a client: one whose update is blanked (its place in the cohort stays) moves the mean by
             # S/K. Who takes part is public here, so a client's participations are counted and its chance of being
             # chosen amplifies nothing.
-            cohort = sampling.Sampling("full", 1.0, sampling.ZERO_OUT, 0.0, plan.cohort_size, plan.num_clients)
+            cohort = Sampling("full", 1.0, sampling.ZERO_OUT, 0.0, plan.cohort_size, plan.num_clients)
             bound = float(hyper["update_clip"])
             return (
                 *_unprotected(info),  # the server sees the updates as they are
@@ -293,5 +294,5 @@ def _central_claim(plan: PrivacyPlan, multiplier: float) -> Claim:
 
 
 def _unprotected(info: RoundInfo) -> tuple[Release, ...]:
-    everything = sampling.Sampling("full", 1.0, sampling.REPLACE_ONE, 0.0, info.size, info.size)
+    everything = Sampling("full", 1.0, sampling.REPLACE_ONE, 0.0, info.size, info.size)
     return (Release("uplink", 0.0, float("inf"), 1, everything, "no noise"),)

@@ -29,7 +29,8 @@ import numpy as np
 from dither.errors import SpecError
 from dither.methods import local
 from dither.methods.cpfed import step_sensitivity  # 2G/γ here: the same Corollary 1
-from dither.methods.theory.common import (
+from dither.methods.formulas import (
+    BoundTerms,
     Condition,
     Float,
     check_cohort,
@@ -60,7 +61,7 @@ WHY = (
 )
 
 
-class Params(NamedTuple):
+class ConcentratedParams(NamedTuple):
     """What Theorem 1 speaks of; r counts as 1 without secure aggregation."""
 
     participations: Float
@@ -81,7 +82,7 @@ def prepare(model: Model, plan: PrivacyPlan) -> Prepared:
     if plan.options["exact_epochs"]:
         plan = plan._replace(batch_size=_exact_batch(plan))
     cohorts = participation_design(plan)
-    params = Params(
+    params = ConcentratedParams(
         participations(plan, cohorts),
         plan.local_steps,
         plan.batch_size,
@@ -168,12 +169,12 @@ def noise_multiplier(*, noise_std: Float, clip_norm: Float, batch_size: Float) -
     return sigma / step_sensitivity(clip_norm=clip_norm, batch_size=batch_size)
 
 
-def noise_std(params: Params, *, epsilon: Float, delta: Float) -> Float:
+def noise_std(params: ConcentratedParams, *, epsilon: Float, delta: Float) -> Float:
     """σ = G√(2C_iτ/(r m γ ρ)) (Theorem 1 solved for σ)."""
     return np.sqrt(rho_total(params, noise_std=1.0) / zcdp_from_epsilon(epsilon=epsilon, delta=delta))
 
 
-def dpdsgd_params(params: Params, *, credited_clients: Float) -> Params:
+def dpdsgd_params(params: ConcentratedParams, *, credited_clients: Float) -> ConcentratedParams:
     """The DP-DSGD baseline (Section VII-C): one step a round on a fresh batch, ρ = 2C_iG²/(nγ²σ²), which is
     Theorem 1 with τγ = m. `credited_clients` is n as printed, or r, which its derivation gives (D4)."""
     return params._replace(local_steps=1, client_size=params.batch_size, cohort_size=credited_clients)
@@ -182,7 +183,7 @@ def dpdsgd_params(params: Params, *, credited_clients: Float) -> Params:
 # Privacy
 
 
-def rho_total(params: Params, *, noise_std: Float) -> Float:
+def rho_total(params: ConcentratedParams, *, noise_std: Float) -> Float:
     """ρ_i = 2C_iτG²/(r m γ σ²): C_i rounds of τγ/m epochs, each one step's 2G²/(γ²σ²) (Lemmas 1-3)."""
     check_positive(noise_std=noise_std, participations=params.participations, local_steps=params.local_steps)
     check_positive(client_size=params.client_size, cohort_size=params.cohort_size)
@@ -194,7 +195,7 @@ def rho_total(params: Params, *, noise_std: Float) -> Float:
     return C_i * (tau * gamma / m) * step / r
 
 
-def epsilon_of_noise(params: Params, *, noise_std: Float, delta: Float) -> Float:
+def epsilon_of_noise(params: ConcentratedParams, *, noise_std: Float, delta: Float) -> Float:
     """ε_i = ρ_i + 2√(ρ_i ln(1/δ)) (Theorem 1, eq (10)): the inverse of `noise_std`."""
     return epsilon_from_zcdp(rho=rho_total(params, noise_std=noise_std), delta=delta)
 
@@ -220,7 +221,7 @@ def record_uses(
     return rounds * once
 
 
-def conditions(params: Params) -> tuple[Condition, ...]:
+def conditions(params: ConcentratedParams) -> tuple[Condition, ...]:
     """What Theorem 1 takes for granted, with the numbers of this setting."""
     tau, gamma, m = params.local_steps, params.batch_size, params.client_size
     whole = m % gamma == 0
@@ -238,7 +239,7 @@ def conditions(params: Params) -> tuple[Condition, ...]:
     return tuple(listed)
 
 
-def claim(params: Params, *, noise_std: float, delta: float) -> Claim:
+def claim(params: ConcentratedParams, *, noise_std: float, delta: float) -> Claim:
     """The paper's ε_i of the run for a client that takes part `participations` times."""
     epsilon = float(epsilon_of_noise(params, noise_std=noise_std, delta=delta))
     source = f"Theorem 1, eq (10), C_i = {params.participations:g}"
@@ -248,7 +249,7 @@ def claim(params: Params, *, noise_std: float, delta: float) -> Claim:
 # Convergence
 
 
-class Training(NamedTuple):
+class ConcentratedTraining(NamedTuple):
     """What Theorem 2 and Corollary 2 speak of. Only Corollary 2 needs strong convexity."""
 
     client_lr: Float
@@ -264,22 +265,7 @@ class Training(NamedTuple):
     strong_convexity: Float = 0.0
 
 
-class ConvergenceBound(NamedTuple):
-    """Theorem 2 or Corollary 2, term by term."""
-
-    optimisation: Float
-    gradient_variance: Float
-    privacy_noise: Float
-    variance_drift: Float  # through the local models' divergence, Lemma 7
-    privacy_drift: Float
-
-    @property
-    def total(self) -> Float:
-        """The bound: the sum of the terms."""
-        return sum(self)
-
-
-def convergence_nonconvex(training: Training, *, corrected: bool = False) -> ConvergenceBound:
+def convergence_nonconvex(training: ConcentratedTraining, *, corrected: bool = False) -> BoundTerms:
     """Theorem 2, eq (18): bound on the mean of E‖∇f‖² over iterations. `corrected`: no 1/2 (D5)."""
     t = training
     check_positive(client_lr=t.client_lr, num_rounds=t.num_rounds)
@@ -290,23 +276,23 @@ def convergence_nonconvex(training: Training, *, corrected: bool = False) -> Con
     )
     half = 1.0 if corrected else 0.5
     spread = (tau - 1.0) * (2.0 * tau - 1.0) * eta**2 * L**2
-    return ConvergenceBound(
-        2.0 * gap / (eta * T * tau),
-        half * eta * L * beta_sq / gamma,
-        half * eta * L * d * sigma**2 / r,
-        spread * 2.0 * beta_sq / (3.0 * gamma),
-        spread * d * sigma**2 * (r + 1.0) / (3.0 * r),
+    return BoundTerms(
+        optimisation=2.0 * gap / (eta * T * tau),
+        gradient_variance=half * eta * L * beta_sq / gamma,
+        privacy_noise=half * eta * L * d * sigma**2 / r,
+        variance_drift=spread * 2.0 * beta_sq / (3.0 * gamma),  # through the local models' divergence, Lemma 7
+        privacy_drift=spread * d * sigma**2 * (r + 1.0) / (3.0 * r),
     )  # eq (18)
 
 
-def convergence_convex(training: Training, *, corrected: bool = False) -> ConvergenceBound:
+def convergence_convex(training: ConcentratedTraining, *, corrected: bool = False) -> BoundTerms:
     """Corollary 2, eq (23): bound on the mean of E f − f* over iterations; noise as in eq (18), over 2λ."""
     check_positive(strong_convexity=training.strong_convexity)
     eta, lam, tau = f64(training.client_lr, training.strong_convexity, training.local_steps)
     T, gap = f64(training.num_rounds, training.initial_gap)
-    base = convergence_nonconvex(training, corrected=corrected)
     start = (1.0 - eta * lam) / (T * tau * eta * lam) * gap
-    return ConvergenceBound(start, *(term / (2.0 * lam) for term in base[1:]))  # eq (23)
+    noise = convergence_nonconvex(training, corrected=corrected).scaled(1.0 / (2.0 * lam))
+    return BoundTerms(noise, optimisation=start)  # eq (23)
 
 
 def max_client_lr(*, smoothness: Float, local_steps: Float, corrected: bool = False) -> Float:

@@ -25,7 +25,8 @@ from typing import NamedTuple
 import numpy as np
 
 from dither.methods import local
-from dither.methods.theory.common import (
+from dither.methods.formulas import (
+    BoundTerms,
     Condition,
     Float,
     check_cohort,
@@ -51,7 +52,7 @@ WHY = (
 )
 
 
-class Params(NamedTuple):
+class CpfedParams(NamedTuple):
     """What Theorem 1 speaks of. `cohort_size` matters only without secure aggregation."""
 
     num_rounds: Float
@@ -69,7 +70,7 @@ class Params(NamedTuple):
 
 def prepare(model: Model, plan: PrivacyPlan) -> Prepared:
     """CPFed for one federation (Algorithm 1): τ noisy steps, then the mean of r local models."""
-    params = Params(
+    params = CpfedParams(
         plan.num_rounds,
         plan.local_steps,
         plan.num_clients,
@@ -105,12 +106,12 @@ def upload_sensitivity(*, clip_norm: Float, batch_size: Float, client_lr: Float,
     return eta * tau * step_sensitivity(clip_norm=clip_norm, batch_size=batch_size)
 
 
-def noise_std(params: Params, *, epsilon: Float, delta: Float) -> Float:
+def noise_std(params: CpfedParams, *, epsilon: Float, delta: Float) -> Float:
     """σ = L√(2Tτ/(nρ))/B (Theorem 1 solved for σ)."""
     return np.sqrt(rho_total(params, noise_std=1.0) / zcdp_from_epsilon(epsilon=epsilon, delta=delta))
 
 
-def dpsgd_params(params: Params, *, credit_sa: bool = False) -> Params:
+def dpsgd_params(params: CpfedParams, *, credit_sa: bool = False) -> CpfedParams:
     """The DP-SGD baseline (Section VII-C): one step a round, ρ split evenly over T rounds, Lemma 1.
 
     As printed nobody else's noise counts and every round does: Theorem 1 with n = r = 1, σ = L√(2T/ρ)/B.
@@ -122,7 +123,7 @@ def dpsgd_params(params: Params, *, credit_sa: bool = False) -> Params:
 # Privacy
 
 
-def rho_round(params: Params, *, noise_std: Float) -> Float:
+def rho_round(params: CpfedParams, *, noise_std: Float) -> Float:
     """2τL²/(rB²σ²): zCDP of one round for a selected client (Section V); r is 1 without aggregation."""
     check_positive(noise_std=noise_std, local_steps=params.local_steps, cohort_size=params.cohort_size)
     sigma, tau, r = f64(noise_std, params.local_steps, params.cohort_size if params.secure_aggregation else 1)
@@ -130,7 +131,7 @@ def rho_round(params: Params, *, noise_std: Float) -> Float:
     return tau * Delta**2 / (2.0 * r * sigma**2)
 
 
-def rho_total(params: Params, *, noise_std: Float) -> Float:
+def rho_total(params: CpfedParams, *, noise_std: Float) -> Float:
     """2TτL²/(nB²σ²): T rounds, each counted r/n (Theorem 1); r times that without aggregation."""
     check_positive(num_rounds=params.num_rounds)
     if not params.secure_aggregation:
@@ -140,12 +141,12 @@ def rho_total(params: Params, *, noise_std: Float) -> Float:
     return T * r / n * rho_round(params._replace(cohort_size=1), noise_std=noise_std)
 
 
-def epsilon_of_noise(params: Params, *, noise_std: Float, delta: Float) -> Float:
+def epsilon_of_noise(params: CpfedParams, *, noise_std: Float, delta: Float) -> Float:
     """ε = ρ + 2√(ρ ln(1/δ)) (Theorem 1, eq (13)): the inverse of `noise_std`."""
     return epsilon_from_zcdp(rho=rho_total(params, noise_std=noise_std), delta=delta)
 
 
-def conditions(params: Params) -> tuple[Condition, ...]:
+def conditions(params: CpfedParams) -> tuple[Condition, ...]:
     """What Theorem 1 takes for granted. All hold when every client takes part and sends in the open.
 
     One local step leaves nothing to contract the others' noise; a cohort of one gets no credit for it."""
@@ -160,7 +161,7 @@ def conditions(params: Params) -> tuple[Condition, ...]:
     return tuple(listed)
 
 
-def claim(params: Params, *, noise_std: float, delta: float) -> Claim:
+def claim(params: CpfedParams, *, noise_std: float, delta: float) -> Claim:
     """The paper's ε of the run, with what it takes for granted."""
     epsilon = float(epsilon_of_noise(params, noise_std=noise_std, delta=delta))
     return Claim(epsilon, "run", delta, "Theorem 1, eq (13)", conditions(params))
@@ -169,7 +170,7 @@ def claim(params: Params, *, noise_std: float, delta: float) -> Claim:
 # Convergence
 
 
-class Training(NamedTuple):
+class CpfedTraining(NamedTuple):
     """What Theorems 2 and 3 speak of. Only Theorem 2 needs strong convexity."""
 
     client_lr: Float
@@ -184,34 +185,23 @@ class Training(NamedTuple):
     strong_convexity: Float = 0.0
 
 
-class ConvergenceBound(NamedTuple):
-    """Theorem 2 or 3, term by term; the noise and the variance each at once and through local drift."""
-
-    optimisation: Float
-    privacy_noise: Float
-    gradient_variance: Float
-    privacy_drift: Float
-    variance_drift: Float
-
-    @property
-    def total(self) -> Float:
-        """The bound: the sum of the terms."""
-        return sum(self)
-
-
-def _terms(start: Float, scale: Float, training: Training, corrected: bool) -> ConvergenceBound:
+def _terms(start: Float, scale: Float, training: CpfedTraining, corrected: bool) -> BoundTerms:
     """start + scale·(4ηL(τ−1)(2τ−1) + 1)(dσ² + β − β/m), taken apart."""
     eta, L, tau = f64(training.client_lr, training.smoothness, training.local_steps)
     d, sigma, m = f64(training.num_params, training.noise_std, training.client_size)
     (beta,) = f64(training.gradient_variance)
     drift = (4.0 / 6.0 if corrected else 4.0) * eta * L * (tau - 1.0) * (2.0 * tau - 1.0)  # C6
     noise, variance = d * sigma**2, beta - beta / m
-    return ConvergenceBound(
-        start, scale * noise, scale * variance, scale * drift * noise, scale * drift * variance
+    return BoundTerms(
+        optimisation=start,
+        privacy_noise=scale * noise,
+        gradient_variance=scale * variance,
+        privacy_drift=scale * drift * noise,
+        variance_drift=scale * drift * variance,
     )
 
 
-def convergence_convex(training: Training, *, corrected: bool = False) -> ConvergenceBound:
+def convergence_convex(training: CpfedTraining, *, corrected: bool = False) -> BoundTerms:
     """Theorem 2, eq (22): bound on the mean over iterations of E f(θ^k) − f*."""
     t = training
     check_positive(client_lr=t.client_lr, strong_convexity=t.strong_convexity, num_rounds=t.num_rounds)
@@ -221,7 +211,7 @@ def convergence_convex(training: Training, *, corrected: bool = False) -> Conver
     return _terms(start, eta * L / (2.0 * lam), training, corrected)  # H(τ, σ²)
 
 
-def convergence_nonconvex(training: Training, *, corrected: bool = False) -> ConvergenceBound:
+def convergence_nonconvex(training: CpfedTraining, *, corrected: bool = False) -> BoundTerms:
     """Theorem 3, eq (27): bound on the mean over iterations of E‖∇f‖²."""
     check_positive(client_lr=training.client_lr, num_rounds=training.num_rounds)
     eta, L, tau = f64(training.client_lr, training.smoothness, training.local_steps)

@@ -23,6 +23,7 @@ from dither.types import (
     ClientState,
     Hyper,
     Keys,
+    Message,
     Params,
     Prepared,
     PrivacyPlan,
@@ -33,6 +34,7 @@ from dither.types import (
     RoundInfo,
 )
 
+ClientFunction = Callable[[Keys, Message, ClientState, Records, Round], ClientResult]  # Algorithm.client
 _SMALL_STEP = 4096  # numbers in a batch
 
 
@@ -70,6 +72,17 @@ def train(
     inputs = (numbers, batches.positions, batches.weights)
     end, diagnostics = jax.lax.scan(body, start, inputs, unroll=unroll)
     return end, jnp.mean(diagnostics)
+
+
+def batch_sampler(plan: PrivacyPlan) -> sampling.BatchSampler:
+    """The plan's way of drawing a round's batches."""
+    return sampling.make(
+        plan.batch_sampling,
+        batch_size=plan.batch_size,
+        local_steps=plan.local_steps,
+        client_sizes=plan.client_sizes,
+        sampling_rate=plan.sampling_rate,
+    )
 
 
 def subtract(a: Params, b: Params) -> Params:
@@ -120,13 +133,7 @@ def proximal_training(
     model: Model, plan: PrivacyPlan, *, optimizer_name: str
 ) -> Callable[[Hyper, Keys, Params, Records, Round, Array], Params]:
     """A round's local training without clip and noise, pulled to the broadcast model by hyper["proximal"]."""
-    sampler = sampling.make(
-        plan.batch_sampling,
-        batch_size=plan.batch_size,
-        local_steps=plan.local_steps,
-        client_sizes=plan.client_sizes,
-        sampling_rate=plan.sampling_rate,
-    )
+    sampler = batch_sampler(plan)
     rule = optimizer(optimizer_name)
 
     def local_model(
@@ -171,13 +178,7 @@ def noisy_gradients(model: Model, plan: PrivacyPlan, *, source: str) -> NoisyGra
 
     `hyper` must hold clip_norm, noise_std (one a client), noise_log_decay and noise_decay_start.
     """
-    sampler = sampling.make(
-        plan.batch_sampling,
-        batch_size=plan.batch_size,
-        local_steps=plan.local_steps,
-        client_sizes=plan.client_sizes,
-        sampling_rate=plan.sampling_rate,
-    )
+    sampler = batch_sampler(plan)
     schedule = noise.schedule(plan.noise_schedule, local_steps=plan.local_steps)
     if schedule.name == "steps" and sampler.kind == "disjoint":
         raise SpecError(

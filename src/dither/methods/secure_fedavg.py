@@ -5,27 +5,46 @@ International Workshop on Machine Learning for Signal Processing (MLSP), 2020.
 
 | paper | here | | paper | here |
 |---|---|---|---|---|
-| N, K | `num_clients`, `cohort_size` | | G | `clip_norm` |
-| T/Q | `num_rounds` | | η_t | `client_lr / (1 + lr_decay·t)` |
-| Q | `local_steps` | | σ_{t,k}/Δ_{t+1,k} | `noise_multiplier` |
-| b | `batch_size` | | p_k = n_k/n | `share` |
+| N, K | `num_clients`, `cohort_size` | | σ_{t,k} | `noise_std` |
+| T; T/Q | `num_steps`; `num_rounds` | | σ_{t,k}/Δf | `noise_multiplier` |
+| Q | `local_steps` | | Δf_{t+1,k} | `sensitivity` |
+| b | `batch_size` | | η_t | `client_lr / (1 + lr_decay·t)` |
+| n_k; n | `client_size`; `num_records` | | η_{t+1}; η_{t+1-Q..t} | `next_lr`; `round_lrs` |
+| p_k = n_k/n | `share` | | L, μ | `smoothness`, `strong_convexity` |
+| G | `clip_norm` | | Γ | `heterogeneity` |
+| M | `num_params` | | Σ p_k² γ_k² | `weighted_variance` |
+| q = Q b/n_k | `sampling_bound` | | ‖w_0−w*‖² | `initial_distance_sq` |
+| 1−(1−b/n_k)^Q | `inclusion` | | ε/(2q) | `base_epsilon` |
 
-Deviations: E8 (the weights of a round sum to one also when S_0 = [N] or the n_k differ: the average is taken
-of the changes w_k - w̄, with weight p_k N/|S_t|). The formulas of noise, privacy and convergence are in
-`methods.theory.secure_fedavg`.
+Deviations: E1 (eq (8) fails at the paper's settings: reported as a condition, never repaired silently), E2 (ε is
+per message), E5 (eq (7) is read as 1−(1−b/n_k)^Q), E7 (the sensitivity of the message sent at step t uses
+η_{t+1}), E8 (the weights of a round sum to one also when S_0 = [N] or the n_k differ: the average is taken of
+the changes w_k - w̄, with weight p_k N/|S_t|), E9 (the sums of Theorem 1 run over all N clients).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
 from dither.errors import SpecError
 from dither.methods import local
-from dither.methods.theory import secure_fedavg as theory
+from dither.methods.formulas import (
+    BoundTerms,
+    Condition,
+    Float,
+    check_cohort,
+    check_delta,
+    check_positive,
+    f64,
+    scalar,
+)
 from dither.models import Model
 from dither.privacy import clipping, noise, sampling
+from dither.privacy.sampling import BatchSampler
 from dither.types import (
     Algorithm,
     Array,
@@ -58,82 +77,26 @@ WHY = (
     "for all rounds a client takes part in (E2)"
 )
 
+
+# The largest x with e^x − 1 <= 2x, which eq (8) uses: x = −1/2 − W_{−1}(−e^{−1/2}/2)
+MAX_BASE_EPSILON = 1.2564312086261697
+
+
+class SecureFedavgParams(NamedTuple):
+    """What eqs (7)-(9) speak of: how many records one message of a client draws."""
+
+    local_steps: Float
+    batch_size: Float
+    client_size: Float
+
+
 # Algorithm
 
 
 def prepare(model: Model, plan: PrivacyPlan) -> Prepared:
     """Secure FedAvg for one federation."""
     sizes = plan.client_sizes
-    sampler = sampling.make(
-        plan.batch_sampling,
-        batch_size=plan.batch_size,
-        local_steps=plan.local_steps,
-        client_sizes=sizes,
-        sampling_rate=plan.sampling_rate,
-    )
-    local_steps = plan.local_steps
-    num_records = int(sizes.sum())
-
-    def build(hyper: Hyper) -> Algorithm:
-        def client(
-            keys: Keys, message: Message, state: ClientState, records: Records, round: Round
-        ) -> ClientResult:
-            first = round.index * local_steps
-            batches = sampler.draw(keys, first, records.size)
-
-            def step(params: Params, batch: local.Batch, number: Array) -> tuple[Params, Array]:
-                gradient, clipped = clipping.gradient(
-                    model,
-                    params,
-                    *batch,
-                    divisor=sampler.divisor(records.size),
-                    clip_norm=hyper["clip_norm"],
-                    mode=plan.clip,
-                    l2=plan.l2,
-                    l2_inside_clip=plan.l2_inside_clip,
-                )
-                return local.axpy(-local.learning_rate(hyper, first + number), gradient, params), clipped
-
-            end, clipped = local.train(message, records, batches, step)
-            # Lemma 1 with the rate of the next step, η_{t+1}; eq (9) with this client's own n_k
-            sensitivity = 4 * local_steps * hyper["clip_norm"] * local.learning_rate(hyper, first + local_steps)
-            noise_std = hyper["noise_multiplier"][round.client] * sensitivity
-            end = noise.gaussian(keys.noise, end, noise_std=noise_std)
-            share = records.size / num_records
-            weight = share * len(sizes) / round.cohort_size  # p_k N/|S_t| (E8)
-            upload = local.scale(weight, local.subtract(end, message))
-            return ClientResult(upload, weight, state, {"clipped": clipped})
-
-        of_round = cache(lambda index: _round_sensitivities(index, hyper, plan, sampler))
-        of_size = cache(lambda size: _round_sampling(size, plan, sampler))
-
-        @cache
-        def made(index: int, client: int, size: int) -> tuple[Release, ...]:
-            printed, proven = of_round(index)
-            return (
-                Release(
-                    channel="uplink",
-                    noise_std=float(np.asarray(hyper["noise_multiplier"])[client]) * printed,
-                    sensitivity=proven,
-                    uses=1,
-                    sampling=of_size(size),
-                    source="Secure FedAvg eq (9), Lemma 1; errata R5",
-                ),
-            )
-
-        def releases(info: RoundInfo) -> tuple[Release, ...]:
-            """One noisy model a participation; with a constant rate all rounds are alike."""
-            return made(info.index if float(hyper["lr_decay"]) else 0, info.client, info.size)
-
-        return Algorithm(
-            init=lambda params: params,
-            client_init=lambda params: (),
-            message=lambda server: server,
-            client=client,
-            server=_server,
-            params=lambda server: server,
-            releases=releases,
-        )
+    sampler = local.batch_sampler(plan)
 
     def cohort_size_at(index: int) -> int:
         everyone = index == 0 and plan.options["first_round"] == "all"
@@ -147,15 +110,56 @@ def prepare(model: Model, plan: PrivacyPlan) -> Prepared:
             "clip_norm": plan.clip_norm,
             "noise_multiplier": multiplier,
         },
-        build=build,
-        claim=claim(plan, multiplier),
+        build=lambda hyper: Algorithm(
+            init=lambda params: params,
+            client_init=lambda params: (),
+            message=lambda server: server,
+            client=_client(model, plan, sampler, hyper),
+            server=_server,
+            params=lambda server: server,
+            releases=_releases(plan, sampler, hyper),
+        ),
+        claim=_claim(plan, multiplier),
         cohort_size_at=cohort_size_at,
         noise_names=("noise_multiplier",),
         weights=sizes,
         upload_noise="noise_multiplier",
         upload_unit=float(sizes.min() / sizes.sum() * len(sizes) / max(map(cohort_size_at, range(2)))),
-        reclaim=lambda other: claim(plan, np.asarray(other["noise_multiplier"])),
+        reclaim=lambda other: _claim(plan, np.asarray(other["noise_multiplier"])),
     )
+
+
+def _client(model: Model, plan: PrivacyPlan, sampler: BatchSampler, hyper: Hyper) -> local.ClientFunction:
+    local_steps, num_records = plan.local_steps, int(plan.client_sizes.sum())
+
+    def client(keys: Keys, message: Message, state: ClientState, records: Records, round: Round) -> ClientResult:
+        first = round.index * local_steps
+        batches = sampler.draw(keys, first, records.size)
+
+        def step(params: Params, batch: local.Batch, number: Array) -> tuple[Params, Array]:
+            gradient, clipped = clipping.gradient(
+                model,
+                params,
+                *batch,
+                divisor=sampler.divisor(records.size),
+                clip_norm=hyper["clip_norm"],
+                mode=plan.clip,
+                l2=plan.l2,
+                l2_inside_clip=plan.l2_inside_clip,
+            )
+            return local.axpy(-local.learning_rate(hyper, first + number), gradient, params), clipped
+
+        end, clipped = local.train(message, records, batches, step)
+        # Lemma 1 with the rate of the next step, η_{t+1}; eq (9) with this client's own n_k
+        sensitivity = 4 * local_steps * hyper["clip_norm"] * local.learning_rate(hyper, first + local_steps)
+        noise_std = hyper["noise_multiplier"][round.client] * sensitivity
+        end = noise.gaussian(keys.noise, end, noise_std=noise_std)
+        share = records.size / num_records
+        weight = share * plan.num_clients / round.cohort_size  # p_k N/|S_t| (E8)
+        upload = local.scale(weight, local.subtract(end, message))
+        return ClientResult(upload, weight, state, {"clipped": clipped})
+
+    return client
 
 
 def _server(key: Key, server: ServerState, upload: Upload, cohort: Cohort) -> ServerState:
@@ -164,6 +168,95 @@ def _server(key: Key, server: ServerState, upload: Upload, cohort: Cohort) -> Se
 
 
 # Noise
+
+
+def learning_rate(step: Float, *, client_lr: Float, lr_decay: Float) -> Float:
+    """η_t = client_lr/(1 + lr_decay·t), the schedule of Section 4.1 (0.2 and 0.01 there)."""
+    t, eta0, decay = f64(step, client_lr, lr_decay)
+    return eta0 / (1.0 + decay * t)
+
+
+def round_learning_rates(
+    round_index: int, *, local_steps: int, client_lr: float, lr_decay: float
+) -> tuple[np.ndarray, float]:
+    """(η_{t+1−Q}, ..., η_t) used in a round, and η_{t+1}, which Lemma 1 asks for (E7)."""
+    t = (round_index + 1) * local_steps - 1  # mod(t+1, Q) = 0: the step at which the round uploads
+    steps = np.arange(t + 1 - local_steps, t + 1)
+    return (
+        np.asarray(learning_rate(steps, client_lr=client_lr, lr_decay=lr_decay)),
+        float(learning_rate(t + 1, client_lr=client_lr, lr_decay=lr_decay)),
+    )
+
+
+def _checked(params: SecureFedavgParams) -> tuple[Float, Float, Float]:
+    check_positive(**params._asdict())
+    return f64(*params)
+
+
+def sampling_bound(params: SecureFedavgParams) -> Float:
+    """q = Q b/n_k, the paper's bound on a record's chance of being used in a round (eq (7))."""
+    Q, b, n_k = _checked(params)
+    return Q * b / n_k
+
+
+def inclusion_probability(params: SecureFedavgParams) -> Float:
+    """p = 1 − (1 − b/n_k)^Q: left side of eq (7), read with the power outside the bracket (E5)."""
+    Q, b, n_k = _checked(params)
+    if np.any(b > n_k):
+        raise SpecError(f"batch_size={np.max(b):g} exceeds client_size={np.min(n_k):g}")
+    with np.errstate(divide="ignore"):
+        return -np.expm1(Q * np.log1p(-b / n_k))
+
+
+def sensitivity(*, local_steps: Float, clip_norm: Float, next_lr: Float) -> Float:
+    """Δf_{t+1,k} = 4 Q G η_{t+1} (Lemma 1); `next_lr` is the rate of the step *after* the upload (E7)."""
+    check_positive(local_steps=local_steps, clip_norm=clip_norm, next_lr=next_lr)
+    Q, G, eta = f64(local_steps, clip_norm, next_lr)
+    return 4.0 * Q * G * eta
+
+
+def sensitivity_exact(*, clip_norm: Float, round_lrs: Float) -> Float:
+    """2 G Σ_τ η_{t+1−Q+τ}: the exact worst case behind Lemma 1. Rates of one round lie on the last axis."""
+    check_positive(clip_norm=clip_norm, round_lrs=round_lrs)
+    G, etas = f64(clip_norm, round_lrs)
+    return 2.0 * G * np.sum(np.atleast_1d(etas), axis=-1)
+
+
+def lemma1_conditions(*, round_lrs: Float, next_lr: float) -> tuple[Condition, ...]:
+    """Lemma 1's condition on the rates: η_{t+1−Q+τ} <= 2 η_{t+1} for τ = 0..Q−1."""
+    largest = float(np.max(np.asarray(round_lrs, dtype=np.float64)))
+    text = f"Lemma 1: largest rate of the round {largest:.6g} <= 2 η_(t+1) = {2 * next_lr:.6g}"
+    return ((text, largest <= 2.0 * next_lr),)
+
+
+def _log_term(q: Float, delta: Float) -> Float:
+    """ln(1.25 q/δ) of eq (9), which needs q > 0.8 δ."""
+    check_delta(delta)
+    q, d = np.broadcast_arrays(*f64(q, delta))
+    bad = q <= 0.8 * d
+    if bad.any():
+        raise SpecError(
+            f"eq (9) needs q = local_steps*batch_size/client_size > 0.8*delta, but q={q[bad].flat[0]:g} and "
+            f"0.8*delta={0.8 * d[bad].flat[0]:g}: lower delta below {1.25 * q[bad].flat[0]:g}, or raise "
+            "local_steps or batch_size"
+        )
+    return np.log(1.25 * q / d)
+
+
+def noise_multiplier(params: SecureFedavgParams, *, epsilon: Float, delta: Float) -> Float:
+    """σ/Δf = √8 q √ln(1.25 q/δ) / ε (eq (9)); the same for every message."""
+    check_positive(epsilon=epsilon)
+    (eps,) = f64(epsilon)
+    q = sampling_bound(params)
+    return np.sqrt(8.0) * q * np.sqrt(_log_term(q, delta)) / eps  # eq (9)
+
+
+def noise_std(
+    params: SecureFedavgParams, *, epsilon: Float, delta: Float, clip_norm: Float, next_lr: Float
+) -> Float:
+    """σ_{t,k} of eq (9) with Δf of Lemma 1, for one message at (ε, δ)."""
+    z = noise_multiplier(params, epsilon=epsilon, delta=delta)
+    return z * sensitivity(local_steps=params.local_steps, clip_norm=clip_norm, next_lr=next_lr)
 
 
 def noise_multipliers(plan: PrivacyPlan) -> np.ndarray:
@@ -177,35 +270,131 @@ def noise_multipliers(plan: PrivacyPlan) -> np.ndarray:
     local.refuse_unused(plan, "secure-fedavg", schedule=True, scale=True)
     if plan.noise == "proven":
         return np.ones(plan.num_clients)  # a unit: the accountant sets the factor
-    params = theory.Params(plan.local_steps, plan.batch_size, plan.client_sizes)
-    return np.asarray(theory.noise_multiplier(params, epsilon=plan.epsilon, delta=plan.delta))
+    params = SecureFedavgParams(plan.local_steps, plan.batch_size, plan.client_sizes)
+    return np.asarray(noise_multiplier(params, epsilon=plan.epsilon, delta=plan.delta))
 
 
 # Privacy
 
 
-def claim(plan: PrivacyPlan, multiplier: np.ndarray) -> Claim:
+def epsilon_of_noise(params: SecureFedavgParams, *, noise_std: Float, sensitivity: Float, delta: Float) -> Float:
+    """The ε per message that the paper claims for a given σ: eq (9) solved for ε."""
+    check_positive(noise_std=noise_std, sensitivity=sensitivity)
+    sigma, Delta = f64(noise_std, sensitivity)
+    q = sampling_bound(params)
+    return np.sqrt(8.0) * q * Delta * np.sqrt(_log_term(q, delta)) / sigma  # eq (9)
+
+
+def base_epsilon(params: SecureFedavgParams, *, epsilon: Float) -> Float:
+    """ε/(2q): what eq (9) hands to the classical Gaussian mechanism before amplification."""
+    check_positive(epsilon=epsilon)
+    (eps,) = f64(epsilon)
+    return eps / (2.0 * sampling_bound(params))
+
+
+def amplified_epsilon(*, base_epsilon: Float, inclusion: Float) -> Float:
+    """ln(1 + p(e^{ε0}−1)): the amplification theorem itself, before eq (8) loosens it."""
+    eps0, p = f64(base_epsilon, inclusion)
+    with np.errstate(divide="ignore"):
+        return np.logaddexp(np.log1p(-p), np.log(p) + eps0)
+
+
+def base_epsilon_exact(*, epsilon: Float, inclusion: Float) -> Float:
+    """ε0 = ln(1 + (e^ε−1)/p): the inverse of `amplified_epsilon` (E1's correct calibration)."""
+    check_positive(epsilon=epsilon, inclusion=inclusion)
+    eps, p = f64(epsilon, inclusion)
+    # ln(1 + x) with x = (e^ε−1)/p, kept finite for large ε
+    return np.logaddexp(0.0, eps + np.log(-np.expm1(-eps)) - np.log(p))
+
+
+def conditions(params: SecureFedavgParams, *, epsilon: float, delta: float) -> tuple[Condition, ...]:
+    """What the derivation of eq (9) assumes, with the numbers of this setting (E1, G1)."""
+    q = float(sampling_bound(params))
+    eps0 = epsilon / (2.0 * q)
+    return (
+        (f"eq (8): base ε/(2q) = {eps0:.4g} <= {MAX_BASE_EPSILON:.4f}", eps0 <= MAX_BASE_EPSILON),
+        (f"classical Gaussian mechanism: base ε/(2q) = {eps0:.4g} < 1", eps0 < 1.0),
+        (f"eq (9): q = {q:.4g} > 0.8 δ = {0.8 * delta:.4g}", q > 0.8 * delta),
+        (f"eq (7): q = {q:.4g} <= 1", q <= 1.0),
+    )
+
+
+def claim(
+    params: SecureFedavgParams,
+    *,
+    noise_std: float,
+    sensitivity: float,
+    delta: float,
+    extra: tuple[Condition, ...] = (),
+) -> Claim:
+    """The paper's ε of one message at this noise, with the conditions of its derivation (E2: per message).
+
+    `extra` takes conditions checked elsewhere, such as `lemma1_conditions`."""
+    eps = float(epsilon_of_noise(params, noise_std=noise_std, sensitivity=sensitivity, delta=delta))
+    met = conditions(params, epsilon=eps, delta=delta)
+    return Claim(eps, "message", delta, "eq (9), Lemma 1", met + extra)
+
+
+def _claim(plan: PrivacyPlan, multiplier: np.ndarray) -> Claim:
     """The paper's ε per message (E2), with the conditions of its derivation at the largest client: there the
     base ε/(2q) is largest and q closest to δ. The ε itself is the same for all clients."""
     if not np.any(multiplier):
-        return Claim(float("inf"), "message", plan.delta, "no noise")
+        return local.no_noise(plan, "message")
     worst = int(np.argmax(plan.client_sizes))
-    rates, next_lr = theory.round_learning_rates(
+    rates, next_lr = round_learning_rates(
         0, local_steps=plan.local_steps, client_lr=plan.client_lr, lr_decay=plan.lr_decay
     )
-    sensitivity = float(
-        theory.sensitivity(local_steps=plan.local_steps, clip_norm=plan.clip_norm, next_lr=next_lr)
-    )
-    return theory.claim(
-        theory.Params(plan.local_steps, plan.batch_size, int(plan.client_sizes[worst])),
-        noise_std=float(multiplier[worst]) * sensitivity,
-        sensitivity=sensitivity,
+    Delta = float(sensitivity(local_steps=plan.local_steps, clip_norm=plan.clip_norm, next_lr=next_lr))
+    return claim(
+        SecureFedavgParams(plan.local_steps, plan.batch_size, int(plan.client_sizes[worst])),
+        noise_std=float(multiplier[worst]) * Delta,
+        sensitivity=Delta,
         delta=plan.delta,
-        extra=theory.lemma1_conditions(round_lrs=rates, next_lr=next_lr),
+        extra=lemma1_conditions(round_lrs=rates, next_lr=next_lr),
     )
 
 
-def _sensitivity(plan: PrivacyPlan, sampler: sampling.BatchSampler, clip_norm: float, rates: np.ndarray) -> float:
+def _releases(
+    plan: PrivacyPlan, sampler: BatchSampler, hyper: Hyper
+) -> Callable[[RoundInfo], tuple[Release, ...]]:
+    """One noisy model a participation; with a constant rate all rounds are alike."""
+    of_round = cache(lambda index: _round_sensitivities(index, hyper, plan, sampler))
+    of_size = cache(lambda size: _round_sampling(size, plan, sampler))
+
+    @cache
+    def upload(index: int, client: int, size: int) -> tuple[Release, ...]:
+        printed, proven = of_round(index)
+        return (
+            Release(
+                channel="uplink",
+                noise_std=float(np.asarray(hyper["noise_multiplier"])[client]) * printed,
+                sensitivity=proven,
+                uses=1,
+                sampling=of_size(size),
+                source="Secure FedAvg eq (9), Lemma 1; errata R5",
+            ),
+        )
+
+    return lambda info: upload(info.index if float(hyper["lr_decay"]) else 0, info.client, info.size)
+
+
+def _round_sensitivities(
+    index: int, hyper: Hyper, plan: PrivacyPlan, sampler: BatchSampler
+) -> tuple[float, float]:
+    """Of one round: the printed sensitivity, by which the noise is scaled, and the exact worst case, which holds
+    for all batches."""
+    rates, next_lr = round_learning_rates(
+        index,
+        local_steps=plan.local_steps,
+        client_lr=float(hyper["client_lr"]),
+        lr_decay=float(hyper["lr_decay"]),
+    )
+    clip_norm = float(hyper["clip_norm"])
+    printed = float(sensitivity(local_steps=plan.local_steps, clip_norm=clip_norm, next_lr=next_lr))
+    return printed, _proven_sensitivity(plan, sampler, clip_norm, rates)
+
+
+def _proven_sensitivity(plan: PrivacyPlan, sampler: BatchSampler, clip_norm: float, rates: np.ndarray) -> float:
     """2 G Σ η (the exact worst case behind Lemma 1), for a step that may be longer than G or expand.
 
     Clipping every record bounds a Poisson batch's mean by G times its largest length over its divisor. A
@@ -224,23 +413,7 @@ def _sensitivity(plan: PrivacyPlan, sampler: sampling.BatchSampler, clip_norm: f
     return float(2 * longest * np.sum(rates * later))
 
 
-def _round_sensitivities(
-    index: int, hyper: Hyper, plan: PrivacyPlan, sampler: sampling.BatchSampler
-) -> tuple[float, float]:
-    """Of one round: the printed sensitivity, to which the noise is made, and the exact worst case, which holds
-    whatever the batches are."""
-    rates, next_lr = theory.round_learning_rates(
-        index,
-        local_steps=plan.local_steps,
-        client_lr=float(hyper["client_lr"]),
-        lr_decay=float(hyper["lr_decay"]),
-    )
-    clip_norm = float(hyper["clip_norm"])
-    printed = float(theory.sensitivity(local_steps=plan.local_steps, clip_norm=clip_norm, next_lr=next_lr))
-    return printed, _sensitivity(plan, sampler, clip_norm, rates)
-
-
-def _round_sampling(size: int, plan: PrivacyPlan, sampler: sampling.BatchSampler) -> Sampling:
+def _round_sampling(size: int, plan: PrivacyPlan, sampler: BatchSampler) -> Sampling:
     """A record is used at all with probability `used_in_round`. The weight p_k follows the client's record count:
     proved for a replaced record only."""
     one_batch = sampler.sampling(size)
@@ -249,3 +422,104 @@ def _round_sampling(size: int, plan: PrivacyPlan, sampler: sampling.BatchSampler
         rate=sampling.used_in_round(one_batch, plan.local_steps),
         adjacency=sampling.REPLACE_ONE,
     )
+
+
+# Convergence
+
+
+class SecureFedavgTraining(NamedTuple):
+    """What eqs (12a)-(13) speak of. Only eq (12c) needs `num_clients`."""
+
+    smoothness: Float
+    local_steps: Float
+    batch_size: Float
+    clip_norm: Float
+    num_params: Float
+    num_records: Float
+    epsilon: Float
+    delta: Float
+    cohort_size: Float
+    weighted_variance: Float
+    heterogeneity: Float
+    num_clients: Float = 0
+
+
+def weighted_variance(*, weights: Float, gradient_variances: Float) -> Float:
+    """Σ_k p_k² γ_k² over all clients (E9: the printed upper limit K is read as N)."""
+    p, gamma2 = f64(weights, gradient_variances)
+    return np.sum(p**2 * gamma2, axis=-1)
+
+
+def constants(training: SecureFedavgTraining) -> BoundTerms:
+    """A (three terms), B and C of Theorem 1, eqs (12a)-(12c). B is vacuous at the paper's settings (E9)."""
+    t = training
+    check_positive(smoothness=t.smoothness, local_steps=t.local_steps, batch_size=t.batch_size, epsilon=t.epsilon)
+    check_cohort(t.cohort_size, t.num_clients)
+    L, Q, b, G, M, n, eps, d, K, v, Gamma, N = f64(*training)
+    noise = 64.0 * M * Q**4 * b**2 * G**2 / (n * L**2 * eps**2) * np.log(n)  # eq (12b)
+    noise = noise * np.log(1.25**2 * Q**2 * b**2 / (n * d**2)) * (8.0 * (Q - 1.0) ** 2 + 1.0)  # eq (12b)
+    spread = (N - K) / np.maximum(N - 1.0, 1.0)  # 0 when N = K = 1
+    return BoundTerms(
+        gradient_variance=v / b,  # A, eq (12a)
+        local_drift=8.0 * (Q - 1.0) ** 2 * G**2,  # A
+        heterogeneity=6.0 * L * Gamma,  # A
+        privacy_noise=noise,  # B, eq (12b)
+        client_sampling=spread * (4.0 / K) * Q**2 * G**2,  # C, eq (12c)
+    )
+
+
+def convergence(
+    training: SecureFedavgTraining, *, strong_convexity: Float, num_steps: Float, initial_distance_sq: Float
+) -> BoundTerms:
+    """Theorem 1: (2κ/(T+α)) ((A+B+C)/μ + 2L‖w_0−w*‖²), κ = L/μ, α = 8κ, for η_t = 2/(μ(α+t))."""
+    check_positive(strong_convexity=strong_convexity, num_steps=num_steps)
+    L, mu, T, start = f64(training.smoothness, strong_convexity, num_steps, initial_distance_sq)
+    kappa = L / mu
+    factor = 2.0 * kappa / (T + 8.0 * kappa)  # Theorem 1
+    return BoundTerms(constants(training).scaled(factor / mu), initial_distance=factor * 2.0 * L * start)
+
+
+def convergence_conditions(
+    *,
+    smoothness: float,
+    strong_convexity: float,
+    local_steps: float,
+    batch_size: float,
+    num_records: float,
+    delta: float,
+) -> tuple[Condition, ...]:
+    """What Theorem 1 assumes. With η_t = 2/(μ(α+t)), η_{t+1} <= 2η_{t+Q} for all t means Q <= α+2."""
+    kappa = smoothness / strong_convexity
+    alpha = 8.0 * kappa
+    moved, floor = 1.25 * local_steps * batch_size, float(np.sqrt(num_records)) * delta
+    return (
+        (f"Theorem 1: κ = L/μ = {kappa:.4g} > 1", kappa > 1.0),
+        (
+            f"Theorem 1: Q = {local_steps:g} <= α+2 = {alpha + 2:.4g} (η_(t+1) <= 2η_(t+Q))",
+            local_steps <= alpha + 2,
+        ),
+        (f"base result of Li et al.: Q = {local_steps:g} <= α = {alpha:.4g} (E9)", local_steps <= alpha),
+        (f"eq (12b): 1.25 Q b = {moved:.4g} > √n δ = {floor:.4g}, else B is negative", moved > floor),
+    )
+
+
+def communication_rounds(training: SecureFedavgTraining) -> BoundTerms:
+    """T_ε/Q of eq (13): rounds to a fixed accuracy, up to a constant the paper does not give."""
+    t = training
+    check_positive(
+        local_steps=t.local_steps, batch_size=t.batch_size, epsilon=t.epsilon, cohort_size=t.cohort_size
+    )
+    L, Q, b, G, M, n, eps, d, K, v, Gamma, _ = f64(*training)
+    noise = M * b**2 * G**2 * np.log(n) * np.log(Q**2 * b**2 / (n * d**2)) / (n * L**2 * eps**2)
+    return BoundTerms(
+        privacy_noise=noise * Q**5,
+        drift_and_sampling=(1.0 + 1.0 / K) * G**2 * Q,
+        variance_and_heterogeneity=(v / b + L * Gamma) / Q,
+    )  # eq (13)
+
+
+def optimal_local_steps(training: SecureFedavgTraining, *, max_local_steps: int = 200) -> int:
+    """The integer Q in 1..max_local_steps with the smallest eq (13) (Remark 1)."""
+    Q = np.arange(1, max_local_steps + 1)
+    estimate = communication_rounds(training._replace(local_steps=Q))
+    return int(Q[np.argmin(scalar(estimate.total))])

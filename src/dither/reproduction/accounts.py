@@ -11,12 +11,11 @@ from typing import Any
 from dither.accounting import accountant
 from dither.experiment import build
 from dither.reproduction.cache import Cache
-from dither.reproduction.figure import Accounts
 from dither.spec import Spec
 
 
-class Book(Accounts):
-    """Answers about ε; see `figure.Accounts`."""
+class Accounts:
+    """Answers about ε, each computed once."""
 
     def __init__(self, cache: Cache, data_dir: str | Path | None = None) -> None:
         self._cache = cache

@@ -1,8 +1,8 @@
 """Finished runs on disk, one small file each, so that an interrupted reproduction continues.
 
 A run is named by its spec's fingerprint and by `NUMERICS`, so a figure that changes computes only what changed.
-Files are written whole or not at all: a kill loses the batch that was under way, nothing else. Accounted ε are
-kept the same way (`kept`).
+Files are written whole or not at all: a kill loses only the batch that was under way. Proven ε are kept the same
+way (`kept`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dither.experiment.folder import to_json, write_bytes
-from dither.reproduction.figure import Record
+from dither.reproduction.figure import FinishedRun
 
 NUMERICS = 2  # raise it when the same spec trains to other numbers (tests/reproduction/test_cache.py notices)
 ACCOUNTING = 1  # raise it when the same spec is accounted to another ε
@@ -23,31 +23,31 @@ ACCOUNTING = 1  # raise it when the same spec is accounted to another ε
 
 def default_folder() -> Path:
     """$DITHER_CACHE, or the platform's cache folder, with "reproduce" below it."""
-    wish = os.environ.get("DITHER_CACHE", "")
-    if wish:
-        return Path(wish) / "reproduce"
+    folder = os.environ.get("DITHER_CACHE", "")
+    if folder:
+        return Path(folder) / "reproduce"
     from platformdirs import user_cache_path
 
     return user_cache_path("dither") / "reproduce"
 
 
-class Cache(Mapping[str, Record]):
-    """Runs by `point_key`; read from disk when first asked for."""
+class Cache(Mapping[str, FinishedRun]):
+    """Finished runs by `run_key`, read from disk when first asked for."""
 
     def __init__(self, folder: str | Path | None = None) -> None:
         self.folder = Path(folder) if folder is not None else default_folder()
-        self._seen: dict[str, Record] = {}
+        self._seen: dict[str, FinishedRun] = {}
 
     def path(self, key: str) -> Path:
         """Where a run is kept."""
         return self.folder / f"runs-{NUMERICS}" / key[:2] / f"{key}.json.gz"
 
-    def __getitem__(self, key: str) -> Record:
+    def __getitem__(self, key: str) -> FinishedRun:
         if key not in self._seen:
-            found = _read(self.path(key))
-            if found is None:
+            fields = _read(self.path(key))
+            if fields is None:
                 raise KeyError(key)
-            self._seen[key] = Record(**{name: found[name] for name in Record._fields})
+            self._seen[key] = FinishedRun(**{name: fields[name] for name in FinishedRun._fields})
         return self._seen[key]
 
     def __contains__(self, key: object) -> bool:
@@ -63,23 +63,23 @@ class Cache(Mapping[str, Record]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def put(self, key: str, record: Record) -> None:
+    def put(self, key: str, run: FinishedRun) -> None:
         """Keep a finished run."""
-        _write(self.path(key), record._asdict())
-        self._seen[key] = record
+        _write(self.path(key), run._asdict())
+        self._seen[key] = run
 
     def kept(self, kind: str, key: str, compute: Callable[[], Any]) -> Any:
         """A small answer of the accountant, computed once."""
         path = self.folder / f"{kind}-{NUMERICS}.{ACCOUNTING}" / key[:2] / f"{key}.json.gz"
-        found = _read(path)
-        if found is None:
-            found = {"answer": compute()}
-            _write(path, found)
-        return found["answer"]
+        stored = _read(path)
+        if stored is None:
+            stored = {"answer": compute()}
+            _write(path, stored)
+        return stored["answer"]
 
 
 def _read(path: Path) -> Any:
-    """What a file holds; None where there is none or it is damaged, so that it is made again."""
+    """What a file holds; None where it is missing or damaged, so that it is computed again."""
     try:
         return json.loads(gzip.decompress(path.read_bytes()))
     except (OSError, EOFError, ValueError):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dither.reproduction.periodic import Paper, aggregation_figures, baseline_figures, noise_figures
+from dither.reproduction.cpfed import Paper, aggregation_figures, baseline_figures, noise_figures
 
 BASELINE = {"method": "dp-dsgd", "local_steps": 1, "batch_sampling": "fixed"}
-PAPER = Paper(
+CONCENTRATED = Paper(
     name="concentrated",
     title="Concentrated DP-FL",
     subject="the method",
@@ -17,9 +17,9 @@ PAPER = Paper(
     ),
     variant="r credited (D4)",
     errata=("D4",),
-    why_rival="the printed n should be r (D4), and the baseline forgoes the gain of disjoint batches",
+    why_rival="the printed n should be r, and the baseline forgoes the gain of disjoint batches",
     why_late="",
     first_figure=3,
 )
 
-FIGURES = (*noise_figures(PAPER), *baseline_figures(PAPER), *aggregation_figures(PAPER))
+FIGURES = (*noise_figures(CONCENTRATED), *baseline_figures(CONCENTRATED), *aggregation_figures(CONCENTRATED))

@@ -1,16 +1,16 @@
-"""Pictures of figures, in one style: a row of panels a view, mean lines with bands, legends outside the data."""
+"""Pictures of figures, in one style: a row of panels for each view, mean lines with bands, legends outside."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dither.experiment.plots import GREY, new_canvas, tidy
-from dither.reproduction.figure import Figure, Line, Panel, View
+from dither.reproduction.figure import AXIS_LABELS, Figure, Line, Panel, View
 
 # Okabe-Ito without its yellow, which is lost on white; then the same colours with other marks.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -47,7 +47,7 @@ def series(view: View, panel: Panel, line: Line) -> Series:
     if panel.axis is None:
         rounds, values = view.curve(line.values, panel.metric, line.until)
         return Series(np.asarray(rounds, float), values, view.seeds)
-    finals = [view.final({**line.values, **more}, panel.metric, at=line.until) for _, more in panel.axis.points]
+    finals = [view.final({**line.values, **more}, panel.metric, line.until) for _, more in panel.axis.points]
     places = np.array([x for x, _ in panel.axis.points], float)
     order = np.argsort(places)
     return Series(places[order], np.stack(finals, axis=1)[:, order], view.seeds)
@@ -65,7 +65,6 @@ def draw(figure: Figure, views: Sequence[View]) -> Any:
     canvas = new_canvas(width=max(3.25 * columns + 2.5, 8.6), height=2.75 * len(rows) + 0.55)
     styles: dict[str, int] = {}
     parts = canvas.subfigures(len(rows), 1, squeeze=False)[:, 0]
-    told: set[bool] = set()
     for (view, panels), part in zip(rows, parts, strict=True):
         axes = part.subplots(1, columns, squeeze=False)[0]
         for spare in axes[len(panels) :]:
@@ -75,8 +74,7 @@ def draw(figure: Figure, views: Sequence[View]) -> Any:
             _draw_panel(axis, view, panel, styles, handles)
         _share_scale(axes, panels)
         part.legend(handles.values(), handles.keys(), loc="outside right center", frameon=False, fontsize=8.5)
-        if len(views) > 1 and view.proven not in told:
-            told.add(view.proven)
+        if len(views) > 1 and panels[0].row == 0:
             heading = "at equal proven ε" if view.proven else "as printed"
             part.suptitle(heading, x=0.012, ha="left", fontsize=9.5, color=GREY, fontweight="bold")
     seeds = views[0].seeds
@@ -95,14 +93,14 @@ def _draw_panel(axis: Any, view: View, panel: Panel, styles: dict[str, int], han
     tidy(axis)
     positive, largest, smallest = True, 0.0, np.inf
     for line in panel.lines:
-        found = series(view, panel, line)
+        points = series(view, panel, line)
         number = styles.setdefault(line.label, len(styles))
         colour = COLOURS[number % len(COLOURS)]
         marked = panel.axis is not None
-        mean, error = found.mean, found.error
+        mean, error = points.mean, points.error
         with np.errstate(invalid="ignore"):
             (handle,) = axis.plot(
-                found.x,
+                points.x,
                 mean,
                 color=colour,
                 linestyle="--" if line.dashed else "-",
@@ -110,13 +108,13 @@ def _draw_panel(axis: Any, view: View, panel: Panel, styles: dict[str, int], han
                 marker=MARKS[number % len(MARKS)] if marked else None,
                 markersize=4.5,
             )
-            if len(found.values) > 1:
+            if len(points.values) > 1:
                 low, high = mean - BAND * error, mean + BAND * error
                 if panel.log:  # below 0 a logarithmic axis has nothing to show: the same factor down as up
                     low = np.where(low > 0, low, mean**2 / high)
-                axis.fill_between(found.x, low, high, color=colour, alpha=0.16, linewidth=0)
+                axis.fill_between(points.x, low, high, color=colour, alpha=0.16, linewidth=0)
         if line.until is not None and not marked:
-            axis.plot(found.x[-1:], mean[-1:], color=colour, marker="o", markersize=5)
+            axis.plot(points.x[-1:], mean[-1:], color=colour, marker="o", markersize=5)
         handles.setdefault(line.label, handle)
         finite = mean[np.isfinite(mean)]
         if len(finite):
@@ -135,7 +133,7 @@ def _draw_panel(axis: Any, view: View, panel: Panel, styles: dict[str, int], han
     else:
         axis.xaxis.get_major_locator().set_params(integer=True)
     axis.set_xlabel(panel.axis.label if panel.axis is not None else panel.x_label, fontsize=9)
-    axis.set_ylabel(panel.label, fontsize=9)
+    axis.set_ylabel(panel.y_label or AXIS_LABELS[panel.metric], fontsize=9)
     axis.tick_params(labelsize=8)
     if panel.title:
         axis.set_title(panel.title, fontsize=9.5, loc="left")
@@ -177,22 +175,19 @@ def encoded(canvas: Any, kind: str) -> bytes:
     return buffer.getvalue()
 
 
-def raw(figure: Figure, views: Sequence[View]) -> str:
-    """Every number the figure shows, one a line, as CSV."""
+def to_csv(figure: Figure, views: Sequence[View]) -> str:
+    """Every number that the figure shows, one a line."""
     text = io.StringIO()
-    lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(["view", "panel", "line", "metric", "x", "seed", "value"])
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["view", "panel", "line", "metric", "x", "seed", "value"])
     for view in views:
-        for row in _rows(figure, view):
-            lines.writerow(["proven" if view.proven else "printed", *row])
+        name = "proven" if view.proven else "printed"
+        for panel in figure.panels(view):
+            for line in panel.lines:
+                points = series(view, panel, line)
+                for seed, values in zip(points.seeds or ("",), points.values, strict=True):
+                    start = [name, panel.title, line.label, panel.metric]
+                    writer.writerows(
+                        [*start, f"{x:g}", seed, f"{y:.6g}"] for x, y in zip(points.x, values, strict=True)
+                    )
     return text.getvalue()
-
-
-def _rows(figure: Figure, view: View) -> Iterator[list[Any]]:
-    for panel in figure.panels(view):
-        for line in panel.lines:
-            found = series(view, panel, line)
-            seeds: list[Any] = list(found.seeds) or [""]
-            for seed, values in zip(seeds, found.values, strict=True):
-                for x, value in zip(found.x, values, strict=True):
-                    yield [panel.title, line.label, panel.metric, f"{x:g}", seed, f"{value:.6g}"]

@@ -1,18 +1,18 @@
-"""What a figure is: a grid of runs, panels that show them, and claims about them.
+"""What a figure is: a grid of runs, panels that show them, and criteria that judge them.
 
-    FIGURE = Figure(
+    FIG1 = Figure(
         id="secure-fedavg/fig1",
         title="Accuracy against rounds for several ε",
         base={"preset": "secure-fedavg", "cohort_size": 50},
-        panels=panels,                       # View -> the panels to draw: lines of settings
-        claims=(Claim("SF-A1", "...", judge),),    # judge: View -> Verdict
+        panels=panels,                               # View -> the panels to draw: lines of settings
+        criteria=(Criterion("SF-A1", "...", judge),),    # judge: View -> Verdict
         scales={"full": Scale(seeds=5, grid={"epsilon": (0.1, 0.5, 1.0, inf)}), ...},
         proven={"privacy.noise": "proven"},
     )
 
-A `View` is a figure at one scale, as printed or at equal proven ε. It turns settings into specs, and once they
-are computed, into numbers. A figure names settings only by what differs from its base, so that the same panel
-and the same claim serve both views and every scale.
+A `View` is a figure at one scale, as printed or at equal proven ε. It turns settings into specs and, once they are
+computed, into numbers. A figure names settings only by what differs from its base, so the same panel and the same
+criterion serve both views and every scale.
 """
 
 from __future__ import annotations
@@ -20,21 +20,43 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dither.errors import DitherError, SpecError
+from dither.errors import DitherError, SpecError, did_you_mean
 from dither.reproduction.judging import Verdict
 from dither.spec import Spec
 
+if TYPE_CHECKING:
+    from dither.reproduction.accounts import Accounts
+
 Values = Mapping[str, Any]
+Setting = tuple[str, Values]  # a label, and what differs from the base
 SCALES = ("smoke", "quick", "full")
+NOTHING: Values = MappingProxyType({})
+AXIS_LABELS = {
+    "test_accuracy": "test accuracy",
+    "train_loss": "training loss (cross-entropy)",
+    "gradient_sq": "‖∇f‖² of the training loss",
+}
+# Small data sets that ship with scikit-learn: the smoke scale needs no download.
+TABLE_STAND_IN = {"data.name": "breast-cancer", "num_clients": 8}
+IMAGE_STAND_IN = {"data.name": "digits"}
+
+PAPERS = {  # by preset: the paper's short title and its figures, declared as FIGURES in the module of that name
+    "secure-fedavg": ("Secure FedAvg", (1, 2, 3, 4)),
+    "nbafl": ("NbAFL", (2, 3, 4, 5, 6, 7, 8, 9, 10)),
+    "dp-scaffold": ("DP-SCAFFOLD", (3, 4)),
+    "cpfed": ("CPFed", (4, 5, 6, 7, 8, 9)),
+    "concentrated": ("Concentrated DP-FL", (3, 4, 5, 6, 7, 8)),
+}
 
 
-class NotComputed(DitherError):
-    """A number was asked for that no run has given yet."""
+class MissingRun(DitherError):
+    """A number was asked for that no finished run provides."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +75,14 @@ class Line(NamedTuple):
     """One line of a panel: settings (what differs from the base), or a formula."""
 
     label: str
-    values: Values = MappingProxyType({})
+    values: Values = NOTHING
     formula: Callable[[View], tuple[np.ndarray, np.ndarray]] | None = None  # (x, y) in float64
     dashed: bool = False
     until: Callable[[View, int], int] | None = None  # the last round shown, given the seed
 
 
 class Axis(NamedTuple):
-    """What a panel has below it when it is not the round: a number, and the settings it stands for."""
+    """The horizontal axis of a panel, where it is not the round: numbers, and the settings they stand for."""
 
     label: str
     points: Sequence[tuple[float, Values]]
@@ -73,15 +95,15 @@ class Panel(NamedTuple):
     title: str
     lines: Sequence[Line]
     metric: str
-    label: str  # of the vertical axis
     axis: Axis | None = None  # None: the metric against rounds
     log: bool = False
-    x_label: str = "communication round"
     row: int = 0  # panels of one row share a legend
+    x_label: str = "communication round"
+    y_label: str = ""  # "": that of the metric
 
 
-class Claim(NamedTuple):
-    """A criterion: what the paper finds, and how it is judged."""
+class Criterion(NamedTuple):
+    """A finding of the paper, and how it is judged."""
 
     id: str
     text: str
@@ -109,9 +131,9 @@ class Figure:
     shows: str  # one or two sentences for the caption
     base: Values  # "preset" and what differs from it
     panels: Callable[[View], Sequence[Panel]]
-    claims: Sequence[Claim]
+    criteria: Sequence[Criterion]
     scales: Mapping[str, Scale]
-    proven: Values | None = None  # what makes the noise the accountant's; None: does not apply
+    proven: Values | None = None  # what hands the noise to the accountant; None: does not apply
     proven_note: str = ""  # what the proven panels are, or why there are none
     gradient_norm: bool = False
     tables: Callable[[View], Sequence[Table]] | None = None
@@ -119,7 +141,7 @@ class Figure:
 
     @property
     def paper(self) -> str:
-        """The paper's name: what stands before the slash."""
+        """The paper's name, which stands before the slash."""
         return self.id.partition("/")[0]
 
     @property
@@ -128,33 +150,19 @@ class Figure:
         return self.id.rpartition("fig")[2]
 
     def views(
-        self, scale: str, store: Mapping[str, Record] | None = None, accounts: Accounts | None = None
+        self, scale: str, runs: Mapping[str, FinishedRun] | None = None, accounts: Accounts | None = None
     ) -> list[View]:
-        """As printed, and at equal proven ε where that applies at this scale."""
+        """The figure as printed and, where that applies at this scale, at equal proven ε."""
         if scale not in self.scales:
             raise SpecError(f"{self.id} has no scale {scale!r}; it has {', '.join(self.scales)}")
-        known = {} if store is None else store
-        both = [View(self, scale, known, accounts, proven=False)]
+        views = [View(self, scale, {} if runs is None else runs, accounts, proven=False)]
         if self.proven is not None and self.scales[scale].proven_seeds != 0:
-            both.append(View(self, scale, known, accounts, proven=True))
-        return both
+            views.append(View(self, scale, views[0].runs, accounts, proven=True))
+        return views
 
 
-class Accounts(Protocol):
-    """Answers about ε and estimates from data, computed once and kept (`accounts.Book`)."""
-
-    def proven_stop(self, spec: Spec, budget: float) -> int:
-        """The last round of a run whose proven ε is within the budget."""
-
-    def proven_epsilon(self, spec: Spec, unit: str = "run") -> float:
-        """Proven ε of a run for its own view and adjacency."""
-
-    def estimated(self, name: str, spec: Spec, estimate: Callable[[Any], Mapping[str, Any]]) -> Mapping[str, Any]:
-        """What `estimate(experiment)` finds, kept under a name."""
-
-
-class Record(NamedTuple):
-    """A finished run as the cache keeps it: its metrics as columns, and where it was made."""
+class FinishedRun(NamedTuple):
+    """A run as the cache keeps it: its metrics as columns, and where it was computed."""
 
     metrics: Mapping[str, Sequence[float]]  # "round" and one column a metric
     claim: Mapping[str, Any]
@@ -167,133 +175,172 @@ class View:
     """A figure at one scale, as printed or at equal proven ε."""
 
     def __init__(
-        self, figure: Figure, scale: str, store: Mapping[str, Record], accounts: Accounts | None, *, proven: bool
+        self,
+        figure: Figure,
+        scale: str,
+        runs: Mapping[str, FinishedRun],
+        accounts: Accounts | None,
+        *,
+        proven: bool,
     ) -> None:
-        self.figure = figure
-        self.scale_name = scale
-        self.scale = figure.scales[scale]
-        self.store = store
-        self._accounts = accounts
-        self._specs: dict[tuple[str, int], tuple[Spec, str]] = {}
+        self.figure, self.scale_name, self.scale = figure, scale, figure.scales[scale]
         self.proven = proven
+        self.runs, self._accounts = runs, accounts
+        self._specs: dict[tuple[str, int], tuple[Spec, str]] = {}
         chosen = self.scale.proven_seeds if proven else None
         self.seeds = list(range(self.scale.seeds if chosen is None else chosen))
         values = {**figure.base, **self.scale.values}
         self.base = Spec.from_preset(values.pop("preset")).with_values(values)
 
+    @property
+    def accounts(self) -> Accounts:
+        """Answers questions about ε."""
+        if self._accounts is None:
+            raise MissingRun(f"{self.figure.id}: nothing is accounted while runs are being computed")
+        return self._accounts
+
+    # What to compute
+
     def grid(self, name: str) -> tuple[Any, ...]:
         """The values of one axis at this scale."""
-        if self.proven and name in self.scale.proven_grid:
-            return tuple(self.scale.proven_grid[name])
-        return tuple(self.scale.grid[name])
+        return tuple({**self.scale.grid, **(self.scale.proven_grid if self.proven else {})}[name])
+
+    def levels(self, without: str = "without noise") -> list[Setting]:
+        """One setting for each target ε of the grid."""
+        return [(eps(e, without), {"privacy.epsilon": e}) for e in self.grid("epsilon")]
 
     def spec(self, values: Values, seed: int) -> Spec:
         """The run of these settings with this seed."""
-        return self._known(values, seed)[0]
+        return self._keyed(values, seed)[0]
 
-    def _known(self, values: Values, seed: int) -> tuple[Spec, str]:
-        """A run and its name in the cache: panels and claims ask for the same few again and again."""
+    def _keyed(self, values: Values, seed: int) -> tuple[Spec, str]:
+        """A run and its key in the cache; kept, because panels and criteria ask for the same few repeatedly."""
         which = (repr(sorted(values.items())), seed)
         if which not in self._specs:
-            spec = self._spec(values, seed)
-            self._specs[which] = (spec, point_key(spec, self.figure.gradient_norm))
+            spec = self.base.with_values({**values, "seed": seed})
+            noiseless = math.isinf(spec.privacy.epsilon) or spec.privacy.noise == "none"  # the same in both views
+            if self.proven and self.figure.proven is not None and not noiseless:
+                spec = self.base.with_values({**self.figure.proven, **values, "seed": seed})
+            self._specs[which] = (spec, run_key(spec, self.figure.gradient_norm))
         return self._specs[which]
 
-    def _spec(self, values: Values, seed: int) -> Spec:
-        plain = self.base.with_values({**values, "seed": seed})
-        if not self.proven or self.figure.proven is None:
-            return plain
-        if math.isinf(plain.privacy.epsilon) or plain.privacy.noise == "none":
-            return plain  # no noise is the same in both views
-        return self.base.with_values({**self.figure.proven, **values, "seed": seed})
-
-    @property
-    def accounts(self) -> Accounts:
-        """What answers questions about ε."""
-        if self._accounts is None:
-            raise NotComputed(f"{self.figure.id}: nothing is accounted while runs are being made")
-        return self._accounts
-
-    # What has to be computed
-
-    def settings(self) -> list[tuple[str, Values]]:
+    def settings(self) -> list[Setting]:
         """Every setting that the panels show, with the name of its line, each once."""
-        found: dict[str, tuple[str, Values]] = {}
+        settings: dict[str, Setting] = {}
         for panel in self.figure.panels(self):
+            points = panel.axis.points if panel.axis else [(None, NOTHING)]
             for line in panel.lines:
                 if line.formula is not None:
                     continue
-                for x, more in panel.axis.points if panel.axis else ((None, {}),):
+                for x, more in points:
                     values = {**line.values, **more}
                     name = ": ".join(part for part in (panel.title, line.label) if part)
-                    if panel.axis is not None and x is not None:
+                    if panel.axis is not None:
                         name += f", {panel.axis.label} {x:g}"
-                    found.setdefault(self._known(values, 0)[1], (name, values))
-        return list(found.values())
+                    settings.setdefault(self._keyed(values, 0)[1], (name, values))
+        return list(settings.values())
 
     def specs(self) -> list[Spec]:
         """Every run of the figure."""
         return [self.spec(values, seed) for _, values in self.settings() for seed in self.seeds]
 
+    def reductions(self) -> list[str]:
+        """What this scale leaves out of the full one, in sentences."""
+        full, scale = self.figure.scales["full"], self.scale
+        if scale is full:
+            return []
+        less = [f"{scale.seeds} of {full.seeds} seeds"] if scale.seeds != full.seeds else []
+        for name, values in full.grid.items():
+            if tuple(scale.grid.get(name, ())) != tuple(values):
+                less.append(f"{name}: {_listed(scale.grid.get(name, ()))} of {_listed(values)}")
+        for key, value in scale.values.items():
+            before = full.values.get(key, self.figure.base.get(key, "the preset's"))
+            if full.values.get(key) != value:
+                less.append(f"{key} = {value} instead of {before}")
+        if scale.proven_seeds == 0 and full.proven_seeds != 0 and self.figure.proven is not None:
+            less.append("nothing at equal proven ε")
+        return less + ([scale.note] if scale.note else [])
+
     # What came out
 
-    def record(self, values: Values, seed: int) -> Record:
+    def run(self, values: Values, seed: int) -> FinishedRun:
         """The finished run of these settings."""
-        key = self._known(values, seed)[1]
-        if key not in self.store:
-            raise NotComputed(f"{self.figure.id}: no run yet of {dict(values)}, seed {seed}")
-        return self.store[key]
+        key = self._keyed(values, seed)[1]
+        if key not in self.runs:
+            raise MissingRun(f"{self.figure.id}: no run yet of {dict(values)}, seed {seed}")
+        return self.runs[key]
 
     def curve(
         self, values: Values, metric: str, until: Callable[[View, int], int] | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(rounds, metric[seed, round]); shortened to what all seeds have."""
-        rows = []
-        for seed in self.seeds:
-            record = self.record(values, seed)
-            rounds, column = np.asarray(record.metrics["round"]), np.asarray(record.metrics[metric], float)
-            kept = rounds <= until(self, seed) if until else np.full(len(rounds), True)
-            rows.append((rounds[kept], column[kept]))
-        shortest = min(rows, key=lambda row: len(row[0]))[0]
-        return shortest, np.stack([column[: len(shortest)] for _, column in rows])
+        """(rounds, metric[seed, round]) up to round `until(view, seed)`, as far as all seeds have come."""
+        rounds, columns = zip(
+            *(self._evaluations(values, metric, seed, until) for seed in self.seeds), strict=True
+        )
+        shortest = min(rounds, key=len)
+        return shortest, np.stack([column[: len(shortest)] for column in columns])
 
-    def final(self, values: Values, metric: str, *, at: Callable[[View, int], int] | None = None) -> np.ndarray:
-        """The metric of each seed after the last round, or at the last evaluation up to round `at(view, seed)`."""
-        found = []
-        for seed in self.seeds:
-            record = self.record(values, seed)
-            rounds, column = record.metrics["round"], record.metrics[metric]
-            if at is None:
-                found.append(column[-1])
-                continue
-            made = np.flatnonzero(np.asarray(rounds) <= at(self, seed))
-            found.append(column[int(made[-1]) if len(made) else 0])
-        return np.asarray(found, float)
+    def final(self, values: Values, metric: str, until: Callable[[View, int], int] | None = None) -> np.ndarray:
+        """The metric of each seed at its last evaluation up to round `until(view, seed)`."""
+        return np.array([self._evaluations(values, metric, seed, until)[1][-1] for seed in self.seeds])
 
-    def reductions(self) -> list[str]:
-        """What this scale leaves out of the full one, in words."""
-        full, own = self.figure.scales["full"], self.scale
-        if own is full:
-            return []
-        words = []
-        if own.seeds != full.seeds:
-            words.append(f"{own.seeds} of {full.seeds} seeds")
-        for name, wanted in full.grid.items():
-            if tuple(own.grid.get(name, ())) != tuple(wanted):
-                words.append(f"{name}: {_list(own.grid.get(name, ()))} of {_list(wanted)}")
-        for key, value in own.values.items():
-            if full.values.get(key) != value:
-                before = full.values.get(key, self.figure.base.get(key, "the preset's"))
-                words.append(f"{key} = {value} instead of {before}")
-        if own.proven_seeds == 0 and full.proven_seeds != 0 and self.figure.proven is not None:
-            words.append("nothing at equal proven ε")
-        return words + ([own.note] if own.note else [])
+    def finals(
+        self, settings: Sequence[Setting], metric: str, more: Values = NOTHING
+    ) -> tuple[list[np.ndarray], list[str]]:
+        """The final metric of each setting (one value a seed) and its label, as the judges take them."""
+        groups = [self.final({**more, **values}, metric) for _, values in settings]
+        return groups, [label for label, _ in settings]
+
+    def _evaluations(
+        self, values: Values, metric: str, seed: int, until: Callable[[View, int], int] | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        metrics = self.run(values, seed).metrics
+        rounds, column = np.asarray(metrics["round"]), np.asarray(metrics[metric], float)
+        shown = len(rounds) if until is None else max(1, np.searchsorted(rounds, until(self, seed), "right"))
+        return rounds[:shown], column[:shown]
 
 
-def point_key(spec: Spec, gradient_norm: bool) -> str:
+def run_key(spec: Spec, gradient_norm: bool) -> str:
     """The name of a run in the cache."""
     return spec.fingerprint() + ("-gradient" if gradient_norm else "")
 
 
-def _list(values: Sequence[Any]) -> str:
+def curves(title: str, settings: Sequence[Setting], metric: str, more: Values = NOTHING, **style: Any) -> Panel:
+    """The metric against rounds, one line a setting; `style` are further fields of the panel."""
+    return Panel(title, [Line(label, {**more, **values}) for label, values in settings], metric, **style)
+
+
+def eps(value: float, without: str = "without noise") -> str:
+    """A line's label for a target ε."""
+    return without if math.isinf(value) else f"ε = {value:g}"
+
+
+def _listed(values: Sequence[Any]) -> str:
     return "{" + ", ".join(f"{v:g}" if isinstance(v, int | float) else str(v) for v in values) + "}"
+
+
+# The figures by name
+
+
+def names() -> list[str]:
+    """Every figure's id."""
+    return [f"{paper}/fig{number}" for paper, (_, numbers) in PAPERS.items() for number in numbers]
+
+
+def load(name: str) -> Figure:
+    """The figure of that id."""
+    if name not in names():
+        raise SpecError(f"unknown figure {name!r}{did_you_mean(name, [*names(), *PAPERS, 'all'])}")
+    module = import_module(f"dither.reproduction.{name.partition('/')[0].replace('-', '_')}")
+    declared: tuple[Figure, ...] = module.FIGURES
+    return next(figure for figure in declared if figure.id == name)
+
+
+def select(wanted: str | Sequence[str] = "all") -> list[Figure]:
+    """Figures by id, by paper, or all of them, in the papers' order and each once."""
+    asked = [wanted] if isinstance(wanted, str) else list(wanted)
+    for each in asked:
+        if each != "all" and each not in PAPERS:
+            load(each)  # raises for an unknown name
+    everything = not asked or "all" in asked
+    return [load(name) for name in names() if everything or name in asked or name.partition("/")[0] in asked]

@@ -1,24 +1,24 @@
-"""Claims as statistics: what seeds say about an order, a gain, an optimum.
+"""Criteria as statistics: what the seeds say about an order, a gain, an optimum.
 
 Runs that share a seed share partition, initial model, cohorts and noise directions, so two settings are compared
-seed by seed: a difference is the mean of the paired differences, and sure when it exceeds two standard errors of
-that mean, and more for few seeds: Student's t at 95%, 2.8 standard errors for 5 seeds, 4.3 for 3. Every helper
-answers
+seed by seed. A difference is the mean of the paired differences. It is significant when it exceeds two standard
+errors of that mean, or more for few seeds: Student's t at 95%, 2.8 standard errors for 5 seeds, 4.3 for 3. Every
+judge answers
 
     holds          the seeds show it
     fails          the seeds show the opposite
     inconclusive   they show neither
     not judged     fewer than `FEWEST` seeds, or the scale leaves out what is needed
 
-with the numbers it looked at. Of twenty comparisons without any effect one would still be called sure, and a claim
-may rest on many: the numbers are always shown.
+with the numbers it looked at. Of twenty comparisons without any effect one is still called significant, and a
+criterion may rest on many: the numbers are always shown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +28,7 @@ FEWEST = 3
 
 
 class Verdict(NamedTuple):
-    """The answer to a claim, its numbers in words, and the numbers themselves."""
+    """The answer to a criterion, with its numbers in words and as rows of a table."""
 
     status: str
     text: str
@@ -44,8 +44,8 @@ class Difference(NamedTuple):
 
     @property
     def sign(self) -> int:
-        """1 surely above 0, -1 surely below, 0 neither."""
-        if abs(self.mean) <= sure(self.seeds) * self.error or self.mean == 0:
+        """1 significantly above 0, -1 significantly below, 0 neither."""
+        if abs(self.mean) <= threshold(self.seeds) * self.error or self.mean == 0:
             return 0
         return 1 if self.mean > 0 else -1
 
@@ -54,18 +54,11 @@ class Difference(NamedTuple):
 
 
 @cache
-def sure(seeds: int) -> float:
-    """How many standard errors make a difference sure: Student's t, two-sided 95%, and never less than 2."""
+def threshold(seeds: int) -> float:
+    """How many standard errors are significant: Student's t, two-sided 95%, and never less than 2."""
     from scipy.special import stdtrit
 
     return max(2.0, float(stdtrit(seeds - 1, 0.975))) if seeds > 1 else float("inf")
-
-
-def difference(a: np.ndarray, b: np.ndarray) -> Difference:
-    """a - b, seed by seed."""
-    d = np.asarray(a, float) - np.asarray(b, float)
-    error = float(np.std(d, ddof=1) / np.sqrt(len(d))) if len(d) > 1 else float("inf")
-    return Difference(float(np.mean(d)), error, len(d))
 
 
 def mean_error(values: np.ndarray) -> tuple[float, float]:
@@ -75,8 +68,13 @@ def mean_error(values: np.ndarray) -> tuple[float, float]:
     return float(np.mean(values)), error
 
 
+def difference(a: np.ndarray, b: np.ndarray) -> Difference:
+    """a - b, seed by seed."""
+    return Difference(*mean_error(np.asarray(a, float) - np.asarray(b, float)), len(a))
+
+
 def summary(name: Any, values: np.ndarray) -> dict[str, Any]:
-    """One row of a claim's numbers."""
+    """One row of a verdict's numbers."""
     mean, error = mean_error(values)
     return {"setting": str(name), "mean": mean, "standard error": error, "seeds": len(values)}
 
@@ -92,153 +90,130 @@ def too_few(*groups: np.ndarray) -> Verdict | None:
     return None
 
 
-def needs_seeds(seeds: Sequence[int]) -> Verdict | None:
-    """The verdict of a claim about means and settings that one or two seeds cannot carry."""
-    return too_few(np.zeros(len(seeds)))
-
-
-def not_judged(reason: str) -> Verdict:
-    """A claim that this scale cannot speak about."""
-    return Verdict(NOT_JUDGED, reason)
-
-
 def fact(holds: bool, text: str, numbers: Sequence[dict[str, Any]] = ()) -> Verdict:
     """A statement without chance in it (a formula): it holds or it does not."""
     return Verdict(HOLDS if holds else FAILS, text, tuple(numbers))
+
+
+def _judged(
+    groups: Sequence[np.ndarray],
+    names: Sequence[Any],
+    what: str,
+    decide: Callable[[], tuple[bool, bool, str]],
+    fewest: tuple[int, str] = (1, ""),
+) -> Verdict:
+    """What all judges share: the numbers, and no judgement of too few values or seeds. `decide` then says whether
+    the criterion fails, else whether it holds, and why."""
+    numbers = tuple(summary(name, group) for name, group in zip(names, groups, strict=True))
+    if len(groups) < fewest[0]:
+        return Verdict(NOT_JUDGED, fewest[1], numbers)
+    few = too_few(*groups)
+    if few:
+        return few._replace(numbers=numbers)
+    fails, holds, text = decide()
+    status = FAILS if fails else HOLDS if holds else INCONCLUSIVE
+    return Verdict(status, f"{what}: {text}" if what else text, numbers)
 
 
 def greater_by(
     a: np.ndarray, b: np.ndarray, names: tuple[str, str], *, what: str = "", margin: float = 0.0
 ) -> Verdict:
     """a exceeds b (by more than `margin`)."""
-    few = too_few(a, b)
-    numbers = (summary(names[0], a), summary(names[1], b))
-    if few:
-        return few._replace(numbers=numbers)
-    gap = difference(a, b)._replace(mean=difference(a, b).mean - margin)
-    status = {1: HOLDS, -1: FAILS, 0: INCONCLUSIVE}[gap.sign]
-    beyond = f" beyond the margin {margin:g}" if margin else ""
-    return Verdict(status, f"{_with(what)}{names[0]} − {names[1]} = {gap}{beyond}", numbers)
+
+    def decide() -> tuple[bool, bool, str]:
+        gap = difference(a, b)
+        gap = gap._replace(mean=gap.mean - margin)
+        beyond = f" beyond the margin {margin:g}" if margin else ""
+        return gap.sign < 0, gap.sign > 0, f"{names[0]} − {names[1]} = {gap}{beyond}"
+
+    return _judged((a, b), names, what, decide)
 
 
 def never_below(
     a: Sequence[np.ndarray], b: Sequence[np.ndarray], at: Sequence[Any], names: tuple[str, str], *, what: str = ""
 ) -> Verdict:
-    """a is at no place surely below b, and at some place surely above it."""
-    numbers = tuple(
-        summary(f"{name} at {place}", group)
-        for place, first, second in zip(at, a, b, strict=True)
-        for name, group in zip(names, (first, second), strict=True)
-    )
-    few = too_few(*a, *b)
-    if few:
-        return few._replace(numbers=numbers)
-    gaps = [difference(first, second) for first, second in zip(a, b, strict=True)]
-    words = ", ".join(f"{gap} at {place}" for gap, place in zip(gaps, at, strict=True))
-    text = f"{_with(what)}{names[0]} − {names[1]} = {words}"
-    if any(gap.sign < 0 for gap in gaps):
-        return Verdict(FAILS, text, numbers)
-    return Verdict(HOLDS if any(gap.sign > 0 for gap in gaps) else INCONCLUSIVE, text, numbers)
+    """a is nowhere significantly below b, and somewhere significantly above it."""
+
+    def decide() -> tuple[bool, bool, str]:
+        gaps = [difference(first, second) for first, second in zip(a, b, strict=True)]
+        listed = ", ".join(f"{gap} at {place}" for gap, place in zip(gaps, at, strict=True))
+        signs = {gap.sign for gap in gaps}
+        return -1 in signs, 1 in signs, f"{names[0]} − {names[1]} = {listed}"
+
+    groups = [group for pair in zip(a, b, strict=True) for group in pair]
+    return _judged(groups, [f"{name} at {place}" for place in at for name in names], what, decide)
 
 
 def ordered_within_noise(
     groups: Sequence[np.ndarray], names: Sequence[Any], *, rising: bool = True, what: str = ""
 ) -> Verdict:
-    """The means follow the order of `groups`: the last surely beats the first, and no step goes surely back."""
-    numbers = tuple(summary(name, group) for name, group in zip(names, groups, strict=True))
-    if len(groups) < 2:
-        return Verdict(NOT_JUDGED, "a single value has no order", numbers)
-    few = too_few(*groups)
-    if few:
-        return few._replace(numbers=numbers)
-    turn = 1 if rising else -1
-    ends = difference(groups[-1], groups[0])
-    steps = [difference(b, a) for a, b in pairwise(groups)]
-    back = [i for i, step in enumerate(steps) if step.sign * turn < 0]
-    text = f"{_with(what)}{names[-1]} − {names[0]} = {ends}"
-    if back:
-        i = back[0]
-        if len(groups) > 2:
-            text += f"; but {names[i + 1]} − {names[i]} = {steps[i]}"
-        return Verdict(FAILS, text, numbers)
-    if ends.sign * turn < 0:
-        return Verdict(FAILS, text, numbers)
-    if ends.sign == 0:
-        return Verdict(INCONCLUSIVE, text, numbers)
-    return Verdict(HOLDS, text + "; no step surely goes back", numbers)
+    """The means follow the order of `groups`: the last significantly beats the first, and no step significantly
+    goes back."""
+
+    def decide() -> tuple[bool, bool, str]:
+        direction = 1 if rising else -1
+        ends = difference(groups[-1], groups[0])
+        steps = [difference(b, a) for a, b in pairwise(groups)]
+        back = [i for i, step in enumerate(steps) if step.sign * direction < 0]
+        text = f"{names[-1]} − {names[0]} = {ends}"
+        if back and len(groups) > 2:
+            text += f"; but {names[back[0] + 1]} − {names[back[0]]} = {steps[back[0]]}"
+        fails, holds = bool(back) or ends.sign * direction < 0, ends.sign != 0
+        return fails, holds, text if fails or not holds else f"{text}; no step significantly goes back"
+
+    return _judged(groups, names, what, decide, (2, "a single value has no order"))
 
 
 def not_monotone(groups: Sequence[np.ndarray], names: Sequence[Any], *, what: str = "") -> Verdict:
-    """Some pair surely rises and some pair surely falls; fails where a monotone order is shown."""
-    numbers = tuple(summary(name, group) for name, group in zip(names, groups, strict=True))
-    if len(groups) < 3:
-        return Verdict(NOT_JUDGED, "fewer than three values", numbers)
-    few = too_few(*groups)
-    if few:
-        return few._replace(numbers=numbers)
-    pairs = [
-        (i, j, difference(groups[j], groups[i])) for i in range(len(groups)) for j in range(i + 1, len(groups))
-    ]
-    up = max(pairs, key=lambda pair: pair[2].mean)
-    down = min(pairs, key=lambda pair: pair[2].mean)
-    shown = [f"{names[j]} − {names[i]} = {gap}" for i, j, gap in (up, down)]
-    text = _with(what) + " and ".join(dict.fromkeys(shown))
-    signs = {gap.sign for _, _, gap in pairs}
-    if {1, -1} <= signs:
-        return Verdict(HOLDS, text, numbers)
-    shown_order = any(ordered_within_noise(groups, names, rising=way).status == HOLDS for way in (True, False))
-    return Verdict(FAILS if shown_order else INCONCLUSIVE, text + " (monotone within noise)", numbers)
+    """Some pair significantly rises and some pair significantly falls; fails where a monotone order is shown."""
+
+    def decide() -> tuple[bool, bool, str]:
+        pairs = [(i, j, difference(groups[j], groups[i])) for i, j in combinations(range(len(groups)), 2)]
+        extremes = [choose(pairs, key=lambda pair: pair[2].mean) for choose in (max, min)]
+        text = " and ".join(dict.fromkeys(f"{names[j]} − {names[i]} = {gap}" for i, j, gap in extremes))
+        if {1, -1} <= {gap.sign for _, _, gap in pairs}:
+            return False, True, text
+        monotone = any(ordered_within_noise(groups, names, rising=way).status == HOLDS for way in (True, False))
+        return monotone, False, f"{text} (monotone within noise)"
+
+    return _judged(groups, names, what, decide, (3, "fewer than three values"))
 
 
 def interior_optimum(
     groups: Sequence[np.ndarray], names: Sequence[Any], *, lowest: bool = True, what: str = ""
 ) -> Verdict:
-    """A value inside the grid surely beats both its ends.
+    """A value inside the grid significantly beats both its ends.
 
     The best inside is chosen by its mean, which flatters it a little: the two comparisons are what is judged."""
-    numbers = tuple(summary(name, group) for name, group in zip(names, groups, strict=True))
-    if len(groups) < 3:
-        return Verdict(NOT_JUDGED, "fewer than three values: no interior", numbers)
-    few = too_few(*groups)
-    if few:
-        return few._replace(numbers=numbers)
-    turn = -1.0 if lowest else 1.0
-    means = [turn * float(np.mean(group)) for group in groups]
-    best = 1 + int(np.argmax(means[1:-1]))
-    left, right = (difference(turn * groups[best], turn * groups[end]) for end in (0, -1))
-    text = f"{_with(what)}best inside {names[best]}; it beats {names[0]} by {left} and {names[-1]} by {right}"
-    if left.sign > 0 and right.sign > 0:
-        return Verdict(HOLDS, text, numbers)
-    return Verdict(FAILS if left.sign < 0 or right.sign < 0 else INCONCLUSIVE, text, numbers)
+
+    def decide() -> tuple[bool, bool, str]:
+        direction = -1.0 if lowest else 1.0
+        means = [direction * float(np.mean(group)) for group in groups]
+        best = 1 + int(np.argmax(means[1:-1]))
+        left, right = (difference(direction * groups[best], direction * groups[end]) for end in (0, -1))
+        text = f"best inside {names[best]}; it beats {names[0]} by {left} and {names[-1]} by {right}"
+        return min(left.sign, right.sign) < 0, min(left.sign, right.sign) > 0, text
+
+    return _judged(groups, names, what, decide, (3, "fewer than three values: no interior"))
 
 
 def convex(groups: Sequence[np.ndarray], x: Sequence[float], *, what: str = "") -> Verdict:
-    """Slopes grow along x: none surely shrinks, and at least one change of slope is surely positive."""
-    numbers = tuple(summary(f"{at:g}", group) for at, group in zip(x, groups, strict=True))
-    if len(groups) < 3:
-        return Verdict(NOT_JUDGED, "fewer than three values have no curvature", numbers)
-    few = too_few(*groups)
-    if few:
-        return few._replace(numbers=numbers)
-    slopes = [(b - a) / (v - u) for a, b, u, v in zip(groups, groups[1:], x, x[1:], strict=False)]
-    bends = [difference(later, earlier) for earlier, later in pairwise(slopes)]
-    words = ", ".join(f"at {at:g}: {bend}" for at, bend in zip(x[1:-1], bends, strict=True))
-    text = f"{_with(what)}change of slope {words}"
-    if any(bend.sign < 0 for bend in bends):
-        return Verdict(FAILS, text, numbers)
-    return Verdict(HOLDS if any(bend.sign > 0 for bend in bends) else INCONCLUSIVE, text, numbers)
+    """Slopes grow along x: none significantly shrinks, and at least one significantly grows."""
+
+    def decide() -> tuple[bool, bool, str]:
+        slopes = [(b - a) / (v - u) for (a, b), (u, v) in zip(pairwise(groups), pairwise(x), strict=True)]
+        bends = [difference(later, earlier) for earlier, later in pairwise(slopes)]
+        listed = ", ".join(f"at {at:g}: {bend}" for at, bend in zip(x[1:-1], bends, strict=True))
+        signs = {bend.sign for bend in bends}
+        return -1 in signs, 1 in signs, f"change of slope {listed}"
+
+    names = [f"{at:g}" for at in x]
+    return _judged(groups, names, what, decide, (3, "fewer than three values have no curvature"))
 
 
 def all_of(*verdicts: Verdict) -> Verdict:
     """All must hold; one that fails makes the whole fail."""
-    for status in (FAILS, NOT_JUDGED, INCONCLUSIVE):
-        if any(verdict.status == status for verdict in verdicts):
-            break
-    else:
-        status = HOLDS
+    statuses = {verdict.status for verdict in verdicts}
+    status = next((each for each in (FAILS, NOT_JUDGED, INCONCLUSIVE) if each in statuses), HOLDS)
     text = "; ".join(f"{verdict.text} ({verdict.status})" for verdict in verdicts)
     return Verdict(status, text, tuple(row for verdict in verdicts for row in verdict.numbers))
-
-
-def _with(what: str) -> str:
-    return f"{what}: " if what else ""

@@ -1,4 +1,4 @@
-"""One self-contained page: a section a paper, each figure beside its claims."""
+"""One self-contained page: a section for each paper, each figure beside its criteria."""
 
 from __future__ import annotations
 
@@ -7,83 +7,81 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dither.reproduction.figures import PAPERS
+from dither.reproduction.figure import PAPERS
 from dither.reproduction.judging import FAILS, HOLDS, INCONCLUSIVE, NOT_JUDGED
 
 if TYPE_CHECKING:
-    from dither.reproduction.running import Result
+    from dither.reproduction.running import Reproduction
 
-ORDER = (HOLDS, FAILS, INCONCLUSIVE, NOT_JUDGED)
 _CLASS = {HOLDS: "holds", FAILS: "fails", INCONCLUSIVE: "open", NOT_JUDGED: "mute"}
+_VIEWS = {"printed": "as printed", "proven": "at equal proven ε"}
 
 
-def page(result: Result) -> str:
-    """The report as HTML; pictures are inside it."""
+def page(result: Reproduction, folder: Path) -> str:
+    """The report as HTML, with the pictures of the folder inside it."""
     style = files("dither.reproduction").joinpath("report.css").read_text(encoding="utf-8")
-    papers = [paper for paper in PAPERS if any(entry["paper"] == paper for entry in result.figures)]
-    links = "".join(f'<a href="#{paper}">{escape(PAPERS[paper][0])}</a>' for paper in papers)
-    body = [_head(result), _summary(result)]
-    for paper in papers:
-        entries = [entry for entry in result.figures if entry["paper"] == paper]
-        body.append(f'<section id="{paper}"><h2>{escape(PAPERS[paper][0])}</h2>')
-        body += [_figure(entry) for entry in entries]
-        body.append("</section>")
+    sections, links = [], []
+    for paper, (title, _) in PAPERS.items():
+        articles = "".join(_figure(entry, folder) for entry in result.figures if entry["paper"] == paper)
+        if articles:
+            links.append(f'<a href="#{paper}">{escape(title)}</a>')
+            sections.append(f'<section id="{paper}"><h2>{escape(title)}</h2>{articles}</section>')
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>Dither: {len(result.figures)} figures reproduced, scale {escape(result.scale)}</title>"
         f"<style>{style}</style></head><body>"
-        f'<nav><strong>Dither</strong><a href="#claims">Claims</a>{links}</nav><main>{"".join(body)}</main>'
-        "</body></html>\n"
+        f'<nav><strong>Dither</strong><a href="#claims">Criteria</a>{"".join(links)}</nav>'
+        f"<main>{_head(result)}{_summary(result)}{''.join(sections)}</main></body></html>\n"
     )
 
 
 def counts(claims: Iterable[Mapping[str, Any]], which: str = "printed") -> dict[str, int]:
-    """How many of the criteria (their variants apart) have each status."""
-    found = Counter(claim[which]["status"] for claim in claims if claim[which] and not claim["variant"])
-    return {status: found[status] for status in ORDER if found[status]}
+    """How many of the criteria (without their variants) have each status."""
+    tally = Counter(claim[which]["status"] for claim in claims if claim[which] and not claim["variant"])
+    return {status: tally[status] for status in _CLASS if tally[status]}
 
 
 def disagreements(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Claims that one report says hold and another says fail; undecided ones disagree with nobody."""
-    known = {(claim["id"], claim["variant"]): claim for claim in theirs}
-    words = []
+    """Criteria that hold in one report and fail in another. An undecided one disagrees with nothing."""
+    others = {(claim["id"], claim["variant"]): claim for claim in theirs}
+    lines = []
     for claim in ours:
-        other = known.get((claim["id"], claim["variant"]))
-        for which in ("printed", "proven"):
+        other = others.get((claim["id"], claim["variant"]))
+        for which in _VIEWS:
             if other is None or not claim[which] or not other[which]:
                 continue
-            a, b = claim[which]["status"], other[which]["status"]
-            if {a, b} == {HOLDS, FAILS}:
-                name = f"{claim['id']}{' (' + claim['variant'] + ')' if claim['variant'] else ''}"
-                words.append(f"{name}, {which}: {a} here, {b} there")
-    return words
+            here, there = claim[which]["status"], other[which]["status"]
+            if {here, there} == {HOLDS, FAILS}:
+                name = claim["id"] + (f" ({claim['variant']})" if claim["variant"] else "")
+                lines.append(f"{name}, {which}: {here} here, {there} there")
+    return lines
 
 
-def _head(result: Result) -> str:
-    figures, claims = result.figures, result.claims
-    devices: Counter[str] = Counter()
-    for entry in figures:
-        devices.update(entry["devices"])
+def _head(result: Reproduction) -> str:
+    devices = dict.fromkeys(name for entry in result.figures for name in entry["devices"])
     versions = ", ".join(f"{name} {value}" for name, value in result.made["versions"].items())
-    tally = ", ".join(f"{number} {status}" for status, number in counts(claims).items())
-    proven = ", ".join(f"{number} {status}" for status, number in counts(claims, "proven").items())
+    printed, proven = (
+        ", ".join(f"{number} {status}" for status, number in counts(result.claims, which).items())
+        for which in _VIEWS
+    )
     rows = [
         ("scale", result.scale),
         ("command", result.made["command"]),
-        ("criteria as printed", tally),
+        ("criteria as printed", printed),
         ("criteria at equal proven ε", proven or "none at this scale"),
         ("runs", f"{result.made['runs']:,} in {result.made['seconds'] / 60:.1f} minutes"),
         ("device", ", ".join(devices)),
         ("drawn", f"{result.made['when']}, {versions}"),
     ]
     return (
-        f"<header><h1>{len(figures)} figures of five papers, and what they claim</h1>"
+        f"<header><h1>{len(result.figures)} figures of five papers, and what they show</h1>"
         "<p>Every figure is drawn from runs of this code. A criterion is a statistical statement over seeds: it "
         "<b>holds</b>, it <b>fails</b>, the seeds are <b>inconclusive</b>, or this scale cannot judge it. The "
-        "second column asks the same at equal <em>proven</em> ε, with noise that an accountant has set.</p>"
+        "second column judges the same criterion at equal <em>proven</em> ε, with noise set by the accountant.</p>"
         f"{_definitions(rows)}</header>"
     )
 
@@ -93,24 +91,23 @@ def _definitions(rows: Iterable[tuple[str, str]]) -> str:
     return f"<dl>{inner}</dl>"
 
 
-def _summary(result: Result) -> str:
+def _summary(result: Reproduction) -> str:
     lines = []
-    for entry in result.figures:
-        for claim in entry["claims"]:
-            anchor = entry["id"].replace("/", "-")
-            name = claim["id"] + (f"<small>{escape(claim['variant'])}</small>" if claim["variant"] else "")
-            lines.append(
-                f'<tr class="{"variant" if claim["variant"] else ""}"><th scope="row">{name}</th>'
-                f"<td>{escape(claim['claim'])}</td><td>{_badge(claim['printed'])}</td>"
-                f'<td>{_badge(claim["proven"])}</td><td><a href="#{anchor}">{escape(entry["id"])}</a></td></tr>'
-            )
-    criteria = len({claim["id"] for entry in result.figures for claim in entry["claims"]})
+    for claim in result.claims:
+        anchor = claim["figure"].replace("/", "-")
+        name = claim["id"] + (f"<small>{escape(claim['variant'])}</small>" if claim["variant"] else "")
+        lines.append(
+            f'<tr class="{"variant" if claim["variant"] else ""}"><th scope="row">{name}</th>'
+            f"<td>{escape(claim['claim'])}</td><td>{_badge(claim['printed'])}</td>"
+            f'<td>{_badge(claim["proven"])}</td><td><a href="#{anchor}">{escape(claim["figure"])}</a></td></tr>'
+        )
+    criteria = len({claim["id"] for claim in result.claims})
     return (
         f'<section id="claims"><h2>{criteria} criteria</h2><div class="scroll"><table class="claims"><thead><tr>'
         "<th>criterion</th><th>what the paper finds</th><th>as printed</th><th>at equal proven ε</th>"
         f"<th>figure</th></tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
-        "<p class='small'>Indented rows test a criterion under another reading or a correction. "
-        "– : not asked, because noise plays no part or the proven noise leaves nothing to compare.</p></section>"
+        "<p class='small'>An indented row tests the criterion above it under another reading or a correction. "
+        "– : not judged, because noise plays no part or the proven noise leaves nothing to compare.</p></section>"
     )
 
 
@@ -120,79 +117,62 @@ def _badge(verdict: Mapping[str, Any] | None) -> str:
     return f'<span class="badge {_CLASS[verdict["status"]]}">{verdict["status"]}</span>'
 
 
-def _figure(entry: Mapping[str, Any]) -> str:
-    anchor = entry["id"].replace("/", "-")
-    picture = ""
-    if "png" in entry:
-        source = base64.b64encode(entry["png"]).decode()
-        alt = escape(f"{entry['title']}. {entry['shows']}")
-        picture = f'<img alt="{alt}" src="data:image/png;base64,{source}">'
+def _figure(entry: Mapping[str, Any], folder: Path) -> str:
     if entry["refused"]:
         picture = f'<p class="refused">Not computed: {escape(entry["refused"])}</p>'
-    caption = f"<figcaption>{escape(entry['shows'])} {escape(' '.join(entry['notes']))}</figcaption>"
+    else:
+        source = base64.b64encode((folder / entry["files"][0]).read_bytes()).decode()
+        alt = escape(f"{entry['title']}. {entry['shows']}")
+        picture = f'<img alt="{alt}" src="data:image/png;base64,{source}">'
+    compute = f"{entry['runs']} runs, {entry['seconds']:.0f} s on {', '.join(entry['devices'])}; "
+    epsilons = entry["epsilons"]
     facts = [
         ("data", entry["data"]),
         ("seeds", str(entry["seeds"] or "")),
         ("settings", entry["settings"]),
         ("reduced here", "; ".join(entry["reduced"])),
         ("at equal proven ε", entry["proven_note"]),
-        (
-            "compute",
-            f"{entry['runs']} runs, {entry['seconds']:.0f} s on {', '.join(entry['devices'])}; "
-            f"{'; '.join(entry['versions'])}"
-            if entry["runs"]
-            else "none",
-        ),
+        ("compute", compute + "; ".join(entry["versions"]) if entry["runs"] else "none"),
         ("files", ", ".join(entry.get("files", ()))),
     ]
+    tables = "".join(
+        f'<div class="table"><h4>{escape(table["title"])}</h4>{_rows(table["rows"])}'
+        f'<p class="small">{escape(table["note"])}</p></div>'
+        for table in entry["tables"]
+    )
     return (
-        f'<article id="{anchor}"><h3>Fig. {entry["number"]}: {escape(entry["title"])}</h3>'
-        f'<figure>{picture}{caption}</figure><div class="beside">'
-        f"{''.join(_claim(claim) for claim in entry['claims'])}</div>"
-        f"{''.join(_table(table['title'], table['rows'], table['note']) for table in entry['tables'])}"
-        f"{_epsilons(entry['epsilons'])}{_definitions(facts)}</article>"
+        f'<article id="{entry["id"].replace("/", "-")}"><h3>Fig. {entry["number"]}: {escape(entry["title"])}</h3>'
+        f"<figure>{picture}<figcaption>{escape(' '.join([entry['shows'], *entry['notes']]))}</figcaption></figure>"
+        f'<div class="beside">{"".join(_claim(claim) for claim in entry["claims"])}</div>'
+        f"{tables}{_details(f'claimed and proven ε of {len(epsilons)} settings', epsilons)}"
+        f"{_definitions(facts)}</article>"
     )
 
 
 def _claim(claim: Mapping[str, Any]) -> str:
     variant = f" <small>{escape(claim['variant'])}</small>" if claim["variant"] else ""
     parts = [f"<h4>{claim['id']}{variant}</h4><p>{escape(claim['claim'])}</p>"]
-    for name, verdict in (("as printed", claim["printed"]), ("at equal proven ε", claim["proven"])):
-        if verdict is None:
-            continue
-        parts.append(f"<p>{_badge(verdict)} <b>{name}</b> <span class='text'>{escape(verdict['text'])}</span></p>")
+    numbers = []
+    for which, name in _VIEWS.items():
+        verdict = claim[which]
+        if verdict is not None:
+            text = f"<span class='text'>{escape(verdict['text'])}</span>"
+            parts.append(f"<p>{_badge(verdict)} <b>{name}</b> {text}</p>")
+            numbers += [{"view": which, **row} for row in verdict["numbers"]]
     why = " ".join((claim["note"], f"({', '.join(claim['errata'])})" if claim["errata"] else "")).strip()
     if why:
         parts.append(f'<p class="why">{escape(why)}</p>')
-    numbers = [
-        {"view": name, **row}
-        for name, verdict in (("printed", claim["printed"]), ("proven", claim["proven"]))
-        if verdict
-        for row in verdict["numbers"]
-    ]
-    if numbers:
-        shown = [{key: _number(value) for key, value in row.items()} for row in numbers]
-        parts.append(f"<details><summary>numbers</summary>{_rows(shown)}</details>")
-    return f'<div class="claim">{"".join(parts)}</div>'
+    return f'<div class="claim">{"".join(parts)}{_details("numbers", numbers)}</div>'
 
 
-def _number(value: Any) -> str:
-    return f"{value:.5g}" if isinstance(value, float) else str(value)
-
-
-def _epsilons(rows: Sequence[Mapping[str, Any]]) -> str:
-    if not rows:
-        return ""
-    return f"<details><summary>claimed and proven ε of {len(rows)} settings</summary>{_rows(rows)}</details>"
-
-
-def _table(title: str, rows: Sequence[Mapping[str, Any]], note: str) -> str:
-    return f'<div class="table"><h4>{escape(title)}</h4>{_rows(rows)}<p class="small">{escape(note)}</p></div>'
+def _details(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    return f"<details><summary>{title}</summary>{_rows(rows)}</details>" if rows else ""
 
 
 def _rows(rows: Sequence[Mapping[str, Any]]) -> str:
+    def cell(value: Any) -> str:
+        return f"<td>{escape(f'{value:.5g}' if isinstance(value, float) else str(value))}</td>"
+
     head = "".join(f"<th>{escape(str(name))}</th>" for name in rows[0])
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(str(value))}</td>" for value in row.values()) + "</tr>" for row in rows
-    )
+    body = "".join(f"<tr>{''.join(map(cell, row.values()))}</tr>" for row in rows)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'

@@ -1,27 +1,45 @@
-"""`reproduce`: figures by name, computed, judged, drawn and reported."""
+"""`reproduce`: figures by name, computed in batches, judged, drawn and reported."""
 
 from __future__ import annotations
 
 import math
-import shutil
-import tempfile
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dither import data
 from dither.errors import DataError
+from dither.experiment import build
 from dither.experiment.folder import to_json, write_bytes, write_text
-from dither.reproduction import computing, drawing, figures, report
-from dither.reproduction.accounts import Book
+from dither.experiment.sweep import Outcome, batches
+from dither.reproduction import drawing, report
+from dither.reproduction.accounts import Accounts
 from dither.reproduction.cache import Cache
-from dither.reproduction.figure import Claim, Figure, NotComputed, View
+from dither.reproduction.figure import Criterion, Figure, FinishedRun, MissingRun, View, run_key, select
 from dither.reproduction.judging import NOT_JUDGED, Verdict
+from dither.simulation import devices
+from dither.spec import Spec
+
+_DIGITS = 7  # training is in float32
+_SEEN = {
+    "upload": "every upload",
+    "sum": "sums of uploads",
+    "broadcast": "broadcasts and one upload",
+    "final": "model",
+}
+
+OnProgress = Callable[
+    [float, float, str], None
+]  # estimated seconds of work done, of how many, and for which figure
 
 
-class Result(NamedTuple):
-    """What a reproduction found: one entry a figure, and where the report lies."""
+class Reproduction(NamedTuple):
+    """What `reproduce` returns: one entry a figure, plain as in report.json, and where the report lies."""
 
     scale: str
     figures: list[dict[str, Any]]
@@ -34,69 +52,174 @@ class Result(NamedTuple):
         return [{"figure": figure["id"], **claim} for figure in self.figures for claim in figure["claims"]]
 
 
+# reason: a public function whose keyword-only options mirror those of `dither reproduce`
 def reproduce(
     what: str | Sequence[str] = "all",
     *,
     scale: str = "quick",
     out: str | Path | None = None,
     cache: str | Path | None = None,
-    use_cache: bool = True,
     data_dir: str | Path | None = None,
     only_compute: bool = False,
     command: str = "",
-    on_progress: Callable[[computing.Progress], None] | None = None,
+    on_progress: OnProgress | None = None,
     on_figure: Callable[[dict[str, Any]], None] | None = None,
-) -> Result:
+) -> Reproduction:
     """Compute, judge and draw figures: "all", a paper ("nbafl"), or one ("nbafl/fig2").
 
     `out` is the folder for pictures, CSVs and report.html; without it nothing is drawn. Finished runs are kept in
-    `cache` (the platform's cache folder by default). `only_compute` fills the cache and stops there: draw the
-    report later, elsewhere, from the same folder.
+    `cache` (default: the platform's cache folder). `only_compute` fills the cache and stops: draw the report from
+    the same folder later, on any machine.
     """
-    chosen = figures.select(list(what) if not isinstance(what, str) else what)
-    throwaway = None if use_cache else tempfile.mkdtemp(prefix="dither-reproduce-")
-    try:
-        store = Cache(throwaway or cache)
-        wanted = computing.points(chosen, scale)
-        missing = computing.missing(wanted, store)
-        refused = computing.compute(missing, store, data_dir=data_dir, on_progress=on_progress)
-        made = {
-            "command": command,
-            "when": datetime.now().astimezone().isoformat(timespec="seconds"),
-            "computed": len(missing),
-            "runs": len(wanted),
-            "seconds": round(sum(store[point.key].seconds for point in wanted if point.key in store), 1),
-            "versions": computing.versions(),
-        }
-        if only_compute:
-            if refused:
-                raise DataError("; ".join(refused.values()))
-            return Result(scale, [], made, None)
-        book = Book(store, data_dir)
-        entries = []
-        for figure in chosen:
-            entry = _entry(figure, scale, store, book, Path(out) if out else None, refused)
-            entries.append(entry)
-            if on_figure:
-                on_figure(entry)
-        result = Result(scale, entries, made, None)
-        if out is None:
-            return result
-        page = Path(out) / "report.html"
-        write_text(page, report.page(result))
-        plain = {"scale": scale, "made": made, "figures": [_without_images(entry) for entry in entries]}
-        write_text(Path(out) / "report.json", to_json(plain, indent=1))
-        return result._replace(report=page)
-    finally:
-        if throwaway:
-            shutil.rmtree(throwaway, ignore_errors=True)
+    chosen, runs = select(what), Cache(cache)
+    wanted = points(chosen, scale)
+    missing = [point for point in wanted if point.key not in runs]
+    refused = compute(missing, runs, data_dir=data_dir, on_progress=on_progress)
+    made = {
+        "command": command,
+        "when": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "computed": len(missing),
+        "runs": len(wanted),
+        "seconds": round(sum(runs[point.key].seconds for point in wanted if point.key in runs), 1),
+        "versions": devices.versions(),
+    }
+    if only_compute:
+        if refused:
+            raise DataError("; ".join(refused.values()))
+        return Reproduction(scale, [], made, None)
+    accounts, folder, entries = Accounts(runs, data_dir), Path(out) if out else None, []
+    for figure in chosen:
+        views = figure.views(scale, runs, accounts)
+        entry = _entry(figure, views, refused)
+        if folder is not None and not entry["refused"]:
+            entry["files"] = _draw(figure, views, folder)
+        entries.append(entry)
+        if on_figure:
+            on_figure(entry)
+    if folder is None:
+        return Reproduction(scale, entries, made, None)
+    result = Reproduction(scale, entries, made, folder / "report.html")
+    write_text(folder / "report.html", report.page(result, folder))
+    write_text(folder / "report.json", to_json({"scale": scale, "made": made, "figures": entries}, indent=1))
+    return result
 
 
-def _entry(
-    figure: Figure, scale: str, store: Cache, book: Book, out: Path | None, refused: dict[str, str]
-) -> dict[str, Any]:
-    """One figure, judged and drawn: plain values, as the report and --json show them."""
-    views = figure.views(scale, store, book)
+def estimates(what: str | Sequence[str], scale: str, cache: str | Path | None = None) -> list[str]:
+    """How many runs each figure still needs, and about how long they take: a sentence for each figure."""
+    runs, kind = Cache(cache), devices.device_kind()
+    missing: dict[str, list[float]] = {}
+    for point in points(select(what), scale):
+        if point.key not in runs:
+            missing.setdefault(point.figure, []).append(batches.estimated_seconds(point.spec, kind))
+    return [
+        f"{figure}: {len(seconds)} runs to compute, about {sum(seconds):.0f} s and compilation"
+        for figure, seconds in missing.items()
+    ]
+
+
+# The runs
+
+
+class Point(NamedTuple):
+    """One run to compute, and the figure that first asks for it."""
+
+    key: str
+    spec: Spec
+    gradient_norm: bool
+    figure: str
+
+
+def points(figures: Iterable[Figure], scale: str) -> list[Point]:
+    """Every run that figures need at a scale, each once."""
+    by_key: dict[str, Point] = {}
+    for figure in figures:
+        for view in figure.views(scale):
+            for spec in view.specs():
+                key = run_key(spec, figure.gradient_norm)
+                by_key.setdefault(key, Point(key, spec, figure.gradient_norm, figure.id))
+    return list(by_key.values())
+
+
+def compute(
+    wanted: Sequence[Point],
+    cache: Cache,
+    *,
+    data_dir: str | Path | None = None,
+    on_progress: OnProgress | None = None,
+) -> dict[str, str]:
+    """Compute runs, program by program, and keep each batch as it is done.
+
+    Returns the data sets that are not available, by name, and why: their runs are left out."""
+    groups: dict[tuple[Any, ...], list[Point]] = {}
+    for point in wanted:
+        records = replace(
+            point.spec.data, partition="iid", similarity=0.0
+        )  # what is loaded does not depend on these
+        groups.setdefault((records, batches.program(point.spec), point.gradient_norm), []).append(point)
+    kind = devices.device_kind()
+    total, done = sum(batches.estimated_seconds(point.spec, kind) for point in wanted), 0.0
+
+    def advance(rounds: int, of: int, *, before: float, share: float, figure: str) -> None:
+        if on_progress:
+            on_progress(before + share * rounds / max(of, 1), total, figure)
+
+    refused: dict[str, str] = {}
+    loaded: tuple[Any, data.Dataset] | None = None
+    for (records, _, gradient_norm), members in groups.items():
+        if records.name in refused:
+            continue
+        if loaded is None or loaded[0] != records:
+            loaded = None  # one data set in memory at a time
+            try:
+                loaded = (records, build.load_data(members[0].spec, data_dir=data_dir))
+            except DataError as error:
+                refused[records.name] = f"{records.name} is not available here: {error}"
+                continue
+        share = sum(batches.estimated_seconds(member.spec, kind) for member in members)
+        on_evaluation = partial(advance, before=done, share=share, figure=members[0].figure)
+        on_evaluation(0, 1)
+        batches.train_specs(
+            [member.spec for member in members],
+            dataset=loaded[1],
+            on_evaluation=on_evaluation,
+            on_batch=_keeper(members, cache),
+            max_runs=lambda experiment: batches.runs_at_once(experiment, kind),
+            gradient_norm=gradient_norm,
+        )
+        done += share
+    return refused
+
+
+def _keeper(members: Sequence[Point], cache: Cache) -> Callable[[dict[int, Outcome]], None]:
+    """Keeps each batch of a program as it is done, with its share of the time."""
+    since = time.perf_counter()
+
+    def keep(batch: dict[int, Outcome]) -> None:
+        nonlocal since
+        now = time.perf_counter()
+        for number, outcome in batch.items():
+            cache.put(members[number].key, _finished(outcome, (now - since) / len(batch)))
+        since = now
+
+    return keep
+
+
+def _finished(outcome: Outcome, seconds: float) -> FinishedRun:
+    columns = {
+        name: [float(f"{row[name]:.{_DIGITS}g}") for row in outcome.metrics]
+        for name in outcome.metrics[0]
+        if name != "clipped"
+    }
+    return FinishedRun(
+        columns, build.claimed(outcome.claim), round(seconds, 3), devices.device(), devices.versions()
+    )
+
+
+# The figures
+
+
+def _entry(figure: Figure, views: Sequence[View], refused: dict[str, str]) -> dict[str, Any]:
+    """One figure, judged: plain values, as the report and --json show them."""
     printed = views[0]
     entry: dict[str, Any] = {
         "id": figure.id,
@@ -105,129 +228,105 @@ def _entry(
         "title": figure.title,
         "shows": figure.shows,
         "data": printed.base.data.name if printed.seeds else "",
-        "scale": scale,
+        "scale": printed.scale_name,
         "seeds": len(printed.seeds),
         "reduced": printed.reductions(),
-        "settings": settings(figure, printed) if printed.seeds else "",
+        "settings": _settings(printed.base) if printed.seeds else "",
         "proven_note": figure.proven_note,
         "notes": list(figure.notes),
         "refused": "",
+        "tables": [],
+        "epsilons": [],
         **_cost(views),
     }
     try:
-        entry["claims"] = [_judged(claim, views) for claim in figure.claims]
+        entry["claims"] = [_judged(criterion, views) for criterion in figure.criteria]
         entry["tables"] = [table._asdict() for table in figure.tables(printed)] if figure.tables else []
-        entry["epsilons"] = [row for view in views for row in epsilons(view)]
-    except (NotComputed, DataError) as error:
-        reason = refused.get(printed.base.data.name, str(error))
-        nothing = Verdict(NOT_JUDGED, reason)
-        entry |= {"refused": reason, "tables": [], "epsilons": []}
-        entry["claims"] = [_row(claim, nothing, None) for claim in figure.claims]
-        return entry
-    if out is not None:
-        canvas = drawing.draw(figure, views)
-        stem = figure.id.replace("/", "-")
-        entry["png"] = drawing.encoded(canvas, "png")
-        canvas.set_layout_engine("none")  # both pictures in the layout that was found for the first
-        write_bytes(out / f"{stem}.png", entry["png"])
-        write_bytes(out / f"{stem}.svg", drawing.encoded(canvas, "svg"))
-        write_text(out / f"{stem}.csv", drawing.raw(figure, views))
-        entry["files"] = [f"{stem}.{kind}" for kind in ("png", "svg", "csv")]
+        entry["epsilons"] = [row for view in views for row in _epsilons(view)]
+    except (MissingRun, DataError) as error:
+        entry["refused"] = refused.get(printed.base.data.name, str(error))
+        nothing = Verdict(NOT_JUDGED, entry["refused"])
+        entry["claims"] = [_claim(criterion, nothing, None) for criterion in figure.criteria]
     return entry
 
 
-def _judged(claim: Claim, views: Sequence[View]) -> dict[str, Any]:
-    second = None
-    if claim.proven and len(views) > 1:
-        second = claim.judge(views[1])
-    return _row(claim, claim.judge(views[0]), second)
+def _draw(figure: Figure, views: Sequence[View], folder: Path) -> list[str]:
+    """Write the picture and its numbers; returns the files' names."""
+    stem, canvas = figure.id.replace("/", "-"), drawing.draw(figure, views)
+    write_bytes(folder / f"{stem}.png", drawing.encoded(canvas, "png"))
+    canvas.set_layout_engine("none")  # both pictures in the layout of the first
+    write_bytes(folder / f"{stem}.svg", drawing.encoded(canvas, "svg"))
+    write_text(folder / f"{stem}.csv", drawing.to_csv(figure, views))
+    return [f"{stem}.{kind}" for kind in ("png", "svg", "csv")]
 
 
-def _row(claim: Claim, printed: Verdict, proven: Verdict | None) -> dict[str, Any]:
+def _judged(criterion: Criterion, views: Sequence[View]) -> dict[str, Any]:
+    proven = criterion.judge(views[1]) if criterion.proven and len(views) > 1 else None
+    return _claim(criterion, criterion.judge(views[0]), proven)
+
+
+def _claim(criterion: Criterion, printed: Verdict, proven: Verdict | None) -> dict[str, Any]:
     return {
-        "id": claim.id,
-        "variant": claim.variant,
-        "claim": claim.text,
-        "errata": list(claim.errata),
-        "note": claim.why,
+        "id": criterion.id,
+        "variant": criterion.variant,
+        "claim": criterion.text,
+        "errata": list(criterion.errata),
+        "note": criterion.why,
         "printed": printed._asdict(),
         "proven": proven._asdict() if proven else None,
     }
 
 
-def settings(figure: Figure, view: View) -> str:
+def _settings(base: Spec) -> str:
     """The figure's base in one line."""
-    base, privacy = view.base, view.base.privacy
-    words = [
+    full = base.batch_sampling == "full"
+    parts = [
         f"{base.method} on {base.data.name}",
         f"{base.num_clients} clients, {base.cohort_size} a round",
         f"{base.num_rounds} rounds of {base.local_steps} local steps",
-        "full batches"
-        if base.batch_sampling == "full"
-        else f"batches of {base.batch_size} ({base.batch_sampling})",
+        "full batches" if full else f"batches of {base.batch_size} ({base.batch_sampling})",
         f"learning rate {base.client_lr:g}",
-        f"δ = {privacy.delta:g}",
+        f"δ = {base.privacy.delta:g}",
     ]
-    if privacy.clip != "none":
-        words.append(f"clip {privacy.clip_norm:g} ({privacy.clip})")
-    return "; ".join(words) + "; what the lines vary apart"
+    if base.privacy.clip != "none":
+        parts.append(f"clip {base.privacy.clip_norm:g} ({base.privacy.clip})")
+    return "; ".join(parts) + "; except for what the lines vary"
 
 
 def _cost(views: Sequence[View]) -> dict[str, Any]:
     """How long the figure's runs took, where, and with which versions (runs may be shared with other figures)."""
-    records = []
-    for view in views:
-        for _, values in view.settings():
-            for seed in view.seeds:
-                try:
-                    records.append(view.record(values, seed))
-                except NotComputed:
-                    continue
+    keys = [run_key(spec, view.figure.gradient_norm) for view in views for spec in view.specs()]
+    runs = [views[0].runs[key] for key in keys if key in views[0].runs]
     return {
-        "runs": len(records),
-        "seconds": round(sum(record.seconds for record in records), 1),
-        "devices": dict(Counter(record.device for record in records)),
-        "versions": sorted({f"dither {r.versions['dither']}, jax {r.versions['jax']}" for r in records}),
+        "runs": len(runs),
+        "seconds": round(sum(run.seconds for run in runs), 1),
+        "devices": dict(Counter(run.device for run in runs)),
+        "versions": sorted({f"dither {r.versions['dither']}, jax {r.versions['jax']}" for r in runs}),
     }
 
 
-def epsilons(view: View) -> list[dict[str, Any]]:
+def _epsilons(view: View) -> list[dict[str, Any]]:
     """Claimed and proven ε of each setting (first seed)."""
     rows = []
-    for name, values in view.settings():
-        if not view.seeds:
-            continue
-        spec = view.spec(values, view.seeds[0])
-        claim = view.record(values, view.seeds[0]).claim
-        privacy = spec.privacy
+    for name, values in view.settings() if view.seeds else ():
+        spec, claim = view.spec(values, view.seeds[0]), view.run(values, view.seeds[0]).claim
         if claim["value"] == "inf":
             continue
-        row = {
-            "view": "at equal proven ε" if view.proven else "as printed",
-            "setting": name,
-            "claimed": f"{epsilon_text(claim['value'])} per {claim['unit']}",
-            "proven": f"{epsilon_text(view.accounts.proven_epsilon(spec))} per run",
-            "seen by the adversary": _SEEN[privacy.view],
-        }
-        if privacy.unit == "message":
-            row["proven"] += f", {epsilon_text(view.accounts.proven_epsilon(spec, 'message'))} per message"
-        rows.append(row)
+        proven = f"{_epsilon_text(view.accounts.proven_epsilon(spec))} per run"
+        if spec.privacy.unit == "message":
+            proven += f", {_epsilon_text(view.accounts.proven_epsilon(spec, 'message'))} per message"
+        rows.append(
+            {
+                "view": "at equal proven ε" if view.proven else "as printed",
+                "setting": name,
+                "claimed": f"{_epsilon_text(claim['value'])} per {claim['unit']}",
+                "proven": proven,
+                "seen by the adversary": _SEEN[spec.privacy.view],
+            }
+        )
     return rows
 
 
-_SEEN = {
-    "upload": "every upload",
-    "sum": "sums of uploads",
-    "broadcast": "broadcasts and one upload",
-    "final": "model",
-}
-
-
-def epsilon_text(value: Any) -> str:
-    """ε to three digits."""
+def _epsilon_text(value: Any) -> str:
     number = float(value)
     return "∞" if math.isinf(number) else f"{number:.3g}"
-
-
-def _without_images(entry: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in entry.items() if name != "png"}

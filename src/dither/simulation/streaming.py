@@ -5,7 +5,7 @@ into one array of fixed length, and the compiled rounds of `Simulation` run on i
 records keep their number and their order, which is all that batches are drawn by. The result is bit for bit that
 of the same records in memory, however long the blocks are.
 
-    streamed = Streamed(simulation, problem, cohorts, room(memory, ...))     # problem.x is `data.Mapped`
+    streamed = Streamed(simulation, problem, cohorts, room(memory, ...))     # problem.x is `data.MappedArray`
     inputs = streamed.inputs(problem, seeds=[0], hyper=hyper)
     state = simulation.start(inputs)
     state = streamed.advance(state, inputs, 0, 100)
@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dither.data import ClientPartition, Mapped, zeros_aligned
+from dither.data import ClientPartition, MappedArray, zeros_aligned
 from dither.errors import SpecError
 from dither.simulation import scoring
 from dither.simulation.arrays import Inputs, Problem, Shared, State
@@ -91,14 +91,14 @@ class Block(NamedTuple):
 
 
 class Streamed:
-    """`inputs`, `advance` and `evaluate` of a simulation, for one run on `Mapped` records."""
+    """`inputs`, `advance` and `evaluate` of a simulation, for one run on `MappedArray` records."""
 
     def __init__(
         self, simulation: Simulation, problem: Problem, cohorts: Sequence[np.ndarray], held: Room
     ) -> None:
         records: Any = problem.x
-        if not isinstance(records, Mapped) or len(problem.partitions) != 1:
-            raise SpecError(f"streaming is for one run on Mapped records, not on {type(records).__name__}")
+        if not isinstance(records, MappedArray) or len(problem.partitions) != 1:
+            raise SpecError(f"streaming is for one run on MappedArray records, not on {type(records).__name__}")
         self.simulation, self.held = simulation, held
         self._problem, self._records, self._federation = problem, records, problem.partitions[0]
         self._cohorts = cohorts

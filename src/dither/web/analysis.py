@@ -1,9 +1,8 @@
 """One run, computed from its spec: who took part when, the noise, ε by round and by client, the paper's bound.
 
-This is what the folder does not hold and the accountant knows. It is computed when a page asks for it, once a
-run. A folder may come from anybody: so a method that is a Python file is not executed, a user's own table is
-opened only where the user says so, and a set of the catalogue is used only where it is on this machine already.
-The refusal says what to do.
+The folder does not hold these; the accountant computes them when a page asks. A folder may come from anybody: a
+method that is a Python file is not executed, a user's own table is opened only with `--own-data`, and a data set
+of the catalogue is used only where it is on this machine already. A `PageRefusal` says what to do instead.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import numpy as np
 
 from dither import accounting, data
 from dither.accounting import accountant
-from dither.data.sources import obtain
 from dither.errors import DataError
 from dither.experiment.build import (
     Experiment,
@@ -36,34 +34,35 @@ from dither.experiment.plan.knobs import WHOLE, clip_key
 from dither.experiment.plan.pricing import Price, first_noise
 from dither.experiment.plan.shapes import Material
 from dither.methods import METHODS
-from dither.methods.theory.common import failing
+from dither.methods.formulas import failing
 from dither.spec import Spec
 from dither.types import RoundInfo
-from dither.web.computing import NotComputed
+from dither.web.plan_page import bound_json
+from dither.web.run_page import PageRefusal
 
-_MOST_EPSILONS = 12
-_MOST_ROUNDS, _MOST_CLIENTS = 300, 200  # of the map
-_MOST_PARTICIPATIONS = 40_000
-_MOST_DISTINCT = 24
+_MAX_EPSILONS = 12
+_MAX_ROUNDS, _MAX_CLIENTS = 300, 200  # of the map
+_MAX_PARTICIPATIONS = 40_000
+_MAX_DISTINCT = 24
 _ZERO_START = ("logistic", "softmax")  # models that start at w = 0, where the loss is ln(classes)
 
 
 def safe_spec(text: str, where: str, own_data: bool = False) -> Spec:
-    """The spec of a run, where nothing of its folder's owner is executed, nor opened without `own_data`."""
+    """The spec of a run. Nothing that its folder names is executed, nor opened without `own_data`."""
     try:
         plain = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise NotComputed(f"spec.toml is not valid TOML: {error}") from error
+        raise PageRefusal(f"spec.toml is not valid TOML: {error}") from error
     if plain.get("method") not in METHODS:
-        raise NotComputed(
-            "the page does not execute a method's own file; `dither account` with this folder prints its ε"
+        raise PageRefusal(
+            "the page does not execute a method from a Python file; `dither account` with this folder prints its ε"
         )
-    records = plain.get("data", {})
-    named = not isinstance(records, dict) or any(records.get(key) for key in ("path", "test_path", "schema"))
-    if named and not own_data:
-        raise NotComputed(
-            "this run is on your own table, and the page opens no file outside the runs folder unless it is "
-            "started with --own-data; `dither account` with this folder prints its ε"
+    source = plain.get("data", {})
+    names_a_file = not isinstance(source, dict) or any(source.get(key) for key in ("path", "test_path", "schema"))
+    if names_a_file and not own_data:
+        raise PageRefusal(
+            "this run uses your own table, and the page opens files outside the runs folder only if it is started "
+            "with --own-data; `dither account` with this folder prints its ε"
         )
     return Spec.from_toml(text, where=where)
 
@@ -72,50 +71,48 @@ def assemble(spec: Spec, data_dir: str | None = None) -> Experiment:
     """The spec brought to life, from data that is on this machine."""
     if spec.data.path:
         return build_experiment(spec)
-    entry = data.entries().get(spec.data.name)
-    if entry is None:
-        raise NotComputed(f"{spec.data.name!r} is no data set of the catalogue")
-    if entry.remote is not None:
-        try:
-            obtain(entry.remote._replace(sources=()), data_dir=data_dir)
-        except DataError:
-            raise NotComputed(
-                f"{spec.data.name} is not on this machine, and the page fetches nothing; `dither data get "
-                f"{spec.data.name}` does"
-            ) from None
+    if spec.data.name not in data.entries():
+        raise PageRefusal(f"{spec.data.name!r} is not in the catalogue of data sets; `dither data list` prints it")
+    try:
+        data.get(spec.data.name, data_dir=data_dir, download=False)
+    except DataError:
+        raise PageRefusal(
+            f"{spec.data.name} is not on this machine, and the page downloads nothing; get it with: "
+            f"dither data get {spec.data.name}"
+        ) from None
     return build_experiment(spec, data_dir=data_dir)
 
 
 def analysis(experiment: Experiment, rounds: Sequence[int]) -> dict[str, Any]:
-    """The map, the noise and ε of the rounds that were made; `rounds` are those that were evaluated."""
-    made = min(max(rounds, default=0), planned_rounds(experiment))
-    if made == 0:
-        raise NotComputed("no round has been evaluated yet")
+    """The cohorts, the noise and ε of the completed rounds; `rounds` are those that were evaluated."""
+    completed = min(max(rounds, default=0), planned_rounds(experiment))
+    if completed == 0:
+        raise PageRefusal("no round has been evaluated yet")
     return {
-        "rounds": made,
-        "cohorts": _map(experiment, made),
-        "noise": _noise(experiment, made),
+        "rounds": completed,
+        "cohorts": _cohort_map(experiment, completed),
+        "noise": _noise(experiment, completed),
         "epsilon": epsilon_by_round(experiment, rounds),
-        "clients": _clients(experiment, made),
+        "clients": _clients(experiment, completed),
     }
 
 
 def epsilon_by_round(experiment: Experiment, rounds: Sequence[int]) -> dict[str, Any]:
-    """Proven ε for the spec's view and neighbours after some of the evaluated rounds."""
-    known = [index for index in rounds if index <= planned_rounds(experiment)]
-    count = min(len(known), _MOST_EPSILONS)
-    chosen = sorted({known[int(i)] for i in np.linspace(0, len(known) - 1, count)})
+    """Proven ε for the spec's view and adjacency after some of the evaluated rounds."""
+    planned = [index for index in rounds if index <= planned_rounds(experiment)]
+    count = min(len(planned), _MAX_EPSILONS)
+    chosen = sorted({planned[int(i)] for i in np.linspace(0, len(planned) - 1, count)})
     values = [proven_so_far(experiment, index) for index in chosen]
     privacy = experiment.spec.privacy
     return {"rounds": chosen, "values": values, "view": privacy.view, "adjacency": experiment.spec.adjacency}
 
 
-def _map(experiment: Experiment, made: int) -> dict[str, Any]:
-    """Who took part when: a row a client, a column a round, thinned where there are too many."""
+def _cohort_map(experiment: Experiment, completed: int) -> dict[str, Any]:
+    """Who took part when: one row per client, one column per round, thinned where there are too many."""
     clients = len(experiment.partition.size)
-    step = math.ceil(made / _MOST_ROUNDS)
-    shown = list(range(0, made, step))
-    rows = min(clients, _MOST_CLIENTS)
+    step = math.ceil(completed / _MAX_ROUNDS)
+    shown = list(range(0, completed, step))
+    rows = min(clients, _MAX_CLIENTS)
     grid = np.zeros((rows, len(shown)), int)
     for column, index in enumerate(shown):
         cohort = np.asarray(experiment.cohorts[index])
@@ -129,10 +126,10 @@ def _map(experiment: Experiment, made: int) -> dict[str, Any]:
     }
 
 
-def _noise(experiment: Experiment, made: int) -> dict[str, Any]:
+def _noise(experiment: Experiment, completed: int) -> dict[str, Any]:
     """Noise and sensitivity of what the first client releases, round by round (thinned)."""
     releases = experiment.prepared.build(experiment.prepared.hyper).releases
-    shown = sorted({int(i) for i in np.linspace(0, made - 1, min(made, 60))})
+    shown = sorted({int(i) for i in np.linspace(0, completed - 1, min(completed, 60))})
     size = int(experiment.partition.size[0])
     channels: dict[str, dict[str, Any]] = {}
     for index in shown:
@@ -148,23 +145,23 @@ def _noise(experiment: Experiment, made: int) -> dict[str, Any]:
     return channels
 
 
-def _clients(experiment: Experiment, made: int) -> dict[str, Any] | None:
+def _clients(experiment: Experiment, completed: int) -> dict[str, Any] | None:
     """Each client's own proven ε, from the rounds it took part in; None where there are too many to compute."""
-    if sum(len(cohort) for cohort in experiment.cohorts[:made]) > _MOST_PARTICIPATIONS:
+    if sum(len(cohort) for cohort in experiment.cohorts[:completed]) > _MAX_PARTICIPATIONS:
         return None
     judged = with_missing(experiment, tolerated(experiment.spec))
     releases = judged.prepared.build(judged.prepared.hyper).releases
     facts, privacy = accountant.facts(circumstances(judged)), experiment.spec.privacy
-    own: list[list[Any]] = [[] for _ in experiment.partition.size]
-    for index in range(made):
+    by_client: list[list[Any]] = [[] for _ in experiment.partition.size]
+    for index in range(completed):
         cohort = np.asarray(experiment.cohorts[index])
         for client in cohort.tolist():
             info = RoundInfo(index, client, int(experiment.partition.size[client]), len(cohort))
             seen = releases(info)
-            own[client].append(accountant.without_rates(seen) if privacy.view == "upload" else seen)
-    parts = [accounting.compress(seen) for seen in own]
+            by_client[client].append(accountant.without_rates(seen) if privacy.view == "upload" else seen)
+    parts = [accounting.compress(seen) for seen in by_client]
     keys: list[Hashable] = [tuple(sorted(part, key=str)) for part in parts]
-    if len(set(keys)) > _MOST_DISTINCT:
+    if len(set(keys)) > _MAX_DISTINCT:
         return None
     values: dict[Hashable, float] = {}
     for key, part in zip(keys, parts, strict=True):
@@ -179,7 +176,7 @@ def _clients(experiment: Experiment, made: int) -> dict[str, Any] | None:
     return {
         "names": list(experiment.partition.names),
         "epsilon": [values[key] for key in keys],
-        "participations": [len(seen) for seen in own],
+        "participations": [len(seen) for seen in by_client],
         "records": experiment.partition.size.tolist(),
         "target": privacy.epsilon,
     }
@@ -191,41 +188,35 @@ def _clients(experiment: Experiment, made: int) -> dict[str, Any] | None:
 def bound(experiment: Experiment) -> dict[str, Any]:
     """The paper's theorem at the noise that was added, round by round and term by term.
 
-    Its constants are estimated on the run's own (public) records; the rate is the best one the theorem allows,
-    which need not be the run's.
+    The constants are estimated on the run's public records. The learning rate is the best one that the theorem
+    allows, which need not be the run's.
     """
     spec = experiment.spec
     if spec.data.path:
-        raise NotComputed(
-            "the bound's constants would be read off your own records, which no ε covers; `dither plan --proxy` "
-            "estimates them on public ones"
+        raise PageRefusal(
+            "the bound's constants would have to be estimated on your own records, which no ε covers; "
+            "`dither plan --proxy` estimates them on public records"
         )
     if spec.method not in theory.METHODS:
-        raise NotComputed(f"no convergence theorem for {spec.method}")
+        raise PageRefusal(f"no convergence theorem for {spec.method}; there are for {', '.join(theory.METHODS)}")
     constants = estimate(spec, Material(experiment.dataset, f"the records of {spec.data.name}", True))
-    made = planned_rounds(experiment)
-    grid = sorted({round(x) for x in np.geomspace(1, made, min(made, 40))})
+    completed = planned_rounds(experiment)
+    grid = sorted({round(x) for x in np.geomspace(1, completed, min(completed, 40))})
     smallest = int(experiment.partition.size.min())
     prices = [_price(experiment, rounds) for rounds in grid]
-    found = theory.bounds(spec, prices, constants, smallest)
-    last = {name: float(column[-1]) for name, column in found.values.items()}
+    bounds = theory.bounds(spec, prices, constants, smallest)
+    last = {name: float(column[-1]) for name, column in bounds.values.items()}
     start = math.log(len(experiment.dataset.classes)) if spec.model.name in _ZERO_START else None
-    return {
-        "source": found.source,
-        "rounds": grid,
-        "terms": {name: term.tolist() for name, term in found.terms.items()},
-        "total": found.total.tolist(),
-        "initial_gap": found.trivial,
-        "least_loss": None if start is None else start - found.trivial,
-        "vacuous": bool(not np.nanmin(found.total) < found.trivial),
+    return bound_json(bounds, grid) | {
+        "least_loss": None if start is None else start - bounds.trivial,
         "failing": failing(theory.conditions(spec, prices[-1], constants, last, smallest)),
         "rate": last.get("client_lr"),
-        "own_rate": spec.client_lr,
+        "run_rate": spec.client_lr,
     }
 
 
 def _price(experiment: Experiment, rounds: int) -> Price:
-    """The run cut at a round, as the theorems take it: its own noise, nothing calibrated anew."""
+    """The run cut at a round, as the theorems take it: at its own noise, nothing calibrated again."""
     spec = experiment.spec
     key = clip_key(spec.method)
     clip = float(experiment.prepared.hyper["param_clip"]) if spec.method == "nbafl" else spec.privacy.clip_norm
@@ -244,9 +235,6 @@ def _price(experiment: Experiment, rounds: int) -> Price:
 
 
 @lru_cache(maxsize=4)
-def cached_task(text: str, where: str, data_dir: str | None, own_data: bool = False) -> Experiment:
+def cached_experiment(text: str, where: str, data_dir: str | None, own_data: bool = False) -> Experiment:
     """`assemble` a spec's text: several questions about one run build it once."""
     return assemble(safe_spec(text, where, own_data), data_dir)
-
-
-__all__ = ["NotComputed", "analysis", "assemble", "bound", "cached_task", "epsilon_by_round", "safe_spec"]

@@ -1,32 +1,42 @@
-"""The runs of a folder as rows of a table, read again only where a file changed.
+"""The runs of a folder as rows of a table: read again only where a file changed, and pushed to open pages.
 
-A row is plain values: what the folder's files say, nothing computed. `Index.refresh` looks at the time and size of
-four files a run; a thousand runs take a few hundredths of a second when nothing changed.
+A row is plain values: what the folder's files say, nothing computed. `RunIndex.refresh` looks at the time and size
+of four files of each run; a thousand runs take a few hundredths of a second when nothing changed.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
-import math
 import os
-import re
 import secrets
 import threading
 import time
-import tomllib
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from functools import lru_cache
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from fastapi.concurrency import run_in_threadpool
+
 from dither.errors import DitherError
-from dither.experiment.folder import RunFolder
-from dither.web.folders import Folder
+from dither.experiment.folder import to_json
+from dither.web.files import (
+    RunFiles,
+    SafeFolder,
+    entries,
+    fields,
+    number,
+    privacy_of,
+    read_run,
+    section,
+    text_of,
+)
 
 _STAMPED = ("spec.toml", "metrics.jsonl", "summary.json", "audit.json")
-_SPARK = 32  # points of the little curve
-_QUIET = 120.0  # seconds without news after which a run without summary no longer counts as running
+_SPARK_POINTS = 32  # of the little curve
+_QUIET = 120.0  # seconds without news after which a run without a summary no longer counts as running
+_HEARTBEAT = 15.0  # seconds after which a silent connection gets a sign of life
 
 Row = dict[str, Any]
 Stamp = tuple[tuple[int, int] | None, ...]
@@ -39,14 +49,14 @@ class Changes(NamedTuple):
     removed: list[str]
 
 
-class Index:
+class RunIndex:
     """The rows of all runs under a folder. Safe for threads.
 
-    Every look that finds something new has a number; `since` a number, what has changed can be asked for by any
-    number of pages, whoever of them looked first.
+    Every look that finds something new has a number. Any number of pages can ask what changed `since` a number,
+    whichever of them looked first.
     """
 
-    def __init__(self, folder: Folder) -> None:
+    def __init__(self, folder: SafeFolder) -> None:
         self.folder = folder
         self._rows: dict[str, Row] = {}
         self._stamps: dict[str, Stamp] = {}
@@ -75,19 +85,18 @@ class Index:
     def refresh(self) -> Changes:
         """Look at the folder again. A run whose state changed by the clock alone counts as changed, too."""
         with self._lock:
-            found = set(self.folder.runs())
+            present = set(self.folder.runs())
             changed = []
-            for run in found:
+            for run in present:
                 stamp = _stamp(self.folder, run)
-                if self._stamps.get(run) != stamp:
+                is_new = self._stamps.get(run) != stamp
+                if is_new:
                     self._rows[run], self._stamps[run] = read_row(self.folder, run, stamp), stamp
-                    changed.append(run)
                 state = state_of(self._rows[run], time.time())[0]
-                if self._states.get(run) != state:
+                if is_new or self._states.get(run) != state:
                     self._states[run] = state
-                    if run not in changed:
-                        changed.append(run)
-            removed = [run for run in self._rows if run not in found]
+                    changed.append(run)
+            removed = [run for run in self._rows if run not in present]
             for run in removed:
                 del self._rows[run], self._stamps[run], self._states[run], self._changed_at[run]
             if changed or removed:
@@ -109,60 +118,145 @@ class Index:
         return sorted(rows, key=lambda row: (row["last_write"], row["id"]), reverse=True)
 
     def row(self, run: str) -> Row | None:
-        """One row, or None for an id that is no run of this folder."""
+        """One row, or None for an id that is not a run of this folder."""
         return next(iter(self.rows([run])), None)
 
 
-def _stamp(folder: Folder, run: str) -> Stamp:
-    found: list[tuple[int, int] | None] = []
+class Watcher:
+    """Server-sent events with the rows that changed. One task looks at the folder for all open pages, and stops
+    when no page is open."""
+
+    def __init__(self, index: RunIndex, seconds: float, public: Callable[[Row], Row]) -> None:
+        self.index, self.seconds, self.public = index, seconds, public
+        self._pages = 0
+        self._looked = asyncio.Event()  # a new one each time the folder was looked at
+        self._task: asyncio.Task[None] | None = None
+
+    async def events(self, since: str = "") -> AsyncIterator[str]:
+        """The stream of one page, from the position it is at. Each event carries the position after it, which a
+        browser that lost the connection sends back."""
+        position = since or self.index.position
+        self._pages += 1
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._watch())
+        try:
+            yield "retry: 2000\n\nevent: hello\ndata: {}\n\n"
+            while True:
+                looked = self._looked
+                # In a thread: the index may be held by a look at the folder.
+                position, changes = await run_in_threadpool(self.index.since, position)
+                if changes is None or changes.changed or changes.removed:
+                    yield await run_in_threadpool(self._event, position, changes)
+                    continue
+                try:
+                    await asyncio.wait_for(looked.wait(), _HEARTBEAT)
+                except TimeoutError:
+                    yield ": still here\n\n"
+        finally:
+            self._pages -= 1
+
+    async def _watch(self) -> None:
+        while self._pages:
+            await run_in_threadpool(self.index.refresh)
+            self._looked.set()
+            self._looked = asyncio.Event()
+            await asyncio.sleep(self.seconds)
+
+    def _event(self, position: str, changes: Changes | None) -> str:
+        rows = self.index.rows(None if changes is None else changes.changed)
+        removed = [] if changes is None else changes.removed
+        news = {"rows": [self.public(row) for row in rows], "removed": removed, "all": changes is None}
+        return f"id: {position}\nevent: runs\ndata: {to_json(news)}\n\n"  # one line: JSON has no raw line break
+
+
+class LedgerReader:
+    """What is left of each data set's budget in one ledger, read again when the ledger's file changes.
+
+    A run's summary names a ledger file. That name is compared with this ledger's and never opened.
+    """
+
+    def __init__(self, ledger: str | Path | None) -> None:
+        self.path = Path(ledger).resolve() if ledger is not None else None
+        self._stamp: tuple[int, ...] = ()
+        self._budgets: dict[str, dict[str, Any] | None] = {}
+        self._lock = threading.Lock()
+
+    def left(self, charge: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The budget of the data set that a run was charged to; None where there is no such budget."""
+        if self.path is None or not charge or not self.path.is_file():
+            return None
+        try:
+            if Path(text_of(charge.get("file", ""))).resolve() != self.path:
+                return None
+        except (OSError, ValueError, RuntimeError):
+            return None
+        files = (self.path, self.path.with_name(self.path.name + "-wal"))
+        dataset = text_of(charge.get("dataset", ""))
+        with self._lock:
+            stamp = tuple(path.stat().st_mtime_ns for path in files if path.is_file())
+            if stamp != self._stamp:
+                self._stamp, self._budgets = stamp, {}
+            if dataset not in self._budgets:
+                self._budgets[dataset] = _budget(self.path, dataset)
+            return self._budgets[dataset]
+
+
+def _budget(path: Path, dataset: str) -> dict[str, Any] | None:
+    from dither.accounting.ledger.runs import EVERY_RECORD, Ledger
+
+    try:
+        ledger = Ledger(path)
+        budget = ledger.budget(dataset)
+        if budget is None:
+            return None
+        spent = next((each.epsilon for each in ledger.spent(dataset) if each.client == EVERY_RECORD), 0.0)
+    except DitherError as error:
+        return {"problem": str(error)}
+    return {"budget": budget.epsilon, "spent": spent, "left": max(budget.epsilon - spent, 0.0)}
+
+
+# One row
+
+
+def _stamp(folder: SafeFolder, run: str) -> Stamp:
+    stamps: list[tuple[int, int] | None] = []
     for name in _STAMPED:
         try:
-            seen = os.stat(folder.root / run / name)
-            found.append((seen.st_mtime_ns, seen.st_size))
+            status = os.stat(folder.root / run / name)
+            stamps.append((status.st_mtime_ns, status.st_size))
         except OSError:
-            found.append(None)
-    return tuple(found)
+            stamps.append(None)
+    return tuple(stamps)
 
 
-def read_row(folder: Folder, run: str, stamp: Stamp) -> Row:
+def read_row(folder: SafeFolder, run: str, stamp: Stamp) -> Row:
     """A run's row, from its files. Whatever they hold, one folder must not take the others off the page."""
-    try:
-        spec, problem = read_spec(folder, run)
-        summary, summary_problem = read_json(folder, run, "summary.json")
-        audit, _ = read_json(folder, run, "audit.json")
-        metrics = read_metrics(folder, run)
-        if damage := damage_of(folder, run):
-            summary, metrics, problem = None, [], damage  # nothing is shown that may not be what was written
-        return _row(folder, run, stamp, spec, metrics, summary or {}, audit or {}, problem or summary_problem)
-    except Exception as error:
-        problem = f"its files cannot be read: {type(error).__name__}"
-        return _row(folder, run, stamp, {}, [], {}, {}, problem)
-
-
-def _row(
-    folder: Folder,
-    run: str,
-    stamp: Stamp,
-    spec: dict[str, Any],
-    metrics: list[dict[str, Any]],
-    summary: dict[str, Any],
-    audit: dict[str, Any],
-    problem: str,
-) -> Row:
-    data, privacy, model = section(spec, "data"), privacy_of(spec), section(spec, "model")
-    epsilon = section(summary, "epsilon")
-    last = metrics[-1] if metrics else {}
+    name = run if run != "." else folder.root.name
     times = [pair[0] for pair in stamp if pair is not None]
+    row = {"id": run, "name": name, "last_write": max(times) / 1e9 if times else 0.0}
+    try:
+        files = read_run(folder, run)
+        if damage := folder.damage(run):  # nothing is shown that may not be what was written
+            files = files._replace(summary={}, metrics=[], problem=damage)
+        return row | _row(files)
+    except Exception as error:
+        return row | _row(RunFiles({}, {}, {}, [], f"its files cannot be read: {type(error).__name__}"))
+
+
+def _row(files: RunFiles) -> Row:
+    spec, summary, metrics = files.spec, files.summary, files.metrics
+    data, privacy, epsilon = section(spec, "data"), privacy_of(spec), section(summary, "epsilon")
+    last = metrics[-1] if metrics else {}
+    claim = section(epsilon, "claimed")
+    failing = [each for each in entries(claim, "conditions") if not each.get("holds")]
     return {
-        "id": run,
-        "name": run if run != "." else folder.root.name,
-        "problem": problem,
+        "problem": files.problem,
         "complete": bool(summary),
         "stopped": summary.get("stopped", ""),
         "method": text_of(spec.get("method", summary.get("method", "?"))),
         "data": text_of(data.get("path") or data.get("name") or summary.get("data", "?")),
         "own_data": bool(data.get("path")),
-        "model": text_of(model.get("name", "?")),
+        "model": text_of(section(spec, "model").get("name", "?")),
         "seed": spec.get("seed", 0),
         "group": _group(spec),
         "num_rounds": number(spec.get("num_rounds")),
@@ -174,11 +268,10 @@ def _row(
         "target": number(privacy.get("epsilon")),
         "delta": number(privacy.get("delta")),
         "noise": text_of(privacy.get("noise", "")),
-        "claimed": _claimed(section(epsilon, "claimed")),
-        "proven": proven_row(entries(epsilon, "proven"), privacy),
-        "attacked": _attacked(audit, privacy),
+        "claimed": fields(claim, texts="unit", numbers="value") | {"failing": len(failing)} if claim else None,
+        "proven": _proven(entries(epsilon, "proven"), privacy),
+        "attacked": _attacked(entries(files.audit, "rows"), privacy),
         "ledger": section(summary, "ledger"),
-        "last_write": max(times) / 1e9 if times else 0.0,
         "interval": _interval(metrics),
     }
 
@@ -191,129 +284,17 @@ def state_of(row: Mapping[str, Any], now: float) -> tuple[str, str]:
         return "stopped", text_of(row["stopped"])
     if row["complete"]:
         return "finished", ""
-    patience = max(_QUIET, 10.0 * row["interval"])
     silent = now - row["last_write"]
-    if silent <= patience:
+    if silent <= max(_QUIET, 10.0 * row["interval"]):
         return "running", ""
-    return "stopped", f"no news for {_ago(silent)}; continue with: dither run --resume"
+    return "stopped", f"no news for {_duration(silent)}; continue with: dither run --resume"
 
 
-def _ago(seconds: float) -> str:
-    for size, word in ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
+def _duration(seconds: float) -> str:
+    for size, unit in ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
         if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {word}"
+            return f"{seconds / size:.0f} {unit}"
     return f"{seconds:.0f} seconds"
-
-
-# Reading files that anybody may have written
-
-
-def read_spec(folder: Folder, run: str) -> tuple[dict[str, Any], str]:
-    """spec.toml as plain values, and what is wrong with it."""
-    text = folder.text(run, "spec.toml")
-    if text is None:
-        return {}, "spec.toml cannot be read"
-    # Specs of a sweep differ in their seed alone: what is left is parsed once.
-    seed = _SEED.match(text)
-    rest = text if seed is None else f"{seed[1]}seed = 0\n{text[seed.end() :]}"
-    try:
-        return {**_parsed(rest), **({} if seed is None else {"seed": int(seed[2])})}, ""
-    except (ValueError, RecursionError) as error:
-        return {}, f"spec.toml is not valid TOML: {error}"
-
-
-# `seed = 3` on a line of its own among the lines before the first table, as `Spec.to_toml` writes it
-_SEED = re.compile(r"((?:[^\[\n=]+=[^\n\[\"']*(?:\"[^\"\\\n]*\")?\n)*?)seed = (\d{1,18})\n")
-
-
-@lru_cache(maxsize=512)
-def _parsed(text: str) -> dict[str, Any]:
-    return tomllib.loads(text)
-
-
-def read_json(folder: Folder, run: str, name: str) -> tuple[dict[str, Any] | None, str]:
-    """A JSON object of the run, None where there is none, and what is wrong with it."""
-    text = folder.text(run, name)
-    if text is None:
-        return None, ""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        return None, f"{name} is not valid JSON: {error}"
-    return (value, "") if isinstance(value, dict) else (None, f"{name} is not an object")
-
-
-def damage_of(folder: Folder, run: str) -> str:
-    """Which of the files that the page shows is not what was written, in one line; empty where all are."""
-    shown = ("digests.json", "provenance.json", "spec.toml", "summary.json", "metrics.jsonl")
-    if not all(folder.may_read(run, name) for name in shown):
-        return ""  # whoever reads it says so
-    try:
-        for name in shown:
-            RunFolder(folder.root / run).read(name)
-    except DitherError as error:
-        return str(error)
-    return ""
-
-
-def read_metrics(folder: Folder, run: str, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
-    """The evaluations so far; a line that is being written is left out."""
-    lines = (folder.text(run, name) or "").splitlines()
-    try:
-        rows = json.loads(f"[{','.join(lines)}]")  # all at once is several times faster
-    except (ValueError, RecursionError):
-        rows = []
-        for line in lines:
-            with suppress(ValueError, RecursionError):
-                rows.append(json.loads(line))
-    return [row for row in rows if isinstance(row, dict) and _is_finite(row.get("round"))]
-
-
-def _is_finite(value: Any) -> bool:
-    found = number(value)
-    return found is not None and math.isfinite(found)
-
-
-def section(values: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A part of a spec or summary, empty where it is missing or no table."""
-    found = values.get(name)
-    return found if isinstance(found, dict) else {}
-
-
-def privacy_of(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The part on privacy, with the neighbours that "auto" stands for (`Spec.adjacency`)."""
-    found = section(spec, "privacy")
-    if found.get("adjacency") != "auto":
-        return found
-    return {**found, "adjacency": "zero-out" if section(spec, "data").get("path") else "replace-one"}
-
-
-def number(value: Any) -> float | None:
-    """A number, "inf" included; None for anything else, NaN too."""
-    if value in ("inf", "-inf"):
-        value = float(value)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-        return None
-    try:
-        float(value)
-    except OverflowError:  # an integer of hundreds of digits
-        return None
-    return value
-
-
-def entries(values: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    """The tables in a list of a summary, empty where it is missing or no list."""
-    found = values.get(name)
-    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
-
-
-def text_of(value: Any, most: int = 300) -> str:
-    """A text of whatever a file holds there, cut where somebody wrote a book."""
-    text = value if isinstance(value, str) else str(value)
-    return text if len(text) <= most else text[: most - 1] + "…"
-
-
-# Parts of a row
 
 
 def _group(spec: Mapping[str, Any]) -> str:
@@ -323,10 +304,10 @@ def _group(spec: Mapping[str, Any]) -> str:
 
 
 def _spark(values: list[float | None]) -> list[float | None]:
-    if len(values) <= _SPARK:
+    if len(values) <= _SPARK_POINTS:
         return values
-    step = (len(values) - 1) / (_SPARK - 1)
-    return [values[round(i * step)] for i in range(_SPARK)]
+    step = (len(values) - 1) / (_SPARK_POINTS - 1)
+    return [values[round(i * step)] for i in range(_SPARK_POINTS)]
 
 
 def _interval(metrics: list[dict[str, Any]]) -> float:
@@ -337,46 +318,22 @@ def _interval(metrics: list[dict[str, Any]]) -> float:
     return max(last - before, 0.0)
 
 
-def _claimed(claim: Mapping[str, Any]) -> Row | None:
-    if not claim:
+def _proven(table: list[Row], privacy: Mapping[str, Any]) -> Row | None:
+    """The proven ε of the run for the spec's view and adjacency, or the nearest that there is."""
+    rows = [row for row in table if row.get("view") == privacy.get("view")] or table
+    rows = [row for row in rows if not text_of(row.get("unit", "")).startswith("message")] or rows
+    if not rows:
         return None
-    failing = [condition for condition in entries(claim, "conditions") if not condition.get("holds")]
-    return {
-        "value": number(claim.get("value")),
-        "unit": text_of(claim.get("unit", "")),
-        "failing": len(failing),
-    }
+    best = min(rows, key=lambda row: row.get("adjacency") != privacy.get("adjacency"))
+    return fields(best, texts="unit view adjacency", numbers="value") | {"assumed": bool(best.get("assumed"))}
 
 
-def proven_row(good: list[Row], privacy: Mapping[str, Any]) -> Row | None:
-    """The proven ε of the run for the spec's own view and neighbours, or the nearest that there is."""
-    own = [row for row in good if row.get("view") == privacy.get("view")] or good
-    runs = [row for row in own if not text_of(row.get("unit", "")).startswith("message")] or own
-    if not runs:
-        return None
-    wanted = privacy.get("adjacency")
-    best = min(runs, key=lambda row: row.get("adjacency") != wanted)
-    return {
-        "value": number(best.get("value")),
-        "unit": text_of(best.get("unit", "")),
-        "view": text_of(best.get("view", "")),
-        "adjacency": text_of(best.get("adjacency", "")),
-        "assumed": bool(best.get("assumed")),
-    }
-
-
-def _attacked(audit: Mapping[str, Any], privacy: Mapping[str, Any]) -> Row | None:
-    """The largest attacked ε, of the spec's own view where that was attacked."""
-    rows = entries(audit, "rows")
-    own = [row for row in rows if row.get("view") == privacy.get("view")] or rows
-    found = [(number(section(row, "attacked").get("value")), row) for row in own]
-    known = [(value, row) for value, row in found if value is not None]
+def _attacked(rows: list[Row], privacy: Mapping[str, Any]) -> Row | None:
+    """The largest attacked ε, of the spec's view where that was attacked."""
+    rows = [row for row in rows if row.get("view") == privacy.get("view")] or rows
+    values = [(number(section(row, "attacked").get("value")), row) for row in rows]
+    known = [(value, row) for value, row in values if value is not None]
     if not known:
         return None
     value, row = max(known, key=lambda pair: pair[0])
-    return {
-        "value": value,
-        "unit": text_of(row.get("unit", "")),
-        "view": text_of(row.get("view", "")),
-        "verdict": text_of(row.get("verdict", "")),
-    }
+    return fields(row, texts="unit view verdict") | {"value": value}

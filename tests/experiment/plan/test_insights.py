@@ -3,13 +3,10 @@
 import numpy as np
 import pytest
 
-from dither.methods import cpfed
-from dither.methods.theory import dp_scaffold_convergence as scaffold
-from dither.methods.theory import nbafl as nbafl_noise
-from dither.methods.theory import nbafl_convergence, secure_fedavg
+from dither.methods import cpfed, dp_scaffold, nbafl, secure_fedavg
 
-LOSS = nbafl_convergence.LossConstants(1.0, 1.0, 0.5, 1.2, 10.0, 2.3)  # the reference constants of vectors.json
-RUN = nbafl_noise.Params(param_clip=20.0, min_client_size=100, exposures=1, num_rounds=25, num_clients=50)
+LOSS = nbafl.LossConstants(1.0, 1.0, 0.5, 1.2, 10.0, 2.3)  # the reference constants of vectors.json
+RUN = nbafl.NbaflParams(param_clip=20.0, min_client_size=100, exposures=1, num_rounds=25, num_clients=50)
 
 
 def test_nbafl_rounds_have_an_interior_optimum_that_grows_with_epsilon():
@@ -17,7 +14,7 @@ def test_nbafl_rounds_have_an_interior_optimum_that_grows_with_epsilon():
     for epsilon in (50.0, 60.0, 100.0):
         T = np.arange(1, 401)
         run = RUN._replace(num_rounds=T)
-        total = nbafl_convergence.convergence(LOSS, run, epsilon=epsilon, delta=0.01).total
+        total = nbafl.convergence(LOSS, run, epsilon=epsilon, delta=0.01).total
         best.append(int(T[np.argmin(total)]))
         assert total[0] > total.min() < total[-1]
     assert best == [42, 44, 52]
@@ -25,8 +22,8 @@ def test_nbafl_rounds_have_an_interior_optimum_that_grows_with_epsilon():
 
 def test_nbafl_improves_with_clients():
     run, budget = RUN._replace(num_clients=np.array([50, 60, 80, 100])), {"epsilon": 60.0, "delta": 0.01}
-    assert np.all(np.diff(nbafl_convergence.convergence(LOSS, run, **budget).total) < 0)
-    fixed = nbafl_convergence.convergence_corrected(LOSS, run, **budget, num_params=10)
+    assert np.all(np.diff(nbafl.convergence(LOSS, run, **budget).total) < 0)
+    fixed = nbafl.convergence_corrected(LOSS, run, **budget, num_params=10)
     assert np.all(np.diff(fixed.total) < 0)
 
 
@@ -34,26 +31,24 @@ def test_an_optimal_cohort_is_an_artefact_of_lemma_4():
     """Remark 5: an interior best K under Lemma 4 as printed; inverted rightly (N4), all clients are best."""
     K = np.arange(1, 51)
     run, budget = RUN._replace(num_rounds=200, cohort_size=K), {"epsilon": 50.0, "delta": 0.01}
-    bound = nbafl_convergence.scheduled_convergence(LOSS, run, **budget).total
-    best = nbafl_convergence.optimal_cohort(LOSS, run, **budget)
+    bound = nbafl.scheduled_convergence(LOSS, run, **budget).total
+    best = nbafl.optimal_cohort(LOSS, run, **budget)
     assert 1 < best < 50
     assert bound[best - 1] == np.nanmin(bound) < bound[-1]
-    printed = nbafl_noise.scheduled_aggregate_noise_std(run, **budget)
+    printed = nbafl.scheduled_aggregate_noise_std(run, **budget)
     assert np.nanmin(printed) < printed[-1]
-    corrected = nbafl_noise.scheduled_required_noise_std(run, **budget, form="corrected")
+    corrected = nbafl.scheduled_required_noise_std(run, **budget, form="corrected")
     assert np.all(np.diff(corrected) < 0)  # fewer clients always need more noise: the optimum is K = N
     # The bound at that noise (Theorem 2's terms with E|n| and E|n|² of one coordinate) has its minimum at N too.
-    lam = nbafl_convergence.increment_coefficients(LOSS, corrected=True)
-    rounds = (1 - nbafl_convergence.contraction(LOSS) ** 200) / (1 - nbafl_convergence.contraction(LOSS))
-    noise = (
-        lam.cross * nbafl_convergence.expected_norm(noise_std=corrected, num_params=1)
-    ) + lam.noise * corrected**2
+    lam = nbafl.increment_coefficients(LOSS, corrected=True)
+    rounds = (1 - nbafl.contraction(LOSS) ** 200) / (1 - nbafl.contraction(LOSS))
+    noise = (lam.cross * nbafl.expected_norm(noise_std=corrected, num_params=1)) + lam.noise * corrected**2
     assert np.argmin(noise * rounds) == len(K) - 1
 
 
 def test_secure_fedavg_local_steps_have_an_interior_optimum():
     Q = np.arange(1, 201)
-    training = secure_fedavg.Training(
+    training = secure_fedavg.SecureFedavgTraining(
         smoothness=1.0,
         local_steps=Q,
         batch_size=1,
@@ -78,14 +73,14 @@ def test_secure_fedavg_local_steps_have_an_interior_optimum():
 def test_dp_scaffold_schemes_are_ordered(corrected):
     """Fig 3: decaying noise lowers the bound, per step more than per round, once it decays."""
     R = np.arange(250, 701, 50)
-    training = scaffold.Training(
+    training = dp_scaffold.ScaffoldTraining(
         40, 8, 500, server_lr=2.0, control_error=1.0, gradient_variance=1.0, num_params=10
     )
     totals = []
     for scheme, decay in ((0, 1.0), (1, 0.998), (2, 0.99998)):
-        noise = scaffold.Schedule(scheme, R, 200, decay, decay_start=200)
-        errors = scaffold.error_terms_closed(training, noise, initial_variance=8.0, corrected=corrected)
-        totals.append(scaffold.convergence_optimal(errors, num_rounds=R, initial_distance=1.0).total)
+        noise = dp_scaffold.NoiseScheme(scheme, R, 200, decay, decay_start=200)
+        errors = dp_scaffold.error_terms_closed(training, noise, initial_variance=8.0, corrected=corrected)
+        totals.append(dp_scaffold.convergence_optimal(errors, num_rounds=R, initial_distance=1.0).total)
     assert np.all(totals[2] < totals[1])
     assert np.all(totals[1] < totals[0])
 
@@ -104,7 +99,7 @@ def test_more_local_steps_start_faster_and_end_higher():
     }
 
     def bound(tau, rounds):
-        training = cpfed.Training(local_steps=tau, num_rounds=rounds, **run)
+        training = cpfed.CpfedTraining(local_steps=tau, num_rounds=rounds, **run)
         return cpfed.convergence_convex(training, corrected=True).total
 
     assert bound(10, 50) < bound(1, 50)

@@ -92,7 +92,7 @@ def test_printed_noise_is_beside_it():
     found = pricing.price(base, point_of(base), COUNTS)
     from dither.methods import cpfed
 
-    params = cpfed.Params(num_rounds=5, local_steps=2, num_clients=4, batch_size=10, clip_norm=1.0)
+    params = cpfed.CpfedParams(num_rounds=5, local_steps=2, num_clients=4, batch_size=10, clip_norm=1.0)
     printed = cpfed.noise_std(params, epsilon=1.0, delta=1e-5)
     assert found.printed_noise_std == pytest.approx(float(printed))
     assert np.isfinite(found.claimed.value)

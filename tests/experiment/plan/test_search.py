@@ -5,9 +5,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from dither.experiment import sweeps
 from dither.experiment.partial import Unfinished
 from dither.experiment.plan import empirical, shapes
+from dither.experiment.sweep import batches
 from dither.simulation import engine
 from dither.spec import Spec
 
@@ -39,11 +39,11 @@ BASE = Spec.from_preset("nbafl").with_values(
 def test_parameter_clips_share_a_program_and_change_nothing(monkeypatch):
     programs = []
     genuine = engine.Simulation
-    monkeypatch.setattr(sweeps.engine, "Simulation", lambda *a, **k: programs.append(1) or genuine(*a, **k))
+    monkeypatch.setattr(batches.engine, "Simulation", lambda *a, **k: programs.append(1) or genuine(*a, **k))
     specs = [BASE.with_values({"method_options.param_clip": clip}) for clip in (0.5, 2.0)]
-    together = sweeps.sweep(specs, dataset=MATERIAL.dataset)
+    together = batches.train_specs(specs, dataset=MATERIAL.dataset)
     assert len(programs) == 1
-    alone = [sweeps.sweep([spec], dataset=MATERIAL.dataset)[0] for spec in specs]
+    alone = [batches.train_specs([spec], dataset=MATERIAL.dataset)[0] for spec in specs]
     losses = [[outcome.metrics[-1]["loss"] for outcome in each] for each in (together, alone)]
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
     assert losses[0][0] != pytest.approx(losses[0][1], rel=1e-3)
@@ -54,7 +54,7 @@ def test_filled_batches_give_every_spec_its_own_outcome(monkeypatch):
     specs = [BASE.with_values({"seed": seed}) for seed in range(3)]
     found = empirical._measured(specs, ["same"] * 3, MATERIAL, Unfinished(None, "plan", 0))
     assert len({row["loss"] for row in found}) == 3
-    one = sweeps.sweep(specs[2:], dataset=MATERIAL.dataset)[0]
+    one = batches.train_specs(specs[2:], dataset=MATERIAL.dataset)[0]
     assert found[2]["loss"] == pytest.approx(one.metrics[-1]["loss"], rel=1e-5)
 
 
@@ -70,7 +70,7 @@ def test_an_interrupted_search_makes_no_batch_twice(monkeypatch, tmp_path):
         made.append([spec.seed for spec in specs])
         return [Outcome([{"test_accuracy": spec.seed / 7, "loss": spec.seed / 3}]) for spec in specs]
 
-    monkeypatch.setattr(empirical, "sweep", fake)
+    monkeypatch.setattr(empirical, "train_specs", fake)
     specs = [BASE.with_values({"seed": seed}) for seed in range(3)]
     with pytest.raises(KeyboardInterrupt):
         empirical._measured(specs, ["same"] * 3, MATERIAL, Unfinished(tmp_path, "plan", 0))

@@ -8,8 +8,7 @@ import pytest
 from dither.errors import SpecError
 from dither.experiment.plan import Constants, knobs, pricing, shapes, theory
 from dither.experiment.plan.request import base_spec
-from dither.methods import cpfed
-from dither.methods.theory import secure_fedavg
+from dither.methods import cpfed, secure_fedavg
 
 NUMBERS = {
     "smoothness": 1.0,
@@ -76,7 +75,7 @@ def test_rounds_have_an_interior_optimum_at_a_held_rate_only():
     where the rate may shrink as rounds grow, the bound only flattens."""
     base, prices = priced("cpfed", epsilon=0.5, rounds=(4, 16, 64, 256, 1024, 4096))
     prices = [price for price in prices if price.point["batch_size"] == 1000 and price.point["local_steps"] == 1]
-    training = cpfed.Training(
+    training = cpfed.CpfedTraining(
         client_lr=0.1,
         smoothness=1.0,
         strong_convexity=0.5,
@@ -99,7 +98,7 @@ def test_the_papers_epsilon_of_the_added_noise_is_what_its_bound_is_given():
     """Secure FedAvg's Theorem 1 at the proven noise: the message ε of eq (9) for that noise, not the target."""
     _, prices = priced("secure-fedavg")
     one = prices[0]
-    params = secure_fedavg.Params(one.spec.local_steps, one.spec.batch_size, client_size=1000)
+    params = secure_fedavg.SecureFedavgParams(one.spec.local_steps, one.spec.batch_size, client_size=1000)
     delta = 4 * one.spec.local_steps * one.spec.privacy.clip_norm * one.spec.client_lr
     claimed = secure_fedavg.epsilon_of_noise(params, noise_std=one.noise_std, sensitivity=delta, delta=1e-5)
     assert one.claimed.value == pytest.approx(float(claimed))

@@ -4,7 +4,7 @@ import pytest
 
 from dither.errors import SpecError
 from dither.experiment import sweep
-from dither.experiment.sweep.grid import differing, product
+from dither.experiment.sweep.run import differing, product
 from dither.spec import Spec
 
 BASE = Spec.from_preset("secure-fedavg")

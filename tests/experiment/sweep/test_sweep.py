@@ -8,8 +8,9 @@ import pytest
 
 from dither import api
 from dither.errors import RunExists, SpecError
-from dither.experiment import build, sizing, sweep, sweeps
+from dither.experiment import build, sweep
 from dither.experiment.plan import shapes
+from dither.experiment.sweep import batches
 from dither.experiment.sweep.accounts import Book
 from dither.simulation import engine, timing
 from dither.spec import Spec
@@ -37,7 +38,7 @@ def folders(tmp_path_factory):
     """The same sweep twice, three runs a batch: undisturbed, and stopped in its second batch and continued."""
     place = tmp_path_factory.mktemp("sweeps")
     patch = pytest.MonkeyPatch()
-    patch.setattr(sizing, "_MOST_RUNS", {"cpu": 3, "gpu": 3})
+    patch.setattr(batches, "_MOST_RUNS", {"cpu": 3, "gpu": 3})
     program, made = engine.Simulation, []
     patch.setattr(  # all sweeps here are one program: compiled once
         engine, "Simulation", lambda *a, **k: made[0] if made else made.append(program(*a, **k)) or made[0]
@@ -45,8 +46,8 @@ def folders(tmp_path_factory):
     arguments = {"dataset": MATERIAL.dataset}
     whole = sweep.sweep(BASE, VARY, out=place / "whole", **arguments)
 
-    def stop(now):
-        if now.runs == 3 and now.done > 0.6 * now.total:
+    def stop(done, total, text):
+        if text == "3/6 runs" and done > 0.6 * total:
             raise Stopped
 
     with pytest.raises(Stopped):
@@ -94,15 +95,15 @@ def test_the_folder_says_what_the_sweep_returned(folders):
 
 def test_each_run_is_proved_as_it_would_be_alone(folders):
     _, whole, *_ = folders
-    for record in whole.records:
-        spec = record.outcome.spec
+    for run in whole.runs:
+        spec = run.outcome.spec
         rows = build.proven(build.build_experiment(spec, dataset=MATERIAL.dataset))
         (alone,) = (
             row
             for row in rows
             if (row["view"], row["adjacency"], row["unit"]) == (spec.privacy.view, spec.adjacency, "run")
         )
-        assert record.proven["value"] == alone["value"]
+        assert run.proven["value"] == alone["value"]
         assert np.isfinite(alone["value"])
 
 
@@ -130,31 +131,31 @@ def test_another_grid_does_not_get_into_the_folder(folders):
         sweep.sweep(BASE, VARY, values={"client_lr": 0.3}, out=place / "whole", dataset=MATERIAL.dataset)
     (place / "taken").mkdir()
     (place / "taken" / "letter.txt").write_text("mine")
-    with pytest.raises(RunExists, match="is no sweep"):
+    with pytest.raises(RunExists, match="is not a sweep"):
         sweep.sweep(BASE, VARY, out=place / "taken", dataset=MATERIAL.dataset)
 
 
 def test_memory_splits_a_sweep():
     experiment = build.build_experiment(BASE, dataset=MATERIAL.dataset)
-    each, shared = sizing.run_bytes(experiment, "cpu"), sizing.shared_bytes(experiment, "cpu")
-    assert sizing.runs_at_once(experiment, "cpu", shared + 3.5 * each) == 3
-    assert sizing.runs_at_once(experiment, "cpu", shared / 2) == 1  # one run is made whatever it takes
-    assert sizing.parse_bytes("4GB") == 4e9
-    assert sizing.parse_bytes("1.5 GiB") == 1.5 * 2**30
-    assert sizing.parse_bytes("2e9") == 2e9
+    each, shared = batches.run_bytes(experiment, "cpu"), batches.shared_bytes(experiment, "cpu")
+    assert batches.runs_at_once(experiment, "cpu", shared + 3.5 * each) == 3
+    assert batches.runs_at_once(experiment, "cpu", shared / 2) == 1  # one run is made whatever it takes
+    assert batches.parse_bytes("4GB") == 4e9
+    assert batches.parse_bytes("1.5 GiB") == 1.5 * 2**30
+    assert batches.parse_bytes("2e9") == 2e9
     for bad in ("", "much", "-1GB", "0", "4XB", "nan"):
         with pytest.raises(SpecError, match="amount of memory"):
-            sizing.parse_bytes(bad)
+            batches.parse_bytes(bad)
 
 
 def test_a_list_of_specs_is_a_sweep_without_a_folder(monkeypatch):
     specs = [BASE.with_values({"seed": seed}) for seed in range(2)]
-    made = {n: sweeps.Outcome(spec, [{"round": 1}], None, np.zeros(1)) for n, spec in enumerate(specs)}
-    monkeypatch.setattr(sweeps, "train", lambda planned, *, on_batch, **_: on_batch(made))
+    made = {n: batches.Outcome(spec, [{"round": 1}], None, np.zeros(1)) for n, spec in enumerate(specs)}
+    monkeypatch.setattr(batches, "train_batches", lambda plan, *, on_batch, **_: on_batch(made))
     found = api.sweep(specs, dataset=MATERIAL.dataset)
     assert list(found) == list(made.values())
     assert found.keys == ("seed",)
-    assert [record.proven for record in found.records] == [None, None]
+    assert [run.proven for run in found.runs] == [None, None]
 
 
 def test_spans_inside_others_count_once(monkeypatch):

@@ -103,7 +103,7 @@ class Ledger:
         name: str = "",
         new_ledger: bool = False,
     ) -> None:
-        """Say which records a data set holds, before it is charged: `rows()` are theirs (`dither.data.rows`),
+        """Say which records a data set holds, before it is charged: `rows()` are theirs (`dither.data.hashing`),
         asked for once. With the `name` of a known data set both are charged together from then on; with another
         name this one is called so.
 

@@ -1,7 +1,7 @@
 """Which records a data set holds, as a keyed sketch: enough to see that two data sets share records, and nothing
 to one without the key.
 
-Each record is a 64-bit number (`dither.data.rows`). SipHash-2-4 (Aumasson and Bernstein 2012) maps it to one
+Each record is a 64-bit number (`dither.data.hashing`). SipHash-2-4 (Aumasson and Bernstein 2012) maps it to one
 that looks random to whoever lacks the key. The sketch of a data set is the K smallest of its distinct numbers
 (bottom-k sampling, Cohen and Kaplan 2007): a uniform sample of its distinct records, the same ones wherever they
 are met again.

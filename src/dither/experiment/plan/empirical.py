@@ -22,7 +22,7 @@ from dither.experiment.partial import Unfinished
 from dither.experiment.plan.knobs import Point, neighbours, shape
 from dither.experiment.plan.pricing import Price, price
 from dither.experiment.plan.shapes import Material, rehearsal
-from dither.experiment.sweeps import sweep
+from dither.experiment.sweep.batches import train_specs
 from dither.spec import Spec
 
 FIRST_SEED = 1_000_000  # no final run has these
@@ -129,7 +129,9 @@ def _measured(
             rows = kept.get(key)
             if rows is None:
                 filled = [*batch, *[batch[-1]] * (width - len(batch))]
-                outcomes = sweep([specs[number] for number in filled], dataset=material.dataset)[: len(batch)]
+                outcomes = train_specs([specs[number] for number in filled], dataset=material.dataset)[
+                    : len(batch)
+                ]
                 last = [outcome.metrics[-1] for outcome in outcomes]
                 rows = [{name: row[name] for name in ("test_accuracy", "loss")} for row in last]
                 kept.put(key, rows)

@@ -22,8 +22,8 @@ from dither.experiment.plan.pricing import Price
 from dither.experiment.plan.request import base_spec, material, smallest_client
 from dither.experiment.plan.shapes import Material
 from dither.experiment.plan.theory import Bounds
-from dither.experiment.sweeps import sweep
-from dither.methods.theory.common import Condition
+from dither.experiment.sweep.batches import train_specs
+from dither.methods.formulas import Condition
 from dither.spec import Spec
 
 MODES = ("auto", "theory", "empirical")
@@ -315,7 +315,7 @@ def measured_seconds(made: Plan, material: Material) -> float:
     """How long the chosen run takes when it is simulated here, compilation included: it is run once."""
     spec = shapes.rehearsal(made.spec).with_values({"eval_every": made.spec.num_rounds})
     began = time.perf_counter()
-    sweep([spec], dataset=material.dataset)
+    train_specs([spec], dataset=material.dataset)
     return time.perf_counter() - began
 
 

@@ -24,10 +24,8 @@ import numpy as np
 from dither.errors import SpecError
 from dither.experiment.plan.constants import Constants
 from dither.experiment.plan.pricing import Price
-from dither.methods import concentrated, cpfed
-from dither.methods.theory import dp_scaffold, dp_scaffold_convergence, nbafl_convergence, secure_fedavg
-from dither.methods.theory import nbafl as nbafl_noise
-from dither.methods.theory.common import Condition
+from dither.methods import concentrated, cpfed, dp_scaffold, nbafl, secure_fedavg
+from dither.methods.formulas import Condition
 from dither.spec import Spec
 
 _RATES = np.geomspace(1e-4, 1.0, 81)  # tried rates, as shares of the largest a theorem allows
@@ -88,9 +86,9 @@ def conditions(
             delta=spec.privacy.delta,
         )
     if method == "nbafl":
-        return nbafl_convergence.convergence_conditions(_loss(c, values["method_options.proximal"]))
+        return nbafl.convergence_conditions(_loss(c, values["method_options.proximal"]))
     if method == "dp-scaffold":
-        return dp_scaffold_convergence.convergence_conditions(
+        return dp_scaffold.convergence_conditions(
             effective_lr=rate * spec.local_steps * spec.server_lr,
             smoothness=c.smoothness,
             server_lr=spec.server_lr,
@@ -113,7 +111,7 @@ def _secure_fedavg(base: Spec, prices: Sequence[Price], c: Constants, smallest: 
         raise SpecError("Theorem 1 of secure-fedavg needs a strongly convex loss; set model.l2 above 0")
     Q, T, b, K = (_column(prices, key) for key in ("local_steps", "num_rounds", "batch_size", "cohort_size"))
     clients = base.num_clients
-    training = secure_fedavg.Training(
+    training = secure_fedavg.SecureFedavgTraining(
         smoothness=c.smoothness,
         local_steps=Q,
         batch_size=b,
@@ -139,21 +137,19 @@ def _secure_fedavg(base: Spec, prices: Sequence[Price], c: Constants, smallest: 
     return Bounds("Secure FedAvg Theorem 1", _terms(found, len(prices)), rates, c.initial_gap)
 
 
-def _loss(c: Constants, proximal: Any) -> nbafl_convergence.LossConstants:
-    return nbafl_convergence.LossConstants(
-        c.smoothness, c.lipschitz, c.pl_constant, c.dissimilarity, proximal, c.initial_gap
-    )
+def _loss(c: Constants, proximal: Any) -> nbafl.LossConstants:
+    return nbafl.LossConstants(c.smoothness, c.lipschitz, c.pl_constant, c.dissimilarity, proximal, c.initial_gap)
 
 
 def _nbafl(base: Spec, prices: Sequence[Price], c: Constants, smallest: int) -> Bounds:
     T, K, C = (_column(prices, key) for key in ("num_rounds", "cohort_size", "method_options.param_clip"))
     std = np.array([price.noise_std for price in prices]) / np.sqrt(K)  # σ_A: no noise on the broadcast
-    params = nbafl_noise.Params(C, smallest, base.method_options["exposures"], T, num_clients=K)
-    unit = nbafl_noise.required_aggregate_noise_std(params, epsilon=1.0, delta=base.privacy.delta)
+    params = nbafl.NbaflParams(C, smallest, base.method_options["exposures"], T, num_clients=K)
+    unit = nbafl.required_aggregate_noise_std(params, epsilon=1.0, delta=base.privacy.delta)
     epsilon = unit / std  # eq (13) solved for ε
     least = c.smoothness * c.dissimilarity * (1 + c.dissimilarity / 2)  # λ_2 < 0 above it
     proximal = least * np.geomspace(1.05, 1e3, 41)[:, None]
-    found = nbafl_convergence.convergence_corrected(
+    found = nbafl.convergence_corrected(
         _loss(c, proximal),
         params,
         epsilon=epsilon,
@@ -168,7 +164,7 @@ def _nbafl(base: Spec, prices: Sequence[Price], c: Constants, smallest: int) -> 
 
 def _dp_scaffold(base: Spec, prices: Sequence[Price], c: Constants, smallest: int) -> Bounds:
     R, tau, S, B = (_column(prices, key) for key in ("num_rounds", "local_steps", "cohort_size", "batch_size"))
-    training = dp_scaffold_convergence.Training(
+    training = dp_scaffold.ScaffoldTraining(
         num_clients=base.num_clients,
         cohort_size=S,
         batch_size=B,
@@ -177,16 +173,16 @@ def _dp_scaffold(base: Spec, prices: Sequence[Price], c: Constants, smallest: in
         gradient_variance=c.gradient_variance,
         num_params=prices[0].num_params,
     )
-    errors = dp_scaffold_convergence.error_terms_closed(
+    errors = dp_scaffold.error_terms_closed(
         training,
-        dp_scaffold.Schedule(0, R, tau),
+        dp_scaffold.NoiseScheme(0, R, tau),
         initial_variance=np.array([price.noise_std for price in prices]) ** 2,
         corrected=True,
     )
     run = {"num_rounds": R, "initial_distance": c.initial_distance}
-    best = dp_scaffold_convergence.optimal_effective_lr(errors, **run)
+    best = dp_scaffold.optimal_effective_lr(errors, **run)
     effective = np.minimum(best, 1 / (81 * c.smoothness))  # S7: eq (9) may leave Theorem 3's range
-    found = dp_scaffold_convergence.convergence(errors, effective_lr=effective, **run)
+    found = dp_scaffold.convergence(errors, effective_lr=effective, **run)
     rates = {"client_lr": effective / (tau * base.server_lr)}
     return Bounds("DP-SCAFFOLD Corollary 1, corrected (S7)", _terms(found, len(prices)), rates, c.initial_gap)
 
@@ -211,7 +207,7 @@ def _periodic(
 
 def _cpfed(base: Spec, prices: Sequence[Price], c: Constants, smallest: int) -> Bounds:
     def found(**run: Any) -> Any:
-        training = cpfed.Training(
+        training = cpfed.CpfedTraining(
             smoothness=c.smoothness,
             strong_convexity=c.pl_constant,
             # Stated for batches of one: β is the variance of the gradient that is used, a mean of B here.
@@ -230,7 +226,7 @@ def _cpfed(base: Spec, prices: Sequence[Price], c: Constants, smallest: int) -> 
 
 def _concentrated(base: Spec, prices: Sequence[Price], c: Constants, smallest: int) -> Bounds:
     def found(**run: Any) -> Any:
-        training = concentrated.Training(
+        training = concentrated.ConcentratedTraining(
             smoothness=c.smoothness,
             strong_convexity=c.pl_constant,
             gradient_variance=c.gradient_variance,
@@ -258,14 +254,12 @@ _BOUNDS = {
 
 
 def _terms(bound: Any, count: int) -> dict[str, np.ndarray]:
-    return {
-        name: np.broadcast_to(np.asarray(term, np.float64), (count,)) for name, term in bound._asdict().items()
-    }
+    return {name: np.broadcast_to(np.asarray(term, np.float64), (count,)) for name, term in bound.items()}
 
 
 def _grid_terms(bound: Any) -> dict[str, np.ndarray]:
     shape = np.shape(bound.total)
-    return {name: np.broadcast_to(np.asarray(term, np.float64), shape) for name, term in bound._asdict().items()}
+    return {name: np.broadcast_to(np.asarray(term, np.float64), shape) for name, term in bound.items()}
 
 
 def theory_clip(base: Spec, constants: Constants) -> float:

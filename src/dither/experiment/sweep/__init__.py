@@ -1,12 +1,11 @@
-"""Sweeps as a person asks for them: a grid of specs in, a folder with tables, curves and a picture out.
+"""Sweeps: a grid of specs becomes a folder with tables, curves and a picture.
 
-grid       values of the varied keys, their product       running    training what is missing, batch by batch
-folder     finished batches on disk                       result     runs, curves, one row a setting
-accounts   proven ε of many alike runs                    drawing    the picture
+run       the grid, training what is missing, proofs         batches   which runs train side by side
+result    runs, tables, the folder, the picture
 """
 
-from dither.experiment.sweep.grid import parse_vary
+from dither.experiment.sweep.batches import Outcome
 from dither.experiment.sweep.result import Sweep
-from dither.experiment.sweep.running import Progress, default_folder, sweep
+from dither.experiment.sweep.run import default_folder, parse_vary, sweep
 
-__all__ = ["Progress", "Sweep", "default_folder", "parse_vary", "sweep"]
+__all__ = ["Outcome", "Sweep", "default_folder", "parse_vary", "sweep"]

@@ -1,36 +1,60 @@
-"""What a sweep found: its runs, their curves, and one row a setting."""
+"""The result of a sweep: its runs, tables and curves, the folder that holds them, and the picture.
+
+sweep.json    spec, grid, versions, device, timing; complete: true once everything is there
+batches/      one file per finished batch, written whole: a kill loses only the batch under way
+runs.csv      one row per run               curves.csv    every evaluation, in long form
+plot.png      accuracy against rounds, and against the first varied number
+"""
 
 from __future__ import annotations
 
+import csv
+import gzip
+import hashlib
+import io
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
-from dither.experiment.sweep.folder import Record
-from dither.experiment.sweep.grid import flatten
-from dither.experiment.sweeps import Outcome
+from dither.errors import RunExists
+from dither.experiment import plots
+from dither.experiment.folder import read_checked, to_json, write_bytes, write_checked, write_text
+from dither.experiment.sweep.batches import Outcome
 from dither.spec import Spec
+from dither.types import Claim
 
 _METRICS = ("test_accuracy", "loss", "train_loss")
+
+Setting = tuple[dict[str, Any], list[int]]  # the varied values without the seed, and the runs that share them
+
+
+class SweepRun(NamedTuple):
+    """A finished run of a sweep."""
+
+    outcome: Outcome
+    proven: dict[str, Any] | None  # None: not asked for
+    seconds: float  # its share of its batch
+    environment: dict[str, str]  # versions and device
 
 
 @dataclass(frozen=True)
 class Sweep(Sequence[Outcome]):
-    """The outcomes of a sweep, in the order of its specs, and what was proved of each."""
+    """The outcomes of a sweep, in the order of its specs, and what is proven of each."""
 
     specs: tuple[Spec, ...]
-    keys: tuple[str, ...]  # what varies
-    records: tuple[Record, ...]
-    timing: dict[str, float]  # seconds of this call by what they went to; compiling apart
+    keys: tuple[str, ...]  # the varied keys
+    runs: tuple[SweepRun, ...]
+    timing: dict[str, float]  # seconds of this call, by what they were spent on
     folder: Path | None = None
     notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
-        return len(self.records)
+        return len(self.runs)
 
     @overload
     def __getitem__(self, index: int) -> Outcome: ...
@@ -38,92 +62,341 @@ class Sweep(Sequence[Outcome]):
     def __getitem__(self, index: slice) -> list[Outcome]: ...
     def __getitem__(self, index: int | slice) -> Outcome | list[Outcome]:
         if isinstance(index, slice):
-            return [record.outcome for record in self.records[index]]
-        return self.records[index].outcome
+            return [run.outcome for run in self.runs[index]]
+        return self.runs[index].outcome
 
     def varied(self, number: int) -> dict[str, Any]:
-        """The varied keys of a run, with its values."""
+        """The varied keys of a run, with their values."""
         flat = flatten(self.specs[number])
         return {key: flat.get(key, "") for key in self.keys}
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row a run: runs.csv."""
-        found = []
-        for number, (outcome, proven, seconds, _) in enumerate(self.records):
+        """One row per run: runs.csv."""
+        rows = []
+        for number, (outcome, proven, seconds, _) in enumerate(self.runs):
             last, claim = outcome.metrics[-1], outcome.claim
-            row = {"run": number, **_cells(self.varied(number)), "rounds": last["round"]}
+            row = {"run": number, **_csv_values(self.varied(number)), "rounds": last["round"]}
             row |= {name: last[name] for name in _METRICS}
             row |= {"claimed_epsilon": claim.value, "claimed_unit": claim.unit, "claimed_delta": claim.delta}
             if proven is not None:
                 row |= {"proven_epsilon": proven["value"], "proven_unit": proven["unit"]}
                 row |= {f"proven_{name}": proven[name] for name in ("delta", "view", "adjacency", "recipe")}
                 row["proven_assumed"] = str(proven["assumed"]).lower()
-            found.append({**row, **outcome.seen, "seconds": round(seconds, 3)})
-        return found
+            rows.append({**row, **outcome.seen, "seconds": round(seconds, 3)})
+        return rows
 
     def curves(self) -> list[dict[str, Any]]:
-        """One row a run, evaluation and metric: curves.csv."""
+        """One row per run, evaluation and metric: curves.csv."""
         return [
-            {"run": number, **_cells(self.varied(number)), "round": row["round"], "metric": name, "value": value}
+            {"run": number, **varied, "round": row["round"], "metric": name, "value": value}
             for number, outcome in enumerate(self)
+            for varied in [_csv_values(self.varied(number))]
             for row in outcome.metrics
             for name, value in row.items()
             if name != "round"
         ]
 
-    def settings(self) -> list[tuple[dict[str, Any], list[int]]]:
-        """The varied values apart from the seed, and the runs that share them."""
-        groups: dict[str, tuple[dict[str, Any], list[int]]] = {}
+    def settings(self) -> list[Setting]:
+        """The varied values without the seed, and the runs that share them."""
+        groups: dict[str, Setting] = {}
         for number in range(len(self)):
             setting = {key: value for key, value in self.varied(number).items() if key != "seed"}
             groups.setdefault(repr(setting), (setting, []))[1].append(number)
         return list(groups.values())
 
     def table(self) -> list[dict[str, Any]]:
-        """One row a setting: mean and standard error over its seeds; of claimed and proven ε the largest."""
+        """One row per setting: mean and standard error over its seeds, and the largest claimed and proven ε."""
         rows = []
         for setting, numbers in self.settings():
-            last = [self[number].metrics[-1] for number in numbers]
-            claims = [self[number].claim for number in numbers]
             row: dict[str, Any] = {**setting, "runs": len(numbers)}
             for name in ("test_accuracy", "loss"):
-                row[name], row[f"{name}_error"] = mean_and_error([each[name] for each in last])
-            largest = max(claims, key=lambda claim: claim.value)
-            row |= {"claimed_epsilon": largest.value, "claimed_unit": largest.unit}
-            proven = [record.proven for record in (self.records[number] for number in numbers) if record.proven]
+                values = [self[number].metrics[-1][name] for number in numbers]
+                row[name], row[f"{name}_error"] = mean_and_error(values)
+            claim = max((self[number].claim for number in numbers), key=lambda claim: claim.value)
+            row |= {"claimed_epsilon": claim.value, "claimed_unit": claim.unit}
+            proven = [run.proven for run in (self.runs[number] for number in numbers) if run.proven]
             if proven:
-                most = max(proven, key=lambda each: each["value"])
-                row |= {"proven_epsilon": most["value"], "proven_unit": most["unit"], "assumed": most["assumed"]}
+                worst = max(proven, key=lambda each: each["value"])
+                row |= {
+                    "proven_epsilon": worst["value"],
+                    "proven_unit": worst["unit"],
+                    "assumed": worst["assumed"],
+                }
             rows.append(row)
         return rows
 
     def not_covered(self) -> list[str]:
         """What the proofs of any run leave out."""
-        return list(dict.fromkeys(text for r in self.records if r.proven for text in r.proven["not_covered"]))
+        return list(dict.fromkeys(text for run in self.runs if run.proven for text in run.proven["not_covered"]))
 
-    def troubles(self) -> list[str]:
-        """What somebody who reads the table should know about its runs."""
-        seen = {
-            "refused": "clients' updates that were not finite were left out",
+    def warnings(self) -> list[str]:
+        """What a reader of the table should know about its runs."""
+        events = {
+            "refused": "client updates were not finite and were left out",
             "void_rounds": "rounds had too few clients and are void",
             "clamped": "coordinates were clamped before a sum (secagg.bound)",
         }
         lines = list(self.notes)
-        for name, what in seen.items():
+        for name, text in events.items():
             counts = [outcome.seen.get(name, 0) for outcome in self]
             if any(counts):
-                lines.append(f"{sum(counts)} {what}, in {sum(map(bool, counts))} of {len(counts)} runs")
+                lines.append(f"{sum(counts)} {text}, in {sum(map(bool, counts))} of {len(counts)} runs")
         return lines
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean and its standard error; None where one value tells nothing of the spread."""
+    """The mean and its standard error; None for a single value."""
     array = np.asarray(values, float)
-    if len(array) < 2:
-        return float(array.mean()), None
-    return float(array.mean()), float(array.std(ddof=1) / math.sqrt(len(array)))
+    error = float(array.std(ddof=1) / math.sqrt(len(array))) if len(array) > 1 else None
+    return float(array.mean()), error
 
 
-def _cells(values: dict[str, Any]) -> dict[str, Any]:
-    """Values as a CSV holds them: lists as text."""
+def flatten(spec: Spec) -> dict[str, Any]:
+    """A spec's values by dotted key."""
+    flat: dict[str, Any] = {}
+    for key, value in spec.to_dict().items():
+        flat |= (
+            {f"{key}.{name}": each for name, each in value.items()} if isinstance(value, dict) else {key: value}
+        )
+    return flat
+
+
+def _csv_values(values: dict[str, Any]) -> dict[str, Any]:
+    """Values as CSV holds them: lists as text."""
     return {key: " ".join(map(str, value)) if isinstance(value, list) else value for key, value in values.items()}
+
+
+# The folder
+
+# Keys of sweep.json before it had a checksum.
+_OLD_KEYS = (
+    *("spec", "specs", "vary", "runs", "proven", "complete", "programs", "batches", "memory", "settings"),
+    *("not_covered", "troubles", "made_by", "seconds", "timing"),
+)
+
+
+class SweepFolder:
+    """Reads and writes the files of one sweep."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def claim(self, description: Mapping[str, Any]) -> None:
+        """Create the folder, or check that it holds the same sweep."""
+        existing = self.summary()
+        plain = json.loads(to_json(description))
+        if existing is not None:
+            other = next((key for key in plain if existing.get(key) != plain[key]), None)
+            if other is not None:
+                raise RunExists(
+                    f"{str(self.path)!r} holds a sweep with another {other}; give another --out, or continue it "
+                    "with the command that started it"
+                )
+        elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise RunExists(f"{str(self.path)!r} already exists and is not a sweep; give another --out")
+        for leftover in self.path.rglob(".*.tmp"):
+            leftover.unlink(missing_ok=True)
+        if existing is None:
+            self.save_summary({**description, "complete": False})
+
+    def summary(self) -> dict[str, Any] | None:
+        """sweep.json, or None."""
+        path = self.path / "sweep.json"
+        if not path.is_file():
+            return None
+        return read_checked(path, "give another --out: finished runs of this one are in batches/", old=_OLD_KEYS)
+
+    def save_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write sweep.json."""
+        write_checked(self.path / "sweep.json", json.loads(to_json(summary)))
+
+    def save_batch(self, batch: Sequence[SweepRun]) -> None:
+        """Save a finished batch."""
+        runs = [_to_plain(run) for run in batch]
+        name = hashlib.sha256("".join(run["digest"] for run in runs).encode()).hexdigest()[:24]
+        # mtime=0: the same batch is the same file
+        write_bytes(self.path / "batches" / f"{name}.json.gz", gzip.compress(to_json(runs).encode(), mtime=0))
+
+    def finished(self, specs: Sequence[Spec]) -> dict[int, SweepRun]:
+        """The finished runs among the specs, by position. A damaged file counts as missing."""
+        wanted = {spec.digest(): (number, spec) for number, spec in enumerate(specs)}
+        finished: dict[int, SweepRun] = {}
+        for path in sorted(self.path.glob("batches/*.json.gz")):
+            try:
+                runs = json.loads(gzip.decompress(path.read_bytes()))
+                batch = [(*wanted[run["digest"]], run) for run in runs if run["digest"] in wanted]
+                finished |= {number: _from_plain(spec, run) for number, spec, run in batch}
+            except (OSError, EOFError, ValueError, KeyError, TypeError):
+                continue
+        return finished
+
+    def save_tables(self, sweep: Sweep) -> None:
+        """Write runs.csv, curves.csv and plot.png."""
+        for name, rows in {"runs.csv": sweep.rows(), "curves.csv": sweep.curves()}.items():
+            text = io.StringIO()
+            columns = dict.fromkeys(key for row in rows for key in row)
+            writer = csv.DictWriter(text, list(columns), lineterminator="\n", restval="")
+            writer.writeheader()
+            writer.writerows(rows)
+            write_text(self.path / name, text.getvalue())
+        draw_sweep(sweep, self.path / "plot.png")
+
+
+def _to_plain(run: SweepRun) -> dict[str, Any]:
+    outcome = run.outcome
+    return {
+        "digest": outcome.spec.digest(),
+        "metrics": outcome.metrics,
+        "claim": outcome.claim._asdict(),
+        "participation": outcome.participation,
+        "seen": dict(outcome.seen),
+        "proven": run.proven,
+        "seconds": run.seconds,
+        "made": run.environment,
+    }
+
+
+def _from_plain(spec: Spec, run: Mapping[str, Any]) -> SweepRun:
+    claim, proven = run["claim"], run["proven"]
+    conditions = tuple((text, bool(holds)) for text, holds in claim["conditions"])
+    outcome = Outcome(
+        spec=spec,
+        metrics=[
+            {name: value if name == "round" else float(value) for name, value in row.items()}
+            for row in run["metrics"]
+        ],
+        claim=Claim(**{**claim, "value": float(claim["value"]), "conditions": conditions}),
+        participation=np.asarray(run["participation"]),
+        seen=run["seen"],
+    )
+    proven = proven and {**proven, "value": float(proven["value"])}
+    return SweepRun(outcome, proven, run["seconds"], run["made"])
+
+
+# The picture
+
+# Okabe and Ito's colours, told apart with any colour vision. When they are used up, the dashes change.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_DASHES = ("-", "--", ":", "-.")
+_MARKERS = "osD^vP*"
+_MOST_LINES = len(_COLOURS) * len(_DASHES)
+_MOST_BANDS = 8  # with more settings the bands of their spread would cover each other
+_LEGEND_ROWS = 24
+
+
+def draw_sweep(sweep: Sweep, path: Path) -> None:
+    """Accuracy against rounds, one line per setting; final accuracy against the first varied number."""
+    settings = sweep.settings()
+    lines = settings[:_MOST_LINES]
+    height = max(4.0, 0.24 * min(len(lines), _LEGEND_ROWS) + 1.2)
+    figure, axes = plots.new_figure(1, 2, width=11.0, height=height)
+    curves, finals = axes[0]
+    handles = [_draw_curve(curves, sweep, setting, at, len(lines)) for at, setting in enumerate(lines)]
+    curves.set_xlabel("communication round")
+    curves.set_ylabel("test accuracy")
+    seeds = max(len(runs) for _, runs in settings)
+    caption = f"mean of {seeds} seeds" if seeds > 1 else "one seed each"
+    if seeds > 1 and len(lines) <= _MOST_BANDS:
+        caption += ", band: ± one standard deviation"
+    if len(settings) > len(lines):
+        caption += f"; {len(settings) - len(lines)} more settings in curves.csv"
+    _caption(curves, caption)
+    _draw_finals(finals, sweep, lines)
+    spec = sweep.specs[0]
+    title = f"{spec.method} on {spec.data.name}: {len(sweep)} runs"
+    figure.suptitle(title, fontsize=11, fontweight="bold", x=0.02, ha="left")
+    if any(values for values, _ in lines):
+        figure.legend(
+            handles=handles, loc="outside right upper", frameon=False, fontsize=8, title=_names(sweep.keys),
+            title_fontsize=8, ncols=1 + (len(handles) - 1) // _LEGEND_ROWS,
+        )  # fmt: skip
+    plots.save(figure, path)
+
+
+def _draw_curve(axis: Any, sweep: Sweep, setting: Setting, at: int, lines: int) -> Any:
+    values, runs = setting
+    rounds = [row["round"] for row in sweep[runs[0]].metrics]
+    alike = [run for run in runs if [row["round"] for row in sweep[run].metrics] == rounds]
+    accuracy = np.array([[row["test_accuracy"] for row in sweep[run].metrics] for run in alike])
+    mean, colour = accuracy.mean(axis=0), _colour(at)
+    dashes = _DASHES[at // len(_COLOURS) % len(_DASHES)]
+    (line,) = axis.plot(rounds, mean, label=_label(values), linewidth=1.6, color=colour, linestyle=dashes)
+    if len(rounds) == 1:
+        line.set_marker("o")
+    if lines <= _MOST_BANDS and len(alike) > 1:
+        spread, alpha = accuracy.std(axis=0, ddof=1), 0.15 if lines <= 4 else 0.07
+        axis.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=alpha, linewidth=0)
+    return line
+
+
+def _draw_finals(axis: Any, sweep: Sweep, lines: list[Setting]) -> None:
+    """Final accuracy against the first varied number, one line for each setting of the other keys."""
+    key = next(
+        (key for key in sweep.keys if key != "seed" and _numeric([values[key] for values, _ in lines])), None
+    )
+    axis.set_ylabel("final test accuracy")
+    if key is None:
+        _draw_dots(axis, sweep, lines)
+        return
+    groups: dict[str, list[tuple[float, float, float, int]]] = {}
+    for at, (values, runs) in enumerate(lines):
+        others = _label({name: value for name, value in values.items() if name != key})
+        mean, error = mean_and_error([sweep[run].metrics[-1]["test_accuracy"] for run in runs])
+        groups.setdefault(others, []).append((float(values[key]), mean, error or 0.0, at))
+    for number, (others, points) in enumerate(groups.items()):
+        points.sort()
+        x, y, *_ = zip(*points, strict=True)
+        axis.plot(x, y, color=plots.GREY, linewidth=1.0, linestyle=_DASHES[number % len(_DASHES)], zorder=1)
+        marker = _MARKERS[number % len(_MARKERS)]
+        for value, mean, error, at in points:
+            axis.errorbar(value, mean, error, fmt=marker, color=_colour(at), markersize=5, capsize=3)
+        if len(groups) > 1:
+            axis.annotate(
+                others, (x[-1], y[-1]), xytext=(6, 0), textcoords="offset points", va="center", fontsize=7.5,
+                color=plots.GREY,
+            )  # fmt: skip
+    ticks = sorted({float(values[key]) for values, _ in lines})
+    if ticks[0] > 0 and ticks[-1] / ticks[0] >= 10:
+        axis.set_xscale("log")
+        if len(ticks) <= 8:
+            axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+            axis.minorticks_off()
+    axis.set_xlabel(key)
+    axis.margins(x=0.08 if len(groups) == 1 else 0.2)
+    if any(len(runs) > 1 for _, runs in lines):
+        labels = f", labels: {_names(sweep.keys, key)}" if len(groups) > 1 else ""
+        _caption(axis, "mean ± standard error over seeds" + labels)
+
+
+def _draw_dots(axis: Any, sweep: Sweep, lines: list[Setting]) -> None:
+    """Where no number varies: every run as a dot, and the mean of its setting."""
+    for at, (_, runs) in enumerate(lines):
+        accuracy = [sweep[run].metrics[-1]["test_accuracy"] for run in runs]
+        axis.plot([at] * len(accuracy), accuracy, "o", markersize=4, color=_colour(at), alpha=0.6)
+        axis.plot([at - 0.25, at + 0.25], [np.mean(accuracy)] * 2, color=_colour(at))
+    labels = [_label(values) or "all runs" for values, _ in lines]
+    axis.set_xticks(range(len(lines)), labels, rotation=30 if sum(map(len, labels)) > 40 else 0, fontsize=8)
+    axis.set_xlim(-0.6, len(lines) - 0.4)
+    _caption(axis, "every seed, and their mean")
+
+
+def _caption(axis: Any, text: str) -> None:
+    axis.set_title(text, fontsize=8.5, loc="left", color=plots.GREY)
+
+
+def _colour(at: int) -> str:
+    return _COLOURS[at % len(_COLOURS)]
+
+
+def _numeric(values: list[Any]) -> bool:
+    """Whether these are at least two different finite numbers."""
+    numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+    return len(numbers) == len(values) and len(set(numbers)) > 1 and all(map(np.isfinite, numbers))
+
+
+def _names(keys: Sequence[str], *shown: str) -> str:
+    return ", ".join(key.removeprefix("method_options.") for key in keys if key not in ("seed", *shown))
+
+
+def _label(values: dict[str, Any]) -> str:
+    return ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values.values())

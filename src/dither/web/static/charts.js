@@ -58,13 +58,13 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
 
 export function chart(label, caption = "", tall = false) {
   const box = h("div", { class: `chart${tall ? " tall" : ""}`, role: "img", "aria-label": label });
-  const words = h("figcaption", {}, caption);
-  return { figure: h("figure", {}, box, words), box, words };
+  const text = h("figcaption", {}, caption);
+  return { figure: h("figure", {}, box, text), box, caption: text };
 }
 
 // The terms of a bound over rounds: stacked, or as lines on a logarithmic scale where the bound dwarfs what it bounds.
 export function boundFigure(bound, measured) {
-  const found = chart("The paper's convergence bound, term by term, over rounds", "", true);
+  const result = chart("The paper's convergence bound, term by term, over rounds", "", true);
   let scale = bound.vacuous ? "log" : "stacked";
   const group = `scale-${Math.random().toString(36).slice(2)}`;
   const radios = Object.entries({ stacked: "terms stacked", log: "logarithmic" }).map(([key, text]) => {
@@ -72,9 +72,9 @@ export function boundFigure(bound, measured) {
     radio.checked = key === scale;
     return h("label", {}, radio, text);
   });
-  const redraw = () => draw(found.box, (scale === "log" ? lines : stacked)(bound, measured));
-  found.figure.prepend(h("fieldset", { class: "choice small" }, h("legend", {}, "Scale"), radios));
-  return { ...found, redraw };
+  const redraw = () => draw(result.box, (scale === "log" ? lines : stacked)(bound, measured));
+  result.figure.prepend(h("fieldset", { class: "choice small" }, h("legend", {}, "Scale"), radios));
+  return { ...result, redraw };
 }
 
 const finite = (values) => values.map((v) => (typeof v === "number" ? v : null));
@@ -86,7 +86,7 @@ const BOUND_AXES = (bound, yaxis) => ({
 
 function gapLine(bound, style) {
   return {
-    x: [bound.rounds[0], bound.rounds.at(-1)], y: [bound.initial_gap, bound.initial_gap], mode: "lines", name: "initial model: vacuous above",
+    x: [bound.rounds[0], bound.rounds.at(-1)], y: [bound.initial_gap, bound.initial_gap], mode: "lines", name: "initial model (vacuous above)",
     line: { color: style("--ink"), dash: "dot", width: 1.5 }, hovertemplate: "%{y:.3g}<extra>initial model</extra>",
   };
 }
@@ -114,7 +114,7 @@ function lines(bound, measured) {
       x: bound.rounds, y: finite(values), name: name.replaceAll("_", " "), mode: "lines", line: { width: 1.8, dash: "dash", color: palette[(i + 1) % palette.length] },
       hovertemplate: "%{y:.3g}<extra>%{fullData.name}</extra>",
     }));
-    traces.push({ x: bound.rounds, y: finite(bound.total), name: "bound: their sum", mode: "lines", line: { color: style("--ink"), width: 2.4 }, hovertemplate: "%{y:.3g}<extra>bound</extra>" });
+    traces.push({ x: bound.rounds, y: finite(bound.total), name: "bound (sum of the terms)", mode: "lines", line: { color: style("--ink"), width: 2.4 }, hovertemplate: "%{y:.3g}<extra>bound</extra>" });
     if (measured) traces.push(measuredLine(measured, palette[0]));
     traces.push(gapLine(bound, style));
     return { traces, layout: BOUND_AXES(bound, { type: "log", dtick: 1 }) };

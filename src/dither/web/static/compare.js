@@ -9,8 +9,8 @@ let latest = 0;
 export async function compare(panel, rows) {
   const mine = ++latest;
   let axis = panel.dataset.axis || "round";
-  const accuracy = chart("Test accuracy of the picked runs"), loss = chart("Test loss of the picked runs");
-  const words = h("p", { class: "muted small", role: "status" });
+  const accuracy = chart("Test accuracy of the selected runs"), loss = chart("Test loss of the selected runs");
+  const note = h("p", { class: "muted small", role: "status" });
   const trouble = h("div", {});
   const radios = Object.entries(AXES).map(([key, text]) => {
     const radio = h("input", { type: "radio", name: "axis", value: key, onchange: () => { axis = panel.dataset.axis = key; redraw(); } });
@@ -21,18 +21,18 @@ export async function compare(panel, rows) {
     h("div", { class: "spread" }, h("h2", {}, "Comparison"),
       h("fieldset", { class: "choice" }, h("legend", {}, "Against"), radios),
       h("button", { onclick: () => { panel.hidden = true; panel.replaceChildren(); latest += 1; } }, "Close")),
-    trouble, h("div", { class: "grid plain" }, h("div", {}, h("h3", {}, "Accuracy"), accuracy.figure), h("div", {}, h("h3", {}, "Loss"), loss.figure)), words));
+    trouble, h("div", { class: "grid plain" }, h("div", {}, h("h3", {}, "Accuracy"), accuracy.figure), h("div", {}, h("h3", {}, "Loss"), loss.figure)), note));
 
   const runs = new Map();
   async function load(row) {
-    const found = await get("/api/run", { id: row.id });
-    runs.set(row.id, { ...found, row, epsilon: runs.get(row.id)?.epsilon });
+    const answer = await get("/api/run", { id: row.id });
+    runs.set(row.id, { ...answer, row, epsilon: runs.get(row.id)?.epsilon });
   }
 
   async function needEpsilon() {
     const waiting = [...runs.values()].filter((run) => !run.epsilon || run.epsilon.at !== run.row.round);
     if (!waiting.length) return;
-    words.textContent = "asking the accountant for ε by round …";
+    note.textContent = "computing ε by round …";
     await Promise.all(waiting.map(async (run) => {
       try {
         run.epsilon = { ...(await get("/api/epsilon", { id: run.row.id })), at: run.row.round };
@@ -62,12 +62,12 @@ export async function compare(panel, rows) {
   }
 
   function groups() {
-    const found = new Map();
+    const bySpec = new Map();
     for (const run of runs.values()) {
       const key = run.row.group;
-      found.set(key, [...(found.get(key) ?? []), run]);
+      bySpec.set(key, [...(bySpec.get(key) ?? []), run]);
     }
-    return [...found.values()];
+    return [...bySpec.values()];
   }
 
   function label(group) {
@@ -114,10 +114,10 @@ export async function compare(panel, rows) {
       const many = groups().some((group) => group.length > 1);
       const missing = [...runs.values()].filter((run) => points(run, "test_accuracy").length === 0);
       const refused = [...new Set([...runs.values()].map((run) => run.epsilon?.problem).filter(Boolean))];
-      words.textContent = [
-        many ? "A line is the mean over seeds of one spec, its band goes from the smallest to the largest." : "",
-        axis === "epsilon" ? "ε is proven for each run's own view and neighbours." : "",
-        missing.length ? `Not on this axis: ${missing.map((run) => run.row.name).join(", ")}.` : "",
+      note.textContent = [
+        many ? "A line is the mean over the seeds of one spec. The band spans the smallest to the largest value." : "",
+        axis === "epsilon" ? "ε is proven for the view and adjacency of each run's spec." : "",
+        missing.length ? `Not shown on this axis: ${missing.map((run) => run.row.name).join(", ")}.` : "",
         axis === "epsilon" && refused.length ? refused.join(" ") : "",
       ].filter(Boolean).join(" ");
       panel.dataset.ready = axis;
@@ -134,7 +134,7 @@ export async function compare(panel, rows) {
   };
   panel.addEventListener("changed", panel.onchange_rows);
 
-  words.replaceChildren(wait("reading the runs"));
+  note.replaceChildren(wait("reading the runs"));
   try {
     await Promise.all(rows.map(load));
     if (mine === latest) await redraw();

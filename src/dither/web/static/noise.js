@@ -6,10 +6,10 @@ const state = { length: 2.4, clip: 1, noise: 1, clients: 8, delta: 1e-5 };
 const ANGLE = 0.55;  // of the record's gradient
 const LIMITS = { length: [0.2, 4, 0.1], clip: [0.2, 3, 0.1], noise: [0.1, 6, 0.1], clients: [1, 200, 1] };
 const TEXTS = {
-  length: ["length of the record's gradient", "how much this record would pull the model, if it could"],
-  clip: ["clip", "no record may pull farther than this"],
-  noise: ["noise, as a multiple of the clip", "standard deviation of what the client adds"],
-  clients: ["clients in the average", "each adds noise of its own"],
+  length: ["length of the record's gradient", "how far this record would move the model without a clip"],
+  clip: ["clip", "no record can move the model farther than this"],
+  noise: ["noise, as a multiple of the clip", "standard deviation of the noise that each client adds"],
+  clients: ["clients in the average", "each adds its own noise"],
 };
 
 // A fixed cloud of standard normals, so that a slider moves points instead of drawing new ones.
@@ -43,16 +43,16 @@ function slider(name) {
 
 show(
   h("h1", {}, "What the noise does"),
-  h("p", { class: "muted" }, "A client's model is pulled by every record. One of them is yours. Three things happen before the server sees anything: the pull is clipped, noise is added, and clients are averaged."),
+  h("p", { class: "muted" }, "Every record moves its client's model. One of them is yours. Three things happen before the server sees a result: the record's gradient is clipped, noise is added, and the clients are averaged."),
   h("div", { class: "side" },
     h("section", { class: "card sticky", "aria-label": "Try it" }, h("div", { class: "sliders" }, Object.keys(LIMITS).map(slider))),
     h("div", {},
       verdict,
       h("div", { class: "grid" },
-        h("section", { class: "card" }, h("h2", {}, "1. Clip"), clipPicture.figure, h("p", { class: "small muted" }, "However unusual a record is, it can move the sum no farther than the circle. Now we know how much there is to hide.")),
-        h("section", { class: "card" }, h("h2", {}, "2. Add noise"), cloudPicture.figure, h("p", { class: "small muted" }, "Each dot is something the client might send: one colour with your record, one without. Where the clouds overlap, nobody can tell them apart."))),
+        h("section", { class: "card" }, h("h2", {}, "1. Clip"), clipPicture.figure, h("p", { class: "small muted" }, "However unusual a record is, it cannot move the sum outside the circle. This bounds what the noise has to hide.")),
+        h("section", { class: "card" }, h("h2", {}, "2. Add noise"), cloudPicture.figure, h("p", { class: "small muted" }, "Each dot is an upload that the client might send, in one colour with your record and in the other without it. Where the clouds overlap, nobody can tell which it is."))),
       h("section", { class: "card" }, h("h2", {}, "3. Average, and what the server sees"), curvePicture.figure,
-        h("p", { class: "small muted" }, "The two bells are the average of all clients, with and without your record. Averaging K clients shrinks their noise by √K, any one record by K, and what all clients have in common not at all: the model learns, the record hides. A server that sees single uploads is back at picture 2.")))));
+        h("p", { class: "small muted" }, "The two curves show the average of all clients, with and without your record. Averaging K clients divides the noise by √K and the effect of one record by K, and keeps what all clients have in common: the model learns and the record stays hidden. A server that sees single uploads sees picture 2.")))));
 
 let waiting = null;
 
@@ -98,12 +98,12 @@ function arrow([x0, y0], [x1, y1], colour, name) {
 
 async function ask(kept, sigma, clients) {
   try {
-    const found = await get("/api/noise", { multiplier: (sigma / state.clip).toPrecision(6), clients: String(clients), delta: String(state.delta) });
+    const answer = await get("/api/noise", { multiplier: (sigma / state.clip).toPrecision(6), clients: String(clients), delta: String(state.delta) });
     verdict.replaceChildren(
-      h("p", {}, "One such release, the record added or removed, δ = ", scientific(state.delta), ": to one who sees the upload ", h("strong", { class: "proven" }, `ε = ${epsilon(found.upload)}`),
-        `, which ${found.upload_words}. To one who sees only the average of ${clients} client${clients > 1 ? "s" : ""}, all honest: `, h("strong", { class: "proven" }, `ε = ${epsilon(found.average)}`), `, which ${found.average_words}.`),
-      h("p", { class: "small" }, "ε counts on the clip, not on this record's length: it holds for the most unusual record, too. A run makes many releases; Plan counts them all."));
-    verdict.dataset.upload = String(found.upload);
+      h("p", {}, "One release, one record added or removed, δ = ", scientific(state.delta), ": against a server that sees the upload, ", h("strong", { class: "proven" }, `ε = ${epsilon(answer.upload)}`),
+        `, which ${answer.upload_odds}. Against a server that sees only the average of ${clients} honest client${clients > 1 ? "s" : ""}, `, h("strong", { class: "proven" }, `ε = ${epsilon(answer.average)}`), `, which ${answer.average_odds}.`),
+      h("p", { class: "small" }, "ε depends on the clip, not on the length of this record's gradient, so it holds for the most unusual record too. A run makes many releases. The Plan page counts all of them."));
+    verdict.dataset.upload = String(answer.upload);
   } catch (error) {
     verdict.replaceChildren(h("p", {}, error.message));
   }

@@ -1,13 +1,14 @@
-// One run: curves, privacy in words, noise, who took part, what each client spent, the bound, where it comes from.
+// One run: curves, privacy explained, noise, cohorts, ε of each client, the convergence bound, provenance.
 import { ago, bytes, copy, epsilon, failed, get, h, number, short, show, wait } from "./dom.js";
 import { boundFigure, chart, draw } from "./charts.js";
 import { plain } from "./compare.js";
 
 const id = new URLSearchParams(location.search).get("id") ?? "";
 const curves = { accuracy: chart("Test accuracy against rounds"), loss: chart("Loss against rounds") };
-const lazy = h("div", {}, wait("asking the accountant: cohorts, noise and ε by round"));
+const lazy = h("div", {}, wait("computing cohorts, noise and ε by round"));
 const top = h("div", {}), privacy = h("div", {}), rest = h("div", {});
 let shownRound = -1;
+const ADVERSARIES = { upload: "a server that sees every upload", sum: "a server that sees only sums of uploads", broadcast: "an outsider who sees every broadcast", final: "anyone who gets the final model" };
 
 function tile(label, value, sub, kind = "") {
   return h("div", { class: "tile" }, h("div", { class: "label" }, label), h("div", { class: `value ${kind}` }, value), sub ? h("span", { class: "sub" }, sub) : null);
@@ -15,21 +16,21 @@ function tile(label, value, sub, kind = "") {
 
 function overview(run) {
   const { row } = run;
-  const own = run.proven.find((one) => one.own) ?? run.proven[0];
+  const main = run.proven.find((row) => row.of_spec) ?? run.proven[0];
   const attack = row.attacked;
   return [
     h("p", { class: "small" }, h("a", { href: "/" }, "All runs")),
     h("div", { class: "spread" }, h("h1", {}, row.name), h("span", { class: `chip ${row.state}` }, row.state)),
-    h("p", { class: "muted" }, `${row.method} on ${row.data}, ${row.model}, seed ${row.seed} · last news ${ago(row.last_write)}`),
+    h("p", { class: "muted" }, `${row.method} on ${row.data}, ${row.model}, seed ${row.seed} · last update ${ago(row.last_write)}`),
     row.state_reason ? h("div", { class: row.state === "broken" ? "note bad" : "note" }, h("p", {}, row.state_reason),
       row.state === "stopped" ? h("p", {}, h("code", {}, run.resume)) : null) : null,
     h("div", { class: "tiles" },
       tile("Test accuracy", row.accuracy === null ? "–" : row.accuracy.toFixed(4), `loss ${short(row.loss, 4)}`),
       tile("Rounds", row.num_rounds ? `${row.round} / ${row.num_rounds}` : String(row.round), row.seconds === null ? "" : `${short(row.seconds)} s`),
-      tile("Claimed ε", run.claimed ? epsilon(run.claimed.value) : "–", run.claimed ? `per ${run.claimed.unit}, by the paper` : "known when it is done", "claimed"),
-      tile("Proven ε", own ? epsilon(own.value) : "–", own ? `${own.assumed ? "assumed; " : ""}per ${own.unit}, ${own.adjacency}` : "known when it is done", "proven"),
-      tile("Attacked ε", attack ? `≥ ${epsilon(attack.value)}` : "–", attack ? attack.verdict : "not attacked: dither audit", "attacked"),
-      row.budget && !row.budget.problem ? tile("Budget left", epsilon(row.budget.left), `of ${epsilon(row.budget.budget)} for this data`) : null),
+      tile("Claimed ε", run.claimed ? epsilon(run.claimed.value) : "–", run.claimed ? `per ${run.claimed.unit}, by the paper` : "known when the run ends", "claimed"),
+      tile("Proven ε", main ? epsilon(main.value) : "–", main ? `${main.assumed ? "assumed; " : ""}per ${main.unit}, ${main.adjacency}` : "known when the run ends", "proven"),
+      tile("Attacked ε", attack ? `≥ ${epsilon(attack.value)}` : "–", attack ? attack.verdict : "not attacked yet: dither audit", "attacked"),
+      row.budget && !row.budget.problem ? tile("Budget left", epsilon(row.budget.left), `of ${epsilon(row.budget.budget)} for this data set`) : null),
   ];
 }
 
@@ -51,98 +52,98 @@ function drawCurves(run) {
 
 function privacySection(run) {
   if (!run.claimed && !run.proven.length) {
-    return h("section", { class: "card" }, h("h2", {}, "Privacy"), h("p", { class: "muted" }, "The privacy table is written when the run ends. The accountant's ε of the rounds made so far is below."));
+    return h("section", { class: "card" }, h("h2", {}, "Privacy"), h("p", { class: "muted" }, "The privacy table is written when the run ends. ε of the completed rounds is below."));
   }
   const claim = run.claimed;
-  const COLUMNS = ["", "ε", "Per", "Seen by the adversary", "Neighbours", "By", "In words"];
-  const line = (kind, name, cells) => h("tr", {}, h("th", { scope: "row", class: kind }, name), cells.map((cell, i) => h("td", { "data-label": COLUMNS[i + 1], class: i === 0 ? `eps ${kind}` : i === 5 ? "small words" : "", title: cell?.title }, cell?.text ?? cell)));
+  const COLUMNS = ["", "ε", "Per", "The adversary sees", "Adjacency", "Source", "What it means"];
+  const line = (kind, name, cells) => h("tr", {}, h("th", { scope: "row", class: kind }, name), cells.map((cell, i) => h("td", { "data-label": COLUMNS[i + 1], class: i === 0 ? `eps ${kind}` : i === 5 ? "small explanation" : "", title: cell?.title }, cell?.text ?? cell)));
   const table = h("table", { class: "stack" },
     h("caption", { class: "visually-hidden" }, "Claimed, proven and attacked ε"),
     h("thead", {}, h("tr", {}, COLUMNS.map((name) => h("th", { scope: "col" }, name)))),
     h("tbody", {},
-      claim ? line("claimed", "claimed", [epsilon(claim.value), claim.unit, "–", claim.adjacency, claim.source, `If the paper's theorem held, this ${claim.words}.`]) : null,
-      distinct(run.proven).map((row) => line("proven", row.assumed ? "assumed" : "proven", [epsilon(row.value), row.unit, row.seenBy.join(", "), row.adjacency, { text: row.recipe, title: row.recipe_words }, row.words])),
-      run.attacked.map((row) => line("attacked", "attacked", [`≥ ${epsilon(row.value)}`, row.unit, row.seen, row.adjacency, row.form.split(":")[0],
+      claim ? line("claimed", "claimed", [epsilon(claim.value), claim.unit, "–", claim.adjacency, claim.source, `If the paper's theorem held, this ${claim.explanation}.`]) : null,
+      distinct(run.proven).map((row) => line("proven", row.assumed ? "assumed" : "proven", [epsilon(row.value), row.unit, row.seenBy.join(", "), row.adjacency, { text: row.recipe, title: row.proof }, row.explanation])),
+      run.attacked.map((row) => line("attacked", "attacked", [`≥ ${epsilon(row.value)}`, row.unit, row.sees, row.adjacency, row.form.split(":")[0],
         `Shown with ${short(100 * row.confidence, 4)}% confidence in ${short(row.trials)} trials: ${row.verdict}${row.refutes_claim ? "; it refutes the claim" : ""}.`]))));
   const failing = claim ? claim.conditions.filter((one) => !one.holds) : [];
-  const recipes = [...new Set(run.proven.map((row) => row.recipe_words).filter(Boolean))];
+  const recipes = [...new Set(run.proven.map((row) => row.proof).filter(Boolean))];
   const uncovered = [...new Set(run.proven.flatMap((row) => row.not_covered))];
   return h("section", { class: "card" }, h("h2", {}, "Privacy"),
-    h("p", {}, "ε bounds what anybody can learn about one record from what they see: the smaller, the better hidden. ",
-      h("span", { class: "claimed" }, "Claimed"), " is the paper's formula, ", h("span", { class: "proven" }, "proven"), " is an upper bound by a theorem, ",
-      h("span", { class: "attacked" }, "attacked"), " is a lower bound found by an attack. All of it holds but for a probability δ = ", short(run.claimed?.delta ?? run.proven[0]?.delta), "."),
+    h("p", {}, "ε bounds what an adversary can learn about one record. Smaller is more private. ",
+      h("span", { class: "claimed" }, "Claimed"), " is what the paper's formula says, ", h("span", { class: "proven" }, "proven"), " is an upper bound that a theorem guarantees, ",
+      h("span", { class: "attacked" }, "attacked"), " is a lower bound that an attack has shown. All hold except with probability δ = ", short(run.claimed?.delta ?? run.proven[0]?.delta), "."),
     h("div", { class: "tablewrap" }, table),
     run.why ? [h("h3", {}, "Why claimed and proven differ"), h("p", {}, sentence(run.why))] : null,
-    failing.length ? [h("h3", {}, "Conditions of the claim that fail here"), h("ul", {}, failing.map((one) => h("li", {}, one.text)))] : null,
-    Object.keys(run.errata).length ? h("details", {}, h("summary", {}, "Errata named here"), h("dl", { class: "facts" }, Object.entries(run.errata).flatMap(([name, text]) => [h("dt", {}, name), h("dd", {}, text)]))) : null,
-    recipes.length ? h("details", {}, h("summary", {}, "How it was proved"), h("ul", {}, recipes.map((text) => h("li", {}, text)), [...new Set(run.proven.map((row) => row.no_credit).filter(Boolean))].map((text) => h("li", {}, `No credit for the others' noise in sums: ${text}.`)))) : null,
+    failing.length ? [h("h3", {}, "Conditions of the claim that fail"), h("ul", {}, failing.map((one) => h("li", {}, one.text)))] : null,
+    Object.keys(run.errata).length ? h("details", {}, h("summary", {}, "Errata mentioned above"), h("dl", { class: "facts" }, Object.entries(run.errata).flatMap(([name, text]) => [h("dt", {}, name), h("dd", {}, text)]))) : null,
+    recipes.length ? h("details", {}, h("summary", {}, "How ε was proved"), h("ul", {}, recipes.map((text) => h("li", {}, text)), [...new Set(run.proven.map((row) => row.no_credit).filter(Boolean))].map((text) => h("li", {}, `The noise of other clients in a sum is not counted: ${text}.`)))) : null,
     uncovered.length ? [h("h3", {}, "Not covered by the proof"), h("ul", {}, uncovered.map((text) => h("li", {}, text.replace(/^not covered: /, ""))))] : null,
     run.notes.length ? [h("h3", {}, "Notes"), h("ul", {}, run.notes.map((text) => h("li", {}, text)))] : null);
 }
 
 const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1) + (text.endsWith(".") ? "" : ".");
 
-// Rows that say the same of several adversaries become one.
+// Rows that are equal for several adversaries become one.
 function distinct(rows) {
-  const found = new Map();
+  const merged = new Map();
   for (const row of rows) {
     const key = `${row.adjacency} ${row.value} ${row.unit} ${row.recipe}`;
-    if (found.has(key)) found.get(key).seenBy.push(row.seen);
-    else found.set(key, { ...row, seenBy: [row.seen] });
+    if (merged.has(key)) merged.get(key).seenBy.push(row.sees);
+    else merged.set(key, { ...row, seenBy: [row.sees] });
   }
-  return [...found.values()];
+  return [...merged.values()];
 }
 
 function provenance(run) {
   const button = h("button", { onclick: () => copy(run.spec, button) }, "Copy spec");
   return [
     h("div", { class: "grid" },
-      h("section", { class: "card" }, h("h2", {}, "The run"), h("dl", { class: "facts" }, run.facts.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
-        run.traffic.upload_bytes ? [h("h3", {}, "Traffic"), h("p", {}, `A client sends ${bytes(run.traffic.upload_bytes)} a round and gets ${bytes(run.traffic.download_bytes)}${run.traffic.lost ? `; ${run.traffic.lost} uploads were lost` : ""}.`)] : null),
-      h("section", { class: "card" }, h("h2", {}, "Where it was made"), h("dl", { class: "facts" }, Object.entries(run.provenance).flatMap(([name, value]) => [h("dt", {}, name.replaceAll("_", " ")), h("dd", {}, value)])),
-        h("h3", {}, "Downloads"), h("div", { class: "downloads" }, run.files.map((file) => h("a", { class: "button", href: `/api/file?${new URLSearchParams({ id, name: file.name })}`, title: file.what, download: true }, `${file.name} · ${bytes(file.bytes)}`))))),
+      h("section", { class: "card" }, h("h2", {}, "The run"), h("dl", { class: "facts" }, run.overview.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
+        run.traffic.upload_bytes ? [h("h3", {}, "Traffic"), h("p", {}, `Each round a client sends ${bytes(run.traffic.upload_bytes)} and receives ${bytes(run.traffic.download_bytes)}${run.traffic.lost ? `; ${run.traffic.lost} uploads were lost` : ""}.`)] : null),
+      h("section", { class: "card" }, h("h2", {}, "Provenance"), h("dl", { class: "facts" }, Object.entries(run.provenance).flatMap(([name, value]) => [h("dt", {}, name.replaceAll("_", " ")), h("dd", {}, value)])),
+        h("h3", {}, "Downloads"), h("div", { class: "downloads" }, run.files.map((file) => h("a", { class: "button", href: `/api/file?${new URLSearchParams({ id, name: file.name })}`, title: file.description, download: true }, `${file.name} · ${bytes(file.bytes)}`))))),
     h("section", { class: "card" }, h("div", { class: "spread" }, h("h2", {}, "Spec"), button), h("pre", { tabindex: 0, "aria-label": "spec.toml" }, run.spec)),
   ];
 }
 
 async function computed() {
-  let found;
+  let analysis;
   try {
-    found = await get("/api/analysis", { id });
+    analysis = await get("/api/analysis", { id });
   } catch (error) {
-    lazy.replaceChildren(h("section", { class: "card" }, h("h2", {}, "Noise, cohorts and ε by round"), failed(error)));
+    lazy.replaceChildren(h("section", { class: "card" }, h("h2", {}, "Noise, participation and ε by round"), failed(error)));
     return;
   }
-  const byRound = chart("Proven ε against rounds", `For one who sees ${found.epsilon.view === "upload" ? "every upload" : found.epsilon.view}, ${found.epsilon.adjacency}.`);
-  const noise = chart("Noise of each round", "Noise over sensitivity of what the first client releases: the higher, the better hidden.");
-  const map = chart("Which client took part in which round", mapWords(found.cohorts), found.cohorts.clients.length > 30);
-  const clients = found.clients ? chart("Proven ε of each client", "Each client's own ε, from the rounds it took part in.") : null;
+  const byRound = chart("Proven ε against rounds", `Against ${ADVERSARIES[analysis.epsilon.view] ?? analysis.epsilon.view}, ${analysis.epsilon.adjacency}.`);
+  const noise = chart("Noise of each round", "Noise over sensitivity for the first client. Higher is more private.");
+  const map = chart("Which client took part in which round", mapCaption(analysis.cohorts), analysis.cohorts.clients.length > 30);
+  const clients = analysis.clients ? chart("Proven ε of each client", "ε of each client, from the rounds it took part in.") : null;
   lazy.replaceChildren(h("div", { class: "grid" },
-    h("section", { class: "card" }, h("h2", {}, "ε as it was spent"), byRound.figure),
+    h("section", { class: "card" }, h("h2", {}, "ε by round"), byRound.figure),
     h("section", { class: "card" }, h("h2", {}, "Noise schedule"), noise.figure),
-    h("section", { class: "card" }, h("h2", {}, "Who took part when"), map.figure),
-    h("section", { class: "card" }, h("h2", {}, "What each client spent"), clients ? clients.figure : spreadOverClients())));
+    h("section", { class: "card" }, h("h2", {}, "Participation"), map.figure),
+    h("section", { class: "card" }, h("h2", {}, "ε by client"), clients ? clients.figure : spreadOverClients())));
   const target = current.row.noise === "proven" ? number(current.row.target) : null;
   draw(byRound.box, (c, style) => ({
     traces: [
-      { x: [0, ...found.epsilon.rounds], y: [0, ...found.epsilon.values.map(number)], mode: "lines+markers", line: { color: c[0], width: 2.2 }, marker: { size: 5 }, name: "proven", hovertemplate: "round %{x}: ε = %{y:.4g}<extra></extra>" },
-      ...(target && Number.isFinite(target) ? [{ x: [0, found.rounds], y: [target, target], mode: "lines", name: "target", line: { color: style("--muted"), dash: "dot" }, hovertemplate: "target %{y:.3g}<extra></extra>" }] : []),
+      { x: [0, ...analysis.epsilon.rounds], y: [0, ...analysis.epsilon.values.map(number)], mode: "lines+markers", line: { color: c[0], width: 2.2 }, marker: { size: 5 }, name: "proven", hovertemplate: "round %{x}: ε = %{y:.4g}<extra></extra>" },
+      ...(target && Number.isFinite(target) ? [{ x: [0, analysis.rounds], y: [target, target], mode: "lines", name: "target", line: { color: style("--muted"), dash: "dot" }, hovertemplate: "target %{y:.3g}<extra></extra>" }] : []),
     ],
     layout: { showlegend: Boolean(target), xaxis: { title: "rounds", rangemode: "tozero" }, yaxis: { title: "proven ε", rangemode: "tozero" } },
   }));
   draw(noise.box, (c) => ({
-    traces: Object.entries(found.noise).map(([channel, one], i) => ({ x: one.rounds, y: one.multiplier, name: channel, mode: "lines+markers", marker: { size: 4 }, line: { color: c[i + 2], width: 2.2 }, customdata: one.std, hovertemplate: `round %{x}: σ/Δ = %{y:.4g}, σ = %{customdata:.4g}<extra>${channel}</extra>` })),
-    layout: { showlegend: Object.keys(found.noise).length > 1, xaxis: { title: "rounds" }, yaxis: { title: "noise multiplier σ/Δ", rangemode: "tozero" } },
+    traces: Object.entries(analysis.noise).map(([channel, one], i) => ({ x: one.rounds, y: one.multiplier, name: channel, mode: "lines+markers", marker: { size: 4 }, line: { color: c[i + 2], width: 2.2 }, customdata: one.std, hovertemplate: `round %{x}: σ/Δ = %{y:.4g}, σ = %{customdata:.4g}<extra>${channel}</extra>` })),
+    layout: { showlegend: Object.keys(analysis.noise).length > 1, xaxis: { title: "rounds" }, yaxis: { title: "noise multiplier σ/Δ", rangemode: "tozero" } },
   }));
   draw(map.box, (c, style) => ({
-    traces: [{ type: "heatmap", x: found.cohorts.rounds, y: found.cohorts.clients.map(plain), z: found.cohorts.took_part, colorscale: [[0, style("--soft")], [1, c[0]]], zmin: 0, zmax: 1, showscale: false, xgap: found.cohorts.rounds.length < 80 ? 1 : 0, ygap: found.cohorts.clients.length < 60 ? 1 : 0, hovertemplate: "%{y}, round %{x}<extra></extra>" }],
-    layout: { xaxis: { title: "rounds", showgrid: false }, yaxis: { autorange: "reversed", showgrid: false, title: found.cohorts.clients.length > 30 ? "clients" : "", showticklabels: found.cohorts.clients.length <= 30, type: "category" } },
+    traces: [{ type: "heatmap", x: analysis.cohorts.rounds, y: analysis.cohorts.clients.map(plain), z: analysis.cohorts.took_part, colorscale: [[0, style("--soft")], [1, c[0]]], zmin: 0, zmax: 1, showscale: false, xgap: analysis.cohorts.rounds.length < 80 ? 1 : 0, ygap: analysis.cohorts.clients.length < 60 ? 1 : 0, hovertemplate: "%{y}, round %{x}<extra></extra>" }],
+    layout: { xaxis: { title: "rounds", showgrid: false }, yaxis: { autorange: "reversed", showgrid: false, title: analysis.cohorts.clients.length > 30 ? "clients" : "", showticklabels: analysis.cohorts.clients.length <= 30, type: "category" } },
   }));
   if (clients) {
     draw(clients.box, (c, style) => ({
-      traces: [{ type: "bar", x: found.clients.names.map(plain), y: found.clients.epsilon.map(number), customdata: found.clients.participations, marker: { color: c[0] }, hovertemplate: "%{x}: ε = %{y:.4g}, took part %{customdata} times<extra></extra>" }],
+      traces: [{ type: "bar", x: analysis.clients.names.map(plain), y: analysis.clients.epsilon.map(number), customdata: analysis.clients.participations, marker: { color: c[0] }, hovertemplate: "%{x}: ε = %{y:.4g}, took part %{customdata} times<extra></extra>" }],
       layout: {
-        xaxis: { showticklabels: found.clients.names.length <= 24, title: found.clients.names.length <= 24 ? "" : "clients", type: "category" }, yaxis: { title: "proven ε", rangemode: "tozero" },
+        xaxis: { showticklabels: analysis.clients.names.length <= 24, title: analysis.clients.names.length <= 24 ? "" : "clients", type: "category" }, yaxis: { title: "proven ε", rangemode: "tozero" },
         shapes: target && Number.isFinite(target) ? [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: target, y1: target, line: { color: style("--muted"), dash: "dot", width: 1.5 } }] : [],
       },
     }));
@@ -151,18 +152,18 @@ async function computed() {
   lazy.dataset.ready = "yes";
 }
 
-function mapWords(cohorts) {
+function mapCaption(cohorts) {
   const parts = [];
   if (cohorts.clients.length < cohorts.of) parts.push(`the first ${cohorts.clients.length} of ${cohorts.of} clients`);
   if (cohorts.every > 1) parts.push(`every ${cohorts.every}th round`);
-  return parts.length ? `Shown: ${parts.join(", ")}.` : "A filled cell: the client took part in that round.";
+  return parts.length ? `Shown: ${parts.join(", ")}.` : "A filled cell means that the client took part in that round.";
 }
 
 function spreadOverClients() {
-  const row = current.proven.find((one) => one.own && one.clients);
-  if (!row) return h("p", { class: "muted" }, "The table of the finished run will say what clients spent.");
+  const row = current.proven.find((one) => one.of_spec && one.clients);
+  if (!row) return h("p", { class: "muted" }, "ε by client is known when the run ends.");
   const most = Math.max(...Object.values(row.clients).map((v) => number(v) ?? 0).filter(Number.isFinite), 1e-9);
-  return h("div", {}, h("p", { class: "muted small" }, "Clients differ in too many ways to list each; the least, the median and the most exposed:"),
+  return h("div", {}, h("p", { class: "muted small" }, "There are too many different clients to list. The least exposed, the median and the most exposed client:"),
     h("table", {}, h("tbody", {}, ["min", "median", "max"].map((name) => h("tr", {}, h("th", { scope: "row" }, name), h("td", { class: "num" }, epsilon(row.clients[name])),
       h("td", { class: "meter" }, h("meter", { class: "bars", min: 0, max: most, value: Math.min(number(row.clients[name]) ?? 0, most), "aria-label": `ε of the ${name}` })))))));
 }
@@ -172,20 +173,20 @@ function boundCard() {
   const button = h("button", { onclick: ask }, "Compute the bound");
   async function ask() {
     button.disabled = true;
-    inside.replaceChildren(wait("estimating the loss's constants on the public records; this can take a minute"));
+    inside.replaceChildren(wait("estimating the constants of the loss on the public records; this can take a minute"));
     try {
       const bound = await get("/api/bound", { id });
       const { round = [], train_loss = [] } = current.local;
       const least = bound.least_loss;
       const measured = least === null ? null : { x: round, y: train_loss.map((value) => (value === null ? null : Math.max(value - least, 0))) };
-      const found = boundFigure(bound, measured);
+      const figure = boundFigure(bound, measured);
       inside.replaceChildren(
-        bound.vacuous ? h("div", { class: "note" }, h("p", {}, h("strong", {}, "Vacuous: "), `at its best the theorem promises a loss ${short(Math.min(...bound.total.map(number).filter(Number.isFinite)))} above the minimum; the initial model is only ${short(bound.initial_gap)} above it.`)) : h("div", { class: "note info" }, h("p", {}, `The theorem promises ${short(number(bound.total.at(-1)))} above the minimum after the last round.`)),
-        found.figure,
+        bound.vacuous ? h("div", { class: "note" }, h("p", {}, h("strong", {}, "Vacuous: "), `at best the theorem guarantees a loss ${short(Math.min(...bound.total.map(number).filter(Number.isFinite)))} above the minimum; the initial model is only ${short(bound.initial_gap)} above it.`)) : h("div", { class: "note info" }, h("p", {}, `The theorem guarantees ${short(number(bound.total.at(-1)))} above the minimum after the last round.`)),
+        figure.figure,
         bound.failing.length ? h("p", { class: "small" }, `Conditions that fail: ${bound.failing.join("; ")}.`) : null,
-        h("p", { class: "muted small" }, `${bound.source}, at the noise that was added. Constants of the loss are estimated on the run's records: a prediction, not a certificate. `,
-          bound.rate ? `The bound takes the best rate its theorem allows (${short(bound.rate)}); the run used ${short(bound.own_rate)}.` : ""));
-      await found.redraw();
+        h("p", { class: "muted small" }, `${bound.source}, at the run's noise. The constants of the loss are estimated on the run's public records: a prediction, not a certificate. `,
+          bound.rate ? `The bound uses the best learning rate that its theorem allows (${short(bound.rate)}); the run used ${short(bound.run_rate)}.` : ""));
+      await figure.redraw();
       button.hidden = true;
       inside.dataset.ready = "yes";
     } catch (error) {
@@ -193,7 +194,7 @@ function boundCard() {
       button.disabled = false;
     }
   }
-  return h("section", { class: "card" }, h("div", { class: "spread" }, h("h2", {}, "Convergence: what the paper's theorem promises"), button), inside);
+  return h("section", { class: "card" }, h("div", { class: "spread" }, h("h2", {}, "Convergence: what the paper's theorem guarantees"), button), inside);
 }
 
 let current = null;

@@ -19,7 +19,7 @@ const empty = h("div", {});
 
 const COLUMNS = [
   ["", null], ["Run", "name"], ["State", "state"], ["Rounds", "round"], ["Accuracy", "accuracy"],
-  ["Claimed ε", "claimed"], ["Proven ε", "proven"], ["Attacked ε", "attacked"], ["Budget left", "budget"], ["Last news", "last_write"],
+  ["Claimed ε", "claimed"], ["Proven ε", "proven"], ["Attacked ε", "attacked"], ["Budget left", "budget"], ["Last update", "last_write"],
 ];
 
 function select() {
@@ -28,7 +28,7 @@ function select() {
 
 function heading() {
   return h("tr", {}, COLUMNS.map(([title, key], i) => {
-    if (!key) return h("th", { scope: "col" }, h("span", { class: "visually-hidden" }, "Pick for comparison"));
+    if (!key) return h("th", { scope: "col" }, h("span", { class: "visually-hidden" }, "Select for comparison"));
     const numeric = i >= 4 && i <= 8;
     const sort = sorting.key === key ? (sorting.down ? "descending" : "ascending") : "none";
     return h("th", { scope: "col", "aria-sort": sort, class: numeric ? "num" : "" },
@@ -46,9 +46,9 @@ function sortBy(key) {
 }
 
 function value(row, key) {
-  const found = row[key];
-  if (found && typeof found === "object") return number(found.value ?? found.left) ?? -Infinity;
-  return typeof found === "string" ? found.toLowerCase() : found ?? -Infinity;
+  const field = row[key];
+  if (field && typeof field === "object") return number(field.value ?? field.left) ?? -Infinity;
+  return typeof field === "string" ? field.toLowerCase() : field ?? -Infinity;
 }
 
 function matches(row) {
@@ -74,7 +74,7 @@ function list() {
   });
   fill(shown);
   count.textContent = shown.length === rows.size ? `${rows.size} runs` : `${shown.length} of ${rows.size} runs`;
-  const none = rows.size ? "No run fits these filters." : "No runs here yet. Make one with: dither run adult";
+  const none = rows.size ? "No run matches these filters." : "No runs here yet. Start one with: dither run adult";
   empty.replaceChildren(...(shown.length ? [] : [h("p", { class: "wait-none muted" }, none)]));
   selection();
 }
@@ -132,7 +132,7 @@ function tr(row) {
     cell("Proven ε", h("span", {}, proven ?? "–")),
     cell("Attacked ε", h("span", {}, attacked ?? "–")),
     cell("Budget left", h("span", {}, left ?? "–")),
-    h("td", { "data-label": "Last news", class: "nowrap muted small" }, ago(row.last_write)));
+    h("td", { "data-label": "Last update", class: "nowrap muted small" }, ago(row.last_write)));
 }
 
 function spark(points) {
@@ -158,7 +158,7 @@ function pick(id, on) {
 
 function selection() {
   const known = [...picked].filter((id) => rows.has(id));
-  pickedCount.textContent = known.length ? `${known.length} picked` : "Pick runs to compare them";
+  pickedCount.textContent = known.length ? `${known.length} selected` : "Select runs to compare";
   compareButton.disabled = known.length < 1;
   clearButton.hidden = known.length === 0;
   const hash = new URLSearchParams(known.map((id) => ["run", id])).toString();
@@ -220,9 +220,9 @@ try {
       h("div", { class: "row" }, labelled("Search", search), labelled("Method", filters.method), labelled("Data", filters.data),
         labelled("State", filters.state), h("span", { class: "row" }, compareButton, clearButton, pickedCount)),
       h("div", { class: "spread legend" }, count, h("span", { class: "small" },
-        h("span", { class: "claimed" }, "claimed"), h("span", { class: "muted" }, ": by the paper · "),
-        h("span", { class: "proven" }, "proven"), h("span", { class: "muted" }, ": by a theorem · "),
-        h("span", { class: "attacked" }, "attacked"), h("span", { class: "muted" }, ": shown by an attack"))),
+        h("span", { class: "claimed" }, "claimed"), h("span", { class: "muted" }, ": the paper's formula · "),
+        h("span", { class: "proven" }, "proven"), h("span", { class: "muted" }, ": an upper bound by a theorem · "),
+        h("span", { class: "attacked" }, "attacked"), h("span", { class: "muted" }, ": a lower bound by an attack"))),
       h("div", { class: "tablewrap" }, h("table", { class: "runs" }, h("caption", { class: "visually-hidden" }, "Runs"), head, body)),
       empty));
   list();

@@ -1,0 +1,462 @@
+"""Array files to a `Dataset`: .npz files, folders of .npy files (which may stay on disk), and idx files.
+
+    records/x.npy         [records, features], or images [records, h, w(, c)]; any plain numbers
+    records/y.npy         [records]: class numbers 0, 1, 2, ..., or text
+    records/x_test.npy    and y_test.npy, where test records are given
+    records/groups.npy    [records]: the client of each record, for partition = "column" (groups_test.npy likewise)
+    records/classes.json  a list of the class names; without it they are read from the labels
+
+A .npz file holds arrays of the same names (or x_train, y_train). Images are flattened, and divided by 255 if
+they are uint8.
+
+Labels and groups of a folder are copied into memory. Each load reads the records once, for their digest and to
+check that every number is finite, through the same mapping that training uses: the file cannot be swapped in
+between. A checkpoint identifies the folder by all of its files; a ledger identifies the records by x.npy and
+y.npy only, so that an added file does not open a fresh budget.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dither.data.dataset import Dataset, hold_out
+from dither.data.hashing import RecordHasher, hash_arrays
+from dither.data.memmap import MappedArray, blocks, zeros_aligned
+from dither.data.schema import Encoded
+from dither.data.tables import StrPath, canonical, existing_file, first_line
+from dither.errors import DataError, did_you_mean
+
+FOLDER_FILES = ("x.npy", "y.npy", "x_test.npy", "y_test.npy", "groups.npy", "groups_test.npy", "classes.json")
+_BLOCK_BYTES = 8 << 20  # read at a time
+_MAX_RECORDS = 2**31 - 1  # row numbers are int32
+
+
+class _Part(NamedTuple):
+    """The training or the test records of a file or folder, as they are stored."""
+
+    name: str
+    x: np.ndarray
+    y: np.ndarray
+    groups: np.ndarray | None = None
+
+    @property
+    def scale(self) -> float:
+        return 255.0 if self.x.dtype == np.uint8 and self.x.ndim >= 3 else 1.0
+
+
+# .npz files
+
+
+def load_npz(
+    path: StrPath,
+    *,
+    test_path: StrPath = "",
+    test_fraction: float = 0.2,
+    seed: int = 0,
+) -> Dataset:
+    """Load arrays `x, y`, or `x_train, y_train, x_test, y_test`, as they are.
+
+    Labels are whole numbers 0, 1, 2, ..., or text. An array `classes` names the classes; without it they are read
+    from the labels, and the notes say so.
+    """
+    path = existing_file(path)
+    arrays = _open_npz(path)
+    split = "x_train" in arrays
+    train = _npz_part(arrays, "_train" if split else "", path.name)
+    test = None
+    if test_path:
+        other_path = existing_file(test_path)
+        other = _open_npz(other_path)
+        test = _npz_part(other, "_test" if "x_test" in other else "", other_path.name)
+    elif split and "x_test" in arrays:
+        test = _npz_part(arrays, "_test", path.name)
+    dataset = _assemble(train, test, _in_memory, arrays.get("classes"), test_fraction, seed)
+    return dataset._replace(record_hashes=_hash_npz(arrays, path.name))
+
+
+def read_arrays(path: StrPath, *, classes: tuple[str, ...], labels: str = "required") -> Encoded:
+    """Arrays `x` (and `y`, unless labels="ignore") of a .npz file, for a model of those classes."""
+    path = existing_file(path)
+    arrays = _open_npz(path)
+    if labels == "ignore":
+        x = _in_memory(_Part(path.name, _npz_array(arrays, "x", path.name), np.zeros(0)))
+        return Encoded(x, None, _feature_names(x.shape[1]))
+    part = _npz_part(arrays, "", path.name)
+    x = _in_memory(part)
+    return Encoded(x, class_numbers(part.y, classes, path.name), _feature_names(x.shape[1]))
+
+
+def hash_npz(path: Path) -> np.ndarray:
+    """The hash of each record of a .npz file (`data.hashing`), test records included."""
+    return _hash_npz(_open_npz(existing_file(path)), path.name)
+
+
+def _hash_npz(arrays: dict[str, np.ndarray], name: str) -> np.ndarray:
+    suffixes = [suffix for suffix in ("", "_train", "_test") if f"x{suffix}" in arrays] or [""]
+    parts = [_npz_part(arrays, suffix, name) for suffix in suffixes]
+    return np.concatenate([hash_arrays(part.x, part.y) for part in parts], axis=1)
+
+
+def _open_npz(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {key: file[key] for key in file.files}
+    except Exception as error:  # zip, pickle and format errors are one thing to the user: not a plain .npz
+        raise DataError(f"{path.name!r} cannot be read as .npz: {first_line(error)}") from None
+
+
+def _npz_array(arrays: dict[str, np.ndarray], key: str, name: str) -> np.ndarray:
+    if key not in arrays:
+        raise DataError(f"{name!r} has no array {key!r}{did_you_mean(key, arrays) if arrays else ''}")
+    return arrays[key]
+
+
+def _npz_part(arrays: dict[str, np.ndarray], suffix: str, name: str) -> _Part:
+    x, y = (_npz_array(arrays, f"{key}{suffix}", name) for key in "xy")
+    if len(x) == 0:
+        raise DataError(f"{name!r}: array {f'x{suffix}'!r} is empty; at least one record is needed")
+    _check_shapes(x, y, name, f"x{suffix}", f"y{suffix}")
+    return _Part(name, x, y)
+
+
+def _in_memory(part: _Part) -> np.ndarray:
+    """The records as float32 [records, features], all finite."""
+    _check_numeric(part.x, part.name, "x")
+    flat = np.ascontiguousarray(part.x.reshape(len(part.x), -1).astype(np.float32) / np.float32(part.scale))
+    bad = np.flatnonzero(~np.isfinite(flat))
+    if len(bad):
+        raise DataError(_not_finite(part.name, "x", flat, int(bad[0])))
+    return flat
+
+
+# Folders of .npy files
+
+
+def load_folder(
+    path: StrPath,
+    *,
+    test_path: StrPath = "",
+    test_fraction: float = 0.2,
+    seed: int = 0,
+    stream: str = "auto",
+) -> Dataset:
+    """Load the arrays of a folder. With `stream` "yes", `x_train` and `x_test` are `MappedArray`; with "no" they
+    are read into memory; "auto" reads them unless they would take more than half of the free memory."""
+    folder = Path(path).expanduser()
+    train, train_digest, record_hashes = _read_part(folder, "")
+    train = train._replace(groups=_read_groups(folder, "groups.npy", len(train.y)))
+    test_folder = Path(test_path).expanduser() if test_path else folder
+    if test_path and not test_folder.is_dir():
+        raise DataError(
+            f"test_path={str(test_path)!r} is not a folder; the records are one, so give another folder"
+        )
+    test, test_digest = None, ""
+    if test_path or _exists(folder, "x_test.npy") or _exists(folder, "y_test.npy"):
+        suffix = "" if test_path else "_test"
+        test, test_digest, _ = _read_part(test_folder, suffix)
+        test = test._replace(groups=_read_groups(test_folder, f"groups{suffix}.npy", len(test.y)))
+        _check_test_folder(train, test)
+    classes = _declared_classes(folder)
+    declared = None if classes is None else np.array(classes)
+    dataset = _assemble(train, test, _mapped, declared, test_fraction, seed)
+    if stream == "no" or (
+        stream == "auto" and 2 * (dataset.x_train.nbytes + dataset.x_test.nbytes) <= free_memory()
+    ):
+        x_train, x_test = _read_both(dataset.x_train, dataset.x_test)
+        dataset = dataset._replace(x_train=x_train, x_test=x_test)
+    digests = [train_digest, test_digest, _digest(train.groups), json.dumps(classes)]
+    if test is not None:
+        digests.append(_digest(test.groups))
+    digest = hashlib.sha256("\n".join(digests).encode()).hexdigest()
+    return dataset._replace(digest=digest, ledger_digest=train_digest, record_hashes=record_hashes)
+
+
+def open_folder(path: StrPath, *, classes: tuple[str, ...], labels: str) -> tuple[MappedArray, np.ndarray | None]:
+    """`x` (and `y`, unless labels="ignore") of a folder, for a model of those classes."""
+    folder = Path(path).expanduser()
+    if labels == "ignore" and not (folder / "y.npy").exists():
+        x = _open_npy(folder, "x.npy")
+        _check_records(folder, "x.npy", x)
+        part = _Part(folder.name, x, np.zeros(0))
+    else:
+        part, *_ = _read_part(folder, "")
+    y = None if labels == "ignore" else class_numbers(part.y, classes, folder.name)
+    return _mapped(part), y
+
+
+def folder_digest(path: StrPath) -> str:
+    """The `ledger_digest` of a folder: SHA-256 of its records and labels, whatever other files it holds."""
+    return _read_part(Path(path).expanduser(), "")[1]
+
+
+def hash_folder(path: Path) -> np.ndarray:
+    """The hash of each record of a folder (`data.hashing`)."""
+    return _read_part(path, "")[2]
+
+
+def free_memory() -> float:
+    """Bytes that this process may still take, on the machine or in its container."""
+    free = float("inf")
+    try:
+        with open("/proc/meminfo") as file:
+            lines = dict(line.split(":") for line in file)
+        free = float(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError):  # not Linux: half of the built-in memory
+        if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+            free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2
+    group = Path("/sys/fs/cgroup")
+    # The limit of a container, in either version of control groups. The use includes the page cache: a safe
+    # estimate.
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        with suppress(OSError, ValueError):  # no container, or one without a limit
+            free = min(free, float((group / limit).read_text()) - float((group / used).read_text()))
+    return free
+
+
+def _read_both(train: Any, test: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Both parts in one piece of memory, test records last, which pooling them need not copy."""
+    memory = zeros_aligned((len(train) + len(test), train.shape[1]), train.dtype)
+    x_train, x_test = memory[: len(train)], memory[len(train) :]
+    train.read(np.arange(len(train)), x_train)
+    test.read(np.arange(len(test)), x_test)
+    return x_train, x_test
+
+
+def _mapped(part: _Part) -> MappedArray:
+    return MappedArray([part.x], scale=part.scale)
+
+
+def _read_part(folder: Path, suffix: str) -> tuple[_Part, str, np.ndarray]:
+    """(records and labels, SHA-256 of both, hash of each record)."""
+    x, y = _open_npy(folder, f"x{suffix}.npy"), _open_npy(folder, f"y{suffix}.npy")
+    _check_shapes(x, y, folder.name, f"x{suffix}.npy", f"y{suffix}.npy")
+    if len(x) > _MAX_RECORDS:
+        raise DataError(
+            f"{folder.name!r}: x{suffix}.npy has {len(x):,} records; at most {_MAX_RECORDS:,} can be used"
+        )
+    y, hasher = np.array(y), RecordHasher(int(np.prod(x.shape[1:])) + 1)
+    digests = f"{_check_records(folder, f'x{suffix}.npy', x, hasher)}\n{_digest(y)}"
+    return _Part(folder.name, x, y), hashlib.sha256(digests.encode()).hexdigest(), hasher.with_labels(y)
+
+
+def _read_groups(folder: Path, name: str, count: int) -> np.ndarray | None:
+    if not _exists(folder, name):
+        return None
+    groups = np.array(_open_npy(folder, name))
+    if groups.shape != (count,):
+        raise DataError(
+            f"{folder.name!r}: {name} has shape {groups.shape} for {count:,} records; give one per record"
+        )
+    return groups
+
+
+def _check_test_folder(train: _Part, test: _Part) -> None:
+    if test.scale != train.scale:
+        raise DataError(
+            f"{train.name!r}: test records have type {test.x.dtype}, training records {train.x.dtype}; save both "
+            "as the same type"
+        )
+    if len(train.x) + len(test.x) > _MAX_RECORDS:
+        raise DataError(
+            f"{train.name!r}: {len(train.x):,} training and {len(test.x):,} test records; at most "
+            f"{_MAX_RECORDS:,} together can be used"
+        )
+
+
+def _exists(folder: Path, name: str) -> bool:
+    """A broken link counts as existing, so that opening it says what is missing."""
+    return os.path.lexists(folder / name)
+
+
+def _open_npy(folder: Path, name: str) -> np.ndarray:
+    path = folder / name
+    if path.is_symlink() and not path.exists():
+        raise DataError(f"{str(path)!r} is a link to {os.readlink(path)!r}, which does not exist")
+    if not path.is_file():
+        raise DataError(f"folder {str(folder)!r} has no file {name}; it may hold {', '.join(FOLDER_FILES)}")
+    try:
+        array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # format, pickle and mapping errors are one thing to the user: not a plain .npy
+        raise DataError(f"{str(path)!r} cannot be read as .npy: {first_line(error)}") from None
+    if not isinstance(array, np.memmap) or array.ndim == 0 or array.nbytes == 0:
+        raise DataError(f"{str(path)!r} is empty; at least one record is needed")
+    trailing = path.stat().st_size - array.offset - array.nbytes
+    if trailing:
+        raise DataError(
+            f"{str(path)!r} has {trailing:,} bytes after its records, which nothing would read or check; save one "
+            "array in it"
+        )
+    return array
+
+
+def _check_records(folder: Path, name: str, x: np.ndarray, hasher: RecordHasher | None = None) -> str:
+    """Check the records and return their digest; one read for the check, the digest and the hashes."""
+    _check_numeric(x, folder.name, name)
+    if not x.flags.c_contiguous:
+        raise DataError(
+            f"{folder.name!r}: {name} is stored column by column (Fortran order), so each record is spread over "
+            "the whole file; save numpy.ascontiguousarray of it"
+        )
+    digest, bad = _examine(x, hasher)
+    if bad >= 0:
+        raise DataError(_not_finite(folder.name, name, x.reshape(len(x), -1), bad))
+    return digest
+
+
+def _declared_classes(folder: Path) -> list[str] | None:
+    path = folder / "classes.json"
+    if not _exists(folder, path.name):
+        return None
+    try:
+        classes = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{str(path)!r} cannot be read as JSON: {error}") from None
+    if not isinstance(classes, list) or not all(isinstance(name, str | int) for name in classes):
+        raise DataError(f'{str(path)!r} must be a list of class names, such as ["no", "yes"]')
+    return [str(name) for name in classes]
+
+
+def _digest(array: np.ndarray | None) -> str:
+    return "" if array is None else _examine(array)[0]
+
+
+def _examine(array: np.ndarray, hasher: RecordHasher | None = None) -> tuple[str, int]:
+    """SHA-256 of an array (type, shape and bytes) and the position of its first number that is not finite (-1:
+    none), in one read that also passes the records to `hasher`."""
+    digest = hashlib.sha256(f"{array.dtype.str} {array.shape}\n".encode())
+    bad, position = -1, 0
+    for numbers in blocks(array, _BLOCK_BYTES):
+        digest.update(numbers.view(np.uint8).data)
+        if array.dtype.kind == "f" and bad < 0:
+            # All are finite if the extremes are: as fast as memory, whereas isfinite writes an array. Checked as
+            # float32, which is what the records become.
+            with np.errstate(over="ignore", invalid="ignore"):
+                if not np.isfinite(np.array([numbers.max(), numbers.min()]).astype(np.float32)).all():
+                    bad = position + int(np.flatnonzero(~np.isfinite(numbers.astype(np.float32)))[0])
+        if hasher is not None:
+            hasher.add_records(numbers.reshape(-1, hasher.width - 1))
+        position += len(numbers)
+    return digest.hexdigest(), bad
+
+
+# idx files
+
+
+def read_idx(path: Path) -> np.ndarray:
+    """The uint8 array of a verified idx file (magic number, dimensions, bytes), gzipped or not."""
+    raw = path.read_bytes()
+    content = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+    dimensions = content[3]
+    shape = struct.unpack_from(f">{dimensions}I", content, 4)
+    return np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * dimensions).reshape(shape)
+
+
+# Shared by .npz files and folders
+
+
+def _assemble(
+    train: _Part,
+    test: _Part | None,
+    features: Callable[[_Part], Any],
+    declared_classes: np.ndarray | None,
+    test_fraction: float,
+    seed: int,
+) -> Dataset:
+    """A `Dataset` with class numbers and a test part: the given one, or a stratified share of the training
+    records."""
+    classes, read = _class_names(declared_classes, train)
+    x, y = features(train), class_numbers(train.y, classes, train.name)
+    x_test, y_test, groups_test = x[:0], y[:0], None
+    if test is not None:
+        if test.x.shape[1:] != train.x.shape[1:]:
+            raise DataError(
+                f"{train.name!r}: test records have shape {test.x.shape[1:]}, training records {train.x.shape[1:]}"
+            )
+        x_test, y_test, groups_test = features(test), class_numbers(test.y, classes, test.name), test.groups
+    image_shape = train.x.shape[1:] if train.x.ndim >= 3 else ()
+    dataset = Dataset(
+        name=train.name,
+        x_train=x,
+        y_train=y,
+        x_test=x_test,
+        y_test=y_test,
+        classes=classes,
+        feature_names=_feature_names(x.shape[1]),
+        image_shape=(*image_shape, 1) if len(image_shape) == 2 else image_shape,
+        groups=train.groups,
+        groups_test=groups_test,
+        notes=("preprocessing not covered: the classes were read from the data",) if read else (),
+        covered=not read,
+    )
+    return hold_out(dataset, test_fraction, seed) if test is None else dataset
+
+
+def _feature_names(count: int) -> tuple[str, ...]:
+    return tuple(f"x{index}" for index in range(count))
+
+
+def _class_names(declared: np.ndarray | None, train: _Part) -> tuple[tuple[str, ...], bool]:
+    """The class names, and whether they had to be read from the labels."""
+    read = declared is None
+    if declared is not None:
+        classes = tuple(canonical(value) for value in declared)
+    elif train.y.dtype.kind in "iu":
+        classes = tuple(str(value) for value in range(int(train.y.max()) + 1))
+    else:
+        classes = tuple(sorted({canonical(value) for value in np.unique(train.y)}))
+    if len(classes) < 2 or (read and len(np.unique(train.y)) < 2):
+        raise DataError(f"{train.name!r}: the labels have 1 class; at least 2 are needed to train")
+    return classes, read
+
+
+def class_numbers(y: np.ndarray, classes: tuple[str, ...], name: str) -> np.ndarray:
+    """The class number of each label."""
+    if y.dtype.kind in "iu":
+        if y.min() < 0 or y.max() >= len(classes):
+            raise DataError(
+                f"{name!r}: labels run from {y.min()} to {y.max()}, but there are {len(classes)} classes; "
+                f"number them 0 to {len(classes) - 1}"
+            )
+        return y.astype(np.int32)
+    number_of = {value: number for number, value in enumerate(classes)}
+    values, inverse = np.unique(y, return_inverse=True)
+    texts = [canonical(value) for value in values]
+    for text in texts:
+        if text not in number_of:
+            raise DataError(f"{name!r}: label {text!r} is not a class{did_you_mean(text, classes)}")
+    numbers: np.ndarray = np.array([number_of[text] for text in texts], dtype=np.int32)[inverse]
+    return numbers
+
+
+def _check_numeric(x: np.ndarray, where: str, name: str) -> None:
+    if x.dtype.kind not in "fiub":
+        raise DataError(f"{where!r}: {name} has type {x.dtype}; numbers are needed")
+
+
+def _check_shapes(x: np.ndarray, y: np.ndarray, where: str, x_name: str, y_name: str) -> None:
+    if x.ndim < 2 or y.ndim != 1 or len(x) != len(y):
+        raise DataError(
+            f"{where!r}: {x_name} has shape {x.shape} and {y_name} has shape {y.shape}; "
+            "[records, ...] and [records] are needed"
+        )
+
+
+def _not_finite(where: str, name: str, x: np.ndarray, position: int) -> str:
+    row, column = divmod(position, x.shape[1])
+    return (
+        f"{where!r}: feature {column} of record {row} in {name} is {x[row, column]}, which is not finite; correct "
+        "it or remove the record"
+    )

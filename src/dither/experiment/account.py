@@ -1,0 +1,135 @@
+"""`dither.account`: claimed and proven ε of a spec or a run, without training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dither.accounting import ProvenRow
+from dither.experiment.folder import RunFolder, to_json
+from dither.experiment.report import (
+    ADVERSARIES,
+    Epsilon,
+    Report,
+    claim_text,
+    epsilon_text,
+    html_table,
+    label,
+    proven_text,
+    text_lines,
+)
+from dither.spec import Spec
+
+
+@dataclass(frozen=True, repr=False)
+class PrivacyReport:
+    """Claimed, proven and attacked ε of a spec or a run.
+
+    Where they were asked for, `tried` holds every bound that was tried, refusals with their reason, and `ex_ante`
+    the same before an honest party draws who takes part (R4).
+    """
+
+    method: str
+    epsilon: Epsilon
+    why: str  # why claim and proof differ
+    tried: tuple[ProvenRow, ...] = ()
+    ex_ante: tuple[ProvenRow, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        more = {"tried": self.tried, "ex_ante": self.ex_ante}
+        return {
+            **{name: [row.to_json() for row in rows] for name, rows in more.items() if rows},
+            "method": self.method,
+            **self.epsilon.to_json(),
+            "why": self.why,
+        }
+
+    def to_json(self) -> str:
+        """The same as text; ∞ is the string "inf"."""
+        return to_json(self.to_dict(), indent=2)
+
+    def __repr__(self) -> str:
+        rows = self.epsilon.notable
+        lines = [
+            ("claimed ε", claim_text(self.epsilon.claimed)),
+            *((label(row), proven_text(row)) for row in rows),
+        ]
+        return text_lines(f"{self.method}: claimed and proven ε", lines)
+
+    def _repr_html_(self) -> str:
+        claim = self.epsilon.claimed
+        head = ["", "ε", "unit", "δ", "neighbours", "against", "by"]
+        first = [
+            "claimed",
+            epsilon_text(claim.value),
+            claim.unit,
+            f"{claim.delta:g}",
+            claim.adjacency,
+            "",
+            claim.source,
+        ]
+        rows = [
+            [
+                "assumed" if row.assumed else "proven",
+                epsilon_text(row.value),
+                row.unit,
+                f"{row.delta:g}",
+                row.adjacency,
+                ADVERSARIES[row.view],
+                row.recipe,
+            ]
+            for row in self.epsilon.notable
+        ]
+        return html_table(f"{self.method}: claimed and proven ε", head, [first, *rows])
+
+
+def account(
+    what: Spec | str | Path | Mapping[str, Any],
+    *,
+    values: Mapping[str, Any] | None = None,
+    every_recipe: bool = False,
+    ex_ante: bool = False,
+    data_dir: str | Path | None = None,
+) -> PrivacyReport:
+    """Claimed and proven ε of a preset, a TOML file, a mapping, a `Spec` or a run folder, without training.
+
+    `values` are dotted keys put on top of the spec. `every_recipe` also lists each bound that was tried, `ex_ante`
+    each bound before the cohorts are drawn.
+    """
+    folder = _run_folder(what)
+    finished = Report.read(folder.path) if folder is not None else None
+    if finished is not None and not (values or every_recipe or ex_ante):
+        return PrivacyReport(finished.method, finished.epsilon, finished.why)
+    spec = (folder.spec() if folder is not None else Spec.from_any(what)).with_values(values or {})
+    rounds, begun = None, []
+    if folder is not None and not values:
+        rounds = finished.rounds if finished is not None else None
+        begun = folder.begun() if spec.source_of_randomness == "os" else []
+        if begun and finished is None:  # what is left would be made from the newest checkpoint on
+            checkpoint = folder.load_checkpoint()
+            begun.append((0 if checkpoint is None else checkpoint.round, spec.num_rounds))
+    from dither.experiment import build
+
+    found = build.accounted(
+        spec, data_dir=data_dir, every_recipe=every_recipe, ex_ante=ex_ante, rounds=rounds, begun=begun
+    )
+    attacked = finished.epsilon.attacked if finished is not None and not values else ()
+    return PrivacyReport(
+        method=spec.method,
+        epsilon=Epsilon.from_json(found, spec, attacked),
+        why=str(found["why"]),
+        tried=_rows(found.get("tried", ())),
+        ex_ante=_rows(found.get("ex_ante", ())),
+    )
+
+
+def _run_folder(what: Any) -> RunFolder | None:
+    is_run = isinstance(what, str | Path) and (Path(what) / "spec.toml").is_file()
+    return RunFolder(what) if is_run else None
+
+
+def _rows(rows: Sequence[Any]) -> tuple[ProvenRow, ...]:
+    return tuple(ProvenRow.from_json(row) for row in rows)

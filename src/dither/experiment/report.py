@@ -1,0 +1,717 @@
+"""The outcome of a run as typed values: the only reader and writer of summary.json.
+
+report = dither.run("adult")                               # or dither.load("runs/first")
+report.epsilon.claimed.value                               # the paper's ε
+report.epsilon.proven("server sees uploads").value         # the ε that is proved against this adversary
+report.metrics                                             # a pandas DataFrame, one row an evaluation
+report.predict("people.csv")
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+from dither.accounting import ProvenRow
+from dither.errors import DamagedFile, DataError, RunExists, SpecError, did_you_mean
+from dither.experiment.folder import RunFolder, to_json
+from dither.spec import Spec
+from dither.types import Claim
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from dither import data, models
+    from dither.types import Params
+
+T = TypeVar("T")
+
+# Adversaries, from the strongest to the weakest: the view's key, a short name and a phrase.
+SHORT_VIEWS = {
+    "upload": "server sees uploads",
+    "sum": "server sees sums",
+    "broadcast": "outsider sees broadcasts",
+    "final": "outsider sees the final model",
+}
+ADVERSARIES = {
+    "upload": "a server that sees every upload",
+    "sum": "a server that sees only sums of uploads",
+    "broadcast": "an outsider who sees every broadcast",
+    "final": "an outsider who sees only the final model",
+}
+_SCORED_AT_ONCE = 16_384  # records of a folder of arrays
+
+
+# What a report is made of
+
+
+@dataclass(frozen=True)
+class AttackedRow:
+    """What `dither audit` has shown for one adversary: a lower bound on ε, beside the claim and the proof."""
+
+    value: float
+    view: str
+    adjacency: str
+    unit: str
+    delta: float
+    form: str
+    confidence: float
+    proven: float
+    claimed: float | None = None
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> AttackedRow:
+        return decode(cls, {**row, **row["attacked"], "delta": row["delta"]})
+
+
+@dataclass(frozen=True)
+class Epsilon:
+    """Claimed, proven and attacked ε of one run.
+
+    `claimed` is what the paper's formula says, `table` what is proved for each adversary, neighbour relation and
+    unit, `attacked` what `dither audit` has shown (empty until it is asked). `view`, `adjacency` and `unit` are
+    those of the spec.
+    """
+
+    claimed: Claim
+    table: tuple[ProvenRow, ...]
+    attacked: tuple[AttackedRow, ...] = ()
+    view: str = "upload"
+    adjacency: str = "zero-out"
+    unit: str = "run"
+
+    def proven(self, view: str = "", adjacency: str = "", unit: str = "run") -> ProvenRow:
+        """The proven ε against one adversary.
+
+        `view` is "upload", "sum", "broadcast" or "final", or the words for it ("server sees uploads"); `adjacency`
+        is "zero-out", "replace-one" or "add/remove"; `unit` is "run" or "message". View and adjacency are those of
+        the spec unless given.
+        """
+        view = view_key(view or self.view)
+        adjacency = adjacency or self.adjacency
+        for row in self.table:
+            if (row.view, row.adjacency, row.unit.split(",")[0]) == (view, adjacency, unit):
+                return row
+        offered = sorted({(row.view, row.adjacency, row.unit.split(",")[0]) for row in self.table})
+        raise SpecError(
+            f"no proven ε for view={view!r}, adjacency={adjacency!r}, unit={unit!r}; there is one for: "
+            + "; ".join(", ".join(each) for each in offered)
+        )
+
+    @property
+    def main(self) -> list[ProvenRow]:
+        """The rows for the spec's view and unit: one for each adjacency that has a proof, the spec's first."""
+        rows = [row for row in self.table if row.view == self.view and not row.unit.startswith("message")]
+        if self.unit == "message":
+            rows = [row for row in self.table if row.unit.startswith("message")] + rows
+        finite = [row for row in rows if math.isfinite(row.value)] or rows[:1]
+        return sorted(finite, key=lambda row: row.adjacency != self.adjacency)
+
+    @property
+    def notable(self) -> list[ProvenRow]:
+        """All rows with a finite ε, then one row for each adjacency that has none."""
+        finite = [row for row in self.table if math.isfinite(row.value)]
+        proved = {row.adjacency for row in finite}
+        without = {row.adjacency: row for row in reversed(self.table) if row.adjacency not in proved}
+        order = {adjacency: at for at, adjacency in enumerate(dict.fromkeys(row.adjacency for row in self.table))}
+        return finite + sorted(without.values(), key=lambda row: order[row.adjacency])
+
+    @property
+    def failing_conditions(self) -> list[str]:
+        """Conditions of the paper's formula that do not hold here."""
+        return [text for text, holds in self.claimed.conditions if not holds]
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry "epsilon" of summary.json."""
+        conditions = [{"condition": text, "holds": bool(holds)} for text, holds in self.claimed.conditions]
+        claimed = {**self.claimed._asdict(), "conditions": conditions}
+        order = ("value", "unit", "delta", "source", "adjacency", "conditions")
+        return {
+            "claimed": {name: claimed[name] for name in order},
+            "proven": [row.to_json() for row in self.table],
+            "attacked": None,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any], spec: Spec, attacked: Sequence[AttackedRow] = ()) -> Epsilon:
+        claim = value["claimed"]
+        claimed = Claim(
+            value=decode(float, claim["value"]),
+            unit=str(claim["unit"]),
+            delta=decode(float, claim["delta"]),
+            source=str(claim["source"]),
+            conditions=tuple((str(each["condition"]), bool(each["holds"])) for each in claim["conditions"]),
+            adjacency=str(claim["adjacency"]),
+        )
+        return cls.of(spec, claimed, [ProvenRow.from_json(row) for row in value["proven"]], attacked)
+
+    @classmethod
+    def of(
+        cls, spec: Spec, claimed: Claim, table: Sequence[ProvenRow], attacked: Sequence[AttackedRow] = ()
+    ) -> Epsilon:
+        """The ε of a spec."""
+        return cls(claimed, tuple(table), tuple(attacked), spec.privacy.view, spec.adjacency, spec.privacy.unit)
+
+
+@dataclass(frozen=True)
+class RoundsTakenPart:
+    """In how many rounds a client took part."""
+
+    min: int
+    median: float
+    max: int
+
+
+@dataclass(frozen=True)
+class RoundingMargin:
+    """What rounding before a sum could add to its proven ε, by a rule of thumb (errata G8): no proof."""
+
+    step: float
+    margin: float
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class RunTraffic:
+    """What a client sends and receives in a round, on average, and what became of it."""
+
+    aggregation: str
+    upload_bytes: float
+    download_bytes: float
+    lost: int
+    most_missing: int
+    void_rounds: int
+    bound: float | None = None  # coordinates beyond it are clamped
+    mask_seconds: float | None = None
+    open_seconds: float | None = None
+    attempts: float | None = None
+    enrol_seconds: float | None = None
+    rounding: RoundingMargin | None = None
+
+
+@dataclass(frozen=True)
+class LedgerCharge:
+    """The ledger that was charged, and its id of the data."""
+
+    file: str
+    dataset: str
+
+
+@dataclass(frozen=True)
+class DiskReads:
+    """What a run whose records stay on the disk has read."""
+
+    block_records: int
+    blocks: int
+    records_read: int
+    records_scored: int
+    seconds_waiting: float
+
+
+@dataclass(frozen=True)
+class PartyTotals:
+    """What one party did in the rounds of a federation."""
+
+    records: int
+    counted: int
+    missing: int
+    refused: int
+    bytes_up: float
+    bytes_down: float
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """The round (from 0) after which a party was excluded, and why."""
+
+    round: int
+    why: str
+
+
+@dataclass(frozen=True)
+class FederationTotals:
+    """How the rounds of a real federation went."""
+
+    id: str
+    terms: str  # digest of the agreement
+    parties: dict[str, PartyTotals]
+    excluded: dict[str, Exclusion]
+    aggregation: str
+    colluders: int
+    most_missing: int
+    void_rounds: int
+    seconds_a_round: float
+
+
+@dataclass(frozen=True)
+class LocalFigures:
+    """Exact figures of a run that no ε covers: local, not private."""
+
+    train_loss: float | None = None
+    clamped: int = 0
+    metrics: tuple[Mapping[str, Any], ...] = ()
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+
+@dataclass(frozen=True, repr=False)
+class Report:
+    """A finished run: its folder, spec, scores, ε, and the trained model.
+
+    Fields after `evaluations` are the entries of summary.json, under the same names.
+    """
+
+    folder: Path
+    spec: Spec
+    evaluations: tuple[Mapping[str, Any], ...]
+    method: str
+    data: str
+    test_accuracy: float | None  # None where the test records are not public
+    loss: float | None
+    rounds: int
+    seconds: float
+    epsilon: Epsilon
+    why: str  # why claim and proof differ
+    participation: RoundsTakenPart
+    randomness: str
+    notes: tuple[str, ...]
+    num_clients: int
+    num_features: int
+    num_params: int
+    image_shape: tuple[int, ...]
+    classes: tuple[str, ...]
+    repeated_rounds: int = 0  # undone by an interruption and made again
+    traffic: RunTraffic | None = None
+    refused: dict[str, int] = field(default_factory=dict)  # updates left out as not finite, by client
+    stopped: str = ""  # why the run ended early
+    ledger: LedgerCharge | None = None
+    test_accuracy_without_noise: float | None = None
+    streamed: DiskReads | None = None
+    timing: dict[str, float] = field(default_factory=dict)  # seconds of this process, by what they went to
+    federation: FederationTotals | None = None
+
+    # Reading and writing
+
+    @classmethod
+    def read(cls, path: str | Path) -> Report | None:
+        """The report of a finished run folder; None where the run is not finished. Loads no model."""
+        folder = RunFolder.open(path)
+        summary, spec = folder.summary(), folder.spec()
+        if summary is None:
+            return None
+        audit = folder.audit()
+        try:
+            attacked = [AttackedRow.from_json(row) for row in (audit or {}).get("rows", ())]
+            return cls.from_json(summary, folder.path, spec, folder.metrics(), attacked)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise DamagedFile(
+                f"{str(folder.path / 'summary.json')!r} is not the summary of a run ({error}); restore it from a "
+                "copy, or make the run again"
+            ) from None
+
+    @classmethod
+    def from_json(
+        cls,
+        summary: Mapping[str, Any],
+        folder: Path,
+        spec: Spec,
+        evaluations: Sequence[Mapping[str, Any]],
+        attacked: Sequence[AttackedRow] = (),
+    ) -> Report:
+        """The report whose `to_dict` is `summary`."""
+        beside = {
+            "folder": folder,
+            "spec": spec,
+            "evaluations": tuple(evaluations),
+            "epsilon": Epsilon.from_json(summary["epsilon"], spec, attacked),
+        }
+        return decode(cls, {**summary, **beside}, given=beside)
+
+    def save(self, local: Mapping[str, Any] | None = None) -> None:
+        """Write summary.json (and local/summary.json): the run is then finished."""
+        RunFolder(self.folder).save_summary(self.to_dict(), local)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What summary.json holds, as plain values."""
+        return {name: value for name, value in encode(self).items() if name not in _BESIDE}
+
+    def to_json(self) -> str:
+        """What summary.json holds, as text."""
+        return to_json(self.to_dict(), indent=2)
+
+    def with_notes(self, *notes: str) -> Report:
+        """The same report with more notes."""
+        return replace(self, notes=(*self.notes, *notes))
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The same as `to_dict()`."""
+        return self.to_dict()
+
+    def __getitem__(self, name: str) -> Any:  # of the dictionary that results were; it goes when nobody asks it
+        return self.to_dict()[name]
+
+    # Looking
+
+    @property
+    def accuracy(self) -> float | None:
+        """Accuracy on the public test records; None where there are none."""
+        return self.test_accuracy
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """One row an evaluation: round, test accuracy, loss, seconds."""
+        import pandas as pd
+
+        return pd.DataFrame(list(self.evaluations))
+
+    @property
+    def local(self) -> LocalFigures:
+        """Exact figures that no ε covers: the training loss and others. Local, not private."""
+        folder = RunFolder(self.folder)
+        found = folder.local_summary()
+        return LocalFigures(found.get("train_loss"), found.get("clamped", 0), tuple(folder.local_metrics()))
+
+    def overview(self) -> list[tuple[str, str]]:
+        """The report in a few lines of (what, value)."""
+        scores = "not scored: the test records are not public"
+        if self.test_accuracy is not None and self.loss is not None:
+            scores = f"{self.test_accuracy:.4f}, loss {self.loss:.4f}"
+        took_part = self.participation
+        lines = [
+            ("test accuracy", scores),
+            ("rounds", f"{self.rounds} in {self.seconds:.1f} s"),
+            (
+                "clients",
+                f"{self.num_clients}, each in {took_part.min} to {took_part.max} rounds "
+                f"(median {took_part.median:g})",
+            ),
+            ("claimed ε", claim_text(self.epsilon.claimed)),
+        ]
+        if failing := len(self.epsilon.failing_conditions):
+            lines.append(("", f"{failing} of the claim's conditions fail: dither account {self.folder}"))
+        lines += [(label(row), proven_text(row)) for row in self.epsilon.main]
+        lines += [("attacked ε", attacked_text(row)) for row in self.epsilon.attacked]
+        if self.stopped:
+            lines.append(("stopped", self.stopped))
+        return lines
+
+    def __repr__(self) -> str:
+        lines = [*self.overview(), *self._remarks(), ("folder", str(self.folder))]
+        return text_lines(f"{self.method} on {self.data}", lines)
+
+    def _repr_html_(self) -> str:
+        lines = [*self.overview(), *self._remarks(), ("folder", str(self.folder))]
+        return html_table(f"{self.method} on {self.data}", [], lines)
+
+    def _remarks(self) -> list[tuple[str, str]]:
+        count = len(uncovered(self.epsilon.main)) + len(self.notes)
+        return [("notes", f"{count}, in report.notes and report.epsilon.proven().not_covered")] if count else []
+
+    def to_latex(self) -> str:
+        """A small table, one line for each proven ε of the spec's view."""
+        accuracy = "--" if self.test_accuracy is None else f"{self.test_accuracy:.4f}"
+        head = ["Method", "Data", "Accuracy", "Claimed ε", "Proven ε", "δ", "Neighbours", "Against"]
+        rows = [
+            [
+                self.method,
+                Path(self.data).name,
+                accuracy,
+                f"{epsilon_text(self.epsilon.claimed.value)} per {self.epsilon.claimed.unit}",
+                f"{epsilon_text(row.value)} per {row.unit}{' (assumed)' if row.assumed else ''}",
+                f"{row.delta:g}",
+                row.adjacency,
+                ADVERSARIES[row.view],
+            ]
+            for row in self.epsilon.main
+        ]
+        return latex_table(head, rows)
+
+    # The model
+
+    @cached_property
+    def model(self) -> models.Model:
+        """The model's functions."""
+        from dither import models
+
+        return models.make(
+            self.spec.model.name,
+            num_features=self.num_features,
+            num_classes=len(self.classes),
+            hidden=self.spec.model.hidden,
+            image_shape=self.image_shape,
+        )
+
+    @cached_property
+    def params(self) -> Params:
+        """The trained parameters, as model.npz holds them."""
+        import jax
+
+        leaves = RunFolder(self.folder).load_model()
+        shapes = jax.eval_shape(self.model.init, jax.random.key(0))
+        paths, structure = jax.tree_util.tree_flatten_with_path(shapes)
+        return jax.tree.unflatten(structure, [leaves[leaf_name(where)] for where, _ in paths])
+
+    @cached_property
+    def schema(self) -> data.Schema | None:
+        """How a table becomes features; None for a run on arrays."""
+        from dither.data import Schema
+
+        folder, schema = RunFolder(self.folder), None
+        for name in ("schema.toml", "local/schema.toml"):
+            if folder.read(name) is not None:
+                schema = Schema.load(self.folder / name)
+        return schema
+
+    def predict_proba(self, features: Any) -> np.ndarray:
+        """Class probabilities `[n, classes]` of an encoded array, a data frame or a file."""
+        from dither import models
+
+        return np.asarray(models.probabilities(self._scores(features)))
+
+    def predict(self, features: Any) -> np.ndarray:
+        """The class name of each record of an encoded array, a data frame or a file (CSV, Parquet, npz)."""
+        from dither import models
+
+        return np.asarray(self.classes)[np.asarray(models.predict(self._scores(features)))]
+
+    def evaluate(self, path: str | Path) -> dict[str, float]:
+        """Accuracy and loss on a file with labels: exact, and so local, not private."""
+        from dither import models
+
+        right, losses = [], []
+        for encoded in self._pieces(path, labels="required"):
+            if encoded.y is None:
+                raise DataError(f"{str(path)!r} has no labels to evaluate on")
+            scores = self.model.apply(self.params, self._check_width(encoded.x))
+            right.append(np.asarray(models.predict(scores)) == encoded.y)
+            losses.append(np.asarray(models.score_losses(scores, encoded.y)))
+        return {
+            "records": sum(map(len, right)),
+            "accuracy": float(np.mean(np.concatenate(right))),
+            "loss": float(np.mean(np.concatenate(losses))),
+        }
+
+    def _scores(self, features: Any) -> Any:
+        if isinstance(features, np.ndarray | list):
+            return self.model.apply(self.params, self._check_width(np.asarray(features, np.float32)))
+        pieces = [
+            self.model.apply(self.params, self._check_width(encoded.x))
+            for encoded in self._pieces(features, labels="ignore")
+        ]
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def _pieces(self, features: Any, *, labels: str) -> Iterator[data.Encoded]:
+        """The records of a table or file; those of a folder, which may not fit memory, some at a time."""
+        from dither import data
+
+        if not isinstance(features, str | Path) or not Path(features).expanduser().is_dir():
+            yield self._encode(features, labels=labels)
+            return
+        if self.schema is not None:
+            raise DataError(f"this run was trained on a table; give one instead of the folder {str(features)!r}")
+        x, y = data.open_folder(features, classes=self.classes, labels=labels)
+        names = tuple(f"x{index}" for index in range(x.shape[1]))
+        for at in range(0, len(x), _SCORED_AT_ONCE):
+            rows = np.arange(at, min(at + _SCORED_AT_ONCE, len(x)))
+            some = np.empty((len(rows), x.shape[1]), np.float32)
+            x.read(rows, some)
+            yield data.Encoded(some, None if y is None else y[rows], names)
+
+    def _encode(self, features: Any, *, labels: str) -> data.Encoded:
+        from dither import data
+
+        encoding = (self.spec.data.encoding, self.spec.data.features)
+        if not isinstance(features, str | Path):
+            if self.schema is None:
+                raise DataError("this run has no schema for tables; give an array of encoded features")
+            return self.schema.encode(features, *encoding, labels=labels)
+        if Path(features).suffix == ".npz":
+            return data.read_arrays(features, classes=self.classes, labels=labels)
+        if self.schema is None:
+            raise DataError(f"this run was trained on arrays; give a .npz file instead of {str(features)!r}")
+        return self.schema.encode(data.read_table(features), *encoding, labels=labels)
+
+    def _check_width(self, x: np.ndarray) -> np.ndarray:
+        if x.ndim != 2 or x.shape[1] != self.num_features:
+            raise DataError(f"the data has shape {x.shape}, the model takes {self.num_features} features a record")
+        return x
+
+
+_BESIDE = ("folder", "spec", "evaluations")  # fields of a report that are not in summary.json
+
+
+def load(path: str | Path) -> Report:
+    """The report of a finished run, its model ready to predict."""
+    report = Report.read(path)
+    if report is None:
+        raise RunExists(f"{str(path)!r} is not complete; finish it with `dither run --resume {path}`")
+    _ = report.params, report.schema  # so that a damaged file is named here
+    return report
+
+
+def leaf_name(where: tuple[Any, ...]) -> str:
+    """The name in model.npz of a leaf of the parameters: 'dense0/w'."""
+    return "/".join(str(getattr(entry, "key", getattr(entry, "idx", entry))) for entry in where)
+
+
+# Words for values
+
+
+def view_key(view: str) -> str:
+    """ "upload" for "server sees uploads", and so on."""
+    names = {name: key for table in (SHORT_VIEWS, ADVERSARIES) for key, name in table.items()}
+    key = names.get(view, view)
+    if key not in SHORT_VIEWS:
+        offered = [*SHORT_VIEWS, *SHORT_VIEWS.values()]
+        raise SpecError(f"view={view!r} is not one of {', '.join(offered)}{did_you_mean(view, offered)}")
+    return key
+
+
+def epsilon_text(value: float | str) -> str:
+    """Three digits, or ∞."""
+    return "∞" if math.isinf(float(value)) else f"{float(value):.3g}"
+
+
+def label(row: ProvenRow) -> str:
+    return "assumed ε" if row.assumed else "proven ε"
+
+
+def claim_text(claim: Claim) -> str:
+    """The paper's ε in one line."""
+    return f"{epsilon_text(claim.value)} per {claim.unit}, δ = {claim.delta:g} ({claim.source})"
+
+
+def proven_text(row: ProvenRow) -> str:
+    """A proven ε in one line, with the adversary."""
+    collusion = f", {row.against.removeprefix('against a server that ')}" if row.against else ""
+    return (
+        f"{epsilon_text(row.value)} per {row.unit}, δ = {row.delta:g}, {row.adjacency}, "
+        f"against {ADVERSARIES[row.view]}{collusion} ({row.recipe})"
+    )
+
+
+def attacked_text(row: AttackedRow) -> str:
+    return (
+        f"at least {epsilon_text(row.value)} per {row.unit}, {row.adjacency}, against {ADVERSARIES[row.view]} "
+        f"({row.confidence:.3g} confidence)"
+    )
+
+
+def uncovered(rows: Sequence[ProvenRow]) -> list[str]:
+    """What no proof of these rows covers, each once."""
+    texts = dict.fromkeys(text for row in rows for text in row.not_covered)
+    return [text.removeprefix("not covered: ") for text in texts]
+
+
+# Small tables
+
+_WIDTH, _HEIGHT = 100, 24
+
+
+def text_lines(title: str, lines: Sequence[tuple[str, str]]) -> str:
+    """A title and aligned lines, cut to a screen."""
+    width = max((len(what) for what, _ in lines), default=0)
+    shown = [title, *(f"  {what:<{width}}  {value}" for what, value in lines)]
+    if len(shown) > _HEIGHT:
+        shown = [*shown[: _HEIGHT - 1], f"  ... {len(shown) - _HEIGHT + 1} more lines"]
+    flat = (" ".join(line.splitlines()) for line in shown)
+    return "\n".join(line if len(line) <= _WIDTH else line[: _WIDTH - 1] + "…" for line in flat)
+
+
+def html_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table for notebooks: no script, everything escaped."""
+
+    def line(values: Sequence[str], tag: str) -> str:
+        cells = "".join(f'<{tag} style="text-align:left">{html.escape(str(value))}</{tag}>' for value in values)
+        return f"<tr>{cells}</tr>"
+
+    body = "".join(line(row, "td") for row in rows)
+    top = f"<thead>{line(head, 'th')}</thead>" if head else ""
+    return f"<table><caption>{html.escape(title)}</caption>{top}<tbody>{body}</tbody></table>"
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "ε": r"$\varepsilon$", "δ": r"$\delta$", "∞": r"$\infty$",
+}  # fmt: skip
+
+
+def latex_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A tabular, every special character escaped."""
+    escaped = [
+        " & ".join("".join(_LATEX.get(letter, letter) for letter in " ".join(value.split())) for value in row)
+        for row in (head, *rows)
+    ]
+    lines = [r"\begin{tabular}{" + "l" * len(head) + "}", r"\hline", escaped[0] + r" \\", r"\hline"]
+    return "\n".join([*lines, *(row + r" \\" for row in escaped[1:]), r"\hline", r"\end{tabular}"]) + "\n"
+
+
+# JSON
+
+
+def encode(value: Any) -> Any:
+    """A dataclass as plain values; optional fields that hold their default are left out."""
+    if hasattr(value, "to_json") and not isinstance(value, Report):
+        return value.to_json()
+    if is_dataclass(value):
+        entries = ((entry, getattr(value, entry.name)) for entry in fields(value))
+        return {entry.name: encode(inner) for entry, inner in entries if not _is_default(entry, inner)}
+    if isinstance(value, Mapping):
+        return {name: encode(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [encode(inner) for inner in value]
+    return value
+
+
+def _is_default(entry: Field[Any], value: Any) -> bool:
+    default = entry.default if entry.default_factory is MISSING else entry.default_factory()
+    return default is not MISSING and value == default
+
+
+def decode(kind: type[T], value: Any, given: Mapping[str, Any] | None = None) -> T:
+    """The value of a type that `encode` made plain; KeyError, TypeError or ValueError where it is none. Entries
+    that the type does not have are left out, those `given` are taken as they are."""
+    origin, inner = get_origin(kind), get_args(kind)
+    result: Any
+    if origin in (Union, types.UnionType):
+        plain = next(each for each in inner if each is not type(None))
+        result = None if value is None else decode(plain, value)
+    elif origin is tuple:
+        result = tuple(decode(inner[0], each) for each in _of(list | tuple, value))
+    elif origin is dict:
+        result = {str(name): decode(inner[1], each) for name, each in _of(Mapping, value).items()}
+    elif is_dataclass(kind):
+        hints, entries, known = get_type_hints(kind), _of(Mapping, value), given or {}
+        result = kind(
+            **{
+                name: known[name] if name in known else decode(hints[name], entries[name])
+                for name in (entry.name for entry in fields(kind) if entry.name in entries or _required(entry))
+            }
+        )
+    elif kind is float:
+        number = float(value) if isinstance(value, str) else value
+        result = _of(int | float, number)
+    else:
+        result = _of(kind, value)
+    return cast(T, result)
+
+
+def _required(entry: Field[Any]) -> bool:
+    return entry.default is MISSING and entry.default_factory is MISSING
+
+
+def _of(kind: Any, value: Any) -> Any:
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise TypeError(f"{value!r:.40} is not a {getattr(kind, '__name__', kind)}")
+    return value

@@ -1,0 +1,377 @@
+"""`sweep`: a grid of specs, trained in batches, each proven and saved as soon as it is finished."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dither import data
+from dither.errors import SpecError
+from dither.experiment import build, compiled
+from dither.experiment.sweep import batches
+from dither.experiment.sweep.accounts import Book
+from dither.experiment.sweep.batches import BatchPlan, Outcome
+from dither.experiment.sweep.result import Sweep, SweepFolder, SweepRun, flatten
+from dither.experiment.train import Interrupt
+from dither.simulation import devices, distributed
+from dither.simulation.timing import Clock
+from dither.spec import Spec, parse_setting
+
+_RANGE = re.compile(r"(-?\d+):(-?\d+)(?::(-?\d+))?")
+
+OnProgress = Callable[[float, float, str], None]  # estimated seconds done, their total, and a short text
+
+
+@distributed.together()
+# reason: a public function whose options are independent of each other
+def sweep(
+    what: Spec | str | Path | Mapping[str, Any] | Sequence[Spec],
+    vary: Mapping[str, Sequence[Any]] | None = None,
+    *,
+    values: Mapping[str, Any] | None = None,
+    out: str | Path | None = None,
+    max_memory: str | float | None = None,
+    data_dir: str | Path | None = None,
+    dataset: data.Dataset | None = None,
+    prove: bool | None = None,
+    on_progress: OnProgress | None = None,
+) -> Sweep:
+    """Train every combination of the varied values on top of a spec, with as few compiled programs as possible.
+
+        result = dither.sweep("adult", {"privacy.epsilon": [0.1, 1.0], "seed": range(5)}, out="sweeps/first")
+        result.table()            # one row per setting: accuracy with its standard error, claimed and proven ε
+        result[0].metrics         # the evaluations of the first run: the result is a sequence of outcomes
+
+    `what` is the name of a preset, a TOML file, a mapping or a `Spec`; or a list of specs instead of `vary`.
+    `values` are set on top of it for all runs. Runs that differ in seed, noise, rates or clip share a program and
+    train side by side. `max_memory` ("4GB", or bytes) limits the estimated memory of a batch, including the
+    records. A single run is trained whatever it takes.
+
+    With `out`, each finished batch is saved at once, and the same call continues an interrupted sweep to the same
+    bits. In the end the folder holds runs.csv, curves.csv, plot.png and sweep.json. `prove=False` omits the proven
+    ε; so does a list of specs without `out`, by default. Private records are refused: a sweep is not charged to a
+    ledger.
+
+    With several processes (`simulation.distributed`), process 0 calls this; the others call `following.follow`.
+    """
+    distributed.must_lead()
+    clock = Clock()
+    specs, keys, grid = _specs(what, vary, values)
+    batches.refuse_private_data(specs)
+    limit = batches.parse_bytes(max_memory) if isinstance(max_memory, str) else max_memory
+    if limit is not None and not limit > 0:
+        raise SpecError(f"max_memory={max_memory!r} must be above 0")
+    prove = (vary is not None or out is not None) if prove is None else prove
+    description = {**grid, "runs": len(specs), "proven": prove}
+    folder = _claimed_folder(out, specs, description)
+    with clock("start_up"):
+        devices.set_up()
+        finished = folder.finished(specs) if folder is not None else {}
+        plan = _shared_plan(specs, limit, finished, data_dir, dataset)
+    runs = finished | _train(plan, finished, folder, Book() if prove else None, clock, on_progress)
+    in_order = tuple(runs[number] for number in range(len(specs)))
+    path = folder.path if folder is not None else None
+    result = Sweep(tuple(specs), tuple(keys), in_order, {}, path, _notes(plan, limit))
+    if folder is not None:
+        with clock("plot"):
+            folder.save_tables(result)
+        memory = {"limit": limit, "estimate": _estimated_bytes(plan)}
+        folder.save_summary({**description, **_summary(result, plan), "memory": memory, "timing": clock.report()})
+    result.timing.update(clock.report())
+    return result
+
+
+def _claimed_folder(
+    out: str | Path | None, specs: Sequence[Spec], description: Mapping[str, Any]
+) -> SweepFolder | None:
+    if out is None:
+        return None
+    _refuse_duplicates(specs)  # runs are saved under the digest of their spec
+    folder = SweepFolder(out)
+    folder.claim(description)
+    return folder
+
+
+def plan_sweep(
+    specs: Sequence[Spec],
+    limit: float | None,
+    *,
+    data_dir: str | Path | None = None,
+    dataset: data.Dataset | None = None,
+) -> BatchPlan:
+    """The batches of a sweep. Each process trains as many runs at once as it would alone."""
+    kind = devices.device_kind()
+    return batches.plan_batches(
+        specs,
+        data_dir=data_dir,
+        dataset=dataset,
+        max_runs=lambda experiment: distributed.count() * batches.runs_at_once(experiment, kind, limit),
+    )
+
+
+def fingerprints(plan: BatchPlan) -> dict[str, str]:
+    """What must be the same in all processes that share a sweep, by name."""
+    dealt, values = hashlib.sha256(repr([batch.numbers for batch in plan.batches]).encode()), hashlib.sha256()
+    problems = {id(experiment.problem.x): experiment.problem for experiment in plan.experiments}
+    for problem in problems.values():  # many runs share the same arrays
+        dealt.update(np.ascontiguousarray(problem.x).data)
+        dealt.update(np.ascontiguousarray(problem.y).data)
+    for experiment in plan.experiments:
+        dealt.update(experiment.partition.order.tobytes() + experiment.partition.size.tobytes())
+        values.update(compiled.value_digest(experiment).encode())
+    return {
+        **compiled.surroundings(plan.experiments[0].spec),
+        "the data, or how its runs are batched": dealt.hexdigest()[:16],
+        "noise, rates and clips": values.hexdigest()[:12],
+    }
+
+
+def _shared_plan(
+    specs: Sequence[Spec],
+    limit: float | None,
+    finished: Mapping[int, SweepRun],
+    data_dir: str | Path | None,
+    dataset: data.Dataset | None,
+) -> BatchPlan:
+    """The plan, the same in every process."""
+    several = distributed.count() > 1
+    if several and dataset is not None:
+        raise SpecError("dataset= exists in this process only; several processes must load the data themselves")
+    tomls = [spec.to_toml() for spec in specs] if several else []
+    distributed.tell("sweep", specs=tomls, limit=limit, done=sorted(finished))
+    plan = plan_sweep(specs, limit, data_dir=data_dir, dataset=dataset)
+    if several:
+        distributed.compare(fingerprints(plan))
+    return plan
+
+
+def _train(
+    plan: BatchPlan,
+    finished: Mapping[int, SweepRun],
+    folder: SweepFolder | None,
+    book: Book | None,
+    clock: Clock,
+    on_progress: OnProgress | None,
+) -> dict[int, SweepRun]:
+    """Train what is not finished; prove and save each batch."""
+    environment = {**devices.versions(), "device": devices.device()}
+    runs: dict[int, SweepRun] = {}
+    progress = _progress(plan, finished, on_progress)
+    started = time.perf_counter()
+
+    def go_on() -> None:
+        if distributed.tell("go on", work=True):
+            interrupt.asked = True  # in another process
+
+    def evaluated(batch: int, round: int) -> None:
+        distributed.reached()
+        if interrupt.asked:
+            raise KeyboardInterrupt
+        progress(batch, round)
+        go_on()
+
+    def trained(batch: dict[int, Outcome]) -> None:
+        nonlocal started
+        distributed.reached()
+        seconds = (time.perf_counter() - started) / len(batch)
+        with clock("accounting"):
+            proven = {
+                number: _proven(plan.experiments[number], outcome, book) for number, outcome in batch.items()
+            }
+        new = {number: SweepRun(*pair, seconds, environment) for number, pair in proven.items()}
+        if folder is not None:
+            folder.save_batch(list(new.values()))
+        runs.update(new)
+        started = time.perf_counter()
+        go_on()
+
+    with Interrupt() as interrupt:
+        go_on()
+        batches.train_batches(plan, done=finished, on_evaluation=evaluated, on_batch=trained, clock=clock)
+        distributed.reached()
+    distributed.dismiss()  # the rest needs no other process's devices
+    return runs
+
+
+def _proven(
+    experiment: build.Experiment, outcome: Outcome, book: Book | None
+) -> tuple[Outcome, dict[str, Any] | None]:
+    """The outcome with its claim for the rounds that were made, and its proven ε."""
+    if build.stop_reason(experiment):
+        claim = build.claim_after(experiment, build.planned_rounds(experiment))
+        outcome = replace(outcome, claim=claim)
+    return outcome, book.proven(experiment) if book is not None else None
+
+
+def _progress(
+    plan: BatchPlan, finished: Mapping[int, SweepRun], on_progress: OnProgress | None
+) -> Callable[[int, int], None]:
+    """A callback for `(batch, round)` that reports the work done, weighted by the estimated time of each batch."""
+    kind = devices.device_kind()
+    seconds = [
+        sum(batches.estimated_seconds(plan.experiments[number].spec, kind) for number in batch.numbers)
+        for batch in plan.batches
+    ]
+    shares = [float(all(number in finished for number in batch.numbers)) for batch in plan.batches]
+
+    def report() -> None:
+        if on_progress:
+            done = sum(share * each for share, each in zip(shares, seconds, strict=True))
+            runs = sum(len(batch.numbers) for batch, share in zip(plan.batches, shares, strict=True) if share >= 1)
+            on_progress(done, sum(seconds), f"{runs}/{len(plan.experiments)} runs")
+
+    def advance(batch: int, round: int) -> None:
+        shares[batch] = round / plan.batches[batch].num_rounds
+        report()
+
+    report()
+    return advance
+
+
+def _estimated_bytes(plan: BatchPlan) -> float:
+    """Memory of the largest batch."""
+    kind = devices.device_kind()
+    largest = max(plan.batches, key=lambda batch: len(batch.numbers))
+    experiment = plan.experiments[largest.numbers[0]]
+    each = batches.run_bytes(experiment, kind)
+    return batches.shared_bytes(experiment, kind) + len(largest.numbers) * each
+
+
+def _notes(plan: BatchPlan, limit: float | None) -> tuple[str, ...]:
+    estimate = _estimated_bytes(plan)
+    if limit is None or estimate <= limit:
+        return ()
+    return (f"a single run is estimated at {estimate / 1e6:.0f} MB, above --max-memory",)
+
+
+def _summary(result: Sweep, plan: BatchPlan) -> dict[str, Any]:
+    """What sweep.json says about a finished sweep."""
+    environments: list[dict[str, str]] = []
+    for run in result.runs:
+        if run.environment not in environments:
+            environments.append(run.environment)
+    return {
+        "complete": True,
+        "programs": len({batch.program for batch in plan.batches}),
+        "batches": [len(batch.numbers) for batch in plan.batches],
+        "settings": result.table(),
+        "not_covered": result.not_covered(),
+        "troubles": result.warnings(),
+        "made_by": environments,
+        "seconds": round(sum(run.seconds for run in result.runs), 3),
+    }
+
+
+def default_folder(spec: Spec) -> Path:
+    """sweeps/METHOD-DATA-TIME, with a number appended where two start in the same second."""
+    base = Path("sweeps") / f"{Path(spec.method).stem}-{spec.data.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    numbered = (base.with_name(f"{base.name}-{number}") for number in itertools.count(2))
+    return next(path for path in itertools.chain([base], numbered) if not path.exists())
+
+
+# The grid
+
+
+def parse_vary(texts: Sequence[str]) -> dict[str, list[Any]]:
+    """The values of each --vary option, `key=value,value` or `key=first:end`, by key. `end` is excluded."""
+    grid: dict[str, list[Any]] = {}
+    for text in texts:
+        key, equals, values = text.partition("=")
+        key = key.strip()
+        if not equals or not key or not values.strip():
+            raise SpecError(f"--vary {text!r} is not of the form key=value,value or key=first:end")
+        if key in grid:
+            raise SpecError(f"--vary {key} is given twice; put all its values into one, {key}=value,value")
+        grid[key] = [value for part in _split(values) for value in _parse_values(key, part.strip())]
+    return grid
+
+
+def _split(text: str) -> list[str]:
+    """Split at commas outside brackets and quotes."""
+    parts, depth, quote = [""], 0, ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        elif letter in "[]":
+            depth += 1 if letter == "[" else -1
+        if letter == "," and not depth and not quote:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
+
+
+def _parse_values(key: str, text: str) -> list[Any]:
+    if not text:
+        raise SpecError(f"--vary {key} has an empty value; remove the extra comma")
+    span = _RANGE.fullmatch(text)
+    if span is None:
+        return [parse_setting(f"{key}={text}")[1]]
+    first, end, step = int(span[1]), int(span[2]), int(span[3] or 1)
+    values = list(range(first, end, step)) if step else []
+    if not values:
+        raise SpecError(f"--vary {key}={text} is an empty range; first:end counts from first to end - 1")
+    return values
+
+
+def product(
+    what: Spec | str | Path | Mapping[str, Any], vary: Mapping[str, Sequence[Any]], values: Mapping[str, Any]
+) -> list[Spec]:
+    """Every combination of the varied values on top of a spec, all checked. The last key varies fastest."""
+    base = Spec.from_any(what).with_values(values)
+    if not vary:
+        raise SpecError("nothing varies: give at least one --vary key=value,value, or use `dither run`")
+    for key, column in vary.items():
+        if key in values:
+            raise SpecError(f"{key} is both set and varied; leave one out")
+        if not len(column):
+            raise SpecError(f"{key} has no value to take; give at least one")
+    combinations = itertools.product(*vary.values())
+    specs = [base.with_values(dict(zip(vary, row, strict=True))) for row in combinations]
+    _refuse_duplicates(specs)
+    return specs
+
+
+def _refuse_duplicates(specs: Sequence[Spec]) -> None:
+    """The same run twice would count as two runs that agree."""
+    first: dict[str, int] = {}
+    for number, spec in enumerate(specs):
+        other = first.setdefault(spec.digest(), number)
+        if other != number:
+            raise SpecError(f"runs {other} and {number} of the sweep are the same; give each value once")
+
+
+def _specs(
+    what: Any, vary: Mapping[str, Sequence[Any]] | None, values: Mapping[str, Any] | None
+) -> tuple[list[Spec], list[str], dict[str, Any]]:
+    """The specs, the keys that vary, and the grid as sweep.json has it."""
+    values = values or {}
+    if isinstance(what, list | tuple):
+        if vary is not None:
+            raise SpecError("give a list of specs or the keys to vary, not both")
+        specs = [Spec.from_any(each).with_values(values) for each in what]
+        if not specs:
+            raise SpecError("the list of specs is empty; give at least one")
+        return specs, differing(specs), {"specs": [spec.to_dict() for spec in specs]}
+    columns = {key: list(column) for key, column in (vary or {}).items()}
+    specs = product(what, columns, values)
+    base = Spec.from_any(what).with_values(values)
+    return specs, list(columns), {"spec": base.to_dict(), "vary": columns}
+
+
+def differing(specs: Sequence[Spec]) -> list[str]:
+    """The keys in which specs differ, in the order of a spec."""
+    flat = [flatten(spec) for spec in specs]
+    keys = dict.fromkeys(key for values in flat for key in values)
+    return [key for key in keys if any(values.get(key) != flat[0].get(key) for values in flat[1:])]

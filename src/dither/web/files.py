@@ -1,0 +1,212 @@
+"""Files that anybody may have written: read by fixed names inside one folder, and only as plain values."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dither.errors import DitherError
+from dither.experiment.folder import RunFolder
+
+SPEC = "spec.toml"
+MAX_DEPTH = 4  # folders below the root in which a run or a report may lie
+_MAX_FOLDERS = 20_000
+_MAX_BYTES = 256 * 2**20  # of a text that is read
+
+
+class SafeFolder:
+    """A folder of which files may be read. Links are followed only while they stay inside."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root).resolve()
+
+    def file(self, *parts: str) -> Path | None:
+        """The file at that place under the root; None where there is none or it lies outside."""
+        try:
+            path = self.root.joinpath(*parts).resolve()
+            inside = path.is_relative_to(self.root) and path.is_file()
+        except (OSError, ValueError, RuntimeError):  # a name with a null byte, a link to itself
+            return None
+        return path if inside else None
+
+    def text(self, *parts: str) -> str | None:
+        """The file's text, or None."""
+        path = self.file(*parts)
+        try:
+            if path is None or path.stat().st_size > _MAX_BYTES:
+                return None
+            return path.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return None
+
+    def runs(self) -> Iterator[str]:
+        """Run folders as paths relative to the root ("." where the root is one itself)."""
+        if (self.root / SPEC).is_file():
+            yield "."
+            return
+        visited = 0
+        waiting = [("", 0)]
+        while waiting:
+            where, depth = waiting.pop()
+            try:
+                with os.scandir(self.root / where) as entries:
+                    names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+            except OSError:
+                continue
+            for name in names:
+                visited += 1
+                if name.startswith(".") or visited > _MAX_FOLDERS:
+                    continue
+                inner = f"{where}/{name}" if where else name
+                if os.path.lexists(self.root / inner / SPEC):
+                    yield inner
+                elif depth < MAX_DEPTH:
+                    waiting.append((inner, depth + 1))
+
+    def damage(self, run: str) -> str:
+        """Which file of a run is not what was written, in one line; empty where all are."""
+        checked = ("digests.json", "provenance.json", SPEC, "summary.json", "metrics.jsonl")
+        for name in checked:
+            path = self.file(run, name)
+            missing = path is None and not os.path.lexists(self.root / run / name)
+            if not missing and (path is None or path.stat().st_size > _MAX_BYTES):
+                return ""  # such a file is not read: `RunFiles.problem` says so
+        try:
+            for name in checked:
+                RunFolder(self.root / run).read(name)
+        except DitherError as error:
+            return str(error)
+        return ""
+
+
+class RunFiles(NamedTuple):
+    """What the files of a run say, as plain values; empty where there is no such file, or it cannot be read."""
+
+    spec: dict[str, Any]
+    summary: dict[str, Any]
+    audit: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    problem: str  # what is wrong with the spec or the summary
+
+
+def read_run(folder: SafeFolder, run: str) -> RunFiles:
+    """The files of a run that the table and its own page show."""
+    spec, problem = read_spec(folder, run)
+    summary, summary_problem = _read_object(folder, run, "summary.json")
+    metrics = read_metrics(folder, run)
+    return RunFiles(spec, summary, read_json(folder, run, "audit.json"), metrics, problem or summary_problem)
+
+
+def read_spec(folder: SafeFolder, run: str) -> tuple[dict[str, Any], str]:
+    """spec.toml as plain values, and what is wrong with it."""
+    text = folder.text(run, SPEC)
+    if text is None:
+        return {}, f"{SPEC} cannot be read"
+    # Specs of a sweep differ in their seed alone: the rest is parsed once.
+    seed = _SEED.match(text)
+    rest = text if seed is None else f"{seed[1]}seed = 0\n{text[seed.end() :]}"
+    try:
+        return {**_parsed(rest), **({} if seed is None else {"seed": int(seed[2])})}, ""
+    except (ValueError, RecursionError) as error:
+        return {}, f"{SPEC} is not valid TOML: {error}"
+
+
+# `seed = 3` on a line of its own among the lines before the first table, as `Spec.to_toml` writes it
+_SEED = re.compile(r"((?:[^\[\n=]+=[^\n\[\"']*(?:\"[^\"\\\n]*\")?\n)*?)seed = (\d{1,18})\n")
+
+
+@lru_cache(maxsize=512)
+def _parsed(text: str) -> dict[str, Any]:
+    return tomllib.loads(text)
+
+
+def read_json(folder: SafeFolder, run: str, name: str) -> dict[str, Any]:
+    """A JSON object of the run; empty where there is none."""
+    return _read_object(folder, run, name)[0]
+
+
+def _read_object(folder: SafeFolder, run: str, name: str) -> tuple[dict[str, Any], str]:
+    """A JSON object, and what is wrong with it."""
+    text = folder.text(run, name)
+    if text is None:
+        return {}, ""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return {}, f"{name} is not valid JSON: {error}"
+    return (value, "") if isinstance(value, dict) else ({}, f"{name} is not an object")
+
+
+def read_metrics(folder: SafeFolder, run: str, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    """The evaluations so far; a line that is being written is left out."""
+    lines = (folder.text(run, name) or "").splitlines()
+    try:
+        rows = json.loads(f"[{','.join(lines)}]")  # all at once is several times faster
+    except (ValueError, RecursionError):
+        rows = []
+        for line in lines:
+            with suppress(ValueError, RecursionError):
+                rows.append(json.loads(line))
+    return [row for row in rows if isinstance(row, dict) and finite(row.get("round")) is not None]
+
+
+# Plain values, whatever a file holds
+
+
+def section(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A table of a spec or summary; empty where it is missing or something else."""
+    value = values.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def entries(values: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    """The tables in a list of a summary; empty where it is missing or something else."""
+    value = values.get(name)
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def number(value: Any) -> float | None:
+    """A number, "inf" included; None for anything else, NaN too."""
+    if value in ("inf", "-inf"):
+        value = float(value)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        return None
+    try:
+        float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return None
+    return value
+
+
+def finite(value: Any) -> float | None:
+    """A finite number; None for anything else."""
+    known = number(value)
+    return known if known is not None and math.isfinite(known) else None
+
+
+def text_of(value: Any, limit: int = 300) -> str:
+    """Any value as text, cut where it is too long."""
+    text = value if isinstance(value, str) else str(value)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def fields(values: Mapping[str, Any], *, texts: str = "", numbers: str = "") -> dict[str, Any]:
+    """Some entries of a table by their names, as texts and as numbers."""
+    shown: dict[str, Any] = {name: text_of(values.get(name, "")) for name in texts.split()}
+    return shown | {name: number(values.get(name)) for name in numbers.split()}
+
+
+def privacy_of(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The section on privacy, with the adjacency that "auto" stands for (`Spec.adjacency`)."""
+    privacy = section(spec, "privacy")
+    if privacy.get("adjacency") != "auto":
+        return privacy
+    return {**privacy, "adjacency": "zero-out" if section(spec, "data").get("path") else "replace-one"}

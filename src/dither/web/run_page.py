@@ -1,0 +1,270 @@
+"""The page of one run: what its folder says, made ready to be shown, with ε explained in plain language.
+
+The derivations behind the explanations are in docs/privacy.md.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from dither.errors import DitherError
+from dither.web.files import (
+    SafeFolder,
+    entries,
+    fields,
+    finite,
+    number,
+    privacy_of,
+    read_json,
+    read_metrics,
+    read_run,
+    section,
+    text_of,
+)
+from dither.web.index import Row
+
+# What a page may download: the files a run folder holds, by name, and nothing else.
+DOWNLOADS = {
+    "spec.toml": "the complete spec: the same file runs again",
+    "summary.json": "accuracy, loss, the three ε",
+    "metrics.jsonl": "one line for each evaluation, scored on public test records",
+    "model.npz": "the model's parameters",
+    "schema.toml": "how a table becomes features",
+    "provenance.json": "versions, device",
+    "audit.json": "what attacks have shown",
+    "plot.png": "accuracy and loss against rounds",
+}
+VIEWS = {
+    "upload": ("every upload", "a server that sees every upload"),
+    "sum": (
+        "sums of uploads",
+        "a server that sees only sums of uploads, with the clients that collude with it",
+    ),
+    "broadcast": ("broadcasts", "an outsider who sees every broadcast of the server"),
+    "final": ("the final model", "anyone who gets the final model"),
+}
+NEIGHBOURS = {
+    "zero-out": "one record is blanked (counts are public)",
+    "add/remove": "one record is added or removed",
+    "replace-one": "one record is replaced by another",
+}
+RECIPES = {
+    "R1": "Gaussian noise without sampling: composed exactly.",
+    "R2": "Fresh batches of a fixed size: the privacy loss of every step, composed.",
+    "R3": "Poisson batches (each record is drawn independently): the privacy loss of every step, composed.",
+    "R4": "A random number of uses: a mixture over how often a record is used.",
+    "R5": "One release per round on random batches: amplified by sampling, then composed.",
+    "R6": "Sums of uploads: the noise of the honest clients counts where a theorem allows it.",
+    "no proof": "No theorem covers this case: the proven ε is infinite, never a guess.",
+}
+ERRATA = {
+    "G1": "The classical Gaussian constant is proved below ε = 1 and fails far above it.",
+    "G2": "Replacing a record moves the sum twice as far as blanking or adding one; the two are never mixed.",
+    "G3": "Theorems for Poisson batches do not hold for fixed-size or shuffled batches.",
+    "G4": "The privacy profile of fixed-size sampling is derived in recipe R2.",
+    "G5": "Choosing clients at random does not amplify the privacy of a record: participations are counted.",
+    "G6": "The papers' conversions to ε are loose; exact ones are used.",
+    "G7": "Noise inside local steps: later steps start from different models, and contract earlier noise.",
+    "G8": "Rounding and clamping in a computer are outside the theorems.",
+    "G9": "Looks at the data that were not counted (bounds, medians, choices) are not covered.",
+    "H3": "Floating-point noise: the low bits of what is released can reveal more than the theorem allows.",
+    "E1": "Secure FedAvg, eq (8): e^x - 1 <= 2x is used where it does not hold.",
+    "E2": "Secure FedAvg: the claim is for one message, not for the run.",
+    "E3": "Secure FedAvg: Lemma 1 holds even if all of a client's data change, so it is cautious.",
+    "E4": "Clipping a batch's gradient is not clipping each record's: the sensitivity differs.",
+    "N1": "NbAFL: the classical constant is used at ε = 50 to 100, and the channels are not composed.",
+    "N2": "NbAFL: a sensitivity of 2C/m is claimed; clipping proves 2C.",
+    "N3": "NbAFL: an outsider sees uploads and broadcasts together.",
+    "N4": "NbAFL: Lemma 4 inverts the amplification formula the wrong way round.",
+    "N7": "NbAFL: a clip from median norms reads private data.",
+    "S1": "DP-SCAFFOLD: the true leak is far smaller than printed.",
+    "S2": "DP-SCAFFOLD: the server's choice of users is counted as amplification.",
+    "S5": "DP-SCAFFOLD: the decay factors used violate the theorem's own conditions.",
+    "S6": "DP-SCAFFOLD: the printed ε comes from a fixed Rényi order.",
+    "C1": "CPFed: an average number of participations bounds no single client's.",
+    "C2": "CPFed: colluding clients subtract their own noise.",
+    "C3": "CPFed: the sampling of records, which the paper ignores, gives a far smaller ε.",
+    "D1": "Concentrated: the upload's noise is m/γ times less than the proof takes it to be.",
+    "D2": "Concentrated: a record is used once or not at all in an epoch, never a fraction of a time.",
+}
+_ERRATUM = re.compile(r"\b([GHENSCD]\d)[a-c]?\b")
+_SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+_MAX_NOTES = 50
+_MAX_TEXT = 2000
+
+
+def details(folder: SafeFolder, row: Row) -> dict[str, Any]:
+    """All that the page of one run shows at once."""
+    run = row["id"]
+    spec, summary, audit, metrics, _ = read_run(folder, run)
+    epsilon, privacy = section(summary, "epsilon"), privacy_of(spec)
+    upload, cohort = number(section(summary, "traffic").get("upload_bytes")), number(spec.get("cohort_size"))
+    proven = [_proven_row(each, privacy) for each in entries(epsilon, "proven")]
+    return {
+        "row": row,
+        "metrics": columns(metrics),
+        "local": columns(read_metrics(folder, run, "local/metrics.jsonl") or metrics),
+        "bytes": None if upload is None or cohort is None else upload * cohort,  # of all clients, each round
+        "claimed": _claim(section(epsilon, "claimed")),
+        "proven": sorted(proven, key=lambda each: (not each["of_spec"], each["value"] in (None, math.inf))),
+        "attacked": [_attacked_row(each) for each in entries(audit, "rows")],
+        "why": text_of(summary["why"], _MAX_TEXT) if summary.get("why") else "",
+        "errata": errata_in(_texts(summary)),
+        "notes": _listed(summary.get("notes"))[:_MAX_NOTES],
+        "overview": _overview(spec, summary),
+        "traffic": {key: number(value) for key, value in section(summary, "traffic").items()},
+        "spec": folder.text(run, "spec.toml") or "",
+        "provenance": {key: text_of(value) for key, value in read_json(folder, run, "provenance.json").items()},
+        "files": [
+            {"name": name, "description": text, "bytes": path.stat().st_size}
+            for name, text in DOWNLOADS.items()
+            if (path := folder.file(run, name)) is not None
+        ],
+        "resume": f"dither run --resume {shlex.quote(str(folder.root / run))}",
+    }
+
+
+class PageRefusal(DitherError):
+    """The page does not compute this; the message says why, and what does."""
+
+
+def check_computable(folder: SafeFolder, run: str, *, epsilon: bool) -> None:
+    """`PageRefusal` where the spec of a run does not say what happened; `epsilon`: nor how much it revealed."""
+    provenance, summary, digests = (
+        read_json(folder, run, f"{name}.json") for name in ("provenance", "summary", "digests")
+    )
+    if "versions" in provenance or "federation" in summary:
+        raise PageRefusal(
+            "a real federation made this run: its spec does not say how many records each party held, nor who was "
+            "missing; the proven ε of its summary counts both"
+        )
+    begun = digests.get("begun") or ()
+    if epsilon and (not isinstance(begun, list | tuple) or len(begun) > 1 or "repeated_rounds" in summary):
+        raise PageRefusal(
+            "rounds of this run were repeated with fresh noise after an interruption; `dither account` with this "
+            "folder counts them, as the proven ε of its summary does"
+        )
+
+
+def columns(metrics: list[dict[str, Any]]) -> dict[str, list[float | None]]:
+    """Evaluations by name, one entry for each line."""
+    names = dict.fromkeys(name for line in metrics for name, value in line.items() if number(value) is not None)
+    return {text_of(name): [finite(line.get(name)) for line in metrics] for name in names}
+
+
+def _claim(claim: dict[str, Any]) -> dict[str, Any] | None:
+    if not claim:
+        return None
+    conditions = [
+        {"text": text_of(each.get("condition", ""), _MAX_TEXT), "holds": bool(each.get("holds"))}
+        for each in entries(claim, "conditions")
+    ]
+    shown = fields(claim, texts="unit source adjacency", numbers="value delta")
+    return shown | {"explanation": odds(shown["value"]), "conditions": conditions}
+
+
+def _proven_row(row: Row, privacy: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of the table of proven ε."""
+    shown = fields(row, texts="unit view adjacency recipe", numbers="value delta")
+    clients = section(row, "clients")
+    of_spec = row.get("view") == privacy.get("view") and row.get("adjacency") == privacy.get("adjacency")
+    return shown | {
+        "sees": VIEWS.get(shown["view"], (shown["view"], ""))[0],
+        "proof": proof(shown["recipe"]),
+        "assumed": bool(row.get("assumed")),
+        "no_credit": text_of(row.get("no_credit", ""), _MAX_TEXT),
+        "not_covered": _listed(row.get("not_covered")),
+        "clients": fields(clients, numbers="min median max") if clients else None,
+        "explanation": explain(shown, shown["value"]),
+        "of_spec": of_spec and not shown["unit"].startswith("message"),
+    }
+
+
+def _attacked_row(row: Row) -> dict[str, Any]:
+    """What `dither audit` has shown for one view."""
+    shown = fields(row, texts="view adjacency unit verdict")
+    attacked = fields(section(row, "attacked"), texts="form", numbers="value confidence trials")
+    sees = VIEWS.get(shown["view"], (shown["view"], ""))[0]
+    return shown | attacked | {"sees": sees, "refutes_claim": bool(row.get("refutes_claim"))}
+
+
+def _listed(value: Any) -> list[str]:
+    return [text_of(each, _MAX_TEXT) for each in value] if isinstance(value, list) else []
+
+
+def _texts(summary: dict[str, Any]) -> list[str]:
+    """Texts of a summary that may name errata."""
+    epsilon = section(summary, "epsilon")
+    conditions = entries(section(epsilon, "claimed"), "conditions")
+    texts = [summary.get("why", ""), *(condition.get("condition", "") for condition in conditions)]
+    for row in entries(epsilon, "proven"):
+        texts += [row.get("detail", ""), row.get("no_credit", ""), *_listed(row.get("not_covered"))]
+    return [text for text in texts if isinstance(text, str)]
+
+
+def _overview(spec: dict[str, Any], summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """The run in a few lines."""
+    privacy, model = section(spec, "privacy"), section(spec, "model")
+    participation = section(summary, "participation")
+    clients = spec.get("num_clients") or summary.get("num_clients", "?")  # 0: one for each value of a column
+    lines = [
+        ("clients", f"{clients}, {spec.get('cohort_size', '?')} per round"),
+        ("local steps per round", spec.get("local_steps", "?")),
+        ("batch size", spec.get("batch_size", "?")),
+        ("batch sampling", spec.get("batch_sampling", "?")),
+        ("model", model.get("name", "?")),
+        ("parameters", summary.get("num_params")),
+        ("noise set by", privacy.get("noise", "?")),
+        ("clip", f"{privacy.get('clip_norm', '?')} ({privacy.get('clip', '?')})"),
+        ("randomness", summary.get("randomness")),
+        ("seed", spec.get("seed", "?")),
+    ]
+    if participation:
+        lines.append(("rounds per client", f"{participation.get('min')} to {participation.get('max')}"))
+    without = number(summary.get("test_accuracy_without_noise"))
+    if without is not None:
+        lines.append(("accuracy without noise (not private)", f"{without:.4f}"))
+    return [(name, text_of(value)) for name, value in lines if value is not None]
+
+
+# Explanations
+
+
+def errata_in(texts: Iterable[str]) -> dict[str, str]:
+    """The errata that texts name by their ids, with what they say."""
+    names = dict.fromkeys(match for text in texts for match in _ERRATUM.findall(text))
+    return {name: ERRATA[name] for name in names if name in ERRATA}
+
+
+def odds(epsilon: float | None) -> str:
+    """What an ε means: by how much it can change an adversary's odds."""
+    if epsilon is None:
+        return ""
+    if math.isinf(epsilon):
+        return "gives no bound: an adversary may be certain"
+    if epsilon < 0.5:
+        return f"changes an adversary's odds by at most {100 * math.expm1(epsilon):.2g}%"
+    factor = math.exp(min(epsilon, 700.0))
+    if factor < 1000:
+        return f"changes an adversary's odds by a factor of at most {factor:.3g}"
+    power = f"{epsilon / math.log(10):.0f}".translate(_SUPERSCRIPTS)
+    return f"changes an adversary's odds by a factor of up to 10{power}: little protection by itself"
+
+
+def explain(row: Mapping[str, str], value: float | None) -> str:
+    """A proven row as a sentence."""
+    adversary = VIEWS.get(row["view"], ("", row["view"]))[1]
+    change = NEIGHBOURS.get(row["adjacency"], row["adjacency"])
+    scope = "one message" if row["unit"].startswith("message") else "the whole run"
+    if value is None or math.isinf(value):
+        return f"Against {adversary}, over {scope}: no theorem bounds what can be learned if {change}."
+    return f"Against {adversary}, over {scope}: if {change}, that {odds(value)}."
+
+
+def proof(recipe: str) -> str:
+    """How a recipe proves its ε, by the ids in its name."""
+    return " ".join(text for name, text in RECIPES.items() if name in recipe)

@@ -1,0 +1,70 @@
+"""The trials of an audit are runs of the engine: the same functions, keys and sums give the same models."""
+
+import numpy as np
+import pytest
+
+from dither.auditing import neighbours, trials
+from dither.experiment.build import build_experiment
+from dither.models import Model
+from dither.simulation import engine
+
+from .grid import small_dataset, small_spec
+
+
+@pytest.mark.parametrize("method", ["nbafl", pytest.param("cpfed", marks=pytest.mark.slow)])
+def test_the_final_model_is_the_engines(method):
+    """The same two datasets and seed through `Simulation`: the projections of the last model agree."""
+    changes = {"batch_sampling": "full", "privacy__clip": "none"} if method == "nbafl" else {}
+    if method == "nbafl":
+        changes["method_options__param_clip"] = 1.0
+    spec = small_spec(method, num_rounds=3, local_steps=2, **changes)
+    experiment = build_experiment(spec, dataset=small_dataset())
+    sizes = experiment.partition.size
+    setting = neighbours.PairSetting("replace-one", movement=1.0, clip="none", clip_norm=1.0)
+    pair = neighbours.neighbouring_pairs(experiment.model, experiment.problem.x.shape[1], setting)[0]
+    schedule = trials.target_schedule(experiment.cohorts, sizes, view="final", rounds=None)
+    paired = trials.PairedTrials(experiment, trials.CodeUnderAudit.of(experiment), "final", schedule)
+    rows = int(sizes.max())
+    dataset = pair.dataset(int(sizes[schedule.target]), rows, inside=True, positions=np.array([2]))
+    direction = np.linspace(-1, 1, experiment.num_params)
+    seeds = np.array([5, 77, 1234])
+    inputs = paired.inputs(dataset, dataset, pair.start, direction, noise=True)
+    ours = paired.observe(inputs, seeds, final=True).target[:, 0]
+
+    # The same records for the engine: the target's rows, then rows that all other clients share.
+    x = np.concatenate([np.asarray(dataset.x), np.asarray(dataset.other_x)])
+    y = np.concatenate([np.asarray(dataset.y), np.asarray(dataset.other_y)])
+    order = np.concatenate(
+        [np.arange(size) + (0 if client == schedule.target else rows) for client, size in enumerate(sizes)]
+    )
+    federation = experiment.partition._replace(order=order.astype(np.int32))
+    result = engine.simulate(
+        experiment.prepared.build,
+        Model(lambda key: pair.start, experiment.model.apply, experiment.model.layers),
+        engine.problem(x, y, federation, x[:1], y[:1]),
+        num_rounds=3,
+        cohort_size=experiment.prepared.cohort_size_at,
+        seeds=seeds.tolist(),
+        hyper={k: np.stack([np.asarray(v)] * 3) for k, v in experiment.prepared.hyper.items()},
+        cohorts=[np.stack(experiment.cohorts)],
+    )
+    leaves = [np.asarray(leaf).reshape(3, -1) for leaf in _leaves(result.params)]
+    theirs = np.concatenate(leaves, axis=1) @ direction
+    np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-5)
+
+
+def _leaves(tree):
+    import jax
+
+    return jax.tree.leaves(tree)
+
+
+def test_the_schedule_follows_the_busiest_client_and_drops_colluders():
+    cohorts = [np.array([0, 1, 2]), np.array([1, 3, 2]), np.array([1, 0, 3])]
+    sizes = np.array([10, 12, 9, 9])
+    schedule = trials.target_schedule(cohorts, sizes, view="sum", rounds=None, colluders=1)
+    assert schedule.target == 1
+    assert schedule.rounds.tolist() == [0, 1, 2]
+    assert schedule.cohorts.tolist() == [[1, 2], [1, 2], [1, 3]]
+    schedule = trials.target_schedule(cohorts, sizes, view="final", rounds=2, target=0)
+    assert schedule.cohorts.tolist() == [[0, 1, 2], [1, 3, 2]]

@@ -1,0 +1,140 @@
+"""All 27 figures, without training: what they ask for is valid, and their criteria and panels read any numbers."""
+
+import hashlib
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from dither.errors import SpecError
+from dither.reproduction import drawing, report, running
+from dither.reproduction import figure as figures
+from dither.reproduction.figure import FinishedRun
+from dither.reproduction.judging import FAILS, HOLDS, INCONCLUSIVE, NOT_JUDGED
+
+STATUSES = (HOLDS, FAILS, INCONCLUSIVE, NOT_JUDGED)
+METRICS = ("test_accuracy", "train_loss", "loss", "gradient_sq")
+
+
+class Invented(Mapping):
+    """A run for every key, with numbers made from the key."""
+
+    def __getitem__(self, key):
+        rng = np.random.default_rng(int(hashlib.sha256(key.encode()).hexdigest()[:8], 16))
+        columns = {name: rng.random(4).tolist() for name in METRICS}
+        claim = {"value": 1.0, "unit": "run"}
+        return FinishedRun(
+            {"round": [1, 2, 3, 4], **columns}, claim, 1.0, "cpu: none", {"dither": "0", "jax": "0"}
+        )
+
+    def __contains__(self, key):
+        return True
+
+    def __iter__(self):
+        return iter(())
+
+    def __len__(self):
+        return 0
+
+
+class Answers:
+    """An accountant that has always the same answer."""
+
+    def proven_epsilon(self, spec, unit="run"):
+        return 1.0
+
+    def proven_stop(self, spec, budget):
+        return 3
+
+    def estimated(self, name, spec, estimate):
+        values = {"smoothness": 11.0, "lipschitz": 1.1, "pl_constant": 0.05, "dissimilarity": 3.6}
+        return {**values, "initial_gap": 2.3, "rounds": [0, 5], "loss": [2.3, 1.0]}
+
+
+def test_all_27_figures_and_39_criteria():
+    found = {criterion.id for figure in figures.select("all") for criterion in figure.criteria}
+    wanted = {f"SF-A{i}" for i in range(1, 9)} | {f"NB-A{i}" for i in range(1, 11)}
+    wanted |= {f"SC-A{i}" for i in range(1, 6)} | {f"{p}-A{i}" for p in ("CP", "CD") for i in range(1, 9)}
+    assert len(figures.names()) == 27
+    assert len(wanted) == 39
+    assert found == wanted
+
+
+@pytest.mark.parametrize("scale", ["smoke", "quick", "full"])
+@pytest.mark.parametrize("name", figures.names())
+def test_claims_and_panels(name, scale):
+    figure = figures.load(name)
+    views = figure.views(scale, Invented(), Answers())
+    for view in views:
+        for panel in figure.panels(view):
+            for line in panel.lines:
+                series = drawing.series(view, panel, line)
+                assert series.values.shape == (max(1, len(series.seeds)), len(series.x))
+        for criterion in figure.criteria:
+            if criterion.proven or not view.proven:
+                verdict = criterion.judge(view)
+                assert verdict.status in STATUSES, verdict
+                assert verdict.text
+    if scale == "full":
+        assert views[0].reductions() == []
+        assert figure.id == "dp-scaffold/fig3" or figure.scales["full"].seeds == 5
+        assert figure.proven is not None or figure.proven_note, "say why there is no proven panel"
+
+
+@pytest.mark.parametrize("scale", ["quick", "full"])
+def test_quick_and_full_are_about_the_papers_data(scale):
+    used = {figure.views(scale)[0].base.data.name for figure in figures.select("all")}
+    assert used == {"adult", "mnist", "emnist-bymerge"}
+
+
+def test_the_smallest_scale_needs_no_download():
+    points = running.points(figures.select("all"), "smoke")
+    assert {point.spec.data.name for point in points} == {"digits", "breast-cancer"}
+
+
+def test_no_noise_is_the_same_run_in_both_views():
+    printed, proven = figures.load("secure-fedavg/fig1").views("full")
+    free = {"privacy.epsilon": float("inf")}
+    assert printed.spec(free, 0) == proven.spec(free, 0)
+    assert printed.spec({"privacy.epsilon": 0.5}, 0) != proven.spec({"privacy.epsilon": 0.5}, 0)
+    assert proven.spec({"privacy.epsilon": 0.5}, 0).privacy.noise == "proven"
+
+
+def test_select_knows_papers_and_figures_and_refuses_others():
+    assert [figure.id for figure in figures.select("dp-scaffold")] == ["dp-scaffold/fig3", "dp-scaffold/fig4"]
+    twice = figures.select(["nbafl/fig9", "nbafl/fig2", "nbafl/fig9"])
+    assert [figure.id for figure in twice] == ["nbafl/fig2", "nbafl/fig9"]
+    with pytest.raises(SpecError, match="nbafl/fig2"):
+        figures.select("nbafl/fig22")
+
+
+def test_printed_numbers_of_dp_scaffold():
+    rows = figures.load("dp-scaffold/fig3").tables(None)[0].rows
+    computed = [row["computed"] for row in rows]
+    assert computed[0] == "11.51472"  # printed 11.5147
+    assert computed[2] == "7.67672"  # printed 7.6769
+    assert computed[6:10] == ["493", "496", "438", "441"]  # printed 497 and 428
+
+
+def test_formulas_of_dp_scaffold_do_not_depend_on_the_scale():
+    figure = figures.load("dp-scaffold/fig3")
+    verdicts = {criterion.id: criterion.judge(figure.views("smoke")[0]) for criterion in figure.criteria}
+    assert verdicts["SC-A3"].status == FAILS
+    assert "201, 202" in verdicts["SC-A3"].text
+    assert verdicts["SC-A4"].status == HOLDS
+
+
+def test_disagreements_are_between_decided_claims_only():
+    def claim(status, proven=None):
+        return {
+            "id": "X",
+            "variant": "",
+            "printed": {"status": status},
+            "proven": {"status": proven} if proven else None,
+        }
+
+    assert report.disagreements([claim(HOLDS)], [claim(FAILS)]) == ["X, printed: holds here, fails there"]
+    assert report.disagreements([claim(HOLDS)], [claim(INCONCLUSIVE)]) == []
+    assert report.disagreements([claim(HOLDS, FAILS)], [claim(HOLDS, HOLDS)]) == [
+        "X, proven: fails here, holds there"
+    ]

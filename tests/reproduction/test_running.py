@@ -1,0 +1,104 @@
+"""`dither reproduce all --scale smoke`: every figure trained (on stand-in data), judged, drawn and reported."""
+
+import csv
+import json
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from dither.cli import app
+from dither.reproduction import reproduce
+from dither.reproduction.cache import Cache
+from dither.reproduction.figure import load, select
+
+# Final training loss of nbafl/fig2 at the smallest scale, ε = ∞, seed 0.
+NUMBERS_OF_VERSION_1 = 2.286355
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "secure-fedavg",
+        "nbafl",
+        "cpfed/fig6",
+        "dp-scaffold/fig3",
+        pytest.param("all", marks=pytest.mark.slow),  # its 15 programs take a minute to compile
+    ],
+)
+def test_the_smallest_scale(what, tmp_path):
+    result = reproduce(what, scale="smoke", cache=tmp_path / "cache", out=tmp_path / "out")
+    wanted = [figure.id for figure in select(what)]
+    assert [entry["id"] for entry in result.figures] == wanted
+    for entry in result.figures:
+        stem = entry["id"].replace("/", "-")
+        assert (tmp_path / "out" / f"{stem}.png").read_bytes().startswith(b"\x89PNG")
+        assert "<svg" in (tmp_path / "out" / f"{stem}.svg").read_text()
+        with (tmp_path / "out" / f"{stem}.csv").open() as file:
+            values = [float(row["value"]) for row in csv.DictReader(file)]
+        assert values
+        assert np.all(np.isfinite(values))
+        assert entry["runs"] > 0 or entry["id"] == "dp-scaffold/fig3"
+        assert all(claim["printed"]["text"] for claim in entry["claims"])
+    page = result.report.read_text()
+    assert page.count('<img alt="') == len(wanted)
+    assert not re.search(r'(src|href)="(https?:)?//', page), "the page must be self-contained"
+    saved = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert [entry["id"] for entry in saved["figures"]] == [entry["id"] for entry in result.figures]
+    if what == "nbafl":
+        view = load("nbafl/fig2").views("smoke", Cache(tmp_path / "cache"))[0]
+        loss = view.final({"privacy.epsilon": float("inf")}, "train_loss")[0]
+        message = "training gives other numbers: raise reproduction.cache.NUMERICS and put the new one here"
+        assert loss == pytest.approx(NUMBERS_OF_VERSION_1, rel=1e-3), message
+
+
+def test_the_command_line(tmp_path):
+    """Formulas only, so that nothing is trained."""
+    runner = CliRunner()
+    listed = runner.invoke(app, ["reproduce", "--list", "--json"])
+    assert len(json.loads(listed.stdout)) == 27
+    where = ["--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "out")]
+    drawn = runner.invoke(app, ["reproduce", "dp-scaffold/fig3", "--scale", "quick", *where])
+    assert drawn.exit_code == 0, drawn.output
+    assert "SC-A3" in drawn.output
+    assert (tmp_path / "out" / "report.html").is_file()
+    against = str(tmp_path / "out" / "report.json")
+    again = runner.invoke(app, ["reproduce", "dp-scaffold/fig3", *where, "--against", against, "--json"])
+    assert json.loads(again.stdout)["disagreements"] == []
+    unknown = runner.invoke(app, ["reproduce", "nbafl/fig1"])
+    assert unknown.exit_code != 0
+
+
+def test_computing_needs_no_package_of_the_command_line(tmp_path):
+    """A machine that only computes has neither typer nor cryptography nor what pydantic brings."""
+    code = (
+        "import sys\n"
+        "class Without:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in ('typer', 'click', 'cryptography', 'pydantic', 'jax_privacy'):\n"
+        "            raise ImportError(name)\n"
+        "sys.meta_path.insert(0, Without())\n"
+        "from dither.reproduction.__main__ import main\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    arguments = ["dp-scaffold/fig3", "--scale", "full", "--only-compute", "--cache", str(tmp_path)]
+    subprocess.run([sys.executable, "-c", code, *arguments], check=True)
+
+
+def test_data_that_cannot_be_had_is_said_and_the_rest_goes_on(tmp_path, monkeypatch):
+    from dither.errors import DataError
+    from dither.experiment import build
+
+    def unreachable(spec, data_dir=None):
+        raise DataError("no copy and no way to fetch one")
+
+    monkeypatch.setattr(build, "load_data", unreachable)
+    wanted = ["dp-scaffold/fig3", "cpfed/fig6"]
+    result = reproduce(wanted, scale="smoke", cache=tmp_path / "cache", out=tmp_path / "out")
+    theory, runs = result.figures
+    assert theory["refused"] == ""
+    assert "no copy" in runs["refused"]
+    assert all(claim["printed"]["status"] == "not judged" for claim in runs["claims"])

@@ -1,0 +1,35 @@
+"""Explanations: every erratum that a method names is explained, and numbers are not prettified."""
+
+import re
+from pathlib import Path
+
+from dither.methods import METHODS, method
+from dither.web import run_page
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_erratum_of_a_method_is_explained():
+    for name in METHODS:
+        ids = set(re.findall(r"\b[GENSCD]\d\b", method(name).why))
+        assert ids <= set(run_page.ERRATA), name
+
+
+def test_every_erratum_that_is_explained_is_documented():
+    documented = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
+    for name in run_page.ERRATA:
+        assert f"**{name}**" in documented, name
+
+
+def test_odds():
+    assert run_page.odds(0.1) == "changes an adversary's odds by at most 11%"
+    assert "factor of at most 2.72" in run_page.odds(1.0)
+    assert "10¹⁵" in run_page.odds(35.0)
+    assert "no bound" in run_page.odds(float("inf"))
+    assert run_page.odds(None) == ""
+
+
+def test_what_has_no_proof_is_said_plainly():
+    row = {"view": "upload", "adjacency": "zero-out", "unit": "run"}
+    assert "no theorem bounds what can be learned if one record is blanked" in run_page.explain(row, float("inf"))
+    assert "factor of at most 2.72" in run_page.explain(row, 1.0)
