@@ -83,27 +83,29 @@ class Agreement:
         write_checked(path, self.to_dict())
 
     @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> Agreement:
+    def from_dict(cls, received: Mapping[str, Any]) -> Agreement:
         """An agreement from JSON that anybody may have written. Nothing it names is opened, imported or allocated
         before all of it is known to be in bounds."""
-        _check_json(found)
-        _require(found.get("format") == FORMAT, f"has format {found.get('format')!r}; this Dither reads {FORMAT}")
-        spec, schema = found.get("spec"), found.get("schema")
+        _check_json(received)
+        _require(
+            received.get("format") == FORMAT, f"has format {received.get('format')!r}; this Dither reads {FORMAT}"
+        )
+        spec, schema = received.get("spec"), received.get("schema")
         if not isinstance(spec, dict) or not isinstance(schema, dict | None):
             raise FederationError("the agreement cannot be read: spec or schema is not a table")
         name = spec.get("method")
         advice = "approve a file of yours with --method FILE"
         _require(methods.known(name), f"names method {name!r}, which is not one of Dither's; {advice}")
         return cls(
-            federation=_typed(found, "federation", str),
-            run=_typed(found, "run", str),
+            federation=_typed(received, "federation", str),
+            run=_typed(received, "run", str),
             spec=Spec.from_any(spec),
             schema=schema,
-            classes=_listed(found, "classes", str),
-            num_features=_typed(found, "num_features", int),
-            image_shape=_listed(found, "image_shape", int),
-            names=_listed(found, "names", str),
-            sizes=_listed(found, "sizes", int),
+            classes=_listed(received, "classes", str),
+            num_features=_typed(received, "num_features", int),
+            image_shape=_listed(received, "image_shape", int),
+            names=_listed(received, "names", str),
+            sizes=_listed(received, "sizes", int),
         ).check()
 
     def check(self) -> Agreement:
@@ -237,9 +239,9 @@ def _require(good: bool, otherwise: str) -> None:
         raise FederationError(f"the agreement {otherwise}")
 
 
-def _check_json(found: object) -> None:
+def _check_json(received: object) -> None:
     """`FederationError` unless this is plain JSON of moderate size, whose numbers are finite."""
-    left, count = [(found, 0)], 0
+    left, count = [(received, 0)], 0
     while left:
         value, depth = left.pop()
         count += 1
@@ -259,14 +261,14 @@ def _check_json(found: object) -> None:
         left += [(each, depth + 1) for each in inner]
 
 
-def _typed(found: Mapping[str, Any], key: str, kind: type) -> Any:
-    value = found.get(key)
+def _typed(received: Mapping[str, Any], key: str, kind: type) -> Any:
+    value = received.get(key)
     _require(type(value) is kind, f"has a {key} of type {type(value).__name__}, not {kind.__name__}")
     return value
 
 
-def _listed(found: Mapping[str, Any], key: str, kind: type) -> tuple[Any, ...]:
-    value = _typed(found, key, list)
+def _listed(received: Mapping[str, Any], key: str, kind: type) -> tuple[Any, ...]:
+    value = _typed(received, key, list)
     _require(all(type(each) is kind for each in value), f"has {key} that are not all of type {kind.__name__}")
     return tuple(value)
 
@@ -281,8 +283,8 @@ class PartyData:
             if label:
                 raise DataError("--label is for tables; a .npz file holds its labels in 'y'")
             self.table = None
-            found = data.read_arrays(self.path, classes=(), labels="ignore")
-            self.count = len(found.x)
+            encoded = data.read_arrays(self.path, classes=(), labels="ignore")
+            self.count = len(encoded.x)
             return
         self.table = data.read_table(self.path)
         self.count = len(self.table)
@@ -302,7 +304,7 @@ class PartyData:
                 wanted = "arrays (.npz)" if agreement.schema is None else "a table (.csv or .parquet)"
                 raise DataError(f"{self.name!r}: the federation trains on {wanted}; give such a file")
             labels = "ignore" if empty else "required"
-            found = data.read_arrays(self.path, classes=() if empty else agreement.classes, labels=labels)
+            encoded = data.read_arrays(self.path, classes=() if empty else agreement.classes, labels=labels)
         else:
             schema = data.Schema.from_dict(agreement.schema)
             if self.label and self.label != schema.label.column:
@@ -310,12 +312,12 @@ class PartyData:
                     f"--label {self.label!r}, but the federation predicts {schema.label.column!r}; make them agree"
                 )
             table = self.table[:0] if empty else self.table
-            found = schema.encode(table, agreement.spec.data.encoding, agreement.spec.data.features)
+            encoded = schema.encode(table, agreement.spec.data.encoding, agreement.spec.data.features)
         if empty:
-            return found.x[:0], np.zeros(0, np.int32)
-        if found.y is None:
+            return encoded.x[:0], np.zeros(0, np.int32)
+        if encoded.y is None:
             raise DataError(f"{self.name!r} has no labels")
-        return found.x, found.y
+        return encoded.x, encoded.y
 
 
 def _unequal_counts(adjacency: str) -> str:
@@ -496,10 +498,10 @@ def approved_digest(folder: Path) -> str | None:
     if not path.is_file():
         return None
     advice = "delete it to be asked again"
-    found = read_checked(path, advice, old=("digest", "run", "approved", "how"))
-    if not isinstance(found.get("digest"), str):
+    saved = read_checked(path, advice, old=("digest", "run", "approved", "how"))
+    if not isinstance(saved.get("digest"), str):
         raise DamagedFile(f"{str(path)!r} names no digest; {advice}")
-    return str(found["digest"])
+    return str(saved["digest"])
 
 
 def record_approval(folder: Path, agreement: Agreement, how: str) -> None:

@@ -145,9 +145,9 @@ def run(
             server = subprocess.Popen(command, env=environment, stderr=log, start_new_session=True)
         children.append(server)
         for name, path in paths.items():
-            own = folder / "keys" / "parties" / name
-            command = [*program, "join", "--data", str(path), "--server", address, "--federation", str(own)]
-            command += ["--ledger", str(own / "ledger.sqlite"), "--yes"]
+            home = folder / "keys" / "parties" / name
+            command = [*program, "join", "--data", str(path), "--server", address, "--federation", str(home)]
+            command += ["--ledger", str(home / "ledger.sqlite"), "--yes"]
             with open(folder / f"{name}.log", "ab") as log:
                 streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
                 children.append(subprocess.Popen(command, env=environment, start_new_session=True, **streams))

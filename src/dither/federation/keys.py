@@ -152,13 +152,13 @@ def create(
     parties = tuple(PartyKeys(name, identities[name].public, _openssh(node_keys[name])) for name in names)
     keyring = Keyring(secrets.token_hex(32), server.public, parties)
     for party in parties:
-        own = folder / "parties" / party.name
+        home = folder / "parties" / party.name
         private = node_keys[party.name].private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
         )
-        _write_secret(own / "node.key", private)
-        write_text(own / "node.pub", party.node_key + "\n")
-        write_checked(own / "party.json", {"name": party.name})
+        _write_secret(home / "node.key", private)
+        write_text(home / "node.pub", party.node_key + "\n")
+        write_checked(home / "party.json", {"name": party.name})
         write_text(folder / "server" / "nodes" / f"{party.name}.pub", party.node_key + "\n")
     homes = {folder / "server": server} | {folder / "parties" / name: each for name, each in identities.items()}
     for home, identity in homes.items():

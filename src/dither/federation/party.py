@@ -372,10 +372,10 @@ class _Run:
     def _answer(
         self, index: int, broadcast: list[np.ndarray], last_counted: int, before: PendingUpload | None
     ) -> PendingUpload:
-        own = self._own_state(last_counted, before)
+        client_state = self._client_state(last_counted, before)
         self._charge(index)
         began = time.perf_counter()
-        answer = self._engine.answer(broadcast, own, index)
+        answer = self._engine.answer(broadcast, client_state, index)
         seconds = time.perf_counter() - began
         # Only where no noise protects the records: else every upload is finite, and nothing here depends on them.
         problem = "" if answer.finite else "the update is not finite: lower client_lr, or check these records"
@@ -389,15 +389,15 @@ class _Run:
             }
         )
         if problem:
-            told = f"round {index}: {problem.split(':')[0]}"  # what follows the colon is for this party alone
-            self.store.save_charged(ChargedRound(index, told))
-            raise ClientRefused(told)
+            reason = f"round {index}: {problem.split(':')[0]}"  # what follows the colon is for this party alone
+            self.store.save_charged(ChargedRound(index, reason))
+            raise ClientRefused(reason)
         pending = PendingUpload(index, _digest(broadcast), answer.row, answer.state, answer.clamped)
         self.store.save_pending(pending)
         self.store.save_charged(ChargedRound(index, COMPUTED))
         return pending
 
-    def _own_state(self, last_counted: int, before: PendingUpload | None) -> list[np.ndarray]:
+    def _client_state(self, last_counted: int, before: PendingUpload | None) -> list[np.ndarray]:
         """The client's state, with the newest upload's if that counted. Under shuffled epochs a batch once used
         is never used again in that epoch, whatever the server says of it."""
         kept = self.store.state()
@@ -458,7 +458,7 @@ def _for_the_server(error: Exception, asked: str) -> str:
 
 
 def _digest(leaves: list[np.ndarray]) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for leaf in leaves:
-        found.update(np.ascontiguousarray(leaf).data)
-    return found.hexdigest()
+        digest.update(np.ascontiguousarray(leaf).data)
+    return digest.hexdigest()

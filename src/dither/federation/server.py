@@ -63,10 +63,12 @@ def load_evaluation_data(spec: Spec, *, data_dir: str | Path | None = None) -> E
     them."""
     d = spec.data
     if not d.path and not d.schema:
-        found = build.load_data(
+        dataset = build.load_data(
             spec.with_values({"data.split": "given", "data.partition": "iid"}), data_dir=data_dir
         )
-        return EvaluationData(found.schema, found.classes, found.image_shape, found.x_test, found.y_test, d.name)
+        return EvaluationData(
+            dataset.schema, dataset.classes, dataset.image_shape, dataset.x_test, dataset.y_test, d.name
+        )
     if not d.schema:
         raise SpecError(
             "a federation needs data.schema: bounds and categories that are known without looking at anybody's "
@@ -174,7 +176,7 @@ class Coordinator:
         """The agreement, accepted by every party: the one in the journal, or a new one from what parties hold."""
         agreement = self.journal.agreement()
         if agreement is not None and self._begun:
-            self._out |= {name: found["why"] for name, found in self.journal.excluded().items()}
+            self._out |= {name: each["why"] for name, each in self.journal.excluded().items()}
             self._check_left(agreement)
             self._gather(self._left(agreement), least_clients(agreement.spec))
             return agreement
@@ -197,8 +199,8 @@ class Coordinator:
             self._event("accepted", {"party": name})
 
         safe, warning = collusion_notes(agreement.spec)
-        told = {"digest": digest, "parties": list(names), "collusion": safe, "warning": warning}
-        self._event("terms", told)
+        facts = {"digest": digest, "parties": list(names), "collusion": safe, "warning": warning}
+        self._event("terms", facts)
         self._everybody("terms", names, ({"terms": agreement.to_dict()}, {}), take, "approve")
         return agreement
 
@@ -560,11 +562,11 @@ class Coordinator:
         folder = self.journal.folder
         rows = folder.metrics()
         state = self.engine.state
-        made = replace(self.experiment, cohorts=self.experiment.cohorts[: len(lines)])
+        completed = replace(self.experiment, cohorts=self.experiment.cohorts[: len(lines)])
         # Of a round that was left while it was being opened nobody knows who was in the sum that the server saw.
         void = [str(line["round"] + 1) for line in lines if not line["counted"]]
         most_missing = self.agreement.may_lack if void else int(np.asarray(state.missing)[0])
-        report = train.report_of(made, folder, rows, np.asarray(state.participation)[0], most_missing)
+        report = train.report_of(completed, folder, rows, np.asarray(state.participation)[0], most_missing)
         excluded = {name: Exclusion(**entry) for name, entry in self.journal.excluded().items()}
         totals = FederationTotals(
             id=self.keyring.id[:16],
@@ -605,10 +607,10 @@ class Coordinator:
             title = f"{self.agreement.spec.method}, {len(self.agreement.names)} parties"
             plots.draw_run(rows, folder.path / "plot.png", title=title, subtitle=self._evaluation.name)
         report.save()
-        told = {"run": self.agreement.run, "rounds": len(lines), "accuracy": rows[-1]["test_accuracy"]}
+        outcome = {"run": self.agreement.run, "rounds": len(lines), "accuracy": rows[-1]["test_accuracy"]}
         self.mailbox.ask(
             "finish",
-            {name: (told, {}) for name in self.agreement.names},
+            {name: (outcome, {}) for name in self.agreement.names},
             seconds=10.0,
             take=lambda name, answer: None,
         )

@@ -93,8 +93,8 @@ class ClientSession:
         roster = Roster.read(received)
         if roster.rules != self.rules:
             raise ProtocolAbort(f"the roster's rules {roster.rules} are not those agreed on, {self.rules}")
-        own = roster.member(self.who)
-        if own.keys != self._keys:
+        shown = roster.member(self.who)
+        if shown.keys != self._keys:
             raise ProtocolAbort(f"the roster shows other keys for client {self.who} than its own")
         if self.pins is not None:
             for who, public in self.pins.items():
@@ -128,28 +128,28 @@ class ClientSession:
 
     def upload(self, message: bytes, vector: np.ndarray) -> bytes:
         """The vector, masked for the announced cohort, and sealed if this client is of the committee."""
-        cohort, known = self._accept(message)
+        cohort, answered = self._accept(message)
         words = np.dtype(f"<u{self.rules.word_bytes}")
         if not isinstance(vector, np.ndarray) or vector.dtype != words or vector.shape != (cohort.dimension,):
-            found = f"{vector.dtype} {vector.shape}" if isinstance(vector, np.ndarray) else type(vector).__name__
-            raise ProtocolAbort(f"the vector is {found}, announced are {cohort.dimension} words of {words.name}")
+            given = f"{vector.dtype} {vector.shape}" if isinstance(vector, np.ndarray) else type(vector).__name__
+            raise ProtocolAbort(f"the vector is {given}, announced are {cohort.dimension} words of {words.name}")
         masked = np.array(vector, words)  # a copy
         plaintext = primitives.digest(masked.data.cast("B"))
-        if known is not None and not primitives.same(known.plaintext, plaintext):
+        if answered is not None and not primitives.same(answered.plaintext, plaintext):
             raise ProtocolAbort(f"{_place(cohort)} was answered with another vector")
         streams = [
             (cohort.mask_key(self._pair_seed(other)), 1 if self.who < other else -1)
             for other in cohort.neighbours(self.who)
         ]
-        if known is None:
+        if answered is None:
             seed = primitives.fresh_key() if self.who in cohort.committee else b""
-            known = _AnsweredAttempt(cohort, plaintext, seed, self._seal(cohort, seed) if seed else b"")
-        if known.seed:
-            streams.append((cohort.seal_key(known.seed, self.who), 1))
+            answered = _AnsweredAttempt(cohort, plaintext, seed, self._seal(cohort, seed) if seed else b"")
+        if answered.seed:
+            streams.append((cohort.seal_key(answered.seed, self.who), 1))
         primitives.mask(masked, streams)
-        seal = struct.pack("<I", len(known.seal)) + known.seal
+        seal = struct.pack("<I", len(answered.seal)) + answered.seal
         answer = self._pack(Kind.UPLOAD, b"".join((cohort.digest, seal, masked.data.cast("B"))), cohort)
-        self._attempt = known
+        self._attempt = answered
         return answer
 
     def unseal(self, message: bytes) -> bytes:

@@ -170,14 +170,14 @@ class Reader:
     def view(self, count: int, what: str) -> memoryview:
         if count > len(self._rest):
             raise ProtocolAbort(f"{self._name}: truncated, {what} needs {count} bytes, {len(self._rest)} are left")
-        found, self._rest = self._rest[:count], self._rest[count:]
-        return found
+        part, self._rest = self._rest[:count], self._rest[count:]
+        return part
 
     def number(self, size: int, what: str, *, most: int) -> int:
-        found = int.from_bytes(self.view(size, what), "little")
-        if found > most:
-            raise ProtocolAbort(f"{self._name}: oversized, {what} is {found}, at most {most}")
-        return found
+        value = int.from_bytes(self.view(size, what), "little")
+        if value > most:
+            raise ProtocolAbort(f"{self._name}: oversized, {what} is {value}, at most {most}")
+        return value
 
     def expect_digest(self, digest: bytes, what: str) -> None:
         """Read the digest of what the message is about: it must be this one."""

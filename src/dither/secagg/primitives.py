@@ -48,10 +48,10 @@ def fresh_key() -> bytes:
 
 def digest(*parts: bytes | memoryview) -> bytes:
     """SHA-256 of the parts, one after the other. Where lengths vary the caller writes them too."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for part in parts:
-        found.update(part)
-    return found.digest()
+        hasher.update(part)
+    return hasher.digest()
 
 
 def same(one: bytes | memoryview, other: bytes | memoryview) -> bool:

@@ -258,14 +258,14 @@ class ServerSession:
 
     def disputes(self) -> dict[int, bytes]:
         """For each maker of a seal that lacks shares: the answers without its share, for it to release them."""
-        open_, found = self._open(), {}
+        open_, requests = self._open(), {}
         for maker, seal in open_.seals.items():
             without = [message for who, message in open_.answers.items() if who not in seal.shares]
             if len(seal.shares) < open_.cohort.threshold <= len(open_.answers):
                 quoted = b"".join(struct.pack("<I", len(message)) + message for message in without)
                 body = open_.cohort.digest + struct.pack("<I", len(without)) + quoted
-                found[maker] = self._pack(Kind.DISPUTE, body, open_.cohort)
-        return found
+                requests[maker] = self._pack(Kind.DISPUTE, body, open_.cohort)
+        return requests
 
     def released(self, message: bytes) -> None:
         """Take a maker's answer to its dispute."""
@@ -286,15 +286,15 @@ class ServerSession:
         """Makers of seals that are caught in a lie, and in which. Nobody honest is among them, as long as no more
         than `colluders` clients lie: an honest maker's shares join to the seed that it committed to, and it
         releases whichever are asked for (docs/secagg.md)."""
-        open_, found = self._open(), {}
+        open_, liars = self._open(), {}
         for maker, seal in open_.seals.items():
             without = len(open_.answers.keys() - seal.shares)
             if len(seal.shares) >= open_.cohort.threshold:
                 if not self._seed(open_, maker):
-                    found[maker] = "it committed to another seal than the one it shared"
+                    liars[maker] = "it committed to another seal than the one it shared"
             elif without and (seal.released or without > self.rules.colluders):
-                found[maker] = f"it made a seal that cannot be opened: {without} shares are no use"
-        return found
+                liars[maker] = f"it made a seal that cannot be opened: {without} shares are no use"
+        return liars
 
     def open(self) -> np.ndarray:
         """Take the seals off: the sum of the cohort's vectors modulo 2^k."""

@@ -247,9 +247,9 @@ class _Connection:
     def _object(self, request: Any) -> bytes:
         """One object of a message; the server may still be receiving it."""
         for _ in range(200):
-            found = self._call(self._client.PullObject, request)
-            if found.object_found and found.object_available:
-                return bytes(found.object_content)
+            answer = self._call(self._client.PullObject, request)
+            if answer.object_found and answer.object_available:
+                return bytes(answer.object_content)
             time.sleep(_FIRST_POLL)
         raise ConnectionLost("a message that never became complete")
 
@@ -429,10 +429,10 @@ def _assembled(tree: Any, part: Callable[[str], bytes | None]) -> Any:
     """A Flower message from its parts, or None where one of them is not to be had."""
     contents = {}
     for each in inflatable_object.iterate_object_tree(tree):
-        found = part(each.object_id)
-        if found is None:
+        content_of_part = part(each.object_id)
+        if content_of_part is None:
             return None
-        contents[each.object_id] = found
+        contents[each.object_id] = content_of_part
     try:
         message = inflate_object_from_contents(tree.object_id, contents)
     except Exception as error:  # whatever comes of bytes that anybody may have sent
@@ -455,5 +455,5 @@ def body_of(message: Message) -> bytes | None:
     if not message.has_content() or not isinstance(message.content, RecordDict):
         return None
     record = message.content.get(RECORD)
-    found = record.get(BODY) if isinstance(record, ConfigRecord) else None
-    return found if isinstance(found, bytes) else None
+    body = record.get(BODY) if isinstance(record, ConfigRecord) else None
+    return body if isinstance(body, bytes) else None

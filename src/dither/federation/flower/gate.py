@@ -149,8 +149,8 @@ class Gate:
             listener.close()
 
     def _listen(self) -> None:
-        found = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, kind, protocol, _, address in dict.fromkeys(found):
+        addresses = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, address in dict.fromkeys(addresses):
             listener = _Listener(family, kind, protocol)
             self._listeners.append(listener)
             listener.peers = self._peers
@@ -211,12 +211,12 @@ class Gate:
         begun = False
         kept = [(name, value) for name, value in scope["headers"] if name not in _HOP]
         try:
-            async with self._client.stream("POST", scope["path"], content=body(), headers=kept) as found:
-                peer.until += int(found.headers.get("content-length", 0)) / _SLOWEST
-                back = [(name, value) for name, value in found.headers.raw if name.lower() not in _HOP]
-                await send({"type": "http.response.start", "status": found.status_code, "headers": back})
+            async with self._client.stream("POST", scope["path"], content=body(), headers=kept) as answer:
+                peer.until += int(answer.headers.get("content-length", 0)) / _SLOWEST
+                back = [(name, value) for name, value in answer.headers.raw if name.lower() not in _HOP]
+                await send({"type": "http.response.start", "status": answer.status_code, "headers": back})
                 begun = True
-                async for part in found.aiter_raw():
+                async for part in answer.aiter_raw():
                     await send({"type": "http.response.body", "body": part, "more_body": True})
                 await send({"type": "http.response.body", "body": b""})
         except httpx.HTTPError:

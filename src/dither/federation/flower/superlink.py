@@ -136,7 +136,7 @@ def _program(name: str) -> list[str]:
     path = Path(sys.executable).parent / name
     if path.is_file():
         return [str(path)]
-    found = shutil.which(name)
-    if found is None:
+    elsewhere = shutil.which(name)
+    if elsewhere is None:
         raise FederationError(f"{name} is not installed beside {sys.executable}")
-    return [found]
+    return [elsewhere]
