@@ -66,7 +66,7 @@ def scored(spec: Spec, seeds: int) -> dict[str, Any]:
     return {
         "accuracy": accuracy,
         "loss": [outcome.metrics[-1]["loss"] for outcome in outcomes],
-        "proven_epsilon": api.proven_so_far(experiment, api.planned_rounds(experiment)),
+        "proven_epsilon": experiment.proven_epsilon(),
         "claimed_epsilon": experiment.prepared.claim.value,
         "knobs": knobs(spec),
     }
@@ -95,7 +95,7 @@ def compare(method: str, epsilon: float, args: argparse.Namespace) -> dict[str, 
         progress=lambda line: print(f"  {time.strftime('%X')} {line}", flush=True),
     )
     seconds = time.perf_counter() - began
-    signal = max(trial.price.signal_to_noise for trial in planned.search.trials)
+    signal = max(trial.candidate.signal_to_noise for trial in planned.search.trials)
     return {
         "method": method,
         "epsilon": epsilon,

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from dither import Model, Spec, accounting, data, simulate
+from dither.methods import prepare
 from dither.simulation.engine import problem
-from dither.spec import prepare
 from dither.types import RoundInfo
 
 EPSILON, DELTA, CLIENTS, ROUNDS, STEPS, BATCH, CLIP = 4.0, 1e-5, 10, 40, 4, 32, 1.0

@@ -26,12 +26,14 @@ def prepare(model: Model, plan: PrivacyPlan) -> Prepared:
     averaging = local.averaging(plan, gradients)
     std = local.chosen_noise_std(plan, _no_formula)
     return Prepared(
-        hyper={**local.gradient_hyper(plan, std), "momentum": float(plan.options["momentum"])},
+        plan=plan._replace(
+            hyper={**local.gradient_hyper(plan, std), "momentum": float(plan.options["momentum"])},
+            noise_names=("noise_std",),
+            own_epochs=True,
+        ),
         build=lambda hyper: with_momentum(averaging(hyper), hyper),
         claim=Claim(float("inf"), "run", plan.delta, "no claim"),
         cohort_size_at=lambda index: plan.cohort_size,
-        noise_names=("noise_std",),  # what the accountant turns for privacy.noise = "proven"
-        own_epochs=True,
     )
 
 

@@ -39,7 +39,6 @@ def nothing_spent(tmp_path_factory, monkeypatch):
 def make_plan(sizes, **changes) -> PrivacyPlan:
     """A `PrivacyPlan` with small defaults."""
     values = {
-        "num_clients": len(sizes),
         "client_sizes": np.asarray(sizes),
         "num_params": 7,
         "cohort_size": max(1, len(sizes) // 2),

@@ -28,7 +28,7 @@ def text_of(page):
 
 
 def options():
-    return {key for name in spec.METHODS for key in spec.method(name).options}
+    return {key for entry in spec.METHODS.values() for key in entry.options}
 
 
 def is_key(key):

@@ -16,18 +16,14 @@ from pathlib import Path
 
 from PIL import Image
 
-NAMES = {
-    "secure-fedavg": "Secure FedAvg",
-    "nbafl": "NbAFL",
-    "dp-scaffold": "DP-SCAFFOLD",
-    "cpfed": "CPFed",
-    "concentrated": "Concentrated DP-FL",
-}
+from dither.reproduction.figure import PAPERS
+from dither.reproduction.report import counts
+
 COLOURS = 64  # a plot has few; this makes a picture a third of its size
 
 
 def main(report: Path, out: Path) -> None:
-    found = json.loads((report / "report.json").read_text())
+    content = json.loads((report / "report.json").read_text())
     out.mkdir(exist_ok=True)
     for path in sorted(report.glob("*.png")):
         Image.open(path).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(
@@ -37,21 +33,19 @@ def main(report: Path, out: Path) -> None:
         # No name and no time inside: the same numbers give the same bytes.
         with open(out / f"{path.name}.gz", "wb") as file, gzip.GzipFile("", "wb", 9, file, mtime=0) as packed:
             packed.write(path.read_bytes())
-    found["made"]["command"] = re.sub(r"(--cache|--out) \S+", r"\1 FOLDER", found["made"]["command"])
-    (out / "report.json").write_text(json.dumps(found, ensure_ascii=False) + "\n")
-    (out / "README.md").write_text(page(found))
+    content["made"]["command"] = re.sub(r"(--cache|--out) \S+", r"\1 FOLDER", content["made"]["command"])
+    (out / "report.json").write_text(json.dumps(content, ensure_ascii=False) + "\n")
+    (out / "README.md").write_text(page(content))
 
 
-def page(found: dict) -> str:
-    made, figures = found["made"], found["figures"]
-    counts = Counter(
-        claim["printed"]["status"] for figure in figures for claim in figure["claims"] if not claim["variant"]
-    )
+def page(content: dict) -> str:
+    made, figures = content["made"], content["figures"]
     devices = Counter(name for figure in figures for name in figure["devices"])
     versions = sorted({version for figure in figures for version in figure["versions"]})
-    told = ", ".join(f"{counts[word]} {word}" for word in ("holds", "fails", "inconclusive"))
+    tally = counts(claim for figure in figures for claim in figure["claims"])
+    verdicts = ", ".join(f"{number} {status}" for status, number in tally.items())
     runs = f"""
-        Runs: `python -m dither.reproduction all --scale {found["scale"]} --cache CACHE --only-compute` on
+        Runs: `python -m dither.reproduction all --scale {content["scale"]} --cache CACHE --only-compute` on
         {", ".join(sorted(devices))} ({"; ".join(versions)}): {made["runs"]:,} runs, {made["seconds"]:.0f} seconds
         of training and compilation in all. Drawn by the same command without `--only-compute` and packed by
         `python tools/pack_results.py`. Five seeds, the papers' grids; the second view has three seeds for the two
@@ -59,12 +53,12 @@ def page(found: dict) -> str:
         ByMerge stands in for EMNIST Balanced. `*.csv.gz` hold every point of every figure:
         `view,panel,line,metric,x,seed,value`."""
     criteria = f"""
-        Criteria as printed: {told}. "At equal proven ε" is the same criterion with noise set by the accountant; –
-        where that was not asked, because the noise plays no part or leaves nothing to compare. A criterion that
-        fails is a result: the last column has what is known of why, with errata. `dither reproduce all` makes the
-        same report at a smaller scale in minutes."""
+        Criteria as printed: {verdicts}. "At equal proven ε" is the same criterion with noise set by the
+        accountant; – where that is not judged, because the noise plays no part or leaves nothing to compare.
+        A criterion that fails is a result: the last column says what is known about the reason, with errata.
+        `dither reproduce all` makes the same report at a smaller scale in minutes."""
     lines = [
-        f"# The {len(figures)} figures at {found['scale']} scale",
+        f"# The {len(figures)} figures at {content['scale']} scale",
         "",
         wrapped(runs),
         "",
@@ -78,7 +72,7 @@ def page(found: dict) -> str:
             text = claim["claim"] + (f" ({claim['variant']})" if claim["variant"] else "")
             notes = "; ".join(filter(None, [claim["note"], ", ".join(claim["errata"])]))
             proven = claim["proven"]["status"] if claim["proven"] else "–"
-            where = f"{NAMES[figure['paper']]} Fig. {figure['number']}"
+            where = f"{PAPERS[figure['paper']][0]} Fig. {figure['number']}"
             lines.append(
                 f"| {claim['id']} | {where} | {text} | {claim['printed']['status']} | {proven} | {notes} |"
             )

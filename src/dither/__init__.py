@@ -1,10 +1,17 @@
 """Dither: differentially private federated learning that says what its privacy is worth.
 
 >>> import dither
->>> run = dither.run("secure-fedavg")            # a preset, a TOML file or a dither.Spec
->>> run.summary["test_accuracy"], run.summary["epsilon"]["claimed"]
+>>> report = dither.run("adult", values={"num_rounds": 50}, out="runs/first")
+>>> report.accuracy, report.epsilon.claimed.value, report.epsilon.proven("server sees uploads").value
+>>> dither.load("runs/first").predict("people.csv")
+>>> dither.account("adult")                                     # claimed and proven ε, without training
+>>> dither.sweep("adult", {"privacy.epsilon": [0.1, 1.0], "seed": range(5)}).table()
+>>> dither.plan("cpfed", epsilon=1.0, proxy="adult", public_fraction=0.5).spec
+>>> dither.audit("secure-fedavg")                               # a lower bound on ε, by attack
+>>> dither.reproduce("nbafl/fig2", scale="quick", out="reproduced")
 
-Everything heavy (JAX, scikit-learn, matplotlib) is imported when it is first used.
+A run is described by a preset's name, a TOML file, a mapping or a `dither.Spec`. Everything heavy (JAX, pandas,
+scikit-learn, matplotlib) is imported when it is first used.
 """
 
 from __future__ import annotations
@@ -14,40 +21,44 @@ from typing import TYPE_CHECKING, Any
 
 from dither.types import __version__
 
-# Public name -> the module that holds it. Kept lazy so that `dither --help` never waits for JAX.
-_EXPORTS = {
-    "Algorithm": "dither.types",
-    "ClientResult": "dither.types",
-    "Cohort": "dither.types",
-    "Records": "dither.types",
-    "Release": "dither.types",
-    "Round": "dither.types",
-    "Sampling": "dither.types",
-    "DitherError": "dither.errors",
-    "Model": "dither.models",
-    "Dataset": "dither.data",
-    "ClientPartition": "dither.data",
-    "Spec": "dither.spec",
-    "audit": "dither.api",
-    "load": "dither.api",
-    "plan": "dither.api",
-    "run": "dither.api",
-    "simulate": "dither.simulation.engine",
-    "sweep": "dither.api",
+# The room of each public name. Kept lazy so that `dither --help` never waits for JAX.
+_ROOMS = {
+    "auditing": ("Audit", "audit"),
+    "data": ("ClientPartition", "Dataset"),
+    "errors": ("DitherError",),
+    "experiment.account": ("PrivacyReport", "account"),
+    "experiment.plan": ("Plan", "plan"),
+    "experiment.report": ("Report", "load"),
+    "experiment.sweep": ("Sweep", "sweep"),
+    "experiment.train": ("run",),
+    "models": ("Model",),
+    "reproduction.running": ("Reproduction", "reproduce"),
+    "simulation.engine": ("simulate",),
+    "spec": ("Spec",),
+    "types": ("Algorithm", "ClientResult", "Cohort", "Records", "Release", "Round", "Sampling"),
 }
+_EXPORTS = {name: f"dither.{room}" for room, names in _ROOMS.items() for name in names}
 
 __all__ = ["__version__", *_EXPORTS]
 
 if TYPE_CHECKING:
-    from dither.api import audit as audit
-    from dither.api import load as load
-    from dither.api import plan as plan
-    from dither.api import run as run
-    from dither.api import sweep as sweep
+    from dither.auditing import Audit as Audit
+    from dither.auditing import audit as audit
     from dither.data import ClientPartition as ClientPartition
     from dither.data import Dataset as Dataset
     from dither.errors import DitherError as DitherError
+    from dither.experiment.account import PrivacyReport as PrivacyReport
+    from dither.experiment.account import account as account
+    from dither.experiment.plan import Plan as Plan
+    from dither.experiment.plan import plan as plan
+    from dither.experiment.report import Report as Report
+    from dither.experiment.report import load as load
+    from dither.experiment.sweep import Sweep as Sweep
+    from dither.experiment.sweep import sweep as sweep
+    from dither.experiment.train import run as run
     from dither.models import Model as Model
+    from dither.reproduction.running import Reproduction as Reproduction
+    from dither.reproduction.running import reproduce as reproduce
     from dither.simulation.engine import simulate as simulate
     from dither.spec import Spec as Spec
     from dither.types import Algorithm as Algorithm

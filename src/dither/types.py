@@ -8,6 +8,7 @@ import JAX: the arrays are whatever the caller puts in.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -152,11 +153,86 @@ class Algorithm(NamedTuple):
     releases: Callable[[RoundInfo], tuple[Release, ...]]
 
 
-class PrivacyPlan(NamedTuple):
-    """What a method's factory is told: the public facts of a federation and the user's choices."""
+class Participation(NamedTuple):
+    """How the counts of the releases are to be read.
 
-    num_clients: int
-    client_sizes: np.ndarray  # records per client, public in all five papers
+    realised   they happened: a guarantee given the pattern
+    worst      they are the most that can happen
+    binomial   they are all of `num_rounds`, and an honest party lets the client take part in each by an
+               independent coin of `rate` (R4, ex ante). With `adaptive` selection (by loss, or by anything that
+               follows from earlier outputs) R4 is refused and all rounds are counted. The first `certain` of the
+               listed participations are not drawn: the client takes part in them.
+    """
+
+    kind: str = "realised"
+    num_rounds: int | None = None
+    rate: float = 1.0
+    adaptive: bool = False
+    certain: int = 0
+
+
+class Lattice(NamedTuple):
+    """Noise that is discrete on the integers, after rounding to `step` (in the unit of the releases): of a vector
+    of `dimension` coordinates, by clients whose noise is at least `least` times the target's."""
+
+    step: float
+    dimension: int
+    least: float = 1.0
+
+
+class Conditions(NamedTuple):
+    """What a proof may use besides the releases: the part of a `PrivacyPlan` that recipes read and ledgers keep.
+    The defaults claim nothing.
+
+    cohort_size      clients in a sum, the target included (the smallest, where it varies)
+    colluders        clients that give their own noise to the server
+    others_noise     variance of the honest others' noise in the sum, relative to the target's; None means
+                     equal weights and equal noise: cohort_size - colluders - 1
+    convex           every honest client's clipped gradient is that of a convex loss: binary linear models with
+                     per-example clipping
+    smoothness       a data-independent bound on the smoothness of those losses, or None
+    lipschitz        a Lipschitz bound of the clipped-gradient map, for G7c, or None
+    client_state     clients keep private state from round to round (DP-SCAFFOLD): sums then depend on more
+                     than the public past, and no aggregation credit is proved
+    assume           take the credit of G7b although convexity or non-expansive steps are not established;
+                     the value is labelled as assumed
+    own_epochs       shuffled epochs advance only when the client takes part
+    num_rounds       rounds of the run, for shuffled epochs that advance with the calendar
+    encoded          uploads are rounded and clamped before they are summed
+    lattice          the uplink's noise is discrete Gaussian on integers; None: continuous
+    exposures        uploads of the client that the outsider of view "broadcast" also sees (NbAFL's L)
+    counts_shown     what of the run depends on a record count, in words: add/remove then has no proof
+    """
+
+    cohort_size: int = 1
+    colluders: int = 0
+    others_noise: float | None = None
+    convex: bool = False
+    smoothness: float | None = None
+    lipschitz: float | None = None
+    client_state: bool = False
+    assume: bool = False
+    own_epochs: bool = False
+    num_rounds: int | None = None
+    exposures: int = 0
+    lattice: Lattice | None = None
+    encoded: bool = False
+    participation: Participation = Participation()
+    unit: str = "run"
+    not_covered: tuple[str, ...] = ()
+    counts_shown: str = ""
+
+
+class PrivacyPlan(NamedTuple):
+    """All that decides what a run reveals: the one source of what runs and of what is proved.
+
+    The spec fills in the first part, the method the second (`prepare` returns the plan with its noise and what is
+    particular to it), the experiment the third. The engine builds samplers, clip, noise, rates and sums from it;
+    accountant, calibration, ledger, planner, audit, report and a deployed party take their facts from it.
+    """
+
+    # From the spec
+    client_sizes: np.ndarray  # records of each client, public in all five papers
     num_params: int
     cohort_size: int
     num_rounds: int
@@ -185,31 +261,94 @@ class PrivacyPlan(NamedTuple):
     noise_decay_start: int = 0
     noise_scale: tuple[float, ...] = ()  # factor of each client's noise; empty: 1 for all
     seed: int = 0  # for participation designs that are drawn beforehand
+    aggregation: str = "off"  # how uploads are summed: "off" (in the open), "ideal" or "real"
+    discrete_noise: bool = False  # noise on the encoded integers of an upload
+    scale_bits: int = 0  # fractional bits of that encoding
+    assume_credit: bool = False  # take the credit of the others' noise where it is unproved, labelled so
 
-
-class Prepared(NamedTuple):
-    """A method made ready for one federation.
-
-    `build(hyper)` gives the `Algorithm`; called with the float64 values on the host its `releases` is
-    exact, called with traced values inside the engine one compilation serves a whole sweep.
-    """
-
-    hyper: dict[str, Any]
-    build: Callable[[Hyper], Algorithm]
-    claim: Claim
-    cohort_size_at: Callable[[int], int]
-    cohorts: np.ndarray | None = None  # a fixed participation design [num_rounds, cohort_size], or drawn
-    caveats: tuple[str, ...] = ()
+    # From the method
+    hyper: Hyper = MappingProxyType({})  # what the compiled rounds take: noise, rates, clips; float64 on the host
     noise_names: tuple[str, ...] = ()  # entries of `hyper` that scale the noise: what calibration turns
-    reclaim: Callable[[Hyper], Claim] | None = None  # the claim at other noise
     weights: np.ndarray | None = None  # how uploads are weighted in the sum, up to a factor; None: alike
+    design: np.ndarray | None = None  # a fixed participation design [num_rounds, cohort_size]; None: drawn
     client_state: bool = False  # clients keep private state that shapes later uploads (control variates)
     own_epochs: bool = False  # shuffled epochs advance only when the client takes part
     assumed: bool = False  # the releases rest on an assumption that is not proved
     per_client: bool = False  # the unit of privacy is a whole client, not a record
     exposures: int = 0  # uploads of one client that an outsider sees beside the broadcasts
-    stop_when_proven: bool = False  # stop at the last round whose proven ε is within the setting's epsilon
     upload_noise: str = ""  # the entry of `hyper` whose noise is added once, to the finished upload; "": none is
     upload_unit: float = 0.0  # least factor from the unit of an uplink release to that of the upload; 0: unknown
     ignores_counts: bool = False  # noise, weights, rounds and claim are the same whatever the record counts
+
+    # From the experiment
+    cohorts: tuple[np.ndarray, ...] = ()  # who takes part in each round
+    round_numbers: tuple[int, ...] = ()  # of these rounds, where some were made twice; empty: 0, 1, 2, ...
+    missing: int = 0  # clients that may lack in a sum: their noise counts as little as a colluder's
+    noise_ratio: float = 0.0  # least over largest noise that clients add to the sum
+    convex: bool = False
+    smoothness: float | None = None
+    not_covered: tuple[str, ...] = ()
+    counts_shown: str = "nobody said that none is"  # what depends on a record count; empty: nothing does
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.client_sizes)
+
+    @property
+    def silent(self) -> int:
+        """Clients whose noise a proof must not count on: colluders, and those who may lack in a sum."""
+        return self.colluders + self.missing
+
+    @property
+    def lattice(self) -> Lattice | None:
+        """The grid of discrete noise in the unit of the releases, where the least weight makes it coarsest."""
+        if not self.discrete_noise:
+            return None
+        return Lattice(2.0**-self.scale_bits / self.upload_unit, self.num_params, self.noise_ratio)
+
+    def conditions(self, unit: str = "run") -> Conditions:
+        """What recipes are told of this plan."""
+        return Conditions(
+            cohort_size=self.cohort_size,
+            colluders=min(self.silent, max(self.cohort_size - 1, 0)),
+            others_noise=max(self.cohort_size - self.silent - 1, 0) * self.noise_ratio**2,
+            convex=self.convex,
+            smoothness=self.smoothness,
+            client_state=self.client_state,
+            own_epochs=self.own_epochs,
+            num_rounds=len(self.cohorts),
+            exposures=self.exposures,
+            lattice=self.lattice,
+            encoded=self.aggregation != "off",
+            assume=self.assume_credit,
+            unit=unit + (", whole client" if self.per_client else ""),
+            not_covered=self.not_covered,
+            counts_shown=self.counts_shown,
+        )
+
+
+class Prepared(NamedTuple):
+    """A method made ready for one federation.
+
+    `build(hyper)` gives the `Algorithm`; called with the float64 values of `plan.hyper` its `releases` is exact,
+    called with traced values inside the engine one compilation serves a whole sweep.
+    """
+
+    plan: PrivacyPlan
+    build: Callable[[Hyper], Algorithm]
+    claim: Claim
+    cohort_size_at: Callable[[int], int]
+    caveats: tuple[str, ...] = ()
+    reclaim: Callable[[Hyper], Claim] | None = None  # the claim at other noise
+    stop_when_proven: bool = False  # stop at the last round whose proven ε is within the plan's epsilon
     num_rounds: int | None = None  # where the method stops before the spec's rounds: its budget is spent
+
+    @property
+    def hyper(self) -> Hyper:
+        """Noise, rates and clips of the plan."""
+        return self.plan.hyper
+
+    @property
+    def releases(self) -> Callable[[RoundInfo], tuple[Release, ...]]:
+        """What a participation reveals, at the plan's noise."""
+        return self.build(self.plan.hyper).releases

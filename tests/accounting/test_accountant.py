@@ -10,24 +10,20 @@ from hypothesis import strategies as st
 from dither import accounting, api, models
 from dither.accounting import accountant
 from dither.errors import BudgetExhausted, NoProof, SpecError
-from dither.spec import METHODS, Spec, prepare
+from dither.methods import prepare
+from dither.spec import METHODS, Spec
 from dither.types import Release, RoundInfo, Sampling
+from tests.conftest import make_plan
 
-PLAIN = accountant.Circumstances(
-    cohort_size=3,
-    num_rounds=10,
-    colluders=0,
-    convex=False,
-    smoothness=None,
-    client_state=False,
-    own_epochs=False,
-    exposures=0,
-    noise_ratio=1.0,
-    per_client=False,
-    assumed=False,
-    assume_credit=False,
-    not_covered=(),
-)
+
+def planned(releases, sizes, cohorts, **changes):
+    """An accountant for clients of those sizes, three of them in a sum."""
+    values = {"cohort_size": 3, "delta": 1e-5, "noise_ratio": 1.0, "adjacency": "replace-one", **changes}
+    plan = make_plan(np.asarray(sizes), cohorts=tuple(cohorts), **values)
+    return accountant.Accountant(plan, releases)
+
+
+CONVEX = {"convex": True, "smoothness": 1.0, "view": "sum"}
 
 
 def decaying(info: RoundInfo) -> tuple[Release, ...]:
@@ -39,7 +35,7 @@ def decaying(info: RoundInfo) -> tuple[Release, ...]:
 def exact(releases, sizes, cohorts, client, delta=1e-5):
     rounds = [t for t, cohort in enumerate(cohorts) if client in cohort]
     own = accounting.compress(releases(RoundInfo(t, client, int(sizes[client]), 3)) for t in rounds)
-    return accounting.proven(own, delta, accountant.facts(PLAIN), view="upload", adjacency="replace-one").value
+    return accounting.proven(own, delta, view="upload", adjacency="replace-one").value
 
 
 @given(seed=st.integers(0, 1000), num_sizes=st.integers(1, 3))
@@ -48,8 +44,7 @@ def test_the_bound_holds_for_every_single_client(seed, num_sizes):
     rng = np.random.default_rng(seed)
     sizes = rng.choice([50, 51, 80][:num_sizes], size=6)
     cohorts = [rng.choice(6, 3, replace=False) for _ in range(7)]
-    groups = accountant.classes(decaying, sizes, cohorts)
-    bound = accountant.worst(groups, 1e-5, PLAIN, view="upload", adjacency="replace-one", unit="run")
+    bound = planned(decaying, sizes, cohorts).epsilon()
     each = [exact(decaying, sizes, cohorts, client) for client in range(6)]
     assert bound >= max(each) * (1 - 1e-6)
     assert bound <= max(each) * 1.5  # and it is not empty words
@@ -62,23 +57,19 @@ def test_constant_noise_gives_the_exact_value_of_the_busiest_client():
     rng = np.random.default_rng(1)
     sizes = np.full(8, 60)
     cohorts = [rng.choice(8, 3, replace=False) for _ in range(12)]
-    groups = accountant.classes(constant, sizes, cohorts)
-    bound = accountant.worst(groups, 1e-5, PLAIN, view="upload", adjacency="replace-one", unit="run")
+    bound = planned(constant, sizes, cohorts).epsilon()
     assert bound == pytest.approx(max(exact(constant, sizes, cohorts, c) for c in range(8)), rel=1e-6)
 
 
 def test_many_different_clients_are_bounded_jointly():
     sizes = np.arange(40, 80)
     cohorts = [np.arange(40) for _ in range(3)]
-    groups = accountant.classes(decaying, sizes, cohorts)
-    assert len(groups) == 1
-    bound = accountant.worst(groups, 1e-5, PLAIN, view="upload", adjacency="replace-one", unit="run")
-    assert bound >= max(exact(decaying, sizes, cohorts, client) for client in (0, 20, 39))
+    jointly = planned(decaying, sizes, cohorts)
+    assert len(jointly.clients) == 1
+    assert jointly.epsilon() >= max(exact(decaying, sizes, cohorts, client) for client in (0, 20, 39))
 
 
 # Learning rates (R6')
-
-CONVEX = PLAIN._replace(convex=True, smoothness=1.0)
 
 
 def fading(info: RoundInfo, decay=0.3) -> tuple[Release, ...]:
@@ -87,13 +78,9 @@ def fading(info: RoundInfo, decay=0.3) -> tuple[Release, ...]:
     return (Release("uplink", 4.0, 1.0, 3, Sampling("full", 1.0, "replace-one"), "test", rates),)
 
 
-def summed(groups, circumstances=CONVEX):
-    return accountant.worst(groups, 1e-5, circumstances, view="sum", adjacency="replace-one", unit="run")
-
-
 def test_rates_of_every_round_are_charged_where_all_take_part():
     everyone = [np.arange(3)] * 4
-    value = summed(accountant.classes(fading, np.full(3, 60), everyone))
+    value = planned(fading, np.full(3, 60), everyone, **CONVEX).epsilon()
     mus = [
         accounting.aggregated_round_mu(
             4.0, 3, rates=fading(RoundInfo(t, 0, 60, 3))[0].rates, others=2, smoothness=1.0, convex=True
@@ -108,18 +95,19 @@ def test_rates_that_differ_between_rounds_earn_no_credit_where_cohorts_differ():
     """Rates put rounds in no order of strength, so that no envelope over clients is known: what is left is the
     bound of those who see every upload, and it is no more work than with one rate."""
     cohorts = [np.array([0, 1, 2]), np.array([1, 2, 3]), np.array([0, 2, 3])]
-    (group,) = accountant.classes(fading, np.full(4, 60), cohorts)
+    differing = planned(fading, np.full(4, 60), cohorts, **CONVEX)
+    (group,) = differing.clients
     assert [count for _, count in group.most] == [3]
-    uploads = accountant.worst([group], 1e-5, CONVEX, view="upload", adjacency="replace-one", unit="run")
-    assert summed([group]) == uploads
-    steady = accountant.classes(lambda info: fading(info._replace(index=0)), np.full(4, 60), cohorts)
-    assert summed(steady) < uploads  # one and the same course in all rounds is an order
+    uploads = differing.epsilon("upload")
+    assert differing.epsilon("sum") == uploads
+    steady = planned(lambda info: fading(info._replace(index=0)), np.full(4, 60), cohorts, **CONVEX)
+    assert steady.epsilon("sum") < uploads  # one and the same course in all rounds is an order
 
 
 def test_who_sees_every_upload_asks_one_question_whatever_the_rates():
     def question(decay, view):
-        groups = accountant.classes(lambda info: fading(info, decay), np.full(3, 60), [np.arange(3)] * 4)
-        return accountant.question_of([group.most for group in groups], accountant.facts(CONVEX), view)
+        who = planned(lambda info: fading(info, decay), np.full(3, 60), [np.arange(3)] * 4, **CONVEX)
+        return accountant.question_of([group.most for group in who.clients], who.conditions, view)
 
     assert question(0.1, "upload") == question(0.3, "upload")
     ((asked,), _) = question(0.3, "upload")
@@ -175,7 +163,7 @@ def test_proven_noise_meets_its_target_for_every_method(method, adjacency):
         values |= {"privacy.view": "broadcast"}
     spec = spec_for(method, **values)
     experiment = api.build_experiment(spec)
-    rows = api.proven(experiment)
+    rows = experiment.accountant().table()
     (row,) = [
         r
         for r in rows
@@ -184,7 +172,7 @@ def test_proven_noise_meets_its_target_for_every_method(method, adjacency):
     assert row["value"] <= 1.5 * (1 + 1e-9)
     assert row["value"] >= 1.5 * (1 - 1e-3)
     louder = api.build_experiment(spec.with_values({"privacy.epsilon": 0.75}))
-    for name in experiment.prepared.noise_names:
+    for name in experiment.plan.noise_names:
         assert np.all(np.asarray(louder.prepared.hyper[name]) >= np.asarray(experiment.prepared.hyper[name]))
 
 
@@ -196,12 +184,14 @@ def test_a_target_per_message_is_met_per_message():
         "privacy.clip": "batch",
     }
     experiment = api.build_experiment(spec_for("secure-fedavg", **values, **{"privacy.unit": "message"}))
-    (row,) = [r for r in api.proven(experiment) if r["unit"] == "message" and r["adjacency"] == "replace-one"]
+    (row,) = [
+        r for r in experiment.accountant().table() if r["unit"] == "message" and r["adjacency"] == "replace-one"
+    ]
     assert row["value"] == pytest.approx(1.5, rel=1e-3)
 
 
 def test_views_are_ordered_and_carry_everything():
-    rows = api.proven(api.build_experiment(spec_for("cpfed")))
+    rows = api.build_experiment(spec_for("cpfed")).accountant().table()
     for adjacency in accounting.ADJACENCIES:
         values = {r["view"]: r["value"] for r in rows if r["adjacency"] == adjacency and r["unit"] == "run"}
         assert values["upload"] >= values["sum"] >= values["broadcast"] >= values["final"]
@@ -215,20 +205,21 @@ def test_what_no_theorem_covers_is_refused():
     with pytest.raises(SpecError, match="adds no noise"):
         api.build_experiment(spec_for("fedavg"))
     experiment = api.build_experiment(spec_for("fedavg", **{"privacy.noise": "none"}))
-    assert all(math.isinf(row["value"]) for row in api.proven(experiment))
+    assert all(math.isinf(row["value"]) for row in experiment.accountant().table())
 
 
 def test_neural_networks_get_no_credit_for_the_others_noise():
     """Sums of a network's updates are proved no better than the updates themselves (G7)."""
     network = api.build_experiment(spec_for("cpfed", **{"model.name": "mlp", "model.hidden": [4]}))
-    values = {(r["view"], r["unit"]): r["value"] for r in api.proven(network) if r["adjacency"] == "zero-out"}
+    values = {
+        (r["view"], r["unit"]): r["value"] for r in network.accountant().table() if r["adjacency"] == "zero-out"
+    }
     assert values["sum", "run"] == values["upload", "run"]
     asked = spec_for("cpfed", **{"model.name": "mlp", "model.hidden": [4], "privacy.assume_credit": True})
-    rows = api.proven(
-        api.build_experiment(
-            asked.with_values({"cohort_size": 6, "privacy.noise": "given", "privacy.noise_std": 0.05})
-        )
+    experiment = api.build_experiment(
+        asked.with_values({"cohort_size": 6, "privacy.noise": "given", "privacy.noise_std": 0.05})
     )
+    rows = experiment.accountant().table()
     sums = [r for r in rows if r["view"] == "sum" and r["adjacency"] == "replace-one"]
     uploads = [r for r in rows if r["view"] == "upload" and r["adjacency"] == "replace-one" and r["unit"] == "run"]
     assert sums[0]["assumed"] or sums[0]["value"] == uploads[0]["value"]
@@ -237,17 +228,14 @@ def test_neural_networks_get_no_credit_for_the_others_noise():
 def test_accounting_of_unequal_noise_is_per_client():
     scale = [1.0, 1.0, 1.0, 2.0, 2.0, 2.0]
     experiment = api.build_experiment(spec_for("cpfed", cohort_size=6, **{"privacy.noise_scale": scale}))
-    groups = api.classes(experiment, None)
-    values = [
-        accounting.proven(g.most, 1e-4, accountant.facts(api.circumstances(experiment)), view="upload").value
-        for g in groups
-    ]
+    groups = experiment.accountant().clients
+    values = [accounting.proven(g.most, 1e-4, experiment.plan.conditions(), view="upload").value for g in groups]
     assert len(groups) >= 2
     assert max(values) == pytest.approx(1.5, rel=2e-3)
     assert min(values) < 0.8
-    spread = next(r for r in api.proven(experiment) if r["view"] == "upload" and r["adjacency"] == "zero-out")[
-        "clients"
-    ]
+    spread = next(
+        r for r in experiment.accountant().table() if r["view"] == "upload" and r["adjacency"] == "zero-out"
+    )["clients"]
     assert spread["min"] < spread["max"]
 
 
@@ -274,7 +262,7 @@ def test_cohorts_on_the_host_are_those_of_the_compiled_rounds():
 
 @pytest.mark.parametrize("name", ["secure-fedavg", "nbafl", "cpfed", "concentrated", "dp-scaffold"])
 def test_releases_do_not_depend_on_the_model(name):
-    """A method's releases are functions of public facts: sizes, clip, noise and schedule."""
+    """A method's releases are functions of public conditions: sizes, clip, noise and schedule."""
     spec = spec_for(
         name, batch_sampling="fixed", sampling_rate=0.0, **{"privacy.noise": "given", "privacy.noise_std": 0.5}
     )
@@ -285,7 +273,7 @@ def test_releases_do_not_depend_on_the_model(name):
     seen = set()
     for model in (models.logistic(30), models.mlp(30, 2, (5,))):
         prepared = prepare(spec, model, client_sizes=sizes, num_params=10)
-        seen.add(prepared.build(prepared.hyper).releases(info))
+        seen.add(prepared.releases(info))
     assert len(seen) == 1
 
 
@@ -301,7 +289,7 @@ def test_clients_that_are_alike_in_one_round_are_alike_in_all(name):
         spec = spec.with_values({"privacy.noise": "paper" if name == "secure-fedavg" else "none"})
     sizes = np.array([70, 70, 70, 90, 90, 70])
     prepared = prepare(spec, models.logistic(30), client_sizes=sizes, num_params=31)
-    releases = prepared.build(prepared.hyper).releases
+    releases = prepared.releases
     groups = accountant.alike(releases, sizes, [np.arange(3)])
     assert sorted(np.concatenate(groups).tolist()) == list(range(6))
     for index in range(8):
@@ -341,9 +329,13 @@ def test_what_many_clients_reveal_is_asked_once(tmp_path):
     sizes = np.arange(500) % 40 + 40
     cohorts = [np.arange(t, t + 5) for t in range(40)]
     run = Spending(
-        Ledger(tmp_path / "ledger"), run="r", dataset="d", releases=counting, sizes=sizes, cohorts=cohorts,
-        clients=None, facts=accountant.facts(PLAIN), replay=True,
-    )  # fmt: skip
+        Ledger(tmp_path / "ledger"),
+        planned(counting, sizes, cohorts),
+        run="r",
+        dataset="d",
+        clients=None,
+        replay=True,
+    )
     for start in range(0, 40, 10):
         run.pay(start, start + 10)
     rounds = 10 + 20 + 30 + 40  # each payment looks at all rounds so far, by one client of each of 40 sizes
@@ -360,18 +352,10 @@ def test_a_message_is_bounded_for_clients_of_every_size():
     sizes = np.array([400, 300, 200, 150, 120, 9])
     prepared = prepare(spec, models.logistic(6), client_sizes=sizes, num_params=7)
     cohorts = [np.arange(6)] * 3
-    done = accountant.calibrated(
-        prepared,
-        sizes,
-        cohorts,
-        PLAIN,
-        epsilon=0.5,
-        delta=1e-4,
-        view="upload",
-        adjacency="replace-one",
-        unit="message",
-    )
-    releases = done.build(done.hyper).releases
+    plan = prepared.plan._replace(cohorts=tuple(cohorts), epsilon=0.5)
+    factor = accountant.Accountant(plan, prepared.releases).noise_factor()
+    multiplier = factor * np.asarray(prepared.hyper["noise_multiplier"])
+    releases = prepared.build({**prepared.hyper, "noise_multiplier": multiplier}).releases
     each = [
         accounting.proven(
             [(releases(RoundInfo(t, c, int(sizes[c]), 6)), 1)], 1e-4, view="upload", adjacency="replace-one"
@@ -388,7 +372,9 @@ def test_dp_fedavg_counts_participations_or_credits_sampling_but_not_both():
     spec = spec.with_values({"privacy.noise": "paper", "method_options.noise_multiplier": 1.0, "num_rounds": 30})
     experiment = api.build_experiment(spec)
     most = int(np.bincount(np.concatenate(experiment.cohorts)).max())
-    row = next(r for r in api.proven(experiment) if (r["view"], r["adjacency"]) == ("broadcast", "replace-one"))
+    row = next(
+        r for r in experiment.accountant().table() if (r["view"], r["adjacency"]) == ("broadcast", "replace-one")
+    )
     assert row["value"] == pytest.approx(accounting.gaussian_epsilon(2 * math.sqrt(most), 1e-4), rel=1e-6)
 
 
@@ -414,7 +400,9 @@ def test_the_credit_for_sums_needs_convex_steps_that_do_not_expand(values):
     refused = api.build_experiment(spec_for("cpfed", **{**base, **given, "client_lr": 0.2, **values}))
 
     def views(experiment):
-        rows = [r for r in api.proven(experiment) if r["adjacency"] == "replace-one" and r["unit"] == "run"]
+        rows = [
+            r for r in experiment.accountant().table() if r["adjacency"] == "replace-one" and r["unit"] == "run"
+        ]
         return {r["view"]: r["value"] for r in rows}
 
     assert views(credited)["sum"] < 0.9 * views(credited)["upload"]
@@ -445,7 +433,7 @@ def test_no_pair_of_data_sets_moves_secure_fedavg_by_more_than_its_stated_sensit
     size = 12
     prepared = prepare(spec, models.logistic(3), client_sizes=np.array([size] * 6), num_params=4)
     quiet = {**prepared.hyper, "noise_multiplier": np.zeros(6)}
-    stated = prepared.build(prepared.hyper).releases(RoundInfo(0, 0, size, 6))[0].sensitivity
+    stated = prepared.releases(RoundInfo(0, 0, size, 6))[0].sensitivity
     x = jnp.full((size, 3), 2.0)
     key = jax.random.key(0)
 
@@ -470,7 +458,9 @@ def test_colluders_know_their_own_noise_in_nbafl():
     for colluders in (0, 5):
         experiment = api.build_experiment(spec_for("nbafl", **base, **values, **{"privacy.colluders": colluders}))
         rows[colluders] = next(
-            r["value"] for r in api.proven(experiment) if (r["view"], r["adjacency"]) == ("final", "replace-one")
+            r["value"]
+            for r in experiment.accountant().table()
+            if (r["view"], r["adjacency"]) == ("final", "replace-one")
         )
     assert rows[5] > 1.5 * rows[0]
 
@@ -501,8 +491,8 @@ def test_before_the_draw_the_worst_class_of_clients_counts():
     experiment = api.build_experiment(spec)
     rows = [r for r in api.accounted(spec, ex_ante=True)["ex_ante"] if r["adjacency"] == "replace-one"]
     (shown,) = [r["value"] for r in rows if r["view"] == "upload"]
-    releases = experiment.prepared.build(experiment.prepared.hyper).releases
-    drawn = accountant.facts(PLAIN)._replace(participation=accounting.binomial(8, 2 / 3))
+    releases = experiment.prepared.releases
+    drawn = accounting.Conditions(participation=accounting.binomial(8, 2 / 3))
     each = [
         accounting.proven(
             [(releases(RoundInfo(0, client, int(size), 2)), 8)],
@@ -527,23 +517,21 @@ def shuffled(sizes, steps, batch, decay=1.0):
 
 def test_a_joint_bound_covers_clients_whose_rounds_straddle_two_epochs():
     """6 batches an epoch align with 3 steps, 7 and 8 do not: the joint class must cover the straddling client."""
-    own = PLAIN._replace(own_epochs=True, num_rounds=5)
     for sizes in ([60, 70], [60, 80], [134, 106]):
         sizes = np.array(sizes)
         releases = shuffled(sizes, steps=3, batch=10 if sizes[0] == 60 else 16, decay=0.5)
         cohorts = [np.arange(2)] * 5
-        apart = accountant.classes(releases, sizes, cohorts)
+        each = planned(releases, sizes, cohorts, own_epochs=True)
         (joint,) = accountant.classes(releases, sizes, cohorts, joint=True)
-        target = {"view": "upload", "adjacency": "replace-one", "unit": "run"}
-        assert accountant.worst([joint], 1e-5, own, **target) >= accountant.worst(apart, 1e-5, own, **target) * (
-            1 - 1e-9
-        )
+        together = accounting.proven(
+            joint.most, 1e-5, each.conditions, view="upload", adjacency="replace-one"
+        ).value
+        assert together >= each.epsilon() * (1 - 1e-9)
 
 
 def test_a_message_of_a_shuffled_epoch_may_straddle_two():
-    own = PLAIN._replace(own_epochs=True, num_rounds=5)
-    groups = accountant.classes(shuffled([40], steps=3, batch=8), np.array([40]), [np.arange(1)] * 5)
-    value = accountant.message(groups, 1e-5, own, adjacency="replace-one").value
+    epochs = planned(shuffled([40], steps=3, batch=8), [40], [np.arange(1)] * 5, own_epochs=True)
+    value = epochs.epsilon(unit="message")
     assert value == pytest.approx(accounting.gaussian_epsilon(math.sqrt(2), 1e-5), rel=1e-6)
 
 
@@ -557,9 +545,8 @@ def test_a_round_released_again_with_fresh_noise_is_charged_again(tmp_path):
     def spent(replay, again):
         ledger = Ledger(tmp_path / f"{replay}-{again}.sqlite")
         run = Spending(
-            ledger, run="r", dataset="d", releases=decaying, sizes=sizes, cohorts=cohorts, clients=None,
-            facts=accountant.facts(PLAIN), replay=replay,
-        )  # fmt: skip
+            ledger, planned(decaying, sizes, cohorts), run="r", dataset="d", clients=None, replay=replay
+        )
         for start, stop in [(0, 10), (10, 20)] + [(10, 20)] * again:
             assert run.pay(start, stop) == stop
         (account,) = [s for s in ledger.spent("d", adjacency="replace-one") if s.client == EVERY_RECORD]
@@ -583,9 +570,8 @@ def test_only_rounds_of_this_very_run_are_taken_off_what_it_pays(tmp_path):
 
     def paid(run, chunks):
         account = Spending(
-            ledger, run=run, dataset="d", releases=steady, sizes=np.array([60, 60]), cohorts=cohorts,
-            clients=None, facts=accountant.facts(PLAIN), replay=True,
-        )  # fmt: skip
+            ledger, planned(steady, [60, 60], cohorts), run=run, dataset="d", clients=None, replay=True
+        )
         for start, stop in chunks:
             account.pay(start, stop)
         return ledger.spent("d", EVERY_RECORD)[0].participations
@@ -610,9 +596,8 @@ def test_a_budget_ends_a_seeded_run_by_its_most_exposed_client(tmp_path):
 
     def account():
         return Spending(
-            ledger, run="r", dataset="d", releases=steady, sizes=np.array([60, 60]), cohorts=cohorts,
-            clients=None, facts=accountant.facts(PLAIN), replay=True,
-        )  # fmt: skip
+            ledger, planned(steady, [60, 60], cohorts), run="r", dataset="d", clients=None, replay=True
+        )
 
     first = account()
     assert [first.pay(0, 10), first.pay(10, 20), first.pay(20, 60)] == [10, 20, 24]
@@ -630,13 +615,13 @@ def test_dp_scaffold_stops_at_its_budget_by_either_epsilon():
     given = base.with_values({"privacy.noise": "given", "privacy.noise_std": 0.5, "num_rounds": 40})
     whole = api.build_experiment(given.with_values({"method_options.stop_at_budget": "no"}))
     assert api.planned_rounds(whole) == 40
-    budget = api.proven_so_far(whole, 17)
+    budget = whole.proven_epsilon(17)
     stopped = api.build_experiment(
         given.with_values({"method_options.stop_at_budget": "proven", "privacy.epsilon": budget * (1 + 1e-9)})
     )
     made = api.planned_rounds(stopped)
     assert made >= 17
-    assert api.proven_so_far(whole, made) <= budget * (1 + 1e-6)
-    assert api.proven_so_far(whole, made + 1) > budget
+    assert whole.proven_epsilon(made) <= budget * (1 + 1e-6)
+    assert whole.proven_epsilon(made + 1) > budget
     claimed = api.build_experiment(given.with_values({"privacy.epsilon": whole.prepared.claim.value * 0.9}))
     assert 0 < api.planned_rounds(claimed) < 40

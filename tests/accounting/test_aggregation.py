@@ -205,8 +205,8 @@ def test_many_patterns_are_bounded_by_one_that_costs_more():
 
 def test_credit_ends():
     def mu(**changes):
-        facts = {"rates": [1.0] * 5, "others": 9, "smoothness": 0.5, "convex": True, **changes}
-        return accounting.aggregated_round_mu(2.0, facts.pop("uses", 5), **facts)
+        conditions = {"rates": [1.0] * 5, "others": 9, "smoothness": 0.5, "convex": True, **changes}
+        return accounting.aggregated_round_mu(2.0, conditions.pop("uses", 5), **conditions)
 
     # all others collude: the plain composition of the target's own steps
     assert mu(others=0) == pytest.approx(math.sqrt(5) / 2)
@@ -222,8 +222,8 @@ def test_credit_ends():
 
 def test_unproved_credit_is_refused():
     def mu(**changes):
-        facts = {"rates": [1.0] * 5, "others": 9, "smoothness": 0.5, "convex": True, **changes}
-        return accounting.aggregated_round_mu(2.0, 5, **facts)
+        conditions = {"rates": [1.0] * 5, "others": 9, "smoothness": 0.5, "convex": True, **changes}
+        return accounting.aggregated_round_mu(2.0, 5, **conditions)
 
     with pytest.raises(NoProof, match="convex"):
         mu(convex=False)

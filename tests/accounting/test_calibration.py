@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dither import accounting
-from dither.accounting import ADD_REMOVE, REPLACE_ONE, Facts
+from dither.accounting import ADD_REMOVE, REPLACE_ONE, Conditions
 from dither.errors import NoProof
 from dither.types import Release, Sampling
 
@@ -40,7 +40,7 @@ def test_round_trip(epsilon, kind, rate, steps):
 @pytest.mark.parametrize("view", ["upload", "sum", "final"])
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 10.0])
 def test_every_view_and_a_decaying_schedule(view, epsilon):
-    facts = Facts(cohort_size=8, convex=True, smoothness=0.2)
+    conditions = Conditions(cohort_size=8, convex=True, smoothness=0.2)
 
     def participations(noise):
         return [
@@ -49,9 +49,11 @@ def test_every_view_and_a_decaying_schedule(view, epsilon):
         ]
 
     noise = accounting.calibrate_releases(
-        epsilon, 1e-5, participations, facts, view=view, adjacency=REPLACE_ONE, guess=5.0
+        epsilon, 1e-5, participations, conditions, view=view, adjacency=REPLACE_ONE, guess=5.0
     )
-    check(epsilon, accounting.proven(participations(noise), 1e-5, facts, view=view, adjacency=REPLACE_ONE).value)
+    check(
+        epsilon, accounting.proven(participations(noise), 1e-5, conditions, view=view, adjacency=REPLACE_ONE).value
+    )
 
 
 def test_agrees_with_the_analytic_calibration():

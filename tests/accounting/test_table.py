@@ -9,25 +9,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dither import accounting
-from dither.accounting import ADD_REMOVE, REPLACE_ONE, ZERO_OUT, Facts, views
+from dither.accounting import ADD_REMOVE, REPLACE_ONE, ZERO_OUT, Conditions, views
 from dither.errors import NoProof
 from dither.types import Release, Sampling
 
 Z_CPFED = 1.8544536220275742
 Z_CONCENTRATED = 0.3002770038368145
-CONVEX = Facts(cohort_size=10, convex=True, smoothness=1.0)
+CONVEX = Conditions(cohort_size=10, convex=True, smoothness=1.0)
 
 
 def release(kind, z, *, uses=1, rate=1.0, adjacency=REPLACE_ONE, channel="uplink", **sampling):
     return Release(channel, z, 1.0, uses, Sampling(kind, rate, adjacency, **sampling), "test", rates=(1.0,))
 
 
-def table(participations, delta, facts=None, **options):
-    return {row.view: row for row in accounting.account(participations, delta, facts, **options)}
+def table(participations, delta, conditions=None, **options):
+    return {row.view: row for row in accounting.account(participations, delta, conditions, **options)}
 
 
-def by_recipe(participations, delta, facts, view, adjacency):
-    rows = accounting.account(participations, delta, facts, adjacency=adjacency, views=(view,), every_recipe=True)
+def by_recipe(participations, delta, conditions, view, adjacency):
+    rows = accounting.account(
+        participations, delta, conditions, adjacency=adjacency, views=(view,), every_recipe=True
+    )
     return {row.recipe: row for row in rows}
 
 
@@ -112,7 +114,7 @@ def test_secure_fedavg_per_round_release():
     summed = table(
         [(release("fixed-round", 0.8062266872137587, rate=0.03034667218864549), 50)],
         1e-4,
-        Facts(cohort_size=10),
+        Conditions(cohort_size=10),
         adjacency=REPLACE_ONE,
     )["sum"]
     expected = accounting.fixed_size_epsilon(0.03034667218864549, 0.8062266872137587 * math.sqrt(10), 50, 1e-4)
@@ -125,7 +127,7 @@ def test_nbafl_channels():
     up = release("full", constant / (50 / 1.0))
     down = release("full", constant * 25 / 50, channel="downlink")
     rounds = [((up, down), 25)]
-    rows = table(rounds, 0.01, Facts(exposures=1), adjacency=REPLACE_ONE)
+    rows = table(rounds, 0.01, Conditions(exposures=1), adjacency=REPLACE_ONE)
     assert rows["broadcast"].value == pytest.approx(171.62414541907197, rel=1e-6)
     assert rows["broadcast"].recipe == "R1 joint"
     assert rows["final"].value == pytest.approx(11.918178190326882, rel=1e-6)
@@ -136,11 +138,11 @@ def test_nbafl_channels():
 
 def test_scaffold_and_its_private_state():
     rounds = [(release("fixed", 707.1067811865476, uses=50, rate=0.2), 120)]
-    facts = Facts(cohort_size=8, convex=True, smoothness=0.1, client_state=True)
-    rows = table(rounds, 1e-5, facts, adjacency=REPLACE_ONE)
+    conditions = Conditions(cohort_size=8, convex=True, smoothness=0.1, client_state=True)
+    rows = table(rounds, 1e-5, conditions, adjacency=REPLACE_ONE)
     assert rows["upload"].value == pytest.approx(0.06487, rel=5e-3)
     assert rows["sum"].value == rows["upload"].value
-    refused = by_recipe(rounds, 1e-5, facts, "sum", REPLACE_ONE)["no proof"]
+    refused = by_recipe(rounds, 1e-5, conditions, "sum", REPLACE_ONE)["no proof"]
     assert refused.value == math.inf
     assert "private state" in refused.detail
 
@@ -167,8 +169,8 @@ def steps_of(rates, noise, kind="full", **sampling):
     return tuple(Release("uplink", z, 1.0, 1, one, "test", (r,)) for r, z in zip(rates, noise, strict=True))
 
 
-def summed_mu(participations, facts=CONVEX):
-    row = table(participations, 1e-5, facts, adjacency=REPLACE_ONE, views=("sum",))["sum"]
+def summed_mu(participations, conditions=CONVEX):
+    row = table(participations, 1e-5, conditions, adjacency=REPLACE_ONE, views=("sum",))["sum"]
     assert row.recipe.startswith("R6")
     return accounting.gaussian_mu(row.value, 1e-5)
 
@@ -200,12 +202,12 @@ def test_shuffled_epochs_take_the_costliest_rounds():
             rates=tuple(1.0 / (1 + 0.4 * (3 * index + step)) for step in range(3))
         )
 
-    facts = CONVEX._replace(own_epochs=True, num_rounds=4)
+    conditions = CONVEX._replace(own_epochs=True, num_rounds=4)
     costs = sorted(
         accounting.aggregated_round_mu(4.0, 1, rates=round_of(t).rates, others=9, smoothness=1.0, convex=True) ** 2
         for t in range(4)
     )
-    mu = summed_mu([(round_of(t), 1) for t in range(4)], facts)
+    mu = summed_mu([(round_of(t), 1) for t in range(4)], conditions)
     assert mu == pytest.approx(math.sqrt(costs[-1] + costs[-2]), rel=1e-6)
 
 
@@ -241,8 +243,8 @@ def test_certain_rounds_count_beside_those_that_are_drawn():
 
     def drawn(certain, *participations):
         total = sum(count for _, count in participations)
-        facts = Facts(participation=accounting.binomial(total, 0.1, certain=certain))
-        return table(list(participations), 1e-5, facts, adjacency=REPLACE_ONE, views=("upload",))["upload"]
+        conditions = Conditions(participation=accounting.binomial(total, 0.1, certain=certain))
+        return table(list(participations), 1e-5, conditions, adjacency=REPLACE_ONE, views=("upload",))["upload"]
 
     one = accounting.plain_epsilon(4.0, 1, 1e-5)
     assert drawn(1, (noisy, 1)).value == pytest.approx(one)
@@ -281,7 +283,7 @@ def test_no_noise_is_no_privacy_and_no_sensitivity_is_no_loss():
 
 
 def test_neural_networks_get_no_credit_unless_asked_for_by_name():
-    network = Facts(cohort_size=10)
+    network = Conditions(cohort_size=10)
     rounds = [(release("full", 2.0, uses=5), 4)]
     plain = table(rounds, 1e-5, network, adjacency=REPLACE_ONE)
     assert plain["sum"].value == plain["upload"].value
@@ -302,8 +304,8 @@ def test_adaptive_selection_is_refused():
     with pytest.raises(NoProof, match="maximum of 20 uses"):
         accounting.random_uses_epsilon(pmf, 0.3, 1e-5, adaptive_selection=True)
     rounds = [(release("full", 3.0), 20)]
-    honest = Facts(participation=accounting.binomial(20, 0.5))
-    adaptive = Facts(participation=accounting.binomial(20, 0.5, adaptive=True))
+    honest = Conditions(participation=accounting.binomial(20, 0.5))
+    adaptive = Conditions(participation=accounting.binomial(20, 0.5, adaptive=True))
     every = table(rounds, 1e-5, adaptive, adjacency=REPLACE_ONE)["upload"]
     assert every.value == pytest.approx(accounting.plain_epsilon(3.0, 20, 1e-5))
     assert "adaptive" in every.detail
@@ -316,7 +318,9 @@ def test_wrong_arguments_raise():
     with pytest.raises(ValueError, match="view='server'"):
         accounting.account([], 1e-5, views=("server",))
     with pytest.raises(ValueError, match="3 participations are listed for a binomial over num_rounds=20"):
-        accounting.account([(release("full", 1.0), 3)], 1e-5, Facts(participation=accounting.binomial(20, 0.5)))
+        accounting.account(
+            [(release("full", 1.0), 3)], 1e-5, Conditions(participation=accounting.binomial(20, 0.5))
+        )
     with pytest.raises(ValueError, match="channel='sidelink'"):
         accounting.account([(release("full", 1.0, channel="sidelink"), 3)], 1e-5)
 
@@ -337,10 +341,10 @@ def any_release(kind, z, uses):
 @given(kind=kinds, z=st.floats(0.7, 20.0), uses=st.integers(1, 6), count=st.integers(1, 40))
 def test_views_are_ordered_and_monotone(kind, z, uses, count):
     adjacency = ADD_REMOVE if kind.startswith("poisson") else REPLACE_ONE
-    facts = CONVEX._replace(own_epochs=True)
+    conditions = CONVEX._replace(own_epochs=True)
 
     def values(z, count):
-        return table([(any_release(kind, z, uses), count)], 1e-5, facts, adjacency=adjacency)
+        return table([(any_release(kind, z, uses), count)], 1e-5, conditions, adjacency=adjacency)
 
     base, more, louder = values(z, count), values(z, count + 10), values(z * 1.3, count)
     assert base["final"].value <= base["broadcast"].value <= base["sum"].value <= base["upload"].value

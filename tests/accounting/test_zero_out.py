@@ -52,7 +52,7 @@ def bound(kind, rate, std, *, uses=1, adjacency=ZERO_OUT, stated=ZERO_OUT, size=
         "uplink", std, size, uses, Sampling(kind, rate, stated, fixed_rate=fixed_rate, **sampling), "test"
     )
     found = accounting.proven(
-        [(release, 1)], DELTA, accounting.Facts(own_epochs=True), view="upload", adjacency=adjacency
+        [(release, 1)], DELTA, accounting.Conditions(own_epochs=True), view="upload", adjacency=adjacency
     )
     return found.value
 

@@ -104,7 +104,7 @@ def test_no_file_that_the_server_names_is_executed(server, tmp_path):
 def test_a_file_is_a_method_where_its_content_was_approved(server, tmp_path):
     """By its digest, whatever it is called there and whatever the file holds by then; nowhere else."""
     path = tmp_path / "mine.py"
-    path.write_text("from dither.methods.cpfed import OPTIONS, SECURE_AGGREGATION, prepare\n")
+    path.write_text("from dither.methods.cpfed import OPTIONS, prepare\n\nSECURE_AGGREGATION = True\n")
     spec = server.agreement.spec.with_values({"method": str(path)})
     agreement = replace(server.agreement, spec=federated_spec(spec, 4, "breast-cancer"))
     name = f"mine.py#{hashlib.sha256(path.read_bytes()).hexdigest()}"

@@ -79,7 +79,7 @@ def federation(folder, target="a", records=8, **values):
 def sum_row(experiment):
     (row,) = [
         r
-        for r in api.proven(experiment)
+        for r in experiment.accountant().table()
         if (r["view"], r["adjacency"], r["unit"]) == ("sum", "replace-one", "run")
     ]
     return row
@@ -87,7 +87,7 @@ def sum_row(experiment):
 
 def linear_mu(experiment):
     """Exact distance of the two worlds' sums, with every gradient replaced by its linear part at the start."""
-    (release,) = experiment.prepared.build(experiment.prepared.hyper).releases(_first(experiment))
+    (release,) = experiment.prepared.releases(_first(experiment))
     rates = [RATE / (1 + DECAY * step) for step in range(2)]
     gradient = math.sqrt(FEATURES + 1) / 2  # of the record at the start: below the clip
     distance = release.noise_std / accounting.step_multiplier(release, "replace-one")

@@ -7,7 +7,7 @@ from dither import models
 from dither.methods import nbafl
 from tests.conftest import make_plan
 
-OPTIONS = {name: default for name, (default, _) in nbafl.OPTIONS.items()}
+OPTIONS = {name: default for name, (default, *_) in nbafl.OPTIONS.items()}
 
 
 def test_unequal_clients_get_the_epsilon_they_asked_for():

@@ -31,7 +31,7 @@ def absent(rows):
 def test_no_epsilon_under_add_remove_where_everybody_reads_the_counts():
     one, other = agreement_of((4000, 4000)), agreement_of((4001, 4000))
     assert one.digest != other.digest  # what everybody sees tells the neighbours apart
-    rows = absent(build.proven(one.experiment(*ONE_ROW)))
+    rows = absent(one.experiment(*ONE_ROW).accountant().table())
     assert {row["value"] for row in rows} == {math.inf}
     assert all("count to all" in row["detail"] and "use zero-out" in row["detail"] for row in rows)
 
@@ -67,7 +67,7 @@ GIVEN = {"privacy__noise": "given", "privacy__noise_std": 0.5, "privacy__adjacen
 )
 def test_no_epsilon_under_add_remove_where_something_follows_a_count(method, changes, reason):
     spec = small_spec(method, **{**COINS, **GIVEN, **changes})
-    rows = build.proven(build.build_experiment(spec, dataset=small_dataset()))
+    rows = build.build_experiment(spec, dataset=small_dataset()).accountant().table()
     assert {row["value"] for row in absent(rows)} == {math.inf}
     assert all(reason in row["detail"] for row in absent(rows))
     assert all(math.isfinite(row["value"]) for row in rows if row not in absent(rows))
@@ -84,11 +84,11 @@ def test_what_ignores_counts_is_the_same_with_other_counts(method, noise):
     for records in (20, 21):
         own = spec.with_values({"data.records_per_client": records})
         experiment = build.build_experiment(own, dataset=small_dataset())
-        rows = build.proven(experiment)
+        rows = experiment.accountant().table()
         assert all(math.isfinite(row["value"]) for row in absent(rows))
         hyper = {name: np.asarray(value).tolist() for name, value in experiment.prepared.hyper.items()}
         seen.append(
-            (hyper, experiment.prepared.claim, experiment.prepared.weights, experiment.prepared.num_rounds, rows)
+            (hyper, experiment.prepared.claim, experiment.plan.weights, experiment.prepared.num_rounds, rows)
         )
     assert seen[0] == seen[1]
 
@@ -100,20 +100,20 @@ def test_noise_is_not_calibrated_to_neighbours_without_a_proof():
 
 
 def test_an_old_add_remove_budget_keeps_its_entries_and_pays_for_no_run_that_shows_counts(tmp_path):
-    coins = accounting.Facts()  # what entries before this rule say of counts: nothing
+    coins = accounting.Conditions()  # what entries before this rule say of counts: nothing
     poisson = build.build_experiment(small_spec("cpfed", **{**COINS, **GIVEN}), dataset=small_dataset())
     released = poisson.prepared.build(poisson.prepared.hyper).releases(build.RoundInfo(0, 0, 24, 3))
     ledger = Ledger(tmp_path / "ledger.sqlite")
     ledger.set_budget("data", Budget(9.0, 1e-5, "upload", "add/remove"))
-    ledger.charge("old", "data", [Charge("ann", [(released, 2)])], rounds=(0, 2), facts=coins)
+    ledger.charge("old", "data", [Charge("ann", [(released, 2)])], rounds=(0, 2), conditions=coins)
     (before,) = ledger.spent("data")
     assert 0 < before.epsilon < 9
     assert before.adjacency == "add/remove"
-    shown = accounting.Facts(counts_shown="a federation shows every party's count to all")
+    shown = accounting.Conditions(counts_shown="a federation shows every party's count to all")
     with pytest.raises(BudgetExhausted, match=r"dither budget set DATA .* --adjacency zero-out"):
-        ledger.charge("new", "data", [Charge("ann", [(released, 1)])], rounds=(0, 1), facts=shown)
+        ledger.charge("new", "data", [Charge("ann", [(released, 1)])], rounds=(0, 1), conditions=shown)
     ledger.set_budget("data", Budget(9.0, 1e-5), raising=True)
-    ledger.charge("new", "data", [Charge("ann", [(released, 1)])], rounds=(0, 1), facts=shown)
+    ledger.charge("new", "data", [Charge("ann", [(released, 1)])], rounds=(0, 1), conditions=shown)
     (after,) = Ledger(tmp_path / "ledger.sqlite").spent("data")  # read again from the disk
     assert after.adjacency == "zero-out"
     assert before.epsilon < after.epsilon < 9

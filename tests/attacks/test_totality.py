@@ -11,9 +11,10 @@ import pytest
 from dither import api, models
 from dither.errors import SpecError
 from dither.federation import engines
+from dither.methods import prepare
 from dither.privacy import clipping
 from dither.simulation import engine
-from dither.spec import METHODS, prepare
+from dither.spec import METHODS
 from tests.conftest import make_federation, make_records
 from tests.methods.test_conformance import SIZES, spec_of
 
@@ -45,7 +46,7 @@ def test_a_record_that_overflows_stays_inside_its_clip(name):
             engine.problem(these, y, make_federation(SIZES), x[:5], y[:5]),
             seeds=[0],
             hyper={key: np.asarray(value)[None] for key, value in prepared.hyper.items()},
-            cohorts=None if prepared.cohorts is None else [prepared.cohorts],
+            cohorts=None if prepared.plan.design is None else [prepared.plan.design],
         )
         state = simulation.advance(simulation.start(inputs), inputs, 0, 4)
         assert not np.asarray(state.refused).any()

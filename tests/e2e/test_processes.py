@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from dither import api
-from dither.cli import crews
+from dither.cli import processes
 from dither.errors import SpecError
 from dither.experiment import folder as runs
 from dither.experiment import plots, train
@@ -152,8 +152,8 @@ def test_options_that_do_not_fit_together_are_refused():
         ((2, 0, "a:99999"), "not HOST:PORT"),
     ]:
         with pytest.raises(SpecError, match=wrong):
-            crews._count(*given)
-    assert crews._count(None, None, None) == 1
+            processes._count(*given)
+    assert processes._count(None, None, None) == 1
 
 
 def test_processes_share_whatever_was_asked_for_but_nothing_that_must_be_drawn_once(monkeypatch):
@@ -173,27 +173,26 @@ def test_processes_share_whatever_was_asked_for_but_nothing_that_must_be_drawn_o
     assert devices.for_one_run(round_flops=1e12, record_bytes=1000) == Shards(1, 1)
 
 
-def test_what_process_0_does_alone_comes_after_the_others_are_dismissed(spec, tmp_path, monkeypatch):
+def test_what_process_0_does_alone_comes_after_the_others_have_parted(spec, tmp_path, monkeypatch):
     calls = []
 
     def note(where, name, instead=None):
         function = instead or getattr(where, name)
         monkeypatch.setattr(where, name, lambda *a, **k: [calls.append(name), function(*a, **k)][1])
 
-    note(distributed, "tell")
-    note(distributed, "dismiss")
+    note(distributed, "exchange")
+    note(distributed, "part")
     note(train, "report_of")
     note(train, "without_noise", lambda experiment: 0.5)
     note(plots, "draw_run", lambda *_, **__: None)
     note(runs.RunFolder, "save_summary")
     api.run(spec, values={"compare": True}, out=tmp_path / "run")
     alone = ["report_of", "without_noise", "draw_run", "save_summary"]
-    assert (
-        calls == ["tell"] * 4 + ["dismiss", "tell"] + alone
-    )  # the spec, two chunks of rounds, the model; the end
+    shared = ["exchange"] * 4  # the spec, where to begin, two chunks of rounds
+    assert calls == [*shared, "part", "exchange", *alone]
 
 
-def test_an_error_after_the_others_are_dismissed_is_told_to_nobody(monkeypatch):
+def test_an_error_after_the_others_have_parted_is_told_to_nobody(monkeypatch):
     told = []
     monkeypatch.setattr(distributed, "exchange", lambda message: told.append(message) or [{}, {}])
     monkeypatch.setattr(distributed, "disconnect", lambda: monkeypatch.setattr(distributed, "_count", 1))
@@ -201,12 +200,42 @@ def test_an_error_after_the_others_are_dismissed_is_told_to_nobody(monkeypatch):
 
     @distributed.together()
     def fail():
-        distributed.dismiss(3)
+        distributed.part(3)
         raise ValueError("late")
 
     with pytest.raises(ValueError, match="late"):
         fail()
-    assert told == [{"do": "end", "work": False, "exit_code": 3}]
+    assert told == [{}]
+    monkeypatch.setattr(distributed, "_count", 2)
+    monkeypatch.setattr(distributed, "_number", 1)
+    with pytest.raises(SystemExit, match="3"):  # any other process
+        fail()
+    assert told == [{}, {}]
+
+
+def test_an_error_is_told_unless_the_others_are_in_compiled_rounds(monkeypatch):
+    told = []
+    monkeypatch.setattr(distributed, "exchange", lambda message: told.append(message) or [{}, {}])
+    monkeypatch.setattr(distributed, "_count", 2)
+    for name in ("_lost", "_computing"):
+        monkeypatch.setattr(distributed, name, False)
+
+    @distributed.together()
+    def compute(error, inside):
+        with distributed.computing():
+            with distributed.between_rounds():
+                if inside:
+                    raise error
+            raise error
+
+    with pytest.raises(KeyboardInterrupt):
+        compute(KeyboardInterrupt(), inside=True)
+    assert told == [{"error": "it was interrupted", "exit_code": 130}]
+    assert not distributed.lost()
+    with pytest.raises(ValueError, match="early"):
+        compute(ValueError("early"), inside=False)
+    assert len(told) == 1
+    assert distributed.lost()
 
 
 def test_devices_are_connected_once_and_when_all_processes_are_there(monkeypatch):
@@ -241,10 +270,10 @@ def test_those_that_run_are_ended_where_another_cannot_be_started(monkeypatch):
 
     popen = subprocess.Popen
     monkeypatch.setenv("DITHER_COORDINATOR", "")  # is set on the way
-    monkeypatch.setattr(crews, "_move_to", lambda cores: None)
-    monkeypatch.setattr(crews, "_CHILD_SECONDS", 0.1)
-    monkeypatch.setattr(crews.subprocess, "Popen", start)
-    with pytest.raises(OSError, match="no room"), crews.crew(3, None, None, lambda: "", silent=True):
+    monkeypatch.setattr(processes, "_move_to", lambda cores: None)
+    monkeypatch.setattr(processes, "_CHILD_SECONDS", 0.1)
+    monkeypatch.setattr(processes.subprocess, "Popen", start)
+    with pytest.raises(OSError, match="no room"), processes.several(3, None, None, silent=True):
         pass
     assert len(started) == 1
     assert started[0].poll() == -signal.SIGKILL
@@ -304,13 +333,13 @@ def test_the_others_end_while_process_0_finishes_alone(spec, tmp_path, how):
 # Longer than JAX waits for a process that is not at its first collective over some devices, 30 s.
 SLOW = """
 import time
-from dither.simulation import simulate
-rounds = simulate.Simulation.advance
+from dither.simulation import engine
+rounds = engine.Simulation.advance
 def advance(*arguments):
-    simulate.Simulation.advance = rounds
+    engine.Simulation.advance = rounds
     time.sleep(40)
     return rounds(*arguments)
-simulate.Simulation.advance = advance
+engine.Simulation.advance = advance
 """
 TWO_CORES = "from dither.simulation import devices\ndevices.cores = lambda: 2\n"
 
@@ -487,7 +516,7 @@ def test_records_that_differ_are_refused_and_process_0_alone_pays(tmp_path, monk
 @pytest.mark.slow
 def test_nobody_waits_for_ever_for_one_who_does_not_come(tmp_path):
     program = (
-        "from dither.simulation import processes as p\n"
+        "from dither.simulation import distributed as p\n"
         "try: p.connect('127.0.0.1:{port}', count=2, number={number}, seconds=2)\n"
         "except p.ProcessError as error: print(error, flush=True); import os; os._exit(7)\n"
     )

@@ -6,9 +6,10 @@ import pytest
 
 from dither import models
 from dither.errors import SpecError
-from dither.methods import dp_scaffold
+from dither.methods import dp_scaffold, prepare
 from dither.simulation import engine
-from dither.spec import METHODS, Spec, method, prepare
+from dither.spec import METHODS, Spec
+from dither.spec.options import declared
 from dither.types import RoundInfo
 from tests.conftest import make_federation, make_records
 
@@ -56,7 +57,7 @@ def train(spec, *, model=None, layout="vmap", rounds=None, **arguments):
         hyper=arguments.pop(
             "hyper", {k: np.stack([np.asarray(v)] * len(seeds)) for k, v in prepared.hyper.items()}
         ),
-        cohorts=None if prepared.cohorts is None else [prepared.cohorts],
+        cohorts=None if prepared.plan.design is None else [prepared.plan.design],
         eval_every=3,
         layout=layout,
         **arguments,
@@ -108,7 +109,7 @@ def test_no_method_retraces_on_later_rounds(name):
         problem(),
         seeds=[0],
         hyper={k: np.asarray(v)[None] for k, v in prepared.hyper.items()},
-        cohorts=None if prepared.cohorts is None else [prepared.cohorts],
+        cohorts=None if prepared.plan.design is None else [prepared.plan.design],
     )
     state = simulation.advance(simulation.start(inputs), inputs, 0, 2)
     before = len(traces)
@@ -131,7 +132,7 @@ def test_client_state_round_trips_through_a_checkpoint(name, tmp_path):
             problem(),
             seeds=[0],
             hyper={k: np.asarray(v)[None] for k, v in prepared.hyper.items()},
-            cohorts=None if prepared.cohorts is None else [prepared.cohorts],
+            cohorts=None if prepared.plan.design is None else [prepared.plan.design],
         )
 
     data = inputs()
@@ -163,7 +164,7 @@ def test_records_that_are_not_numbers_count_as_nothing_where_noise_is_added(name
     dirty.x[12:24] = np.nan  # client 1
     spec = spec_of(name, cohort_size=6, batch_sampling="full")
     prepared = prepare(spec, models.logistic(6), client_sizes=SIZES, num_params=7)
-    refuse = not any(np.any(prepared.hyper[noise]) for noise in prepared.noise_names)
+    refuse = not any(np.any(prepared.hyper[noise]) for noise in prepared.plan.noise_names)
     result = train(spec, problem=dirty, refuse=refuse)
     assert np.isfinite(vector(result)).all()
     assert result.refused[0].tolist() == [0, result.participation[0][1] if refuse else 0, 0, 0, 0, 0]
@@ -208,7 +209,7 @@ def test_it_runs_on_another_model_and_more_classes(name):
 def test_unknown_options_are_refused_by_name(name):
     with pytest.raises(SpecError, match=r"method_options\.nonsense"):
         spec_of(name, **{"method_options.nonsense": 1})
-    assert all(len(entry) == 2 and entry[1] for entry in method(name).options.values())
+    assert all(option.help for option in declared(name).options.values())
 
 
 # With the noise off, methods that should coincide do
@@ -294,10 +295,10 @@ def test_dp_fedavg_bounds_every_client_and_noises_the_sum():
             "local_steps=13 exceeds the 12",
         ),
         ("dp-sgd", {"local_steps": 2}, "dp-sgd takes one noisy step a round"),
-        ("nbafl", {"method_options.param_clip": -1.0}, "param_clip=-1 must be above 0"),
+        ("nbafl", {"method_options.param_clip": -1.0}, "param_clip=-1.0 must be at least 0"),
         ("nbafl", {"method_options.optimizer": "lion"}, "'lion' is not one of 'sgd', 'adam'"),
         ("nbafl", {"method_options.scheduling": "lucky"}, "'lucky' is not one of"),
-        ("dp-fedavg", {"method_options.update_clip": 0.0}, "update_clip=0 must be above 0"),
+        ("dp-fedavg", {"method_options.update_clip": 0.0}, "update_clip=0.0 must be above 0"),
         ("dp-dsgd", {"method_options.credited_clients": "all", "local_steps": 1}, "'all' is not one of 'n', 'r'"),
         ("cpfed", {"privacy.noise": "given"}, "needs privacy.noise_std above 0"),
         ("cpfed", {"privacy.noise_scale": [1.0, 2.0]}, "noise_scale has 2 entries for num_clients=6"),
@@ -339,16 +340,16 @@ def test_nbafl_can_take_its_clip_from_a_pilot_and_says_so():
 def test_balanced_participation_never_differs_by_more_than_one():
     spec = spec_of("concentrated", num_rounds=20, cohort_size=4)
     prepared = prepare(spec, models.logistic(6), client_sizes=SIZES, num_params=7)
-    counts = np.bincount(prepared.cohorts.ravel(), minlength=6)
+    counts = np.bincount(prepared.plan.design.ravel(), minlength=6)
     assert counts.sum() == 80
     assert counts.max() - counts.min() <= 1
-    assert all(len(set(row)) == 4 for row in prepared.cohorts.tolist())
+    assert all(len(set(row)) == 4 for row in prepared.plan.design.tolist())
 
 
 def test_exact_epochs_use_every_record_at_most_once_a_round():
     spec = spec_of("concentrated", local_steps=4, **{"method_options.exact_epochs": True})
     prepared = prepare(spec, models.logistic(6), client_sizes=SIZES, num_params=7)
-    (release,) = prepared.build(prepared.hyper).releases(RoundInfo(0, 0, 12, 3))
+    (release,) = prepared.releases(RoundInfo(0, 0, 12, 3))
     assert release.sampling.batch_size == 3  # floor(12 / 4): four batches are exactly one epoch
 
 
@@ -360,7 +361,7 @@ def test_the_noise_that_is_drawn_follows_the_schedules_of_dp_scaffold(schedule, 
     prepared = prepare(
         spec_of("dp-scaffold", **values, **given), models.logistic(6), client_sizes=SIZES, num_params=7
     )
-    releases = prepared.build(prepared.hyper).releases
+    releases = prepared.releases
     expected = dp_scaffold.noise_schedule(dp_scaffold.NoiseScheme(scheme, 6, 2, 0.9, 2), initial_variance=9.0)
     for index in range(6):
         found = [r.noise_std**2 for r in releases(RoundInfo(index, 0, 12, 3)) for _ in range(r.uses)]

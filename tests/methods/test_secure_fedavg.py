@@ -80,7 +80,7 @@ def test_each_client_gets_the_noise_of_its_own_size():
 def test_the_release_states_what_the_client_does():
     plan = make_plan(SIZES, options={"first_round": "all"})
     prepared = secure_fedavg.prepare(models.logistic(6), plan)
-    (release,) = prepared.build(prepared.hyper).releases(RoundInfo(index=4, client=1, size=30, cohort_size=2))
+    (release,) = prepared.releases(RoundInfo(index=4, client=1, size=30, cohort_size=2))
     rates = [0.2 / (1 + 0.01 * t) for t in (8, 9, 10)]
     assert release.sensitivity == pytest.approx(2 * 2.0 * (rates[0] + rates[1]))  # 2 G Σ η
     assert release.noise_std == pytest.approx(prepared.hyper["noise_multiplier"][1] * 4 * 2 * 2.0 * rates[2])

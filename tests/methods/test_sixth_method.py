@@ -51,5 +51,5 @@ def test_it_trains_with_a_proven_epsilon(name):
     )
     experiment = api.build_experiment(spec)
     assert float(np.min(experiment.prepared.hyper["noise_std"])) > 0
-    assert api.proven_so_far(experiment, 5) == pytest.approx(1.0, rel=1e-3)
+    assert experiment.proven_epsilon(5) == pytest.approx(1.0, rel=1e-3)
     assert spec.method_options == {"momentum": 0.5}

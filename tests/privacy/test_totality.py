@@ -10,9 +10,10 @@ import pytest
 
 from dither import models
 from dither.federation import engines
+from dither.methods import prepare
 from dither.privacy import clipping
 from dither.simulation import engine
-from dither.spec import METHODS, prepare
+from dither.spec import METHODS
 from tests.methods.test_conformance import SIZES, spec_of
 
 FEATURES = 12

@@ -12,8 +12,7 @@ import pytest
 
 from dither.experiment.sweep import batches
 from dither.reproduction import running
-from dither.reproduction.accounts import Accounts
-from dither.reproduction.cache import Cache
+from dither.reproduction.cache import Accounts, Cache
 from dither.reproduction.figure import FinishedRun, Scale, load
 from dither.types import Claim
 
@@ -103,7 +102,7 @@ def test_accounted_numbers_are_kept(tmp_path, monkeypatch):
     printed, _ = FIGURE.views("smoke")
     spec = printed.spec({"privacy.epsilon": 0.5, "local_steps": 1, "num_rounds": 4}, 0)
     first = Accounts(Cache(tmp_path)).proven_epsilon(spec, "message")
-    monkeypatch.setattr(Accounts, "_task", None)  # asked again it would fail
+    monkeypatch.setattr(Accounts, "_experiment", None)  # asked again it would fail
     assert Accounts(Cache(tmp_path)).proven_epsilon(spec, "message") == first
     assert first > 0
 

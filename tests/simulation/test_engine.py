@@ -138,7 +138,7 @@ def test_an_update_that_is_not_finite_is_left_out_where_no_noise_protects_record
     problem = small_problem()
     clean = train(model, prepared, problem, rounds=1)
     x = problem.x.copy()
-    start, size = int(problem.federations[0].start[2]), SIZES[2]
+    start, size = int(problem.partitions[0].start[2]), SIZES[2]
     x[start : start + size] = np.nan
     dirty = train(model, prepared, problem._replace(x=x), rounds=1, refuse=refuse)
     assert dirty.refused.tolist() == [[0, 0, int(refuse), 0, 0, 0]]

@@ -48,7 +48,7 @@ def test_any_sharing_of_runs_and_clients_gives_what_one_device_gives(layout, sha
 
 def test_states_of_clients_on_other_devices_are_kept():
     model = models.logistic(6)
-    options = {name: default for name, (default, _) in dp_scaffold.OPTIONS.items()} | {"stop_at_budget": "no"}
+    options = {name: default for name, (default, *_) in dp_scaffold.OPTIONS.items()} | {"stop_at_budget": "no"}
     plan = make_plan(SIZES, noise_std=0.1, noise="given", lr_decay=0.0, options=options)
     prepared = dp_scaffold.prepare(model, plan)
     alone = train(model, prepared, small_problem(), rounds=4, eval_every=4)

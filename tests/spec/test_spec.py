@@ -1,11 +1,13 @@
 """Specs: complete round trip through TOML, and every wrong value named."""
 
 import dataclasses
+import subprocess
+import sys
 
 import pytest
 
 from dither.errors import SpecError
-from dither.spec import Spec, all_keys, parse_setting, preset_names, preset_title
+from dither.spec import METHODS, Spec, all_keys, describe_keys, parse_setting, preset_names, preset_title
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -87,21 +89,23 @@ def test_a_spec_cannot_be_changed_in_place():
         Spec().seed = 3  # type: ignore[misc]
 
 
-def test_every_key_has_a_line_of_help():
-    for section in [
-        Spec,
-        *(type(getattr(Spec(), name)) for name in ("data", "model", "privacy", "secagg", "federation")),
-    ]:
-        for field in dataclasses.fields(section):
-            if not dataclasses.is_dataclass(field.type) and field.name not in (
-                "data",
-                "model",
-                "privacy",
-                "secagg",
-                "federation",
-            ):
-                assert field.metadata["help"], field.name
+def test_every_key_and_every_option_has_a_line_of_help():
+    for name in METHODS:
+        for key, _, what in describe_keys(name):
+            assert what, key
     assert "privacy.epsilon" in all_keys()
+
+
+def test_defaults_of_options_satisfy_their_own_limits():
+    for name in METHODS:
+        for key, value in Spec(method=name).method_options.items():
+            METHODS[name].options[key].check(key, value)
+
+
+def test_a_spec_is_checked_without_numpy_or_jax():
+    code = "import sys; from dither.spec import Spec; Spec.from_preset('nbafl'); print(*sys.modules)"
+    output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert not {"jax", "numpy", "dither.methods"} & set(output.split())
 
 
 def test_neighbours_follow_the_data_unless_they_are_named():

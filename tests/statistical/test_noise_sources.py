@@ -299,7 +299,7 @@ def train(paper, *, randomness, times=1, layout="vmap", **changes):
     x, y = make_records(sum(SIZES) + 50)
     problem = engine.problem(x[:-50], y[:-50], make_federation(SIZES), x[-50:], y[-50:])
     model = models.logistic(6)
-    options = {name: default for name, (default, _) in paper.OPTIONS.items()} | {"first_round": "cohort"}
+    options = {name: default for name, (default, *_) in paper.OPTIONS.items()} | {"first_round": "cohort"}
     prepared = paper.prepare(model, make_plan(SIZES, options=options, **changes))
     simulation = engine.Simulation(
         model,

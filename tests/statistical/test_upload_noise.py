@@ -38,7 +38,7 @@ def noise():
 
     every = jax.jit(jax.vmap(jax.vmap(difference, in_axes=(None, 0)), in_axes=(0, None)))
     values = np.asarray(every(jnp.arange(ROUNDS), jnp.arange(CLIENTS)), np.float64)
-    (release,) = prepared.build(prepared.hyper).releases(RoundInfo(0, 0, SIZE, CLIENTS))
+    (release,) = prepared.releases(RoundInfo(0, 0, SIZE, CLIENTS))
     return values / release.noise_std
 
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-from dither.experiment.build import proven, proven_so_far
 from dither.web import analysis
 from dither.web.run_page import PageRefusal
 from tests.web.folders import make_run
@@ -37,8 +36,12 @@ def found(experiment):
 def test_epsilon_by_round_grows_to_that_of_the_run(experiment, found):
     values = found["epsilon"]["values"]
     assert values == sorted(values)
-    assert values[1] == proven_so_far(experiment, 4)
-    table = [row for row in proven(experiment) if row["view"] == "upload" and row["adjacency"] == "zero-out"]
+    assert values[1] == experiment.proven_epsilon(4)
+    table = [
+        row
+        for row in experiment.accountant().table()
+        if row["view"] == "upload" and row["adjacency"] == "zero-out"
+    ]
     assert values[-1] == pytest.approx(table[0]["value"])
 
 

@@ -1,6 +1,7 @@
 """The plan is the accountant's own answer, and what is no slider's value is refused."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -36,7 +37,7 @@ def test_every_method_has_a_plan_that_is_a_spec(method):
 
 
 def test_what_has_no_proof_says_so():
-    none = accounting.Proven("upload", "zero-out", math.inf, 1e-5, "run", "no proof", (), False, "why not")
+    none = accounting.ProvenRow("upload", "zero-out", math.inf, 1e-5, "run", "no proof", detail="why not")
     with pytest.raises(NoProof, match="why not"):
         plan_page.solve(lambda factor: none, 1.0, guess=1.0)
 
@@ -51,19 +52,19 @@ def test_blanking_asks_for_no_more_noise_than_replacing(method):
 
 
 def test_a_plan_agrees_with_the_run_it_becomes():
-    from dither.experiment.build import build_experiment, proven_so_far
+    from dither.experiment.build import build_experiment
     from dither.experiment.plan.pricing import first_noise
-    from dither.experiment.plan.shapes import stand_in
+    from dither.experiment.plan.records import counts_only
 
     request = PlanRequest(rounds=10, clients=4, records=2000, batch=50)
-    counts = stand_in(2000, 3, ("0", "1"))
+    counts = counts_only(2000, 3, ("0", "1"))
     experiment = build_experiment(
         plan_page.spec_of(request), dataset=counts, arrays=(counts.x_train, counts.y_train)
     )
     assert first_noise(experiment.prepared, experiment) == pytest.approx(
         plan_page.required_noise(request).noise_std, rel=5e-3
     )
-    assert proven_so_far(experiment, 10) == pytest.approx(1.0, rel=5e-3)
+    assert experiment.proven_epsilon(10) == pytest.approx(1.0, rel=5e-3)
 
 
 def test_participations_that_are_drawn_hold_with_the_stated_probability():
@@ -89,14 +90,14 @@ def test_a_value_that_is_no_slider_is_refused(given):
 def test_the_solver_finds_a_jump_and_a_bend():
     def rough(factor):
         value = 10 / factor if factor < 3 else 1 / factor**2
-        return accounting.Proven("upload", "zero-out", value, 1e-5, "run", "R", (), False, "")
+        return accounting.ProvenRow("upload", "zero-out", value, 1e-5, "run", "R")
 
     factor, found, _ = plan_page.solve(rough, 1.0, guess=1.0)
     assert found.value <= 1.0
     assert factor == pytest.approx(3.0, rel=1e-3)
 
     def hopeless(factor):
-        return rough(factor)._replace(value=math.inf, detail="none at all")
+        return replace(rough(factor), value=math.inf, detail="none at all")
 
     with pytest.raises(NoProof):
         plan_page.solve(hopeless, 1.0, guess=1.0)

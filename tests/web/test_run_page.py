@@ -3,7 +3,8 @@
 import re
 from pathlib import Path
 
-from dither.methods import METHODS, method
+from dither.methods import method
+from dither.spec import METHODS
 from dither.web import run_page
 
 ROOT = Path(__file__).parents[2]

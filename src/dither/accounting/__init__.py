@@ -1,4 +1,4 @@
-"""Proven ε: recipes R1 to R6 of the errata, the table of views, and calibration.
+"""ProvenRow ε: recipes R1 to R6 of the errata, the table of views, and calibration.
 
 gaussian      R1: exact Gaussian composition, conversions
 pld           privacy loss distributions: curves, pessimistic grid, composition by FFT
@@ -7,9 +7,9 @@ mixtures      R4, R5: random numbers of uses; one release per round on random ba
 aggregation   R6: the other clients' noise under secure aggregation
 discrete      the sum of discrete noise on the integers
 composition   from releases to loss items and ε
-facts         what the accountant is told, and `Proven`, what it answers
+conditions         what the accountant is told, and `ProvenRow`, what it answers
 views         the recipe of each adversary view
-table         `account`: one `Proven` a view
+table         `account`: one `ProvenRow` a view
 calibration   the noise for a target ε
 accountant    a run's clients and rounds to the table of proven ε
 ledger/       what was ever released of whose data, and budgets
@@ -26,20 +26,9 @@ from dither.accounting.aggregation import (
     smooth_round_mu,
     surviving_variance,
 )
+from dither.accounting.bounds import REALISED, WORST, ClientRange, Participations, ProvenRow, binomial
 from dither.accounting.calibration import calibrate, calibrate_releases
 from dither.accounting.composition import ADD_REMOVE, ADJACENCIES, REPLACE_ONE, ZERO_OUT, step_multiplier
-from dither.accounting.facts import (
-    REALISED,
-    WORST,
-    ClientRange,
-    Facts,
-    Lattice,
-    Participation,
-    Participations,
-    Proven,
-    ProvenRow,
-    binomial,
-)
 from dither.accounting.gaussian import (
     amplified_epsilon,
     classical_noise_multiplier,
@@ -75,6 +64,7 @@ from dither.accounting.subsampled import (
     poisson_rdp,
 )
 from dither.accounting.table import FLOAT_NOISE, VIEWS, account, compress, proven
+from dither.types import Conditions, Lattice, Participation
 
 __all__ = [
     "ADD_REMOVE",
@@ -86,11 +76,10 @@ __all__ = [
     "WORST",
     "ZERO_OUT",
     "ClientRange",
-    "Facts",
+    "Conditions",
     "Lattice",
     "Participation",
     "Participations",
-    "Proven",
     "ProvenRow",
     "absorption_cost",
     "account",

@@ -1,8 +1,8 @@
-"""What a run proves: from its releases and its cohorts to the table of proven ε, and back to the noise.
+"""What a plan proves: from its releases and its cohorts to the table of proven ε, and back to the noise.
 
-The accountant (`account`) knows one client's releases. A run has many clients that take part in
-different rounds; this room finds, for each class of alike clients, the participation that reveals at least as
-much as any member's (rank by rank the strongest), and accounts for that: the result holds for every client.
+`accounting.account` knows one client's releases. A run has many clients that take part in different rounds; this
+module finds, for each class of alike clients, the participation that reveals at least as much as any member's (the
+strongest, rank by rank), and accounts for that: the result holds for every client.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cache, cached_property
 from typing import Any, NamedTuple
 
@@ -17,39 +18,18 @@ import numpy as np
 
 from dither import accounting
 from dither.errors import NoProof, SpecError
-from dither.types import Algorithm, Prepared, Release, RoundInfo, Sampling
+from dither.types import Algorithm, Conditions, Lattice, PrivacyPlan, Release, RoundInfo, Sampling
 
 _MOST_CLASSES = 24  # classes of clients accounted one by one; more are bounded jointly
 
-_FACTORS: dict[Any, float] = {}  # answers of the accountant, by the whole question
-_MOST_FACTORS = 4096
+_ANSWERS: dict[Any, Any] = {}  # of the accountant, by the whole question
+_MOST_ANSWERS = 8192
 
 Participations = list[tuple[tuple[Release, ...], int]]
+Releases = Callable[[RoundInfo], tuple[Release, ...]]
 
 
-class Circumstances(NamedTuple):
-    """Public facts of a run that proofs need besides its releases (see `accounting.Facts`)."""
-
-    cohort_size: int
-    num_rounds: int
-    colluders: int
-    convex: bool
-    smoothness: float | None
-    client_state: bool
-    own_epochs: bool
-    exposures: int
-    noise_ratio: float  # least over largest noise that clients add to the sum
-    per_client: bool  # the unit of privacy is a whole client
-    assumed: bool  # the releases themselves rest on an assumption
-    assume_credit: bool  # the user asks for the credit of the others' noise where it is unproved
-    not_covered: tuple[str, ...]
-    lattice: accounting.Lattice | None = None  # the uplink's noise is discrete
-    encoded: bool = False  # uploads are rounded before they are summed
-    missing: int = 0  # of the colluders: those who are merely not in the sum
-    counts_shown: str = "nobody said that none is"  # why add/remove has no proof; empty: it may have one
-
-
-class Clients(NamedTuple):
+class ClientClass(NamedTuple):
     """A class of clients that reveal the same when they take part: their participations, at least, at the
     median and at most (an envelope over the class)."""
 
@@ -60,15 +40,15 @@ class Clients(NamedTuple):
 
 
 def classes(
-    releases: Callable[[RoundInfo], tuple[Release, ...]],
+    releases: Releases,
     sizes: np.ndarray,
     cohorts: Sequence[np.ndarray],
     *,
     joint: bool = False,
-    lattice: accounting.Lattice | None = None,
+    lattice: Lattice | None = None,
     groups: Sequence[np.ndarray] | None = None,
     numbers: Sequence[int] = (),
-) -> list[Clients]:
+) -> list[ClientClass]:
     """Group clients whose releases are the same, and bound what the members of a group reveal.
 
     `cohorts[t]` are the clients of round t, or of round `numbers[t]` where rounds were made twice. `joint` makes
@@ -97,7 +77,7 @@ def classes(
 
 
 def alike(
-    releases: Callable[[RoundInfo], tuple[Release, ...]],
+    releases: Releases,
     sizes: np.ndarray,
     cohorts: Sequence[np.ndarray],
     numbers: Sequence[int] = (),
@@ -166,8 +146,8 @@ def _bound_class(
     members: np.ndarray,
     taking_part: _TakingPart,
     at: Callable[[int, int], tuple[Release, ...]],
-    lattice: accounting.Lattice | None,
-) -> Clients:
+    lattice: Lattice | None,
+) -> ClientClass:
     model = int(members[0])  # all are alike, or `at` is already the worst over them
     counts = taking_part.counts[members]
     order = np.argsort(counts, kind="stable")
@@ -185,10 +165,10 @@ def _bound_class(
     if len(revealed) == 1:  # then only the number of participations counts
         ranked = [int(counts[order[at]]) for at in (0, len(order) // 2, -1)]
         least, median, most = ([(revealed[0], count)] if count else [] for count in ranked)
-        return Clients(members, least, median, most)
+        return ClientClass(members, least, median, most)
     if counts.min() == len(used):  # all have taken part in all of it
         every = compressed(np.arange(len(used)))
-        return Clients(members, every, every, every)
+        return ClientClass(members, every, every, every)
     if len({tuple(r.rates for r in releases) for releases in revealed}) > 1:
         # Rates put rounds in no order of strength: where clients took part in different rounds they are left out,
         # and with them the credit that needs them.
@@ -208,7 +188,7 @@ def _bound_class(
     def of(member: int) -> np.ndarray:
         return np.searchsorted(used, own[member])
 
-    return Clients(
+    return ClientClass(
         members=members,
         least=compressed(of(int(order[0]))),
         median=compressed(of(int(order[len(order) // 2]))),
@@ -217,20 +197,8 @@ def _bound_class(
 
 
 def without_rates(releases: Sequence[Release]) -> tuple[Release, ...]:
-    """The same releases as one sees them who sees every upload: nobody's learning rate matters to them."""
+    """The same releases without learning rates, which tell a server that sees every upload nothing new."""
     return tuple(release._replace(rates=()) for release in releases)
-
-
-def charged(
-    releases: Callable[[RoundInfo], tuple[Release, ...]], known: accounting.Facts
-) -> Callable[[RoundInfo], tuple[Release, ...]]:
-    """The releases as a ledger holds them: without rates that no proof could use, so that equal rounds are one;
-    and of a method whose unit is a whole client as they protect a record."""
-    if "whole client" in known.unit:
-        return lambda info: tuple(map(_of_a_record, releases(info)))
-    if known.convex and known.smoothness is not None:
-        return releases
-    return lambda info: without_rates(releases(info))
 
 
 def _of_a_record(release: Release) -> Release:
@@ -241,7 +209,7 @@ def _of_a_record(release: Release) -> Release:
     return release._replace(sensitivity=2 * release.sensitivity, sampling=sampling)
 
 
-def _information(release: Release, lattice: accounting.Lattice | None = None) -> float:
+def _information(release: Release, lattice: Lattice | None = None) -> float:
     """Order of strength among releases that differ only in noise and sensitivity. With discrete noise rounding
     adds √d steps of the grid to the distance, which weigh more where the noise is less."""
     if release.noise_std == 0:
@@ -251,7 +219,7 @@ def _information(release: Release, lattice: accounting.Lattice | None = None) ->
 
 
 def _worst_of(
-    at: Callable[[int, int], tuple[Release, ...]], clients: Sequence[int], lattice: accounting.Lattice | None
+    at: Callable[[int, int], tuple[Release, ...]], clients: Sequence[int], lattice: Lattice | None
 ) -> Callable[[int, int], tuple[Release, ...]]:
     """Releases at least as revealing as any of these clients': the highest sampling rate with the least noise."""
 
@@ -297,236 +265,240 @@ def _straddling(sampling: Sampling, steps: int, alternatives: Sequence[Release])
     return sampling._replace(population=epoch * sampling.batch_size, rate=1.0 / epoch)
 
 
-# The table
+class Accountant:
+    """ProvenRow ε of a plan, planned or realised.
 
-
-def facts(circumstances: Circumstances, unit: str = "run") -> accounting.Facts:
-    """What the accountant is told."""
-    c = circumstances
-    others = max(c.cohort_size - c.colluders - 1, 0) * c.noise_ratio**2
-    return accounting.Facts(
-        cohort_size=c.cohort_size,
-        colluders=min(c.colluders, max(c.cohort_size - 1, 0)),
-        others_noise=others,
-        convex=c.convex,
-        smoothness=c.smoothness,
-        client_state=c.client_state,
-        own_epochs=c.own_epochs,
-        num_rounds=c.num_rounds,
-        exposures=c.exposures,
-        lattice=c.lattice,
-        encoded=c.encoded,
-        assume=c.assume_credit,
-        participation=accounting.REALISED,
-        unit=unit + (", whole client" if c.per_client else ""),
-        not_covered=c.not_covered,
-        counts_shown=c.counts_shown,
-    )
-
-
-def table(groups: Sequence[Clients], delta: float, circumstances: Circumstances) -> list[dict[str, Any]]:
-    """Proven ε for every view and adjacency, the largest over clients, with the least and the median beside it;
-    then one participation by itself (unit "message")."""
-    rows = []
-    known = facts(circumstances)
-    members = [len(group.members) for group in groups]
-    for adjacency in accounting.ADJACENCIES:
-        # [group][least, median, most][view]
-        found = [
-            [accounting.account(which, delta, known, adjacency=adjacency) for which in group[1:]]
-            for group in groups
-        ]
-        for number in range(len(accounting.VIEWS)):
-            most = max((entry[2][number] for entry in found), key=lambda p: p.value)
-            medians = [entry[1][number].value for entry in found]
-            row = _row(most, circumstances)
-            row["clients"] = {
-                "min": min(entry[0][number].value for entry in found),
-                "median": float(np.median(np.repeat(medians, members))),
-                "max": most.value,
-            }
-            if most.view == "sum":
-                values = [entry[2][number].value for entry in found]
-                row["no_credit"] = _refusal(groups[int(np.argmax(values))], delta, known, adjacency, most)
-            rows.append(row)
-        rows.append(_row(message(groups, delta, circumstances, adjacency=adjacency), circumstances))
-    return rows
-
-
-def _refusal(
-    group: Clients, delta: float, known: accounting.Facts, adjacency: str, best: accounting.Proven
-) -> str:
-    """Why sums are proved no better than the uploads themselves, where another bound holds; else empty."""
-    if math.isinf(best.value):
-        return ""
-    bounds = accounting.account(group.most, delta, known, adjacency=adjacency, views=("sum",), every_recipe=True)
-    return next((bound.detail for bound in bounds if math.isinf(bound.value)), "")
-
-
-def tried(
-    groups: Sequence[Clients],
-    delta: float,
-    circumstances: Circumstances,
-    *,
-    participation: accounting.Participation = accounting.REALISED,
-) -> list[dict[str, Any]]:
-    """Every recipe that was tried, the largest over the classes of clients, refusals with their reason."""
-    known = facts(circumstances)._replace(participation=participation)
-    rows = []
-    for adjacency in accounting.ADJACENCIES:
-        found = [accounting.account(g.most, delta, known, adjacency=adjacency, every_recipe=True) for g in groups]
-        for same in zip(*found, strict=True):
-            rows.append(_row(max(same, key=lambda row: row.value), circumstances))
-    return rows
-
-
-def message(
-    groups: Sequence[Clients], delta: float, circumstances: Circumstances, *, adjacency: str
-) -> accounting.Proven:
-    """One participation by itself, the most revealing one, to a server that sees the upload.
-
-    Rounds of one class are ordered by strength, so its strongest stands for it; classes differ in sampling too, so
-    each is accounted for.
+    `releases` are the method's at the plan's noise; `alike` are the classes of clients that `alike()` finds, for
+    callers that ask about one method more than once.
     """
-    # Which message of a shuffled epoch it is, is not known: it may straddle two.
-    known = facts(circumstances, unit="message")._replace(own_epochs=False)
-    strongest = [
-        max(
-            (revealed for revealed, _ in group.most),
-            key=lambda rs: sum(_information(r, circumstances.lattice) for r in rs),
-        )
-        for group in groups
-        if group.most
-    ]
-    return max(
-        (
-            accounting.proven([(revealed, 1)], delta, known, view="upload", adjacency=adjacency)
-            for revealed in strongest
-        ),
-        key=lambda p: p.value,
-    )
 
+    def __init__(self, plan: PrivacyPlan, releases: Releases, alike: Sequence[np.ndarray] | None = None) -> None:
+        self.plan, self.releases, self._alike = plan, releases, alike
+        self.conditions = plan.conditions()
 
-def _row(p: accounting.Proven, circumstances: Circumstances) -> dict[str, Any]:
-    return {
-        "view": p.view,
-        "adjacency": p.adjacency,
-        "value": p.value,
-        "delta": p.delta,
-        "unit": p.unit,
-        "recipe": p.recipe,
-        "assumed": p.assumed or circumstances.assumed,
-        "not_covered": list(p.not_covered),
-        "detail": p.detail,
-        "against": against(p, circumstances),
-    }
-
-
-def against(p: accounting.Proven, circumstances: Circumstances) -> str:
-    """Whom a bound that counts on the others' noise holds against; empty where it counts on nobody's."""
-    if not p.recipe.startswith("R6") and not p.recipe.endswith((" sum", " downlink", " joint")):
-        return ""
-    c, lost = circumstances, circumstances.missing
-    rest = f" and lacks the noise of {lost} more" if lost else ""
-    return f"against a server that colludes with {c.colluders - lost} of the {c.cohort_size} parties{rest}"
-
-
-def worst(
-    groups: Sequence[Clients], delta: float, circumstances: Circumstances, *, view: str, adjacency: str, unit: str
-) -> float:
-    """The largest proven ε over the clients for one view."""
-    if unit == "message":
-        return message(groups, delta, circumstances, adjacency=adjacency).value
-    known = facts(circumstances)
-    return max(
-        accounting.proven(group.most, delta, known, view=view, adjacency=adjacency).value for group in groups
-    )
-
-
-# Calibration
-
-
-def calibrated(
-    prepared: Prepared,
-    sizes: np.ndarray,
-    cohorts: Sequence[np.ndarray],
-    circumstances: Circumstances,
-    *,
-    epsilon: float,
-    delta: float,
-    view: str,
-    adjacency: str,
-    unit: str,
-) -> Prepared:
-    """The method with noise for which the *proven* ε is at most `epsilon` and within 0.1% of it."""
-    if not prepared.noise_names:
-        raise SpecError("this method adds no noise, so privacy.noise='proven' has nothing to set; use 'none'")
-
-    def hyper_at(factor: float) -> dict[str, Any]:
-        return {
-            name: np.asarray(value) * factor if name in prepared.noise_names else value
-            for name, value in prepared.hyper.items()
-        }
-
-    def classes_at(factor: float) -> list[Clients]:
-        releases = prepared.build(hyper_at(factor)).releases
-        return classes(releases, sizes, cohorts, lattice=circumstances.lattice)
-
-    unit_classes = classes_at(1.0)
-
-    def proven_epsilon(factor: float) -> float:
-        # Noise enters every release as a factor: the classes and their envelopes stay the same.
-        return worst(
-            quieter(unit_classes, factor), delta, circumstances, view=view, adjacency=adjacency, unit=unit
+    @cached_property
+    def clients(self) -> list[ClientClass]:
+        """Classes of alike clients, with what their members reveal."""
+        plan = self.plan
+        return classes(
+            self.releases,
+            plan.client_sizes,
+            plan.cohorts,
+            lattice=plan.lattice,
+            groups=self._alike,
+            numbers=plan.round_numbers,
         )
 
-    def refuse_without_proof() -> None:
-        if math.isfinite(proven_epsilon(1e9)):
-            return
-        rows = facts(circumstances)
-        first = accounting.proven(unit_classes[0].most, delta, rows, view=view, adjacency=adjacency)
-        raise NoProof(
-            f"no noise has a proven ε for view={view!r} under {adjacency}: {first.detail}; choose another "
-            "privacy.adjacency, privacy.view or batch_sampling"
-        )
+    @property
+    def ledger_releases(self) -> Releases:
+        """The releases as a ledger holds them: without rates that no proof could use, so that equal rounds are
+        one; and of a method whose unit is a whole client as they protect a record."""
+        if self.plan.per_client:
+            return lambda info: tuple(map(_of_a_record, self.releases(info)))
+        if self.plan.convex and self.plan.smoothness is not None:
+            return self.releases
+        return lambda info: without_rates(self.releases(info))
 
-    # Specs of a sweep that differ in seed or learning rate alone put the same question to the accountant: each is
-    # answered once.
-    releases, known = question_of((group.most for group in unit_classes), facts(circumstances), view)
-    question = (releases, known, epsilon, delta, view, adjacency, unit)
-    if question not in _FACTORS:
-        refuse_without_proof()
-        if len(_FACTORS) >= _MOST_FACTORS:
-            _FACTORS.pop(next(iter(_FACTORS)))
-        _FACTORS[question] = accounting.calibrate(epsilon, proven_epsilon)
-    hyper = hyper_at(_FACTORS[question])
-    return prepared._replace(hyper=hyper, claim=prepared.reclaim(hyper) if prepared.reclaim else prepared.claim)
+    # One number
+
+    def epsilon(self, view: str = "", adjacency: str = "", unit: str = "run", *, noise: float = 1.0) -> float:
+        """The largest proven ε over the clients, by default for the plan's own view and adjacency. `noise` is a
+        factor on all noise."""
+        return self.proven(view, adjacency, unit, noise=noise).value
+
+    def proven(
+        self, view: str = "", adjacency: str = "", unit: str = "run", *, noise: float = 1.0
+    ) -> accounting.ProvenRow:
+        """The row behind `epsilon`. Plans that ask the same (specs of a sweep that differ in seed, say) are
+        answered once."""
+        view, adjacency = view or self.plan.view, adjacency or self.plan.adjacency
+        if unit == "message":
+            return self._message(adjacency, noise)
+        asked, conditions = question_of((group.most for group in self.clients), self.conditions, view)
+        rows = [self._ask(each, conditions, view, adjacency, noise) for each in asked]
+        return max(rows, key=lambda row: row.value)
+
+    def _message(self, adjacency: str, noise: float = 1.0) -> accounting.ProvenRow:
+        """One participation by itself, the most revealing one, against a server that sees the upload.
+
+        Rounds of one class are ordered by strength, so its strongest stands for it; classes differ in sampling
+        too, so each is accounted for.
+        """
+        # Which message of a shuffled epoch it is, is not known: it may straddle two.
+        conditions = self.plan.conditions("message")._replace(own_epochs=False)
+        rows = []
+        for group in self.clients:
+            if group.most:
+                strongest = max((revealed for revealed, _ in scaled(group.most, noise)), key=self._strength)
+                rows.append(self._ask([(strongest, 1)], conditions, "upload", adjacency))
+        return max(rows, key=lambda row: row.value)
+
+    def _strength(self, releases: Sequence[Release]) -> float:
+        return sum(_information(release, self.plan.lattice) for release in releases)
+
+    def _ask(
+        self,
+        participations: Sequence[tuple[tuple[Release, ...], int]],
+        conditions: Conditions,
+        view: str,
+        adjacency: str,
+        noise: float = 1.0,
+    ) -> accounting.ProvenRow:
+        delta = self.plan.delta
+
+        def answer() -> accounting.ProvenRow:
+            return accounting.proven(
+                scaled(participations, noise), delta, conditions, view=view, adjacency=adjacency
+            )
+
+        if noise != 1.0:  # a step of a search, not asked again
+            return answer()
+        row: accounting.ProvenRow = _answered((tuple(participations), delta, conditions, view, adjacency), answer)
+        return row
+
+    # Tables
+
+    def table(self) -> list[accounting.ProvenRow]:
+        """ProvenRow ε for every view and adjacency, the largest over clients, with the least and the median beside
+        it; then one participation by itself (unit "message")."""
+        rows = []
+        members = [len(group.members) for group in self.clients]
+        for adjacency in accounting.ADJACENCIES:
+            # [group][least, median, most][view]
+            found = [[self._account(which, adjacency) for which in group[1:]] for group in self.clients]
+            for number in range(len(accounting.VIEWS)):
+                most = max((entry[2][number] for entry in found), key=lambda p: p.value)
+                medians = [entry[1][number].value for entry in found]
+                least = min(entry[0][number].value for entry in found)
+                clients = accounting.ClientRange(least, float(np.median(np.repeat(medians, members))), most.value)
+                no_credit = None
+                if most.view == "sum":
+                    values = [entry[2][number].value for entry in found]
+                    no_credit = self._refusal(self.clients[int(np.argmax(values))], adjacency, most)
+                rows.append(self.row(most, clients=clients, no_credit=no_credit))
+            rows.append(self.row(self._message(adjacency)))
+        return rows
+
+    def _account(
+        self, participations: Participations, adjacency: str, **options: Any
+    ) -> list[accounting.ProvenRow]:
+        return accounting.account(participations, self.plan.delta, self.conditions, adjacency=adjacency, **options)
+
+    def _refusal(self, group: ClientClass, adjacency: str, best: accounting.ProvenRow) -> str:
+        """Why sums are proved no better than the uploads themselves, where another bound holds; else empty."""
+        if math.isinf(best.value):
+            return ""
+        bounds = self._account(group.most, adjacency, views=("sum",), every_recipe=True)
+        return next((bound.detail for bound in bounds if math.isinf(bound.value)), "")
+
+    def tried(self) -> list[accounting.ProvenRow]:
+        """Every recipe that was tried, the largest over the classes of clients, refusals with their reason."""
+        return self._tried(self.clients, self.conditions)
+
+    def _tried(self, groups: Sequence[ClientClass], conditions: Conditions) -> list[accounting.ProvenRow]:
+        rows = []
+        for adjacency in accounting.ADJACENCIES:
+            found = [
+                accounting.account(group.most, self.plan.delta, conditions, adjacency=adjacency, every_recipe=True)
+                for group in groups
+            ]
+            rows += [self.row(max(same, key=lambda row: row.value)) for same in zip(*found, strict=True)]
+        return rows
+
+    def before_the_draw(self, cohort_size_at: Callable[[int], int]) -> list[accounting.ProvenRow]:
+        """Every bound when an honest party is yet to draw each round's cohort, independently of data and outputs:
+        a client takes part in each round with probability cohort_size/num_clients (R4), but surely where all do
+        (Secure FedAvg's first round)."""
+        plan = self.plan
+        if plan.round_numbers:
+            raise SpecError("rounds of this run were made twice: who took part in them is drawn already (R4)")
+        if plan.design is not None:
+            raise SpecError("this method fixes who takes part beforehand: there is nothing left to draw (R4)")
+        rounds = len(plan.cohorts)
+        everyone, nobody = np.arange(plan.num_clients), np.zeros(0, int)
+        shares = [cohort_size_at(index) / plan.num_clients for index in range(rounds)]
+        groups = alike(self.releases, plan.client_sizes, [everyone] * rounds)
+
+        def taking_part(certain: bool) -> list[ClientClass]:
+            cohorts = [everyone if (share >= 1) == certain else nobody for share in shares]
+            return classes(self.releases, plan.client_sizes, cohorts, lattice=plan.lattice, groups=groups)
+
+        # The certain rounds are listed first.
+        joined = [
+            sure._replace(most=[*sure.most, *drawn.most])
+            for sure, drawn in zip(taking_part(True), taking_part(False), strict=True)
+        ]
+        rate = max((share for share in shares if share < 1), default=1.0)
+        participation = accounting.binomial(rounds, rate, certain=sum(share >= 1 for share in shares))
+        return self._tried(joined, self.conditions._replace(participation=participation))
+
+    def row(self, p: accounting.ProvenRow, **more: Any) -> accounting.ProvenRow:
+        """A proven ε as reports hold it: with whom it holds against."""
+        return replace(p, assumed=p.assumed or self.plan.assumed, against=self._against(p), **more)
+
+    def _against(self, p: accounting.ProvenRow) -> str:
+        """Whom a bound that counts on the others' noise holds against; empty where it counts on nobody's."""
+        if not p.recipe.startswith("R6") and not p.recipe.endswith((" sum", " downlink", " joint")):
+            return ""
+        plan = self.plan
+        rest = f" and lacks the noise of {plan.missing} more" if plan.missing else ""
+        return f"against a server that colludes with {plan.colluders} of the {plan.cohort_size} parties{rest}"
+
+    # Noise
+
+    def noise_factor(self) -> float:
+        """The factor on all noise for which the proven ε is at most the plan's and within 0.1% of it."""
+        plan = self.plan
+        if not plan.noise_names:
+            raise SpecError("this method adds no noise, so privacy.noise='proven' has nothing to set; use 'none'")
+
+        def at(factor: float) -> float:
+            # Noise enters every release as a factor: the classes and their envelopes stay the same.
+            return self.epsilon(unit=plan.unit, noise=factor)
+
+        def solve() -> float:
+            most = self.proven(unit=plan.unit, noise=1e9)
+            if math.isinf(most.value):
+                raise NoProof(
+                    f"no noise has a proven ε for view={plan.view!r} under {plan.adjacency}: {most.detail}; "
+                    "choose another privacy.adjacency, privacy.view or batch_sampling"
+                )
+            return accounting.calibrate(plan.epsilon, at)
+
+        asked, conditions = question_of((group.most for group in self.clients), self.conditions, plan.view)
+        question = (asked, conditions, plan.epsilon, plan.delta, plan.view, plan.adjacency, plan.unit)
+        factor: float = _answered(question, solve)
+        return factor
+
+
+def _answered(question: Any, answer: Callable[[], Any]) -> Any:
+    if question not in _ANSWERS:
+        if len(_ANSWERS) >= _MOST_ANSWERS:
+            _ANSWERS.pop(next(iter(_ANSWERS)))
+        _ANSWERS[question] = answer()
+    return _ANSWERS[question]
 
 
 def question_of(
-    participations: Iterable[Participations], known: accounting.Facts, view: str
-) -> tuple[tuple[Any, ...], accounting.Facts]:
-    """What the accountant's answer for a view depends on: nobody's learning rate matters to one who sees every
-    upload, so that specs that differ in it alone ask the same."""
+    participations: Iterable[Participations], conditions: Conditions, view: str
+) -> tuple[tuple[Any, ...], Conditions]:
+    """What the accountant's answer for a view depends on: learning rates do not matter to a server that sees every
+    upload, so that specs that differ in them alone ask the same."""
     if view != "upload":
-        return tuple(tuple(each) for each in participations), known
+        return tuple(tuple(each) for each in participations), conditions
     plain = []
     for each in participations:
         counts: Counter[tuple[Release, ...]] = Counter()
         for releases, count in each:
             counts[without_rates(releases)] += count
         plain.append(tuple(counts.items()))
-    return tuple(plain), known._replace(smoothness=None)
+    return tuple(plain), conditions._replace(smoothness=None)
 
 
-def quieter(groups: Sequence[Clients], factor: float) -> list[Clients]:
-    """The classes of clients as if all noise were `factor` times what it is."""
-    return [group._replace(most=_louder(group.most, factor)) for group in groups]
-
-
-def _louder(participations: Participations, factor: float) -> Participations:
+def scaled(participations: Iterable[tuple[tuple[Release, ...], int]], noise: float) -> Participations:
+    """The same participations with all noise times a factor."""
     return [
-        (tuple(release._replace(noise_std=release.noise_std * factor) for release in revealed), count)
+        (tuple(release._replace(noise_std=release.noise_std * noise) for release in revealed), count)
         for revealed, count in participations
     ]
 

@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 from scipy.optimize import brentq
 
+from dither.accounting.bounds import Participations
 from dither.accounting.composition import ZERO_OUT
-from dither.accounting.facts import Facts, Participations
 from dither.accounting.table import proven
 from dither.errors import NoProof
+from dither.types import Conditions
 
 TOLERANCE = 1e-3  # the proven ε of the result lies within this share below the target
 _LIMIT = 2.0**40
@@ -72,7 +73,7 @@ def calibrate_releases(
     epsilon: float,
     delta: float,
     make_participations: Callable[[float], Participations],
-    facts: Facts | None = None,
+    conditions: Conditions | None = None,
     *,
     view: str = "upload",
     adjacency: str = ZERO_OUT,
@@ -84,10 +85,10 @@ def calibrate_releases(
     """
 
     def value(noise: float) -> float:
-        return proven(make_participations(noise), delta, facts, view=view, adjacency=adjacency).value
+        return proven(make_participations(noise), delta, conditions, view=view, adjacency=adjacency).value
 
     try:
         return calibrate(epsilon, value, guess=guess)
     except NoProof as failure:
-        last = proven(make_participations(guess * _LIMIT), delta, facts, view=view, adjacency=adjacency)
+        last = proven(make_participations(guess * _LIMIT), delta, conditions, view=view, adjacency=adjacency)
         raise NoProof(f"{failure} ({last.recipe}: {last.detail})") from failure

@@ -19,16 +19,16 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
+from dither.accounting.bounds import Bound, Participations, ProvenRow, Rounds
 from dither.accounting.composition import ADD_REMOVE, ADJACENCIES, ZERO_OUT
-from dither.accounting.facts import Bound, Facts, Participations, Proven, Rounds
 from dither.accounting.gaussian import check_delta
 from dither.accounting.views import downlink_bound, joint_bound, sum_bound, upload_bound
 from dither.errors import NoProof
-from dither.types import Release
+from dither.types import Conditions, Release
 
 VIEWS = ("upload", "sum", "broadcast", "final")
 NO_PROOF = "no proof"
-_Recipe = Callable[[Rounds, float, Facts, str], Bound]
+_Recipe = Callable[[Rounds, float, Conditions, str], Bound]
 _ROUNDING = "rounding and clamping before secure aggregation (G8)"
 FLOAT_NOISE = "floating-point noise: the proof is for real numbers, low bits of an upload can tell more (H3)"
 _FLOAT_SUMS = "floating-point sums before the noise: the proof is for real numbers"
@@ -42,13 +42,13 @@ def compress(rounds: Iterable[tuple[Release, ...]]) -> list[tuple[tuple[Release,
 def account(
     participations: Participations,
     delta: float,
-    facts: Facts | None = None,
+    conditions: Conditions | None = None,
     *,
     adjacency: str = ZERO_OUT,
     views: Sequence[str] = VIEWS,
     every_recipe: bool = False,
-) -> list[Proven]:
-    """Proven ε of one client's releases for each view, under one adjacency.
+) -> list[ProvenRow]:
+    """ProvenRow ε of one client's releases for each view, under one adjacency.
 
     `participations` holds (releases of one participation, how many such participations) pairs; a Release
     alone stands for a participation that makes just this one. Keep the releases of one participation
@@ -57,48 +57,48 @@ def account(
     a view.
     """
     check_delta(delta)
-    facts = Facts() if facts is None else facts
+    conditions = Conditions() if conditions is None else conditions
     if adjacency not in ADJACENCIES:
         raise ValueError(f"adjacency={adjacency!r}; known: {ADJACENCIES}")
     unknown = [view for view in views if view not in VIEWS]
     if unknown:
         raise ValueError(f"view={unknown[0]!r}; known: {VIEWS}")
-    rounds = _counted(participations, facts)
+    rounds = _counted(participations, conditions)
 
     @functools.cache
     def bound(recipe: _Recipe) -> Bound:
         """Fail closed: what a recipe refuses is ε = ∞ with the reason."""
         try:
-            if adjacency == ADD_REMOVE and facts.counts_shown:
+            if adjacency == ADD_REMOVE and conditions.counts_shown:
                 raise NoProof(
                     "add/remove needs that nothing released depends on a record count: "
-                    f"{facts.counts_shown}; use zero-out"
+                    f"{conditions.counts_shown}; use zero-out"
                 )
-            return recipe(rounds, delta, facts, adjacency)
+            return recipe(rounds, delta, conditions, adjacency)
         except NoProof as refusal:
             return Bound(math.inf, NO_PROOF, str(refusal))
 
     table = []
     for view in views:
-        tried = [bound(recipe) for recipe in _recipes(view, facts)]
+        tried = [bound(recipe) for recipe in _recipes(view, conditions)]
         best = min(tried, key=lambda b: (b.value, b.assumed))
         if best.recipe == NO_PROOF:
             best = best._replace(detail="; ".join(b.detail for b in tried))
         for row in tried if every_recipe else [best]:
             rounded = row.recipe.startswith("R6") or row.recipe.endswith(" sum")
             # A broadcast's noise counts that of the uploads.
-            rounded = rounded or (facts.encoded and row.recipe.endswith((" downlink", " joint")))
-            rounded = rounded and facts.lattice is None  # noise after rounding covers it
-            gaps = (_FLOAT_SUMS if facts.lattice else FLOAT_NOISE, *((_ROUNDING,) if rounded else ()))
+            rounded = rounded or (conditions.encoded and row.recipe.endswith((" downlink", " joint")))
+            rounded = rounded and conditions.lattice is None  # noise after rounding covers it
+            gaps = (_FLOAT_SUMS if conditions.lattice else FLOAT_NOISE, *((_ROUNDING,) if rounded else ()))
             table.append(
-                Proven(
+                ProvenRow(
                     view=view,
                     adjacency=adjacency,
                     value=row.value,
                     delta=delta,
-                    unit=facts.unit,
+                    unit=conditions.unit,
                     recipe=row.recipe,
-                    not_covered=facts.not_covered + gaps,
+                    not_covered=conditions.not_covered + gaps,
                     assumed=row.assumed,
                     detail=row.detail,
                 )
@@ -106,13 +106,13 @@ def account(
     return table
 
 
-def _recipes(view: str, facts: Facts) -> tuple[_Recipe, ...]:
+def _recipes(view: str, conditions: Conditions) -> tuple[_Recipe, ...]:
     """All recipes that are valid for a view; the value is their minimum."""
     if view == "upload":
         return (upload_bound,)
     if view == "sum":
         return (upload_bound, sum_bound)
-    if view == "broadcast" and facts.exposures:
+    if view == "broadcast" and conditions.exposures:
         # the outsider sees some uploads too: sums alone no longer bound the view, all uploads still do
         return (upload_bound, joint_bound)
     return (upload_bound, sum_bound, downlink_bound)
@@ -121,16 +121,16 @@ def _recipes(view: str, facts: Facts) -> tuple[_Recipe, ...]:
 def proven(
     participations: Participations,
     delta: float,
-    facts: Facts | None = None,
+    conditions: Conditions | None = None,
     *,
     view: str,
     adjacency: str = ZERO_OUT,
-) -> Proven:
+) -> ProvenRow:
     """The best bound for one view: `account` with a single row."""
-    return account(participations, delta, facts, adjacency=adjacency, views=(view,))[0]
+    return account(participations, delta, conditions, adjacency=adjacency, views=(view,))[0]
 
 
-def _counted(participations: Participations, facts: Facts) -> Rounds:
+def _counted(participations: Participations, conditions: Conditions) -> Rounds:
     groups = [
         ((releases,) if isinstance(releases, Release) else tuple(releases), int(count))
         for releases, count in participations
@@ -142,7 +142,7 @@ def _counted(participations: Participations, facts: Facts) -> Rounds:
             if release.channel not in ("uplink", "downlink"):
                 raise ValueError(f"channel={release.channel!r}; known: 'uplink', 'downlink'")
     total = sum(count for _, count in groups)
-    kind, num_rounds, rate, adaptive, certain = facts.participation
+    kind, num_rounds, rate, adaptive, certain = conditions.participation
     sure = [(releases, count, 1.0) for releases, count in groups]
     if kind == "realised":
         return Rounds(sure, f"given the {total} participations that happened")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from dither.accounting.aggregation import aggregated_round_mu, credit_refusal, honest_others, smooth_round_mu
+from dither.accounting.bounds import Bound, Rounds
 from dither.accounting.composition import (
     Group,
     Item,
@@ -18,11 +19,10 @@ from dither.accounting.composition import (
     total_shuffled_uses,
 )
 from dither.accounting.discrete import rho
-from dither.accounting.facts import Bound, Facts, Lattice, Rounds
 from dither.accounting.gaussian import compose_gaussians, zcdp_epsilon_tight
 from dither.accounting.mixtures import mixture_epsilon, shuffled_round_pattern
 from dither.errors import NoProof
-from dither.types import Release
+from dither.types import Conditions, Lattice, Release
 
 _LEAST_VARIANCE = 16.0  # of discrete noise: above, its distance from a Gaussian (τ) is below 1e-60
 _MOST_EPOCHS = 200  # beyond, the pattern of shuffled uses is bounded by the worst one
@@ -72,24 +72,24 @@ def _shuffled(group: Sequence[Release]) -> bool:
 # --- recipes -------------------------------------------------------------------------------------------
 
 
-def upload_bound(rounds: Rounds, delta: float, facts: Facts, adjacency: str) -> Bound:
+def upload_bound(rounds: Rounds, delta: float, conditions: Conditions, adjacency: str) -> Bound:
     """(i) adaptive composition of all uplink releases: R1, R2, R3 or R5 by sampler, R4 by participation."""
-    if facts.lattice is not None:
-        return _discrete(_releases(rounds, "uplink"), rounds, delta, facts.lattice, adjacency, clients=1)
-    return _composed(_releases(rounds, "uplink"), rounds, delta, facts, adjacency, gain=1.0)
+    if conditions.lattice is not None:
+        return _discrete(_releases(rounds, "uplink"), rounds, delta, conditions.lattice, adjacency, clients=1)
+    return _composed(_releases(rounds, "uplink"), rounds, delta, conditions, adjacency, gain=1.0)
 
 
-def downlink_bound(rounds: Rounds, delta: float, facts: Facts, adjacency: str) -> Bound:
+def downlink_bound(rounds: Rounds, delta: float, conditions: Conditions, adjacency: str) -> Bound:
     """(iii) the broadcasts' own noise."""
     groups = _releases(rounds, "downlink")
     if not any(group for group, _, _ in groups):
         raise NoProof("no noise is added to the broadcast")
-    if facts.lattice is not None:
+    if conditions.lattice is not None:
         raise NoProof("the broadcast's noise counts the uploads', which is discrete here: the bound of sums holds")
     hidden = [group for group, _, _ in rounds.groups if not _has_downlink(group)]
     if any(release.channel == "uplink" for group in hidden for release in group):
         raise NoProof("some rounds release an upload without a noisy broadcast")
-    bound = _composed(groups, rounds, delta, facts, adjacency, gain=1.0)
+    bound = _composed(groups, rounds, delta, conditions, adjacency, gain=1.0)
     return bound._replace(recipe=f"{bound.recipe} downlink")
 
 
@@ -101,14 +101,14 @@ def _composed(
     groups: _Groups,
     rounds: Rounds,
     delta: float,
-    facts: Facts,
+    conditions: Conditions,
     adjacency: str,
     *,
     gain: float,
 ) -> Bound:
     """All releases of the groups with their sampling's amplification, noise multiplied by `gain`."""
     if any(_shuffled(group) for group, _, _ in groups):
-        return _shuffled_composition(groups, delta, facts, adjacency, gain)
+        return _shuffled_composition(groups, delta, conditions, adjacency, gain)
     events = [
         Group(tuple(sampled_item(r, adjacency, gain=gain) for r in group), count, probability)
         for group, count, probability in groups
@@ -121,7 +121,7 @@ def _composed(
     return Bound(value, recipe, f"{rounds.how}{noise}{charged}")
 
 
-def _shuffled_uses(groups: _Groups, facts: Facts) -> tuple[int, int, int, list[tuple[Release, int]]]:
+def _shuffled_uses(groups: _Groups, conditions: Conditions) -> tuple[int, int, int, list[tuple[Release, int]]]:
     """(U uses in all, most uses in one round, steps of a round, releases with their participations)."""
     flat = [(group[0], count) for group, count, _ in groups if group and count]
     if any(len(group) > 1 for group, _, _ in groups) or len({r.sampling for r, _ in flat}) > 1:
@@ -142,7 +142,7 @@ def _shuffled_uses(groups: _Groups, facts: Facts) -> tuple[int, int, int, list[t
     if steps == 0:
         return 0, 0, 0, flat
     uses = total_shuffled_uses(
-        participations, steps, per_epoch, own_epochs=facts.own_epochs, num_rounds=facts.num_rounds
+        participations, steps, per_epoch, own_epochs=conditions.own_epochs, num_rounds=conditions.num_rounds
     )
     most = min(epochs_in_round(steps, per_epoch), steps, uses)
     if kind == "shuffled-round":
@@ -165,37 +165,37 @@ def _largest(
 def _shuffled_composition(
     groups: _Groups,
     delta: float,
-    facts: Facts,
+    conditions: Conditions,
     adjacency: str,
     gain: float,
 ) -> Bound:
     """D2: parallel composition inside an epoch, so U uses of the record (R1)."""
-    uses, most, _, flat = _shuffled_uses(groups, facts)
+    uses, most, _, flat = _shuffled_uses(groups, conditions)
     chosen = _largest(flat, uses, max(most, 1), adjacency)
     value = groups_epsilon([Group(tuple(Item("plain", 1.0, z * gain, n) for z, n in chosen))], delta)
     return Bound(value, "R1", f"{uses} uses in shuffled epochs (D2), all participations counted")
 
 
-def sum_bound(rounds: Rounds, delta: float, facts: Facts, adjacency: str) -> Bound:
+def sum_bound(rounds: Rounds, delta: float, conditions: Conditions, adjacency: str) -> Bound:
     """(ii) R6: the honest others' noise counts too."""
-    if facts.cohort_size < 2 and facts.others_noise is None:
-        raise NoProof(f"cohort_size={facts.cohort_size}: there is no other client's noise in the sum")
-    if facts.client_state:
+    if conditions.cohort_size < 2 and conditions.others_noise is None:
+        raise NoProof(f"cohort_size={conditions.cohort_size}: there is no other client's noise in the sum")
+    if conditions.client_state:
         raise NoProof("clients keep private state, so a round depends on more than the public sums (G7)")
-    others = facts.others_noise
+    others = conditions.others_noise
     if others is None:
-        others = float(honest_others(facts.cohort_size, facts.colluders))
+        others = float(honest_others(conditions.cohort_size, conditions.colluders))
     if others < 0:
         raise ValueError(f"others_noise={others} is negative")
     groups = _releases(rounds, "uplink")
-    if facts.lattice is not None:
-        clients = 1 + honest_others(facts.cohort_size, facts.colluders)
-        return _discrete(groups, rounds, delta, facts.lattice, adjacency, clients=clients)
+    if conditions.lattice is not None:
+        clients = 1 + honest_others(conditions.cohort_size, conditions.colluders)
+        return _discrete(groups, rounds, delta, conditions.lattice, adjacency, clients=clients)
     if all(len(group) <= 1 and sum(r.uses for r in group) <= 1 for group, _, _ in groups):
         # noise added once, after the last look at the data: the credit is exact, amplification remains
-        bound = _composed(groups, rounds, delta, facts, adjacency, gain=math.sqrt(1.0 + others))
+        bound = _composed(groups, rounds, delta, conditions, adjacency, gain=math.sqrt(1.0 + others))
         return bound._replace(recipe=f"{bound.recipe} sum")
-    return _noise_inside_steps(groups, rounds, delta, facts, adjacency, others)
+    return _noise_inside_steps(groups, rounds, delta, conditions, adjacency, others)
 
 
 def _discrete(
@@ -237,15 +237,15 @@ def _discrete(
 
 
 def _noise_inside_steps(
-    groups: _Groups, rounds: Rounds, delta: float, facts: Facts, adjacency: str, others: float
+    groups: _Groups, rounds: Rounds, delta: float, conditions: Conditions, adjacency: str, others: float
 ) -> Bound:
     """R6' for convex steps, G7c where only a Lipschitz bound is known."""
     groups = [group for group in groups if sum(r.uses for r in group[0])]
     if any(r.sampling.kind.endswith("-round") for group, _, _ in groups for r in group):
         raise NoProof("noise inside and at the end of a round in one participation")
     steps = {group: _steps(group, adjacency) for group, _, _ in groups}
-    refused = any(credit_refusal(rates, facts.smoothness, facts.convex) for rates, _ in steps.values())
-    by_lipschitz = refused and not facts.assume and facts.lipschitz is not None
+    refused = any(credit_refusal(rates, conditions.smoothness, conditions.convex) for rates, _ in steps.values())
+    by_lipschitz = refused and not conditions.assume and conditions.lipschitz is not None
     assumed = refused and not by_lipschitz
     theorem = "G7c" if by_lipschitz else "G7b"
     noise = f"noise of {others:g} honest others in the sum"
@@ -256,24 +256,24 @@ def _noise_inside_steps(
         """μ² of a participation that uses the record so often."""
         rates, multipliers = steps[group]
         if by_lipschitz:
-            bound = float(facts.lipschitz or 0.0)
+            bound = float(conditions.lipschitz or 0.0)
             return smooth_round_mu(multipliers, uses, rates=rates, others=others, lipschitz=bound) ** 2
         mu = aggregated_round_mu(
             multipliers,
             uses,
             rates=rates,
             others=others,
-            smoothness=facts.smoothness,
-            convex=facts.convex,
-            assume=facts.assume,
+            smoothness=conditions.smoothness,
+            convex=conditions.convex,
+            assume=conditions.assume,
         )
         return mu**2
 
     events = []
     if any(_shuffled(group) for group in steps):
-        uses, most, length, flat = _shuffled_uses(groups, facts)
+        uses, most, length, flat = _shuffled_uses(groups, conditions)
         first, participations = flat[0][0], sum(count for _, count in flat)
-        consecutive = facts.own_epochs or facts.num_rounds == participations
+        consecutive = conditions.own_epochs or conditions.num_rounds == participations
         straddling = most == 2 and length <= batches_per_epoch(first)
         if straddling and consecutive and len({steps[(r,)] for r, _ in flat}) == 1 and uses <= _MOST_EPOCHS:
             once, twice = (cost((first,), share) for share in (1, 2))
@@ -355,12 +355,12 @@ def _plain(mu: float, count: int) -> Item:
     return Item("plain", 1.0, math.inf if mu == 0 else 1.0 / mu, count)
 
 
-def joint_bound(rounds: Rounds, delta: float, facts: Facts, adjacency: str) -> Bound:
+def joint_bound(rounds: Rounds, delta: float, conditions: Conditions, adjacency: str) -> Bound:
     """(iii) with L exposed uploads, N1: μ² = L (Δ_U/σ_U)² + (T-L) (Δ_D/σ_A)².
 
     Given a round's upload, its broadcast adds nothing; the worst L rounds are taken as the exposed ones.
     """
-    if facts.lattice is not None:
+    if conditions.lattice is not None:
         raise NoProof("exposed uploads are accounted for continuous noise only")
     rows = []
     for group, count, _ in rounds.groups:
@@ -372,10 +372,12 @@ def joint_bound(rounds: Rounds, delta: float, facts: Facts, adjacency: str) -> B
             raise NoProof("exposed uploads are accounted for unsampled Gaussian releases only (N1)")
         exposed, hidden = _square(up), _square(down)
         rows.append((exposed, min(exposed, hidden) if up else hidden, count))
-    left, total = facts.exposures, 0.0
+    left, total = conditions.exposures, 0.0
     for exposed, hidden, count in sorted(rows, key=lambda row: row[1] - row[0]):
         seen = min(left, count)
         left -= seen
         total += (seen * exposed if seen else 0.0) + ((count - seen) * hidden if count > seen else 0.0)
     value = groups_epsilon([Group((_plain(math.sqrt(total), 1),))], delta)
-    return Bound(value, "R1 joint", f"{facts.exposures} exposed uploads, every broadcast (N1), all listed rounds")
+    return Bound(
+        value, "R1 joint", f"{conditions.exposures} exposed uploads, every broadcast (N1), all listed rounds"
+    )

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dither import data
+from dither.accounting import ProvenRow
 from dither.auditing import bounds, likelihood
 from dither.auditing.neighbours import NeighbouringPair, PairSetting, TrialData, neighbouring_pairs
 from dither.auditing.report import AttackResult, Audit, report_row
@@ -30,8 +31,9 @@ from dither.auditing.trials import (
     target_schedule,
 )
 from dither.errors import SpecError, did_you_mean
-from dither.experiment.build import Experiment, build_experiment, claim_after, claimed, proven
+from dither.experiment.build import Experiment, build_experiment, claim_after, claimed
 from dither.experiment.partial import Unfinished
+from dither.experiment.report import Report, run_folder
 from dither.privacy import sampling
 from dither.spec import Spec
 from dither.types import Algorithm, Hyper, Release, RoundInfo
@@ -71,7 +73,7 @@ def audit(
     on_row: Callable[[dict[str, Any]], None] | None = None,
     keep: str | Path | None = None,
 ) -> Audit:
-    """Attack a spec (or a preset, a TOML file, an `Experiment`): a lower bound on ε for each view.
+    """Attack a spec (or a preset, a TOML file, a run folder, an `Experiment`): a lower bound on ε for each view.
 
     Each row holds with probability `confidence`, whatever form of bound is its largest. `trials` are run with the
     canary and as many without. `rounds` looks at the target's first rounds only: still a lower bound for the
@@ -81,6 +83,11 @@ def audit(
     """
     options = _Options(trials, confidence, canaries, rounds, seed)
     _check_options(views, options)
+    folder = run_folder(spec)
+    if folder is not None:
+        spec, finished_run = folder.spec(), Report.read(folder.path)
+        if finished_run is not None and not values:
+            completed_rounds = finished_run.rounds
     if isinstance(spec, Experiment):
         experiment = spec
     else:
@@ -88,11 +95,11 @@ def audit(
         experiment = build_experiment(spec, data_dir=data_dir, dataset=dataset)
     if completed_rounds is not None:
         experiment = _ended_after(experiment, completed_rounds)
-    if experiment.prepared.per_client:
+    if experiment.plan.per_client:
         raise SpecError(f"{experiment.spec.method} protects whole clients; an audit replaces one record")
     code = CodeUnderAudit.of(experiment)
     code = code._replace(build=build or code.build, keys=keys or code.keys)
-    proofs, claim = proven(experiment), claimed(experiment.prepared.claim)
+    proofs, claim = experiment.accountant().table(), claimed(experiment.prepared.claim)
     auditor = _Auditor(experiment, code, proofs, options)
     attacks = _attacks(views, options, experiment, claim)
     about = [experiment.spec.digest(), experiment.data_digest, options, completed_rounds, attacks]
@@ -124,8 +131,8 @@ def _check_options(views: Sequence[str], options: _Options) -> None:
 def _ended_after(experiment: Experiment, rounds: int) -> Experiment:
     """The experiment of a run that ended after so many rounds."""
     claim = claim_after(experiment, rounds) if rounds < len(experiment.cohorts) else experiment.prepared.claim
-    prepared = experiment.prepared._replace(claim=claim)
-    return replace(experiment, cohorts=experiment.cohorts[:rounds], prepared=prepared)
+    experiment = experiment.first_rounds(rounds)
+    return replace(experiment, prepared=experiment.prepared._replace(claim=claim))
 
 
 def _attacks(
@@ -156,7 +163,7 @@ class _Auditor:
     """Attacks the views of one experiment one after the other."""
 
     def __init__(
-        self, experiment: Experiment, code: CodeUnderAudit, proofs: list[dict[str, Any]], options: _Options
+        self, experiment: Experiment, code: CodeUnderAudit, proofs: list[ProvenRow], options: _Options
     ) -> None:
         self.experiment, self.code, self.proofs, self.options = experiment, code, proofs, options
         self.notes: list[str] = []

@@ -24,11 +24,11 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from dither import accounting, models
-from dither.methods import nbafl
+from dither.methods import nbafl, prepare
 from dither.models import Model
 from dither.privacy.sampling import ADD_REMOVE, ZERO_OUT
 from dither.simulation import engine
-from dither.spec import Spec, prepare
+from dither.spec import Spec
 from dither.types import Array, Params, Records, Round
 
 CANARY_NORM = 20.0  # of a saturated record: within 0.2% its gradient is its own direction, the rest the bias
@@ -228,7 +228,7 @@ def nbafl_counterexample(
     )
     x = np.zeros((count, num_features), np.float32)
     x[0] = 1.0
-    noiseless = {k: 0.0 if k in prepared.noise_names else v for k, v in prepared.hyper.items()}
+    noiseless = {k: 0.0 if k in prepared.plan.noise_names else v for k, v in prepared.hyper.items()}
 
     @jax.jit
     def upload(y: Any) -> Any:

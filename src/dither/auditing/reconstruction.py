@@ -19,8 +19,9 @@ from dither import models
 from dither.data import Dataset
 from dither.errors import SpecError
 from dither.experiment import plots
+from dither.methods import prepare
 from dither.simulation import engine
-from dither.spec import Spec, prepare
+from dither.spec import Spec
 from dither.types import Prepared, Records, Round
 
 
@@ -63,12 +64,11 @@ def _with_noise(spec: Spec, model: models.Model, sizes: np.ndarray, num_params: 
     from dither import accounting
     from dither.types import RoundInfo
 
-    release = prepared.build(prepared.hyper).releases(RoundInfo(0, 0, int(sizes[0]), spec.cohort_size))[0]
+    release = prepared.releases(RoundInfo(0, 0, int(sizes[0]), spec.cohort_size))[0]
     wanted = accounting.message_noise_multiplier(spec.privacy.epsilon, release.sampling.rate, spec.privacy.delta)
     factor = wanted * release.sensitivity / release.noise_std
-    return prepared._replace(
-        hyper={**prepared.hyper, "noise_multiplier": np.asarray(prepared.hyper["noise_multiplier"]) * factor}
-    )
+    hyper = {**prepared.hyper, "noise_multiplier": np.asarray(prepared.hyper["noise_multiplier"]) * factor}
+    return prepared._replace(plan=prepared.plan._replace(hyper=hyper))
 
 
 def _read(prepared: Prepared, model: models.Model, dataset: Dataset, row: int, size: int) -> np.ndarray:

@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dither.accounting import ProvenRow
 from dither.auditing import bounds
 from dither.experiment import folder, plots
 from dither.experiment.build import Experiment
+from dither.experiment.report import ADVERSARIES, Overview, epsilon_text
 from dither.spec import Spec
 
 _COLOURS = (plots.BLUE, plots.ORANGE, plots.GREEN, plots.VERMILION, plots.GREY)
@@ -67,8 +69,8 @@ class AttackResult(NamedTuple):
         return steps[::-1]
 
 
-@dataclass(frozen=True)
-class Audit:
+@dataclass(frozen=True, repr=False)
+class Audit(Overview):
     """An audit's outcome. `rows` are plain values, `results` keep the scores for pictures."""
 
     spec: Spec
@@ -76,7 +78,7 @@ class Audit:
     claimed: dict[str, Any]
     rows: list[dict[str, Any]]
     notes: list[str]
-    results: list[AttackResult] = field(repr=False, default_factory=list)
+    results: list[AttackResult] = field(default_factory=list)
 
     @property
     def violations(self) -> list[dict[str, Any]]:
@@ -87,6 +89,20 @@ class Audit:
     def refuted(self) -> list[dict[str, Any]]:
         """Rows whose attacked ε exceeds the paper's claim."""
         return [row for row in self.rows if row["refutes_claim"]]
+
+    def title(self) -> str:
+        return f"{self.spec.method}: attacked ε with {self.confidence:.4g} confidence"
+
+    def overview(self) -> list[tuple[str, str]]:
+        """One line for each attack: what it showed, and what was proved and claimed."""
+        lines = []
+        for row in self.rows:
+            shown, proven = epsilon_text(row["attacked"]["value"]), epsilon_text(row["proven"])
+            claimed = "" if row["claimed"] is None else f", claimed {epsilon_text(row['claimed'])}"
+            adversary = "a server that sees one upload" if row["unit"] == "message" else ADVERSARIES[row["view"]]
+            verdict = row["verdict"] + (", refutes the claim" if row["refutes_claim"] else "")
+            lines.append((adversary, f"at least {shown}, proven {proven}{claimed}: {verdict}"))
+        return lines
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain values, without the scores."""
@@ -103,7 +119,7 @@ class Audit:
 def report_row(
     result: AttackResult,
     experiment: Experiment,
-    proven: list[dict[str, Any]],
+    proven: list[ProvenRow],
     claim: dict[str, Any],
     confidence: float,
 ) -> dict[str, Any]:
@@ -151,7 +167,7 @@ def _claim_covers(result: AttackResult, experiment: Experiment) -> bool:
     options = experiment.spec.method_options
     if options.get("aggregation_credit") or options.get("equal_credit") or "credited_clients" in options:
         return result.view != "upload"
-    exposures = experiment.prepared.exposures
+    exposures = experiment.plan.exposures
     return not exposures or result.view in ("broadcast", "final") or result.rounds <= exposures
 
 

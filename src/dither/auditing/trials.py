@@ -52,7 +52,7 @@ class CodeUnderAudit(NamedTuple):
     def of(cls, experiment: Experiment) -> CodeUnderAudit:
         """The code that a run of this experiment executes."""
         prepared = experiment.prepared
-        return cls(prepared.build, dict(prepared.hyper), prepared.noise_names, prepared.client_state)
+        return cls(prepared.build, dict(prepared.hyper), prepared.plan.noise_names, prepared.plan.client_state)
 
     def noiseless(self) -> dict[str, Any]:
         """The hyper-parameters with every noise set to 0."""
@@ -153,7 +153,7 @@ class PairedTrials:
         self.code, self.schedule = code, schedule
         self.kind = "rounds" if view in ("broadcast", "final") else view  # these two share a program
         self.sizes = np.asarray(experiment.partition.size, np.int32)
-        self.exposures = experiment.prepared.exposures if self.kind == "rounds" else 0
+        self.exposures = experiment.plan.exposures if self.kind == "rounds" else 0
         others = [int(c) for c in schedule.cohorts.ravel() if c >= 0 and c != schedule.target]
         large = experiment.num_params > LARGE_MODEL
         self.other = None if large or not others else others[0]  # the client whose upload is seen too

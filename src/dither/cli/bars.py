@@ -1,24 +1,22 @@
-"""Progress of many runs: a live bar with the time left on a terminal, a line now and then elsewhere."""
+"""The progress of many runs on stderr: a live bar on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import typer
-
-from dither.cli.printing import terminal
+from dither.cli.printing import error_terminal, escape
 
 
 class Bar:
-    """`update(done, total, text)` as work goes on. Work that was done before is no sign of today's speed: the bar
-    starts behind what the first update names as done."""
+    """The progress of sweep, plan and reproduce. Work finished before the first update says nothing about today's
+    speed, so the bar starts after it."""
 
     def __init__(self, silent: bool) -> None:
         self.silent = silent
         self._bar: Any = None
         self._task: Any = None
         self._before = 0.0
-        self._told = 0
+        self._tenths = 0
 
     def __enter__(self) -> Bar:
         return self
@@ -28,26 +26,23 @@ class Bar:
             self._bar.stop()
 
     def update(self, done: float, total: float, text: str) -> None:
-        """Show how far things are."""
+        """Show how much of the work is done."""
         if self.silent:
             return
-        if self._bar is None and terminal().is_terminal:
+        if self._bar is None and error_terminal().is_terminal:
             self._start(done, total)
         tenths = int(10 * done / max(total, 1e-9))
         if self._bar is not None:
             self._bar.update(self._task, completed=done - self._before, description=text)
-        elif tenths > self._told:
-            self._told = tenths
-            typer.echo(f"{10 * tenths}%  {text}")
+        elif tenths > self._tenths:
+            self._tenths = tenths
+            self.say(f"{10 * tenths}%  {text}")
 
     def say(self, line: str) -> None:
-        """A line that stays, above the bar."""
-        if self.silent:
-            return
-        if self._bar is not None:
-            self._bar.console.print(line)
-        else:
-            typer.echo(line)
+        """Print a line that stays, above the bar."""
+        if not self.silent:
+            console = self._bar.console if self._bar is not None else error_terminal()
+            console.print(f"[dim]{escape(line)}[/]", highlight=False, soft_wrap=True)
 
     def _start(self, done: float, total: float) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -59,7 +54,7 @@ class Bar:
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(elapsed_when_finished=False),
-            console=terminal(),
+            console=error_terminal(),
         )
         self._before = done
         self._task = self._bar.add_task("", total=max(total - done, 1e-9))

@@ -1,4 +1,4 @@
-"""dither plan: knobs for a proven budget."""
+"""dither plan."""
 
 from __future__ import annotations
 
@@ -8,26 +8,29 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dither.cli.bars import Bar
 from dither.cli.options import DataDir, Json, Quiet, Settings
-from dither.cli.printing import epsilon_text, error_terminal, escape, print_table, terminal
+from dither.cli.printing import SEEN, bytes_text, epsilon_text, escape, print_table, terminal
 from dither.cli.stopping import going_on
 from dither.errors import SpecError
 
 if TYPE_CHECKING:
-    from dither.experiment.plan import Plan
+    from dither.experiment.plan import Plan, Trial
+    from dither.experiment.plan.pricing import Candidate
 
 
+# reason: one parameter per option of the command
 def plan(
     method: Annotated[
         str, typer.Argument(metavar="METHOD", help="A method or preset, or a SPEC.toml to start from.")
     ],
-    epsilon: Annotated[float, typer.Option(help="Proven ε of the whole run, at most.")],
+    epsilon: Annotated[float, typer.Option(help="Largest proven ε of the whole run.")],
     delta: Annotated[float, typer.Option(help="δ of that ε.")] = 1e-5,
-    clients: Annotated[int | None, typer.Option(help="Clients (default: the preset's).")] = None,
-    records: Annotated[int | None, typer.Option(help="Private training records in all.")] = None,
+    clients: Annotated[int | None, typer.Option(help="Number of clients (default: the preset's).")] = None,
+    records: Annotated[int | None, typer.Option(help="Number of private training records.")] = None,
     model: Annotated[str | None, typer.Option(help="Model (default: the preset's).")] = None,
-    dim: Annotated[int | None, typer.Option(help="Parameters of the model, where there is no proxy.")] = None,
-    proxy: Annotated[str, typer.Option(help="Public data to plan on: a data set's name, or a file.")] = "",
+    dim: Annotated[int | None, typer.Option(help="Number of model parameters, if there is no proxy.")] = None,
+    proxy: Annotated[str, typer.Option(help="Public data to plan on: the name of a data set, or a file.")] = "",
     public_fraction: Annotated[
         float, typer.Option(help="Share of the proxy that is public; the plan is for the rest.")
     ] = 0.0,
@@ -42,72 +45,52 @@ def plan(
         list[str] | None, typer.Option(metavar="KEY=A,B,C", help="Values to try, e.g. num_rounds=10,20,50.")
     ] = None,
     constant: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A known constant of the loss: smoothness=1.5.")
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A known constant of the loss, e.g. smoothness=1.5."),
     ] = None,
-    metric: Annotated[
-        str, typer.Option(help="What measurements maximise: accuracy, or minimise: loss.")
-    ] = "accuracy",
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds of the last candidates.")] = 5,
-    quick: Annotated[bool, typer.Option("--quick", help="A small grid, to see how it goes.")] = False,
-    anyway: Annotated[bool, typer.Option("--anyway", help="Plan also where noise drowns all signal.")] = False,
+    metric: Annotated[str, typer.Option(help="What to optimise when measuring: accuracy or loss.")] = "accuracy",
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds for the last candidates.")] = 5,
+    quick: Annotated[bool, typer.Option("--quick", help="Use a small grid, for a first impression.")] = False,
+    anyway: Annotated[bool, typer.Option("--anyway", help="Plan even if noise drowns all signal.")] = False,
     settings: Settings = None,
-    out: Annotated[Path | None, typer.Option(help="Write the plan as a spec for dither run.")] = None,
-    picture: Annotated[Path | None, typer.Option(help="Draw the plan (.png, .pdf, .svg).")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the plan to this file, as a spec for dither run.")
+    ] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw the plan (.png, .pdf or .svg).")] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Choose rounds, clients a round, local steps, batch, clip and learning rate for a proven budget."""
+    """Choose rounds, cohort, local steps, batch, clip and learning rate for a proven budget."""
     from dither import api
     from dither.experiment.folder import to_json, write_text
+    from dither.experiment.partial import default_folder
     from dither.spec import parse_setting
 
     for file in (out, picture):
         if file is not None and not file.resolve().parent.is_dir():
             raise SpecError(f"the folder of {str(file)!r} does not exist")
-
-    def progress(line: str) -> None:
-        if not as_json and not quiet:
-            error_terminal().print(f"[dim]{escape(line)}[/]", highlight=False, soft_wrap=True)
-
-    from dither.experiment.partial import default_folder
-
-    with going_on("measured runs are kept: the same command goes on from there"):
-        made = api.plan(
-            method,
-            epsilon=epsilon,
-            delta=delta,
-            clients=clients,
-            records=records,
-            model=model,
-            dim=dim,
-            proxy=proxy,
-            public_fraction=public_fraction,
-            mode=mode,
-            view=view,
-            adjacency=adjacency,
+    with going_on("measured runs are kept: the same command continues"), Bar(as_json or quiet) as bar:
+        result = api.plan(
+            method, epsilon=epsilon, delta=delta, clients=clients, records=records, model=model, dim=dim,
+            proxy=proxy, public_fraction=public_fraction, mode=mode, view=view, adjacency=adjacency,
             values=dict(parse_setting(each) for each in settings or []),
             grid=dict(_grid(each) for each in grid or []),
             constants=dict(_constant(each) for each in constant or []),
-            metric=metric,
-            seeds=seeds,
-            effort="quick" if quick else "search",
-            anyway=anyway,
-            data_dir=data_dir,
-            progress=progress,
-            keep=default_folder(),
-        )
+            metric=metric, seeds=seeds, effort="quick" if quick else "search", anyway=anyway,
+            data_dir=data_dir, progress=bar.say, keep=default_folder(),
+        )  # fmt: skip
     if out is not None:
-        write_text(out, made.to_toml())
+        write_text(out, result.to_toml())
     if picture is not None:
-        from dither.experiment.plan.pictures import draw_plan
+        from dither.experiment.plan.planner import draw_plan
 
-        draw_plan(made, picture)
+        draw_plan(result, picture)
     if as_json:
-        typer.echo(to_json(report(made), indent=2))
+        typer.echo(to_json(report(result), indent=2))
     if as_json or quiet:
         return
-    print_plan(made)
+    print_plan(result)
     if out is not None:
         terminal().print(f"run it: [bold]dither run {escape(str(out))}[/]", soft_wrap=True, highlight=False)
     if picture is not None:
@@ -133,179 +116,173 @@ def _constant(text: str) -> tuple[str, float]:
         raise SpecError(f"--constant {text!r} is not of the form name=number") from None
 
 
-# What is shown
+# Output
 
 
-def report(made: Plan) -> dict[str, Any]:
-    """The plan as plain values."""
+def report(plan: Plan) -> dict[str, Any]:
+    """The plan as plain values, for --json."""
     from dither.accounting import FLOAT_NOISE
 
-    price, constants = made.price, made.constants
+    chosen, constants = plan.candidate, plan.constants
     return {
-        "method": made.spec.method,
-        "mode": made.mode,
-        "choice": price.point,
-        "score": made.score,
-        "proven_epsilon": made.proven_epsilon,
-        "claimed_epsilon": {"value": price.claimed.value, "unit": price.claimed.unit},
-        "noise_std": price.noise_std,
-        "printed_noise_std": price.printed_noise_std,
-        "uploads_per_client": price.uploads,
-        "bytes_per_client": price.bytes_per_client,
-        "predicted_seconds": made.seconds,
-        "signal_to_noise": price.signal_to_noise,
-        "terms": _terms(made),
+        "method": plan.spec.method,
+        "mode": plan.mode,
+        "choice": chosen.point,
+        "score": plan.score,
+        "proven_epsilon": plan.proven_epsilon,
+        "claimed_epsilon": {"value": chosen.claimed.value, "unit": chosen.claimed.unit},
+        "noise_std": chosen.noise_std,
+        "printed_noise_std": chosen.printed_noise_std,
+        "uploads_per_client": chosen.uploads,
+        "bytes_per_client": chosen.bytes_per_client,
+        "predicted_seconds": plan.seconds,
+        "signal_to_noise": chosen.signal_to_noise,
+        "terms": _terms(plan),
         "constants": {
             name: {"value": getattr(constants, name), "source": source}
-            for name, source in constants.sources.items()
-        }
-        if constants
-        else {},
-        "neighbours": _alternatives(made),
+            for name, source in (constants.sources.items() if constants else ())
+        },
+        "neighbours": _alternatives(plan),
         "pareto": [
             {
                 "epsilon": trial.epsilon,
                 "accuracy": trial.mean_accuracy,
-                "bytes_per_client": trial.price.bytes_per_client,
-                "choice": trial.price.point,
+                "bytes_per_client": trial.candidate.bytes_per_client,
+                "choice": trial.candidate.point,
             }
-            for trial in made.pareto()
+            for trial in plan.pareto()
         ],
-        "source": made.source,
-        "notes": list(made.notes),
+        "source": plan.source,
+        "notes": list(plan.notes),
         "not_covered": [FLOAT_NOISE],
-        "spec": made.spec.to_dict(),
+        "spec": plan.spec.to_dict(),
     }
 
 
-def print_plan(made: Plan) -> None:
-    """Tables: the choice, what its bound is made of or what was measured, its neighbours, the Pareto front."""
+def print_plan(plan: Plan) -> None:
+    """Tables: the choice, its bound or measurements, its neighbours, the Pareto front."""
     from rich.table import Table
 
-    from dither.accounting import FLOAT_NOISE
-    from dither.experiment.plan.pictures import bytes_text
-
-    price, privacy = made.price, made.spec.privacy
-    table = Table(show_header=False, title=f"Plan for {made.spec.method}, by {made.mode}", title_justify="left")
+    table = Table(show_header=False, title=f"Plan for {plan.spec.method}, by {plan.mode}", title_justify="left")
     table.add_column(style="bold")
     table.add_column()
-    for key, name in _knob_names(made):
-        table.add_row(name, f"{price.point[key]:.4g}")
-    extra = {key: value for key, value in price.point.items() if key in ("lr_decay", "method_options.proximal")}
-    for key, value in extra.items():
-        table.add_row(key, f"{value:.4g}")
-    if made.mode == "theory" and made.bounds is not None:
-        table.add_row("bound", f"{made.score:.4g} ({made.bounds.source}); initial gap {made.bounds.trivial:.4g}")
-    elif made.search is not None:
-        best = made.search.best
-        error = "" if math.isnan(best.standard_error) else f" ± {best.standard_error:.4f}"
-        table.add_row(
-            "on the proxy",
-            f"accuracy {best.mean_accuracy:.4f}{error}, loss {best.mean_loss:.4f} ({len(best.accuracy)} seeds)",
-        )
-        table.add_row("search", f"{made.search.runs} runs in {made.search.seconds:.0f} s")
-    printed = (
-        "" if math.isnan(price.printed_noise_std) else f"; the paper's formula adds {price.printed_noise_std:.4g}"
-    )
-    table.add_row("noise std", f"{price.noise_std:.4g}{printed}")
-    table.add_row(
-        "claimed ε", f"{epsilon_text(price.claimed.value)} per {price.claimed.unit} ({price.claimed.source})"
-    )
-    table.add_row(
-        "proven ε",
-        f"[bold]{made.proven_epsilon:.4g}[/] per run, δ = {privacy.delta:g}, {made.spec.adjacency}, "
-        f"to one who sees: {privacy.view}",
-    )
-    table.add_row("not covered", FLOAT_NOISE)
-    table.add_row(
-        "uploads", f"{price.uploads:.4g} a client, {bytes_text(price.bytes_per_client)} sent and received"
-    )
-    if not math.isnan(made.seconds):
-        table.add_row("time", f"{made.seconds:.1f} s simulated here, compilation included")
-    table.add_row("planned on", escape(made.source))
-    for note in made.notes:
-        table.add_row("note", f"[yellow]{escape(note)}[/]")
+    for row in _choice(plan):
+        table.add_row(*row)
     terminal().print(table)
-    if terms := _terms(made):
+    if terms := _terms(plan):
         total = sum(terms.values())
         rows = [
             {"term": name.replace("_", " "), "value": v, "share": f"{v / total:.1%}"} for name, v in terms.items()
         ]
-        vacuous = made.bounds is not None and made.bounds.vacuous
-        print_table(rows, title=f"What the bound is made of{', vacuous as it is' if vacuous else ''}")
-    if made.constants is not None:
+        vacuous = plan.bounds is not None and plan.bounds.vacuous
+        print_table(rows, title=f"Terms of the bound{' (vacuous)' if vacuous else ''}")
+    if plan.constants is not None:
         rows = [
-            {"constant": name.replace("_", " "), "value": float(getattr(made.constants, name)), "source": source}
-            for name, source in made.constants.sources.items()
+            {"constant": name.replace("_", " "), "value": float(getattr(plan.constants, name)), "source": source}
+            for name, source in plan.constants.sources.items()
         ]
         print_table(rows, title="Constants of the loss")
-    if alternatives := _alternatives(made):
+    if alternatives := _alternatives(plan):
         print_table(alternatives, title="The choice and its neighbours")
-    if front := made.pareto():
+    if front := plan.pareto():
         rows = [
             {
                 "ε": f"{trial.epsilon:g}",
                 "accuracy": f"{trial.mean_accuracy:.4f}",
-                "a client": bytes_text(trial.price.bytes_per_client),
-                **{name: f"{trial.price.point[key]:.4g}" for key, name in _knob_names(made)},
+                "per client": bytes_text(trial.candidate.bytes_per_client),
+                **_labelled(trial.candidate),
             }
             for trial in front
         ]
         print_table(rows, title="Pareto front: no other point is better in accuracy, ε and bytes at once")
 
 
-def _knob_names(made: Plan) -> list[tuple[str, str]]:
-    from dither.experiment.plan.knobs import NAMES
+def _choice(plan: Plan) -> list[tuple[str, str]]:
+    """The rows of the first table."""
+    from dither.accounting import FLOAT_NOISE
 
-    return [(key, name) for key, name in NAMES.items() if key in made.price.point]
+    chosen, claim, privacy = plan.candidate, plan.candidate.claimed, plan.spec.privacy
+    rows = list(_labelled(chosen).items())
+    rows += [
+        (key, f"{chosen.point[key]:.4g}") for key in ("lr_decay", "method_options.proximal") if key in chosen.point
+    ]
+    if plan.mode == "theory" and plan.bounds is not None:
+        gap = f"initial gap {plan.bounds.trivial:.4g}"
+        rows.append(("bound", f"{plan.score:.4g} ({plan.bounds.source}); {gap}"))
+    elif plan.search is not None:
+        best = plan.search.best
+        measured = f"accuracy {_accuracy(best)}, loss {best.mean_loss:.4f} ({len(best.accuracy)} seeds)"
+        rows.append(("on the proxy", measured))
+        rows.append(("search", f"{plan.search.runs} runs in {plan.search.seconds:.0f} s"))
+    noise = f"{chosen.noise_std:.4g}"
+    if not math.isnan(chosen.printed_noise_std):
+        noise += f"; the paper's formula adds {chosen.printed_noise_std:.4g}"
+    traffic = f"{chosen.uploads:.4g} per client, {bytes_text(chosen.bytes_per_client)} sent and received"
+    rows += [
+        ("noise std", noise),
+        ("claimed ε", f"{epsilon_text(claim.value)} per {claim.unit} ({claim.source})"),
+        (
+            "proven ε",
+            f"[bold]{plan.proven_epsilon:.4g}[/] per run, δ = {privacy.delta:g}, {plan.spec.adjacency}, "
+            f"against an observer of {SEEN[privacy.view]}",
+        ),
+        ("not covered", FLOAT_NOISE),
+        ("uploads", traffic),
+    ]
+    if not math.isnan(plan.seconds):
+        rows.append(("time", f"{plan.seconds:.1f} s simulated here, compilation included"))
+    rows.append(("planned on", escape(plan.source)))
+    return rows + [("note", f"[yellow]{escape(note)}[/]") for note in plan.notes]
 
 
-def _terms(made: Plan) -> dict[str, float]:
-    if made.bounds is None:
+def _labelled(candidate: Candidate) -> dict[str, str]:
+    """The chosen hyperparameters of a candidate, by label."""
+    from dither.experiment.plan.candidates import LABELS
+
+    return {label: f"{candidate.point[key]:.4g}" for key, label in LABELS.items() if key in candidate.point}
+
+
+def _accuracy(trial: Trial) -> str:
+    error = "" if math.isnan(trial.standard_error) else f" ± {trial.standard_error:.4f}"
+    return f"{trial.mean_accuracy:.4f}{error}"
+
+
+def _terms(plan: Plan) -> dict[str, float]:
+    if plan.bounds is None:
         return {}
-    return {name: float(column[made.bounds.best]) for name, column in made.bounds.terms.items()}
+    return {name: float(column[plan.bounds.best]) for name, column in plan.bounds.terms.items()}
 
 
-def _alternatives(made: Plan) -> list[dict[str, Any]]:
-    """The choice first, then points that differ from it in one knob (theory) or came next (measured)."""
-    from dither.experiment.plan.pictures import bytes_text
+def _alternatives(plan: Plan) -> list[dict[str, Any]]:
+    """The choice first, then points that differ from it in one key (theory) or came next (measured)."""
 
-    def line(price: Any, score: str) -> dict[str, Any]:
+    def line(candidate: Candidate, **score: str) -> dict[str, Any]:
         return {
-            **{name: f"{price.point[key]:.4g}" for key, name in _knob_names(made) if key in price.point},
-            "claimed ε": epsilon_text(price.claimed.value),
-            "noise std": f"{price.noise_std:.4g}",
-            "a client": bytes_text(price.bytes_per_client),
-            ("bound" if made.mode == "theory" else "accuracy"): score,
+            **_labelled(candidate),
+            "claimed ε": epsilon_text(candidate.claimed.value),
+            "noise std": f"{candidate.noise_std:.4g}",
+            "per client": bytes_text(candidate.bytes_per_client),
+            **score,
         }
 
-    if made.mode == "empirical" and made.search is not None:
-        return [
-            line(
-                trial.price,
-                f"{trial.mean_accuracy:.4f}"
-                + ("" if math.isnan(trial.standard_error) else f" ± {trial.standard_error:.4f}"),
-            )
-            for trial in made.search.trials[:8]
-        ]
-    if made.bounds is None:
+    if plan.mode == "empirical" and plan.search is not None:
+        return [line(trial.candidate, accuracy=_accuracy(trial)) for trial in plan.search.trials[:8]]
+    if plan.bounds is None:
         return []
-    chosen = made.prices[made.bounds.best].point
-    total = made.bounds.total
+    chosen, total = plan.candidates[plan.bounds.best].point, plan.bounds.total
     one_off = [
         number
-        for number, price in enumerate(made.prices)
-        if sum(price.point[key] != chosen[key] for key in chosen if key != "batch_sampling") <= 1
+        for number, candidate in enumerate(plan.candidates)
+        if sum(candidate.point[key] != chosen[key] for key in chosen if key != "batch_sampling") <= 1
     ]
-    shown = []
-    for number in sorted(one_off, key=lambda i: total[i])[:9]:
-        entry = line(made.prices[number], f"{total[number]:.4g}")
-        rate = made.bounds.values.get("client_lr")
-        entry["learning rate"] = "" if rate is None else f"{rate[number]:.4g}"
-        shown.append(entry)
-    return shown
+    rates = plan.bounds.values.get("client_lr")
+    return [
+        line(plan.candidates[number], bound=f"{total[number]:.4g}")
+        | {"learning rate": "" if rates is None else f"{rates[number]:.4g}"}
+        for number in sorted(one_off, key=lambda number: total[number])[:9]
+    ]
 
 
 def register(app: typer.Typer) -> None:
-    """Add this command to the program."""
+    """Add the command to the program."""
     app.command()(plan)

@@ -88,16 +88,15 @@ class RunProgress:
         """Bring the proven ε so far up to date, as long as that takes little of the run."""
         from time import perf_counter
 
-        from dither.api import proven_so_far
         from dither.experiment.folder import RunFolder
 
         if self._accounting > 0.03 * (row["seconds"] + 3) and row["round"] < self._total:
             return
         began = perf_counter()
         begun = RunFolder(self.folder).begun() if self.folder else []
-        value = proven_so_far(self._task_at_hand, row["round"], begun)
+        value = self._task_at_hand.proven_epsilon(row["round"], begun)
         self._accounting += perf_counter() - began
-        kind = "assumed" if self._task_at_hand.prepared.assumed else "proven"
+        kind = "assumed" if self._task_at_hand.plan.assumed else "proven"
         self._epsilon = f"{kind} ε {epsilon_text(value)} at round {row['round']}, {self._claimed}"
 
 
@@ -107,10 +106,10 @@ def print_report(report: Report) -> None:
 
     from dither.experiment.report import uncovered
 
-    table = Table(show_header=False, title=escape(f"{report.method} on {report.data}"), title_justify="left")
+    table = Table(show_header=False, title=escape(report.title()), title_justify="left")
     table.add_column(style="bold")
     table.add_column()
-    lines = report.overview()
+    lines = report.main_lines()
     if report.streamed is not None:
         read = report.streamed
         lines.append(

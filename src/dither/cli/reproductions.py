@@ -6,8 +6,9 @@ import json
 import shlex
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,9 +17,13 @@ from dither.cli.options import DataDir, Json, Quiet
 from dither.cli.printing import escape, print_table, terminal
 from dither.cli.stopping import going_on
 
+if TYPE_CHECKING:
+    from dither.reproduction.figure import Figure
+
 _COLOURS = {"holds": "green", "fails": "red", "inconclusive": "yellow", "not judged": "dim"}
 
 
+# reason: each parameter is an argument or option of the command
 def reproduce(
     what: Annotated[
         list[str] | None,
@@ -52,26 +57,15 @@ def reproduce(
 
     chosen = select(what or ["all"])
     if listed:
-        rows = [
-            {
-                "figure": figure.id,
-                "shows": figure.title,
-                "criteria": ", ".join(dict.fromkeys(criterion.id for criterion in figure.criteria)),
-            }
-            for figure in chosen
-        ]
-        footer = "dither reproduce FIGURE --scale quick"
-        print_table(rows, as_json=as_json, quiet=quiet, title="Figures", footer=footer)
+        _print_figures(chosen, as_json, quiet)
         return
     from dither import api
-    from dither.reproduction import report
+    from dither.reproduction.report import disagreements
 
-    silent = as_json or quiet
-    if not silent and scale != "full":
+    bar = Bar(silent=as_json or quiet)
+    if scale != "full":
         for figure in chosen:
-            less = figure.views(scale)[0].reductions()
-            typer.echo(f"{figure.id}: {'; '.join(less) or 'as at full scale'}")
-    bar = Bar(silent)
+            bar.say(f"{figure.id}: {'; '.join(figure.views(scale)[0].reductions()) or 'as at full scale'}")
 
     def drawn(entry: dict[str, Any]) -> None:
         verdicts = ", ".join(f"{claim['id']} {claim['printed']['status']}" for claim in entry["claims"])
@@ -92,21 +86,32 @@ def reproduce(
             on_progress=bar.update,
             on_figure=drawn,
         )
-    differing = report.disagreements(result.claims, _claims_of(against)) if against else []
+    differing = disagreements(result.claims, _claims_of(against)) if against else []
     if as_json:
         from dither.experiment.folder import to_json
 
-        summary = {"report": str(result.report), "made": result.made, "figures": result.figures}
+        summary = {"report": str(result.report), "made": result.provenance, "figures": result.figures}
         typer.echo(to_json({**summary, "disagreements": differing}, indent=2))
-    if as_json or quiet:
-        return
-    if only_compute:
-        typer.echo(f"{result.made['computed']} runs computed and kept")
-        return
-    _print_claims(result.claims)
-    for line in differing:
-        typer.echo(f"differs from {against}: {line}")
-    typer.echo(f"report: {result.report}")
+    elif only_compute:
+        bar.say(f"{result.provenance['computed']} runs computed and kept")
+    elif not quiet:
+        _print_claims(result.claims)
+        for line in differing:
+            typer.echo(f"differs from {against}: {line}")
+        typer.echo(f"report: {result.report}")
+
+
+def _print_figures(figures: Sequence[Figure], as_json: bool, quiet: bool) -> None:
+    rows = [
+        {
+            "figure": figure.id,
+            "shows": figure.title,
+            "criteria": ", ".join(dict.fromkeys(criterion.id for criterion in figure.criteria)),
+        }
+        for figure in figures
+    ]
+    footer = "dither reproduce FIGURE --scale quick"
+    print_table(rows, as_json=as_json, quiet=quiet, title="Figures", footer=footer)
 
 
 def _claims_of(path: Path) -> list[dict[str, Any]]:

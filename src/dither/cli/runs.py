@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dither.cli import crews, options
+from dither.cli import options
 from dither.cli.options import DataDir, Json, LedgerFile, NewLedger, Quiet, Settings, spec_from
 from dither.cli.printing import (
     LOCAL,
@@ -26,6 +26,7 @@ from dither.cli.printing import (
     print_table,
     short,
 )
+from dither.cli.processes import Coordinator, Process, Processes, several
 from dither.cli.stopping import going_on
 from dither.errors import BudgetExhausted, SpecError
 
@@ -52,26 +53,27 @@ def run(
     checkpoint_seconds: Annotated[
         float, typer.Option(help="Least seconds between checkpoints; 0: one at each evaluation.")
     ] = 5.0,
-    processes: crews.Processes = None,
-    process: crews.Process = None,
-    coordinator: crews.Coordinator = None,
+    processes: Processes = None,
+    process: Process = None,
+    coordinator: Coordinator = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Train: a preset, or a spec of your own. Leaves a run folder with model, metrics and plot."""
     if resume is not None and out is not None:
         raise SpecError("--out and --resume exclude each other: a resumed run stays in its folder")
-    if process:
-        crews.follow(processes, process, coordinator, data_dir, silent=quiet)
-    spec = spec_from(what, resume, settings, seed)
     from dither import api
 
+    if process:
+        with several(processes, process, coordinator, silent=quiet):
+            api.run(what or "adult", data_dir=data_dir)  # the spec of process 0 counts; exits after the rounds
+    spec = spec_from(what, resume, settings, seed)
     view = RunProgress(silent=quiet or as_json)
 
     def how() -> str:
         return _how_to_resume(view.folder or resume or out)
 
-    with going_on(how), crews.crew(processes, process, coordinator, how, silent=quiet), view:
+    with going_on(how), several(processes, process, coordinator, silent=quiet, how=how), view:
         result = api.run(
             spec,
             out=out,

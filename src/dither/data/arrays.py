@@ -169,9 +169,8 @@ def load_folder(
     classes = _declared_classes(folder)
     declared = None if classes is None else np.array(classes)
     dataset = _assemble(train, test, _mapped, declared, test_fraction, seed)
-    if stream == "no" or (
-        stream == "auto" and 2 * (dataset.x_train.nbytes + dataset.x_test.nbytes) <= free_memory()
-    ):
+    size = dataset.x_train.nbytes + dataset.x_test.nbytes
+    if stream == "no" or (stream == "auto" and 2 * size <= free_memory()):
         x_train, x_test = _read_both(dataset.x_train, dataset.x_test)
         dataset = dataset._replace(x_train=x_train, x_test=x_test)
     digests = [train_digest, test_digest, _digest(train.groups), json.dumps(classes)]
@@ -215,8 +214,8 @@ def free_memory() -> float:
         if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
             free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2
     group = Path("/sys/fs/cgroup")
-    # The limit of a container, in either version of control groups. The use includes the page cache: a safe
-    # estimate.
+    # The limit of a container, in either version of control groups. Its use includes the page cache, so that the
+    # estimate errs on the safe side.
     for limit, used in (
         ("memory.max", "memory.current"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),

@@ -8,23 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from dither.accounting import ProvenRow
-from dither.experiment.folder import RunFolder, to_json
+from dither.experiment.folder import to_json
 from dither.experiment.report import (
-    ADVERSARIES,
     Epsilon,
+    Overview,
     Report,
+    attacked_text,
     claim_text,
-    epsilon_text,
-    html_table,
     label,
     proven_text,
-    text_lines,
+    run_folder,
 )
 from dither.spec import Spec
 
 
 @dataclass(frozen=True, repr=False)
-class PrivacyReport:
+class PrivacyReport(Overview):
     """Claimed, proven and attacked ε of a spec or a run.
 
     Where they were asked for, `tried` holds every bound that was tried, refusals with their reason, and `ex_ante`
@@ -51,39 +50,16 @@ class PrivacyReport:
         """The same as text; ∞ is the string "inf"."""
         return to_json(self.to_dict(), indent=2)
 
-    def __repr__(self) -> str:
-        rows = self.epsilon.notable
-        lines = [
-            ("claimed ε", claim_text(self.epsilon.claimed)),
-            *((label(row), proven_text(row)) for row in rows),
-        ]
-        return text_lines(f"{self.method}: claimed and proven ε", lines)
+    def title(self) -> str:
+        return f"{self.method}: claimed and proven ε"
 
-    def _repr_html_(self) -> str:
-        claim = self.epsilon.claimed
-        head = ["", "ε", "unit", "δ", "neighbours", "against", "by"]
-        first = [
-            "claimed",
-            epsilon_text(claim.value),
-            claim.unit,
-            f"{claim.delta:g}",
-            claim.adjacency,
-            "",
-            claim.source,
+    def overview(self) -> list[tuple[str, str]]:
+        """The claim, then each proven and each attacked ε."""
+        return [
+            ("claimed ε", claim_text(self.epsilon.claimed)),
+            *((label(row), proven_text(row)) for row in self.epsilon.notable),
+            *(("attacked ε", attacked_text(row)) for row in self.epsilon.attacked),
         ]
-        rows = [
-            [
-                "assumed" if row.assumed else "proven",
-                epsilon_text(row.value),
-                row.unit,
-                f"{row.delta:g}",
-                row.adjacency,
-                ADVERSARIES[row.view],
-                row.recipe,
-            ]
-            for row in self.epsilon.notable
-        ]
-        return html_table(f"{self.method}: claimed and proven ε", head, [first, *rows])
 
 
 def account(
@@ -99,7 +75,7 @@ def account(
     `values` are dotted keys put on top of the spec. `every_recipe` also lists each bound that was tried, `ex_ante`
     each bound before the cohorts are drawn.
     """
-    folder = _run_folder(what)
+    folder = run_folder(what)
     finished = Report.read(folder.path) if folder is not None else None
     if finished is not None and not (values or every_recipe or ex_ante):
         return PrivacyReport(finished.method, finished.epsilon, finished.why)
@@ -124,11 +100,6 @@ def account(
         tried=_rows(found.get("tried", ())),
         ex_ante=_rows(found.get("ex_ante", ())),
     )
-
-
-def _run_folder(what: Any) -> RunFolder | None:
-    is_run = isinstance(what, str | Path) and (Path(what) / "spec.toml").is_file()
-    return RunFolder(what) if is_run else None
 
 
 def _rows(rows: Sequence[Any]) -> tuple[ProvenRow, ...]:

@@ -14,20 +14,21 @@ import jax
 import numpy as np
 
 from dither import accounting, data, models
-from dither.accounting import accountant
+from dither.accounting.accountant import Accountant, alike, noise_ratio
 from dither.errors import SpecError
+from dither.methods import method, prepare
 from dither.privacy import sampling
 from dither.secagg.encoding import FixedPoint
 from dither.simulation import cohorts, devices, engine
 from dither.simulation.aggregation import Aggregation
 from dither.simulation.arrays import aligned
-from dither.spec import Spec, method, prepare
-from dither.types import Claim, Prepared, RoundInfo
+from dither.spec import Spec
+from dither.types import Claim, Prepared, PrivacyPlan, RoundInfo
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A spec brought to life: data, who holds it, the model and the method."""
+    """A spec brought to life: data, who holds it, the model, the method, and the plan of what it reveals."""
 
     spec: Spec
     dataset: data.Dataset
@@ -35,11 +36,64 @@ class Experiment:
     problem: engine.Problem
     model: models.Model
     prepared: Prepared
-    num_params: int
-    cohorts: list[np.ndarray]  # who takes part in each round
-    numbers: tuple[int, ...] = ()  # of these rounds, where some were made twice; empty: 0, 1, 2, ...
-    missing: int = 0  # of the spec's colluders: those who are merely not in the sum
-    federated: bool = False  # of a real federation, whose parties show each other their record counts
+
+    @property
+    def plan(self) -> PrivacyPlan:
+        """What runs and what is proved."""
+        return self.prepared.plan
+
+    @property
+    def cohorts(self) -> tuple[np.ndarray, ...]:
+        """Who takes part in each round."""
+        return self.plan.cohorts
+
+    @property
+    def num_params(self) -> int:
+        return self.plan.num_params
+
+    def with_plan(self, **changes: Any) -> Experiment:
+        """The same experiment with entries of its plan changed."""
+        return replace(self, prepared=self.prepared._replace(plan=self.plan._replace(**changes)))
+
+    def prepare(self, **changes: Any) -> Prepared:
+        """The method made ready anew, for a plan that differs in these entries."""
+        return method(self.spec.method).prepare(self.model, self.plan._replace(**changes))
+
+    def first_rounds(self, rounds: int) -> Experiment:
+        """The same experiment cut after some rounds."""
+        return self.with_plan(cohorts=self.cohorts[:rounds])
+
+    def realised(self, begun: Sequence[tuple[int, int]]) -> Experiment:
+        """The experiment when these stretches of rounds were begun, each with noise of its own: a round that a
+        kill undid and that was made again has been released twice."""
+        numbers = tuple(number for start, stop in begun for number in range(start, stop))
+        if numbers == tuple(range(len(numbers))):
+            return self.first_rounds(len(numbers))
+        # Whoever was seen at times of a whole run may have been seen as often in each part of it.
+        cohorts = tuple(self.cohorts[number] for number in numbers)
+        return self.with_plan(cohorts=cohorts, round_numbers=numbers, exposures=self.plan.exposures * len(begun))
+
+    def accountant(self, missing: int | None = None) -> Accountant:
+        """Who proves this experiment's ε when at most `missing` clients lack in any sum (by default as many as the
+        spec tolerates)."""
+        missing = tolerated(self.spec) if missing is None else missing
+        if missing == self.plan.missing:
+            return Accountant(self.plan, self.prepared.releases, self._alike)
+        plan = self.plan._replace(missing=missing)
+        noise = "none" if plan.noise == "proven" else plan.noise
+        return Accountant(plan, self.prepare(missing=missing, noise=noise).build(plan.hyper).releases)
+
+    def proven_epsilon(self, rounds: int | None = None, begun: Sequence[tuple[int, int]] = ()) -> float:
+        """Proven ε of the first rounds, or of those `begun`, for the spec's own view and adjacency."""
+        if begun and self.spec.source_of_randomness == "os":
+            return self.realised(begun).accountant().epsilon()
+        return (self if rounds is None else self.first_rounds(rounds)).accountant().epsilon()
+
+    @cached_property
+    def _alike(self) -> list[np.ndarray]:
+        """Clients that reveal the same when they take part. Asks every client, of whom there may be a hundred
+        thousand."""
+        return alike(self.prepared.releases, self.plan.client_sizes, self.cohorts, self.plan.round_numbers)
 
     @cached_property
     def data_digest(self) -> str:
@@ -50,21 +104,6 @@ class Experiment:
         for array in (*records, self.partition.order, self.partition.size):
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
-
-    # Each asks every client once, of whom there may be a hundred thousand.
-
-    @cached_property
-    def alike(self) -> list[np.ndarray]:
-        """Clients that reveal the same when they take part."""
-        releases = self.prepared.build(self.prepared.hyper).releases
-        return accountant.alike(releases, self.partition.size, self.cohorts, self.numbers)
-
-    @cached_property
-    def noise_ratio(self) -> float:
-        """Least over largest noise that a client adds to the sum."""
-        alike = np.ones(len(self.partition.size))
-        weights = alike if self.prepared.weights is None else self.prepared.weights
-        return accountant.noise_ratio(self.prepared.build(self.prepared.hyper), self.partition.size, weights)
 
 
 Arrays = tuple[np.ndarray, np.ndarray]
@@ -103,9 +142,9 @@ def assemble(
     missing: int | None = None,
     federated: bool = False,
 ) -> Experiment:
-    """Model and method for records that are dealt out already. Of the others' records a member of a real
-    federation knows the counts alone (`partition.size`), and nothing here needs more. `missing` is how many
-    clients' noise a calibration must not count on (by default as many as the spec tolerates)."""
+    """Model, method and plan for records that are dealt out already. Of the others' records a member of a real
+    federation (`federated`) knows the counts alone (`partition.size`), and nothing here needs more. `missing` is
+    how many clients' noise a calibration must not count on (by default as many as the spec tolerates)."""
     model = models.make(
         spec.model.name,
         num_features=dataset.x_train.shape[1],
@@ -115,43 +154,62 @@ def assemble(
     )
     num_params = models.count_params(jax.eval_shape(model.init, jax.random.key(0)))
     prepared = _prepared(spec, model, partition, problem, num_params)
-    num_rounds = min(prepared.num_rounds or spec.num_rounds, spec.num_rounds)
-    if spec.secagg.noise == "discrete" and not prepared.upload_noise:
+    if spec.secagg.noise == "discrete" and not prepared.plan.upload_noise:
         raise SpecError(
             "secagg.noise='discrete' is for methods that noise the finished upload (secure-fedavg, nbafl), not "
             f"for {spec.method}, whose noise is inside the local steps"
         )
-    who = cohorts.planned(
-        spec.seed,
-        num_clients=len(partition.size),
-        cohort_size_at=prepared.cohort_size_at,
-        design=prepared.cohorts,
-        num_rounds=num_rounds,
-    )
-    experiment = Experiment(
-        spec, dataset, partition, problem, model, prepared, num_params, who, federated=federated
-    )
+    experiment = Experiment(spec, dataset, partition, problem, model, prepared)
+    experiment = experiment.with_plan(**_completion(experiment, federated))
     if prepared.stop_when_proven and math.isfinite(spec.privacy.epsilon):
-        experiment = replace(experiment, cohorts=who[: _last_affordable(experiment)])
+        experiment = experiment.first_rounds(_last_affordable(experiment))
     if spec.privacy.noise != "proven" or math.isinf(spec.privacy.epsilon):
         return experiment
-    if prepared.assumed or spec.privacy.assume_credit:
+    if prepared.plan.assumed or spec.privacy.assume_credit:
         raise SpecError(
             "privacy.noise='proven' cannot rest on an assumption: drop assume_credit and sensitivity='paper'"
         )
-    judged = with_missing(experiment, tolerated(spec) if missing is None else missing)
-    calibrated = accountant.calibrated(
-        judged.prepared,
-        partition.size,
-        who,
-        circumstances(judged),
-        epsilon=spec.privacy.epsilon,
-        delta=spec.privacy.delta,
-        view=spec.privacy.view,
-        adjacency=spec.adjacency,
-        unit=spec.privacy.unit,
+    factor, plan = experiment.accountant(missing).noise_factor(), experiment.plan
+    hyper = {
+        name: np.asarray(value) * factor if name in plan.noise_names else value
+        for name, value in plan.hyper.items()
+    }
+    claim = prepared.reclaim(hyper) if prepared.reclaim else prepared.claim
+    calibrated = experiment.with_plan(hyper=hyper)
+    return replace(calibrated, prepared=calibrated.prepared._replace(claim=claim))
+
+
+def _completion(experiment: Experiment, federated: bool) -> dict[str, Any]:
+    """What the plan still lacks when the method is ready: who takes part, and what proofs may use of model and
+    data."""
+    spec, dataset, prepared = experiment.spec, experiment.dataset, experiment.prepared
+    plan = prepared.plan
+    taking_part = cohorts.planned(
+        spec.seed,
+        num_clients=plan.num_clients,
+        cohort_size_at=prepared.cohort_size_at,
+        design=plan.design,
+        num_rounds=min(prepared.num_rounds or spec.num_rounds, spec.num_rounds),
     )
-    return replace(experiment, prepared=prepared._replace(hyper=calibrated.hyper, claim=calibrated.claim))
+    not_covered = [text for text in (*dataset.notes, *prepared.caveats) if "not covered" in text]
+    if spec.data.path:
+        not_covered.append("neighbours differ inside one client's training records: the split was made before")
+        if spec.source_of_randomness == "seeded":
+            not_covered.append("the noise comes from a seed: who knows it can subtract the noise")
+    if plan.per_client and federated:
+        not_covered.append("how many records a client holds: the parties are told")
+    # Clipping each record's gradient keeps a binary linear model's steps those of a convex loss: no other clip.
+    convex = experiment.model.convex and len(dataset.classes) == 2 and spec.privacy.clip == "example"
+    smoothness = _smoothness(experiment) if convex else None
+    weights = np.ones(plan.num_clients) if plan.weights is None else plan.weights
+    return {
+        "cohorts": tuple(taking_part),
+        "noise_ratio": noise_ratio(prepared.build(plan.hyper), plan.client_sizes, weights),
+        "convex": convex,
+        "smoothness": smoothness,
+        "not_covered": tuple(not_covered),
+        "counts_shown": _counts_shown(experiment, smoothness, federated),
+    }
 
 
 def _last_affordable(experiment: Experiment) -> int:
@@ -160,7 +218,7 @@ def _last_affordable(experiment: Experiment) -> int:
     low, high = 0, len(experiment.cohorts)
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if proven_so_far(experiment, middle) <= budget else (low, middle - 1)
+        low, high = (middle, high) if experiment.proven_epsilon(middle) <= budget else (low, middle - 1)
     if low == 0:
         raise SpecError(f"privacy.epsilon={budget:g} is spent in the first round; raise it or noise_std")
     return low
@@ -168,34 +226,34 @@ def _last_affordable(experiment: Experiment) -> int:
 
 def aggregation(experiment: Experiment) -> Aggregation | None:
     """How the run's uploads are summed; None: in the open."""
-    spec, secagg = experiment.spec, experiment.spec.secagg
-    if spec.aggregation == "off":
+    spec, secagg, plan = experiment.spec, experiment.spec.secagg, experiment.plan
+    if plan.aggregation == "off":
         return None
-    largest = max(len(cohort) for cohort in experiment.cohorts)
-    room = 2 if secagg.noise == "discrete" else 1  # half of the range for the noise
+    largest = max(len(cohort) for cohort in plan.cohorts)
+    room = 2 if plan.discrete_noise else 1  # half of the range for the noise
     if secagg.bound:
-        how = FixedPoint(secagg.scale_bits, secagg.modulus_bits, secagg.bound, room * largest).check()
+        encoding = FixedPoint(plan.scale_bits, secagg.modulus_bits, secagg.bound, room * largest).check()
     else:
-        how = FixedPoint.fitting(room * largest, scale_bits=secagg.scale_bits, modulus_bits=secagg.modulus_bits)
-    made = Aggregation(
-        spec.aggregation,
-        how,
-        colluders=spec.colluders,
-        min_clients=max(min(spec.federation.min_clients, spec.cohort_size), 2),
+        encoding = FixedPoint.fitting(room * largest, scale_bits=plan.scale_bits, modulus_bits=secagg.modulus_bits)
+    secure_sum = Aggregation(
+        plan.aggregation,
+        encoding,
+        colluders=plan.colluders,
+        min_clients=max(min(spec.federation.min_clients, plan.cohort_size), 2),
         threshold=secagg.threshold,
         neighbours=secagg.neighbours,
     )
-    for size in {len(cohort) for cohort in experiment.cohorts}:
-        made.check_cohort(size)
-    if secagg.noise == "discrete":
-        made = made._replace(noise_std=_upload_noise(experiment, how))
-    return made
+    for size in {len(cohort) for cohort in plan.cohorts}:
+        secure_sum.check_cohort(size)
+    if plan.discrete_noise:
+        secure_sum = secure_sum._replace(noise_std=_upload_noise(experiment, encoding))
+    return secure_sum
 
 
-def _upload_noise(experiment: Experiment, how: FixedPoint) -> Callable[[int, int, int], float]:
+def _upload_noise(experiment: Experiment, encoding: FixedPoint) -> Callable[[int, int, int], float]:
     """std of the noise on a client's upload before its weight, at (round, client, cohort size)."""
-    prepared, sizes = experiment.prepared, [len(cohort) for cohort in experiment.cohorts]
-    releases = prepared.build(prepared.hyper).releases
+    plan, sizes = experiment.plan, [len(cohort) for cohort in experiment.cohorts]
+    releases = experiment.prepared.releases
 
     def std(index: int, client: int, cohort_size: int) -> float:
         info = RoundInfo(index, client, int(experiment.partition.size[client]), cohort_size)
@@ -203,15 +261,15 @@ def _upload_noise(experiment: Experiment, how: FixedPoint) -> Callable[[int, int
 
     # The noise of a whole sum must fit the other half of the range: ten standard deviations of it.
     count = len(experiment.partition.size)
-    shares = np.ones(count) if prepared.weights is None else prepared.weights / prepared.weights.min()
-    weights = prepared.upload_unit * shares * max(sizes) / min(sizes)
+    shares = np.ones(count) if plan.weights is None else plan.weights / plan.weights.min()
+    weights = plan.upload_unit * shares * max(sizes) / min(sizes)
     stds = [max(std(0, client, size) for size in set(sizes)) for client in range(count)]
     loudest = np.sort(np.array(stds) * weights)[-max(sizes) :]
-    reach = 10 * float(np.sqrt(np.sum(loudest**2))) * 2.0**how.scale_bits
-    if reach >= 2.0 ** (how.modulus_bits - 2):
+    reach = 10 * float(np.sqrt(np.sum(loudest**2))) * 2.0**encoding.scale_bits
+    if reach >= 2.0 ** (encoding.modulus_bits - 2):
         raise SpecError(
-            f"the noise of a sum reaches {reach:.3g} at {how.scale_bits} fractional bits, beyond "
-            f"2^{how.modulus_bits - 2}; lower secagg.scale_bits, or set secagg.modulus_bits to 64"
+            f"the noise of a sum reaches {reach:.3g} at {encoding.scale_bits} fractional bits, beyond "
+            f"2^{encoding.modulus_bits - 2}; lower secagg.scale_bits, or set secagg.modulus_bits to 64"
         )
     return std
 
@@ -227,78 +285,13 @@ def tolerated(spec: Spec) -> int:
     return max(spec.cohort_size - least, 0)
 
 
-def as_begun(experiment: Experiment, begun: Sequence[tuple[int, int]]) -> Experiment:
-    """The experiment as proofs must see it when these stretches of rounds were begun, each with noise of its own:
-    a round that a kill undid and that was made again has been released twice."""
-    numbers = tuple(number for start, stop in begun for number in range(start, stop))
-    if numbers == tuple(range(len(numbers))):
-        return replace(experiment, cohorts=experiment.cohorts[: len(numbers)])
-    # Whoever was seen at times of a whole run may have been seen as often in each part of it.
-    prepared = experiment.prepared._replace(exposures=experiment.prepared.exposures * len(begun))
-    cohorts = [experiment.cohorts[number] for number in numbers]
-    return replace(experiment, cohorts=cohorts, numbers=numbers, prepared=prepared)
-
-
-def with_missing(experiment: Experiment, missing: int) -> Experiment:
-    """The experiment as proofs must see it when `missing` clients' updates may lack in a sum: their noise counts
-    for as little as a colluder's."""
-    if missing == 0:
-        return experiment
-    privacy = replace(experiment.spec.privacy, colluders=experiment.spec.colluders + missing)
-    spec = replace(experiment.spec, privacy=privacy)
-    plain = replace(spec, privacy=replace(privacy, noise="none")) if privacy.noise == "proven" else spec
-    if plain.method_options.get("param_clip") == 0:  # found by a pilot
-        plain = plain.with_values({"method_options.param_clip": float(experiment.prepared.hyper["param_clip"])})
-    rebuilt = prepare(
-        plain, experiment.model, client_sizes=experiment.partition.size, num_params=experiment.num_params
-    )
-    prepared = experiment.prepared._replace(build=rebuilt.build)
-    return replace(experiment, spec=spec, prepared=prepared, missing=experiment.missing + missing)
-
-
-def circumstances(experiment: Experiment) -> accountant.Circumstances:
-    """The public facts of a run that proofs need."""
-    spec, prepared = experiment.spec, experiment.prepared
-    not_covered = [note for note in experiment.dataset.notes if "not covered" in note]
-    not_covered += [caveat for caveat in prepared.caveats if "not covered" in caveat]
-    if spec.data.path:
-        not_covered.append("neighbours differ inside one client's training records: the split was made before")
-        if spec.source_of_randomness == "seeded":
-            not_covered.append("the noise comes from a seed: who knows it can subtract the noise")
-    if prepared.per_client and experiment.federated:
-        not_covered.append("how many records a client holds: the parties are told")
-    # Clipping each record's gradient keeps a binary linear model's steps those of a convex loss: no other clip.
-    convex = experiment.model.convex and len(experiment.dataset.classes) == 2 and spec.privacy.clip == "example"
-    ratio = experiment.noise_ratio
-    smoothness = _smoothness(experiment) if convex else None
-    return accountant.Circumstances(
-        cohort_size=spec.cohort_size,
-        num_rounds=len(experiment.cohorts),
-        colluders=spec.colluders,
-        missing=experiment.missing,
-        convex=convex,
-        smoothness=smoothness,
-        client_state=prepared.client_state,
-        own_epochs=prepared.own_epochs,
-        exposures=prepared.exposures,
-        noise_ratio=ratio,
-        lattice=_lattice(experiment, ratio),
-        encoded=spec.aggregation != "off",
-        per_client=prepared.per_client,
-        assumed=prepared.assumed,
-        assume_credit=spec.privacy.assume_credit,
-        not_covered=tuple(not_covered),
-        counts_shown=_counts_shown(experiment, smoothness),
-    )
-
-
-def _counts_shown(experiment: Experiment, smoothness: float | None) -> str:
+def _counts_shown(experiment: Experiment, smoothness: float | None, federated: bool) -> str:
     """What the run shows that depends on how many records a client holds, in words. Empty where nothing does: only
     then has add/remove a proof, since a neighbour there has another count."""
     spec = experiment.spec
-    if experiment.federated:
+    if federated:
         return "a federation shows every party's count to all"
-    if not experiment.prepared.ignores_counts:
+    if not experiment.plan.ignores_counts:
         return f"the noise, the weights or the claimed ε of {spec.method} follow the counts"
     if not spec.batch_sampling.startswith("poisson"):
         return f"{spec.batch_sampling} batches hold a part of the records that follows the count (G3)"
@@ -313,14 +306,6 @@ def _counts_shown(experiment: Experiment, smoothness: float | None) -> str:
     if smoothness is not None and spec.local_steps > 1:
         return "the proof for sums of several steps takes the longest batch, which follows the largest count"
     return ""
-
-
-def _lattice(experiment: Experiment, ratio: float) -> accounting.Lattice | None:
-    """The grid of discrete noise in the unit of the releases, where the least weight makes it coarsest."""
-    if experiment.spec.secagg.noise != "discrete":
-        return None
-    step = 2.0**-experiment.spec.secagg.scale_bits / experiment.prepared.upload_unit
-    return accounting.Lattice(step, experiment.num_params, ratio)
 
 
 def _smoothness(experiment: Experiment) -> float | None:
@@ -339,7 +324,7 @@ def _smoothness(experiment: Experiment) -> float | None:
     if spec.batch_sampling.startswith("poisson"):
         # The method may have set its own batch size: what it releases says which.
         first = RoundInfo(0, 0, int(experiment.partition.size[0]), spec.cohort_size)
-        batch_size = experiment.prepared.build(experiment.prepared.hyper).releases(first)[0].sampling.batch_size
+        batch_size = experiment.prepared.releases(first)[0].sampling.batch_size
         sampler = sampling.make(
             spec.batch_sampling,
             batch_size=batch_size,
@@ -349,13 +334,6 @@ def _smoothness(experiment: Experiment) -> float | None:
         )
         curvature *= sampler.width / batch_size  # the longest batch over the fixed divisor
     return curvature + 2 * spec.model.l2
-
-
-def proven(experiment: Experiment, rounds: int | None = None, missing: int | None = None) -> list[dict[str, Any]]:
-    """The table of proven ε after the first `rounds` rounds (all of them by default), when at most `missing`
-    clients lacked in any sum (by default as many as the spec tolerates)."""
-    experiment = with_missing(experiment, tolerated(experiment.spec) if missing is None else missing)
-    return accountant.table(classes(experiment, rounds), experiment.spec.privacy.delta, circumstances(experiment))
 
 
 def accounted(
@@ -373,81 +351,19 @@ def accounted(
     claim = experiment.prepared.claim
     if rounds is not None and rounds < planned_rounds(experiment):
         claim = claim_after(experiment, rounds)
-        experiment = experiment if begun else replace(experiment, cohorts=experiment.cohorts[:rounds])
-    experiment = as_begun(experiment, begun) if begun else experiment
-    tried = {}
-    judged = with_missing(experiment, tolerated(spec))
-    if every_recipe:
-        tried["tried"] = accountant.tried(classes(judged, None), spec.privacy.delta, circumstances(judged))
+        experiment = experiment if begun else experiment.first_rounds(rounds)
+    accountant = (experiment.realised(begun) if begun else experiment).accountant()
+    extra = {"tried": accountant.tried()} if every_recipe else {}
     if ex_ante:
-        tried["ex_ante"] = _before_the_draw(judged)
+        extra["ex_ante"] = accountant.before_the_draw(experiment.prepared.cohort_size_at)
     return {
-        **tried,
+        **extra,
         "method": spec.method,
         "claimed": claimed(claim),
-        "proven": proven(experiment),
+        "proven": accountant.table(),
         "attacked": None,
         "why": method(spec.method).why,
     }
-
-
-def _before_the_draw(experiment: Experiment) -> list[dict[str, Any]]:
-    """Every bound when an honest party is yet to draw each round's cohort, independently of data and outputs: a
-    client takes part in each round with probability cohort_size/num_clients (R4), but surely where all do (Secure
-    FedAvg's first round)."""
-    if experiment.numbers:
-        raise SpecError("rounds of this run were made twice: who took part in them is drawn already (R4)")
-    if experiment.prepared.cohorts is not None:
-        raise SpecError("this method fixes who takes part beforehand: there is nothing left to draw (R4)")
-    num_clients, rounds = len(experiment.partition.size), len(experiment.cohorts)
-    releases = experiment.prepared.build(experiment.prepared.hyper).releases
-    known, sizes = circumstances(experiment), experiment.partition.size
-    everyone, nobody = np.arange(num_clients), np.zeros(0, int)
-    shares = [experiment.prepared.cohort_size_at(index) / num_clients for index in range(rounds)]
-    alike = accountant.alike(releases, sizes, [everyone] * rounds)
-
-    def made(certain: bool) -> list[accountant.Clients]:
-        cohorts = [everyone if (share >= 1) == certain else nobody for share in shares]
-        return accountant.classes(releases, sizes, cohorts, lattice=known.lattice, groups=alike)
-
-    # The certain rounds are listed first.
-    groups = [
-        sure._replace(most=[*sure.most, *drawn.most]) for sure, drawn in zip(made(True), made(False), strict=True)
-    ]
-    certain = sum(share >= 1 for share in shares)
-    rate = max((share for share in shares if share < 1), default=1.0)
-    drawn = accounting.binomial(rounds, rate, certain=certain)
-    return accountant.tried(groups, experiment.spec.privacy.delta, known, participation=drawn)
-
-
-def proven_so_far(experiment: Experiment, rounds: int, begun: Sequence[tuple[int, int]] = ()) -> float:
-    """Proven ε of the first rounds, or of those `begun`, for the spec's own view and adjacency."""
-    if begun and experiment.spec.source_of_randomness == "os":
-        experiment = as_begun(experiment, begun)
-        rounds = len(experiment.cohorts)
-    experiment = with_missing(experiment, tolerated(experiment.spec))
-    privacy = experiment.spec.privacy
-    return accountant.worst(
-        classes(experiment, rounds),
-        privacy.delta,
-        circumstances(experiment),
-        view=privacy.view,
-        adjacency=experiment.spec.adjacency,
-        unit="run",
-    )
-
-
-def classes(experiment: Experiment, rounds: int | None) -> list[accountant.Clients]:
-    prepared = experiment.prepared
-    releases = prepared.build(prepared.hyper).releases
-    return accountant.classes(
-        releases,
-        experiment.partition.size,
-        experiment.cohorts[: len(experiment.cohorts) if rounds is None else rounds],
-        lattice=circumstances(experiment).lattice,
-        groups=experiment.alike,
-        numbers=experiment.numbers,
-    )
 
 
 def _prepared(
@@ -566,45 +482,30 @@ def rounding(experiment: Experiment, missing: int) -> dict[str, float] | None:
     """What rounding before the sum could add to the proven ε of sums, by the rule of thumb of errata G8: √d·2^-f
     on top of the sensitivity. Not a proof. None where nothing is rounded or the method's unit is unknown."""
     how = aggregation(experiment)
-    if how is None or how.noise_std or not experiment.prepared.upload_unit:
+    if how is None or how.noise_std or not experiment.plan.upload_unit:
         return None
-    experiment = with_missing(experiment, missing)
-    groups = classes(experiment, None)
-    uplink = [r for g in groups for releases, _ in g.most for r in releases if r.channel == "uplink"]
+    accountant, plan = experiment.accountant(missing=missing), experiment.plan
+    uplink = [r for g in accountant.clients for releases, _ in g.most for r in releases if r.channel == "uplink"]
     if not uplink or not all(r.noise_std and math.isfinite(r.sensitivity) for r in uplink):
         return None
-    relation = (
-        accounting.REPLACE_ONE if experiment.spec.adjacency == accounting.REPLACE_ONE else accounting.ZERO_OUT
-    )
+    relation = accounting.REPLACE_ONE if plan.adjacency == accounting.REPLACE_ONE else accounting.ZERO_OUT
     least = min(r.noise_std / accounting.step_multiplier(r, relation) for r in uplink)
     if not least:
         return None
     step = 2.0**-how.how.scale_bits
-    margin = math.sqrt(experiment.num_params) * step / (experiment.prepared.upload_unit * least)
-    privacy, known = experiment.spec.privacy, circumstances(experiment)
-
-    def epsilon(groups: list[accountant.Clients], view: str) -> float:
-        return accountant.worst(
-            groups, privacy.delta, known, view=view, adjacency=experiment.spec.adjacency, unit="run"
-        )
-
-    # To one who sees every upload rounding reveals nothing more: that bound holds as it is.
-    value = min(epsilon(groups, "upload"), epsilon(accountant.quieter(groups, 1 / (1 + margin)), "sum"))
+    margin = math.sqrt(plan.num_params) * step / (plan.upload_unit * least)
+    # Against a server that sees every upload rounding reveals nothing more: that bound holds as it is.
+    value = min(accountant.epsilon("upload"), accountant.epsilon("sum", noise=1 / (1 + margin)))
     return {"step": step, "margin": margin, "epsilon": value}
 
 
 def claim_after(experiment: Experiment, rounds: int) -> Claim:
     """The paper's ε for the rounds that were made, at the noise that was used."""
-    fewer = replace(
-        experiment.spec.privacy,
-        noise_decay_start=min(experiment.spec.privacy.noise_decay_start, rounds),
-        noise="none",
+    plan = experiment.plan
+    again = experiment.prepare(
+        num_rounds=rounds, noise="none", noise_decay_start=min(plan.noise_decay_start, rounds)
     )
-    spec = replace(experiment.spec, num_rounds=rounds, privacy=fewer)
-    again = prepare(
-        spec, experiment.model, client_sizes=experiment.partition.size, num_params=experiment.num_params
-    )
-    return again.reclaim(experiment.prepared.hyper) if again.reclaim else experiment.prepared.claim
+    return again.reclaim(plan.hyper) if again.reclaim else experiment.prepared.claim
 
 
 def claimed(claim: Claim) -> dict[str, Any]:

@@ -98,7 +98,7 @@ def engine_options(experiment: Experiment) -> dict[str, Any]:
 def unprotected(experiment: Experiment) -> bool:
     """Whether the method claims no ε and adds no noise: then a client whose update is not finite may be named."""
     prepared = experiment.prepared
-    noisy = any(np.any(prepared.hyper[name]) for name in prepared.noise_names)
+    noisy = any(np.any(prepared.hyper[name]) for name in prepared.plan.noise_names)
     return math.isinf(prepared.claim.value) and not noisy
 
 
@@ -210,14 +210,14 @@ def compiled_hyper(experiment: Experiment) -> dict[str, Any]:
     """The method's values as the compiled rounds take them: without the noise that is added on the integers."""
     hyper = dict(experiment.prepared.hyper)
     if experiment.spec.secagg.noise == "discrete":
-        name = experiment.prepared.upload_noise
+        name = experiment.plan.upload_noise
         hyper[name] = np.zeros_like(np.asarray(hyper[name]))
     return hyper
 
 
 def designs(experiments: Sequence[Experiment]) -> list[np.ndarray] | None:
     """The participation designs of the runs, or None where cohorts are drawn as they go."""
-    made = [experiment.prepared.cohorts for experiment in experiments if experiment.prepared.cohorts is not None]
+    made = [experiment.plan.design for experiment in experiments if experiment.plan.design is not None]
     return made or None
 
 

@@ -39,7 +39,7 @@ from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
-from dither.accounting.facts import ProvenRow
+from dither.accounting import ProvenRow
 from dither.errors import DamagedFile, DitherError, RunExists, SpecError
 from dither.spec import Spec
 

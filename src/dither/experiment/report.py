@@ -29,7 +29,8 @@ from dither.types import Claim
 if TYPE_CHECKING:
     import pandas as pd
 
-    from dither import data, models
+    from dither import models
+    from dither.data import Encoded, Schema
     from dither.types import Params
 
 T = TypeVar("T")
@@ -48,6 +49,23 @@ ADVERSARIES = {
     "final": "an outsider who sees only the final model",
 }
 _SCORED_AT_ONCE = 16_384  # records of a folder of arrays
+
+
+class Overview:
+    """A result that shows itself as a title and a few lines, in a terminal and in a notebook."""
+
+    def title(self) -> str:
+        raise NotImplementedError
+
+    def overview(self) -> list[tuple[str, str]]:
+        """A few lines of (what, value)."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return text_lines(self.title(), self.overview())
+
+    def _repr_html_(self) -> str:
+        return html_table(self.title(), [], self.overview())
 
 
 # What a report is made of
@@ -264,7 +282,7 @@ class LocalFigures:
 
 
 @dataclass(frozen=True, repr=False)
-class Report:
+class Report(Overview):
     """A finished run: its folder, spec, scores, ε, and the trained model.
 
     Fields after `evaluations` are the entries of summary.json, under the same names.
@@ -381,8 +399,17 @@ class Report:
         found = folder.local_summary()
         return LocalFigures(found.get("train_loss"), found.get("clamped", 0), tuple(folder.local_metrics()))
 
+    def title(self) -> str:
+        return f"{self.method} on {self.data}"
+
     def overview(self) -> list[tuple[str, str]]:
         """The report in a few lines of (what, value)."""
+        remarks = len(uncovered(self.epsilon.main)) + len(self.notes)
+        more = f"{remarks}, in report.notes and report.epsilon.proven().not_covered"
+        return [*self.main_lines(), *([("notes", more)] if remarks else []), ("folder", str(self.folder))]
+
+    def main_lines(self) -> list[tuple[str, str]]:
+        """Scores, rounds, clients and the three ε."""
         scores = "not scored: the test records are not public"
         if self.test_accuracy is not None and self.loss is not None:
             scores = f"{self.test_accuracy:.4f}, loss {self.loss:.4f}"
@@ -404,18 +431,6 @@ class Report:
         if self.stopped:
             lines.append(("stopped", self.stopped))
         return lines
-
-    def __repr__(self) -> str:
-        lines = [*self.overview(), *self._remarks(), ("folder", str(self.folder))]
-        return text_lines(f"{self.method} on {self.data}", lines)
-
-    def _repr_html_(self) -> str:
-        lines = [*self.overview(), *self._remarks(), ("folder", str(self.folder))]
-        return html_table(f"{self.method} on {self.data}", [], lines)
-
-    def _remarks(self) -> list[tuple[str, str]]:
-        count = len(uncovered(self.epsilon.main)) + len(self.notes)
-        return [("notes", f"{count}, in report.notes and report.epsilon.proven().not_covered")] if count else []
 
     def to_latex(self) -> str:
         """A small table, one line for each proven ε of the spec's view."""
@@ -462,15 +477,15 @@ class Report:
         return jax.tree.unflatten(structure, [leaves[leaf_name(where)] for where, _ in paths])
 
     @cached_property
-    def schema(self) -> data.Schema | None:
+    def schema(self) -> Schema | None:
         """How a table becomes features; None for a run on arrays."""
         from dither.data import Schema
 
-        folder, schema = RunFolder(self.folder), None
-        for name in ("schema.toml", "local/schema.toml"):
+        folder = RunFolder(self.folder)
+        for name in ("local/schema.toml", "schema.toml"):
             if folder.read(name) is not None:
-                schema = Schema.load(self.folder / name)
-        return schema
+                return Schema.load(self.folder / name)
+        return None
 
     def predict_proba(self, features: Any) -> np.ndarray:
         """Class probabilities `[n, classes]` of an encoded array, a data frame or a file."""
@@ -482,7 +497,8 @@ class Report:
         """The class name of each record of an encoded array, a data frame or a file (CSV, Parquet, npz)."""
         from dither import models
 
-        return np.asarray(self.classes)[np.asarray(models.predict(self._scores(features)))]
+        names: np.ndarray = np.asarray(self.classes)[np.asarray(models.predict(self._scores(features)))]
+        return names
 
     def evaluate(self, path: str | Path) -> dict[str, float]:
         """Accuracy and loss on a file with labels: exact, and so local, not private."""
@@ -510,7 +526,7 @@ class Report:
         ]
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
-    def _pieces(self, features: Any, *, labels: str) -> Iterator[data.Encoded]:
+    def _pieces(self, features: Any, *, labels: str) -> Iterator[Encoded]:
         """The records of a table or file; those of a folder, which may not fit memory, some at a time."""
         from dither import data
 
@@ -527,7 +543,7 @@ class Report:
             x.read(rows, some)
             yield data.Encoded(some, None if y is None else y[rows], names)
 
-    def _encode(self, features: Any, *, labels: str) -> data.Encoded:
+    def _encode(self, features: Any, *, labels: str) -> Encoded:
         from dither import data
 
         encoding = (self.spec.data.encoding, self.spec.data.features)
@@ -557,6 +573,12 @@ def load(path: str | Path) -> Report:
         raise RunExists(f"{str(path)!r} is not complete; finish it with `dither run --resume {path}`")
     _ = report.params, report.schema  # so that a damaged file is named here
     return report
+
+
+def run_folder(what: Any) -> RunFolder | None:
+    """The run folder that a path names; None for whatever else describes a run."""
+    is_run = isinstance(what, str | Path) and (Path(what) / "spec.toml").is_file()
+    return RunFolder(what) if is_run else None
 
 
 def leaf_name(where: tuple[Any, ...]) -> str:

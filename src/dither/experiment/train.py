@@ -11,13 +11,12 @@ from contextlib import closing, nullcontext
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
 
 from dither import data
-from dither.accounting import ProvenRow, accountant
 from dither.accounting.ledger.runs import Ledger, Spending, data_id
 from dither.errors import BudgetExhausted, ClientRefused, DitherError, RunExists, SpecError
 from dither.experiment import folder as runs
@@ -25,16 +24,12 @@ from dither.experiment import plots
 from dither.experiment.build import (
     Experiment,
     aggregation,
-    as_begun,
     build_experiment,
-    circumstances,
     claim_after,
     planned_rounds,
-    proven,
     rounding,
     stop_reason,
     tolerated,
-    with_missing,
 )
 from dither.experiment.compiled import check, compiled, designs, engine_options, facts, origin, sharing_note
 from dither.experiment.report import (
@@ -48,12 +43,13 @@ from dither.experiment.report import (
     leaf_name,
     load,
 )
+from dither.methods import method
 from dither.simulation import distributed, engine
 from dither.simulation.aggregation import Aggregation
 from dither.simulation.sharding import Shards
 from dither.simulation.streaming import Streamed
 from dither.simulation.timing import Clock
-from dither.spec import Spec, method
+from dither.spec import Spec
 from dither.types import Params, __version__
 
 CHECKPOINT_SECONDS = 5.0
@@ -83,7 +79,8 @@ def run(
     `ledger` is given. Records that another ledger of yours knows are refused unless `new_ledger`. Where a budget
     ends the run early, `Report.stopped` says so.
 
-    Among several processes (`simulation.distributed`) this is for process 0; the others call `following.follow`.
+    Among several processes (`simulation.distributed`) each calls this. Process 0's spec counts, and process 0
+    alone writes and returns; the others exit when the rounds are done.
     """
     with distributed.together():
         return _run(
@@ -103,27 +100,26 @@ def _run(
     on_start: Callable[[Experiment, Path, int], None] | None,
     on_evaluation: Callable[[dict[str, Any]], None] | None,
 ) -> Report:
-    distributed.must_lead()
     clock = Clock()
-    spec = Spec.from_any(spec).with_values(values or {})
-    if resume is None:
-        path = Path(out) if out is not None else default_folder(spec)
-        refuse_taken(path)
-        begun: dict[str, Any] = {}
+    if distributed.leading():
+        spec, path, shared = _resolve(spec, values, out, resume)
+        distributed.broadcast(shared)
     else:
-        _check_spec(runs.RunFolder.open(resume), spec)
-        begun = runs.RunFolder.open(resume).provenance()
-        finished = Report.read(resume)
-        if finished is not None and not finished.stopped:
-            distributed.dismiss()
-            return load(resume)
-    distributed.tell("run", spec=spec.to_toml())
+        shared, path = distributed.broadcast({}), Path()
+        spec = Spec.from_toml(shared["spec"], where="process 0's spec")
+    if shared["complete"]:
+        distributed.part()
+        return load(path)
     with clock("start_up"):
+        begun: dict[str, Any] = shared["begun"]
         kept = next((stream for stream, way in _WAYS.items() if way == begun.get("records")), "")
         experiment = build_experiment(spec, data_dir=data_dir, stream=kept)
         shards = check(experiment, begun)  # before there is a folder
         if distributed.count() > 1:
-            distributed.compare(facts(experiment))
+            distributed.assert_equal(facts(experiment))
+    if not distributed.leading():
+        return train(experiment, None, checkpoint_seconds, None, None, shards, None, clock)
+    with clock("start_up"):
         if resume is None:
             made = {**provenance(experiment), "devices": shards.devices}
             folder = runs.RunFolder.create(path, spec, made, _schema_file(experiment.dataset))
@@ -141,6 +137,26 @@ def _run(
     return train(experiment, folder, checkpoint_seconds, on_start, on_evaluation, shards, account, clock)
 
 
+def _resolve(
+    spec: Spec | str | Path | Mapping[str, Any],
+    values: Mapping[str, Any] | None,
+    out: str | Path | None,
+    resume: str | Path | None,
+) -> tuple[Spec, Path, dict[str, Any]]:
+    """The spec, the folder, and what process 0 tells the others of them."""
+    spec = Spec.from_any(spec).with_values(values or {})
+    shared = {"spec": spec.to_toml(), "begun": {}, "complete": False}
+    if resume is None:
+        path = Path(out) if out is not None else default_folder(spec)
+        refuse_taken(path)
+        return spec, path, shared
+    folder = runs.RunFolder.open(resume)
+    _check_spec(folder, spec)
+    finished = Report.read(resume)
+    complete = finished is not None and not finished.stopped
+    return spec, folder.path, {**shared, "begun": folder.provenance(), "complete": complete}
+
+
 def spending(
     experiment: Experiment, folder: runs.RunFolder, ledger: str | Path | None, *, new_ledger: bool = False
 ) -> Spending | None:
@@ -148,7 +164,7 @@ def spending(
     spec = experiment.spec
     if ledger is None and not spec.data.path:
         return None
-    if experiment.prepared.assumed:
+    if experiment.plan.assumed:
         raise SpecError(
             "the releases of this run rest on an assumption (method_options.sensitivity='paper'), which no ledger "
             "can charge; use 'clip', or a set of the catalogue without --ledger"
@@ -185,18 +201,13 @@ def spending(
     # or surroundings were changed is another run, which pays for itself.
     made_of = np.frombuffer(origin(experiment, folder.provenance()).encode(), np.uint8)
     # Where a run may go on without some clients, nobody's noise is counted on in a sum.
-    experiment = with_missing(
-        experiment, spec.cohort_size - 1 if spec.federation.refused == "continue" else tolerated(spec)
-    )
+    missing = experiment.plan.cohort_size - 1 if spec.federation.refused == "continue" else None
     return Spending(
         book,
+        experiment.accountant(missing),
         run=f"{folder.run_id()}-{book.fingerprint(made_of)}",
         dataset=dataset,
-        releases=experiment.prepared.build(experiment.prepared.hyper).releases,
-        sizes=experiment.partition.size,
-        cohorts=experiment.cohorts,
         clients=experiment.partition.names if own_rows else None,
-        facts=accountant.facts(circumstances(experiment)),
         replay=spec.source_of_randomness == "seeded",
     )
 
@@ -214,7 +225,7 @@ def refuse_taken(path: Path) -> None:
 
 def train(
     experiment: Experiment,
-    folder: runs.RunFolder,
+    folder: runs.RunFolder | None,
     checkpoint_seconds: float,
     on_start: Callable[[Experiment, Path, int], None] | None,
     on_evaluation: Callable[[dict[str, Any]], None] | None,
@@ -222,98 +233,65 @@ def train(
     account: Spending | None = None,
     clock: Clock | None = None,
 ) -> Report:
-    """Rounds from the newest checkpoint (or from the start) to the end; then model, summary and plot."""
-    spec, began = experiment.spec, time.perf_counter()
-    clock = clock or Clock()
-    with clock("start_up"):
-        digest = experiment.data_digest
-        simulation, rounds, inputs = compiled(experiment, shards=shards)
-        state, done, seconds_before = simulation.start(inputs), 0, 0.0
-    checkpoint = folder.load_checkpoint()
-    folder.clear_leftovers()
-    fresh = spec.source_of_randomness == "os"  # a round made again is another release
-    _begun_before(folder, spec, planned_rounds(experiment))
-    if fresh and spec.batch_sampling == "shuffled" and folder.begun():
-        raise RunExists(
-            f"{str(folder.path)!r} cannot be resumed: its shuffled epochs came from randomness='os', which is "
-            "never kept, and a new order could use a record twice in one epoch; start a new run"
-        )
-    if checkpoint is not None:
-        _check_belongs(checkpoint, spec, digest, folder)
-        restored = restore(state, checkpoint.leaves)
-        distributed.tell("restore", work=True)
-        state, done = handed_out(restored, simulation), checkpoint.round
-        distributed.reached()
-        folder.drop_metrics_after(done)
-        rows = folder.metrics()
-        seconds_before = float(rows[-1]["seconds"]) if rows else 0.0
-    else:
-        folder.drop_metrics_after(0)
-    folder.begin(done, done)  # an earlier outcome no longer holds
-    if on_start:
-        on_start(experiment, folder.path, done)
+    """Rounds from the newest checkpoint (or from the start) to the end; then model, summary and plot.
 
-    saved = time.perf_counter()
-    num_rounds = planned_rounds(experiment)
+    Process 0 has the folder. Any other process (folder None) computes the same rounds and exits after them.
+    """
+    spec = experiment.spec
+    clock = clock or Clock()
+    recorder = (
+        _Recorder(experiment, folder, account, checkpoint_seconds, clock, on_evaluation)
+        if folder is not None
+        else None
+    )
+    with clock("start_up"):
+        simulation, rounds, inputs = compiled(experiment, shards=shards)
+        state, done = simulation.start(inputs), 0
+    if recorder is not None:
+        state, done = recorder.restored(state)
+        if on_start:
+            on_start(experiment, recorder.folder.path, done)
+    done = int(distributed.broadcast({"done": done})["done"])
+    if done:
+        with distributed.computing():
+            state = broadcast_state(state, simulation)
+
     stopped = ""
     reading = closing(rounds) if isinstance(rounds, Streamed) else nullcontext()
     with reading, Interrupt() as interrupt:
-        for start, end in engine.chunks(done, num_rounds, spec.eval_every):
-            stop = end
-            if account is not None:
-                try:
-                    with clock("ledger"):
-                        stop = account.pay(start, end)
-                except BudgetExhausted as refusal:
-                    if start == 0:
-                        folder.discard()
-                        raise
-                    stopped = str(refusal)
-                    break
-            if fresh:
-                folder.begin(start, stop)
-            if distributed.tell("rounds", work=True, start=start, stop=stop):
-                interrupt.asked = True
-            with clock("rounds"):
-                state = jax.block_until_ready(rounds.advance(state, inputs, start, stop))
-            with clock("evaluation"):
-                scores = {name: float(value[0]) for name, value in rounds.evaluate(state, inputs).items()}
-                state = engine.reset_metrics(state)
-            distributed.reached()
-            if spec.federation.refused == "abort":
-                _check_refused(state, stop)
-            now, asked = time.perf_counter(), interrupt.asked  # read once: no end without its checkpoint
-            released, local = split_scores(scores, spec)
-            row = {"round": stop, **released, "seconds": round(seconds_before + now - began, 3)}
-            folder.append_metrics(row, {"round": stop, **local})
-            if stop == num_rounds or stop < end or asked or now - saved >= checkpoint_seconds:
-                leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
-                folder.save_checkpoint(runs.Checkpoint(stop, leaves, spec.digest(), digest))
-                saved = time.perf_counter()
-            if on_evaluation:
-                on_evaluation({**row, "local": local})
-            if asked and stop < num_rounds:
-                raise KeyboardInterrupt
+        for start, end in engine.chunks(done, planned_rounds(experiment), spec.eval_every):
+            stop, stopped = recorder.charge(start, end) if recorder else (end, "")
+            shared = interrupt.exchange(stop=stop, stopped=stopped)
+            stop, stopped = shared["stop"], shared["stopped"]
+            if stop == start:
+                break
+            with distributed.computing():
+                with clock("rounds"):
+                    state = jax.block_until_ready(rounds.advance(state, inputs, start, stop))
+                with clock("evaluation"):
+                    scores = {name: float(value[0]) for name, value in rounds.evaluate(state, inputs).items()}
+                    state = engine.reset_metrics(state)
+            if recorder:
+                recorder.record(stop, state, scores, interrupt, last=stop < end)
+            done = stop
             if stop < end:
-                stopped = f"the privacy budget ends after round {stop} of {num_rounds}"
                 break
 
-    stopped = stopped or stop_reason(experiment)
-    whole, experiment = (
-        experiment,
-        replace(experiment, cohorts=experiment.cohorts[: folder.metrics()[-1]["round"]]),
-    )
-    made = as_begun(whole, folder.begun()) if fresh else experiment  # also what was undone and never made again
-    distributed.tell("params", work=True)
-    params = jax.tree.map(lambda leaf: np.asarray(leaf)[0], simulation.params(state, inputs))
-    distributed.reached()
-    rows = folder.metrics()
-    folder.save_model(named_leaves(params))
+    with distributed.computing():
+        params = jax.tree.map(lambda leaf: np.asarray(leaf)[0], simulation.params(state, inputs))
     refused = np.asarray(state.refused)[0]
     missing, participation = int(np.asarray(state.missing)[0]), np.asarray(state.participation)[0]
+    stopped = stopped or stop_reason(experiment)
+    whole, experiment = experiment, experiment.first_rounds(done)
     sent, slow = traffic(experiment, simulation, state, simulation.sizes(state, inputs)), sharing_note(experiment)
-    # The rest is this process's alone, and may take long: nothing below may need another's devices.
-    distributed.dismiss(BudgetExhausted.exit_code if stopped else 0)
+    # The rest is process 0's alone, and may take long: nothing below may need another's devices.
+    distributed.part(BudgetExhausted.exit_code if stopped else 0)
+    folder = cast(runs.RunFolder, folder)
+    fresh = spec.source_of_randomness == "os"
+    # Also what was undone and never made again.
+    made = whole.realised(folder.begun()) if fresh else experiment
+    rows = folder.metrics()
+    folder.save_model(named_leaves(params))
     with clock("accounting"):
         again = len(made.cohorts) - len(experiment.cohorts)
         if again:  # what became of rounds that were undone, nobody knows
@@ -352,12 +330,90 @@ def train(
     return report
 
 
-def handed_out(state: engine.State, simulation: engine.Simulation) -> engine.State:
+class _Recorder:
+    """What process 0 does between compiled rounds: it charges them, and writes metrics and checkpoints."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        folder: runs.RunFolder,
+        account: Spending | None,
+        checkpoint_seconds: float,
+        clock: Clock,
+        on_evaluation: Callable[[dict[str, Any]], None] | None,
+    ) -> None:
+        self.experiment, self.spec, self.folder, self.account = experiment, experiment.spec, folder, account
+        self.checkpoint_seconds, self.clock, self.on_evaluation = checkpoint_seconds, clock, on_evaluation
+        self.num_rounds = planned_rounds(experiment)
+        self.fresh = self.spec.source_of_randomness == "os"  # a round made again is another release
+        self.began = self.saved = time.perf_counter()
+        self.seconds_before = 0.0
+
+    def restored(self, state: engine.State) -> tuple[engine.State, int]:
+        """The state of the newest checkpoint and its round, or the given state and 0."""
+        folder, done = self.folder, 0
+        checkpoint = folder.load_checkpoint()
+        folder.clear_leftovers()
+        _begun_before(folder, self.spec, self.num_rounds)
+        if self.fresh and self.spec.batch_sampling == "shuffled" and folder.begun():
+            raise RunExists(
+                f"{str(folder.path)!r} cannot be resumed: its shuffled epochs came from randomness='os', which is "
+                "never kept, and a new order could use a record twice in one epoch; start a new run"
+            )
+        if checkpoint is not None:
+            _check_belongs(checkpoint, self.spec, self.experiment.data_digest, folder)
+            state, done = restore(state, checkpoint.leaves), checkpoint.round
+        folder.drop_metrics_after(done)
+        rows = folder.metrics()
+        self.seconds_before = float(rows[-1]["seconds"]) if rows else 0.0
+        folder.begin(done, done)  # an earlier outcome no longer holds
+        return state, done
+
+    def charge(self, start: int, end: int) -> tuple[int, str]:
+        """The round up to which the budget allows to go on, and the reason where that is not `end`. The rounds up
+        to there are charged."""
+        stop = end
+        if self.account is not None:
+            try:
+                with self.clock("ledger"):
+                    stop = self.account.pay(start, end)
+            except BudgetExhausted as refusal:
+                if start == 0:
+                    self.folder.discard()
+                    raise
+                return start, str(refusal)
+        if self.fresh:
+            self.folder.begin(start, stop)
+        return stop, f"the privacy budget ends after round {stop} of {self.num_rounds}" if stop < end else ""
+
+    def record(
+        self, stop: int, state: engine.State, scores: dict[str, float], interrupt: Interrupt, *, last: bool
+    ) -> None:
+        """Append the metrics; write a checkpoint at the end, at an interruption and now and then."""
+        if self.spec.federation.refused == "abort":
+            _check_refused(state, stop)
+        now, asked = time.perf_counter(), interrupt.asked  # read once: no end without its checkpoint
+        released, local = split_scores(scores, self.spec)
+        row = {"round": stop, **released, "seconds": round(self.seconds_before + now - self.began, 3)}
+        self.folder.append_metrics(row, {"round": stop, **local})
+        if stop == self.num_rounds or last or asked or now - self.saved >= self.checkpoint_seconds:
+            leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
+            self.folder.save_checkpoint(
+                runs.Checkpoint(stop, leaves, self.spec.digest(), self.experiment.data_digest)
+            )
+            self.saved = time.perf_counter()
+        if self.on_evaluation:
+            self.on_evaluation({**row, "local": local})
+        if asked and stop < self.num_rounds:
+            raise KeyboardInterrupt
+
+
+def broadcast_state(state: engine.State, simulation: engine.Simulation) -> engine.State:
     """Process 0's state, on the devices of all processes."""
     if distributed.count() == 1:
         return state
     leaves, structure = jax.tree.flatten(state)
-    leaves = distributed.handed_out([distributed.fetched(leaf) for leaf in leaves])
+    leaves = distributed.broadcast_arrays([distributed.fetched(leaf) for leaf in leaves])
     placed, _ = simulation.shards.place(jax.tree.unflatten(structure, leaves), ())
     return placed
 
@@ -366,7 +422,7 @@ def without_noise(experiment: Experiment) -> float:
     """Test accuracy of the same run with its noise set to 0: what the noise costs."""
     prepared = experiment.prepared
     hyper = {
-        name: np.zeros_like(np.asarray(value)) if name in prepared.noise_names else np.asarray(value)
+        name: np.zeros_like(np.asarray(value)) if name in prepared.plan.noise_names else np.asarray(value)
         for name, value in prepared.hyper.items()
     }
     result = engine.simulate(
@@ -401,7 +457,8 @@ class Interrupt:
     The default handler raises wherever Python happens to be, and a library's clean-up code may swallow that.
     """
 
-    asked = False
+    asked = False  # here, or in another process
+    _pressed = False
 
     def __enter__(self) -> Interrupt:
         self._before: Any = None
@@ -410,9 +467,16 @@ class Interrupt:
         return self
 
     def _ask(self, *_: object) -> None:
-        if self.asked:
+        if self._pressed:
             raise KeyboardInterrupt
-        self.asked = True
+        self._pressed = self.asked = True
+
+    def exchange(self, **more: Any) -> dict[str, Any]:
+        """Learn whether Ctrl-C was pressed in any process; also returns what process 0 tells the others."""
+        messages = distributed.exchange({"asked": self.asked, **more})
+        if any(message["asked"] for message in messages):
+            self.asked = True
+        return messages[0]
 
     def __exit__(self, *_: object) -> None:
         if self._before is not None:
@@ -429,7 +493,6 @@ def report_of(
     """The outcome of the rounds that were made, when at most `missing` clients lacked in any sum."""
     last, spec = rows[-1], experiment.spec
     counts = np.sort(participation)
-    table = proven(experiment, missing=missing)
     return Report(
         folder=folder.path,
         spec=spec,
@@ -440,7 +503,7 @@ def report_of(
         loss=last["loss"],
         rounds=last["round"],
         seconds=last["seconds"],
-        epsilon=Epsilon.of(spec, experiment.prepared.claim, [ProvenRow.from_json(row) for row in table]),
+        epsilon=Epsilon.of(spec, experiment.prepared.claim, experiment.accountant(missing).table()),
         why=method(spec.method).why,
         participation=RoundsTakenPart(int(counts[0]), float(np.median(counts)), int(counts[-1])),
         randomness=spec.source_of_randomness,

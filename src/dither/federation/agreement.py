@@ -27,7 +27,7 @@ from dither.experiment.folder import read_checked, write_checked
 from dither.privacy import clipping
 from dither.secagg.roster import Rules
 from dither.simulation.arrays import Problem
-from dither.spec import Spec, method
+from dither.spec import Spec, options
 from dither.types import RoundInfo
 
 FORMAT = 1
@@ -95,7 +95,7 @@ class Agreement:
             raise FederationError("the agreement cannot be read: spec or schema is not a table")
         name = spec.get("method")
         advice = "approve a file of yours with --method FILE"
-        _require(methods.known(name), f"names method {name!r}, which is not one of Dither's; {advice}")
+        _require(options.is_available(name), f"names method {name!r}, which is not one of Dither's; {advice}")
         return cls(
             federation=_typed(received, "federation", str),
             run=_typed(received, "run", str),
@@ -211,7 +211,7 @@ class Agreement:
 
     def experiment(self, x: np.ndarray, y: np.ndarray) -> build.Experiment:
         """The method made ready, by public facts alone: the records only say how wide a record is."""
-        if method(self.spec.method).pilot_metric and not self.spec.method_options["param_clip"]:
+        if methods.method(self.spec.method).pilot_metric and not self.spec.method_options["param_clip"]:
             raise SpecError(
                 "method_options.param_clip=0 trains a pilot on everybody's data; give it a public value"
             )
@@ -343,8 +343,8 @@ def federated_spec(spec: Spec, num_clients: int, name: str) -> Spec:
     if math.isinf(spec.privacy.epsilon):
         raise SpecError("privacy.epsilon=inf is no number to agree on; for no noise set privacy.noise='none'")
     if spec.method.endswith(".py"):  # its content is what parties approve, not a path of the server's machine
-        options = {f"method_options.{key}": value for key, value in spec.method_options.items()}
-        spec = spec.with_values({"method": methods.approve(spec.method), **options})
+        method_options = {f"method_options.{key}": value for key, value in spec.method_options.items()}
+        spec = spec.with_values({"method": options.approve(spec.method), **method_options})
     values: dict[str, Any] = {
         "num_clients": num_clients,
         "privacy.adjacency": adjacency,
@@ -454,7 +454,7 @@ def describe(agreement: Agreement, experiment: build.Experiment, name: str) -> l
     rows += [("collusion", safe)] * bool(safe) + [("WARNING", warning)] * bool(warning)
     rows.append(("your noise", _noise_words(agreement, experiment, number, mine)))
     shown = set()
-    for row in build.proven(experiment, missing=agreement.may_lack):
+    for row in experiment.accountant(agreement.may_lack).table():
         if row["adjacency"] != spec.adjacency or row["unit"].startswith("message"):
             continue
         value = "∞ (no proof)" if not np.isfinite(row["value"]) else f"at most {row['value']:.3g}"
@@ -476,7 +476,7 @@ def describe(agreement: Agreement, experiment: build.Experiment, name: str) -> l
 def _noise_words(agreement: Agreement, experiment: build.Experiment, number: int, mine: list[int]) -> str:
     if not mine:
         return "none: you take part in no round"
-    releases = experiment.prepared.build(experiment.prepared.hyper).releases
+    releases = experiment.prepared.releases
     info = RoundInfo(mine[0], number, agreement.sizes[number], len(experiment.cohorts[mine[0]]))
     uplink = [release for release in releases(info) if release.channel == "uplink"]
     if not uplink or all(release.noise_std == 0 for release in uplink):

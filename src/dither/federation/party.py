@@ -26,8 +26,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from dither import methods
-from dither.accounting import accountant
 from dither.accounting.ledger import Charge, Entry
 from dither.accounting.ledger.runs import EVERY_RECORD, Ledger, data_id
 from dither.errors import BudgetExhausted, ClientRefused, DitherError, FederationError, ProtocolAbort
@@ -45,7 +43,7 @@ from dither.federation.state import COMPUTED, ChargedRound, PartyStore, PendingU
 from dither.privacy import clipping, random
 from dither.secagg import state as secagg_state
 from dither.secagg.client import ClientSession
-from dither.spec import PrivacySpec
+from dither.spec import PrivacySpec, options
 from dither.types import RoundInfo, __version__
 
 Approve = Callable[[Agreement, build.Experiment], str]  # how the owner agreed; raises FederationError when not
@@ -77,7 +75,7 @@ class Party:
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         for path in methods_approved:
-            methods.approve(path)
+            options.approve(path)
         self.folder, self.source, self.ledger = folder, source, ledger
         # Here, before any message: what is said of the records stays with their owner.
         dataset = data_id(ledger, path=str(source.path))
@@ -163,7 +161,7 @@ class Party:
                 raise FederationError(f"the agreement counts {agreed} records here; this party holds {held}")
             # Without the records: whether they fit a schema is for a server whose agreement was approved.
             experiment = agreement.experiment(*agreement.encode(self.source, empty=True))
-            if experiment.prepared.assumed:
+            if experiment.plan.assumed:
                 raise FederationError("the method's releases rest on an assumption, which no ledger can charge")
             # A run's folder belongs to one agreement: what was charged and masked in it was so under that one.
             before = self._saved_agreement(agreement.run)
@@ -237,10 +235,8 @@ class _Run:
         # other's noise hides an upload.
         open_sums = agreement.spec.aggregation == "off"
         lacking = agreement.spec.cohort_size - 1 if open_sums else agreement.may_lack
-        self._facts = accountant.facts(build.circumstances(build.with_missing(experiment, lacking)))
-        self._releases = accountant.charged(
-            experiment.prepared.build(experiment.prepared.hyper).releases, self._facts
-        )
+        accountant = experiment.accountant(missing=lacking)
+        self._conditions, self._releases = accountant.conditions, accountant.ledger_releases
         secret = None
         if agreement.spec.randomness == "os":
             secret = random.wrap(np.frombuffer(self.store.secret()[:8], np.uint32)[None])
@@ -251,7 +247,7 @@ class _Run:
             client=self.client,
             seed=agreement.spec.seed,
             hyper=compiled.compiled_hyper(experiment),
-            design=experiment.prepared.cohorts,
+            design=experiment.plan.design,
             secret=secret,
         )
         self._engine.warm()
@@ -419,7 +415,7 @@ class _Run:
         )
         charge = Charge(EVERY_RECORD, [(self._releases(info), 1)])
         self._ledger.charge(
-            self.agreement.run, self._dataset, [charge], rounds=(index, index + 1), facts=self._facts
+            self.agreement.run, self._dataset, [charge], rounds=(index, index + 1), conditions=self._conditions
         )
 
     def _is_charged(self, index: int) -> bool:

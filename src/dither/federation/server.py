@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dither import data, methods
+from dither import data
 from dither.errors import FederationError, ProtocolAbort, SpecError
 from dither.experiment import build, compiled, plots, train
 from dither.experiment.report import Exclusion, FederationTotals, PartyTotals, Report
@@ -41,7 +41,7 @@ from dither.federation.state import Journal
 from dither.secagg import encoding
 from dither.secagg import state as secagg_state
 from dither.secagg.server import ServerSession
-from dither.spec import Spec
+from dither.spec import Spec, options
 from dither.types import __version__
 
 WAIT_SECONDS = 3600.0  # for parties to come and for their owners to agree
@@ -117,7 +117,7 @@ class Coordinator:
         self._wait = wait_seconds
         self._asked_spec = spec
         if spec.method.endswith(".py"):
-            methods.approve(spec.method)
+            options.approve(spec.method)
         self._waits = ("", 0.0)  # for what, and since when
         self._told = ("", 0.0)  # what was said of it, and when
 
@@ -137,7 +137,7 @@ class Coordinator:
             sizes=np.array(self.agreement.sizes, np.int32),
             seed=self.agreement.spec.seed,
             hyper=compiled.compiled_hyper(self.experiment),
-            design=self.experiment.prepared.cohorts,
+            design=self.experiment.plan.design,
         )
         done, leaves = self.journal.resume(self.agreement)
         if leaves is not None:
@@ -562,7 +562,7 @@ class Coordinator:
         folder = self.journal.folder
         rows = folder.metrics()
         state = self.engine.state
-        completed = replace(self.experiment, cohorts=self.experiment.cohorts[: len(lines)])
+        completed = self.experiment.first_rounds(len(lines))
         # Of a round that was left while it was being opened nobody knows who was in the sum that the server saw.
         void = [str(line["round"] + 1) for line in lines if not line["counted"]]
         most_missing = self.agreement.may_lack if void else int(np.asarray(state.missing)[0])

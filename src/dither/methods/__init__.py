@@ -2,110 +2,79 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import importlib.util
-import types
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from dither.errors import SpecError, did_you_mean
-from dither.types import Prepared, PrivacyPlan
+import numpy as np
 
-METHODS = {
-    "secure-fedavg": "dither.methods.secure_fedavg",
-    "nbafl": "dither.methods.nbafl",
-    "dp-scaffold": "dither.methods.dp_scaffold",
-    "cpfed": "dither.methods.cpfed",
-    "concentrated": "dither.methods.concentrated",
-    "fedavg": "dither.methods.baselines:fedavg",
-    "fedprox": "dither.methods.baselines:fedprox",
-    "scaffold": "dither.methods.baselines:scaffold",
-    "dp-sgd": "dither.methods.baselines:dp_sgd",
-    "dp-dsgd": "dither.methods.baselines:dp_dsgd",
-    "dp-fedavg": "dither.methods.baselines:dp_fedavg",
-}
+from dither.errors import SpecError
+from dither.spec import Spec, options
+from dither.types import Prepared, PrivacyPlan
 
 
 class Method(NamedTuple):
-    """A method as its file gives it: its factory, and its own constants as name -> (default, help)."""
+    """A method as its file gives it."""
 
     prepare: Callable[[Any, PrivacyPlan], Prepared]
-    options: Mapping[str, tuple[Any, str]]
     pilot_metric: str = ""
     why: str = ""  # why its claimed and its proven ε differ, with errata ids
-    aggregates: bool = False  # its paper has the server learn sums alone
-    values: tuple[str, ...] = ()  # options that only set numbers: specs that differ in them are one program
-
-
-_approved: dict[str, bytes] = {}  # name#digest -> the file's content
-
-
-def approve(path: str | Path) -> str:
-    """Let a file of this machine be a method under a name that says nothing of paths: its own, and its SHA-256.
-    An agreement names methods in this way, and is heard only where the owner approved that content."""
-    try:
-        content = Path(path).read_bytes()
-    except OSError:
-        raise SpecError(f"no file {str(path)!r} for a method") from None
-    name = f"{Path(path).name}#{hashlib.sha256(content).hexdigest()}"
-    _approved[name] = content
-    return name
-
-
-def known(name: object) -> bool:
-    """Whether a method can be named without a path: it comes with Dither, or was approved here. Opens no file."""
-    return isinstance(name, str) and (name in METHODS or name in _approved)
 
 
 def method(name: str) -> Method:
-    """The method of that name, or of a Python file: any file with OPTIONS and prepare is a method."""
-    if name in _approved:
-        return _as_method(_module_of_content(name))
-    if name.endswith(".py"):
-        return _as_method(_module_of_file(name))
-    if name not in METHODS:
-        raise SpecError(f"unknown method={name!r}{did_you_mean(name, METHODS)}")
-    where, _, which = METHODS[name].partition(":")
-    module = import_module(where)
-    if which:
-        prefix = which.upper()
-        prepare, options = getattr(module, f"prepare_{which}"), getattr(module, f"{prefix}_OPTIONS")
-        return Method(prepare, options, values=getattr(module, f"{prefix}_VALUES", ()))
-    return _as_method(module)
+    """The method of that name, or of a Python file."""
+    if name not in options.METHODS:
+        return _method(options.module_of_file(name))
+    module, _, baseline = options.METHODS[name].module.partition(":")
+    if baseline:
+        return Method(getattr(import_module(module), f"prepare_{baseline}"))
+    return _method(import_module(module))
 
 
-def _as_method(module: Any) -> Method:
-    missing = [name for name in ("prepare", "OPTIONS") if not hasattr(module, name)]
-    if missing:
-        raise SpecError(f"{module.__file__!r} is not a method: it has no {' and no '.join(missing)}")
-    return Method(
-        module.prepare,
-        module.OPTIONS,
-        pilot_metric=getattr(module, "PILOT_METRIC", ""),
-        why=getattr(module, "WHY", ""),
-        aggregates=getattr(module, "SECURE_AGGREGATION", False),
-        values=getattr(module, "VALUES", ()),
+def prepare(spec: Spec, model: Any, *, client_sizes: np.ndarray, num_params: int) -> Prepared:
+    """The spec's method, made ready for a federation with clients of those sizes."""
+    num_clients = len(client_sizes)
+    if spec.cohort_size > num_clients:
+        raise SpecError(f"cohort_size={spec.cohort_size} exceeds num_clients={num_clients}")
+    privacy = spec.privacy
+    plan = PrivacyPlan(
+        client_sizes=np.asarray(client_sizes),
+        num_params=num_params,
+        cohort_size=spec.cohort_size,
+        num_rounds=spec.num_rounds,
+        local_steps=spec.local_steps,
+        batch_size=spec.batch_size,
+        batch_sampling=spec.batch_sampling,
+        sampling_rate=spec.sampling_rate,
+        client_lr=spec.client_lr,
+        lr_decay=spec.lr_decay,
+        server_lr=spec.server_lr,
+        clip_norm=privacy.clip_norm,
+        clip=privacy.clip,
+        l2=spec.model.l2,
+        l2_inside_clip=spec.model.l2_inside_clip,
+        epsilon=privacy.epsilon,
+        delta=privacy.delta,
+        noise="none" if math.isinf(privacy.epsilon) else privacy.noise,
+        unit=privacy.unit,
+        view=privacy.view,
+        colluders=spec.colluders,
+        adjacency=spec.adjacency,
+        options=spec.method_options,
+        noise_std=privacy.noise_std,
+        noise_schedule=privacy.noise_schedule,
+        noise_decay=privacy.noise_decay,
+        noise_decay_start=privacy.noise_decay_start,
+        noise_scale=privacy.noise_scale,
+        seed=spec.seed,
+        aggregation=spec.aggregation,
+        discrete_noise=spec.secagg.noise == "discrete",
+        scale_bits=spec.secagg.scale_bits,
+        assume_credit=privacy.assume_credit,
     )
+    return method(spec.method).prepare(model, plan)
 
 
-def _module_of_file(path: str) -> Any:
-    if not Path(path).is_file():
-        raise SpecError(f"no file {path!r} for method={path!r}")
-    spec = importlib.util.spec_from_file_location(f"dither_method_{Path(path).stem}", path)
-    if spec is None or spec.loader is None:
-        raise SpecError(f"method={path!r} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@functools.cache
-def _module_of_content(name: str) -> Any:
-    module = types.ModuleType(f"dither_method_{name.partition('#')[2][:16]}")
-    module.__file__ = name
-    # The content that the owner approved, not what the file holds by now.
-    exec(compile(_approved[name], name, "exec"), module.__dict__)  # noqa: S102
-    return module
+def _method(module: Any) -> Method:
+    return Method(module.prepare, getattr(module, "PILOT_METRIC", ""), getattr(module, "WHY", ""))

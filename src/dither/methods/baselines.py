@@ -6,7 +6,7 @@ Karimireddy et al., ICML 2020. DP-SGD and DP-DSGD: the baselines of CPFed (Sec. 
 (Sec. VII-C). DP-FedAvg: B. McMahan, D. Ramage, K. Talwar, L. Zhang, "Learning Differentially Private Recurrent
 Language Models", ICLR 2018: the privacy of whole clients, noise added by a trusted server.
 
-Each `prepare_*` is a method of its own; `spec.METHODS` names them.
+Each `prepare_*` is a method of its own; `spec.options.METHODS` names them.
 """
 
 from __future__ import annotations
@@ -42,27 +42,6 @@ from dither.types import (
 
 # Algorithm
 
-FEDAVG_OPTIONS: dict[str, Any] = {"optimizer": ("sgd", "local optimiser: 'sgd' or 'adam'")}
-FEDPROX_OPTIONS: dict[str, Any] = {
-    **FEDAVG_OPTIONS,
-    "proximal": (0.1, "μ of the proximal term (μ/2)|w - w_global|^2"),
-}
-SCAFFOLD_OPTIONS: dict[str, Any] = {}
-DP_SGD_OPTIONS: dict[str, Any] = {
-    "equal_credit": (False, "give the baseline CPFed's participation and aggregation credit too (C7)"),
-}
-DP_DSGD_OPTIONS: dict[str, Any] = {
-    "credited_clients": ("n", "clients whose noise is credited: 'n' as printed, 'r' as derived (D4)"),
-    "participation": concentrated.OPTIONS["participation"],
-    "participations": concentrated.OPTIONS["participations"],
-}
-DP_SGD_VALUES = ("equal_credit",)  # they set the noise, no structure
-DP_DSGD_VALUES = ("credited_clients", "participations")
-DP_FEDAVG_OPTIONS: dict[str, Any] = {
-    "update_clip": (1.0, "S, bound on the norm of a client's whole update"),
-    "noise_multiplier": (0.0, "noise std over S on the sum of updates; 0: from epsilon"),
-}
-
 
 def prepare_fedavg(model: Model, plan: PrivacyPlan) -> Prepared:
     """FedAvg: local steps without clip or noise, average weighted by the clients' sizes."""
@@ -80,7 +59,9 @@ def prepare_scaffold(model: Model, plan: PrivacyPlan) -> Prepared:
     plan = plan._replace(noise="none", clip="none", noise_schedule="constant")
     gradients = local.noisy_gradients(model, plan, source="no noise")
     return Prepared(
-        hyper={**local.gradient_hyper(plan, 0.0), "server_lr": plan.server_lr},
+        plan=plan._replace(
+            hyper={**local.gradient_hyper(plan, 0.0), "server_lr": plan.server_lr},
+        ),
         build=lambda hyper: dp_scaffold.scaffold(plan, gradients, hyper),
         claim=local.no_noise(plan),
         cohort_size_at=lambda index: plan.cohort_size,
@@ -110,8 +91,6 @@ def prepare_dp_dsgd(model: Model, plan: PrivacyPlan) -> Prepared:
     _one_step(plan, "dp-dsgd")
     cohorts = concentrated.participation_design(plan)
     which = plan.options["credited_clients"]
-    if which not in ("n", "r"):
-        raise SpecError(f"method_options.credited_clients={which!r} is not one of 'n', 'r'")
     params = concentrated.ConcentratedParams(
         concentrated.participations(plan, cohorts),
         plan.local_steps,
@@ -142,8 +121,6 @@ def prepare_dp_dsgd(model: Model, plan: PrivacyPlan) -> Prepared:
 def prepare_dp_fedavg(model: Model, plan: PrivacyPlan) -> Prepared:
     """DP-FedAvg: each client's update clipped to S, Gaussian noise on the sum, added by the server."""
     reach = float(plan.options["update_clip"])
-    if reach <= 0:
-        raise SpecError(f"method_options.update_clip={reach:g} must be above 0")
     multiplier = central_noise_multiplier(plan)
     plain = _plain(model, plan, proximal=0.0, optimizer="sgd")
 
@@ -185,18 +162,20 @@ def prepare_dp_fedavg(model: Model, plan: PrivacyPlan) -> Prepared:
         return inner._replace(client=client, server=server, releases=releases)
 
     return Prepared(
-        hyper={
-            **plain.hyper,
-            "server_lr": plan.server_lr,
-            "update_clip": reach,
-            "central_multiplier": multiplier,
-        },
+        plan=plan._replace(
+            hyper={
+                **plain.hyper,
+                "server_lr": plan.server_lr,
+                "update_clip": reach,
+                "central_multiplier": multiplier,
+            },
+            noise_names=("central_multiplier",),
+            per_client=True,
+        ),
         build=build,
         claim=_central_claim(plan, multiplier),
         cohort_size_at=lambda index: plan.cohort_size,
-        noise_names=("central_multiplier",),
         reclaim=lambda other: _central_claim(plan, float(other["central_multiplier"])),
-        per_client=True,
         caveats=("ε is for whole clients against those who see the model; the server is trusted",),
     )
 
@@ -228,12 +207,14 @@ def _plain(model: Model, plan: PrivacyPlan, *, proximal: float, optimizer: str) 
         )
 
     return Prepared(
-        hyper={
-            "client_lr": plan.client_lr,
-            "lr_decay": plan.lr_decay,
-            "server_lr": plan.server_lr,
-            "proximal": proximal,
-        },
+        plan=plan._replace(
+            hyper={
+                "client_lr": plan.client_lr,
+                "lr_decay": plan.lr_decay,
+                "server_lr": plan.server_lr,
+                "proximal": proximal,
+            },
+        ),
         build=build,
         claim=local.no_noise(plan),
         cohort_size_at=lambda index: plan.cohort_size,

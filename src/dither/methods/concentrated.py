@@ -40,20 +40,10 @@ from dither.methods.formulas import (
     zcdp_from_epsilon,
 )
 from dither.models import Model
+from dither.spec import options
 from dither.types import Claim, Prepared, PrivacyPlan
 
-OPTIONS = {
-    "aggregation_credit": (True, "credit the other clients' noise under secure aggregation (Theorem 1)"),
-    "participation": (
-        "balanced",
-        "who takes part when: 'balanced' (floor or ceil of T·r/n each), 'equal' (exactly T·r/n) or 'uniform'",
-    ),
-    "participations": (0.0, "C_i for the noise; 0: the largest of the design (12.5 reproduces the paper)"),
-    "exact_epochs": (False, "choose batch_size so that a round is exactly one epoch: floor(m / local_steps)"),
-}
-VALUES = ("aggregation_credit", "participations")  # they set the noise, no structure
-
-SECURE_AGGREGATION = True
+OPTIONS = options.CONCENTRATED
 
 WHY = (
     "the claim spreads one use of a record over a fraction of an epoch and credits noise that is not there "
@@ -111,8 +101,6 @@ def participation_design(plan: PrivacyPlan) -> np.ndarray | None:
     kind = plan.options["participation"]
     if kind == "uniform":
         return None
-    if kind not in ("balanced", "equal"):
-        raise SpecError(f"method_options.participation={kind!r} is not one of 'balanced', 'equal', 'uniform'")
     total = plan.num_rounds * plan.cohort_size
     if kind == "equal" and total % plan.num_clients:
         raise SpecError(

@@ -36,14 +36,10 @@ from dither.methods.formulas import (
     zcdp_from_epsilon,
 )
 from dither.models import Model
+from dither.spec import options
 from dither.types import Claim, Prepared, PrivacyPlan
 
-OPTIONS = {
-    "aggregation_credit": (True, "credit the other clients' noise under secure aggregation (Theorem 1)"),
-}
-VALUES = ("aggregation_credit",)  # it sets the noise, no structure
-
-SECURE_AGGREGATION = True
+OPTIONS = options.CPFED
 
 WHY = (
     "the claim averages participation instead of counting it (C1) and credits all of the others' noise although "

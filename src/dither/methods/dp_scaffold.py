@@ -47,6 +47,7 @@ from dither.methods.formulas import (
     zcdp_from_epsilon,
 )
 from dither.models import Model
+from dither.spec import options
 from dither.types import (
     Algorithm,
     Array,
@@ -67,20 +68,7 @@ from dither.types import (
     Upload,
 )
 
-OPTIONS = {
-    "alpha_mode": (
-        "optimised",
-        "Rényi order of the claimed ε: 'optimised', or 'fixed' as the printed numbers",
-    ),
-    "alpha": (2.5, "the order for alpha_mode='fixed'"),
-    "capped": (False, "keep the optimised order within the theorem's range (S5)"),
-    "const": (24.0, "constant of the leakage formula: 24 as printed in Theorem 1"),
-    "stop_at_budget": (
-        "claimed",
-        "with noise='given', which ε must stay within privacy.epsilon: claimed, proven, no",
-    ),
-}
-VALUES = ("alpha_mode", "alpha", "capped", "const", "stop_at_budget")  # of the claim and the stop alone
+OPTIONS = options.DP_SCAFFOLD
 _SCHEMES = {"constant": 0, "rounds": 1, "steps": 2}
 
 WHY = (
@@ -132,14 +120,16 @@ def prepare(model: Model, plan: PrivacyPlan) -> Prepared:
     hyper = {**local.gradient_hyper(plan, std), "server_lr": plan.server_lr}
     rounds = _last_round(plan, local.quietest(hyper))
     return Prepared(
-        hyper=hyper,
+        plan=plan._replace(
+            hyper=hyper,
+            noise_names=("noise_std",),
+            client_state=True,
+            own_epochs=True,
+        ),
         build=lambda hyper: scaffold(plan, gradients, hyper),
         claim=_claim(plan, local.quietest(hyper), rounds),
         cohort_size_at=lambda index: plan.cohort_size,
-        noise_names=("noise_std",),
         reclaim=lambda other: _claim(plan, local.quietest(other), rounds),
-        client_state=True,
-        own_epochs=True,
         num_rounds=rounds,
         stop_when_proven=plan.noise == "given" and plan.options["stop_at_budget"] == "proven",
     )
@@ -264,8 +254,6 @@ def _noise_std(plan: PrivacyPlan) -> float:
 def _last_round(plan: PrivacyPlan, std: float) -> int | None:
     """The last round within the budget `epsilon` for a given noise; None where nothing stops the run."""
     rule = plan.options["stop_at_budget"]
-    if rule not in ("claimed", "proven", "no"):
-        raise SpecError(f"method_options.stop_at_budget={rule!r} is not one of 'claimed', 'proven', 'no'")
     if plan.noise != "given" or rule != "claimed" or math.isinf(plan.epsilon):
         return None
     last = stopping_round(_params(plan), budget=plan.epsilon, delta=plan.delta, initial_variance=std**2)

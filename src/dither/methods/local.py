@@ -123,10 +123,7 @@ def round_rates(hyper: Hyper, index: int, local_steps: int) -> tuple[float, ...]
 
 def optimizer(name: str) -> optax.GradientTransformation:
     """A client's optimiser, started anew each round, before it is scaled by the learning rate."""
-    known = {"sgd": optax.identity, "adam": optax.scale_by_adam}
-    if name not in known:
-        raise SpecError(f"method_options.optimizer={name!r} is not one of 'sgd', 'adam'")
-    return known[name]()
+    return {"sgd": optax.identity, "adam": optax.scale_by_adam}[name]()
 
 
 def proximal_training(
@@ -334,16 +331,18 @@ def noisy_averaging(
         return claim(std) if std else no_noise(plan)
 
     return Prepared(
-        hyper=hyper,
+        plan=plan._replace(
+            hyper=hyper,
+            design=cohorts,
+            noise_names=("noise_std",),
+            own_epochs=True,
+            upload_unit=upload_unit(plan),
+            ignores_counts=ignores_counts,
+        ),
         build=averaging(plan, noisy_gradients(model, plan, source=source)),
         claim=claimed(hyper),
         cohort_size_at=lambda index: plan.cohort_size,
-        cohorts=cohorts,
-        noise_names=("noise_std",),
         reclaim=claimed,
-        own_epochs=True,
-        upload_unit=upload_unit(plan),
-        ignores_counts=ignores_counts,
     )
 
 

@@ -45,6 +45,7 @@ from dither.methods.formulas import (
 )
 from dither.models import Model
 from dither.privacy import clipping, noise, sampling
+from dither.spec import options
 from dither.types import (
     Algorithm,
     Claim,
@@ -66,18 +67,7 @@ from dither.types import (
     Upload,
 )
 
-OPTIONS = {
-    "param_clip": (20.0, "C, bound on the norm of all parameters; 0: the median norm of a non-private pilot"),
-    "proximal": (0.01, "μ of the proximal term (μ/2)|w - w_global|^2"),
-    "exposures": (1, "L, how many uploads of one client an outsider may see"),
-    "sensitivity": ("clip", "what proofs rest on: 'clip' (2C, proved) or 'paper' (2C/m, only assumed: N2)"),
-    "optimizer": ("adam", "local optimiser: 'adam' or 'sgd'"),
-    "scheduling": (
-        "printed",
-        "downlink noise with K < N: 'printed' (Lemma 4), 'corrected' (N4) or 'uncredited' (no sampling credit)",
-    ),
-}
-VALUES = ("param_clip", "proximal", "exposures", "sensitivity", "scheduling")  # they set numbers, no structure
+OPTIONS = options.NBAFL
 PILOT_METRIC = "param_norm"
 
 WHY = (
@@ -114,7 +104,7 @@ def prepare(model: Model, plan: PrivacyPlan) -> Prepared:
     """NbAFL for one federation (Algorithm 1)."""
     param_clip = float(plan.options["param_clip"])
     if param_clip <= 0:
-        raise SpecError(f"method_options.param_clip={param_clip:g} must be above 0 (0 asks for a pilot run first)")
+        raise SpecError(f"method_options.param_clip={param_clip:g} must be above 0; 0 needs a pilot run first")
     local_model = local.proximal_training(model, plan, optimizer_name=plan.options["optimizer"])
     num_records = int(plan.client_sizes.sum())
     everyone = plan.cohort_size == plan.num_clients
@@ -149,25 +139,27 @@ def prepare(model: Model, plan: PrivacyPlan) -> Prepared:
 
     uplink, downlink = noise_stds(plan)
     return Prepared(
-        hyper={
-            "client_lr": plan.client_lr,
-            "lr_decay": plan.lr_decay,
-            "param_clip": param_clip,
-            "proximal": float(plan.options["proximal"]),
-            "uplink_std": uplink,
-            "downlink_std": downlink,
-        },
+        plan=plan._replace(
+            hyper={
+                "client_lr": plan.client_lr,
+                "lr_decay": plan.lr_decay,
+                "param_clip": param_clip,
+                "proximal": float(plan.options["proximal"]),
+                "uplink_std": uplink,
+                "downlink_std": downlink,
+            },
+            noise_names=("uplink_std", "downlink_std"),
+            weights=plan.client_sizes if everyone else None,
+            upload_noise="uplink_std",
+            upload_unit=float(_weights(plan).min()),
+            exposures=int(plan.options["exposures"]),
+            assumed=plan.options["sensitivity"] == "paper",
+        ),
         build=build,
         claim=_claim(plan, uplink, downlink),
         cohort_size_at=lambda index: plan.cohort_size,
         caveats=(*_scheduling_caveat(plan), *_sensitivity_caveat(plan)),
-        noise_names=("uplink_std", "downlink_std"),
-        weights=plan.client_sizes if everyone else None,
         reclaim=lambda other: _claim(plan, float(other["uplink_std"]), float(other["downlink_std"])),
-        upload_noise="uplink_std",
-        upload_unit=float(_weights(plan).min()),
-        exposures=int(plan.options["exposures"]),
-        assumed=plan.options["sensitivity"] == "paper",
     )
 
 
@@ -373,8 +365,6 @@ def noise_stds(plan: PrivacyPlan) -> tuple[float, float]:
         return uplink, float(downlink_noise_std(params, **budget, weights=_weights(plan)))
     if form == "printed":
         return uplink, float(scheduled_downlink_noise_std(params, **budget))
-    if form not in ("corrected", "uncredited"):
-        raise SpecError(f"method_options.scheduling={form!r} is not one of 'printed', 'corrected', 'uncredited'")
     downlink = scheduled_downlink_noise_std_corrected(params, **budget, sampling_credit=form == "corrected")
     return uplink, float(downlink)
 
@@ -391,10 +381,7 @@ def _params(plan: PrivacyPlan) -> NbaflParams:
 
 
 def _sensitivity_caveat(plan: PrivacyPlan) -> tuple[str, ...]:
-    kind = plan.options["sensitivity"]
-    if kind not in ("clip", "paper"):
-        raise SpecError(f"method_options.sensitivity={kind!r} is not one of 'clip', 'paper'")
-    if kind == "clip":
+    if plan.options["sensitivity"] == "clip":
         return ()
     return ("not covered: the sensitivity 2C/m of eq (4) is assumed, and false in general (errata N2)",)
 
@@ -512,7 +499,7 @@ def _releases(info: RoundInfo, hyper: Hyper, plan: PrivacyPlan) -> tuple[Release
         Release("uplink", uplink, reach, 1, everything, f"NbAFL eq (4) {source}"),
         Release(
             "downlink",
-            aggregate_std(plan, uplink, downlink, plan.colluders),
+            aggregate_std(plan, uplink, downlink, plan.silent),
             reach * float(weights.max()),
             1,
             everything,

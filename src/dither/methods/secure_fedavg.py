@@ -45,6 +45,7 @@ from dither.methods.formulas import (
 from dither.models import Model
 from dither.privacy import clipping, noise, sampling
 from dither.privacy.sampling import BatchSampler
+from dither.spec import options
 from dither.types import (
     Algorithm,
     Array,
@@ -68,9 +69,7 @@ from dither.types import (
     Upload,
 )
 
-OPTIONS = {
-    "first_round": ("all", "who takes part in round 0: 'all' as printed (S_0 = [N]) or 'cohort'"),
-}
+OPTIONS = options.SECURE_FEDAVG
 
 WHY = (
     "eq (8) uses e^x - 1 <= 2x far beyond x = 1.26, where it holds (E1); the claim is for one message, the proof "
@@ -104,12 +103,18 @@ def prepare(model: Model, plan: PrivacyPlan) -> Prepared:
 
     multiplier = noise_multipliers(plan)
     return Prepared(
-        hyper={
-            "client_lr": plan.client_lr,
-            "lr_decay": plan.lr_decay,
-            "clip_norm": plan.clip_norm,
-            "noise_multiplier": multiplier,
-        },
+        plan=plan._replace(
+            hyper={
+                "client_lr": plan.client_lr,
+                "lr_decay": plan.lr_decay,
+                "clip_norm": plan.clip_norm,
+                "noise_multiplier": multiplier,
+            },
+            noise_names=("noise_multiplier",),
+            weights=sizes,
+            upload_noise="noise_multiplier",
+            upload_unit=float(sizes.min() / sizes.sum() * len(sizes) / max(map(cohort_size_at, range(2)))),
+        ),
         build=lambda hyper: Algorithm(
             init=lambda params: params,
             client_init=lambda params: (),
@@ -121,10 +126,6 @@ def prepare(model: Model, plan: PrivacyPlan) -> Prepared:
         ),
         claim=_claim(plan, multiplier),
         cohort_size_at=cohort_size_at,
-        noise_names=("noise_multiplier",),
-        weights=sizes,
-        upload_noise="noise_multiplier",
-        upload_unit=float(sizes.min() / sizes.sum() * len(sizes) / max(map(cohort_size_at, range(2)))),
         reclaim=lambda other: _claim(plan, np.asarray(other["noise_multiplier"])),
     )
 

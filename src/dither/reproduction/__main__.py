@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for claim in result.claims:
         proven = claim["proven"]["status"] if claim["proven"] else "-"
         print(f"{claim['id']:7} {claim['printed']['status']:13} proven: {proven:13} {claim['variant']}")
-    print(f"{result.made['computed']} runs computed; report: {result.report or 'not drawn'}")
+    print(f"{result.provenance['computed']} runs computed; report: {result.report or 'not drawn'}")
     return 0
 
 

@@ -1,21 +1,25 @@
-"""Finished runs on disk, one small file each, so that an interrupted reproduction continues.
+"""Finished runs and proven ε on disk, one small file each, so that an interrupted reproduction continues.
 
 A run is named by its spec's fingerprint and by `NUMERICS`, so a figure that changes computes only what changed.
-Files are written whole or not at all: a kill loses only the batch that was under way. Proven ε are kept the same
-way (`kept`).
+Files are written whole or not at all: a kill loses only the batch that was under way.
 """
 
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import os
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dither.experiment import build
 from dither.experiment.folder import to_json, write_bytes
 from dither.reproduction.figure import FinishedRun
+from dither.spec import Spec
 
 NUMERICS = 2  # raise it when the same spec trains to other numbers (tests/reproduction/test_cache.py notices)
 ACCOUNTING = 1  # raise it when the same spec is accounted to another ε
@@ -76,6 +80,45 @@ class Cache(Mapping[str, FinishedRun]):
             stored = {"answer": compute()}
             _write(path, stored)
         return stored["answer"]
+
+
+class Accounts:
+    """Proven ε of specs and estimates from their data, each computed once and then read from the cache."""
+
+    def __init__(self, cache: Cache, data_dir: str | Path | None = None) -> None:
+        self._cache, self._data_dir = cache, data_dir
+        self._loaded: tuple[Any, Any, Any] | None = None
+
+    def proven_epsilon(self, spec: Spec, unit: str = "run") -> float:
+        """Proven ε of the whole run, or of one message, for the spec's view and adjacency."""
+        key = f"{spec.fingerprint()}-{unit}"
+        return float(
+            self._cache.kept(
+                "proven", key, lambda: self._experiment(spec).accountant(missing=0).epsilon(unit=unit)
+            )
+        )
+
+    def proven_stop(self, spec: Spec, budget: float) -> int:
+        """The last round up to which the proven ε is within the budget."""
+
+        def compute() -> int:
+            experiment = self._experiment(spec)
+            rounds = range(1, len(experiment.cohorts) + 1)
+            return bisect_right(rounds, budget * (1 + 1e-9), key=experiment.proven_epsilon)
+
+        return int(self._cache.kept("stops", f"{spec.fingerprint()}-{budget:.8g}", compute))
+
+    def estimated(self, name: str, spec: Spec, estimate: Callable[[Any], Mapping[str, Any]]) -> Mapping[str, Any]:
+        """`estimate(experiment)`, kept under a name."""
+        key = hashlib.sha256(f"{name} {spec.fingerprint()}".encode()).hexdigest()
+        return dict(self._cache.kept(name, key, lambda: dict(estimate(self._experiment(spec)))))
+
+    def _experiment(self, spec: Spec) -> build.Experiment:
+        """The experiment of a spec; the data set of the last one is held."""
+        if self._loaded is None or self._loaded[0] != spec.data:
+            dataset = build.load_data(replace(spec, seed=0), data_dir=self._data_dir)
+            self._loaded = (spec.data, dataset, build.pooled(dataset))
+        return build.build_experiment(spec, dataset=self._loaded[1], arrays=self._loaded[2])
 
 
 def _read(path: Path) -> Any:

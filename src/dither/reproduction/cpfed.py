@@ -7,6 +7,7 @@ regression and for a network."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,8 +56,6 @@ SMOKE = {
 SMOKE_NETWORK = {**SMOKE, "model.hidden": [4]}
 ACCURACY, LOSS, GRADIENT = "test_accuracy", "train_loss", "gradient_sq"
 
-Judge = Callable[[View], Verdict]
-
 
 class Paper(NamedTuple):
     """What the two papers' figures differ in."""
@@ -101,103 +100,82 @@ def levels(view: View, louder: bool = True) -> list[Setting]:
     return [(f"σ = {std:g}", {"privacy.noise": "given", "privacy.noise_std": std}) for std in stds]
 
 
-def noise_panels(metric: str) -> Callable[[View], list[Panel]]:
+def noise_panels(view: View, metric: str) -> list[Panel]:
     """For each τ the printed σ, then σ up to a hundred times larger; then the end against the noise."""
-
-    def panels(view: View) -> list[Panel]:
-        printed, everything = levels(view, louder=False), levels(view)
-        steps = view.grid("local_steps")
-        rows = (printed, [level for level in everything if level not in printed])
-        shown = [
-            curves(f"τ = {tau}", row, metric, {"local_steps": tau}, log=metric == GRADIENT, row=number)
-            for number, row in enumerate(rows)
-            if row
-            for tau in steps
-        ]
-        label, key = ("proven ε", "privacy.epsilon") if view.proven else ("noise std σ", "privacy.noise_std")
-        axis = Axis(label, [(values[key], values) for _, values in everything], log=True)
-        lines = [Line(f"τ = {tau}", {"local_steps": tau}) for tau in steps]
-        for name in (metric, ACCURACY):
-            shown.append(Panel("after the last round", lines, name, axis, name == GRADIENT, row=2))
-        return shown
-
+    printed, everything = levels(view, louder=False), levels(view)
+    steps = view.grid("local_steps")
+    rows = (printed, [level for level in everything if level not in printed])
+    panels = [
+        curves(f"τ = {tau}", row, metric, {"local_steps": tau}, log=metric == GRADIENT, row=number)
+        for number, row in enumerate(rows)
+        if row
+        for tau in steps
+    ]
+    label, key = ("proven ε", "privacy.epsilon") if view.proven else ("noise std σ", "privacy.noise_std")
+    axis = Axis(label, [(values[key], values) for _, values in everything], log=True)
+    lines = [Line(f"τ = {tau}", {"local_steps": tau}) for tau in steps]
+    for name in (metric, ACCURACY):
+        panels.append(Panel("after the last round", lines, name, axis, name == GRADIENT, row=2))
     return panels
 
 
-def noise_hurts(metric: str, *, louder: bool) -> Judge:
+def noise_hurts(view: View, metric: str, louder: bool) -> Verdict:
     """The end is worse the more noise there is, for every τ: the metric grows and accuracy falls."""
-
-    def judge(view: View) -> Verdict:
-        verdicts = []
-        for steps in view.grid("local_steps"):
-            for which, rising in ((metric, True), (ACCURACY, False)):
-                groups, names = view.finals(levels(view, louder), which, {"local_steps": steps})
-                verdicts.append(ordered_within_noise(groups, names, rising=rising, what=f"{which}, τ = {steps}"))
-        return all_of(*verdicts)
-
-    return judge
+    verdicts = []
+    for steps in view.grid("local_steps"):
+        for which, rising in ((metric, True), (ACCURACY, False)):
+            groups, names = view.finals(levels(view, louder), which, {"local_steps": steps})
+            verdicts.append(ordered_within_noise(groups, names, rising=rising, what=f"{which}, τ = {steps}"))
+    return all_of(*verdicts)
 
 
-def more_steps_trade(metric: str, *, louder: bool) -> Judge:
+def more_steps_trade(view: View, metric: str, louder: bool) -> Verdict:
     """At the largest noise: more local steps are lower at the first evaluation and higher at the last."""
-
-    def judge(view: View) -> Verdict:
-        _, values = levels(view, louder)[-1]
-        steps = view.grid("local_steps")
-        evaluated = [view.curve({**values, "local_steps": tau}, metric) for tau in steps]
-        names, first = [f"τ = {tau}" for tau in steps], int(evaluated[0][0][0])
-        start, end = ([curve[:, at] for _, curve in evaluated] for at in (0, -1))
-        return all_of(
-            ordered_within_noise(start, names, rising=False, what=f"after round {first}"),
-            ordered_within_noise(end, names, what="after the last round"),
-        )
-
-    return judge
+    _, values = levels(view, louder)[-1]
+    steps = view.grid("local_steps")
+    evaluated = [view.curve({**values, "local_steps": tau}, metric) for tau in steps]
+    names, first = [f"τ = {tau}" for tau in steps], int(evaluated[0][0][0])
+    start, end = ([curve[:, at] for _, curve in evaluated] for at in (0, -1))
+    return all_of(
+        ordered_within_noise(start, names, rising=False, what=f"after round {first}"),
+        ordered_within_noise(end, names, what="after the last round"),
+    )
 
 
-def falls_then_rises(metric: str, *, louder: bool) -> Judge:
+def falls_then_rises(view: View, metric: str, louder: bool) -> Verdict:
     """At the largest noise and τ the metric is lower inside the run than at its first and last evaluation."""
-
-    def judge(view: View) -> Verdict:
-        name, values = levels(view, louder)[-1]
-        tau = view.grid("local_steps")[-1]
-        rounds, curve = view.curve({**values, "local_steps": tau}, metric)
-        few = too_few(curve[:, 0])
-        if few:
-            return few
-        best = int(np.argmin(curve.mean(axis=0)))
-        numbers = (
-            summary(f"round {rounds[0]:g}", curve[:, 0]),
-            summary(f"round {rounds[best]:g} (lowest)", curve[:, best]),
-            summary(f"round {rounds[-1]:g}", curve[:, -1]),
-        )
-        down, up = difference(curve[:, 0], curve[:, best]), difference(curve[:, -1], curve[:, best])
-        text = f"{name}, τ = {tau}: falls by {down} until round {rounds[best]:g}, then rises by {up}"
-        if down.sign > 0 and up.sign > 0:
-            return Verdict(HOLDS, text, numbers)
-        # The lowest value is at an end: it only falls, or only rises.
-        return Verdict(FAILS if best in (0, len(rounds) - 1) else INCONCLUSIVE, text, numbers)
-
-    return judge
+    name, values = levels(view, louder)[-1]
+    tau = view.grid("local_steps")[-1]
+    rounds, curve = view.curve({**values, "local_steps": tau}, metric)
+    few = too_few(curve[:, 0])
+    if few:
+        return few
+    best = int(np.argmin(curve.mean(axis=0)))
+    numbers = (
+        summary(f"round {rounds[0]:g}", curve[:, 0]),
+        summary(f"round {rounds[best]:g} (lowest)", curve[:, best]),
+        summary(f"round {rounds[-1]:g}", curve[:, -1]),
+    )
+    down, up = difference(curve[:, 0], curve[:, best]), difference(curve[:, -1], curve[:, best])
+    text = f"{name}, τ = {tau}: falls by {down} until round {rounds[best]:g}, then rises by {up}"
+    if down.sign > 0 and up.sign > 0:
+        return Verdict(HOLDS, text, numbers)
+    # The lowest value is at an end: it only falls, or only rises.
+    return Verdict(FAILS if best in (0, len(rounds) - 1) else INCONCLUSIVE, text, numbers)
 
 
-def same_trends(metric: str, *, louder: bool) -> Judge:
+def same_trends(view: View, metric: str, louder: bool) -> Verdict:
     """The trends of the figure before, in this metric."""
-    judges = [trend(metric, louder=louder) for trend in (noise_hurts, more_steps_trade, falls_then_rises)]
-    return lambda view: all_of(*(judge(view) for judge in judges))
+    return all_of(*(trend(view, metric, louder) for trend in (noise_hurts, more_steps_trade, falls_then_rises)))
 
 
 def _as_printed_and_louder(
-    id: str,
-    text: str,
-    trend: Callable[..., Judge],
-    metric: str,
-    why: tuple[str, str],
-    errata: tuple[str, ...] = (),
+    id: str, text: str, trend: Callable[[View, str, bool], Verdict], metric: str, why: tuple[str, str]
 ) -> list[Criterion]:
+    printed, louder = (lambda view: trend(view, metric, False)), (lambda view: trend(view, metric, True))
     return [
-        Criterion(id, text, trend(metric, louder=False), errata=errata, why=why[0]),
-        Criterion(id, text, trend(metric, louder=True), variant=LOUDER, proven=False, why=why[1]),
+        Criterion(id, text, printed, why=why[0]),
+        Criterion(id, text, louder, variant=LOUDER, proven=False, why=why[1]),
     ]
 
 
@@ -232,7 +210,7 @@ def noise_figures(paper: Paper) -> tuple[Figure, Figure]:
         0,
         title="Training loss and accuracy for several σ and τ, softmax regression",
         base={"num_rounds": 100, "eval_every": 1},
-        panels=noise_panels(LOSS),
+        panels=partial(noise_panels, metric=LOSS),
         criteria=tuple(
             criterion
             for number, text, trend, why in trends
@@ -247,15 +225,15 @@ def noise_figures(paper: Paper) -> tuple[Figure, Figure]:
         ),
         **declared,
     )
-    why = (f"{QUIET}; and {GROWS}", GROWS)
+    printed, louder = _as_printed_and_louder(
+        f"{paper.prefix}-A4", "the same trends in ‖∇f‖²", same_trends, GRADIENT, (f"{QUIET}; and {GROWS}", GROWS)
+    )
     network = paper.figure(
         1,
         title="The squared gradient norm for several σ and τ, 3-layer network",
         base={"num_rounds": 100, "eval_every": 2},
-        panels=noise_panels(GRADIENT),
-        criteria=_as_printed_and_louder(
-            f"{paper.prefix}-A4", "the same trends in ‖∇f‖²", same_trends, GRADIENT, why, ("G7",)
-        ),
+        panels=partial(noise_panels, metric=GRADIENT),
+        criteria=(printed._replace(errata=("G7",)), louder),
         scales=_noise_scales(
             (0.0001, 0.001, 0.005, 0.01),
             (0.05, 0.1, 0.5, 1.0),
@@ -276,15 +254,11 @@ WHY_NORM = (
 )
 
 
-def baseline_panels(paper: Paper, metrics: Sequence[str]) -> Callable[[View], list[Panel]]:
+def baseline_panels(view: View, paper: Paper, metrics: Sequence[str]) -> list[Panel]:
     """Method and baselines against rounds; at equal proven ε the credits make no difference, so one baseline."""
-
-    def panels(view: View) -> list[Panel]:
-        rivals = [(_uncredited(paper.rivals[0][0]), paper.rivals[0][1])] if view.proven else paper.rivals
-        lines = [Line(paper.title), *(Line(*rival, dashed=i > 0) for i, rival in enumerate(rivals))]
-        return [Panel("", lines, metric, log=metric == GRADIENT) for metric in metrics]
-
-    return panels
+    rivals = [(_uncredited(paper.rivals[0][0]), paper.rivals[0][1])] if view.proven else paper.rivals
+    lines = [Line(paper.title), *(Line(*rival, dashed=i > 0) for i, rival in enumerate(rivals))]
+    return [Panel("", lines, metric, log=metric == GRADIENT) for metric in metrics]
 
 
 def _uncredited(name: str) -> str:
@@ -292,25 +266,21 @@ def _uncredited(name: str) -> str:
     return name.split(",")[0]
 
 
-def beats(method: str, rival: Setting, metrics: Sequence[str]) -> Judge:
+def beats(view: View, method: str, rival: Setting, metrics: Sequence[str]) -> Verdict:
     """Faster (better on average over the first half of the rounds) and better at the end, in every metric."""
-
-    def judge(view: View) -> Verdict:
-        name = _uncredited(rival[0]) if view.proven else rival[0]
-        verdicts = []
-        for metric in metrics:
-            rounds, ours = view.curve({}, metric)
-            _, theirs = view.curve(rival[1], metric)
-            half = max(1, len(rounds) // 2)
-            for what, a, b in (
-                ("first half", ours[:, :half].mean(axis=1), theirs[:, :half].mean(axis=1)),
-                ("end", ours[:, -1], theirs[:, -1]),
-            ):
-                pair = (a, b, (method, name)) if metric == ACCURACY else (b, a, (name, method))
-                verdicts.append(greater_by(*pair, what=f"{metric}, {what}"))
-        return all_of(*verdicts)
-
-    return judge
+    name = _uncredited(rival[0]) if view.proven else rival[0]
+    verdicts = []
+    for metric in metrics:
+        rounds, ours = view.curve({}, metric)
+        _, theirs = view.curve(rival[1], metric)
+        half = max(1, len(rounds) // 2)
+        for what, a, b in (
+            ("first half", ours[:, :half].mean(axis=1), theirs[:, :half].mean(axis=1)),
+            ("end", ours[:, -1], theirs[:, -1]),
+        ):
+            pair = (a, b, (method, name)) if metric == ACCURACY else (b, a, (name, method))
+            verdicts.append(greater_by(*pair, what=f"{metric}, {what}"))
+    return all_of(*verdicts)
 
 
 def baseline_figures(paper: Paper) -> tuple[Figure, Figure]:
@@ -318,7 +288,7 @@ def baseline_figures(paper: Paper) -> tuple[Figure, Figure]:
 
     def criteria(number: str, measure: str, metrics: Sequence[str], why: tuple[str, str]) -> list[Criterion]:
         text = f"{paper.subject} converges faster and ends with higher accuracy and lower {measure}"
-        printed, due = (beats(paper.title, rival, metrics) for rival in paper.rivals)
+        printed, due = (partial(beats, method=paper.title, rival=rival, metrics=metrics) for rival in paper.rivals)
         first = Criterion(f"{paper.prefix}-{number}", text, printed, errata=paper.errata, why=why[0])
         return [first, first._replace(judge=due, variant=paper.variant, proven=False, why=why[1])]
 
@@ -335,7 +305,7 @@ def baseline_figures(paper: Paper) -> tuple[Figure, Figure]:
         title=f"{title}, softmax regression",
         shows=shows(20, 10),
         base={"eval_every": 1},
-        panels=baseline_panels(paper, metrics),
+        panels=partial(baseline_panels, paper=paper, metrics=metrics),
         criteria=criteria("A5", "loss", metrics, (paper.why_rival, "")),
         scales={"full": Scale(5), "quick": Scale(5), "smoke": smoke},
     )
@@ -345,7 +315,7 @@ def baseline_figures(paper: Paper) -> tuple[Figure, Figure]:
         title=f"{title}, 3-layer network",
         shows=shows(50, 5),
         base={"eval_every": 1},
-        panels=baseline_panels(paper, metrics),
+        panels=partial(baseline_panels, paper=paper, metrics=metrics),
         criteria=criteria("A6", "gradient norm", metrics, (WHY_NORM, WHY_NORM)),
         scales={"full": Scale(5), "quick": Scale(3, values={"eval_every": 5}), "smoke": smoke},
     )

@@ -31,7 +31,7 @@ from dither.reproduction.judging import Verdict
 from dither.spec import Spec
 
 if TYPE_CHECKING:
-    from dither.reproduction.accounts import Accounts
+    from dither.reproduction.cache import Accounts
 
 Values = Mapping[str, Any]
 Setting = tuple[str, Values]  # a label, and what differs from the base

@@ -63,19 +63,19 @@ def disagreements(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[st
 
 def _head(result: Reproduction) -> str:
     devices = dict.fromkeys(name for entry in result.figures for name in entry["devices"])
-    versions = ", ".join(f"{name} {value}" for name, value in result.made["versions"].items())
+    versions = ", ".join(f"{name} {value}" for name, value in result.provenance["versions"].items())
     printed, proven = (
         ", ".join(f"{number} {status}" for status, number in counts(result.claims, which).items())
         for which in _VIEWS
     )
     rows = [
         ("scale", result.scale),
-        ("command", result.made["command"]),
+        ("command", result.provenance["command"]),
         ("criteria as printed", printed),
         ("criteria at equal proven ε", proven or "none at this scale"),
-        ("runs", f"{result.made['runs']:,} in {result.made['seconds'] / 60:.1f} minutes"),
+        ("runs", f"{result.provenance['runs']:,} in {result.provenance['seconds'] / 60:.1f} minutes"),
         ("device", ", ".join(devices)),
-        ("drawn", f"{result.made['when']}, {versions}"),
+        ("drawn", f"{result.provenance['when']}, {versions}"),
     ]
     return (
         f"<header><h1>{len(result.figures)} figures of five papers, and what they show</h1>"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -16,40 +15,47 @@ from dither import data
 from dither.errors import DataError
 from dither.experiment import build
 from dither.experiment.folder import to_json, write_bytes, write_text
+from dither.experiment.report import ADVERSARIES, Overview, epsilon_text
 from dither.experiment.sweep import Outcome, batches
 from dither.reproduction import drawing, report
-from dither.reproduction.accounts import Accounts
-from dither.reproduction.cache import Cache
+from dither.reproduction.cache import Accounts, Cache
 from dither.reproduction.figure import Criterion, Figure, FinishedRun, MissingRun, View, run_key, select
 from dither.reproduction.judging import NOT_JUDGED, Verdict
 from dither.simulation import devices
 from dither.spec import Spec
 
 _DIGITS = 7  # training is in float32
-_SEEN = {
-    "upload": "every upload",
-    "sum": "sums of uploads",
-    "broadcast": "broadcasts and one upload",
-    "final": "model",
-}
 
-OnProgress = Callable[
-    [float, float, str], None
-]  # estimated seconds of work done, of how many, and for which figure
+# What a caller hears: estimated seconds of work done, of how many, and the figure under way.
+OnProgress = Callable[[float, float, str], None]
 
 
-class Reproduction(NamedTuple):
+@dataclass(frozen=True, repr=False)
+class Reproduction(Overview):
     """What `reproduce` returns: one entry a figure, plain as in report.json, and where the report lies."""
 
     scale: str
     figures: list[dict[str, Any]]
-    made: dict[str, Any]
+    provenance: dict[str, Any]  # command, time, versions; "made" in report.json
     report: Path | None
 
     @property
     def claims(self) -> list[dict[str, Any]]:
         """Every verdict, in the papers' order."""
         return [{"figure": figure["id"], **claim} for figure in self.figures for claim in figure["claims"]]
+
+    def title(self) -> str:
+        """What it is."""
+        return f"reproduction at scale {self.scale}"
+
+    def overview(self) -> list[tuple[str, str]]:
+        """One line a criterion: its name, and the verdicts as printed and at equal proven ε."""
+        lines = []
+        for claim in self.claims:
+            name = f"{claim['figure']} {claim['id']}" + (f", {claim['variant']}" if claim["variant"] else "")
+            proven = claim["proven"]["status"] if claim["proven"] else "–"
+            lines.append((name, f"{claim['printed']['status']}; at equal proven ε: {proven}"))
+        return lines
 
 
 # reason: a public function whose keyword-only options mirror those of `dither reproduce`
@@ -75,7 +81,7 @@ def reproduce(
     wanted = points(chosen, scale)
     missing = [point for point in wanted if point.key not in runs]
     refused = compute(missing, runs, data_dir=data_dir, on_progress=on_progress)
-    made = {
+    provenance = {
         "command": command,
         "when": datetime.now().astimezone().isoformat(timespec="seconds"),
         "computed": len(missing),
@@ -86,7 +92,7 @@ def reproduce(
     if only_compute:
         if refused:
             raise DataError("; ".join(refused.values()))
-        return Reproduction(scale, [], made, None)
+        return Reproduction(scale, [], provenance, None)
     accounts, folder, entries = Accounts(runs, data_dir), Path(out) if out else None, []
     for figure in chosen:
         views = figure.views(scale, runs, accounts)
@@ -97,10 +103,10 @@ def reproduce(
         if on_figure:
             on_figure(entry)
     if folder is None:
-        return Reproduction(scale, entries, made, None)
-    result = Reproduction(scale, entries, made, folder / "report.html")
+        return Reproduction(scale, entries, provenance, None)
+    result = Reproduction(scale, entries, provenance, folder / "report.html")
     write_text(folder / "report.html", report.page(result, folder))
-    write_text(folder / "report.json", to_json({"scale": scale, "made": made, "figures": entries}, indent=1))
+    write_text(folder / "report.json", to_json({"scale": scale, "made": provenance, "figures": entries}, indent=1))
     return result
 
 
@@ -312,21 +318,16 @@ def _epsilons(view: View) -> list[dict[str, Any]]:
         spec, claim = view.spec(values, view.seeds[0]), view.run(values, view.seeds[0]).claim
         if claim["value"] == "inf":
             continue
-        proven = f"{_epsilon_text(view.accounts.proven_epsilon(spec))} per run"
+        proven = f"{epsilon_text(view.accounts.proven_epsilon(spec))} per run"
         if spec.privacy.unit == "message":
-            proven += f", {_epsilon_text(view.accounts.proven_epsilon(spec, 'message'))} per message"
+            proven += f", {epsilon_text(view.accounts.proven_epsilon(spec, 'message'))} per message"
         rows.append(
             {
                 "view": "at equal proven ε" if view.proven else "as printed",
                 "setting": name,
-                "claimed": f"{_epsilon_text(claim['value'])} per {claim['unit']}",
+                "claimed": f"{epsilon_text(claim['value'])} per {claim['unit']}",
                 "proven": proven,
-                "seen by the adversary": _SEEN[spec.privacy.view],
+                "against": ADVERSARIES[spec.privacy.view],
             }
         )
     return rows
-
-
-def _epsilon_text(value: Any) -> str:
-    number = float(value)
-    return "∞" if math.isinf(number) else f"{number:.3g}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import inf
 
 from dither.reproduction.figure import (
@@ -35,10 +36,11 @@ SMOKE = {
     "cohort_size": 4,
     "method_options.first_round": "cohort",
 }
-PROVEN = {"privacy.noise": "proven"}
-PROVEN_NOTE = (
-    "The accountant sets the noise so that the paper's ε, that of one message, is true against a server that sees "
-    "every upload (replace-one; E1). The whole run spends more (E2): see the ε table."
+figure = partial(
+    Figure,
+    proven={"privacy.noise": "proven"},
+    proven_note="The accountant sets the noise so that the paper's ε, that of one message, is true against a "
+    "server that sees every upload (replace-one; E1). The whole run spends more (E2): see the ε table.",
 )
 IID, ONE_CLASS = {"data.partition": "iid"}, {"data.partition": "one-class"}
 PARTITIONS = {"i.i.d.": IID, "one class a client": ONE_CLASS}
@@ -90,7 +92,7 @@ def spread_is_small_for_one_step(view: View) -> Verdict:
     return greater_by(spreads[1], 2 * spreads[0], (f"spread at Q = {many}", f"twice the spread at Q = {few}"))
 
 
-FIG1 = Figure(
+FIG1 = figure(
     id="secure-fedavg/fig1",
     title="Accuracy for several ε per message, with one and with ten local steps",
     shows="K = 50 of 100 clients a round, b = 1, δ = 1e-4; ε is for one message.",
@@ -111,15 +113,13 @@ FIG1 = Figure(
         "quick": Scale(5, {"epsilon": (0.1, 0.5, 1.0, inf), "local_steps": (1, 10), "num_rounds": (100, 50)}),
         "smoke": Scale(1, {"epsilon": (0.5, inf), "local_steps": (1, 2), "num_rounds": (4, 4)}, SMOKE),
     },
-    proven=PROVEN,
-    proven_note=PROVEN_NOTE,
 )
 
 # Fig. 2
 
 COHORTS = varied("K", "cohort_size")
 
-FIG2 = Figure(
+FIG2 = figure(
     id="secure-fedavg/fig2",
     title="Accuracy for several numbers K of clients a round",
     shows="ε = 0.5 per message, Q = 10 local steps, b = 1, 100 clients.",
@@ -144,15 +144,13 @@ FIG2 = Figure(
         "quick": Scale(5, {"cohort_size": (10, 50, 100)}, {"num_rounds": 50}),
         "smoke": Scale(1, {"cohort_size": (4,)}, {**SMOKE, "local_steps": 2}),
     },
-    proven=PROVEN,
-    proven_note=PROVEN_NOTE,
 )
 
 # Fig. 3
 
 STEPS = varied("Q", "local_steps")
 
-FIG3 = Figure(
+FIG3 = figure(
     id="secure-fedavg/fig3",
     title="Accuracy for several numbers Q of local steps",
     shows="ε = 0.5 per message, K = 10 of 100 clients a round, b = 1; the same number of rounds for every Q.",
@@ -177,15 +175,13 @@ FIG3 = Figure(
         "quick": Scale(5, {"local_steps": (1, 5, 20)}, {"num_rounds": 50}),
         "smoke": Scale(1, {"local_steps": (1, 2)}, SMOKE),
     },
-    proven=PROVEN,
-    proven_note=PROVEN_NOTE,
 )
 
 # Fig. 4
 
 BATCHES = varied("b", "batch_size")
 
-FIG4 = Figure(
+FIG4 = figure(
     id="secure-fedavg/fig4",
     title="Accuracy for several batch sizes b",
     shows="ε = 0.5 per message, K = 50 of 100 clients a round.",
@@ -213,8 +209,6 @@ FIG4 = Figure(
         "quick": Scale(5, {"batch_size": (1, 5, 10), "local_steps": (1, 10), "num_rounds": (100, 50)}),
         "smoke": Scale(1, {"batch_size": (1,), "local_steps": (1, 2), "num_rounds": (4, 4)}, SMOKE),
     },
-    proven=PROVEN,
-    proven_note=PROVEN_NOTE,
 )
 
 FIGURES = (FIG1, FIG2, FIG3, FIG4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import platform
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -29,6 +30,13 @@ def set_up() -> None:
         _done = True
         _split_cpu()
         _keep_programs()
+
+
+def connect(coordinator: str, *, count: int, number: int, on_wait: Callable[[], None] = lambda: None) -> None:
+    """Meet the other processes at `coordinator` (HOST:PORT, where process 0 listens), before JAX computes
+    anything. `on_wait` is called now and then meanwhile."""
+    set_up()
+    distributed.connect(coordinator, count=count, number=number, local_devices=own, on_wait=on_wait)
 
 
 def _split_cpu() -> None:

@@ -1,18 +1,15 @@
-"""Several processes as one simulation: each brings its devices to the mesh, process 0 decides, the others follow.
+"""Several processes as one simulation: plain SPMD. Every process runs the same program on its part of the devices.
 
-    processes.connect("10.0.0.1:7000", count=2, number=0)     # in each process, before JAX computes anything
-    with processes.together():
-        processes.tell("rounds", start=0, stop=10)            # process 0
-        order = processes.hear()                              # the others
-        ...                                                   # then all make the same calls of the engine
-        processes.dismiss()                                   # process 0, before what it does alone
+    devices.connect("10.0.0.1:7000", count=2, number=0)   # in each process, before JAX computes anything
+    dither.run("adult", out="runs/first")                 # in each: process 0 returns, the others exit
 
-All processes see all records: this is for simulations on machines of one's own, and no federation.
+Process 0 alone writes, charges and prints. What only it can know (the spec, how many rounds the budget allows,
+which checkpoint to continue from) it broadcasts at fixed points of the program. All processes see all records:
+this is for simulations on one's own machines, not a federation.
 
-Whoever waits for another process waits in a collective operation, and whoever fails must not leave it there.
-Between two orders a process has either nothing to do with the others, and then its error is told at the next
-exchange; or it is at the ordered work, and then it ends without a word: its connections close, and the others
-notice. A machine that vanishes without closing them is missed by JAX's heartbeat, which ends the others.
+No process may leave another waiting in a collective operation. An error outside the compiled rounds is told to the
+others at their next exchange. An error in the compiled rounds ends the process without a word: its connections
+close, and the others notice. JAX's heartbeat finds a machine that vanishes without closing them.
 """
 
 from __future__ import annotations
@@ -40,7 +37,7 @@ _BROKEN = ("Gloo", "NCCL", "coordination service")  # what the engine's error sa
 
 _count, _number, _each = 1, 0, 1
 _met: set[tuple[int, ...]] = set()  # devices that are connected, by their numbers
-_at_work = False  # the others' next word is not an exchange but a collective of the engine
+_computing = False  # the next collective is the engine's, not an exchange
 _lost = False  # nobody can be told anything any more
 _parted = False  # the simulation is over
 
@@ -58,14 +55,6 @@ def number() -> int:
 def leading() -> bool:
     """This process decides, writes and prints."""
     return _number == 0
-
-
-def must_lead() -> None:
-    """Refuse what only process 0 may do."""
-    if not leading():
-        raise SpecError(
-            f"process {_number} of {_count} follows process 0: call dither.experiment.following.follow() in it"
-        )
 
 
 def lost() -> bool:
@@ -187,66 +176,94 @@ def meet(devices: Sequence[jax.Device]) -> None:
         return
     exchange({})
     mesh = Mesh(np.array(devices), ("devices",))
-    with _talking():
+    with _communicating():
         ones = put(np.ones(len(devices), np.int32), NamedSharding(mesh, PartitionSpec("devices")))
         jax.block_until_ready(_whole(mesh, _summed)(ones))
     _met.add(_numbers(devices))
 
 
-# Talking. Every process must call the same of these at the same point.
+# Communication. Every process must call the same of these at the same point.
 
 
 def exchange(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Everybody's message, by number. Raises where one of them is that its process has failed."""
+    """Every process's message, by number. Raises where one of them is that its process has failed."""
+    if _count == 1:
+        return [dict(message)]
     text = json.dumps(message).encode()
-    with _talking():
+    with _communicating():
         heads = _gathered(np.frombuffer(np.int32(len(text)).tobytes() + text[:_SHORT].ljust(_SHORT), np.uint8))
         lengths = heads[:, :4].copy().view(np.int32)[:, 0]
         bodies, longest = heads[:, 4:], int(lengths.max())
         if longest > _SHORT:
             width = 1 << (longest - 1).bit_length()  # few widths: each is compiled
             bodies = _gathered(np.frombuffer(text.ljust(width), np.uint8))
-    heard = [json.loads(body[:length].tobytes()) for body, length in zip(bodies, lengths, strict=True)]
-    for index, one in enumerate(heard):
-        if "trouble" in one and index != _number:
-            trouble = ProcessError(f"process {index} ended: {one['trouble']}")
-            trouble.exit_code = one["exit_code"]
-            raise trouble
-    return heard
+    messages = [json.loads(body[:length].tobytes()) for body, length in zip(bodies, lengths, strict=True)]
+    for index, one in enumerate(messages):
+        if "error" in one and index != _number:
+            error = ProcessError(f"process {index} ended: {one['error']}")
+            error.exit_code = one["exit_code"]
+            raise error
+    return messages
 
 
-def tell(do: str, *, work: bool = False, **order: Any) -> bool:
-    """Process 0: what all do next. With `work` it is the engine's, until `reached`. Returns whether somebody asked
-    for an end, by Ctrl-C, in another process."""
-    global _at_work
+def broadcast(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Process 0's message."""
+    return exchange(message if leading() else {})[0]
+
+
+def broadcast_arrays(arrays: list[np.ndarray]) -> list[np.ndarray]:
+    """Process 0's arrays, to the bit; the others give arrays of the same shapes."""
     if _count == 1:
-        return False
-    _at_work = False
-    heard = exchange({"do": do, "work": work, **order})
-    _at_work = work
-    return any(one.get("asked") for one in heard)
+        return arrays
+    received = []
+    for array in map(np.ascontiguousarray, arrays):
+        mine = array if leading() else np.zeros_like(array)
+        total = _collected(np.frombuffer(mine.tobytes(), np.uint8), _summed)  # of bytes: -0.0 stays what it is
+        received.append(np.frombuffer(total.tobytes(), array.dtype).reshape(array.shape))
+    return received
 
 
-def hear(asked: bool = False) -> dict[str, Any]:
-    """The others: what to do next. `asked`: somebody wants an end here."""
-    global _at_work
-    _at_work = False
-    order = exchange({"asked": asked})[0]
-    _at_work = bool(order["work"])
-    return order
+def assert_equal(values: Mapping[str, str]) -> None:
+    """Refuse to go on where a process differs from process 0 in one of these values."""
+    first, *others = exchange({"values": dict(values)})
+    for index, other in enumerate(others, 1):
+        for name, value in first["values"].items():
+            if other["values"].get(name) != value:
+                raise ProcessError(
+                    f"process {index} differs from process 0 in {name}: {other['values'].get(name)}, not {value}; "
+                    "give every process the same files and versions"
+                )
 
 
-def reached() -> None:
-    """The ordered work is done: from here on an error can be told."""
-    global _at_work
-    _at_work = False
-
-
-def dismiss(exit_code: int = 0) -> None:
-    """Process 0: all that needs the others is done. They end with this exit code, and what follows here may take
-    its time or fail: nobody waits for it, in a collective that has an end."""
-    tell("end", exit_code=exit_code)
+def part(exit_code: int = 0) -> None:
+    """All that needs the other processes is done. Process 0 goes on alone, and may take its time or fail; the
+    others exit."""
+    others = _count > 1 and not leading()
+    exchange({})  # shutting down has a time limit: they come there together
     disconnect()
+    if others:
+        raise SystemExit(exit_code)
+
+
+# Errors
+
+
+@contextmanager
+def computing() -> Iterator[None]:
+    """Compiled rounds: the others are in their collectives too, and cannot be told of an error."""
+    global _computing
+    _computing = True
+    yield
+    _computing = False
+
+
+@contextmanager
+def between_rounds() -> Iterator[None]:
+    """A callback within `computing`: here an error can be told."""
+    global _computing
+    before, _computing = _computing, False
+    yield
+    _computing = before
 
 
 @contextmanager
@@ -262,48 +279,25 @@ def together() -> Iterator[None]:
         raise  # the others know, or cannot be told
     except BaseException as error:
         if _count == 1:
-            raise  # the others were dismissed
-        if _at_work or _lost:
+            raise  # they have parted
+        if _computing or _lost:
             _lost = True
             if any(word in str(error) for word in _BROKEN):
                 raise _gone(error) from error
             raise
-        code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
-        what = "it was interrupted" if isinstance(error, KeyboardInterrupt) else str(error) or repr(error)
+        interrupted = isinstance(error, KeyboardInterrupt)
+        code = 130 if interrupted else getattr(error, "exit_code", 1)
+        text = "it was interrupted" if interrupted else str(error) or repr(error)
         with suppress(ProcessError):
-            exchange({"trouble": what, "exit_code": code})
+            exchange({"error": text, "exit_code": code})
         raise
 
 
-def compare(facts: Mapping[str, str]) -> None:
-    """Refuse to go on where a process differs from process 0 in one of these facts."""
-    if _count == 1:
-        return
-    first, *others = exchange({"facts": dict(facts)})
-    for index, other in enumerate(others, 1):
-        for what, value in first["facts"].items():
-            if other["facts"].get(what) != value:
-                raise ProcessError(
-                    f"process {index} differs from process 0 in {what}: {other['facts'].get(what)}, not {value}; "
-                    "give every process the same files and versions"
-                )
-
-
-def handed_out(arrays: list[np.ndarray]) -> list[np.ndarray]:
-    """Process 0's arrays, to the bit; the others give arrays of the same shapes."""
-    if _count == 1:
-        return arrays
-    found = []
-    for array in arrays:
-        own = np.ascontiguousarray(array)
-        own = own if leading() else np.zeros_like(own)
-        total = _collected(np.frombuffer(own.tobytes(), np.uint8), _summed)  # of bytes: -0.0 stays what it is
-        found.append(np.frombuffer(total.tobytes(), own.dtype).reshape(own.shape))
-    return found
+# Arrays
 
 
 def fetched(tree: Any) -> Any:
-    """Arrays on the host, whole, also where other processes hold parts of them."""
+    """Whole arrays on the host, even where other processes hold parts of them."""
     return jax.tree.map(_fetched, tree)
 
 
@@ -362,7 +356,7 @@ def _numbers(devices: Sequence[jax.Device]) -> tuple[int, ...]:
 
 
 @contextmanager
-def _talking() -> Iterator[None]:
+def _communicating() -> Iterator[None]:
     """A collective that is not the engine's: after an error in it nobody knows who has heard what."""
     global _lost
     try:

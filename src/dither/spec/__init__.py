@@ -1,4 +1,4 @@
-"""A run as a frozen dataclass, to and from TOML; names to presets and methods.
+"""A run as a frozen dataclass, to and from TOML; presets by name.
 
     spec = Spec.from_preset("secure-fedavg").with_values({"privacy.epsilon": 1.0, "num_rounds": 50})
     spec.to_toml();  Spec.from_toml(text)
@@ -11,27 +11,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import numpy as np
-
 from dither.errors import SpecError, did_you_mean
-from dither.methods import METHODS, Method, method
-from dither.types import Prepared, PrivacyPlan
+from dither.spec.options import METHODS, Option, declared
 
-__all__ = ["METHODS", "Method", "Spec", "method", "prepare"]
+__all__ = ["METHODS", "Spec"]
 
 
-def _key(default: Any, help: str, choices: tuple[str, ...] = (), **checks: Any) -> Any:
+def _key(default: Any, help: str, choices: tuple[Any, ...] = (), **checks: Any) -> Any:
     """A field of the spec: its default, one line of help, and what its value must satisfy."""
-    metadata = {"help": help, "choices": choices, **checks}
-    return field(default=default, metadata=metadata)
+    return field(default=default, metadata={"option": Option(default, help, choices, **checks)})
 
 
 @dataclass(frozen=True)
@@ -42,7 +37,7 @@ class DataSpec:
     path: str = _key("", "your own records: .csv, .parquet, .npz, or a folder of .npy files")
     test_path: str = _key("", "your own test file; without it test_fraction of path is held out")
     test_public: bool = _key(False, "your own test records are public: only then is the model scored on them")
-    id: str = _key("", "your name for the records of path: files with one name are charged together")
+    id: str = _key("", "your name for the records of path: the ledger charges files with the same name together")
     label: str = _key("", "label column of path")
     schema: str = _key("", "schema.toml that fixes the encoding (dither data schema FILE)")
     encoding: str = _key("minmax", "numeric columns: by bounds to [0, 1], or centred", ("minmax", "standard"))
@@ -63,10 +58,10 @@ class DataSpec:
     public_fraction: float = _key(
         0.0, "share of the training records declared public, chosen by row number alone", at_least=0.0, below=1.0
     )
-    part: str = _key("all", "training records used, by that declaration", ("all", "public", "private"))
+    part: str = _key("all", "which training records are used, by that declaration", ("all", "public", "private"))
     stream: str = _key(
         "auto",
-        "a folder's records: read into memory ('no') or round by round; auto: where half of the free memory lacks",
+        "read a folder's records round by round, not into memory; auto: if they need half of the free memory",
         ("auto", "yes", "no"),
     )
     stream_memory: float = _key(1.0, "gigabytes of streamed records held at once", above=0.0)
@@ -88,19 +83,21 @@ class PrivacySpec:
 
     epsilon: float = _key(1.0, "target; inf for no noise", above=0.0)
     delta: float = _key(1e-5, "probability outside the guarantee", above=0.0, below=1.0)
-    unit: str = _key("run", "what epsilon is for: one uploaded message or the whole run", ("message", "run"))
+    unit: str = _key("run", "what epsilon covers: one uploaded message or the whole run", ("message", "run"))
     noise: str = _key(
         "proven",
-        "how the noise is set: for epsilon by the accountant ('proven') or as printed; or 'given' by noise_std",
+        "how the noise is set: by the accountant for epsilon, by the paper's formula, or by noise_std",
         ("proven", "paper", "given", "none"),
     )
     noise_std: float = _key(0.0, "noise='given': std on the gradient (nbafl: on the upload)", at_least=0.0)
     noise_schedule: str = _key(
-        "constant", "noise over time, for methods that noise gradients", ("constant", "rounds", "steps")
+        "constant",
+        "how the noise falls over time, for methods that add noise to gradients",
+        ("constant", "rounds", "steps"),
     )
     noise_decay: float = _key(1.0, "factor of the noise variance per round or step", above=0.0, at_most=1.0)
     noise_decay_start: int = _key(0, "rounds before the noise starts to decay", at_least=0)
-    noise_scale: tuple[float, ...] = _key((), "factor of each client's noise, one a client; empty: 1")
+    noise_scale: tuple[float, ...] = _key((), "factor of each client's noise, one for each client; empty: 1")
     clip: str = _key(
         "example", "what is clipped: each record's gradient, or the batch's", ("example", "batch", "none")
     )
@@ -108,16 +105,16 @@ class PrivacySpec:
     view: str = _key("upload", "what the adversary sees", ("upload", "sum", "broadcast", "final"))
     colluders: int = _key(
         -1,
-        "clients that side with the server; -1: none in a simulation, a third of the cohort in a federation",
+        "clients that collude with the server; -1: none in a simulation, a third of the cohort in a federation",
         at_least=-1,
     )
     assume_credit: bool = _key(
-        False, "credit the others' noise in sums although it is unproved here (networks); labelled 'assumed'"
+        False, "credit the other clients' noise in sums where this is not proved (networks); labelled 'assumed'"
     )
     adjacency: str = _key(
         "auto",
-        "what a neighbouring data set is: one record blanked (counts stay), exchanged, or added or removed; auto: "
-        "zero-out for your own data, replace-one for the catalogue's",
+        "neighbouring data sets differ in one record that is blanked (counts stay), replaced, added or removed; "
+        "auto: zero-out for your own data, replace-one for the catalogue's",
         ("auto", "zero-out", "replace-one", "add/remove"),
     )
 
@@ -132,38 +129,41 @@ class SecaggSpec:
         "by the real protocol; auto: ideal where the method's paper has it",
         ("auto", "off", "ideal", "real"),
     )
-    modulus_bits: int = _key(32, "words of the masked vector: integers modulo 2^32 or 2^64", among=(32, 64))
+    modulus_bits: int = _key(32, "numbers of the masked vector are integers modulo 2^32 or 2^64", (32, 64))
     scale_bits: int = _key(20, "fractional bits of an encoded number", at_least=0, at_most=60)
     bound: float = _key(
-        0.0, "largest upload coordinate (others are clamped); 0: what fits the words", at_least=0.0
+        0.0, "largest coordinate of an upload (larger ones are clamped); 0: what fits modulus_bits", at_least=0.0
     )
     noise: str = _key(
         "gaussian",
-        "of methods that noise the finished upload: as they do, or discrete on the integers, after rounding",
+        "for methods that add noise to the finished upload: as they do, or discrete on the encoded integers",
         ("gaussian", "discrete"),
     )
-    threshold: int = _key(
-        0, "clients of a cohort that must help to open a sum; 0: the least safe number", at_least=0
-    )
-    neighbours: int = _key(0, "clients each one shares masks with; 0: the whole cohort", at_least=0)
+    threshold: int = _key(0, "clients of a cohort needed to unmask a sum; 0: the smallest safe number", at_least=0)
+    neighbours: int = _key(0, "clients with which each client shares masks; 0: the whole cohort", at_least=0)
 
 
 @dataclass(frozen=True)
 class FederationSpec:
     """Rules of a real federation."""
 
-    min_clients: int = _key(2, "fewer answers than this abort a round", at_least=1)
+    min_clients: int = _key(2, "a round with fewer answers is aborted", at_least=1)
     refused: str = _key(
         "abort",
-        "when an update of a method without noise is not finite: end the run, or go on without it",
+        "if an update of a method without noise is not finite: end the run, or go on without it",
         ("abort", "continue"),
     )
     round_timeout: float = _key(600.0, "seconds a round may take", above=0.0)
     max_norm: float = _key(
-        0.0, "radius of the ball that an upload is projected onto; 0: each coordinate to ±2^40", at_least=0.0
+        0.0,
+        "largest norm of an upload (longer ones are scaled down); 0: clamp each coordinate to ±2^40",
+        at_least=0.0,
     )
     dropout: float = _key(
-        0.0, "simulation: chance of a chosen client to be lost before its upload", at_least=0.0, below=1.0
+        0.0,
+        "in a simulation: probability that a chosen client drops out before its upload",
+        at_least=0.0,
+        below=1.0,
     )
 
 
@@ -172,8 +172,12 @@ class Spec:
     """A run, complete: the same spec gives the same bits (on the same device and versions)."""
 
     method: str = _key("secure-fedavg", "the algorithm (dither presets lists them)")
-    seed: int = _key(0, "of partition, initial model, cohorts, batches and noise", at_least=0, at_most=2**32 - 1)
-    num_clients: int = _key(100, "clients in the federation; 0 with partition='column': one a value", at_least=0)
+    seed: int = _key(
+        0, "seed of partition, initial model, cohorts, batches and noise", at_least=0, at_most=2**32 - 1
+    )
+    num_clients: int = _key(
+        100, "clients in the federation; 0 with partition='column': one for each value", at_least=0
+    )
     cohort_size: int = _key(50, "clients that take part in a round", at_least=1)
     num_rounds: int = _key(200, "rounds", at_least=1)
     local_steps: int = _key(1, "gradient steps of a client in a round", at_least=1)
@@ -185,7 +189,7 @@ class Spec:
     )
     sampling_rate: float = _key(
         0.0,
-        "public chance of a record to enter a Poisson batch; 0: batch_size / own count",
+        "public probability that a record enters a Poisson batch; 0: batch_size over the client's record count",
         at_least=0.0,
         at_most=1.0,
     )
@@ -195,21 +199,22 @@ class Spec:
     eval_every: int = _key(10, "rounds between evaluations", at_least=1)
     randomness: str = _key(
         "auto",
-        "of noise and batches: the seed's (research) or the system's; auto: the system's for your own data",
+        "source of noise and batches: the seed, or the operating system; auto: the latter for your own data",
         ("auto", "seeded", "os"),
     )
-    compare: bool = _key(False, "also train without noise, to show beside the result what the noise costs")
+    compare: bool = _key(False, "also train without noise, to show what the noise costs")
     data: DataSpec = field(default_factory=DataSpec)
     model: ModelSpec = field(default_factory=ModelSpec)
     privacy: PrivacySpec = field(default_factory=PrivacySpec)
     secagg: SecaggSpec = field(default_factory=SecaggSpec)
     federation: FederationSpec = field(default_factory=FederationSpec)
-    method_options: dict[str, Any] = field(default_factory=dict, metadata={"help": "the method's own constants"})
+    method_options: dict[str, Any] = field(default_factory=dict)  # the method's own constants
 
     def __post_init__(self) -> None:
-        _check_values(self, "")
+        for key, option in _KEYS.items():
+            option.check(key, _value(self, key))
+        object.__setattr__(self, "method_options", _method_options(self.method, self.method_options))
         _check_together(self)
-        object.__setattr__(self, "method_options", _options(self.method, self.method_options))
 
     @property
     def source_of_randomness(self) -> str:
@@ -235,7 +240,7 @@ class Spec:
         """ "off", "ideal" or "real": what `secagg.mode` comes to for this method."""
         if self.secagg.mode != "auto":
             return self.secagg.mode
-        wanted = method(self.method).aggregates and self.method_options.get("aggregation_credit", True)
+        wanted = declared(self.method).aggregates and self.method_options.get("aggregation_credit", True)
         return "ideal" if wanted and self.cohort_size > 1 else "off"
 
     @property
@@ -279,7 +284,7 @@ class Spec:
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values, complete."""
-        return _plain(self)
+        return asdict(self, dict_factory=lambda items: {name: _plain(value) for name, value in items})
 
     def flat(self) -> dict[str, Any]:
         """Every value by its dotted key."""
@@ -312,68 +317,59 @@ class Spec:
     @classmethod
     def default(cls, key: str) -> Any:
         """The default of a dotted key."""
-        value: Any = cls()
-        for part in key.split("."):
-            value = getattr(value, part)
-        return value
+        return _KEYS[key].default
 
     def with_values(self, values: Mapping[str, Any], *, reset_options: bool = False) -> Spec:
         """A copy with dotted keys set, `{"privacy.epsilon": 1.0}`. A new method starts from its own options."""
         top: dict[str, Any] = {}
         sections: dict[str, dict[str, Any]] = {}
-        known = {f.name for f in fields(self)}
+        options: dict[str, Any] = {}
         for key, value in values.items():
             head, _, rest = key.partition(".")
-            if head not in known or (not rest and head in _SECTIONS) or (rest and head not in _SECTIONS):
+            if head == "method_options" and rest:
+                options[rest] = value
+            elif key not in _KEYS:
                 raise SpecError(f"unknown key {key!r}{did_you_mean(key, all_keys())}")
-            if rest:
-                sections.setdefault(head, {})[rest] = value
+            elif rest:
+                sections.setdefault(head, {})[rest] = _convert(key, value, _TYPES[key])
             else:
-                top[key] = value
-        if reset_options or top.get("method", self.method) != self.method:
-            top["method_options"] = {}
-        for name, changes in sections.items():
-            if name == "method_options":
-                top[name] = {**top.get(name, self.method_options), **changes}
-                continue
-            section = getattr(self, name)
-            allowed = {f.name for f in fields(section)}
-            for key in changes:
-                if key not in allowed:
-                    raise SpecError(f"unknown key '{name}.{key}'{did_you_mean(f'{name}.{key}', all_keys())}")
-            top[name] = _typed(section, changes, f"{name}.")
-        return _typed(self, top, "")
+                top[key] = _convert(key, value, _TYPES[key])
+        top |= {name: replace(getattr(self, name), **changes) for name, changes in sections.items()}
+        fresh = reset_options or top.get("method", self.method) != self.method
+        return replace(self, **top, method_options={**({} if fresh else self.method_options), **options})
 
 
-_SECTIONS = ("data", "model", "privacy", "secagg", "federation", "method_options")
+def _keys_and_types() -> tuple[dict[str, Option], dict[str, Any]]:
+    """Every dotted key with what it allows, and with its type."""
+    keys: dict[str, Option] = {}
+    types: dict[str, Any] = {}
+    spec_types = get_type_hints(Spec)
+    for entry in fields(Spec):
+        kind = spec_types[entry.name]
+        inner = fields(kind) if is_dataclass(kind) else ()
+        hints = get_type_hints(kind) if inner else {}
+        if "option" in entry.metadata:
+            keys[entry.name], types[entry.name] = entry.metadata["option"], kind
+        for each in inner:
+            key = f"{entry.name}.{each.name}"
+            keys[key], types[key] = each.metadata["option"], hints[each.name]
+    return keys, types
+
+
+_KEYS, _TYPES = _keys_and_types()
 
 
 def all_keys() -> list[str]:
-    """Every key that TOML and --set understand, dotted (a method's own options apart)."""
-    keys = []
-    for f in fields(Spec):
-        if f.name == "method_options":
-            continue
-        if f.name in _SECTIONS:
-            keys += [f"{f.name}.{inner.name}" for inner in fields(_section_type(f.name))]
-        else:
-            keys.append(f.name)
-    return keys
+    """Every key that TOML and --set understand, dotted (without a method's own options)."""
+    return list(_KEYS)
 
 
 def describe_keys(name: str | None = None) -> list[tuple[str, Any, str]]:
-    """(key, default, what it means) of every key, and of a method's own constants where one is named."""
-    rows = []
-    for key in all_keys():
-        head, _, inner = key.partition(".")
-        owner = _section_type(head) if inner else Spec
-        entry = next(f for f in fields(owner) if f.name == (inner or head))
-        choices = entry.metadata.get("choices") or ()
-        what = entry.metadata["help"] + (f" ({', '.join(choices)})" if choices else "")
-        rows.append((key, entry.default, what))
+    """(key, default, what it means) of every key, and of a method's own options where one is named."""
+    options = dict(_KEYS)
     if name is not None:
-        rows += [(f"method_options.{key}", default, what) for key, (default, what) in method(name).options.items()]
-    return rows
+        options |= {f"method_options.{key}": option for key, option in declared(name).options.items()}
+    return [(key, option.default, option.described) for key, option in options.items()]
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
@@ -408,61 +404,18 @@ def preset_title(name: str) -> str:
     return preset_text(name).splitlines()[0].lstrip("# ").strip()
 
 
-# Methods
-
-
-def prepare(spec: Spec, model: Any, *, client_sizes: np.ndarray, num_params: int) -> Prepared:
-    """The spec's method, made ready for a federation with clients of those sizes."""
-    num_clients = len(client_sizes)
-    if spec.cohort_size > num_clients:
-        raise SpecError(f"cohort_size={spec.cohort_size} exceeds num_clients={num_clients}")
-    privacy = spec.privacy
-    plan = PrivacyPlan(
-        num_clients=num_clients,
-        client_sizes=np.asarray(client_sizes),
-        num_params=num_params,
-        cohort_size=spec.cohort_size,
-        num_rounds=spec.num_rounds,
-        local_steps=spec.local_steps,
-        batch_size=spec.batch_size,
-        batch_sampling=spec.batch_sampling,
-        sampling_rate=spec.sampling_rate,
-        client_lr=spec.client_lr,
-        lr_decay=spec.lr_decay,
-        server_lr=spec.server_lr,
-        clip_norm=privacy.clip_norm,
-        clip=privacy.clip,
-        l2=spec.model.l2,
-        l2_inside_clip=spec.model.l2_inside_clip,
-        epsilon=privacy.epsilon,
-        delta=privacy.delta,
-        noise="none" if math.isinf(privacy.epsilon) else privacy.noise,
-        unit=privacy.unit,
-        view=privacy.view,
-        colluders=spec.colluders,
-        adjacency=spec.adjacency,
-        options=spec.method_options,
-        noise_std=privacy.noise_std,
-        noise_schedule=privacy.noise_schedule,
-        noise_decay=privacy.noise_decay,
-        noise_decay_start=privacy.noise_decay_start,
-        noise_scale=privacy.noise_scale,
-        seed=spec.seed,
-    )
-    return method(spec.method).prepare(model, plan)
-
-
 # Checks
 
 
-def _options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def _method_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """A method's options: its defaults, with the given ones checked and put in."""
-    known = method(name).options
-    merged = {key: default for key, (default, *_) in known.items()}
+    options = declared(name).options
+    merged = {key: option.default for key, option in options.items()}
     for key, value in given.items():
-        if key not in known:
-            raise SpecError(f"unknown key 'method_options.{key}' for method {name!r}{did_you_mean(key, known)}")
-        merged[key] = _convert(f"method_options.{key}", value, type(known[key][0]))
+        if key not in options:
+            raise SpecError(f"unknown key 'method_options.{key}' for method {name!r}{did_you_mean(key, options)}")
+        merged[key] = _convert(f"method_options.{key}", value, type(options[key].default))
+        options[key].check(f"method_options.{key}", merged[key])
     return merged
 
 
@@ -509,45 +462,7 @@ def _check_together(spec: Spec) -> None:
         raise SpecError("data.partition='column' needs data.column, the column that names the client")
 
 
-def _check_values(section: Any, prefix: str) -> None:
-    for f in fields(section):
-        value = getattr(section, f.name)
-        checks = f.metadata
-        name = prefix + f.name
-        if f.name in _SECTIONS and not prefix:
-            if f.name != "method_options":
-                _check_values(value, f"{f.name}.")
-            continue
-        choices = checks.get("choices") or ()
-        if choices and value not in choices:
-            raise SpecError(f"{name}={value!r} is not one of {', '.join(map(repr, choices))}")
-        if isinstance(value, float) and math.isnan(value):
-            raise SpecError(f"{name}={value} is not a number")
-        for check, holds, words in (
-            ("above", lambda v, bound: v > bound, "must be above"),
-            ("at_least", lambda v, bound: v >= bound, "must be at least"),
-            ("below", lambda v, bound: v < bound, "must be below"),
-            ("at_most", lambda v, bound: v <= bound, "must be at most"),
-            ("among", lambda v, bound: v in bound, "must be one of"),
-        ):
-            if check in checks and not holds(value, checks[check]):
-                raise SpecError(f"{name}={value} {words} {checks[check]}")
-
-
-def _typed(section: Any, changes: Mapping[str, Any], prefix: str) -> Any:
-    """`replace` with values brought to their fields' types."""
-    hints = get_type_hints(type(section))
-    converted = {}
-    for key, value in changes.items():
-        wanted = hints[key]
-        is_section = isinstance(wanted, type) and is_dataclass(wanted)
-        converted[key] = value if is_section else _convert(prefix + key, value, wanted)
-    return replace(section, **converted)
-
-
 def _convert(name: str, value: Any, wanted: Any) -> Any:
-    if wanted is dict or getattr(wanted, "__origin__", None) is dict:
-        return dict(value)
     if wanted is bool and isinstance(value, bool):
         return value
     if wanted is int and isinstance(value, int) and not isinstance(value, bool):
@@ -573,10 +488,6 @@ def _convert(name: str, value: Any, wanted: Any) -> Any:
     raise SpecError(f"{name}={value!r} must be {kind}")
 
 
-def _section_type(name: str) -> type:
-    return get_type_hints(Spec)[name]
-
-
 def _flatten(values: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in values.items():
@@ -587,12 +498,10 @@ def _flatten(values: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _plain(section: Any) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for f in fields(section):
-        value = getattr(section, f.name)
-        if f.name in _SECTIONS:
-            out[f.name] = dict(value) if isinstance(value, dict) else _plain(value)
-        else:
-            out[f.name] = list(value) if isinstance(value, tuple) else value
-    return out
+def _value(spec: Spec, key: str) -> Any:
+    section, _, name = key.rpartition(".")
+    return getattr(getattr(spec, section) if section else spec, name)
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

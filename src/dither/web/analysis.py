@@ -16,26 +16,21 @@ from typing import Any
 import numpy as np
 
 from dither import accounting, data
-from dither.accounting import accountant
+from dither.accounting.accountant import without_rates
 from dither.errors import DataError
 from dither.experiment.build import (
     Experiment,
     build_experiment,
-    circumstances,
     claim_after,
     planned_rounds,
-    proven_so_far,
-    tolerated,
-    with_missing,
 )
-from dither.experiment.plan import theory
-from dither.experiment.plan.constants import estimate
-from dither.experiment.plan.knobs import WHOLE, clip_key
-from dither.experiment.plan.pricing import Price, first_noise
-from dither.experiment.plan.shapes import Material
-from dither.methods import METHODS
+from dither.experiment.plan import bounds as theory
+from dither.experiment.plan.bounds import estimate
+from dither.experiment.plan.candidates import INTEGER_KEYS, clip_key
+from dither.experiment.plan.pricing import Candidate, first_noise
+from dither.experiment.plan.records import PlanningData
 from dither.methods.formulas import failing
-from dither.spec import Spec
+from dither.spec import METHODS, Spec
 from dither.types import RoundInfo
 from dither.web.plan_page import bound_json
 from dither.web.run_page import PageRefusal
@@ -102,7 +97,7 @@ def epsilon_by_round(experiment: Experiment, rounds: Sequence[int]) -> dict[str,
     planned = [index for index in rounds if index <= planned_rounds(experiment)]
     count = min(len(planned), _MAX_EPSILONS)
     chosen = sorted({planned[int(i)] for i in np.linspace(0, len(planned) - 1, count)})
-    values = [proven_so_far(experiment, index) for index in chosen]
+    values = [experiment.proven_epsilon(index) for index in chosen]
     privacy = experiment.spec.privacy
     return {"rounds": chosen, "values": values, "view": privacy.view, "adjacency": experiment.spec.adjacency}
 
@@ -128,7 +123,7 @@ def _cohort_map(experiment: Experiment, completed: int) -> dict[str, Any]:
 
 def _noise(experiment: Experiment, completed: int) -> dict[str, Any]:
     """Noise and sensitivity of what the first client releases, round by round (thinned)."""
-    releases = experiment.prepared.build(experiment.prepared.hyper).releases
+    releases = experiment.prepared.releases
     shown = sorted({int(i) for i in np.linspace(0, completed - 1, min(completed, 60))})
     size = int(experiment.partition.size[0])
     channels: dict[str, dict[str, Any]] = {}
@@ -149,16 +144,15 @@ def _clients(experiment: Experiment, completed: int) -> dict[str, Any] | None:
     """Each client's own proven ε, from the rounds it took part in; None where there are too many to compute."""
     if sum(len(cohort) for cohort in experiment.cohorts[:completed]) > _MAX_PARTICIPATIONS:
         return None
-    judged = with_missing(experiment, tolerated(experiment.spec))
-    releases = judged.prepared.build(judged.prepared.hyper).releases
-    facts, privacy = accountant.facts(circumstances(judged)), experiment.spec.privacy
+    accountant, privacy = experiment.accountant(), experiment.spec.privacy
+    releases = accountant.releases
     by_client: list[list[Any]] = [[] for _ in experiment.partition.size]
     for index in range(completed):
         cohort = np.asarray(experiment.cohorts[index])
         for client in cohort.tolist():
             info = RoundInfo(index, client, int(experiment.partition.size[client]), len(cohort))
             seen = releases(info)
-            by_client[client].append(accountant.without_rates(seen) if privacy.view == "upload" else seen)
+            by_client[client].append(without_rates(seen) if privacy.view == "upload" else seen)
     parts = [accounting.compress(seen) for seen in by_client]
     keys: list[Hashable] = [tuple(sorted(part, key=str)) for part in parts]
     if len(set(keys)) > _MAX_DISTINCT:
@@ -168,7 +162,11 @@ def _clients(experiment: Experiment, completed: int) -> dict[str, Any] | None:
         if key not in values:
             values[key] = (
                 accounting.proven(
-                    part, privacy.delta, facts, view=privacy.view, adjacency=experiment.spec.adjacency
+                    part,
+                    privacy.delta,
+                    accountant.conditions,
+                    view=privacy.view,
+                    adjacency=experiment.spec.adjacency,
                 ).value
                 if part
                 else 0.0
@@ -199,7 +197,7 @@ def bound(experiment: Experiment) -> dict[str, Any]:
         )
     if spec.method not in theory.METHODS:
         raise PageRefusal(f"no convergence theorem for {spec.method}; there are for {', '.join(theory.METHODS)}")
-    constants = estimate(spec, Material(experiment.dataset, f"the records of {spec.data.name}", True))
+    constants = estimate(spec, PlanningData(experiment.dataset, f"the records of {spec.data.name}", True))
     completed = planned_rounds(experiment)
     grid = sorted({round(x) for x in np.geomspace(1, completed, min(completed, 40))})
     smallest = int(experiment.partition.size.min())
@@ -215,19 +213,18 @@ def bound(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def _price(experiment: Experiment, rounds: int) -> Price:
+def _price(experiment: Experiment, rounds: int) -> Candidate:
     """The run cut at a round, as the theorems take it: at its own noise, nothing calibrated again."""
     spec = experiment.spec
     key = clip_key(spec.method)
     clip = float(experiment.prepared.hyper["param_clip"]) if spec.method == "nbafl" else spec.privacy.clip_norm
-    point = {name: getattr(spec, name) for name in WHOLE} | {key: clip, "num_rounds": rounds}
-    return Price(
+    point = {name: getattr(spec, name) for name in INTEGER_KEYS} | {key: clip, "num_rounds": rounds}
+    return Candidate(
         point=point,
         spec=spec,
         noise_std=first_noise(experiment.prepared, experiment),
         printed_noise_std=math.nan,
         claimed=claim_after(experiment, rounds),
-        participations=rounds,
         uploads=rounds * spec.cohort_size / len(experiment.partition.size),
         num_params=experiment.num_params,
         signal_to_noise=math.nan,

@@ -18,12 +18,13 @@ from scipy.stats import binom
 
 from dither import accounting, models
 from dither.errors import NoProof, SpecError
-from dither.experiment.plan import theory
-from dither.experiment.plan.constants import Constants, estimate
-from dither.experiment.plan.knobs import WHOLE, clip_key
-from dither.experiment.plan.pricing import Price
-from dither.experiment.plan.shapes import synthetic
-from dither.spec import Spec, prepare
+from dither.experiment.plan import bounds as theory
+from dither.experiment.plan.bounds import ProblemConstants, estimate
+from dither.experiment.plan.candidates import INTEGER_KEYS, clip_key
+from dither.experiment.plan.pricing import Candidate
+from dither.experiment.plan.records import synthetic_data
+from dither.methods import prepare
+from dither.spec import Spec
 from dither.types import Prepared, Release, RoundInfo
 
 METHODS = {
@@ -179,7 +180,7 @@ def _basis(request: PlanRequest) -> _Basis:
     sizes = np.full(request.clients, request.each)
     model = models.make("logistic", num_features=2, num_classes=2, hidden=(), image_shape=())
     prepared = prepare(spec, model, client_sizes=sizes, num_params=3)
-    releases = prepared.build(prepared.hyper).releases(RoundInfo(0, 0, request.each, request.cohort))
+    releases = prepared.releases(RoundInfo(0, 0, request.each, request.cohort))
     if not releases or not all(release.noise_std > 0 for release in releases):
         raise NoProof(f"{request.method} releases something without noise at this setting")
     return _Basis(spec, prepared, releases)
@@ -199,18 +200,18 @@ def _of_any_model(request: PlanRequest) -> PlanRequest:
 def _required_noise(request: PlanRequest) -> RequiredNoise:
     _, prepared, releases = _basis(request)
     count = _participations(request, prepared)
-    facts = accounting.Facts(
+    conditions = accounting.Conditions(
         cohort_size=request.cohort,
-        client_state=prepared.client_state,
-        own_epochs=prepared.own_epochs,
-        exposures=prepared.exposures,
+        client_state=prepared.plan.client_state,
+        own_epochs=prepared.plan.own_epochs,
+        exposures=prepared.plan.exposures,
         num_rounds=request.rounds,
     )
 
-    def at(factor: float) -> accounting.Proven:
+    def at(factor: float) -> accounting.ProvenRow:
         louder = tuple(release._replace(noise_std=release.noise_std * factor) for release in releases)
         return accounting.proven(
-            [(louder, count)], request.delta, facts, view="upload", adjacency=request.adjacency
+            [(louder, count)], request.delta, conditions, view="upload", adjacency=request.adjacency
         )
 
     factor, proven, evaluations = solve(at, request.epsilon, guess=_guess(releases[0], count, request))
@@ -226,13 +227,13 @@ def _required_noise(request: PlanRequest) -> RequiredNoise:
 
 
 def solve(
-    at: Callable[[float], accounting.Proven], epsilon: float, guess: float
-) -> tuple[float, accounting.Proven, int]:
+    at: Callable[[float], accounting.ProvenRow], epsilon: float, guess: float
+) -> tuple[float, accounting.ProvenRow, int]:
     """A factor on the noise whose proven ε is at most `epsilon` and within half a percent of it, and how many
     evaluations it took: regula falsi (the Illinois variant) on ln ε over ln factor."""
     goal = math.log(epsilon * (1 - _TOLERANCE / 2))
     ends: dict[bool, tuple[float, float]] = {}  # by whether the noise is enough: ln factor, and ln ε - goal there
-    best: tuple[float, accounting.Proven] | None = None
+    best: tuple[float, accounting.ProvenRow] | None = None
     x, stride, enough_before = math.log(guess), 1.0, False
     evaluations = 0
     while evaluations < 60:
@@ -262,8 +263,8 @@ def solve(
 
 
 def _participations(request: PlanRequest, prepared: Prepared) -> int:
-    if prepared.cohorts is not None:
-        return int(np.bincount(prepared.cohorts.ravel(), minlength=request.clients).max())
+    if prepared.plan.design is not None:
+        return int(np.bincount(prepared.plan.design.ravel(), minlength=request.clients).max())
     if request.cohort == request.clients:
         return request.rounds
     quantile = 1 - (1 - _CONFIDENCE) / request.clients  # so that no client exceeds it
@@ -334,7 +335,7 @@ def bound(request: PlanRequest) -> dict[str, Any]:
     return bound_json(bounds, rounds) | {"constants": constants}
 
 
-def bound_json(bounds: theory.Bounds, rounds: Sequence[int]) -> dict[str, Any]:
+def bound_json(bounds: theory.BoundGrid, rounds: Sequence[int]) -> dict[str, Any]:
     """A convergence bound over rounds, term by term, as the page draws it."""
     return {
         "source": bounds.source,
@@ -352,29 +353,28 @@ def _multiples(rounds: int, factors: Sequence[float]) -> list[int]:
 
 
 @lru_cache(maxsize=64)
-def _constants(method: str, features: int) -> Constants:
-    return estimate(spec_of(PlanRequest(method=method, records=2000, clients=10)), synthetic(2000, features))
+def _constants(method: str, features: int) -> ProblemConstants:
+    return estimate(spec_of(PlanRequest(method=method, records=2000, clients=10)), synthetic_data(2000, features))
 
 
 def _clip(spec: Spec) -> float:
     return _PARAM_CLIP if spec.method == "nbafl" else spec.privacy.clip_norm
 
 
-def _price(request: PlanRequest, noise: RequiredNoise) -> Price:
+def _price(request: PlanRequest, noise: RequiredNoise) -> Candidate:
     spec, prepared, releases = _basis(_of_any_model(request))
-    point = {name: getattr(spec, name) for name in WHOLE} | {clip_key(spec.method): _clip(spec)}
+    point = {name: getattr(spec, name) for name in INTEGER_KEYS} | {clip_key(spec.method): _clip(spec)}
     factor = noise.noise_std / releases[0].noise_std
     hyper = {
-        name: np.asarray(value) * factor if name in prepared.noise_names else value
+        name: np.asarray(value) * factor if name in prepared.plan.noise_names else value
         for name, value in prepared.hyper.items()
     }
-    return Price(
+    return Candidate(
         point=point | {"client_lr": spec.client_lr},
         spec=spec,
         noise_std=noise.noise_std,
         printed_noise_std=math.nan,
         claimed=prepared.reclaim(hyper) if prepared.reclaim else prepared.claim,
-        participations=noise.participations,
         uploads=request.rounds * request.share,
         num_params=request.features + 1,
         signal_to_noise=math.nan,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dither import accounting
-from dither.accounting import Facts, proven
+from dither.accounting import Conditions, proven
 from dither.accounting.ledger import Budget, Charge, Ledger, book
 from dither.accounting.ledger.entries import decode_charges, encode_charges
 from dither.errors import BudgetExhausted, ConfigError
@@ -22,7 +22,7 @@ DELTA = 1e-5
 
 
 def epsilon(*participations, **options):
-    return proven(list(participations), DELTA, options.pop("facts", None), view="upload", **options).value
+    return proven(list(participations), DELTA, options.pop("conditions", None), view="upload", **options).value
 
 
 def spent(ledger, client="ann", dataset="data", **options):
@@ -122,7 +122,7 @@ def test_no_proof_fails_closed(ledger):
 
 
 @pytest.mark.parametrize(
-    ("releases", "count", "rounds", "facts", "match"),
+    ("releases", "count", "rounds", "conditions", "match"),
     [
         (gaussian(), -1, (0, 1), None, "count=-1"),
         (gaussian(), 1.5, (0, 1), None, "count=1.5"),
@@ -130,13 +130,13 @@ def test_no_proof_fails_closed(ledger):
         (gaussian(channel="pigeon"), 1, (0, 1), None, "pigeon"),
         (gaussian(), 1, (3, 3), None, r"rounds=\(3, 3\)"),
         (gaussian(), 1, (-1, 3), None, r"rounds=\(-1, 3\)"),
-        (gaussian(), 1, (0, 1), Facts(colluders=-1), "colluders=-1"),
-        (gaussian(), 1, (0, 1), Facts(others_noise=-1.0), "others_noise=-1"),
+        (gaussian(), 1, (0, 1), Conditions(colluders=-1), "colluders=-1"),
+        (gaussian(), 1, (0, 1), Conditions(others_noise=-1.0), "others_noise=-1"),
     ],
 )
-def test_nonsense_never_enters(ledger, releases, count, rounds, facts, match):
+def test_nonsense_never_enters(ledger, releases, count, rounds, conditions, match):
     with pytest.raises(ValueError, match=match):
-        ledger.charge("run", "data", [Charge("ann", [(releases, count)])], rounds=rounds, facts=facts)
+        ledger.charge("run", "data", [Charge("ann", [(releases, count)])], rounds=rounds, conditions=conditions)
     assert ledger.history() == []
 
 
@@ -312,12 +312,14 @@ def test_rounds_done_again_count_again(ledger):
 
 
 def test_replay_takes_an_identical_charge_and_no_other(ledger, path):
-    facts = Facts(cohort_size=2)
+    conditions = Conditions(cohort_size=2)
 
-    def charge(run="run", noise=10.0, rounds=(0, 2), clients=("ann", "bob"), facts=facts, dataset="data"):
+    def charge(
+        run="run", noise=10.0, rounds=(0, 2), clients=("ann", "bob"), conditions=conditions, dataset="data"
+    ):
         again = Ledger(path)  # resumed in a new process
         return again.charge(
-            run, dataset, all_of(clients, gaussian(noise), 2), rounds=rounds, facts=facts, replay=True
+            run, dataset, all_of(clients, gaussian(noise), 2), rounds=rounds, conditions=conditions, replay=True
         )
 
     first = charge()
@@ -332,7 +334,7 @@ def test_replay_takes_an_identical_charge_and_no_other(ledger, path):
         charge(rounds=(2, 4)),
         charge(rounds=(0, 3)),
         charge(clients=("ann",)),
-        charge(facts=None),
+        charge(conditions=None),
         charge(dataset="elsewhere"),
     }
     assert len(heads) == len(ledger.history()) == 8
@@ -351,34 +353,34 @@ def test_replay_needs_no_budget_left(ledger):
 
 
 def test_history_gives_back_what_was_charged(ledger, path):
-    facts = Facts(cohort_size=7, convex=True, smoothness=0.3, not_covered=("tuning",))
+    conditions = Conditions(cohort_size=7, convex=True, smoothness=0.3, not_covered=("tuning",))
     charges = [Charge("ann", [(gaussian(), 2), (poisson(), 1)]), Charge("bob", [(gaussian() + poisson(), 4)])]
-    head = ledger.charge("run", "data", charges, rounds=(10, 14), facts=facts)
+    head = ledger.charge("run", "data", charges, rounds=(10, 14), conditions=conditions)
     ledger.charge("run", "elsewhere", all_of(["cyd"], gaussian()), rounds=(0, 1))
     (entry,) = Ledger(path).history("data")
     assert f"{entry.position}:{entry.hash}" == head
     assert entry[2:4] == ("charge", "data")
-    assert (entry.run, entry.rounds, entry.facts) == ("run", (10, 14), facts)
+    assert (entry.run, entry.rounds, entry.conditions) == ("run", (10, 14), conditions)
     assert {client: dict(items) for client, items in entry.charges} == {c: dict(i) for c, i in charges}
     assert ledger.datasets() == ["data", "elsewhere"]
     assert [entry.dataset for entry in ledger.history()] == ["data", "elsewhere"]
 
 
-# Runs with different facts
+# Runs with different conditions
 
 
-def sum_epsilon(count, facts, releases=gaussian(1.0)):
-    return proven([(releases, count)], DELTA, facts, view="sum").value
+def sum_epsilon(count, conditions, releases=gaussian(1.0)):
+    return proven([(releases, count)], DELTA, conditions, view="sum").value
 
 
 def test_the_sums_credit_is_that_of_the_weaker_run(ledger):
     ledger.set_budget("data", Budget(100.0, DELTA, "sum"))
-    many, few = Facts(cohort_size=50), Facts(cohort_size=20, colluders=4)
-    ledger.charge("one", "data", all_of(["ann"], gaussian(1.0), 3), rounds=(0, 3), facts=many)
+    many, few = Conditions(cohort_size=50), Conditions(cohort_size=20, colluders=4)
+    ledger.charge("one", "data", all_of(["ann"], gaussian(1.0), 3), rounds=(0, 3), conditions=many)
     assert spent(ledger).epsilon == pytest.approx(sum_epsilon(3, many))
-    ledger.charge("one", "data", all_of(["ann"], gaussian(1.0), 2), rounds=(3, 5), facts=many)
+    ledger.charge("one", "data", all_of(["ann"], gaussian(1.0), 2), rounds=(3, 5), conditions=many)
     assert spent(ledger).epsilon == pytest.approx(sum_epsilon(5, many))
-    ledger.charge("two", "data", all_of(["ann"], gaussian(1.0), 2), rounds=(0, 2), facts=few)
+    ledger.charge("two", "data", all_of(["ann"], gaussian(1.0), 2), rounds=(0, 2), conditions=few)
     assert spent(ledger).epsilon == pytest.approx(sum_epsilon(7, few))
     ledger.charge("three", "data", all_of(["ann"], gaussian(1.0), 1), rounds=(0, 1))  # nothing known: no credit
     assert spent(ledger).epsilon == pytest.approx(epsilon((gaussian(1.0), 8)))
@@ -391,9 +393,9 @@ def local_steps(*rates, noise_std=3.0):
 
 def test_rates_are_kept_and_without_them_no_credit_is_taken(ledger, path):
     """R6': the ledger's ε of sums is the accountant's, from the rates of every round."""
-    falling, convex = local_steps(1.0, 0.5, 0.4, 0.3), Facts(cohort_size=10, convex=True, smoothness=1.0)
+    falling, convex = local_steps(1.0, 0.5, 0.4, 0.3), Conditions(cohort_size=10, convex=True, smoothness=1.0)
     ledger.set_budget("data", Budget(100.0, DELTA, "sum"))
-    ledger.charge("run", "data", all_of(["ann"], falling, 5), rounds=(0, 5), facts=convex)
+    ledger.charge("run", "data", all_of(["ann"], falling, 5), rounds=(0, 5), conditions=convex)
     again = Ledger(path)
     assert again.history("data")[-1].charges[0].participations == ((falling, 5),)
     assert spent(again).epsilon == pytest.approx(sum_epsilon(5, convex, falling))
@@ -405,35 +407,35 @@ def test_rates_are_kept_and_without_them_no_credit_is_taken(ledger, path):
 
 def test_entries_of_before_the_rates_get_no_credit():
     """They hold the first rate times the smoothness, which says nothing of the rates that follow."""
-    new = encode_charges(all_of(["ann"], local_steps(), 5), (0, 5), Facts(cohort_size=10, convex=True))
+    new = encode_charges(all_of(["ann"], local_steps(), 5), (0, 5), Conditions(cohort_size=10, convex=True))
     old = new.replace('"convex":true', '"convex":true,"step_lipschitz":0.1,"step_smoothness":0.5')
     assert old != new
     charged = decode_charges(old)
     assert charged == decode_charges(new)
     ((releases, count),) = charged.charges()[0].participations
-    assert sum_epsilon(count, charged.facts, releases) == pytest.approx(epsilon((releases, 5)))
+    assert sum_epsilon(count, charged.conditions, releases) == pytest.approx(epsilon((releases, 5)))
 
 
 def test_discrete_noise_is_charged_with_its_grid(ledger):
     """The ledger knows that neighbours' vectors were rounded: as much as the accountant, never less."""
-    coarse = Facts(cohort_size=4, lattice=accounting.Lattice(0.1, 1000))
+    coarse = Conditions(cohort_size=4, lattice=accounting.Lattice(0.1, 1000))
     mine = all_of(["ann"], gaussian(9.0), 3)
-    ledger.charge("one", "data", mine, rounds=(0, 3), facts=coarse)
+    ledger.charge("one", "data", mine, rounds=(0, 3), conditions=coarse)
     alone = {view: proven([(gaussian(9.0), 3)], DELTA, coarse, view=view).value for view in ("upload", "sum")}
     for view, value in alone.items():
         assert spent(ledger, view=view).epsilon == pytest.approx(value)
     assert alone["upload"] > 2 * epsilon((gaussian(9.0), 3))
-    ledger.charge("two", "data", mine, rounds=(0, 3), facts=Facts(cohort_size=4))
+    ledger.charge("two", "data", mine, rounds=(0, 3), conditions=Conditions(cohort_size=4))
     for view, value in alone.items():
         assert spent(ledger, view=view).epsilon > value
 
 
 def test_nothing_assumed_is_counted(ledger):
     steps = local_steps(1.0)
-    assumed = Facts(cohort_size=10, assume=True, participation=accounting.binomial(5, 0.1))
-    assert sum_epsilon(5, assumed, steps) < sum_epsilon(5, Facts(), steps) * 0.9
+    assumed = Conditions(cohort_size=10, assume=True, participation=accounting.binomial(5, 0.1))
+    assert sum_epsilon(5, assumed, steps) < sum_epsilon(5, Conditions(), steps) * 0.9
     ledger.set_budget("data", Budget(100.0, DELTA, "sum"))
-    ledger.charge("run", "data", all_of(["ann"], steps, 5), rounds=(0, 5), facts=assumed)
+    ledger.charge("run", "data", all_of(["ann"], steps, 5), rounds=(0, 5), conditions=assumed)
     assert spent(ledger).epsilon == pytest.approx(epsilon((steps, 5)))
 
 
@@ -442,17 +444,17 @@ def test_exposed_uploads_add_up_over_runs_and_not_inside_one(ledger):
     ledger.set_budget("data", Budget(100.0, DELTA, "broadcast"))
 
     def expected(count, exposures):
-        return proven([(releases, count)], DELTA, Facts(exposures=exposures), view="broadcast").value
+        return proven([(releases, count)], DELTA, Conditions(exposures=exposures), view="broadcast").value
 
     for run, rounds, total, exposed in [("a", (0, 3), 3, 2), ("a", (3, 6), 6, 2), ("b", (0, 3), 9, 4)]:
-        ledger.charge(run, "data", all_of(["ann"], releases, 3), rounds=rounds, facts=Facts(exposures=2))
+        ledger.charge(run, "data", all_of(["ann"], releases, 3), rounds=rounds, conditions=Conditions(exposures=2))
         assert spent(ledger).epsilon == pytest.approx(expected(total, exposed)), run
     assert expected(9, 2) < expected(9, 4) < epsilon((releases, 9))
 
 
 def test_shuffled_epochs_do_not_continue_over_runs(ledger):
     """Ten batches an epoch: five batches use a record at most once, in each run that shuffles anew."""
-    facts = Facts(own_epochs=True)
+    conditions = Conditions(own_epochs=True)
     terms = {"adjacency": "replace-one"}
     plain = (Release("uplink", 20.0, 1.0, 1, Sampling("full", 1.0, "replace-one"), "test"),)
 
@@ -460,13 +462,15 @@ def test_shuffled_epochs_do_not_continue_over_runs(ledger):
         return pytest.approx(epsilon((plain, count), **terms), rel=1e-6)
 
     def charge(run, rounds):
-        ledger.charge(run, "data", all_of(["ann"], shuffled(), rounds[1] - rounds[0]), rounds=rounds, facts=facts)
+        ledger.charge(
+            run, "data", all_of(["ann"], shuffled(), rounds[1] - rounds[0]), rounds=rounds, conditions=conditions
+        )
         return spent(ledger, **terms).epsilon
 
     assert charge("one", (0, 5)) == uses(1)
     assert charge("one", (5, 9)) == uses(1), "the epoch goes on inside a run"
     assert charge("two", (0, 1)) == uses(2), "another run shuffles anew"
-    naive = epsilon((shuffled(), 10), facts=facts, **terms)
+    naive = epsilon((shuffled(), 10), conditions=conditions, **terms)
     assert naive == uses(1), "ten batches of one run are one epoch"
     assert charge("one", (8, 9)) == uses(3), "rounds done again may be shuffled again"
     assert charge("one", (9, 18)) == uses(3), "and their epoch goes on"
@@ -474,7 +478,7 @@ def test_shuffled_epochs_do_not_continue_over_runs(ledger):
     ledger.charge("three", "data", all_of(["ann"], plain, 2), rounds=(0, 2))
     assert spent(ledger, **terms).epsilon == uses(6), "other kinds of batches compose with it"
     other = shuffled(20.0, 20, 100)
-    ledger.charge("four", "data", all_of(["ann"], other, 5), rounds=(0, 5), facts=facts)
+    ledger.charge("four", "data", all_of(["ann"], other, 5), rounds=(0, 5), conditions=conditions)
     assert spent(ledger, **terms).epsilon == uses(7), "and so do epochs of another batch size"
     assert spent(ledger).epsilon == uses(7), "stated for a replacement, a blank costs as much"
     assert spent(ledger, adjacency="add/remove").epsilon == math.inf, "no such neighbours (G3)"

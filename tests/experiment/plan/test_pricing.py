@@ -9,20 +9,23 @@ from dither import accounting
 from dither.accounting import accountant
 from dither.errors import NoProof
 from dither.experiment.build import build_experiment
-from dither.experiment.plan import knobs, pricing, shapes
-from dither.experiment.plan.request import base_spec
+from dither.experiment.plan import candidates, pricing, records
 
-COUNTS = shapes.stand_in(400, 5, ("0", "1"))
+COUNTS = records.counts_only(400, 5, ("0", "1"))
 
 
 def base_of(method, epsilon=1.0, clients=4, **values):
-    base, _ = base_spec(method, epsilon, 1e-5, clients, "logistic", "upload", "replace-one", values, {})
-    return shapes.rehearsal(base.with_values({"data.partition": "iid"}))
+    facts = {"privacy.epsilon": epsilon, "privacy.delta": 1e-5, "privacy.view": "upload"}
+    facts |= {"privacy.adjacency": "replace-one", "num_clients": clients, "model.name": "logistic"}
+    base, _ = records.base_spec(method, facts, values, {})
+    return records.proxy_spec(base.with_values({"data.partition": "iid"}))
 
 
 def point_of(base, rounds=5, cohort=4, steps=2, batch=10, clip=1.0, rate=0.5):
     one = {"num_rounds": rounds, "cohort_size": cohort, "local_steps": steps, "batch_size": batch}
-    return knobs.completed(base, {**one, knobs.clip_key(base.method): clip, "client_lr": rate}, math.nan, 100)
+    return candidates.completed(
+        base, {**one, candidates.clip_key(base.method): clip, "client_lr": rate}, math.nan, 100
+    )
 
 
 @pytest.mark.parametrize("method", ["secure-fedavg", "nbafl", "dp-scaffold", "cpfed", "concentrated"])
@@ -31,7 +34,7 @@ def test_the_budget_is_proven_and_not_wasted(method):
     point = point_of(base, batch=100 if method == "nbafl" else 10)
     value = pricing.proven_epsilon(base, point, COUNTS)
     assert 0.998 < value <= 1.0
-    found = pricing.price(base, point, COUNTS)
+    found = pricing.candidate(base, point, COUNTS)
     assert found.uploads == 5
     sent = 2 if method == "dp-scaffold" else 1
     assert found.bytes_per_client == 2 * 5 * sent * 6 * 4  # up and down, five rounds, six float32
@@ -41,9 +44,9 @@ def test_counts_give_the_noise_of_the_real_run():
     """The planned noise is what `dither run` will add: nothing but counts went into it."""
     base = base_of("cpfed")
     point = point_of(base)
-    material = shapes.synthetic(400, 5)
+    material = records.synthetic_data(400, 5)
     real = build_experiment(base.with_values(point), dataset=material.dataset)
-    assert pricing.price(base, point, COUNTS).noise_std == pytest.approx(
+    assert pricing.candidate(base, point, COUNTS).noise_std == pytest.approx(
         float(real.prepared.hyper["noise_std"][0])
     )
 
@@ -55,25 +58,25 @@ def test_the_accountant_is_asked_once_for_equal_questions(monkeypatch):
     monkeypatch.setattr(accounting, "calibrate", lambda *a, **k: asked.append(1) or genuine(*a, **k))
     base = base_of("cpfed")
     stds = [
-        pricing.price(base.with_values({"seed": seed}), point_of(base, rate=rate), COUNTS).noise_std
+        pricing.candidate(base.with_values({"seed": seed}), point_of(base, rate=rate), COUNTS).noise_std
         for rate in (0.1, 0.5, 2.0)
         for seed in (0, 1)
     ]
     assert len(asked) == 1
     assert len(set(stds)) == 1
-    pricing.price(base, point_of(base, rounds=6), COUNTS)
-    pricing.price(base.with_values({"privacy.epsilon": 2.0}), point_of(base), COUNTS)
+    pricing.candidate(base, point_of(base, rounds=6), COUNTS)
+    pricing.candidate(base.with_values({"privacy.epsilon": 2.0}), point_of(base), COUNTS)
     assert len(asked) == 3
 
 
 def test_signal_to_noise_compares_lengths_in_the_final_model():
     base = base_of("cpfed")
-    found = pricing.price(base, point_of(base, rounds=20, steps=2, rate=0.5), COUNTS)
+    found = pricing.candidate(base, point_of(base, rounds=20, steps=2, rate=0.5), COUNTS)
     longest = 20 * 2 * 0.5 * 1.0
     # w is a sum of 40 steps, each with the mean of 4 clients' noise on 6 coordinates
     noise = 0.5 * math.sqrt(40 * 6 / 4) * found.noise_std
     assert found.signal_to_noise == pytest.approx(longest / noise)
-    faster = pricing.price(base, point_of(base, rounds=20, steps=2, rate=3.0), COUNTS)
+    faster = pricing.candidate(base, point_of(base, rounds=20, steps=2, rate=3.0), COUNTS)
     assert faster.signal_to_noise == pytest.approx(found.signal_to_noise)  # no learning rate changes it
 
 
@@ -81,15 +84,15 @@ def test_no_proof_is_told_apart():
     base = base_of("secure-fedavg").with_values({"privacy.adjacency": "add/remove"})
     point = point_of(base)
     with pytest.raises(NoProof):
-        pricing.price(base, point, COUNTS)
-    prices, reasons = pricing.priced(base, [point], COUNTS)
-    assert prices == []
+        pricing.candidate(base, point, COUNTS)
+    found, reasons = pricing.affordable(base, [point], COUNTS)
+    assert found == []
     assert len(reasons) == 1
 
 
 def test_printed_noise_is_beside_it():
     base = base_of("cpfed")
-    found = pricing.price(base, point_of(base), COUNTS)
+    found = pricing.candidate(base, point_of(base), COUNTS)
     from dither.methods import cpfed
 
     params = cpfed.CpfedParams(num_rounds=5, local_steps=2, num_clients=4, batch_size=10, clip_norm=1.0)

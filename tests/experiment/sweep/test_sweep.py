@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from dither import api
+from dither.accounting import accountant
 from dither.errors import RunExists, SpecError
 from dither.experiment import build, sweep
-from dither.experiment.plan import shapes
+from dither.experiment.plan.records import synthetic_data
 from dither.experiment.sweep import batches
-from dither.experiment.sweep.accounts import Book
 from dither.simulation import engine, timing
 from dither.spec import Spec
 
-MATERIAL = shapes.synthetic(160, 3)
+DATASET = synthetic_data(160, 3).dataset
 BASE = Spec.from_preset("adult").with_values(
     {"num_clients": 8, "cohort_size": 4, "num_rounds": 4, "eval_every": 2, "batch_size": 2, "compare": False}
     | {
@@ -43,7 +43,7 @@ def folders(tmp_path_factory):
     patch.setattr(  # all sweeps here are one program: compiled once
         engine, "Simulation", lambda *a, **k: made[0] if made else made.append(program(*a, **k)) or made[0]
     )
-    arguments = {"dataset": MATERIAL.dataset}
+    arguments = {"dataset": DATASET}
     whole = sweep.sweep(BASE, VARY, out=place / "whole", **arguments)
 
     def stop(done, total, text):
@@ -97,7 +97,7 @@ def test_each_run_is_proved_as_it_would_be_alone(folders):
     _, whole, *_ = folders
     for run in whole.runs:
         spec = run.outcome.spec
-        rows = build.proven(build.build_experiment(spec, dataset=MATERIAL.dataset))
+        rows = build.build_experiment(spec, dataset=DATASET).accountant().table()
         (alone,) = (
             row
             for row in rows
@@ -107,36 +107,34 @@ def test_each_run_is_proved_as_it_would_be_alone(folders):
         assert np.isfinite(alone["value"])
 
 
-def test_alike_runs_are_one_question():
-    book = Book()
+def test_alike_runs_are_one_question(monkeypatch):
+    monkeypatch.setattr(accountant, "_ANSWERS", answers := {})
     everyone = BASE.with_values({"cohort_size": 8})  # then every seed has the same participations
-    values = [
-        book.proven(build.build_experiment(everyone.with_values({"seed": seed}), dataset=MATERIAL.dataset))[
-            "value"
-        ]
-        for seed in range(3)
+    experiments = [
+        build.build_experiment(everyone.with_values({"seed": seed}), dataset=DATASET) for seed in range(3)
     ]
-    assert len(book) == 1
+    values = [experiment.proven_epsilon() for experiment in experiments]
+    assert len(answers) == 1
     assert len(set(values)) == 1
     louder = everyone.with_values({"privacy.noise_std": 3.0})
-    assert book.proven(build.build_experiment(louder, dataset=MATERIAL.dataset))["value"] < values[0]
-    assert len(book) == 2
+    assert build.build_experiment(louder, dataset=DATASET).proven_epsilon() < values[0]
+    assert len(answers) == 2
 
 
 def test_another_grid_does_not_get_into_the_folder(folders):
     place, *_ = folders
     with pytest.raises(RunExists, match="another vary"):
-        sweep.sweep(BASE, {"seed": [0, 1]}, out=place / "whole", dataset=MATERIAL.dataset)
+        sweep.sweep(BASE, {"seed": [0, 1]}, out=place / "whole", dataset=DATASET)
     with pytest.raises(RunExists, match="another spec"):
-        sweep.sweep(BASE, VARY, values={"client_lr": 0.3}, out=place / "whole", dataset=MATERIAL.dataset)
+        sweep.sweep(BASE, VARY, values={"client_lr": 0.3}, out=place / "whole", dataset=DATASET)
     (place / "taken").mkdir()
     (place / "taken" / "letter.txt").write_text("mine")
     with pytest.raises(RunExists, match="is not a sweep"):
-        sweep.sweep(BASE, VARY, out=place / "taken", dataset=MATERIAL.dataset)
+        sweep.sweep(BASE, VARY, out=place / "taken", dataset=DATASET)
 
 
 def test_memory_splits_a_sweep():
-    experiment = build.build_experiment(BASE, dataset=MATERIAL.dataset)
+    experiment = build.build_experiment(BASE, dataset=DATASET)
     each, shared = batches.run_bytes(experiment, "cpu"), batches.shared_bytes(experiment, "cpu")
     assert batches.runs_at_once(experiment, "cpu", shared + 3.5 * each) == 3
     assert batches.runs_at_once(experiment, "cpu", shared / 2) == 1  # one run is made whatever it takes
@@ -152,7 +150,7 @@ def test_a_list_of_specs_is_a_sweep_without_a_folder(monkeypatch):
     specs = [BASE.with_values({"seed": seed}) for seed in range(2)]
     made = {n: batches.Outcome(spec, [{"round": 1}], None, np.zeros(1)) for n, spec in enumerate(specs)}
     monkeypatch.setattr(batches, "train_batches", lambda plan, *, on_batch, **_: on_batch(made))
-    found = api.sweep(specs, dataset=MATERIAL.dataset)
+    found = api.sweep(specs, dataset=DATASET)
     assert list(found) == list(made.values())
     assert found.keys == ("seed",)
     assert [run.proven for run in found.runs] == [None, None]

@@ -14,7 +14,7 @@ over-count. The check of all budgets and the new entry are one transaction, alon
 
 What ε means here. It is `accounting.proven` over all participations ever charged, at the budget's δ, view and
 adjacency, participation as it happened. Nothing assumed is counted, and where there is no proof ε is ∞ and a
-client with a budget cannot pay. Runs with different facts get the facts that hold for all of them; shuffled
+client with a budget cannot pay. Runs with different conditions get those that hold for all of them; shuffled
 epochs do not continue from one run to the next. Not covered: settings of a later run that were chosen by
 looking at an earlier one's output. Composition is exact for them where all releases are unsampled Gaussians
 (R1); for sampled batches the theorems behind it take the list of releases as fixed beforehand (errata G9).

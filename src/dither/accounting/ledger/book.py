@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
-from dither.accounting import ADD_REMOVE, REALISED, Facts, Lattice, gaussian_mu, honest_others, proven
+from dither.accounting import ADD_REMOVE, REALISED, Conditions, Lattice, gaussian_mu, honest_others, proven
 from dither.accounting.ledger.entries import (
     BUDGET,
     CHARGE,
@@ -37,7 +37,7 @@ Counts = dict[int, int]  # participation -> how often
 class _Together(NamedTuple):
     """All that a client has released, ready for the accountant."""
 
-    facts: Facts
+    conditions: Conditions
     counts: Counts
 
 
@@ -47,26 +47,28 @@ class Account:
 
     def __init__(self) -> None:
         self.counts: list[Counts] = []  # of each segment
-        self.facts: list[Facts] = []  # of each segment
+        self.conditions: list[Conditions] = []  # of each segment
         self.runs: dict[str, tuple[int, int]] = {}  # run -> (its newest segment, the round at which that stops)
 
     def copy(self) -> Account:
         other = Account()
         other.counts = [dict(counts) for counts in self.counts]
-        other.facts = list(self.facts)
+        other.conditions = list(self.conditions)
         other.runs = dict(self.runs)
         return other
 
-    def add(self, run: str, rounds: tuple[int, int], facts: Facts, counts: Iterable[tuple[int, int]]) -> None:
+    def add(
+        self, run: str, rounds: tuple[int, int], conditions: Conditions, counts: Iterable[tuple[int, int]]
+    ) -> None:
         """Rounds that the run has released before are a new segment: done again, they reveal more."""
         segment, stop = self.runs.get(run, (-1, 0))
-        facts = _normal(facts)
+        conditions = _normal(conditions)
         if segment < 0 or rounds[0] < stop:
             segment = len(self.counts)
             self.counts.append({})
-            self.facts.append(facts)
+            self.conditions.append(conditions)
         else:
-            self.facts[segment] = weakest([self.facts[segment], facts], one_run=True)
+            self.conditions[segment] = weakest([self.conditions[segment], conditions], one_run=True)
         self.runs[run] = (segment, rounds[1])
         own = self.counts[segment]
         for participation, count in counts:
@@ -76,7 +78,7 @@ class Account:
         """The history of a data set that turned out to be the same."""
         first = len(self.counts)
         self.counts += other.counts
-        self.facts += other.facts
+        self.conditions += other.conditions
         self.runs |= {run: (first + segment, stop) for run, (segment, stop) in other.runs.items()}
 
     def participations(self) -> int:
@@ -97,7 +99,7 @@ class Book:
         self.names: dict[str, str] = {}  # a name that the owner gave -> data set
         self._same: dict[str, str] = {}  # data set -> the one it is charged with
         self._other: set[frozenset[str]] = set()  # data sets that share rows but not records
-        self.rounds: dict[tuple[str, str], set[tuple[int, int]]] = {}  # (data set, run) -> rounds charged
+        self.rounds: dict[tuple[str, str], list[tuple[int, int]]] = {}  # (data set, run) -> what was charged
         self._charged: set[tuple[str, str, bytes]] = set()
         self._values: dict[object, float] = {}
         self._known: dict[tuple[str, str], tuple[Budget, _Together]] = {}
@@ -121,8 +123,8 @@ class Book:
             for clients, counts in self._numbered(charged):
                 for client in clients:
                     account = accounts.setdefault(client, Account())
-                    account.add(row.run, charged.rounds, charged.facts, counts)
-            self.rounds.setdefault((row.dataset, row.run), set()).add(charged.rounds)
+                    account.add(row.run, charged.rounds, charged.conditions, counts)
+            self.rounds.setdefault((row.dataset, row.run), []).append(charged.rounds)
             self._charged.add(_identity(row.dataset, row.run, row.content))
         elif row.kind != GENESIS:
             raise LedgerError(
@@ -234,15 +236,15 @@ class Book:
                 budget = self.budget(dataset, client)
                 if budget is None:
                     continue
-                if budget.adjacency == ADD_REMOVE and charged.facts.counts_shown:
+                if budget.adjacency == ADD_REMOVE and charged.conditions.counts_shown:
                     raise BudgetExhausted(
                         f"client {client!r}: its budget {budget} cannot pay for run {run!r}, which shows counts: "
-                        f"{charged.facts.counts_shown}; set one that can: dither budget set DATA --epsilon "
+                        f"{charged.conditions.counts_shown}; set one that can: dither budget set DATA --epsilon "
                         f"{budget.epsilon:g} --delta {budget.delta:g} --adjacency zero-out --yes"
                     )
                 before = self.account(dataset, client)
                 after = before.copy()
-                after.add(run, charged.rounds, charged.facts, counts)
+                after.add(run, charged.rounds, charged.conditions, counts)
                 if not self._affords(dataset, client, after, budget):
                     spent, would_be = self.epsilon(before, budget), self.epsilon(after, budget)
                     raise BudgetExhausted(
@@ -257,7 +259,7 @@ class Book:
         start: int,
         per_round: Callable[[int], Sequence[Charge]],
         num_rounds: int,
-        facts: Facts,
+        conditions: Conditions,
     ) -> int:
         """The largest n such that every client can pay for the first n rounds."""
         coming: dict[str, list[tuple[int, int, int]]] = {}  # client -> (round, participation, count)
@@ -267,7 +269,7 @@ class Book:
                 for releases, count in participations:
                     releases = tuple(releases)
                     if releases not in numbers:
-                        content = encode_charges([Charge(client, [(releases, 1)])], (round, round + 1), facts)
+                        content = encode_charges([Charge(client, [(releases, 1)])], (round, round + 1), conditions)
                         numbers[releases] = self._number(decode_charges(content).participations[0])
                     coming.setdefault(client, []).append((round, numbers[releases], int(count)))
 
@@ -289,7 +291,7 @@ class Book:
                 if not due:
                     return True
                 after = before.copy()
-                after.add(run, (start, start + rounds), facts, due)
+                after.add(run, (start, start + rounds), conditions, due)
                 return self._affords(dataset, client, after, budget)
 
             if pays(limit):
@@ -314,7 +316,7 @@ class Book:
         known_budget, known = self._known.get((dataset, client), (None, None))
         if (
             known is not None
-            and (known_budget, known.facts) == (budget, together.facts)
+            and (known_budget, known.conditions) == (budget, together.conditions)
             and all(count <= known.counts.get(i, 0) for i, count in together.counts.items())
         ):
             return True
@@ -326,95 +328,97 @@ class Book:
     # ε
 
     def epsilon(self, account: Account, terms: Budget) -> float:
-        """Proven ε of all releases of an account, at the δ, view and adjacency of a budget."""
+        """ProvenRow ε of all releases of an account, at the δ, view and adjacency of a budget."""
         return self._value(self._together(account, terms), terms)
 
     def _value(self, together: _Together, terms: Budget) -> float:
-        key = (together.facts, tuple(sorted(together.counts.items())), *terms[1:])
+        key = (together.conditions, tuple(sorted(together.counts.items())), *terms[1:])
         if key not in self._values:
             if len(self._values) >= _CACHED:
                 self._values.clear()
             items = [(self._participations[i], count) for i, count in together.counts.items()]
             self._values[key] = proven(
-                items, terms.delta, together.facts, view=terms.view, adjacency=terms.adjacency
+                items, terms.delta, together.conditions, view=terms.view, adjacency=terms.adjacency
             ).value
         return self._values[key]
 
     def _together(self, account: Account, terms: Budget) -> _Together:
-        """One list of participations over all runs, with facts that hold for all of them."""
+        """One list of participations over all runs, with conditions that hold for all of them."""
         if not account.counts:
-            return _Together(Facts(), {})
+            return _Together(Conditions(), {})
         shuffled = [
-            facts.lattice is None and any(self._shuffled[i] for i in counts)
-            for facts, counts in zip(account.facts, account.counts, strict=True)
+            conditions.lattice is None and any(self._shuffled[i] for i in counts)
+            for conditions, counts in zip(account.conditions, account.counts, strict=True)
         ]
         # no credit besides the uploads' own noise
-        uploads_alone = Facts(lattice=_coarsest(account.facts), counts_shown=_counts_shown(account.facts))
+        uploads_alone = Conditions(
+            lattice=_coarsest(account.conditions), counts_shown=_counts_shown(account.conditions)
+        )
         if len(account.counts) == 1:
             plain = terms.view == "upload" and not shuffled[0]
-            return _Together(uploads_alone if plain else account.facts[0], account.counts[0])
+            return _Together(uploads_alone if plain else account.conditions[0], account.counts[0])
         merged: Counts = {}
         for segment, counts in enumerate(account.counts):
             if shuffled[segment]:
                 # every run shuffles anew: its epochs are worth one Gaussian, which composes with the rest
-                counts = {self._one_gaussian(counts, account.facts[segment], terms): 1}
+                counts = {self._one_gaussian(counts, account.conditions[segment], terms): 1}
             for i, count in counts.items():
                 merged[i] = merged.get(i, 0) + count
         if terms.view == "upload" or any(shuffled):
             return _Together(uploads_alone, merged)
-        return _Together(weakest(account.facts, one_run=False), merged)
+        return _Together(weakest(account.conditions, one_run=False), merged)
 
-    def _one_gaussian(self, counts: Counts, facts: Facts, terms: Budget) -> int:
+    def _one_gaussian(self, counts: Counts, conditions: Conditions, terms: Budget) -> int:
         """A participation that reveals what a segment of shuffled epochs does (D2: R1 over its uses)."""
-        alone = self._value(_Together(facts, counts), Budget(0.0, _FINE, "upload", terms.adjacency))
+        alone = self._value(_Together(conditions, counts), Budget(0.0, _FINE, "upload", terms.adjacency))
         mu = gaussian_mu(alone, _FINE) * (1.0 + 1e-9)  # rounded up
         noise_std = 0.0 if mu == math.inf else 1.0 / mu
         sampling = Sampling("full", 1.0, terms.adjacency)
         return self._number((Release("uplink", noise_std, 1.0, 1, sampling, "shuffled epochs of one run (D2)"),))
 
 
-def weakest(facts: Sequence[Facts], *, one_run: bool) -> Facts:
-    """Facts that all of the given ones imply: the fewest others, the most colluders, nothing that only some
+def weakest(conditions: Sequence[Conditions], *, one_run: bool) -> Conditions:
+    """Conditions that all of the given ones imply: the fewest others, the most colluders, nothing that only some
     have. Exposed uploads add up over runs; shuffled epochs do not go on from one run to the next."""
-    if one_run and all(f == facts[0] for f in facts):
-        return facts[0]
-    exposures = max(f.exposures for f in facts) if one_run else sum(f.exposures for f in facts)
-    epochs = Facts(counts_shown=_counts_shown(facts))
+    if one_run and all(f == conditions[0] for f in conditions):
+        return conditions[0]
+    exposures = max(f.exposures for f in conditions) if one_run else sum(f.exposures for f in conditions)
+    epochs = Conditions(counts_shown=_counts_shown(conditions))
     if one_run:
         epochs = epochs._replace(
-            own_epochs=all(f.own_epochs for f in facts), num_rounds=_most(f.num_rounds for f in facts)
+            own_epochs=all(f.own_epochs for f in conditions), num_rounds=_most(f.num_rounds for f in conditions)
         )
-    epochs = epochs._replace(lattice=_coarsest(facts))
-    if any(f.client_state or (f.cohort_size < 2 and f.others_noise is None) for f in facts):
+    epochs = epochs._replace(lattice=_coarsest(conditions))
+    if any(f.client_state or (f.cohort_size < 2 and f.others_noise is None) for f in conditions):
         return epochs._replace(client_state=True, exposures=exposures)  # no credit for sums
     return epochs._replace(
-        cohort_size=min(f.cohort_size for f in facts),
-        colluders=max(f.colluders for f in facts),
-        others_noise=min(_others(f) for f in facts),
-        convex=all(f.convex for f in facts),
-        smoothness=_most(f.smoothness for f in facts),
-        lipschitz=_most(f.lipschitz for f in facts),
+        cohort_size=min(f.cohort_size for f in conditions),
+        colluders=max(f.colluders for f in conditions),
+        others_noise=min(_others(f) for f in conditions),
+        convex=all(f.convex for f in conditions),
+        smoothness=_most(f.smoothness for f in conditions),
+        lipschitz=_most(f.lipschitz for f in conditions),
         exposures=exposures,
     )
 
 
-def _counts_shown(facts: Sequence[Facts]) -> str:
-    return next((f.counts_shown for f in facts if f.counts_shown), "")
+def _counts_shown(conditions: Sequence[Conditions]) -> str:
+    return next((f.counts_shown for f in conditions if f.counts_shown), "")
 
 
-def _coarsest(facts: Sequence[Facts]) -> Lattice | None:
+def _coarsest(conditions: Sequence[Conditions]) -> Lattice | None:
     """A grid as coarse as any: its proof charges more, also for noise that is continuous."""
-    found = [f.lattice for f in facts if f.lattice is not None]
+    found = [f.lattice for f in conditions if f.lattice is not None]
     if not found:
         return None
     steps, dimensions, least = zip(*found, strict=True)
     return Lattice(max(steps), max(dimensions), min(least))
 
 
-def _others(facts: Facts) -> float:
-    if facts.others_noise is not None:
-        return facts.others_noise
-    return float(honest_others(facts.cohort_size, facts.colluders))
+def _others(conditions: Conditions) -> float:
+    if conditions.others_noise is not None:
+        return conditions.others_noise
+    return float(honest_others(conditions.cohort_size, conditions.colluders))
 
 
 def _most(values: Iterable[_Number | None]) -> _Number | None:
@@ -427,9 +431,9 @@ def _most(values: Iterable[_Number | None]) -> _Number | None:
     return max(known)
 
 
-def _normal(facts: Facts) -> Facts:
+def _normal(conditions: Conditions) -> Conditions:
     """Participation as it happened and nothing assumed: the ledger knows what ran, and proves."""
-    return facts._replace(participation=REALISED, assume=False, unit="run", not_covered=(), encoded=False)
+    return conditions._replace(participation=REALISED, assume=False, unit="run", not_covered=(), encoded=False)
 
 
 def _identity(dataset: str, run: str, content: str) -> tuple[str, str, bytes]:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from dither.accounting import ADJACENCIES, VIEWS, ZERO_OUT, Facts, Lattice, Participation
+from dither.accounting import ADJACENCIES, VIEWS, ZERO_OUT, Conditions, Lattice, Participation
 from dither.accounting.ledger.sketch import Sketch
 from dither.errors import ConfigError, LedgerError
 from dither.types import Release, Sampling
@@ -99,7 +99,7 @@ class Entry(NamedTuple):
     hash: str
     run: str = ""
     rounds: tuple[int, int] = (0, 0)
-    facts: Facts | None = None
+    conditions: Conditions | None = None
     charges: tuple[Charge, ...] = ()
     client: str | None = None
     budget: Budget | None = None
@@ -133,7 +133,7 @@ def canonical(value: Any) -> str:
 # --- charges -------------------------------------------------------------------------------------------
 
 
-def encode_charges(charges: Sequence[Charge], rounds: tuple[int, int], facts: Facts) -> str:
+def encode_charges(charges: Sequence[Charge], rounds: tuple[int, int], conditions: Conditions) -> str:
     """The content of a charge entry. Equal participations are counted together and clients with equal ones
     are grouped, all in sorted order, so that the same charge always has the same text."""
     texts: dict[tuple[Release, ...], str] = {}
@@ -155,7 +155,7 @@ def encode_charges(charges: Sequence[Charge], rounds: tuple[int, int], facts: Fa
     return canonical(
         {
             "rounds": [_whole("rounds", round) for round in rounds],
-            "facts": _encode_facts(facts),
+            "facts": _encode_conditions(conditions),
             "participations": [json.loads(text) for text in used],
             "groups": [[sorted(clients), counted] for counted, clients in sorted(groups.items())],
         }
@@ -166,7 +166,7 @@ class Charged(NamedTuple):
     """A charge entry's content: participations, and groups of clients with (participation, count) pairs."""
 
     rounds: tuple[int, int]
-    facts: Facts
+    conditions: Conditions
     participations: tuple[tuple[Release, ...], ...]
     groups: tuple[tuple[tuple[str, ...], tuple[tuple[int, int], ...]], ...]
 
@@ -185,7 +185,7 @@ def decode_charges(content: str) -> Charged:
     start, stop = fields["rounds"]
     return Charged(
         (start, stop),
-        _decode_facts(fields["facts"]),
+        _decode_conditions(fields["facts"]),
         tuple(tuple(_decode_release(release) for release in group) for group in fields["participations"]),
         tuple((tuple(clients), tuple((i, count) for i, count in counts)) for clients, counts in fields["groups"]),
     )
@@ -231,7 +231,7 @@ def _name(what: str, value: str) -> str:
     return value
 
 
-# Facts: only what differs from the defaults, which claim nothing, so that old entries stay readable.
+# Conditions: only what differs from the defaults, which claim nothing, so that old entries stay readable.
 
 _ONE_RATE = (
     "step_smoothness",
@@ -239,15 +239,15 @@ _ONE_RATE = (
 )  # of old entries: times the first rate, which says nothing of others
 
 
-def _encode_facts(facts: Facts) -> dict[str, Any]:
-    default = Facts()
-    fields = {name: value for name, value in facts._asdict().items() if value != getattr(default, name)}
+def _encode_conditions(conditions: Conditions) -> dict[str, Any]:
+    default = Conditions()
+    fields = {name: value for name, value in conditions._asdict().items() if value != getattr(default, name)}
     return json.loads(json.dumps(fields, default=lambda value: value.item()))
 
 
-def _decode_facts(fields: dict[str, Any]) -> Facts:
+def _decode_conditions(fields: dict[str, Any]) -> Conditions:
     fields = {name: value for name, value in fields.items() if name not in _ONE_RATE}
-    unknown = [name for name in fields if name not in Facts._fields]
+    unknown = [name for name in fields if name not in Conditions._fields]
     if unknown:
         raise LedgerError(f"the ledger holds the fact {unknown[0]!r}, written by a newer Dither; upgrade this one")
     if "participation" in fields:
@@ -256,7 +256,7 @@ def _decode_facts(fields: dict[str, Any]) -> Facts:
         fields = {**fields, "not_covered": tuple(fields["not_covered"])}
     if "lattice" in fields:
         fields = {**fields, "lattice": Lattice(*fields["lattice"])}
-    return Facts(**fields)
+    return Conditions(**fields)
 
 
 # --- budgets -------------------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ def decode(row: Row) -> Entry:
     entry = Entry(row.position, row.time, row.kind, row.dataset, row.hash, row.run)
     if row.kind == CHARGE:
         charged = decode_charges(row.content)
-        return entry._replace(rounds=charged.rounds, facts=charged.facts, charges=charged.charges())
+        return entry._replace(rounds=charged.rounds, conditions=charged.conditions, charges=charged.charges())
     if row.kind == BUDGET:
         budget, client, was = decode_budget(row.content)
         return entry._replace(budget=budget, client=client, was=was)

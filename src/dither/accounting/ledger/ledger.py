@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import platformdirs
 
-from dither.accounting import ZERO_OUT, Facts, honest_others
+from dither.accounting import ZERO_OUT, Conditions, honest_others
 from dither.accounting.ledger import outside, sketch
 from dither.accounting.ledger.book import Book
 from dither.accounting.ledger.entries import (
@@ -220,7 +220,7 @@ class Ledger:
         charges: Sequence[Charge],
         *,
         rounds: tuple[int, int],
-        facts: Facts | None = None,
+        conditions: Conditions | None = None,
         replay: bool = False,
     ) -> str:
         """Record what rounds [start, stop) of a run will reveal, all of it or nothing; returns the new head.
@@ -231,16 +231,16 @@ class Ledger:
 
         `run` must be unique to the run. Charging the same rounds again counts again, as a run that is resumed
         with fresh randomness reveals more. With `replay`, an identical earlier charge (same run, data set,
-        rounds, clients, releases and facts) stands for this one. That is sound only if all randomness of these
-        rounds (cohorts, batches, noise) is seeded and the inputs are the same, so that the very same bits
+        rounds, clients, releases and conditions) stands for this one. That is sound only if all randomness of
+        these rounds (cohorts, batches, noise) is seeded and the inputs are the same, so that the very same bits
         leave twice, which reveals nothing new. With noise from the operating system, or after any change of
         code, data, device or settings that moves one bit, an adversary averages two releases: leave it off.
         """
-        facts = _checked(facts)
+        conditions = _checked(conditions)
         start, stop = rounds
         if not 0 <= start < stop:
             raise ValueError(f"rounds={rounds}: the start must be at least 0 and before the stop")
-        content = encode_charges(charges, (start, stop), facts)
+        content = encode_charges(charges, (start, stop), conditions)
         charged = decode_charges(content)
         with self._lock:
             # First without the lock, so that other processes do not wait for the accountant; what it found is
@@ -262,7 +262,7 @@ class Ledger:
         *,
         run: str = "",
         start: int = 0,
-        facts: Facts | None = None,
+        conditions: Conditions | None = None,
     ) -> int:
         """The largest n such that every client can pay for the first n of `num_rounds` coming rounds.
 
@@ -272,10 +272,10 @@ class Ledger:
         """
         if num_rounds < 0:
             raise ValueError(f"num_rounds={num_rounds} is negative")
-        facts = _checked(facts)
+        conditions = _checked(conditions)
         with self._lock:
             self._catch_up()
-            return self._book.affordable(dataset, run, start, per_round, num_rounds, facts)
+            return self._book.affordable(dataset, run, start, per_round, num_rounds, conditions)
 
     def charged_since(self, run: str, dataset: str, stop: int) -> int:
         """The first round from which on all rounds before `stop` are charged to a run; `stop` where none is."""
@@ -285,6 +285,12 @@ class Ledger:
                 if start < stop <= end:
                     stop = start
             return stop
+
+    def charged(self, run: str, dataset: str) -> list[tuple[int, int]]:
+        """The stretches of rounds that a run was charged for, in the order of the charges."""
+        with self._lock:
+            self._catch_up()
+            return list(self._book.rounds.get((dataset, run), ()))
 
     # Reports
 
@@ -391,15 +397,15 @@ class Ledger:
             raise
 
 
-def _checked(facts: Facts | None) -> Facts:
-    """ValueError for facts that no accountant can use: they must not enter the ledger."""
-    facts = Facts() if facts is None else facts
-    honest_others(facts.cohort_size, facts.colluders)
-    if facts.others_noise is not None and not 0.0 <= facts.others_noise < math.inf:
-        raise ValueError(f"others_noise={facts.others_noise} must be at least 0 and finite")
-    if facts.exposures < 0:
-        raise ValueError(f"exposures={facts.exposures} is negative")
-    return facts
+def _checked(conditions: Conditions | None) -> Conditions:
+    """ValueError for conditions that no accountant can use: they must not enter the ledger."""
+    conditions = Conditions() if conditions is None else conditions
+    honest_others(conditions.cohort_size, conditions.colluders)
+    if conditions.others_noise is not None and not 0.0 <= conditions.others_noise < math.inf:
+        raise ValueError(f"others_noise={conditions.others_noise} must be at least 0 and finite")
+    if conditions.exposures < 0:
+        raise ValueError(f"exposures={conditions.exposures} is negative")
+    return conditions
 
 
 def _known_elsewhere(what: str, found: list[outside.Known]) -> str:

@@ -9,13 +9,14 @@ its own besides, which its own budget may limit further.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from dither import data
-from dither.accounting import Facts, accountant, compress
+from dither.accounting import compress
+from dither.accounting.accountant import Accountant, alike, classes
 from dither.accounting.ledger import Budget, Charge, Ledger
 from dither.errors import BudgetExhausted
 from dither.types import Release, RoundInfo
@@ -36,94 +37,109 @@ def data_id(ledger: Ledger, *, path: str = "", name: str = "", digest: str = "")
 
 
 class Spending:
-    """The account of one run in a ledger."""
+    """The account of one run in a ledger. `clients` are their names where each has an account of its own; with
+    `replay` the same bits leave again when rounds are made again (seeded noise)."""
 
     def __init__(
         self,
         ledger: Ledger,
+        accountant: Accountant,
         *,
         run: str,
         dataset: str,
-        releases: Callable[[RoundInfo], tuple[Release, ...]],
-        sizes: np.ndarray,
-        cohorts: Sequence[np.ndarray],
         clients: Sequence[str] | None,
-        facts: Facts,
         replay: bool,
     ) -> None:
         self.ledger, self.run, self.dataset = ledger, run, dataset
-        self._releases = accountant.charged(releases, facts)
-        self._sizes, self._cohorts = sizes, cohorts
-        self._clients, self._facts, self._replay = clients, facts, replay
+        self._plan, self._conditions = accountant.plan, accountant.conditions
+        self._releases = accountant.ledger_releases
+        self._clients, self._replay = clients, replay
         self._alike: list[np.ndarray] | None = None  # asked once
-        self._first, self._paid = 0, 0  # all rounds from the one up to the other are charged to this run
-        self._so_far: tuple[tuple[int, int], Counter[tuple[Release, ...]]] = ((0, 0), Counter())  # newest question
+        self._charged: list[tuple[int, int]] = []  # stretches of rounds that this run has been charged for
+        self._next = -1  # the round after them; -1: look into the ledger
+        self._answers: dict[tuple[int, ...], Counter[tuple[Release, ...]]] = {}
 
     def pay(self, start: int, stop: int) -> int:
         """Charge rounds start..stop-1, or as many of them as every client can pay; returns where to stop.
 
         When this returns, the charge is on the disk. Raises `BudgetExhausted` when not even one round can be paid.
         """
-        if self._replay and start != self._paid:
-            self._first = self.ledger.charged_since(self.run, self.dataset, start)
+        if start != self._next:
+            self._charged = self._before(start)
         try:
             self._charge(start, stop)
         except BudgetExhausted:
             affordable = self.ledger.affordable(
                 self.dataset,
-                lambda i: self._charges(start + i, start + i + 1),
+                lambda i: self._charges([*self._charged, (start, start + i)], start + i, start + i + 1),
                 stop - start,
                 run=self.run,
                 start=start,
-                facts=self._facts,
+                conditions=self._conditions,
             )
             if affordable == 0:
                 raise
             stop = start + affordable
             self._charge(start, stop)
-        self._paid = stop
+        self._charged, self._next = [*self._charged, (start, stop)], stop
         return stop
 
-    def _charge(self, start: int, stop: int) -> None:
-        # Of a run that may be replayed also rounds that add nothing are an entry: they are known to be its own.
-        charges = [charge for charge in self._charges(start, stop) if charge.participations or self._replay]
-        if charges:
-            self.ledger.charge(
-                self.run, self.dataset, charges, rounds=(start, stop), facts=self._facts, replay=self._replay
-            )
-
-    def _charges(self, start: int, stop: int) -> list[Charge]:
+    def _before(self, start: int) -> list[tuple[int, int]]:
+        """What this run has revealed before it makes round `start` and those after it. The same bits again reveal
+        nothing new: then these are the rounds up to `start` alone, and only those that were charged to this very
+        run (a checkpoint may be another one's). With fresh noise every stretch that was charged counts."""
         if self._replay:
-            # The same bits again reveal nothing new. So what the run reveals up to `stop` less what it was charged
-            # up to `start` will do: summed over any chunks it holds what the most exposed client has revealed.
-            # Only rounds that were charged to this very run are subtracted: a checkpoint may be another one's.
-            known, before = self._so_far
-            before = before if known == (self._first, start) else self._exposed(self._first, start)
-            self._so_far = ((self._first, stop), self._exposed(self._first, stop))
-            added = self._so_far[1] - before
-        else:
-            # With fresh noise a resumed chunk is another release: each pays for its own most exposed client.
-            added = self._exposed(start, stop)
+            first = self.ledger.charged_since(self.run, self.dataset, start)
+            return [(first, start)] if first < start else []
+        return self.ledger.charged(self.run, self.dataset)
+
+    def _charge(self, start: int, stop: int) -> None:
+        # Also rounds that add nothing are an entry: what comes later is charged on top of them.
+        self.ledger.charge(
+            self.run,
+            self.dataset,
+            self._charges(self._charged, start, stop),
+            rounds=(start, stop),
+            conditions=self._conditions,
+            replay=self._replay,
+        )
+
+    def _charges(self, before: Sequence[tuple[int, int]], start: int, stop: int) -> list[Charge]:
+        # What the run reveals with these rounds less what it was charged before: summed over any chunks it holds
+        # what the most exposed client has revealed.
+        added = self._exposed([*before, (start, stop)]) - self._exposed(before)
         everyone = Charge(EVERY_RECORD, list(added.items()))
         if self._clients is None:
             return [everyone]
         own: dict[int, list[tuple[Release, ...]]] = {}
         for index in range(start, stop):
-            cohort = self._cohorts[index]
+            cohort = self._plan.cohorts[index]
             for client in np.asarray(cohort).tolist():
-                info = RoundInfo(index, client, int(self._sizes[client]), len(cohort))
+                info = RoundInfo(index, client, int(self._plan.client_sizes[client]), len(cohort))
                 own.setdefault(client, []).append(self._releases(info))
         return [everyone, *(Charge(self._clients[client], compress(seen)) for client, seen in sorted(own.items()))]
 
-    def _exposed(self, start: int, stop: int) -> Counter[tuple[Release, ...]]:
-        if start == stop:
+    def _exposed(self, stretches: Sequence[tuple[int, int]]) -> Counter[tuple[Release, ...]]:
+        """What the most exposed client reveals in these stretches of rounds, each with noise of its own."""
+        numbers = tuple(number for start, stop in stretches for number in range(start, stop))
+        if not numbers:
             return Counter()
-        # Rounds keep their numbers: what is revealed may depend on them.
-        cohorts = [np.zeros(0, np.int32)] * start + list(self._cohorts[start:stop])
-        if self._alike is None:
-            self._alike = accountant.alike(self._releases, self._sizes, self._cohorts)
-        (everyone,) = accountant.classes(self._releases, self._sizes, cohorts, joint=True, groups=self._alike)
-        return Counter(dict(everyone.most))
+        if numbers not in self._answers:
+            plan = self._plan
+            if self._alike is None:
+                self._alike = alike(self._releases, plan.client_sizes, plan.cohorts)
+            (everyone,) = classes(
+                self._releases,
+                plan.client_sizes,
+                [plan.cohorts[number] for number in numbers],
+                joint=True,
+                groups=self._alike,
+                numbers=numbers,
+            )
+            while len(self._answers) > 1:  # only the newest questions come again
+                self._answers.pop(next(iter(self._answers)))
+            self._answers[numbers] = Counter(dict(everyone.most))
+        return self._answers[numbers]
 
 
 __all__ = ["EVERY_RECORD", "Budget", "Ledger", "Spending", "data_id"]

@@ -1,20 +1,13 @@
-"""Which rounds, cohort, local steps, batch, clip and learning rate to train with, under a proven budget.
+"""Plans: rounds, cohort, local steps, batch, clip and learning rate for a proven budget.
 
-knobs       what may be chosen, and the values tried
-shapes      data to plan on: counts alone, synthetic records, proxies brought to size
-pricing     a point's noise by the accountant, its claim, its communication, the signal left
-constants   what bounds ask of a loss, estimated with the source of each
-theory      the papers' bounds over priced points
-empirical   successive halving on public records
-pareto      points that no other beats
-request     what is planned for: budget, public facts, public records
-planner     `plan`, which puts these together
-pictures    the plan drawn
+planner      `plan`, the choice, and its picture    records   spec and budget; public or synthetic records
+candidates   the search space                       bounds    the papers' bounds and the constants they need
+pricing      the noise of each candidate            search    successive halving on public records
 """
 
-from dither.experiment.plan.constants import Constants, estimate
-from dither.experiment.plan.empirical import Search, Trial
-from dither.experiment.plan.knobs import Impossible
+from dither.experiment.plan.bounds import ProblemConstants, estimate
+from dither.experiment.plan.candidates import Infeasible
 from dither.experiment.plan.planner import Plan, plan
+from dither.experiment.plan.search import Search, Trial
 
-__all__ = ["Constants", "Impossible", "Plan", "Search", "Trial", "estimate", "plan"]
+__all__ = ["Infeasible", "Plan", "ProblemConstants", "Search", "Trial", "estimate", "plan"]

@@ -1,4 +1,4 @@
-"""`plan`: which rounds, cohort, local steps, batch, clip and learning rate, under a proven budget."""
+"""`plan`: rounds, cohort, local steps, batch, clip and learning rate for a proven budget."""
 
 from __future__ import annotations
 
@@ -9,41 +9,58 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from dither.data import Dataset
 from dither.errors import SpecError
+from dither.experiment import plots
 from dither.experiment.partial import Unfinished
-from dither.experiment.plan import empirical, knobs, pareto, pricing, shapes, theory
-from dither.experiment.plan.constants import Constants, check_given, estimate
-from dither.experiment.plan.empirical import Search, Trial
-from dither.experiment.plan.knobs import Impossible, Point
-from dither.experiment.plan.pricing import Price
-from dither.experiment.plan.request import base_spec, material, smallest_client
-from dither.experiment.plan.shapes import Material
-from dither.experiment.plan.theory import Bounds
+from dither.experiment.plan import bounds as theory
+from dither.experiment.plan.bounds import BoundGrid, ProblemConstants
+from dither.experiment.plan.candidates import (
+    INTEGER_KEYS,
+    LABELS,
+    Infeasible,
+    Point,
+    clip_key,
+    completed,
+    neighbours,
+    pareto_front,
+    points,
+    search_space,
+)
+from dither.experiment.plan.pricing import Candidate, affordable, candidate, proven_epsilon
+from dither.experiment.plan.records import (
+    PlanningData,
+    base_spec,
+    counts_only,
+    digest,
+    planning_data,
+    proxy_spec,
+    smallest_client,
+)
+from dither.experiment.plan.search import Search, Trainer, Trial, search
+from dither.experiment.report import ADVERSARIES, Overview, claim_text, epsilon_text
 from dither.experiment.sweep.batches import train_specs
 from dither.methods.formulas import Condition
 from dither.spec import Spec
 
 MODES = ("auto", "theory", "empirical")
-FRONTIER = (0.25, 0.5, 2.0, 4.0)  # other budgets that the choice is tried at, in shares of the asked one
+OTHER_BUDGETS = (0.25, 0.5, 2.0, 4.0)  # of the ε-accuracy frontier, in multiples of the asked ε
 _ENOUGH_SIGNAL = 1.0
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A choice, why, and everything that was weighed against it."""
+@dataclass(frozen=True, repr=False)
+class Plan(Overview):
+    """The choice, its reason, and everything it was compared with."""
 
     spec: Spec  # ready for `dither run`
-    mode: str  # "theory" or "empirical": what decided
-    price: Price
+    mode: str  # what decided: "theory" or "empirical"
+    candidate: Candidate
     proven_epsilon: float
     source: str  # of the records that were planned on
-    notes: tuple[str, ...]
-    constants: Constants | None = None
-    prices: list[Price] = field(default_factory=list)  # of the theory grid
-    bounds: Bounds | None = None
+    notes: tuple[str, ...] = ()
+    constants: ProblemConstants | None = None
+    candidates: list[Candidate] = field(default_factory=list)  # of the theory grid
+    bounds: BoundGrid | None = None
     conditions: tuple[Condition, ...] = ()
     search: Search | None = None
     frontier: list[Trial] = field(default_factory=list)
@@ -56,26 +73,46 @@ class Plan:
             return float(self.bounds.total[self.bounds.best])
         return self.search.best.mean_accuracy if self.search else math.nan
 
+    def title(self) -> str:
+        return f"plan for {self.spec.method}, by {self.mode}"
+
+    def overview(self) -> list[tuple[str, str]]:
+        """The choice, its score and its ε."""
+        privacy, value = self.spec.privacy, epsilon_text(self.proven_epsilon)
+        relation = f"{self.spec.adjacency}, against {ADVERSARIES[privacy.view]}"
+        return [
+            *(
+                (key, f"{choice:.4g}")
+                for key, choice in self.candidate.point.items()
+                if not isinstance(choice, str)
+            ),
+            ("bound" if self.mode == "theory" else "accuracy on the proxy", f"{self.score:.4g}"),
+            ("noise std", f"{self.candidate.noise_std:.4g}"),
+            ("claimed ε", claim_text(self.candidate.claimed)),
+            ("proven ε", f"{value} per run, δ = {privacy.delta:g}, {relation}"),
+            ("planned on", self.source),
+        ]
+
     def pareto(self) -> list[Trial]:
-        """Measured points that no other beats in accuracy, ε and bytes at once."""
+        """Measured candidates that no other beats in accuracy, ε and bytes at once."""
         trials = [*(self.search.trials if self.search else []), *self.frontier]
         usable = [trial for trial in trials if len(trial.accuracy) > 1]
-        return pareto.front(usable, lambda t: (t.epsilon, -t.mean_accuracy, t.price.bytes_per_client))
+        return pareto_front(usable, lambda t: (t.epsilon, -t.mean_accuracy, t.candidate.bytes_per_client))
 
     def to_toml(self) -> str:
-        """The spec as TOML, with where it comes from in its first lines."""
-        how = {
-            "theory": f"the smallest value of {self.bounds.source}" if self.bounds else "a bound",
-            "empirical": f"the best of {self.search.runs} runs" if self.search else "measured runs",
-        }[self.mode]
+        """The spec as TOML; the first lines say where it comes from."""
+        reason = f"the smallest value of {self.bounds.source}" if self.bounds else ""
+        if self.mode == "empirical" and self.search:
+            reason = f"the best of {self.search.runs} runs"
         privacy = self.spec.privacy
         return (
-            f"# Planned by `dither plan {self.spec.method}`: {how}, on {self.source}.\n"
-            f"# The noise is set by the accountant when it runs: proven ε <= {privacy.epsilon:g} at δ = "
+            f"# Planned by `dither plan {self.spec.method}`: {reason}, on {self.source}.\n"
+            f"# The accountant sets the noise when it runs: proven ε <= {privacy.epsilon:g} at δ = "
             f"{privacy.delta:g}, {self.spec.adjacency}, view {privacy.view}.\n" + self.spec.to_toml()
         )
 
 
+# reason: a public function whose options are independent of each other
 def plan(
     what: Spec | str | Path | Mapping[str, Any],
     *,
@@ -102,20 +139,20 @@ def plan(
     progress: Callable[[str], None] | None = None,
     keep: str | Path | None = None,
 ) -> Plan:
-    """Choose T, K, Q, b, C, the learning rate and with them the noise, so that the bound (mode "theory") or the
-    measured loss or accuracy on public records ("empirical") is best at a proven (ε, δ). "auto" takes the bound
-    where it says anything, and measures where it does not.
+    """Choose rounds, cohort, local steps, batch, clip and learning rate, and with them the noise, so that the
+    bound (mode "theory") or the accuracy or loss on public records ("empirical") is best at a proven (ε, δ).
+    "auto" uses the bound unless it is vacuous, and measures otherwise.
 
-    what             a method's name, a preset, a TOML file or a `Spec`; `values` are dotted keys on top
-    records          private training records in all; counted where they are a share of `proxy`
+    what             the name of a method or preset, a TOML file or a `Spec`; `values` are dotted keys on top
+    records          number of private training records; counted where they are a share of `proxy`
     dim              parameters of a logistic model, where there is no proxy
-    proxy            a data set of the catalogue, or a file, that is public
+    proxy            a public data set: a name of the catalogue, or a file
     public_fraction  share of the proxy's training records that is public; the plan is then for the others
-    grid             values to try, by key; a knob among `values` is fixed
-    constants        constants of the loss that are known, by name (see `Constants`)
-    anyway           plan also where no signal can be left
-    extras           also measure other budgets (the ε-accuracy frontier) and how long the chosen run takes
-    keep             a folder where measured runs wait until the plan is made, so that an interrupted one goes on
+    grid             values to try, by key; a key among `values` is fixed
+    constants        known constants of the loss, by name (see `ProblemConstants`)
+    anyway           plan even where noise drowns all signal
+    extras           also measure other budgets (the ε-accuracy frontier) and the time of the chosen run
+    keep             a folder for measured runs until the plan is complete, so that an interrupted plan goes on
     """
     if mode not in MODES:
         raise SpecError(f"mode={mode!r} is not one of {', '.join(map(repr, MODES))}")
@@ -123,208 +160,296 @@ def plan(
         raise SpecError(f"metric={metric!r} is not one of 'accuracy', 'loss'")
     if not 0 < epsilon < math.inf:
         raise SpecError(f"epsilon={epsilon} must be above 0 and finite: without a budget there is nothing to plan")
-    check_given(constants or {})
-    given = {key: tuple(values_) for key, values_ in (grid or {}).items()}
-    base, fixed = base_spec(what, epsilon, delta, clients, model, view, adjacency, dict(values or {}), given)
-    base, planned_on, num_records = material(base, records, dim, proxy, public_fraction, data_dir)
+    theory.check_given(constants or {})
+    facts = {
+        "privacy.epsilon": epsilon,
+        "privacy.delta": delta,
+        "privacy.view": view,
+        "privacy.adjacency": None if adjacency == "auto" else adjacency,
+        "num_clients": clients,
+        "model.name": model,
+    }
+    given = {key: tuple(column) for key, column in (grid or {}).items()}
+    base, fixed = base_spec(what, facts, values or {}, given)
+    base, planning, num_records = planning_data(base, records, dim, proxy, public_fraction, data_dir)
+    dataset = planning.dataset
+    counts = counts_only(num_records, dataset.x_train.shape[1], dataset.classes)
+    counts = counts._replace(schema=dataset.schema, image_shape=dataset.image_shape)
+    partial = Unfinished(keep, "plan", [base.digest(), digest(dataset)])
+    trainer = Trainer(dataset, partial, progress or (lambda line: None))
     smallest = smallest_client(base, num_records)
-    first = planned_on.dataset
-    counts = shapes.stand_in(num_records, first.x_train.shape[1], first.classes)
-    counts = counts._replace(schema=first.schema, image_shape=first.image_shape)
-    kept = Unfinished(keep, "plan", [base.digest(), shapes.digest(first)])
-    job = _Job(base, planned_on, counts, smallest, fixed, metric, seeds, effort, anyway, extras, progress, kept)
-
-    made: Plan | None = None
-    notes: list[str] = []
-    if mode == "auto" and "client_lr" in fixed:
-        notes.append("client_lr is given, and a theorem sets its own")
-    elif mode != "empirical" and base.method in theory.METHODS:
-        made = job.by_theory(constants or {})
-        if made.bounds is not None and made.bounds.vacuous:
-            bound, gap = made.score, made.bounds.trivial
-            notes.append(
-                f"the bound is vacuous: {made.bounds.source} promises {bound:.3g} at best, and the initial model "
-                f"is only {gap:.3g} above the minimum"
-            )
-    elif mode == "theory":
-        raise SpecError(f"no convergence theorem for method={base.method!r}; use --mode empirical")
-    if mode == "empirical" or (mode == "auto" and (made is None or notes)):
-        if notes:
-            notes.append("so the plan is by measurement instead")
-        by_bound = made
-        made = job.by_measurement()
-        if by_bound is not None:
-            made = replace(made, constants=by_bound.constants, prices=by_bound.prices, bounds=by_bound.bounds)
-    assert made is not None  # noqa: S101  # one of the two modes has run
-    if not planned_on.public:
-        notes.append("planned on synthetic records: the choice is only as good as their likeness to yours")
-    seconds = measured_seconds(made, planned_on) if extras else math.nan
-    kept.done()
-    return replace(made, notes=(*notes, *made.notes), seconds=seconds)
+    planner = _Planner(base, planning, counts, smallest, fixed, metric, seeds, effort, anyway, extras, trainer)
+    chosen = planner.choose(mode, constants or {})
+    partial.done()
+    return chosen
 
 
 @dataclass(frozen=True)
-class _Job:
+class _Planner:
     base: Spec
-    material: Material
+    planning: PlanningData
     counts: Dataset
-    smallest: int
+    smallest: int  # records of the smallest client
     fixed: Mapping[str, tuple[Any, ...]]
     metric: str
     seeds: int
     effort: str
     anyway: bool
     extras: bool
-    progress: Callable[[str], None] | None
-    kept: Unfinished
+    trainer: Trainer
 
-    def say(self, line: str) -> None:
-        if self.progress:
-            self.progress(line)
+    def choose(self, mode: str, given: Mapping[str, float]) -> Plan:
+        """The plan by the bound where it says something, otherwise by measurement."""
+        by_bound: Plan | None = None
+        notes: list[str] = []
+        if mode == "auto" and "client_lr" in self.fixed:
+            notes.append("client_lr is given, but a theorem sets its own")
+        elif mode != "empirical" and self.base.method in theory.METHODS:
+            by_bound = self.by_theory(given)
+            if by_bound.bounds is not None and by_bound.bounds.vacuous:
+                notes.append(
+                    f"the bound is vacuous: {by_bound.bounds.source} promises {by_bound.score:.3g} at best, and "
+                    f"the initial model is only {by_bound.bounds.trivial:.3g} above the minimum"
+                )
+        elif mode == "theory":
+            raise SpecError(f"no convergence theorem for method={self.base.method!r}; use --mode empirical")
+        if by_bound is not None and (mode == "theory" or not notes):
+            chosen = by_bound
+        else:
+            if notes:
+                notes.append("so the plan is by measurement instead")
+            chosen = self.by_measurement()
+            if by_bound is not None:
+                chosen = replace(
+                    chosen,
+                    constants=by_bound.constants,
+                    candidates=by_bound.candidates,
+                    bounds=by_bound.bounds,
+                )
+        if not self.planning.public:
+            notes.append("planned on synthetic records: the choice is only as good as their likeness to yours")
+        seconds = self.measured_seconds(chosen.spec) if self.extras else math.nan
+        return replace(chosen, notes=(*notes, *chosen.notes), seconds=seconds)
 
-    def by_theory(self, known: Mapping[str, float]) -> Plan:
+    def by_theory(self, given: Mapping[str, float]) -> Plan:
         base = self.base
-        self.say(f"constants of the loss on {self.material.source}")
-        found = estimate(base, self.material).with_given(known)
-        if base.method == "secure-fedavg" and found.strong_convexity == 0:
+        self.trainer.say(f"constants of the loss on {self.planning.source}")
+        constants = theory.estimate(base, self.planning).with_given(given)
+        if base.method == "secure-fedavg" and constants.strong_convexity == 0:
             raise SpecError("Theorem 1 of secure-fedavg needs a strongly convex loss; set model.l2 above 0")
         if "client_lr" in self.fixed:
             raise SpecError(
-                "client_lr is given, but a theorem sets its own rate; use --mode empirical, or leave it"
+                "client_lr is given, but a theorem sets its own rate; use --mode empirical, or leave it out"
             )
-        key = knobs.clip_key(base.method)
-        given = {key: (theory.theory_clip(base, found),), **self.fixed, "client_lr": (1.0,)}
-        tried = knobs.ranges(base, self.smallest, given, effort="quick" if self.effort == "quick" else "bound")
-        points = knobs.points(base, tried, self.smallest)
-        self.say(f"noise of {len(points)} points by the accountant")
-        prices = self.affordable(points)
-        bounds = theory.bounds(base, prices, found, self.smallest)
-        best = bounds.best
-        chosen = {name: float(column[best]) for name, column in bounds.values.items()}
-        price = pricing.price(base, {**prices[best].point, **chosen}, self.counts)
-        conditions = theory.conditions(base, price, found, chosen, self.smallest)
+        clip = {clip_key(base.method): (theory.theory_clip(base, constants),)}
+        effort = "quick" if self.effort == "quick" else "bound"
+        candidates = self.candidates({**clip, **self.fixed, "client_lr": (1.0,)}, effort)
+        bounds = theory.bounds(base, candidates, constants, self.smallest)
+        values = {name: float(column[bounds.best]) for name, column in bounds.values.items()}
+        best = candidate(base, {**candidates[bounds.best].point, **values}, self.counts)
+        conditions = theory.conditions(base, best, constants, values, self.smallest)
         return Plan(
-            spec=price.spec,
+            spec=best.spec,
             mode="theory",
-            price=price,
-            proven_epsilon=pricing.proven_epsilon(base, price.point, self.counts),
-            source=self.material.source,
+            candidate=best,
+            proven_epsilon=proven_epsilon(base, best.point, self.counts),
+            source=self.planning.source,
             notes=tuple(f"condition fails: {text}" for text, holds in conditions if not holds),
-            constants=found,
-            prices=prices,
+            constants=constants,
+            candidates=candidates,
             bounds=bounds,
             conditions=conditions,
         )
 
     def by_measurement(self) -> Plan:
-        base = self.base
-        tried = knobs.ranges(base, self.smallest, self.fixed, effort=self.effort)
-        points = knobs.points(base, tried, self.smallest)
-        own = self.own_setting()
-        self.say(f"noise of {len(points)} points by the accountant")
-        prices = self.affordable(points + ([own] if own else []))
-        found = empirical.search(
-            base,
-            prices,
-            self.material,
-            counts=self.counts,
-            smallest=self.smallest,
-            fixed=tuple(self.fixed),
-            metric=self.metric,
-            seeds=self.seeds,
-            progress=self.progress,
-            kept=self.kept,
-        )
-        best = found.best
+        def near(point: Point) -> list[Candidate]:
+            moved = neighbours(self.base, point, self.smallest, self.fixed)
+            return affordable(self.base, moved, self.counts)[0]
+
+        candidates = self.candidates(self.fixed, self.effort, self.spec_point())
+        result = search(self.trainer, candidates, near, metric=self.metric, seeds=self.seeds)
+        best = result.best.candidate
         return Plan(
-            spec=best.price.spec,
+            spec=best.spec,
             mode="empirical",
-            price=best.price,
-            proven_epsilon=pricing.proven_epsilon(base, best.price.point, self.counts),
-            source=self.material.source,
-            notes=(),
-            search=found,
-            frontier=self.other_budgets(found) if self.extras else [],
+            candidate=best,
+            proven_epsilon=proven_epsilon(self.base, best.point, self.counts),
+            source=self.planning.source,
+            search=result,
+            frontier=self.frontier(result) if self.extras else [],
         )
 
-    def other_budgets(self, found: Search) -> list[Trial]:
-        """The best, and the best of those that send less, at other ε."""
-        leanest = pareto.front(
-            [trial for trial in found.trials if len(trial.accuracy) == len(found.best.accuracy)],
-            lambda trial: (trial.price.bytes_per_client, -trial.score(self.metric)),
+    def frontier(self, result: Search) -> list[Trial]:
+        """The best candidate, and the best of those that send less, at other ε."""
+        leanest = pareto_front(
+            [trial for trial in result.trials if len(trial.accuracy) == len(result.best.accuracy)],
+            lambda trial: (trial.candidate.bytes_per_client, -trial.score(self.metric)),
         )
-        chosen = [found.best, *(trial for trial in leanest if trial is not found.best)][:3]
-        self.say("the ε-accuracy frontier")
-        epsilons = [share * self.base.privacy.epsilon for share in FRONTIER]
-        return empirical.frontier(
-            self.base,
-            chosen,
-            self.material,
-            epsilons,
-            self.counts,
-            seeds=min(2, self.seeds),
-            progress=self.progress,
-            kept=self.kept,
-        )
+        chosen = [result.best, *(trial for trial in leanest if trial is not result.best)][:3]
+        self.trainer.say("the ε-accuracy frontier")
+        trials = []
+        for factor in OTHER_BUDGETS:
+            base = self.base.with_values({"privacy.epsilon": factor * self.base.privacy.epsilon})
+            same = affordable(base, [trial.candidate.point for trial in chosen], self.counts)[0]
+            trials += [Trial(each) for each in same]
+        return self.trainer.run(trials, range(min(2, self.seeds)))
 
-    def own_setting(self) -> Point | None:
-        """The spec's own knobs as one more candidate, where they are free and feasible."""
+    def spec_point(self) -> list[Point]:
+        """The spec's own values as one more candidate, where nothing is fixed and they are feasible."""
         base = self.base
         if self.fixed or base.batch_size > self.smallest or base.num_rounds * base.local_steps > 2000:
-            return None
-        key = knobs.clip_key(base.method)
+            return []
         clip = base.method_options["param_clip"] if base.method == "nbafl" else base.privacy.clip_norm
-        point = {name: getattr(base, name) for name in (*knobs.WHOLE, "client_lr")} | {key: clip}
-        return knobs.completed(base, point, math.nan, self.smallest)
+        point = {key: getattr(base, key) for key in (*INTEGER_KEYS, "client_lr")} | {clip_key(base.method): clip}
+        return [completed(base, point, math.nan, self.smallest)]
 
-    def affordable(self, points: list[Point]) -> list[Price]:
-        """Priced points; refused where there is none, or where noise drowns the longest signal at all of them."""
+    def candidates(
+        self, given: Mapping[str, tuple[Any, ...]], effort: str, more: Sequence[Point] = ()
+    ) -> list[Candidate]:
+        """Points with their noise. Refuses where none has a proof, or where noise drowns the signal at all."""
         base = self.base
-        prices, reasons = pricing.priced(base, points, self.counts)
-        if not prices:
-            raise Impossible(
-                f"no noise has a proven ε at any of {len(points)} points: {'; '.join(reasons)}; nearest feasible: "
+        grid = points(base, search_space(base, self.smallest, given, effort=effort), self.smallest)
+        self.trainer.say(f"the accountant sets the noise of {len(grid)} points")
+        candidates, reasons = affordable(base, [*grid, *more], self.counts)
+        if not candidates:
+            raise Infeasible(
+                f"no noise has a proven ε at any of {len(grid)} points: {'; '.join(reasons)}; nearest feasible: "
                 "another --adjacency or --view, or --set batch_sampling"
             )
-        best = max(prices, key=lambda price: price.signal_to_noise)
+        best = max(candidates, key=lambda each: each.signal_to_noise)
         if best.signal_to_noise < _ENOUGH_SIGNAL and not self.anyway:
-            raise Impossible(self.drowned(best))
-        return prices
+            raise Infeasible(self.drowned(best))
+        return candidates
 
-    def drowned(self, best: Price) -> str:
-        """In words: what ε = E leaves, and the nearest ε and number of clients that leave a signal."""
+    def drowned(self, best: Candidate) -> str:
+        """The message for a budget that leaves no signal, with the nearest ε and number of clients that do."""
         base, epsilon = self.base, self.base.privacy.epsilon
         nearest = epsilon
         for _ in range(40):
             nearest *= 1.25
             asked = base.with_values({"privacy.epsilon": nearest})
-            if pricing.price(asked, best.point, self.counts).signal_to_noise >= _ENOUGH_SIGNAL:
+            if candidate(asked, best.point, self.counts).signal_to_noise >= _ENOUGH_SIGNAL:
                 break
         else:
             nearest = math.inf
         clients = math.ceil(base.num_clients / best.signal_to_noise**2)
-        chosen = ", ".join(f"{name}={best.point[name]:g}" for name in (*knobs.WHOLE, knobs.clip_key(base.method)))
+        chosen = ", ".join(f"{key}={best.point[key]:g}" for key in (*INTEGER_KEYS, clip_key(base.method)))
         return (
             f"proven ε={epsilon:g} leaves no signal: at the best point tried ({chosen}) the noise in the model is "
             f"{1 / best.signal_to_noise:.3g} times as long as the longest signal; nearest feasible: epsilon="
-            f"{nearest:.2g}, or about {clients:,} clients of {self.smallest} records (--anyway plans all the same)"
+            f"{nearest:.2g}, or about {clients:,} clients of {self.smallest} records (--anyway plans regardless)"
         )
 
+    def measured_seconds(self, spec: Spec) -> float:
+        """The time of the chosen run when it is simulated here, compilation included."""
+        spec = proxy_spec(spec).with_values({"eval_every": spec.num_rounds})
+        started = time.perf_counter()
+        train_specs([spec], dataset=self.planning.dataset)
+        return time.perf_counter() - started
 
-def measured_seconds(made: Plan, material: Material) -> float:
-    """How long the chosen run takes when it is simulated here, compilation included: it is run once."""
-    spec = shapes.rehearsal(made.spec).with_values({"eval_every": made.spec.num_rounds})
-    began = time.perf_counter()
-    train_specs([spec], dataset=material.dataset)
-    return time.perf_counter() - began
+
+# The picture
+
+_FAR = 20.0  # above so many times the initial gap, bounds are drawn without its line
 
 
-def by_knob(points: Sequence[Point], scores: np.ndarray, key: str, *, smaller: bool) -> list[tuple[float, float]]:
-    """(value, the best score over all other knobs) of one knob."""
+def draw_plan(plan: Plan, path: Path) -> None:
+    """Bound or accuracy against each hyperparameter, with the choice marked, and the ε-accuracy frontier."""
+    bounds = plan.bounds if plan.mode == "theory" else None
+    trials = plan.search.trials if plan.search else []
+    if bounds is not None:
+        tried, scores, label = plan.candidates, list(bounds.total), "bound"
+        reason = f"{bounds.source}, initial gap {bounds.trivial:.3g}"
+    else:
+        tried, label = [trial.candidate for trial in trials], "accuracy on the proxy"
+        scores = [trial.mean_accuracy for trial in trials]
+        reason = f"{plan.search.runs} measured runs" if plan.search else ""
+    keys = [*INTEGER_KEYS, clip_key(plan.spec.method), *([] if bounds is not None else ["client_lr"])]
+    curves = {key: _best_by_value(tried, scores, key, min if bounds is not None else max) for key in keys}
+    curves = {key: curve for key, curve in curves.items() if len(curve) > 1}
+    count = len(curves) + bool(plan.frontier)
+    columns = 2 if count in (2, 4) else min(3, max(1, count))
+    rows = math.ceil(max(1, count) / columns)
+    figure, axes = plots.new_figure(rows, columns, width=3.4 * columns, height=2.7 * rows + 0.4)
+    panels = list(axes.flat)
+    for axis, (key, curve) in zip(panels, curves.items(), strict=False):
+        _draw_curve(axis, curve, float(plan.candidate.point[key]))
+        _label(axis, LABELS[key], f"best {label}")
+        if bounds is not None:
+            axis.set_yscale("log")
+        if bounds is not None and plan.score <= _FAR * bounds.trivial:  # else the line would flatten the curves
+            axis.axhline(bounds.trivial, color=plots.GREY, linestyle=":", linewidth=1)
+            axis.annotate(
+                "initial gap", (0.98, bounds.trivial), xycoords=("axes fraction", "data"), ha="right",
+                va="bottom", fontsize=7, color=plots.GREY,
+            )  # fmt: skip
+    if plan.frontier:
+        _draw_frontier(panels[len(curves)], plan)
+    for axis in panels[count:]:
+        axis.set_visible(False)
+    privacy = plan.spec.privacy
+    figure.suptitle(
+        f"Plan for {plan.spec.method}: proven ε ≤ {privacy.epsilon:g}, δ = {privacy.delta:g}, "
+        f"{plan.spec.num_clients} clients ({reason})",
+        fontsize=10, fontweight="bold", x=0.02, ha="left",
+    )  # fmt: skip
+    plots.save(figure, path)
+
+
+def _best_by_value(
+    tried: Sequence[Candidate], scores: Sequence[float], key: str, better: Callable[[float, float], float]
+) -> list[tuple[float, float]]:
+    """The values of one key, each with the best score over all others."""
     best: dict[float, float] = {}
-    for point, score in zip(points, scores, strict=True):
-        value = float(point[key])
+    for each, score in zip(tried, scores, strict=True):
+        value = float(each.point[key])
         if math.isfinite(score):
-            pick = min if smaller else max
-            best[value] = pick(best.get(value, float(score)), float(score))
+            best[value] = better(best.get(value, float(score)), float(score))
     return sorted(best.items())
+
+
+def _draw_curve(axis: Any, curve: list[tuple[float, float]], chosen: float) -> None:
+    values, best = zip(*curve, strict=True)
+    axis.plot(values, best, color=plots.BLUE, marker="o", markersize=3.5, linewidth=1.4)
+    _star(axis, *min(curve, key=lambda point: abs(math.log(point[0] / chosen))))
+    axis.set_xscale("log")
+    if len(values) <= 6:
+        axis.set_xticks(values, [f"{value:,.4g}" for value in values])
+        axis.minorticks_off()
+
+
+def _draw_frontier(axis: Any, plan: Plan) -> None:
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for trial in [*([plan.search.best] if plan.search else []), *plan.frontier]:
+        traffic = f"{bytes_text(trial.candidate.bytes_per_client)} per client"
+        lines.setdefault(traffic, []).append((trial.epsilon, trial.mean_accuracy))
+    for (name, line), colour in zip(lines.items(), (plots.BLUE, plots.ORANGE, plots.GREEN), strict=False):
+        x, y = zip(*sorted(line), strict=True)
+        axis.plot(x, y, color=colour, marker="o", markersize=3.5, linewidth=1.2, label=name)
+    measured = [point for line in lines.values() for point in line]
+    _star(axis, *max((point for point in measured if point[0] == plan.spec.privacy.epsilon), key=lambda p: p[1]))
+    axis.set_xscale("log")
+    ticks = sorted({epsilon for epsilon, _ in measured})
+    axis.set_xticks(ticks, [f"{tick:.3g}" for tick in ticks])
+    axis.minorticks_off()
+    _label(axis, "proven ε", "accuracy on the proxy")
+    axis.legend(frameon=False, fontsize=7, title="sent and received", title_fontsize=7)
+
+
+def _star(axis: Any, x: float, y: float) -> None:
+    axis.plot(x, y, marker="*", markersize=13, color=plots.VERMILION, linestyle="none", zorder=3)
+
+
+def _label(axis: Any, x: str, y: str) -> None:
+    axis.set_xlabel(x, fontsize=9)
+    axis.set_ylabel(y, fontsize=9)
+    axis.tick_params(labelsize=8)
+
+
+def bytes_text(count: float) -> str:
+    """A number of bytes with its unit."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"

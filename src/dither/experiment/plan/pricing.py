@@ -1,9 +1,9 @@
-"""What a point costs: the noise its proven ε asks for, the paper's own, what is sent, what signal is left."""
+"""Candidates: points with the noise that their proven ε needs, the paper's noise, traffic, and signal left."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,57 +11,55 @@ import numpy as np
 
 from dither.data import Dataset
 from dither.errors import NoProof, SpecError
-from dither.experiment.build import Experiment, build_experiment, proven_so_far
-from dither.experiment.plan.knobs import Point, clip_key
-from dither.experiment.plan.shapes import rehearsal
-from dither.spec import Spec, prepare
+from dither.experiment.build import Experiment, build_experiment
+from dither.experiment.plan.candidates import Point, clip_key
+from dither.experiment.plan.records import proxy_spec
+from dither.methods import prepare
+from dither.spec import Spec
 from dither.types import Claim, Prepared, RoundInfo
 
-FLOAT_BYTES = 4
-# Per participation, in models: DP-SCAFFOLD sends and receives its control variate too.
-MODELS_SENT = {"dp-scaffold": 2, "scaffold": 2}
+_FLOAT_BYTES = 4
+_MODELS_SENT = {"dp-scaffold": 2, "scaffold": 2}  # per participation: SCAFFOLD also sends a control variate
 
 
 @dataclass(frozen=True)
-class Price:
-    """A point with all that can be said of it before any record is seen."""
+class Candidate:
+    """A point with everything that is known of it before any record is seen."""
 
     point: Point
     spec: Spec
-    noise_std: float  # on one upload's or one gradient's coordinate, in the method's own terms
+    noise_std: float  # on a coordinate of an upload or a gradient, as the method defines it
     printed_noise_std: float  # what the paper's formula adds for the same ε; nan where it gives none
     claimed: Claim  # the paper's ε for the noise that is added
-    participations: int  # the most rounds that one client takes part in
-    uploads: float  # the mean over clients
+    uploads: float  # per client, on average
     num_params: int
     signal_to_noise: float  # length of the longest signal over the length of the noise, in the final model
 
     @property
     def bytes_per_client(self) -> float:
         """Sent and received by a client in the whole run, on average."""
-        models = MODELS_SENT.get(self.spec.method, 1)
-        return 2 * self.uploads * models * self.num_params * FLOAT_BYTES
+        models = _MODELS_SENT.get(self.spec.method, 1)
+        return 2 * self.uploads * models * self.num_params * _FLOAT_BYTES
 
 
 def assemble(base: Spec, point: Mapping[str, Any], counts: Dataset) -> Experiment:
-    """The point made ready on counts alone: noise by the rigorous accountant."""
-    spec = rehearsal(base).with_values(point)
+    """The point's experiment on counts alone; the accountant sets its noise."""
+    spec = proxy_spec(base).with_values(point)
     return build_experiment(spec, dataset=counts, arrays=(counts.x_train, counts.y_train))
 
 
-def price(base: Spec, point: Point, counts: Dataset) -> Price:
-    """Noise, claim, communication and signal of a point. Raises `NoProof` where no noise has a proof."""
+def candidate(base: Spec, point: Point, counts: Dataset) -> Candidate:
+    """Noise, claim, traffic and signal of a point. Raises `NoProof` where no noise has a proof."""
     experiment = assemble(base, point, counts)
-    seen = np.bincount(np.concatenate(experiment.cohorts), minlength=len(experiment.partition.size))
+    participations = np.bincount(np.concatenate(experiment.cohorts), minlength=len(experiment.partition.size))
     std = first_noise(experiment.prepared, experiment)
-    return Price(
+    return Candidate(
         point=point,
         spec=base.with_values(point),
         noise_std=std,
         printed_noise_std=_printed(experiment),
         claimed=experiment.prepared.claim,
-        participations=int(seen.max()),
-        uploads=float(seen.mean()),
+        uploads=float(participations.mean()),
         num_params=experiment.num_params,
         signal_to_noise=_signal(base.method, point, std, experiment.num_params),
     )
@@ -70,13 +68,13 @@ def price(base: Spec, point: Point, counts: Dataset) -> Price:
 def proven_epsilon(base: Spec, point: Point, counts: Dataset) -> float:
     """The proven ε of the point for the spec's view and adjacency, from the releases themselves."""
     experiment = assemble(base, point, counts)
-    return proven_so_far(experiment, len(experiment.cohorts))
+    return experiment.proven_epsilon()
 
 
 def first_noise(prepared: Prepared, experiment: Experiment) -> float:
     """The noise std of the first uplink release of the first client."""
     info = RoundInfo(0, 0, int(experiment.partition.size[0]), len(experiment.cohorts[0]))
-    uplink = [r for r in prepared.build(prepared.hyper).releases(info) if r.channel == "uplink"]
+    uplink = [r for r in prepared.releases(info) if r.channel == "uplink"]
     return float(uplink[0].noise_std)
 
 
@@ -96,29 +94,29 @@ def _printed(experiment: Experiment) -> float:
 
 
 def _signal(method: str, point: Mapping[str, Any], std: float, num_params: int) -> float:
-    """The most that clipped updates can move the model in the run, over the length of the noise added meanwhile.
+    """The farthest that clipped updates can move the model in a run, over the length of the noise in it.
 
-    Gradients: T·Q steps of length rate·clip against √(T·Q·d/K)·rate·σ. Secure FedAvg: the same with one noise a
-    round. NbAFL: a model of norm C against the last round's noise. No learning rate changes it.
+    Gradients: T·Q steps of length rate·clip against √(T·Q·d/K)·rate·σ. Secure FedAvg: the same with one noise per
+    round. NbAFL: a model of norm C against the last round's noise. The learning rate cancels out.
     """
-    clients, clip = point["cohort_size"], point[clip_key(method)]
     if std == 0:
         return math.inf
-    root = math.sqrt(clients / num_params)
+    clip, root = float(point[clip_key(method)]), math.sqrt(point["cohort_size"] / num_params)
     if method == "nbafl":
         return clip * root / std
-    steps = point["num_rounds"] * point["local_steps"]
-    if method == "secure-fedavg":  # std is on the upload: Q·rate·clip of signal a round
-        return math.sqrt(point["num_rounds"]) * point["local_steps"] * point["client_lr"] * clip * root / std
-    return math.sqrt(steps) * clip * root / std
+    if method == "secure-fedavg":  # std is on the upload: Q·rate·clip of signal per round
+        return float(
+            math.sqrt(point["num_rounds"]) * point["local_steps"] * point["client_lr"] * clip * root / std
+        )
+    return math.sqrt(point["num_rounds"] * point["local_steps"]) * clip * root / std
 
 
-def priced(base: Spec, points: list[Point], counts: Dataset) -> tuple[list[Price], list[str]]:
-    """Prices of all points that have a proof, and the reasons of those that have none."""
-    found, refused = [], []
+def affordable(base: Spec, points: Iterable[Point], counts: Dataset) -> tuple[list[Candidate], list[str]]:
+    """Candidates of all points that have a proof, and the reasons why others have none."""
+    candidates, reasons = [], []
     for point in points:
         try:
-            found.append(price(base, point, counts))
+            candidates.append(candidate(base, point, counts))
         except NoProof as reason:
-            refused.append(str(reason))
-    return found, list(dict.fromkeys(refused))
+            reasons.append(str(reason))
+    return candidates, list(dict.fromkeys(reasons))

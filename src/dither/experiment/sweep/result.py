@@ -24,6 +24,7 @@ import numpy as np
 from dither.errors import RunExists
 from dither.experiment import plots
 from dither.experiment.folder import read_checked, to_json, write_bytes, write_checked, write_text
+from dither.experiment.report import Overview, epsilon_text
 from dither.experiment.sweep.batches import Outcome
 from dither.spec import Spec
 from dither.types import Claim
@@ -42,8 +43,8 @@ class SweepRun(NamedTuple):
     environment: dict[str, str]  # versions and device
 
 
-@dataclass(frozen=True)
-class Sweep(Sequence[Outcome]):
+@dataclass(frozen=True, repr=False)
+class Sweep(Overview, Sequence[Outcome]):
     """The outcomes of a sweep, in the order of its specs, and what is proven of each."""
 
     specs: tuple[Spec, ...]
@@ -64,6 +65,20 @@ class Sweep(Sequence[Outcome]):
         if isinstance(index, slice):
             return [run.outcome for run in self.runs[index]]
         return self.runs[index].outcome
+
+    def title(self) -> str:
+        return f"{self.specs[0].method} on {self.specs[0].data.name}: {len(self)} runs"
+
+    def overview(self) -> list[tuple[str, str]]:
+        """One line per setting: accuracy, claimed and proven ε."""
+        lines = []
+        for row in self.table():
+            setting = ", ".join(f"{key}={row[key]}" for key in self.keys if key in row)
+            error = "" if row["test_accuracy_error"] is None else f" ± {row['test_accuracy_error']:.4f}"
+            proven = f", proven ε {epsilon_text(row['proven_epsilon'])}" if "proven_epsilon" in row else ""
+            claimed = f"claimed ε {epsilon_text(row['claimed_epsilon'])} per {row['claimed_unit']}"
+            lines.append((setting or "all runs", f"accuracy {row['test_accuracy']:.4f}{error}, {claimed}{proven}"))
+        return lines
 
     def varied(self, number: int) -> dict[str, Any]:
         """The varied keys of a run, with their values."""

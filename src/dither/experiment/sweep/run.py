@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from dither import data
 from dither.errors import SpecError
 from dither.experiment import build, compiled
 from dither.experiment.sweep import batches
-from dither.experiment.sweep.accounts import Book
 from dither.experiment.sweep.batches import BatchPlan, Outcome
 from dither.experiment.sweep.result import Sweep, SweepFolder, SweepRun, flatten
 from dither.experiment.train import Interrupt
@@ -61,9 +60,11 @@ def sweep(
     ε; so does a list of specs without `out`, by default. Private records are refused: a sweep is not charged to a
     ledger.
 
-    With several processes (`simulation.distributed`), process 0 calls this; the others call `following.follow`.
+    With several processes (`simulation.distributed`), each calls this. The specs of process 0 count. Process 0
+    alone writes and returns; the others exit when the batches are trained.
     """
-    distributed.must_lead()
+    if not distributed.leading():
+        _train_only(data_dir)
     clock = Clock()
     specs, keys, grid = _specs(what, vary, values)
     batches.refuse_private_data(specs)
@@ -77,7 +78,7 @@ def sweep(
         devices.set_up()
         finished = folder.finished(specs) if folder is not None else {}
         plan = _shared_plan(specs, limit, finished, data_dir, dataset)
-    runs = finished | _train(plan, finished, folder, Book() if prove else None, clock, on_progress)
+    runs = finished | _train(plan, finished, folder, prove, clock, on_progress)
     in_order = tuple(runs[number] for number in range(len(specs)))
     path = folder.path if folder is not None else None
     result = Sweep(tuple(specs), tuple(keys), in_order, {}, path, _notes(plan, limit))
@@ -146,19 +147,39 @@ def _shared_plan(
     several = distributed.count() > 1
     if several and dataset is not None:
         raise SpecError("dataset= exists in this process only; several processes must load the data themselves")
-    tomls = [spec.to_toml() for spec in specs] if several else []
-    distributed.tell("sweep", specs=tomls, limit=limit, done=sorted(finished))
+    if several:
+        tomls = [spec.to_toml() for spec in specs]
+        distributed.broadcast({"specs": tomls, "limit": limit, "finished": sorted(finished)})
     plan = plan_sweep(specs, limit, data_dir=data_dir, dataset=dataset)
     if several:
-        distributed.compare(fingerprints(plan))
+        distributed.assert_equal(fingerprints(plan))
     return plan
+
+
+def _train_only(data_dir: str | Path | None) -> NoReturn:
+    """Any process but 0: train the batches of process 0, then exit."""
+    devices.set_up()
+    shared = distributed.broadcast({})
+    specs = [Spec.from_toml(text, where="a spec of process 0") for text in shared["specs"]]
+    plan = plan_sweep(specs, shared["limit"], data_dir=data_dir)
+    distributed.assert_equal(fingerprints(plan))
+    with Interrupt() as interrupt:
+
+        def go_on(*_: object) -> None:
+            with distributed.between_rounds():
+                interrupt.exchange()
+
+        with distributed.computing():
+            batches.train_batches(plan, done=shared["finished"], on_evaluation=go_on, on_batch=go_on)
+    distributed.part()
+    raise SystemExit
 
 
 def _train(
     plan: BatchPlan,
     finished: Mapping[int, SweepRun],
     folder: SweepFolder | None,
-    book: Book | None,
+    prove: bool,
     clock: Clock,
     on_progress: OnProgress | None,
 ) -> dict[int, SweepRun]:
@@ -168,48 +189,48 @@ def _train(
     progress = _progress(plan, finished, on_progress)
     started = time.perf_counter()
 
-    def go_on() -> None:
-        if distributed.tell("go on", work=True):
-            interrupt.asked = True  # in another process
-
     def evaluated(batch: int, round: int) -> None:
-        distributed.reached()
-        if interrupt.asked:
-            raise KeyboardInterrupt
-        progress(batch, round)
-        go_on()
+        with distributed.between_rounds():
+            if interrupt.asked:
+                raise KeyboardInterrupt
+            progress(batch, round)
+            interrupt.exchange()
 
     def trained(batch: dict[int, Outcome]) -> None:
+        with distributed.between_rounds():
+            keep(batch)
+            interrupt.exchange()
+
+    def keep(batch: dict[int, Outcome]) -> None:
         nonlocal started
-        distributed.reached()
         seconds = (time.perf_counter() - started) / len(batch)
         with clock("accounting"):
             proven = {
-                number: _proven(plan.experiments[number], outcome, book) for number, outcome in batch.items()
+                number: _proven(plan.experiments[number], outcome, prove) for number, outcome in batch.items()
             }
         new = {number: SweepRun(*pair, seconds, environment) for number, pair in proven.items()}
         if folder is not None:
             folder.save_batch(list(new.values()))
         runs.update(new)
         started = time.perf_counter()
-        go_on()
 
-    with Interrupt() as interrupt:
-        go_on()
+    with Interrupt() as interrupt, distributed.computing():
         batches.train_batches(plan, done=finished, on_evaluation=evaluated, on_batch=trained, clock=clock)
-        distributed.reached()
-    distributed.dismiss()  # the rest needs no other process's devices
+    distributed.part()  # the rest needs no other process's devices
     return runs
 
 
-def _proven(
-    experiment: build.Experiment, outcome: Outcome, book: Book | None
-) -> tuple[Outcome, dict[str, Any] | None]:
+def _proven(experiment: build.Experiment, outcome: Outcome, prove: bool) -> tuple[Outcome, dict[str, Any] | None]:
     """The outcome with its claim for the rounds that were made, and its proven ε."""
     if build.stop_reason(experiment):
         claim = build.claim_after(experiment, build.planned_rounds(experiment))
         outcome = replace(outcome, claim=claim)
-    return outcome, book.proven(experiment) if book is not None else None
+    if not prove:
+        return outcome, None
+    accountant = experiment.accountant()
+    row = accountant.row(accountant.proven()).to_json()
+    row.pop("detail")
+    return outcome, row
 
 
 def _progress(

@@ -1,4 +1,4 @@
-"""What an accountant is told and what it answers: public facts, participation, and `Proven`."""
+"""What an accountant answers: a row of proven ε, and the bounds that it is the least of."""
 
 from __future__ import annotations
 
@@ -6,23 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from dither.types import Release
+from dither.types import Participation, Release
 
 Participations = Sequence[tuple[Release | tuple[Release, ...], int]]
-
-
-class Proven(NamedTuple):
-    """A rigorous ε with everything it depends on; ∞ by recipe "no proof" where none is known."""
-
-    view: str
-    adjacency: str
-    value: float
-    delta: float
-    unit: str
-    recipe: str
-    not_covered: tuple[str, ...]
-    assumed: bool
-    detail: str
 
 
 @dataclass(frozen=True)
@@ -36,7 +22,8 @@ class ClientRange:
 
 @dataclass(frozen=True)
 class ProvenRow:
-    """One row of a run's table of proven ε: the largest value over all clients, for one view, adjacency and unit.
+    """A rigorous ε with everything it depends on, for one view, adjacency and unit; ∞ by recipe "no proof" where
+    none is known. In a run's table it is the largest over all clients.
 
     view         what the adversary sees: "upload", "sum", "broadcast" or "final" (`accounting.VIEWS`)
     unit         "run" for the whole run, "message" for one participation; ", whole client" is appended where the
@@ -107,25 +94,7 @@ class ProvenRow:
         return self.to_json().get(name, default)
 
 
-class Participation(NamedTuple):
-    """How the counts of the releases are to be read.
-
-    realised   they happened: a guarantee given the pattern
-    worst      they are the most that can happen
-    binomial   they are all of `num_rounds`, and an honest party lets the client take part in each by an
-               independent coin of `rate`: R4, ex ante. With `adaptive` selection (loss-based, or in any way
-               a function of earlier outputs) R4 is refused and all rounds are counted. The first `certain` of
-               the listed participations are no draw: the client takes part in them whatever the coins say.
-    """
-
-    kind: str = "realised"
-    num_rounds: int | None = None
-    rate: float = 1.0
-    adaptive: bool = False
-    certain: int = 0
-
-
-REALISED = Participation("realised")
+REALISED = Participation()
 WORST = Participation("worst")
 
 
@@ -135,57 +104,6 @@ def binomial(num_rounds: int, rate: float, *, adaptive: bool = False, certain: i
     if not 0.0 <= rate <= 1.0:
         raise ValueError(f"rate={rate} is not in [0, 1]")
     return Participation("binomial", num_rounds, rate, adaptive, certain)
-
-
-class Lattice(NamedTuple):
-    """Noise that is discrete on the integers, after rounding to `step` (in the unit of the releases): of a vector
-    of `dimension` coordinates, by clients whose noise is at least `least` times the target's."""
-
-    step: float
-    dimension: int
-    least: float = 1.0
-
-
-class Facts(NamedTuple):
-    """Public facts that the proofs need besides the releases.
-
-    cohort_size      clients in a sum, the target included (the smallest, where it varies)
-    colluders        clients that give their own noise to the server
-    others_noise     variance of the honest others' noise in the sum, relative to the target's; None means
-                     equal weights and equal noise: cohort_size - colluders - 1
-    convex           every honest client's clipped gradient is that of a convex loss: binary linear models with
-                     per-example clipping
-    smoothness       a data-independent bound on the smoothness of those losses, or None
-    lipschitz        a Lipschitz bound of the clipped-gradient map, for G7c, or None
-    client_state     clients keep private state from round to round (DP-SCAFFOLD): sums then depend on more
-                     than the public past, and no aggregation credit is proved
-    assume           take the credit of G7b although convexity or non-expansive steps are not established;
-                     the value is labelled as assumed
-    own_epochs       shuffled epochs advance only when the client takes part
-    num_rounds       rounds of the run, for shuffled epochs that advance with the calendar
-    encoded          uploads are rounded and clamped before they are summed
-    lattice          the uplink's noise is discrete Gaussian on integers; None: continuous
-    exposures        uploads of the client that the outsider of view "broadcast" also sees (NbAFL's L)
-    counts_shown     what of the run depends on a record count, in words: add/remove then has no proof
-    """
-
-    cohort_size: int = 1
-    colluders: int = 0
-    others_noise: float | None = None
-    convex: bool = False
-    smoothness: float | None = None
-    lipschitz: float | None = None
-    client_state: bool = False
-    assume: bool = False
-    own_epochs: bool = False
-    num_rounds: int | None = None
-    exposures: int = 0
-    lattice: Lattice | None = None
-    encoded: bool = False
-    participation: Participation = REALISED
-    unit: str = "run"
-    not_covered: tuple[str, ...] = ()
-    counts_shown: str = ""
 
 
 class Bound(NamedTuple):

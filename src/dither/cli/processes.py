@@ -9,8 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
@@ -23,7 +22,7 @@ Processes = Annotated[
     int | None,
     typer.Option(
         envvar="DITHER_PROCESSES",
-        help="Share the simulation among so many processes. Alone: starts them all here.",
+        help="Share the simulation among this many processes. On its own, starts them all here.",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -31,7 +30,7 @@ Process = Annotated[
     int | None,
     typer.Option(
         envvar="DITHER_PROCESS",
-        help="This one's number, from 0; process 0 writes and prints.",
+        help="The number of this process, from 0. Process 0 writes and prints.",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -40,60 +39,49 @@ Coordinator = Annotated[
     typer.Option(
         envvar="DITHER_COORDINATOR",
         metavar="HOST:PORT",
-        help="Where process 0 listens, the same for all.",
+        help="Where process 0 listens; the same for all processes.",
         rich_help_panel=_PANEL,
     ),
 ]
 
-_CHILD_SECONDS = 5.0  # for another process to end after this one has
+_CHILD_SECONDS = 5.0  # for another process to exit after this one is done
 
 
 @contextmanager
-def crew(
-    processes: int | None, process: int | None, coordinator: str | None, how: Callable[[], str], *, silent: bool
+def several(
+    processes: int | None,
+    process: int | None,
+    coordinator: str | None,
+    *,
+    silent: bool,
+    how: Callable[[], str] = lambda: "",
 ) -> Iterator[None]:
-    """Process 0 among the others, if there are any; starts them where nobody else does. `how` to go on after one
-    of them was lost."""
+    """Connect to the other processes, if there are any; start them where nobody else does. `how` says how to
+    continue after one of them was lost."""
     count = _count(processes, process, coordinator)
     if count == 1:
         yield
         return
+    number = process or 0
     children: list[subprocess.Popen[bytes]] = []
     try:
         if coordinator is None:
             coordinator = f"127.0.0.1:{_free_port()}"
             _start_others(children, count, coordinator)
-        elif not silent:
+        elif number == 0 and not silent:
             _say(f"waiting for {count - 1} more at {coordinator}")
-        _connect(coordinator, count, 0, lambda: _check(children))
+        _connect(coordinator, count, number, lambda: _check(children))
+        if number and not silent:
+            _say(f"process {number} of {count} computes for process 0 at {coordinator}")
         yield
     except BaseException as error:
         _leave(error, how, children)
-        raise
-    _part()
-    _end(children)
-
-
-def follow(
-    processes: int | None, process: int, coordinator: str | None, data_dir: Path | None, *, silent: bool
-) -> NoReturn:
-    """Any other process: computes what process 0 asks for, and ends with its exit code."""
-    count = _count(processes, process, coordinator)
-    try:
-        _connect(str(coordinator), count, process, lambda: None)
-        if not silent:
-            _say(f"process {process} of {count} computes for process 0 at {coordinator}")
-        from dither.experiment.following import follow
-
-        code = follow(data_dir=data_dir)
-    except BaseException as error:
-        _leave(error, lambda: "")
-        if isinstance(error, ProcessError) and error.exit_code == INTERRUPTED:
-            _say(str(error))  # no error of anybody's
+        if number and isinstance(error, ProcessError) and error.exit_code == INTERRUPTED:
+            _say(str(error))  # an interruption is no error
             sys.exit(INTERRUPTED)
         raise
-    _part()
-    sys.exit(code)
+    _disconnect()
+    _end(children)
 
 
 def _count(processes: int | None, process: int | None, coordinator: str | None) -> int:
@@ -120,9 +108,9 @@ def _connect(coordinator: str, count: int, process: int, on_wait: Callable[[], N
     os.dup2(nowhere, 1)
     os.close(nowhere)
     sys.stdout = os.fdopen(ours, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors, buffering=1)
-    from dither.experiment import following
+    from dither.simulation import devices
 
-    following.connect(coordinator, count=count, number=process, on_wait=on_wait)
+    devices.connect(coordinator, count=count, number=process, on_wait=on_wait)
 
 
 def _start_others(children: list[subprocess.Popen[bytes]], count: int, coordinator: str) -> None:
@@ -159,10 +147,10 @@ def _check(children: list[subprocess.Popen[bytes]]) -> None:
             raise ProcessError(f"process {number} ended with exit code {child.returncode} before it came")
 
 
-def _part() -> None:
-    from dither.simulation import distributed as processes
+def _disconnect() -> None:
+    from dither.simulation import distributed
 
-    processes.disconnect()
+    distributed.disconnect()
 
 
 def _end(children: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -176,13 +164,13 @@ def _end(children: Sequence[subprocess.Popen[bytes]]) -> None:
             child.wait()
 
 
-def _leave(error: BaseException, how: Callable[[], str], children: Sequence[subprocess.Popen[bytes]] = ()) -> None:
-    """Part after an error. Where the others are lost, a usual end would wait for them: end at once, with the
-    message of `cli.main`."""
-    from dither.simulation import distributed as processes
+def _leave(error: BaseException, how: Callable[[], str], children: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Disconnect after an error. Where the others are lost, an ordinary exit would wait for them: exit at once,
+    with the message of `cli.main`."""
+    from dither.simulation import distributed
 
-    if not processes.lost():
-        _part()
+    if not distributed.lost():
+        _disconnect()
         _end(children)
         return
     code = 1

@@ -9,8 +9,10 @@ import dither
 from dither import api, data
 from dither.cli import plans
 from dither.errors import SpecError
-from dither.experiment.plan import Impossible, empirical, estimate, shapes
-from dither.experiment.plan.pictures import bytes_text, draw_plan
+from dither.experiment.partial import Unfinished
+from dither.experiment.plan import Infeasible, Trial, estimate, records
+from dither.experiment.plan.planner import bytes_text, draw_plan
+from dither.experiment.plan.search import FIRST_SEED, Trainer
 from dither.spec import Spec
 
 # A loss for which Theorem 2 of CPFed says something: strongly convex, far from its minimum.
@@ -154,7 +156,7 @@ def test_a_share_of_a_file_needs_a_schema(tmp_path):
 
 def test_the_impossible_is_answered_in_words():
     with pytest.raises(
-        Impossible, match=r"leaves no signal: .* nearest feasible: epsilon=\d.*clients of 1000 records"
+        Infeasible, match=r"leaves no signal: .* nearest feasible: epsilon=\d.*clients of 1000 records"
     ):
         dither.plan(
             "nbafl",
@@ -165,16 +167,16 @@ def test_the_impossible_is_answered_in_words():
             effort="quick",
             **SYNTHETIC,
         )
-    with pytest.raises(Impossible, match="cohort_size=9 exceeds the 4 clients; nearest feasible: cohort_size=4"):
+    with pytest.raises(Infeasible, match="cohort_size=9 exceeds the 4 clients; nearest feasible: cohort_size=4"):
         dither.plan("cpfed", epsilon=1.0, model="logistic", values={"cohort_size": 9}, **SYNTHETIC)
-    with pytest.raises(Impossible, match="nearest feasible: batch_size=1000"):
+    with pytest.raises(Infeasible, match="nearest feasible: batch_size=1000"):
         dither.plan(
             "cpfed", epsilon=1.0, mode="empirical", model="logistic", grid={"batch_size": [5000]}, **SYNTHETIC
         )
-    with pytest.raises(Impossible, match="3 records cannot be dealt to 4 clients"):
+    with pytest.raises(Infeasible, match="3 records cannot be dealt to 4 clients"):
         dither.plan("cpfed", epsilon=1.0, model="logistic", records=3, dim=4, clients=4)
     quick = {"mode": "empirical", "effort": "quick", "adjacency": "add/remove"}
-    with pytest.raises(Impossible, match="no noise has a proven ε"):
+    with pytest.raises(Infeasible, match="no noise has a proven ε"):
         dither.plan("cpfed", epsilon=1.0, model="logistic", **quick, **SYNTHETIC)
 
 
@@ -194,7 +196,7 @@ def test_bad_requests_are_named():
 
 def test_constants_of_a_known_loss():
     """On records whose Hessian is known: x uniform on the axes, so that L is the largest mean square over 4."""
-    material = shapes.synthetic(2000, 3)
+    material = records.synthetic_data(2000, 3)
     spec = Spec.from_preset("cpfed").with_values({"model.name": "logistic", "num_clients": 4, "cohort_size": 4})
     found = estimate(spec, material)
     ones = np.concatenate([material.dataset.x_train, np.ones((2000, 1))], axis=1)
@@ -210,8 +212,8 @@ def test_constants_of_a_known_loss():
 
 def test_a_proxy_is_brought_to_the_size_of_the_private_records():
     known = data.load("breast-cancer")
-    small = shapes.proxy(known, 100, "a proxy").dataset
-    large = shapes.proxy(known, 1000, "a proxy").dataset
+    small = records.proxy_data(known, 100, "a proxy").dataset
+    large = records.proxy_data(known, 1000, "a proxy").dataset
     assert (len(small.y_train), len(large.y_train)) == (100, 1000)
     assert len(np.unique(small.x_train, axis=0)) == 100  # no repeats where there are enough
     for made in (small, large):  # no record is both trained on and scored
@@ -222,18 +224,19 @@ def test_a_proxy_is_brought_to_the_size_of_the_private_records():
 
 
 def test_the_search_finds_the_better_rate_and_uses_its_own_seeds(measured):
-    base = shapes.rehearsal(measured.spec)
-    material = shapes.synthetic(228, 4)
     good, bad = (
-        empirical.Trial(
-            dataclasses.replace(measured.price, point={**measured.price.point, "client_lr": rate}), 8.0
+        Trial(
+            dataclasses.replace(
+                measured.candidate,
+                spec=measured.spec.with_values({"client_lr": rate}),
+                point={**measured.candidate.point, "client_lr": rate},
+            )
         )
         for rate in (0.5, 1e-9)
     )
-    trials = empirical.run_trials(
-        base, [bad, good], material, range(empirical.FIRST_SEED, empirical.FIRST_SEED + 2)
-    )
+    trainer = Trainer(records.synthetic_data(228, 4).dataset, Unfinished(None, "plan", 0))
+    trials = trainer.run([bad, good], range(2))
     assert [len(trial.accuracy) for trial in trials] == [2, 2]
     assert trials[1].mean_loss < trials[0].mean_loss
     assert trials[0].mean_loss == pytest.approx(np.log(2), abs=1e-3)
-    assert empirical.FIRST_SEED > 10**5
+    assert FIRST_SEED > 10**5

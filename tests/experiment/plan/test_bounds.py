@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from dither.errors import SpecError
-from dither.experiment.plan import Constants, knobs, pricing, shapes, theory
-from dither.experiment.plan.request import base_spec
+from dither.experiment.plan import ProblemConstants, bounds, candidates, pricing, records
 from dither.methods import cpfed, secure_fedavg
 
 NUMBERS = {
@@ -24,29 +23,30 @@ NUMBERS = {
     "initial_distance": 3.0,
     "initial_gradient_sq": 1.0,
 }
-CONSTANTS = Constants(**NUMBERS, sources=dict.fromkeys(NUMBERS, "made up"))
-COUNTS = shapes.stand_in(4000, 3, ("0", "1"))
+CONSTANTS = ProblemConstants(**NUMBERS, sources=dict.fromkeys(NUMBERS, "made up"))
+COUNTS = records.counts_only(4000, 3, ("0", "1"))
 
 
 def priced(method, epsilon=4.0, rounds=(5, 20, 80), clients=4):
-    values = {"data.partition": "iid"}
-    base, _ = base_spec(method, epsilon, 1e-5, clients, "logistic", "upload", "replace-one", values, {})
+    facts = {"privacy.epsilon": epsilon, "privacy.delta": 1e-5, "privacy.view": "upload"}
+    facts |= {"privacy.adjacency": "replace-one", "num_clients": clients, "model.name": "logistic"}
+    base, _ = records.base_spec(method, facts, {"data.partition": "iid"}, {})
     given = {
         "num_rounds": rounds,
         "cohort_size": (clients,),
         "local_steps": (1, 4),
         "batch_size": (1000,) if method == "nbafl" else (10,) if method == "secure-fedavg" else (50, 1000),
-        knobs.clip_key(method): (theory.theory_clip(base, CONSTANTS),),
+        candidates.clip_key(method): (bounds.theory_clip(base, CONSTANTS),),
         "client_lr": (1.0,),
     }
-    points = knobs.points(base, knobs.ranges(base, 1000, given), 1000)
-    return base, [pricing.price(base, point, COUNTS) for point in points]
+    points = candidates.points(base, candidates.search_space(base, 1000, given), 1000)
+    return base, [pricing.candidate(base, point, COUNTS) for point in points]
 
 
-@pytest.mark.parametrize("method", theory.METHODS)
+@pytest.mark.parametrize("method", bounds.METHODS)
 def test_every_method_has_a_bound_with_named_terms(method):
     base, prices = priced(method)
-    found = theory.bounds(base, prices, CONSTANTS, 1000)
+    found = bounds.bounds(base, prices, CONSTANTS, 1000)
     assert found.total.shape == (len(prices),)
     assert all(np.all(term >= 0) for term in found.terms.values())
     assert any("noise" in name for name in found.terms)
@@ -56,17 +56,17 @@ def test_every_method_has_a_bound_with_named_terms(method):
     assert found.total[best] == found.total.min()
     assert found.vacuous == (found.total[best] >= 5.0)
     chosen = {name: float(column[best]) for name, column in found.values.items()}
-    conditions = theory.conditions(base, prices[best], CONSTANTS, chosen, 1000)
+    conditions = bounds.conditions(base, prices[best], CONSTANTS, chosen, 1000)
     # What the theorem lets the planner set, it sets within its conditions.
     assert all(holds for text, holds in conditions if "η" in text or "λ_2" in text)
-    louder = theory.bounds(*priced(method, epsilon=1.0), CONSTANTS, 1000)
+    louder = bounds.bounds(*priced(method, epsilon=1.0), CONSTANTS, 1000)
     assert louder.total[louder.best] > found.total[best]
 
 
 def test_cpfed_says_something_for_a_friendly_loss():
     base, prices = priced("cpfed")
-    assert not theory.bounds(base, prices, CONSTANTS, 1000).vacuous
-    hard = theory.bounds(base, prices, CONSTANTS.with_given({"pl_constant": 1e-4}), 1000)
+    assert not bounds.bounds(base, prices, CONSTANTS, 1000).vacuous
+    hard = bounds.bounds(base, prices, CONSTANTS.with_given({"pl_constant": 1e-4}), 1000)
     assert hard.vacuous
 
 
@@ -89,7 +89,7 @@ def test_rounds_have_an_interior_optimum_at_a_held_rate_only():
     )
     held = cpfed.convergence_convex(training, corrected=True).total
     assert 0 < np.argmin(held) < len(held) - 1
-    free = theory.bounds(base, prices, CONSTANTS, 1000).total
+    free = bounds.bounds(base, prices, CONSTANTS, 1000).total
     assert free[-1] < 1.05 * free.min()
     assert held[-1] > 1.5 * held.min()
 
@@ -108,4 +108,4 @@ def test_the_papers_epsilon_of_the_added_noise_is_what_its_bound_is_given():
 def test_a_loss_without_strong_convexity_is_refused_where_it_is_needed():
     base, prices = priced("secure-fedavg")
     with pytest.raises(SpecError, match=r"set model\.l2"):
-        theory.bounds(base, prices, CONSTANTS.with_given({"strong_convexity": 0.0}), 1000)
+        bounds.bounds(base, prices, CONSTANTS.with_given({"strong_convexity": 0.0}), 1000)

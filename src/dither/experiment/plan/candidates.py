@@ -1,0 +1,174 @@
+"""The search space of a plan: the hyperparameters it chooses, the values tried, and points no other point beats.
+
+A point maps spec keys to values, ready for `Spec.with_values`. Learning rates are tried by *reach*: how far the
+model can move in a whole run if every gradient is as long as its clip, rounds × steps × rate × clip. The best
+reach depends far less on the other hyperparameters than the best rate does, so a few values are enough.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from dither.errors import SpecError, did_you_mean
+from dither.spec import Spec
+
+Point = dict[str, Any]
+Item = TypeVar("Item")
+
+# Spec key -> label. NbAFL clips parameters, the other methods clip gradients.
+LABELS = {
+    "num_rounds": "rounds",
+    "cohort_size": "clients per round",
+    "local_steps": "local steps",
+    "batch_size": "batch",
+    "privacy.clip_norm": "clip",
+    "method_options.param_clip": "clip",
+    "client_lr": "learning rate",
+}
+INTEGER_KEYS = ("num_rounds", "cohort_size", "local_steps", "batch_size")
+
+
+class Infeasible(SpecError):
+    """The request cannot be met. The message names the nearest one that can."""
+
+
+class SearchSpace(NamedTuple):
+    """The values to try, by spec key; `reach` stands in for learning rates where none are given."""
+
+    values: Mapping[str, Sequence[Any]]
+    reach: Sequence[float]
+
+
+def clip_key(method: str) -> str:
+    """The spec key of the clip that bounds the method's sensitivity."""
+    return "method_options.param_clip" if method == "nbafl" else "privacy.clip_norm"
+
+
+def search_space(
+    base: Spec, smallest: int, given: Mapping[str, Sequence[Any]], *, effort: str = "search"
+) -> SearchSpace:
+    """Values for every hyperparameter, from public facts alone: clients, records of the smallest client, method.
+
+    effort "bound" is fine: evaluating a bound costs only the calibration of the noise. "search" is coarse, since
+    every point is trained, and the search refines it. "quick" is coarser still. `given` replaces the values of a
+    key; a single value fixes it.
+    """
+    clip = clip_key(base.method)
+    allowed = {*INTEGER_KEYS, "client_lr", clip}
+    for key in given:
+        if key not in allowed:
+            raise SpecError(f"a plan does not choose {key!r}{did_you_mean(key, allowed)}")
+    clients = base.num_clients
+    fine, quick = effort == "bound", effort == "quick"
+    values: dict[str, Sequence[Any]] = {
+        "num_rounds": (5, 10, 20, 40, 80, 160) if fine else (10, 40) if quick else (10, 30, 100),
+        "cohort_size": (max(1, clients // 2), clients) if fine else (clients,),
+        "local_steps": (1, 2, 5, 10) if fine else (1,) if quick else (1, 4),
+        "batch_size": _batch_sizes(base, smallest, effort),
+        clip: (0.5, 2.0) if quick else (0.5, 1.0, 2.0),
+    }
+    reach: Sequence[float] = (16.0, 64.0) if quick else (8.0, 32.0, 128.0)
+    if base.method == "secure-fedavg" and not fine and not quick:  # a round reveals little: try more rounds
+        values["num_rounds"] = (30, 100, 300)
+    if base.method == "nbafl":  # no gradient is clipped, so reach means nothing
+        values |= {"client_lr": (0.005, 0.02, 0.08), clip: (0.5, 2.0, 8.0), "local_steps": (5, 20)}
+        values["num_rounds"] = (1, 2, 4, 8, 16, 32) if fine else (1, 5) if quick else (1, 2, 5, 20)
+    values |= {key: tuple(column) for key, column in given.items()}
+    _check(base, smallest, values)
+    return SearchSpace(values, (math.nan,) if "client_lr" in values else reach)
+
+
+def _batch_sizes(base: Spec, smallest: int, effort: str) -> Sequence[int]:
+    if base.method == "nbafl" or base.batch_sampling == "full":
+        return (smallest,)
+    if base.method == "secure-fedavg":  # its sensitivity does not shrink with the batch (E4): small batches
+        shares = [size / smallest for size in ((1, 4, 16) if effort == "bound" else (1, 4))]
+    else:
+        shares = [1 / 32, 1 / 8, 1.0] if effort == "bound" else [1 / 16, 1.0]
+    if effort == "quick":
+        shares = shares[-1:] if base.method != "secure-fedavg" else shares[:1]
+    return tuple(sorted({min(smallest, max(1, round(share * smallest))) for share in shares}))
+
+
+def _check(base: Spec, smallest: int, tried: Mapping[str, Sequence[Any]]) -> None:
+    for key, values in tried.items():
+        integer = key in INTEGER_KEYS
+        if not values or any(not 0 < v < math.inf or (integer and int(v) != v) for v in values):
+            kind = "whole numbers" if integer else "numbers"
+            raise SpecError(f"{key}={list(values)} must be {kind} above 0")
+    clients, cohort, batch = base.num_clients, min(tried["cohort_size"]), min(tried["batch_size"])
+    if cohort > clients:
+        raise Infeasible(
+            f"cohort_size={cohort} exceeds the {clients} clients; nearest feasible: cohort_size={clients}"
+        )
+    if batch > smallest:
+        fewer = max(1, clients * smallest // batch)
+        raise Infeasible(
+            f"batch_size={batch} exceeds the {smallest} records of the smallest of {clients} clients; nearest "
+            f"feasible: batch_size={smallest}, or the same records over at most {fewer} clients"
+        )
+
+
+def points(base: Spec, space: SearchSpace, smallest: int) -> list[Point]:
+    """Every feasible combination, before the noise is calibrated."""
+    keys = [*INTEGER_KEYS, clip_key(base.method), *(["client_lr"] if "client_lr" in space.values else [])]
+    combinations = (
+        dict(zip(keys, row, strict=True)) for row in itertools.product(*(space.values[key] for key in keys))
+    )
+    return [
+        completed(base, point, reach, smallest)
+        for point in combinations
+        if point["cohort_size"] <= base.num_clients and point["batch_size"] <= smallest
+        for reach in space.reach
+    ]
+
+
+def completed(base: Spec, point: Mapping[str, Any], reach: float, smallest: int) -> Point:
+    """The point with its learning rate from `reach` (unless it has one) and the sampler for its batch."""
+    full = dict(point)
+    if "client_lr" not in full:
+        full["client_lr"] = reach / (full["num_rounds"] * full["local_steps"] * full[clip_key(base.method)])
+    # A batch of all records is the full batch, whatever the sampler.
+    full["batch_sampling"] = "full" if full["batch_size"] >= smallest else base.batch_sampling
+    return full
+
+
+def shape(point: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What the compiled program and the accountant depend on: everything but clip and rate."""
+    return (*(point[key] for key in INTEGER_KEYS), point["batch_sampling"])
+
+
+def neighbours(base: Spec, point: Point, smallest: int, fixed: Iterable[str] = ()) -> list[Point]:
+    """Points one step away: each value doubled or halved. Rounds, steps and clip keep the reach."""
+    clip, fixed = clip_key(base.method), set(fixed)
+    near: list[Point] = []
+    for key in (*INTEGER_KEYS, clip, "client_lr"):
+        if key in fixed:
+            continue
+        for factor in (0.5, 2.0):
+            moved = {**point, key: point[key] * factor}
+            if key in INTEGER_KEYS:
+                moved[key] = max(1, round(moved[key]))
+            if key in ("num_rounds", "local_steps", clip) and "client_lr" not in fixed and base.method != "nbafl":
+                moved["client_lr"] = point["client_lr"] * point[key] / moved[key]
+            moved["cohort_size"] = min(moved["cohort_size"], base.num_clients)
+            moved["batch_size"] = min(moved["batch_size"], smallest)
+            moved = completed(base, moved, math.nan, smallest)
+            if moved != point and moved not in near:
+                near.append(moved)
+    return near
+
+
+def pareto_front(items: Sequence[Item], costs: Callable[[Item], tuple[float, ...]]) -> list[Item]:
+    """Items that no other item beats: at least as good in every cost and better in one. Equal items count once.
+
+    Sorted by the first cost, then by the next."""
+    front: list[Item] = []
+    for item in sorted(items, key=costs):
+        # In this order, whatever dominates or equals an item stands before it.
+        if not any(all(a <= b for a, b in zip(costs(other), costs(item), strict=True)) for other in front):
+            front.append(item)
+    return front
