@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from dither import accounting
 from dither.accounting import pld
+from dither.accounting.composition import Group, Item, groups_epsilon
 
 
 def single(curve, count, delta):
@@ -31,6 +32,18 @@ def test_plain_gaussians_are_bounded_from_above_and_closely(mu, count, delta):
     exact = accounting.gaussian_epsilon(mu * math.sqrt(count), delta)
     bound = single(pld.removal(1.0, mu), count, delta)
     assert exact <= bound <= exact * 1.0005
+
+
+@pytest.mark.parametrize("kind", ["poisson", "fixed", "poisson_replace"])
+@pytest.mark.parametrize(
+    ("rate", "mu", "count", "delta"),
+    [(0.06, 0.2, 400, 1e-5), (2e-3, 1.8, 400, 1e-5), (0.06, 2.1, 400, 1e-5), (0.05, 0.125, 50_000, 1e-6),
+     (0.9, 0.01, 1000, 1e-9), (0.01, 1.0, 1, 1e-2)],
+)  # fmt: skip
+def test_a_coarse_grid_gives_a_larger_epsilon_but_hardly(kind, rate, mu, count, delta):
+    groups = [Group((Item(kind, rate, 1 / mu, count),))]
+    fine = groups_epsilon(groups, delta)
+    assert fine <= groups_epsilon(groups, delta, resolution=pld.COARSE) <= fine * 1.003
 
 
 @pytest.mark.parametrize("kind", ["fixed", "removal", "addition", "replacement"])

@@ -98,10 +98,13 @@ def proven(summary: dict, view: str = "upload") -> dict[str, float]:
 # H6
 
 
-def test_a_run_killed_and_resumed_with_fresh_noise_reports_what_the_ledger_does(tmp_path):
+@pytest.mark.parametrize(("cohort_size", "decay"), [(4, 0.7), (2, 1.0)])
+def test_a_run_killed_and_resumed_with_fresh_noise_reports_what_the_ledger_does(tmp_path, cohort_size, decay):
+    """Also where cohorts differ from stretch to stretch: the ledger adds to what the most exposed client of all of
+    them has revealed, not to that of each."""
     path, book = write_table(tmp_path / "t.csv"), tmp_path / "ledger.sqlite"
-    decay = {"privacy.noise_schedule": "rounds", "privacy.noise_decay": 0.7}
-    spec = own_spec(path, cohort_size=4, **decay)
+    schedule = {"privacy.noise_schedule": "rounds", "privacy.noise_decay": decay} if decay < 1 else {}
+    spec = own_spec(path, cohort_size=cohort_size, **schedule)
     made = killed_and_resumed(spec, tmp_path / "run", ledger=book)
     ledger = Ledger(book)
     dataset = made.summary["ledger"]["dataset"]

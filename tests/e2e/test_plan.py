@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from dither import cli
+from dither.experiment.plan import planner
 from dither.spec import Spec
 
 SMALL = [
@@ -24,6 +25,7 @@ def call(monkeypatch, *arguments):
 
 
 def test_a_plan_leaves_a_spec_and_a_picture(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(planner, "OTHER_BUDGETS", (4.0,))  # each costs time, one shows that it works
     files = ["--out", tmp_path / "plan.toml", "--picture", tmp_path / "plan.png"]
     assert call(monkeypatch, *SMALL, *files, "--json") == 0
     report = json.loads(capsys.readouterr().out)

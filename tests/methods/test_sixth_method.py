@@ -1,23 +1,25 @@
-"""The skeleton of CONTRIBUTING.md: one file, found by its path, passes the suite and trains with proven ε."""
+"""A method in a Python file: the skeleton of CONTRIBUTING.md runs, and the example passes the suite."""
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from dither import api
+from dither.cli import app
+from dither.experiment.report import load
 from dither.spec import Spec
 from tests.methods import test_conformance as suite
 
-FILE = Path(__file__).parents[2] / "examples" / "fedavgm_dp.py"
+ROOT = Path(__file__).parents[2]
+FILE = ROOT / "examples" / "fedavgm_dp.py"
 
 
 @pytest.fixture
 def name():
     return str(FILE)
-
-
-GIVEN = {"privacy.noise": "given", "privacy.noise_std": 0.3}
 
 
 @pytest.fixture(autouse=True)
@@ -35,21 +37,42 @@ test_nan = suite.test_records_that_are_not_numbers_count_as_nothing_where_noise_
 test_releases = suite.test_releases_are_finite_numbers_for_the_accountant
 
 
-def test_it_trains_with_a_proven_epsilon(name):
-    spec = Spec().with_values(
-        {
-            "method": name,
-            "num_clients": 6,
-            "cohort_size": 6,
-            "num_rounds": 5,
-            "batch_size": 8,
-            "batch_sampling": "poisson",
-            "sampling_rate": 0.1,
-            "data.name": "breast-cancer",
-            "privacy.adjacency": "zero-out",
-        }
-    )
+TINY = {
+    "num_clients": 6,
+    "cohort_size": 6,
+    "num_rounds": 5,
+    "batch_size": 8,
+    "batch_sampling": "poisson",
+    "sampling_rate": 0.1,
+    "data.name": "breast-cancer",
+    "privacy.adjacency": "zero-out",
+}
+
+
+def test_the_example_is_calibrated_to_a_proven_epsilon(name):
+    spec = Spec().with_values({"method": name, **TINY})
     experiment = api.build_experiment(spec)
     assert float(np.min(experiment.prepared.hyper["noise_std"])) > 0
     assert experiment.proven_epsilon(5) == pytest.approx(1.0, rel=1e-3)
     assert spec.method_options == {"momentum": 0.5}
+
+
+def test_the_skeleton_of_contributing_runs_with_a_proven_epsilon(tmp_path):
+    guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    (tmp_path / "server_step.py").write_text(code, encoding="utf-8")
+    spec = Spec().with_values({"method": str(tmp_path / "server_step.py"), **TINY})
+    (tmp_path / "spec.toml").write_text(spec.to_toml(), encoding="utf-8")
+    command = [
+        "run",
+        str(tmp_path / "spec.toml"),
+        "--set",
+        "method_options.server_step=0.7",
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    report = load(tmp_path / "run")
+    assert report.spec.method_options == {"server_step": 0.7}
+    assert report.epsilon.proven("upload").value == pytest.approx(1.0, rel=1e-3)

@@ -8,7 +8,7 @@ import pytest
 from scipy import linalg, special, stats
 
 from dither.accounting import zcdp_epsilon_tight
-from dither.accounting.discrete import closeness, rho
+from dither.accounting.gaussian import closeness, rho
 from dither.errors import NoProof, SpecError
 from dither.privacy import discrete
 from dither.privacy.discrete import DistributedGaussian

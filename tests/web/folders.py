@@ -44,12 +44,24 @@ def make_summary(**extra):
         {**row, "unit": "message", "value": 0.1},
         {**row, "view": "final", "adjacency": "replace-one", "value": "inf", "recipe": "no proof"},
     ]
+    traffic = {"aggregation": "off", "upload_bytes": 420, "download_bytes": 420, "lost": 0}
     return {
         "method": "cpfed",
         "data": "adult",
+        "test_accuracy": 0.7,
+        "loss": 0.05,
+        "rounds": 20,
+        "seconds": 2.0,
         "epsilon": {"claimed": claim, "proven": proven, "attacked": None},
         "why": "the claim averages participation instead of counting it (C1)",
+        "participation": {"min": 20, "median": 20.0, "max": 20},
+        "randomness": "seeded",
         "notes": [],
-        "traffic": {"upload_bytes": 420, "download_bytes": 420, "lost": 0},
+        "num_clients": 16,
+        "num_features": 104,
+        "num_params": 105,
+        "image_shape": [],
+        "classes": ["<=50K", ">50K"],
+        "traffic": {**traffic, "most_missing": 0, "void_rounds": 0},
         **extra,
     }

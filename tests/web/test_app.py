@@ -13,6 +13,7 @@ pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
 from fastapi.testclient import TestClient
 
+from dither.experiment.folder import RunFolder
 from dither.web.app import PAGES, create_app
 from dither.web.files import SafeFolder
 from dither.web.guard import is_loopback
@@ -191,7 +192,9 @@ def test_the_user_may_let_it_open_tables_but_nothing_is_estimated_on_them(runs, 
 
 @pytest.mark.parametrize("running", [True, False])
 def test_what_only_a_federation_knows_is_not_guessed(client, runs, running):
-    folder = make_run(runs, "served", summary=not running, federation={"parties": {}})
+    totals = {"id": "ab", "terms": "cd", "parties": {}, "excluded": {}, "aggregation": "off", "colluders": 0}
+    totals |= {"most_missing": 0, "void_rounds": 0, "seconds_a_round": 1.0}
+    folder = make_run(runs, "served", summary=not running, federation=totals)
     if running:
         (folder / "provenance.json").write_text(json.dumps({"run": "ab", "versions": {"north": {}}}))
     answer = client.get("/api/analysis", params={"id": "served"})
@@ -203,7 +206,8 @@ def test_of_rounds_made_twice_no_smaller_epsilon_is_shown(client, runs, running)
     again = {} if running else {"repeated_rounds": 2}
     folder = make_run(runs, "again", summary=not running, **again)
     if running:
-        (folder / "digests.json").write_text(json.dumps({"files": {}, "begun": [[0, 4], [2, 8]]}))
+        RunFolder(folder).begin(0, 4)
+        RunFolder(folder).begin(2, 8)
     for address in ("/api/analysis", "/api/epsilon"):
         assert "dither account" in client.get(address, params={"id": "again"}).json()["refused"]
 

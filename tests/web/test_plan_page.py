@@ -53,7 +53,7 @@ def test_blanking_asks_for_no_more_noise_than_replacing(method):
 
 def test_a_plan_agrees_with_the_run_it_becomes():
     from dither.experiment.build import build_experiment
-    from dither.experiment.plan.pricing import first_noise
+    from dither.experiment.plan.candidates import first_noise
     from dither.experiment.plan.records import counts_only
 
     request = PlanRequest(rounds=10, clients=4, records=2000, batch=50)

@@ -1,8 +1,10 @@
 """Explanations: every erratum that a method names is explained, and numbers are not prettified."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
+from dither.accounting import ProvenRow
 from dither.methods import method
 from dither.spec import METHODS
 from dither.web import run_page
@@ -31,6 +33,6 @@ def test_odds():
 
 
 def test_what_has_no_proof_is_said_plainly():
-    row = {"view": "upload", "adjacency": "zero-out", "unit": "run"}
-    assert "no theorem bounds what can be learned if one record is blanked" in run_page.explain(row, float("inf"))
-    assert "factor of at most 2.72" in run_page.explain(row, 1.0)
+    row = ProvenRow("upload", "zero-out", float("inf"), 1e-5, "run", "no proof")
+    assert "no theorem bounds what can be learned if one record is blanked" in run_page.explain(row)
+    assert "factor of at most 2.72" in run_page.explain(replace(row, value=1.0))

@@ -17,6 +17,7 @@ ledger/       what was ever released of whose data, and budgets
 Everything is NumPy in float64. dp-accounting is imported only where the Rényi fallback runs.
 """
 
+from dither.accounting.accountant import calibrate, calibrate_releases
 from dither.accounting.aggregation import (
     absorption_cost,
     aggregated_round_mu,
@@ -26,8 +27,6 @@ from dither.accounting.aggregation import (
     smooth_round_mu,
     surviving_variance,
 )
-from dither.accounting.bounds import REALISED, WORST, ClientRange, Participations, ProvenRow, binomial
-from dither.accounting.calibration import calibrate, calibrate_releases
 from dither.accounting.composition import ADD_REMOVE, ADJACENCIES, REPLACE_ONE, ZERO_OUT, step_multiplier
 from dither.accounting.gaussian import (
     amplified_epsilon,
@@ -63,7 +62,19 @@ from dither.accounting.subsampled import (
     poisson_epsilon,
     poisson_rdp,
 )
-from dither.accounting.table import FLOAT_NOISE, VIEWS, account, compress, proven
+from dither.accounting.views import (
+    FLOAT_NOISE,
+    REALISED,
+    VIEWS,
+    WORST,
+    ClientRange,
+    Participations,
+    ProvenRow,
+    account,
+    binomial,
+    compress,
+    proven,
+)
 from dither.types import Conditions, Lattice, Participation
 
 __all__ = [

@@ -153,12 +153,17 @@ def total_shuffled_uses(
 
 
 def groups_epsilon(
-    groups: Sequence[Group], delta: float, *, failure: float = 0.0, others_failure: float = math.inf
+    groups: Sequence[Group],
+    delta: float,
+    *,
+    failure: float = 0.0,
+    others_failure: float = math.inf,
+    resolution: pld.Resolution = pld.FINE,
 ) -> float:
     """ε of all groups together; the failures of truncated batches are those of `charge_truncation`."""
     kept = _normalise(groups)
     return charge_truncation(
-        lambda d: _epsilon(kept, d, delta), delta, min(1.0, failure), others_failure=others_failure
+        lambda d: _epsilon(kept, d, delta, resolution), delta, min(1.0, failure), others_failure=others_failure
     )
 
 
@@ -196,8 +201,8 @@ def _normalise(groups: Sequence[Group]) -> tuple[Group, ...]:
     return tuple(result)
 
 
-def _epsilon(groups: tuple[Group, ...], delta: float, resolution: float) -> float:
-    """ε at `delta`, on a grid made for `resolution` (so that one composition answers many δ)."""
+def _epsilon(groups: tuple[Group, ...], delta: float, grid_delta: float, resolution: pld.Resolution) -> float:
+    """ε at `delta`, on a grid made for `grid_delta` (so that one composition answers many δ)."""
     if not groups:
         return 0.0
     if delta <= 0:
@@ -214,11 +219,13 @@ def _epsilon(groups: tuple[Group, ...], delta: float, resolution: float) -> floa
             trials = groups[0].repeats
             mus = np.sqrt(np.arange(trials + 1) * squares[0])
             return mixture_epsilon(binomial_pmf(trials, groups[0].probability), mus, delta)
-    return max(d.epsilon(delta) for d in _distributions(groups, resolution))
+    return max(d.epsilon(delta) for d in _distributions(groups, grid_delta, resolution))
 
 
 @functools.lru_cache(maxsize=128)
-def _distributions(groups: tuple[Group, ...], delta: float) -> tuple[pld.LossDistribution, ...]:
+def _distributions(
+    groups: tuple[Group, ...], delta: float, resolution: pld.Resolution
+) -> tuple[pld.LossDistribution, ...]:
     """The composed loss, once a direction: a neighbour is a removal in all rounds or an addition in all."""
     kinds = {item.kind for group in groups for item in group.items}
     directions = max((len(CURVES[kind]) for kind in kinds if kind != "plain"), default=1)
@@ -239,5 +246,5 @@ def _distributions(groups: tuple[Group, ...], delta: float) -> tuple[pld.LossDis
             for g in groups
             if g.probability < 1
         ]
-        result.append(pld.compose(events, delta))
+        result.append(pld.compose(events, delta, resolution))
     return tuple(result)

@@ -1,14 +1,32 @@
-"""The recipe of each adversary view: from a client's participations to a bound, or `NoProof`."""
+"""The table of proven ε: what a client's releases are worth to each adversary, under one adjacency.
+
+Views, from the strongest adversary to the weakest (errata, Recipes):
+
+    upload      the server sees every upload
+    sum         the server sees sums only and `colluders` clients help it (secure aggregation)
+    broadcast   an outsider sees what is broadcast, and at most `exposures` of the client's uploads
+    final       an outsider sees the final model only; bounded by "broadcast"
+
+A later view is a function of an earlier one, so each bound carries over (but for an outsider who also sees
+some uploads: sums do not bound that); where several recipes are valid
+for a view its value is their minimum, never across adjacencies. What no theorem covers is ε = ∞.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any, NamedTuple
 
 from dither.accounting.aggregation import aggregated_round_mu, credit_refusal, honest_others, smooth_round_mu
-from dither.accounting.bounds import Bound, Rounds
 from dither.accounting.composition import (
+    ADD_REMOVE,
+    ADJACENCIES,
+    ZERO_OUT,
     Group,
     Item,
     batches_per_epoch,
@@ -18,11 +36,266 @@ from dither.accounting.composition import (
     step_multiplier,
     total_shuffled_uses,
 )
-from dither.accounting.discrete import rho
-from dither.accounting.gaussian import compose_gaussians, zcdp_epsilon_tight
+from dither.accounting.gaussian import check_delta, compose_gaussians, rho, zcdp_epsilon_tight
 from dither.accounting.mixtures import mixture_epsilon, shuffled_round_pattern
+from dither.accounting.pld import FINE, Resolution
 from dither.errors import NoProof
-from dither.types import Conditions, Lattice, Release
+from dither.types import Conditions, Lattice, Participation, Release
+
+Participations = Sequence[tuple[Release | tuple[Release, ...], int]]
+
+
+@dataclass(frozen=True)
+class ClientRange:
+    """The same ε for the clients of a run: the least, the median and the largest."""
+
+    min: float
+    median: float
+    max: float
+
+
+@dataclass(frozen=True)
+class ProvenRow:
+    """A rigorous ε with everything it depends on, for one view, adjacency and unit; ∞ by recipe "no proof" where
+    none is known. In a run's table it is the largest over all clients.
+
+    view         what the adversary sees: "upload", "sum", "broadcast" or "final" (`accounting.VIEWS`)
+    unit         "run" for the whole run, "message" for one participation; ", whole client" is appended where the
+                 unit of privacy is a client
+    recipe       the theorem used; "no proof" where ε = ∞
+    assumed      the value rests on an assumption that is not established
+    not_covered  what the proof leaves out, in words
+    against      the collusion that a value relying on the other clients' noise withstands; empty where it relies
+                 on nobody's noise
+    clients      smallest, median and largest ε over the clients; None for one message
+    no_credit    for sums: why the other clients' noise earned no credit; empty where it did
+    """
+
+    view: str
+    adjacency: str
+    value: float
+    delta: float
+    unit: str
+    recipe: str
+    assumed: bool = False
+    not_covered: tuple[str, ...] = ()
+    detail: str = ""
+    against: str = ""
+    clients: ClientRange | None = None
+    no_credit: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The row as summary.json has it; ∞ is still a float here."""
+        row = {**vars(self), "not_covered": list(self.not_covered)}
+        row["clients"] = None if self.clients is None else dict(vars(self.clients))
+        optional = ("clients", "no_credit")
+        return {name: value for name, value in row.items() if name not in optional or value is not None}
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> ProvenRow:
+        """The row that `to_json` wrote; ∞ may be a float or the string "inf". KeyError, TypeError or ValueError
+        where it is no such row."""
+        clients, no_credit = row.get("clients"), row.get("no_credit")
+        return cls(
+            view=str(row["view"]),
+            adjacency=str(row["adjacency"]),
+            value=float(row["value"]),
+            delta=float(row["delta"]),
+            unit=str(row["unit"]),
+            recipe=str(row["recipe"]),
+            assumed=bool(row["assumed"]),
+            not_covered=tuple(str(text) for text in row["not_covered"]),
+            detail=str(row.get("detail", "")),
+            against=str(row.get("against", "")),
+            clients=None
+            if clients is None
+            else ClientRange(*(float(clients[name]) for name in ("min", "median", "max"))),
+            no_credit=None if no_credit is None else str(no_credit),
+        )
+
+    # The mapping's interface of the dictionaries that rows were; it goes when nobody uses it any more.
+
+    def __getitem__(self, name: str) -> Any:
+        return self.to_json()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.to_json())
+
+    def keys(self) -> list[str]:
+        return list(self.to_json())
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self.to_json().get(name, default)
+
+
+REALISED = Participation()
+WORST = Participation("worst")
+
+
+def binomial(num_rounds: int, rate: float, *, adaptive: bool = False, certain: int = 0) -> Participation:
+    """Independent participation with probability `rate` in each of `num_rounds` rounds (R4), but for the first
+    `certain` of them, which are sure."""
+    if not 0.0 <= rate <= 1.0:
+        raise ValueError(f"rate={rate} is not in [0, 1]")
+    return Participation("binomial", num_rounds, rate, adaptive, certain)
+
+
+class Bound(NamedTuple):
+    value: float
+    recipe: str
+    detail: str
+    assumed: bool = False
+
+
+class Rounds(NamedTuple):
+    """The participations that are counted, (releases, how many, the probability of each), how they happen, and on
+    which grid of losses they are composed."""
+
+    groups: list[tuple[tuple[Release, ...], int, float]]
+    how: str
+    resolution: Resolution = FINE
+
+
+VIEWS = ("upload", "sum", "broadcast", "final")
+NO_PROOF = "no proof"
+_Recipe = Callable[[Rounds, float, Conditions, str], Bound]
+_ROUNDING = "rounding and clamping before secure aggregation (G8)"
+FLOAT_NOISE = "floating-point noise: the proof is for real numbers, low bits of an upload can tell more (H3)"
+_FLOAT_SUMS = "floating-point sums before the noise: the proof is for real numbers"
+
+
+def compress(rounds: Iterable[tuple[Release, ...]]) -> list[tuple[tuple[Release, ...], int]]:
+    """Equal participations counted once: the input of `account`, from one tuple of releases a round."""
+    return list(Counter(tuple(releases) for releases in rounds).items())
+
+
+# reason: what is proved for whom is one question
+def account(
+    participations: Participations,
+    delta: float,
+    conditions: Conditions | None = None,
+    *,
+    adjacency: str = ZERO_OUT,
+    views: Sequence[str] = VIEWS,
+    every_recipe: bool = False,
+    resolution: Resolution = FINE,
+) -> list[ProvenRow]:
+    """ProvenRow ε of one client's releases for each view, under one adjacency.
+
+    `participations` holds (releases of one participation, how many such participations) pairs; a Release
+    alone stands for a participation that makes just this one. Keep the releases of one participation
+    together in one tuple: the sum's credit and R4 depend on what happens in the same round.
+    `every_recipe` gives one row for each recipe that was tried, refusals included, instead of the best one
+    a view. A coarser `resolution` gives a larger ε, faster.
+    """
+    check_delta(delta)
+    conditions = Conditions() if conditions is None else conditions
+    if adjacency not in ADJACENCIES:
+        raise ValueError(f"adjacency={adjacency!r}; known: {ADJACENCIES}")
+    unknown = [view for view in views if view not in VIEWS]
+    if unknown:
+        raise ValueError(f"view={unknown[0]!r}; known: {VIEWS}")
+    rounds = _counted(participations, conditions)._replace(resolution=resolution)
+
+    @functools.cache
+    def bound(recipe: _Recipe) -> Bound:
+        """Fail closed: what a recipe refuses is ε = ∞ with the reason."""
+        try:
+            if adjacency == ADD_REMOVE and conditions.counts_shown:
+                raise NoProof(
+                    "add/remove needs that nothing released depends on a record count: "
+                    f"{conditions.counts_shown}; use zero-out"
+                )
+            return recipe(rounds, delta, conditions, adjacency)
+        except NoProof as refusal:
+            return Bound(math.inf, NO_PROOF, str(refusal))
+
+    table = []
+    for view in views:
+        tried = [bound(recipe) for recipe in _recipes(view, conditions)]
+        best = min(tried, key=lambda b: (b.value, b.assumed))
+        if best.recipe == NO_PROOF:
+            best = best._replace(detail="; ".join(b.detail for b in tried))
+        for row in tried if every_recipe else [best]:
+            rounded = row.recipe.startswith("R6") or row.recipe.endswith(" sum")
+            # A broadcast's noise counts that of the uploads.
+            rounded = rounded or (conditions.encoded and row.recipe.endswith((" downlink", " joint")))
+            rounded = rounded and conditions.lattice is None  # noise after rounding covers it
+            gaps = (_FLOAT_SUMS if conditions.lattice else FLOAT_NOISE, *((_ROUNDING,) if rounded else ()))
+            table.append(
+                ProvenRow(
+                    view=view,
+                    adjacency=adjacency,
+                    value=row.value,
+                    delta=delta,
+                    unit=conditions.unit,
+                    recipe=row.recipe,
+                    not_covered=conditions.not_covered + gaps,
+                    assumed=row.assumed,
+                    detail=row.detail,
+                )
+            )
+    return table
+
+
+def _recipes(view: str, conditions: Conditions) -> tuple[_Recipe, ...]:
+    """All recipes that are valid for a view; the value is their minimum."""
+    if view == "upload":
+        return (upload_bound,)
+    if view == "sum":
+        return (upload_bound, sum_bound)
+    if view == "broadcast" and conditions.exposures:
+        # the outsider sees some uploads too: sums alone no longer bound the view, all uploads still do
+        return (upload_bound, joint_bound)
+    return (upload_bound, sum_bound, downlink_bound)
+
+
+def proven(
+    participations: Participations,
+    delta: float,
+    conditions: Conditions | None = None,
+    *,
+    view: str,
+    adjacency: str = ZERO_OUT,
+    resolution: Resolution = FINE,
+) -> ProvenRow:
+    """The best bound for one view: `account` with a single row."""
+    return account(participations, delta, conditions, adjacency=adjacency, views=(view,), resolution=resolution)[0]
+
+
+def _counted(participations: Participations, conditions: Conditions) -> Rounds:
+    groups = [
+        ((releases,) if isinstance(releases, Release) else tuple(releases), int(count))
+        for releases, count in participations
+    ]
+    for releases, count in groups:
+        if count < 0:
+            raise ValueError(f"count={count} of {releases} is negative")
+        for release in releases:
+            if release.channel not in ("uplink", "downlink"):
+                raise ValueError(f"channel={release.channel!r}; known: 'uplink', 'downlink'")
+    total = sum(count for _, count in groups)
+    kind, num_rounds, rate, adaptive, certain = conditions.participation
+    sure = [(releases, count, 1.0) for releases, count in groups]
+    if kind == "realised":
+        return Rounds(sure, f"given the {total} participations that happened")
+    if kind == "worst":
+        return Rounds(sure, f"at most {total} participations")
+    if kind != "binomial":
+        raise ValueError(f"participation kind={kind!r}; known: 'realised', 'worst', 'binomial'")
+    if num_rounds is not None and total != num_rounds:
+        raise ValueError(f"{total} participations are listed for a binomial over num_rounds={num_rounds}")
+    if adaptive:
+        return Rounds(sure, f"all {total} rounds, because R4 is refused for adaptive selection")
+    drawn, left = [], certain
+    for releases, count in groups:
+        first = min(left, count)
+        left -= first
+        drawn += [(releases, first, 1.0), (releases, count - first, rate)]
+    how = f"ex ante, participation in each of {total - certain} rounds with probability {rate:g}"
+    how += f" and in {certain} for sure" if certain else ""
+    return Rounds([group for group in drawn if group[1]], how)
+
 
 _LEAST_VARIANCE = 16.0  # of discrete noise: above, its distance from a Gaussian (τ) is below 1e-60
 _MOST_EPOCHS = 200  # beyond, the pattern of shuffled uses is bounded by the worst one
@@ -114,7 +387,9 @@ def _composed(
         for group, count, probability in groups
     ]
     failure, others_failure = _failures(groups)
-    value = groups_epsilon(events, delta, failure=failure, others_failure=others_failure)
+    value = groups_epsilon(
+        events, delta, failure=failure, others_failure=others_failure, resolution=rounds.resolution
+    )
     recipe = _name(groups)
     charged = f"; {failure:.3g} of truncated batches charged to δ" if failure else ""
     noise = f"; noise of {gain**2:g} clients counts" if gain != 1.0 else ""

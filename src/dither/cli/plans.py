@@ -10,13 +10,14 @@ import typer
 
 from dither.cli.bars import Bar
 from dither.cli.options import DataDir, Json, Quiet, Settings
-from dither.cli.printing import SEEN, bytes_text, epsilon_text, escape, print_table, terminal
+from dither.cli.printing import epsilon_text, escape, print_table, terminal
 from dither.cli.stopping import going_on
 from dither.errors import SpecError
+from dither.experiment.plots import bytes_text
 
 if TYPE_CHECKING:
     from dither.experiment.plan import Plan, Trial
-    from dither.experiment.plan.pricing import Candidate
+    from dither.experiment.plan.candidates import Candidate
 
 
 # reason: one parameter per option of the command
@@ -200,6 +201,7 @@ def print_plan(plan: Plan) -> None:
 def _choice(plan: Plan) -> list[tuple[str, str]]:
     """The rows of the first table."""
     from dither.accounting import FLOAT_NOISE
+    from dither.experiment.report import ADVERSARIES
 
     chosen, claim, privacy = plan.candidate, plan.candidate.claimed, plan.spec.privacy
     rows = list(_labelled(chosen).items())
@@ -224,7 +226,7 @@ def _choice(plan: Plan) -> list[tuple[str, str]]:
         (
             "proven ε",
             f"[bold]{plan.proven_epsilon:.4g}[/] per run, δ = {privacy.delta:g}, {plan.spec.adjacency}, "
-            f"against an observer of {SEEN[privacy.view]}",
+            f"against {ADVERSARIES[privacy.view]}",
         ),
         ("not covered", FLOAT_NOISE),
         ("uploads", traffic),

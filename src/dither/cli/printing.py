@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from dither.experiment.plots import bytes_text
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -172,12 +174,6 @@ def traffic_text(traffic: RunTraffic) -> str:
     if traffic.lost:
         parts.append(f"{traffic.lost} uploads lost")
     return "; ".join(parts)
-
-
-def bytes_text(count: float) -> str:
-    """1234 -> 1.23 kB."""
-    power = next((power for power in (0, 1, 2) if count < 1000 ** (power + 1)), 3)
-    return f"{count / 1000**power:.3g} {('B', 'kB', 'MB', 'GB')[power]}"
 
 
 def print_event(event: str, **facts: Any) -> None:

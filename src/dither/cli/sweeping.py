@@ -11,7 +11,7 @@ import typer
 
 from dither.cli.bars import Bar
 from dither.cli.options import DataDir, Json, Quiet, Settings, spec_from
-from dither.cli.printing import SEEN, epsilon_text, print_table, short, terminal
+from dither.cli.printing import epsilon_text, print_table, short, terminal
 from dither.cli.processes import Coordinator, Process, Processes, several
 from dither.cli.stopping import going_on
 
@@ -119,11 +119,13 @@ def _print(result: Sweep, folder: Path) -> None:
 
 def _guarantee(result: Sweep) -> str:
     """What the proven ε holds for."""
+    from dither.experiment.report import ADVERSARIES
+
     if {"privacy.adjacency", "privacy.view", "privacy.delta"} & set(result.keys):
         return "for each setting's view, neighbours and δ"
     spec = result.specs[0]
-    observer = f"an observer of {SEEN[spec.privacy.view]}"
-    return f"for {spec.adjacency} neighbours, against {observer}, δ = {spec.privacy.delta:g}"
+    adversary = ADVERSARIES[spec.privacy.view]
+    return f"for {spec.adjacency} neighbours, against {adversary}, δ = {spec.privacy.delta:g}"
 
 
 def _with_error(mean: float, error: float | None) -> str:

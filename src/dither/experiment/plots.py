@@ -73,3 +73,9 @@ def draw_run(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str, subti
     figure.suptitle(title, fontsize=11, fontweight="bold", x=0.02, ha="left")
     accuracy.set_title(subtitle, fontsize=8.5, loc="left", color=GREY)
     save(figure, path)
+
+
+def bytes_text(count: float) -> str:
+    """1234 -> 1.23 kB."""
+    power = next((power for power in (0, 1, 2) if count < 1000 ** (power + 1)), 3)
+    return f"{count / 1000**power:.3g} {('B', 'kB', 'MB', 'GB')[power]}"

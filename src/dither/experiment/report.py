@@ -14,7 +14,7 @@ import math
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -714,7 +714,7 @@ def decode(kind: type[T], value: Any, given: Mapping[str, Any] | None = None) ->
     elif origin is dict:
         result = {str(name): decode(inner[1], each) for name, each in _of(Mapping, value).items()}
     elif is_dataclass(kind):
-        hints, entries, known = get_type_hints(kind), _of(Mapping, value), given or {}
+        hints, entries, known = _hints(kind), _of(Mapping, value), given or {}
         result = kind(
             **{
                 name: known[name] if name in known else decode(hints[name], entries[name])
@@ -727,6 +727,11 @@ def decode(kind: type[T], value: Any, given: Mapping[str, Any] | None = None) ->
     else:
         result = _of(kind, value)
     return cast(T, result)
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def _required(entry: Field[Any]) -> bool:

@@ -41,7 +41,8 @@ from dither.federation.state import Journal
 from dither.secagg import encoding
 from dither.secagg import state as secagg_state
 from dither.secagg.server import ServerSession
-from dither.spec import Spec, options
+from dither.spec import Spec
+from dither.spec.options import approve
 from dither.types import __version__
 
 WAIT_SECONDS = 3600.0  # for parties to come and for their owners to agree
@@ -117,7 +118,7 @@ class Coordinator:
         self._wait = wait_seconds
         self._asked_spec = spec
         if spec.method.endswith(".py"):
-            options.approve(spec.method)
+            approve(spec.method)
         self._waits = ("", 0.0)  # for what, and since when
         self._told = ("", 0.0)  # what was said of it, and when
 

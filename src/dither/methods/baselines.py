@@ -78,11 +78,10 @@ def prepare_dp_sgd(model: Model, plan: PrivacyPlan) -> Prepared:
     )
     return local.noisy_averaging(
         model,
-        plan,
+        plan._replace(ignores_counts=True),
         source="CPFed Corollary 1; errata G7a",
         noise_std=lambda: cpfed.noise_std(params, epsilon=plan.epsilon, delta=plan.delta),
         claim=lambda std: cpfed.claim(params, noise_std=std, delta=plan.delta),
-        ignores_counts=True,
     )
 
 
@@ -104,17 +103,15 @@ def prepare_dp_dsgd(model: Model, plan: PrivacyPlan) -> Prepared:
 
     def claim(std: float) -> Claim:
         value = float(concentrated.epsilon_of_noise(params, noise_std=std, delta=plan.delta))
-        aggregation = ("the other clients' noise is credited under aggregation alone (G7)", False)
+        aggregation = ("the other clients' noise is credited, which needs secure aggregation (G7)", False)
         return Claim(value, "run", plan.delta, "Concentrated DP-FL Sec. VII-C", (aggregation,))
 
     return local.noisy_averaging(
         model,
-        plan,
+        plan._replace(design=cohorts, ignores_counts=True),
         source="Concentrated DP-FL Corollary 1; errata G7a",
         noise_std=lambda: concentrated.noise_std(params, epsilon=plan.epsilon, delta=plan.delta),
         claim=claim,
-        cohorts=cohorts,
-        ignores_counts=True,
     )
 
 
@@ -176,7 +173,7 @@ def prepare_dp_fedavg(model: Model, plan: PrivacyPlan) -> Prepared:
         claim=_central_claim(plan, multiplier),
         cohort_size_at=lambda index: plan.cohort_size,
         reclaim=lambda other: _central_claim(plan, float(other["central_multiplier"])),
-        caveats=("ε is for whole clients against those who see the model; the server is trusted",),
+        caveats=("ε protects whole clients against everybody who sees the model; the server is trusted",),
     )
 
 

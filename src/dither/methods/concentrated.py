@@ -46,8 +46,8 @@ from dither.types import Claim, Prepared, PrivacyPlan
 OPTIONS = options.CONCENTRATED
 
 WHY = (
-    "the claim spreads one use of a record over a fraction of an epoch and credits noise that is not there "
-    "(D1, D2); with shuffled batches a visible upload spends whole uses (D2), with Poisson batches far less"
+    "the claim counts a fraction of an epoch as a fraction of a use of a record, and credits noise that is not "
+    "there (D1, D2); the proof counts whole uses with shuffled batches (D2), and far less with Poisson batches"
 )
 
 
@@ -84,11 +84,10 @@ def prepare(model: Model, plan: PrivacyPlan) -> Prepared:
     )
     return local.noisy_averaging(
         model,
-        plan,
+        plan._replace(design=cohorts),
         source="Concentrated DP-FL Corollary 1; errata D2, G7a",
         noise_std=lambda: noise_std(params, epsilon=plan.epsilon, delta=plan.delta),
         claim=lambda std: claim(params, noise_std=std, delta=plan.delta),
-        cohorts=cohorts,
     )
 
 

@@ -42,9 +42,9 @@ from dither.types import Claim, Prepared, PrivacyPlan
 OPTIONS = options.CPFED
 
 WHY = (
-    "the claim averages participation instead of counting it (C1) and credits all of the others' noise although "
-    "their own later steps contract it (G7); the proof for visible uploads counts the sampling of records, which "
-    "the paper ignores (C3)"
+    "the claim averages participation instead of counting it (C1) and credits all of the other clients' noise, "
+    "although their later steps contract it (G7); the proof against a server that sees every upload uses the "
+    "sampling of records, which the paper ignores (C3)"
 )
 
 
@@ -78,11 +78,10 @@ def prepare(model: Model, plan: PrivacyPlan) -> Prepared:
     )
     return local.noisy_averaging(
         model,
-        plan,
+        plan._replace(ignores_counts=True),
         source="CPFed Corollary 1; errata G7a",
         noise_std=lambda: noise_std(params, epsilon=plan.epsilon, delta=plan.delta),
         claim=lambda std: claim(params, noise_std=std, delta=plan.delta),
-        ignores_counts=True,
     )
 
 

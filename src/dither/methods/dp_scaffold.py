@@ -72,8 +72,9 @@ OPTIONS = options.DP_SCAFFOLD
 _SCHEMES = {"constant": 0, "rounds": 1, "steps": 2}
 
 WHY = (
-    "the claim fixes the Rényi order instead of optimising it, so that ln(1/δ)/(α-1) hides the true, far smaller, "
-    "leak (S1, S6); it also counts the server's choice of users as amplification, which the proof does not (S2)"
+    "the claim fixes the Rényi order instead of optimising it, so that ln(1/δ)/(α-1) hides the true, far "
+    "smaller leakage (S1, S6); it also counts the server's choice of clients as amplification, which the proof "
+    "does not (S2)"
 )
 
 

@@ -96,13 +96,6 @@ def classical_noise_multiplier(*, epsilon: Float, delta: Float) -> Float:
     return gaussian_constant(delta) / eps
 
 
-def classical_epsilon(*, noise_multiplier: Float, delta: Float) -> Float:
-    """ε = c(δ)·Δ/σ: the inverse of `classical_noise_multiplier`."""
-    check_positive(noise_multiplier=noise_multiplier)
-    (z,) = f64(noise_multiplier)
-    return gaussian_constant(delta) / z
-
-
 # Privacy
 
 

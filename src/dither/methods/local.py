@@ -182,6 +182,7 @@ def noisy_gradients(model: Model, plan: PrivacyPlan, *, source: str) -> NoisyGra
             "noise_schedule='steps' has no proof for batch_sampling='disjoint'; use 'rounds' or 'fixed'"
         )
 
+    # reason: all that one client knows in one step
     def at(
         hyper: Hyper, keys: Keys, params: Params, batch: Batch, records: Records, round: Round, step: Array
     ) -> tuple[Params, Array]:
@@ -240,7 +241,7 @@ def gradient_sensitivity(clip: str, clip_norm: float, divisor: float, adjacency:
 
 
 def gradient_hyper(plan: PrivacyPlan, noise_std: float) -> dict[str, Any]:
-    """The values a sweep may vary, for methods that noise gradients; `noise_std` times each client's scale."""
+    """The values a sweep may vary, where noise is added to gradients; `noise_std` times each client's scale."""
     scale = np.asarray(plan.noise_scale or np.ones(plan.num_clients), np.float64)
     if len(scale) != plan.num_clients:
         raise SpecError(f"privacy.noise_scale has {len(scale)} entries for {plan.num_clients} clients")
@@ -266,13 +267,14 @@ def chosen_noise_std(plan: PrivacyPlan, calibrated: Callable[[], Array]) -> floa
 
 
 def refuse_unused(plan: PrivacyPlan, method: str, *, schedule: bool = False, scale: bool = False) -> None:
-    """Keys that a method would ignore are refused: silence would be read as consent."""
+    """Refuse keys that the method would ignore."""
     if schedule and plan.noise_schedule != "constant":
         raise SpecError(
-            f"privacy.noise_schedule={plan.noise_schedule!r} is for methods that noise gradients, not {method}"
+            f"privacy.noise_schedule={plan.noise_schedule!r} is for methods that add noise to gradients, not "
+            f"{method}"
         )
     if scale and plan.noise_scale:
-        raise SpecError(f"privacy.noise_scale is for methods that noise gradients, not {method}")
+        raise SpecError(f"privacy.noise_scale is for methods that add noise to gradients, not {method}")
 
 
 def quietest(hyper: Hyper) -> float:
@@ -320,8 +322,6 @@ def noisy_averaging(
     source: str,
     noise_std: Callable[[], Array],
     claim: Callable[[float], Claim],
-    cohorts: np.ndarray | None = None,
-    ignores_counts: bool = False,
 ) -> Prepared:
     """A method that averages noisy local steps: `noise_std()` by its paper, `claim(std)` its paper's ε."""
     hyper = gradient_hyper(plan, chosen_noise_std(plan, noise_std))
@@ -333,11 +333,9 @@ def noisy_averaging(
     return Prepared(
         plan=plan._replace(
             hyper=hyper,
-            design=cohorts,
             noise_names=("noise_std",),
             own_epochs=True,
             upload_unit=upload_unit(plan),
-            ignores_counts=ignores_counts,
         ),
         build=averaging(plan, noisy_gradients(model, plan, source=source)),
         claim=claimed(hyper),

@@ -16,7 +16,7 @@ float64, computed to better than 2^-42; only where they are closer than 2^-32 th
 arithmetic and as many further random bits as it takes. So the samples are exact, given that `numpy.exp` is right
 to 2^-33, and floats never touch a sample. The time a draw takes depends on what is drawn.
 
-**The sum** over the clients is proved in `accounting.discrete` (KLS Proposition 14).
+**The sum** over the clients is proved in `accounting.gaussian` (KLS Proposition 14).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fractions import Fraction
 import numpy as np
 
 from dither.accounting import zcdp_epsilon_tight
-from dither.accounting.discrete import rho
+from dither.accounting.gaussian import rho
 from dither.errors import NoProof, SpecError
 
 Words = Callable[[int], np.ndarray]  # so many independent uniform words of 64 bits

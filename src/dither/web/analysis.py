@@ -26,9 +26,9 @@ from dither.experiment.build import (
 )
 from dither.experiment.plan import bounds as theory
 from dither.experiment.plan.bounds import estimate
-from dither.experiment.plan.candidates import INTEGER_KEYS, clip_key
-from dither.experiment.plan.pricing import Candidate, first_noise
+from dither.experiment.plan.candidates import INTEGER_KEYS, Candidate, clip_key, first_noise
 from dither.experiment.plan.records import PlanningData
+from dither.experiment.report import ADVERSARIES
 from dither.methods.formulas import failing
 from dither.spec import METHODS, Spec
 from dither.types import RoundInfo
@@ -98,8 +98,12 @@ def epsilon_by_round(experiment: Experiment, rounds: Sequence[int]) -> dict[str,
     count = min(len(planned), _MAX_EPSILONS)
     chosen = sorted({planned[int(i)] for i in np.linspace(0, len(planned) - 1, count)})
     values = [experiment.proven_epsilon(index) for index in chosen]
-    privacy = experiment.spec.privacy
-    return {"rounds": chosen, "values": values, "view": privacy.view, "adjacency": experiment.spec.adjacency}
+    return {
+        "rounds": chosen,
+        "values": values,
+        "adversary": ADVERSARIES[experiment.spec.privacy.view],
+        "adjacency": experiment.spec.adjacency,
+    }
 
 
 def _cohort_map(experiment: Experiment, completed: int) -> dict[str, Any]:
@@ -157,20 +161,12 @@ def _clients(experiment: Experiment, completed: int) -> dict[str, Any] | None:
     keys: list[Hashable] = [tuple(sorted(part, key=str)) for part in parts]
     if len(set(keys)) > _MAX_DISTINCT:
         return None
-    values: dict[Hashable, float] = {}
+    values: dict[Hashable, float] = {(): 0.0}
     for key, part in zip(keys, parts, strict=True):
         if key not in values:
-            values[key] = (
-                accounting.proven(
-                    part,
-                    privacy.delta,
-                    accountant.conditions,
-                    view=privacy.view,
-                    adjacency=experiment.spec.adjacency,
-                ).value
-                if part
-                else 0.0
-            )
+            view, adjacency = privacy.view, experiment.spec.adjacency
+            row = accounting.proven(part, privacy.delta, accountant.conditions, view=view, adjacency=adjacency)
+            values[key] = row.value
     return {
         "names": list(experiment.partition.names),
         "epsilon": [values[key] for key in keys],

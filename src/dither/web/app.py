@@ -13,7 +13,7 @@ from functools import lru_cache
 from html import escape
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.concurrency import run_in_threadpool
@@ -229,17 +229,8 @@ def _run_routes(app: FastAPI, state: _State) -> None:
         kind = "image/png" if name.endswith(".png") else "application/octet-stream"
         return FileResponse(path, media_type=kind, filename=f"{Path(row['name']).name}-{name}")
 
-    @app.get("/api/analysis")
-    async def analysis(id: str) -> Response:
-        return await _computed(state, id, "analysis")
-
-    @app.get("/api/epsilon")
-    async def epsilon(id: str) -> Response:
-        return await _computed(state, id, "epsilon")
-
-    @app.get("/api/bound")
-    async def bound(id: str) -> Response:
-        return await _computed(state, id, "bound")
+    for what in ("analysis", "epsilon", "bound"):
+        app.add_api_route(f"/api/{what}", _computed(state, what), methods=["GET"])
 
     @app.get("/api/events")
     async def events(request: Request, since: str = "") -> Response:
@@ -247,25 +238,27 @@ def _run_routes(app: FastAPI, state: _State) -> None:
         return StreamingResponse(state.watcher.events(position), media_type="text/event-stream")
 
 
-async def _computed(state: _State, run: str, what: str) -> Response:
-    row = await run_in_threadpool(state.row, run)
-    text = state.folder.text(row["id"], "spec.toml") or ""
+def _computed(state: _State, what: str) -> Callable[[str], Any]:
+    """The address of something that the accountant computes for a run."""
 
-    def question() -> dict[str, Any]:
+    def compute(row: Row, spec: str) -> dict[str, Any]:
         from dither.web import analysis  # JAX is imported when it is needed first
 
         check_computable(state.folder, row["id"], epsilon=what != "bound")
-        experiment = analysis.cached_experiment(text, row["name"], *state.access)
-        rounds = [int(number(line["round"]) or 0) for line in read_metrics(state.folder, row["id"])]
+        experiment = analysis.cached_experiment(spec, row["name"], *state.access)
         if what == "bound":
             return analysis.bound(experiment)
-        if what == "epsilon":
-            return analysis.epsilon_by_round(experiment, rounds)
-        return analysis.analysis(experiment, rounds)
+        rounds = [int(number(line["round"]) or 0) for line in read_metrics(state.folder, row["id"])]
+        return (analysis.analysis if what == "analysis" else analysis.epsilon_by_round)(experiment, rounds)
 
-    # The bound follows from the spec alone; the rest grows with the rounds made.
-    key = (what, text) if what == "bound" else (what, row["id"], text, row["round"])
-    return await _answered(state.answers.ask(key, question))
+    async def route(id: str) -> Response:
+        row = await run_in_threadpool(state.row, id)
+        spec = state.folder.text(row["id"], "spec.toml") or ""
+        # The bound follows from the spec alone; the rest grows with the rounds made.
+        key = (what, spec) if what == "bound" else (what, row["id"], spec, row["round"])
+        return await _answered(state.answers.ask(key, lambda: compute(row, spec)))
+
+    return route
 
 
 # Plans
@@ -274,37 +267,19 @@ async def _computed(state: _State, run: str, what: str) -> Response:
 def _plan_routes(app: FastAPI) -> None:
     answers = AnswerCache()
 
-    def asked(request: Request, what: str) -> Callable[[], Any]:
-        sliders = dict(request.query_params)
+    def compute(what: str, request: Request) -> Any:
+        from dither.web import plan_page
 
-        def question() -> Any:
-            from dither.web import plan_page
-
-            return getattr(plan_page, what)(plan_page.parse(sliders))
-
-        return question
+        return getattr(plan_page, what)(plan_page.parse(request.query_params))
 
     @app.get("/api/plan")
     async def plan(request: Request) -> Response:
-        return await _answered(run_in_threadpool(asked(request, "answer")))
+        return await _answered(run_in_threadpool(compute, "answer", request))
 
-    @app.get("/api/plan/curve")
-    async def curve(request: Request) -> Response:
-        return await _answered(answers.ask(("curve", str(request.query_params)), asked(request, "curve")))
-
-    @app.get("/api/plan/bound")
-    async def bound(request: Request) -> Response:
-        return await _answered(answers.ask(("bound", str(request.query_params)), asked(request, "bound")))
-
-    @app.get("/api/plan/limits")
-    async def limits() -> Response:
-        def known() -> dict[str, Any]:
-            from dither.web import plan_page
-
-            defaults = plan_page.PlanRequest()._asdict()
-            return {"limits": plan_page.LIMITS, "methods": plan_page.METHODS, "defaults": defaults}
-
-        return _json(await run_in_threadpool(known))
+    @app.get("/api/plan/{what}")
+    async def more(what: Literal["curve", "bound", "limits"], request: Request) -> Response:
+        key = (what, str(request.query_params))
+        return await _answered(answers.ask(key, lambda: compute(what, request)))
 
     @app.get("/api/noise")
     async def noise(multiplier: float, clients: int, delta: float) -> Response:

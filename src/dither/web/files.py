@@ -9,16 +9,20 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dither.errors import DitherError
 from dither.experiment.folder import RunFolder
+from dither.experiment.report import Report
+from dither.spec import Spec
 
 SPEC = "spec.toml"
 MAX_DEPTH = 4  # folders below the root in which a run or a report may lie
 _MAX_FOLDERS = 20_000
+_DEFAULTS = Spec()
 _MAX_BYTES = 256 * 2**20  # of a text that is read
 
 
@@ -88,21 +92,35 @@ class SafeFolder:
 
 
 class RunFiles(NamedTuple):
-    """What the files of a run say, as plain values; empty where there is no such file, or it cannot be read."""
+    """What the files of a run say; empty where there is no such file, or it is not what was written."""
 
     spec: dict[str, Any]
-    summary: dict[str, Any]
+    report: Report | None
     audit: dict[str, Any]
     metrics: list[dict[str, Any]]
-    problem: str  # what is wrong with the spec or the summary
+    problem: str  # what is wrong with the files
 
 
 def read_run(folder: SafeFolder, run: str) -> RunFiles:
     """The files of a run that the table and its own page show."""
     spec, problem = read_spec(folder, run)
     summary, summary_problem = _read_object(folder, run, "summary.json")
-    metrics = read_metrics(folder, run)
-    return RunFiles(spec, summary, read_json(folder, run, "audit.json"), metrics, problem or summary_problem)
+    metrics, audit = read_metrics(folder, run), read_json(folder, run, "audit.json")
+    if damage := folder.damage(run):  # nothing is shown that may not be what was written
+        return RunFiles(spec, None, audit, [], damage)
+    report = None
+    if summary:
+        try:
+            report = Report.from_json(summary, folder.root / run, _outline(spec), metrics)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            summary_problem = f"summary.json is not the summary of a run: {text_of(error)}"
+    return RunFiles(spec, report, audit, metrics, problem or summary_problem)
+
+
+def _outline(spec: Mapping[str, Any]) -> Spec:
+    """The view and adjacency of a spec, which a report needs. All of it would import a method's Python file."""
+    view, adjacency = (text_of(privacy_of(spec).get(name, "")) for name in ("view", "adjacency"))
+    return replace(_DEFAULTS, privacy=replace(_DEFAULTS.privacy, view=view, adjacency=adjacency))
 
 
 def read_spec(folder: SafeFolder, run: str) -> tuple[dict[str, Any], str]:

@@ -21,6 +21,7 @@ from fastapi.concurrency import run_in_threadpool
 
 from dither.errors import DitherError
 from dither.experiment.folder import to_json
+from dither.experiment.report import Epsilon, LedgerCharge
 from dither.web.files import (
     RunFiles,
     SafeFolder,
@@ -181,17 +182,17 @@ class LedgerReader:
         self._budgets: dict[str, dict[str, Any] | None] = {}
         self._lock = threading.Lock()
 
-    def left(self, charge: Mapping[str, Any]) -> dict[str, Any] | None:
+    def left(self, charge: LedgerCharge | None) -> dict[str, Any] | None:
         """The budget of the data set that a run was charged to; None where there is no such budget."""
-        if self.path is None or not charge or not self.path.is_file():
+        if self.path is None or charge is None or not self.path.is_file():
             return None
         try:
-            if Path(text_of(charge.get("file", ""))).resolve() != self.path:
+            if Path(text_of(charge.file)).resolve() != self.path:
                 return None
         except (OSError, ValueError, RuntimeError):
             return None
         files = (self.path, self.path.with_name(self.path.name + "-wal"))
-        dataset = text_of(charge.get("dataset", ""))
+        dataset = text_of(charge.dataset)
         with self._lock:
             stamp = tuple(path.stat().st_mtime_ns for path in files if path.is_file())
             if stamp != self._stamp:
@@ -235,26 +236,21 @@ def read_row(folder: SafeFolder, run: str, stamp: Stamp) -> Row:
     times = [pair[0] for pair in stamp if pair is not None]
     row = {"id": run, "name": name, "last_write": max(times) / 1e9 if times else 0.0}
     try:
-        files = read_run(folder, run)
-        if damage := folder.damage(run):  # nothing is shown that may not be what was written
-            files = files._replace(summary={}, metrics=[], problem=damage)
-        return row | _row(files)
+        return row | _row(read_run(folder, run))
     except Exception as error:
-        return row | _row(RunFiles({}, {}, {}, [], f"its files cannot be read: {type(error).__name__}"))
+        return row | _row(RunFiles({}, None, {}, [], f"its files cannot be read: {type(error).__name__}"))
 
 
 def _row(files: RunFiles) -> Row:
-    spec, summary, metrics = files.spec, files.summary, files.metrics
-    data, privacy, epsilon = section(spec, "data"), privacy_of(spec), section(summary, "epsilon")
+    spec, report, metrics = files.spec, files.report, files.metrics
+    data, privacy = section(spec, "data"), privacy_of(spec)
     last = metrics[-1] if metrics else {}
-    claim = section(epsilon, "claimed")
-    failing = [each for each in entries(claim, "conditions") if not each.get("holds")]
     return {
         "problem": files.problem,
-        "complete": bool(summary),
-        "stopped": summary.get("stopped", ""),
-        "method": text_of(spec.get("method", summary.get("method", "?"))),
-        "data": text_of(data.get("path") or data.get("name") or summary.get("data", "?")),
+        "complete": report is not None,
+        "stopped": text_of(report.stopped) if report else "",
+        "method": text_of(spec.get("method", report.method if report else "?")),
+        "data": text_of(data.get("path") or data.get("name") or (report.data if report else "?")),
         "own_data": bool(data.get("path")),
         "model": text_of(section(spec, "model").get("name", "?")),
         "seed": spec.get("seed", 0),
@@ -268,10 +264,10 @@ def _row(files: RunFiles) -> Row:
         "target": number(privacy.get("epsilon")),
         "delta": number(privacy.get("delta")),
         "noise": text_of(privacy.get("noise", "")),
-        "claimed": fields(claim, texts="unit", numbers="value") | {"failing": len(failing)} if claim else None,
-        "proven": _proven(entries(epsilon, "proven"), privacy),
+        "claimed": _claimed(report.epsilon) if report else None,
+        "proven": _proven(report.epsilon) if report else None,
         "attacked": _attacked(entries(files.audit, "rows"), privacy),
-        "ledger": section(summary, "ledger"),
+        "ledger": report.ledger if report else None,
         "interval": _interval(metrics),
     }
 
@@ -281,7 +277,7 @@ def state_of(row: Mapping[str, Any], now: float) -> tuple[str, str]:
     if row["problem"]:
         return "broken", row["problem"]
     if row["stopped"]:
-        return "stopped", text_of(row["stopped"])
+        return "stopped", row["stopped"]
     if row["complete"]:
         return "finished", ""
     silent = now - row["last_write"]
@@ -318,14 +314,19 @@ def _interval(metrics: list[dict[str, Any]]) -> float:
     return max(last - before, 0.0)
 
 
-def _proven(table: list[Row], privacy: Mapping[str, Any]) -> Row | None:
+def _claimed(epsilon: Epsilon) -> Row:
+    claim = epsilon.claimed
+    return {"value": number(claim.value), "unit": text_of(claim.unit), "failing": len(epsilon.failing_conditions)}
+
+
+def _proven(epsilon: Epsilon) -> Row | None:
     """The proven ε of the run for the spec's view and adjacency, or the nearest that there is."""
-    rows = [row for row in table if row.get("view") == privacy.get("view")] or table
-    rows = [row for row in rows if not text_of(row.get("unit", "")).startswith("message")] or rows
+    rows = [row for row in epsilon.table if row.view == epsilon.view] or epsilon.table
+    rows = [row for row in rows if not row.unit.startswith("message")] or rows
     if not rows:
         return None
-    best = min(rows, key=lambda row: row.get("adjacency") != privacy.get("adjacency"))
-    return fields(best, texts="unit view adjacency", numbers="value") | {"assumed": bool(best.get("assumed"))}
+    best = min(rows, key=lambda row: row.adjacency != epsilon.adjacency)
+    return fields(vars(best), texts="unit view adjacency", numbers="value") | {"assumed": best.assumed}
 
 
 def _attacked(rows: list[Row], privacy: Mapping[str, Any]) -> Row | None:

@@ -17,11 +17,12 @@ import numpy as np
 from scipy.stats import binom
 
 from dither import accounting, models
+from dither.accounting.accountant import scaled
+from dither.accounting.pld import COARSE
 from dither.errors import NoProof, SpecError
 from dither.experiment.plan import bounds as theory
 from dither.experiment.plan.bounds import ProblemConstants, estimate
-from dither.experiment.plan.candidates import INTEGER_KEYS, clip_key
-from dither.experiment.plan.pricing import Candidate
+from dither.experiment.plan.candidates import INTEGER_KEYS, Candidate, clip_key
 from dither.experiment.plan.records import synthetic_data
 from dither.methods import prepare
 from dither.spec import Spec
@@ -35,6 +36,7 @@ METHODS = {
     "nbafl": "NbAFL: noise on clipped parameters",
 }
 _POISSON = ("cpfed", "dp-scaffold")
+_SAMPLED = ("poisson", "fixed", "poisson-round", "fixed-round")  # kinds of sampling that amplify
 # What a slider may be set to: (least, most). Anything else is refused, so that no request can take long.
 LIMITS = {
     "epsilon": (0.05, 50.0),
@@ -200,18 +202,17 @@ def _of_any_model(request: PlanRequest) -> PlanRequest:
 def _required_noise(request: PlanRequest) -> RequiredNoise:
     _, prepared, releases = _basis(request)
     count = _participations(request, prepared)
-    conditions = accounting.Conditions(
-        cohort_size=request.cohort,
-        client_state=prepared.plan.client_state,
-        own_epochs=prepared.plan.own_epochs,
-        exposures=prepared.plan.exposures,
-        num_rounds=request.rounds,
-    )
+    conditions = prepared.plan.conditions()._replace(num_rounds=request.rounds)  # no cohort is drawn yet
 
     def at(factor: float) -> accounting.ProvenRow:
-        louder = tuple(release._replace(noise_std=release.noise_std * factor) for release in releases)
+        # On the coarse grid ε is still an upper bound, larger by at most a few parts in a thousand.
         return accounting.proven(
-            [(louder, count)], request.delta, conditions, view="upload", adjacency=request.adjacency
+            scaled([(releases, count)], factor),
+            request.delta,
+            conditions,
+            view="upload",
+            adjacency=request.adjacency,
+            resolution=COARSE,
         )
 
     factor, proven, evaluations = solve(at, request.epsilon, guess=_guess(releases[0], count, request))
@@ -274,18 +275,23 @@ def _participations(request: PlanRequest, prepared: Prepared) -> int:
 
 
 def _guess(release: Release, count: int, request: PlanRequest) -> float:
-    """Where to start: the larger of two limits, many small losses (a Gaussian) and few large ones (a union)."""
+    """Where to start: between the limits of many small losses (a Gaussian) and of few large ones (a union)."""
     steps = max(1.0, count * release.uses)
-    rate = release.sampling.rate if release.sampling.kind in ("poisson", "fixed") else 1.0
+    rate = release.sampling.rate if release.sampling.kind in _SAMPLED else 1.0
     epsilon, delta = request.epsilon, request.delta
     many = rate * math.sqrt(steps) * accounting.gaussian_noise_multiplier(epsilon, delta)
     few = accounting.gaussian_noise_multiplier(
         math.log1p(math.expm1(epsilon) / rate), min(delta / (steps * rate), 0.1)
     )
-    return max(many, few, 1e-9) * release.sensitivity / release.noise_std
+    return float((many**2.5 + few**2.5) ** 0.4 * release.sensitivity / release.noise_std)
 
 
-# What the noise means
+# What the page asks
+
+
+def limits(request: PlanRequest) -> dict[str, Any]:
+    """What the sliders and menus offer, and where they start."""
+    return {"limits": LIMITS, "methods": METHODS, "defaults": request._asdict()}
 
 
 def answer(request: PlanRequest) -> dict[str, Any]:

@@ -8,17 +8,19 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+from dither.accounting import ProvenRow
 from dither.errors import DitherError
+from dither.experiment.report import ADVERSARIES, Epsilon, Report
+from dither.types import Claim
 from dither.web.files import (
     SafeFolder,
     entries,
     fields,
     finite,
     number,
-    privacy_of,
     read_json,
     read_metrics,
     read_run,
@@ -38,14 +40,11 @@ DOWNLOADS = {
     "audit.json": "what attacks have shown",
     "plot.png": "accuracy and loss against rounds",
 }
-VIEWS = {
-    "upload": ("every upload", "a server that sees every upload"),
-    "sum": (
-        "sums of uploads",
-        "a server that sees only sums of uploads, with the clients that collude with it",
-    ),
-    "broadcast": ("broadcasts", "an outsider who sees every broadcast of the server"),
-    "final": ("the final model", "anyone who gets the final model"),
+SEES = {
+    "upload": "every upload",
+    "sum": "sums of uploads",
+    "broadcast": "broadcasts",
+    "final": "the final model",
 }
 NEIGHBOURS = {
     "zero-out": "one record is blanked (counts are public)",
@@ -100,23 +99,13 @@ _MAX_TEXT = 2000
 def details(folder: SafeFolder, row: Row) -> dict[str, Any]:
     """All that the page of one run shows at once."""
     run = row["id"]
-    spec, summary, audit, metrics, _ = read_run(folder, run)
-    epsilon, privacy = section(summary, "epsilon"), privacy_of(spec)
-    upload, cohort = number(section(summary, "traffic").get("upload_bytes")), number(spec.get("cohort_size"))
-    proven = [_proven_row(each, privacy) for each in entries(epsilon, "proven")]
+    files = read_run(folder, run)
     return {
         "row": row,
-        "metrics": columns(metrics),
-        "local": columns(read_metrics(folder, run, "local/metrics.jsonl") or metrics),
-        "bytes": None if upload is None or cohort is None else upload * cohort,  # of all clients, each round
-        "claimed": _claim(section(epsilon, "claimed")),
-        "proven": sorted(proven, key=lambda each: (not each["of_spec"], each["value"] in (None, math.inf))),
-        "attacked": [_attacked_row(each) for each in entries(audit, "rows")],
-        "why": text_of(summary["why"], _MAX_TEXT) if summary.get("why") else "",
-        "errata": errata_in(_texts(summary)),
-        "notes": _listed(summary.get("notes"))[:_MAX_NOTES],
-        "overview": _overview(spec, summary),
-        "traffic": {key: number(value) for key, value in section(summary, "traffic").items()},
+        "metrics": columns(files.metrics),
+        "local": columns(read_metrics(folder, run, "local/metrics.jsonl") or files.metrics),
+        "attacked": [_attacked_row(each) for each in entries(files.audit, "rows")],
+        "overview": _overview(files.spec, files.report),
         "spec": folder.text(run, "spec.toml") or "",
         "provenance": {key: text_of(value) for key, value in read_json(folder, run, "provenance.json").items()},
         "files": [
@@ -125,6 +114,32 @@ def details(folder: SafeFolder, row: Row) -> dict[str, Any]:
             if (path := folder.file(run, name)) is not None
         ],
         "resume": f"dither run --resume {shlex.quote(str(folder.root / run))}",
+        **_outcome(files.report, number(files.spec.get("cohort_size"))),
+    }
+
+
+def _outcome(report: Report | None, cohort: float | None) -> dict[str, Any]:
+    """What is known of a run when it has ended."""
+    if report is None:
+        return {
+            "claimed": None,
+            "proven": [],
+            "why": "",
+            "errata": {},
+            "notes": [],
+            "traffic": None,
+            "bytes": None,
+        }
+    proven = [_proven_row(each, report.epsilon) for each in report.epsilon.table]
+    traffic = report.traffic
+    return {
+        "claimed": _claim(report.epsilon.claimed),
+        "proven": sorted(proven, key=lambda each: (not each["of_spec"], each["value"] in (None, math.inf))),
+        "why": text_of(report.why, _MAX_TEXT),
+        "errata": errata_in(_texts(report)),
+        "notes": [text_of(note, _MAX_TEXT) for note in report.notes[:_MAX_NOTES]],
+        "traffic": traffic and fields(vars(traffic), numbers="upload_bytes download_bytes lost"),
+        "bytes": traffic and cohort and traffic.upload_bytes * cohort,  # of all clients, each round
     }
 
 
@@ -134,16 +149,17 @@ class PageRefusal(DitherError):
 
 def check_computable(folder: SafeFolder, run: str, *, epsilon: bool) -> None:
     """`PageRefusal` where the spec of a run does not say what happened; `epsilon`: nor how much it revealed."""
-    provenance, summary, digests = (
-        read_json(folder, run, f"{name}.json") for name in ("provenance", "summary", "digests")
-    )
-    if "versions" in provenance or "federation" in summary:
+    files = read_run(folder, run)
+    if files.problem:
+        raise PageRefusal(files.problem)
+    if "versions" in read_json(folder, run, "provenance.json") or (files.report and files.report.federation):
         raise PageRefusal(
             "a real federation made this run: its spec does not say how many records each party held, nor who was "
             "missing; the proven ε of its summary counts both"
         )
-    begun = digests.get("begun") or ()
-    if epsilon and (not isinstance(begun, list | tuple) or len(begun) > 1 or "repeated_rounds" in summary):
+    begun = read_json(folder, run, "digests.json").get("begun") or ()
+    repeated = not isinstance(begun, list | tuple) or len(begun) > 1
+    if epsilon and (repeated or (files.report and files.report.repeated_rounds)):
         raise PageRefusal(
             "rounds of this run were repeated with fresh noise after an interruption; `dither account` with this "
             "folder counts them, as the proven ε of its summary does"
@@ -156,79 +172,70 @@ def columns(metrics: list[dict[str, Any]]) -> dict[str, list[float | None]]:
     return {text_of(name): [finite(line.get(name)) for line in metrics] for name in names}
 
 
-def _claim(claim: dict[str, Any]) -> dict[str, Any] | None:
-    if not claim:
-        return None
-    conditions = [
-        {"text": text_of(each.get("condition", ""), _MAX_TEXT), "holds": bool(each.get("holds"))}
-        for each in entries(claim, "conditions")
-    ]
-    shown = fields(claim, texts="unit source adjacency", numbers="value delta")
-    return shown | {"explanation": odds(shown["value"]), "conditions": conditions}
+def _claim(claim: Claim) -> dict[str, Any]:
+    return fields(claim._asdict(), texts="unit source adjacency", numbers="value delta") | {
+        "explanation": odds(number(claim.value)),
+        "conditions": [{"text": text_of(text, _MAX_TEXT), "holds": holds} for text, holds in claim.conditions],
+    }
 
 
-def _proven_row(row: Row, privacy: Mapping[str, Any]) -> dict[str, Any]:
+def _proven_row(row: ProvenRow, epsilon: Epsilon) -> dict[str, Any]:
     """A row of the table of proven ε."""
-    shown = fields(row, texts="unit view adjacency recipe", numbers="value delta")
-    clients = section(row, "clients")
-    of_spec = row.get("view") == privacy.get("view") and row.get("adjacency") == privacy.get("adjacency")
-    return shown | {
-        "sees": VIEWS.get(shown["view"], (shown["view"], ""))[0],
-        "proof": proof(shown["recipe"]),
-        "assumed": bool(row.get("assumed")),
-        "no_credit": text_of(row.get("no_credit", ""), _MAX_TEXT),
-        "not_covered": _listed(row.get("not_covered")),
-        "clients": fields(clients, numbers="min median max") if clients else None,
-        "explanation": explain(shown, shown["value"]),
-        "of_spec": of_spec and not shown["unit"].startswith("message"),
+    of_spec = (row.view, row.adjacency) == (epsilon.view, epsilon.adjacency) and not row.unit.startswith("message")
+    return fields(vars(row), texts="unit view adjacency recipe", numbers="value delta") | {
+        "sees": SEES.get(row.view, text_of(row.view)),
+        "proof": proof(row.recipe),
+        "assumed": row.assumed,
+        "no_credit": text_of(row.no_credit or "", _MAX_TEXT),
+        "not_covered": [text_of(text, _MAX_TEXT) for text in row.not_covered],
+        "clients": row.clients and fields(vars(row.clients), numbers="min median max"),
+        "explanation": explain(row),
+        "of_spec": of_spec,
     }
 
 
 def _attacked_row(row: Row) -> dict[str, Any]:
     """What `dither audit` has shown for one view."""
-    shown = fields(row, texts="view adjacency unit verdict")
     attacked = fields(section(row, "attacked"), texts="form", numbers="value confidence trials")
-    sees = VIEWS.get(shown["view"], (shown["view"], ""))[0]
-    return shown | attacked | {"sees": sees, "refutes_claim": bool(row.get("refutes_claim"))}
+    shown = fields(row, texts="view adjacency unit verdict") | attacked
+    return shown | {
+        "sees": SEES.get(shown["view"], shown["view"]),
+        "refutes_claim": bool(row.get("refutes_claim")),
+    }
 
 
-def _listed(value: Any) -> list[str]:
-    return [text_of(each, _MAX_TEXT) for each in value] if isinstance(value, list) else []
+def _texts(report: Report) -> Iterator[str]:
+    """Texts of a report that may name errata."""
+    yield report.why
+    yield from (text for text, _ in report.epsilon.claimed.conditions)
+    for row in report.epsilon.table:
+        yield from (row.detail, row.no_credit or "", *row.not_covered)
 
 
-def _texts(summary: dict[str, Any]) -> list[str]:
-    """Texts of a summary that may name errata."""
-    epsilon = section(summary, "epsilon")
-    conditions = entries(section(epsilon, "claimed"), "conditions")
-    texts = [summary.get("why", ""), *(condition.get("condition", "") for condition in conditions)]
-    for row in entries(epsilon, "proven"):
-        texts += [row.get("detail", ""), row.get("no_credit", ""), *_listed(row.get("not_covered"))]
-    return [text for text in texts if isinstance(text, str)]
-
-
-def _overview(spec: dict[str, Any], summary: dict[str, Any]) -> list[tuple[str, str]]:
+def _overview(spec: dict[str, Any], report: Report | None) -> list[tuple[str, str]]:
     """The run in a few lines."""
     privacy, model = section(spec, "privacy"), section(spec, "model")
-    participation = section(summary, "participation")
-    clients = spec.get("num_clients") or summary.get("num_clients", "?")  # 0: one for each value of a column
+    # 0 clients: one for each value of a column
+    clients = spec.get("num_clients") or (report.num_clients if report else "?")
     lines = [
         ("clients", f"{clients}, {spec.get('cohort_size', '?')} per round"),
         ("local steps per round", spec.get("local_steps", "?")),
         ("batch size", spec.get("batch_size", "?")),
         ("batch sampling", spec.get("batch_sampling", "?")),
         ("model", model.get("name", "?")),
-        ("parameters", summary.get("num_params")),
         ("noise set by", privacy.get("noise", "?")),
         ("clip", f"{privacy.get('clip_norm', '?')} ({privacy.get('clip', '?')})"),
-        ("randomness", summary.get("randomness")),
         ("seed", spec.get("seed", "?")),
     ]
-    if participation:
-        lines.append(("rounds per client", f"{participation.get('min')} to {participation.get('max')}"))
-    without = number(summary.get("test_accuracy_without_noise"))
-    if without is not None:
-        lines.append(("accuracy without noise (not private)", f"{without:.4f}"))
-    return [(name, text_of(value)) for name, value in lines if value is not None]
+    if report is not None:
+        rounds, without = report.participation, report.test_accuracy_without_noise
+        lines += [
+            ("parameters", report.num_params),
+            ("randomness", report.randomness),
+            ("rounds per client", f"{rounds.min} to {rounds.max}"),
+            *([] if without is None else [("accuracy without noise (not private)", f"{without:.4f}")]),
+        ]
+    return [(name, text_of(value)) for name, value in lines]
 
 
 # Explanations
@@ -255,14 +262,14 @@ def odds(epsilon: float | None) -> str:
     return f"changes an adversary's odds by a factor of up to 10{power}: little protection by itself"
 
 
-def explain(row: Mapping[str, str], value: float | None) -> str:
+def explain(row: ProvenRow) -> str:
     """A proven row as a sentence."""
-    adversary = VIEWS.get(row["view"], ("", row["view"]))[1]
-    change = NEIGHBOURS.get(row["adjacency"], row["adjacency"])
-    scope = "one message" if row["unit"].startswith("message") else "the whole run"
-    if value is None or math.isinf(value):
+    adversary = ADVERSARIES.get(row.view, text_of(row.view))
+    change = NEIGHBOURS.get(row.adjacency, text_of(row.adjacency))
+    scope = "one message" if row.unit.startswith("message") else "the whole run"
+    if not math.isfinite(row.value):
         return f"Against {adversary}, over {scope}: no theorem bounds what can be learned if {change}."
-    return f"Against {adversary}, over {scope}: if {change}, that {odds(value)}."
+    return f"Against {adversary}, over {scope}: if {change}, that {odds(row.value)}."
 
 
 def proof(recipe: str) -> str:

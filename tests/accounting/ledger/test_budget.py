@@ -2,7 +2,6 @@
 
 import math
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -290,16 +289,19 @@ def test_what_was_affordable_is_not_once_another_process_has_spent(ledger, path)
         ledger.charge("run", "data", all_of(["ann"], gaussian(), 1), rounds=(6, 7))
 
 
-def test_a_thousand_clients_are_quick(ledger):
+def test_a_thousand_clients_with_one_history_are_one_question(ledger, monkeypatch):
+    asked = []
+
+    def counted(*arguments, **options):
+        asked.append(arguments)
+        return proven(*arguments, **options)
+
+    monkeypatch.setattr(book, "proven", counted)
     clients = [f"client {i}" for i in range(1000)]
     ledger.set_budget("data", Budget(5.0, DELTA))
-    accounting.poisson_epsilon(0.02, 1.0, 3, DELTA)  # imports and tables are warm
-    began = time.perf_counter()
     ledger.charge("run", "data", all_of(clients, poisson(), 3), rounds=(0, 3))
-    assert time.perf_counter() - began < 1.0
-    began = time.perf_counter()
     assert len(ledger.spent("data")) == 1000
-    assert time.perf_counter() - began < 1.0
+    assert len(asked) == 1
 
 
 # Doing rounds again

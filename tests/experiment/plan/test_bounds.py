@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dither.errors import SpecError
-from dither.experiment.plan import ProblemConstants, bounds, candidates, pricing, records
+from dither.experiment.plan import ProblemConstants, bounds, candidates, records
 from dither.methods import cpfed, secure_fedavg
 
 NUMBERS = {
@@ -40,7 +40,7 @@ def priced(method, epsilon=4.0, rounds=(5, 20, 80), clients=4):
         "client_lr": (1.0,),
     }
     points = candidates.points(base, candidates.search_space(base, 1000, given), 1000)
-    return base, [pricing.candidate(base, point, COUNTS) for point in points]
+    return base, [candidates.candidate(base, point, COUNTS) for point in points]
 
 
 @pytest.mark.parametrize("method", bounds.METHODS)

@@ -43,7 +43,7 @@ def test_parameter_clips_share_a_program_and_change_nothing(monkeypatch):
     specs = [BASE.with_values({"method_options.param_clip": clip}) for clip in (0.5, 2.0)]
     together = batches.train_specs(specs, dataset=DATASET)
     assert len(programs) == 1
-    alone = [batches.train_specs([spec], dataset=DATASET)[0] for spec in specs]
+    alone = batches.train_specs(specs, dataset=DATASET, max_runs=lambda _: 1)
     losses = [[outcome.metrics[-1]["loss"] for outcome in each] for each in (together, alone)]
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
     assert losses[0][0] != pytest.approx(losses[0][1], rel=1e-3)
@@ -52,7 +52,9 @@ def test_parameter_clips_share_a_program_and_change_nothing(monkeypatch):
 def test_filled_batches_give_every_spec_its_own_outcome(monkeypatch):
     monkeypatch.setattr(search, "BATCHES", (2,))
     specs = [BASE.with_values({"seed": seed}) for seed in range(3)]
-    found = search.Trainer(DATASET, Unfinished(None, "plan", 0)).measure(specs, ["same"] * 3)
+    trainer = search.Trainer(DATASET, Unfinished(None, "plan", 0))
+    found = trainer.measure(specs, ["same"] * 3)
+    assert len(trainer.simulations) == 1  # both batches are one compilation
     assert len({row["loss"] for row in found}) == 3
     one = batches.train_specs(specs[2:], dataset=DATASET)[0]
     assert found[2]["loss"] == pytest.approx(one.metrics[-1]["loss"], rel=1e-5)
@@ -63,7 +65,7 @@ def test_an_interrupted_search_makes_no_batch_twice(monkeypatch, tmp_path):
     monkeypatch.setattr(search, "BATCHES", (2,))
     made = []
 
-    def fake(specs, dataset):
+    def fake(specs, **_):
         if made == [[0, 1]]:
             made.append("interrupted")
             raise KeyboardInterrupt

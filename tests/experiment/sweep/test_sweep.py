@@ -103,7 +103,7 @@ def test_each_run_is_proved_as_it_would_be_alone(folders):
             for row in rows
             if (row["view"], row["adjacency"], row["unit"]) == (spec.privacy.view, spec.adjacency, "run")
         )
-        assert run.proven["value"] == alone["value"]
+        assert run.proven.value == alone["value"]
         assert np.isfinite(alone["value"])
 
 

@@ -31,7 +31,7 @@ from jax.flatten_util import ravel_pytree
 from dither import models
 from dither.data import Dataset
 from dither.errors import SpecError, did_you_mean
-from dither.experiment.plan.pricing import Candidate
+from dither.experiment.plan.candidates import Candidate
 from dither.experiment.plan.records import PlanningData, deal
 from dither.methods import concentrated, cpfed, dp_scaffold, nbafl, secure_fedavg
 from dither.methods.formulas import Condition

@@ -18,23 +18,26 @@ from dither.experiment.plan.bounds import BoundGrid, ProblemConstants
 from dither.experiment.plan.candidates import (
     INTEGER_KEYS,
     LABELS,
+    Candidate,
     Infeasible,
     Point,
+    affordable,
+    candidate,
     clip_key,
     completed,
     neighbours,
     pareto_front,
     points,
+    proven_epsilon,
+    proxy_spec,
     search_space,
 )
-from dither.experiment.plan.pricing import Candidate, affordable, candidate, proven_epsilon
 from dither.experiment.plan.records import (
     PlanningData,
     base_spec,
     counts_only,
     digest,
     planning_data,
-    proxy_spec,
     smallest_client,
 )
 from dither.experiment.plan.search import Search, Trainer, Trial, search
@@ -112,7 +115,7 @@ class Plan(Overview):
         )
 
 
-# reason: a public function whose options are independent of each other
+# reason: a public function: its options are independent, and most lines are signature and docstring
 def plan(
     what: Spec | str | Path | Mapping[str, Any],
     *,
@@ -421,7 +424,7 @@ def _draw_curve(axis: Any, curve: list[tuple[float, float]], chosen: float) -> N
 def _draw_frontier(axis: Any, plan: Plan) -> None:
     lines: dict[str, list[tuple[float, float]]] = {}
     for trial in [*([plan.search.best] if plan.search else []), *plan.frontier]:
-        traffic = f"{bytes_text(trial.candidate.bytes_per_client)} per client"
+        traffic = f"{plots.bytes_text(trial.candidate.bytes_per_client)} per client"
         lines.setdefault(traffic, []).append((trial.epsilon, trial.mean_accuracy))
     for (name, line), colour in zip(lines.items(), (plots.BLUE, plots.ORANGE, plots.GREEN), strict=False):
         x, y = zip(*sorted(line), strict=True)
@@ -444,12 +447,3 @@ def _label(axis: Any, x: str, y: str) -> None:
     axis.set_xlabel(x, fontsize=9)
     axis.set_ylabel(y, fontsize=9)
     axis.tick_params(labelsize=8)
-
-
-def bytes_text(count: float) -> str:
-    """A number of bytes with its unit."""
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} GB"

@@ -16,7 +16,7 @@ from dither import data
 from dither.data import Dataset, stream
 from dither.errors import DataError, SpecError
 from dither.experiment.build import load_data
-from dither.experiment.plan.candidates import INTEGER_KEYS, Infeasible, clip_key
+from dither.experiment.plan.candidates import INTEGER_KEYS, Infeasible, clip_key, proxy_spec
 from dither.spec import Spec
 
 VALIDATION = 0.2  # share of a proxy's records that candidates are scored on
@@ -74,25 +74,6 @@ def base_spec(
         if key in values:
             given.setdefault(key, (values[key],))
     return base, given
-
-
-def proxy_spec(spec: Spec) -> Spec:
-    """The spec as it runs on a proxy: the same except for where the records come from."""
-    partition = "iid" if spec.data.partition == "column" else spec.data.partition
-    return spec.with_values(
-        {
-            "data.name": "adult",  # unused: the records are passed in
-            "data.path": "",
-            "data.test_path": "",
-            "data.label": "",
-            "data.schema": "",
-            "data.part": "all",
-            "data.partition": partition,
-            "data.column": "",
-            "data.split": "given",
-            "randomness": "seeded",
-        }
-    )
 
 
 def smallest_client(base: Spec, records: int) -> int:

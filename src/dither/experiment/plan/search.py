@@ -11,17 +11,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from dither.data import Dataset
 from dither.experiment.partial import Unfinished
-from dither.experiment.plan.candidates import Point, shape
-from dither.experiment.plan.pricing import Candidate
-from dither.experiment.plan.records import proxy_spec
-from dither.experiment.sweep.batches import train_specs
+from dither.experiment.plan.candidates import Candidate, Point, proxy_spec, shape
+from dither.experiment.sweep.batches import Simulations, train_specs
 from dither.spec import Spec
 
 FIRST_SEED = 1_000_000  # no final run has these seeds
@@ -86,6 +84,7 @@ class Trainer:
     dataset: Dataset
     partial: Unfinished
     say: Callable[[str], None] = lambda line: None
+    simulations: Simulations = field(default_factory=dict)  # a program is compiled once for the whole search
 
     def run(self, trials: Sequence[Trial], seeds: Sequence[int]) -> list[Trial]:
         """Every trial with further seeds, counted from `FIRST_SEED`."""
@@ -121,8 +120,9 @@ class Trainer:
                 rows = self.partial.get(key)
                 if rows is None:
                     filled = [specs[number] for number in [*batch, *batch[-1:] * (width - len(batch))]]
-                    last = [outcome.metrics[-1] for outcome in train_specs(filled, dataset=self.dataset)]
-                    rows = [{name: row[name] for name in ("test_accuracy", "loss")} for row in last[: len(batch)]]
+                    outcomes = train_specs(filled, dataset=self.dataset, simulations=self.simulations)
+                    last = [outcome.metrics[-1] for outcome in outcomes[: len(batch)]]
+                    rows = [{name: row[name] for name in ("test_accuracy", "loss")} for row in last]
                     self.partial.put(key, rows)
                 results.update(zip(batch, rows, strict=True))
         return [results[number] for number in range(len(specs))]

@@ -49,6 +49,8 @@ TRACED_IN_BUILT_IN = (
     "privacy.colluders",
 )
 
+Simulations = dict[tuple[Any, ...], engine.Simulation]  # by program and devices
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -86,6 +88,7 @@ def train_specs(
     on_batch: Callable[[dict[int, Outcome]], None] | None = None,
     max_runs: Callable[[Experiment], int] | None = None,
     gradient_norm: bool = False,
+    simulations: Simulations | None = None,
 ) -> list[Outcome]:
     """Train every spec, with as few compiled programs as possible. Outcomes have the order of `specs`.
 
@@ -93,6 +96,7 @@ def train_specs(
     on_evaluation  called with the number of rounds done and their total, over all runs
     on_batch       called with each finished batch, by position in `specs`
     max_runs       how many runs like the given experiment may train side by side
+    simulations    compiled programs, to be shared by calls with the same data
     """
     plan = plan_batches(specs, data_dir=data_dir, dataset=dataset, max_runs=max_runs)
     rounds = [len(batch.numbers) * batch.num_rounds for batch in plan.batches]
@@ -101,7 +105,9 @@ def train_specs(
         if on_evaluation:
             on_evaluation(sum(rounds[:at]) + round * len(plan.batches[at].numbers), sum(rounds))
 
-    outcomes = train_batches(plan, on_evaluation=count, on_batch=on_batch, gradient_norm=gradient_norm)
+    outcomes = train_batches(
+        plan, on_evaluation=count, on_batch=on_batch, gradient_norm=gradient_norm, simulations=simulations
+    )
     return [outcomes[number] for number in range(len(specs))]
 
 
@@ -148,6 +154,7 @@ def plan_batches(
     return BatchPlan(experiments, batches)
 
 
+# reason: as for `train_specs`
 def train_batches(
     plan: BatchPlan,
     *,
@@ -155,13 +162,14 @@ def train_batches(
     on_evaluation: Callable[[int, int], None] | None = None,
     on_batch: Callable[[dict[int, Outcome]], None] | None = None,
     gradient_norm: bool = False,
+    simulations: Simulations | None = None,
     clock: Clock | None = None,
 ) -> dict[int, Outcome]:
     """Train every batch, except those whose runs are all in `done`. `on_evaluation(batch, round)` is called after
     each evaluation."""
     clock = clock or Clock()
     outcomes: dict[int, Outcome] = {}
-    simulations: dict[Any, engine.Simulation] = {}
+    simulations = {} if simulations is None else simulations
     for at, (numbers, name, num_rounds) in enumerate(plan.batches):
         if all(number in done for number in numbers):
             continue
@@ -172,9 +180,10 @@ def train_batches(
             shards = options["shards"]
             # Every device trains the same number of runs: the last run is repeated to fill up.
             experiments += experiments[-1:] * (-len(experiments) % shards.runs)
-            if (name, shards) not in simulations:
-                simulations[name, shards] = compiled.simulation(first, gradient_norm=gradient_norm, **options)
-            simulation = simulations[name, shards]
+            key = (name, shards, gradient_norm)
+            if key not in simulations:
+                simulations[key] = compiled.simulation(first, gradient_norm=gradient_norm, **options)
+            simulation = simulations[key]
             inputs = simulation.inputs(
                 joined_problem([experiment.problem for experiment in experiments]),
                 seeds=[experiment.spec.seed for experiment in experiments],

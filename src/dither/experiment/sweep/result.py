@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 
+from dither.accounting import ProvenRow
 from dither.errors import RunExists
 from dither.experiment import plots
 from dither.experiment.folder import read_checked, to_json, write_bytes, write_checked, write_text
@@ -38,7 +39,7 @@ class SweepRun(NamedTuple):
     """A finished run of a sweep."""
 
     outcome: Outcome
-    proven: dict[str, Any] | None  # None: not asked for
+    proven: ProvenRow | None  # None: not asked for
     seconds: float  # its share of its batch
     environment: dict[str, str]  # versions and device
 
@@ -94,9 +95,9 @@ class Sweep(Overview, Sequence[Outcome]):
             row |= {name: last[name] for name in _METRICS}
             row |= {"claimed_epsilon": claim.value, "claimed_unit": claim.unit, "claimed_delta": claim.delta}
             if proven is not None:
-                row |= {"proven_epsilon": proven["value"], "proven_unit": proven["unit"]}
-                row |= {f"proven_{name}": proven[name] for name in ("delta", "view", "adjacency", "recipe")}
-                row["proven_assumed"] = str(proven["assumed"]).lower()
+                row |= {"proven_epsilon": proven.value, "proven_unit": proven.unit, "proven_delta": proven.delta}
+                row |= {"proven_view": proven.view, "proven_adjacency": proven.adjacency}
+                row |= {"proven_recipe": proven.recipe, "proven_assumed": str(proven.assumed).lower()}
             rows.append({**row, **outcome.seen, "seconds": round(seconds, 3)})
         return rows
 
@@ -131,18 +132,14 @@ class Sweep(Overview, Sequence[Outcome]):
             row |= {"claimed_epsilon": claim.value, "claimed_unit": claim.unit}
             proven = [run.proven for run in (self.runs[number] for number in numbers) if run.proven]
             if proven:
-                worst = max(proven, key=lambda each: each["value"])
-                row |= {
-                    "proven_epsilon": worst["value"],
-                    "proven_unit": worst["unit"],
-                    "assumed": worst["assumed"],
-                }
+                worst = max(proven, key=lambda each: each.value)
+                row |= {"proven_epsilon": worst.value, "proven_unit": worst.unit, "assumed": worst.assumed}
             rows.append(row)
         return rows
 
     def not_covered(self) -> list[str]:
         """What the proofs of any run leave out."""
-        return list(dict.fromkeys(text for run in self.runs if run.proven for text in run.proven["not_covered"]))
+        return list(dict.fromkeys(text for run in self.runs if run.proven for text in run.proven.not_covered))
 
     def warnings(self) -> list[str]:
         """What a reader of the table should know about its runs."""
@@ -265,14 +262,14 @@ def _to_plain(run: SweepRun) -> dict[str, Any]:
         "claim": outcome.claim._asdict(),
         "participation": outcome.participation,
         "seen": dict(outcome.seen),
-        "proven": run.proven,
+        "proven": run.proven.to_json() if run.proven else None,
         "seconds": run.seconds,
         "made": run.environment,
     }
 
 
 def _from_plain(spec: Spec, run: Mapping[str, Any]) -> SweepRun:
-    claim, proven = run["claim"], run["proven"]
+    claim, proven = run["claim"], run["proven"] and ProvenRow.from_json(run["proven"])
     conditions = tuple((text, bool(holds)) for text, holds in claim["conditions"])
     outcome = Outcome(
         spec=spec,
@@ -284,7 +281,6 @@ def _from_plain(spec: Spec, run: Mapping[str, Any]) -> SweepRun:
         participation=np.asarray(run["participation"]),
         seen=run["seen"],
     )
-    proven = proven and {**proven, "value": float(proven["value"])}
     return SweepRun(outcome, proven, run["seconds"], run["made"])
 
 

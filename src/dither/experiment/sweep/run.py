@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from dither import data
+from dither.accounting import ProvenRow
 from dither.errors import SpecError
 from dither.experiment import build, compiled
 from dither.experiment.sweep import batches
@@ -220,7 +221,7 @@ def _train(
     return runs
 
 
-def _proven(experiment: build.Experiment, outcome: Outcome, prove: bool) -> tuple[Outcome, dict[str, Any] | None]:
+def _proven(experiment: build.Experiment, outcome: Outcome, prove: bool) -> tuple[Outcome, ProvenRow | None]:
     """The outcome with its claim for the rounds that were made, and its proven ε."""
     if build.stop_reason(experiment):
         claim = build.claim_after(experiment, build.planned_rounds(experiment))
@@ -228,9 +229,7 @@ def _proven(experiment: build.Experiment, outcome: Outcome, prove: bool) -> tupl
     if not prove:
         return outcome, None
     accountant = experiment.accountant()
-    row = accountant.row(accountant.proven()).to_json()
-    row.pop("detail")
-    return outcome, row
+    return outcome, accountant.row(accountant.proven())
 
 
 def _progress(

@@ -141,7 +141,7 @@ function start({ limits, methods, defaults }) {
       if (mine !== sent) return;
       const totals = bound.total.map(number).filter((v) => v !== null && Number.isFinite(v));
       boundNote.replaceChildren(
-        bound.vacuous ? h("div", { class: "note" }, h("p", {}, h("strong", {}, "Vacuous here: "), `at best it guarantees a loss ${short(Math.min(...totals))} above the minimum, the initial model is ${short(bound.initial_gap)} above it. An empirical plan says more: dither plan --mode empirical.`))
+        bound.vacuous ? h("div", { class: "note" }, h("p", {}, h("strong", {}, "Vacuous here: "), `at best it guarantees a loss ${short(Math.min(...totals))} above the minimum; the initial model is ${short(bound.initial_gap)} above it. An empirical plan says more: dither plan --mode empirical.`))
           : h("div", { class: "note info" }, h("p", {}, `At best it guarantees a loss ${short(Math.min(...totals))} above the minimum; the initial model is ${short(bound.initial_gap)} above it.`)));
       const figure = boundFigure(bound, null);
       figure.caption.textContent = `${bound.source}; constants ${bound.constants}.`;

@@ -8,7 +8,6 @@ const curves = { accuracy: chart("Test accuracy against rounds"), loss: chart("L
 const lazy = h("div", {}, wait("computing cohorts, noise and ε by round"));
 const top = h("div", {}), privacy = h("div", {}), rest = h("div", {});
 let shownRound = -1;
-const ADVERSARIES = { upload: "a server that sees every upload", sum: "a server that sees only sums of uploads", broadcast: "an outsider who sees every broadcast", final: "anyone who gets the final model" };
 
 function tile(label, value, sub, kind = "") {
   return h("div", { class: "tile" }, h("div", { class: "label" }, label), h("div", { class: `value ${kind}` }, value), sub ? h("span", { class: "sub" }, sub) : null);
@@ -99,7 +98,7 @@ function provenance(run) {
   return [
     h("div", { class: "grid" },
       h("section", { class: "card" }, h("h2", {}, "The run"), h("dl", { class: "facts" }, run.overview.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
-        run.traffic.upload_bytes ? [h("h3", {}, "Traffic"), h("p", {}, `Each round a client sends ${bytes(run.traffic.upload_bytes)} and receives ${bytes(run.traffic.download_bytes)}${run.traffic.lost ? `; ${run.traffic.lost} uploads were lost` : ""}.`)] : null),
+        run.traffic?.upload_bytes ? [h("h3", {}, "Traffic"), h("p", {}, `Each round a client sends ${bytes(run.traffic.upload_bytes)} and receives ${bytes(run.traffic.download_bytes)}${run.traffic.lost ? `; ${run.traffic.lost} uploads were lost` : ""}.`)] : null),
       h("section", { class: "card" }, h("h2", {}, "Provenance"), h("dl", { class: "facts" }, Object.entries(run.provenance).flatMap(([name, value]) => [h("dt", {}, name.replaceAll("_", " ")), h("dd", {}, value)])),
         h("h3", {}, "Downloads"), h("div", { class: "downloads" }, run.files.map((file) => h("a", { class: "button", href: `/api/file?${new URLSearchParams({ id, name: file.name })}`, title: file.description, download: true }, `${file.name} · ${bytes(file.bytes)}`))))),
     h("section", { class: "card" }, h("div", { class: "spread" }, h("h2", {}, "Spec"), button), h("pre", { tabindex: 0, "aria-label": "spec.toml" }, run.spec)),
@@ -114,7 +113,7 @@ async function computed() {
     lazy.replaceChildren(h("section", { class: "card" }, h("h2", {}, "Noise, participation and ε by round"), failed(error)));
     return;
   }
-  const byRound = chart("Proven ε against rounds", `Against ${ADVERSARIES[analysis.epsilon.view] ?? analysis.epsilon.view}, ${analysis.epsilon.adjacency}.`);
+  const byRound = chart("Proven ε against rounds", `Against ${analysis.epsilon.adversary}, ${analysis.epsilon.adjacency}.`);
   const noise = chart("Noise of each round", "Noise over sensitivity for the first client. Higher is more private.");
   const map = chart("Which client took part in which round", mapCaption(analysis.cohorts), analysis.cohorts.clients.length > 30);
   const clients = analysis.clients ? chart("Proven ε of each client", "ε of each client, from the rounds it took part in.") : null;

@@ -1,4 +1,4 @@
-"""Tests of `dither.accounting.bounds`: rows of the table of proven ε."""
+"""Tests of `dither.accounting.views`: rows of the table of proven ε."""
 
 import json
 import math
