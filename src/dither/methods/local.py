@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from dither.errors import SpecError
 from dither.models import Model
@@ -33,6 +32,9 @@ from dither.types import (
     Round,
     RoundInfo,
 )
+
+if TYPE_CHECKING:
+    import optax
 
 ClientFunction = Callable[[Keys, Message, ClientState, Records, Round], ClientResult]  # Algorithm.client
 _SMALL_STEP = 4096  # numbers in a batch
@@ -123,6 +125,8 @@ def round_rates(hyper: Hyper, index: int, local_steps: int) -> tuple[float, ...]
 
 def optimizer(name: str) -> optax.GradientTransformation:
     """A client's optimiser, started anew each round, before it is scaled by the learning rate."""
+    import optax
+
     return {"sgd": optax.identity, "adam": optax.scale_by_adam}[name]()
 
 

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from dither.errors import SpecError, did_you_mean
 from dither.types import Array, Key, Params
@@ -45,6 +44,8 @@ def losses(model: Model, params: Params, x: Array, y: Array) -> Array:
 
 def score_losses(scores: Array, y: Array) -> Array:
     """Cross-entropy of each record from its scores: sigmoid for `[n]`, softmax for `[n, classes]`."""
+    import optax  # not at the top: a proof needs no loss and should not wait for it
+
     if scores.ndim == 1:
         return optax.sigmoid_binary_cross_entropy(scores, y.astype(scores.dtype))
     return optax.softmax_cross_entropy_with_integer_labels(scores, y)
