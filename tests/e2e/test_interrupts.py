@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dither import api
+import dither
 from dither.experiment import folder as runs
 
 PLAN = [
@@ -139,7 +139,7 @@ def test_a_run_that_is_interrupted_as_it_reports_keeps_what_it_has_made(tmp_path
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        api.run("fedavg", values=values, out=tmp_path / "run", checkpoint_seconds=3600, on_evaluation=interrupt)
+        dither.run("fedavg", values=values, out=tmp_path / "run", checkpoint_seconds=3600, on_evaluation=interrupt)
     assert runs.RunFolder(tmp_path / "run").load_checkpoint().round == 6
 
 
@@ -148,7 +148,7 @@ def test_a_plan_goes_on_with_what_it_measured(tmp_path):
     whole = finished(*PLAN, DITHER_CACHE=tmp_path / "other")
     cache = tmp_path / "cache"
     errors = interrupted(start(*PLAN, DITHER_CACHE=cache), lambda: kept(cache))
-    assert errors == "interrupted; measured runs are kept: the same command goes on from there\n"
+    assert errors == "interrupted; measured runs are kept: the same command continues\n"
     lines = kept(cache)[0].read_text().count("\n")
     again = finished(*PLAN, DITHER_CACHE=cache)
     assert lines >= 1

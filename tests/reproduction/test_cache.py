@@ -107,13 +107,6 @@ def test_accounted_numbers_are_kept(tmp_path, monkeypatch):
     assert first > 0
 
 
-def test_batches_stay_small_enough():
-    assert batches.batch_size(15, 40) == 15
-    assert batches.batch_size(15, 6) == 5  # three equal batches compile once
-    assert batches.batch_size(7, 4) == 4
-    assert batches.batch_size(3, 0) == 1
-
-
 @pytest.mark.slow
 def test_killed_twice_it_still_ends_with_the_same_numbers(tmp_path):
     """Ctrl-C, then kill -9, then to the end: the same runs as without interruption (to the rounding of float32,

@@ -72,7 +72,7 @@ def test_runs_one_after_the_other_on_each_device():
     hyper = batched(prepared.hyper, 4)
     hyper["client_lr"] = np.array([0.1, 0.2, 0.4, 0.1])
     how = {"seeds": (3, 4, 5, 6), "hyper": hyper, "rounds": 3, "eval_every": 3}
-    apart = train(model, prepared, small_problem(), runs_apart=True, shards=Shards(2, 1), **how)
+    apart = train(model, prepared, small_problem(), sequential_runs=True, shards=Shards(2, 1), **how)
     np.testing.assert_allclose(leaves(apart), leaves(trained("vmap")), rtol=2e-5, atol=1e-6)
 
 

@@ -12,7 +12,7 @@ from dither.data import ClientPartition, MappedArray, memmap
 from dither.errors import SpecError
 from dither.methods import cpfed, dp_scaffold, secure_fedavg
 from dither.secagg.encoding import FixedPoint
-from dither.simulation import cohorts, engine, scoring, streaming
+from dither.simulation import engine, scoring, streaming
 from dither.simulation.aggregation import Aggregation
 from dither.simulation.arrays import Problem
 from dither.simulation.sharding import ONE_DEVICE, Shards
@@ -79,7 +79,7 @@ def simulation_of(name, shards=ONE_DEVICE):
         **options,
     )
     hyper = {key: np.asarray(value)[None] for key, value in prepared.hyper.items()}
-    who = cohorts.planned(
+    who = engine.planned_cohorts(
         5, num_clients=len(SIZES), cohort_size_at=prepared.cohort_size_at, design=None, num_rounds=ROUNDS
     )
     return simulation, hyper, who
@@ -209,7 +209,7 @@ def test_closing_gives_up_what_is_being_read(tmp_path, monkeypatch):
 def test_blocks_hold_whole_rounds_and_a_client_once():
     sizes = np.array([4, 3, 5, 2], np.int32)
     streamed = object.__new__(streaming.Streamed)
-    streamed._federation = ClientPartition(np.arange(14), np.array([0, 4, 7, 12]), sizes, ())
+    streamed._partition = ClientPartition(np.arange(14), np.array([0, 4, 7, 12]), sizes, ())
     streamed._cohorts = [np.array(c) for c in ([0, 1], [1, 0], [1, 3], [2, 3], [2, 0])]
     assert (streamed._span(0, 9)[0], streamed._span(0, 9)[1].tolist()) == (3, [0, 1, 3])
     assert (streamed._span(3, 9)[0], streamed._span(3, 9)[1].tolist()) == (4, [2, 3])

@@ -83,6 +83,12 @@ def test_what_is_not_on_this_machine_is_not_fetched(text, tmp_path, monkeypatch)
         analysis.assemble(spec)
 
 
+@pytest.mark.parametrize("text", ["method = [1]", "method = {}", "", "method = ", "a = " + "[" * 100_000])
+def test_a_spec_that_is_none_is_refused_and_not_an_error_of_the_server(text):
+    with pytest.raises(PageRefusal):
+        analysis.safe_spec(text, "run")
+
+
 @pytest.mark.slow
 def test_the_bound_at_the_run_own_noise(experiment):
     bound = analysis.bound(experiment)

@@ -325,10 +325,10 @@ class _Auditor:
 
     def _pairs(self, view: str, schedule: TargetSchedule) -> list[NeighbouringPair]:
         experiment, spec = self.experiment, self.experiment.spec
-        proofs = [row for row in self.proofs if row["view"] == view and row["adjacency"] == spec.adjacency]
+        proofs = [row for row in self.proofs if row.view == view and row.adjacency == spec.adjacency]
         features = experiment.problem.x.shape[1]
         norm_bound = None
-        if any(row["recipe"].startswith("R6") for row in proofs):  # it rests on a bound of the records' norm
+        if any(row.recipe.startswith("R6") for row in proofs):  # it rests on a bound of the records' norm
             schema = experiment.dataset.schema
             squared = float(features)
             if schema is not None:

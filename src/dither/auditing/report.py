@@ -129,22 +129,22 @@ def report_row(
     proof = next(
         row
         for row in proven
-        if row["view"] == result.view and row["adjacency"] == adjacency and row["unit"].split(",")[0] == unit
+        if row.view == result.view and row.adjacency == adjacency and row.unit.split(",")[0] == unit
     )
     best = max(result.bounds, key=lambda b: b.value)
     is_claimed = claim["unit"] == unit and claim["adjacency"] == adjacency and _claim_covers(result, experiment)
     claimed = claim["value"] if is_claimed else None
-    violated = not proof["assumed"] and best.value > proof["value"] * (1 + 1e-6)
+    violated = not proof.assumed and best.value > proof.value * (1 + 1e-6)
     return {
         "view": result.view,
         "unit": result.unit,
         "adjacency": adjacency,
         "delta": delta,
         "claimed": claimed,
-        "proven": proof["value"],
-        "recipe": proof["recipe"],
-        "assumed": proof["assumed"],
-        "not_covered": proof["not_covered"],
+        "proven": proof.value,
+        "recipe": proof.recipe,
+        "assumed": proof.assumed,
+        "not_covered": list(proof.not_covered),
         "attacked": {
             "value": best.value,
             "form": best.form,

@@ -85,7 +85,7 @@ def engine_options(experiment: Experiment) -> dict[str, Any]:
     """What a spec asks of the simulator besides method, data and seeds."""
     spec = experiment.spec
     return {
-        "layout": "loop" if devices.one_by_one(step_numbers(experiment)) else "vmap",
+        "layout": "loop" if devices.sequential_clients(step_numbers(experiment)) else "vmap",
         "randomness": spec.source_of_randomness,
         "aggregation": aggregation(experiment),
         "dropout": spec.federation.dropout,
@@ -116,7 +116,7 @@ def sharing(experiment: Experiment, runs: int = 1) -> dict[str, Any]:
         return {"shards": devices.for_one_run(round_flops=_round_flops(experiment), record_bytes=records)}
     return {
         "shards": devices.for_many_runs(runs, record_bytes=records),
-        "runs_apart": devices.runs_apart(4 * spec.cohort_size * step_numbers(experiment)),
+        "sequential_runs": devices.sequential_runs(4 * spec.cohort_size * step_numbers(experiment)),
     }
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from dither.data import ClientPartition
 from dither.secagg import encoding
 from dither.simulation.aggregation import add_discrete
-from dither.simulation.arrays import Gathered, Inputs, Problem, Run, State
+from dither.simulation.arrays import Gathered, Inputs, Problem, RunInputs, State
 from dither.simulation.engine import Simulation
 from dither.types import PyTree
 
@@ -102,7 +102,7 @@ class ClientEngine:
         return Answer(row, _leaves(sent.state), finite, clamped)
 
     def _first_runs(self, inputs: Inputs) -> tuple[PyTree, PyTree]:
-        def first(run: Run) -> tuple[PyTree, PyTree]:
+        def first(run: RunInputs) -> tuple[PyTree, PyTree]:
             algorithm = self.simulation.build(run.hyper)
             params = self.simulation.initial(run)
             return algorithm.message(algorithm.init(params)), algorithm.client_init(params)
@@ -112,7 +112,7 @@ class ClientEngine:
     def _answer_runs(
         self, message: PyTree, own: PyTree, inputs: Inputs, index: Any, number: Any, cohort_size: int
     ) -> Any:
-        def answer(message: PyTree, own: PyTree, run: Run) -> Any:
+        def answer(message: PyTree, own: PyTree, run: RunInputs) -> Any:
             return self.simulation.sent(message, own, run, inputs.shared, index, number, cohort_size)
 
         return jax.vmap(answer)(message, own, inputs.runs)
@@ -199,13 +199,13 @@ class ServerEngine:
         )
 
     def _message_runs(self, state: State, inputs: Inputs) -> PyTree:
-        def message(server: PyTree, run: Run) -> PyTree:
+        def message(server: PyTree, run: RunInputs) -> PyTree:
             return self.simulation.build(run.hyper).message(server)
 
         return jax.vmap(message)(state.server, inputs.runs)
 
     def _upload_shapes(self, state: State) -> PyTree:
-        def upload(state: State, run: Run) -> PyTree:
+        def upload(state: State, run: RunInputs) -> PyTree:
             own = jax.tree.map(lambda leaf: leaf[0], state.clients)
             message = self.simulation.build(run.hyper).message(state.server)
             number = jnp.int32(0)
@@ -221,7 +221,7 @@ class ServerEngine:
     ) -> State:
         ends = np.cumsum([np.prod(shape[1:], dtype=int) for shape in self._upload])[:-1]
 
-        def close(state: State, run: Run, total: Any, counted: Any, present: Any) -> State:
+        def close(state: State, run: RunInputs, total: Any, counted: Any, present: Any) -> State:
             parts = [
                 part.reshape(shape[1:]) for part, shape in zip(jnp.split(total, ends), self._upload, strict=True)
             ]

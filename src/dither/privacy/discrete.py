@@ -55,7 +55,7 @@ def _coins(x: np.ndarray, exactly: Callable[[int], Fraction], words: Words) -> n
     drawn = words(x.size)
     uniform, chance = drawn * 2.0**-64, np.exp(-x)
     margin = chance * _RELATIVE + _ABSOLUTE
-    heads = uniform < chance
+    heads: np.ndarray = uniform < chance
     for i in np.flatnonzero(np.abs(uniform - chance) <= margin):
         heads[i] = _below(int(drawn[i]), exactly(int(i)), words)
     return heads
@@ -179,7 +179,8 @@ def rotate(vector: np.ndarray, seed: bytes) -> np.ndarray:
 
 def rotate_back(rotated: np.ndarray, dimension: int, seed: bytes) -> np.ndarray:
     """The inverse of `rotate`."""
-    return (_hadamard(np.asarray(rotated, np.float64)) * _signs(len(rotated), seed))[:dimension]
+    signed = _hadamard(np.asarray(rotated, np.float64)) * _signs(len(rotated), seed)
+    return np.asarray(signed[:dimension])
 
 
 def padded_size(dimension: int) -> int:
@@ -214,9 +215,9 @@ def conditionally_rounded(vector: np.ndarray, most: float, *, words: Words = os_
     """Each coordinate up or down at random, right on average; drawn again until the ℓ2 norm is at most `most`."""
     floor = np.floor(vector)
     for _ in range(10_000):
-        found = (floor + (words(vector.size) * 2.0**-64 < vector - floor)).astype(np.int64)
-        if math.sqrt(sum(int(part @ part) for part in np.array_split(found, -(-found.size // 4096)))) <= most:
-            return found
+        rounded: np.ndarray = (floor + (words(vector.size) * 2.0**-64 < vector - floor)).astype(np.int64)
+        if math.sqrt(sum(int(part @ part) for part in np.array_split(rounded, -(-rounded.size // 4096)))) <= most:
+            return rounded
     raise SpecError(f"no rounding of this vector has a norm of at most {most:g}; clip it before")
 
 
@@ -266,7 +267,7 @@ class DistributedGaussian:
         length = float(np.linalg.norm(vector))
         scaled = vector * (min(1.0, self.clip / length) if length else 1.0) / self.granularity
         rounded = conditionally_rounded(rotate(scaled, seed), self.norm, words=words)
-        return rounded + discrete_gaussian(rounded.size, self.variance, words=words)
+        return np.asarray(rounded + discrete_gaussian(rounded.size, self.variance, words=words))
 
     def decode(self, total: np.ndarray, seed: bytes) -> np.ndarray:
         """The sum of the clients' vectors, with its noise, from the sum of their integers (signed)."""

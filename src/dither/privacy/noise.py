@@ -173,7 +173,7 @@ def _mapped_like(source: OsEntropy, leaves: list[Array]) -> OsEntropy:
 # Schedules: how the noise changes over a run, for any method that noises gradients
 
 
-class Schedule(NamedTuple):
+class NoiseSchedule(NamedTuple):
     """`factor(round_index, step, log_decay, start)`: what the initial noise std is multiplied by.
 
     Rounds and steps count from 0; `log_decay` is the logarithm of the factor of the *variance* (the factor itself
@@ -185,7 +185,7 @@ class Schedule(NamedTuple):
     factor: Callable[[Array, Array, Array, Array], Array]
 
 
-def schedule(name: str, *, local_steps: int) -> Schedule:
+def schedule(name: str, *, local_steps: int) -> NoiseSchedule:
     """The schedule of that name: "constant", "rounds" (DP-SCAFFOLD eq (6)) or "steps" (eq (7))."""
 
     def constant(index: Array, step: Array, log_decay: Array, start: Array) -> Array:
@@ -197,10 +197,10 @@ def schedule(name: str, *, local_steps: int) -> Schedule:
     def over_steps(index: Array, step: Array, log_decay: Array, start: Array) -> Array:
         return _root_power(log_decay, local_steps * (index - start) + step)  # eq (7): β^(τ(r-R_th-1) + t-1)
 
-    known = {"constant": constant, "rounds": over_rounds, "steps": over_steps}
-    if name not in known:
-        raise SpecError(f"unknown noise_schedule={name!r}{did_you_mean(name, known)}")
-    return Schedule(name, known[name])
+    factors = {"constant": constant, "rounds": over_rounds, "steps": over_steps}
+    if name not in factors:
+        raise SpecError(f"unknown noise_schedule={name!r}{did_you_mean(name, factors)}")
+    return NoiseSchedule(name, factors[name])
 
 
 def _root_power(log_base: Array, exponent: Array) -> Array:

@@ -86,7 +86,8 @@ def _random_bits(words: Array, bit_width: int, shape: tuple[int, ...]) -> Array:
 
 def _counted(words: Array, shape: tuple[int, ...]) -> tuple[Array, Array]:
     """The cipher on the numbers 0, 1, ... in the given shape."""
-    return block(words[0], words[1], np.uint32(0), counted(shape))
+    first, second = block(words[0], words[1], np.uint32(0), counted(shape))
+    return first, second
 
 
 def counted(shape: tuple[int, ...], first: int = 0) -> Array:

@@ -96,10 +96,7 @@ def _fixed(batch_size: int, local_steps: int, smallest: int, largest: int) -> Ba
         positions = subset(keys.batch, size, batch_size, largest=largest, rows=local_steps)
         return Batches(positions, jnp.ones((local_steps, batch_size), jnp.float32))
 
-    def sampling(size: int) -> Sampling:
-        return Sampling("fixed", batch_size / size, REPLACE_ONE, 0.0, batch_size, size)
-
-    return BatchSampler(draw, _constant(batch_size), sampling, batch_size, "fixed")
+    return _without_replacement("fixed", batch_size, draw)
 
 
 def _disjoint(batch_size: int, local_steps: int, smallest: int, largest: int) -> BatchSampler:
@@ -115,10 +112,7 @@ def _disjoint(batch_size: int, local_steps: int, smallest: int, largest: int) ->
         positions = order.reshape(local_steps, batch_size)
         return Batches(positions, jnp.ones((local_steps, batch_size), jnp.float32))
 
-    def sampling(size: int) -> Sampling:
-        return Sampling("disjoint", batch_size / size, REPLACE_ONE, 0.0, batch_size, size)
-
-    return BatchSampler(draw, _constant(batch_size), sampling, batch_size, "disjoint")
+    return _without_replacement("disjoint", batch_size, draw)
 
 
 def _shuffled(batch_size: int, local_steps: int, smallest: int, largest: int) -> BatchSampler:
@@ -138,10 +132,18 @@ def _shuffled(batch_size: int, local_steps: int, smallest: int, largest: int) ->
         positions = orders[row[:, None], column]
         return Batches(positions, jnp.ones((local_steps, batch_size), jnp.float32))
 
-    def sampling(size: int) -> Sampling:
-        return Sampling("shuffled", batch_size / size, REPLACE_ONE, 0.0, batch_size, size)
+    return _without_replacement("shuffled", batch_size, draw)
 
-    return BatchSampler(draw, _constant(batch_size), sampling, batch_size, "shuffled")
+
+def _without_replacement(
+    kind: str, batch_size: int, draw: Callable[[Keys, Array, Array], Batches]
+) -> BatchSampler:
+    """Batches of exactly `batch_size` different records."""
+
+    def sampling(size: int) -> Sampling:
+        return Sampling(kind, batch_size / size, REPLACE_ONE, 0.0, batch_size, size)
+
+    return BatchSampler(draw, _constant(batch_size), sampling, batch_size, kind)
 
 
 def _poisson(

@@ -45,7 +45,7 @@ class Problem(NamedTuple):
     ] = ()  # the clients' rows as the training loss adds them up; (): client by client
 
 
-class Run(NamedTuple):
+class RunInputs(NamedTuple):
     """What one run of a batch reads and never changes; in `Inputs` each with a leading axis of runs."""
 
     seed: Array
@@ -70,7 +70,7 @@ class Shared(NamedTuple):
 class Inputs(NamedTuple):
     """Arrays on the device that the compiled program reads."""
 
-    runs: Run
+    runs: RunInputs
     shared: Shared
 
 
@@ -89,7 +89,7 @@ class State(NamedTuple):
     rounds: Array
 
 
-class Sent(NamedTuple):
+class ClientUpload(NamedTuple):
     """What one client's round comes to: its upload (integers, where sums are aggregated securely) and the weight
     in it, what it keeps, its metrics, whether the upload may count, how many of its coordinates were clamped."""
 

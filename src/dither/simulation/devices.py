@@ -36,7 +36,7 @@ def connect(coordinator: str, *, count: int, number: int, on_wait: Callable[[], 
     """Meet the other processes at `coordinator` (HOST:PORT, where process 0 listens), before JAX computes
     anything. `on_wait` is called now and then meanwhile."""
     set_up()
-    distributed.connect(coordinator, count=count, number=number, local_devices=own, on_wait=on_wait)
+    distributed.connect(coordinator, count=count, number=number, local_devices=local_devices, on_wait=on_wait)
 
 
 def _split_cpu() -> None:
@@ -61,7 +61,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def own() -> int:
+def local_devices() -> int:
     """Devices of this process that are worth using: no more than there are cores."""
     if distributed.parted():
         return 1
@@ -76,7 +76,7 @@ def at_once() -> int:
 
 def usable(record_bytes: int) -> int:
     """Devices of a process among which work may be shared; each will hold a copy of the records."""
-    count = own() if distributed.count() == 1 else distributed.devices_each()
+    count = local_devices() if distributed.count() == 1 else distributed.devices_each()
     if jax.default_backend() != "cpu":
         return count
     return max(1, min(count, _COPIES // max(record_bytes, 1)))
@@ -101,13 +101,13 @@ def for_many_runs(runs: int, *, record_bytes: int) -> Shards:
     return Shards(runs=count * min(math.ceil(runs / count), usable(record_bytes)))
 
 
-def one_by_one(step_numbers: int) -> bool:
+def sequential_clients(step_numbers: int) -> bool:
     """Whether a round's clients go one after the other (layout "loop" of `Simulation`), from the numbers that one
     works on in a local step: those of its model and of its batch."""
     return jax.default_backend() == "cpu" and step_numbers > _LARGE
 
 
-def runs_apart(step_bytes: int) -> bool:
+def sequential_runs(step_bytes: int) -> bool:
     """Whether a device makes its runs one after the other (see `Simulation`), from the bytes that its clients
     read in a local step. Side by side saves the start of many small operations, and loses the caches."""
     return jax.default_backend() == "cpu" and step_bytes > _CACHED

@@ -158,7 +158,7 @@ def check(coordinator: str, count: int, number: int) -> None:
 def devices(wanted: int) -> list[jax.Device]:
     """`wanted` devices, as many of each process, in the order of the processes."""
     if _count == 1:
-        return jax.local_devices()[:wanted]
+        return list(jax.local_devices()[:wanted])
     return [device for index in range(_count) for device in _devices_of(index)[: wanted // _count]]
 
 
@@ -317,16 +317,16 @@ def put(value: Any, sharding: NamedSharding) -> jax.Array:
 # Pieces
 
 
-def _gathered(own: np.ndarray) -> np.ndarray:
-    return _collected(own, _same)
+def _gathered(array: np.ndarray) -> np.ndarray:
+    return _collected(array, _same)
 
 
-def _collected(own: np.ndarray, function: Callable[[jax.Array], jax.Array]) -> np.ndarray:
+def _collected(array: np.ndarray, function: Callable[[jax.Array], jax.Array]) -> np.ndarray:
     """`function` of everybody's array, stacked, made on one device of each process."""
     mesh = Mesh(np.array(_firsts()), ("processes",))
-    shape = (_count, *own.shape)
+    shape = (_count, *array.shape)
     spread = NamedSharding(mesh, PartitionSpec("processes"))
-    stacked = jax.make_array_from_callback(shape, spread, lambda _: own[None])
+    stacked = jax.make_array_from_callback(shape, spread, lambda _: array[None])
     return np.asarray(_whole(mesh, function)(stacked))
 
 

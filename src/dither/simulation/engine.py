@@ -14,6 +14,7 @@ and any number of rounds. Rounds are counted by a traced loop bound: no memory g
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -26,12 +27,38 @@ from dither.errors import SpecError
 from dither.privacy import clipping, entropy, noise, sampling
 from dither.privacy.discrete import Words, os_words
 from dither.secagg import encoding
-from dither.simulation import devices, distributed, scoring, sums
-from dither.simulation.aggregation import Aggregation, Aggregator, add_discrete, seeded_words
-from dither.simulation.arrays import Gathered, Inputs, Problem, Run, Sent, Shared, State
+from dither.simulation import devices, distributed, scoring
+from dither.simulation.aggregation import (
+    Aggregation,
+    Aggregator,
+    add_discrete,
+    all_finite,
+    masked_sum,
+    running_sum,
+    seeded_words,
+    sum_in_memory,
+    sum_unfused,
+)
+from dither.simulation.arrays import ClientUpload, Gathered, Inputs, Problem, RunInputs, Shared, State
 from dither.simulation.sharding import ONE_DEVICE, Shards
 from dither.simulation.timing import Clock
 from dither.types import Algorithm, Array, Cohort, Hyper, Keys, Params, PyTree, Records, Round
+
+__all__ = [
+    "Evaluation",
+    "Inputs",
+    "Problem",
+    "Simulation",
+    "SimulationResult",
+    "State",
+    "chunks",
+    "client_keys",
+    "planned_cohorts",
+    "problem",
+    "reset_metrics",
+    "simulate",
+    "train",
+]
 
 
 class Evaluation(NamedTuple):
@@ -41,7 +68,7 @@ class Evaluation(NamedTuple):
     metrics: dict[str, np.ndarray]
 
 
-class Result(NamedTuple):
+class SimulationResult(NamedTuple):
     """What `simulate` returns; every array has a leading axis of runs."""
 
     params: Params
@@ -73,7 +100,7 @@ class Simulation:
     finite is left out instead, and its sender counted.
 
     `shards` spreads runs and a round's clients over devices. On each device its runs go side by side, or, with
-    `runs_apart`, one after the other: a CPU's caches prefer that once a run's arrays are large.
+    `sequential_runs`, one after the other: a CPU's caches prefer that once a run's arrays are large.
 
     gradient_norm adds "gradient_sq" to the evaluation: |∇f|² of the mean loss over all clients' records.
     """
@@ -95,7 +122,7 @@ class Simulation:
         refuse: bool = False,
         gradient_norm: bool = False,
         shards: Shards = ONE_DEVICE,
-        runs_apart: bool = False,
+        sequential_runs: bool = False,
     ) -> None:
         devices.set_up()
         self.model = model
@@ -113,11 +140,11 @@ class Simulation:
         self.max_norm, self.refuse = max_norm, refuse
         if layout == "auto":
             shapes = jax.eval_shape(model.init, jax.random.key(0))
-            layout = "loop" if devices.one_by_one(models.count_params(shapes)) else "vmap"
+            layout = "loop" if devices.sequential_clients(models.count_params(shapes)) else "vmap"
         if layout not in ("vmap", "loop"):
             raise SpecError(f"layout={layout!r} is not one of 'auto', 'vmap', 'loop'")
         self.layout = layout
-        self.shards, self.runs_apart = shards, runs_apart
+        self.shards, self.sequential_runs = shards, sequential_runs
         if not shards.alone and (self.randomness == "os" or (aggregation and not aggregation.compiled)):
             # The server's draw would differ from device to device; and the host sums for one device.
             raise SpecError(
@@ -157,7 +184,7 @@ class Simulation:
                 )
         # Converted by NumPy: each conversion by JAX is a small program of its own, at the start of every run.
         seed = jnp.asarray(np.array(seeds, np.uint32))
-        runs_inputs = Run(
+        runs_inputs = RunInputs(
             seed=seed,
             secret=entropy.fresh_keys(runs) if self.randomness == "os" else seed,
             hyper={name: jnp.asarray(np.asarray(value, np.float32)) for name, value in hyper.items()},
@@ -179,7 +206,8 @@ class Simulation:
     def start(self, inputs: Inputs) -> State:
         """The state before round 0."""
         self.aggregators = []  # another federation enrols anew
-        return self._start(*inputs)
+        state: State = self._start(*inputs)
+        return state
 
     def advance(self, state: State, inputs: Inputs, start: int, stop: int) -> State:
         """Rounds start..stop-1. The given state's buffers are reused: keep only what is returned."""
@@ -199,7 +227,8 @@ class Simulation:
     def evaluate(self, state: State, inputs: Inputs) -> dict[str, np.ndarray]:
         """Accuracy and loss on the scored records, loss on the clients' own records, and the mean of the
         clients' metrics since the last reset; one entry a run."""
-        return distributed.fetched(self._evaluate(state, *inputs))
+        scores: dict[str, np.ndarray] = distributed.fetched(self._evaluate(state, *inputs))
+        return scores
 
     def params(self, state: State, inputs: Inputs) -> Params:
         """The model's parameters, with a leading axis of runs."""
@@ -208,7 +237,7 @@ class Simulation:
     def sizes(self, state: State, inputs: Inputs) -> tuple[int, int]:
         """Numbers in a broadcast and in an upload."""
 
-        def message_and_upload(state: State, run: Run) -> tuple[PyTree, PyTree]:
+        def message_and_upload(state: State, run: RunInputs) -> tuple[PyTree, PyTree]:
             client = self._client(state, run, inputs.shared, jnp.int32(0), self.cohort_size_at(0))
             return self.build(run.hyper).message(state.server), client(jnp.int32(0)).upload
 
@@ -218,10 +247,10 @@ class Simulation:
 
     # What is compiled
 
-    def _start_runs(self, runs: Run, shared: Shared) -> State:
+    def _start_runs(self, runs: RunInputs, shared: Shared) -> State:
         return jax.vmap(lambda run: self._start_run(run, shared))(runs)
 
-    def _start_run(self, run: Run, shared: Shared) -> State:
+    def _start_run(self, run: RunInputs, shared: Shared) -> State:
         algorithm = self.build(run.hyper)
         params = self.initial(run)
         server = algorithm.init(params)
@@ -230,7 +259,7 @@ class Simulation:
         number = jnp.int32(0)
         result = jax.eval_shape(
             lambda: algorithm.client(
-                _keys(run.secret, number, number, self._noise_root(run)),
+                client_keys(run.secret, number, number, self._noise_root(run)),
                 algorithm.message(server),
                 one,
                 _records(run, shared, number),
@@ -250,24 +279,26 @@ class Simulation:
             rounds=jnp.zeros((), jnp.int32),
         )
 
-    def initial(self, run: Run) -> Params:
+    def initial(self, run: RunInputs) -> Params:
         """The model before the first round."""
         return self.model.init(noise.stream(run.seed, "init"))
 
     def _advance_runs(
-        self, state: State, runs: Run, shared: Shared, start: Array, stop: Array, *, cohort_size: int
+        self, state: State, runs: RunInputs, shared: Shared, start: Array, stop: Array, *, cohort_size: int
     ) -> State:
-        def rounds(state: State, run: Run) -> State:
+        def rounds(state: State, run: RunInputs) -> State:
             def one(index: Array, state: State) -> State:
                 return self._round(state, run, shared, index, cohort_size)
 
-            return jax.lax.fori_loop(start, stop, one, state)
+            after: State = jax.lax.fori_loop(start, stop, one, state)
+            return after
 
-        if self.runs_apart:
-            return jax.lax.map(lambda one: rounds(*one), (state, runs))
+        if self.sequential_runs:
+            state = jax.lax.map(lambda one: rounds(*one), (state, runs))
+            return state
         return jax.vmap(rounds)(state, runs)
 
-    def _round(self, state: State, run: Run, shared: Shared, index: Array, cohort_size: int) -> State:
+    def _round(self, state: State, run: RunInputs, shared: Shared, index: Array, cohort_size: int) -> State:
         """One round of one run: the steps of docs/architecture.md, in their order."""
         with jax.named_scope("cohort"):
             cohort, present = self.cohort(run, index, cohort_size)
@@ -282,23 +313,30 @@ class Simulation:
             return self.close(state, run, index, cohort, present, gathered, cohort_size)
 
     def _client(
-        self, state: State, run: Run, shared: Shared, index: Array, cohort_size: int
-    ) -> Callable[[Array], Sent]:
+        self, state: State, run: RunInputs, shared: Shared, index: Array, cohort_size: int
+    ) -> Callable[[Array], ClientUpload]:
         """The round of the client with a given number."""
         message = self.build(run.hyper).message(state.server)
 
-        def client(number: Array) -> Sent:
+        def client(number: Array) -> ClientUpload:
             own = jax.tree.map(lambda leaf: leaf[number], state.clients)
             return self.sent(message, own, run, shared, index, number, cohort_size)
 
         return client
 
     def sent(
-        self, message: PyTree, own: PyTree, run: Run, shared: Shared, index: Array, number: Array, cohort_size: int
-    ) -> Sent:
+        self,
+        message: PyTree,
+        own: PyTree,
+        run: RunInputs,
+        shared: Shared,
+        index: Array,
+        number: Array,
+        cohort_size: int,
+    ) -> ClientUpload:
         """What one client makes of a broadcast with the state it has kept: here, and on a real node."""
         result = self.build(run.hyper).client(
-            _keys(run.secret, index, number, self._noise_root(run)),
+            client_keys(run.secret, index, number, self._noise_root(run)),
             message,
             own,
             _records(run, shared, number),
@@ -309,44 +347,46 @@ class Simulation:
         if not self.refuse:
             upload, kept = clipping.reined((upload, kept))
         upload, clamped = clipping.projected(upload, self.max_norm), jnp.int32(0)
-        finite = sums.all_finite(upload)
+        finite = all_finite(upload)
         if self.aggregation and self.aggregation.how.modulus_bits == 32:
             leaves, structure = jax.tree.flatten(upload)
             encoded = [encoding.traced_encode(leaf, self.aggregation.how) for leaf in leaves]
             upload = jax.tree.unflatten(structure, [words for words, _ in encoded])
             clamped = sum((count for _, count in encoded), jnp.int32(0))
-        return Sent(upload, result.weight, kept, dict(result.metrics), finite, clamped)
+        return ClientUpload(upload, result.weight, kept, dict(result.metrics), finite, clamped)
 
-    def _clients(self, client: Callable[[Array], Sent], clients: Array, present: Array, index: Array) -> Gathered:
+    def _clients(
+        self, client: Callable[[Array], ClientUpload], clients: Array, present: Array, index: Array
+    ) -> Gathered:
         """All clients of a round, and the sum of the finite uploads of those who are present."""
         if self.layout == "loop" and not self.aggregation:
-            return sums.summed_along(client, clients, present)
+            return running_sum(client, clients, present)
         sent = self._each(client, clients)
         finite = sent.finite
         if self.aggregation:
-            total = jax.tree.map(lambda leaf: sums.sum_apart(leaf, finite & present), sent.upload)
+            total = jax.tree.map(lambda leaf: sum_unfused(leaf, finite & present), sent.upload)
         elif jax.default_backend() == "cpu":
-            total, finite = sums.summed_beside(sent.upload, present, index)
+            total, finite = sum_in_memory(sent.upload, present, index)
         else:  # an accelerator would wait for the loop
-            total = jax.tree.map(lambda leaf: sums.masked_sum(leaf, finite & present), sent.upload)
+            total = jax.tree.map(lambda leaf: masked_sum(leaf, finite & present), sent.upload)
         counted = finite & present
         return Gathered(
             total=total,
             states=sent.state,
-            metrics={name: sums.masked_sum(value, counted) for name, value in sent.metrics.items()},
+            metrics={name: masked_sum(value, counted) for name, value in sent.metrics.items()},
             counted=counted,
             finite=finite,
-            clamped=sums.masked_sum(sent.clamped, counted),
+            clamped=masked_sum(sent.clamped, counted),
         )
 
-    def _each(self, client: Callable[[Array], Sent], clients: Array) -> Sent:
+    def _each(self, client: Callable[[Array], ClientUpload], clients: Array) -> ClientUpload:
         """Every client's round, side by side or one after the other."""
         return jax.vmap(client)(clients) if self.layout == "vmap" else jax.lax.map(client, clients)
 
     def close(
         self,
         state: State,
-        run: Run,
+        run: RunInputs,
         index: Array,
         cohort: Cohort,
         present: Array,
@@ -425,9 +465,9 @@ class Simulation:
                 words[client] = vector
             lost = {int(clients[run, row]): "before-upload" for row in np.flatnonzero(~counted[run, :cohort_size])}
             totals[run] = encoding.decode(aggregator.sum(index, words, lost), aggregation.how)
-        return self._close(
-            state, inputs, np.int32(index), gathered._replace(clamped=clamped), totals, cohort_size=cohort_size
-        )
+        gathered = gathered._replace(clamped=clamped)
+        state = self._close(state, inputs, np.int32(index), gathered, totals, cohort_size=cohort_size)
+        return state
 
     def words(self, seed: int, index: int, client: int) -> Words:
         """Random words for discrete noise: the system's, or those of the seed."""
@@ -438,12 +478,12 @@ class Simulation:
     ) -> tuple[PyTree, Array, Gathered, Array]:
         """Every client's upload and weight, the rest of the round, and whose uploads they are."""
 
-        def gather(state: State, run: Run) -> tuple[PyTree, Array, Gathered, Array]:
+        def gather(state: State, run: RunInputs) -> tuple[PyTree, Array, Gathered, Array]:
             cohort, present = self.cohort(run, index, cohort_size)
             sent = self._each(self._client(state, run, inputs.shared, index, cohort_size), cohort.clients)
             counted = sent.finite & present
-            metrics = {name: sums.masked_sum(value, counted) for name, value in sent.metrics.items()}
-            clamped = sums.masked_sum(sent.clamped, counted)
+            metrics = {name: masked_sum(value, counted) for name, value in sent.metrics.items()}
+            clamped = masked_sum(sent.clamped, counted)
             return (
                 sent.upload,
                 sent.weight,
@@ -462,7 +502,7 @@ class Simulation:
         totals: Array,
         cohort_size: int,
     ) -> State:
-        def close(state: State, run: Run, gathered: Gathered, total: Array) -> State:
+        def close(state: State, run: RunInputs, gathered: Gathered, total: Array) -> State:
             cohort, present = self.cohort(run, index, cohort_size)
             shapes = jax.eval_shape(self._client(state, run, inputs.shared, index, cohort_size), jnp.int32(0))
             leaves, structure = jax.tree.flatten(shapes.upload)
@@ -478,10 +518,10 @@ class Simulation:
         needed = self.aggregation.least(cohort_size) if self.aggregation else 0
         return max(self.min_clients, needed)
 
-    def _noise_root(self, run: Run) -> Any:
+    def _noise_root(self, run: RunInputs) -> Any:
         return entropy.OsEntropy().at(run.seed) if self.randomness == "os" else run.seed
 
-    def cohort(self, run: Run, index: Array, cohort_size: int) -> tuple[Cohort, Array]:
+    def cohort(self, run: RunInputs, index: Array, cohort_size: int) -> tuple[Cohort, Array]:
         """Who is chosen, and which of them are there when uploads are collected."""
         if run.cohorts.size:
             chosen = run.cohorts[index]
@@ -497,8 +537,8 @@ class Simulation:
             present = active & ~jax.random.bernoulli(key, self.dropout, active.shape)
         return Cohort(clients, active, jnp.int32(cohort_size)), present
 
-    def _evaluate_runs(self, state: State, runs: Run, shared: Shared) -> dict[str, Array]:
-        def evaluate(one: tuple[State, Run]) -> dict[str, Array]:
+    def _evaluate_runs(self, state: State, runs: RunInputs, shared: Shared) -> dict[str, Array]:
+        def evaluate(one: tuple[State, RunInputs]) -> dict[str, Array]:
             state, run = one
             params = self.build(run.hyper).params(state.server)
             scored = scoring.Scored(self.model, params, shared, self.shards)
@@ -515,12 +555,14 @@ class Simulation:
             }
 
         # One run after the other: scoring many side by side would hold all their activations at once.
-        return jax.lax.map(evaluate, (state, runs))
+        scores: dict[str, Array] = jax.lax.map(evaluate, (state, runs))
+        return scores
 
     def _params_runs(self, server: PyTree, hyper: Hyper) -> Params:
         return jax.vmap(lambda server, hyper: self.build(hyper).params(server))(server, hyper)
 
 
+# reason: a batch of runs: what is trained, on what, and how long
 def simulate(
     build: Callable[[Hyper], Algorithm],
     model: models.Model,
@@ -532,37 +574,17 @@ def simulate(
     hyper: Mapping[str, Any] | None = None,
     cohorts: Sequence[np.ndarray] | None = None,
     eval_every: int = 10,
-    layout: str = "auto",
-    pad_cohort: int = 0,
-    randomness: str = "seeded",
-    aggregation: Aggregation | None = None,
-    dropout: float = 0.0,
-    min_clients: int = 1,
-    max_norm: float = 0.0,
-    refuse: bool = False,
-    shards: Shards = ONE_DEVICE,
-    runs_apart: bool = False,
     on_evaluation: Callable[[Evaluation], None] | None = None,
-) -> Result:
+    **options: Any,
+) -> SimulationResult:
     """Train. `build(hyper)` makes the algorithm; each entry of `hyper` has a leading axis of runs, as many as
-    `seeds`. Evaluates every `eval_every` rounds and after the last. The rest is as in `Simulation`."""
-    num_clients = len(problem.partitions[0].size)
-    sizes_at = cohort_size if callable(cohort_size) else lambda index: cohort_size
+    `seeds`. Evaluates every `eval_every` rounds and after the last. `options` are those of `Simulation`."""
     simulation = Simulation(
         model,
         build,
-        num_clients=num_clients,
-        cohort_size_at=sizes_at,
-        layout=layout,
-        pad_cohort=pad_cohort,
-        randomness=randomness,
-        aggregation=aggregation,
-        dropout=dropout,
-        min_clients=min_clients,
-        max_norm=max_norm,
-        refuse=refuse,
-        shards=shards,
-        runs_apart=runs_apart,
+        num_clients=len(problem.partitions[0].size),
+        cohort_size_at=cohort_size if callable(cohort_size) else lambda index: cohort_size,
+        **options,
     )
     inputs = simulation.inputs(problem, seeds=seeds, hyper=hyper or {}, cohorts=cohorts)
     return train(simulation, inputs, num_rounds=num_rounds, eval_every=eval_every, on_evaluation=on_evaluation)
@@ -576,7 +598,7 @@ def train(
     eval_every: int = 10,
     on_evaluation: Callable[[Evaluation], None] | None = None,
     clock: Clock | None = None,
-) -> Result:
+) -> SimulationResult:
     """All rounds of a batch of runs, from the start. A second batch of the same shape compiles nothing."""
     clock = clock or Clock()
     with clock("start_up"):
@@ -591,7 +613,7 @@ def train(
         history.append(evaluation)
         if on_evaluation:
             on_evaluation(evaluation)
-    return Result(
+    return SimulationResult(
         params=simulation.params(state, inputs),
         history=history,
         participation=distributed.fetched(state.participation),
@@ -625,7 +647,42 @@ def problem(
     return Problem(np.concatenate([x, x_test]), np.concatenate([y, y_test]), [partition], [rows], [weights])
 
 
-def _keys(root: Any, index: Array, client: Array, noise_root: Any = None) -> Keys:
+def planned_cohorts(
+    seed: int,
+    *,
+    num_clients: int,
+    cohort_size_at: Callable[[int], int],
+    design: np.ndarray | None,
+    num_rounds: int,
+) -> list[np.ndarray]:
+    """The cohort of each round, by the draws that the compiled rounds make. Participation depends on the seed
+    alone, never on data or results."""
+    if design is not None:
+        return list(np.asarray(design[:num_rounds]))
+    sizes = np.array([cohort_size_at(index) for index in range(num_rounds)], int)
+    cohorts: list[np.ndarray] = [np.zeros(0, np.int32)] * num_rounds
+    for size in np.unique(sizes):
+        rounds = np.flatnonzero(sizes == size)
+        if size == num_clients:
+            drawn = np.broadcast_to(np.arange(num_clients, dtype=np.int32), (len(rounds), num_clients))
+        else:
+            # Filled up to a power of two: specs of a sweep that differ in their rounds share a compilation.
+            padded = np.zeros(1 << (len(rounds) - 1).bit_length(), np.int32)
+            padded[: len(rounds)] = rounds
+            everything = _draw_cohorts(np.uint32(seed), padded, num_clients=num_clients, size=int(size))
+            drawn = np.asarray(everything)[: len(rounds)]
+        for at, chosen in zip(rounds, drawn, strict=True):
+            cohorts[at] = chosen
+    return cohorts
+
+
+@partial(jax.jit, static_argnames=("num_clients", "size"))
+def _draw_cohorts(seed: Array, rounds: Array, *, num_clients: int, size: int) -> Array:
+    stream = noise.stream(seed, "cohort")
+    return jax.vmap(lambda index: sampling.cohort(noise.for_round(stream, index), num_clients, size))(rounds)
+
+
+def client_keys(root: Any, index: Array, client: Array, noise_root: Any = None) -> Keys:
     """A client's keys in one round. `root` opens the run's streams, `noise_root` that of the noise if given."""
 
     def this_round(root: Any, name: str) -> Any:
@@ -638,10 +695,7 @@ def _keys(root: Any, index: Array, client: Array, noise_root: Any = None) -> Key
     )
 
 
-client_keys = _keys  # for whoever calls a method's client outside a simulation, as an audit does
-
-
-def _records(run: Run, shared: Shared, client: Array) -> Records:
+def _records(run: RunInputs, shared: Shared, client: Array) -> Records:
     return Records(shared.x, shared.y, run.order, run.start[client], run.size[client])
 
 

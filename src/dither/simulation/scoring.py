@@ -26,13 +26,15 @@ class Scored(NamedTuple):
 
     def score(self, rows: Array, weights: Array) -> tuple[Array, Array]:
         """Weighted accuracy and loss over those rows."""
-        return self._summed(self._score, rows, weights, (jnp.zeros(()), jnp.zeros(())))
+        accuracy, loss = self._summed(self._score, rows, weights, (jnp.zeros(()), jnp.zeros(())))
+        return accuracy, loss
 
     def score_on(self, total: tuple[Array, Array], weights: Array) -> tuple[Array, Array]:
         """`total`, the sums of `score` so far, carried on through the records that are here, in their order: whole
         pieces. The sums over pieces that come one call after the other are those of all of them in one."""
         rows = jnp.arange(weights.shape[0]).reshape(-1, ROWS)
-        return _add_up(self._score, total, (rows, weights.reshape(-1, ROWS)))
+        accuracy, loss = _add_up(self._score, total, (rows, weights.reshape(-1, ROWS)))
+        return accuracy, loss
 
     def _score(self, some: Array, weight: Array) -> tuple[Array, Array]:
         scores, y = self.model.apply(self.params, self.shared.x[some]), self.shared.y[some]

@@ -1,9 +1,9 @@
 """Rounds whose records come from the disk: a block of rounds at a time, the next one read while this one computes.
 
-Who takes part in a round is known beforehand (`cohorts.planned`). So the records of a block's clients are gathered
-into one array of fixed length, and the compiled rounds of `Simulation` run on it as on any other: a client's
-records keep their number and their order, which is all that batches are drawn by. The result is bit for bit that
-of the same records in memory, however long the blocks are.
+Who takes part in a round is known beforehand (`engine.planned_cohorts`). So the records of a block's clients are
+gathered into one array of fixed length, and the compiled rounds of `Simulation` run on it as on any other. A
+client's records keep their number and their order, by which batches are drawn: the result is bit for bit that of
+the same records in memory, however long the blocks are.
 
     streamed = Streamed(simulation, problem, cohorts, room(memory, ...))     # problem.x is `data.MappedArray`
     inputs = streamed.inputs(problem, seeds=[0], hyper=hyper)
@@ -100,9 +100,9 @@ class Streamed:
         if not isinstance(records, MappedArray) or len(problem.partitions) != 1:
             raise SpecError(f"streaming is for one run on MappedArray records, not on {type(records).__name__}")
         self.simulation, self.held = simulation, held
-        self._problem, self._records, self._federation = problem, records, problem.partitions[0]
+        self._problem, self._records, self._partition = problem, records, problem.partitions[0]
         self._cohorts = cohorts
-        self._most = most = most_in_a_round(cohorts, self._federation.size)[1]
+        self._most = most = most_in_a_round(cohorts, self._partition.size)[1]
         if most > held.rows:
             raise SpecError(f"a round has {most:,} records, a block room for {held.rows:,}: give it more memory")
         features = problem.x.shape[1]
@@ -131,7 +131,7 @@ class Streamed:
         """What all blocks have in common; a block brings its own records, `order` and `start`."""
         if len(seeds) != 1 or problem is not self._problem:
             raise SpecError(f"{len(seeds)} runs: one run of the problem given at the start is streamed")
-        size, none = self._federation.size, np.zeros(0, np.int32)
+        size, none = self._partition.size, np.zeros(0, np.int32)
         nobody = ClientPartition(np.zeros(self.held.rows, np.int32), np.zeros_like(size), size, ())
         one = np.zeros((1, problem.x.shape[1]), np.float32)
         empty = Problem(one, np.zeros(1, np.int32), [nobody], [none], [none])
@@ -156,7 +156,7 @@ class Streamed:
         problem = self._problem
         # By way of the host: scores are made on one device, wherever the rounds were.
         params = jax.tree.map(lambda leaf: np.asarray(leaf)[0], self.simulation.params(state, inputs))
-        own = problem.train_rows[0] if problem.train_rows else self._federation.order
+        own = problem.train_rows[0] if problem.train_rows else self._partition.order
         even = np.full(len(own), 1.0 / max(len(own), 1), np.float32)
         accuracy, loss = self._scored_on(params, problem.test_rows[0], problem.test_weights[0].astype(np.float32))
         _, train_loss = self._scored_on(params, own, even)
@@ -192,7 +192,7 @@ class Streamed:
             return self._now
         self._now = None  # it is done, and its memory is what the next one asked for is read into
         ahead, self._ahead = self._ahead, None
-        block = self._waiting(ahead) if ahead is not None else None
+        block: Block | None = self._waiting(ahead) if ahead is not None else None
         if block is None or block.first != index:  # the first one, or rounds were skipped
             block = self._waiting(self._ask(index, common))
         if block.stop < len(self._cohorts):
@@ -216,16 +216,16 @@ class Streamed:
         # Short blocks at first: for the first of them the rounds must wait.
         begun = self._read["blocks"]
         stop, clients = self._span(first, max(self._most, self.held.rows >> max(_SHORT - begun, 0)))
-        federation, problem = self._federation, self._problem
-        sizes = federation.size[clients].astype(np.int64)
+        partition, problem = self._partition, self._problem
+        sizes = partition.size[clients].astype(np.int64)
         begins = np.cumsum(sizes) - sizes
-        places = np.repeat(federation.start[clients] - begins, sizes) + np.arange(sizes.sum())
-        rows = federation.order[places]
+        places = np.repeat(partition.start[clients] - begins, sizes) + np.arange(sizes.sum())
+        rows = partition.order[places]
         # As the disk has them; `order` leads each client to its own.
         at = np.argsort(rows)
         rows = rows[at]
         self._records.read(rows, x, self._closed)
-        y, order, start = (np.zeros(n, np.int32) for n in (len(x), len(x), len(federation.size)))
+        y, order, start = (np.zeros(n, np.int32) for n in (len(x), len(x), len(partition.size)))
         y[: len(rows)] = problem.y[rows]
         order[at] = np.arange(len(rows), dtype=np.int32)
         start[clients] = begins
@@ -233,16 +233,17 @@ class Streamed:
         shared = Shared(jax.device_put(x), jax.device_put(y))
         block = Block(first, stop, Inputs(*self.simulation.shards.place(runs, shared)))
         self._count(blocks=1, records_read=len(rows))
-        return jax.block_until_ready(block)
+        jax.block_until_ready(block)
+        return block
 
     def _span(self, first: int, most: int) -> tuple[int, np.ndarray]:
         """Rounds from `first` on whose clients have at most so many records: where they stop, and the clients."""
-        inside = np.zeros(len(self._federation.size), np.bool_)
+        inside = np.zeros(len(self._partition.size), np.bool_)
         stop, rows = first, 0
         while stop < len(self._cohorts):
             cohort = np.asarray(self._cohorts[stop])
             fresh = cohort[~inside[cohort]]
-            rows += int(self._federation.size[fresh].sum(dtype=np.int64))
+            rows += int(self._partition.size[fresh].sum(dtype=np.int64))
             if rows > most:
                 break
             inside[fresh] = True
@@ -262,7 +263,7 @@ class Streamed:
         pieces = -(-len(rows) // scoring.ROWS)
         each = (pieces + shards.lacking(pieces)) // shards.clients * scoring.ROWS
         totals = [self._add_up(params, rows, weights, d * each, (d + 1) * each) for d in range(shards.clients)]
-        return tuple(sum(parts[1:], parts[0]) for parts in zip(*totals, strict=True))  # type: ignore[return-value]
+        return tuple(sum(parts[1:], parts[0]) for parts in zip(*totals, strict=True))
 
     def _add_up(self, params: Params, rows: np.ndarray, weights: np.ndarray, first: int, stop: int) -> Any:
         buffers = self._pieces
@@ -287,7 +288,8 @@ class Streamed:
             y, weight = np.zeros(len(x), np.int32), np.zeros(len(x), np.float32)
             y[: len(some)], weight[: len(some)] = self._problem.y[some], weights[at : at + len(some)]
             self._count(records_scored=len(some))
-            return jax.block_until_ready(jax.device_put((x, y, weight)))
+            loaded: tuple[Array, Array, Array] = jax.block_until_ready(jax.device_put((x, y, weight)))
+            return loaded
 
         return self._scorer.submit(load)
 

@@ -46,9 +46,9 @@ def safe_spec(text: str, where: str, own_data: bool = False) -> Spec:
     """The spec of a run. Nothing that its folder names is executed, nor opened without `own_data`."""
     try:
         plain = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise PageRefusal(f"spec.toml is not valid TOML: {error}") from error
-    if plain.get("method") not in METHODS:
+    if str(plain.get("method")) not in METHODS:
         raise PageRefusal(
             "the page does not execute a method from a Python file; `dither account` with this folder prints its ε"
         )
@@ -197,19 +197,19 @@ def bound(experiment: Experiment) -> dict[str, Any]:
     completed = planned_rounds(experiment)
     grid = sorted({round(x) for x in np.geomspace(1, completed, min(completed, 40))})
     smallest = int(experiment.partition.size.min())
-    prices = [_price(experiment, rounds) for rounds in grid]
-    bounds = theory.bounds(spec, prices, constants, smallest)
+    candidates = [_candidate(experiment, rounds) for rounds in grid]
+    bounds = theory.bounds(spec, candidates, constants, smallest)
     last = {name: float(column[-1]) for name, column in bounds.values.items()}
     start = math.log(len(experiment.dataset.classes)) if spec.model.name in _ZERO_START else None
     return bound_json(bounds, grid) | {
         "least_loss": None if start is None else start - bounds.trivial,
-        "failing": failing(theory.conditions(spec, prices[-1], constants, last, smallest)),
+        "failing": failing(theory.conditions(spec, candidates[-1], constants, last, smallest)),
         "rate": last.get("client_lr"),
         "run_rate": spec.client_lr,
     }
 
 
-def _price(experiment: Experiment, rounds: int) -> Candidate:
+def _candidate(experiment: Experiment, rounds: int) -> Candidate:
     """The run cut at a round, as the theorems take it: at its own noise, nothing calibrated again."""
     spec = experiment.spec
     key = clip_key(spec.method)

@@ -82,7 +82,7 @@ class PlanRequest(NamedTuple):
 
 
 class RequiredNoise(NamedTuple):
-    """The noise, and what it is for."""
+    """The noise of a plan, and the proven ε that it gives."""
 
     noise_std: float
     multiplier: float
@@ -298,17 +298,12 @@ def answer(request: PlanRequest) -> dict[str, Any]:
     """The plan for one position of the sliders."""
     noise = required_noise(request)
     spec = _basis(_of_any_model(request)).spec
-    claim = _price(request, noise).claimed
+    claim = _candidate(request, noise).claimed
     return {
         "request": {**request._asdict(), "cohort": request.cohort, "each": request.each},
-        "noise_std": noise.noise_std,
-        "multiplier": noise.multiplier,
-        "proven": noise.proven,
-        "recipe": noise.recipe,
+        **noise._asdict(),
         "not_covered": [accounting.FLOAT_NOISE],
-        "participations": noise.participations,
         "certain": request.cohort == request.clients or request.method == "concentrated",
-        "evaluations": noise.evaluations,
         "claimed": {"value": claim.value, "unit": claim.unit, "source": claim.source},
         "averaged_std": noise.noise_std / math.sqrt(request.cohort),
         "clip": _clip(spec),
@@ -335,10 +330,11 @@ def bound(request: PlanRequest) -> dict[str, Any]:
     """The paper's bound over rounds at the noise that the budget needs, term by term."""
     rounds = _multiples(request.rounds, (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0))
     requests = [request._replace(rounds=each) for each in rounds]
-    prices = [_price(each, required_noise(each)) for each in requests]
-    bounds = theory.bounds(spec_of(request), prices, _constants(request.method, request.features), request.each)
-    constants = f"estimated on synthetic records with {request.features} features in [0, 1]"
-    return bound_json(bounds, rounds) | {"constants": constants}
+    candidates = [_candidate(each, required_noise(each)) for each in requests]
+    constants = _constants(request.method, request.features)
+    bounds = theory.bounds(spec_of(request), candidates, constants, request.each)
+    source = f"estimated on synthetic records with {request.features} features in [0, 1]"
+    return bound_json(bounds, rounds) | {"constants": source}
 
 
 def bound_json(bounds: theory.BoundGrid, rounds: Sequence[int]) -> dict[str, Any]:
@@ -367,7 +363,7 @@ def _clip(spec: Spec) -> float:
     return _PARAM_CLIP if spec.method == "nbafl" else spec.privacy.clip_norm
 
 
-def _price(request: PlanRequest, noise: RequiredNoise) -> Candidate:
+def _candidate(request: PlanRequest, noise: RequiredNoise) -> Candidate:
     spec, prepared, releases = _basis(_of_any_model(request))
     point = {name: getattr(spec, name) for name in INTEGER_KEYS} | {clip_key(spec.method): _clip(spec)}
     factor = noise.noise_std / releases[0].noise_std

@@ -210,7 +210,7 @@ def train_batches(
     return outcomes
 
 
-def _outcomes(experiments: Sequence[Experiment], result: engine.Result) -> list[Outcome]:
+def _outcomes(experiments: Sequence[Experiment], result: engine.SimulationResult) -> list[Outcome]:
     state = result.state
     counts = distributed.fetched(
         {"refused": state.refused, "lost": state.lost, "void_rounds": state.void, "clamped": state.clamped}
@@ -283,7 +283,7 @@ def runs_at_once(experiment: Experiment, kind: str, max_bytes: float | None = No
     most = int(min(_MOST_RUNS[kind], max(available, 0.0) / run_bytes(experiment, kind)))
     if kind == "cpu":
         # A run that fills a core's caches gains nothing from others beside it.
-        large = devices.one_by_one(compiled.step_numbers(experiment))
+        large = devices.sequential_clients(compiled.step_numbers(experiment))
         seconds = estimated_seconds(experiment.spec, kind)
         most = min(most, devices.at_once() if large else math.ceil(_BATCH_SECONDS / seconds))
     return max(1, most)
@@ -315,14 +315,16 @@ def shared_bytes(experiment: Experiment, kind: str) -> float:
 def _work_bytes(experiment: Experiment, kind: str) -> float:
     """Model, gradient, optimiser, noise, upload and batch of each client at work in one run."""
     spec, params = experiment.spec, experiment.num_params
-    clients = 1 if kind == "cpu" and devices.one_by_one(compiled.step_numbers(experiment)) else spec.cohort_size
+    clients = (
+        1 if kind == "cpu" and devices.sequential_clients(compiled.step_numbers(experiment)) else spec.cohort_size
+    )
     records = int(experiment.partition.size.max()) if spec.batch_sampling == "full" else spec.batch_size
     return 4.0 * clients * (12.0 * params + 4.0 * records * _record_width(experiment))
 
 
 def _one_after_another(experiment: Experiment) -> bool:
     """Whether a device trains the runs of a batch one after another."""
-    return bool(compiled.sharing(experiment, 2).get("runs_apart"))
+    return bool(compiled.sharing(experiment, 2).get("sequential_runs"))
 
 
 def _record_width(experiment: Experiment) -> float:

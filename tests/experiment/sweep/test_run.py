@@ -1,4 +1,4 @@
-"""A sweep's folder: interrupted and continued to the same bits, proofs as for single runs, tables that agree."""
+"""A sweep: its grid; its folder, interrupted and continued to the same bits; proofs as for single runs."""
 
 import csv
 import json
@@ -6,13 +6,14 @@ import json
 import numpy as np
 import pytest
 
-from dither import api
+import dither
 from dither.accounting import accountant
 from dither.errors import RunExists, SpecError
 from dither.experiment import build, sweep
 from dither.experiment.plan.records import synthetic_data
 from dither.experiment.sweep import batches
-from dither.simulation import engine, timing
+from dither.experiment.sweep.run import differing, product
+from dither.simulation import engine
 from dither.spec import Spec
 
 DATASET = synthetic_data(160, 3).dataset
@@ -26,6 +27,7 @@ BASE = Spec.from_preset("adult").with_values(
         "privacy.adjacency": "zero-out",
     }
 )
+PRESET = Spec.from_preset("secure-fedavg")
 VARY = {"privacy.noise_std": [0.5, 2.0], "seed": [0, 1, 2]}
 
 
@@ -133,42 +135,77 @@ def test_another_grid_does_not_get_into_the_folder(folders):
         sweep.sweep(BASE, VARY, out=place / "taken", dataset=DATASET)
 
 
-def test_memory_splits_a_sweep():
-    experiment = build.build_experiment(BASE, dataset=DATASET)
-    each, shared = batches.run_bytes(experiment, "cpu"), batches.shared_bytes(experiment, "cpu")
-    assert batches.runs_at_once(experiment, "cpu", shared + 3.5 * each) == 3
-    assert batches.runs_at_once(experiment, "cpu", shared / 2) == 1  # one run is made whatever it takes
-    assert batches.parse_bytes("4GB") == 4e9
-    assert batches.parse_bytes("1.5 GiB") == 1.5 * 2**30
-    assert batches.parse_bytes("2e9") == 2e9
-    for bad in ("", "much", "-1GB", "0", "4XB", "nan"):
-        with pytest.raises(SpecError, match="amount of memory"):
-            batches.parse_bytes(bad)
-
-
 def test_a_list_of_specs_is_a_sweep_without_a_folder(monkeypatch):
     specs = [BASE.with_values({"seed": seed}) for seed in range(2)]
     made = {n: batches.Outcome(spec, [{"round": 1}], None, np.zeros(1)) for n, spec in enumerate(specs)}
     monkeypatch.setattr(batches, "train_batches", lambda plan, *, on_batch, **_: on_batch(made))
-    found = api.sweep(specs, dataset=DATASET)
+    found = dither.sweep(specs, dataset=DATASET)
     assert list(found) == list(made.values())
     assert found.keys == ("seed",)
     assert [run.proven for run in found.runs] == [None, None]
 
 
-def test_spans_inside_others_count_once(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(timing, "_covered", [])
-    clock = timing.Clock()
-    with clock("rounds"):
-        for moment, event, seconds in (
-            (102.0, "/jax/core/compile/jaxpr_trace_duration", 1.0),  # 101 to 102
-            (104.0, "/jax/core/compile/jaxpr_trace_duration", 3.5),  # 100.5 to 104, around it
-            (104.5, "/jax/compilation_cache/cache_retrieval_time_sec", 0.4),  # not compiling by itself
-            (105.0, "/jax/core/compile/backend_compile_duration", 1.0),  # 104 to 105
-        ):
-            now[0] = moment
-            timing._heard(event, seconds)
-        now[0] = 110.0
-    assert clock.report() == {"compile": 4.5, "rounds": 5.5}
+# The grid
+
+
+def test_values_and_ranges():
+    found = sweep.parse_vary(["privacy.epsilon=0.1,inf", "seed=0:3,7", "model.hidden=[8],[8, 4]", "method=a.b"])
+    assert found == {
+        "privacy.epsilon": [0.1, float("inf")],
+        "seed": [0, 1, 2, 7],
+        "model.hidden": [[8], [8, 4]],
+        "method": ["a.b"],
+    }
+    assert sweep.parse_vary(["num_rounds=10:40:10"]) == {"num_rounds": [10, 20, 30]}
+
+
+def test_the_product_has_every_combination_once_the_last_key_fastest():
+    specs = product(PRESET, {"privacy.epsilon": [0.5, 1], "seed": range(3)}, {"num_rounds": 5})
+    assert [(s.privacy.epsilon, s.seed) for s in specs] == [(e, s) for e in (0.5, 1.0) for s in (0, 1, 2)]
+    assert {spec.num_rounds for spec in specs} == {5}
+    assert differing(specs) == ["seed", "privacy.epsilon"]
+
+
+@pytest.mark.parametrize(
+    ("vary", "values", "message"),
+    [
+        ({"privacy.epsilonn": [1]}, {}, "unknown key 'privacy.epsilonn'; did you mean 'privacy.epsilon'?"),
+        ({"method_options.sensitivty": ["clip"]}, {}, "method_options.sensitivty"),
+        ({"privacy.epsilon": [1, -1]}, {}, "privacy.epsilon=-1.0 must be above 0"),
+        ({"seed": ["many"]}, {}, "seed='many' must be a whole number"),
+        ({"cohort_size": [10, 101]}, {}, "cohort_size=101 exceeds num_clients=100"),
+        ({}, {}, "nothing varies"),
+        ({"seed": []}, {}, "seed has no value to take"),
+        ({"seed": [1, 2, 1]}, {}, "runs 0 and 2 of the sweep are the same"),
+        ({"privacy.epsilon": [1, 1.0]}, {}, "are the same"),
+        ({"seed": [1]}, {"seed": 2}, "seed is both set and varied"),
+    ],
+)
+def test_what_is_refused(vary, values, message):
+    with pytest.raises(SpecError) as error:
+        product(PRESET, vary, values)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["seed"], "not of the form"),
+        (["seed="], "not of the form"),
+        (["seed=1,,2"], "an empty value"),
+        (["seed=5:5"], "empty range"),
+        (["seed=5:0"], "empty range"),
+        (["seed=0:2", "seed=3"], "given twice"),
+    ],
+)
+def test_what_vary_refuses(texts, message):
+    with pytest.raises(SpecError) as error:
+        sweep.parse_vary(texts)
+    assert message in str(error.value)
+
+
+def test_own_records_are_refused_before_anything_is_made(tmp_path):
+    values = {"data.path": "mine.csv", "data.label": "y"}
+    with pytest.raises(SpecError, match="not charged to a ledger"):
+        sweep.sweep(PRESET, {"seed": [0, 1]}, values=values, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
