@@ -270,9 +270,9 @@ def check(
     quiet: Quiet = False,
 ) -> None:
     """Say in words whether this party can take part: keys, versions, data, connection, clock, budget."""
-    from dither.federation import checking
+    from dither.federation import joining
 
-    findings = checking.check(federation, data=data, label=label, server=server, ledger=ledger)
+    findings = joining.check(federation, data=data, label=label, server=server, ledger=ledger)
     if as_json:
         _print_json([finding._asdict() for finding in findings])
     if as_json or quiet:
