@@ -15,7 +15,6 @@ from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.optimize import brentq
 
 from dither import accounting
 from dither.errors import NoProof, SpecError
