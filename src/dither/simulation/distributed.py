@@ -150,7 +150,7 @@ def check(coordinator: str, count: int, number: int) -> None:
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise SpecError(f"coordinator={coordinator!r} is not HOST:PORT, e.g. 10.0.0.1:7000")
     if count < 2:
-        raise SpecError(f"processes={count}: several processes are at least 2")
+        raise SpecError(f"processes={count} must be at least 2")
     if not 0 <= number < count:
         raise SpecError(f"process={number} is not among 0 to {count - 1}")
 
