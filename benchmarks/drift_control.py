@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dither import api
+import dither
 from dither.experiment import plots
 from dither.spec import Spec
 
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
 
-    outcomes = api.sweep(specs(args))
+    outcomes = dither.sweep(specs(args))
     curves = np.array([[row["test_accuracy"] for row in outcome.metrics] for outcome in outcomes])
     curves = curves.reshape(2, len(args.levels), args.seeds, -1)
     rounds = [row["round"] for row in outcomes[0].metrics]

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 import dither
-from dither import api
+from dither.experiment import build
 from dither.experiment.folder import write_text
 from dither.spec import Spec
 
@@ -60,9 +60,9 @@ def default(method: str, epsilon: float) -> Spec:
 def scored(spec: Spec, seeds: int) -> dict[str, Any]:
     """Test accuracy of final runs on the private half, and the largest proven ε among them."""
     specs = [spec.with_values({"seed": seed, "eval_every": spec.num_rounds}) for seed in range(seeds)]
-    outcomes = api.sweep(specs)
+    outcomes = dither.sweep(specs)
     accuracy = [outcome.metrics[-1]["test_accuracy"] for outcome in outcomes]
-    experiment = api.build_experiment(specs[0])
+    experiment = build.build_experiment(specs[0])
     return {
         "accuracy": accuracy,
         "loss": [outcome.metrics[-1]["loss"] for outcome in outcomes],

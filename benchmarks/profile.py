@@ -2,7 +2,7 @@
 
     python benchmarks/profile.py A1 A32 B1 B2 C [--rounds N] [--json FILE]
 
-Each workload (benchmarks/specs) is trained twice. First through `dither.api.run`, ledger and metrics on, with the
+Each workload (benchmarks/specs) is trained twice. First through `dither.run`, ledger and metrics on, with the
 calls that make up a run timed from outside: rounds, evaluations, ledger; the rest is Python. Then some of its
 rounds alone under JAX's profiler, on one device, whose events name the compiled operations. An operation belongs
 to the scope that its metadata names (noise, gather, sampling, cohort, close), else it is local arithmetic. A fused
@@ -23,7 +23,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from dither import api
+import dither
 from dither.accounting.ledger.runs import Spending
 from dither.experiment import build, compiled
 from dither.simulation import devices, engine
@@ -96,7 +96,7 @@ def from_outside(spec: Spec) -> dict[str, float]:
     timed(Spending, "pay", "ledger")
     try:
         with tempfile.TemporaryDirectory() as folder:
-            api.run(
+            dither.run(
                 spec,
                 out=Path(folder) / "run",
                 on_evaluation=lambda row: marks.append((time.perf_counter(), dict(spent))),

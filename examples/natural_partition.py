@@ -75,7 +75,7 @@ def main(folder: Path, rounds: int = 40) -> Run:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as made:
         run = main(Path(made))
-    print(f"test accuracy {run.summary['test_accuracy']:.3f} over {run.summary['num_clients']} sites")
-    for row in run.summary["epsilon"]["proven"]:
-        if row["view"] == "upload" and row["unit"] == "run":
-            print(f"proven ε = {row['value']:.3g} at δ = {row['delta']:g}, {row['adjacency']} ({row['recipe']})")
+    print(f"test accuracy {run.accuracy:.3f} over {run.num_clients} sites")
+    for row in run.epsilon.table:
+        if row.view == "upload" and row.unit == "run":
+            print(f"proven ε = {row.value:.3g} at δ = {row.delta:g}, {row.adjacency} ({row.recipe})")

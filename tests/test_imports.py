@@ -37,4 +37,4 @@ def test_help_needs_no_jax():
 def test_a_run_starts_without_what_it_does_not_use():
     """Half of the time to the first round was the import of these."""
     heavy = {"scipy.stats", "scipy.signal", "sklearn", "pandas", "matplotlib"}
-    assert not heavy & imported("from dither import api; api.run")
+    assert not heavy & imported("import dither; dither.run")

@@ -29,4 +29,4 @@ def test_the_site_builds_without_a_warning(tmp_path):
     assert done.returncode == 0, done.stderr
     home = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
     assert "fonts.googleapis" not in home
-    assert "dither.experiment.build.accounted" in (tmp_path / "site" / "api.html").read_text(encoding="utf-8")
+    assert "dither.experiment.account.account" in (tmp_path / "site" / "api.html").read_text(encoding="utf-8")

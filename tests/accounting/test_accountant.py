@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dither import accounting, api, models
+import dither
+from dither import accounting, models
 from dither.accounting import accountant
 from dither.errors import BudgetExhausted, NoProof, SpecError
+from dither.experiment import build
 from dither.methods import prepare
 from dither.spec import METHODS, Spec
 from dither.types import Release, RoundInfo, Sampling
@@ -162,7 +164,7 @@ def test_proven_noise_meets_its_target_for_every_method(method, adjacency):
     if method == "dp-fedavg":  # a trusted server: only what is broadcast is protected
         values |= {"privacy.view": "broadcast"}
     spec = spec_for(method, **values)
-    experiment = api.build_experiment(spec)
+    experiment = build.build_experiment(spec)
     rows = experiment.accountant().table()
     (row,) = [
         r
@@ -171,7 +173,7 @@ def test_proven_noise_meets_its_target_for_every_method(method, adjacency):
     ]
     assert row["value"] <= 1.5 * (1 + 1e-9)
     assert row["value"] >= 1.5 * (1 - 1e-3)
-    louder = api.build_experiment(spec.with_values({"privacy.epsilon": 0.75}))
+    louder = build.build_experiment(spec.with_values({"privacy.epsilon": 0.75}))
     for name in experiment.plan.noise_names:
         assert np.all(np.asarray(louder.prepared.hyper[name]) >= np.asarray(experiment.prepared.hyper[name]))
 
@@ -183,7 +185,7 @@ def test_a_target_per_message_is_met_per_message():
         "sampling_rate": 0.0,
         "privacy.clip": "batch",
     }
-    experiment = api.build_experiment(spec_for("secure-fedavg", **values, **{"privacy.unit": "message"}))
+    experiment = build.build_experiment(spec_for("secure-fedavg", **values, **{"privacy.unit": "message"}))
     (row,) = [
         r for r in experiment.accountant().table() if r["unit"] == "message" and r["adjacency"] == "replace-one"
     ]
@@ -191,7 +193,7 @@ def test_a_target_per_message_is_met_per_message():
 
 
 def test_views_are_ordered_and_carry_everything():
-    rows = api.build_experiment(spec_for("cpfed")).accountant().table()
+    rows = build.build_experiment(spec_for("cpfed")).accountant().table()
     for adjacency in accounting.ADJACENCIES:
         values = {r["view"]: r["value"] for r in rows if r["adjacency"] == adjacency and r["unit"] == "run"}
         assert values["upload"] >= values["sum"] >= values["broadcast"] >= values["final"]
@@ -201,22 +203,22 @@ def test_views_are_ordered_and_carry_everything():
 
 def test_what_no_theorem_covers_is_refused():
     with pytest.raises(NoProof, match=r"no noise has a proven ε for view='sum' .*; choose another"):
-        api.build_experiment(spec_for("fedavg").with_values({"method": "dp-fedavg", "privacy.view": "sum"}))
+        build.build_experiment(spec_for("fedavg").with_values({"method": "dp-fedavg", "privacy.view": "sum"}))
     with pytest.raises(SpecError, match="adds no noise"):
-        api.build_experiment(spec_for("fedavg"))
-    experiment = api.build_experiment(spec_for("fedavg", **{"privacy.noise": "none"}))
+        build.build_experiment(spec_for("fedavg"))
+    experiment = build.build_experiment(spec_for("fedavg", **{"privacy.noise": "none"}))
     assert all(math.isinf(row["value"]) for row in experiment.accountant().table())
 
 
 def test_neural_networks_get_no_credit_for_the_others_noise():
     """Sums of a network's updates are proved no better than the updates themselves (G7)."""
-    network = api.build_experiment(spec_for("cpfed", **{"model.name": "mlp", "model.hidden": [4]}))
+    network = build.build_experiment(spec_for("cpfed", **{"model.name": "mlp", "model.hidden": [4]}))
     values = {
         (r["view"], r["unit"]): r["value"] for r in network.accountant().table() if r["adjacency"] == "zero-out"
     }
     assert values["sum", "run"] == values["upload", "run"]
     asked = spec_for("cpfed", **{"model.name": "mlp", "model.hidden": [4], "privacy.assume_credit": True})
-    experiment = api.build_experiment(
+    experiment = build.build_experiment(
         asked.with_values({"cohort_size": 6, "privacy.noise": "given", "privacy.noise_std": 0.05})
     )
     rows = experiment.accountant().table()
@@ -227,7 +229,7 @@ def test_neural_networks_get_no_credit_for_the_others_noise():
 
 def test_accounting_of_unequal_noise_is_per_client():
     scale = [1.0, 1.0, 1.0, 2.0, 2.0, 2.0]
-    experiment = api.build_experiment(spec_for("cpfed", cohort_size=6, **{"privacy.noise_scale": scale}))
+    experiment = build.build_experiment(spec_for("cpfed", cohort_size=6, **{"privacy.noise_scale": scale}))
     groups = experiment.accountant().clients
     values = [accounting.proven(g.most, 1e-4, experiment.plan.conditions(), view="upload").value for g in groups]
     assert len(groups) >= 2
@@ -245,7 +247,7 @@ def test_cohorts_on_the_host_are_those_of_the_compiled_rounds():
     spec = Spec.from_preset("secure-fedavg").with_values(
         {"data.name": "breast-cancer", "num_clients": 10, "cohort_size": 4, "num_rounds": 25}
     )
-    experiment = api.build_experiment(spec)
+    experiment = build.build_experiment(spec)
     result = engine.simulate(
         experiment.prepared.build,
         experiment.model,
@@ -370,7 +372,7 @@ def test_a_message_is_bounded_for_clients_of_every_size():
 def test_dp_fedavg_counts_participations_or_credits_sampling_but_not_both():
     spec = spec_for("dp-fedavg", sampling_rate=0.0, batch_sampling="fixed", **{"privacy.adjacency": "replace-one"})
     spec = spec.with_values({"privacy.noise": "paper", "method_options.noise_multiplier": 1.0, "num_rounds": 30})
-    experiment = api.build_experiment(spec)
+    experiment = build.build_experiment(spec)
     most = int(np.bincount(np.concatenate(experiment.cohorts)).max())
     row = next(
         r for r in experiment.accountant().table() if (r["view"], r["adjacency"]) == ("broadcast", "replace-one")
@@ -380,7 +382,7 @@ def test_dp_fedavg_counts_participations_or_credits_sampling_but_not_both():
 
 def test_secure_fedavg_without_a_clip_has_no_proof():
     with pytest.raises(SpecError, match="leaves eq"):
-        api.build_experiment(
+        build.build_experiment(
             spec_for(
                 "secure-fedavg",
                 batch_sampling="fixed",
@@ -396,8 +398,8 @@ def test_secure_fedavg_without_a_clip_has_no_proof():
 def test_the_credit_for_sums_needs_convex_steps_that_do_not_expand(values):
     base = {"cohort_size": 6, "batch_sampling": "full", "sampling_rate": 0.0, "client_lr": 0.01}
     given = {"privacy.noise": "given", "privacy.noise_std": 0.05, "privacy.adjacency": "replace-one"}
-    credited = api.build_experiment(spec_for("cpfed", **base, **given))
-    refused = api.build_experiment(spec_for("cpfed", **{**base, **given, "client_lr": 0.2, **values}))
+    credited = build.build_experiment(spec_for("cpfed", **base, **given))
+    refused = build.build_experiment(spec_for("cpfed", **{**base, **given, "client_lr": 0.2, **values}))
 
     def views(experiment):
         rows = [
@@ -456,7 +458,9 @@ def test_colluders_know_their_own_noise_in_nbafl():
     values = {"privacy.noise": "given", "privacy.noise_std": 40.0}
     rows = {}
     for colluders in (0, 5):
-        experiment = api.build_experiment(spec_for("nbafl", **base, **values, **{"privacy.colluders": colluders}))
+        experiment = build.build_experiment(
+            spec_for("nbafl", **base, **values, **{"privacy.colluders": colluders})
+        )
         rows[colluders] = next(
             r["value"]
             for r in experiment.accountant().table()
@@ -468,16 +472,16 @@ def test_colluders_know_their_own_noise_in_nbafl():
 def test_before_the_cohorts_are_drawn_the_mixture_over_participations_is_reported():
     spec = spec_for("cpfed", batch_sampling="fixed", sampling_rate=0.0, **{"privacy.adjacency": "replace-one"})
     given = spec.with_values({"privacy.noise": "given", "privacy.noise_std": 0.2})
-    rows = [r for r in api.accounted(given, ex_ante=True)["ex_ante"] if r["adjacency"] == "replace-one"]
+    rows = [r for r in dither.account(given, ex_ante=True).ex_ante if r["adjacency"] == "replace-one"]
     uploads = [r for r in rows if r["view"] == "upload"]
     assert uploads[0]["recipe"].endswith("R4")
-    realised = [r for r in api.accounted(given)["proven"] if r["view"] == "upload" and r["unit"] == "run"]
-    everyone = api.accounted(given.with_values({"cohort_size": 6}))["proven"]
+    realised = [r for r in dither.account(given).epsilon.table if r["view"] == "upload" and r["unit"] == "run"]
+    everyone = dither.account(given.with_values({"cohort_size": 6})).epsilon.table
     always = next(r for r in everyone if r["view"] == "upload" and r["adjacency"] == "replace-one")
     assert 0 < uploads[0]["value"] < always["value"]
     assert realised
     with pytest.raises(SpecError, match="nothing left to draw"):
-        api.accounted(spec_for("concentrated", batch_sampling="shuffled", sampling_rate=0.0,
+        dither.account(spec_for("concentrated", batch_sampling="shuffled", sampling_rate=0.0,
                                **{"privacy.adjacency": "replace-one"}), ex_ante=True)  # fmt: skip
 
 
@@ -488,8 +492,8 @@ def test_before_the_draw_the_worst_class_of_clients_counts():
     spec = spec.with_values(
         {"privacy.noise": "given", "privacy.noise_std": 0.5, "privacy.adjacency": "replace-one"}
     )
-    experiment = api.build_experiment(spec)
-    rows = [r for r in api.accounted(spec, ex_ante=True)["ex_ante"] if r["adjacency"] == "replace-one"]
+    experiment = build.build_experiment(spec)
+    rows = [r for r in dither.account(spec, ex_ante=True).ex_ante if r["adjacency"] == "replace-one"]
     (shown,) = [r["value"] for r in rows if r["view"] == "upload"]
     releases = experiment.prepared.releases
     drawn = accounting.Conditions(participation=accounting.binomial(8, 2 / 3))
@@ -613,15 +617,15 @@ def test_dp_scaffold_stops_at_its_budget_by_either_epsilon():
         "dp-scaffold", batch_sampling="fixed", sampling_rate=0.0, **{"privacy.adjacency": "replace-one"}
     )
     given = base.with_values({"privacy.noise": "given", "privacy.noise_std": 0.5, "num_rounds": 40})
-    whole = api.build_experiment(given.with_values({"method_options.stop_at_budget": "no"}))
-    assert api.planned_rounds(whole) == 40
+    whole = build.build_experiment(given.with_values({"method_options.stop_at_budget": "no"}))
+    assert build.planned_rounds(whole) == 40
     budget = whole.proven_epsilon(17)
-    stopped = api.build_experiment(
+    stopped = build.build_experiment(
         given.with_values({"method_options.stop_at_budget": "proven", "privacy.epsilon": budget * (1 + 1e-9)})
     )
-    made = api.planned_rounds(stopped)
+    made = build.planned_rounds(stopped)
     assert made >= 17
     assert whole.proven_epsilon(made) <= budget * (1 + 1e-6)
     assert whole.proven_epsilon(made + 1) > budget
-    claimed = api.build_experiment(given.with_values({"privacy.epsilon": whole.prepared.claim.value * 0.9}))
-    assert 0 < api.planned_rounds(claimed) < 40
+    claimed = build.build_experiment(given.with_values({"privacy.epsilon": whole.prepared.claim.value * 0.9}))
+    assert 0 < build.planned_rounds(claimed) < 40

@@ -12,7 +12,7 @@ import dither
 from dither.errors import DitherError
 from dither.experiment import folder as runs
 from dither.experiment import train
-from dither.experiment.build import accounted
+from dither.experiment.build import build_experiment
 from dither.federation import keys
 from dither.federation.agreement import approved_digest
 from dither.federation.store import COMPUTED, ChargedRound, PartyStore, PendingUpload
@@ -116,7 +116,9 @@ def test_an_interrupted_run_with_a_damaged_newest_checkpoint_counts_what_it_repe
     assert runs.RunFolder(copy).begun() == [(0, 4), (2, 6)]
     assert made.summary["repeated_rounds"] == 2
     # Also where no ledger counts: it is the ε of eight rounds, two of them made twice.
-    planned, happened = accounted(made.spec), accounted(made.spec, begun=[(0, 4), (2, 6)])
+    experiment = build_experiment(made.spec)
+    happened = {"proven": experiment.realised([(0, 4), (2, 6)]).accountant().table()}
+    planned = {"proven": experiment.accountant().table()}
     assert proven(made.summary) == proven({"epsilon": happened})
     assert proven(made.summary)["replace-one"] > 1.1 * proven({"epsilon": planned})["replace-one"]
 

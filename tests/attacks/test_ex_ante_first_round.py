@@ -2,7 +2,7 @@
 
 import pytest
 
-from dither import api
+import dither
 from dither.spec import Spec
 
 
@@ -18,13 +18,13 @@ def accounts(rounds):
             "model.name": "logistic",
         }
     )
-    report = api.accounted(spec, ex_ante=True)
+    report = dither.account(spec, ex_ante=True)
 
     def largest(rows):
         key = ("upload", "replace-one", "run")
         return max(r["value"] for r in rows if (r["view"], r["adjacency"], r["unit"]) == key)
 
-    return largest(report["ex_ante"]), largest(report["proven"])
+    return largest(report.ex_ante), largest(report.epsilon.table)
 
 
 def test_one_round_with_everyone_is_no_draw():

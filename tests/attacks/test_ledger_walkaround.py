@@ -10,10 +10,12 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from dither import api, cli
+import dither
+from dither import cli
 from dither.accounting.ledger.runs import EVERY_RECORD, Budget, Ledger, data_id
 from dither.errors import BudgetExhausted, ConfigError, DitherError
 from dither.experiment.folder import FORMAT
+from dither.experiment.train import resume
 from dither.spec import Spec
 
 DELTA = 1e-5
@@ -58,7 +60,7 @@ def spent(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DITHER_STATE", str(place / "state"))
         people().to_csv(place / "people.csv", index=False)
-        api.run(spec_of(place / "people.csv"), out=place / "first", ledger=place / "ledger" / "ledger.sqlite")
+        dither.run(spec_of(place / "people.csv"), out=place / "first", ledger=place / "ledger" / "ledger.sqlite")
     return place
 
 
@@ -89,7 +91,7 @@ def charges(place):
 
 
 def train(place, path, **arguments):
-    return api.run(
+    return dither.run(
         spec_of(path, **arguments.pop("values", {})),
         out=place / f"run-{len(list(place.glob('run-*')))}-{path.stem}",
         **arguments,
@@ -114,7 +116,7 @@ def test_another_seed_in_a_copied_folder_is_charged(place):
     for seed in (1, 2):
         copy = emptied(place / "first", place / f"copy{seed}")
         (copy / "spec.toml").write_text(spec.replace("\nseed = 0\n", f"\nseed = {seed}\n"))
-        api.resume(copy)
+        resume(copy)
         models.add((copy / "model.npz").read_bytes())
     assert len(models) == 3
     assert charges(place) == 3
@@ -124,11 +126,11 @@ def test_another_seed_in_a_copied_folder_is_charged(place):
 def test_the_same_bits_again_are_one_charge_and_a_moved_bit_is_another(place, monkeypatch):
     """A copy with nothing changed; then one whose records, and one whose compiler's settings are others."""
     before = (place / "first" / "model.npz").read_bytes()
-    api.resume(emptied(place / "first", place / "same"))
+    resume(emptied(place / "first", place / "same"))
     assert charges(place) == 1
     assert (place / "same" / "model.npz").read_bytes() == before
     monkeypatch.setenv("XLA_FLAGS", os.environ["XLA_FLAGS"] + " ")
-    api.resume(emptied(place / "first", place / "flags"))
+    resume(emptied(place / "first", place / "flags"))
     assert charges(place) == 2
 
 
@@ -296,7 +298,7 @@ def test_a_ledger_that_forgets_is_noticed_by_a_new_run(place, way):
         for suffix in ("", ".key"):
             shutil.move(place / f"another.sqlite{suffix}", where / f"ledger.sqlite{suffix}")
     with pytest.raises(DitherError, match=r"ledger\.sqlite"):
-        api.run(spec_of(place / "people.csv", seed=2), out=place / "new")
+        dither.run(spec_of(place / "people.csv", seed=2), out=place / "new")
 
 
 def test_a_budget_is_not_raised_without_a_second_word(place):

@@ -10,7 +10,8 @@ import math
 import numpy as np
 import pytest
 
-from dither import accounting, api
+from dither import accounting
+from dither.experiment import build
 from dither.experiment.compiled import designs, engine_options
 from dither.simulation import engine
 from dither.spec import Spec
@@ -104,7 +105,7 @@ def _first(experiment):
 
 
 def test_rates_that_fall_inside_a_round_are_charged(tmp_path):
-    experiment = api.build_experiment(federation(tmp_path))
+    experiment = build.build_experiment(federation(tmp_path))
     row = sum_row(experiment)
     assert row["value"] <= 1.0
     assert row["recipe"].startswith("R6")  # credit is taken, and must hold
@@ -122,7 +123,7 @@ def test_monte_carlo_of_the_whole_engine_stays_below_the_proof(tmp_path):
     for label in "ab":
         (tmp_path / label).mkdir()
         spec = federation(tmp_path / label, label, records=200, randomness="seeded")
-        experiment = api.build_experiment(spec)
+        experiment = build.build_experiment(spec)
         row = sum_row(experiment)
         options = {**engine_options(experiment), "randomness": "seeded", "aggregation": None}
         options.pop("gradient_norm", None)

@@ -15,7 +15,7 @@ from dither.accounting.ledger.runs import Budget, Ledger
 from dither.cli import app
 from dither.errors import DitherError
 from dither.experiment import folder as runs
-from dither.experiment.build import accounted
+from dither.experiment.account import account
 from dither.spec import Spec
 
 OWN = {
@@ -112,7 +112,7 @@ def test_a_run_killed_and_resumed_with_fresh_noise_reports_what_the_ledger_does(
     for adjacency, value in proven(made.summary).items():
         (spent,) = ledger.spent(dataset, delta=spec.privacy.delta, adjacency=adjacency)
         assert value == pytest.approx(spent.epsilon, rel=1e-12), adjacency
-    planned = proven({"epsilon": accounted(spec)})
+    planned = proven({"epsilon": account(spec).to_dict()})
     assert proven(made.summary)["replace-one"] > planned["replace-one"]
 
 
@@ -143,7 +143,7 @@ def test_seeded_rounds_made_again_are_the_same_bits_and_cost_nothing(tmp_path):
         dither.run(spec, out=tmp_path / "run", checkpoint_seconds=1e9, on_evaluation=killed_after(2))
     made = dither.run(spec, resume=tmp_path / "run")
     assert "repeated_rounds" not in made.summary
-    assert proven(made.summary) == proven({"epsilon": accounted(spec)})
+    assert proven(made.summary) == proven({"epsilon": account(spec).to_dict()})
 
 
 # H7

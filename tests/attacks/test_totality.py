@@ -8,7 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from dither import api, models
+import dither
+from dither import models
 from dither.errors import SpecError
 from dither.federation import engines
 from dither.methods import prepare
@@ -72,7 +73,7 @@ def test_two_files_that_differ_in_one_record_end_alike(tmp_path):
             "eval_every": 2,
         }
         book = tmp_path / f"{number}.sqlite"
-        run = api.run(spec, out=tmp_path / f"run {number}", ledger=book, new_ledger=True)
+        run = dither.run(spec, out=tmp_path / f"run {number}", ledger=book, new_ledger=True)
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(run.params))
         summaries.append(run.summary)
     one, two = summaries

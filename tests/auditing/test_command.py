@@ -72,9 +72,9 @@ def test_a_run_keeps_what_its_audit_found(tmp_path):
 
 
 def test_one_function_audits():
-    from dither import api, auditing
+    from dither import auditing
 
-    assert dither.audit is api.audit is auditing.audit
+    assert dither.audit is dither.audit is auditing.audit
 
 
 def test_wrong_values_are_named():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dither import api
+import dither
 from dither.spec import Spec
 
 pytestmark = pytest.mark.adult
@@ -13,7 +13,7 @@ LEVELS = (0.1, 0.5, 1.0, float("inf"))
 def accuracies(adult, **values):
     base = Spec.from_preset("secure-fedavg").with_values(values)
     specs = [base.with_values({"privacy.epsilon": e, "seed": s}) for e in LEVELS for s in range(5)]
-    outcomes = api.sweep(specs, dataset=adult)
+    outcomes = dither.sweep(specs, dataset=adult)
     final = np.array([outcome.metrics[-1]["test_accuracy"] for outcome in outcomes])
     return final.reshape(len(LEVELS), 5).mean(1)
 
@@ -34,5 +34,5 @@ def test_ten_local_steps(adult):
 def test_the_default_job_is_accurate_at_proven_epsilon_1_under_both_adjacencies(adult_standard):
     for adjacency in ("zero-out", "replace-one"):
         base = Spec.from_preset("adult").with_values({"privacy.adjacency": adjacency, "eval_every": 100})
-        outcomes = api.sweep([base.with_values({"seed": seed}) for seed in range(3)], dataset=adult_standard)
+        outcomes = dither.sweep([base.with_values({"seed": seed}) for seed in range(3)], dataset=adult_standard)
         assert np.mean([outcome.metrics[-1]["test_accuracy"] for outcome in outcomes]) >= 0.84

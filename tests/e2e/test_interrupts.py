@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dither import api
+import dither
 from dither.experiment import folder as runs
 
 PLAN = [
@@ -139,7 +139,7 @@ def test_a_run_that_is_interrupted_as_it_reports_keeps_what_it_has_made(tmp_path
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        api.run("fedavg", values=values, out=tmp_path / "run", checkpoint_seconds=3600, on_evaluation=interrupt)
+        dither.run("fedavg", values=values, out=tmp_path / "run", checkpoint_seconds=3600, on_evaluation=interrupt)
     assert runs.RunFolder(tmp_path / "run").load_checkpoint().round == 6
 
 

@@ -13,11 +13,11 @@ import jax
 import numpy as np
 import pytest
 
-from dither import api
+import dither
 from dither.cli import processes
 from dither.errors import SpecError
+from dither.experiment import build, plots, train
 from dither.experiment import folder as runs
-from dither.experiment import plots, train
 from dither.experiment.compiled import sharing
 from dither.simulation import devices, distributed
 from dither.simulation.sharding import Shards
@@ -127,7 +127,7 @@ def scores(folder):
 
 def test_two_processes_make_the_run_of_one_with_two_devices(spec, tmp_path, two_devices):
     with Crew("run", spec, "--out", tmp_path / "two", "--json") as crew:
-        api.run(spec, out=tmp_path / "one")
+        dither.run(spec, out=tmp_path / "one")
         codes, outputs, errors = crew.ended()
     assert codes == [0, 0], errors
     assert model(tmp_path / "two").tobytes() == model(tmp_path / "one").tobytes()
@@ -163,7 +163,7 @@ def test_processes_share_whatever_was_asked_for_but_nothing_that_must_be_drawn_o
     assert devices.for_many_runs(4, record_bytes=1000) == Shards(6, 1)
     assert devices.for_many_runs(2, record_bytes=1000) == Shards(3, 1)
     assert devices.for_many_runs(50, record_bytes=3 << 30) == Shards(3, 1)
-    experiment = api.build_experiment(Spec.from_toml(SPEC).with_values({"randomness": "os"}))
+    experiment = build.build_experiment(Spec.from_toml(SPEC).with_values({"randomness": "os"}))
     with pytest.raises(SpecError, match="3 processes cannot share randomness='os'"):
         sharing(experiment)
     monkeypatch.setattr(distributed, "_count", 1)
@@ -183,10 +183,10 @@ def test_what_process_0_does_alone_comes_after_the_others_have_parted(spec, tmp_
     note(distributed, "exchange")
     note(distributed, "part")
     note(train, "report_of")
-    note(train, "without_noise", lambda experiment: 0.5)
+    note(train, "without_noise", lambda experiment, rounds: 0.5)
     note(plots, "draw_run", lambda *_, **__: None)
     note(runs.RunFolder, "save_summary")
-    api.run(spec, values={"compare": True}, out=tmp_path / "run")
+    dither.run(spec, values={"compare": True}, out=tmp_path / "run")
     alone = ["report_of", "without_noise", "draw_run", "save_summary"]
     shared = ["exchange"] * 4  # the spec, where to begin, two chunks of rounds
     assert calls == [*shared, "part", "exchange", *alone]
@@ -320,7 +320,7 @@ def test_the_others_end_while_process_0_finishes_alone(spec, tmp_path, how):
     if how == "interrupted":
         assert codes == [130, 0], errors
         assert f"continue with: dither run --resume {tmp_path / 'made'}" in errors[0]
-        made = api.resume(tmp_path / "made")
+        made = train.resume(tmp_path / "made")
         assert made.summary["test_accuracy_without_noise"] > 0.5
         return
     assert codes == [0, 0], errors
@@ -354,7 +354,7 @@ def test_processes_of_two_devices_wait_for_one_that_compiles_slowly(spec, tmp_pa
         codes, _, errors = crew.ended(180)
     assert codes == [0, 0], errors
     if which == "run":
-        api.run(spec, out=tmp_path / "one")
+        dither.run(spec, out=tmp_path / "one")
         np.testing.assert_allclose(model(tmp_path / "made"), model(tmp_path / "one"), rtol=1e-5, atol=1e-6)
     else:
         found = json.loads((tmp_path / "made" / "sweep.json").read_text(encoding="utf-8"))
@@ -363,7 +363,7 @@ def test_processes_of_two_devices_wait_for_one_that_compiles_slowly(spec, tmp_pa
 
 @pytest.mark.slow
 def test_one_device_gives_the_same_to_rounding(spec, tmp_path):
-    api.run(spec, out=tmp_path / "one")
+    dither.run(spec, out=tmp_path / "one")
     subprocess.run(
         [sys.executable, "-m", "dither", "run", spec, "--out", tmp_path / "two", "--processes", "2"],
         env={**os.environ, **ALIKE},
@@ -381,7 +381,7 @@ def test_a_sweep_is_that_of_one_process(spec, tmp_path, monkeypatch):
         codes, _, errors = crew.ended()
     assert codes == [0, 0], errors
     monkeypatch.setattr(devices, "cores", lambda: 2)
-    api.sweep(spec, grid, out=tmp_path / "one")
+    dither.sweep(spec, grid, out=tmp_path / "one")
     for name in ("curves.csv", "sweep.json"):
         assert (tmp_path / "two" / name).is_file()
     assert (tmp_path / "two" / "curves.csv").read_text() == (tmp_path / "one" / "curves.csv").read_text()
@@ -419,7 +419,7 @@ def test_an_interrupted_sweep_goes_on(spec, tmp_path, monkeypatch):
     assert errors == ["", ""]
     monkeypatch.setattr(devices, "cores", lambda: 2)
     values = {"num_rounds": 60, "eval_every": 1}
-    api.sweep(spec, {"seed": [0, 1], "batch_size": [4, 8, 16]}, values=values, out=tmp_path / "one")
+    dither.sweep(spec, {"seed": [0, 1], "batch_size": [4, 8, 16]}, values=values, out=tmp_path / "one")
     assert (tmp_path / "two" / "curves.csv").read_text() == (tmp_path / "one" / "curves.csv").read_text()
 
 
@@ -439,7 +439,7 @@ def test_ctrl_c_in_any_process_stops_all_with_a_checkpoint_and_the_run_goes_on(s
     with Crew("run", "--resume", tmp_path / "two", "-q") as crew:
         codes, _, errors = crew.ended()
     assert codes == [0, 0], errors
-    api.run(spec, values={"num_rounds": 400, "eval_every": 20}, out=tmp_path / "one")
+    dither.run(spec, values={"num_rounds": 400, "eval_every": 20}, out=tmp_path / "one")
     assert model(tmp_path / "two").tobytes() == model(tmp_path / "one").tobytes()
     assert scores(tmp_path / "two") == scores(tmp_path / "one")
     with Crew("run", "--resume", tmp_path / "two", "-q") as crew:  # nothing is left to do

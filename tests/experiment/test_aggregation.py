@@ -8,7 +8,8 @@ from dither import accounting
 from dither.accounting import accountant
 from dither.accounting.ledger.runs import Budget, Ledger, data_id
 from dither.errors import SpecError
-from dither.experiment.build import accounted, build_experiment, tolerated
+from dither.experiment.account import account
+from dither.experiment.build import build_experiment, tolerated
 from dither.experiment.compiled import engine_options
 from dither.experiment.sweep.batches import program
 from dither.spec import Spec
@@ -92,7 +93,7 @@ def test_noise_is_set_for_the_fewest_clients_that_open_a_sum():
     ratio = np.max(lossy.prepared.hyper["noise_multiplier"]) / np.max(whole.prepared.hyper["noise_multiplier"])
     assert ratio == pytest.approx(np.sqrt(6 / 4), rel=0.01)
     (row,) = [
-        r for r in accounted(lossy_spec)["proven"]
+        r for r in account(lossy_spec).epsilon.table
         if (r["view"], r["adjacency"], r["unit"]) == ("sum", "replace-one", "run")
     ]  # fmt: skip
     assert 2.99 < row["value"] <= 3.0
@@ -169,9 +170,9 @@ def test_discrete_noise_ranks_rounds_with_their_grid():
 def test_every_table_counts_on_the_fewest_clients_alike():
     values = {**SMALL, **END_OF_ROUND, "privacy.delta": 1e-3, "privacy.epsilon": 3.0, "secagg.mode": "ideal"}
     for changes in ({"federation.dropout": 0.1}, {"federation.refused": "continue"}):
-        found = accounted(Spec().with_values({**values, **changes}), every_recipe=True)
-        tried = [r["value"] for r in found["tried"] if (r["view"], r["adjacency"]) == ("sum", "replace-one")]
-        shown = [r["value"] for r in found["proven"] if (r["view"], r["adjacency"]) == ("sum", "replace-one")]
+        found = account(Spec().with_values({**values, **changes}), every_recipe=True)
+        tried = [r["value"] for r in found.tried if (r["view"], r["adjacency"]) == ("sum", "replace-one")]
+        shown = [r["value"] for r in found.epsilon.table if (r["view"], r["adjacency"]) == ("sum", "replace-one")]
         assert min(tried) == pytest.approx(min(shown))
         assert 2.99 < min(shown) <= 3.0
 
@@ -182,7 +183,7 @@ def test_a_broadcasts_noise_counts_the_uploads_so_rounding_is_said_there_too():
         "privacy.delta": 1e-3, "batch_sampling": "full",
     }  # fmt: skip
     for mode, flagged in (("ideal", True), ("off", False)):
-        rows = accounted(Spec().with_values({**values, "secagg.mode": mode}))["proven"]
+        rows = account(Spec().with_values({**values, "secagg.mode": mode})).epsilon.table
         some = [r for r in rows if r["recipe"].endswith((" downlink", " joint"))]
         assert some
         assert all(any("G8" in text for text in r["not_covered"]) == flagged for r in some)

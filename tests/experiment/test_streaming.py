@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from dither import api, cli, data
+import dither
+from dither import cli, data
 from dither.accounting.ledger.runs import Ledger, data_id
 from dither.data import arrays
 from dither.errors import DataError, RunExists, SpecError
 from dither.experiment import folder as runs
 from dither.experiment import train
-from dither.experiment.build import accounted, build_experiment, deal
+from dither.experiment.account import account
+from dither.experiment.build import build_experiment, deal
 from dither.experiment.compiled import check
 from dither.experiment.sweep.batches import joined_problem
 from dither.simulation import devices
@@ -79,18 +81,18 @@ def interrupt_at(stop):
 
 def test_a_streamed_run_that_was_killed_ends_as_one_in_memory(folder, tmp_path, monkeypatch):
     book, others = tmp_path / "ledger", set(threading.enumerate())
-    in_memory = api.run(spec_of(folder, "no"), out=tmp_path / "memory", ledger=book)
+    in_memory = dither.run(spec_of(folder, "no"), out=tmp_path / "memory", ledger=book)
     spec = spec_of(folder, "auto")
     monkeypatch.setattr(arrays, "free_memory", lambda: 0.0)
     with pytest.raises(RuntimeError, match="killed") as killed:
-        api.run(spec, out=tmp_path / "disk", ledger=book, checkpoint_seconds=0, on_evaluation=interrupt_at(5))
+        dither.run(spec, out=tmp_path / "disk", ledger=book, checkpoint_seconds=0, on_evaluation=interrupt_at(5))
     # Nobody reads on, though the error holds on to everything.
     for thread in set(threading.enumerate()) - others:
         if thread.name.startswith("read-"):
             thread.join(20)
             assert not thread.is_alive(), killed
     monkeypatch.undo()  # there is room now, and yet it goes on as it began
-    streamed = api.resume(tmp_path / "disk", ledger=book)
+    streamed = train.resume(tmp_path / "disk", ledger=book)
     assert outcome(streamed) == outcome(in_memory)
     report = streamed.summary["streamed"]
     assert report["block_records"] <= 420
@@ -152,11 +154,11 @@ def test_a_run_on_two_devices_goes_on_with_two(folder, tmp_path, monkeypatch):
     with monkeypatch.context() as then:
         then.setattr(devices, "cores", lambda: 2)
         then.setattr(devices, "worth_sharing", lambda flops: True)
-        whole = api.run(spec, out=tmp_path / "whole")
+        whole = dither.run(spec, out=tmp_path / "whole")
         with pytest.raises(RuntimeError, match="killed"):
-            api.run(spec, out=tmp_path / "killed", checkpoint_seconds=0, on_evaluation=interrupt_at(5))
+            dither.run(spec, out=tmp_path / "killed", checkpoint_seconds=0, on_evaluation=interrupt_at(5))
     monkeypatch.setattr(arrays, "free_memory", lambda: 0.0)
-    continued = api.resume(tmp_path / "killed")
+    continued = train.resume(tmp_path / "killed")
     assert continued.folder == tmp_path / "killed"
     assert runs.RunFolder(tmp_path / "killed").provenance()["devices"] == 2
     assert outcome(continued) == outcome(whole)
@@ -193,7 +195,7 @@ def test_each_run_of_a_batch_scores_its_own_training_records(folder):
     ids=lambda values: "-".join(map(str, values.values())),
 )
 def test_every_way_to_deal_and_train_is_the_same_streamed(folder, tmp_path, values):
-    runs = [api.run(spec_of(folder, how, **values), out=tmp_path / how) for how in ("no", "yes")]
+    runs = [dither.run(spec_of(folder, how, **values), out=tmp_path / how) for how in ("no", "yes")]
     assert outcome(runs[0]) == outcome(runs[1])
     assert runs[1].summary["streamed"]["blocks"] > 1
 
@@ -208,13 +210,13 @@ def test_the_command_gives_the_same_bits_as_a_user_compiles_them(folder, tmp_pat
         path.write_text(spec_of(folder, how, **{"model.name": "mlp", "model.hidden": [32]}).to_toml())
         command = [sys.executable, "-m", "dither", "run", str(path), "--out", str(tmp_path / how), "--quiet"]
         subprocess.run(command, check=True, env=environment)
-    assert outcome(api.load(tmp_path / "no")) == outcome(api.load(tmp_path / "yes"))
+    assert outcome(dither.load(tmp_path / "no")) == outcome(dither.load(tmp_path / "yes"))
 
 
 def test_too_little_memory_names_the_round_and_enough(folder):
     spec = spec_of(folder, "yes", **{"data.stream_memory": 0.00033})
     with pytest.raises(SpecError, match=r"data.stream_memory=0.00033 .* round [0-9]+ takes 4 clients with"):
-        api.run(spec, out=folder.parent / "refused")
+        dither.run(spec, out=folder.parent / "refused")
     assert not (folder.parent / "refused").exists()
     enough = replace(spec, data=replace(spec.data, stream_memory=0.01))
     assert build_experiment(enough).dataset.streamed
@@ -229,12 +231,12 @@ def test_a_first_round_of_everyone_names_the_option(folder):
 def test_what_needs_records_in_memory_refuses_streamed_ones(folder):
     spec = spec_of(folder, "yes")
     with pytest.raises(SpecError, match="a sweep is not charged"):
-        api.sweep(spec, {"seed": [0, 1]})
+        dither.sweep(spec, {"seed": [0, 1]})
     experiment = build_experiment(spec)
     with pytest.raises(DataError, match=r"data.stream='no'"):
         np.asarray(experiment.problem.x)
     # What only needs counts works.
-    assert accounted(spec)["proven"]
+    assert account(spec).epsilon.table
     assert data.describe(experiment.dataset)["train_records"] == len(experiment.dataset.y_train)
 
 

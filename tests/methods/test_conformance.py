@@ -322,19 +322,19 @@ def test_bad_values_are_refused_with_the_numbers(name, values, message):
 
 
 def test_nbafl_can_take_its_clip_from_a_pilot_and_says_so():
-    from dither import api
+    from dither.experiment import build
 
     spec = Spec().with_values(
         {**BASE, "method": "nbafl", "data.name": "breast-cancer", "batch_sampling": "full",
          "method_options.param_clip": 0.0, "privacy.epsilon": 50.0, "client_lr": 0.01}
     )  # fmt: skip
-    experiment = api.build_experiment(spec)
+    experiment = build.build_experiment(spec)
     clip = float(experiment.prepared.hyper["param_clip"])
     assert 0 < clip < 10
     assert any(
         "median norm of a non-private pilot (errata N7)" in caveat for caveat in experiment.prepared.caveats
     )
-    assert float(api.build_experiment(spec).prepared.hyper["param_clip"]) == clip
+    assert float(build.build_experiment(spec).prepared.hyper["param_clip"]) == clip
 
 
 def test_balanced_participation_never_differs_by_more_than_one():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dither import api
+import dither
 from dither.spec import Spec
 from tests.conftest import load_or_skip
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 
 
 def final(specs, metric, **arguments):
-    outcomes = api.sweep(specs, **arguments)
+    outcomes = dither.sweep(specs, **arguments)
     return np.array([outcome.metrics[-1][metric] for outcome in outcomes])
 
 
@@ -34,7 +34,7 @@ def test_scaffold_needs_fewer_rounds_than_averaging_on_one_class_clients():
     )
     needed = {}
     for method in ("fedavg", "scaffold"):
-        outcomes = api.sweep([base.with_values({"method": method, "seed": seed}) for seed in range(3)])
+        outcomes = dither.sweep([base.with_values({"method": method, "seed": seed}) for seed in range(3)])
         needed[method] = [
             next((row["round"] for row in outcome.metrics if row["test_accuracy"] >= 0.85), np.inf)
             for outcome in outcomes

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from dither import api
 from dither.cli import app
+from dither.experiment import build
 from dither.experiment.report import load
 from dither.spec import Spec
 from tests.methods import test_conformance as suite
@@ -51,7 +51,7 @@ TINY = {
 
 def test_the_example_is_calibrated_to_a_proven_epsilon(name):
     spec = Spec().with_values({"method": name, **TINY})
-    experiment = api.build_experiment(spec)
+    experiment = build.build_experiment(spec)
     assert float(np.min(experiment.prepared.hyper["noise_std"])) > 0
     assert experiment.proven_epsilon(5) == pytest.approx(1.0, rel=1e-3)
     assert spec.method_options == {"momentum": 0.5}

@@ -64,6 +64,7 @@ def test_states(tmp_path, index):
     assert "budget ends after round 10" in found["spent"]["state_reason"]
     assert "resume" in found["silent"]["state_reason"]
     assert "TOML" in found["no-spec"]["state_reason"]
+    assert found["no-spec"]["proven"]["value"] == 2.09  # of its summary, under the default adjacency
 
 
 def test_only_what_changed_is_read_again(tmp_path, index, monkeypatch):

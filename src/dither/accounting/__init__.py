@@ -1,4 +1,4 @@
-"""ProvenRow ε: recipes R1 to R6 of the errata, the table of views, and calibration.
+"""Proven ε: recipes R1 to R6 of the errata, the table of views, and calibration.
 
 gaussian      R1: exact Gaussian composition, conversions
 pld           privacy loss distributions: curves, pessimistic grid, composition by FFT
@@ -17,7 +17,7 @@ ledger/       what was ever released of whose data, and budgets
 Everything is NumPy in float64. dp-accounting is imported only where the Rényi fallback runs.
 """
 
-from dither.accounting.accountant import calibrate, calibrate_releases
+from dither.accounting.accountant import calibrate
 from dither.accounting.aggregation import (
     absorption_cost,
     aggregated_round_mu,
@@ -100,7 +100,6 @@ __all__ = [
     "binomial",
     "binomial_pmf",
     "calibrate",
-    "calibrate_releases",
     "charge_truncation",
     "classical_noise_multiplier",
     "classical_valid_up_to",

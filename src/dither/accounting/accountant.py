@@ -18,8 +18,6 @@ import numpy as np
 from scipy.optimize import brentq
 
 from dither import accounting
-from dither.accounting.composition import ZERO_OUT
-from dither.accounting.views import proven
 from dither.errors import NoProof, SpecError
 from dither.types import Algorithm, Conditions, Lattice, PrivacyPlan, Release, RoundInfo, Sampling
 
@@ -42,6 +40,7 @@ class ClientClass(NamedTuple):
     most: Participations
 
 
+# reason: one question about a federation, which tests and the ledger put in parts
 def classes(
     releases: Releases,
     sizes: np.ndarray,
@@ -269,7 +268,7 @@ def _straddling(sampling: Sampling, steps: int, alternatives: Sequence[Release])
 
 
 class Accountant:
-    """ProvenRow ε of a plan, planned or realised.
+    """Proven ε of a plan, planned or realised.
 
     `releases` are the method's at the plan's noise; `alike` are the classes of clients that `alike()` finds, for
     callers that ask about one method more than once.
@@ -362,7 +361,7 @@ class Accountant:
     # Tables
 
     def table(self) -> list[accounting.ProvenRow]:
-        """ProvenRow ε for every view and adjacency, the largest over clients, with the least and the median beside
+        """Proven ε for every view and adjacency, the largest over clients, with the least and the median beside
         it; then one participation by itself (unit "message")."""
         rows = []
         members = [len(group.members) for group in self.clients]
@@ -576,28 +575,3 @@ def calibrate(epsilon: float, proven_epsilon: Callable[[float], float], *, guess
         else:
             below = middle
     return math.exp(best)
-
-
-def calibrate_releases(
-    epsilon: float,
-    delta: float,
-    make_participations: Callable[[float], accounting.Participations],
-    conditions: Conditions | None = None,
-    *,
-    view: str = "upload",
-    adjacency: str = ZERO_OUT,
-    guess: float = 1.0,
-) -> float:
-    """The noise for which `proven(make_participations(noise), ...)` meets `epsilon` in one view.
-
-    NoProof, with the accountant's reason, if the combination has no proof at any noise.
-    """
-
-    def value(noise: float) -> float:
-        return proven(make_participations(noise), delta, conditions, view=view, adjacency=adjacency).value
-
-    try:
-        return calibrate(epsilon, value, guess=guess)
-    except NoProof as failure:
-        last = proven(make_participations(guess * _LIMIT), delta, conditions, view=view, adjacency=adjacency)
-        raise NoProof(f"{failure} ({last.recipe}: {last.detail})") from failure

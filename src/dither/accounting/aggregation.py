@@ -67,6 +67,7 @@ def credit_refusal(rates: Sequence[float], smoothness: float | None, convex: boo
     return ""
 
 
+# reason: the hypotheses of the theorem, each by its name
 def aggregated_round_mu(
     noise_multiplier: float | Sequence[float],
     uses: int,

@@ -301,6 +301,36 @@ def compose(events: Sequence[Events], delta: float, resolution: Resolution = FIN
     tail = 1e-7 * min(max(delta, 1e-12), 1e-2)
     quantile = -float(ndtri(tail / steps)) if tail / steps > 1e-300 else 37.0
 
+    step, variance, span = _step_size(events, tail, quantile, resolution)
+    # From the order that is best for a Gaussian sum down to one that suits a few rare, large losses
+    log_tail = math.log(1.0 / tail)
+    highest = 4.0 * math.sqrt(2.0 * log_tail / variance)
+    orders = np.geomspace(min(highest / 64.0, log_tail / (20.0 * span)), highest, 16)
+    while True:
+        grids = [[_discretise(curve, step, quantile) for curve, _ in event.curves] for event in events]
+        upper = _chernoff(events, grids, step, orders, log_tail)
+        lower = -_chernoff(events, grids, step, -orders, log_tail)
+        if (upper - lower) / step <= _WINDOW_CELLS:
+            break
+        step *= (upper - lower) / step / _WINDOW_CELLS * 1.1
+    first, last = math.floor(lower / step), math.ceil(upper / step)
+    widest = max(len(grid.masses) for row in grids for grid in row)
+    size = next_fast_len(max(last - first + 1, widest, 2), real=True)
+
+    total, log_finite = _transform(events, grids, size)
+    if total is None:
+        return LossDistribution(0, 1.0, np.ones(1), 0.0)
+    masses = np.roll(irfft(total, size), -first)
+    # Mass that left the window wraps around: from below to the top, which is pessimistic; from above to the
+    # bottom, which is at most `tail` and charged. Negative cells show how large the rounding of the FFT is.
+    rounding = float(-masses[masses < 0].sum())
+    return LossDistribution(first, step, np.maximum(masses, 0.0), -math.expm1(log_finite) + tail + rounding)
+
+
+def _step_size(
+    events: Sequence[Events], tail: float, quantile: float, resolution: Resolution
+) -> tuple[float, float, float]:
+    """(width of a cell, variance of the whole loss, widest span of a curve), from moments on a coarse grid."""
     coarse: list[list[tuple[_Grid, float]]] = []
     spans: list[float] = []
     for event in events:
@@ -325,22 +355,11 @@ def compose(events: Sequence[Events], delta: float, resolution: Resolution = FIN
     step = deviation / resolution.cells_per_std
     step = min(max(step, reach / resolution.soft_cells), deviation / resolution.min_cells_per_std)
     step = max(step, max(spans) / resolution.step_cells, sum(spans) / _ALL_STEPS_CELLS)
+    return step, variance, max(spans)
 
-    # From the order that is best for a Gaussian sum down to one that suits a few rare, large losses
-    log_tail = math.log(1.0 / tail)
-    highest = 4.0 * math.sqrt(2.0 * log_tail / variance)
-    orders = np.geomspace(min(highest / 64.0, log_tail / (20.0 * max(spans))), highest, 16)
-    while True:
-        grids = [[_discretise(curve, step, quantile) for curve, _ in event.curves] for event in events]
-        upper = _chernoff(events, grids, step, orders, log_tail)
-        lower = -_chernoff(events, grids, step, -orders, log_tail)
-        if (upper - lower) / step <= _WINDOW_CELLS:
-            break
-        step *= (upper - lower) / step / _WINDOW_CELLS * 1.1
-    first, last = math.floor(lower / step), math.ceil(upper / step)
-    widest = max(len(grid.masses) for row in grids for grid in row)
-    size = next_fast_len(max(last - first + 1, widest, 2), real=True)
 
+def _transform(events: Sequence[Events], grids: list[list[_Grid]], size: int) -> tuple[np.ndarray | None, float]:
+    """The transform of the whole loss (None where nothing happens), and the logarithm of the mass that is finite."""
     total: np.ndarray | None = None
     log_finite = 0.0
     for event, grid_row in zip(events, grids, strict=True):
@@ -359,13 +378,7 @@ def compose(events: Sequence[Events], delta: float, resolution: Resolution = FIN
         log_finite += event.repeats * math.log1p(event.probability * math.expm1(log_kept))
         transform = _power(transform, event.repeats)
         total = transform if total is None else total * transform
-    if total is None:
-        return LossDistribution(0, 1.0, np.ones(1), 0.0)
-    masses = np.roll(irfft(total, size), -first)
-    # Mass that left the window wraps around: from below to the top, which is pessimistic; from above to the
-    # bottom, which is at most `tail` and charged. Negative cells show how large the rounding of the FFT is.
-    rounding = float(-masses[masses < 0].sum())
-    return LossDistribution(first, step, np.maximum(masses, 0.0), -math.expm1(log_finite) + tail + rounding)
+    return total, log_finite
 
 
 def _chernoff(

@@ -180,7 +180,7 @@ def account(
     every_recipe: bool = False,
     resolution: Resolution = FINE,
 ) -> list[ProvenRow]:
-    """ProvenRow ε of one client's releases for each view, under one adjacency.
+    """Proven ε of one client's releases for each view, under one adjacency.
 
     `participations` holds (releases of one participation, how many such participations) pairs; a Release
     alone stands for a participation that makes just this one. Keep the releases of one participation
@@ -511,6 +511,7 @@ def _discrete(
     return Bound(zcdp_epsilon_tight(total, delta), "R6 discrete" if clients > 1 else "R1 discrete", detail)
 
 
+# reason: two theorems and three samplers in one place, read beside docs/privacy.md
 def _noise_inside_steps(
     groups: _Groups, rounds: Rounds, delta: float, conditions: Conditions, adjacency: str, others: float
 ) -> Bound:

@@ -49,7 +49,7 @@ def audit(
 
     Ends with exit code 5 where the attacked ε exceeds the proven one: a bug in method, noise or proof.
     """
-    from dither import api
+    from dither import auditing
     from dither.auditing import report as pictures
     from dither.experiment.folder import to_json
     from dither.experiment.partial import default_folder
@@ -66,10 +66,10 @@ def audit(
 
     finished = Report.read(folder) if is_run else None
     with going_on("finished rows are kept: the same command goes on from there"):
-        found = api.audit(
+        found = auditing.audit(
             spec,
             completed_rounds=finished.rounds if finished is not None and not settings else None,
-            views=tuple(view) if view else api.AUDIT_VIEWS,
+            views=tuple(view) if view else auditing.VIEWS,
             trials=trials,
             confidence=confidence,
             canaries=canaries,

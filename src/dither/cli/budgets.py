@@ -214,7 +214,7 @@ def _data_id(book: Any, data: str) -> str:
     if Path(data).expanduser().exists():
         return data_id(book, path=data)
     if (known := book.find(data)) is not None:
-        return known
+        return str(known)
     raise SpecError(
         f"{data!r} is neither a file (or folder), nor a data set of `dither data list` or of {book.path}"
     )

@@ -63,16 +63,16 @@ def plan(
     quiet: Quiet = False,
 ) -> None:
     """Choose rounds, cohort, local steps, batch, clip and learning rate for a proven budget."""
-    from dither import api
     from dither.experiment.folder import to_json, write_text
     from dither.experiment.partial import default_folder
+    from dither.experiment.plan import plan as make_plan
     from dither.spec import parse_setting
 
     for file in (out, picture):
         if file is not None and not file.resolve().parent.is_dir():
             raise SpecError(f"the folder of {str(file)!r} does not exist")
     with going_on("measured runs are kept: the same command continues"), Bar(as_json or quiet) as bar:
-        result = api.plan(
+        result = make_plan(
             method, epsilon=epsilon, delta=delta, clients=clients, records=records, model=model, dim=dim,
             proxy=proxy, public_fraction=public_fraction, mode=mode, view=view, adjacency=adjacency,
             values=dict(parse_setting(each) for each in settings or []),

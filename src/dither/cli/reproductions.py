@@ -59,8 +59,8 @@ def reproduce(
     if listed:
         _print_figures(chosen, as_json, quiet)
         return
-    from dither import api
     from dither.reproduction.report import disagreements
+    from dither.reproduction.running import reproduce as run_figures
 
     bar = Bar(silent=as_json or quiet)
     if scale != "full":
@@ -75,7 +75,7 @@ def reproduce(
     if no_cache:
         after_stop = "--no-cache keeps nothing: the same command starts again"
     with going_on(after_stop), bar, tempfile.TemporaryDirectory(prefix="dither-reproduce-") as throwaway:
-        result = api.reproduce(
+        result = run_figures(
             what or "all",
             scale=scale,
             out=None if only_compute else out,

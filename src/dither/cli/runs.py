@@ -62,19 +62,21 @@ def run(
     """Train: a preset, or a spec of your own. Leaves a run folder with model, metrics and plot."""
     if resume is not None and out is not None:
         raise SpecError("--out and --resume exclude each other: a resumed run stays in its folder")
-    from dither import api
-
     if process:
+        from dither.experiment import train
+
         with several(processes, process, coordinator, silent=quiet):
-            api.run(what or "adult", data_dir=data_dir)  # the spec of process 0 counts; exits after the rounds
-    spec = spec_from(what, resume, settings, seed)
+            train.run(what or "adult", data_dir=data_dir)  # the spec of process 0 counts; exits after the rounds
+    spec = spec_from(what, resume, settings, seed)  # refuses mistakes before JAX is imported
+    from dither.experiment import train
+
     view = RunProgress(silent=quiet or as_json)
 
     def how() -> str:
         return _how_to_resume(view.folder or resume or out)
 
     with going_on(how), several(processes, process, coordinator, silent=quiet, how=how), view:
-        result = api.run(
+        result = train.run(
             spec,
             out=out,
             resume=resume,
@@ -247,9 +249,9 @@ def evaluate(
     quiet: Quiet = False,
 ) -> None:
     """Accuracy and loss of a trained run on a file: exact figures, for your eyes alone."""
-    from dither import api
+    from dither.experiment.report import load
 
-    scores = api.load(run_folder).evaluate(data)
+    scores = load(run_folder).evaluate(data)
     if as_json:
         typer.echo(json.dumps({**scores, "local": True}))
         return
@@ -267,10 +269,10 @@ def predict(
     quiet: Quiet = False,
 ) -> None:
     """Predict each record's class with a trained run."""
-    from dither import api
     from dither.experiment.folder import write_text
+    from dither.experiment.report import load
 
-    trained = api.load(run_folder)
+    trained = load(run_folder)
     probabilities = trained.predict_proba(data)
     best = probabilities.argmax(axis=1)
     text = io.StringIO()

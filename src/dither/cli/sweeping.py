@@ -47,11 +47,11 @@ def sweep(
     quiet: Quiet = False,
 ) -> None:
     """Train every combination of the varied values and write tables and a picture."""
-    from dither import api
-
     if process:
+        from dither.experiment.sweep import sweep as run_sweep
+
         with several(processes, process, coordinator, silent=quiet):
-            api.sweep(what, data_dir=data_dir)  # the specs of process 0 count; exits after the batches
+            run_sweep(what, data_dir=data_dir)  # the specs of process 0 count; exits after the batches
     from dither.experiment.sweep.run import default_folder, parse_vary, product
     from dither.spec import parse_setting
 
@@ -60,6 +60,7 @@ def sweep(
     grid = parse_vary(vary or [])
     product(spec, grid, values)  # refuses mistakes before other processes start
     folder = out or default_folder(spec.with_values(values))
+    from dither.experiment.sweep import sweep as run_sweep
 
     def how_to_continue() -> str:
         arguments = sys.argv[1:] if out is not None else [*sys.argv[1:], "--out", str(folder)]
@@ -70,7 +71,7 @@ def sweep(
         several(processes, process, coordinator, silent=quiet, how=how_to_continue),
         Bar(quiet or as_json) as bar,
     ):
-        result = api.sweep(
+        result = run_sweep(
             spec, grid, values=values, out=folder, max_memory=max_memory, data_dir=data_dir,
             on_progress=bar.update,
         )  # fmt: skip

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from dither.data.arrays import hash_folder, hash_npz, load_folder, load_npz, read_idx
+from dither.data.cache import cached
 from dither.data.dataset import Dataset, TableOptions, dataset_from_tables, stratified_split
 from dither.data.downloads import Download, Origin, Progress, obtain
 from dither.data.hashing import hash_table
@@ -83,8 +84,13 @@ def read_adult(path: Path) -> pd.DataFrame:
 
 def _load_adult(options: LoadOptions) -> Dataset:
     schema = options.schema or packaged_schema("adult")
-    train, test = read_adult(options.files["train"]), read_adult(options.files["test"])
-    return dataset_from_tables("adult", train, test, schema, options.table)
+    table = options.table._replace(test_fraction=0.2, seed=0)  # unused: the test records are published
+
+    def encode() -> Dataset:
+        train, test = read_adult(options.files["train"]), read_adult(options.files["test"])
+        return dataset_from_tables("adult", train, test, schema, table)
+
+    return cached("adult", schema, table, options.files, encode)
 
 
 def _load_breast_cancer(options: LoadOptions) -> Dataset:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,8 @@ def account(
     if finished is not None and not (values or every_recipe or ex_ante):
         return PrivacyReport(finished.method, finished.epsilon, finished.why)
     spec = (folder.spec() if folder is not None else Spec.from_any(what)).with_values(values or {})
-    rounds, begun = None, []
+    rounds: int | None = None
+    begun: list[tuple[int, int]] = []
     if folder is not None and not values:
         rounds = finished.rounds if finished is not None else None
         begun = folder.begun() if spec.source_of_randomness == "os" else []
@@ -88,19 +89,19 @@ def account(
             checkpoint = folder.load_checkpoint()
             begun.append((0 if checkpoint is None else checkpoint.round, spec.num_rounds))
     from dither.experiment import build
+    from dither.methods import method
 
-    found = build.accounted(
-        spec, data_dir=data_dir, every_recipe=every_recipe, ex_ante=ex_ante, rounds=rounds, begun=begun
-    )
+    experiment = build.build_experiment(spec, data_dir=data_dir)
+    claim = experiment.prepared.claim
+    if rounds is not None and rounds < build.planned_rounds(experiment):
+        claim = build.claim_after(experiment, rounds)
+        experiment = experiment if begun else experiment.first_rounds(rounds)
+    accountant = (experiment.realised(begun) if begun else experiment).accountant()
     attacked = finished.epsilon.attacked if finished is not None and not values else ()
     return PrivacyReport(
         method=spec.method,
-        epsilon=Epsilon.from_json(found, spec, attacked),
-        why=str(found["why"]),
-        tried=_rows(found.get("tried", ())),
-        ex_ante=_rows(found.get("ex_ante", ())),
+        epsilon=Epsilon.of(spec, claim, accountant.table(), attacked),
+        why=method(spec.method).why,
+        tried=tuple(accountant.tried()) if every_recipe else (),
+        ex_ante=tuple(accountant.before_the_draw(experiment.prepared.cohort_size_at)) if ex_ante else (),
     )
-
-
-def _rows(rows: Sequence[Any]) -> tuple[ProvenRow, ...]:
-    return tuple(ProvenRow.from_json(row) for row in rows)

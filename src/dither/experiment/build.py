@@ -152,7 +152,7 @@ def assemble(
         hidden=spec.model.hidden,
         image_shape=dataset.image_shape,
     )
-    num_params = models.count_params(jax.eval_shape(model.init, jax.random.key(0)))
+    num_params = models.count_params(jax.eval_shape(lambda: model.init(jax.random.key(0))))
     prepared = _prepared(spec, model, partition, problem, num_params)
     if spec.secagg.noise == "discrete" and not prepared.plan.upload_noise:
         raise SpecError(
@@ -334,36 +334,6 @@ def _smoothness(experiment: Experiment) -> float | None:
         )
         curvature *= sampler.width / batch_size  # the longest batch over the fixed divisor
     return curvature + 2 * spec.model.l2
-
-
-def accounted(
-    spec: Spec,
-    *,
-    data_dir: str | Path | None = None,
-    every_recipe: bool = False,
-    ex_ante: bool = False,
-    rounds: int | None = None,
-    begun: Sequence[tuple[int, int]] = (),
-) -> dict[str, Any]:
-    """Claimed and proven ε of a spec (or of its first `rounds` rounds, or of those `begun`), without running it;
-    with `every_recipe` also each bound that was tried, with `ex_ante` each before the cohorts are drawn (R4)."""
-    experiment = build_experiment(spec, data_dir=data_dir)
-    claim = experiment.prepared.claim
-    if rounds is not None and rounds < planned_rounds(experiment):
-        claim = claim_after(experiment, rounds)
-        experiment = experiment if begun else experiment.first_rounds(rounds)
-    accountant = (experiment.realised(begun) if begun else experiment).accountant()
-    extra = {"tried": accountant.tried()} if every_recipe else {}
-    if ex_ante:
-        extra["ex_ante"] = accountant.before_the_draw(experiment.prepared.cohort_size_at)
-    return {
-        **extra,
-        "method": spec.method,
-        "claimed": claimed(claim),
-        "proven": accountant.table(),
-        "attacked": None,
-        "why": method(spec.method).why,
-    }
 
 
 def _prepared(

@@ -472,7 +472,7 @@ class Report(Overview):
         import jax
 
         leaves = RunFolder(self.folder).load_model()
-        shapes = jax.eval_shape(self.model.init, jax.random.key(0))
+        shapes = jax.eval_shape(lambda: self.model.init(jax.random.key(0)))
         paths, structure = jax.tree_util.tree_flatten_with_path(shapes)
         return jax.tree.unflatten(structure, [leaves[leaf_name(where)] for where, _ in paths])
 

@@ -23,7 +23,6 @@ from dither.experiment import folder as runs
 from dither.experiment import plots
 from dither.experiment.build import (
     Experiment,
-    aggregation,
     build_experiment,
     claim_after,
     planned_rounds,
@@ -319,7 +318,9 @@ def train(
         report = replace(report, ledger=LedgerCharge(str(account.ledger.path), account.dataset))
     if spec.compare and not spec.data.path:
         with clock("without_noise"):
-            report = replace(report, test_accuracy_without_noise=without_noise(experiment))
+            reusable = simulation if rounds is simulation and shards.devices == 1 else None
+            accuracy = without_noise(experiment, reusable)
+            report = replace(report, test_accuracy_without_noise=accuracy)
     if spec.scored:
         with clock("plot"):
             plots.draw_run(rows, folder.path / "plot.png", title=_title(spec), subtitle=_subtitle(experiment))
@@ -418,29 +419,28 @@ def broadcast_state(state: engine.State, simulation: engine.Simulation) -> engin
     return placed
 
 
-def without_noise(experiment: Experiment) -> float:
-    """Test accuracy of the same run with its noise set to 0: what the noise costs."""
-    prepared = experiment.prepared
+def without_noise(experiment: Experiment, compiled_rounds: engine.Simulation | None = None) -> float:
+    """Test accuracy of the same run with its noise set to 0: what the noise costs. `compiled_rounds` are those of
+    the run itself, used again where nothing but the noise differs."""
+    prepared, spec = experiment.prepared, experiment.spec
     hyper = {
-        name: np.zeros_like(np.asarray(value)) if name in prepared.plan.noise_names else np.asarray(value)
+        name: (np.zeros_like(np.asarray(value)) if name in prepared.plan.noise_names else np.asarray(value))[None]
         for name, value in prepared.hyper.items()
     }
-    result = engine.simulate(
-        prepared.build,
-        experiment.model,
-        experiment.problem,
-        num_rounds=planned_rounds(experiment),
-        cohort_size=prepared.cohort_size_at,
-        seeds=[experiment.spec.seed],
-        hyper={name: value[None] for name, value in hyper.items()},
-        cohorts=designs([experiment]),
-        eval_every=planned_rounds(experiment),
-        **{
-            **engine_options(experiment),
-            "randomness": "seeded",
-            "aggregation": _noiseless(aggregation(experiment)),
-        },
-    )
+    options = {**engine_options(experiment), "randomness": "seeded"}
+    options["aggregation"] = _noiseless(options["aggregation"])
+    simulation = compiled_rounds
+    if simulation is None or spec.source_of_randomness != "seeded" or options["aggregation"] is not None:
+        simulation = engine.Simulation(
+            experiment.model,
+            prepared.build,
+            num_clients=len(experiment.partition.size),
+            cohort_size_at=prepared.cohort_size_at,
+            **options,
+        )
+    inputs = simulation.inputs(experiment.problem, seeds=[spec.seed], hyper=hyper, cohorts=designs([experiment]))
+    rounds = planned_rounds(experiment)
+    result = engine.train(simulation, inputs, num_rounds=rounds, eval_every=rounds)
     return float(result.history[-1].metrics["test_accuracy"][0])
 
 

@@ -112,15 +112,16 @@ def read_run(folder: SafeFolder, run: str) -> RunFiles:
     if summary:
         try:
             report = Report.from_json(summary, folder.root / run, _outline(spec), metrics)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, DitherError) as error:
             summary_problem = f"summary.json is not the summary of a run: {text_of(error)}"
     return RunFiles(spec, report, audit, metrics, problem or summary_problem)
 
 
 def _outline(spec: Mapping[str, Any]) -> Spec:
     """The view and adjacency of a spec, which a report needs. All of it would import a method's Python file."""
-    view, adjacency = (text_of(privacy_of(spec).get(name, "")) for name in ("view", "adjacency"))
-    return replace(_DEFAULTS, privacy=replace(_DEFAULTS.privacy, view=view, adjacency=adjacency))
+    privacy = privacy_of(spec)
+    chosen = {name: privacy[name] for name in ("view", "adjacency") if name in privacy}
+    return replace(_DEFAULTS, privacy=replace(_DEFAULTS.privacy, **chosen))
 
 
 def read_spec(folder: SafeFolder, run: str) -> tuple[dict[str, Any], str]:

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import dither
-from dither import api, data
+from dither import data
 from dither.cli import plans
 from dither.errors import SpecError
+from dither.experiment import build
 from dither.experiment.partial import Unfinished
 from dither.experiment.plan import Infeasible, Trial, estimate, records
 from dither.experiment.plan.planner import draw_plan
@@ -90,7 +91,7 @@ def test_the_plan_runs_unchanged_within_its_budget(measured, tmp_path):
     file = tmp_path / "plan.toml"
     file.write_text(measured.to_toml(), encoding="utf-8")
     assert Spec.from_any(file) == measured.spec
-    run = api.run(file, out=tmp_path / "run")
+    run = dither.run(file, out=tmp_path / "run")
     rows = [
         row
         for row in run.summary["epsilon"]["proven"]
@@ -98,7 +99,7 @@ def test_the_plan_runs_unchanged_within_its_budget(measured, tmp_path):
     ]
     assert rows[0]["value"] <= 8.0
     assert rows[0]["value"] == pytest.approx(measured.proven_epsilon, rel=1e-3)
-    assert any("private part" in note for note in api.load_data(measured.spec).notes)
+    assert any("private part" in note for note in build.load_data(measured.spec).notes)
 
 
 def test_the_picture_is_drawn(measured, by_theory, tmp_path):

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from dither import api
+import dither
 from dither.accounting import accountant
 from dither.errors import RunExists, SpecError
 from dither.experiment import build, sweep
@@ -139,7 +139,7 @@ def test_a_list_of_specs_is_a_sweep_without_a_folder(monkeypatch):
     specs = [BASE.with_values({"seed": seed}) for seed in range(2)]
     made = {n: batches.Outcome(spec, [{"round": 1}], None, np.zeros(1)) for n, spec in enumerate(specs)}
     monkeypatch.setattr(batches, "train_batches", lambda plan, *, on_batch, **_: on_batch(made))
-    found = api.sweep(specs, dataset=DATASET)
+    found = dither.sweep(specs, dataset=DATASET)
     assert list(found) == list(made.values())
     assert found.keys == ("seed",)
     assert [run.proven for run in found.runs] == [None, None]

@@ -328,7 +328,7 @@ class Book:
     # ε
 
     def epsilon(self, account: Account, terms: Budget) -> float:
-        """ProvenRow ε of all releases of an account, at the δ, view and adjacency of a budget."""
+        """Proven ε of all releases of an account, at the δ, view and adjacency of a budget."""
         return self._value(self._together(account, terms), terms)
 
     def _value(self, together: _Together, terms: Budget) -> float:

@@ -54,6 +54,7 @@ class Spending:
         self._plan, self._conditions = accountant.plan, accountant.conditions
         self._releases = accountant.ledger_releases
         self._clients, self._replay = clients, replay
+        self._everyone = all(len(cohort) == self._plan.num_clients for cohort in self._plan.cohorts)
         self._alike: list[np.ndarray] | None = None  # asked once
         self._charged: list[tuple[int, int]] = []  # stretches of rounds that this run has been charged for
         self._next = -1  # the round after them; -1: look into the ledger
@@ -107,6 +108,8 @@ class Spending:
     def _charges(self, before: Sequence[tuple[int, int]], start: int, stop: int) -> list[Charge]:
         # What the run reveals with these rounds less what it was charged before: summed over any chunks it holds
         # what the most exposed client has revealed.
+        if self._everyone:  # then these rounds add what they reveal by themselves
+            before = []
         added = self._exposed([*before, (start, stop)]) - self._exposed(before)
         everyone = Charge(EVERY_RECORD, list(added.items()))
         if self._clients is None:

@@ -51,7 +51,7 @@ function drawCurves(run) {
 
 function privacySection(run) {
   if (!run.claimed && !run.proven.length) {
-    return h("section", { class: "card" }, h("h2", {}, "Privacy"), h("p", { class: "muted" }, "The privacy table is written when the run ends. ε of the completed rounds is below."));
+    return h("section", { class: "card" }, h("h2", {}, "Privacy"), h("p", { class: "muted" }, run.row.state === "broken" ? "The privacy table cannot be read." : "The privacy table is written when the run ends. ε of the completed rounds is below."));
   }
   const claim = run.claimed;
   const COLUMNS = ["", "ε", "Per", "The adversary sees", "Adjacency", "Source", "What it means"];
