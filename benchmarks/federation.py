@@ -26,16 +26,16 @@ import time
 from pathlib import Path
 
 from dither.federation import demo, keys, serving
-from dither.federation.flower import apps, fleet
+from dither.federation.flower import TlsFiles, apps, fleet
 from dither.federation.flower.gate import Gate
-from dither.federation.flower.superlink import SuperLink, apart, free_port, stop
+from dither.federation.flower.superlink import SuperLink, free_port, separate_process, stop
 
 SERVER_APP = """
 import json, time
 from flwr.app import Message
 from flwr.serverapp import ServerApp
 from dither.federation.flower.fleet import content
-from dither.federation.flower.grid import GridTransport
+from dither.federation.flower.apps import GridTransport
 
 app = ServerApp()
 
@@ -71,7 +71,7 @@ def measure(how: str, count: int, rounds: int, size: int, folder: Path) -> list[
     """Seconds of each round with that many nodes."""
     federation = keys.create(folder / "keys", [f"node-{number}" for number in range(count)], hosts=["localhost"])
     server = folder / "keys" / "server"
-    files = {"certificate": server / "server.pem", "key": server / "server.key", "ca": server / "ca.pem"}
+    tls = TlsFiles.of(server)
     app = folder / "app"
     (app / "dither_app").mkdir(parents=True)
     (app / "pyproject.toml").write_text(
@@ -85,11 +85,11 @@ def measure(how: str, count: int, rounds: int, size: int, folder: Path) -> list[
     port = free_port()
     config = {"nodes": count, "rounds": rounds, "size": size, "how": how, "result": result}
     children, threads = [], []
-    with SuperLink(folder, env={}, **files) as link:
+    with SuperLink(folder, tls, {}) as link:
         for party in federation.parties:
             link.register(party.node_key, party.name)
         nodes = [party.node_key for party in federation.parties]
-        with Gate("127.0.0.1", port, inside=link.inside, nodes=nodes, **files) as gate:
+        with Gate("127.0.0.1", port, inside=link.inside, nodes=nodes, tls=tls) as gate:
             gate.most_bytes = 1 << 28
             for party in federation.parties:
                 own = folder / "keys" / "parties" / party.name
@@ -124,7 +124,9 @@ def _supernode(own: Path, port: int) -> subprocess.Popen:
     environment["FLWR_HOME"] = str(own / "flwr")
     environment["PATH"] = os.pathsep.join([str(program.parent), os.environ.get("PATH", "")])
     with open(own / "supernode.log", "wb") as log:
-        return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT, **apart())
+        return subprocess.Popen(
+            command, env=environment, stdout=log, stderr=subprocess.STDOUT, **separate_process()
+        )
 
 
 def whole_rounds(mode: str, folder: Path) -> dict[str, float]:

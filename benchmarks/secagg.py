@@ -129,7 +129,7 @@ def flower(dimension: int, repeats: int) -> dict[str, float] | None:
     return medians(
         repeats,
         flower_mask=lambda: parameters_addition(theirs, pseudo_rand_gen(key, 2**32, [(dimension,)])),
-        our_mask=lambda: primitives.expand_add(ours, key),
+        our_mask=lambda: primitives.mask(ours, [(key, 1)]),
     )
 
 

@@ -30,7 +30,7 @@ def test_python_blocks_run(number, tmp_path, monkeypatch, capsys):
 
 
 def test_every_command_is_known():
-    from dither.cli import app, budgets, datasets
+    from dither.cli import app, datasets, privacy
 
     def names(typer_app):
         return {c.name or c.callback.__name__ for c in typer_app.registered_commands}
@@ -41,6 +41,6 @@ def test_every_command_is_known():
         if command == "data":
             assert sub in names(datasets.app)
         if command == "budget":
-            assert sub in names(budgets.app)
+            assert sub in names(privacy.budget)
     for command in re.findall(r"`dither (\w+)", README):
         assert command in top, command

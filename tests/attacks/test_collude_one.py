@@ -15,9 +15,8 @@ from dither.experiment import build
 from dither.federation.agreement import federated_spec, least_clients
 from dither.secagg import primitives
 from dither.secagg.client import ClientSession
-from dither.secagg.cohort import Cohort
 from dither.secagg.messages import Kind
-from dither.secagg.roster import Rules
+from dither.secagg.roster import AnnouncedCohort, Rules
 from dither.secagg.server import ServerSession, _OpenAttempt
 from tests.federation.parties import small_spec
 
@@ -50,7 +49,7 @@ class Federation:
 
     def cohort(self, ids, attempt, round_index=0):
         threshold = self.rules.threshold_for(len(self.clients))
-        return Cohort(self.server.roster, round_index, attempt, threshold, LENGTH, tuple(ids))
+        return AnnouncedCohort(self.server.roster, round_index, attempt, threshold, LENGTH, tuple(ids))
 
     def upload(self, who, cohort):
         return self.clients[who].upload(self.server._pack(Kind.ANNOUNCE, cohort.pack(), cohort), self.vectors[who])

@@ -15,7 +15,7 @@ from dither.experiment import train
 from dither.experiment.build import build_experiment
 from dither.federation import keys
 from dither.federation.agreement import approved_digest
-from dither.federation.store import COMPUTED, ChargedRound, PartyStore, PendingUpload
+from dither.federation.state import COMPUTED, ChargedRound, PartyStore, PendingUpload
 from dither.spec import Spec
 from dither.web.files import SafeFolder
 from dither.web.index import RunIndex
@@ -197,14 +197,14 @@ def test_a_partys_memory(tmp_path):
     store.secret()
     store.save_state(3, [np.arange(40.0, dtype=np.float32)])
     store.save_pending(PendingUpload(4, "b" * 64, np.arange(50.0, dtype=np.float32), [np.ones(3, np.float32)], 0))
-    store.save_intent(ChargedRound(4, COMPUTED))
+    store.save_charged(ChargedRound(4, COMPUTED))
 
     def look(folder: Path):
         memory = PartyStore(folder)
         kept, pending = memory.state(), memory.pending()
-        if kept is None or pending is None or not memory.has_secret() or memory.intent() is None:
+        if kept is None or pending is None or not memory.has_secret() or memory.charged() is None:
             raise DitherError("the folder does not remember: state pending secret intent data")  # as the node does
         rows = [kept.state[0].tolist(), pending.row.tolist(), pending.state[0].tolist()]
-        return memory.dataset() or "d" * 32, memory.secret(), kept.round, pending.round, rows, memory.intent()
+        return memory.dataset() or "d" * 32, memory.secret(), kept.round, pending.round, rows, memory.charged()
 
     assert try_all(tmp_path / "store", look, tmp_path / "copies", per_file=10)["named"] > 30

@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("flwr", reason="the extra 'deploy' is not installed")
 
 from dither.federation import keys
+from dither.federation.flower import TlsFiles
 from dither.federation.flower import gate as gate_module
 from dither.federation.flower.gate import Gate
 from dither.federation.flower.superlink import free_port
@@ -41,9 +42,8 @@ def folder(tmp_path_factory):
 def gate(folder):
     server, port = folder / "server", free_port()
     inside = f"127.0.0.1:{free_port()}"  # nobody is there
-    files = {"certificate": server / "server.pem", "key": server / "server.key", "ca": server / "ca.pem"}
     nodes = [party.node_key for party in keys.Keyring.load(server).parties]
-    with Counting("127.0.0.1", port, inside=inside, nodes=nodes, **files) as found:
+    with Counting("127.0.0.1", port, inside=inside, nodes=nodes, tls=TlsFiles.of(server)) as found:
         found.port = port
         yield found
 
@@ -119,7 +119,7 @@ def test_strangers_are_few_and_soon_gone(gate, folder, monkeypatch):
     """Silent connections, with and without TLS: never more than a few, and a node gets in meanwhile."""
     silent = [socket.create_connection(("127.0.0.1", gate.port), timeout=10) for _ in range(100)]
     assert b" 502 " in post(gate, 10, signed(folder))
-    assert len(gate._lines) <= gate_module._STRANGERS + 1
+    assert len(gate._peers) <= gate_module._STRANGERS + 1
     for line in silent[:30]:
         assert ended(line)  # the oldest made room
     for line in silent:

@@ -43,7 +43,7 @@ def test_an_answer_that_flower_cannot_read_ends_no_coordinator():
     from flwr.proto.message_pb2 import ObjectTree
     from flwr.proto.node_pb2 import Node
 
-    from dither.federation.flower.grid import GridTransport
+    from dither.federation.flower.apps import GridTransport
 
     bodies = {"garbage": b"ConfigRecord  3\0abc", "no message": b"ConfigRecord  0\0", "unknown": b"Nothing  0\0"}
 

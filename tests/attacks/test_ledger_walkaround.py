@@ -223,7 +223,7 @@ def test_other_peoples_records_need_the_owners_word(place):
         train(place, path)
     dataset = book(place).datasets()[0][:8]
     refused = invoke("budget", "other", path, dataset)
-    assert "confirm it with --yes" in str(refused.exception)
+    assert "confirm with --yes" in str(refused.exception)
     assert invoke("budget", "other", path, dataset, "--yes").exit_code == 0
     train(place, path)
     assert len(book(place).datasets()) == 2

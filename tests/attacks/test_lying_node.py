@@ -7,7 +7,7 @@ import pytest
 
 from dither.federation import mailbox, messages
 from dither.secagg import primitives
-from dither.secagg.cohort import Cohort
+from dither.secagg.roster import AnnouncedCohort
 from tests.federation.parties import NAMES, Parties, small_spec
 
 LIAR, NUMBER = "bob", 1
@@ -19,10 +19,12 @@ MASKED = {"secagg.mode": "real", "privacy.colluders": 1, "num_rounds": 4}
 def quick(monkeypatch):
     """Nobody waits for parties that are away; the liar seals every sum, as it would sooner or later."""
     monkeypatch.setattr(mailbox, "_LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(mailbox, "_GRACE_SECONDS", 0.05)
-    shuffled = Cohort._shuffled
+    monkeypatch.setattr(mailbox, "GRACE_SECONDS", 0.05)
+    shuffled = AnnouncedCohort._shuffled
     monkeypatch.setattr(
-        Cohort, "_shuffled", lambda self, purpose: sorted(shuffled(self, purpose), key=lambda who: who != NUMBER)
+        AnnouncedCohort,
+        "_shuffled",
+        lambda self, purpose: sorted(shuffled(self, purpose), key=lambda who: who != NUMBER),
     )
 
 

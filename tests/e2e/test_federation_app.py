@@ -13,7 +13,8 @@ pytest.importorskip("flwr", reason="the extra 'deploy' is not installed")
 
 from dither.experiment.folder import write_text
 from dither.federation import keys, serving
-from dither.federation.flower.superlink import SuperLink, apart, free_port, stop
+from dither.federation.flower import TlsFiles
+from dither.federation.flower.superlink import SuperLink, free_port, separate_process, stop
 from tests.e2e.federations import Processes
 from tests.federation.parties import Parties, small_spec
 
@@ -29,7 +30,9 @@ def supernode(own: Path, superlink: str) -> subprocess.Popen:
     environment["FLWR_HOME"] = str(own / "flwr")
     environment["PATH"] = os.pathsep.join([str(program.parent), os.environ.get("PATH", "")])
     with open(own / "supernode.log", "wb") as log:
-        return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT, **apart())
+        return subprocess.Popen(
+            command, env=environment, stdout=log, stderr=subprocess.STDOUT, **separate_process()
+        )
 
 
 def test_flwr_run_with_supernodes(tmp_path):
@@ -46,10 +49,9 @@ def test_flwr_run_with_supernodes(tmp_path):
     )
     parties = Parties(tmp_path, spec)
     server = tmp_path / "keys" / "server"
-    files = {"certificate": server / "server.pem", "key": server / "server.key", "ca": server / "ca.pem"}
     write_text(tmp_path / "run" / "asked.toml", spec.to_toml())
     nodes = []
-    with Processes(parties) as run, SuperLink(tmp_path, env={}, **files) as link:
+    with Processes(parties) as run, SuperLink(tmp_path, TlsFiles.of(server), {}) as link:
         try:
             for party in keys.Keyring.load(server).parties:
                 own = tmp_path / "keys" / "parties" / party.name

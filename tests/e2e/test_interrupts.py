@@ -103,7 +103,7 @@ def test_a_download(tmp_path):
     folders = {"DITHER_DATA": "", "XDG_CACHE_HOME": tmp_path / "cache", "HOME": tmp_path}
     process = start("data", "get", "mnist", "--quiet", sign, program=("-c", SLOW), **folders)
     errors = interrupted(process, sign.exists)
-    assert errors == "interrupted; files fetched whole are kept, the others are not: the same command goes on\n"
+    assert errors == "interrupted; complete files are kept; run the same command to continue\n"
     assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
 
 
@@ -128,7 +128,7 @@ main()
 def test_a_command_without_a_state(tmp_path):
     sign = tmp_path / "waiting"
     errors = interrupted(start("presets", sign, program=("-c", WAITING)), sign.exists)
-    assert errors == "interrupted; nothing is left half-written: the same command begins again\n"
+    assert errors == "interrupted; no file is left half-written; run the same command to start again\n"
 
 
 def test_a_run_that_is_interrupted_as_it_reports_keeps_what_it_has_made(tmp_path):
@@ -164,7 +164,7 @@ def test_an_audit_goes_on_after_the_last_row(tmp_path):
     whole = finished(*command, DITHER_CACHE=tmp_path / "other")
     cache = tmp_path / "cache"
     errors = interrupted(start(*command, DITHER_CACHE=cache), lambda: kept(cache))
-    assert errors == "interrupted; finished rows are kept: the same command goes on from there\n"
+    assert errors == "interrupted; finished rows are kept; run the same command to continue\n"
     again = finished(*command, DITHER_CACHE=cache)
     assert kept(cache) == []
     assert again == whole

@@ -8,7 +8,7 @@ from tests.federation.parties import Parties, small_spec
 def quick(monkeypatch):
     """Nobody waits for parties that are away."""
     monkeypatch.setattr(mailbox, "_LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(mailbox, "_GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(mailbox, "GRACE_SECONDS", 0.05)
 
 
 @pytest.fixture

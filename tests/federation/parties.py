@@ -14,9 +14,9 @@ from dither.experiment import build, compiled
 from dither.federation import keys
 from dither.federation import server as coordinator
 from dither.federation.agreement import PartyData
-from dither.federation.journal import Journal
+from dither.federation.mailbox import LocalTransport
 from dither.federation.party import Party
-from dither.federation.transport import Local
+from dither.federation.state import Journal
 from dither.simulation.sharding import ONE_DEVICE
 from dither.spec import Spec
 
@@ -94,7 +94,9 @@ class Parties:
                 encoded = dataset.schema.encode(data.read_table(self.file(name)))
                 np.testing.assert_array_equal(encoded.x, dataset.x_train[federation.rows(number)])
         self.nodes = {name: self.node(name) for name in self.names}
-        self.transport = Local({FIRST + number: self._answering(name) for number, name in enumerate(self.names)})
+        self.transport = LocalTransport(
+            {FIRST + number: self._answering(name) for number, name in enumerate(self.names)}
+        )
 
     def _answering(self, name: str):
         return lambda body: self.nodes[name].answer(body)

@@ -15,13 +15,9 @@ import httpx
 
 from dither.errors import FederationError
 from dither.federation import keys
-from dither.federation.flower import fleet
+from dither.federation.flower import TlsFiles, fleet
 from dither.federation.flower.gate import Gate
 from dither.federation.flower.superlink import SuperLink, free_port
-
-
-def files(folder: Path) -> dict[str, Path]:
-    return {"certificate": folder / "server.pem", "key": folder / "server.key", "ca": folder / "ca.pem"}
 
 
 @pytest.fixture(scope="module")
@@ -30,11 +26,11 @@ def link(tmp_path_factory):
     folder = tmp_path_factory.mktemp("link")
     federation = keys.create(folder / "keys", ["ann", "bob", "eve"], hosts=["localhost"])
     server, port = folder / "keys" / "server", free_port()
-    with SuperLink(folder, env={}, **files(server)) as found:
+    with SuperLink(folder, TlsFiles.of(server), {}) as found:
         for name in ("ann", "bob"):
             found.register(federation.party(name).node_key, name)
         nodes = [federation.party(name).node_key for name in ("ann", "bob")]
-        with Gate("127.0.0.1", port, inside=found.inside, nodes=nodes, **files(server)):
+        with Gate("127.0.0.1", port, inside=found.inside, nodes=nodes, tls=TlsFiles.of(server)):
             yield folder / "keys", port, found
 
 
@@ -99,7 +95,7 @@ def test_an_expired_certificate_is_refused(link, tmp_path):
     keys.create(tmp_path / "keys", ["ann", "bob"], hosts=["localhost"], now=past, days=7)
     port = free_port()
     with (
-        Gate("127.0.0.1", port, inside=found.inside, nodes=[], **files(tmp_path / "keys" / "server")),
+        Gate("127.0.0.1", port, inside=found.inside, nodes=[], tls=TlsFiles.of(tmp_path / "keys" / "server")),
         pytest.raises(FederationError, match=r"certificate has expired.*renew"),
     ):
         visit(where(tmp_path / "keys", port, "ann"))
@@ -165,7 +161,7 @@ def test_an_unreachable_server_is_tried_again_and_then_named(link, monkeypatch):
 
 def test_the_address_that_is_taken_is_named(link):
     folder, port, found = link
-    taken = Gate("127.0.0.1", port, inside=found.inside, nodes=[], **files(folder / "server"))
+    taken = Gate("127.0.0.1", port, inside=found.inside, nodes=[], tls=TlsFiles.of(folder / "server"))
     with pytest.raises(FederationError, match=f"cannot listen on 127.0.0.1:{port}"):
         taken.__enter__()
 
@@ -176,8 +172,7 @@ def test_an_answer_that_never_becomes_complete_holds_up_nobody(monkeypatch):
 
     from flwr.proto.node_pb2 import Node
 
-    from dither.federation.flower import grid
-    from dither.federation.flower.grid import GridTransport
+    from dither.federation.flower.apps import GridTransport
 
     def begun(number):
         metadata = SimpleNamespace(reply_to_message_id=number, message_id=number, run_id=1)
@@ -196,7 +191,7 @@ def test_an_answer_that_never_becomes_complete_holds_up_nobody(monkeypatch):
             assert request.message_object_id == "whole"
 
     answer = SimpleNamespace(has_content=lambda: True, content=fleet.content(b"whole"))
-    monkeypatch.setattr(grid, "inflated", lambda tree, part: part(tree) and answer)
+    monkeypatch.setattr(fleet, "_assembled", lambda tree, part: part(tree) and answer)
     transport = GridTransport(SimpleNamespace(_runtime_client=Client(), node=Node(node_id=1)))
     began = time.monotonic()
     found: list = []

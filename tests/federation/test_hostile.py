@@ -15,8 +15,8 @@ from dither.federation import engines, joining, messages
 from dither.federation.agreement import least_clients
 from dither.federation.party import REFUSALS
 from dither.secagg import state as secagg_state
-from dither.secagg.cohort import Cohort
 from dither.secagg.messages import Kind
+from dither.secagg.roster import AnnouncedCohort
 from tests.federation.parties import NAMES, Parties, small_spec
 
 
@@ -88,7 +88,9 @@ class Hostile:
 
     def announce(self, ids, *, round=0, attempt=0, threshold=3):
         """An announcement that an honest server's own checks may forbid."""
-        cohort = Cohort(self.session.roster, round, attempt, threshold, self.experiment.num_params, tuple(ids))
+        cohort = AnnouncedCohort(
+            self.session.roster, round, attempt, threshold, self.experiment.num_params, tuple(ids)
+        )
         return self.session._pack(Kind.ANNOUNCE, cohort.pack(), cohort)
 
     def round(self, name, announce=None, *, round=0, value=0.0):

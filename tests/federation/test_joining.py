@@ -9,7 +9,7 @@ import pytest
 
 from dither import data
 from dither.errors import ConfigError, DataError, FederationError
-from dither.federation import checking, keys
+from dither.federation import joining, keys
 from dither.federation.agreement import Agreement, PartyData, federated_spec
 from tests.federation.parties import small_spec
 
@@ -127,7 +127,7 @@ def test_check_says_in_words_what_is_wrong(tmp_path, table):
 
     def said(**changes):
         given = {"data": table, "label": "outcome", "server": "", "ledger": book, **changes}
-        return {finding.what: finding.good for finding in checking.check(own, **given)}
+        return {finding.what: finding.good for finding in joining.check(own, **given)}
 
     good = said()
     assert all(good.values()), good

@@ -126,7 +126,7 @@ def test_nodes_come_and_go_and_keep_their_state(tmp_path, quick):
 
 def test_a_round_asked_again_is_the_same_upload_and_charged_once(parties):
     """The server dies with the answers in its hands: the round is announced anew."""
-    from dither.federation.journal import Journal
+    from dither.federation.state import Journal
 
     first = {}
 

@@ -33,7 +33,6 @@ class Played:
     def watch(self):
         serving._watch(
             self.folder,
-            self.progress,
             self.start,
             lambda: self.starts not in self.links,
             lambda event, facts: self.events.append((event, facts)),
@@ -77,15 +76,15 @@ def test_a_superlink_that_dies_is_started_again(tmp_path):
 def test_a_party_says_since_when_it_was_asked_nothing_and_gives_up(monkeypatch):
     now, said = [0.0], []
     monkeypatch.setattr(fleet.time, "monotonic", lambda: now[0])
-    quiet = fleet.IdleTimer("the server at x", 1000.0, said.append)
+    timer = fleet.IdleTimer("the server at x", 1000.0, said.append)
     for now[0] in range(0, 1000, 10):
-        quiet.look()
+        timer.check()
     assert len(said) == 5  # after 1, 2, 4, 8 and 16 minutes
     assert all("asked nothing since" in line and "until" in line for line in said)
-    quiet.heard()
+    timer.reset()
     now[0] += 500
-    quiet.look()
+    timer.check()
     now[0] += 501
     with pytest.raises(FederationError, match="asked nothing for 1000 s") as caught:
-        quiet.look()
+        timer.check()
     assert caught.value.exit_code == 6

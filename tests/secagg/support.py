@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from dither.secagg import messages, primitives, state
-from dither.secagg.client import NO_SHARE
-from dither.secagg.cohort import Cohort
+from dither.secagg.client import NO_SHARE, ClientSession
 from dither.secagg.messages import Kind, pack
-from dither.secagg.protocol import ClientSession, Rules, ServerSession
+from dither.secagg.roster import AnnouncedCohort, Rules
+from dither.secagg.server import ServerSession
 
 
 def enrolled(ids, rules: Rules | None = None) -> tuple[ServerSession, dict[int, ClientSession]]:
@@ -68,7 +68,7 @@ def announcement(server: ServerSession, ids, *, round_index=0, attempt=0, thresh
     ids = tuple(ids)
     if threshold is None:
         threshold = server.rules.threshold_for(len(ids))
-    cohort = Cohort(server.roster, round_index, attempt, threshold, dimension, ids)
+    cohort = AnnouncedCohort(server.roster, round_index, attempt, threshold, dimension, ids)
     place = {"round_index": round_index, "attempt": attempt}
     return pack(Kind.ANNOUNCE, server.federation, messages.SERVER, cohort.pack(), server.signing.sign, **place)
 

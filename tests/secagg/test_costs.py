@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from dither.secagg.costs import round_bytes
 from dither.secagg.encoding import FixedPoint
+from dither.secagg.messages import round_bytes
 from dither.secagg.session import LocalFederation
 
 

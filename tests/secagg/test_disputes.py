@@ -10,7 +10,7 @@ from dither.errors import ProtocolAbort
 from dither.secagg import primitives, shamir
 from dither.secagg.client import NO_SHARE, SEAL_ENTRY
 from dither.secagg.messages import SERVER, Kind, pack
-from dither.secagg.protocol import Rules
+from dither.secagg.roster import Rules
 from tests.secagg.support import (
     announcement,
     enrolled,

@@ -8,16 +8,15 @@ import pytest
 
 from dither.errors import SpecError
 from dither.secagg import graph
-from dither.secagg.cohort import Cohort
-from dither.secagg.roster import Roster, Rules
+from dither.secagg.roster import AnnouncedCohort, Roster, Rules
 
 
-def cohort(size: int, neighbours: int, round_index: int = 0) -> Cohort:
+def cohort(size: int, neighbours: int, round_index: int = 0) -> AnnouncedCohort:
     """A cohort whose members have no keys: the graph asks for none."""
     rules = Rules(neighbours=neighbours)
     roster = Roster(bytes(32), rules, {})
     roster.__dict__["digest"] = b"r" * 32
-    return Cohort(roster, round_index, 0, size // 2 + 1, 1, tuple(range(0, 3 * size, 3)))
+    return AnnouncedCohort(roster, round_index, 0, size // 2 + 1, 1, tuple(range(0, 3 * size, 3)))
 
 
 def connected(adjacent: dict[int, set[int]]) -> bool:

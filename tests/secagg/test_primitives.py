@@ -161,9 +161,9 @@ def test_masks_are_aes_256_of_0_1_2_read_as_little_endian_words():
     for words in ("<u4", "<u8"):
         expected = np.frombuffer(blocks, words)
         out = np.zeros(expected.size, words)
-        primitives.expand_add(out, bytes(32))
+        primitives.mask(out, [(bytes(32), 1)])
         assert out.tolist() == expected.tolist()
-        primitives.expand_add(out, bytes(32), sign=-1)
+        primitives.mask(out, [(bytes(32), -1)])
         assert not out.any()
 
 
@@ -185,9 +185,9 @@ def test_chunks_do_not_show(words, size):
 def test_masks_go_into_words_of_the_ring_only():
     for wrong in (np.zeros(4), np.zeros(4, np.int32), np.zeros((2, 2), np.uint32), np.zeros(8, np.uint32)[::2]):
         with pytest.raises(ValueError, match="contiguous vector of uint32 or uint64"):
-            primitives.expand_add(wrong, bytes(32))
+            primitives.mask(wrong, [(bytes(32), 1)])
     with pytest.raises(ValueError, match="32 bytes, not 16"):
-        primitives.expand_add(np.zeros(4, np.uint32), bytes(16))
+        primitives.mask(np.zeros(4, np.uint32), [(bytes(16), 1)])
 
 
 def test_cryptography_is_imported_in_few_places():
@@ -204,4 +204,4 @@ def test_cryptography_is_imported_in_few_places():
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             if any(name.split(".")[0] == "cryptography" for name in names):
                 found.add(path.name)
-    assert found == {"primitives.py", "entropy.py", "keys.py", "fleet.py", "gate.py", "superlink.py"}
+    assert found == {"primitives.py", "entropy.py", "keys.py", "fleet.py"}

@@ -9,8 +9,8 @@ import pytest
 
 from dither.errors import ProtocolAbort, SpecError
 from dither.secagg import primitives, shamir
-from dither.secagg.client import NO_SHARE
-from dither.secagg.protocol import ClientSession, Rules
+from dither.secagg.client import NO_SHARE, ClientSession
+from dither.secagg.roster import Rules
 from tests.secagg.support import (
     announcement,
     enrolled,
@@ -280,7 +280,10 @@ def test_a_client_unseals_only_what_it_uploaded_for(five):
         ("speaks of another cohort", {"payload": bytes(32) + body[32:]}),
         ("the committee is", {"payload": body[:32] + struct.pack("<I", 1) + body[36 : 36 + 65]}),
         ("oversized, 65 bytes too many", {"payload": body + body[36 : 36 + 65]}),
-        ("number of seals is 3, at most 2", {"payload": body[:32] + struct.pack("<I", 3) + body[36:] + bytes(65)}),
+        (
+            "number of encrypted shares is 3, at most 2",
+            {"payload": body[:32] + struct.pack("<I", 3) + body[36:] + bytes(65)},
+        ),
     ]:
         refused(clients[2], reason, clients[2].unseal, resign(requests[2], server.signing, **changed))
     refused(clients[2], "bad signature", clients[2].unseal, resign(requests[2], clients[3].signing))
@@ -485,7 +488,7 @@ def test_everyone_must_see_the_same_roster():
     server._confirmations[2] = other[-64:]
     refused(clients[1], "bad signature: not by the sender of this confirm of client 2", clients[1].confirmed,
             server.confirmed())  # fmt: skip
-    refused(clients[2], "the others confirmed another roster", clients[2].confirmed, server.confirmed())
+    refused(clients[2], "it speaks of another roster", clients[2].confirmed, server.confirmed())
     refused(clients[2], "a second roster", clients[2].confirm, large)
     refused(
         clients[1],
@@ -593,7 +596,7 @@ def test_clients_that_were_told_different_things_share_no_mask(five):
             total += np.frombuffer(clients[who].upload(message, values[who])[-84:-64], "<u4")
             found = clients[who]._attempt
             if found.seed:
-                primitives.expand_add(total, found.cohort.seal_key(found.seed, who), -1)
+                primitives.mask(total, [(found.cohort.seal_key(found.seed, who), -1)])
                 seals += 1
         if len(told) == 1:
             assert seals == 2

@@ -52,7 +52,7 @@ def check(federation, round_index, encodings, lost):
         return
     summed = federation.sum(round_index, encodings, lost=lost)
     assert (summed.survivors, summed.attempts) == expected
-    assert summed.total.dtype == federation.how.dtype
+    assert summed.total.dtype == federation.fixed_point.dtype
     assert np.array_equal(summed.total, plain_sum(encodings[who] for who in summed.survivors))
 
 
@@ -177,7 +177,7 @@ def test_wrong_values_are_named():
     encodings = words(np.random.default_rng(0), 32, range(3), 4)
     with pytest.raises(SpecError, match=r"lost\[0\]='later' is not one of before-upload, after-upload"):
         federation.sum(0, encodings, lost={0: "later"})
-    with pytest.raises(SpecError, match="3 encodings; their range was checked for num_clients=2"):
+    with pytest.raises(SpecError, match="3 encodings; the range is checked for num_clients=2"):
         federation.sum(0, encodings)
     with pytest.raises(SpecError, match="client 7 is not one of the 3"):
         federation.sum(0, {0: encodings[0], 7: encodings[1]})

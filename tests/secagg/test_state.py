@@ -8,7 +8,8 @@ import pytest
 
 from dither.errors import DitherError, ProtocolAbort
 from dither.secagg import state
-from dither.secagg.protocol import ClientSession, Rules
+from dither.secagg.client import ClientSession
+from dither.secagg.roster import Rules
 from tests.secagg.support import announcement, enrolled, plain_sum, snapshot, strangers, twin, vectors
 
 IDS = (0, 1, 2, 3)

@@ -5,7 +5,9 @@ import pytest
 from scipy import stats
 
 from dither.secagg import primitives
-from dither.secagg.protocol import ClientSession, Rules, ServerSession
+from dither.secagg.client import ClientSession
+from dither.secagg.roster import Rules
+from dither.secagg.server import ServerSession
 
 ROUNDS, DIMENSION = 60, 1 << 14
 
@@ -38,7 +40,7 @@ def ciphertexts(bits: int, value: int) -> list[np.ndarray]:
         words = np.frombuffer(upload[-64 - vector.nbytes : -64], vector.dtype).copy()
         newest = clients[0]._attempt
         if newest.seed:
-            primitives.expand_add(words, newest.cohort.seal_key(newest.seed, 0), -1)
+            primitives.mask(words, [(newest.cohort.seal_key(newest.seed, 0), -1)])
         found.append(words)
     return found
 
@@ -79,13 +81,13 @@ def test_no_two_rounds_share_words():
 def test_every_bit_of_a_seed_changes_half_the_mask():
     seed = bytes(range(32))
     base = np.zeros(1024, np.uint32)
-    primitives.expand_add(base, primitives.expand(seed, b"mask"))
+    primitives.mask(base, [(primitives.expand(seed, b"mask"), 1)])
     changed = []
     for bit in range(256):
         flipped = bytearray(seed)
         flipped[bit // 8] ^= 1 << (bit % 8)
         out = np.zeros(1024, np.uint32)
-        primitives.expand_add(out, primitives.expand(bytes(flipped), b"mask"))
+        primitives.mask(out, [(primitives.expand(bytes(flipped), b"mask"), 1)])
         changed.append(np.unpackbits((out ^ base).view(np.uint8)).mean())
     deviation = (np.array(changed) - 0.5) / (0.5 / np.sqrt(32768))
     assert np.abs(deviation).max() < 4.5

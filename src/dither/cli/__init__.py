@@ -12,9 +12,8 @@ from typing import Annotated
 
 import typer
 
-from dither.cli import audits, budgets, datasets, federations, plans, reproductions, runs, sweeping, webpage
-from dither.cli.printing import print_error
-from dither.cli.stopping import Program
+from dither.cli import datasets, federations, plans, privacy, reproductions, runs, sweeping, webpage
+from dither.cli.printing import Program, print_error
 from dither.errors import DitherError
 from dither.types import __version__
 
@@ -32,10 +31,9 @@ sweeping.register(app)
 federations.register(app)
 plans.register(app)
 reproductions.register(app)
-audits.register(app)
+privacy.register(app)
 webpage.register(app)
 app.add_typer(datasets.app, name="data")
-app.add_typer(budgets.app, name="budget")
 
 # How `dither --help` groups them.
 PANELS = {

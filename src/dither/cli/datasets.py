@@ -9,16 +9,17 @@ from typing import Annotated
 import typer
 
 from dither.cli.options import DataDir, Json, Quiet
-from dither.cli.printing import LOCAL, error_terminal, print_table, short
-from dither.cli.stopping import going_on
+from dither.cli.printing import LOCAL, error_terminal, on_interrupt, print_table, short
 from dither.errors import SpecError
 
-app = typer.Typer(help="Data sets: list, get, describe; draft a schema for your own table.", no_args_is_help=True)
+app = typer.Typer(
+    help="List, download and describe data sets; draft a schema for your own table.", no_args_is_help=True
+)
 
 
 @app.command("list")
 def data_list(as_json: Json = False, quiet: Quiet = False) -> None:
-    """The data sets Dither knows."""
+    """List the data sets that can be used by name."""
     from dither import data
 
     rows = [
@@ -26,7 +27,7 @@ def data_list(as_json: Json = False, quiet: Quiet = False) -> None:
             "name": entry.name,
             "records (train + test)": entry.records,
             "what": entry.summary,
-            "fetched": "no" if entry.download is None else "yes",
+            "download": "no" if entry.download is None else "yes",
         }
         for entry in data.entries().values()
     ]
@@ -46,13 +47,13 @@ def data_get(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Fetch a data set, verify it, and keep it in the cache."""
+    """Download a data set, verify it, and keep it in the cache."""
     from dither import data
 
     def say(line: str) -> None:
         error_terminal().print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
 
-    with going_on("files fetched whole are kept, the others are not: the same command goes on"):
+    with on_interrupt("complete files are kept; run the same command to continue"):
         files = data.get(name, data_dir=data_dir, progress=None if as_json or quiet else say)
     if as_json:
         typer.echo(json.dumps({"name": name, "files": [str(path) for path in files]}))
@@ -82,7 +83,7 @@ def data_describe(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Records, classes and features; who would hold what, as a table and a picture."""
+    """Describe a data set and how it would be split among clients, as a table and a picture."""
     from dither import data
 
     own = Path(name).suffix in (".csv", ".parquet", ".npz") or Path(name).expanduser().is_dir()
@@ -140,7 +141,7 @@ def data_schema(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Draft a schema for your own table, marking every value that was read from the data."""
+    """Write a draft schema for your own table. Every value read from the data is marked."""
     from dither import data
 
     if out.exists():

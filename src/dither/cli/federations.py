@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dither.cli.options import DataDir, Json, LedgerFile, NewLedger, Quiet, Settings
-from dither.cli.printing import epsilon_text, escape, print_event, print_table, terminal
-from dither.cli.stopping import going_on
+from dither.cli.printing import epsilon_text, escape, on_interrupt, print_event, print_table, terminal
 from dither.errors import ConfigError, FederationError
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def serve(
     _term_as_interrupt()
     view = _Silent() if quiet else _Events() if as_json else _ServerView()
     try:
-        with going_on(f"go on with the same command and --out {shlex.quote(str(folder))}"):
+        with on_interrupt(f"go on with the same command and --out {shlex.quote(str(folder))}"):
             report = serving.serve(
                 spec,
                 keys_folder=federation,
@@ -128,7 +127,7 @@ def join(
             federation, agreement, experiment, yes=yes, digest=approve, as_json=as_json, silent=silent
         )
 
-    with going_on("the same command takes up where this one ended"):
+    with on_interrupt("the same command takes up where this one ended"):
         result = joining.join(
             data,
             label=label,
@@ -271,9 +270,9 @@ def check(
     quiet: Quiet = False,
 ) -> None:
     """Say in words whether this party can take part: keys, versions, data, connection, clock, budget."""
-    from dither.federation import checking
+    from dither.federation import joining
 
-    findings = checking.check(federation, data=data, label=label, server=server, ledger=ledger)
+    findings = joining.check(federation, data=data, label=label, server=server, ledger=ledger)
     if as_json:
         _print_json([finding._asdict() for finding in findings])
     if as_json or quiet:
@@ -323,7 +322,7 @@ def demo(
             typer.echo(line)
 
     flags = ["--json"] * as_json + ["--quiet"] * (quiet and not as_json)
-    with going_on(f"go on with: dither federation demo --out {shlex.quote(str(folder))}"):
+    with on_interrupt(f"go on with: dither federation demo --out {shlex.quote(str(folder))}"):
         code = demo.run(folder, port=free_port(), data_dir=data_dir, say=say, flags=flags)
     sys.exit(code)
 

@@ -8,9 +8,7 @@ from typing import Annotated, Any
 import typer
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Print nothing but errors; the exit code says how it went.")
-]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only; the exit code tells the outcome.")]
 DataDir = Annotated[
     Path | None,
     typer.Option("--data-dir", help="Folder with local copies of the data sets (or set $DITHER_DATA)."),
@@ -18,16 +16,20 @@ DataDir = Annotated[
 LedgerFile = Annotated[
     Path | None,
     typer.Option(
-        "--ledger", help="Ledger to charge (default: your own data to the user's ledger, others to none)."
+        "--ledger", help="Ledger to charge (default: your user ledger for your own data, none for public sets)."
     ),
 ]
 NewLedger = Annotated[
     bool,
-    typer.Option("--new-ledger", help="Begin a second account of records that another ledger of yours knows."),
+    typer.Option(
+        "--new-ledger", help="Allow a second account for records that another ledger of yours already has."
+    ),
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the spec, e.g. privacy.epsilon=1."),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a key of the spec, e.g. privacy.epsilon=1. May be repeated."
+    ),
 ]
 
 

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dither.cli.bars import Bar
 from dither.cli.options import DataDir, Json, Quiet, Settings
-from dither.cli.printing import epsilon_text, escape, print_table, terminal
-from dither.cli.stopping import going_on
+from dither.cli.printing import Bar, epsilon_text, escape, on_interrupt, print_table, terminal
 from dither.errors import SpecError
 from dither.experiment.plots import bytes_text
 
@@ -71,7 +69,7 @@ def plan(
     for file in (out, picture):
         if file is not None and not file.resolve().parent.is_dir():
             raise SpecError(f"the folder of {str(file)!r} does not exist")
-    with going_on("measured runs are kept: the same command continues"), Bar(as_json or quiet) as bar:
+    with on_interrupt("measured runs are kept: the same command continues"), Bar(as_json or quiet) as bar:
         result = make_plan(
             method, epsilon=epsilon, delta=delta, clients=clients, records=records, model=model, dim=dim,
             proxy=proxy, public_fraction=public_fraction, mode=mode, view=view, adjacency=adjacency,

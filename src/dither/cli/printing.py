@@ -1,12 +1,16 @@
-"""What the commands print: tables, the progress bar, the summary of a run."""
+"""What the commands print: tables, progress, reports and errors; and what they say when they are interrupted."""
 
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from dither.experiment.plots import bytes_text
 
@@ -15,13 +19,6 @@ if TYPE_CHECKING:
 
     from dither.experiment.build import Experiment
     from dither.experiment.report import LocalFigures, Report, RunTraffic
-
-SEEN = {
-    "upload": "every upload",
-    "sum": "sums of uploads",
-    "broadcast": "broadcasts",
-    "final": "final model",
-}
 
 
 class RunProgress:
@@ -250,3 +247,89 @@ def escape(text: str) -> str:
     from rich.markup import escape
 
     return escape(text)
+
+
+# Progress of many runs
+
+
+class Bar:
+    """The progress of sweep, plan and reproduce. Work finished before the first update says nothing about today's
+    speed, so the bar starts after it."""
+
+    def __init__(self, silent: bool) -> None:
+        self.silent = silent
+        self._bar: Any = None
+        self._task: Any = None
+        self._before = 0.0
+        self._tenths = 0
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(self, done: float, total: float, text: str) -> None:
+        """Show how much of the work is done."""
+        if self.silent:
+            return
+        if self._bar is None and error_terminal().is_terminal:
+            self._start(done, total)
+        tenths = int(10 * done / max(total, 1e-9))
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done - self._before, description=text)
+        elif tenths > self._tenths:
+            self._tenths = tenths
+            self.say(f"{10 * tenths}%  {text}")
+
+    def say(self, line: str) -> None:
+        """Print a line that stays, above the bar."""
+        if not self.silent:
+            console = self._bar.console if self._bar is not None else error_terminal()
+            console.print(f"[dim]{escape(line)}[/]", highlight=False, soft_wrap=True)
+
+    def _start(self, done: float, total: float) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        self._bar = Progress(
+            TextColumn("{task.description:20}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.percentage:3.0f}%"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(elapsed_when_finished=False),
+            console=error_terminal(),
+        )
+        self._before = done
+        self._task = self._bar.add_task("", total=max(total - done, 1e-9))
+        self._bar.start()
+
+
+# Ctrl-C: every command ends with exit code 130 and says how to continue
+
+INTERRUPTED = 130
+_AGAIN = "no file is left half-written; run the same command to start again"
+
+
+class Program(TyperGroup):
+    """The program. A command without advice of its own on Ctrl-C gets the general one."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with on_interrupt(_AGAIN):
+            return super().invoke(ctx)
+
+
+@contextmanager
+def on_interrupt(advice: str | Callable[[], str]) -> Iterator[None]:
+    """A block whose interruption ends the program with advice on how to continue (asked for at that moment)."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        stop(advice() if callable(advice) else advice)
+
+
+def stop(advice: str) -> NoReturn:
+    """One line and the exit code of an interruption."""
+    error_terminal().print(f"interrupted; {escape(advice)}", soft_wrap=True, highlight=False)
+    sys.exit(INTERRUPTED)

@@ -13,8 +13,7 @@ from typing import Annotated
 
 import typer
 
-from dither.cli.printing import error_terminal, escape, print_error
-from dither.cli.stopping import INTERRUPTED
+from dither.cli.printing import INTERRUPTED, error_terminal, escape, print_error
 from dither.errors import DitherError, ProcessError, SpecError
 
 _PANEL = "Several processes (docs/performance.md)"

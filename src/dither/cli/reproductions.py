@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dither.cli.bars import Bar
 from dither.cli.options import DataDir, Json, Quiet
-from dither.cli.printing import escape, print_table, terminal
-from dither.cli.stopping import going_on
+from dither.cli.printing import Bar, escape, on_interrupt, print_table, terminal
 
 if TYPE_CHECKING:
     from dither.reproduction.figure import Figure
@@ -74,7 +72,7 @@ def reproduce(
     after_stop = "finished runs are kept: the same command continues"
     if no_cache:
         after_stop = "--no-cache keeps nothing: the same command starts again"
-    with going_on(after_stop), bar, tempfile.TemporaryDirectory(prefix="dither-reproduce-") as throwaway:
+    with on_interrupt(after_stop), bar, tempfile.TemporaryDirectory(prefix="dither-reproduce-") as throwaway:
         result = run_figures(
             what or "all",
             scale=scale,

@@ -1,4 +1,4 @@
-"""dither run, account, presets, keys, evaluate, predict."""
+"""dither run, presets, keys, evaluate, predict."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import io
 import json
 import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,23 +16,19 @@ from dither.cli import options
 from dither.cli.options import DataDir, Json, LedgerFile, NewLedger, Quiet, Settings, spec_from
 from dither.cli.printing import (
     LOCAL,
-    SEEN,
     RunProgress,
-    epsilon_text,
     error_terminal,
     escape,
+    on_interrupt,
     print_report,
     print_table,
     short,
 )
 from dither.cli.processes import Coordinator, Process, Processes, several
-from dither.cli.stopping import going_on
 from dither.errors import BudgetExhausted, SpecError
 
 if TYPE_CHECKING:
-    from dither.accounting import ProvenRow
-    from dither.experiment.account import PrivacyReport
-    from dither.experiment.report import AttackedRow
+    pass
 
 
 def run(
@@ -44,14 +39,18 @@ def run(
         ),
     ] = None,
     settings: Settings = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of partition, model, cohorts, batches and noise.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder to make (default: runs/METHOD-DATA-TIME).")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed for the partition, model, cohorts, batches and noise.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder to create (default: runs/METHOD-DATA-TIME).")
+    ] = None,
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Continue an interrupted run folder.")] = None,
     data_dir: DataDir = None,
     ledger: LedgerFile = None,
     new_ledger: NewLedger = False,
     checkpoint_seconds: Annotated[
-        float, typer.Option(help="Least seconds between checkpoints; 0: one at each evaluation.")
+        float, typer.Option(help="Minimum seconds between checkpoints; 0 writes one at every evaluation.")
     ] = 5.0,
     processes: Processes = None,
     process: Process = None,
@@ -59,7 +58,7 @@ def run(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train: a preset, or a spec of your own. Leaves a run folder with model, metrics and plot."""
+    """Train a preset or your own spec, and write a run folder with the model, metrics and a plot."""
     if resume is not None and out is not None:
         raise SpecError("--out and --resume exclude each other: a resumed run stays in its folder")
     if process:
@@ -75,7 +74,7 @@ def run(
     def how() -> str:
         return _how_to_resume(view.folder or resume or out)
 
-    with going_on(how), several(processes, process, coordinator, silent=quiet, how=how), view:
+    with on_interrupt(how), several(processes, process, coordinator, silent=quiet, how=how), view:
         result = train.run(
             spec,
             out=out,
@@ -104,105 +103,8 @@ def run(
 
 def _how_to_resume(folder: Path | None) -> str:
     if folder is None or not (folder / "spec.toml").is_file():
-        return "no round was made: the same command begins again"
+        return "no round was finished; run the same command to start again"
     return f"continue with: dither run --resume {shlex.quote(str(folder))}"
-
-
-def account(
-    run_folder: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN", help="A run folder, or a preset or spec to account for.", autocompletion=options.presets
-        ),
-    ],
-    settings: Settings = None,
-    data_dir: DataDir = None,
-    every_recipe: Annotated[
-        bool, typer.Option("--every-recipe", help="Also list each bound that was tried, and why one was refused.")
-    ] = False,
-    ex_ante: Annotated[
-        bool,
-        typer.Option("--ex-ante", help="Also list each bound before an honest party draws the cohorts."),
-    ] = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Claimed and proven ε of a run (or of a spec before it is run), for every adversary, and why they differ."""
-    from dither.experiment.account import account as accounted
-    from dither.spec import parse_setting
-
-    found = accounted(
-        run_folder if run_folder.exists() else str(run_folder),
-        values=dict(parse_setting(each) for each in settings or []),
-        every_recipe=every_recipe,
-        ex_ante=ex_ante,
-        data_dir=data_dir,
-    )
-    if as_json:
-        typer.echo(found.to_json())
-    elif not quiet:
-        _print_account(found)
-
-
-def _print_account(found: PrivacyReport) -> None:
-    from dither.experiment.report import uncovered
-
-    epsilon, claim = found.epsilon, found.epsilon.claimed
-    rows = [
-        {
-            "": "claimed",
-            "ε": epsilon_text(claim.value),
-            "unit": claim.unit,
-            "seen": "",
-            "neighbours": claim.adjacency,
-            "by": claim.source,
-        }
-    ]
-    for row in epsilon.notable:
-        kind = "assumed" if row.assumed else "proven"
-        rows.append({"": kind, "ε": epsilon_text(row.value), "unit": row.unit, **_seen(row), "by": row.recipe})
-    for shown in epsilon.attacked:
-        value, form = f">= {epsilon_text(shown.value)}", shown.form.split(":")[0]
-        rows.append({"": "attacked", "ε": value, "unit": shown.unit, **_seen(shown), "by": form})
-    print_table(rows, title=f"{found.method}: claimed and proven ε at δ = {claim.delta:g}")
-    for row in epsilon.notable:
-        where = f"{SEEN[row.view]}, {row.adjacency}"
-        if row.clients is not None and row.view in ("upload", "sum"):
-            spread = [epsilon_text(value) for value in (row.clients.min, row.clients.median, row.clients.max)]
-            if len(set(spread)) > 1:
-                typer.echo(f"over clients, {where}: min {spread[0]}, median {spread[1]}, max {spread[2]}")
-        if row.against:
-            typer.echo(f"{where}: proven {row.against}")
-        if row.no_credit:
-            typer.echo(f"{where}: no credit for the other clients' noise: {row.no_credit}")
-    for bounds, title in (
-        (found.tried, "Every bound that was tried, for the client that reveals most"),
-        (found.ex_ante, "The same before the cohorts are drawn (R4)"),
-    ):
-        if bounds:
-            print_table([_bound(row) for row in _distinct(bounds)], title=title)
-    for condition in epsilon.failing_conditions:
-        typer.echo(f"condition of the claim fails: {condition}")
-    if found.why:
-        typer.echo(f"why they differ: {found.why}")
-    for text in uncovered(epsilon.table):
-        typer.echo(f"not covered: {text}")
-
-
-def _seen(row: ProvenRow | AttackedRow) -> dict[str, str]:
-    return {"seen": SEEN[row.view], "neighbours": row.adjacency}
-
-
-def _bound(row: ProvenRow) -> dict[str, str]:
-    return {"ε": epsilon_text(row.value), **_seen(row), "by": row.recipe, "detail": row.detail}
-
-
-def _distinct(rows: Sequence[ProvenRow]) -> list[ProvenRow]:
-    """Each bound once, at the strongest adversary it holds for."""
-    first: dict[tuple[str, float, str, str], ProvenRow] = {}
-    for row in rows:
-        first.setdefault((row.adjacency, row.value, row.recipe, row.detail), row)
-    return list(first.values())
 
 
 def presets(
@@ -212,7 +114,7 @@ def presets(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """List the presets, or print one as TOML to start a spec of your own from."""
+    """List the presets, or print one as TOML, as a start for your own spec."""
     from dither import spec
 
     if name is not None:
@@ -228,11 +130,11 @@ def presets(
 
 
 def keys(
-    method: Annotated[str | None, typer.Argument(help="A method: list its own constants too.")] = None,
+    method: Annotated[str | None, typer.Argument(help="Also list the constants of this method.")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Every key of a spec, with its default and what it means."""
+    """List every key of a spec, with its default and its meaning."""
     from dither import spec
 
     rows = [
@@ -248,7 +150,7 @@ def evaluate(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Accuracy and loss of a trained run on a file: exact figures, for your eyes alone."""
+    """Print the accuracy and loss of a trained run on a file. The figures are exact: do not publish them."""
     from dither.experiment.report import load
 
     scores = load(run_folder).evaluate(data)
@@ -268,7 +170,7 @@ def predict(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Predict each record's class with a trained run."""
+    """Predict the class of each record of a file with a trained run."""
     from dither.experiment.folder import write_text
     from dither.experiment.report import load
 
@@ -289,5 +191,5 @@ def predict(
 
 def register(app: typer.Typer) -> None:
     """Add these commands to the program."""
-    for command in (run, account, presets, keys, evaluate, predict):
+    for command in (run, presets, keys, evaluate, predict):
         app.command()(command)

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dither.cli.bars import Bar
 from dither.cli.options import DataDir, Json, Quiet, Settings, spec_from
-from dither.cli.printing import epsilon_text, print_table, short, terminal
+from dither.cli.printing import Bar, epsilon_text, on_interrupt, print_table, short, terminal
 from dither.cli.processes import Coordinator, Process, Processes, several
-from dither.cli.stopping import going_on
 
 if TYPE_CHECKING:
     from dither.experiment.sweep import Sweep
@@ -67,7 +65,7 @@ def sweep(
         return f"finished batches are kept, continue with: {shlex.join(['dither', *arguments])}"
 
     with (
-        going_on(how_to_continue),
+        on_interrupt(how_to_continue),
         several(processes, process, coordinator, silent=quiet, how=how_to_continue),
         Bar(quiet or as_json) as bar,
     ):

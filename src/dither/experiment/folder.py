@@ -21,6 +21,7 @@ accidents, not the owner's own edits: who can write the folder can write new dig
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import hmac
 import io
@@ -30,10 +31,11 @@ import os
 import secrets
 import shutil
 import tempfile
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
@@ -393,8 +395,9 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode("utf-8"))
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file beside its place, push it to the disk, and move it there."""
+def write_bytes(path: Path, data: bytes, *, private: bool = False) -> None:
+    """Write a file beside its place, push it to the disk, and move it there. A `private` one can be read by its
+    owner alone, at every moment."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
@@ -402,12 +405,28 @@ def write_bytes(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o666 & ~_umask())
+        os.chmod(name, 0o600 if private else 0o666 & ~_umask())
         os.replace(name, path)
     except BaseException:
         with suppress(OSError):
             os.unlink(name)
         raise
+
+
+def lock(path: Path, seconds: float = 0.0) -> TextIO | None:
+    """Lock a file until the handle is closed or the process ends; None if another process holds it for so long."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = open(path, "a+", encoding="utf-8")  # noqa: SIM115  # the caller holds it
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return handle
+        except OSError:
+            if time.monotonic() >= until:
+                handle.close()
+                return None
+            time.sleep(0.1)
 
 
 def write_checked(path: Path, value: Mapping[str, Any]) -> None:

@@ -544,9 +544,9 @@ def traffic(
         found |= {**seen, "download_bytes": seen["download_bytes"] + 4 * message}
         found["enrol_seconds"] = aggregator.enrol_seconds
     else:
-        from dither.secagg import costs  # needs cryptography, which a plain run does not
+        from dither.secagg.messages import round_bytes  # needs cryptography, which a plain run does not
 
-        sent, received = costs.round_bytes(
+        sent, received = round_bytes(
             upload, experiment.spec.cohort_size, modulus_bits=how.how.modulus_bits, colluders=how.colluders
         )
         found |= {"upload_bytes": sent, "download_bytes": received + 4 * message}

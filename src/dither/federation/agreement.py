@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,18 +22,16 @@ import numpy as np
 
 from dither import data, methods, models
 from dither.errors import DamagedFile, DataError, FederationError, SpecError
-from dither.experiment import build, compiled
+from dither.experiment import build
 from dither.experiment.folder import read_checked, write_checked
 from dither.privacy import clipping
 from dither.secagg.roster import Rules
-from dither.simulation.engine import Simulation
-from dither.spec import Spec
-from dither.spec.options import approve, is_available
+from dither.simulation.arrays import Problem
+from dither.spec import Spec, options
 from dither.types import RoundInfo
 
 FORMAT = 1
 NEIGHBOURS = ("zero-out", "replace-one")  # under add/remove the counts, which all parties see, would tell
-_OLD = ("format", "federation", "run", "spec", "schema", "classes", "num_features", "image_shape", "names")
 
 # What an agreement may ask of a party, in all: more than any real run, less than what would harm a machine.
 _MOST_VALUES = 100_000  # in the JSON of the agreement
@@ -72,120 +70,97 @@ class Agreement:
     # To and from JSON
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "format": FORMAT,
-            "federation": self.federation,
-            "run": self.run,
-            "spec": self.spec.to_dict(),
-            "schema": self.schema,
-            "classes": list(self.classes),
-            "num_features": self.num_features,
-            "image_shape": list(self.image_shape),
-            "names": list(self.names),
-            "sizes": list(self.sizes),
-        }
+        plain = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
+        return {"format": FORMAT, **plain, "spec": self.spec.to_dict()}
 
     @classmethod
     def load(cls, path: Path, advice: str) -> Agreement | None:
         """An agreement that `save` wrote; None if there is no file."""
-        return cls.from_dict(read_checked(path, advice, old=(*_OLD, "sizes"))) if path.is_file() else None
+        keys = ("format", *(each.name for each in fields(cls)))
+        return cls.from_dict(read_checked(path, advice, old=keys)) if path.is_file() else None
 
     def save(self, path: Path) -> None:
         write_checked(path, self.to_dict())
 
     @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> Agreement:
+    def from_dict(cls, received: Mapping[str, Any]) -> Agreement:
         """An agreement from JSON that anybody may have written. Nothing it names is opened, imported or allocated
         before all of it is known to be in bounds."""
-        _check_json(found)
-        if found.get("format") != FORMAT:
-            raise FederationError(f"the agreement has format {found.get('format')!r}; this Dither reads {FORMAT}")
-        spec, schema = found.get("spec"), found.get("schema")
+        _check_json(received)
+        _require(
+            received.get("format") == FORMAT, f"has format {received.get('format')!r}; this Dither reads {FORMAT}"
+        )
+        spec, schema = received.get("spec"), received.get("schema")
         if not isinstance(spec, dict) or not isinstance(schema, dict | None):
             raise FederationError("the agreement cannot be read: spec or schema is not a table")
-        if not is_available(spec.get("method")):
-            raise FederationError(
-                f"the agreement names method {spec.get('method')!r}, which is not one of Dither's; approve "
-                "a file of yours with --method FILE"
-            )
+        name = spec.get("method")
+        advice = "approve a file of yours with --method FILE"
+        _require(options.is_available(name), f"names method {name!r}, which is not one of Dither's; {advice}")
         return cls(
-            federation=_typed(found, "federation", str),
-            run=_typed(found, "run", str),
+            federation=_typed(received, "federation", str),
+            run=_typed(received, "run", str),
             spec=Spec.from_any(spec),
             schema=schema,
-            classes=_listed(found, "classes", str),
-            num_features=_typed(found, "num_features", int),
-            image_shape=_listed(found, "image_shape", int),
-            names=_listed(found, "names", str),
-            sizes=_listed(found, "sizes", int),
+            classes=_listed(received, "classes", str),
+            num_features=_typed(received, "num_features", int),
+            image_shape=_listed(received, "image_shape", int),
+            names=_listed(received, "names", str),
+            sizes=_listed(received, "sizes", int),
         ).check()
 
     def check(self) -> Agreement:
         """Itself, or an error where the parts do not fit together."""
-        if not len(self.names) == len(self.sizes) == self.spec.num_clients:
-            raise FederationError(
-                f"the agreement has {len(self.names)} parties, {len(self.sizes)} sizes and "
-                f"num_clients={self.spec.num_clients}"
-            )
-        if len(set(self.names)) < len(self.names):
-            raise FederationError("the agreement names a party twice")
-        without = [name for name, size in zip(self.names, self.sizes, strict=True) if size < 1]
-        if without:
-            raise FederationError(f"no records: {', '.join(without)}; leave such parties out with --without")
-        if self.spec.privacy.adjacency not in NEIGHBOURS:
-            raise FederationError(f"the agreement has {_neighbours_words(self.spec.privacy.adjacency)}")
-        if not (self.run.isascii() and self.run.isalnum() and len(self.run) <= 64):
-            raise FederationError(f"the agreement has run {self.run[:80]!r}; use up to 64 letters and digits")
+        spec, names, sizes = self.spec, self.names, self.sizes
+        parts = f"{len(names)} parties, {len(sizes)} sizes and num_clients={spec.num_clients}"
+        _require(len(names) == len(sizes) == spec.num_clients, f"has {parts}")
+        _require(len(set(names)) == len(names), "names a party twice")
+        empty = [name for name, size in zip(names, sizes, strict=True) if size < 1]
+        if empty:
+            raise FederationError(f"no records: {', '.join(empty)}; leave such parties out with --without")
+        adjacency = spec.privacy.adjacency
+        _require(adjacency in NEIGHBOURS, f"has {_unequal_counts(adjacency)}")
+        plain = self.run.isascii() and self.run.isalnum() and len(self.run) <= 64
+        _require(plain, f"has run {self.run[:80]!r}; use up to 64 letters and digits")
+        self._check_numbers()
         self._check_size()
         return self
 
+    def _check_numbers(self) -> None:
+        """`FederationError` where a number of the spec, or a count, is out of bounds."""
+        for key, listed in self.spec.flat().items():
+            for value in listed if isinstance(listed, list) else [listed]:
+                if isinstance(value, int):
+                    most = _MOST.get(key, 2**32)
+                    _require(value <= most, f"has {key}={value}: at most {most} is possible")
+                elif isinstance(value, float) and value:
+                    bounds = f"0 and {_LEAST_REAL:g} to {_MOST_REAL:g} are possible"
+                    _require(_LEAST_REAL <= abs(value) <= _MOST_REAL, f"has {key}={value:g}: {bounds}")
+        _require(max(self.sizes) < 2**31, f"has a party of {max(self.sizes)} records: below 2^31 is possible")
+        classes, sides = len(self.classes), self.image_shape
+        distinct = 2 <= classes <= _MOST_CLASSES and len(set(self.classes)) == classes
+        _require(distinct, f"has {classes} classes: 2 to {_MOST_CLASSES} are possible, each once")
+        possible = 1 <= self.num_features <= _MOST_PARAMETERS
+        _require(possible, f"has {self.num_features} features: 1 to {_MOST_PARAMETERS} are possible")
+        fits = not sides or (len(sides) <= 3 and min(sides) >= 1 and math.prod(sides) == self.num_features)
+        _require(fits, f"has pictures of {sides[:4]} and {self.num_features} features")
+
     def _check_size(self) -> None:
         """`FederationError` where the agreement asks for more than a machine can give."""
-        spec = self.spec
-        for key, found in spec.flat().items():
-            for value in found if isinstance(found, list) else [found]:
-                if isinstance(value, int) and value > (most := _MOST.get(key, 2**32)):
-                    raise FederationError(f"the agreement has {key}={value}: at most {most} is possible")
-                if isinstance(value, float) and value and not _LEAST_REAL <= abs(value) <= _MOST_REAL:
-                    bounds = f"{_LEAST_REAL:g} to {_MOST_REAL:g}"
-                    raise FederationError(f"the agreement has {key}={value:g}: 0 and {bounds} are possible")
-        if max(self.sizes) >= 2**31:
-            raise FederationError(
-                f"the agreement has a party of {max(self.sizes)} records: below 2^31 is possible"
-            )
-        if not 2 <= len(self.classes) <= _MOST_CLASSES or len(set(self.classes)) < len(self.classes):
-            raise FederationError(
-                f"the agreement has {len(self.classes)} classes: 2 to {_MOST_CLASSES}, each once"
-            )
-        if not 1 <= self.num_features <= _MOST_PARAMETERS:
-            raise FederationError(
-                f"the agreement has {self.num_features} features: 1 to {_MOST_PARAMETERS} are possible"
-            )
-        sides = self.image_shape
-        if sides and (len(sides) > 3 or min(sides) < 1 or math.prod(sides) != self.num_features):
-            raise FederationError(f"the agreement has pictures of {sides[:4]} and {self.num_features} features")
-        widths = spec.model.hidden
-        if len(widths) > _MOST_LAYERS or max(widths, default=0) > _MOST_PARAMETERS:
-            raise FederationError(
-                f"the agreement has {len(widths)} hidden layers of up to {max(widths)}: too large a model"
-            )
+        spec, widths = self.spec, self.spec.model.hidden
+        widest = max(widths, default=0)
+        small = len(widths) <= _MOST_LAYERS and widest <= _MOST_PARAMETERS
+        _require(small, f"has {len(widths)} hidden layers of up to {widest}: too large a model")
         parameters = models.count_params(jax.eval_shape(self._model().init, jax.random.key(0)))
-        if parameters > _MOST_PARAMETERS:
-            raise FederationError(
-                f"the agreement has a model of {parameters} parameters: at most {_MOST_PARAMETERS}"
-            )
         batch = max(self.sizes) if spec.batch_sampling in ("full", "poisson-full") else spec.batch_size
         for what, amount, limit in (
+            ("parameters", parameters, _MOST_PARAMETERS),
             ("places in cohorts", spec.num_rounds * spec.cohort_size, 1e7),
             ("local steps", spec.num_rounds * spec.local_steps, 1e7),
             ("records in a round", spec.local_steps * batch, 1e9),
             ("numbers in a batch's gradients", batch * parameters, 2.0**34),
             ("operations", spec.num_rounds * spec.local_steps * batch * parameters, _MOST_WORK),
         ):
-            if amount > limit:
-                raise FederationError(
-                    f"the agreement asks for {amount:.3g} {what}: at most {limit:.3g} are possible"
-                )
+            _require(amount <= limit, f"asks for {amount:.3g} {what}: at most {limit:.3g} are possible")
 
     def _model(self) -> models.Model:
         return models.make(
@@ -215,8 +190,8 @@ class Agreement:
         """How many of a cohort may lack in a sum that is used: proofs count on none of their noise."""
         return max(self.spec.cohort_size - least_clients(self.spec), 0)
 
-    def dataset(self, x: np.ndarray, y: np.ndarray) -> data.Dataset:
-        """One member's own records, in the place where a simulation has everybody's."""
+    def _dataset(self, x: np.ndarray, y: np.ndarray) -> data.Dataset:
+        """One party's own records, in the place where a simulation has everybody's."""
         schema = None if self.schema is None else data.Schema.from_dict(self.schema)
         return data.Dataset(
             name=self.spec.data.name,
@@ -241,10 +216,10 @@ class Agreement:
                 "method_options.param_clip=0 trains a pilot on everybody's data; give it a public value"
             )
         sizes = np.array(self.sizes, np.int32)
-        federation = data.ClientPartition(np.zeros(0, np.int32), np.zeros_like(sizes), sizes, self.names)
-        dataset = self.dataset(x, y)
-        problem = build.engine.Problem(x, y, [federation], [np.zeros(0)], [np.zeros(0)])
-        return build.assemble(self.spec, dataset, federation, problem, missing=self.may_lack, federated=True)
+        partition = data.ClientPartition(np.zeros(0, np.int32), np.zeros_like(sizes), sizes, self.names)
+        dataset = self._dataset(x, y)
+        problem = Problem(x, y, [partition], [np.zeros(0)], [np.zeros(0)])
+        return build.assemble(self.spec, dataset, partition, problem, missing=self.may_lack, federated=True)
 
     def encode(self, source: PartyData, *, empty: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """A party's records as arrays, by the schema; with `empty` none of them, and no value is looked at."""
@@ -259,9 +234,14 @@ class Agreement:
         return x, y
 
 
-def _check_json(found: object) -> None:
+def _require(good: bool, otherwise: str) -> None:
+    if not good:
+        raise FederationError(f"the agreement {otherwise}")
+
+
+def _check_json(received: object) -> None:
     """`FederationError` unless this is plain JSON of moderate size, whose numbers are finite."""
-    left, count = [(found, 0)], 0
+    left, count = [(received, 0)], 0
     while left:
         value, depth = left.pop()
         count += 1
@@ -271,30 +251,25 @@ def _check_json(found: object) -> None:
         elif isinstance(value, list):
             inner = value
         elif isinstance(value, str):
-            if len(value) > _MOST_TEXT:
-                raise FederationError(f"the agreement has a text of {len(value)} characters: at most {_MOST_TEXT}")
-        elif isinstance(value, float) and not math.isfinite(value):
-            raise FederationError(f"the agreement has {value}, which is not a finite number")
-        elif isinstance(value, int) and abs(value) > 2**53:
-            raise FederationError("the agreement has a whole number beyond 2^53")
-        if depth > 12 or count + len(left) + len(inner) > _MOST_VALUES:
-            raise FederationError(
-                f"the agreement has more than {_MOST_VALUES} values, or is nested more than 12 deep"
-            )
+            _require(len(value) <= _MOST_TEXT, f"has a text of {len(value)} characters: at most {_MOST_TEXT}")
+        elif isinstance(value, float):
+            _require(math.isfinite(value), f"has {value}, which is not a finite number")
+        elif isinstance(value, int):
+            _require(abs(value) <= 2**53, "has a whole number beyond 2^53")
+        moderate = depth <= 12 and count + len(left) + len(inner) <= _MOST_VALUES
+        _require(moderate, f"has more than {_MOST_VALUES} values, or is nested more than 12 deep")
         left += [(each, depth + 1) for each in inner]
 
 
-def _typed(found: Mapping[str, Any], key: str, kind: type) -> Any:
-    value = found.get(key)
-    if type(value) is not kind:
-        raise FederationError(f"the agreement's {key} has type {type(value).__name__}, not {kind.__name__}")
+def _typed(received: Mapping[str, Any], key: str, kind: type) -> Any:
+    value = received.get(key)
+    _require(type(value) is kind, f"has a {key} of type {type(value).__name__}, not {kind.__name__}")
     return value
 
 
-def _listed(found: Mapping[str, Any], key: str, kind: type) -> tuple[Any, ...]:
-    value = _typed(found, key, list)
-    if any(type(each) is not kind for each in value):
-        raise FederationError(f"the agreement's {key} are not all of type {kind.__name__}")
+def _listed(received: Mapping[str, Any], key: str, kind: type) -> tuple[Any, ...]:
+    value = _typed(received, key, list)
+    _require(all(type(each) is kind for each in value), f"has {key} that are not all of type {kind.__name__}")
     return tuple(value)
 
 
@@ -308,11 +283,11 @@ class PartyData:
             if label:
                 raise DataError("--label is for tables; a .npz file holds its labels in 'y'")
             self.table = None
-            found = data.read_arrays(self.path, classes=(), labels="ignore")
-            self.records = len(found.x)
+            encoded = data.read_arrays(self.path, classes=(), labels="ignore")
+            self.count = len(encoded.x)
             return
         self.table = data.read_table(self.path)
-        self.records = len(self.table)
+        self.count = len(self.table)
         columns = [str(column) for column in self.table.columns]
         if label and label not in columns:
             from dither.errors import did_you_mean
@@ -329,7 +304,7 @@ class PartyData:
                 wanted = "arrays (.npz)" if agreement.schema is None else "a table (.csv or .parquet)"
                 raise DataError(f"{self.name!r}: the federation trains on {wanted}; give such a file")
             labels = "ignore" if empty else "required"
-            found = data.read_arrays(self.path, classes=() if empty else agreement.classes, labels=labels)
+            encoded = data.read_arrays(self.path, classes=() if empty else agreement.classes, labels=labels)
         else:
             schema = data.Schema.from_dict(agreement.schema)
             if self.label and self.label != schema.label.column:
@@ -337,15 +312,15 @@ class PartyData:
                     f"--label {self.label!r}, but the federation predicts {schema.label.column!r}; make them agree"
                 )
             table = self.table[:0] if empty else self.table
-            found = schema.encode(table, agreement.spec.data.encoding, agreement.spec.data.features)
+            encoded = schema.encode(table, agreement.spec.data.encoding, agreement.spec.data.features)
         if empty:
-            return found.x[:0], np.zeros(0, np.int32)
-        if found.y is None:
+            return encoded.x[:0], np.zeros(0, np.int32)
+        if encoded.y is None:
             raise DataError(f"{self.name!r} has no labels")
-        return found.x, found.y
+        return encoded.x, encoded.y
 
 
-def _neighbours_words(adjacency: str) -> str:
+def _unequal_counts(adjacency: str) -> str:
     return (
         f"privacy.adjacency={adjacency!r}: every party's record count is shown to all, so neighbours must have "
         "equal counts; use 'zero-out' or 'replace-one'"
@@ -357,7 +332,7 @@ def federated_spec(spec: Spec, num_clients: int, name: str) -> Spec:
     the seed's, sums by the real protocol wherever the spec wants them aggregated, neighbours named."""
     adjacency = "zero-out" if spec.privacy.adjacency == "auto" else spec.privacy.adjacency
     if adjacency not in NEIGHBOURS:
-        raise SpecError(_neighbours_words(adjacency))
+        raise SpecError(_unequal_counts(adjacency))
     if spec.num_clients not in (0, num_clients):
         raise SpecError(
             f"num_clients={spec.num_clients}, but the federation has {num_clients} parties; set it to "
@@ -368,8 +343,8 @@ def federated_spec(spec: Spec, num_clients: int, name: str) -> Spec:
     if math.isinf(spec.privacy.epsilon):
         raise SpecError("privacy.epsilon=inf is no number to agree on; for no noise set privacy.noise='none'")
     if spec.method.endswith(".py"):  # its content is what parties approve, not a path of the server's machine
-        options = {f"method_options.{key}": value for key, value in spec.method_options.items()}
-        spec = spec.with_values({"method": approve(spec.method), **options})
+        method_options = {f"method_options.{key}": value for key, value in spec.method_options.items()}
+        spec = spec.with_values({"method": options.approve(spec.method), **method_options})
     values: dict[str, Any] = {
         "num_clients": num_clients,
         "privacy.adjacency": adjacency,
@@ -428,11 +403,6 @@ def largest_norm(spec: Spec, dimension: int) -> float:
     return spec.federation.max_norm or clipping.REACH * math.sqrt(dimension)
 
 
-def simulation(experiment: build.Experiment) -> Simulation:
-    """The engine whose functions a member of the federation runs."""
-    return compiled.simulation(experiment)
-
-
 def secagg_rules(experiment: build.Experiment) -> Rules | None:
     """The rules of secure aggregation; None: sums are in the open."""
     how = build.aggregation(experiment)
@@ -454,31 +424,32 @@ def secagg_rules(experiment: build.Experiment) -> Rules | None:
 
 # What the owner sees
 
+_ADVERSARIES = {
+    "upload": "a server that sees each upload",
+    "sum": "a server that sees the sums",
+    "broadcast": "anyone who sees the broadcast models",
+    "final": "anyone who sees the final model",
+}
+
 
 def describe(agreement: Agreement, experiment: build.Experiment, name: str) -> list[tuple[str, str]]:
     """The agreement in plain words, for the owner of one party's data."""
     spec, number = agreement.spec, agreement.number(name)
     mine = [index for index, cohort in enumerate(experiment.cohorts) if number in cohort]
+    parties = zip(agreement.names, agreement.sizes, strict=True)
     rows = [
         ("method", f"{spec.method}, {spec.model.name} model of {experiment.num_params:,} numbers"),
         ("rounds", f"{len(experiment.cohorts)}, you take part in {len(mine)} of them"),
         ("in a round", f"{spec.local_steps} steps on batches of {spec.batch_size} ({spec.batch_sampling})"),
         ("your records", f"{agreement.sizes[number]:,}; this count is shown to everybody"),
-        (
-            "parties",
-            ", ".join(f"{each} ({size:,})" for each, size in zip(agreement.names, agreement.sizes, strict=True)),
-        ),
+        ("parties", ", ".join(f"{each} ({size:,})" for each, size in parties)),
     ]
-    if spec.aggregation == "off":
+    leaves = "numbers with your noise, readable by the server"
+    if spec.aggregation != "off":
         leaves = (
-            f"in each of your rounds {experiment.num_params:,} numbers with your noise, readable by the server"
+            f"masked integers; the server learns sums of at least {least_clients(spec)} parties, nobody's alone"
         )
-    else:
-        leaves = (
-            f"in each of your rounds {experiment.num_params:,} masked integers; the server learns the sum of at "
-            f"least {least_clients(spec)} parties, nobody's alone"
-        )
-    rows.append(("what leaves", leaves))
+    rows.append(("what leaves", f"in each of your rounds {experiment.num_params:,} {leaves}"))
     safe, warning = collusion_notes(spec)
     rows += [("collusion", safe)] * bool(safe) + [("WARNING", warning)] * bool(warning)
     rows.append(("your noise", _noise_words(agreement, experiment, number, mine)))
@@ -490,20 +461,9 @@ def describe(agreement: Agreement, experiment: build.Experiment, name: str) -> l
         if (value, row["view"]) in shown:
             continue
         shown.add((value, row["view"]))
-        seen = {
-            "upload": "each upload",
-            "sum": "the sums",
-            "broadcast": "the broadcast models",
-            "final": "the final model",
-        }
-        kind = "assumed" if row["assumed"] else "proven"
-        rows.append(
-            (
-                f"{kind} ε",
-                f"{value} at δ = {row['delta']:g} ({row['adjacency']}) for one who sees {seen[row['view']]}"
-                + f", {row['against']}" * bool(row["against"]),
-            )
-        )
+        kind, where = "assumed" if row["assumed"] else "proven", f"δ = {row['delta']:g} ({row['adjacency']})"
+        against = _ADVERSARIES[row["view"]] + f", {row['against']}" * bool(row["against"])
+        rows.append((f"{kind} ε", f"{value} at {where} against {against}"))
         for what in row["not_covered"]:
             if ("not covered", what) not in rows:
                 rows.append(("not covered", what))
@@ -538,10 +498,10 @@ def approved_digest(folder: Path) -> str | None:
     if not path.is_file():
         return None
     advice = "delete it to be asked again"
-    found = read_checked(path, advice, old=("digest", "run", "approved", "how"))
-    if not isinstance(found.get("digest"), str):
+    saved = read_checked(path, advice, old=("digest", "run", "approved", "how"))
+    if not isinstance(saved.get("digest"), str):
         raise DamagedFile(f"{str(path)!r} names no digest; {advice}")
-    return str(found["digest"])
+    return str(saved["digest"])
 
 
 def record_approval(folder: Path, agreement: Agreement, how: str) -> None:

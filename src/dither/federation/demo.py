@@ -28,7 +28,7 @@ OTHERS = "others"
 MARK = ".demonstration"  # a folder of this module's own
 
 SPEC = """\
-# CPFed over four institutions: proven ε = 1 for one who sees every upload, and nobody does
+# CPFed over four institutions: proven ε = 1 against a server that sees every upload, and it sees sums alone
 method = "cpfed"
 num_clients = 4
 cohort_size = 4
@@ -135,8 +135,7 @@ def run(
     # Public records, in new ledgers each time: nothing to be remembered in the user's own folder.
     environment = {**os.environ, "DITHER_STATE": str(folder / "state")}
     environment |= {} if data_dir is None else {"DITHER_DATA": str(data_dir)}
-    address = f"127.0.0.1:{port}"
-    children: list[subprocess.Popen[Any]] = []
+    address, children = f"127.0.0.1:{port}", list[subprocess.Popen[Any]]()
     try:
         command = [*program, "serve", str(spec), "--federation", str(folder / "keys" / "server")]
         command += ["--address", address, "--out", str(folder / "run"), *flags]
@@ -146,20 +145,12 @@ def run(
             server = subprocess.Popen(command, env=environment, stderr=log, start_new_session=True)
         children.append(server)
         for name, path in paths.items():
-            own = folder / "keys" / "parties" / name
+            home = folder / "keys" / "parties" / name
+            command = [*program, "join", "--data", str(path), "--server", address, "--federation", str(home)]
+            command += ["--ledger", str(home / "ledger.sqlite"), "--yes"]
             with open(folder / f"{name}.log", "ab") as log:
-                command = [*program, "join", "--data", str(path), "--server", address, "--federation", str(own)]
-                command += ["--ledger", str(own / "ledger.sqlite"), "--yes"]
-                children.append(
-                    subprocess.Popen(
-                        command,
-                        env=environment,
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                        stdin=subprocess.DEVNULL,
-                        start_new_session=True,
-                    )
-                )
+                streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
+                children.append(subprocess.Popen(command, env=environment, start_new_session=True, **streams))
         code = server.wait()
         if code:
             last = (folder / "server.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
@@ -172,11 +163,15 @@ def run(
                 raise FederationError(f"a party did not end; see the logs in {folder}") from None
         return code
     finally:
-        for child in children:
-            if child.poll() is None:
-                child.terminate()
-        for child in children:
-            try:
-                child.wait(10)
-            except subprocess.TimeoutExpired:
-                child.kill()
+        _end(children)
+
+
+def _end(children: Sequence[subprocess.Popen[Any]]) -> None:
+    for child in children:
+        if child.poll() is None:
+            child.terminate()
+    for child in children:
+        try:
+            child.wait(10)
+        except subprocess.TimeoutExpired:
+            child.kill()

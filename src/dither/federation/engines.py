@@ -35,6 +35,7 @@ class Answer(NamedTuple):
 class ClientEngine:
     """One client: number `client`, holding the records (x, y). `secret` opens its streams of batches."""
 
+    # reason: a simulation, one member's records, and what seeds and tunes its rounds
     def __init__(
         self,
         simulation: Simulation,
@@ -50,10 +51,10 @@ class ClientEngine:
         self.simulation, self.client, self._seed = simulation, client, seed
         size = np.zeros(simulation.num_clients, np.int32)
         size[client] = len(y)
-        own = ClientPartition(np.arange(len(y), dtype=np.int32), np.zeros_like(size), size, ())
+        partition = ClientPartition(np.arange(len(y), dtype=np.int32), np.zeros_like(size), size, ())
         none = np.zeros(0)
         inputs = simulation.inputs(
-            Problem(x, y, [own], [none], [none]),
+            Problem(x, y, [partition], [none], [none]),
             seeds=[seed],
             hyper=_batched(hyper),
             cohorts=None if design is None else [design],
@@ -65,7 +66,7 @@ class ClientEngine:
         self._answer = jax.jit(self._answer_runs, static_argnames="cohort_size")
         message, own_state = jax.eval_shape(self._first_runs, inputs)
         self._message = jax.tree.structure(message)
-        self._own = jax.tree.structure(own_state)
+        self._client_state = jax.tree.structure(own_state)
         self.message_shapes = [(leaf.shape[1:], leaf.dtype) for leaf in jax.tree.leaves(message)]
 
     def start(self) -> Leaves:
@@ -77,11 +78,11 @@ class ClientEngine:
         zeros = [np.zeros(shape, dtype) for shape, dtype in self.message_shapes]
         self.answer(zeros, self.start(), 0)
 
-    def answer(self, message: Leaves, own: Leaves, index: int) -> Answer:
+    def answer(self, message: Leaves, client_state: Leaves, index: int) -> Answer:
         """What leaves this client in round `index`, and the state it has then."""
         sent = self._answer(
             _tree(self._message, message),
-            _tree(self._own, own),
+            _tree(self._client_state, client_state),
             self.inputs,
             np.int32(index),
             np.int32(self.client),  # traced: clients of one size share a compiled program
@@ -110,17 +111,18 @@ class ClientEngine:
         return jax.vmap(first)(inputs.runs)
 
     def _answer_runs(
-        self, message: PyTree, own: PyTree, inputs: Inputs, index: Any, number: Any, cohort_size: int
+        self, message: PyTree, client_state: PyTree, inputs: Inputs, index: Any, number: Any, cohort_size: int
     ) -> Any:
-        def answer(message: PyTree, own: PyTree, run: RunInputs) -> Any:
-            return self.simulation.sent(message, own, run, inputs.shared, index, number, cohort_size)
+        def answer(message: PyTree, client_state: PyTree, run: RunInputs) -> Any:
+            return self.simulation.sent(message, client_state, run, inputs.shared, index, number, cohort_size)
 
-        return jax.vmap(answer)(message, own, inputs.runs)
+        return jax.vmap(answer)(message, client_state, inputs.runs)
 
 
 class ServerEngine:
     """The server: it holds its state and the records it scores the model on, none of the clients'."""
 
+    # reason: a simulation, one member's records, and what seeds and tunes its rounds
     def __init__(
         self,
         simulation: Simulation,
@@ -193,9 +195,9 @@ class ServerEngine:
 
     def restore(self, leaves: Leaves) -> None:
         """A state that `save` gave."""
-        own, structure = jax.tree.flatten(self.state)
+        leaves_now, structure = jax.tree.flatten(self.state)
         self.state = jax.tree.unflatten(
-            structure, [jnp.asarray(saved, leaf.dtype) for saved, leaf in zip(leaves, own, strict=True)]
+            structure, [jnp.asarray(saved, leaf.dtype) for saved, leaf in zip(leaves, leaves_now, strict=True)]
         )
 
     def _message_runs(self, state: State, inputs: Inputs) -> PyTree:
@@ -206,16 +208,19 @@ class ServerEngine:
 
     def _upload_shapes(self, state: State) -> PyTree:
         def upload(state: State, run: RunInputs) -> PyTree:
-            own = jax.tree.map(lambda leaf: leaf[0], state.clients)
+            client_state = jax.tree.map(lambda leaf: leaf[0], state.clients)
             message = self.simulation.build(run.hyper).message(state.server)
             number = jnp.int32(0)
             size = self.simulation.cohort_size_at(0)
-            return self.simulation.sent(message, own, run, self.inputs.shared, number, number, size).upload
+            return self.simulation.sent(
+                message, client_state, run, self.inputs.shared, number, number, size
+            ).upload
 
         shapes = jax.eval_shape(lambda state, inputs: jax.vmap(upload)(state, inputs.runs), state, self.inputs)
         self._structure = jax.tree.structure(shapes)
         return shapes
 
+    # reason: what a compiled program takes, array by array
     def _close_runs(
         self, state: State, inputs: Inputs, index: Any, total: Any, counted: Any, present: Any, cohort_size: int
     ) -> State:

@@ -1,20 +1,31 @@
-"""`dither join`: a party, connected to the federation's server until the run is over."""
+"""A party's commands: `dither join` takes part until the run is over, `dither federation check` says if it can."""
 
 from __future__ import annotations
 
-import fcntl
+import socket
+import ssl
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dither.accounting.ledger.runs import EVERY_RECORD, Ledger, data_id
-from dither.errors import FederationError
+from dither.errors import DitherError, FederationError
+from dither.experiment.folder import lock
 from dither.federation import keys
-from dither.federation.agreement import PartyData
+from dither.federation.agreement import Agreement, PartyData, approved_digest
 from dither.federation.party import Approve, Party
+from dither.federation.state import PartyStore
+from dither.types import __version__
+
+CLOCK_SECONDS = 10.0  # by more than this a SuperLink takes a node's signature for a replay
 
 
+# reason: one parameter for each option of the command
 def join(
     data: Path,
     *,
@@ -38,15 +49,14 @@ def join(
     from dither.federation.flower import apps, fleet
 
     if not behind_supernode:
-        _check_address(server)
+        _host_and_port(server)
     with alone(folder):
         keys.check_party(folder)
-        source = PartyData(data, label)
-        book = Ledger(ledger or Ledger.default_path(), anchor=folder / "ledger-anchor.json")
+        own_ledger = Ledger(ledger or Ledger.default_path(), anchor=folder / "ledger-anchor.json")
         party = Party(
             folder,
-            source,
-            ledger=book,
+            PartyData(data, label),
+            ledger=own_ledger,
             new_ledger=new_ledger,
             approve=approve,
             methods_approved=methods,
@@ -59,36 +69,139 @@ def join(
 
         if behind_supernode:
             say(f"waiting for the SuperNode at {folder / 'node.sock'}")
-            quiet = fleet.IdleTimer("the SuperNode", idle, say)
-            apps.answer_at(folder / "node.sock", party.answer, until=over, quiet=quiet)
+            timer = fleet.IdleTimer("the SuperNode", idle, say)
+            apps.answer_at(folder / "node.sock", party.answer, until=over, timer=timer)
         else:
             where = fleet.Server(server, folder / "ca.pem", folder / "node.key", folder / "node.number")
             fleet.serve(where, party.answer, until=over, patience=patience, idle=idle, say=say)
     if party.refusal is not None:
         raise party.refusal
-    agreement = (
+    privacy = (
         {}
         if party.privacy is None
         else {key: getattr(party.privacy, key) for key in ("delta", "view", "adjacency")}
     )
-    spent = book.spent(data_id(book, path=str(data)), EVERY_RECORD, **agreement)
+    spent = own_ledger.spent(data_id(own_ledger, path=str(data)), EVERY_RECORD, **privacy)
     return {"party": party.name, "answered": party.answered, "outcome": party.outcome, "spent": spent}
 
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Keep other processes from using a party's folder: two nodes with one memory could answer a round twice, or
+    """Keep other processes from using a party's folder: two parties with one memory could answer a round twice, or
     mask two vectors with one stream. A process that was killed lets go by itself."""
     keys.party_name(folder)
-    with open(folder / "lock", "a", encoding="ascii") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise FederationError(f"another `dither join` is using {str(folder)!r}: one at a time") from None
+    handle = lock(folder / "lock")
+    if handle is None:
+        raise FederationError(f"another `dither join` is using {str(folder)!r}: one at a time")
+    with handle:
         yield
 
 
-def _check_address(server: str) -> None:
-    host, colon, port = server.rpartition(":")
-    if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
+def _host_and_port(server: str) -> tuple[str, int]:
+    host, _, port = server.rpartition(":")
+    if not (host and port.isdigit() and 0 < int(port) < 65536):
         raise FederationError(f"--server {server!r} is not of the form HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+# Can this party take part?
+
+
+class Finding(NamedTuple):
+    good: bool
+    what: str
+
+
+def check(folder: Path, *, data: Path | None, label: str, server: str, ledger: Path | None) -> list[Finding]:
+    """Keys, versions, data, budget, connection and clock; what was not given is not looked at."""
+    steps = [_check_keys(folder), _check_versions()]
+    if data is not None:
+        steps += [_check_data(folder, data, label), _check_budget(data, ledger)]
+    if server:
+        steps.append(_check_connection(folder, server))
+    findings: list[Finding] = []
+    for step in steps:
+        try:
+            findings.extend(step)
+        except DitherError as error:
+            findings.append(Finding(False, str(error)))
+    return findings
+
+
+def _check_keys(folder: Path) -> Iterator[Finding]:
+    keyring, name = keys.Keyring.load(folder), keys.party_name(folder)
+    if keyring.party(name).identity != keys.Identity.load(folder).public:
+        raise FederationError("identity.key is not the one that federation.json lists for this party")
+    yield Finding(True, f"keys of {name!r}, one of {len(keyring.parties)} parties")
+    ends = keys.expiry(folder / "ca.pem")
+    yield Finding(ends > datetime.now(UTC), f"the federation's CA is valid until {ends:%Y-%m-%d}")
+    open_files = [each.name for each in folder.glob("*.key") if each.stat().st_mode & 0o077]
+    if open_files:
+        yield Finding(False, f"{', '.join(open_files)} can be read by others: chmod 600")
+
+
+def _check_versions() -> Iterator[Finding]:
+    yield Finding(True, f"Dither {__version__}")
+    if find_spec("flwr") is None:
+        yield Finding(False, "Flower is not installed: pip install 'dither[deploy]'")
+    else:
+        yield Finding(True, f"Flower {version('flwr')}")
+
+
+def _check_data(folder: Path, data: Path, label: str) -> Iterator[Finding]:
+    records = PartyData(data, label)
+    yield Finding(True, f"{data.name} has {records.count:,} records")
+    agreement = _approved_agreement(folder)
+    if agreement is None:
+        yield Finding(True, "no agreement is approved here yet: `dither join` shows it and asks")
+        return
+    x, _ = agreement.encode(records)
+    yield Finding(True, f"it fits the approved agreement: {x.shape[1]} features, {len(agreement.classes)} classes")
+    agreed = agreement.sizes[agreement.number(keys.party_name(folder))]
+    if agreed != records.count:
+        yield Finding(False, f"the approved agreement counts {agreed:,} records")
+
+
+def _approved_agreement(folder: Path) -> Agreement | None:
+    digest = approved_digest(folder)
+    for path in sorted((folder / "runs").glob("*")) if digest else []:
+        agreement = PartyStore(path).agreement()
+        if agreement is not None and agreement.digest == digest:
+            return agreement
+    return None
+
+
+def _check_budget(data: Path, ledger: Path | None) -> Iterator[Finding]:
+    own_ledger = Ledger(ledger or Ledger.default_path())
+    (spent,) = own_ledger.spent(data_id(own_ledger, path=str(data)), EVERY_RECORD)
+    used = "nothing" if not spent.participations else f"ε = {spent.epsilon:.3g} at δ = {spent.delta:g}"
+    if spent.budget is None:
+        yield Finding(True, f"spent on this file: {used}; no budget is set (dither budget set)")
+    else:
+        left = spent.epsilon < spent.budget.epsilon
+        yield Finding(left, f"spent on this file: {used} of a budget of {spent.budget}")
+
+
+def _check_connection(folder: Path, server: str) -> Iterator[Finding]:
+    host, port = _host_and_port(server)
+    trust = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+    try:
+        with (
+            socket.create_connection((host, port), 10.0) as plain,
+            trust.wrap_socket(plain, server_hostname=host) as line,
+        ):
+            line.sendall(f"GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+            answer = line.recv(4096).decode("latin-1")
+    except ssl.SSLCertVerificationError as error:
+        raise FederationError(f"the certificate of {server} is refused: {error.verify_message}") from None
+    except ssl.SSLError as error:
+        raise FederationError(f"{server} does not speak TLS as this federation does: {error.reason}") from None
+    except OSError as error:
+        raise FederationError(f"{server} cannot be reached: {error}") from None
+    yield Finding(True, f"{server} answers, with a certificate of this federation")
+    for header in answer.split("\r\n"):
+        if header.lower().startswith("date: "):
+            seconds = abs((datetime.now(UTC) - parsedate_to_datetime(header[6:])).total_seconds())
+            good = seconds <= CLOCK_SECONDS
+            yield Finding(good, f"the clocks are {seconds:.0f} s apart" + ("" if good else ": set this one"))
+            break

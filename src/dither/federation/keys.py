@@ -34,6 +34,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from dither.errors import ConfigError, DamagedFile, FederationError
 from dither.experiment.folder import read_checked, write_bytes, write_checked, write_text
+from dither.secagg.primitives import SigningKey
 
 FORMAT = 1
 _ADVICE = "get the folder again from whoever made the federation"
@@ -41,7 +42,6 @@ _T = TypeVar("_T")
 CA_DAYS = 3650
 SERVER_DAYS = 825
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
-_RAW = (serialization.Encoding.Raw, serialization.PublicFormat.Raw)
 
 
 @dataclass(frozen=True)
@@ -65,18 +65,15 @@ class Keyring:
         for party in self.parties:
             if party.name == name:
                 return party
-        known = ", ".join(party.name for party in self.parties)
-        raise FederationError(f"{name!r} is no party of this federation; known: {known}")
+        names = ", ".join(party.name for party in self.parties)
+        raise FederationError(f"{name!r} is no party of this federation; known: {names}")
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "format": FORMAT,
             "id": self.id,
             "server": self.server.hex(),
-            "parties": [
-                {"name": party.name, "identity": party.identity.hex(), "node_key": party.node_key}
-                for party in self.parties
-            ],
+            "parties": [{**vars(party), "identity": party.identity.hex()} for party in self.parties],
         }
 
     @classmethod
@@ -84,43 +81,33 @@ class Keyring:
         path = folder / "federation.json"
         if not path.is_file():
             raise ConfigError(f"{str(folder)!r} has no federation.json; make one with `dither federation init`")
-        found = read_checked(path, _ADVICE, old=("format", "id", "server", "parties"))
+        saved = read_checked(path, _ADVICE, old=("format", "id", "server", "parties"))
         try:
-            if found["format"] != FORMAT:
-                raise ConfigError(f"{str(path)!r} has format {found['format']}, this Dither reads {FORMAT}")
+            if saved["format"] != FORMAT:
+                raise ConfigError(f"{str(path)!r} has format {saved['format']}, this Dither reads {FORMAT}")
             parties = tuple(
                 PartyKeys(each["name"], bytes.fromhex(each["identity"]), each["node_key"])
-                for each in found["parties"]
+                for each in saved["parties"]
             )
-            return cls(found["id"], bytes.fromhex(found["server"]), parties)
+            return cls(saved["id"], bytes.fromhex(saved["server"]), parties)
         except (ValueError, KeyError, TypeError) as error:
             if isinstance(error, ConfigError):
                 raise
             raise DamagedFile(f"{str(path)!r} is damaged: {error}; {_ADVICE}") from None
 
 
-class Identity:
-    """An Ed25519 signing key."""
-
-    def __init__(self, private: bytes) -> None:
-        self._key = ed25519.Ed25519PrivateKey.from_private_bytes(private)
-        self.private = private
-        self.public = self._key.public_key().public_bytes(*_RAW)
+class Identity(SigningKey):
+    """The Ed25519 key by which a party or the server signs messages."""
 
     @classmethod
     def load(cls, folder: Path) -> Identity:
         path = folder / "identity.key"
         if not path.is_file():
-            raise ConfigError(
-                f"{str(path)!r} is missing; the folder is not one that `dither federation init` made"
-            )
+            raise ConfigError(f"{str(path)!r} is missing; make the folder with `dither federation init`")
         try:
             return cls(bytes.fromhex(path.read_text(encoding="ascii").strip()))
         except ValueError:
             raise DamagedFile(f"{str(path)!r} is damaged: 64 hexadecimal digits are needed; {_ADVICE}") from None
-
-    def sign(self, content: bytes) -> bytes:
-        return self._key.sign(content)
 
 
 def verify(public: bytes, signature: bytes, content: bytes) -> bool:
@@ -151,34 +138,33 @@ def create(
     for name in names:
         if not _NAME.fullmatch(name):
             raise ConfigError(f"party name {name!r}: use letters, digits, '.', '_' and '-' (at most 63)")
-    ca = folder / "ca"
     ca_key = ec.generate_private_key(ec.SECP256R1())
-    certificate = _authority(ca_key, secrets.token_hex(4), now or datetime.now(UTC))
-    _secret(ca / "ca.key", _pem(ca_key))
-    write_bytes(ca / "ca.pem", certificate.public_bytes(serialization.Encoding.PEM))
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Dither federation {secrets.token_hex(4)}")])
+    ca = _certificate(subject, subject, ca_key.public_key(), now=now, days=CA_DAYS, is_ca=True).sign(
+        ca_key, hashes.SHA256()
+    )
+    ca_pem = ca.public_bytes(serialization.Encoding.PEM)
+    _write_secret(folder / "ca" / "ca.key", _pem(ca_key))
+    write_bytes(folder / "ca" / "ca.pem", ca_pem)
+    node_keys = {name: ec.generate_private_key(ec.SECP384R1()) for name in names}
+    identities = {name: Identity(secrets.token_bytes(32)) for name in names}
     server = Identity(secrets.token_bytes(32))
-    made: list[tuple[PartyKeys, Identity, bytes]] = []
-    for name in names:
-        key = ec.generate_private_key(ec.SECP384R1())
-        identity = Identity(secrets.token_bytes(32))
-        private = key.private_bytes(
+    parties = tuple(PartyKeys(name, identities[name].public, _openssh(node_keys[name])) for name in names)
+    keyring = Keyring(secrets.token_hex(32), server.public, parties)
+    for party in parties:
+        home = folder / "parties" / party.name
+        private = node_keys[party.name].private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
         )
-        public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-        made.append((PartyKeys(name, identity.public, public.decode()), identity, private))
-    keyring = Keyring(secrets.token_hex(32), server.public, tuple(party for party, _, _ in made))
-    for party, identity, private in made:
-        own = folder / "parties" / party.name
-        _secret(own / "node.key", private)
-        _secret(own / "identity.key", identity.private.hex().encode())
-        write_text(own / "node.pub", party.node_key + "\n")
-        write_checked(own / "party.json", {"name": party.name})
-        write_checked(own / "federation.json", keyring.to_dict())
-        write_bytes(own / "ca.pem", certificate.public_bytes(serialization.Encoding.PEM))
+        _write_secret(home / "node.key", private)
+        write_text(home / "node.pub", party.node_key + "\n")
+        write_checked(home / "party.json", {"name": party.name})
         write_text(folder / "server" / "nodes" / f"{party.name}.pub", party.node_key + "\n")
-    _secret(folder / "server" / "identity.key", server.private.hex().encode())
-    write_checked(folder / "server" / "federation.json", keyring.to_dict())
-    write_bytes(folder / "server" / "ca.pem", certificate.public_bytes(serialization.Encoding.PEM))
+    homes = {folder / "server": server} | {folder / "parties" / name: each for name, each in identities.items()}
+    for home, identity in homes.items():
+        _write_secret(home / "identity.key", identity.private.hex().encode())
+        write_checked(home / "federation.json", keyring.to_dict())
+        write_bytes(home / "ca.pem", ca_pem)
     issue(folder, hosts=hosts, days=days, now=now)
     return keyring
 
@@ -187,33 +173,90 @@ def issue(folder: Path, *, hosts: Sequence[str], days: int = SERVER_DAYS, now: d
     """A server key and certificate from the federation's CA, new or in place of the old ones."""
     if days < 1:
         raise ConfigError(f"days={days} must be at least 1")
-    if not (folder / "ca" / "ca.key").is_file():
-        raise ConfigError(f"{str(folder / 'ca' / 'ca.key')!r} is missing: only its holder can issue certificates")
-    authority = _parsed(folder / "ca" / "ca.key", lambda text: serialization.load_pem_private_key(text, None))
-    if not isinstance(authority, ec.EllipticCurvePrivateKey):
-        raise ConfigError(f"{str(folder / 'ca' / 'ca.key')!r} is not an elliptic-curve key")
-    issuer = certificate_of(folder / "ca" / "ca.pem")
+    path = folder / "ca" / "ca.key"
+    if not path.is_file():
+        raise ConfigError(f"{str(path)!r} is missing: only its holder can issue certificates")
+    ca_key = _parsed(path, lambda text: serialization.load_pem_private_key(text, None))
+    if not isinstance(ca_key, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"{str(path)!r} is not an elliptic-curve key")
     key = ec.generate_private_key(ec.SECP256R1())
-    start = now or datetime.now(UTC)
     names = list(dict.fromkeys([*hosts, "localhost", "127.0.0.1"]))  # the server's own processes use loopback
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64])])
+    issuer = certificate_of(folder / "ca" / "ca.pem").subject
     certificate = (
+        _certificate(subject, issuer, key.public_key(), now=now, days=days, is_ca=False)
+        .add_extension(x509.SubjectAlternativeName([_san(name) for name in names]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
+        .sign(ca_key, hashes.SHA256())
+    )
+    _write_secret(folder / "server" / "server.key", _pem(key))
+    write_bytes(folder / "server" / "server.pem", certificate.public_bytes(serialization.Encoding.PEM))
+
+
+def _certificate(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    *,
+    now: datetime | None,
+    days: int,
+    is_ca: bool,
+) -> x509.CertificateBuilder:
+    """What the certificates of the CA and of the server have in common."""
+    start = now or datetime.now(UTC)
+    usage = x509.KeyUsage(
+        digital_signature=not is_ca,
+        key_cert_sign=is_ca,
+        crl_sign=is_ca,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    return (
         x509.CertificateBuilder()
-        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64])]))
-        .issuer_name(issuer.subject)
-        .public_key(key.public_key())
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(start - timedelta(minutes=5))
         .not_valid_after(start + timedelta(days=days))
-        .add_extension(x509.SubjectAlternativeName([_san(name) for name in names]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(_usage(signs=False), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False)
-        .sign(authority, hashes.SHA256())
+        .add_extension(x509.BasicConstraints(ca=is_ca, path_length=0 if is_ca else None), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
     )
-    _secret(folder / "server" / "server.key", _pem(key))
-    write_bytes(folder / "server" / "server.pem", certificate.public_bytes(serialization.Encoding.PEM))
+
+
+def _san(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _openssh(key: Any) -> str:
+    """The public half of a key, as OpenSSH writes it."""
+    encoding, form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    return bytes(key.public_key().public_bytes(encoding, form)).decode()
+
+
+def _write_secret(path: Path, content: bytes) -> None:
+    """A file in a folder, both of which their owner alone may read."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.chmod(0o700)
+    write_bytes(path, content, private=True)
+
+
+# Checking
 
 
 def expiry(path: Path) -> datetime:
@@ -229,12 +272,14 @@ def certificate_of(path: Path) -> x509.Certificate:
 def check_party(folder: Path) -> None:
     """DamagedFile unless a party's keys are those that federation.json lists and the CA is whole."""
     party = Keyring.load(folder).party(party_name(folder))
-    if Identity.load(folder).public != party.identity:
-        raise DamagedFile(f"{str(folder / 'identity.key')!r} is not the one federation.json lists; {_ADVICE}")
-    key: Any = _parsed(folder / "node.key", lambda text: serialization.load_ssh_private_key(text, None))
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    if public.decode() != party.node_key:
-        raise DamagedFile(f"{str(folder / 'node.key')!r} is not the one federation.json lists; {_ADVICE}")
+    node_key = _parsed(folder / "node.key", lambda text: serialization.load_ssh_private_key(text, None))
+    checks = {
+        "identity.key": Identity.load(folder).public == party.identity,
+        "node.key": _openssh(node_key) == party.node_key,
+    }
+    for name, good in checks.items():
+        if not good:
+            raise DamagedFile(f"{str(folder / name)!r} is not the one federation.json lists; {_ADVICE}")
     _check_issued(folder / "ca.pem", folder)
 
 
@@ -271,60 +316,7 @@ def party_name(folder: Path) -> str:
         raise ConfigError(
             f"{str(folder)!r} is not a party's folder (no party.json); `dither federation init` makes them"
         )
-    found = read_checked(path, _ADVICE, old=("name",))
-    if not isinstance(found.get("name"), str):
+    saved = read_checked(path, _ADVICE, old=("name",))
+    if not isinstance(saved.get("name"), str):
         raise DamagedFile(f"{str(path)!r} names no party; {_ADVICE}")
-    return str(found["name"])
-
-
-def _authority(key: ec.EllipticCurvePrivateKey, mark: str, now: datetime) -> x509.Certificate:
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Dither federation {mark}")])
-    return (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(minutes=5))
-        .not_valid_after(now + timedelta(days=CA_DAYS))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs=True), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-
-
-def _usage(*, signs: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs,
-        key_cert_sign=signs,
-        crl_sign=signs,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
-def _san(name: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(name))
-    except ValueError:
-        return x509.DNSName(name)
-
-
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-
-
-def _secret(path: Path, content: bytes) -> None:
-    """A file that its owner alone may read, never readable by others in between."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.parent.chmod(0o700)
-    path.unlink(missing_ok=True)
-    path.touch(mode=0o600)
-    path.write_bytes(content)
+    return str(saved["name"])

@@ -3,36 +3,103 @@
 A party is reached at an address of the transport, which it is asked for by a hello: only the holder of its
 identity key can answer that. A question stays open until it is answered, refused or the caller stops waiting; a
 party that connects anew is asked again, because it may have died with the question in its hands.
+
+`Transport` is how messages travel: Flower is one way (`federation.flower`), `LocalTransport` another.
 """
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from dither.errors import FederationError, ProtocolAbort
 from dither.federation import keys, messages
-from dither.federation.transport import Transport
 
 _LOOK_SECONDS = 0.5  # between two looks at who is connected
-_GRACE_SECONDS = 3.0  # for a party that is not connected to come back, where the others suffice
+GRACE_SECONDS = 3.0  # for a party that is not connected to come back, where the others suffice
 _LONGEST_REASON = 400  # characters
 _MOST_RECORDS = 2**31 - 1
+Question = tuple[Mapping[str, Any], Mapping[str, np.ndarray | bytes]]  # fields and arrays
+Take = Callable[[str, messages.SignedMessage], None]  # what is done with a party's answer
 _VERSIONS = ("dither", "jax", "numpy", "python")
+
+
+class Transport(Protocol):
+    """Messages out, answers in. An address is a number that stays with a node while the transport lives."""
+
+    def nodes(self) -> dict[int, str]:
+        """Who is connected, each with a mark that changes when it connects anew."""
+
+    def push(self, bodies: Mapping[int, bytes], *, ttl: float) -> dict[int, str]:
+        """Send one message to each address; their ids. Where there is no id, nothing was sent."""
+
+    def pull(self, ids: Collection[str]) -> list[tuple[str, bytes | None]]:
+        """Answers that have come; None for a message that will never be answered."""
+
+    def pause(self) -> None:
+        """Wait a little."""
+
+
+class LocalTransport:
+    """Nodes in this process: each is a function from a message to its answer. None: it does not answer (yet)."""
+
+    def __init__(self, answer: Mapping[int, Callable[[bytes], bytes | None]]) -> None:
+        self.answer = dict(answer)
+        self.marks = dict.fromkeys(self.answer, "0")
+        self._open: dict[str, tuple[int, bytes]] = {}
+
+    def nodes(self) -> dict[int, str]:
+        return {address: self.marks[address] for address in self.answer}
+
+    def push(self, bodies: Mapping[int, bytes], *, ttl: float) -> dict[int, str]:
+        del ttl
+        ids = {}
+        for address, body in bodies.items():
+            if address in self.answer:
+                ids[address] = secrets.token_hex(8)
+                self._open[ids[address]] = (address, body)
+        return ids
+
+    def pull(self, ids: Collection[str]) -> list[tuple[str, bytes | None]]:
+        answers: list[tuple[str, bytes | None]] = []
+        for each in ids:
+            if each in self._open:
+                address, body = self._open.pop(each)
+                reply = self.answer[address](body) if address in self.answer else None
+                if reply is not None:
+                    answers.append((each, reply))
+        return answers
+
+    def pause(self) -> None:
+        pass
 
 
 class Failures(NamedTuple):
     """Parties whose answer does not count, and why. Those in neither gave none."""
 
     refused: dict[str, str]  # they said so
-    false: dict[str, str]  # they sent what no honest party sends
+    invalid: dict[str, str]  # they sent what no honest party sends
 
     @property
     def reasons(self) -> dict[str, str]:
-        return self.refused | self.false
+        return self.refused | self.invalid
+
+
+@dataclass
+class _Exchange:
+    """One question to several parties, while it is open."""
+
+    bodies: dict[str, bytes]  # party -> the message to it
+    waiting: set[str]
+    failures: Failures = field(default_factory=lambda: Failures({}, {}))
+    sent: dict[str, str] = field(default_factory=dict)  # message id -> party
+    marks: dict[str, str] = field(default_factory=dict)  # party -> mark of the node it was sent to
+    asked: dict[str, float] = field(default_factory=dict)  # party -> when it was asked
 
 
 class Mailbox:
@@ -73,13 +140,14 @@ class Mailbox:
                 self._address[message.sender] = address
                 self.greeted[message.sender] = facts
 
+    # reason: what is asked, what is done with answers, and four ways for it to end
     def ask(
         self,
         kind: str,
-        questions: Mapping[str, tuple[Mapping[str, Any], Mapping[str, np.ndarray | bytes]]],
+        questions: Mapping[str, Question],
         *,
         seconds: float,
-        take: Callable[[str, messages.SignedMessage], None],
+        take: Take,
         enough: Callable[[], bool] = lambda: False,
         least: int | None = None,
         on_wait: Callable[[set[str]], None] = lambda missing: None,
@@ -89,57 +157,62 @@ class Mailbox:
         answered and nobody else is connected."""
         until = time.monotonic() + seconds
         bodies = {name: self._pack(name, kind, *question) for name, question in questions.items()}
-        quoted = {name: messages.digest(body) for name, body in bodies.items()}
-        waiting, without = set(bodies), Failures({}, {})
-        sent: dict[str, str] = {}  # message id -> party
-        marks: dict[str, str] = {}  # party -> mark of the node it was sent to
-        last: dict[str, float] = {}  # party -> when it was asked
+        exchange = _Exchange(bodies, set(bodies))
         seen = time.monotonic()  # when somebody we wait for was last connected
-        while waiting:
-            due = {
-                address: name
-                for name in sorted(waiting)
-                if (address := self._address.get(name)) is not None
-                and marks.get(name) != self._marks.get(address, marks.get(name))
-                and time.monotonic() - last.get(name, -_LOOK_SECONDS) >= _LOOK_SECONDS  # whatever it answers
-            }
-            if due:
-                left = max(until - time.monotonic(), 1.0)
-                pushed = self.transport.push({at: bodies[name] for at, name in due.items()}, ttl=left + 60.0)
-                for address, number in pushed.items():
-                    name = due[address]
-                    sent[number], marks[name], last[name] = name, self._marks[address], time.monotonic()
-                    self.bytes_down[name] = self.bytes_down.get(name, 0) + len(bodies[name])
-            for number, body in self.transport.pull(list(sent)) if sent else []:
-                name = sent.pop(number)
-                if name not in waiting:
-                    continue
-                if body is None:
-                    marks.pop(name, None)  # it will never be answered: ask again when the party is there
-                    continue
-                message = self._read({name: self._public[name]}, body, quoted[name])
-                self.bytes_up[name] = self.bytes_up.get(name, 0) + len(body)
-                waiting.discard(name)
-                try:
-                    if message is None:
-                        raise FederationError(self.strange[-1])
-                    if message.kind == "refused":
-                        without.refused[name] = _plain(str(message.fields.get("why", "no reason given")))
-                    else:
-                        take(name, message)
-                except (FederationError, ProtocolAbort) as error:
-                    without.false[name] = _plain(str(error))
-            if not waiting or enough() or time.monotonic() > until:
+        while exchange.waiting:
+            self._send(exchange, ttl=max(until - time.monotonic(), 1.0) + 60.0)
+            self._receive(exchange, take)
+            if not exchange.waiting or enough() or time.monotonic() > until:
                 break
-            on_wait(waiting)
+            on_wait(exchange.waiting)
             self.look()
-            if waiting & self.present():
+            if exchange.waiting & self.present():
                 seen = time.monotonic()
-            answered = len(bodies) - len(waiting) - len(without.reasons)
-            if least is not None and answered >= least and time.monotonic() - seen > _GRACE_SECONDS:
+            answered = len(bodies) - len(exchange.waiting) - len(exchange.failures.reasons)
+            if least is not None and answered >= least and time.monotonic() - seen > GRACE_SECONDS:
                 break
             self.transport.pause()
-        return without
+        return exchange.failures
+
+    def _send(self, exchange: _Exchange, *, ttl: float) -> None:
+        """Send the question to each party that is connected and was not asked since it connected."""
+        due = {
+            address: name
+            for name in sorted(exchange.waiting)
+            if (address := self._address.get(name)) is not None
+            and exchange.marks.get(name) != self._marks.get(address, exchange.marks.get(name))
+            and time.monotonic() - exchange.asked.get(name, -_LOOK_SECONDS) >= _LOOK_SECONDS  # whatever it answers
+        }
+        pushed = (
+            self.transport.push({at: exchange.bodies[name] for at, name in due.items()}, ttl=ttl) if due else {}
+        )
+        for address, number in pushed.items():
+            name = due[address]
+            exchange.sent[number], exchange.marks[name] = name, self._marks[address]
+            exchange.asked[name] = time.monotonic()
+            self.bytes_down[name] = self.bytes_down.get(name, 0) + len(exchange.bodies[name])
+
+    def _receive(self, exchange: _Exchange, take: Take) -> None:
+        for number, body in self.transport.pull(list(exchange.sent)) if exchange.sent else []:
+            name = exchange.sent.pop(number)
+            if name not in exchange.waiting:
+                continue
+            if body is None:
+                exchange.marks.pop(name, None)  # it will never be answered: ask again when the party is there
+                continue
+            message = self._read({name: self._public[name]}, body, messages.digest(exchange.bodies[name]))
+            self.bytes_up[name] = self.bytes_up.get(name, 0) + len(body)
+            exchange.waiting.discard(name)
+            try:
+                if message is None:
+                    raise FederationError(self.strange[-1])
+                if message.kind == "refused":
+                    why = str(message.fields.get("why", "no reason given"))
+                    exchange.failures.refused[name] = _plain(why)
+                else:
+                    take(name, message)
+            except (FederationError, ProtocolAbort) as error:
+                exchange.failures.invalid[name] = _plain(str(error))
 
     def _read(self, public: Mapping[str, bytes], body: bytes, quoted: str) -> messages.SignedMessage | None:
         try:

@@ -50,10 +50,10 @@ class SignedMessage(NamedTuple):
         """An array that must be there."""
         if name not in self.arrays:
             raise FederationError(f"a {self.kind!r} message without {name!r}")
-        found = self.arrays[name]
-        if kind is not None and found.dtype.str != kind:
-            raise FederationError(f"{name!r} in a {self.kind!r} message has type {found.dtype}, expected {kind}")
-        return found
+        array = self.arrays[name]
+        if kind is not None and array.dtype.str != kind:
+            raise FederationError(f"{name!r} in a {self.kind!r} message has type {array.dtype}, expected {kind}")
+        return array
 
     def field(self, name: str, kind: type) -> Any:
         """A header field that must be there with that type."""
@@ -63,6 +63,7 @@ class SignedMessage(NamedTuple):
         return value
 
 
+# reason: a message's header, and what it carries
 def pack(
     identity: Identity,
     *,

@@ -39,7 +39,7 @@ from dither.federation.agreement import (
     record_approval,
     secagg_rules,
 )
-from dither.federation.store import COMPUTED, ChargedRound, PartyStore, PendingUpload
+from dither.federation.state import COMPUTED, ChargedRound, PartyStore, PendingUpload
 from dither.privacy import clipping, random
 from dither.secagg import state as secagg_state
 from dither.secagg.client import ClientSession
@@ -61,6 +61,7 @@ REFUSALS = {
 class Party:
     """One party's side of a federation. `answer` turns each message into its answer."""
 
+    # reason: the options of `dither join`
     def __init__(
         self,
         folder: Path,
@@ -142,11 +143,8 @@ class Party:
         raise FederationError(f"a message of unknown kind {message.kind!r}")
 
     def _hello(self) -> dict[str, Any]:
-        return {
-            "records": self.source.records,
-            "versions": versions(),
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        }
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        return {"records": self.source.count, "versions": versions(), "time": now}
 
     def _agree_to(self, message: messages.SignedMessage) -> tuple[dict[str, Any], dict[str, Any]]:
         agreement = Agreement.from_dict(message.field("terms", dict))
@@ -158,24 +156,25 @@ class Party:
             self._check_noise(agreement)
             if federated_spec(agreement.spec, len(agreement.names), agreement.spec.data.name) != agreement.spec:
                 raise FederationError("the agreement has settings that a federation never runs with")
-            found = agreement.sizes[agreement.number(self.name)]
-            if found != self.source.records:
-                raise FederationError(
-                    f"the agreement counts {found} records here; this party holds {self.source.records}"
-                )
+            agreed, held = agreement.sizes[agreement.number(self.name)], self.source.count
+            if agreed != held:
+                raise FederationError(f"the agreement counts {agreed} records here; this party holds {held}")
             # Without the records: whether they fit a schema is for a server whose agreement was approved.
             experiment = agreement.experiment(*agreement.encode(self.source, empty=True))
             if experiment.plan.assumed:
                 raise FederationError("the method's releases rest on an assumption, which no ledger can charge")
-            self._check_unused(agreement)
+            # A run's folder belongs to one agreement: what was charged and masked in it was so under that one.
+            before = self._saved_agreement(agreement.run)
+            if before is not None and before.digest != agreement.digest:
+                raise FederationError(
+                    f"run {agreement.run[:8]} has another agreement already; a new agreement needs a new run"
+                )
             how = "" if approved_digest(self.folder) == agreement.digest else self._approve(agreement, experiment)
-            x, y = agreement.encode(self.source)
-            experiment = agreement.experiment(x, y)
+            records = agreement.encode(self.source)
             if how:
                 record_approval(self.folder, agreement, how)
-            store = PartyStore(self.folder / "runs" / agreement.run)
-            store.save_agreement(agreement)
-            self._run = _Run(self, agreement, experiment, x, y, store)
+            PartyStore(self.folder / "runs" / agreement.run).save_agreement(agreement)
+            self._run = _Run(self, agreement, *records)
             self._say(f"taking part in run {agreement.run[:8]} as client {agreement.number(self.name)}")
         return {"digest": agreement.digest}, self._run.enrol()
 
@@ -185,14 +184,9 @@ class Party:
                 "the agreement draws noise from a public seed, which protects nothing; allow it with --test"
             )
 
-    def _check_unused(self, agreement: Agreement) -> None:
-        """A run's folder belongs to one agreement: it says what was charged and masked under that agreement."""
-        folder = self.folder / "runs" / agreement.run
-        before = PartyStore(folder).agreement() if folder.is_dir() else None
-        if before is not None and before.digest != agreement.digest:
-            raise FederationError(
-                f"run {agreement.run[:8]} has another agreement already; a new agreement needs a new run"
-            )
+    def _saved_agreement(self, run: str) -> Agreement | None:
+        folder = self.folder / "runs" / run
+        return PartyStore(folder).agreement() if folder.is_dir() else None
 
     def _current(self, run: str) -> _Run:
         """The run a message speaks of: the one at hand, or one that a restart interrupted."""
@@ -200,8 +194,7 @@ class Party:
             return self._run
         if not run.isalnum():
             raise FederationError(f"run {run!r} is unknown here")
-        folder = self.folder / "runs" / run
-        agreement = PartyStore(folder).agreement() if folder.is_dir() else None
+        agreement = self._saved_agreement(run)
         if agreement is None:
             raise FederationError(f"run {run[:8]} is unknown here: its agreement was not accepted")
         if approved_digest(self.folder) != agreement.digest:
@@ -210,7 +203,7 @@ class Party:
         x, y = agreement.encode(self.source)
         if len(y) != agreement.sizes[agreement.number(self.name)]:
             raise FederationError(f"this party no longer holds the records of run {run[:8]}")
-        self._run = _Run(self, agreement, agreement.experiment(x, y), x, y, PartyStore(folder))
+        self._run = _Run(self, agreement, x, y)
         self._say(f"back in run {run[:8]}")
         return self._run
 
@@ -232,17 +225,9 @@ class Party:
 class _Run:
     """One run at one party."""
 
-    def __init__(
-        self,
-        party: Party,
-        agreement: Agreement,
-        experiment: build.Experiment,
-        x: np.ndarray,
-        y: np.ndarray,
-        store: PartyStore,
-    ) -> None:
-        self.agreement, self.experiment, self.store = agreement, experiment, store
-        self._ledger, self._say = party.ledger, party._say
+    def __init__(self, party: Party, agreement: Agreement, x: np.ndarray, y: np.ndarray) -> None:
+        self.agreement, self.experiment = agreement, (experiment := agreement.experiment(x, y))
+        self.store, self._ledger = PartyStore(party.folder / "runs" / agreement.run), party.ledger
         self.client = agreement.number(party.name)
         self._dataset = data_id(party.ledger, path=str(party.source.path))
         self._check_memory()
@@ -252,13 +237,11 @@ class _Run:
         lacking = agreement.spec.cohort_size - 1 if open_sums else agreement.may_lack
         accountant = experiment.accountant(missing=lacking)
         self._conditions, self._releases = accountant.conditions, accountant.ledger_releases
-        simulation = compiled.simulation(experiment)
         secret = None
         if agreement.spec.randomness == "os":
-            words = np.frombuffer(store.secret()[:8], np.uint32)
-            secret = random.wrap(words[None])
+            secret = random.wrap(np.frombuffer(self.store.secret()[:8], np.uint32)[None])
         self._engine = engines.ClientEngine(
-            simulation,
+            compiled.simulation(experiment),
             x,
             y,
             client=self.client,
@@ -280,7 +263,7 @@ class _Run:
                 "bring those back, or start a new run"
             )
         charged = [entry.rounds[0] for entry in self._charges()]
-        newest = self.store.intent()
+        newest = self.store.charged()
         forgotten = charged and (newest is None or newest.round < max(charged))
         if newest is not None and self.agreement.spec.randomness == "os":
             forgotten = forgotten or not self.store.has_secret()
@@ -316,24 +299,18 @@ class _Run:
 
     def secagg(self, message: messages.SignedMessage) -> dict[str, bytes]:
         """Enrolment after the agreement, and opening a sum."""
-        session = self._need_session()
-        body = message.bytes("secagg")
-        answer: dict[str, bytes] = {}
-        if message.kind == "roster":
-            answer = {"secagg": session.confirm(body)}
-        elif message.kind == "confirmed":
-            session.confirmed(body)
-        elif message.kind == "unseal":
-            answer = {"secagg": session.unseal(body)}
-        else:
-            return {"secagg": session.release(body)}
-        self.store.save_secagg(secagg_state.save_client(session))
-        return answer
-
-    def _need_session(self) -> ClientSession:
-        if self._session is None:
+        session = self._session
+        if session is None:
             raise ProtocolAbort("this agreement sums uploads in the open: there is nothing to mask or to open")
-        return self._session
+        step: Callable[[bytes], bytes | None] = {
+            "roster": session.confirm,
+            "confirmed": session.confirmed,
+            "unseal": session.unseal,
+            "release": session.release,
+        }[message.kind]
+        answer = step(message.bytes("secagg"))
+        self.store.save_secagg(secagg_state.save_client(session))
+        return {} if answer is None else {"secagg": answer}
 
     # Rounds
 
@@ -370,7 +347,7 @@ class _Run:
 
     def _check_open(self, index: int, before: PendingUpload | None) -> None:
         """Rounds only go up, and a round that was computed is never computed again."""
-        newest = self.store.intent()
+        newest = self.store.charged()
         here = max(-1 if before is None else before.round, -1 if newest is None else newest.round)
         if here > index:
             raise FederationError(f"round {index} is over: this party is at round {here}")
@@ -391,10 +368,10 @@ class _Run:
     def _answer(
         self, index: int, broadcast: list[np.ndarray], last_counted: int, before: PendingUpload | None
     ) -> PendingUpload:
-        own = self._own_state(last_counted, before)
+        client_state = self._client_state(last_counted, before)
         self._charge(index)
         began = time.perf_counter()
-        answer = self._engine.answer(broadcast, own, index)
+        answer = self._engine.answer(broadcast, client_state, index)
         seconds = time.perf_counter() - began
         # Only where no noise protects the records: else every upload is finite, and nothing here depends on them.
         problem = "" if answer.finite else "the update is not finite: lower client_lr, or check these records"
@@ -408,15 +385,15 @@ class _Run:
             }
         )
         if problem:
-            told = f"round {index}: {problem.split(':')[0]}"  # what follows the colon is for this party alone
-            self.store.save_intent(ChargedRound(index, told))
-            raise ClientRefused(told)
+            reason = f"round {index}: {problem.split(':')[0]}"  # what follows the colon is for this party alone
+            self.store.save_charged(ChargedRound(index, reason))
+            raise ClientRefused(reason)
         pending = PendingUpload(index, _digest(broadcast), answer.row, answer.state, answer.clamped)
         self.store.save_pending(pending)
-        self.store.save_intent(ChargedRound(index, COMPUTED))
+        self.store.save_charged(ChargedRound(index, COMPUTED))
         return pending
 
-    def _own_state(self, last_counted: int, before: PendingUpload | None) -> list[np.ndarray]:
+    def _client_state(self, last_counted: int, before: PendingUpload | None) -> list[np.ndarray]:
         """The client's state, with the newest upload's if that counted. Under shuffled epochs a batch once used
         is never used again in that epoch, whatever the server says of it."""
         kept = self.store.state()
@@ -429,10 +406,10 @@ class _Run:
 
     def _charge(self, index: int) -> None:
         """Charge a round once, before it is computed. An intent without an upload was charged; nothing left."""
-        newest = self.store.intent()
+        newest = self.store.charged()
         if newest is not None and newest.round == index and self._is_charged(index):
             return
-        self.store.save_intent(ChargedRound(index, ""))
+        self.store.save_charged(ChargedRound(index, ""))
         info = RoundInfo(
             index, self.client, self.agreement.sizes[self.client], len(self.experiment.cohorts[index])
         )
@@ -477,7 +454,7 @@ def _for_the_server(error: Exception, asked: str) -> str:
 
 
 def _digest(leaves: list[np.ndarray]) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for leaf in leaves:
-        found.update(np.ascontiguousarray(leaf).data)
-    return found.hexdigest()
+        digest.update(np.ascontiguousarray(leaf).data)
+    return digest.hexdigest()

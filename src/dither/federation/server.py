@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ from dither import data
 from dither.errors import FederationError, ProtocolAbort, SpecError
 from dither.experiment import build, compiled, plots, train
 from dither.experiment.report import Exclusion, FederationTotals, PartyTotals, Report
-from dither.federation import engines, keys, mailbox, messages
+from dither.federation import engines, keys, mailbox
 from dither.federation.agreement import (
     Agreement,
     collusion_notes,
@@ -33,14 +34,16 @@ from dither.federation.agreement import (
     least_clients,
     secagg_rules,
 )
-from dither.federation.journal import Journal
-from dither.federation.party import session_id, versions
-from dither.federation.transport import Transport
+from dither.federation.mailbox import Mailbox, Question, Take, Transport
+from dither.federation.messages import SignedMessage
+from dither.federation.party import session_id
+from dither.federation.state import Journal
 from dither.secagg import encoding
 from dither.secagg import state as secagg_state
 from dither.secagg.server import ServerSession
 from dither.spec import Spec
 from dither.spec.options import approve
+from dither.types import __version__
 
 WAIT_SECONDS = 3600.0  # for parties to come and for their owners to agree
 
@@ -61,10 +64,12 @@ def load_evaluation_data(spec: Spec, *, data_dir: str | Path | None = None) -> E
     them."""
     d = spec.data
     if not d.path and not d.schema:
-        found = build.load_data(
+        dataset = build.load_data(
             spec.with_values({"data.split": "given", "data.partition": "iid"}), data_dir=data_dir
         )
-        return EvaluationData(found.schema, found.classes, found.image_shape, found.x_test, found.y_test, d.name)
+        return EvaluationData(
+            dataset.schema, dataset.classes, dataset.image_shape, dataset.x_test, dataset.y_test, d.name
+        )
     if not d.schema:
         raise SpecError(
             "a federation needs data.schema: bounds and categories that are known without looking at anybody's "
@@ -86,6 +91,7 @@ def load_evaluation_data(spec: Spec, *, data_dir: str | Path | None = None) -> E
 class Coordinator:
     """One run of a federation, from the first hello to the summary."""
 
+    # reason: the options of `dither serve`, and what it was given to work with
     def __init__(
         self,
         transport: Transport,
@@ -107,7 +113,7 @@ class Coordinator:
         self.names = tuple(party.name for party in self.keyring.parties if party.name not in without)
         self._out = dict.fromkeys(without, "left out with --without")  # who is asked nothing, and why
         self._silent: set[str] = set()  # whose silence made a round void, and who cannot be done without
-        self.mailbox = mailbox.Mailbox(transport, self.keyring, self._identity)
+        self.mailbox = Mailbox(transport, self.keyring, self._identity)
         self.journal, self._evaluation, self._event = journal, evaluation, on_event
         self._wait = wait_seconds
         self._asked_spec = spec
@@ -120,14 +126,11 @@ class Coordinator:
         """Everything; returns the report. Whoever calls this holds the journal's lock."""
         began = time.monotonic()
         self.agreement = self._agree()
+        self._least = least_clients(self.agreement.spec)
         self.experiment = self.agreement.experiment(self._evaluation.x[:0], self._evaluation.y[:0])
         self._session = self._enrol()
         if not self._begun:
-            made = {
-                **train.provenance(self.experiment),
-                "versions": {n: self.mailbox.greeted[n] for n in self.agreement.names},
-            }
-            self._create(made)
+            self._create()
         self.engine = engines.ServerEngine(
             compiled.simulation(self.experiment),
             self._evaluation.x,
@@ -142,7 +145,7 @@ class Coordinator:
             self.engine.restore(leaves)
         self._last_counted = {n: line["round"] for line in self.journal.rounds() for n in line["counted"]}
         rows = self.journal.folder.metrics()
-        before = float(rows[-1]["seconds"]) if rows else 0.0
+        began -= float(rows[-1]["seconds"]) if rows else 0.0
         total = len(self.experiment.cohorts)
         # An upload at most: words of 8 bytes, a seal's shares for each party, and what goes around them.
         largest = 8 * self.engine.dimension + 256 * len(self.agreement.names) + (1 << 16)
@@ -152,16 +155,12 @@ class Coordinator:
             started = time.monotonic()
             line = self._round(index)
             line["seconds"] = round(time.monotonic() - started, 3)
-            last = index + 1 == total
             scores: dict[str, float] = {}
-            if last or (index + 1) % self.agreement.spec.eval_every == 0:
+            if index + 1 == total or (index + 1) % self.agreement.spec.eval_every == 0:
                 scores = self.engine.evaluate()
-                row = {
-                    "round": index + 1,
-                    **{name: scores.get(name) for name in ("test_accuracy", "loss")},
-                    "seconds": round(before + time.monotonic() - began, 3),
-                }
-                self.journal.folder.append_metrics(row)
+                measured = {name: scores.get(name) for name in ("test_accuracy", "loss")}
+                seconds = round(time.monotonic() - began, 3)
+                self.journal.folder.append_metrics({"round": index + 1, **measured, "seconds": seconds})
             self.journal.complete(line, self.engine.save(), self.agreement)
             self._last_counted |= dict.fromkeys(line["counted"], index)
             self._event("round", {**line, **scores, "of": total})
@@ -178,7 +177,7 @@ class Coordinator:
         """The agreement, accepted by every party: the one in the journal, or a new one from what parties hold."""
         agreement = self.journal.agreement()
         if agreement is not None and self._begun:
-            self._out |= {name: found["why"] for name, found in self.journal.excluded().items()}
+            self._out |= {name: each["why"] for name, each in self.journal.excluded().items()}
             self._check_left(agreement)
             self._gather(self._left(agreement), least_clients(agreement.spec))
             return agreement
@@ -188,44 +187,49 @@ class Coordinator:
         names = self.names
         self._gather(names, len(names))
         if agreement is None:
-            spec = federated_spec(self._asked_spec, len(names), self._evaluation.name)
-            agreement = Agreement(
-                federation=self.keyring.id,
-                run=secrets.token_hex(8),
-                spec=spec,
-                schema=None if self._evaluation.schema is None else self._evaluation.schema.to_dict(),
-                classes=self._evaluation.classes,
-                num_features=self._evaluation.x.shape[1],
-                image_shape=self._evaluation.image_shape,
-                names=names,
-                sizes=tuple(int(self.mailbox.greeted[name]["records"]) for name in names),
-            ).check()
-            agreement.experiment(
-                self._evaluation.x[:0], self._evaluation.y[:0]
-            )  # a spec that cannot run is refused before anybody is asked
+            agreement = self._new_agreement(names)
             self.journal.save_agreement(agreement)
+        digest, masked = agreement.digest, agreement.spec.aggregation != "off"
         self._hellos: dict[str, bytes] = {}
 
-        def take(name: str, answer: messages.SignedMessage) -> None:
-            if answer.kind != "accepted" or answer.fields.get("digest") != agreement.digest:
+        def take(name: str, answer: SignedMessage) -> None:
+            if answer.kind != "accepted" or answer.fields.get("digest") != digest:
                 raise FederationError("it accepted another agreement")
-            if agreement.spec.aggregation != "off":
+            if masked:
                 self._hellos[name] = answer.bytes("hello")
             self._event("accepted", {"party": name})
 
         safe, warning = collusion_notes(agreement.spec)
-        told = {"digest": agreement.digest, "parties": list(names), "collusion": safe, "warning": warning}
-        self._event("terms", told)
-        self._everybody("terms", names, {"terms": agreement.to_dict()}, {}, take, "approve")
+        facts = {"digest": digest, "parties": list(names), "collusion": safe, "warning": warning}
+        self._event("terms", facts)
+        self._everybody("terms", names, ({"terms": agreement.to_dict()}, {}), take, "approve")
         return agreement
+
+    def _new_agreement(self, names: tuple[str, ...]) -> Agreement:
+        """What follows from the spec, the server's data and what parties say they hold."""
+        evaluation = self._evaluation
+        agreement = Agreement(
+            federation=self.keyring.id,
+            run=secrets.token_hex(8),
+            spec=federated_spec(self._asked_spec, len(names), evaluation.name),
+            schema=None if evaluation.schema is None else evaluation.schema.to_dict(),
+            classes=evaluation.classes,
+            num_features=evaluation.x.shape[1],
+            image_shape=evaluation.image_shape,
+            names=names,
+            sizes=tuple(int(self.mailbox.greeted[name]["records"]) for name in names),
+        ).check()
+        agreement.experiment(evaluation.x[:0], evaluation.y[:0])  # a spec that cannot run is refused before asking
+        return agreement
+
+    def _other_versions(self) -> dict[str, str]:
+        """Parties with another version of Dither than the server's."""
+        versions_seen = {name: each["versions"]["dither"] for name, each in self.mailbox.greeted.items()}
+        return {name: each for name, each in versions_seen.items() if each != __version__}
 
     def _left(self, agreement: Agreement) -> tuple[str, ...]:
         """Parties that may be asked: all but those who are out, and those with another version of Dither."""
-        own, theirs = (
-            versions()["dither"],
-            {n: each["versions"]["dither"] for n, each in self.mailbox.greeted.items()},
-        )
-        return tuple(n for n in agreement.names if n not in self._out and theirs.get(n, own) == own)
+        return tuple(n for n in agreement.names if n not in self._out and n not in self._other_versions())
 
     def _check_left(self, agreement: Agreement) -> None:
         least = least_clients(agreement.spec)
@@ -246,11 +250,10 @@ class Coordinator:
                 heard.add(name)
                 seen = time.monotonic()
                 self._event("joined", {"party": name, **self.mailbox.greeted[name]})
-            own, theirs = versions()["dither"], {n: self.mailbox.greeted[n]["versions"]["dither"] for n in heard}
-            other = [f"{name} runs Dither {its}" for name, its in sorted(theirs.items()) if its != own]
+            other = [f"{n} runs Dither {its}" for n, its in sorted(self._other_versions().items()) if n in heard]
             if len(names) - len(other) < least:
-                raise FederationError(f"{', '.join(other)}, the server {own}: a run needs one version")
-            enough = len(heard) - len(other) >= least and time.monotonic() - seen > mailbox._GRACE_SECONDS
+                raise FederationError(f"{', '.join(other)}, the server {__version__}: a run needs one version")
+            enough = len(heard) - len(other) >= least and time.monotonic() - seen > mailbox.GRACE_SECONDS
             if enough or len(heard) == len(names):
                 break
             if time.monotonic() > until:
@@ -262,35 +265,26 @@ class Coordinator:
             self._waiting("join", set(names) - heard)
             self.mailbox.transport.pause()
 
-    def _everybody(
-        self,
-        kind: str,
-        names: tuple[str, ...],
-        fields: Mapping[str, Any],
-        arrays: Mapping[str, bytes],
-        take: Callable[[str, messages.SignedMessage], None],
-        to: str,
-    ) -> None:
+    def _everybody(self, kind: str, names: tuple[str, ...], question: Question, take: Take, purpose: str) -> None:
         """Ask before the rounds, when nobody can be done without."""
-        done: set[str] = set()
+        missing = set(names)
 
-        def taking(name: str, answer: messages.SignedMessage) -> None:
+        def taking(name: str, answer: SignedMessage) -> None:
             take(name, answer)
-            done.add(name)
+            missing.discard(name)
 
-        without = self.mailbox.ask(
+        failures = self.mailbox.ask(
             kind,
-            dict.fromkeys(names, (fields, arrays)),
+            dict.fromkeys(names, question),
             seconds=self._wait,
             take=taking,
-            on_wait=lambda who: self._waiting(to, who),
+            on_wait=lambda who: self._waiting(purpose, who),
         )
-        missing = [name for name in names if name not in done]
         if missing:
-            why = {name: without.reasons.get(name, f"no answer to {kind!r}") for name in missing}
+            why = {name: failures.reasons.get(name, f"no answer to {kind!r}") for name in names if name in missing}
             raise FederationError(
                 f"{'; '.join(f'{name} does not take part: {said}' for name, said in why.items())}; start again "
-                f"later, or leave them out: {' '.join(f'--without {name}' for name in missing)}"
+                f"later, or leave them out: {' '.join(f'--without {name}' for name in why)}"
             )
 
     def _waiting(self, what: str, missing: set[str], patience: float = 2.0) -> None:
@@ -304,8 +298,10 @@ class Coordinator:
             self._told = (text, now)
             self._event("waiting", {"to": what, "parties": sorted(missing)})
 
-    def _create(self, provenance: Mapping[str, Any]) -> None:
+    def _create(self) -> None:
         """Make of the journal's folder a run folder (spec.toml last: a folder that has it can be resumed)."""
+        versions_seen = {name: self.mailbox.greeted[name] for name in self.agreement.names}
+        provenance = {**train.provenance(self.experiment), "versions": versions_seen}
         schema = {} if self._evaluation.schema is None else {"schema.toml": self._evaluation.schema.to_toml()}
         spec = self.agreement.spec  # with the method's file as this machine knows it
         options = {f"method_options.{key}": value for key, value in spec.method_options.items()}
@@ -335,10 +331,9 @@ class Coordinator:
         if self._begun:
             return session
 
-        def ask(kind: str, body: bytes, take: Callable[[str, messages.SignedMessage], None]) -> None:
-            self._everybody(
-                kind, self.agreement.names, {"run": self.agreement.run}, {"secagg": body}, take, "enrol"
-            )
+        def ask(kind: str, body: bytes, take: Take) -> None:
+            question = ({"run": self.agreement.run}, {"secagg": body})
+            self._everybody(kind, self.agreement.names, question, take, "enrol")
 
         ask("roster", roster, lambda name, answer: session.confirm(answer.bytes("secagg")))
         self.journal.save_secagg(secagg_state.save_server(session))
@@ -350,26 +345,27 @@ class Coordinator:
 
     def _round(self, index: int) -> dict[str, Any]:
         cohort = [int(client) for client in self.experiment.cohorts[index]]
-        names, least = self.agreement.names, least_clients(self.agreement.spec)
+        names = self.agreement.names
         self._check_left(self.agreement)
         before, left = set(self.journal.excluded()), self._left(self.agreement)
         asked = [client for client in cohort if names[client] in left]
-        found = _RoundResult(np.zeros(self.engine.dimension, np.float32), set(), {}, 0)
-        if len(asked) >= least:  # else without effect: nobody is asked, so nobody is charged
-            collect = self._collect_open if self._session is None else self._collect_masked
-            found = collect(index, asked)
-        counted = np.array([client in found.counted for client in cohort])
-        refusing = np.array([client in found.refused for client in cohort])
-        self.engine.close(index, found.total, counted, counted | refusing)
+        result = _RoundResult(np.zeros(self.engine.dimension, np.float32))
+        if len(asked) >= self._least:  # else without effect: nobody is asked, so nobody is charged
+            result = (
+                self._collect_open(index, asked) if self._session is None else self._collect_masked(index, asked)
+            )
+        counted = np.array([client in result.counted for client in cohort])
+        refusing = np.array([client in result.refused for client in cohort])
+        self.engine.close(index, result.total, counted, counted | refusing)
         return {
             "round": index,
             "cohort": [names[client] for client in cohort],
-            "counted": [names[client] for client in cohort if client in found.counted],
-            "missing": [names[c] for c in cohort if c not in found.counted and c not in found.refused],
-            "refused": {names[client]: why for client, why in found.refused.items()},
-            "attempts": found.attempts,
+            "counted": [names[client] for client in cohort if client in result.counted],
+            "missing": [names[c] for c in cohort if c not in result.counted and c not in result.refused],
+            "refused": {names[client]: why for client, why in result.refused.items()},
+            "attempts": result.attempts,
             "excluded": {n: each["why"] for n, each in self.journal.excluded().items() if n not in before},
-            **{name: got for name in ("disputed", "silent") if (got := getattr(found, name))},
+            **{name: value for name in ("disputed", "silent") if (value := getattr(result, name))},
         }
 
     def _exclude(self, index: int, name: str, why: str) -> None:
@@ -378,40 +374,54 @@ class Coordinator:
         self._out[name] = why
         self._event("excluded", {"party": name, "round": index, "why": why})
 
-    @property
-    def _deadline(self) -> float:
-        return self.agreement.spec.federation.round_timeout
+    def _ask(
+        self, index: int, kind: str, questions: Mapping[str, Question], take: Take, **limits: Any
+    ) -> dict[int, str]:
+        """Ask within a round: whose answers do not count, by client, and why. Liars are excluded."""
+        failures = self.mailbox.ask(
+            kind,
+            questions,
+            seconds=self.agreement.spec.federation.round_timeout,
+            take=take,
+            on_wait=lambda who: self._waiting(f"answer in round {index + 1}", who, patience=10.0),
+            **limits,
+        )
+        for name, why in failures.invalid.items():
+            self._exclude(index, name, why)
+        return {self.agreement.number(name): why for name, why in failures.reasons.items()}
 
-    def _question(
-        self, index: int, name: str, message: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        fields = {"run": self.agreement.run, "round": index, "last_counted": self._last_counted.get(name, -1)}
-        return fields, dict(message)
+    def _ask_for_uploads(
+        self, index: int, clients: Iterable[int], take: Take, *, least: int, announcement: bytes | None = None
+    ) -> dict[int, str]:
+        """Broadcast the model to these clients."""
+        arrays: dict[str, np.ndarray | bytes] = {f"m{n}": leaf for n, leaf in enumerate(self.engine.message())}
+        if announcement is not None:
+            arrays["announce"] = announcement
+        questions: dict[str, Question] = {}
+        for name in (self.agreement.names[client] for client in clients):
+            last = self._last_counted.get(name, -1)
+            questions[name] = {"run": self.agreement.run, "round": index, "last_counted": last}, arrays
+        return self._ask(index, "round", questions, take, least=least)
 
     def _collect_open(self, index: int, cohort: list[int]) -> _RoundResult:
         """Uploads as they are; the server checks each."""
-        names, numbers = self.agreement.names, {self.agreement.names[client]: client for client in cohort}
-        message = {f"m{number}": leaf for number, leaf in enumerate(self.engine.message())}
-        questions = {name: self._question(index, name, message) for name in numbers}
         rows: dict[int, np.ndarray] = {}
         refused: dict[int, str] = {}
 
-        def take(name: str, answer: messages.SignedMessage) -> None:
-            rows[numbers[name]] = self._checked(answer, index)
+        def take(name: str, answer: SignedMessage) -> None:
+            rows[self.agreement.number(name)] = self._checked(answer, index)
 
-        least = least_clients(self.agreement.spec)
         attempts = 0
-        while True:
+        while len(rows) < self._least:
+            if attempts:
+                self._too_few(index, len(rows), [c for c in cohort if c not in rows], attempts, refused)
             attempts += 1
-            left = {n: q for n, q in questions.items() if numbers[n] not in rows and numbers[n] not in refused}
-            refused |= self._ask(index, "round", left, numbers, take, least=least - len(rows))
-            if len(rows) >= least:
-                break
-            self._too_few(index, len(rows), least, {names[c] for c in cohort if c not in rows}, attempts, refused)
-        order = [client for client in cohort if client in rows]
-        return _RoundResult(self.engine.sum([rows[client] for client in order]), set(rows), refused, attempts)
+            left = [client for client in cohort if client not in rows and client not in refused]
+            refused |= self._ask_for_uploads(index, left, take, least=self._least - len(rows))
+        total = self.engine.sum([rows[client] for client in cohort if client in rows])
+        return _RoundResult(total, set(rows), refused, attempts)
 
-    def _checked(self, answer: messages.SignedMessage, index: int) -> np.ndarray:
+    def _checked(self, answer: SignedMessage, index: int) -> np.ndarray:
         if answer.kind != "upload" or answer.fields.get("round") != index:
             raise FederationError(
                 f"it answered round {index} with {answer.kind!r} of {answer.fields.get('round')}"
@@ -427,111 +437,87 @@ class Coordinator:
             raise FederationError(f"its upload has norm {norm:.4g}, federation.max_norm is {largest:g}")
         return row
 
-    def _ask(
-        self,
-        index: int,
-        kind: str,
-        questions: Mapping[str, Any],
-        numbers: Mapping[str, int],
-        take: Callable[[str, messages.SignedMessage], None],
-        **more: Any,
-    ) -> dict[int, str]:
-        """Ask within a round: whose answers do not count, by number, and why. Liars are excluded."""
-        without = self.mailbox.ask(
-            kind,
-            questions,
-            seconds=self._deadline,
-            take=take,
-            on_wait=lambda who: self._waiting(f"answer in round {index + 1}", who, patience=10.0),
-            **more,
-        )
-        for name, why in without.false.items():
-            self._exclude(index, name, why)
-        return {numbers[name]: why for name, why in without.reasons.items()}
-
     def _collect_masked(self, index: int, cohort: list[int]) -> _RoundResult:
         """Sums by secure aggregation: the server sees masked words, and opens the sum of those who stayed."""
-        session = self._need_session()
-        names, least = self.agreement.names, least_clients(self.agreement.spec)
-        numbers = {name: number for number, name in enumerate(names)}
-        nothing = _RoundResult(np.zeros(self.engine.dimension, np.float32), set(), {}, 0)
+        session, names = self._secagg, self.agreement.names
         standing = session.standing(index)
-        if standing == "over":
-            return nothing  # killed while it was being opened: this round stays without effect
-        message = {f"m{number}": leaf for number, leaf in enumerate(self.engine.message())}
-        refused: dict[int, str] = {}
-        tries = 0
+        if standing == "over":  # killed while it was being opened: this round stays without effect
+            return _RoundResult(np.zeros(self.engine.dimension, np.float32))
         if standing == "new":
             session.announce(index, cohort, self.engine.dimension)
+        refused: dict[int, str] = {}
+        tries = 0
         while True:
-            announce = session.announcement()
+            announcement = session.announcement()
             self.journal.save_secagg(secagg_state.save_server(session))
             left = self._left(self.agreement)
-            asked = [names[client] for client in session.missing if names[client] in left]
-            questions = {name: self._question(index, name, {**message, "announce": announce}) for name in asked}
-            refused |= self._ask(
+            refused |= self._ask_for_uploads(
                 index,
-                "round",
-                questions,
-                numbers,
+                [client for client in session.missing if names[client] in left],
                 lambda name, answer: session.upload(answer.bytes("upload")),
-                least=least,
+                least=self._least,
+                announcement=announcement,
             )
-            here = [client for client in session.cohort if client not in session.missing]
             if not session.missing:
-                break
-            if len(here) >= least:
+                return self._open_sum(index, refused)
+            came = len(session.cohort) - len(session.missing)
+            if came >= self._least:
                 session.reannounce()
                 continue
             tries += 1
-            self._too_few(index, len(here), least, {names[c] for c in session.missing}, tries, refused)
+            self._too_few(index, came, session.missing, tries, refused)
+
+    def _open_sum(self, index: int, refused: dict[int, str]) -> _RoundResult:
+        """Have the seals taken off; who made one that cannot be is excluded, and the round is without effect."""
+        session, names = self._secagg, self.agreement.names
         requests = session.unseal()
         self.journal.save_secagg(secagg_state.save_server(session))
-
-        def ask(
-            kind: str, bodies: Mapping[int, bytes], take: Callable[[bytes], None]
-        ) -> tuple[set[str], dict[int, str]]:
-            """Who gave no answer that counts, and why where they said so."""
-            came: set[str] = set()
-
-            def taking(name: str, answer: messages.SignedMessage) -> None:
-                take(answer.bytes("secagg"))
-                came.add(name)
-
-            questions = {
-                names[each]: ({"run": self.agreement.run}, {"secagg": body}) for each, body in bodies.items()
-            }
-            reasons = self._ask(index, kind, questions, numbers, taking, enough=lambda: session.ready)
-            return set(questions) - came, reasons
-
-        silent, _ = ask("unseal", requests, session.shares)
+        silent, _ = self._ask_for_shares(index, "unseal", requests, session.shares)
         disputed = [f"{names[maker]}'s share for {names[who]}" for maker, who in session.disputed]
-        false: dict[int, str] = {}
+        liars: dict[int, str] = {}
         if not session.ready:
-            more, refusing = ask("release", session.disputes(), session.released)
+            more, refusing = self._ask_for_shares(index, "release", session.disputes(), session.released)
             silent |= more
-            false = {
+            liars = {
                 client: f"it does not release shares that are no use: {why}" for client, why in refusing.items()
             }
-        false |= session.liars()
-        for client in sorted(false):
+        liars |= session.liars()
+        for client in sorted(liars):
             if names[client] not in self._out:
-                self._exclude(index, names[client], false[client])
-        found = nothing._replace(refused=refused, attempts=session.attempt + 1, disputed=disputed)
+                self._exclude(index, names[client], liars[client])
+        nothing = np.zeros(self.engine.dimension, np.float32)
+        result = _RoundResult(nothing, set(), refused, session.attempt + 1, disputed)
         if not session.ready:
             self._rest(index, silent)
-            return found._replace(silent=sorted(silent))
-        if false:
-            return found
-        how = build.aggregation(self.experiment)
-        if how is None:
+            return result._replace(silent=sorted(silent))
+        if liars:
+            return result
+        aggregation = build.aggregation(self.experiment)
+        if aggregation is None:
             raise ProtocolAbort("a sum was opened under an agreement without secure aggregation")
-        total = encoding.decode(session.open(), how.how)
-        if how.noise_std is None:  # noise on the integers comes after the projection, and leaves the ball
+        total = encoding.decode(session.open(), aggregation.how)
+        if aggregation.noise_std is None:  # noise on the integers comes after the projection, and leaves the ball
             # A masked vector cannot be looked at. Honest ones lie in a ball, so their sum lies in one, too.
             largest = largest_norm(self.agreement.spec, self.engine.dimension) * len(session.cohort)
             total *= min(1.0, largest / max(float(np.linalg.norm(total)), largest))
-        return found._replace(total=total, counted=set(session.cohort))
+        return result._replace(total=total, counted=set(session.cohort))
+
+    def _ask_for_shares(
+        self, index: int, kind: str, requests: Mapping[int, bytes], take: Callable[[bytes], None]
+    ) -> tuple[set[str], dict[int, str]]:
+        """Who gave no answer that counts, and why where they said so."""
+        fields = {"run": self.agreement.run}
+        questions: dict[str, Question] = {
+            self.agreement.names[client]: (fields, {"secagg": body}) for client, body in requests.items()
+        }
+        silent = set(questions)
+
+        def taking(name: str, answer: SignedMessage) -> None:
+            take(answer.bytes("secagg"))
+            silent.discard(name)
+
+        reasons = self._ask(index, kind, questions, taking, enough=lambda: self._secagg.ready)
+        return silent, reasons
 
     def _rest(self, index: int, silent: set[str]) -> None:
         """Go on without those whose silence cost a round, if the others suffice: whether they are lost or lie,
@@ -539,7 +525,7 @@ class Coordinator:
         done without, the second such round of one of them ends the run: parties are charged for rounds without
         effect."""
         new = silent - set(self._out)
-        if len(set(self._left(self.agreement)) - new) < least_clients(self.agreement.spec):
+        if len(set(self._left(self.agreement)) - new) < self._least:
             if again := silent & self._silent:
                 raise FederationError(
                     f"round {index + 1} could not be opened: no help from {', '.join(sorted(again))}, for the "
@@ -551,23 +537,24 @@ class Coordinator:
             self._out[name] = f"it did not help to open the sum of round {index + 1}"
             self._event("left out", {"party": name, "round": index, "why": self._out[name]})
 
-    def _need_session(self) -> ServerSession:
+    @property
+    def _secagg(self) -> ServerSession:
         if self._session is None:
             raise ProtocolAbort("no enrolment for secure aggregation")
         return self._session
 
     def _too_few(
-        self, index: int, came: int, least: int, missing: set[str], tries: int, refused: Mapping[int, str]
+        self, index: int, came: int, missing: Iterable[int], tries: int, refused: Mapping[int, str]
     ) -> None:
         """Wait for parties to come back, or give up when they do not or will not."""
-        final = {self.agreement.names[client]: why for client, why in refused.items()}
-        if tries >= _MOST_TRIES or len(self.agreement.names) - len(final) < least:
-            said = f"; {final}" if final else ""
+        names, away = self.agreement.names, sorted(self.agreement.names[client] for client in missing)
+        if tries >= _MOST_TRIES or len(names) - len(refused) < self._least:
+            said = f"; { ({names[client]: why for client, why in refused.items()}) }" if refused else ""
             raise FederationError(
-                f"round {index + 1} has {came} of at least {least} answers, missing: "
-                f"{', '.join(sorted(missing))}{said}; the run is kept: start the server again when they are back"
+                f"round {index + 1} has {came} of at least {self._least} answers, missing: {', '.join(away)}"
+                f"{said}; the run is kept: start the server again when they are back"
             )
-        self._waiting(f"come back for round {index + 1}", missing, patience=0.0)
+        self._waiting(f"come back for round {index + 1}", set(away), patience=0.0)
 
     # After the rounds
 
@@ -576,11 +563,11 @@ class Coordinator:
         folder = self.journal.folder
         rows = folder.metrics()
         state = self.engine.state
-        made = self.experiment.first_rounds(len(lines))
+        completed = self.experiment.first_rounds(len(lines))
         # Of a round that was left while it was being opened nobody knows who was in the sum that the server saw.
         void = [str(line["round"] + 1) for line in lines if not line["counted"]]
         most_missing = self.agreement.may_lack if void else int(np.asarray(state.missing)[0])
-        report = train.report_of(made, folder, rows, np.asarray(state.participation)[0], most_missing)
+        report = train.report_of(completed, folder, rows, np.asarray(state.participation)[0], most_missing)
         excluded = {name: Exclusion(**entry) for name, entry in self.journal.excluded().items()}
         totals = FederationTotals(
             id=self.keyring.id[:16],
@@ -621,10 +608,10 @@ class Coordinator:
             title = f"{self.agreement.spec.method}, {len(self.agreement.names)} parties"
             plots.draw_run(rows, folder.path / "plot.png", title=title, subtitle=self._evaluation.name)
         report.save()
-        told = {"run": self.agreement.run, "rounds": len(lines), "accuracy": rows[-1]["test_accuracy"]}
+        outcome = {"run": self.agreement.run, "rounds": len(lines), "accuracy": rows[-1]["test_accuracy"]}
         self.mailbox.ask(
             "finish",
-            {name: (told, {}) for name in self.agreement.names},
+            {name: (outcome, {}) for name in self.agreement.names},
             seconds=10.0,
             take=lambda name, answer: None,
         )
@@ -640,8 +627,8 @@ class _RoundResult(NamedTuple):
     """A round's sum, and who is in it."""
 
     total: np.ndarray
-    counted: set[int]
-    refused: dict[int, str]
-    attempts: int
+    counted: Collection[int] = ()
+    refused: Mapping[int, str] = MappingProxyType({})
+    attempts: int = 0
     disputed: Sequence[str] = ()  # whose share was no use to whom
     silent: Sequence[str] = ()  # who did not help to open the sum, where that made it fail

@@ -7,7 +7,6 @@ the run goes on after the last completed round; so does a server that is started
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
@@ -21,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from dither.errors import ConfigError, DitherError, FederationError, RunExists
-from dither.experiment.folder import write_text
+from dither.experiment.folder import lock, write_text
 from dither.experiment.report import Report
+from dither.federation import keys
 from dither.spec import Spec
 
 APP = Path(__file__).parent / "app"  # the Flower app: what `flwr run` takes
@@ -33,6 +33,7 @@ _QUIET_SECONDS = 120.0  # for a coordinator to say its first word
 Event = Callable[[str, dict[str, Any]], None]
 
 
+# reason: one parameter for each option of the command
 def serve(
     spec: Spec,
     *,
@@ -46,15 +47,16 @@ def serve(
     on_event: Event = lambda event, facts: None,
 ) -> Report:
     """Run a federation to its end; returns the report. The run folder may hold the beginning of this very run."""
-    from dither.federation import flower, keys
+    from dither.federation import flower
 
     flower.require()
     from dither.federation.flower.gate import Gate
     from dither.federation.flower.superlink import SuperLink
 
     keys_folder, run_folder = keys_folder.resolve(), run_folder.resolve()
+    tls = flower.TlsFiles.of(keys_folder)
     keyring = keys.Keyring.load(keys_folder)
-    ends = keys.expiry(keys_folder / "server.pem")
+    ends = keys.expiry(tls.certificate)
     if ends < datetime.now(UTC):
         raise FederationError(
             f"the server's certificate expired on {ends:%Y-%m-%d}; issue a new one with `dither federation renew`"
@@ -62,13 +64,7 @@ def serve(
     keys.check_server(keys_folder)
     with alone(run_folder):
         _ask(run_folder, spec)
-        progress = run_folder / "progress.jsonl"
-        progress.touch()
-        files = {
-            "certificate": keys_folder / "server.pem",
-            "key": keys_folder / "server.key",
-            "ca": keys_folder / "ca.pem",
-        }
+        (run_folder / "progress.jsonl").touch()
         environment = {_WATCHED: str(os.getpid())}
         if data_dir is not None:
             environment["DITHER_DATA"] = str(data_dir)
@@ -78,64 +74,63 @@ def serve(
             "without": ",".join(without),
             "wait": f"{wait_seconds:g}",
         }
-        link, coordinators = SuperLink(run_folder, env=environment, **files), list[int]()
-        nodes = [party.node_key for party in keyring.parties]
-        gate = Gate(host, port, inside=link.inside, nodes=nodes, **files)
-
-        def up() -> None:
-            """A SuperLink that lives, and knows the parties before they reach it."""
-            if not link.alive():
-                gate.open = False
-                link.__exit__()
-                link.__enter__()
-                for party in keyring.parties:
-                    link.register(party.node_key, party.name)
-                gate.open = True
-
-        def start() -> None:
-            up()
-            link.run(APP, config)
-
-        def hear(event: str, facts: dict[str, Any]) -> None:
-            if event == "start":
-                gate.most_bytes = int(facts["upload_bytes"])
-            on_event(event, facts)
-
-        try:
-            up()
-            with gate:
-                parties = [party.name for party in keyring.parties]
-                on_event("listening", {"address": f"{host}:{port}", "parties": parties})
-                _watch(run_folder, progress, start, link.alive, hear, coordinators)
-        finally:
-            for process in coordinators:
-                _end(process, run_folder / "lock")
-            link.__exit__()
+        link = SuperLink(run_folder, tls, environment)
+        gate = Gate(host, port, inside=link.inside, tls=tls, nodes=[party.node_key for party in keyring.parties])
+        _supervise(link, gate, keyring, config, on_event)
         report = Report.read(run_folder)
         if report is None:
             raise FederationError(f"{str(run_folder)!r} is done and has no summary: start the server again")
         return report
 
 
+def _supervise(link: Any, gate: Any, keyring: keys.Keyring, config: Mapping[str, str], on_event: Event) -> None:
+    """Keep SuperLink, gate and coordinator running until the run is done."""
+    coordinators: list[int] = []
+
+    def up() -> None:
+        """A SuperLink that lives, and knows the parties before they reach it."""
+        if not link.alive():
+            gate.open = False
+            link.__exit__()
+            link.__enter__()
+            for party in keyring.parties:
+                link.register(party.node_key, party.name)
+            gate.open = True
+
+    def start() -> None:
+        up()
+        link.run(APP, config)
+
+    def hear(event: str, facts: dict[str, Any]) -> None:
+        if event == "start":
+            gate.most_bytes = int(facts["upload_bytes"])
+        on_event(event, facts)
+
+    try:
+        up()
+        with gate:
+            on_event("listening", {"address": gate.address, "parties": [party.name for party in keyring.parties]})
+            _watch(link.folder, start, link.alive, hear, coordinators)
+    finally:
+        for process in coordinators:
+            _end(process, link.folder / "lock")
+        link.__exit__()
+
+
 @contextmanager
 def alone(run_folder: Path) -> Iterator[None]:
     """Keep a second server out of a run folder; one that was killed lets go by itself."""
-    run_folder.mkdir(parents=True, exist_ok=True)
-    with open(run_folder / "serve.lock", "a+", encoding="utf-8") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            handle.seek(0)
-            holder = handle.read().strip() or "another process"
-            raise RunExists(f"a `dither serve` is at work in {str(run_folder)!r}: {holder}") from None
+    path = run_folder / "serve.lock"
+    handle = lock(path)
+    if handle is None:
+        holder = path.read_text(encoding="utf-8").strip() or "another process"
+        raise RunExists(f"a `dither serve` is at work in {str(run_folder)!r}: {holder}")
+    with handle:
         handle.truncate(0)
-        handle.write(f"process {os.getpid()} on {socket.gethostname()}, since {_now()}\n")
+        since = datetime.now(UTC).isoformat(sep=" ", timespec="seconds")
+        handle.write(f"process {os.getpid()} on {socket.gethostname()}, since {since}\n")
         handle.flush()
         yield
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(sep=" ", timespec="seconds")
 
 
 def _ask(run_folder: Path, spec: Spec) -> None:
@@ -154,7 +149,6 @@ def _ask(run_folder: Path, spec: Spec) -> None:
 
 def _watch(
     run_folder: Path,
-    progress: Path,
     start: Callable[[], None],
     alive: Callable[[], bool],
     on_event: Event,
@@ -162,6 +156,7 @@ def _watch(
 ) -> None:
     """Start the coordinator, hand on what it says, and start it again where it dies, until it is done. `processes`
     receives the number of each coordinator's process: Flower starts them out of our reach."""
+    progress = run_folder / "progress.jsonl"
     at = progress.stat().st_size
     starts, why = 0, ""
     while starts < _STARTS:
@@ -224,15 +219,11 @@ def _end(process: int, lock: Path) -> None:
 
 
 def _unlocked(path: Path) -> bool:
-    """Whether nobody holds the journal."""
-    if not path.is_file():
-        return False
-    with open(path, "a", encoding="ascii") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-        return True
+    """Whether a coordinator has begun, and none holds the journal any more."""
+    handle = lock(path) if path.is_file() else None
+    if handle is not None:
+        handle.close()
+    return handle is not None
 
 
 def _error(facts: Mapping[str, Any]) -> DitherError:
@@ -264,14 +255,14 @@ def _exists(process: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
+        pass
     return True
 
 
 def coordinate(transport: Any, config: Mapping[str, Any]) -> None:
     """The coordinator, for `dither.federation.flower.apps.server_app`."""
     from dither.federation import server
-    from dither.federation.journal import Journal
+    from dither.federation.state import Journal
 
     if not config.get("keys") or not config.get("run"):
         raise ConfigError('the run configuration needs keys="FOLDER" and run="FOLDER" (see docs/deployment.md)')

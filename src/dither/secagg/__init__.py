@@ -1,1 +1,22 @@
-"""Secure aggregation: floats as integers (encoding), and a protocol that opens only their sum (protocol)."""
+"""Secure aggregation: two state machines that open the sum of the clients' vectors and nothing else.
+
+`ClientSession` (client.py) and `ServerSession` (server.py) turn messages (messages.py) into messages, without
+input or output of their own. roster.py says who belongs to a federation, under which rules, and what follows from
+one announcement; encoding.py turns floats into integers; state.py survives restarts; session.py runs a whole
+federation in one process. docs/secagg.md has the threat model and the reasons.
+
+    client                                server
+    hello()              ── HELLO ───►    hello(·)                once per federation
+    confirm(·)           ◄── ROSTER ──    make_roster()
+                         ── CONFIRM ──►   confirm(·)
+    confirmed(·)         ◄─ CONFIRMED ─   confirmed()
+
+    upload(·, vector)    ◄─ ANNOUNCE ──   announce(t, cohort, d)  each round;
+                         ── UPLOAD ───►   upload(·)               reannounce() where some are missing
+    unseal(·)            ◄── UNSEAL ───   unseal()
+                         ── SHARES ───►   shares(·)
+    release(·)           ◄── DISPUTE ──   disputes()              where shares were no use: to who made them
+                         ── RELEASE ──►   released(·)
+                                          liars()
+                                          open() -> the sum
+"""

@@ -26,10 +26,9 @@ import numpy as np
 
 from dither.errors import ProtocolAbort
 from dither.secagg import primitives, shamir
-from dither.secagg.cohort import Cohort
 from dither.secagg.messages import SERVER, Kind, Message, Reader, pack, parse
 from dither.secagg.primitives import AgreementKey, SigningKey
-from dither.secagg.roster import Roster, Rules
+from dither.secagg.roster import AnnouncedCohort, Roster, Rules
 
 CIPHERTEXT_BYTES = shamir.SHARE_BYTES + primitives.SEAL_OVERHEAD
 SEAL_ENTRY = 32 + CIPHERTEXT_BYTES  # of a seal, for each client: commitment and encrypted share
@@ -40,7 +39,7 @@ NO_SHARE = b"\xff" * shamir.SHARE_BYTES  # no element of the field: what I was s
 class _AnsweredAttempt:
     """The newest attempt this client uploaded for: enough to make the same upload again, and no other."""
 
-    cohort: Cohort
+    cohort: AnnouncedCohort
     plaintext: bytes  # the vector's digest
     seed: bytes  # of this client's seal, and the seal; both empty outside the committee
     seal: bytes
@@ -54,6 +53,7 @@ class ClientSession:
     of each member by its id: a roster must show these and nobody else. None takes whom the server brings.
     """
 
+    # reason: who one is, whom one trusts, and keys that tests and restarts bring
     def __init__(
         self,
         who: int,
@@ -93,8 +93,8 @@ class ClientSession:
         roster = Roster.read(received)
         if roster.rules != self.rules:
             raise ProtocolAbort(f"the roster's rules {roster.rules} are not those agreed on, {self.rules}")
-        own = roster.member(self.who)
-        if own.keys != self._keys:
+        shown = roster.member(self.who)
+        if shown.keys != self._keys:
             raise ProtocolAbort(f"the roster shows other keys for client {self.who} than its own")
         if self.pins is not None:
             for who, public in self.pins.items():
@@ -113,8 +113,7 @@ class ClientSession:
         if self.roster is None:
             raise ProtocolAbort("confirmations before a roster")
         reader = Reader(self._from_server(message, Kind.CONFIRMED))
-        if not primitives.same(reader.view(32, "the roster's digest"), self.roster.digest):
-            raise ProtocolAbort("the others confirmed another roster")
+        reader.expect_digest(self.roster.digest, "roster")
         signatures = {who: reader.take(primitives.SIGNATURE_BYTES, "a signature") for who in self.roster.members}
         reader.done()
         for who, signature in signatures.items():
@@ -123,43 +122,41 @@ class ClientSession:
 
     # Rounds
 
-    def announced(self, message: bytes) -> Cohort:
+    def announced(self, message: bytes) -> AnnouncedCohort:
         """What an announcement asks for, if this client would upload for it. Changes nothing."""
         return self._accept(message)[0]
 
     def upload(self, message: bytes, vector: np.ndarray) -> bytes:
         """The vector, masked for the announced cohort, and sealed if this client is of the committee."""
-        cohort, known = self._accept(message)
+        cohort, answered = self._accept(message)
         words = np.dtype(f"<u{self.rules.word_bytes}")
         if not isinstance(vector, np.ndarray) or vector.dtype != words or vector.shape != (cohort.dimension,):
-            found = f"{vector.dtype} {vector.shape}" if isinstance(vector, np.ndarray) else type(vector).__name__
-            raise ProtocolAbort(f"the vector is {found}, announced are {cohort.dimension} words of {words.name}")
+            given = f"{vector.dtype} {vector.shape}" if isinstance(vector, np.ndarray) else type(vector).__name__
+            raise ProtocolAbort(f"the vector is {given}, announced are {cohort.dimension} words of {words.name}")
         masked = np.array(vector, words)  # a copy
         plaintext = primitives.digest(masked.data.cast("B"))
-        if known is not None and not primitives.same(known.plaintext, plaintext):
+        if answered is not None and not primitives.same(answered.plaintext, plaintext):
             raise ProtocolAbort(f"{_place(cohort)} was answered with another vector")
         streams = [
             (cohort.mask_key(self._pair_seed(other)), 1 if self.who < other else -1)
             for other in cohort.neighbours(self.who)
         ]
-        if known is None:
+        if answered is None:
             seed = primitives.fresh_key() if self.who in cohort.committee else b""
-            known = _AnsweredAttempt(cohort, plaintext, seed, self._seal(cohort, seed) if seed else b"")
-        if known.seed:
-            streams.append((cohort.seal_key(known.seed, self.who), 1))
+            answered = _AnsweredAttempt(cohort, plaintext, seed, self._seal(cohort, seed) if seed else b"")
+        if answered.seed:
+            streams.append((cohort.seal_key(answered.seed, self.who), 1))
         primitives.mask(masked, streams)
-        seal = struct.pack("<I", len(known.seal)) + known.seal
+        seal = struct.pack("<I", len(answered.seal)) + answered.seal
         answer = self._pack(Kind.UPLOAD, b"".join((cohort.digest, seal, masked.data.cast("B"))), cohort)
-        self._attempt = known
+        self._attempt = answered
         return answer
 
     def unseal(self, message: bytes) -> bytes:
         """My shares of the committee's seals: with enough of them the server can open this attempt's sum."""
         newest, received, reader = self._about_newest(message, Kind.UNSEAL)
-        cohort, listed = newest.cohort, []
-        for _ in range(reader.number(4, "the number of seals", most=len(cohort.committee))):
-            member = reader.number(4, "an id", most=SERVER - 1)
-            listed.append((member, reader.take(CIPHERTEXT_BYTES, "an encrypted share")))
+        cohort = newest.cohort
+        listed = reader.by_client(CIPHERTEXT_BYTES, "encrypted share", most=len(cohort.committee))
         reader.done()
         if tuple(member for member, _ in listed) != cohort.committee:
             raise ProtocolAbort(
@@ -203,9 +200,9 @@ class ClientSession:
     def _keys(self) -> bytes:
         return self.signing.public + self.agreement.public + self.nonce
 
-    def _accept(self, message: bytes) -> tuple[Cohort, _AnsweredAttempt | None]:
+    def _accept(self, message: bytes) -> tuple[AnnouncedCohort, _AnsweredAttempt | None]:
         """The cohort of an acceptable announcement, and the attempt if it is the one already answered."""
-        cohort = Cohort.read(self._from_server(message, Kind.ANNOUNCE), self._enrolled_roster())
+        cohort = AnnouncedCohort.read(self._from_server(message, Kind.ANNOUNCE), self._enrolled_roster())
         if self.who not in cohort.ids:
             raise ProtocolAbort(f"client {self.who} is not in the announced cohort")
         newest = self._attempt
@@ -258,11 +255,10 @@ class ClientSession:
                 f"wrong attempt: {what} of {received.attempt}, this client uploaded for {_place(cohort)}"
             )
         reader = Reader(received)
-        if not primitives.same(reader.view(32, "the cohort's digest"), cohort.digest):
-            raise ProtocolAbort(f"{received.name}: it speaks of another cohort")
+        reader.expect_digest(cohort.digest, "cohort")
         return newest, received, reader
 
-    def _decrypt(self, cohort: Cohort, ciphertext: bytes, sender: int, receiver: int) -> bytes:
+    def _decrypt(self, cohort: AnnouncedCohort, ciphertext: bytes, sender: int, receiver: int) -> bytes:
         """The share that one made for the other; this client is one of them."""
         other = sender if receiver == self.who else receiver
         return primitives.decrypt(
@@ -272,7 +268,7 @@ class ClientSession:
             f"client {sender}'s share for client {receiver}",
         )
 
-    def _seal(self, cohort: Cohort, seed: bytes) -> bytes:
+    def _seal(self, cohort: AnnouncedCohort, seed: bytes) -> bytes:
         """The commitment to a seal's seed; for each client a commitment to its share, and the share encrypted."""
         shares = shamir.split(seed, shares=len(cohort.ids), threshold=cohort.threshold)
         parts = [cohort.commitment(self.who, 0, seed)]
@@ -302,10 +298,10 @@ class ClientSession:
         received.verify(self.server)
         return received
 
-    def _pack(self, kind: Kind, payload: bytes, cohort: Cohort | None = None) -> bytes:
+    def _pack(self, kind: Kind, payload: bytes, cohort: AnnouncedCohort | None = None) -> bytes:
         place = {} if cohort is None else {"round_index": cohort.round_index, "attempt": cohort.attempt}
         return pack(kind, self.federation, self.who, payload, self.signing.sign, **place)
 
 
-def _place(cohort: Cohort) -> str:
+def _place(cohort: AnnouncedCohort) -> str:
     return f"round {cohort.round_index}, attempt {cohort.attempt}"

@@ -54,35 +54,35 @@ class FixedPoint(NamedTuple):
         return np.uint32 if self.modulus_bits == 32 else np.uint64
 
 
-def encode(values: np.ndarray, how: FixedPoint) -> tuple[np.ndarray, int]:
+def encode(values: np.ndarray, fixed_point: FixedPoint) -> tuple[np.ndarray, int]:
     """The values as ring elements, and how many coordinates had to be clamped."""
-    how.check()
+    fixed_point.check()
     values = np.asarray(values, np.float64)
     if not np.isfinite(values).all():
         raise SpecError("a value to encode is not finite; refuse the update before encoding it")
-    clamped = int(np.count_nonzero(np.abs(values) > how.bound))
-    scaled = np.rint(np.clip(values, -how.bound, how.bound) * 2.0**how.scale_bits)
-    return scaled.astype(np.int64).astype(np.uint64).astype(how.dtype), clamped
+    clamped = int(np.count_nonzero(np.abs(values) > fixed_point.bound))
+    scaled = np.rint(np.clip(values, -fixed_point.bound, fixed_point.bound) * 2.0**fixed_point.scale_bits)
+    return scaled.astype(np.int64).astype(np.uint64).astype(fixed_point.dtype), clamped
 
 
-def traced_encode(values: Array, how: FixedPoint) -> tuple[Array, Array]:
+def traced_encode(values: Array, fixed_point: FixedPoint) -> tuple[Array, Array]:
     """`encode` inside a compiled program, for 32-bit words: the same integers, as int32. What is not finite
     becomes 0; whoever calls this leaves such a vector out.
 
     Exact in float32: a product with a power of two and the rounding of a float to an integer lose nothing.
     """
     values = jnp.where(jnp.isfinite(values), values, 0).astype(jnp.float32)
-    clamped = jnp.sum(jnp.abs(values) > how.bound, dtype=jnp.int32)
-    scaled = jnp.rint(jnp.clip(values, -how.bound, how.bound) * 2.0**how.scale_bits)
+    clamped = jnp.sum(jnp.abs(values) > fixed_point.bound, dtype=jnp.int32)
+    scaled = jnp.rint(jnp.clip(values, -fixed_point.bound, fixed_point.bound) * 2.0**fixed_point.scale_bits)
     return scaled.astype(jnp.int32), clamped
 
 
-def traced_decode(total: Array, how: FixedPoint) -> Array:
+def traced_decode(total: Array, fixed_point: FixedPoint) -> Array:
     """`decode` inside a compiled program, to float32, from int32 words."""
-    return total.astype(jnp.float32) * 2.0**-how.scale_bits
+    return total.astype(jnp.float32) * 2.0**-fixed_point.scale_bits
 
 
-def decode(total: np.ndarray, how: FixedPoint) -> np.ndarray:
+def decode(total: np.ndarray, fixed_point: FixedPoint) -> np.ndarray:
     """A sum of encodings (modulo 2^k) as floats."""
-    signed = np.asarray(total, how.dtype).view(np.int32 if how.modulus_bits == 32 else np.int64)
-    return signed.astype(np.float64) / 2.0**how.scale_bits
+    signed = np.asarray(total, fixed_point.dtype).view(np.int32 if fixed_point.modulus_bits == 32 else np.int64)
+    return signed.astype(np.float64) / 2.0**fixed_point.scale_bits

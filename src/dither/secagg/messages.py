@@ -25,7 +25,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from dither.errors import ProtocolAbort
-from dither.secagg import primitives
+from dither.secagg import primitives, shamir
 
 MAGIC = b"DSAG"
 VERSION = 1
@@ -92,6 +92,7 @@ class Message(NamedTuple):
         primitives.verify(public, self.signature, self.signed, f"the sender of this {self.name}")
 
 
+# reason: a message's header, and what it carries
 def pack(
     kind: Kind,
     federation: bytes,
@@ -169,15 +170,40 @@ class Reader:
     def view(self, count: int, what: str) -> memoryview:
         if count > len(self._rest):
             raise ProtocolAbort(f"{self._name}: truncated, {what} needs {count} bytes, {len(self._rest)} are left")
-        found, self._rest = self._rest[:count], self._rest[count:]
-        return found
+        part, self._rest = self._rest[:count], self._rest[count:]
+        return part
 
     def number(self, size: int, what: str, *, most: int) -> int:
-        found = int.from_bytes(self.view(size, what), "little")
-        if found > most:
-            raise ProtocolAbort(f"{self._name}: oversized, {what} is {found}, at most {most}")
-        return found
+        value = int.from_bytes(self.view(size, what), "little")
+        if value > most:
+            raise ProtocolAbort(f"{self._name}: oversized, {what} is {value}, at most {most}")
+        return value
+
+    def expect_digest(self, digest: bytes, what: str) -> None:
+        """Read the digest of what the message is about: it must be this one."""
+        if not primitives.same(self.view(32, f"the {what}'s digest"), digest):
+            raise ProtocolAbort(f"{self._name}: it speaks of another {what}")
+
+    def by_client(self, size: int, what: str, *, most: int) -> list[tuple[int, bytes]]:
+        """A list of at most so many entries: a client's id, and bytes."""
+        count = self.number(4, f"the number of {what}s", most=most)
+        return [(self.number(4, "an id", most=SERVER - 1), self.take(size, f"a {what}")) for _ in range(count)]
 
     def done(self) -> None:
         if len(self._rest):
             raise ProtocolAbort(f"{self._name}: oversized, {len(self._rest)} bytes too many")
+
+
+def round_bytes(
+    length: int, cohort_size: int, *, modulus_bits: int = 32, colluders: int = 0
+) -> tuple[float, float]:
+    """Bytes a client sends and receives in a round, at the mean over a cohort: the masked vector of `length`
+    words, the seals of the committee, their shares on the way back, announcement and unsealing."""
+    envelope, encrypted = HEADER_BYTES + primitives.SIGNATURE_BYTES, shamir.SHARE_BYTES + primitives.SEAL_OVERHEAD
+    committee = colluders + 1
+    seal = 32 + (32 + encrypted) * cohort_size
+    upload = envelope + 32 + 4 + length * (modulus_bits // 8) + seal * committee / cohort_size
+    answer = envelope + 36 + (4 + shamir.SHARE_BYTES) * committee
+    announcement = envelope + 48 + 4 * cohort_size
+    request = envelope + 36 + (4 + encrypted) * committee
+    return upload + answer, float(announcement + request)

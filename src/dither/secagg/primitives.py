@@ -48,10 +48,10 @@ def fresh_key() -> bytes:
 
 def digest(*parts: bytes | memoryview) -> bytes:
     """SHA-256 of the parts, one after the other. Where lengths vary the caller writes them too."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for part in parts:
-        found.update(part)
-    return found.digest()
+        hasher.update(part)
+    return hasher.digest()
 
 
 def same(one: bytes | memoryview, other: bytes | memoryview) -> bool:
@@ -179,8 +179,3 @@ def mask(out: np.ndarray, streams: Iterable[tuple[bytes, int]]) -> None:
         for cipher, accumulate in open_streams:
             cipher.update_into(zeros, buffer)
             accumulate(part, piece, out=part)
-
-
-def expand_add(out: np.ndarray, key: bytes, sign: int = 1) -> None:
-    """`mask` with a single stream."""
-    mask(out, [(key, sign)])

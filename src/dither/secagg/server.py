@@ -16,10 +16,9 @@ import numpy as np
 from dither.errors import ProtocolAbort
 from dither.secagg import primitives, shamir
 from dither.secagg.client import CIPHERTEXT_BYTES, SEAL_ENTRY
-from dither.secagg.cohort import Cohort
 from dither.secagg.messages import SERVER, Kind, Message, Reader, pack, parse
 from dither.secagg.primitives import SigningKey
-from dither.secagg.roster import Member, Roster, Rules
+from dither.secagg.roster import AnnouncedCohort, Member, Roster, Rules
 
 
 @dataclass
@@ -38,7 +37,7 @@ class _Seal:
 class _OpenAttempt:
     """The attempt that is open."""
 
-    cohort: Cohort
+    cohort: AnnouncedCohort
     total: np.ndarray
     uploaded: set[int] = field(default_factory=set)
     seals: dict[int, _Seal] = field(default_factory=dict)
@@ -47,7 +46,7 @@ class _OpenAttempt:
     over: bool = False  # opened, or a restart came between
 
     @classmethod
-    def empty(cls, cohort: Cohort, *, over: bool = False) -> _OpenAttempt:
+    def empty(cls, cohort: AnnouncedCohort, *, over: bool = False) -> _OpenAttempt:
         return cls(cohort, np.zeros(cohort.dimension, np.dtype(f"<u{cohort.roster.rules.word_bytes}")), over=over)
 
 
@@ -144,7 +143,7 @@ class ServerSession:
                 if not set(ids) < set(before.cohort.ids):
                     raise ProtocolAbort("a later attempt may only lose clients, and must lose one")
                 attempt, threshold = before.cohort.attempt + 1, before.cohort.threshold
-        opened = Cohort(roster, round_index, attempt, threshold, dimension, ids).check()
+        opened = AnnouncedCohort(roster, round_index, attempt, threshold, dimension, ids).check()
         self._attempt = _OpenAttempt.empty(opened)
         return self.announcement()
 
@@ -190,8 +189,7 @@ class ServerSession:
         if who in open_.uploaded:
             raise ProtocolAbort(f"replay: {received.name} is already in")
         reader = Reader(received)
-        if not primitives.same(reader.view(32, "the cohort's digest"), cohort.digest):
-            raise ProtocolAbort(f"{received.name}: it speaks of another cohort")
+        reader.expect_digest(cohort.digest, "cohort")
         expected = 32 + SEAL_ENTRY * len(cohort.ids) if who in cohort.committee else 0
         length = reader.number(4, "the seal's length", most=2**32 - 1)
         if length != expected:
@@ -235,11 +233,8 @@ class ServerSession:
         if who in open_.answers:
             raise ProtocolAbort(f"replay: {received.name} is already in")
         reader = Reader(received)
-        if not primitives.same(reader.view(32, "the cohort's digest"), cohort.digest):
-            raise ProtocolAbort(f"{received.name}: it speaks of another cohort")
-        listed = []
-        for _ in range(reader.number(4, "the number of seals", most=len(cohort.committee))):
-            listed.append((reader.number(4, "an id", most=SERVER - 1), reader.take(shamir.SHARE_BYTES, "a share")))
+        reader.expect_digest(cohort.digest, "cohort")
+        listed = reader.by_client(shamir.SHARE_BYTES, "share", most=len(cohort.committee))
         reader.done()
         if tuple(member for member, _ in listed) != cohort.committee:
             raise ProtocolAbort(
@@ -263,14 +258,14 @@ class ServerSession:
 
     def disputes(self) -> dict[int, bytes]:
         """For each maker of a seal that lacks shares: the answers without its share, for it to release them."""
-        open_, found = self._open(), {}
+        open_, requests = self._open(), {}
         for maker, seal in open_.seals.items():
             without = [message for who, message in open_.answers.items() if who not in seal.shares]
             if len(seal.shares) < open_.cohort.threshold <= len(open_.answers):
                 quoted = b"".join(struct.pack("<I", len(message)) + message for message in without)
                 body = open_.cohort.digest + struct.pack("<I", len(without)) + quoted
-                found[maker] = self._pack(Kind.DISPUTE, body, open_.cohort)
-        return found
+                requests[maker] = self._pack(Kind.DISPUTE, body, open_.cohort)
+        return requests
 
     def released(self, message: bytes) -> None:
         """Take a maker's answer to its dispute."""
@@ -279,11 +274,8 @@ class ServerSession:
         if maker not in open_.seals or not open_.unsealing:
             raise ProtocolAbort(f"{received.name}: nobody asked for it")
         reader = Reader(received)
-        if not primitives.same(reader.view(32, "the cohort's digest"), open_.cohort.digest):
-            raise ProtocolAbort(f"{received.name}: it speaks of another cohort")
-        listed = []
-        for _ in range(reader.number(4, "the number of shares", most=len(open_.cohort.ids))):
-            listed.append((reader.number(4, "an id", most=SERVER - 1), reader.take(shamir.SHARE_BYTES, "a share")))
+        reader.expect_digest(open_.cohort.digest, "cohort")
+        listed = reader.by_client(shamir.SHARE_BYTES, "share", most=len(open_.cohort.ids))
         reader.done()
         for who, share in listed:
             if who in open_.answers:
@@ -294,15 +286,15 @@ class ServerSession:
         """Makers of seals that are caught in a lie, and in which. Nobody honest is among them, as long as no more
         than `colluders` clients lie: an honest maker's shares join to the seed that it committed to, and it
         releases whichever are asked for (docs/secagg.md)."""
-        open_, found = self._open(), {}
+        open_, liars = self._open(), {}
         for maker, seal in open_.seals.items():
             without = len(open_.answers.keys() - seal.shares)
             if len(seal.shares) >= open_.cohort.threshold:
                 if not self._seed(open_, maker):
-                    found[maker] = "it committed to another seal than the one it shared"
+                    liars[maker] = "it committed to another seal than the one it shared"
             elif without and (seal.released or without > self.rules.colluders):
-                found[maker] = f"it made a seal that cannot be opened: {without} shares are no use"
-        return found
+                liars[maker] = f"it made a seal that cannot be opened: {without} shares are no use"
+        return liars
 
     def open(self) -> np.ndarray:
         """Take the seals off: the sum of the cohort's vectors modulo 2^k."""
@@ -364,7 +356,7 @@ class ServerSession:
         received.verify(member.signing)
         return received, open_
 
-    def _pack(self, kind: Kind, payload: bytes, cohort: Cohort | None = None) -> bytes:
+    def _pack(self, kind: Kind, payload: bytes, cohort: AnnouncedCohort | None = None) -> bytes:
         place = {} if cohort is None else {"round_index": cohort.round_index, "attempt": cohort.attempt}
         return pack(kind, self.federation, SERVER, payload, self.signing.sign, **place)
 

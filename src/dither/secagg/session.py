@@ -55,17 +55,17 @@ class LocalFederation:
     def __init__(
         self,
         num_clients: int,
-        how: FixedPoint,
+        fixed_point: FixedPoint,
         *,
         threshold: int | None = None,
         colluders: int = 0,
         min_clients: int = 2,
         neighbours: int = 0,
     ) -> None:
-        how.check()
-        self.how = how
+        fixed_point.check()
+        self.fixed_point = fixed_point
         rules = Rules(
-            how.modulus_bits, threshold or 0, colluders, max(min_clients, colluders + 2), neighbours
+            fixed_point.modulus_bits, threshold or 0, colluders, max(min_clients, colluders + 2), neighbours
         ).check()
         if num_clients < rules.min_clients:
             raise SpecError(f"num_clients={num_clients} is below min_clients={rules.min_clients}")
@@ -99,9 +99,9 @@ class LocalFederation:
         for who in encodings:
             if not 0 <= who < len(self.clients):
                 raise SpecError(f"client {who} is not one of the {len(self.clients)} of this federation")
-        if len(encodings) > self.how.num_clients:
+        if len(encodings) > self.fixed_point.num_clients:
             raise SpecError(
-                f"{len(encodings)} encodings; their range was checked for num_clients={self.how.num_clients}"
+                f"{len(encodings)} encodings; the range is checked for num_clients={self.fixed_point.num_clients}"
             )
         if not encodings:
             raise ProtocolAbort("a cohort of 0 clients")

@@ -27,13 +27,13 @@ def split(secret: bytes, *, shares: int, threshold: int) -> list[bytes]:
     if not 1 <= threshold <= shares:
         raise ValueError(f"threshold={threshold} must lie in 1 to shares={shares}")
     coefficients = [int.from_bytes(secret, "big"), *(secrets.randbelow(PRIME) for _ in range(threshold - 1))]
-    found = []
+    values = []
     for x in range(1, shares + 1):
         value = 0
         for coefficient in reversed(coefficients):
             value = (value * x + coefficient) % PRIME
-        found.append(value.to_bytes(SHARE_BYTES, "big"))
-    return found
+        values.append(value.to_bytes(SHARE_BYTES, "big"))
+    return values
 
 
 def join(shares: Mapping[int, bytes], *, threshold: int) -> bytes:

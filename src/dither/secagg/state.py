@@ -13,19 +13,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from dither.errors import ConfigError, ProtocolAbort
 from dither.secagg import client as clients
 from dither.secagg import server as servers
 from dither.secagg.client import ClientSession
-from dither.secagg.cohort import Cohort
 from dither.secagg.messages import SERVER, Kind, rebuild
-from dither.secagg.roster import Member, Roster, Rules
+from dither.secagg.roster import AnnouncedCohort, Member, Roster, Rules
 from dither.secagg.server import ServerSession
 
 _VERSION = 1
+_Session = TypeVar("_Session")
 
 
 def save_client(session: ClientSession) -> bytes:
@@ -72,13 +72,13 @@ def load_client(data: bytes) -> ClientSession:
         session.nonce = bytes.fromhex(state["nonce"])
         session.roster = _roster(session.federation, state["roster"])
         session.enrolled = bool(state["enrolled"])
-        if (found := state["attempt"]) is not None and session.roster is not None:
+        if (saved := state["attempt"]) is not None and session.roster is not None:
             session._attempt = clients._AnsweredAttempt(
-                _read_cohort(session.roster, found),
-                bytes.fromhex(found["plaintext"]),
-                bytes.fromhex(found["seed"]),
-                bytes.fromhex(found["seal"]),
-                unsealed=bool(found["unsealed"]),
+                _read_cohort(session.roster, saved),
+                bytes.fromhex(saved["plaintext"]),
+                bytes.fromhex(saved["seed"]),
+                bytes.fromhex(saved["seal"]),
+                unsealed=bool(saved["unsealed"]),
             )
         return session
 
@@ -100,7 +100,7 @@ def save_server(session: ServerSession) -> bytes:
                 for m in session.listed()
             ],
             "roster": session.roster.pack().hex() if session.roster else None,
-            "confirmations": {str(who): found.hex() for who, found in session._confirmations.items()},
+            "confirmations": {str(who): saved.hex() for who, saved in session._confirmations.items()},
             "attempt": newest and {**_cohort(newest.cohort), "over": newest.unsealing or newest.over},
         },
     )
@@ -118,10 +118,10 @@ def load_server(data: bytes) -> ServerSession:
         )
         session.enrol(Member(int(who), *map(bytes.fromhex, keys)) for who, *keys in state["members"])
         session.roster = _roster(session.federation, state["roster"])
-        session._confirmations = {int(who): bytes.fromhex(found) for who, found in state["confirmations"].items()}
-        if (found := state["attempt"]) is not None and session.roster is not None:
+        session._confirmations = {int(who): bytes.fromhex(saved) for who, saved in state["confirmations"].items()}
+        if (saved := state["attempt"]) is not None and session.roster is not None:
             session._attempt = servers._OpenAttempt.empty(
-                _read_cohort(session.roster, found), over=bool(found["over"])
+                _read_cohort(session.roster, saved), over=bool(saved["over"])
             )
         return session
 
@@ -136,7 +136,7 @@ def _read_pins(pins: Mapping[str, str] | None) -> dict[int, bytes] | None:
     return None if pins is None else {int(who): bytes.fromhex(public) for who, public in pins.items()}
 
 
-def _cohort(cohort: Cohort) -> dict[str, Any]:
+def _cohort(cohort: AnnouncedCohort) -> dict[str, Any]:
     return {
         "round": cohort.round_index,
         "number": cohort.attempt,
@@ -146,12 +146,12 @@ def _cohort(cohort: Cohort) -> dict[str, Any]:
     }
 
 
-def _read_cohort(roster: Roster, found: Mapping[str, Any]) -> Cohort:
+def _read_cohort(roster: Roster, saved: Mapping[str, Any]) -> AnnouncedCohort:
     round_index, attempt, threshold, dimension = (
-        int(found[name]) for name in ("round", "number", "threshold", "dimension")
+        int(saved[name]) for name in ("round", "number", "threshold", "dimension")
     )
-    ids = tuple(int(who) for who in found["ids"])
-    return Cohort(roster, round_index, attempt, threshold, dimension, ids).check()
+    ids = tuple(int(who) for who in saved["ids"])
+    return AnnouncedCohort(roster, round_index, attempt, threshold, dimension, ids).check()
 
 
 def _roster(federation: bytes, payload: str | None) -> Roster | None:
@@ -165,7 +165,7 @@ def _dump(what: str, state: dict[str, Any]) -> bytes:
     return body + b"\n" + hashlib.sha256(body).hexdigest().encode()
 
 
-def _load(what: str, data: bytes, build: Any) -> Any:
+def _load(what: str, data: bytes, build: Callable[[dict[str, Any]], _Session]) -> _Session:
     try:
         body, _, checksum = data.partition(b"\n")  # without one in a state of an earlier version
         if checksum and hashlib.sha256(body).hexdigest().encode() != checksum:

@@ -45,7 +45,7 @@ def _of_kind(wanted):
 
 _NODE, _FLEET = "dither.federation.party", "dither.federation.flower.fleet"
 _COORDINATOR, _SESSION = "dither.federation.server", "dither.secagg.server"
-_JOURNAL = "dither.federation.journal"
+_JOURNAL = "dither.federation.state"
 
 PHASES = {
     # A node, in the order of a round
@@ -173,14 +173,14 @@ def _taps(folder):
     return [
         ("dither.federation.flower.gate", "Gate.__enter__", "before", passed_on),
         (
-            "dither.federation.flower.grid",
+            "dither.federation.flower.apps",
             "GridTransport.pull",
             "result",
             lambda found: [keep("coordinator", body) for _, body in found if body is not None],
         ),
         (_SESSION, "ServerSession.open", "result", lambda words: keep("sum", pickle.dumps(words))),
         (
-            "dither.federation.store",
+            "dither.federation.state",
             "PartyStore.save_pending",
             "before",
             lambda arguments: keep("row", pickle.dumps(arguments[1].row)),

@@ -10,43 +10,71 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from dither.federation.flower import require
-from dither.federation.flower.fleet import IdleTimer, body_of, content
-from dither.federation.flower.grid import GridTransport
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from dither.federation.flower.fleet import Answers, IdleTimer, body_of, content
 
 _LENGTH = struct.Struct("<Q")
 _MOST_BYTES = 1 << 31
 _ANSWER_SECONDS = 3600.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.03, 0.3  # seconds between two looks: right after something came, and at most
 
 
-def server_app(coordinate: Callable[[Any, Mapping[str, Any]], None]) -> Any:
+class GridTransport:
+    """Implements `dither.federation.mailbox.Transport`."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid, self._answers, self._pause = grid, Answers(grid), _FIRST_PAUSE
+
+    def nodes(self) -> dict[int, str]:
+        return {
+            int(node.node_id): node.last_activated_at for node in self._grid.get_nodes() if node.status == "online"
+        }
+
+    def push(self, bodies: Mapping[int, bytes], *, ttl: float) -> dict[int, str]:
+        self._pause = _FIRST_PAUSE
+        messages = [
+            Message(content(body), dst_node_id=address, message_type="query", ttl=ttl)
+            for address, body in bodies.items()
+        ]
+        numbers = self._grid.push_messages(messages)
+        return {address: number for address, number in zip(bodies, numbers, strict=False) if number}
+
+    def pull(self, ids: Collection[str]) -> list[tuple[str, bytes | None]]:
+        answers = self._answers.pull(ids)
+        if answers:
+            self._pause = _FIRST_PAUSE
+        return answers
+
+    def pause(self) -> None:
+        time.sleep(self._pause)
+        self._pause = min(1.3 * self._pause, _LONGEST_PAUSE)
+
+
+def server_app(coordinate: Callable[[Any, Mapping[str, Any]], None]) -> ServerApp:
     """A ServerApp that calls `coordinate(transport, run configuration)`."""
-    require()
-    from flwr.serverapp import ServerApp
-
     app = ServerApp()
 
     @app.main()
-    def main(grid: Any, context: Any) -> None:
+    def main(grid: Grid, context: Context) -> None:
         coordinate(GridTransport(grid), dict(context.run_config))
 
     return app
 
 
-def client_app() -> Any:
+def client_app() -> ClientApp:
     """A ClientApp that hands messages to the process behind the socket."""
-    require()
-    from flwr.app import Message
-    from flwr.clientapp import ClientApp
-
     app = ClientApp()
 
     @app.query()
-    def query(message: Any, context: Any) -> Any:
+    def query(message: Message, context: Context) -> Message:
         path = context.node_config.get("dither-socket")
         if not path:
             raise RuntimeError("start the SuperNode with --node-config 'dither-socket=\"PATH\"'")
@@ -66,30 +94,30 @@ def hand_over(path: Path, body: bytes) -> bytes:
 
 
 def answer_at(
-    path: Path, answer: Callable[[bytes], bytes], *, until: Callable[[], bool], quiet: IdleTimer | None = None
+    path: Path, answer: Callable[[bytes], bytes], *, until: Callable[[], bool], timer: IdleTimer | None = None
 ) -> None:
     """Serve `hand_over` at a Unix socket that its owner alone may use, until `until()`."""
     path.unlink(missing_ok=True)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
-        door.bind(str(path))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(path))
         path.chmod(0o600)
-        door.listen(8)
-        door.settimeout(0.2)
+        listener.listen(8)
+        listener.settimeout(0.2)
         try:
             while not until():
                 try:
-                    line, _ = door.accept()
+                    line, _ = listener.accept()
                 except TimeoutError:
-                    if quiet is not None:
-                        quiet.look()
+                    if timer is not None:
+                        timer.check()
                     continue
                 with line:
                     line.settimeout(60.0)
                     try:
                         body = answer(_read(line))
                         line.sendall(_LENGTH.pack(len(body)) + body)
-                        if quiet is not None:
-                            quiet.heard()
+                        if timer is not None:
+                            timer.reset()
                     except (OSError, ValueError):
                         continue  # whoever called has gone, or did not speak our language
         finally:

@@ -1,10 +1,12 @@
-"""A node that speaks Flower's Fleet API by itself: messages in, answers out, no code of anybody else's.
+"""Everything of Flower that lies below its documented API, in one file (why: `dither.federation.flower`).
+
+Three things: a party's connection to the SuperLink (`serve`), registered keys and signed requests (`register`,
+`signer`), and how the coordinator fetches answers (`Answers`).
 
 A SuperNode starts a process for every message, sleeps 3 s whenever there is none, and runs the app that the server
-sends it. This node asks often while messages come (every 30 ms, then ever less, down to twice a second), hands the
+sends. `serve` asks often while messages come (every 30 ms, then ever less, down to twice a second), hands each
 message to a function of this process, and never looks at the app: the server can make it compute nothing but what
-Dither answers. The calls are those of Flower's SuperNode; they lie below Flower's documented interface, which is
-why `dither[deploy]` pins its versions.
+Dither answers.
 """
 
 from __future__ import annotations
@@ -13,23 +15,45 @@ import logging
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from base64 import b64decode
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import httpx
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app.message import remove_content_from_message
+from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto import control_pb2, fleet_pb2, heartbeat_pb2, message_pb2, runtime_pb2
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.inflatable import inflatable_object
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes, verify_signature
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
 from dither.errors import FederationError
-from dither.federation.flower import require
 
 RECORD, BODY = "dither", "body"
-_ASK_SECONDS, _REST_SECONDS = 0.03, 0.5  # between two questions: right after a message, and at most
-_SHARE = 4.0  # times as long as the last question took: a server with many nodes is asked less often by each
+_FIRST_POLL, _LONGEST_POLL = 0.03, 0.5  # seconds between two polls: right after a message, and at most
+_POLL_SHARE = 4.0  # times as long as the last poll took: a server with many nodes is asked less often by each
 _HEARTBEAT_SECONDS = 10.0  # the shortest that a SuperLink takes; it gives a silent node up after two
-_LINGER_SECONDS = 2.0  # a SuperLink throws away what a node said last if it leaves before that is fetched
+_LINGER_SECONDS = 2.0  # a SuperLink throws away a node's last answer if the node leaves before it is fetched
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 5.0  # between attempts to connect
-_QUIET_SECONDS = 60.0  # without a question before that is said; then twice as long, and so on
+_IDLE_SECONDS = 60.0  # without a question before that is reported; then twice as long, and so on
+_FETCH_SECONDS = 0.1  # how long one `Answers.pull` waits for answers that are being fetched
+_COMPLETE_SECONDS = 600.0  # for an answer that was begun to become complete
+
+logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 @dataclass(frozen=True)
@@ -55,32 +79,35 @@ class UnreadableMessage(ConnectionLost):
 
 
 class IdleTimer:
-    """How long nothing has been asked: said now and then, and ended with `FederationError` after `seconds`."""
+    """How long nothing has been asked: reported now and then, and ended with `FederationError` after `seconds`."""
 
     def __init__(self, where: str, seconds: float, say: Callable[[str], None]) -> None:
         self._where, self._seconds, self._say = where, seconds, say
-        self.heard()
+        self.reset()
 
-    def heard(self) -> None:
+    def reset(self) -> None:
         """Something was asked, and answered."""
-        self._since, self._next = time.monotonic(), _QUIET_SECONDS
+        self._since, self._next = time.monotonic(), _IDLE_SECONDS
 
-    def look(self) -> None:
-        quiet = time.monotonic() - self._since
-        if quiet > self._seconds:
+    def check(self) -> None:
+        idle = time.monotonic() - self._since
+        if idle > self._seconds:
             raise FederationError(
                 f"{self._where} has asked nothing for {self._seconds:.0f} s; this party gives up: start it again "
                 "when the server's owner says so"
             )
-        if quiet > self._next:
-            end = _clock(self._seconds - quiet)
-            self._say(f"{self._where} has asked nothing since {_clock(-quiet)}; waiting until {end}")
+        if idle > self._next:
+            end = _clock(self._seconds - idle)
+            self._say(f"{self._where} has asked nothing since {_clock(-idle)}; waiting until {end}")
             self._next *= 2
 
 
 def _clock(seconds: float) -> str:
     """The time of day so many seconds from now."""
     return f"{datetime.now(UTC) + timedelta(seconds=seconds):%d %b %H:%M:%S} UTC"
+
+
+# A party's connection
 
 
 def serve(
@@ -95,26 +122,25 @@ def serve(
     """Answer messages until `until()`. A broken connection is made again, with growing pauses. `FederationError`
     after `patience` seconds without one, after `idle` seconds in which nothing was asked and answered, and when
     the server may not be trusted or does not know this node."""
-    require()
     pause, since, tries = _FIRST_PAUSE, time.monotonic(), 0
-    quiet = IdleTimer(f"the server at {server.address}", idle, say)
+    timer = IdleTimer(f"the server at {server.address}", idle, say)
     while not until():
         try:
             with _Connection(server) as connection:
                 say(f"connected to {server.address}")
-                pause, rest, tries = _FIRST_PAUSE, _ASK_SECONDS, 0
+                pause, poll, tries = _FIRST_PAUSE, _FIRST_POLL, 0
                 while not until():
                     asked = time.monotonic()
                     body = connection.next()
                     since = time.monotonic()
                     if body is None:
-                        quiet.look()
-                        time.sleep(max(rest, _SHARE * (since - asked)))
-                        rest = min(1.3 * rest, _REST_SECONDS)
+                        timer.check()
+                        time.sleep(max(poll, _POLL_SHARE * (since - asked)))
+                        poll = min(1.3 * poll, _LONGEST_POLL)
                     else:
                         connection.reply(answer(body))
-                        quiet.heard()
-                        rest = _ASK_SECONDS
+                        timer.reset()
+                        poll = _FIRST_POLL
                 time.sleep(_LINGER_SECONDS)
         except ConnectionLost as error:
             away = time.monotonic() - since
@@ -123,34 +149,23 @@ def serve(
                     f"no server at {server.address} for {patience:.0f} s ({error}); check the address and that "
                     "`dither serve` runs there"
                 ) from None
-            quiet.look()
+            timer.check()
             tries += 1
             if tries & (tries - 1) == 0:  # the first, second, fourth, eighth ...
                 say(
                     f"no connection to {server.address} since {_clock(-away)}, try {tries} ({error}); the next in "
                     f"{pause:.1f} s, the last at {_clock(patience - away)}"
                 )
-            _sleep(pause, until)
+            end = time.monotonic() + pause
+            while time.monotonic() < end and not until():
+                time.sleep(0.05)
             pause = min(2 * pause, _LONGEST_PAUSE)
-
-
-def _sleep(seconds: float, until: Callable[[], bool]) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end and not until():
-        time.sleep(0.05)
 
 
 class _Connection:
     """One activation of this node at the SuperLink."""
 
     def __init__(self, server: Server) -> None:
-        from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-        from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
-        from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-        from flwr.supernode.fleet_http_client import FleetHttpClient
-        from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
-
-        logging.getLogger("httpx").setLevel(logging.WARNING)
         key: Any = load_ssh_private_key(server.key.read_bytes(), None)
         self._server, self._public = server, public_key_to_bytes(key.public_key())
         self._client = FleetHttpClient.from_server_address(
@@ -168,12 +183,9 @@ class _Connection:
         self._beat = threading.Thread(target=self._heartbeat, daemon=True)
 
     def __enter__(self) -> _Connection:
-        from flwr.proto.fleet_pb2 import ActivateNodeRequest
-        from flwr.proto.node_pb2 import Node
-
         self._client.__enter__()
         try:
-            request = ActivateNodeRequest(public_key=self._public, heartbeat_interval=_HEARTBEAT_SECONDS)
+            request = fleet_pb2.ActivateNodeRequest(public_key=self._public, heartbeat_interval=_HEARTBEAT_SECONDS)
             try:
                 answer = self._call(self._client.ActivateNode, request)
             except _RequestRejected:
@@ -195,20 +207,18 @@ class _Connection:
 
     def _leave_first(self) -> None:
         """A process that was killed is still connected in the SuperLink's eyes: sign it off."""
-        from flwr.proto.fleet_pb2 import DeactivateNodeRequest
-
         if not self._server.memory.is_file():
             return
         with suppress(_RequestRejected, ValueError):  # a number that cannot be read is as good as none
-            number = int(self._server.memory.read_text(encoding="ascii"))
-            self._call(self._client.DeactivateNode, DeactivateNodeRequest(node_id=number))
+            self._leave(int(self._server.memory.read_text(encoding="ascii")))
+
+    def _leave(self, number: int) -> None:
+        self._call(self._client.DeactivateNode, fleet_pb2.DeactivateNodeRequest(node_id=number))
 
     def __exit__(self, *_: object) -> None:
-        from flwr.proto.fleet_pb2 import DeactivateNodeRequest
-
         self._stop.set()
         try:
-            self._call(self._client.DeactivateNode, DeactivateNodeRequest(node_id=self._node.node_id))
+            self._leave(self._node.node_id)
         except (ConnectionLost, FederationError):
             pass  # it may be gone already
         finally:
@@ -217,65 +227,51 @@ class _Connection:
 
     def next(self) -> bytes | None:
         """The body of the next message, or None."""
-        from flwr.common.serde import message_from_proto
-        from flwr.proto.fleet_pb2 import PullMessagesRequest
-        from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
-
-        answer = self._call(self._client.PullMessages, PullMessagesRequest(node=self._node))
+        answer = self._call(self._client.PullMessages, fleet_pb2.PullMessagesRequest(node=self._node))
         if not answer.messages_list:
             return None
-        message, tree = message_from_proto(answer.messages_list[0]), answer.message_object_trees[0]
-        run, number = message.metadata.run_id, message.metadata.message_id
-        whole = inflated(
-            tree, lambda part: self._object(PullObjectRequest(node=self._node, run_id=run, object_id=part))
+        metadata = message_from_proto(answer.messages_list[0]).metadata
+        run, number = metadata.run_id, metadata.message_id
+        message = _assembled(
+            answer.message_object_trees[0],
+            lambda part: self._object(message_pb2.PullObjectRequest(node=self._node, run_id=run, object_id=part)),
         )
         self._call(
             self._client.ConfirmMessageReceived,
-            ConfirmMessageReceivedRequest(node=self._node, run_id=run, message_object_id=number),
+            message_pb2.ConfirmMessageReceivedRequest(node=self._node, run_id=run, message_object_id=number),
         )
-        whole.metadata.__dict__["_message_id"] = number
-        self._question = whole
-        return body_of(whole) or b""
+        message.metadata.__dict__["_message_id"] = number
+        self._question = message
+        return body_of(message) or b""
 
     def _object(self, request: Any) -> bytes:
         """One object of a message; the server may still be receiving it."""
         for _ in range(200):
-            found = self._call(self._client.PullObject, request)
-            if found.object_found and found.object_available:
-                return found.object_content
-            time.sleep(_ASK_SECONDS)
+            answer = self._call(self._client.PullObject, request)
+            if answer.object_found and answer.object_available:
+                return bytes(answer.object_content)
+            time.sleep(_FIRST_POLL)
         raise ConnectionLost("a message that never became complete")
 
     def reply(self, body: bytes) -> None:
         """Answer the message that `next` gave."""
-        from flwr.app import Message
-        from flwr.app.message import remove_content_from_message
-        from flwr.common.serde import message_to_proto
-        from flwr.proto.fleet_pb2 import PushMessagesRequest
-        from flwr.proto.message_pb2 import PushObjectRequest
-        from flwr.supercore.inflatable.inflatable_object import (
-            get_all_nested_objects,
-            get_object_tree,
-            no_object_id_recompute,
-        )
-
         message = Message(content(body), reply_to=self._question)
         message.metadata.__dict__["_message_id"] = message.object_id
-        with no_object_id_recompute():
-            tree, parts = get_object_tree(message), get_all_nested_objects(message)
+        with inflatable_object.no_object_id_recompute():
+            parts = inflatable_object.get_all_nested_objects(message)
             answer = self._call(
                 self._client.PushMessages,
-                PushMessagesRequest(
+                fleet_pb2.PushMessagesRequest(
                     node=self._node,
                     messages_list=[message_to_proto(remove_content_from_message(message))],
-                    message_object_trees=[tree],
+                    message_object_trees=[inflatable_object.get_object_tree(message)],
                     clientapp_runtime_list=[0.0],
                 ),
             )
             for number in answer.objects_to_push:
                 self._call(
                     self._client.PushObject,
-                    PushObjectRequest(
+                    message_pb2.PushObjectRequest(
                         node=self._node,
                         run_id=message.metadata.run_id,
                         session_id=answer.session_id,
@@ -285,21 +281,13 @@ class _Connection:
                 )
 
     def _heartbeat(self) -> None:
-        from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-
+        request = heartbeat_pb2.SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=_HEARTBEAT_SECONDS)
         while not self._stop.wait(_HEARTBEAT_SECONDS / 2):
-            try:
-                self._call(
-                    self._client.SendNodeHeartbeat,
-                    SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=_HEARTBEAT_SECONDS),
-                )
-            except (ConnectionLost, FederationError):
-                continue  # whoever asks for messages meets the same trouble, and says so
+            with suppress(ConnectionLost, FederationError):  # whoever asks for messages meets it too, and says so
+                self._call(self._client.SendNodeHeartbeat, request)
 
     def _call(self, method: Callable[[Any], Any], request: Any) -> Any:
         """One call: what may heal is `ConnectionLost`, what will not is `FederationError`."""
-        import httpx
-
         try:
             return method(request)
         except httpx.HTTPStatusError as error:
@@ -313,62 +301,159 @@ class _Connection:
                 raise _RequestRejected(f"HTTP {code}") from None
             raise ConnectionLost(f"HTTP {code}") from None
         except httpx.TransportError as error:
-            self._judge(error)
+            self._check_trust(error)
             raise ConnectionLost(str(error) or type(error).__name__) from None
         except ValueError as error:  # no message of Flower's
             raise ConnectionLost(f"an answer that cannot be read: {error}") from None
 
-    def _judge(self, error: BaseException) -> None:
+    def _check_trust(self, error: BaseException) -> None:
         """A server that may not be trusted is no broken connection."""
         text, inner = str(error), error.__cause__ or error.__context__
-        while inner is not None:
-            if isinstance(inner, ssl.SSLCertVerificationError):
-                text = inner.verify_message
-                break
+        while inner is not None and not isinstance(inner, ssl.SSLCertVerificationError):
             inner = inner.__cause__ or inner.__context__
-        if "CERTIFICATE_VERIFY_FAILED" in str(error) or isinstance(inner, ssl.SSLCertVerificationError):
+        if "CERTIFICATE_VERIFY_FAILED" in text or inner is not None:
+            reason = text if inner is None else inner.verify_message
             raise FederationError(
-                f"the certificate of {self._server.address} is refused: {text}; it must come from this "
+                f"the certificate of {self._server.address} is refused: {reason}; it must come from this "
                 "federation's CA, name this address and be in force (dither federation renew)"
             ) from None
         if "WRONG_VERSION_NUMBER" in text:
             raise FederationError(f"{self._server.address} does not speak TLS; it is no server of this federation")
 
 
-def content(body: bytes) -> Any:
-    """Our bytes as the content of a Flower message."""
-    from flwr.app import ConfigRecord, RecordDict
+# Registered keys and signed requests
 
+
+def register(superlink: str, ca: Path, public_key: str, name: str) -> None:
+    """Let the node with this key (OpenSSH) connect to the SuperLink at that address."""
+    key: Any = load_ssh_public_key(public_key.encode())
+    with ControlHttpClient.from_server_address(
+        superlink,
+        False,
+        ca.read_bytes(),
+        interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+    ) as client:
+        request = control_pb2.RegisterNodeRequest(public_key=public_key_to_bytes(key), name=name)
+        if not client.RegisterNode(request).node_id:
+            raise FederationError(f"the SuperLink does not register the key of {name!r}")
+
+
+def signing_keys(public_keys: Collection[str]) -> dict[bytes, Any]:
+    """Public keys (OpenSSH) by the bytes that stand for them in requests."""
+    keys: list[Any] = [load_ssh_public_key(each.encode()) for each in public_keys]
+    return {public_key_to_bytes(each): each for each in keys}
+
+
+def signer(headers: Mapping[bytes, bytes], keys: Mapping[bytes, Any]) -> bytes:
+    """Which of the keys signed the time in a request's headers; empty where none did."""
+    try:
+        public = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER.encode()], validate=True)
+        signed = headers[TIMESTAMP_HEADER.encode()]
+        age = (datetime.now(UTC) - datetime.fromisoformat(signed.decode("ascii"))).total_seconds()
+        timely = -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
+        signature = b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER.encode()], validate=True)
+        return public if timely and verify_signature(keys[public], signed, signature) else b""
+    except (KeyError, ValueError, TypeError):
+        return b""
+
+
+# How the coordinator fetches answers
+
+
+class Answers:
+    """Answers to messages that a Grid pushed. One call asks which there are; each is fetched by itself, in a
+    thread, so that one that was only begun holds up nobody."""
+
+    def __init__(self, grid: Any) -> None:
+        self._grid = grid
+        self._fetching: dict[str, Future[bytes | None]] = {}  # question -> its answer
+
+    def pull(self, ids: Collection[str]) -> list[tuple[str, bytes | None]]:
+        """Answers that have come; None for a message that will never be answered."""
+        unanswered = [number for number in ids if number not in self._fetching]
+        if unanswered:
+            request = runtime_pb2.PullAppMessagesRequest(message_ids=unanswered)
+            listed = self._grid._runtime_client.PullMessages(request)
+            for message, tree in zip(listed.messages_list, listed.message_object_trees, strict=True):
+                self._fetching[message.metadata.reply_to_message_id] = self._start(message.metadata, tree)
+        wait(self._fetching.values(), _FETCH_SECONDS)
+        done = [number for number, answer in self._fetching.items() if answer.done()]
+        answers = [(number, self._fetching.pop(number).result()) for number in done]
+        return [(number, body) for number, body in answers if number in ids]
+
+    def _start(self, metadata: Any, tree: Any) -> Future[bytes | None]:
+        """Fetch one answer in a daemon thread: one that waits in vain keeps no process from ending."""
+        answer: Future[bytes | None] = Future()
+
+        def fetch() -> None:
+            try:
+                answer.set_result(self._fetch(metadata, tree))
+            except BaseException as error:
+                answer.set_exception(error)
+
+        threading.Thread(target=fetch, daemon=True).start()
+        return answer
+
+    def _fetch(self, metadata: Any, tree: Any) -> bytes | None:
+        client, node = self._grid._runtime_client, self._grid.node
+        until = time.monotonic() + _COMPLETE_SECONDS
+
+        def part(number: str) -> bytes | None:
+            pause = _FIRST_POLL
+            request = message_pb2.PullObjectRequest(node=node, run_id=metadata.run_id, object_id=number)
+            while time.monotonic() < until:
+                answer = client.PullObject(request)
+                if not answer.object_found:
+                    break
+                if answer.object_available:
+                    return bytes(answer.object_content)
+                time.sleep(pause)
+                pause = min(2 * pause, 5.0)
+            return None
+
+        try:
+            message = _assembled(tree, part)
+        except UnreadableMessage:
+            return b""  # no message of ours either: whoever sent it is named for that
+        if message is None:
+            return None  # its sender died in the middle of it
+        client.ConfirmMessageReceived(
+            message_pb2.ConfirmMessageReceivedRequest(
+                node=node, run_id=metadata.run_id, message_object_id=metadata.message_id
+            )
+        )
+        return (body_of(message) or b"") if message.has_content() else None
+
+
+def _assembled(tree: Any, part: Callable[[str], bytes | None]) -> Any:
+    """A Flower message from its parts, or None where one of them is not to be had."""
+    contents = {}
+    for each in inflatable_object.iterate_object_tree(tree):
+        content_of_part = part(each.object_id)
+        if content_of_part is None:
+            return None
+        contents[each.object_id] = content_of_part
+    try:
+        message = inflate_object_from_contents(tree.object_id, contents)
+    except Exception as error:  # whatever comes of bytes that anybody may have sent
+        raise UnreadableMessage(f"a message that cannot be read: {type(error).__name__}") from None
+    if not isinstance(message, Message):
+        raise UnreadableMessage(f"a {type(message).__name__} in the place of a message")
+    return message
+
+
+# Our bytes in a Flower message (documented)
+
+
+def content(body: bytes) -> RecordDict:
+    """Our bytes as the content of a Flower message."""
     return RecordDict({RECORD: ConfigRecord({BODY: body})})
 
 
-def inflated(tree: Any, part: Callable[[str], bytes | None]) -> Any:
-    """A Flower message from its parts, or None where one of them is not to be had."""
-    from flwr.app import Message
-    from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-    from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-
-    contents = {}
-    for each in iterate_object_tree(tree):
-        found = part(each.object_id)
-        if found is None:
-            return None
-        contents[each.object_id] = found
-    try:
-        whole = inflate_object_from_contents(tree.object_id, contents)
-    except Exception as error:  # whatever comes of bytes that anybody may have sent
-        raise UnreadableMessage(f"a message that cannot be read: {type(error).__name__}") from None
-    if not isinstance(whole, Message):
-        raise UnreadableMessage(f"a {type(whole).__name__} in the place of a message")
-    return whole
-
-
-def body_of(message: Any) -> bytes | None:
+def body_of(message: Message) -> bytes | None:
     """Our bytes in a Flower message, or None where it carries none."""
-    from flwr.app import ConfigRecord, RecordDict
-
     if not message.has_content() or not isinstance(message.content, RecordDict):
         return None
     record = message.content.get(RECORD)
-    found = record.get(BODY) if isinstance(record, ConfigRecord) else None
-    return found if isinstance(found, bytes) else None
+    body = record.get(BODY) if isinstance(record, ConfigRecord) else None
+    return body if isinstance(body, bytes) else None

@@ -17,15 +17,16 @@ import socket
 import ssl
 import threading
 import time
-from base64 import b64decode
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection
 from contextlib import suppress
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
+import httpx
+import uvicorn
+
 from dither.errors import FederationError
+from dither.federation.flower import TlsFiles, fleet
 
 _CALLS = (
     "activate-node",
@@ -50,7 +51,7 @@ _SLOWEST = 1 << 16  # bytes a second, in either direction
 _SMALL = 1 << 20  # the longest body of a call that carries no upload
 
 
-class _Line:
+class _Peer:
     """A connection: whose it is, and until when it may stay as it is."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -62,23 +63,23 @@ class _Line:
             self.connection.shutdown(socket.SHUT_RDWR)  # the server's loop sees its end, and closes it
 
 
-class _Door(socket.socket):
+class _Listener(socket.socket):
     """A listening socket that remembers whom it let in."""
 
-    lines: dict[tuple[str, int], _Line]
-    let_in = 0
+    peers: dict[tuple[str, int], _Peer]
+    accepted = 0
 
     def accept(self) -> tuple[socket.socket, Any]:
         connection, address = super().accept()
-        self.let_in += 1
-        for at, line in list(self.lines.items()):
-            if line.connection.fileno() < 0:  # closed
-                del self.lines[at]
-        strangers = [at for at, line in self.lines.items() if not line.node]
+        self.accepted += 1
+        for at, peer in list(self.peers.items()):
+            if peer.connection.fileno() < 0:  # closed
+                del self.peers[at]
+        strangers = [at for at, peer in self.peers.items() if not peer.node]
         if len(strangers) >= _STRANGERS:  # the longest silent one of the host that has most of them makes room
-            ((crowd, _),) = Counter(host for host, _ in strangers).most_common(1)
-            self.lines.pop(next(at for at in strangers if at[0] == crowd)).cut()
-        self.lines[address[:2]] = _Line(connection)
+            ((busiest, _),) = Counter(host for host, _ in strangers).most_common(1)
+            self.peers.pop(next(at for at in strangers if at[0] == busiest)).cut()
+        self.peers[address[:2]] = _Peer(connection)
         return connection, address
 
 
@@ -86,19 +87,11 @@ class Gate:
     """A server in a thread of this process. `with Gate(...)` until it is to stop. `nodes` are the public keys
     (OpenSSH) of those who may pass."""
 
-    def __init__(
-        self, host: str, port: int, *, inside: str, certificate: Path, key: Path, ca: Path, nodes: Iterable[str]
-    ) -> None:
-        import httpx
-        import uvicorn
-        from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-        from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-
+    def __init__(self, host: str, port: int, *, inside: str, tls: TlsFiles, nodes: Collection[str]) -> None:
         self.most_bytes = _SMALL  # of an upload; more when the agreement is known
         self.open = True  # else nodes are told to come back: who is inside does not know them yet
-        keys: list[Any] = [load_ssh_public_key(each.encode()) for each in nodes]
-        self._keys = {public_key_to_bytes(each): each for each in keys}
-        trust = ssl.create_default_context(cafile=str(ca))
+        self._keys = fleet.signing_keys(nodes)
+        trust = ssl.create_default_context(cafile=str(tls.ca))
         self._client = httpx.AsyncClient(
             base_url=f"https://{inside}",
             verify=trust,
@@ -108,26 +101,26 @@ class Gate:
         self._server = uvicorn.Server(
             uvicorn.Config(
                 self._app,
-                ssl_certfile=str(certificate),
-                ssl_keyfile=str(key),
+                ssl_certfile=str(tls.certificate),
+                ssl_keyfile=str(tls.key),
                 log_level="critical",
                 access_log=False,
                 interface="asgi3",
                 lifespan="off",
                 server_header=False,
                 timeout_graceful_shutdown=2,
-                loop="asyncio",  # which asks `_Door.accept`
+                loop="asyncio",  # which asks `_Listener.accept`
                 http="h11",  # whose headers have a longest length
                 h11_max_incomplete_event_size=_HEADER_BYTES,
                 ws="none",
                 backlog=_STRANGERS,
             )
         )
-        self._host, self._port = host, port
-        self._lines: dict[tuple[str, int], _Line] = {}
-        self._doors: list[_Door] = []
+        self._host, self._port, self.address = host, port, f"{host}:{port}"
+        self._peers: dict[tuple[str, int], _Peer] = {}
+        self._listeners: list[_Listener] = []
         self._thread = threading.Thread(target=self._run, daemon=True)
-        self._watch = threading.Thread(target=self._cut_the_late, daemon=True)
+        self._watch = threading.Thread(target=self._cut_slow_peers, daemon=True)
         self._over = threading.Event()
 
     def __enter__(self) -> Gate:
@@ -142,7 +135,7 @@ class Gate:
         except OSError:
             self.__exit__()
             raise FederationError(
-                f"cannot listen on {self._host}:{self._port}: it is in use, or not an address of this host"
+                f"cannot listen on {self.address}: it is in use, or not an address of this host"
             ) from None
         self._watch.start()
         return self
@@ -152,78 +145,60 @@ class Gate:
         self._server.should_exit = True
         if self._thread.is_alive():
             self._thread.join(5.0)
-        for door in self._doors:
-            door.close()
+        for listener in self._listeners:
+            listener.close()
 
     def _listen(self) -> None:
-        found = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, kind, protocol, _, address in dict.fromkeys(found):
-            door = _Door(family, kind, protocol)
-            self._doors.append(door)
-            door.lines = self._lines
-            door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        addresses = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, address in dict.fromkeys(addresses):
+            listener = _Listener(family, kind, protocol)
+            self._listeners.append(listener)
+            listener.peers = self._peers
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
-                door.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            door.bind(address)
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listener.bind(address)
 
     def _run(self) -> None:
-        self._server.run(sockets=list(self._doors))
+        self._server.run(sockets=list(self._listeners))
 
-    def _cut_the_late(self) -> None:
+    def _cut_slow_peers(self) -> None:
         """Slow in TLS, in headers, in a body, in taking an answer: one limit of time for each."""
         counted = 0
         while not self._over.wait(0.25):
-            let_in = sum(door.let_in for door in self._doors)
-            if let_in - counted > _STRANGERS:  # what TLS leaves of a connection are cycles of 300 kB
-                counted = let_in
+            accepted = sum(listener.accepted for listener in self._listeners)
+            if accepted - counted > _STRANGERS:  # what TLS leaves of a connection are cycles of 300 kB
+                counted = accepted
                 gc.collect()
-            for line in list(self._lines.values()):
-                if line.until < time.monotonic():
-                    line.cut()
-
-    def _node(self, headers: dict[bytes, bytes]) -> bytes:
-        """The registered key whose holder signed the time in these headers; empty where there is none."""
-        from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
-        from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
-        from flwr.supercore.primitives.asymmetric import verify_signature
-
-        try:
-            public = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER.encode()], validate=True)
-            signed = headers[TIMESTAMP_HEADER.encode()]
-            age = (datetime.now(UTC) - datetime.fromisoformat(signed.decode("ascii"))).total_seconds()
-            timely = -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
-            signature = b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER.encode()], validate=True)
-            return public if timely and verify_signature(self._keys[public], signed, signature) else b""
-        except (KeyError, ValueError, TypeError):
-            return b""
+            for peer in list(self._peers.values()):
+                if peer.until < time.monotonic():
+                    peer.cut()
 
     async def _app(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """ASGI: one request in, one out."""
         if scope["type"] != "http":
             return
-        headers, line = dict(scope["headers"]), self._lines.get(scope["client"])
+        headers, peer = dict(scope["headers"]), self._peers.get(scope["client"])
         length = headers.get(b"content-length", b"0")
         most = self.most_bytes if scope["path"].endswith("/push-object") else _SMALL
         if scope["method"] != "POST" or scope["path"] not in _OPEN:
             return await _refuse(send, 404)
-        if line is None or not (node := self._node(headers)):
+        if peer is None or not (node := fleet.signer(headers, self._keys)):
             return await _refuse(send, 401)
         if not self.open:
             return await _refuse(send, 502)
-        if not line.node and sum(each.node == node for each in self._lines.values()) >= _CONNECTIONS:
+        if not peer.node and sum(each.node == node for each in self._peers.values()) >= _CONNECTIONS:
             return await _refuse(send, 429)
         if b"transfer-encoding" in headers or not length.isdigit():
             return await _refuse(send, 411)
         if len(length) > 12 or int(length) > most:
             return await _refuse(send, 413)
-        line.node = node
-        line.until = time.monotonic() + _NODE_SECONDS + int(length) / _SLOWEST
-        await self._pass_on(scope, receive, send, line)
-        line.until = time.monotonic() + _NODE_SECONDS
+        peer.node = node
+        peer.until = time.monotonic() + _NODE_SECONDS + int(length) / _SLOWEST
+        await self._pass_on(scope, receive, send, peer)
+        peer.until = time.monotonic() + _NODE_SECONDS
 
-    async def _pass_on(self, scope: dict[str, Any], receive: Any, send: Any, line: _Line) -> None:
-        import httpx
-
+    async def _pass_on(self, scope: dict[str, Any], receive: Any, send: Any, peer: _Peer) -> None:
         async def body() -> Any:
             more = True
             while more:
@@ -236,17 +211,17 @@ class Gate:
         begun = False
         kept = [(name, value) for name, value in scope["headers"] if name not in _HOP]
         try:
-            async with self._client.stream("POST", scope["path"], content=body(), headers=kept) as found:
-                line.until += int(found.headers.get("content-length", 0)) / _SLOWEST
-                back = [(name, value) for name, value in found.headers.raw if name.lower() not in _HOP]
-                await send({"type": "http.response.start", "status": found.status_code, "headers": back})
+            async with self._client.stream("POST", scope["path"], content=body(), headers=kept) as answer:
+                peer.until += int(answer.headers.get("content-length", 0)) / _SLOWEST
+                back = [(name, value) for name, value in answer.headers.raw if name.lower() not in _HOP]
+                await send({"type": "http.response.start", "status": answer.status_code, "headers": back})
                 begun = True
-                async for part in found.aiter_raw():
+                async for part in answer.aiter_raw():
                     await send({"type": "http.response.body", "body": part, "more_body": True})
                 await send({"type": "http.response.body", "body": b""})
         except httpx.HTTPError:
             if begun:
-                line.cut()
+                peer.cut()
             else:
                 await _refuse(send, 502)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dither.errors import FederationError
-from dither.federation.flower import QUIET, require
+from dither.federation.flower import QUIET, TlsFiles, fleet
 
 _START_SECONDS = 60.0
 _NAME = "dither"
@@ -26,9 +26,8 @@ _NAME = "dither"
 class SuperLink:
     """`with SuperLink(...)`: listens on 127.0.0.1 at a free port, with TLS and node authentication."""
 
-    def __init__(self, folder: Path, *, certificate: Path, key: Path, ca: Path, env: Mapping[str, str]) -> None:
-        require()
-        self.folder, self._certificate, self._key, self._ca = folder, certificate, key, ca
+    def __init__(self, folder: Path, tls: TlsFiles, env: Mapping[str, str]) -> None:
+        self.folder, self._tls = folder, tls
         self.port = free_port()
         self.inside = f"127.0.0.1:{self.port}"
         self._env = {**os.environ, **QUIET, "FLWR_HOME": str(folder / "flwr"), **env}
@@ -41,20 +40,25 @@ class SuperLink:
         home.mkdir(parents=True, exist_ok=True)
         (home / "config.toml").write_text(
             f'[superlink]\ndefault = "{_NAME}"\n\n[superlink.{_NAME}]\naddress = "{self.inside}"\n'
-            f'root-certificates = "{self._ca.resolve()}"\n',
+            f'root-certificates = "{self._tls.ca.resolve()}"\n',
             encoding="utf-8",
         )
         command = [
             *_program("flower-superlink"),
             *("--host", "127.0.0.1", "--port", str(self.port)),
-            *("--ssl-certfile", str(self._certificate), "--ssl-keyfile", str(self._key)),
-            *("--ssl-ca-certfile", str(self._ca)),
+            *("--ssl-certfile", str(self._tls.certificate), "--ssl-keyfile", str(self._tls.key)),
+            *("--ssl-ca-certfile", str(self._tls.ca)),
             "--enable-supernode-auth",
             "--disable-runtime-dependency-installation",
         ]
         log = open(self.folder / "superlink.log", "ab")  # the child writes it
         self._process = subprocess.Popen(
-            command, env=self._env, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, **apart()
+            command,
+            env=self._env,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            **separate_process(),
         )
         log.close()
         try:
@@ -84,22 +88,7 @@ class SuperLink:
 
     def register(self, public_key: str, name: str) -> None:
         """Let in the node with this key (OpenSSH)."""
-        from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-        from flwr.proto.control_pb2 import RegisterNodeRequest
-        from flwr.supercore.control import ControlHttpClient
-        from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
-        from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-
-        key: Any = load_ssh_public_key(public_key.encode())
-        with ControlHttpClient.from_server_address(
-            self.inside,
-            False,
-            self._ca.read_bytes(),
-            interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
-        ) as client:
-            answer = client.RegisterNode(RegisterNodeRequest(public_key=public_key_to_bytes(key), name=name))
-        if not answer.node_id:
-            raise FederationError(f"the SuperLink does not register the key of {name!r}")
+        fleet.register(self.inside, self._tls.ca, public_key, name)
 
     def run(self, source: Path, config: Mapping[str, str]) -> None:
         """Start the Flower app in that folder."""
@@ -121,7 +110,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def apart() -> dict[str, Any]:
+def separate_process() -> dict[str, Any]:
     """Arguments of Popen: a group of its own, so that Ctrl-C reaches us alone, and an end when we end (Linux)."""
     return {"start_new_session": True, "preexec_fn": _die_with_parent if sys.platform == "linux" else None}
 
@@ -147,7 +136,7 @@ def _program(name: str) -> list[str]:
     path = Path(sys.executable).parent / name
     if path.is_file():
         return [str(path)]
-    found = shutil.which(name)
-    if found is None:
+    elsewhere = shutil.which(name)
+    if elsewhere is None:
         raise FederationError(f"{name} is not installed beside {sys.executable}")
-    return [found]
+    return [elsewhere]

@@ -1,3 +1,0 @@
-from dither.cli import main
-
-main()

@@ -1,0 +1,474 @@
+"""dither account, audit, budget: claimed, proven and attacked ε, and what was spent of a budget."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dither.cli import options
+from dither.cli.options import DataDir, Json, LedgerFile, Quiet, Settings, spec_from
+from dither.cli.printing import epsilon_text, error_terminal, on_interrupt, print_table
+from dither.errors import SpecError
+
+if TYPE_CHECKING:
+    from dither.accounting import ProvenRow
+    from dither.experiment.account import PrivacyReport
+    from dither.experiment.report import AttackedRow
+
+budget = typer.Typer(
+    help="Show and set privacy budgets: what was spent on which data, and how much may be.", no_args_is_help=True
+)
+Data = Annotated[str, typer.Argument(metavar="DATA", help="Your own file, or the name of a data set.")]
+Known = Annotated[str, typer.Argument(metavar="KNOWN", help="A data set of the ledger: its id, name or file.")]
+_CHOSEN = "settings of sampled runs that were chosen after looking at earlier results"
+VIOLATION = 5  # exit code
+
+
+def account(
+    run_folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN", help="A run folder, a preset or a spec file.", autocompletion=options.presets
+        ),
+    ],
+    settings: Settings = None,
+    data_dir: DataDir = None,
+    every_recipe: Annotated[
+        bool,
+        typer.Option(
+            "--every-recipe", help="Also list every bound that was tried, with the reason for each refusal."
+        ),
+    ] = False,
+    ex_ante: Annotated[
+        bool,
+        typer.Option("--ex-ante", help="Also list the bounds that hold before the cohorts are drawn at random."),
+    ] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Print the claimed and the proven ε of a run or a spec, for every adversary, and why they differ."""
+    from dither.experiment.account import account as accounted
+    from dither.spec import parse_setting
+
+    found = accounted(
+        run_folder if run_folder.exists() else str(run_folder),
+        values=dict(parse_setting(each) for each in settings or []),
+        every_recipe=every_recipe,
+        ex_ante=ex_ante,
+        data_dir=data_dir,
+    )
+    if as_json:
+        typer.echo(found.to_json())
+    elif not quiet:
+        _print_account(found)
+
+
+def _print_account(found: PrivacyReport) -> None:
+    from dither.experiment.report import SHORT_VIEWS, uncovered
+
+    epsilon, claim = found.epsilon, found.epsilon.claimed
+    rows = [
+        {
+            "": "claimed",
+            "ε": epsilon_text(claim.value),
+            "per": claim.unit,
+            "adversary": "",
+            "neighbouring data": claim.adjacency,
+            "source": claim.source,
+        }
+    ]
+    for row in epsilon.notable:
+        kind = "assumed" if row.assumed else "proven"
+        rows.append({"": kind, "ε": epsilon_text(row.value), "per": row.unit, **_seen(row), "source": row.recipe})
+    for shown in epsilon.attacked:
+        value, form = f">= {epsilon_text(shown.value)}", shown.form.split(":")[0]
+        rows.append({"": "attacked", "ε": value, "per": shown.unit, **_seen(shown), "source": form})
+    print_table(rows, title=f"{found.method}: claimed and proven ε at δ = {claim.delta:g}")
+    for row in epsilon.notable:
+        where = f"{SHORT_VIEWS[row.view]}, {row.adjacency}"
+        if row.clients is not None and row.view in ("upload", "sum"):
+            spread = [epsilon_text(value) for value in (row.clients.min, row.clients.median, row.clients.max)]
+            if len(set(spread)) > 1:
+                typer.echo(f"{where}: over the clients min {spread[0]}, median {spread[1]}, max {spread[2]}")
+        if row.against:
+            typer.echo(f"{where}: the proof holds {row.against}")
+        if row.no_credit:
+            typer.echo(f"{where}: no credit for the other clients' noise: {row.no_credit}")
+    for bounds, title in (
+        (found.tried, "Every bound that was tried, for the client with the largest ε"),
+        (found.ex_ante, "The same bounds before the cohorts are drawn (R4)"),
+    ):
+        if bounds:
+            print_table([_bound(row) for row in _distinct(bounds)], title=title)
+    for condition in epsilon.failing_conditions:
+        typer.echo(f"a condition of the claim does not hold: {condition}")
+    if found.why:
+        typer.echo(f"why they differ: {found.why}")
+    for text in uncovered(epsilon.table):
+        typer.echo(f"not covered: {text}")
+
+
+def _seen(row: ProvenRow | AttackedRow) -> dict[str, str]:
+    from dither.experiment.report import SHORT_VIEWS
+
+    return {"adversary": SHORT_VIEWS[row.view], "neighbouring data": row.adjacency}
+
+
+def _bound(row: ProvenRow) -> dict[str, str]:
+    return {"ε": epsilon_text(row.value), **_seen(row), "source": row.recipe, "detail": row.detail}
+
+
+def _distinct(rows: Sequence[ProvenRow]) -> list[ProvenRow]:
+    """Each bound once, at the strongest adversary it holds for."""
+    first: dict[tuple[str, float, str, str], ProvenRow] = {}
+    for row in rows:
+        first.setdefault((row.adjacency, row.value, row.recipe, row.detail), row)
+    return list(first.values())
+
+
+def audit(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="METHOD | SPEC.toml | RUN",
+            help="A preset, a spec or a run folder to attack.",
+            autocompletion=options.presets,
+        ),
+    ],
+    view: Annotated[
+        list[str] | None,
+        typer.Option("--view", help="What the adversary sees: upload, sum, broadcast, final (default: all)."),
+    ] = None,
+    trials: Annotated[int, typer.Option(help="Trials with the record, and as many without.")] = 10_000,
+    confidence: Annotated[float, typer.Option(help="Probability with which each attacked ε holds.")] = 0.95,
+    canaries: Annotated[int, typer.Option(help="Also one run with this many canaries; 0: none.")] = 0,
+    rounds: Annotated[
+        int | None, typer.Option(help="Look at the target's first rounds only (default: all that fit a minute).")
+    ] = None,
+    settings: Settings = None,
+    seed: Annotated[int, typer.Option(help="Seed of the trials.")] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for audit.json and pictures (default: the run's own)."),
+    ] = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Attack a method, a spec or a run: a lower bound on ε for each adversary, measured on the code that runs.
+
+    The exit code is 5 if an attacked ε exceeds the proven one: a bug in the method, its noise or the proof.
+    """
+    from dither import auditing
+    from dither.auditing import report as pictures
+    from dither.experiment.folder import to_json
+    from dither.experiment.partial import default_folder
+    from dither.experiment.report import SHORT_VIEWS, Report
+
+    folder = Path(what)
+    is_run = (folder / "spec.toml").is_file()
+    spec = spec_from(str(folder / "spec.toml") if is_run else what, None, settings, None)
+    console = error_terminal()
+
+    def say(row: dict[str, Any]) -> None:
+        adversary = f"{SHORT_VIEWS[row['view']]}, {row['unit']}"
+        console.print(
+            f"{adversary}: attacked ε {epsilon_text(row['attacked']['value'])}", style="dim", highlight=False
+        )
+
+    finished = Report.read(folder) if is_run else None
+    with on_interrupt("finished rows are kept; run the same command to continue"):
+        found = auditing.audit(
+            spec,
+            completed_rounds=finished.rounds if finished is not None and not settings else None,
+            views=tuple(view) if view else auditing.VIEWS,
+            trials=trials,
+            confidence=confidence,
+            canaries=canaries,
+            rounds=rounds,
+            seed=seed,
+            data_dir=data_dir,
+            on_row=None if as_json or quiet else say,
+            keep=default_folder(),
+        )
+    # With other settings it is another run that was audited.
+    target = out or (folder if is_run and not settings else None)
+    if target is not None and out is None and spec.data.path:
+        target = target / "local"  # what an attack finds with the records at hand, no ε covers
+    written = pictures.save(found, target) if target is not None else []
+    if as_json:
+        typer.echo(to_json(found.to_dict(), indent=2))
+    elif not quiet:
+        _print(found, written)
+    if found.violations:
+        for row in found.violations:
+            console.print(
+                f"[bold red]VIOLATION:[/] {SHORT_VIEWS[row['view']]} ({row['unit']}): at least "
+                f"{epsilon_text(row['attacked']['value'])} was shown at {row['attacked']['confidence']:.4g} "
+                f"confidence ({row['attacked']['form']}), at most {epsilon_text(row['proven'])} was proved "
+                f"({row['recipe']}): the method, its "
+                "noise or the proof is wrong",
+                soft_wrap=True,
+                highlight=False,
+            )
+        sys.exit(VIOLATION)
+
+
+def _print(found: Any, written: list[Path]) -> None:
+    rows = []
+    for row in found.rows:
+        attacked = row["attacked"]
+        rows.append(
+            {
+                "adversary": _adversary(row),
+                "per": row["unit"],
+                "claimed ε": "" if row["claimed"] is None else epsilon_text(row["claimed"]),
+                "proven ε": epsilon_text(row["proven"]),
+                "attacked ε": f"{epsilon_text(attacked['value'])}{' !' if row['refutes_claim'] else ''}",
+                "bound": attacked["form"].split(":")[0],
+                "rounds": row["rounds"],
+                "trials": attacked["trials"],
+            }
+        )
+    first = found.rows[0]
+    print_table(
+        rows,
+        title=f"{found.spec.method}: at δ = {first['delta']:g}, {first['adjacency']}, "
+        f"each attacked ε with {found.confidence:.4g} confidence",
+        footer="! larger than the claim: the paper's guarantee does not hold" if found.refuted else "",
+    )
+    for row in found.rows:
+        for bound in row["bounds"]:
+            value, detail = epsilon_text(bound["value"]), f"{bound['detail']}; {row['design']}"
+            typer.echo(f"{_adversary(row)}, {row['unit']}: {value} by {bound['form']} ({detail})")
+    for what in dict.fromkeys(text for row in found.rows for text in row["not_covered"]):
+        typer.echo(f"not covered by the proof: {what.removeprefix('not covered: ')}")
+    for note in found.notes:
+        typer.echo(f"note: {note}")
+    for path in written:
+        typer.echo(f"written: {path}")
+
+
+def _adversary(row: dict[str, Any]) -> str:
+    from dither.experiment.report import SHORT_VIEWS
+
+    return "server sees one upload" if row["unit"] == "message" else SHORT_VIEWS[row["view"]]
+
+
+# Budgets
+
+
+@budget.command("show")
+def budget_show(
+    data: Annotated[
+        str | None, typer.Argument(metavar="DATA", help="Your own file, or a data set's name.")
+    ] = None,
+    ledger: LedgerFile = None,
+    delta: Annotated[float, typer.Option(help="δ for data sets without a budget.")] = 1e-5,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Show what has been spent, by data set and client."""
+    from dither.accounting import FLOAT_NOISE
+
+    book = _ledger(ledger)
+    rows, gaps = [], {FLOAT_NOISE: None}
+    for dataset in [_data_id(book, data)] if data else book.datasets():
+        for spent in book.spent(dataset, delta=delta):
+            budget, more = spent.budget, [_CHOSEN] if len(spent.runs) > 1 else []
+            gaps |= dict.fromkeys(more)
+            rows.append(
+                {
+                    "data": data or book.called(dataset),
+                    "client": spent.client,
+                    "spent": epsilon_text(spent.epsilon),
+                    "budget": epsilon_text(budget.epsilon) if budget else "none",
+                    "δ": f"{spent.delta:g}",
+                    "view": spent.view,
+                    "neighbouring data": spent.adjacency,
+                    "runs": len(spent.runs),
+                    **({"not covered": "; ".join([FLOAT_NOISE, *more])} if as_json else {}),
+                }
+            )
+    if not rows and not as_json and not quiet:
+        typer.echo(f"nothing has been charged to {book.path}")
+        return
+    print_table(
+        rows,
+        as_json=as_json,
+        quiet=quiet,
+        title=f"Proven ε spent, by {book.path}",
+        footer="\n".join(f"not covered: {gap}" for gap in gaps),
+    )
+
+
+@budget.command("set")
+def budget_set(
+    data: Data,
+    epsilon: Annotated[float, typer.Option(help="Largest proven ε of everything ever released.")],
+    delta: Annotated[float, typer.Option(help="δ of that ε.")] = 1e-5,
+    view: Annotated[
+        str, typer.Option(help="What the adversary sees: upload, sum, broadcast or final.")
+    ] = "upload",
+    adjacency: Annotated[str, typer.Option(help="zero-out, replace-one or add/remove.")] = "zero-out",
+    client: Annotated[str | None, typer.Option(help="One client of a column partition (default: all).")] = None,
+    id: Annotated[
+        str, typer.Option(help="Your name for these records: files with one name are charged together.")
+    ] = "",
+    ledger: LedgerFile = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Raise a budget without confirmation.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Set a budget. A run stops at the last round it can afford. Raising a budget asks for confirmation."""
+    from dither.accounting.ledger.runs import Budget
+
+    book = _ledger(ledger)
+    limit = Budget(epsilon, delta, view, adjacency).check()
+    dataset = _data_id(book, data)
+    if id:
+        book.identify(dataset, file=Path(data).name, name=id)
+    was = book.budget(dataset, client)
+    if was is not None and not limit.within(was) and not yes and not as_json and sys.stdin.isatty():
+        yes = typer.confirm(f"Raise the budget of {data} from {was} to {limit}?", err=True)
+    book.set_budget(dataset, limit, client, raising=yes)
+    if as_json:
+        print_table([{"data": data, "client": client, **limit._asdict()}], as_json=True)
+    elif not quiet:
+        typer.echo(f"budget of {data}{f', client {client}' if client else ''}: {limit}")
+
+
+@budget.command("same")
+def budget_same(
+    data: Data,
+    known: Known,
+    ledger: LedgerFile = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Declare that a file holds records of a known data set: the two are charged together from now on."""
+    book = _ledger(ledger)
+    book.identify(_data_id(book, data), file=Path(data).name, name=_known(book, known))
+    _said(f"{data} is charged together with {book.called(_known(book, known))}", as_json, quiet)
+
+
+@budget.command("other")
+def budget_other(
+    data: Data,
+    known: Known,
+    ledger: LedgerFile = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Declare it without confirmation.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Declare that a file holds other people's records than a data set with which it shares rows."""
+    book = _ledger(ledger)
+    dataset, than = _data_id(book, data), _known(book, known)
+    if not yes and not as_json and sys.stdin.isatty():
+        yes = typer.confirm(
+            f"Is it true that nobody of {book.called(than)} is in {data}? Records in both will be spent twice.",
+            err=True,
+        )
+    if not yes:
+        raise SpecError(
+            f"{data!r} shares rows with a known data set; confirm with --yes that it holds other people's records"
+        )
+    book.declare_other(dataset, than)
+    _said(f"{data} holds other records than {book.called(than)}", as_json, quiet)
+
+
+@budget.command("history")
+def budget_history(
+    data: Annotated[
+        str | None, typer.Argument(metavar="DATA", help="Your own file, or a data set's name.")
+    ] = None,
+    ledger: LedgerFile = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """List every charge and every change of a budget, oldest first, and check that nothing was edited."""
+    book = _ledger(ledger)
+    rows = [_history_row(entry) for entry in book.history(_data_id(book, data) if data else None)]
+    if not rows and not as_json and not quiet:
+        typer.echo(f"nothing has been charged to {book.path}")
+        return
+    print_table(rows, as_json=as_json, quiet=quiet, title=f"History of {book.path}")
+
+
+def _history_row(entry: Any) -> dict[str, Any]:
+    if entry.kind == "data":
+        what = _about(entry.about)
+    elif entry.kind == "budget":
+        what = f"budget {entry.budget}" if entry.budget else "budget removed"
+        if entry.was is not None:
+            raised = entry.budget is None or not entry.budget.within(entry.was)
+            what = f"{what}, {'raised from' if raised else 'before:'} {entry.was}"
+    else:
+        counts = [sum(count for _, count in charge.participations) for charge in entry.charges]
+        what = f"rounds {entry.rounds[0]} to {entry.rounds[1] - 1}, {max(counts)} participations at most"
+    clients = entry.client or ", ".join(charge.client for charge in entry.charges[:3]) or "all"
+    return {
+        "": entry.position,
+        "time": entry.time[:19].replace("T", " "),
+        "data": entry.dataset[:8],
+        "run": entry.run[:8],
+        "client": clients + (f" and {len(entry.charges) - 3} more" if len(entry.charges) > 3 else ""),
+        "what": what,
+    }
+
+
+def _about(about: Any) -> str:
+    said = [
+        *([f"file {about.file}"] if about.file else []),
+        *([f"called {about.name}"] if about.name else []),
+        *(f"the same records as {each[:8]}" for each in about.same),
+        *(f"other records than {each[:8]}" for each in about.other),
+        *(f"known to ledger {each[:8]} too" for each in about.besides),
+    ]
+    return "data: " + ", ".join(said or ["a sketch of its records"])
+
+
+def _said(text: str, as_json: bool, quiet: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({"recorded": text}, ensure_ascii=False))
+    elif not quiet:
+        typer.echo(text)
+
+
+def _known(book: Any, name: str) -> str:
+    """The id of a data set of the ledger, by what somebody calls it."""
+    found = book.find(name)
+    return found if found is not None else _data_id(book, name)
+
+
+def _ledger(path: Path | None) -> Any:
+    from dither.accounting.ledger.runs import Ledger
+
+    return Ledger(path or Ledger.default_path())
+
+
+def _data_id(book: Any, data: str) -> str:
+    from dither.accounting.ledger.runs import data_id
+    from dither.data import entries
+
+    if data in entries():
+        return data_id(book, name=data)
+    if Path(data).expanduser().exists():
+        return data_id(book, path=data)
+    if (known := book.find(data)) is not None:
+        return str(known)
+    raise SpecError(
+        f"{data!r} is neither a file (or folder), nor a data set of `dither data list` or of {book.path}"
+    )
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to the program."""
+    app.command()(account)
+    app.command()(audit)
+    app.add_typer(budget, name="budget")
