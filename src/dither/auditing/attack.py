@@ -221,14 +221,14 @@ class _Auditor:
         each = 1 - (1 - self.options.confidence) / (1 + gaussian + (exhibited is not None))
         delta = spec.privacy.delta
         thresholds = bounds.choose_thresholds(*pilot_scores, trials=trials, delta=delta, error=1 - each)
-        found = [bounds.count_bound(*scores, thresholds, delta=delta, confidence=each)]
+        lower_bounds = [bounds.count_bound(*scores, thresholds, delta=delta, confidence=each)]
         mu_thresholds = bounds.mu_thresholds(*pilot_scores) if gaussian else []
         if gaussian:
-            found.append(bounds.mu_bound(*scores, mu_thresholds, delta=delta, confidence=each))
+            lower_bounds.append(bounds.mu_bound(*scores, mu_thresholds, delta=delta, confidence=each))
         if exhibited is not None:
-            found.append(bounds.exhibited_bound(exhibited, delta=delta, confidence=each))
+            lower_bounds.append(bounds.exhibited_bound(exhibited, delta=delta, confidence=each))
         rounds = len(schedule.rounds)
-        return AttackResult(view, unit, placed.pair.name, rounds, found, *scores, thresholds, mu_thresholds)
+        return AttackResult(view, unit, placed.pair.name, rounds, lower_bounds, *scores, thresholds, mu_thresholds)
 
     def attack_once(self) -> AttackResult:
         """Many canaries in one run."""

@@ -1,6 +1,6 @@
 """Lower bounds on ε with a stated confidence, from what an attack observed. NumPy and SciPy in float64.
 
-An attack scores each trial; trials of the world with the record should score higher than those without. For any
+An attack scores each trial; trials with the record should score higher than those without it. For any
 score and any threshold t, (ε, δ)-DP says Pr_in[S >= t] <= e^ε Pr_out[S >= t] + δ and Pr_out[S < t] <=
 e^ε Pr_in[S < t] + δ. Measured rates with Clopper-Pearson limits therefore bound ε from below ("counts"): about
 ln(trials) at most. The other forms go further by assuming more, and carry that in their name.
@@ -84,7 +84,7 @@ def choose_thresholds(
     For each side the one with the best expected bound; and, where the pilot saw no false guess at all, a few
     deeper in that region, as the pilot cannot tell how far it has to go.
     """
-    cuts: list[tuple[float, Threshold]] = []
+    candidates: list[tuple[float, Threshold]] = []
     pooled = np.unique(np.concatenate([pilot_in, pilot_out]))
     if len(pooled) < 2:
         return [Threshold(float(pooled[0]) if len(pooled) else 0.0, "in")]
@@ -99,16 +99,16 @@ def choose_thresholds(
         seen = np.flatnonzero(false > 0)
         if len(seen):
             best = seen[np.argmax(expected[seen])]
-            cuts.append((float(expected[best]), Threshold(float(middles[best]), side)))
+            candidates.append((float(expected[best]), Threshold(float(middles[best]), side)))
         clean = np.flatnonzero((false == 0) & (hits > 0))
         if len(clean):
             most = hits[clean].max()
             for share in (0.95, 0.55):
                 at = clean[np.argmin(np.abs(hits[clean] - share * most))]
-                cuts.append((float(expected[at]), Threshold(float(middles[at]), side)))
-    cuts.sort(key=lambda pair: -pair[0])
-    best_expected = cuts[0][0] if cuts else 0.0
-    chosen = list(dict.fromkeys(cut for value, cut in cuts[:6] if value >= 0.5 * best_expected))
+                candidates.append((float(expected[at]), Threshold(float(middles[at]), side)))
+    candidates.sort(key=lambda pair: -pair[0])
+    best_expected = candidates[0][0] if candidates else 0.0
+    chosen = list(dict.fromkeys(threshold for value, threshold in candidates[:6] if value >= 0.5 * best_expected))
     return chosen or [Threshold(float(np.median(middles)), "in")]
 
 
@@ -127,16 +127,16 @@ def count_bound(
 ) -> LowerBound:
     """ε from counts at thresholds that were chosen beforehand; a union bound over them keeps the confidence."""
     error = (1.0 - confidence) / len(thresholds)
-    found = []
+    outcomes = []
     for threshold in thresholds:
         likely, unlikely = (scores_in, scores_out) if threshold.side == "in" else (scores_out, scores_in)
         at = np.array([threshold.value])
         hits, false = (float(_reached(scores, at, threshold.side)[0]) for scores in (likely, unlikely))
         value = float(epsilon_of_counts(hits, len(likely), false, len(unlikely), delta, error))
-        found.append(
+        outcomes.append(
             (value, f'{hits:.0f} of {len(likely)} right, {false:.0f} of {len(unlikely)} false "{threshold.side}"')
         )
-    value, detail = max(found)
+    value, detail = max(outcomes)
     return LowerBound(value, "counts", confidence, delta, len(scores_in), detail)
 
 
@@ -144,7 +144,7 @@ def count_bound(
 
 
 def mu_thresholds(pilot_in: np.ndarray, pilot_out: np.ndarray) -> list[Threshold]:
-    """Thresholds for a lower limit of μ: the middle, and one nearer to each world."""
+    """Thresholds for a lower limit of μ: the middle, and one nearer to each side."""
     low, high = float(np.median(pilot_out)), float(np.median(pilot_in))
     return [Threshold(low + share * (high - low), "in") for share in (0.5, 0.25, 0.75)]
 

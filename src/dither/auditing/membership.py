@@ -70,14 +70,14 @@ def lira(
     first = np.stack([ratios[s, pairs[:, 0]] - ratios[s, pairs[:, 1]] for s in range(judged)])
     shares = (0.02, 0.1, 0.3)
     each = 1 - (1 - confidence) / (judged * len(shares))
-    found = [
+    lower_bounds = [
         bounds.one_run_bound(
             bounds.count_guesses(first[s], coins[s] == 0, share), delta=spec.privacy.delta, confidence=each
         )
         for s in range(judged)
         for share in shares
     ]
-    best = max(found, key=lambda b: b.value)
+    best = max(lower_bounds, key=lambda b: b.value)
     scores_in, scores_out = inside.ravel(), outside.ravel()
     return Membership(
         scores_in,
@@ -130,8 +130,8 @@ def _confidences(experiment: Experiment, params: Params, whole: Dataset) -> tupl
         right = models.predict(experiment.model.apply(own, whole.x_test)) == whole.y_test
         return probabilities[np.arange(len(whole.y_train)), whole.y_train], right.mean()
 
-    found, accuracy = jax.lax.map(one, params)
-    sure = np.clip(np.asarray(found, np.float64), 1e-12, 1 - 1e-12)
+    probabilities_of_truth, accuracy = jax.lax.map(one, params)
+    sure = np.clip(np.asarray(probabilities_of_truth, np.float64), 1e-12, 1 - 1e-12)
     return np.log(sure) - np.log1p(-sure), float(np.mean(np.asarray(accuracy)))
 
 

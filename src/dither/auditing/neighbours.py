@@ -29,7 +29,7 @@ from dither.models import Model
 from dither.privacy.sampling import ADD_REMOVE, ZERO_OUT
 from dither.simulation import engine
 from dither.spec import Spec
-from dither.types import Array, Params, Records, Round
+from dither.types import Algorithm, Array, ClientResult, Params, Records, Round
 
 CANARY_NORM = 20.0  # of a saturated record: within 0.2% its gradient is its own direction, the rest the bias
 _SURE = 25.0  # log-odds at which a class is certain
@@ -183,6 +183,20 @@ def certain_start(model: Model, movement: float, *, seed: int) -> Params:
     return _favour_class_0(model.init(jax.random.key(seed)), model, _SURE + CANARY_NORM * movement)
 
 
+def first_result(
+    algorithm: Algorithm, start: Params, records: Records, *, seed: int, cohort_size: int
+) -> ClientResult:
+    """What client 0 returns in round 0."""
+    zero = jnp.int32(0)
+    return algorithm.client(
+        engine.client_keys(jnp.uint32(seed), zero, zero),
+        algorithm.message(algorithm.init(start)),
+        algorithm.client_init(start),
+        records,
+        Round(zero, zero, jnp.int32(cohort_size)),
+    )
+
+
 # A pair that refutes a claim without any sampling
 
 
@@ -234,14 +248,7 @@ def nbafl_counterexample(
     def upload(y: Any) -> Any:
         algorithm = prepared.build({k: jnp.asarray(v, jnp.float32) for k, v in noiseless.items()})
         records = Records(jnp.asarray(x), y, jnp.arange(count), jnp.int32(0), jnp.int32(count))
-        zero = jnp.int32(0)
-        result = algorithm.client(
-            engine.client_keys(jnp.uint32(0), zero, zero),
-            algorithm.message(algorithm.init(params)),
-            algorithm.client_init(params),
-            records,
-            Round(zero, zero, jnp.int32(spec.cohort_size)),
-        )
+        result = first_result(algorithm, params, records, seed=0, cohort_size=spec.cohort_size)
         return ravel_pytree(result.upload)[0] / result.weight
 
     labels = np.arange(count, dtype=np.int32) % 2

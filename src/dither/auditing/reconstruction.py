@@ -16,13 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from dither import models
+from dither.auditing.neighbours import first_result
 from dither.data import Dataset
 from dither.errors import SpecError
 from dither.experiment import plots
 from dither.methods import prepare
-from dither.simulation import engine
 from dither.spec import Spec
-from dither.types import Prepared, Records, Round
+from dither.types import Prepared, Records
 
 
 class Leak(NamedTuple):
@@ -78,14 +78,7 @@ def _read(prepared: Prepared, model: models.Model, dataset: Dataset, row: int, s
     # The batch of one holds this record: the client has no other.
     x, y = (jnp.repeat(jnp.asarray(a[row : row + 1]), size, axis=0) for a in (dataset.x_train, dataset.y_train))
     records = Records(x, y, jnp.arange(size), jnp.int32(0), jnp.int32(size))
-    zero = jnp.int32(0)
-    result = algorithm.client(
-        engine.client_keys(jnp.uint32(row), zero, zero),
-        algorithm.message(algorithm.init(start)),
-        algorithm.client_init(start),
-        records,
-        Round(zero, zero, jnp.int32(50)),
-    )
+    result = first_result(algorithm, start, records, seed=row, cohort_size=50)
     change = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64) / float(result.weight), result.upload)["out"]
     # With noise the label is guessed: the class whose weights moved up most.
     label = int(np.argmax(change["w"].sum(axis=0)))

@@ -64,6 +64,7 @@ def reined(tree: PyTree) -> PyTree:
     return jax.tree.map(rein, tree)
 
 
+# reason: a batch and the rule it is clipped by; all but mode and l2_inside_clip are traced
 def gradient(
     model: Model,
     params: Params,

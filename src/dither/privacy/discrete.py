@@ -102,7 +102,7 @@ def discrete_laplace(count: int, scale: int, *, words: Words = os_words) -> np.n
     """`count` integers with probability proportional to exp(-|k|/scale) (CKS Algorithm 2, integer scale)."""
     if not 1 <= scale < 2**40:
         raise SpecError(f"scale={scale} must lie in 1 to 2^40")
-    found = [np.zeros(0, np.int64)]
+    samples = [np.zeros(0, np.int64)]
     missing = count
     while missing > 0:
         batch = int(1.7 * missing) + 16
@@ -115,9 +115,9 @@ def discrete_laplace(count: int, scale: int, *, words: Words = os_words) -> np.n
         size = rest + scale * _geometric(rest.size, words)
         negative = (words(size.size) & np.uint64(1)).astype(bool)
         kept = ~(negative & (size == 0))  # zero would otherwise come twice
-        found.append(np.where(negative, -size, size)[kept])
-        missing -= found[-1].size
-    return np.concatenate(found)[:count]
+        samples.append(np.where(negative, -size, size)[kept])
+        missing -= samples[-1].size
+    return np.concatenate(samples)[:count]
 
 
 def _below_scale(count: int, scale: int, words: Words) -> np.ndarray:
@@ -131,12 +131,12 @@ def _below_scale(count: int, scale: int, words: Words) -> np.ndarray:
 
 def _geometric(count: int, words: Words) -> np.ndarray:
     """How many coins of probability 1/e come up heads before the first tails."""
-    found = np.zeros(count, np.int64)
+    heads = np.zeros(count, np.int64)
     going = np.arange(count)
     while going.size:
         going = going[_coins(np.ones(going.size), lambda _: Fraction(1), words)]
-        found[going] += 1
-    return found
+        heads[going] += 1
+    return heads
 
 
 def discrete_gaussian(count: int, variance: Fraction | float, *, words: Words = os_words) -> np.ndarray:
@@ -149,7 +149,7 @@ def discrete_gaussian(count: int, variance: Fraction | float, *, words: Words = 
     exact = Fraction(variance)
     scale = math.isqrt(math.floor(exact)) + 1
     centre = exact / scale
-    found = [np.zeros(0, np.int64)]
+    samples = [np.zeros(0, np.int64)]
     missing = count
     while missing > 0:
         drawn = discrete_laplace(int(1.5 * missing) + 16, scale, words=words)
@@ -159,9 +159,9 @@ def discrete_gaussian(count: int, variance: Fraction | float, *, words: Words = 
             return (int(size[i]) - centre) ** 2 / (2 * exact)
 
         x = (size - float(centre)) ** 2 / (2 * float(exact))
-        found.append(drawn[_coins(x, exactly, words)])
-        missing -= found[-1].size
-    return np.concatenate(found)[:count]
+        samples.append(drawn[_coins(x, exactly, words)])
+        missing -= samples[-1].size
+    return np.concatenate(samples)[:count]
 
 
 # From vectors to integers (KLS Algorithm 1)

@@ -1,4 +1,4 @@
-"""Set-up of JAX: the persistent compilation cache, a CPU's cores as devices, and how many of them a batch uses."""
+"""Set-up of JAX: the compilation cache, a CPU's cores as devices, and how many devices a batch uses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _done = False
 
 
 def set_up() -> None:
-    """Once a process, before it computes anything: the cache and the cores."""
+    """Set up the cache and the cores, once per process, before it computes anything."""
     global _done
     if not _done:
         _done = True
@@ -40,11 +40,10 @@ def connect(coordinator: str, *, count: int, number: int, on_wait: Callable[[], 
 
 
 def _split_cpu() -> None:
-    """Show each core as a device of its own, so that clients of larger models can share them.
+    """Show each core as a device, so that clients of larger models can share them.
 
-    Programs for one device still use all cores. Does nothing where the number was chosen before (by XLA_FLAGS, by
-    JAX's own option, or because JAX has already computed something), or with DITHER_DEVICES=1; another value
-    of that variable is taken as the number.
+    Programs for one device still use all cores. DITHER_DEVICES sets the number. Does nothing where it was chosen
+    before: by XLA_FLAGS, by JAX's own option, or because JAX has already computed something.
     """
     wish = os.environ.get("DITHER_DEVICES", "")
     chosen = getattr(jax.config, "jax_num_cpu_devices", -1) > 0
@@ -62,7 +61,7 @@ def cores() -> int:
 
 
 def local_devices() -> int:
-    """Devices of this process that are worth using: no more than there are cores."""
+    """Devices of this process, at most as many as there are cores."""
     if distributed.parted():
         return 1
     count = len(jax.local_devices())
@@ -70,12 +69,12 @@ def local_devices() -> int:
 
 
 def at_once() -> int:
-    """Things that this process, and each other one, makes at the same time."""
+    """How many things each process computes at the same time."""
     return cores() if distributed.count() == 1 else distributed.devices_each()
 
 
 def usable(record_bytes: int) -> int:
-    """Devices of a process among which work may be shared; each will hold a copy of the records."""
+    """Devices of a process that may share work; each will hold a copy of the records."""
     count = local_devices() if distributed.count() == 1 else distributed.devices_each()
     if jax.default_backend() != "cpu":
         return count
@@ -83,8 +82,8 @@ def usable(record_bytes: int) -> int:
 
 
 def for_one_run(*, round_flops: float, record_bytes: int) -> Shards:
-    """Devices for a single run: clients are shared where a round is long, else they would wait for each other;
-    and among processes, which somebody has asked for, in any case."""
+    """Devices for a single run. They share its clients where a round is long enough to be worth the waiting, and
+    always among several processes."""
     if distributed.count() == 1 and not worth_sharing(round_flops):
         return ONE_DEVICE
     return Shards(clients=distributed.count() * usable(record_bytes))
@@ -96,20 +95,20 @@ def worth_sharing(round_flops: float) -> bool:
 
 
 def for_many_runs(runs: int, *, record_bytes: int) -> Shards:
-    """Devices for a batch of runs, which have nothing to wait for; of each process as many."""
+    """Devices for a batch of runs, which never wait for each other; the same number in each process."""
     count = distributed.count()
     return Shards(runs=count * min(math.ceil(runs / count), usable(record_bytes)))
 
 
 def sequential_clients(step_numbers: int) -> bool:
-    """Whether a round's clients go one after the other (layout "loop" of `Simulation`), from the numbers that one
-    works on in a local step: those of its model and of its batch."""
+    """Whether a round's clients are computed one after the other (layout "loop" of `Simulation`), given how many
+    numbers a client's model and batch have."""
     return jax.default_backend() == "cpu" and step_numbers > _LARGE
 
 
 def sequential_runs(step_bytes: int) -> bool:
-    """Whether a device makes its runs one after the other (see `Simulation`), from the bytes that its clients
-    read in a local step. Side by side saves the start of many small operations, and loses the caches."""
+    """Whether a device computes its runs one after the other, given the bytes that its clients read in a local
+    step. Side by side saves the start of many small operations but does not fit the caches."""
     return jax.default_backend() == "cpu" and step_bytes > _CACHED
 
 
@@ -122,13 +121,13 @@ def device_kind() -> str:
 
 
 def device() -> str:
-    """The machine's accelerator in words."""
+    """The name of the machine's first device."""
     first = jax.devices()[0]
     return f"{first.platform}: {first.device_kind}"
 
 
 def versions() -> dict[str, str]:
-    """What makes a run."""
+    """The versions that a run depends on."""
     return {
         "dither": __version__,
         "jax": jax.__version__,

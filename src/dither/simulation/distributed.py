@@ -43,28 +43,28 @@ _parted = False  # the simulation is over
 
 
 def count() -> int:
-    """Processes of this simulation; 1 unless `connect` was called."""
+    """How many processes share this simulation; 1 unless `connect` was called."""
     return _count
 
 
 def number() -> int:
-    """This one's number, from 0."""
+    """The number of this process, from 0."""
     return _number
 
 
 def leading() -> bool:
-    """This process decides, writes and prints."""
+    """Whether this is process 0, which writes, charges and prints."""
     return _number == 0
 
 
 def lost() -> bool:
-    """The others cannot be reached: end by `os._exit`, as a usual end would wait for them."""
+    """The others cannot be reached: exit by `os._exit`, as an ordinary exit would wait for them."""
     return _lost
 
 
 def parted() -> bool:
-    """This process was one of several. JAX connects devices, even those of one process, by the coordinator, which
-    is gone: each is by itself now."""
+    """This process was one of several. JAX connects devices, even those of one process, through the coordinator,
+    which is gone: from now on each device works alone."""
     return _parted
 
 
@@ -80,8 +80,8 @@ def connect(
     seconds: float = CONNECT_SECONDS,
     on_wait: Callable[[], None] = lambda: None,
 ) -> None:
-    """Meet the other processes at `coordinator` (HOST:PORT, where process 0 listens). `local_devices` says how
-    many devices this one has to share; each gives as many as the poorest. `on_wait` is called now and then."""
+    """Meet the other processes at `coordinator` (HOST:PORT, where process 0 listens). `local_devices` counts the
+    devices of this process; each process uses as many as the smallest has. `on_wait` is called now and then."""
     global _count, _number, _each
     check(coordinator, count, number)
     if getattr(jax.config, "jax_cpu_collectives_implementation", None) is None:
@@ -120,8 +120,8 @@ def connect(
     if thread.is_alive():
         _give_up()
         missing = (
-            f"not all of the {count} processes came to {coordinator} within {seconds:g} s; start each with its "
-            "--process number and the same --coordinator"
+            f"not all of the {count} processes came to {coordinator} within {seconds:g} s; start each with the "
+            "same --coordinator and a --process of its own"
             if number == 0
             else f"process {number} found no process 0 at {coordinator} within {seconds:g} s, or another is "
             "missing; start them all, and check that this machine reaches that address"
@@ -133,7 +133,7 @@ def connect(
 
 
 def disconnect() -> None:
-    """Part from the others; each must, at about that time. Where they are lost there is nobody to part from."""
+    """Disconnect; every process must, at about the same time. Does nothing where the others are lost."""
     global _count, _number, _parted
     _parted = _parted or _count > 1
     connected = _count > 1 and not _lost
@@ -145,12 +145,12 @@ def disconnect() -> None:
 
 
 def check(coordinator: str, count: int, number: int) -> None:
-    """Refuse an address or a number that cannot be."""
+    """Refuse an invalid address or number."""
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise SpecError(f"coordinator={coordinator!r} is not HOST:PORT, e.g. 10.0.0.1:7000")
     if count < 2:
-        raise SpecError(f"processes={count}: several processes are at least 2")
+        raise SpecError(f"processes={count} must be at least 2")
     if not 0 <= number < count:
         raise SpecError(f"process={number} is not among 0 to {count - 1}")
 
@@ -163,15 +163,15 @@ def devices(wanted: int) -> list[jax.Device]:
 
 
 def devices_each() -> int:
-    """Devices that each process gives."""
+    """Devices that each process uses."""
     return _each
 
 
 def meet(devices: Sequence[jax.Device]) -> None:
-    """Connect these devices, as many of each process, unless they are; all processes call this at the same point.
+    """Connect these devices, unless they are connected; all processes call this at the same point.
 
-    JAX connects those of a program in its first collective, and gives up where a process comes there half a
-    minute after another: one that compiles more slowly may. Here all come from an exchange, which is patient."""
+    JAX connects a program's devices in its first collective, and gives up if a process arrives half a minute after
+    another, as one that compiles slowly may. Here all come from an exchange, which waits longer."""
     if _count == 1 or _numbers(devices) in _met:
         return
     exchange({})

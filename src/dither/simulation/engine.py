@@ -105,6 +105,7 @@ class Simulation:
     gradient_norm adds "gradient_sq" to the evaluation: |∇f|² of the mean loss over all clients' records.
     """
 
+    # reason: a federation's shape and how its rounds are computed; each has a default that fits one small run
     def __init__(
         self,
         model: models.Model,
@@ -324,6 +325,7 @@ class Simulation:
 
         return client
 
+    # reason: one client's arrays, all traced; shared with a real party
     def sent(
         self,
         message: PyTree,
@@ -334,7 +336,7 @@ class Simulation:
         number: Array,
         cohort_size: int,
     ) -> ClientUpload:
-        """What one client makes of a broadcast with the state it has kept: here, and on a real node."""
+        """What one client makes of a broadcast with the state it has kept: here, and at a real party."""
         result = self.build(run.hyper).client(
             client_keys(run.secret, index, number, self._noise_root(run)),
             message,
@@ -383,6 +385,7 @@ class Simulation:
         """Every client's round, side by side or one after the other."""
         return jax.vmap(client)(clients) if self.layout == "vmap" else jax.lax.map(client, clients)
 
+    # reason: one round's arrays, all traced; shared with the server of a real federation
     def close(
         self,
         state: State,
@@ -707,5 +710,5 @@ def _one_a_run(values: Sequence[Any], runs: int, name: str) -> list[Any]:
     if len(values) == 1:
         return [values[0]] * runs
     if len(values) != runs:
-        raise SpecError(f"{len(values)} {name} for {runs} runs; give one, or one a run")
+        raise SpecError(f"{len(values)} {name} for {runs} runs; give one, or one per run")
     return list(values)

@@ -78,10 +78,12 @@ class Shards(NamedTuple):
         )
 
     def _mesh(self) -> Mesh:
-        found = distributed.devices(self.devices)
-        if len(found) < self.devices:
-            raise SpecError(f"{self.runs} x {self.clients} shards need {self.devices} devices, here: {len(found)}")
-        return Mesh(np.array(found).reshape(self.runs, self.clients), (RUNS, CLIENTS))
+        available = distributed.devices(self.devices)
+        if len(available) < self.devices:
+            raise SpecError(
+                f"{self.runs} x {self.clients} shards need {self.devices} devices, here: {len(available)}"
+            )
+        return Mesh(np.array(available).reshape(self.runs, self.clients), (RUNS, CLIENTS))
 
     # On each device, along the clients' axis
 

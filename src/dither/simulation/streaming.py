@@ -160,9 +160,9 @@ class Streamed:
         even = np.full(len(own), 1.0 / max(len(own), 1), np.float32)
         accuracy, loss = self._scored_on(params, problem.test_rows[0], problem.test_weights[0].astype(np.float32))
         _, train_loss = self._scored_on(params, own, even)
-        found = {"test_accuracy": accuracy, "loss": loss, "train_loss": train_loss}
+        scores = {"test_accuracy": accuracy, "loss": loss, "train_loss": train_loss}
         means = self._means(state.metrics, state.rounds)
-        return {name: np.asarray(value)[None] for name, value in found.items()} | {
+        return {name: np.asarray(value)[None] for name, value in scores.items()} | {
             name: np.asarray(value) for name, value in means.items()
         }
 
