@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dither import accounting
+from dither.accounting.gaussian import brentq
 from dither.errors import NoProof, SpecError
 from dither.types import Algorithm, Conditions, Lattice, PrivacyPlan, Release, RoundInfo, Sampling
 
