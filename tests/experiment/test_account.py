@@ -1,8 +1,10 @@
 """Tests of `dither.account` and of how results show themselves."""
 
+import numpy as np
 import pytest
 
 import dither
+from dither.experiment import build
 from dither.experiment.report import Overview
 
 VALUES = {
@@ -28,6 +30,28 @@ def test_account_takes_what_run_takes(tmp_path, finished):
     assert dither.account(spec.to_dict()) == expected
     assert dither.account(finished.folder).epsilon == finished.epsilon
     assert expected.epsilon.proven().value == pytest.approx(finished.epsilon.proven().value, rel=1e-9)
+
+
+def test_the_same_question_is_answered_from_the_cache_and_another_is_not(tmp_path, monkeypatch):
+    monkeypatch.setenv("DITHER_ACCOUNT_CACHE", str(tmp_path / "answers"))
+    first = dither.account("cpfed", values=VALUES)
+    (kept,) = (tmp_path / "answers").glob("*.json")
+    monkeypatch.setattr(build, "build_experiment", None)  # nothing can be computed any more
+    assert dither.account("cpfed", values=VALUES) == first
+    with pytest.raises(TypeError):
+        dither.account("cpfed", values={**VALUES, "privacy.delta": 1e-6})
+    kept.write_text(kept.read_text()[:50])
+    with pytest.raises(TypeError):
+        dither.account("cpfed", values=VALUES)
+
+
+def test_answers_for_your_own_records_are_never_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("DITHER_ACCOUNT_CACHE", str(tmp_path / "answers"))
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "own.npz", x=rng.normal(size=(80, 3)).astype(np.float32), y=rng.integers(0, 2, 80))
+    own = {**VALUES, "data.name": "", "batch_size": 8, "data.path": str(tmp_path / "own.npz")}
+    assert dither.account("cpfed", values=own).epsilon.table
+    assert not (tmp_path / "answers").exists()
 
 
 def test_every_bound_is_listed_when_asked_for(finished):

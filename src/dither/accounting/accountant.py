@@ -15,9 +15,9 @@ from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.optimize import brentq
 
 from dither import accounting
+from dither.accounting.gaussian import brentq
 from dither.errors import NoProof, SpecError
 from dither.types import Algorithm, Conditions, Lattice, PrivacyPlan, Release, RoundInfo, Sampling
 

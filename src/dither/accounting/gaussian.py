@@ -24,10 +24,10 @@ Theorem 4 and τ is 0. `n` counts the clients whose noise the adversary does not
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.special import erfcx, log_ndtr
 
 from dither.errors import NoProof
@@ -35,6 +35,13 @@ from dither.errors import NoProof
 _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
 _SQRT_HALF_PI = math.sqrt(math.pi / 2.0)
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)
+
+
+def brentq(function: Callable[[float], float], low: float, high: float, **options: Any) -> float:
+    """SciPy's root finder, imported when it is first called: all of scipy.optimize comes with it."""
+    from scipy.optimize import brentq
+
+    return float(brentq(function, low, high, **options))
 
 
 def check_delta(delta: float) -> None:

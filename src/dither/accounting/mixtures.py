@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.special import logsumexp
 
 from dither.accounting.gaussian import (
     amplified_epsilon,
+    brentq,
     check_delta,
     gaussian_epsilon,
     gaussian_noise_multiplier,

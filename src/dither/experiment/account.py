@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from dither.accounting import ProvenRow
-from dither.experiment.folder import to_json
+from dither.errors import DataError
+from dither.experiment.folder import to_json, write_text
 from dither.experiment.report import (
     Epsilon,
     Overview,
@@ -80,6 +86,8 @@ def account(
     if finished is not None and not (values or every_recipe or ex_ante):
         return PrivacyReport(finished.method, finished.epsilon, finished.why)
     spec = (folder.spec() if folder is not None else Spec.from_any(what)).with_values(values or {})
+    if folder is None and not (every_recipe or ex_ante):
+        return _remembered(spec, data_dir, lambda: _compute(spec, data_dir))
     rounds: int | None = None
     begun: list[tuple[int, int]] = []
     if folder is not None and not values:
@@ -88,6 +96,21 @@ def account(
         if begun and finished is None:  # what is left would be made from the newest checkpoint on
             checkpoint = folder.load_checkpoint()
             begun.append((0 if checkpoint is None else checkpoint.round, spec.num_rounds))
+    report = _compute(spec, data_dir, rounds, begun, every_recipe=every_recipe, ex_ante=ex_ante)
+    attacked = finished.epsilon.attacked if finished is not None and not values else ()
+    return replace(report, epsilon=replace(report.epsilon, attacked=attacked))
+
+
+def _compute(
+    spec: Spec,
+    data_dir: str | Path | None,
+    rounds: int | None = None,
+    begun: Sequence[tuple[int, int]] = (),
+    *,
+    every_recipe: bool = False,
+    ex_ante: bool = False,
+) -> PrivacyReport:
+    """The ε of a spec, or of its first `rounds` rounds, or of the stretches of rounds that were `begun`."""
     from dither.experiment import build
     from dither.methods import method
 
@@ -97,11 +120,56 @@ def account(
         claim = build.claim_after(experiment, rounds)
         experiment = experiment if begun else experiment.first_rounds(rounds)
     accountant = (experiment.realised(begun) if begun else experiment).accountant()
-    attacked = finished.epsilon.attacked if finished is not None and not values else ()
     return PrivacyReport(
         method=spec.method,
-        epsilon=Epsilon.of(spec, claim, accountant.table(), attacked),
+        epsilon=Epsilon.of(spec, claim, accountant.table()),
         why=method(spec.method).why,
         tried=tuple(accountant.tried()) if every_recipe else (),
         ex_ante=tuple(accountant.before_the_draw(experiment.prepared.cohort_size_at)) if ex_ante else (),
     )
+
+
+# Answers for public data sets are kept in the user's cache folder: the same question is answered without JAX.
+
+_LIBRARIES = ("dp-accounting", "jax", "numpy", "scikit-learn", "scipy")
+
+
+def _remembered(spec: Spec, data_dir: str | Path | None, compute: Callable[[], PrivacyReport]) -> PrivacyReport:
+    """What `compute` gives, from the cache where it lies there."""
+    path = _cache_file(spec, data_dir)
+    if path is None:
+        return compute()
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        return PrivacyReport(spec.method, Epsilon.from_json(kept, spec), str(kept["why"]))
+    except (OSError, AttributeError, KeyError, TypeError, ValueError):
+        report = compute()
+    with suppress(OSError):  # a read-only home is no reason not to answer
+        write_text(path, report.to_json())
+    return report
+
+
+def _cache_file(spec: Spec, data_dir: str | Path | None) -> Path | None:
+    """Named by a digest of all that the answer follows from: the spec, the published files, Dither's code and the
+    libraries. None for your own records, schemas and methods, and with DITHER_ACCOUNT_CACHE=0."""
+    wish = os.environ.get("DITHER_ACCOUNT_CACHE", "")
+    own = (spec.data.path, spec.data.test_path, spec.data.schema, spec.method.endswith(".py"))
+    if wish == "0" or any(own):
+        return None
+    from dither import data
+
+    try:
+        published = data.get(spec.data.name, data_dir=data_dir, download=False)
+    except DataError:
+        return None
+    package = Path(__file__).parents[1]
+    code = sorted(file for kind in ("*.py", "*.toml") for file in package.rglob(kind))
+    digest = hashlib.sha256(spec.digest().encode())
+    digest.update(" ".join(version(name) for name in _LIBRARIES).encode())
+    for file in (*code, *published):
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
+    if wish:
+        return Path(wish) / f"{digest.hexdigest()}.json"
+    from platformdirs import user_cache_path
+
+    return user_cache_path("dither") / "accounts" / f"{digest.hexdigest()}.json"

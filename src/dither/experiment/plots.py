@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 # Okabe-Ito: told apart by people with any colour vision
 BLUE, ORANGE, GREEN, VERMILION, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#595959"
+
+
+def preload() -> None:
+    """Import Matplotlib in a thread of its own, while compiled rounds run."""
+
+    def load() -> None:
+        import matplotlib.backends.backend_agg
+        import matplotlib.figure  # noqa: F401
+
+    threading.Thread(target=load, name="matplotlib").start()
 
 
 def new_figure(rows: int = 1, columns: int = 1, *, width: float = 8.0, height: float = 3.4) -> tuple[Any, Any]:

@@ -255,6 +255,8 @@ def train(
         with distributed.computing():
             state = broadcast_state(state, simulation)
 
+    if recorder is not None and spec.scored:
+        plots.preload()
     stopped = ""
     reading = closing(rounds) if isinstance(rounds, Streamed) else nullcontext()
     with reading, Interrupt() as interrupt:
