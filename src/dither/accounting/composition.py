@@ -161,10 +161,12 @@ def groups_epsilon(
     resolution: pld.Resolution = pld.FINE,
 ) -> float:
     """ε of all groups together; the failures of truncated batches are those of `charge_truncation`."""
-    kept = _normalise(groups)
-    return charge_truncation(
-        lambda d: _epsilon(kept, d, delta, resolution), delta, min(1.0, failure), others_failure=others_failure
-    )
+    kept, grid_delta = _normalise(groups), resolution.grid_delta or delta
+
+    def epsilon_of(delta: float) -> float:
+        return _epsilon(kept, delta, grid_delta, resolution)
+
+    return charge_truncation(epsilon_of, delta, min(1.0, failure), others_failure=others_failure)
 
 
 def _normalise(groups: Sequence[Group]) -> tuple[Group, ...]:

@@ -36,12 +36,14 @@ class Resolution(NamedTuple):
     min_cells_per_std  never coarser than this, however many steps
     soft_cells         beyond this many cells the grid is coarsened, down to the limit above
     step_cells         at most so many cells for one release whose loss reaches far beyond its deviation
+    grid_delta         the δ that the grid is made for, so that one composition answers many δ; 0: the δ asked for
     """
 
     cells_per_std: float = 129.0
     min_cells_per_std: float = 20.0
     soft_cells: int = 2**18
     step_cells: int = 2**19
+    grid_delta: float = 0.0
 
 
 FINE = Resolution()

@@ -25,7 +25,6 @@ budget = typer.Typer(
 )
 Data = Annotated[str, typer.Argument(metavar="DATA", help="Your own file, or the name of a data set.")]
 Known = Annotated[str, typer.Argument(metavar="KNOWN", help="A data set of the ledger: its id, name or file.")]
-_CHOSEN = "settings of sampled runs that were chosen after looking at earlier results"
 VIOLATION = 5  # exit code
 
 
@@ -280,7 +279,7 @@ def budget_show(
     rows, gaps = [], {FLOAT_NOISE: None}
     for dataset in [_data_id(book, data)] if data else book.datasets():
         for spent in book.spent(dataset, delta=delta):
-            budget, more = spent.budget, [_CHOSEN] if len(spent.runs) > 1 else []
+            budget, more = spent.budget, [spent.not_covered] if spent.not_covered else []
             gaps |= dict.fromkeys(more)
             rows.append(
                 {

@@ -26,6 +26,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from dither.accounting import compress
 from dither.accounting.ledger import Charge, Entry
 from dither.accounting.ledger.runs import EVERY_RECORD, Ledger, data_id
 from dither.errors import BudgetExhausted, ClientRefused, DitherError, FederationError, ProtocolAbort
@@ -44,7 +45,7 @@ from dither.privacy import clipping, random
 from dither.secagg import state as secagg_state
 from dither.secagg.client import ClientSession
 from dither.spec import PrivacySpec, options
-from dither.types import RoundInfo, __version__
+from dither.types import Release, RoundInfo, __version__
 
 Approve = Callable[[Agreement, build.Experiment], str]  # how the owner agreed; raises FederationError when not
 
@@ -410,13 +411,23 @@ class _Run:
         if newest is not None and newest.round == index and self._is_charged(index):
             return
         self.store.save_charged(ChargedRound(index, ""))
-        info = RoundInfo(
-            index, self.client, self.agreement.sizes[self.client], len(self.experiment.cohorts[index])
-        )
-        charge = Charge(EVERY_RECORD, [(self._releases(info), 1)])
         self._ledger.charge(
-            self.agreement.run, self._dataset, [charge], rounds=(index, index + 1), conditions=self._conditions
+            self.agreement.run,
+            self._dataset,
+            [Charge(EVERY_RECORD, [(self._released_in(index), 1)])],
+            rounds=(index, index + 1),
+            conditions=self._conditions,
+            plan=self._whole_run,
         )
+
+    def _released_in(self, index: int) -> tuple[Release, ...]:
+        cohort = self.experiment.cohorts[index]
+        return self._releases(RoundInfo(index, self.client, self.agreement.sizes[self.client], len(cohort)))
+
+    def _whole_run(self) -> list[Charge]:
+        """What this party reveals in all rounds, registered with the first one."""
+        taken = [i for i, cohort in enumerate(self.experiment.cohorts) if self.client in np.asarray(cohort)]
+        return [Charge(EVERY_RECORD, compress(self._released_in(i) for i in taken))]
 
     def _is_charged(self, index: int) -> bool:
         return any(entry.rounds == (index, index + 1) for entry in self._charges())

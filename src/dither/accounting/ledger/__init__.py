@@ -5,19 +5,19 @@
     store     the file, its key, the hash chain, the anchors
     outside   what is remembered of ledgers in the user's state folder
     book      the accounts in memory, and their ε
+    filter    what several runs cost together, when later ones are chosen after looking at earlier ones
     ledger    `Ledger`, which ties them together
 
-A ledger is one SQLite file. For each (data set, client) it keeps every release that any run made, as
-releases and not as ε: composition over runs is as tight as inside one, and a budget may be stated for another
-δ, view or adjacency later. A charge is committed **before** the release leaves, so a crash can only
-over-count. The check of all budgets and the new entry are one transaction, alone among all processes.
+A ledger is one SQLite file. For each (data set, client) it keeps every release that any run made, as releases and
+not as ε, so that a budget may be stated for another δ, view or adjacency later. A charge is committed **before** the
+release leaves, so a crash can only over-count. The check of all budgets and the new entry are one transaction, alone
+among all processes.
 
 What ε means here. It is `accounting.proven` over all participations ever charged, at the budget's δ, view and
 adjacency, participation as it happened. Nothing assumed is counted, and where there is no proof ε is ∞ and a
-client with a budget cannot pay. Runs with different conditions get those that hold for all of them; shuffled
-epochs do not continue from one run to the next. Not covered: settings of a later run that were chosen by
-looking at an earlier one's output. Composition is exact for them where all releases are unsampled Gaussians
-(R1); for sampled batches the theorems behind it take the list of releases as fixed beforehand (errata G9).
+client with a budget cannot pay. Shuffled epochs do not continue from one run to the next. Later runs may be
+chosen by looking at earlier ones: over runs, ε is that of a privacy filter (`filter`, R10). With its first charge
+each run registers what all of it will reveal. `Spent.not_covered` names what the filter does not cover.
 
 What the file protects against. Every entry carries an HMAC over the previous one's and its own content, under
 a random key in a file beside the ledger (mode 0600). Without the key, nobody can

@@ -7,7 +7,18 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
-from dither.accounting import ADD_REMOVE, REALISED, Conditions, Lattice, gaussian_mu, honest_others, proven
+from dither.accounting import (
+    ADD_REMOVE,
+    REALISED,
+    Conditions,
+    Lattice,
+    ProvenRow,
+    gaussian_epsilon,
+    gaussian_mu,
+    honest_others,
+    proven,
+)
+from dither.accounting.ledger import filter
 from dither.accounting.ledger.entries import (
     BUDGET,
     CHARGE,
@@ -22,20 +33,21 @@ from dither.accounting.ledger.entries import (
     decode_budget,
     decode_charges,
     encode_charges,
+    without_plan,
 )
 from dither.accounting.ledger.sketch import Scan, Sketch
 from dither.errors import BudgetExhausted, ConfigError, LedgerError
 from dither.types import Release, Sampling
 
 _CACHED = 4096  # values of ε that are remembered
-_FINE = 1e-15  # δ at which a run's shuffled epochs are turned into one Gaussian
+_FINE = 1e-15  # δ at which Gaussian releases are turned into one Gaussian
 
 _Number = TypeVar("_Number", int, float)
 Counts = dict[int, int]  # participation -> how often
 
 
 class _Together(NamedTuple):
-    """All that a client has released, ready for the accountant."""
+    """Releases of a client, ready for the accountant."""
 
     conditions: Conditions
     counts: Counts
@@ -49,13 +61,22 @@ class Account:
         self.counts: list[Counts] = []  # of each segment
         self.conditions: list[Conditions] = []  # of each segment
         self.runs: dict[str, tuple[int, int]] = {}  # run -> (its newest segment, the round at which that stops)
+        self.owners: list[str] = []  # the run of each segment
+        self.plans: dict[str, tuple[Conditions, Counts]] = {}  # run -> what it registered before its first round
+        self.order: dict[str, None] = {}  # runs, in the order in which they began
 
     def copy(self) -> Account:
         other = Account()
         other.counts = [dict(counts) for counts in self.counts]
         other.conditions = list(self.conditions)
-        other.runs = dict(self.runs)
+        other.runs, other.plans, other.order = dict(self.runs), dict(self.plans), dict(self.order)
+        other.owners = list(self.owners)
         return other
+
+    def register(self, run: str, conditions: Conditions, counts: Iterable[tuple[int, int]]) -> None:
+        """What the whole run will reveal, said before its first output."""
+        self.order.setdefault(run)
+        self.plans.setdefault(run, (_normal(conditions), dict(counts)))
 
     def add(
         self, run: str, rounds: tuple[int, int], conditions: Conditions, counts: Iterable[tuple[int, int]]
@@ -67,6 +88,8 @@ class Account:
             segment = len(self.counts)
             self.counts.append({})
             self.conditions.append(conditions)
+            self.owners.append(run)
+            self.order.setdefault(run)
         else:
             self.conditions[segment] = weakest([self.conditions[segment], conditions], one_run=True)
         self.runs[run] = (segment, rounds[1])
@@ -79,6 +102,9 @@ class Account:
         first = len(self.counts)
         self.counts += other.counts
         self.conditions += other.conditions
+        self.owners += other.owners
+        self.plans |= other.plans
+        self.order |= other.order
         self.runs |= {run: (first + segment, stop) for run, (segment, stop) in other.runs.items()}
 
     def participations(self) -> int:
@@ -101,8 +127,11 @@ class Book:
         self._other: set[frozenset[str]] = set()  # data sets that share rows but not records
         self.rounds: dict[tuple[str, str], list[tuple[int, int]]] = {}  # (data set, run) -> what was charged
         self._charged: set[tuple[str, str, bytes]] = set()
+        self._registered: set[tuple[str, str]] = set()  # (data set, run)
+        self._late: set[str] = set()  # data sets whose budget was set, raised or joined after the first charge
         self._values: dict[object, float] = {}
-        self._known: dict[tuple[str, str], tuple[Budget, _Together]] = {}
+        self._rows: dict[object, ProvenRow] = {}
+        self._known: dict[tuple[str, str], tuple[Budget, list[_Together]]] = {}
 
     # Entries
 
@@ -110,7 +139,9 @@ class Book:
         """Take in one verified row."""
         dataset = self.root(row.dataset)
         if row.kind == BUDGET:
-            budget, client, _ = decode_budget(row.content)
+            budget, client, was = decode_budget(row.content)
+            if self.accounts.get(dataset) and budget and (was is None or not budget.within(was)):
+                self._late.add(dataset)
             if budget is None:
                 self.budgets.pop((dataset, client), None)
             else:
@@ -120,11 +151,12 @@ class Book:
         elif row.kind == CHARGE:
             charged = decode_charges(row.content)
             accounts = self.accounts.setdefault(dataset, {})
-            for clients, counts in self._numbered(charged):
-                for client in clients:
-                    account = accounts.setdefault(client, Account())
-                    account.add(row.run, charged.rounds, charged.conditions, counts)
+            for client, counts, plan in self._by_client(charged):
+                account = accounts.setdefault(client, Account())
+                _charge(account, row.run, charged, counts, plan)
             self.rounds.setdefault((row.dataset, row.run), []).append(charged.rounds)
+            if charged.plan is not None:
+                self._registered.add((row.dataset, row.run))
             self._charged.add(_identity(row.dataset, row.run, row.content))
         elif row.kind != GENESIS:
             raise LedgerError(
@@ -198,6 +230,8 @@ class Book:
         if gone == kept:
             return
         self._same[gone] = kept
+        if self.accounts.get(gone) and self.accounts.get(kept):
+            self._late.add(kept)
         accounts = self.accounts.setdefault(kept, {})
         for client, account in self.accounts.pop(gone, {}).items():
             accounts.setdefault(client, Account()).join(account)
@@ -209,6 +243,20 @@ class Book:
     def has_charged(self, dataset: str, run: str, content: str) -> bool:
         """Whether this very charge of this run is an entry already."""
         return _identity(dataset, run, content) in self._charged
+
+    def is_registered(self, dataset: str, run: str) -> bool:
+        """Whether the run has said what all of it will reveal."""
+        return (dataset, run) in self._registered
+
+    def _by_client(
+        self, charged: Charged
+    ) -> list[tuple[str, list[tuple[int, int]] | None, list[tuple[int, int]] | None]]:
+        """(client, what it is charged, what the whole run will be charged to it where the entry says so)."""
+        now = {client: counts for clients, counts in self._numbered(charged) for client in clients}
+        if charged.plan is None:
+            return [(client, counts, None) for client, counts in now.items()]
+        plan = {client: counts for clients, counts in self._numbered(charged.plan) for client in clients}
+        return [(client, now.get(client), plan.get(client)) for client in {**now, **plan}]
 
     def _numbered(self, charged: Charged) -> list[tuple[tuple[str, ...], list[tuple[int, int]]]]:
         numbers = [self._number(releases) for releases in charged.participations]
@@ -231,26 +279,25 @@ class Book:
     def check(self, dataset: str, run: str, charged: Charged) -> None:
         """BudgetExhausted for the first client that cannot pay."""
         first, stop = charged.rounds
-        for clients, counts in self._numbered(charged):
-            for client in clients:
-                budget = self.budget(dataset, client)
-                if budget is None:
-                    continue
-                if budget.adjacency == ADD_REMOVE and charged.conditions.counts_shown:
-                    raise BudgetExhausted(
-                        f"client {client!r}: its budget {budget} cannot pay for run {run!r}, which shows counts: "
-                        f"{charged.conditions.counts_shown}; set one that can: dither budget set DATA --epsilon "
-                        f"{budget.epsilon:g} --delta {budget.delta:g} --adjacency zero-out --yes"
-                    )
-                before = self.account(dataset, client)
-                after = before.copy()
-                after.add(run, charged.rounds, charged.conditions, counts)
-                if not self._affords(dataset, client, after, budget):
-                    spent, would_be = self.epsilon(before, budget), self.epsilon(after, budget)
-                    raise BudgetExhausted(
-                        f"client {client!r} has spent ε={spent:.6g} of its budget {budget}; "
-                        f"rounds {first} to {stop - 1} of run {run[:16]!r} would make it ε={would_be:.6g}"
-                    )
+        for client, counts, plan in self._by_client(charged):
+            budget = self.budget(dataset, client)
+            if budget is None:
+                continue
+            if budget.adjacency == ADD_REMOVE and charged.conditions.counts_shown:
+                raise BudgetExhausted(
+                    f"client {client!r}: its budget {budget} cannot pay for run {run!r}, which shows counts: "
+                    f"{charged.conditions.counts_shown}; set one that can: dither budget set DATA --epsilon "
+                    f"{budget.epsilon:g} --delta {budget.delta:g} --adjacency zero-out --yes"
+                )
+            before = self.account(dataset, client)
+            after = before.copy()
+            _charge(after, run, charged, counts, plan)
+            if not self._affords(dataset, client, after, budget):
+                spent, would_be = self.epsilon(before, budget), self.epsilon(after, budget)
+                raise BudgetExhausted(
+                    f"client {client!r} has spent ε={spent:.6g} of its budget {budget}; "
+                    f"rounds {first} to {stop - 1} of run {run[:16]!r} would make it ε={would_be:.6g}"
+                )
 
     def affordable(
         self,
@@ -312,69 +359,163 @@ class Book:
     def _affords(self, dataset: str, client: str, account: Account, budget: Budget) -> bool:
         """Whether ε is within the budget. What was found affordable once covers every part of it, so that a
         run whose rounds were checked beforehand costs no accounting while it goes on."""
-        together = self._together(account, budget)
+        blocks = self._blocks(account, budget)
         known_budget, known = self._known.get((dataset, client), (None, None))
-        if (
-            known is not None
-            and (known_budget, known.conditions) == (budget, together.conditions)
-            and all(count <= known.counts.get(i, 0) for i, count in together.counts.items())
-        ):
+        if known is not None and known_budget == budget and _covered(blocks, known):
             return True
-        if not self._value(together, budget) <= budget.epsilon:
+        if not self._filtered(account, blocks, budget) <= budget.epsilon:
             return False
-        self._known[dataset, client] = (budget, together)
+        self._known[dataset, client] = (budget, blocks)
         return True
 
     # ε
 
     def epsilon(self, account: Account, terms: Budget) -> float:
         """Proven ε of all releases of an account, at the δ, view and adjacency of a budget."""
-        return self._value(self._together(account, terms), terms)
+        return self._filtered(account, self._blocks(account, terms), terms)
 
-    def _value(self, together: _Together, terms: Budget) -> float:
+    def not_covered(self, dataset: str, account: Account, terms: Budget) -> str:
+        """Why ε of several runs does not hold for runs that were chosen after looking at earlier results."""
+        blocks = self._blocks(account, terms)
+        if len(blocks) < 2:
+            return ""
+        if self.root(dataset) in self._late:
+            return "a budget that was set or raised, or data sets that were joined, after the first run (R10)"
+        unregistered = set(account.owners) - account.plans.keys()
+        if unregistered and not all(self._is_gaussian(block, terms) for block in blocks):
+            return "sampled runs that were charged without saying beforehand how long they are (R10)"
+        return ""
+
+    def _filtered(self, account: Account, blocks: list[_Together], terms: Budget) -> float:
+        """One run: its own composition. Several: the filter of `ledger.filter`, whatever made the owner start the
+        later ones."""
+        everything = self._together(account, terms, range(len(account.counts)))
+        if len(blocks) < 2:
+            return self._row(everything, terms).value
+        gaussian = [self._is_gaussian(block, terms) for block in blocks]
+        if all(gaussian) and filter.is_gaussian((row := self._row(everything, terms)).recipe):
+            return row.value
+        squares, number = 0.0, 0
+        for block, plain in zip(blocks, gaussian, strict=True):
+            number += not plain
+            tail = filter.tail(terms.delta, max(number, 1), sampled_first=not gaussian[0])
+            squares += (self._mu(block, terms) if plain else self._cover(block, terms, tail)) ** 2
+        share = 1.0 if gaussian[0] else 1.0 - filter.RESERVE
+        return gaussian_epsilon(math.sqrt(squares), share * terms.delta)
+
+    def _is_gaussian(self, block: _Together, terms: Budget) -> bool:
+        """Whether all that is counted are unsampled Gaussian releases. Capped batches are not: they charge δ."""
+        samplings = [release.sampling for i in block.counts for release in self._participations[i]]
+        if any(sampling.truncation for sampling in samplings):
+            return False
+        if terms.view == "upload" and block.conditions.lattice is None:  # then no other recipe is tried
+            return all(s.kind in ("full", "full-round", "shuffled", "shuffled-round") for s in samplings)
+        return filter.is_gaussian(self._row(block, terms._replace(delta=_FINE)).recipe)
+
+    def _row(self, together: _Together, terms: Budget) -> ProvenRow:
         key = (together.conditions, tuple(sorted(together.counts.items())), *terms[1:])
+        if key not in self._rows:
+            if len(self._rows) >= _CACHED:
+                self._rows.clear()
+            self._rows[key] = proven(
+                self._items(together), terms.delta, together.conditions, view=terms.view, adjacency=terms.adjacency
+            )
+        return self._rows[key]
+
+    def _cover(self, block: _Together, terms: Budget, tail: float) -> float:
+        key = (block.conditions, tuple(sorted(block.counts.items())), tail, terms.view, terms.adjacency)
         if key not in self._values:
             if len(self._values) >= _CACHED:
                 self._values.clear()
-            items = [(self._participations[i], count) for i, count in together.counts.items()]
-            self._values[key] = proven(
-                items, terms.delta, together.conditions, view=terms.view, adjacency=terms.adjacency
-            ).value
+            self._values[key] = filter.cover(
+                self._items(block), block.conditions, tail, terms.view, terms.adjacency
+            )
         return self._values[key]
 
-    def _together(self, account: Account, terms: Budget) -> _Together:
-        """One list of participations over all runs, with conditions that hold for all of them."""
-        if not account.counts:
+    def _items(self, together: _Together) -> list[tuple[tuple[Release, ...], int]]:
+        return [(self._participations[i], count) for i, count in together.counts.items()]
+
+    def _blocks(self, account: Account, terms: Budget) -> list[_Together]:
+        """What each run counts for. Gaussian releases count as they are made. A run with other releases counts,
+        from its first round on, with all that it registered: where its owner stops it may depend on its outputs,
+        and composition inside a run holds for settings that do not."""
+        result = []
+        for run in account.order:
+            made = self._together(account, terms, [i for i, owner in enumerate(account.owners) if owner == run])
+            conditions, planned = account.plans.get(run, (made.conditions, {}))
+            if not made.counts:
+                made = _Together(conditions, {})
+            counts = {i: max(made.counts.get(i, 0), planned.get(i, 0)) for i in {**planned, **made.counts}}
+            whole = _Together(made.conditions, counts)
+            if not counts:
+                continue
+            if len(account.order) == 1 or not planned or self._is_gaussian(whole, terms):
+                result.append(made)
+            elif account.owners.count(run) > 1 and any(self._shuffled[i] for i in planned):
+                result.append(made)  # shuffled again: each stretch is a Gaussian by now
+            else:
+                result.append(whole)
+        return result
+
+    def _together(self, account: Account, terms: Budget, segments: Iterable[int]) -> _Together:
+        """One list of participations over these segments, with conditions that hold for all of them."""
+        segments = list(segments)
+        all_counts = [account.counts[i] for i in segments]
+        all_conditions = [account.conditions[i] for i in segments]
+        if not segments:
             return _Together(Conditions(), {})
         shuffled = [
             conditions.lattice is None and any(self._shuffled[i] for i in counts)
-            for conditions, counts in zip(account.conditions, account.counts, strict=True)
+            for conditions, counts in zip(all_conditions, all_counts, strict=True)
         ]
         # no credit besides the uploads' own noise
-        uploads_alone = Conditions(
-            lattice=_coarsest(account.conditions), counts_shown=_counts_shown(account.conditions)
-        )
-        if len(account.counts) == 1:
+        uploads_alone = Conditions(lattice=_coarsest(all_conditions), counts_shown=_counts_shown(all_conditions))
+        if len(all_counts) == 1:
             plain = terms.view == "upload" and not shuffled[0]
-            return _Together(uploads_alone if plain else account.conditions[0], account.counts[0])
+            return _Together(uploads_alone if plain else all_conditions[0], all_counts[0])
         merged: Counts = {}
-        for segment, counts in enumerate(account.counts):
+        for segment, counts in enumerate(all_counts):
             if shuffled[segment]:
                 # every run shuffles anew: its epochs are worth one Gaussian, which composes with the rest
-                counts = {self._one_gaussian(counts, account.conditions[segment], terms): 1}
+                counts = {self._one_gaussian(counts, all_conditions[segment], terms): 1}
             for i, count in counts.items():
                 merged[i] = merged.get(i, 0) + count
         if terms.view == "upload" or any(shuffled):
             return _Together(uploads_alone, merged)
-        return _Together(weakest(account.conditions, one_run=False), merged)
+        return _Together(weakest(all_conditions, one_run=False), merged)
+
+    def _mu(self, block: _Together, terms: Budget) -> float:
+        """μ of Gaussian releases, rounded up."""
+        return gaussian_mu(self._row(block, terms._replace(delta=_FINE)).value, _FINE) * (1.0 + 1e-9)
 
     def _one_gaussian(self, counts: Counts, conditions: Conditions, terms: Budget) -> int:
         """A participation that reveals what a segment of shuffled epochs does (D2: R1 over its uses)."""
-        alone = self._value(_Together(conditions, counts), Budget(0.0, _FINE, "upload", terms.adjacency))
-        mu = gaussian_mu(alone, _FINE) * (1.0 + 1e-9)  # rounded up
+        mu = self._mu(_Together(conditions, counts), terms._replace(view="upload"))
         noise_std = 0.0 if mu == math.inf else 1.0 / mu
         sampling = Sampling("full", 1.0, terms.adjacency)
         return self._number((Release("uplink", noise_std, 1.0, 1, sampling, "shuffled epochs of one run (D2)"),))
+
+
+def _charge(
+    account: Account,
+    run: str,
+    charged: Charged,
+    counts: Iterable[tuple[int, int]] | None,
+    plan: Iterable[tuple[int, int]] | None,
+) -> None:
+    if plan is not None:
+        account.register(run, charged.conditions, plan)
+    if counts is not None:
+        account.add(run, charged.rounds, charged.conditions, counts)
+
+
+def _covered(blocks: list[_Together], known: list[_Together]) -> bool:
+    """Whether these are part of what is known."""
+    return len(blocks) == len(known) and all(
+        block.conditions == other.conditions
+        and all(count <= other.counts.get(i, 0) for i, count in block.counts.items())
+        for block, other in zip(blocks, known, strict=True)
+    )
 
 
 def weakest(conditions: Sequence[Conditions], *, one_run: bool) -> Conditions:
@@ -437,4 +578,4 @@ def _normal(conditions: Conditions) -> Conditions:
 
 
 def _identity(dataset: str, run: str, content: str) -> tuple[str, str, bytes]:
-    return dataset, run, hashlib.sha256(content.encode("utf-8")).digest()
+    return dataset, run, hashlib.sha256(without_plan(content).encode("utf-8")).digest()

@@ -73,6 +73,7 @@ class Spent(NamedTuple):
     participations: int
     runs: tuple[str, ...]
     budget: Budget | None
+    not_covered: str = ""  # why ε does not hold for runs that were chosen after looking at earlier results
 
 
 class About(NamedTuple):
@@ -133,9 +134,30 @@ def canonical(value: Any) -> str:
 # --- charges -------------------------------------------------------------------------------------------
 
 
-def encode_charges(charges: Sequence[Charge], rounds: tuple[int, int], conditions: Conditions) -> str:
+def encode_charges(
+    charges: Sequence[Charge],
+    rounds: tuple[int, int],
+    conditions: Conditions,
+    plan: Sequence[Charge] | None = None,
+) -> str:
     """The content of a charge entry. Equal participations are counted together and clients with equal ones
-    are grouped, all in sorted order, so that the same charge always has the same text."""
+    are grouped, all in sorted order, so that the same charge always has the same text. `plan` is what the whole
+    run will reveal, in the entry that registers it."""
+    fields = {
+        "rounds": [_whole("rounds", round) for round in rounds],
+        "facts": _encode_conditions(conditions),
+        **_encode_groups(charges),
+    }
+    return canonical(fields if plan is None else {**fields, "plan": _encode_groups(plan)})
+
+
+def without_plan(content: str) -> str:
+    """The content of a charge entry as it is where the run was registered before."""
+    fields = json.loads(content)
+    return canonical({name: value for name, value in fields.items() if name != "plan"})
+
+
+def _encode_groups(charges: Sequence[Charge]) -> dict[str, Any]:
     texts: dict[tuple[Release, ...], str] = {}
     counts: dict[str, dict[str, int]] = {}
     for client, participations in charges:
@@ -152,23 +174,21 @@ def encode_charges(charges: Sequence[Charge], rounds: tuple[int, int], condition
     groups: dict[tuple[tuple[int, int], ...], list[str]] = {}
     for client, own in counts.items():
         groups.setdefault(tuple(sorted((index[text], n) for text, n in own.items())), []).append(client)
-    return canonical(
-        {
-            "rounds": [_whole("rounds", round) for round in rounds],
-            "facts": _encode_conditions(conditions),
-            "participations": [json.loads(text) for text in used],
-            "groups": [[sorted(clients), counted] for counted, clients in sorted(groups.items())],
-        }
-    )
+    return {
+        "participations": [json.loads(text) for text in used],
+        "groups": [[sorted(clients), counted] for counted, clients in sorted(groups.items())],
+    }
 
 
 class Charged(NamedTuple):
-    """A charge entry's content: participations, and groups of clients with (participation, count) pairs."""
+    """A charge entry's content: participations, and groups of clients with (participation, count) pairs; and the
+    same of the whole run, where the entry registers it."""
 
     rounds: tuple[int, int]
     conditions: Conditions
     participations: tuple[tuple[Release, ...], ...]
     groups: tuple[tuple[tuple[str, ...], tuple[tuple[int, int], ...]], ...]
+    plan: Charged | None = None
 
     def charges(self) -> tuple[Charge, ...]:
         """One `Charge` a client."""
@@ -183,9 +203,16 @@ def decode_charges(content: str) -> Charged:
     """The inverse of `encode_charges`."""
     fields = json.loads(content)
     start, stop = fields["rounds"]
+    charged = _decode_groups(fields, (start, stop), _decode_conditions(fields["facts"]))
+    if "plan" not in fields:
+        return charged
+    return charged._replace(plan=_decode_groups(fields["plan"], charged.rounds, charged.conditions))
+
+
+def _decode_groups(fields: dict[str, Any], rounds: tuple[int, int], conditions: Conditions) -> Charged:
     return Charged(
-        (start, stop),
-        _decode_conditions(fields["facts"]),
+        rounds,
+        conditions,
         tuple(tuple(_decode_release(release) for release in group) for group in fields["participations"]),
         tuple((tuple(clients), tuple((i, count) for i, count in counts)) for clients, counts in fields["groups"]),
     )

@@ -36,7 +36,7 @@ from dither.accounting.ledger.entries import (
     encode_charges,
 )
 from dither.accounting.ledger.store import Store, read_anchor
-from dither.errors import ConfigError, DataError, LedgerError
+from dither.errors import BudgetExhausted, ConfigError, DataError, LedgerError
 
 _HEX = re.compile("[0-9a-f]{8,}")
 
@@ -222,6 +222,7 @@ class Ledger:
         rounds: tuple[int, int],
         conditions: Conditions | None = None,
         replay: bool = False,
+        plan: Callable[[], Sequence[Charge]] | None = None,
     ) -> str:
         """Record what rounds [start, stop) of a run will reveal, all of it or nothing; returns the new head.
 
@@ -235,6 +236,10 @@ class Ledger:
         these rounds (cohorts, batches, noise) is seeded and the inputs are the same, so that the very same bits
         leave twice, which reveals nothing new. With noise from the operating system, or after any change of
         code, data, device or settings that moves one bit, an adversary averages two releases: leave it off.
+
+        `plan()` is what the whole run will reveal at most, these rounds included. It is asked for and recorded
+        with the first charge of the run, before its first output: the filter over runs (`ledger.filter`) counts
+        on it. Without it, ε of several sampled runs is labelled as not covered (`Spent.not_covered`).
         """
         conditions = _checked(conditions)
         start, stop = rounds
@@ -242,6 +247,7 @@ class Ledger:
             raise ValueError(f"rounds={rounds}: the start must be at least 0 and before the stop")
         content = encode_charges(charges, (start, stop), conditions)
         charged = decode_charges(content)
+        planned: Sequence[Charge] | None = None
         with self._lock:
             # First without the lock, so that other processes do not wait for the accountant; what it found is
             # remembered, and counts again only if somebody else has charged in between.
@@ -249,10 +255,41 @@ class Ledger:
                 with self._current(write=write) as connection:
                     if replay and self._book.has_charged(dataset, run, content):
                         return self._head()
-                    self._book.check(dataset, run, charged)
+                    if plan is not None and not self._book.is_registered(dataset, run):
+                        planned = plan() if planned is None else planned
+                        written = encode_charges(charges, (start, stop), conditions, planned)
+                        self._book.check(dataset, run, decode_charges(written))
+                    else:
+                        written = content
+                        self._book.check(dataset, run, charged)
                     if write:
-                        row = self._store.append(connection, CHARGE, dataset, run, content)
+                        row = self._store.append(connection, CHARGE, dataset, run, written)
             return self._committed(row)
+
+    def is_registered(self, dataset: str, run: str) -> bool:
+        """Whether a run has said, with its first charge, what all of it will reveal."""
+        with self._lock:
+            self._catch_up()
+            return self._book.is_registered(dataset, run)
+
+    def affords(
+        self,
+        run: str,
+        dataset: str,
+        charges: Sequence[Charge],
+        *,
+        rounds: tuple[int, int],
+        conditions: Conditions | None = None,
+    ) -> bool:
+        """Whether `charge` would accept this. Nothing is recorded."""
+        charged = decode_charges(encode_charges(charges, rounds, _checked(conditions)))
+        with self._lock:
+            self._catch_up()
+            try:
+                self._book.check(dataset, run, charged)
+            except BudgetExhausted:
+                return False
+            return True
 
     def affordable(
         self,
@@ -324,6 +361,7 @@ class Ledger:
                         participations=account.participations(),
                         runs=tuple(account.runs),
                         budget=budget,
+                        not_covered=self._book.not_covered(dataset, account, terms),
                     )
                 )
             return result

@@ -67,9 +67,18 @@ class Spending:
         """
         if start != self._next:
             self._charged = self._before(start)
+        new = not self._charged and not self.ledger.is_registered(self.dataset, self.run)
+        end = len(self._plan.cohorts)
         try:
-            self._charge(start, stop)
+            self._charge(start, stop, end)
         except BudgetExhausted:
+            if new:  # as long a run as can be paid is registered instead
+                end = self._last_affordable(start, end)
+                if end == start:
+                    raise
+                self._charge(start, min(stop, end), end)
+                self._charged, self._next = [*self._charged, (start, min(stop, end))], min(stop, end)
+                return min(stop, end)
             affordable = self.ledger.affordable(
                 self.dataset,
                 lambda i: self._charges([*self._charged, (start, start + i)], start + i, start + i + 1),
@@ -81,9 +90,24 @@ class Spending:
             if affordable == 0:
                 raise
             stop = start + affordable
-            self._charge(start, stop)
+            self._charge(start, stop, end)
         self._charged, self._next = [*self._charged, (start, stop)], stop
         return stop
+
+    def _last_affordable(self, start: int, end: int) -> int:
+        """The last round up to which this run could be registered and paid."""
+        low, high = start, end  # low can be paid; beyond high nothing is asked
+        while low < high:
+            middle = (low + high + 1) // 2
+            payable = self.ledger.affords(
+                self.run,
+                self.dataset,
+                self._charges(self._charged, start, middle),
+                rounds=(start, middle),
+                conditions=self._conditions,
+            )
+            low, high = (middle, high) if payable else (low, middle - 1)
+        return low
 
     def _before(self, start: int) -> list[tuple[int, int]]:
         """What this run has revealed before it makes round `start` and those after it. The same bits again reveal
@@ -94,7 +118,7 @@ class Spending:
             return [(first, start)] if first < start else []
         return self.ledger.charged(self.run, self.dataset)
 
-    def _charge(self, start: int, stop: int) -> None:
+    def _charge(self, start: int, stop: int, end: int) -> None:
         # Also rounds that add nothing are an entry: what comes later is charged on top of them.
         self.ledger.charge(
             self.run,
@@ -103,6 +127,7 @@ class Spending:
             rounds=(start, stop),
             conditions=self._conditions,
             replay=self._replay,
+            plan=None if self._charged else lambda: self._charges([], start, end),
         )
 
     def _charges(self, before: Sequence[tuple[int, int]], start: int, stop: int) -> list[Charge]:

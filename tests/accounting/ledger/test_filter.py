@@ -1,0 +1,186 @@
+"""Across runs the ledger is a privacy filter: later runs may be chosen by the results of earlier ones."""
+
+import math
+
+import numpy as np
+import pytest
+
+from dither.accounting import Conditions, gaussian_delta, gaussian_epsilon, gaussian_mu, proven
+from dither.accounting.ledger import Budget, Charge, Ledger, filter
+from dither.accounting.pld import FINE
+from dither.errors import BudgetExhausted
+from dither.types import Release, Sampling
+
+from .conftest import all_of, gaussian, poisson
+
+DELTA = 1e-5
+
+
+def value(*participations, delta=DELTA):
+    return proven(list(participations), delta, view="upload").value
+
+
+def spent(ledger, client="ann", **options):
+    (row,) = ledger.spent("data", client, **options)
+    return row
+
+
+def poisson_delta(epsilon, rate, mu):
+    """The profile of one Poisson batch, for the world that has the record (R3)."""
+    if math.exp(epsilon) <= 1 - rate:
+        return -math.expm1(epsilon)
+    return rate * gaussian_delta(math.log1p(math.expm1(epsilon) / rate), mu)
+
+
+# What was wrong
+
+
+def test_a_choice_after_looking_beats_the_merged_list_and_not_the_filter(ledger):
+    """Both lists that an adversary may end with compose to (1, 1e-3). One that looks at the first output and then
+    picks the worse list reaches more: so the merged list is no filter."""
+    epsilon, delta = 1.0, 1e-3
+    first = gaussian(4.0)
+    mu, left = 1 / 4.0, math.sqrt(gaussian_mu(epsilon, delta) ** 2 - 1 / 16)
+    plain = gaussian(1 / (left * (1 - 1e-6)))
+
+    rate = 0.00122
+    sampled = (Release("uplink", 0.2, 1.0, 1, Sampling("poisson", rate, "add/remove"), "test"),)
+    for second in (plain, sampled):
+        assert value((first, 1), (second, 1), delta=delta) <= epsilon, "the merged list admits either"
+    x = np.linspace(-10, 10, 1001)
+    density = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi) * (x[1] - x[0])
+    losses = mu**2 / 2 + mu * x
+    ends = [
+        np.array([gaussian_delta(epsilon - loss, left * (1 - 1e-6)) for loss in losses]),
+        np.array([poisson_delta(epsilon - loss, rate, 5.0) for loss in losses]),
+    ]
+    fixed = [float(density @ end) for end in ends]
+    assert max(fixed) <= delta * (1 + 1e-6)
+    assert float(density @ np.maximum(*ends)) > 1.3 * delta, "δ of the adversary that chooses"
+
+    ledger.set_budget("data", Budget(epsilon, delta))
+    ledger.charge("one", "data", all_of(["ann"], first), rounds=(0, 1))
+    assert not ledger.affords("two", "data", all_of(["ann"], sampled), rounds=(0, 1))
+    assert ledger.affords("two", "data", all_of(["ann"], plain), rounds=(0, 1))
+
+
+# The cover of one run
+
+
+@pytest.mark.parametrize("releases", [(poisson(1.0), 40), (poisson(3.0, rate=0.2), 30), (poisson(0.7, 0.01), 1)])
+def test_a_cover_is_above_the_whole_profile(releases):
+    tail = 1e-6
+    mu = filter.cover([releases], Conditions(), tail, "upload", "zero-out")
+    one_grid = FINE._replace(grid_delta=tail)
+    for delta in np.geomspace(tail * 1.001, 0.5, 40):
+        epsilon = proven([releases], float(delta), view="upload", resolution=one_grid).value
+        if epsilon > 0:  # the profile is delta there, up to the grid
+            assert tail + (1 - tail) * gaussian_delta(epsilon, mu) >= delta * (1 - 1e-3)
+    assert gaussian_epsilon(mu, DELTA - tail) >= value(releases)
+    assert mu < math.sqrt(3 * releases[1]) / releases[0][0].noise_std, "sampling is credited"
+
+
+def test_the_cover_of_a_gaussian_is_itself_and_of_nothing_nothing():
+    mu = filter.cover([(gaussian(4.0), 4)], Conditions(), 1e-6, "upload", "zero-out")
+    assert 0.5 <= mu <= 0.5 * 1.01
+    assert filter.cover([(gaussian(math.inf), 4)], Conditions(), 1e-6, "upload", "zero-out") == 0.0
+    assert filter.cover([(poisson(0.0), 1)], Conditions(), 1e-6, "upload", "zero-out") == math.inf
+
+
+@pytest.mark.parametrize("sampled_first", [True, False])
+def test_tails_never_exceed_their_share(sampled_first):
+    share = filter.RESERVE if sampled_first else filter.TRACE
+    total = sum(filter.tail(DELTA, number, sampled_first=sampled_first) for number in range(1, 10_000))
+    assert 0.99 * share * DELTA < total < share * DELTA
+
+
+# Runs
+
+
+def planned(ledger, run, releases, made, total, clients=("ann",)):
+    ledger.charge(
+        run,
+        "data",
+        all_of(clients, releases, made),
+        rounds=(0, made),
+        plan=lambda: all_of(clients, releases, total),
+    )
+
+
+def test_one_run_counts_what_it_made_and_several_what_they_registered(ledger, path):
+    planned(ledger, "one", poisson(2.0), 5, 60)
+    assert spent(ledger).epsilon == pytest.approx(value((poisson(2.0), 5)), rel=1e-12), "one run: as ever"
+    planned(ledger, "two", poisson(3.0), 5, 5)
+    both = spent(ledger).epsilon
+    assert both > value((poisson(2.0), 60), (poisson(3.0), 5))
+    assert both < 1.25 * value((poisson(2.0), 60), (poisson(3.0), 5))
+    ledger.charge("one", "data", all_of(["ann"], poisson(2.0), 55), rounds=(5, 60))
+    assert spent(ledger).epsilon == both, "it was counted from the beginning"
+    ledger.charge("one", "data", all_of(["ann"], poisson(2.0), 5), rounds=(60, 65))
+    assert spent(ledger).epsilon > both, "more than it registered"
+    assert spent(Ledger(path)) == spent(ledger)
+    assert spent(ledger).not_covered == ""
+
+
+def test_a_run_that_takes_all_of_a_budget_leaves_nothing_for_another(ledger):
+    """It was admitted by the composition of one run. What the filter says of it is more: no other run begins."""
+    ledger.set_budget("data", Budget(value((poisson(1.0), 60)) * (1 + 1e-9), DELTA))
+    planned(ledger, "one", poisson(1.0), 1, 60)
+    with pytest.raises(BudgetExhausted):
+        planned(ledger, "two", poisson(50.0), 1, 1)
+    ledger.charge("one", "data", all_of(["ann"], poisson(1.0), 59), rounds=(1, 60))
+    assert spent(ledger).epsilon <= ledger.budget("data").epsilon
+
+
+def test_a_plan_binds_every_client_that_it_names(ledger):
+    ledger.set_budget("data", Budget(1.0, DELTA))
+    planned(ledger, "one", poisson(2.0), 5, 20, clients=("ann", "bob"))
+    charge = all_of(["ann"], poisson(3.0), 1)
+    huge = [Charge("ann", [(poisson(3.0), 1)]), Charge("bob", [(poisson(0.5), 500)])]
+    with pytest.raises(BudgetExhausted, match="'bob'"):
+        ledger.charge("two", "data", charge, rounds=(0, 1), plan=lambda: huge)
+    ledger.charge("two", "data", charge, rounds=(0, 1), plan=lambda: charge)
+
+
+def test_gaussian_runs_count_as_they_are_made_whatever_they_registered(ledger):
+    planned(ledger, "one", gaussian(8.0), 3, 50)
+    planned(ledger, "two", gaussian(9.0), 2, 2)
+    expected = value((gaussian(8.0), 3), (gaussian(9.0), 2))
+    assert spent(ledger).epsilon == pytest.approx(expected, rel=1e-12)
+    planned(ledger, "three", poisson(3.0), 4, 4)
+    mixed = spent(ledger).epsilon
+    assert expected < mixed < value((gaussian(8.0), 3), (gaussian(9.0), 2)) + value((poisson(3.0), 4))
+
+
+def test_a_plan_is_recorded_once_and_a_replay_needs_none(ledger, path):
+    def charge(**options):
+        return Ledger(path).charge("run", "data", all_of(["ann"], poisson(), 2), rounds=(0, 2), **options)
+
+    first = charge(plan=lambda: all_of(["ann"], poisson(), 9), replay=True)
+    assert charge(replay=True) == first
+    assert charge(plan=lambda: pytest.fail("asked again"), replay=True) == first
+    assert ledger.is_registered("data", "run")
+    assert not ledger.is_registered("data", "other")
+
+
+# What is labelled
+
+
+def test_runs_that_did_not_register_are_labelled(ledger):
+    ledger.charge("one", "data", all_of(["ann"], poisson(2.0), 5), rounds=(0, 5))
+    assert spent(ledger).not_covered == "", "one run needs no filter"
+    planned(ledger, "two", poisson(2.0), 5, 5)
+    assert "how long they are (R10)" in spent(ledger).not_covered
+    for run in ("one", "two"):
+        ledger.charge(run, "data", all_of(["bob"], gaussian(), 5), rounds=(5, 10))
+    assert spent(ledger, "bob").not_covered == "", "Gaussian releases need no plan"
+
+
+def test_a_budget_of_after_the_first_run_is_labelled_and_a_lower_one_is_not(ledger):
+    ledger.set_budget("data", Budget(5.0, DELTA))
+    planned(ledger, "one", poisson(2.0), 5, 5)
+    planned(ledger, "two", poisson(2.0), 5, 5)
+    ledger.set_budget("data", Budget(4.0, DELTA))
+    assert spent(ledger).not_covered == ""
+    ledger.set_budget("data", Budget(6.0, DELTA), raising=True)
+    assert "set or raised" in spent(ledger).not_covered
