@@ -87,6 +87,16 @@ def test_the_cover_of_a_gaussian_is_itself_and_of_nothing_nothing():
     assert filter.cover([(poisson(0.0), 1)], Conditions(), 1e-6, "upload", "zero-out") == math.inf
 
 
+def test_capped_batches_are_covered_too():
+    """Their ε is never quite 0, as a failure is charged to δ."""
+    ((release,), count) = poisson(1.0), 10
+    capped = release._replace(sampling=release.sampling._replace(truncation=1e-12))
+    whole, cut = (
+        filter.cover([((each,), count)], Conditions(), 1e-6, "upload", "zero-out") for each in (release, capped)
+    )
+    assert whole <= cut < whole * 1.01
+
+
 @pytest.mark.parametrize("sampled_first", [True, False])
 def test_tails_never_exceed_their_share(sampled_first):
     share = filter.RESERVE if sampled_first else filter.TRACE

@@ -9,9 +9,9 @@
     ledger    `Ledger`, which ties them together
 
 A ledger is one SQLite file. For each (data set, client) it keeps every release that any run made, as releases and
-not as ε, so that a budget may be stated for another δ, view or adjacency later. A charge is committed **before** the
-release leaves, so a crash can only over-count. The check of all budgets and the new entry are one transaction, alone
-among all processes.
+not as ε, so that a budget may be stated for another δ, view or adjacency later. A charge is committed **before**
+the release leaves, so a crash can only over-count. The check of all budgets and the new entry are one transaction,
+alone among all processes.
 
 What ε means here. It is `accounting.proven` over all participations ever charged, at the budget's δ, view and
 adjacency, participation as it happened. Nothing assumed is counted, and where there is no proof ε is ∞ and a

@@ -29,6 +29,7 @@ from dither.types import Release
 RESERVE, TRACE = 0.25, 1e-3
 
 _MOST_MU = 1e6
+_NO_LOSS = 1e-9  # an ε below is 0
 _GROWTH, _FINE_FROM, _FINE_GROWTH = 1.5, 1e-3, 1.15  # of δ from one point of a profile to the next
 _PARTS = 32  # of each interval between two points
 
@@ -55,14 +56,15 @@ def cover(
     resolution = COARSE._replace(grid_delta=tail)
 
     def epsilon(delta: float) -> float:
-        return proven(
+        value = proven(
             participations, delta, conditions, view=view, adjacency=adjacency, resolution=resolution
         ).value
+        return value if value > _NO_LOSS else 0.0
 
     points = [(epsilon(tail), tail)]  # of the profile, from the largest ε to 0
     if points[0][0] == math.inf:
         return math.inf
-    while points[-1][0] > 0:
+    while points[-1][0] > 0 and points[-1][1] < 1.0:
         before = points[-1][1]
         delta = min(1.0, before * (_GROWTH if before < _FINE_FROM else _FINE_GROWTH))
         points.append((epsilon(delta), delta))
@@ -70,7 +72,7 @@ def cover(
     while high > low * 1.002:  # where ε becomes 0
         middle = math.sqrt(low * high)
         low, high = (middle, high) if epsilon(middle) > 0 else (low, middle)
-    points[-1] = (0.0, high)
+    points[-1] = (0.0, min(1.0, high + 2.0 * _NO_LOSS))  # δ(0) <= δ(ε) + e^ε - 1
     return _dominating_mu(points, tail)
 
 
