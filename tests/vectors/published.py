@@ -77,3 +77,11 @@ def periodic(v: dict[str, Any]) -> dict[str, Any]:
 
 
 PERIODIC = periodic({"eta": 0.01, "L": 1.0, "tau": 10, "K": 200, "d": 100, "sigma": 0.05, "gap": 0.7, "lam": 0.1})
+
+
+def noise_falls_and_inverts(method, params):
+    """The noise falls as ε grows, and `epsilon_of_noise` gives that ε back."""
+    epsilon = np.linspace(0.1, 20, 50)
+    std = method.noise_std(params, epsilon=epsilon, delta=1e-4)
+    assert np.all(np.diff(std) < 0)
+    np.testing.assert_allclose(method.epsilon_of_noise(params, noise_std=std, delta=1e-4), epsilon, rtol=1e-12)

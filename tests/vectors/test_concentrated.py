@@ -10,7 +10,7 @@ from dither.methods import concentrated as cd
 from dither.methods import formulas
 from dither.methods.concentrated import ConcentratedParams, ConcentratedTraining
 
-from .published import PERIODIC, periodic, vectors
+from .published import PERIODIC, noise_falls_and_inverts, periodic, vectors
 
 
 def params(v):
@@ -59,11 +59,7 @@ test_published_value, test_every_paper_entry_is_covered = vectors(DISPATCH, "cd"
 
 @pytest.mark.parametrize("secure_aggregation", [True, False])
 def test_noise_falls_with_epsilon_and_inverts(secure_aggregation):
-    epsilon = np.linspace(0.1, 20, 50)
-    params = FIG5._replace(participations=13, secure_aggregation=secure_aggregation)
-    std = cd.noise_std(params, epsilon=epsilon, delta=1e-4)
-    assert np.all(np.diff(std) < 0)
-    np.testing.assert_allclose(cd.epsilon_of_noise(params, noise_std=std, delta=1e-4), epsilon, rtol=1e-12)
+    noise_falls_and_inverts(cd, FIG5._replace(participations=13, secure_aggregation=secure_aggregation))
 
 
 def test_without_aggregation_the_noise_grows_by_the_root_of_the_cohort():
