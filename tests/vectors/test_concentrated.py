@@ -10,7 +10,7 @@ from dither.methods import concentrated as cd
 from dither.methods import formulas
 from dither.methods.concentrated import ConcentratedParams, ConcentratedTraining
 
-from .published import PERIODIC, noise_falls_and_inverts, periodic, vectors
+from .published import PERIODIC, bounds_fall_with_epsilon, noise_falls_and_inverts, periodic, vectors
 
 
 def params(v):
@@ -144,9 +144,4 @@ def test_corrected_terms_double_and_add_up():
 
 
 def test_bounds_over_a_grid():
-    tau, epsilon = np.meshgrid(np.arange(1, 201), np.linspace(0.1, 10, 200))
-    std = cd.noise_std(FIG5._replace(local_steps=tau), epsilon=epsilon, delta=1e-4)
-    grid = TRAINING._replace(local_steps=tau, noise_std=std)
-    second, convex = cd.convergence_nonconvex(grid), cd.convergence_convex(grid)
-    assert second.total.shape == convex.total.shape == (200, 200)
-    assert np.all(np.diff(second.total, axis=0) < 0)  # falls with ε
+    bounds_fall_with_epsilon(cd, FIG5, TRAINING)

@@ -9,7 +9,7 @@ from dither.errors import SpecError
 from dither.methods import cpfed, formulas
 from dither.methods.cpfed import CpfedParams, CpfedTraining
 
-from .published import PERIODIC, noise_falls_and_inverts, periodic, vectors
+from .published import PERIODIC, bounds_fall_with_epsilon, noise_falls_and_inverts, periodic, vectors
 
 
 def params(v):
@@ -111,9 +111,4 @@ def test_communication_factor():
 
 
 def test_bounds_over_a_grid():
-    tau, epsilon = np.meshgrid(np.arange(1, 201), np.linspace(0.1, 10, 200))
-    std = cpfed.noise_std(FIG6._replace(local_steps=tau), epsilon=epsilon, delta=1e-4)
-    grid = TRAINING._replace(local_steps=tau, noise_std=std)
-    second, third = cpfed.convergence_convex(grid), cpfed.convergence_nonconvex(grid)
-    assert second.total.shape == third.total.shape == (200, 200)
-    assert np.all(np.diff(third.total, axis=0) < 0)  # falls with ε
+    bounds_fall_with_epsilon(cpfed, FIG6, TRAINING)

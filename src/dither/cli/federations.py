@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -115,12 +116,6 @@ def join(
 
     _term_as_interrupt()
 
-    def say(line: str) -> None:
-        if as_json:
-            print_event("note", text=line)
-        elif not quiet:
-            typer.echo(line)
-
     def ask(agreement: Any, experiment: Any) -> str:
         silent = as_json or quiet
         return _ask_owner(
@@ -141,7 +136,7 @@ def join(
             patience=patience,
             idle=idle,
             behind_supernode=behind_supernode,
-            say=say,
+            say=_notes(as_json, quiet),
         )
     outcome = result["outcome"] or {}
     if as_json:
@@ -163,6 +158,18 @@ def join(
             f"rounds (δ = {spent.delta:g}, {spent.adjacency}, one who sees {spent.view}); not covered: "
             f"{FLOAT_NOISE}"
         )
+
+
+def _notes(as_json: bool, quiet: bool) -> Callable[[str], None]:
+    """Prints a line on the way, as text or as an event."""
+
+    def say(line: str) -> None:
+        if as_json:
+            print_event("note", text=line)
+        elif not quiet:
+            typer.echo(line)
+
+    return say
 
 
 def _ask_owner(
@@ -314,16 +321,9 @@ def demo(
     if folder.exists() and not demo.stopped(folder):
         raise ConfigError(f"{str(folder)!r} already exists; give another --out")
     _term_as_interrupt()
-
-    def say(line: str) -> None:
-        if as_json:
-            print_event("note", text=line)
-        elif not quiet:
-            typer.echo(line)
-
     flags = ["--json"] * as_json + ["--quiet"] * (quiet and not as_json)
     with on_interrupt(f"go on with: dither federation demo --out {shlex.quote(str(folder))}"):
-        code = demo.run(folder, port=free_port(), data_dir=data_dir, say=say, flags=flags)
+        code = demo.run(folder, port=free_port(), data_dir=data_dir, say=_notes(as_json, quiet), flags=flags)
     sys.exit(code)
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import typer
 from typer.core import TyperGroup
@@ -21,22 +21,28 @@ if TYPE_CHECKING:
     from dither.experiment.report import LocalFigures, Report, RunTraffic
 
 
-class RunProgress:
-    """A live bar on a terminal, a line now and then elsewhere, nothing when silent."""
+class _Live:
+    """A bar on a terminal that stops on the way out."""
+
+    _bar: Any = None
 
     def __init__(self, silent: bool) -> None:
         self.silent = silent
-        self.folder: Path | None = None
-        self._bar: Any = None
-        self._total = 0
-        self._printed = 0
 
-    def __enter__(self) -> RunProgress:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+
+class RunProgress(_Live):
+    """A live bar on a terminal, a line now and then elsewhere, nothing when silent."""
+
+    folder: Path | None = None
+    _total = 0
+    _printed = 0
 
     def start(self, experiment: Experiment, folder: Path, done: int) -> None:
         from dither.experiment.build import planned_rounds
@@ -252,23 +258,13 @@ def escape(text: str) -> str:
 # Progress of many runs
 
 
-class Bar:
+class Bar(_Live):
     """The progress of sweep, plan and reproduce. Work finished before the first update says nothing about today's
     speed, so the bar starts after it."""
 
-    def __init__(self, silent: bool) -> None:
-        self.silent = silent
-        self._bar: Any = None
-        self._task: Any = None
-        self._before = 0.0
-        self._tenths = 0
-
-    def __enter__(self) -> Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+    _task: Any = None
+    _before = 0.0
+    _tenths = 0
 
     def update(self, done: float, total: float, text: str) -> None:
         """Show how much of the work is done."""

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -16,30 +17,24 @@ import typer
 from dither.cli.printing import INTERRUPTED, error_terminal, escape, print_error
 from dither.errors import DitherError, ProcessError, SpecError
 
-_PANEL = "Several processes (docs/performance.md)"
+_option = partial(typer.Option, rich_help_panel="Several processes (docs/performance.md)")
 Processes = Annotated[
     int | None,
-    typer.Option(
+    _option(
         envvar="DITHER_PROCESSES",
         help="Share the simulation among this many processes. On its own, starts them all here.",
-        rich_help_panel=_PANEL,
     ),
 ]
 Process = Annotated[
     int | None,
-    typer.Option(
-        envvar="DITHER_PROCESS",
-        help="The number of this process, from 0. Process 0 writes and prints.",
-        rich_help_panel=_PANEL,
-    ),
+    _option(envvar="DITHER_PROCESS", help="The number of this process, from 0. Process 0 writes and prints."),
 ]
 Coordinator = Annotated[
     str | None,
-    typer.Option(
+    _option(
         envvar="DITHER_COORDINATOR",
         metavar="HOST:PORT",
         help="Where process 0 listens; the same for all processes.",
-        rich_help_panel=_PANEL,
     ),
 ]
 
