@@ -36,6 +36,14 @@ class _Live:
         if self._bar is not None:
             self._bar.stop()
 
+    def _make_bar(self, before: str, after: str, console: Console) -> None:
+        """A bar between two texts, then the time it took and the time left."""
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        texts = TextColumn(before), BarColumn(bar_width=None), TextColumn(after)
+        times = TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()
+        self._bar = Progress(*texts, *times, console=console)
+
 
 class RunProgress(_Live):
     """A live bar on a terminal, a line now and then elsewhere, nothing when silent."""
@@ -64,17 +72,8 @@ class RunProgress(_Live):
             console.print(f"resuming {escape(str(folder))} after round {done}", highlight=False)
         if not console.is_terminal:
             return
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-        self._bar = Progress(
-            TextColumn("round {task.completed}/{task.total}"),
-            BarColumn(bar_width=None),
-            TextColumn("{task.fields[scores]}  {task.fields[epsilon]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-        )
+        scores = "{task.fields[scores]}  {task.fields[epsilon]}"
+        self._make_bar("round {task.completed}/{task.total}", scores, console)
         self._task = self._bar.add_task("", total=self._total, completed=done, scores="-", epsilon=self._epsilon)
         self._bar.start()
 
@@ -286,17 +285,7 @@ class Bar(_Live):
             console.print(f"[dim]{escape(line)}[/]", highlight=False, soft_wrap=True)
 
     def _start(self, done: float, total: float) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-        self._bar = Progress(
-            TextColumn("{task.description:20}"),
-            BarColumn(bar_width=None),
-            TextColumn("{task.percentage:3.0f}%"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(elapsed_when_finished=False),
-            console=error_terminal(),
-        )
+        self._make_bar("{task.description:20}", "{task.percentage:3.0f}%", error_terminal())
         self._before = done
         self._task = self._bar.add_task("", total=max(total - done, 1e-9))
         self._bar.start()

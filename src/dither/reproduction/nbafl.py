@@ -100,44 +100,40 @@ def needs_long_runs(judge: Callable[[View], judging.Verdict]) -> Callable[[View]
     return judge_long
 
 
-FIG2 = Figure(
+several_epsilons = partial(Figure, panels=over_rounds(View.levels), proven=PROVEN, proven_note=PROVEN_NOTE)
+as_printed = partial(Figure, proven_note=DESTROYED)
+
+FIG2 = several_epsilons(
     id="nbafl/fig2",
     title="Training loss for several ε",
     shows=SHOWS,
     base=BASE,
-    panels=over_rounds(View.levels),
     criteria=(Criterion("NB-A1", "the loss falls as ε grows; without noise it is lowest", falls(View.levels)),),
     scales={
         "full": Scale(5, {"epsilon": (50.0, 60.0, 100.0, inf)}, proven_seeds=3),
         "quick": Scale(3, {"epsilon": (60.0, 100.0, inf)}, proven_seeds=1, proven_grid={"epsilon": (100.0, inf)}),
         "smoke": Scale(1, {"epsilon": (50.0, inf)}, SMOKE),
     },
-    proven=PROVEN,
-    proven_note=PROVEN_NOTE,
 )
 
-FIG3 = Figure(
+FIG3 = several_epsilons(
     id="nbafl/fig3",
     title="Training loss for several ε, 512 images a client",
     shows="As Fig. 2 with m = 512 images a client, which allows a smaller ε at the same noise.",
     base={**BASE, "data.records_per_client": 512},
-    panels=over_rounds(View.levels),
     criteria=(Criterion("NB-A2", "the same order at m = 512", falls(View.levels)),),
     scales={
         "full": Scale(5, {"epsilon": (6.0, 8.0, 10.0, inf)}, proven_seeds=3),
         "quick": Scale(3, {"epsilon": (6.0, inf)}, {"num_rounds": 8, "local_steps": 3}, proven_seeds=0),
         "smoke": Scale(1, {"epsilon": (6.0, inf)}, {**SMOKE, "data.records_per_client": 20}),
     },
-    proven=PROVEN,
-    proven_note=PROVEN_NOTE,
 )
 
-FIG4 = Figure(
+FIG4 = several_epsilons(
     id="nbafl/fig4",
     title="Training loss for several ε, K = 20 of 50 clients scheduled",
     shows="As Fig. 2 with K = 20 clients drawn each round; here Lemma 4 sets the downlink noise to 0.",
     base={**BASE, "cohort_size": 20},
-    panels=over_rounds(View.levels),
     criteria=(
         Criterion(
             "NB-A3",
@@ -153,8 +149,6 @@ FIG4 = Figure(
         "quick": Scale(3, {"epsilon": (60.0, inf)}, proven_seeds=0),
         "smoke": Scale(1, {"epsilon": (50.0, inf)}, {**SMOKE, "cohort_size": 3}),
     },
-    proven=PROVEN,
-    proven_note=PROVEN_NOTE,
 )
 
 
@@ -180,7 +174,7 @@ def best_clip_inside(*grids: str) -> Callable[[View], judging.Verdict]:
     return lambda view: judging.interior_optimum(*view.finals(clips(*grids)(view), LOSS))
 
 
-FIG5 = Figure(
+FIG5 = as_printed(
     id="nbafl/fig5",
     title="Training loss for several parameter clips C",
     shows="N = 50, ε = 60, T = 25. A small C cuts the model, a large one raises the noise (σ grows with C).",
@@ -207,10 +201,9 @@ FIG5 = Figure(
         "quick": Scale(3, {"param_clip": (10.0, 20.0, 25.0), "wider": (40.0,)}, {"num_rounds": 10}),
         "smoke": Scale(1, {"param_clip": (2.0, 20.0), "wider": (30.0,)}, SMOKE),
     },
-    proven_note=DESTROYED,
 )
 
-FIG6 = Figure(
+FIG6 = as_printed(
     id="nbafl/fig6",
     title="Training loss for several numbers N of clients",
     shows="ε = 60, T = 25, 100 images a client, all clients every round.",
@@ -230,7 +223,6 @@ FIG6 = Figure(
         "quick": Scale(3, {"num_clients": (50, 100)}, {"num_rounds": 10}),
         "smoke": Scale(1, {"num_clients": (6,)}, SMOKE),
     },
-    proven_note=DESTROYED,
     notes=("The caption in the paper says 50 clients while N varies (N5).",),
 )
 
@@ -255,7 +247,7 @@ def best_inside_and_growing(view: View) -> judging.Verdict:
     )
 
 
-FIG7 = Figure(
+FIG7 = as_printed(
     id="nbafl/fig7",
     title="Final training loss against the number T of aggregations",
     shows="N = 50. Every T is a run of its own: the downlink noise is set for T and grows with it.",
@@ -271,7 +263,6 @@ FIG7 = Figure(
         "quick": Scale(3, {"epsilon": (60.0, 100.0), "num_rounds": (4, 10, 25)}),
         "smoke": Scale(1, {"epsilon": (50.0,), "num_rounds": (2, 3, 4)}, SMOKE),
     },
-    proven_note=DESTROYED,
 )
 
 
@@ -446,7 +437,7 @@ def theorem_tables(view: View) -> list[figure.Table]:
     return [figure.Table("Constants of Theorem 2", rows, note)]
 
 
-FIG8 = Figure(
+FIG8 = as_printed(
     id="nbafl/fig8",
     title="Experiment and Theorem 2 over the number T of aggregations",
     shows="N = 50. Above: final training loss. Below: the bound with constants estimated from a run without noise "
@@ -468,7 +459,6 @@ FIG8 = Figure(
         "quick": Scale(3, {"epsilon": (60.0,), "num_rounds": (4, 10, 25)}, {"num_rounds": 10}),
         "smoke": Scale(1, {"epsilon": (50.0,), "num_rounds": (2, 3, 4)}, SMOKE),
     },
-    proven_note=DESTROYED,
     tables=theorem_tables,
 )
 
@@ -512,7 +502,7 @@ def scheduling_helps_late(view: View) -> judging.Verdict:
     return judging.all_of(*verdicts)
 
 
-FIG9 = Figure(
+FIG9 = as_printed(
     id="nbafl/fig9",
     title="Final training loss against T: all clients, and K of N scheduled",
     shows="N = 50. Solid: all clients every round; dashed: K drawn each round, downlink noise by Lemma 4.",
@@ -537,7 +527,6 @@ FIG9 = Figure(
         "quick": Scale(3, {"epsilon": (60.0, 100.0), "num_rounds": (4, 10, 25), "cohort_size": (20,)}),
         "smoke": Scale(1, {"epsilon": (50.0,), "num_rounds": (2, 3, 4), "cohort_size": (3,)}, SMOKE),
     },
-    proven_note=DESTROYED,
 )
 
 
@@ -585,7 +574,7 @@ def fewer_clients_win(view: View, lemma4: str) -> judging.Verdict:
     return judging.all_of(*verdicts)
 
 
-FIG10 = Figure(
+FIG10 = as_printed(
     id="nbafl/fig10",
     title="Final training loss against the number K of scheduled clients",
     shows="N = 50, T = 25. Right: the same with the amplification of Lemma 4 inverted correctly.",
@@ -615,7 +604,6 @@ FIG10 = Figure(
         "quick": Scale(3, {"epsilon": (60.0, inf), "cohort_size": (20, 50)}),
         "smoke": Scale(1, {"epsilon": (50.0, inf), "cohort_size": (3, 6)}, SMOKE),
     },
-    proven_note=DESTROYED,
 )
 
 FIGURES = (FIG2, FIG3, FIG4, FIG5, FIG6, FIG7, FIG8, FIG9, FIG10)
