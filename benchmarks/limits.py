@@ -23,7 +23,7 @@ import numpy as np
 
 from dither import data
 from dither.experiment import build, compiled
-from dither.privacy import noise, random
+from dither.privacy import noise
 from dither.simulation import devices
 from dither.simulation.arrays import ONE_DEVICE
 from dither.spec import Spec
@@ -119,7 +119,7 @@ def measured_peaks() -> Peaks:
     a = jnp.ones((size, size), jnp.float32)
     count = 10**8 if gpu else 10**7
     x = jnp.zeros(count, jnp.float32)
-    key = random.key(0)
+    key = noise.key(0)
 
     def product(precision: jax.lax.Precision | None) -> float:
         return 2 * size**3 / best(jax.jit(lambda a: jnp.matmul(a, a, precision=precision)), a)

@@ -40,7 +40,7 @@ from dither.federation.agreement import (
     secagg_rules,
 )
 from dither.federation.state import COMPUTED, ChargedRound, PartyStore, PendingUpload
-from dither.privacy import clipping, random
+from dither.privacy import clipping, noise
 from dither.secagg import state as secagg_state
 from dither.secagg.client import ClientSession
 from dither.spec import PrivacySpec, options
@@ -239,7 +239,7 @@ class _Run:
         self._conditions, self._releases = accountant.conditions, accountant.ledger_releases
         secret = None
         if agreement.spec.randomness == "os":
-            secret = random.wrap(np.frombuffer(self.store.secret()[:8], np.uint32)[None])
+            secret = noise.wrap(np.frombuffer(self.store.secret()[:8], np.uint32)[None])
         self._engine = engines.ClientEngine(
             compiled.simulation(experiment),
             x,

@@ -196,7 +196,7 @@ class Simulation:
         seed = jnp.asarray(np.array(seeds, np.uint32))
         runs_inputs = RunInputs(
             seed=seed,
-            secret=entropy.fresh_keys(runs) if self.randomness == "os" else seed,
+            secret=noise.fresh_keys(runs) if self.randomness == "os" else seed,
             hyper={name: jnp.asarray(np.asarray(value, np.float32)) for name, value in hyper.items()},
             order=_whole([f.order for f in partitions]),
             start=_whole([f.start for f in partitions]),
