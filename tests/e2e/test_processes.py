@@ -18,7 +18,7 @@ from dither.cli import processes
 from dither.errors import SpecError
 from dither.experiment import build, plots, train
 from dither.experiment import folder as runs
-from dither.experiment.compiled import sharing
+from dither.experiment.build import sharing
 from dither.simulation import devices, distributed
 from dither.simulation.arrays import Shards
 from dither.spec import Spec

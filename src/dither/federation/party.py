@@ -29,7 +29,7 @@ import numpy as np
 from dither.accounting.ledger import Charge, Entry
 from dither.accounting.ledger.runs import EVERY_RECORD, Ledger, data_id
 from dither.errors import BudgetExhausted, ClientRefused, DitherError, FederationError, ProtocolAbort
-from dither.experiment import build, compiled
+from dither.experiment import build
 from dither.federation import engines, keys, messages
 from dither.federation.agreement import (
     Agreement,
@@ -241,12 +241,12 @@ class _Run:
         if agreement.spec.randomness == "os":
             secret = noise.wrap(np.frombuffer(self.store.secret()[:8], np.uint32)[None])
         self._engine = engines.ClientEngine(
-            compiled.simulation(experiment),
+            build.make_simulation(experiment),
             x,
             y,
             client=self.client,
             seed=agreement.spec.seed,
-            hyper=compiled.compiled_hyper(experiment),
+            hyper=build.compiled_hyper(experiment),
             design=experiment.plan.design,
             secret=secret,
         )

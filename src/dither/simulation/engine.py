@@ -92,7 +92,7 @@ class Simulation:
 
     layout "vmap" runs a round's clients side by side, "loop" one after the other with the sum carried along
     (less memory; faster on a CPU once a model and its batch fill its caches). "auto" chooses by device and size of
-    the model (`experiment.compiled`, which knows the batches, also by those). Both give the same result up to
+    the model (`experiment.build`, which knows the batches, also by those). Both give the same result up to
     the rounding of the sum.
 
     randomness "seeded" draws all from the runs' seeds: the same bits again. "os" takes the noise of clients and
