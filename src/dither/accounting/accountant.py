@@ -18,6 +18,7 @@ import numpy as np
 
 from dither import accounting
 from dither.accounting.gaussian import brentq
+from dither.accounting.pld import COARSE
 from dither.errors import NoProof, SpecError
 from dither.types import Algorithm, Conditions, Lattice, PrivacyPlan, Release, RoundInfo, Sampling
 
@@ -366,20 +367,33 @@ class Accountant:
         rows = []
         members = [len(group.members) for group in self.clients]
         for adjacency in accounting.ADJACENCIES:
-            # [group][least, median, most][view]
-            found = [[self._account(which, adjacency) for which in group[1:]] for group in self.clients]
-            for number in range(len(accounting.VIEWS)):
-                most = max((entry[2][number] for entry in found), key=lambda p: p.value)
-                medians = [entry[1][number].value for entry in found]
-                least = min(entry[0][number].value for entry in found)
-                clients = accounting.ClientRange(least, float(np.median(np.repeat(medians, members))), most.value)
-                no_credit = None
-                if most.view == "sum":
-                    values = [entry[2][number].value for entry in found]
-                    no_credit = self._refusal(self.clients[int(np.argmax(values))], adjacency, most)
-                rows.append(self.row(most, clients=clients, no_credit=no_credit))
+            most = [self._account(group.most, adjacency) for group in self.clients]
+            least, median = (
+                [
+                    self._at_most(group, which, adjacency, bounds)
+                    for group, bounds in zip(self.clients, most, strict=True)
+                ]
+                for which in ("least", "median")
+            )
+            for number, view in enumerate(accounting.VIEWS):
+                values = [bounds[number].value for bounds in most]
+                worst = int(np.argmax(values))
+                middle = float(np.median(np.repeat([each[number] for each in median], members)))
+                clients = accounting.ClientRange(min(each[number] for each in least), middle, values[worst])
+                row = most[worst][number]
+                no_credit = self._refusal(self.clients[worst], adjacency, row) if view == "sum" else None
+                rows.append(self.row(row, clients=clients, no_credit=no_credit))
             rows.append(self.row(self._message(adjacency)))
         return rows
+
+    def _at_most(
+        self, group: ClientClass, participations: Participations, adjacency: str, most: list[accounting.ProvenRow]
+    ) -> list[float]:
+        """ε of a less exposed member in every view, on a coarse grid: shown beside the table, never above it."""
+        if participations == group.most:
+            return [row.value for row in most]
+        rows = self._account(participations, adjacency, resolution=COARSE)
+        return [min(row.value, bound.value) for row, bound in zip(rows, most, strict=True)]
 
     def _account(
         self, participations: Participations, adjacency: str, **options: Any
