@@ -12,10 +12,9 @@ from dither.data import ClientPartition, MappedArray, memmap
 from dither.errors import SpecError
 from dither.methods import cpfed, dp_scaffold, secure_fedavg
 from dither.secagg.encoding import FixedPoint
-from dither.simulation import engine, scoring, streaming
+from dither.simulation import arrays, engine, streaming
 from dither.simulation.aggregation import Aggregation
-from dither.simulation.arrays import Problem
-from dither.simulation.sharding import ONE_DEVICE, Shards
+from dither.simulation.arrays import ONE_DEVICE, Problem, Shards
 from dither.types import PrivacyPlan
 from tests.conftest import make_plan, make_records
 
@@ -221,7 +220,7 @@ def test_blocks_hold_whole_rounds_and_a_client_once():
 def test_what_is_held_stays_within_the_memory(features, memory, shards):
     held = streaming.room(memory, features=features, shards=shards, wanted=10**9, scored=10**9)
     row = streaming.row_bytes(features)
-    taken = row * (streaming.copies(shards) * held.rows + 2 * held.pieces * scoring.ROWS)
+    taken = row * (streaming.copies(shards) * held.rows + 2 * held.pieces * arrays.SCORED_ROWS)
     assert 0.9 * memory < taken <= memory
     # As much as an error message asks for is enough.
     needed = streaming.memory_for(held.rows, features=features, shards=shards)

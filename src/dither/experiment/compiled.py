@@ -19,7 +19,7 @@ from dither.errors import RunExists, SpecError
 from dither.experiment.build import Experiment, aggregation
 from dither.simulation import devices, distributed, streaming
 from dither.simulation import engine as simulate
-from dither.simulation.sharding import ONE_DEVICE, Shards
+from dither.simulation.arrays import ONE_DEVICE, Shards
 from dither.spec import Spec
 
 

@@ -45,9 +45,9 @@ from dither.experiment.report import (
 from dither.methods import method
 from dither.simulation import distributed, engine
 from dither.simulation.aggregation import Aggregation
-from dither.simulation.sharding import Shards
+from dither.simulation.arrays import Shards
+from dither.simulation.devices import Clock
 from dither.simulation.streaming import Streamed
-from dither.simulation.timing import Clock
 from dither.spec import Spec
 from dither.types import Params, __version__
 

@@ -30,15 +30,14 @@ import numpy as np
 
 from dither.data import ClientPartition, MappedArray, zeros_aligned
 from dither.errors import SpecError
-from dither.simulation import scoring
-from dither.simulation.arrays import Inputs, Problem, Shared, State
+from dither.simulation import arrays
+from dither.simulation.arrays import Inputs, Problem, Shards, Shared, State
 from dither.simulation.engine import Simulation
-from dither.simulation.sharding import Shards
 from dither.types import Array, Params
 
 GB = 1e9
 _SHORT = 3  # the first block has an eighth of the room, the next ones twice as much each
-_PIECES = 16  # pieces of `scoring.ROWS` records that are scored in one call
+_PIECES = 16  # pieces of `arrays.SCORED_ROWS` records that are scored in one call
 
 
 class Room(NamedTuple):
@@ -53,15 +52,15 @@ def room(memory: float, *, features: int, shards: Shards, wanted: int, scored: i
     run), and two of what is scored at a time. `wanted` records are all that the rounds use, `scored` the most
     that an evaluation goes through. It may be too little for the largest round."""
     row = row_bytes(features)
-    pieces = int(min(_PIECES, max(memory / 8 // (scoring.ROWS * row), 1), -(-scored // scoring.ROWS)))
-    left = memory - 2 * pieces * scoring.ROWS * row
+    pieces = int(min(_PIECES, max(memory / 8 // (arrays.SCORED_ROWS * row), 1), -(-scored // arrays.SCORED_ROWS)))
+    left = memory - 2 * pieces * arrays.SCORED_ROWS * row
     return Room(int(min(max(left, 0) // (copies(shards) * row), wanted)), pieces)
 
 
 def memory_for(rows: int, *, features: int, shards: Shards) -> float:
     """Memory with which blocks have room for so many records: `room` takes at most a quarter of it, or one piece
     twice, for scoring."""
-    return row_bytes(features) * (copies(shards) * rows * 4 / 3 + 2 * scoring.ROWS)
+    return row_bytes(features) * (copies(shards) * rows * 4 / 3 + 2 * arrays.SCORED_ROWS)
 
 
 def row_bytes(features: int) -> int:
@@ -107,7 +106,7 @@ class Streamed:
             raise SpecError(f"a round has {most:,} records, a block only holds {held.rows:,}: give it more memory")
         features = problem.x.shape[1]
         # What is not filled yet is 0: padding reads it, which counts for nothing but must be finite.
-        shapes = (held.rows, features), (held.pieces * scoring.ROWS, features)
+        shapes = (held.rows, features), (held.pieces * arrays.SCORED_ROWS, features)
         self._blocks, self._pieces = ([zeros_aligned(shape, records.dtype) for _ in range(2)] for shape in shapes)
         self._common: Inputs | None = None
         self._ahead: Future[Block] | None = None
@@ -253,15 +252,15 @@ class Streamed:
     # Scores
 
     def _score_pieces(self, total: Any, params: Params, x: Array, y: Array, weights: Array) -> Any:
-        scored = scoring.Scored(self.simulation.model, params, Shared(x, y), self.simulation.shards)
+        scored = arrays.Scored(self.simulation.model, params, Shared(x, y), self.simulation.shards)
         return scored.score_on(total, weights)
 
     def _scored_on(self, params: Params, rows: np.ndarray, weights: np.ndarray) -> tuple[Array, Array]:
         """`Scored.score`: the same pieces in the same order. Where devices would have shared them, those of each
         device are added up by themselves."""
         shards = self.simulation.shards
-        pieces = -(-len(rows) // scoring.ROWS)
-        each = (pieces + shards.lacking(pieces)) // shards.clients * scoring.ROWS
+        pieces = -(-len(rows) // arrays.SCORED_ROWS)
+        each = (pieces + shards.lacking(pieces)) // shards.clients * arrays.SCORED_ROWS
         totals = [self._add_up(params, rows, weights, d * each, (d + 1) * each) for d in range(shards.clients)]
         return tuple(sum(parts[1:], parts[0]) for parts in zip(*totals, strict=True))
 

@@ -242,7 +242,8 @@ _ONE_RATE = (
 def _encode_conditions(conditions: Conditions) -> dict[str, Any]:
     default = Conditions()
     fields = {name: value for name, value in conditions._asdict().items() if value != getattr(default, name)}
-    return json.loads(json.dumps(fields, default=lambda value: value.item()))
+    plain: dict[str, Any] = json.loads(json.dumps(fields, default=lambda value: value.item()))
+    return plain
 
 
 def _decode_conditions(fields: dict[str, Any]) -> Conditions:
