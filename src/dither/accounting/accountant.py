@@ -427,9 +427,9 @@ class Accountant:
         (Secure FedAvg's first round)."""
         plan = self.plan
         if plan.round_numbers:
-            raise SpecError("rounds of this run were made twice: who took part in them is drawn already (R4)")
+            raise SpecError("some rounds of this run were repeated: their participants are already drawn (R4)")
         if plan.design is not None:
-            raise SpecError("this method fixes who takes part beforehand: there is nothing left to draw (R4)")
+            raise SpecError("this method fixes the participants in advance: there is nothing left to draw (R4)")
         rounds = len(plan.cohorts)
         everyone, nobody = np.arange(plan.num_clients), np.zeros(0, int)
         shares = [cohort_size_at(index) / plan.num_clients for index in range(rounds)]
@@ -457,7 +457,7 @@ class Accountant:
         if not p.recipe.startswith("R6") and not p.recipe.endswith((" sum", " downlink", " joint")):
             return ""
         plan = self.plan
-        rest = f" and lacks the noise of {plan.missing} more" if plan.missing else ""
+        rest = f" while the noise of {plan.missing} more is missing" if plan.missing else ""
         return f"against a server that colludes with {plan.colluders} of the {plan.cohort_size} parties{rest}"
 
     # Noise

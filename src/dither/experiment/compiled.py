@@ -144,7 +144,7 @@ def _refuse_processes(experiment: Experiment) -> None:
     elif spec.aggregation == "real":
         what = "secagg.mode='real': the protocol runs on one host ('ideal' gives the same sums)"
     else:
-        what = f"secagg.modulus_bits={spec.secagg.modulus_bits}: such sums are made on one host (32 can be shared)"
+        what = f"secagg.modulus_bits={spec.secagg.modulus_bits}: such sums stay on one host (32 can be shared)"
     raise SpecError(f"{distributed.count()} processes cannot share {what}; use one process")
 
 

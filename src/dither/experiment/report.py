@@ -333,7 +333,7 @@ class Report(Overview):
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DamagedFile(
                 f"{str(folder.path / 'summary.json')!r} is not the summary of a run ({error}); restore it from a "
-                "copy, or make the run again"
+                "copy, or repeat the run"
             ) from None
 
     @classmethod
