@@ -368,13 +368,9 @@ class Accountant:
         members = [len(group.members) for group in self.clients]
         for adjacency in accounting.ADJACENCIES:
             most = [self._account(group.most, adjacency) for group in self.clients]
-            least, median = (
-                [
-                    self._at_most(group, which, adjacency, bounds)
-                    for group, bounds in zip(self.clients, most, strict=True)
-                ]
-                for which in ("least", "median")
-            )
+            pairs = list(zip(self.clients, most, strict=True))
+            least = [self._at_most(group, group.least, adjacency, bounds) for group, bounds in pairs]
+            median = [self._at_most(group, group.median, adjacency, bounds) for group, bounds in pairs]
             for number, view in enumerate(accounting.VIEWS):
                 values = [bounds[number].value for bounds in most]
                 worst = int(np.argmax(values))
