@@ -236,7 +236,7 @@ def test_no_more_room_is_taken_than_the_rounds_can_use():
 def test_too_little_room_and_records_in_memory_are_refused(tmp_path):
     in_memory, on_disk = problem_of(tmp_path)
     simulation, _, who = simulation_of("cpfed")
-    with pytest.raises(SpecError, match=r"a round has [0-9]+ records, a block room for 10"):
+    with pytest.raises(SpecError, match=r"a round has [0-9]+ records, a block only holds 10"):
         streaming.Streamed(simulation, on_disk, who, streaming.Room(10, 1))
     with pytest.raises(SpecError, match="not on ndarray"):
         streaming.Streamed(simulation, in_memory, who, streaming.Room(1000, 1))

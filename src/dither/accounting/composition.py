@@ -46,7 +46,7 @@ def noise_multiplier(release: Release) -> float:
     """noise_std / sensitivity; infinite where nothing depends on the record."""
     noise_std, sensitivity = float(release.noise_std), float(release.sensitivity)
     if math.isnan(noise_std) or math.isnan(sensitivity) or noise_std < 0 or sensitivity < 0:
-        raise NoProof(f"noise_std={noise_std} and sensitivity={sensitivity} ({release.source}) prove nothing")
+        raise NoProof(f"noise_std={noise_std} and sensitivity={sensitivity} ({release.source}) give no bound")
     if sensitivity == math.inf:
         raise NoProof(f"the sensitivity is unbounded ({release.source})")
     return math.inf if sensitivity == 0 else noise_std / sensitivity
@@ -70,7 +70,7 @@ def step_multiplier(release: Release, adjacency: str) -> float:
         raise NoProof(f"{kind} batches have no add/remove neighbours: their number of records is public (G3)")
     if absent and kind.startswith("poisson") and not release.sampling.fixed_rate:
         raise NoProof(
-            "the sampling rate follows the client's record count, so that an added record changes every coin: set "
+            "add/remove needs a data-independent rate, and this one depends on the client's record count: set "
             "sampling_rate, a public number (R3)"
         )
     if absent and kind.endswith("-round") and stated != ADD_REMOVE:
@@ -397,7 +397,9 @@ def _each(noise_multiplier: float | Sequence[float], rates: Sequence[float]) -> 
     """One noise multiplier a step, checked together with the rates."""
     noise = tuple(noise_multiplier) if isinstance(noise_multiplier, Sequence) else (noise_multiplier,) * len(rates)
     if len(noise) != len(rates) or not rates or not all(0 < rate < math.inf for rate in rates):
-        raise NoProof(f"rates={tuple(rates)} for {len(noise)} local steps prove nothing: give each a positive one")
+        raise NoProof(
+            f"rates={tuple(rates)} for {len(noise)} local steps give no bound: every rate must be positive"
+        )
     return noise
 
 
