@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import limits
 
-from dither.privacy import noise, random, sampling
+from dither.privacy import noise, sampling
 from dither.simulation import devices
 
 COUNT = 203_530
@@ -21,7 +21,7 @@ COUNT = 203_530
 
 def main() -> None:
     devices.set_up()
-    theirs, ours = jax.random.key(0), random.key(0)
+    theirs, ours = jax.random.key(0), noise.key(0)
     update = jnp.zeros(COUNT)
 
     def stock(key, x):

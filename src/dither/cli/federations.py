@@ -35,6 +35,7 @@ PartyFolder = Annotated[
 ]
 
 
+# reason: one parameter an option, as Typer has it
 def serve(
     what: Annotated[str, typer.Argument(metavar="PRESET | SPEC.toml", help="What to train.")],
     federation: ServerFolder,
@@ -87,6 +88,7 @@ def serve(
         _print_outcome(report, folder)
 
 
+# reason: one parameter an option, as Typer has it
 def join(
     data: Annotated[Path, typer.Option("--data", help="Your records: .csv, .parquet or .npz. They stay here.")],
     federation: PartyFolder,
@@ -251,6 +253,7 @@ def renew(
         typer.echo(f"new certificate in {folder / 'server'}, until {ends:%Y-%m-%d}")
 
 
+# reason: one parameter an option, as Typer has it
 @app.command("check")
 def check(
     federation: PartyFolder,

@@ -53,8 +53,7 @@ class RunProgress(_Live):
     _printed = 0
 
     def start(self, experiment: Experiment, folder: Path, done: int) -> None:
-        from dither.experiment.build import planned_rounds
-        from dither.experiment.compiled import sharing_note
+        from dither.experiment.build import planned_rounds, sharing_note
 
         self.folder, self._total, self._printed = folder, planned_rounds(experiment), done
         if self.silent:

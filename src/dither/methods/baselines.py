@@ -142,7 +142,7 @@ def prepare_dp_fedavg(model: Model, plan: PrivacyPlan) -> Prepared:
         claim=_central_claim(plan, multiplier),
         cohort_size_at=lambda index: plan.cohort_size,
         reclaim=lambda other: _central_claim(plan, float(other["central_multiplier"])),
-        caveats=("ε protects whole clients against everybody who sees the model; the server is trusted",),
+        caveats=("ε protects whole clients against anyone who sees the model; the server is trusted",),
     )
 
 

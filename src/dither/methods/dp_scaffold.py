@@ -86,7 +86,9 @@ class ScaffoldParams(NamedTuple):
 def prepare(model: Model, plan: PrivacyPlan) -> types.Prepared:
     """DP-SCAFFOLD for one federation (Algorithm 1)."""
     if plan.lr_decay:
-        raise SpecError(f"lr_decay={plan.lr_decay:g} is not for dp-scaffold: eq (2) divides by one client_lr")
+        raise SpecError(
+            f"lr_decay={plan.lr_decay:g} is not supported by dp-scaffold: eq (2) divides by one client_lr"
+        )
     gradients = local.noisy_gradients(model, plan, source="DP-SCAFFOLD Theorem 1; errata S2")
     std = local.chosen_noise_std(plan, lambda: _noise_std(plan))
     hyper = {**local.gradient_hyper(plan, std), "server_lr": plan.server_lr}

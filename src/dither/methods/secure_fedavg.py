@@ -225,7 +225,9 @@ def noise_multipliers(plan: PrivacyPlan) -> np.ndarray:
     if plan.clip == "none":
         raise SpecError("privacy.clip='none' leaves eq (9) without a sensitivity; use 'batch' or 'example'")
     if plan.noise == "given":
-        raise SpecError("privacy.noise='given' is not for secure-fedavg, whose noise follows its learning rate")
+        raise SpecError(
+            "privacy.noise='given' is not supported by secure-fedavg: its noise depends on its learning rate"
+        )
     local.refuse_unused(plan, "secure-fedavg", schedule=True, scale=True)
     if plan.noise == "proven":
         return np.ones(plan.num_clients)  # a unit: the accountant sets the factor
