@@ -25,7 +25,7 @@ from dither import data
 from dither.experiment import build, compiled
 from dither.privacy import noise, random
 from dither.simulation import devices
-from dither.simulation.sharding import ONE_DEVICE
+from dither.simulation.arrays import ONE_DEVICE
 from dither.spec import Spec
 
 ADULT = {"preset": "secure-fedavg", "num_clients": 100, "cohort_size": 50, "local_steps": 10, "client_lr": 0.1}

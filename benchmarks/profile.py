@@ -27,7 +27,7 @@ import dither
 from dither.accounting.ledger.runs import Spending
 from dither.experiment import build, compiled
 from dither.simulation import devices, engine
-from dither.simulation.sharding import ONE_DEVICE
+from dither.simulation.arrays import ONE_DEVICE
 from dither.spec import Spec
 
 HERE = Path(__file__).resolve().parent

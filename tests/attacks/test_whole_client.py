@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dither import accounting, models
-from dither.accounting import accountant as proofs
+from dither.accounting.accountant import Accountant
 from dither.methods import prepare
 from dither.types import Keys, Records, Round, RoundInfo
 from tests.methods.test_conformance import SIZES, spec_of
@@ -36,10 +36,10 @@ def test_the_ledger_charges_what_one_record_can_move_in_a_client_s_update():
     moved = np.linalg.norm(upload(with_it) - upload(without)) / clip
     assert moved > 1.8
 
-    known = accounting.Conditions(unit="run, whole client")
     info = RoundInfo(0, 0, size, 1)
     releases = prepared.releases
-    (charged,) = [r for r in proofs.charged(releases, known)(info) if r.channel == "downlink"]
+    charges = Accountant(prepared.plan, releases).ledger_releases(info)
+    (charged,) = [r for r in charges if r.channel == "downlink"]
     assert accounting.step_multiplier(charged, "zero-out") <= 4.0 / moved
     (of_a_client,) = [r for r in releases(info) if r.channel == "downlink"]
     assert accounting.step_multiplier(of_a_client, "zero-out") == 4.0

@@ -136,7 +136,7 @@ class Processes:
             environment["PYTHONPATH"] = os.pathsep.join(each for each in path if each)
         with open(self.folder / f"{name}.log", "ab") as log:
             self.running[name] = subprocess.Popen(
-                [sys.executable, "-m", "dither.cli", *arguments],
+                [sys.executable, "-m", "dither", *arguments],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,

@@ -17,7 +17,7 @@ QUICK = ["--set", "data.name=breast-cancer", "--set", "num_clients=10", "--set",
 
 def dither(*arguments, cwd=None, check=True, **environment):
     result = subprocess.run(
-        [sys.executable, "-m", "dither.cli", *map(str, arguments)],
+        [sys.executable, "-m", "dither", *map(str, arguments)],
         cwd=cwd,
         capture_output=True,
         text=True,
@@ -164,7 +164,7 @@ def test_kill_and_resume_is_bit_identical(tmp_path):
 def test_ctrl_c_says_how_to_resume(tmp_path):
     folder = tmp_path / "run"
     process = subprocess.Popen(
-        [sys.executable, "-m", "dither.cli", "run", "secure-fedavg", *QUICK, "--set", "num_rounds=200000",
+        [sys.executable, "-m", "dither", "run", "secure-fedavg", *QUICK, "--set", "num_rounds=200000",
          "--out", str(folder)],
         stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
     )  # fmt: skip

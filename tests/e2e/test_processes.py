@@ -20,7 +20,7 @@ from dither.experiment import build, plots, train
 from dither.experiment import folder as runs
 from dither.experiment.compiled import sharing
 from dither.simulation import devices, distributed
-from dither.simulation.sharding import Shards
+from dither.simulation.arrays import Shards
 from dither.spec import Spec
 
 SPEC = """

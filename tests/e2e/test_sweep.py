@@ -19,7 +19,7 @@ GRID = [
 
 def started(*arguments):
     return subprocess.Popen(
-        [sys.executable, "-m", "dither.cli", *map(str, arguments)],
+        [sys.executable, "-m", "dither", *map(str, arguments)],
         stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env={**os.environ, "NO_COLOR": "1"},
     )  # fmt: skip
 

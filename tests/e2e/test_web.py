@@ -44,7 +44,7 @@ DIGITS = {
 
 def start(*arguments):
     process = subprocess.Popen(
-        [sys.executable, "-m", "dither.cli", "web", *map(str, arguments), "--no-open"],
+        [sys.executable, "-m", "dither", "web", *map(str, arguments), "--no-open"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -100,7 +100,7 @@ def test_another_address_asks_for_a_token(tmp_path):
 
 def test_a_folder_that_is_not_there_is_one_line(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "dither.cli", "web", str(tmp_path / "none"), "--no-open"],
+        [sys.executable, "-m", "dither", "web", str(tmp_path / "none"), "--no-open"],
         capture_output=True,
         text=True,
     )

@@ -208,5 +208,5 @@ def test_a_budget_for_sums_needs_sums(tmp_path):
     book = Ledger(tmp_path / "ledger.sqlite")
     book.set_budget(data_id(book, name="breast-cancer"), Budget(5.0, 1e-3, "sum", "replace-one"))
     spec = cpfed(**{"secagg.mode": "off"})
-    with pytest.raises(SpecError, match="for one who sees sums alone"):
+    with pytest.raises(SpecError, match="is against a server that sees only sums"):
         dither.run(spec, out=tmp_path / "run", ledger=tmp_path / "ledger.sqlite")

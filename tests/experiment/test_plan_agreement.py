@@ -95,7 +95,7 @@ def check(experiment):
     quiet, loud, neighbour = uploads(experiment, index)
     # Noise: what is added has the variance that the release states, in the unit of the upload.
     unit = plan.upload_unit or plan.client_lr / plan.cohort_size  # DP-SCAFFOLD keeps no unit
-    unit *= max(map(len, experiment.cohorts)) / info.cohort_size  # the plan's is that of the largest cohort
+    unit *= max(map(len, plan.cohorts)) / len(plan.cohorts[index])  # it is stated for the largest cohort
     std = float(np.std(loud - quiet))
     assert std == pytest.approx(unit * release.noise_std, rel=0.03)
     # Frequencies: how often record 0 is in the batch.

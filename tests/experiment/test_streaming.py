@@ -24,7 +24,7 @@ from dither.experiment.build import build_experiment, deal
 from dither.experiment.compiled import check
 from dither.experiment.sweep.batches import joined_problem
 from dither.simulation import devices
-from dither.simulation.sharding import Shards
+from dither.simulation.arrays import Shards
 from dither.spec import Spec
 from tests.conftest import make_records
 

@@ -17,7 +17,7 @@ from dither.federation.agreement import PartyData
 from dither.federation.mailbox import LocalTransport
 from dither.federation.party import Party
 from dither.federation.state import Journal
-from dither.simulation.sharding import ONE_DEVICE
+from dither.simulation.arrays import ONE_DEVICE
 from dither.spec import Spec
 
 NAMES = ("ann", "bob", "cat", "dan")

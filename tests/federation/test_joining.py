@@ -145,7 +145,7 @@ def test_the_commands(tmp_path):
 
     def dither(*arguments):
         done = subprocess.run(
-            [sys.executable, "-m", "dither.cli", *arguments], capture_output=True, text=True, check=False
+            [sys.executable, "-m", "dither", *arguments], capture_output=True, text=True, check=False
         )
         assert "Traceback" not in done.stderr, done.stderr
         return done.returncode, done.stdout + done.stderr

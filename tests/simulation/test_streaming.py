@@ -12,10 +12,9 @@ from dither.data import ClientPartition, MappedArray, memmap
 from dither.errors import SpecError
 from dither.methods import cpfed, dp_scaffold, secure_fedavg
 from dither.secagg.encoding import FixedPoint
-from dither.simulation import engine, scoring, streaming
+from dither.simulation import arrays, engine, streaming
 from dither.simulation.aggregation import Aggregation
-from dither.simulation.arrays import Problem
-from dither.simulation.sharding import ONE_DEVICE, Shards
+from dither.simulation.arrays import ONE_DEVICE, Problem, Shards
 from dither.types import PrivacyPlan
 from tests.conftest import make_plan, make_records
 
@@ -221,7 +220,7 @@ def test_blocks_hold_whole_rounds_and_a_client_once():
 def test_what_is_held_stays_within_the_memory(features, memory, shards):
     held = streaming.room(memory, features=features, shards=shards, wanted=10**9, scored=10**9)
     row = streaming.row_bytes(features)
-    taken = row * (streaming.copies(shards) * held.rows + 2 * held.pieces * scoring.ROWS)
+    taken = row * (streaming.copies(shards) * held.rows + 2 * held.pieces * arrays.SCORED_ROWS)
     assert 0.9 * memory < taken <= memory
     # As much as an error message asks for is enough.
     needed = streaming.memory_for(held.rows, features=features, shards=shards)
@@ -237,7 +236,7 @@ def test_no_more_room_is_taken_than_the_rounds_can_use():
 def test_too_little_room_and_records_in_memory_are_refused(tmp_path):
     in_memory, on_disk = problem_of(tmp_path)
     simulation, _, who = simulation_of("cpfed")
-    with pytest.raises(SpecError, match=r"a round has [0-9]+ records, a block room for 10"):
+    with pytest.raises(SpecError, match=r"a round has [0-9]+ records, a block only holds 10"):
         streaming.Streamed(simulation, on_disk, who, streaming.Room(10, 1))
     with pytest.raises(SpecError, match="not on ndarray"):
         streaming.Streamed(simulation, in_memory, who, streaming.Room(1000, 1))

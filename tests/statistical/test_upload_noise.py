@@ -28,7 +28,7 @@ def noise():
     def upload(hyper, index, client):
         algorithm = prepared.build({name: jnp.asarray(value) for name, value in hyper.items()})
         records = Records(jnp.asarray(x), jnp.asarray(y), jnp.arange(SIZE), jnp.int32(0), jnp.int32(SIZE))
-        keys = engine._keys(jnp.uint32(5), index, client)
+        keys = engine.client_keys(jnp.uint32(5), index, client)
         result = algorithm.client(keys, params, (), records, Round(index, client, jnp.int32(CLIENTS)))
         vector = jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(result.upload)])
         return vector / result.weight

@@ -18,6 +18,7 @@ import numpy as np
 
 from dither import accounting
 from dither.accounting.gaussian import brentq
+from dither.accounting.pld import COARSE
 from dither.errors import NoProof, SpecError
 from dither.types import Algorithm, Conditions, Lattice, PrivacyPlan, Release, RoundInfo, Sampling
 
@@ -366,20 +367,29 @@ class Accountant:
         rows = []
         members = [len(group.members) for group in self.clients]
         for adjacency in accounting.ADJACENCIES:
-            # [group][least, median, most][view]
-            found = [[self._account(which, adjacency) for which in group[1:]] for group in self.clients]
-            for number in range(len(accounting.VIEWS)):
-                most = max((entry[2][number] for entry in found), key=lambda p: p.value)
-                medians = [entry[1][number].value for entry in found]
-                least = min(entry[0][number].value for entry in found)
-                clients = accounting.ClientRange(least, float(np.median(np.repeat(medians, members))), most.value)
-                no_credit = None
-                if most.view == "sum":
-                    values = [entry[2][number].value for entry in found]
-                    no_credit = self._refusal(self.clients[int(np.argmax(values))], adjacency, most)
-                rows.append(self.row(most, clients=clients, no_credit=no_credit))
+            most = [self._account(group.most, adjacency) for group in self.clients]
+            pairs = list(zip(self.clients, most, strict=True))
+            least = [self._at_most(group, group.least, adjacency, bounds) for group, bounds in pairs]
+            median = [self._at_most(group, group.median, adjacency, bounds) for group, bounds in pairs]
+            for number, view in enumerate(accounting.VIEWS):
+                values = [bounds[number].value for bounds in most]
+                worst = int(np.argmax(values))
+                middle = float(np.median(np.repeat([each[number] for each in median], members)))
+                clients = accounting.ClientRange(min(each[number] for each in least), middle, values[worst])
+                row = most[worst][number]
+                no_credit = self._refusal(self.clients[worst], adjacency, row) if view == "sum" else None
+                rows.append(self.row(row, clients=clients, no_credit=no_credit))
             rows.append(self.row(self._message(adjacency)))
         return rows
+
+    def _at_most(
+        self, group: ClientClass, participations: Participations, adjacency: str, most: list[accounting.ProvenRow]
+    ) -> list[float]:
+        """ε of a less exposed member in every view, on a coarse grid: shown beside the table, never above it."""
+        if participations == group.most:
+            return [row.value for row in most]
+        rows = self._account(participations, adjacency, resolution=COARSE)
+        return [min(row.value, bound.value) for row, bound in zip(rows, most, strict=True)]
 
     def _account(
         self, participations: Participations, adjacency: str, **options: Any
@@ -413,9 +423,9 @@ class Accountant:
         (Secure FedAvg's first round)."""
         plan = self.plan
         if plan.round_numbers:
-            raise SpecError("rounds of this run were made twice: who took part in them is drawn already (R4)")
+            raise SpecError("some rounds of this run were repeated: their participants are already drawn (R4)")
         if plan.design is not None:
-            raise SpecError("this method fixes who takes part beforehand: there is nothing left to draw (R4)")
+            raise SpecError("this method fixes the participants in advance: there is nothing left to draw (R4)")
         rounds = len(plan.cohorts)
         everyone, nobody = np.arange(plan.num_clients), np.zeros(0, int)
         shares = [cohort_size_at(index) / plan.num_clients for index in range(rounds)]
@@ -443,7 +453,7 @@ class Accountant:
         if not p.recipe.startswith("R6") and not p.recipe.endswith((" sum", " downlink", " joint")):
             return ""
         plan = self.plan
-        rest = f" and lacks the noise of {plan.missing} more" if plan.missing else ""
+        rest = f" while the noise of {plan.missing} more is missing" if plan.missing else ""
         return f"against a server that colludes with {plan.colluders} of the {plan.cohort_size} parties{rest}"
 
     # Noise

@@ -154,7 +154,9 @@ def _each(noise_multiplier: float | Sequence[float], rates: Sequence[float]) -> 
     """One noise multiplier a step, checked together with the rates."""
     noise = tuple(noise_multiplier) if isinstance(noise_multiplier, Sequence) else (noise_multiplier,) * len(rates)
     if len(noise) != len(rates) or not rates or not all(0 < rate < math.inf for rate in rates):
-        raise NoProof(f"rates={tuple(rates)} for {len(noise)} local steps prove nothing: give each a positive one")
+        raise NoProof(
+            f"rates={tuple(rates)} for {len(noise)} local steps give no bound: every rate must be positive"
+        )
     return noise
 
 

@@ -44,7 +44,7 @@ def noise_multiplier(release: Release) -> float:
     """noise_std / sensitivity; infinite where nothing depends on the record."""
     noise_std, sensitivity = float(release.noise_std), float(release.sensitivity)
     if math.isnan(noise_std) or math.isnan(sensitivity) or noise_std < 0 or sensitivity < 0:
-        raise NoProof(f"noise_std={noise_std} and sensitivity={sensitivity} ({release.source}) prove nothing")
+        raise NoProof(f"noise_std={noise_std} and sensitivity={sensitivity} ({release.source}) give no bound")
     if sensitivity == math.inf:
         raise NoProof(f"the sensitivity is unbounded ({release.source})")
     return math.inf if sensitivity == 0 else noise_std / sensitivity
@@ -68,7 +68,7 @@ def step_multiplier(release: Release, adjacency: str) -> float:
         raise NoProof(f"{kind} batches have no add/remove neighbours: their number of records is public (G3)")
     if absent and kind.startswith("poisson") and not release.sampling.fixed_rate:
         raise NoProof(
-            "the sampling rate follows the client's record count, so that an added record changes every coin: set "
+            "add/remove needs a data-independent rate, and this one depends on the client's record count: set "
             "sampling_rate, a public number (R3)"
         )
     if absent and kind.endswith("-round") and stated != ADD_REMOVE:

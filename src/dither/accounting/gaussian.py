@@ -52,7 +52,7 @@ def check_delta(delta: float) -> None:
 
 def _mills(t: np.ndarray) -> np.ndarray:
     """Mills' ratio Φ(-t)/φ(t)."""
-    return _SQRT_HALF_PI * erfcx(t / math.sqrt(2.0))
+    return np.asarray(_SQRT_HALF_PI * erfcx(t / math.sqrt(2.0)))
 
 
 def log_gaussian_delta(epsilon: np.ndarray | float, mu: np.ndarray | float) -> np.ndarray:

@@ -359,7 +359,7 @@ def _step_size(
 
 
 def _transform(events: Sequence[Events], grids: list[list[_Grid]], size: int) -> tuple[np.ndarray | None, float]:
-    """The transform of the whole loss (None where nothing happens), and the logarithm of the mass that is finite."""
+    """The transform of the whole loss (None where nothing happens), and the logarithm of its finite mass."""
     total: np.ndarray | None = None
     log_finite = 0.0
     for event, grid_row in zip(events, grids, strict=True):

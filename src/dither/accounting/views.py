@@ -160,7 +160,9 @@ VIEWS = ("upload", "sum", "broadcast", "final")
 NO_PROOF = "no proof"
 _Recipe = Callable[[Rounds, float, Conditions, str], Bound]
 _ROUNDING = "rounding and clamping before secure aggregation (G8)"
-FLOAT_NOISE = "floating-point noise: the proof is for real numbers, low bits of an upload can tell more (H3)"
+FLOAT_NOISE = (
+    "floating-point noise: the proof is for real numbers, and the low bits of an upload can reveal more (H3)"
+)
 _FLOAT_SUMS = "floating-point sums before the noise: the proof is for real numbers"
 
 
@@ -203,7 +205,7 @@ def account(
         try:
             if adjacency == ADD_REMOVE and conditions.counts_shown:
                 raise NoProof(
-                    "add/remove needs that nothing released depends on a record count: "
+                    "add/remove needs releases that do not depend on a record count: "
                     f"{conditions.counts_shown}; use zero-out"
                 )
             return recipe(rounds, delta, conditions, adjacency)
@@ -358,7 +360,7 @@ def downlink_bound(rounds: Rounds, delta: float, conditions: Conditions, adjacen
     if not any(group for group, _, _ in groups):
         raise NoProof("no noise is added to the broadcast")
     if conditions.lattice is not None:
-        raise NoProof("the broadcast's noise counts the uploads', which is discrete here: the bound of sums holds")
+        raise NoProof("the broadcast carries the uploads' noise, which is discrete here: the bound for sums holds")
     hidden = [group for group, _, _ in rounds.groups if not _has_downlink(group)]
     if any(release.channel == "uplink" for group in hidden for release in group):
         raise NoProof("some rounds release an upload without a noisy broadcast")
@@ -594,8 +596,8 @@ def _steps(group: tuple[Release, ...], adjacency: str) -> tuple[tuple[float, ...
         return (1.0,), tuple(multipliers)
     if len(rates) != len(multipliers):
         raise NoProof(
-            "the credit for the other clients' noise needs the learning rate of every local step, and it is "
-            "unknown, or changes from round to round while clients take part in different ones (R6')"
+            "the credit for the other clients' noise needs the learning rate of every local step: here it is "
+            "unknown, or it changes between rounds and clients take part in different rounds (R6')"
         )
     return tuple(rates), tuple(multipliers)
 

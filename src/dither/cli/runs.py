@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     pass
 
 
+# reason: one parameter an option, as Typer has it
 def run(
     what: Annotated[
         str | None,

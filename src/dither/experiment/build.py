@@ -193,11 +193,11 @@ def _completion(experiment: Experiment, federated: bool) -> dict[str, Any]:
     )
     not_covered = [text for text in (*dataset.notes, *prepared.caveats) if "not covered" in text]
     if spec.data.path:
-        not_covered.append("neighbours differ inside one client's training records: the split was made before")
+        not_covered.append("neighbours differ inside one client's training records: the split is taken as public")
         if spec.source_of_randomness == "seeded":
-            not_covered.append("the noise comes from a seed: who knows it can subtract the noise")
+            not_covered.append("the noise comes from a seed: anyone who knows the seed can subtract the noise")
     if plan.per_client and federated:
-        not_covered.append("how many records a client holds: the parties are told")
+        not_covered.append("how many records a client holds: every party is told")
     # Clipping each record's gradient keeps a binary linear model's steps those of a convex loss: no other clip.
     convex = experiment.model.convex and len(dataset.classes) == 2 and spec.privacy.clip == "example"
     smoothness = _smoothness(experiment) if convex else None
@@ -290,21 +290,19 @@ def _counts_shown(experiment: Experiment, smoothness: float | None, federated: b
     then has add/remove a proof, since a neighbour there has another count."""
     spec = experiment.spec
     if federated:
-        return "a federation shows every party's count to all"
+        return "a federation shows every party's count to all parties"
     if not experiment.plan.ignores_counts:
-        return f"the noise, the weights or the claimed ε of {spec.method} follow the counts"
+        return f"the noise, the weights or the claimed ε of {spec.method} depend on the counts"
     if not spec.batch_sampling.startswith("poisson"):
-        return f"{spec.batch_sampling} batches hold a part of the records that follows the count (G3)"
+        return f"the share of the records in {spec.batch_sampling} batches depends on the count (G3)"
     if not spec.sampling_rate:
         return "the sampling rate is batch_size over the count (set sampling_rate, a public number)"
     if spec.batch_sampling == "poisson":
-        return (
-            "batches are cut at a length that follows the largest count (batch_sampling='poisson-full' cuts none)"
-        )
+        return "batches are cut at a length that depends on the largest count ('poisson-full' cuts none)"
     if spec.data.split == "per-client" or spec.data.part != "all" or experiment.dataset.streamed:
         return "the summary says how many records were pooled, taken or read"
     if smoothness is not None and spec.local_steps > 1:
-        return "the proof for sums of several steps takes the longest batch, which follows the largest count"
+        return "the proof for sums of several steps uses the longest batch, which depends on the largest count"
     return ""
 
 
@@ -347,7 +345,7 @@ def _prepared(
         return prepare(spec, model, **shape)
     if spec.data.path:
         raise SpecError(
-            "method_options.param_clip=0 trains a pilot without noise, which nobody would charge to your own "
+            "method_options.param_clip=0 trains a pilot without noise, which no ledger could charge to your own "
             "records; give param_clip a public value"
         )
     pilot = prepare(spec.with_values({"privacy.noise": "none", "method_options.param_clip": 1e9}), model, **shape)

@@ -19,7 +19,7 @@ from dither.errors import RunExists, SpecError
 from dither.experiment.build import Experiment, aggregation
 from dither.simulation import devices, distributed, streaming
 from dither.simulation import engine as simulate
-from dither.simulation.sharding import ONE_DEVICE, Shards
+from dither.simulation.arrays import ONE_DEVICE, Shards
 from dither.spec import Spec
 
 
@@ -144,7 +144,7 @@ def _refuse_processes(experiment: Experiment) -> None:
     elif spec.aggregation == "real":
         what = "secagg.mode='real': the protocol runs on one host ('ideal' gives the same sums)"
     else:
-        what = f"secagg.modulus_bits={spec.secagg.modulus_bits}: such sums are made on one host (32 can be shared)"
+        what = f"secagg.modulus_bits={spec.secagg.modulus_bits}: such sums stay on one host (32 can be shared)"
     raise SpecError(f"{distributed.count()} processes cannot share {what}; use one process")
 
 

@@ -263,10 +263,10 @@ class FederationTotals:
     parties: dict[str, PartyTotals]
     excluded: dict[str, Exclusion]
     aggregation: str
-    colluders: int
     most_missing: int
     void_rounds: int
     seconds_a_round: float
+    colluders: int | None = None  # folders of the first release do not say
 
 
 @dataclass(frozen=True)
@@ -333,7 +333,7 @@ class Report(Overview):
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DamagedFile(
                 f"{str(folder.path / 'summary.json')!r} is not the summary of a run ({error}); restore it from a "
-                "copy, or make the run again"
+                "copy, or repeat the run"
             ) from None
 
     @classmethod

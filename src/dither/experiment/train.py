@@ -45,9 +45,9 @@ from dither.experiment.report import (
 from dither.methods import method
 from dither.simulation import distributed, engine
 from dither.simulation.aggregation import Aggregation
-from dither.simulation.sharding import Shards
+from dither.simulation.arrays import Shards
+from dither.simulation.devices import Clock
 from dither.simulation.streaming import Streamed
-from dither.simulation.timing import Clock
 from dither.spec import Spec
 from dither.types import Params, __version__
 
@@ -166,12 +166,12 @@ def spending(
     if experiment.plan.assumed:
         raise SpecError(
             "the releases of this run rest on an assumption (method_options.sensitivity='paper'), which no ledger "
-            "can charge; use 'clip', or a set of the catalogue without --ledger"
+            "can charge; use 'clip', or a catalogue data set without --ledger"
         )
     if spec.secagg.noise == "discrete":
         raise SpecError(
             "secagg.noise='discrete' is proved by zCDP, which the ledger does not add up with other runs yet; use "
-            "'gaussian', or a set of the catalogue without --ledger"
+            "'gaussian', or a catalogue data set without --ledger"
         )
     # The run folder keeps an anchor: a ledger that is rolled back later no longer agrees with it.
     anchor = folder.path / "ledger-anchor.json"  # where earlier versions had it
@@ -193,8 +193,8 @@ def spending(
     budget = book.budget(dataset)
     if budget is not None and budget.view == "sum" and spec.aggregation == "off":
         raise SpecError(
-            "the budget of this data is for one who sees sums alone, and secagg.mode is 'off': set it to 'real' "
-            "or 'ideal', or set the budget for --view upload"
+            "the budget of this data is against a server that sees only sums, but secagg.mode is 'off': set it to "
+            "'real' or 'ideal', or set the budget for --view upload"
         )
     # The run's name in the ledger holds all that determines what it releases: a folder whose spec, seed, records
     # or surroundings were changed is another run, which pays for itself.
@@ -302,8 +302,8 @@ def train(
     report = replace(report, repeated_rounds=again, traffic=RunTraffic(**sent))
     if again:
         report = report.with_notes(
-            f"{again} rounds were undone when the run was interrupted, and those made again have fresh noise: the "
-            "proven ε counts them all"
+            f"{again} rounds were undone when the run was interrupted, and repeated rounds have fresh noise: the "
+            "proven ε counts all of them"
         )
     report = _with_aggregation(report, made, missing)
     if refused.any():
@@ -361,7 +361,7 @@ class _Recorder:
         if self.fresh and self.spec.batch_sampling == "shuffled" and folder.begun():
             raise RunExists(
                 f"{str(folder.path)!r} cannot be resumed: its shuffled epochs came from randomness='os', which is "
-                "never kept, and a new order could use a record twice in one epoch; start a new run"
+                "never stored, and a new order could use a record twice in one epoch; start a new run"
             )
         if checkpoint is not None:
             _check_belongs(checkpoint, self.spec, self.experiment.data_digest, folder)
@@ -562,8 +562,8 @@ def _with_aggregation(report: Report, experiment: Experiment, missing: int) -> R
         return report
     if seen.lost:
         report = report.with_notes(
-            f"{seen.lost} uploads were lost, at most {missing} in a round; the proven ε of sums counts on nobody "
-            "who was missing"
+            f"{seen.lost} uploads were lost, at most {missing} in a round; the proven ε of sums takes no credit "
+            "for the noise of missing clients"
         )
     if seen.void_rounds:
         report = report.with_notes(
@@ -572,8 +572,8 @@ def _with_aggregation(report: Report, experiment: Experiment, missing: int) -> R
     if seen.bound is not None and experiment.spec.secagg.noise != "discrete":
         # How many were is exact, and so stays local.
         limit = (
-            f"coordinates beyond {seen.bound:g} are clamped before the sum: the credit holds where none was "
-            "(local/summary.json)"
+            f"coordinates beyond {seen.bound:g} are clamped before the sum: the credit holds only if none was "
+            "clamped (local/summary.json)"
         )
         table = tuple(
             replace(row, not_covered=(*row.not_covered, limit)) if any("G8" in t for t in row.not_covered) else row
@@ -587,7 +587,7 @@ def _with_aggregation(report: Report, experiment: Experiment, missing: int) -> R
 
 UNSCORED = (
     "test records are not scored: if yours are public, say so with data.test_public=true; `dither evaluate` "
-    "scores a file for your eyes alone"
+    "scores a file for you alone"
 )
 
 
@@ -615,7 +615,7 @@ def _begun_before(folder: runs.RunFolder, spec: Spec, num_rounds: int) -> None:
 def _data_caveats(spec: Spec) -> tuple[str, ...]:
     found = [] if spec.scored else [UNSCORED]
     if spec.data.path and spec.source_of_randomness == "seeded":
-        found.append("seeded noise: a simulation, not a protection; who knows the seed can subtract it")
+        found.append("seeded noise: a simulation, not a protection; anyone who knows the seed can subtract it")
     if spec.data.path and spec.compare:
         found.append("compare is for public data: nothing was trained without noise on your records")
     return tuple(found)

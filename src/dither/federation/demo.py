@@ -131,7 +131,7 @@ def run(
     paths = _prepared(folder, data_dir)
     spec = folder / "spec.toml"
     say(f"keys, certificates, data and logs of this demonstration: {folder}")
-    program = [sys.executable, "-m", "dither.cli"]
+    program = [sys.executable, "-m", "dither"]
     # Public records, in new ledgers each time: nothing to be remembered in the user's own folder.
     environment = {**os.environ, "DITHER_STATE": str(folder / "state")}
     environment |= {} if data_dir is None else {"DITHER_DATA": str(data_dir)}

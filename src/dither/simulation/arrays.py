@@ -1,14 +1,28 @@
-"""The arrays of a simulation: what its rounds read, change and hand on."""
+"""The arrays of a simulation: what its rounds read, change and hand on, how devices share them, and how a model is
+scored on them.
+
+`Shards` is a mesh of devices: runs along one axis, the clients of a round along the other. Every device holds all
+records and the state of its runs. In a round each device trains its part of the cohort; the sums meet in one
+reduction and the clients' new states are gathered, so that all devices of a run close the round alike. Runs need
+nothing of each other. The devices may be those of several processes (`simulation.distributed`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from dither import models
 from dither.data import ClientPartition, zeros_aligned
-from dither.types import Array, PyTree
+from dither.errors import SpecError
+from dither.simulation import distributed
+from dither.types import Array, Params, PyTree
 
 
 def aligned(parts: Sequence[np.ndarray]) -> np.ndarray:
@@ -110,3 +124,161 @@ class Gathered(NamedTuple):
     counted: Array  # whose upload is in the sum
     finite: Array
     clamped: Array
+
+
+# Devices
+
+RUNS, CLIENTS = "runs", "clients"
+
+
+class Shards(NamedTuple):
+    """How many devices share the runs, and how many share each run's clients."""
+
+    runs: int = 1
+    clients: int = 1
+
+    @property
+    def devices(self) -> int:
+        """Devices in all."""
+        return self.runs * self.clients
+
+    @property
+    def alone(self) -> bool:
+        """There is one device: nothing below does anything."""
+        return self.devices == 1
+
+    # From outside
+
+    def spread(self, function: Callable[..., Any], arguments: str) -> Callable[..., Any]:
+        """`function` with its positional arguments spread over the devices: those marked "r" and all results along
+        their leading axis of runs, those marked "." whole on each device. Keywords are constants."""
+        if self.alone:
+            return function
+        specs = tuple(PartitionSpec(RUNS) if letter == "r" else PartitionSpec() for letter in arguments)
+
+        def everywhere(*values: Any, **constants: Any) -> Any:
+            return jax.shard_map(
+                partial(function, **constants),
+                mesh=self._mesh(),
+                in_specs=specs,
+                out_specs=PartitionSpec(RUNS),
+                check_vma=False,  # that results agree along the clients' axis is `whole`'s doing, and tested
+            )(*values)
+
+        return everywhere
+
+    def place(self, runs: PyTree, shared: PyTree) -> tuple[PyTree, PyTree]:
+        """The arrays of the runs, and those that all runs read, where `spread` wants them."""
+        if self.alone:
+            return runs, shared
+        size = jax.tree.leaves(runs)[0].shape[0]
+        if size % self.runs:
+            raise SpecError(f"{size} runs cannot be shared equally by {self.runs} devices; fill up or use fewer")
+        mesh = self._mesh()
+        by_run, everywhere = NamedSharding(mesh, PartitionSpec(RUNS)), NamedSharding(mesh, PartitionSpec())
+        if distributed.count() == 1:
+            return jax.device_put(runs, by_run), jax.device_put(shared, everywhere)
+        distributed.meet(list(mesh.devices.flat))
+        return (
+            jax.tree.map(lambda leaf: distributed.put(leaf, by_run), runs),
+            jax.tree.map(lambda leaf: distributed.put(leaf, everywhere), shared),
+        )
+
+    def _mesh(self) -> Mesh:
+        available = distributed.devices(self.devices)
+        if len(available) < self.devices:
+            raise SpecError(
+                f"{self.runs} x {self.clients} shards need {self.devices} devices, here: {len(available)}"
+            )
+        return Mesh(np.array(available).reshape(self.runs, self.clients), (RUNS, CLIENTS))
+
+    # On each device, along the clients' axis
+
+    def lacking(self, length: int) -> int:
+        """Entries to add so that every device gets as many."""
+        return -length % self.clients
+
+    def part(self, array: Array) -> Array:
+        """This device's share of an array's leading axis."""
+        if self.clients == 1:
+            return array
+        size = array.shape[0] // self.clients
+        return jax.lax.dynamic_slice_in_dim(array, jax.lax.axis_index(CLIENTS) * size, size)
+
+    def summed(self, tree: PyTree) -> PyTree:
+        """The devices' sums together."""
+        return tree if self.clients == 1 else jax.lax.psum(tree, CLIENTS)
+
+    def whole(self, gathered: Gathered) -> Gathered:
+        """The devices' parts of a round together."""
+        if self.clients == 1:
+            return gathered
+        total, metrics, clamped = self.summed((gathered.total, gathered.metrics, gathered.clamped))
+        each = (gathered.states, gathered.counted, gathered.finite)
+        states, counted, finite = jax.lax.all_gather(each, CLIENTS, tiled=True)
+        return Gathered(total, states, metrics, counted, finite, clamped)
+
+
+ONE_DEVICE = Shards()
+
+
+# Scores, a few thousand records at a time
+
+SCORED_ROWS = 4096  # records scored at a time
+
+
+class Scored(NamedTuple):
+    """A model with its parameters, and the records that its scores are over."""
+
+    model: models.Model
+    params: Params
+    shared: Shared
+    shards: Shards
+
+    def score(self, rows: Array, weights: Array) -> tuple[Array, Array]:
+        """Weighted accuracy and loss over those rows."""
+        accuracy, loss = self._summed(self._score, rows, weights, (jnp.zeros(()), jnp.zeros(())))
+        return accuracy, loss
+
+    def score_on(self, total: tuple[Array, Array], weights: Array) -> tuple[Array, Array]:
+        """`total`, the sums of `score` so far, carried on through the records that are here, in their order: whole
+        pieces. The sums over pieces that come one call after the other are those of all of them in one."""
+        rows = jnp.arange(weights.shape[0]).reshape(-1, SCORED_ROWS)
+        accuracy, loss = _add_up(self._score, total, (rows, weights.reshape(-1, SCORED_ROWS)))
+        return accuracy, loss
+
+    def _score(self, some: Array, weight: Array) -> tuple[Array, Array]:
+        scores, y = self.model.apply(self.params, self.shared.x[some]), self.shared.y[some]
+        right = jnp.sum(weight * (models.predict(scores) == y))
+        return right, jnp.sum(weight * models.score_losses(scores, y))
+
+    def gradient_sq(self, rows: Array) -> Array:
+        """Squared norm of the gradient of the mean loss over those rows."""
+
+        def part(some: Array, weight: Array) -> Params:
+            def loss(params: Params) -> Array:
+                x, y = self.shared.x[some], self.shared.y[some]
+                return jnp.sum(weight * models.losses(self.model, params, x, y))
+
+            return jax.grad(loss)(self.params)
+
+        zeros = jax.tree.map(jnp.zeros_like, self.params)
+        gradient = self._summed(part, rows, jnp.full(rows.shape[0], 1.0 / rows.shape[0]), zeros)
+        return jnp.sum(jnp.stack([jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(gradient)]))
+
+    def _summed(
+        self, part: Callable[[Array, Array], PyTree], rows: Array, weights: Array, zeros: PyTree
+    ) -> PyTree:
+        extra = -rows.shape[0] % SCORED_ROWS
+        extra += SCORED_ROWS * self.shards.lacking((rows.shape[0] + extra) // SCORED_ROWS)
+        rows = jnp.concatenate([rows, jnp.zeros(extra, rows.dtype)]).reshape(-1, SCORED_ROWS)
+        weights = jnp.concatenate([weights, jnp.zeros(extra, weights.dtype)]).reshape(-1, SCORED_ROWS)
+        pieces = self.shards.part(rows), self.shards.part(weights)
+        return self.shards.summed(_add_up(part, zeros, pieces))
+
+
+def _add_up(part: Callable[[Array, Array], PyTree], total: PyTree, pieces: tuple[Array, Array]) -> PyTree:
+    def add(total: PyTree, piece: tuple[Array, Array]) -> tuple[PyTree, None]:
+        return jax.tree.map(jnp.add, total, part(*piece)), None
+
+    return jax.lax.scan(add, total, pieces)[0]

@@ -1,18 +1,21 @@
-"""Set-up of JAX: the compilation cache, a CPU's cores as devices, and how many devices a batch uses."""
+"""JAX on this machine: the compilation cache, a CPU's cores as devices, how many devices a batch uses, and a clock
+that counts the compiler's seconds apart."""
 
 from __future__ import annotations
 
 import math
 import os
 import platform
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
 import numpy as np
 
 from dither.simulation import distributed
-from dither.simulation.sharding import ONE_DEVICE, Shards
+from dither.simulation.arrays import ONE_DEVICE, Shards
 from dither.types import __version__
 
 _LARGE = 50_000  # numbers of a client in a step, from which on those of several no longer fit a core's caches
@@ -20,14 +23,14 @@ _WORTH_SHARING = 1e9  # arithmetic of a round, tens of milliseconds of a core: d
 _CACHED = 256 << 10  # bytes of a step that stay in a core's cache (measured: 1.7x either way at 23 and 730 KiB)
 _COPIES = 4 << 30  # bytes that copies of the records, one a device, may take on a CPU
 
-_done = False
+_is_set_up = False
 
 
 def set_up() -> None:
     """Set up the cache and the cores, once per process, before it computes anything."""
-    global _done
-    if not _done:
-        _done = True
+    global _is_set_up
+    if not _is_set_up:
+        _is_set_up = True
         _split_cpu()
         _keep_programs()
 
@@ -158,3 +161,69 @@ def _keep_programs() -> None:
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+# The clock
+#
+#     clock = Clock()
+#     with clock("rounds"):
+#         state = jax.block_until_ready(simulation.advance(...))
+#     clock.seconds  # {"compile": 0.41, "rounds": 2.03}
+#
+# JAX tells how long it traced, lowered and compiled a function, or fetched the program from its cache on disk. One
+# of these may happen inside another, so what counts is the time that any of them was under way.
+
+COMPILE = "compile"
+
+_EVENTS = "/jax/core/compile/"
+_compiler_seconds = 0.0  # seconds of this process under way in the compiler
+_compiler_spans: list[tuple[float, float]] = []  # the latest spans, by their end
+_listening = False
+
+
+class Clock:
+    """Seconds by what they were spent on. Compiling counts as "compile", wherever it happens."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {COMPILE: 0.0}
+        _listen()
+
+    @contextmanager
+    def __call__(self, what: str) -> Iterator[None]:
+        """Count what happens inside as `what`. Not to be nested."""
+        began, compiled = time.perf_counter(), _compiler_seconds
+        try:
+            yield
+        finally:
+            compiled = _compiler_seconds - compiled
+            took = time.perf_counter() - began
+            self.seconds[COMPILE] += compiled
+            self.seconds[what] = self.seconds.get(what, 0.0) + max(took - compiled, 0.0)
+
+    def report(self) -> dict[str, float]:
+        """The seconds, rounded to milliseconds."""
+        return {what: round(value, 3) for what, value in self.seconds.items()}
+
+
+def _listen() -> None:
+    global _listening
+    if not _listening:
+        _listening = True
+        jax.monitoring.register_event_duration_secs_listener(_heard)
+
+
+def _heard(event: str, duration_secs: float, **_: str | int) -> None:
+    """A span has just ended. Spans that lie inside it have ended before, and are counted already."""
+    global _compiler_seconds
+    if not event.startswith(_EVENTS):
+        return
+    end = time.perf_counter()
+    start = earliest = end - duration_secs
+    inside = 0.0
+    while _compiler_spans and _compiler_spans[-1][1] > start:
+        first, last = _compiler_spans.pop()
+        inside += last - max(first, start)
+        earliest = min(first, earliest)
+    _compiler_seconds += max(duration_secs - inside, 0.0)
+    _compiler_spans.append((earliest, end))
+    del _compiler_spans[:-64]

@@ -27,7 +27,7 @@ from dither.errors import SpecError
 from dither.privacy import clipping, entropy, noise, sampling
 from dither.privacy.discrete import Words, os_words
 from dither.secagg import encoding
-from dither.simulation import devices, distributed, scoring
+from dither.simulation import arrays, devices, distributed
 from dither.simulation.aggregation import (
     Aggregation,
     Aggregator,
@@ -39,9 +39,18 @@ from dither.simulation.aggregation import (
     sum_in_memory,
     sum_unfused,
 )
-from dither.simulation.arrays import ClientUpload, Gathered, Inputs, Problem, RunInputs, Shared, State
-from dither.simulation.sharding import ONE_DEVICE, Shards
-from dither.simulation.timing import Clock
+from dither.simulation.arrays import (
+    ONE_DEVICE,
+    ClientUpload,
+    Gathered,
+    Inputs,
+    Problem,
+    RunInputs,
+    Shards,
+    Shared,
+    State,
+)
+from dither.simulation.devices import Clock
 from dither.types import Algorithm, Array, Cohort, Hyper, Keys, Params, PyTree, Records, Round
 
 __all__ = [
@@ -544,7 +553,7 @@ class Simulation:
         def evaluate(one: tuple[State, RunInputs]) -> dict[str, Array]:
             state, run = one
             params = self.build(run.hyper).params(state.server)
-            scored = scoring.Scored(self.model, params, shared, self.shards)
+            scored = arrays.Scored(self.model, params, shared, self.shards)
             accuracy, test_loss = scored.score(run.test_rows, run.test_weights)
             own = run.order if run.train_rows is None else run.train_rows
             _, train_loss = scored.score(own, jnp.full(own.shape[0], 1.0 / own.shape[0]))

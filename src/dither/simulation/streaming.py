@@ -30,15 +30,14 @@ import numpy as np
 
 from dither.data import ClientPartition, MappedArray, zeros_aligned
 from dither.errors import SpecError
-from dither.simulation import scoring
-from dither.simulation.arrays import Inputs, Problem, Shared, State
+from dither.simulation import arrays
+from dither.simulation.arrays import Inputs, Problem, Shards, Shared, State
 from dither.simulation.engine import Simulation
-from dither.simulation.sharding import Shards
 from dither.types import Array, Params
 
 GB = 1e9
 _SHORT = 3  # the first block has an eighth of the room, the next ones twice as much each
-_PIECES = 16  # pieces of `scoring.ROWS` records that are scored in one call
+_PIECES = 16  # pieces of `arrays.SCORED_ROWS` records that are scored in one call
 
 
 class Room(NamedTuple):
@@ -53,15 +52,15 @@ def room(memory: float, *, features: int, shards: Shards, wanted: int, scored: i
     run), and two of what is scored at a time. `wanted` records are all that the rounds use, `scored` the most
     that an evaluation goes through. It may be too little for the largest round."""
     row = row_bytes(features)
-    pieces = int(min(_PIECES, max(memory / 8 // (scoring.ROWS * row), 1), -(-scored // scoring.ROWS)))
-    left = memory - 2 * pieces * scoring.ROWS * row
+    pieces = int(min(_PIECES, max(memory / 8 // (arrays.SCORED_ROWS * row), 1), -(-scored // arrays.SCORED_ROWS)))
+    left = memory - 2 * pieces * arrays.SCORED_ROWS * row
     return Room(int(min(max(left, 0) // (copies(shards) * row), wanted)), pieces)
 
 
 def memory_for(rows: int, *, features: int, shards: Shards) -> float:
     """Memory with which blocks have room for so many records: `room` takes at most a quarter of it, or one piece
     twice, for scoring."""
-    return row_bytes(features) * (copies(shards) * rows * 4 / 3 + 2 * scoring.ROWS)
+    return row_bytes(features) * (copies(shards) * rows * 4 / 3 + 2 * arrays.SCORED_ROWS)
 
 
 def row_bytes(features: int) -> int:
@@ -104,10 +103,10 @@ class Streamed:
         self._cohorts = cohorts
         self._most = most = most_in_a_round(cohorts, self._partition.size)[1]
         if most > held.rows:
-            raise SpecError(f"a round has {most:,} records, a block room for {held.rows:,}: give it more memory")
+            raise SpecError(f"a round has {most:,} records, a block only holds {held.rows:,}: give it more memory")
         features = problem.x.shape[1]
         # What is not filled yet is 0: padding reads it, which counts for nothing but must be finite.
-        shapes = (held.rows, features), (held.pieces * scoring.ROWS, features)
+        shapes = (held.rows, features), (held.pieces * arrays.SCORED_ROWS, features)
         self._blocks, self._pieces = ([zeros_aligned(shape, records.dtype) for _ in range(2)] for shape in shapes)
         self._common: Inputs | None = None
         self._ahead: Future[Block] | None = None
@@ -130,7 +129,7 @@ class Streamed:
     ) -> Inputs:
         """What all blocks have in common; a block brings its own records, `order` and `start`."""
         if len(seeds) != 1 or problem is not self._problem:
-            raise SpecError(f"{len(seeds)} runs: one run of the problem given at the start is streamed")
+            raise SpecError(f"{len(seeds)} runs: streaming takes one run, on the problem given at the start")
         size, none = self._partition.size, np.zeros(0, np.int32)
         nobody = ClientPartition(np.zeros(self.held.rows, np.int32), np.zeros_like(size), size, ())
         one = np.zeros((1, problem.x.shape[1]), np.float32)
@@ -253,15 +252,15 @@ class Streamed:
     # Scores
 
     def _score_pieces(self, total: Any, params: Params, x: Array, y: Array, weights: Array) -> Any:
-        scored = scoring.Scored(self.simulation.model, params, Shared(x, y), self.simulation.shards)
+        scored = arrays.Scored(self.simulation.model, params, Shared(x, y), self.simulation.shards)
         return scored.score_on(total, weights)
 
     def _scored_on(self, params: Params, rows: np.ndarray, weights: np.ndarray) -> tuple[Array, Array]:
         """`Scored.score`: the same pieces in the same order. Where devices would have shared them, those of each
         device are added up by themselves."""
         shards = self.simulation.shards
-        pieces = -(-len(rows) // scoring.ROWS)
-        each = (pieces + shards.lacking(pieces)) // shards.clients * scoring.ROWS
+        pieces = -(-len(rows) // arrays.SCORED_ROWS)
+        each = (pieces + shards.lacking(pieces)) // shards.clients * arrays.SCORED_ROWS
         totals = [self._add_up(params, rows, weights, d * each, (d + 1) * each) for d in range(shards.clients)]
         return tuple(sum(parts[1:], parts[0]) for parts in zip(*totals, strict=True))
 

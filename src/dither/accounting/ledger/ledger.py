@@ -87,7 +87,7 @@ class Ledger:
         for given in arrays:
             array = np.asarray(given)
             if array.dtype.hasobject:
-                raise ValueError(f"an array of dtype {array.dtype} has no bytes of its own; convert it first")
+                raise ValueError(f"an array of dtype {array.dtype} cannot be hashed; convert it first")
             header = repr((np.lib.format.dtype_to_descr(array.dtype), array.shape)).encode()
             digest.update(len(header).to_bytes(8, "big") + header)
             flat = np.ascontiguousarray(array).reshape(-1)

@@ -230,7 +230,7 @@ class _Planner:
                     bounds=by_bound.bounds,
                 )
         if not self.planning.public:
-            notes.append("planned on synthetic records: the choice is only as good as their likeness to yours")
+            notes.append("planned on synthetic records: the choice is only as good as their resemblance to yours")
         seconds = self.measured_seconds(chosen.spec) if self.extras else math.nan
         return replace(chosen, notes=(*notes, *chosen.notes), seconds=seconds)
 

@@ -17,7 +17,7 @@ from dither.experiment import compiled
 from dither.experiment.build import Arrays, Experiment, assemble, deal, load_data, planned_rounds, pooled
 from dither.simulation import devices, distributed, engine
 from dither.simulation.arrays import Problem
-from dither.simulation.timing import Clock
+from dither.simulation.devices import Clock
 from dither.spec import METHODS, Spec
 from dither.spec.options import declared
 from dither.types import Claim
@@ -265,7 +265,7 @@ def joined_problem(problems: Sequence[Problem]) -> Problem:
 BATCH_BYTES = {"cpu": 1.0e9, "gpu": 3.0e10}
 _BATCH_SECONDS = 40.0  # on a CPU, so that a kill loses at most about this much
 _MOST_RUNS = {"cpu": 40, "gpu": 80}
-_SCORED = 4096  # records scored at a time (simulation.scoring)
+_SCORED = 4096  # records scored at a time (simulation.arrays)
 _SHAPES = {  # features, classes and records of the papers' data sets
     "adult": (103, 2, 48_842),
     "mnist": (784, 10, 60_000),

@@ -23,7 +23,7 @@ from dither.experiment.sweep.batches import BatchPlan, Outcome
 from dither.experiment.sweep.result import Sweep, SweepFolder, SweepRun, flatten
 from dither.experiment.train import Interrupt
 from dither.simulation import devices, distributed
-from dither.simulation.timing import Clock
+from dither.simulation.devices import Clock
 from dither.spec import Spec, parse_setting
 
 _RANGE = re.compile(r"(-?\d+):(-?\d+)(?::(-?\d+))?")

@@ -1,13 +1,13 @@
 """Where the seconds of a command went."""
 
-from dither.simulation import timing
+from dither.simulation import devices
 
 
 def test_spans_inside_others_count_once(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(timing, "_covered", [])
-    clock = timing.Clock()
+    monkeypatch.setattr(devices.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(devices, "_compiler_spans", [])
+    clock = devices.Clock()
     with clock("rounds"):
         for moment, event, seconds in (
             (102.0, "/jax/core/compile/jaxpr_trace_duration", 1.0),  # 101 to 102
@@ -16,6 +16,6 @@ def test_spans_inside_others_count_once(monkeypatch):
             (105.0, "/jax/core/compile/backend_compile_duration", 1.0),  # 104 to 105
         ):
             now[0] = moment
-            timing._heard(event, seconds)
+            devices._heard(event, seconds)
         now[0] = 110.0
     assert clock.report() == {"compile": 4.5, "rounds": 5.5}

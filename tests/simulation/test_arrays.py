@@ -12,7 +12,7 @@ from dither.methods import dp_scaffold
 from dither.secagg.encoding import FixedPoint
 from dither.simulation import devices
 from dither.simulation.aggregation import Aggregation
-from dither.simulation.sharding import ONE_DEVICE, Shards
+from dither.simulation.arrays import ONE_DEVICE, Shards
 from tests.conftest import make_plan
 from tests.simulation.test_engine import SIZES, batched, leaves, prepare, small_problem, train
 
