@@ -14,7 +14,7 @@ import time
 import jax
 import jax.numpy as jnp
 
-from dither.privacy import noise, random, sampling
+from dither.privacy import noise, sampling
 from dither.simulation import devices
 
 COUNT = 203_530
@@ -22,7 +22,7 @@ COUNT = 203_530
 
 def main() -> None:
     devices.set_up()
-    theirs, ours = jax.random.key(0), random.key(0)
+    theirs, ours = jax.random.key(0), noise.key(0)
     update = jnp.zeros(COUNT)
 
     def stock(key, x):

@@ -9,8 +9,7 @@ from dither.accounting import accountant
 from dither.accounting.ledger.runs import Budget, Ledger, data_id
 from dither.errors import SpecError
 from dither.experiment.account import account
-from dither.experiment.build import build_experiment, tolerated
-from dither.experiment.compiled import engine_options
+from dither.experiment.build import build_experiment, engine_options, tolerated
 from dither.experiment.sweep.batches import program
 from dither.spec import Spec
 from dither.types import RoundInfo

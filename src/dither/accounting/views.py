@@ -22,17 +22,20 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from dither.accounting.aggregation import aggregated_round_mu, credit_refusal, honest_others, smooth_round_mu
 from dither.accounting.composition import (
     ADD_REMOVE,
     ADJACENCIES,
     ZERO_OUT,
     Group,
     Item,
+    aggregated_round_mu,
     batches_per_epoch,
+    credit_refusal,
     epochs_in_round,
     groups_epsilon,
+    honest_others,
     sampled_item,
+    smooth_round_mu,
     step_multiplier,
     total_shuffled_uses,
 )

@@ -30,6 +30,7 @@ PartyFolder = Annotated[
 ]
 
 
+# reason: one parameter an option, as Typer has it
 def serve(
     what: Annotated[str, typer.Argument(metavar="PRESET | SPEC.toml", help="What to train.")],
     federation: ServerFolder,
@@ -82,6 +83,7 @@ def serve(
         _print_outcome(report, folder)
 
 
+# reason: one parameter an option, as Typer has it
 def join(
     data: Annotated[Path, typer.Option("--data", help="Your records: .csv, .parquet or .npz. They stay here.")],
     federation: PartyFolder,
@@ -165,6 +167,7 @@ def join(
         )
 
 
+# reason: one parameter an option, as Typer has it
 def _ask_owner(
     folder: Path,
     agreement: Any,
@@ -259,6 +262,7 @@ def renew(
         typer.echo(f"new certificate in {folder / 'server'}, until {ends:%Y-%m-%d}")
 
 
+# reason: one parameter an option, as Typer has it
 @app.command("check")
 def check(
     federation: PartyFolder,

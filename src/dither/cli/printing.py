@@ -39,8 +39,7 @@ class RunProgress:
             self._bar.stop()
 
     def start(self, experiment: Experiment, folder: Path, done: int) -> None:
-        from dither.experiment.build import planned_rounds
-        from dither.experiment.compiled import sharing_note
+        from dither.experiment.build import planned_rounds, sharing_note
 
         self.folder, self._total, self._printed = folder, planned_rounds(experiment), done
         if self.silent:

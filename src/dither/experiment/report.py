@@ -263,10 +263,10 @@ class FederationTotals:
     parties: dict[str, PartyTotals]
     excluded: dict[str, Exclusion]
     aggregation: str
-    colluders: int
     most_missing: int
     void_rounds: int
     seconds_a_round: float
+    colluders: int | None = None  # folders of the first release do not say
 
 
 @dataclass(frozen=True)

@@ -16,21 +16,27 @@ from typing import Any, cast
 import jax
 import numpy as np
 
-from dither import data
 from dither.accounting.ledger.runs import Ledger, Spending, data_id
+from dither.data import Dataset, hash_records
 from dither.errors import BudgetExhausted, ClientRefused, DitherError, RunExists, SpecError
 from dither.experiment import folder as runs
 from dither.experiment import plots
 from dither.experiment.build import (
     Experiment,
     build_experiment,
+    check,
     claim_after,
+    compiled,
+    designs,
+    engine_options,
+    facts,
+    origin,
     planned_rounds,
     rounding,
+    sharing_note,
     stop_reason,
     tolerated,
 )
-from dither.experiment.compiled import check, compiled, designs, engine_options, facts, origin, sharing_note
 from dither.experiment.report import (
     DiskReads,
     Epsilon,
@@ -185,7 +191,7 @@ def spending(
         read, name = experiment.dataset.record_hashes, Path(spec.data.path).name
         book.identify(
             dataset,
-            lambda: data.hash_records(spec.data.path) if read is None else read,
+            lambda: hash_records(spec.data.path) if read is None else read,
             file=name,
             name=spec.data.id,
             new_ledger=new_ledger,
@@ -598,7 +604,7 @@ def split_scores(scores: Mapping[str, float], spec: Spec) -> tuple[dict[str, Any
     return released, {name: value for name, value in scores.items() if name not in public}
 
 
-def _schema_file(dataset: data.Dataset) -> dict[str, str]:
+def _schema_file(dataset: Dataset) -> dict[str, str]:
     """schema.toml; bounds and categories that were read from the records stay local."""
     if dataset.schema is None:
         return {}

@@ -29,7 +29,7 @@ import numpy as np
 from dither.accounting.ledger import Charge, Entry
 from dither.accounting.ledger.runs import EVERY_RECORD, Ledger, data_id
 from dither.errors import BudgetExhausted, ClientRefused, DitherError, FederationError, ProtocolAbort
-from dither.experiment import build, compiled
+from dither.experiment import build
 from dither.federation import engines, keys, messages
 from dither.federation.agreement import (
     Agreement,
@@ -40,7 +40,7 @@ from dither.federation.agreement import (
     secagg_rules,
 )
 from dither.federation.state import COMPUTED, ChargedRound, PartyStore, PendingUpload
-from dither.privacy import clipping, random
+from dither.privacy import clipping, noise
 from dither.secagg import state as secagg_state
 from dither.secagg.client import ClientSession
 from dither.spec import PrivacySpec, options
@@ -239,14 +239,14 @@ class _Run:
         self._conditions, self._releases = accountant.conditions, accountant.ledger_releases
         secret = None
         if agreement.spec.randomness == "os":
-            secret = random.wrap(np.frombuffer(self.store.secret()[:8], np.uint32)[None])
+            secret = noise.wrap(np.frombuffer(self.store.secret()[:8], np.uint32)[None])
         self._engine = engines.ClientEngine(
-            compiled.simulation(experiment),
+            build.make_simulation(experiment),
             x,
             y,
             client=self.client,
             seed=agreement.spec.seed,
-            hyper=compiled.compiled_hyper(experiment),
+            hyper=build.compiled_hyper(experiment),
             design=experiment.plan.design,
             secret=secret,
         )

@@ -92,7 +92,7 @@ class Simulation:
 
     layout "vmap" runs a round's clients side by side, "loop" one after the other with the sum carried along
     (less memory; faster on a CPU once a model and its batch fill its caches). "auto" chooses by device and size of
-    the model (`experiment.compiled`, which knows the batches, also by those). Both give the same result up to
+    the model (`experiment.build`, which knows the batches, also by those). Both give the same result up to
     the rounding of the sum.
 
     randomness "seeded" draws all from the runs' seeds: the same bits again. "os" takes the noise of clients and
@@ -196,7 +196,7 @@ class Simulation:
         seed = jnp.asarray(np.array(seeds, np.uint32))
         runs_inputs = RunInputs(
             seed=seed,
-            secret=entropy.fresh_keys(runs) if self.randomness == "os" else seed,
+            secret=noise.fresh_keys(runs) if self.randomness == "os" else seed,
             hyper={name: jnp.asarray(np.asarray(value, np.float32)) for name, value in hyper.items()},
             order=_whole([f.order for f in partitions]),
             start=_whole([f.start for f in partitions]),

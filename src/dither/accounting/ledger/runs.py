@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from dither import data
 from dither.accounting import compress
 from dither.accounting.accountant import Accountant, alike, classes
 from dither.accounting.ledger import Budget, Charge, Ledger
+from dither.data import folder_digest
 from dither.errors import BudgetExhausted
 from dither.types import Release, RoundInfo
 
@@ -30,7 +30,7 @@ def data_id(ledger: Ledger, *, path: str = "", name: str = "", digest: str = "")
     is loaded already: what was read is charged, whatever lies at `path` by now."""
     own = Path(path).expanduser()
     if path and (digest or own.is_dir()):
-        content = f"folder: {digest or data.folder_digest(own)}".encode()
+        content = f"folder: {digest or folder_digest(own)}".encode()
     else:
         content = own.read_bytes() if path else f"catalogue: {name}".encode()
     return ledger.fingerprint(np.frombuffer(content, np.uint8))

@@ -17,7 +17,7 @@ import numpy as np
 from dither import data
 from dither.accounting import ProvenRow
 from dither.errors import SpecError
-from dither.experiment import build, compiled
+from dither.experiment import build
 from dither.experiment.sweep import batches
 from dither.experiment.sweep.batches import BatchPlan, Outcome
 from dither.experiment.sweep.result import Sweep, SweepFolder, SweepRun, flatten
@@ -129,9 +129,9 @@ def fingerprints(plan: BatchPlan) -> dict[str, str]:
         dealt.update(np.ascontiguousarray(problem.y).data)
     for experiment in plan.experiments:
         dealt.update(experiment.partition.order.tobytes() + experiment.partition.size.tobytes())
-        values.update(compiled.value_digest(experiment).encode())
+        values.update(build.value_digest(experiment).encode())
     return {
-        **compiled.surroundings(plan.experiments[0].spec),
+        **build.surroundings(plan.experiments[0].spec),
         "the data, or how its runs are batched": dealt.hexdigest()[:16],
         "noise, rates and clips": values.hexdigest()[:12],
     }
