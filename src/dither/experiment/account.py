@@ -90,13 +90,14 @@ def account(
         return _remembered(spec, data_dir, lambda: _compute(spec, data_dir))
     rounds: int | None = None
     begun: list[tuple[int, int]] = []
+    left: int | None = None
     if folder is not None and not values:
         rounds = finished.rounds if finished is not None else None
         begun = folder.begun() if spec.source_of_randomness == "os" else []
         if begun and finished is None:  # what is left would be made from the newest checkpoint on
             checkpoint = folder.load_checkpoint()
-            begun.append((0 if checkpoint is None else checkpoint.round, spec.num_rounds))
-    report = _compute(spec, data_dir, rounds, begun, every_recipe=every_recipe, ex_ante=ex_ante)
+            left = 0 if checkpoint is None else checkpoint.round
+    report = _compute(spec, data_dir, rounds, begun, left, every_recipe=every_recipe, ex_ante=ex_ante)
     attacked = finished.epsilon.attacked if finished is not None and not values else ()
     return replace(report, epsilon=replace(report.epsilon, attacked=attacked))
 
@@ -106,16 +107,20 @@ def _compute(
     data_dir: str | Path | None,
     rounds: int | None = None,
     begun: Sequence[tuple[int, int]] = (),
+    left: int | None = None,
     *,
     every_recipe: bool = False,
     ex_ante: bool = False,
 ) -> PrivacyReport:
-    """The ε of a spec, or of its first `rounds` rounds, or of the stretches of rounds that were `begun`."""
+    """The ε of a spec, or of its first `rounds` rounds, or of the stretches of rounds that were `begun` and, where
+    rounds are `left`, of those from there on."""
     from dither.experiment import build
     from dither.methods import method
 
     experiment = build.build_experiment(spec, data_dir=data_dir)
     claim = experiment.prepared.claim
+    if left is not None:  # a method may make fewer rounds than the spec asks for
+        begun = [*begun, (left, build.planned_rounds(experiment))]
     if rounds is not None and rounds < build.planned_rounds(experiment):
         claim = build.claim_after(experiment, rounds)
         experiment = experiment if begun else experiment.first_rounds(rounds)

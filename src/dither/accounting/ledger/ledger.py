@@ -222,6 +222,7 @@ class Ledger:
         rounds: tuple[int, int],
         conditions: Conditions | None = None,
         replay: bool = False,
+        on_top_of: Sequence[tuple[int, int]] | None = None,
     ) -> str:
         """Record what rounds [start, stop) of a run will reveal, all of it or nothing; returns the new head.
 
@@ -235,6 +236,9 @@ class Ledger:
         these rounds (cohorts, batches, noise) is seeded and the inputs are the same, so that the very same bits
         leave twice, which reveals nothing new. With noise from the operating system, or after any change of
         code, data, device or settings that moves one bit, an adversary averages two releases: leave it off.
+
+        Charges that count what the run was charged before are right `on_top_of` those stretches alone (`charged`).
+        Where another process has charged the run since, nothing is charged and "" is returned.
         """
         conditions = _checked(conditions)
         start, stop = rounds
@@ -247,6 +251,8 @@ class Ledger:
             # remembered, and counts again only if somebody else has charged in between.
             for write in (False, True):
                 with self._current(write=write) as connection:
+                    if on_top_of is not None and list(on_top_of) != self._book.rounds.get((dataset, run), []):
+                        return ""
                     if replay and self._book.has_charged(dataset, run, content):
                         return self._head()
                     self._book.check(dataset, run, charged)

@@ -96,14 +96,16 @@ class Spending:
 
     def _charge(self, start: int, stop: int) -> None:
         # Also rounds that add nothing are an entry: what comes later is charged on top of them.
-        self.ledger.charge(
+        while not self.ledger.charge(
             self.run,
             self.dataset,
             self._charges(self._charged, start, stop),
             rounds=(start, stop),
             conditions=self._conditions,
             replay=self._replay,
-        )
+            on_top_of=None if self._replay else self._charged,
+        ):
+            self._charged = self._before(start)  # another process continues this run too
 
     def _charges(self, before: Sequence[tuple[int, int]], start: int, stop: int) -> list[Charge]:
         # What the run reveals with these rounds less what it was charged before: summed over any chunks it holds
