@@ -1,9 +1,9 @@
 """Secure aggregation in a simulation.
 
 In the open, floats are summed inside the compiled round (`simulation.arrays`). With secure aggregation the server
-learns the sum alone: "ideal" adds the encoded integers, which is what the protocol's sum comes to without its masks,
-inside the compiled round; "real" runs the protocol of `secagg` between as many clients as the cohort has, every message as bytes. Both
-sum the same integers, so they give the same parameters bit for bit.
+learns the sum alone: "ideal" adds the encoded integers, which is what the protocol's sum comes to without its
+masks, inside the compiled round; "real" runs the protocol of `secagg` between as many clients as the cohort has,
+every message as bytes. Both sum the same integers, so they give the same parameters bit for bit.
 """
 
 from __future__ import annotations
