@@ -136,14 +136,18 @@ def _run(
             runs.write_text(folder.path / "local" / "provenance.json", runs.to_json(local, indent=2))
         else:
             folder = runs.RunFolder.open(options.resume)
-    try:
-        with clock("ledger"):
-            account = spending(experiment, folder, options.ledger, new_ledger=options.new_ledger)
-    except DitherError:
-        if options.resume is None:
-            folder.discard()
-        raise
-    return train(experiment, folder, shards, account, clock, options)
+    handle = runs.lock(folder.path / "spec.toml")
+    if handle is None:  # what each of two had begun, the other's report would not count
+        raise RunExists(f"another process is continuing {str(folder.path)!r}; wait until it ends")
+    with handle:
+        try:
+            with clock("ledger"):
+                account = spending(experiment, folder, options.ledger, new_ledger=options.new_ledger)
+        except DitherError:
+            if options.resume is None:
+                folder.discard()
+            raise
+        return train(experiment, folder, shards, account, clock, options)
 
 
 def _resolve(
