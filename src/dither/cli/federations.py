@@ -338,6 +338,15 @@ class _Events(_Silent):
         print_event(event, **facts)
 
 
+_LINES = {  # by event
+    "joined": "{party} is here with {records:,} records",
+    "accepted": "{party} takes part",
+    "enrolled": "enrolled for secure aggregation: the server sees masked words and their sum",
+    "restart": "{what} died; starting it again",
+    "left out": "going on without {party} until the server is started again: {why}",
+}
+
+
 class _ServerView(_Silent):
     """Live progress of a federation: a bar on a terminal, lines elsewhere."""
 
@@ -360,24 +369,14 @@ class _ServerView(_Silent):
     def _line(self, event: str, facts: dict[str, Any]) -> str:
         if event == "listening":
             return f"listening on {facts['address']} for {', '.join(facts['parties'])}"
-        if event == "joined":
-            return f"{facts['party']} is here with {facts['records']:,} records"
         if event == "waiting":
             return f"waiting for {', '.join(facts['parties'])} to {facts['to']}"
         if event == "terms":
             warning = f"\nWARNING: {facts['warning']}" * bool(facts["warning"])
             safe = f"; {facts['collusion']}" * bool(facts["collusion"])
             return f"agreement {facts['digest'][:16]} sent to {len(facts['parties'])} parties{safe}{warning}"
-        if event == "accepted":
-            return f"{facts['party']} takes part"
-        if event == "enrolled":
-            return "enrolled for secure aggregation: the server sees masked words and their sum"
-        if event == "restart":
-            return f"{facts['what']} died; starting it again"
         if event == "excluded":
             return f"{facts['party']} is excluded from round {facts['round'] + 1} on: {facts['why']}"
-        if event == "left out":
-            return f"going on without {facts['party']} until the server is started again: {facts['why']}"
         if event == "start":
             return f"going on after round {facts['done']}" if facts["done"] else ""
         if event == "round":
@@ -388,7 +387,7 @@ class _ServerView(_Silent):
                 parts.append(f"missing {', '.join(facts['missing'])}")
             parts += [f"{name} refused: {why}" for name, why in facts["refused"].items()]
             return "  ".join([*parts, f"accuracy {self._accuracy}", f"{facts['seconds']:.2f} s"])
-        return ""
+        return _LINES.get(event, "").format_map(facts)
 
     def _start_bar(self, facts: dict[str, Any]) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
