@@ -497,7 +497,7 @@ def report_of(
     participation: np.ndarray,
     missing: int = 0,
 ) -> Report:
-    """The outcome of the rounds that were made, when at most `missing` clients lacked in any sum."""
+    """The outcome of the rounds that were made, when at most `missing` clients were missing in any sum."""
     last, spec = rows[-1], experiment.spec
     counts = np.sort(participation)
     return Report(
@@ -635,7 +635,7 @@ def _view_caveat(spec: Spec) -> tuple[str, ...]:
 
 
 def provenance(experiment: Experiment) -> dict[str, Any]:
-    """Where a run was made: enough to make it again."""
+    """Where a run was computed: enough to repeat it."""
     device = jax.devices()[0]
     return {
         "dither": __version__,
