@@ -84,11 +84,6 @@ def made(w: workloads.Workload, clients: int, records: int, features: int = 0) -
         y_test=y[:1000].copy(),
         classes=tuple(map(str, range(w.classes))),
         feature_names=tuple(f"x{i}" for i in range(features)),
-        image_shape=(),
-        schema=None,
-        groups=None,
-        groups_test=None,
-        notes=(),
         covered=True,
     )
 

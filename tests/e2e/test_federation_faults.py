@@ -87,6 +87,16 @@ def ledgers(run):
     return charged
 
 
+def outlive(run, who, phases):
+    """The federation ends well although this party or the server dies in each of the phases."""
+    run.faults(who, phases)
+    run.serve()
+    run.join_all()
+    run.revive(900)
+    assert run.wait("server", 30) == 0, run.output("server")
+    assert run.died(who) == len(phases), run.output(who)
+
+
 def test_a_node_killed_in_each_phase_changes_nothing(tmp_path):
     """Four parties, all of which are needed: the one that dies thirteen times is waited for and asked again. The
     model has the bits of a simulation in which nobody died; every round is charged once."""
@@ -99,12 +109,7 @@ def test_a_node_killed_in_each_phase_changes_nothing(tmp_path):
         }
     )
     with Processes(Parties(tmp_path, spec)) as run:
-        run.faults("dan", NODE)
-        run.serve()
-        run.join_all()
-        run.revive(900)
-        assert run.wait("server", 30) == 0, run.output("server")
-        assert run.died("dan") == len(NODE), run.output("dan")
+        outlive(run, "dan", NODE)
         assert [line["counted"] for line in rounds(run)] == [list(NAMES)] * 12
         assert [line["attempts"] for line in rounds(run)] == [1] * 12
         same_bits(run.parties)
@@ -129,12 +134,7 @@ def test_a_server_killed_in_each_phase(tmp_path, mode):
         },
     )
     with Processes(Parties(tmp_path, spec)) as run:
-        run.faults("server", phases)
-        run.serve()
-        run.join_all()
-        run.revive(900)
-        assert run.wait("server", 30) == 0, run.output("server")
-        assert run.died("server") == len(phases)
+        outlive(run, "server", phases)
         expected = [[] if index in lost else list(NAMES) for index in range(count)]
         assert [line["counted"] for line in rounds(run)] == expected
         assert summary(run)["federation"]["void_rounds"] == len(lost)
@@ -176,8 +176,7 @@ def test_a_superlink_that_dies_is_started_again(tmp_path):
         run.join_all()
         run.until_round(2, 300)
         server = run.running["server"].pid
-        (experiments,) = Path(f"/proc/{server}/experiment").glob(f"{server}")
-        children = [int(each) for each in (experiments / "children").read_text().split()]
+        children = [int(each) for each in Path(f"/proc/{server}/task/{server}/children").read_text().split()]
         (link,) = [each for each in children if b"superlink" in Path(f"/proc/{each}/cmdline").read_bytes()]
         os.kill(link, signal.SIGKILL)
         assert run.wait("server", 600) == 0, run.output("server")

@@ -1,8 +1,8 @@
 """Proven ε: recipes R1 to R6 of the errata, the table of views, and calibration.
 
-gaussian      R1: exact Gaussian composition, conversions, the sum of discrete noise
+gaussian      R1: exact Gaussian composition, conversions, the sum of discrete noise; R2, R3: fixed-size and
+              Poisson batches, the Rényi fallback, truncated batches
 pld           privacy loss distributions: curves, pessimistic grid, composition by FFT
-subsampled    R2, R3: fixed-size and Poisson batches, the Rényi fallback, truncated batches
 mixtures      R4, R5: random numbers of uses; one release per round on random batches
 composition   from releases to loss items and ε; R6: the other clients' noise under secure aggregation
 views         the recipe of each adversary view, and `account`: one `ProvenRow` a view
@@ -29,13 +29,21 @@ from dither.accounting.composition import (
 )
 from dither.accounting.gaussian import (
     amplified_epsilon,
+    charge_truncation,
     classical_noise_multiplier,
     classical_valid_up_to,
     compose_gaussians,
+    fixed_size_composition,
+    fixed_size_epsilon,
+    fixed_size_rdp,
     gaussian_delta,
     gaussian_epsilon,
     gaussian_mu,
     gaussian_noise_multiplier,
+    plain_epsilon,
+    poisson_composition,
+    poisson_epsilon,
+    poisson_rdp,
     unamplified_epsilon,
     zcdp_epsilon,
     zcdp_epsilon_tight,
@@ -50,16 +58,6 @@ from dither.accounting.mixtures import (
     mixture_epsilon,
     random_uses_epsilon,
     shuffled_round_pattern,
-)
-from dither.accounting.subsampled import (
-    charge_truncation,
-    fixed_size_composition,
-    fixed_size_epsilon,
-    fixed_size_rdp,
-    plain_epsilon,
-    poisson_composition,
-    poisson_epsilon,
-    poisson_rdp,
 )
 from dither.accounting.views import (
     FLOAT_NOISE,

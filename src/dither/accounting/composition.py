@@ -13,9 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from dither.accounting import pld
-from dither.accounting.gaussian import gaussian_epsilon
+from dither.accounting.gaussian import CURVES, charge_truncation, gaussian_epsilon, rounded_levels
 from dither.accounting.mixtures import binomial_pmf, mixture_epsilon
-from dither.accounting.subsampled import CURVES, charge_truncation, rounded_levels
 from dither.errors import NoProof
 from dither.types import Release
 

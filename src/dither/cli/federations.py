@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +25,10 @@ ServerFolder = Annotated[
     Path,
     typer.Option("--federation", metavar="DIR", help="The server's folder from `dither federation init`."),
 ]
+Hosts = Annotated[
+    list[str] | None, typer.Option("--host", help="Name or address under which parties reach the server.")
+]
+Days = Annotated[int, typer.Option(help="Days until the server's certificate expires.")]
 PartyFolder = Annotated[
     Path,
     typer.Option("--federation", metavar="DIR", help="Your party's folder from `dither federation init`."),
@@ -114,20 +119,19 @@ def join(
 ) -> None:
     """Take part in a federation with your own records, until the run is over."""
     from dither.federation import joining
+    from dither.federation.agreement import approved_digest, describe
 
     _term_as_interrupt()
 
-    def say(line: str) -> None:
-        if as_json:
-            print_event("note", text=line)
-        elif not quiet:
-            typer.echo(line)
-
     def ask(agreement: Any, experiment: Any) -> str:
-        silent = as_json or quiet
-        return _ask_owner(
-            federation, agreement, experiment, yes=yes, digest=approve, as_json=as_json, silent=silent
-        )
+        rows = describe(agreement, experiment, agreed_name(federation))
+        if as_json:
+            print_event("terms", digest=agreement.digest, terms=dict(rows))
+        elif not quiet:
+            table = [{"what": what, "agreement": value} for what, value in rows]
+            print_table(table, title="What you are asked to agree to")
+        before = approved_digest(federation)
+        return _approval(agreement.digest, before, yes=yes, named=approve, silent=as_json or quiet)
 
     with on_interrupt("the same command takes up where this one ended"):
         result = joining.join(
@@ -143,7 +147,7 @@ def join(
             patience=patience,
             idle=idle,
             behind_supernode=behind_supernode,
-            say=say,
+            say=_notes(as_json, quiet),
         )
     outcome = result["outcome"] or {}
     if as_json:
@@ -167,42 +171,33 @@ def join(
         )
 
 
-# reason: one parameter an option, as Typer has it
-def _ask_owner(
-    folder: Path,
-    agreement: Any,
-    experiment: Any,
-    *,
-    yes: bool,
-    digest: str,
-    as_json: bool = False,
-    silent: bool = False,
-) -> str:
-    """The owner's word on the agreement, or FederationError."""
-    from dither.federation.agreement import approved_digest, describe
+def _notes(as_json: bool, quiet: bool) -> Callable[[str], None]:
+    """Prints a line on the way, as text or as an event."""
 
-    rows = describe(agreement, experiment, agreed_name(folder))
-    if as_json:
-        print_event("terms", digest=agreement.digest, terms=dict(rows))
-    elif not silent:
-        table = [{"what": what, "agreement": value} for what, value in rows]
-        print_table(table, title="What you are asked to agree to")
-    before = approved_digest(folder)
-    if digest:
-        if digest == agreement.digest:
+    def say(line: str) -> None:
+        if as_json:
+            print_event("note", text=line)
+        elif not quiet:
+            typer.echo(line)
+
+    return say
+
+
+def _approval(digest: str, before: str | None, *, yes: bool, named: str, silent: bool) -> str:
+    """How the owner approves the agreement with this digest (`before`: one approved earlier), or
+    FederationError."""
+    if named:
+        if named == digest:
             return "--approve"
-        raise FederationError(f"the agreement has digest {agreement.digest[:16]}, --approve names {digest[:16]}")
+        raise FederationError(f"the agreement has digest {digest[:16]}, --approve names {named[:16]}")
     if yes:
         if before is None:
             return "--yes"
         raise FederationError(
-            f"this is not the agreement approved here ({before[:16]}); approve it with "
-            f"--approve {agreement.digest}"
+            f"this is not the agreement approved here ({before[:16]}); approve it with --approve {digest}"
         )
     if silent or not sys.stdin.isatty():
-        raise FederationError(
-            f"nobody is here to approve the agreement; approve it with --approve {agreement.digest}"
-        )
+        raise FederationError(f"nobody is here to approve the agreement; approve it with --approve {digest}")
     if not typer.confirm("Take part under this agreement?"):
         raise FederationError("the owner does not approve the agreement")
     return "asked"
@@ -218,10 +213,8 @@ def agreed_name(folder: Path) -> str:
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to make.")],
     parties: Annotated[str, typer.Option(help="Names of the parties, separated by commas.")],
-    host: Annotated[
-        list[str] | None, typer.Option("--host", help="Name or address under which parties reach the server.")
-    ] = None,
-    days: Annotated[int, typer.Option(help="Days until the server's certificate expires.")] = 825,
+    host: Hosts = None,
+    days: Days = 825,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -244,10 +237,8 @@ def init(
 @app.command("renew")
 def renew(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that init made, with its ca.")],
-    host: Annotated[
-        list[str] | None, typer.Option("--host", help="Name or address under which parties reach the server.")
-    ] = None,
-    days: Annotated[int, typer.Option(help="Days until the server's certificate expires.")] = 825,
+    host: Hosts = None,
+    days: Days = 825,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -318,16 +309,9 @@ def demo(
     if folder.exists() and not demo.stopped(folder):
         raise ConfigError(f"{str(folder)!r} already exists; give another --out")
     _term_as_interrupt()
-
-    def say(line: str) -> None:
-        if as_json:
-            print_event("note", text=line)
-        elif not quiet:
-            typer.echo(line)
-
     flags = ["--json"] * as_json + ["--quiet"] * (quiet and not as_json)
     with on_interrupt(f"go on with: dither federation demo --out {shlex.quote(str(folder))}"):
-        code = demo.run(folder, port=free_port(), data_dir=data_dir, say=say, flags=flags)
+        code = demo.run(folder, port=free_port(), data_dir=data_dir, say=_notes(as_json, quiet), flags=flags)
     sys.exit(code)
 
 

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -66,30 +67,27 @@ def spec_from(what: str | None, resume: Path | None, settings: list[str] | None,
 
 # Several processes
 
-_PANEL = "Several processes (docs/performance.md)"
+_process_option = partial(typer.Option, rich_help_panel="Several processes (docs/performance.md)")
 Processes = Annotated[
     int | None,
-    typer.Option(
+    _process_option(
         envvar="DITHER_PROCESSES",
         help="Share the simulation among this many processes. On its own, starts them all here.",
-        rich_help_panel=_PANEL,
     ),
 ]
 Process = Annotated[
     int | None,
-    typer.Option(
+    _process_option(
         envvar="DITHER_PROCESS",
         help="The number of this process, from 0. Process 0 writes and prints.",
-        rich_help_panel=_PANEL,
     ),
 ]
 Coordinator = Annotated[
     str | None,
-    typer.Option(
+    _process_option(
         envvar="DITHER_COORDINATOR",
         metavar="HOST:PORT",
         help="Where process 0 listens; the same for all processes.",
-        rich_help_panel=_PANEL,
     ),
 ]
 

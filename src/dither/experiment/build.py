@@ -23,7 +23,7 @@ from dither.accounting.accountant import Accountant, alike, noise_ratio
 from dither.errors import RunExists, SpecError
 from dither.methods import Method, method, prepare
 from dither.models import Model, count_params
-from dither.models import make as make_model
+from dither.models import from_spec as model_from_spec
 from dither.privacy import sampling
 from dither.secagg.encoding import FixedPoint
 from dither.simulation import devices, distributed, engine, streaming
@@ -153,13 +153,7 @@ def assemble(
     """Model, method and plan for records that are dealt out already. Of the others' records a member of a real
     federation (`federated`) knows the counts alone (`partition.size`), and nothing here needs more. `missing` is
     how many clients' noise a calibration must not count on (by default as many as the spec tolerates)."""
-    model = make_model(
-        spec.model.name,
-        num_features=dataset.x_train.shape[1],
-        num_classes=len(dataset.classes),
-        hidden=spec.model.hidden,
-        image_shape=dataset.image_shape,
-    )
+    model = model_from_spec(spec.model, dataset.x_train.shape[1], len(dataset.classes), dataset.image_shape)
     num_params = count_params(jax.eval_shape(lambda: model.init(jax.random.key(0))))
     chosen = method(spec.method)
     prepared = _prepared(spec, model, partition, problem, num_params, chosen)

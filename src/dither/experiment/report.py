@@ -458,13 +458,7 @@ class Report(Overview):
         """The model's functions."""
         from dither import models
 
-        return models.make(
-            self.spec.model.name,
-            num_features=self.num_features,
-            num_classes=len(self.classes),
-            hidden=self.spec.model.hidden,
-            image_shape=self.image_shape,
-        )
+        return models.from_spec(self.spec.model, self.num_features, len(self.classes), self.image_shape)
 
     @cached_property
     def params(self) -> Params:

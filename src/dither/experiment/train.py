@@ -11,7 +11,7 @@ from contextlib import closing, nullcontext
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
@@ -22,6 +22,7 @@ from dither.errors import BudgetExhausted, ClientRefused, DitherError, RunExists
 from dither.experiment import folder as runs
 from dither.experiment import plots
 from dither.experiment.build import (
+    Compiled,
     Experiment,
     build_experiment,
     check,
@@ -60,6 +61,20 @@ CHECKPOINT_SECONDS = 5.0
 _WAYS = {"no": "in memory", "yes": "streamed from the disk"}  # data.stream, and how provenance.json says it
 
 
+class RunOptions(NamedTuple):
+    """The keywords of `run`: where a run is written, what it is charged to, and who is told about it."""
+
+    out: str | Path | None = None
+    resume: str | Path | None = None
+    data_dir: str | Path | None = None
+    ledger: str | Path | None = None
+    new_ledger: bool = False
+    checkpoint_seconds: float = CHECKPOINT_SECONDS
+    on_start: Callable[[Experiment, Path, int], None] | None = None
+    on_evaluation: Callable[[dict[str, Any]], None] | None = None
+
+
+# reason: the library's main entry point; every parameter but the spec is a keyword with a default
 def run(
     spec: Spec | str | Path | Mapping[str, Any],
     *,
@@ -86,27 +101,17 @@ def run(
     Among several processes (`simulation.distributed`) each calls this. Process 0's spec counts, and process 0
     alone writes and returns; the others exit when the rounds are done.
     """
+    options = RunOptions(out, resume, data_dir, ledger, new_ledger, checkpoint_seconds, on_start, on_evaluation)
     with distributed.together():
-        return _run(
-            spec, values, out, resume, data_dir, ledger, new_ledger, checkpoint_seconds, on_start, on_evaluation
-        )
+        return _run(spec, values, options)
 
 
 def _run(
-    spec: Spec | str | Path | Mapping[str, Any],
-    values: Mapping[str, Any] | None,
-    out: str | Path | None,
-    resume: str | Path | None,
-    data_dir: str | Path | None,
-    ledger: str | Path | None,
-    new_ledger: bool,
-    checkpoint_seconds: float,
-    on_start: Callable[[Experiment, Path, int], None] | None,
-    on_evaluation: Callable[[dict[str, Any]], None] | None,
+    spec: Spec | str | Path | Mapping[str, Any], values: Mapping[str, Any] | None, options: RunOptions
 ) -> Report:
     clock = Clock()
     if distributed.leading():
-        spec, path, shared = _resolve(spec, values, out, resume)
+        spec, path, shared = _resolve(spec, values, options.out, options.resume)
         distributed.broadcast(shared)
     else:
         shared, path = distributed.broadcast({}), Path()
@@ -117,28 +122,28 @@ def _run(
     with clock("start_up"):
         begun: dict[str, Any] = shared["begun"]
         kept = next((stream for stream, way in _WAYS.items() if way == begun.get("records")), "")
-        experiment = build_experiment(spec, data_dir=data_dir, stream=kept)
+        experiment = build_experiment(spec, data_dir=options.data_dir, stream=kept)
         shards = check(experiment, begun)  # before there is a folder
         if distributed.count() > 1:
             distributed.assert_equal(facts(experiment))
     if not distributed.leading():
-        return train(experiment, None, checkpoint_seconds, None, None, shards, None, clock)
+        return train(experiment, None, shards, None, clock, options)
     with clock("start_up"):
-        if resume is None:
+        if options.resume is None:
             made = {**provenance(experiment), "devices": shards.devices}
             folder = runs.RunFolder.create(path, spec, made, _schema_file(experiment.dataset))
             local = {"data_digest": experiment.data_digest}
             runs.write_text(folder.path / "local" / "provenance.json", runs.to_json(local, indent=2))
         else:
-            folder = runs.RunFolder.open(resume)
+            folder = runs.RunFolder.open(options.resume)
     try:
         with clock("ledger"):
-            account = spending(experiment, folder, ledger, new_ledger=new_ledger)
+            account = spending(experiment, folder, options.ledger, new_ledger=options.new_ledger)
     except DitherError:
-        if resume is None:
+        if options.resume is None:
             folder.discard()
         raise
-    return train(experiment, folder, checkpoint_seconds, on_start, on_evaluation, shards, account, clock)
+    return train(experiment, folder, shards, account, clock, options)
 
 
 def _resolve(
@@ -227,45 +232,74 @@ def refuse_taken(path: Path) -> None:
         raise RunExists(f"{str(path)!r} already exists; give another --out, or continue it with --resume {path}")
 
 
+class _Outcome(NamedTuple):
+    """What the rounds came to, fetched from the devices of all processes."""
+
+    rounds: int
+    stopped: str  # why there are fewer than asked for; empty where all were made
+    params: Params
+    refused: np.ndarray  # updates of each client that were left out
+    missing: int  # the most clients that lacked in any sum
+    participation: np.ndarray
+    traffic: dict[str, Any]
+    sharing_note: str
+
+
 def train(
     experiment: Experiment,
     folder: runs.RunFolder | None,
-    checkpoint_seconds: float,
-    on_start: Callable[[Experiment, Path, int], None] | None,
-    on_evaluation: Callable[[dict[str, Any]], None] | None,
     shards: Shards,
-    account: Spending | None = None,
-    clock: Clock | None = None,
+    account: Spending | None,
+    clock: Clock,
+    options: RunOptions,
 ) -> Report:
     """Rounds from the newest checkpoint (or from the start) to the end; then model, summary and plot.
 
     Process 0 has the folder. Any other process (folder None) computes the same rounds and exits after them.
     """
-    spec = experiment.spec
-    clock = clock or Clock()
-    recorder = (
-        _Recorder(experiment, folder, account, checkpoint_seconds, clock, on_evaluation)
-        if folder is not None
-        else None
-    )
+    recorder = _Recorder(experiment, folder, account, clock, options) if folder is not None else None
     with clock("start_up"):
-        simulation, rounds, inputs = compiled(experiment, shards=shards)
-        state, done = simulation.start(inputs), 0
+        program = compiled(experiment, shards=shards)
+        state = program.simulation.start(program.inputs)
+    state, done = _resumed(state, program.simulation, recorder)
+    if recorder is not None and experiment.spec.scored:
+        plots.preload()
+    outcome = _train_rounds(experiment, program, state, done, recorder, clock)
+    # The rest is process 0's alone, and may take long: nothing below may need another's devices.
+    distributed.part(BudgetExhausted.exit_code if outcome.stopped else 0)
+    return _finish(cast(_Recorder, recorder), program, outcome)
+
+
+def _resumed(
+    state: engine.State, simulation: engine.Simulation, recorder: _Recorder | None
+) -> tuple[engine.State, int]:
+    """The state to go on from, in every process, and the rounds that are done."""
+    done = 0
     if recorder is not None:
         state, done = recorder.restored(state)
-        if on_start:
-            on_start(experiment, recorder.folder.path, done)
+        if recorder.options.on_start:
+            recorder.options.on_start(recorder.experiment, recorder.folder.path, done)
     done = int(distributed.broadcast({"done": done})["done"])
     if done:
         with distributed.computing():
             state = broadcast_state(state, simulation)
+    return state, done
 
-    if recorder is not None and spec.scored:
-        plots.preload()
+
+def _train_rounds(
+    experiment: Experiment,
+    program: Compiled,
+    state: engine.State,
+    done: int,
+    recorder: _Recorder | None,
+    clock: Clock,
+) -> _Outcome:
+    """The rounds from `done` on, as many as the budget and Ctrl-C allow, each stretch evaluated and recorded."""
+    simulation, rounds, inputs = program
     stopped = ""
     reading = closing(rounds) if isinstance(rounds, Streamed) else nullcontext()
     with reading, Interrupt() as interrupt:
-        for start, end in engine.chunks(done, planned_rounds(experiment), spec.eval_every):
+        for start, end in engine.chunks(done, planned_rounds(experiment), experiment.spec.eval_every):
             stop, stopped = recorder.charge(start, end) if recorder else (end, "")
             shared = interrupt.exchange(stop=stop, stopped=stopped)
             stop, stopped = shared["stop"], shared["stopped"]
@@ -282,59 +316,80 @@ def train(
             done = stop
             if stop < end:
                 break
-
     with distributed.computing():
         params = jax.tree.map(lambda leaf: np.asarray(leaf)[0], simulation.params(state, inputs))
-    refused = np.asarray(state.refused)[0]
-    missing, participation = int(np.asarray(state.missing)[0]), np.asarray(state.participation)[0]
-    stopped = stopped or stop_reason(experiment)
-    whole, experiment = experiment, experiment.first_rounds(done)
-    sent, slow = traffic(experiment, simulation, state, simulation.sizes(state, inputs)), sharing_note(experiment)
-    # The rest is process 0's alone, and may take long: nothing below may need another's devices.
-    distributed.part(BudgetExhausted.exit_code if stopped else 0)
-    folder = cast(runs.RunFolder, folder)
-    fresh = spec.source_of_randomness == "os"
-    # Also what was undone and never made again.
-    made = whole.realised(folder.begun()) if fresh else experiment
-    rows = folder.metrics()
-    folder.save_model(named_leaves(params))
-    with clock("accounting"):
-        again = len(made.cohorts) - len(experiment.cohorts)
-        if again:  # what became of rounds that were undone, nobody knows
-            missing = max(missing, tolerated(spec))
-        report = report_of(made, folder, rows, participation, missing)
-    local = {"train_loss": (folder.local_metrics() or rows)[-1]["train_loss"], "clamped": sent.pop("clamped", 0)}
-    report = replace(report, repeated_rounds=again, traffic=RunTraffic(**sent))
-    if again:
-        report = report.with_notes(
-            f"{again} rounds were undone when the run was interrupted, and repeated rounds have fresh noise: the "
-            "proven ε counts all of them"
-        )
-    report = _with_aggregation(report, made, missing)
-    if refused.any():
-        names = experiment.partition.names
-        left_out = {names[i]: int(refused[i]) for i in np.flatnonzero(refused)}
-        report = replace(report, refused=left_out)
-        report = report.with_notes(f"updates that were not finite were left out: {left_out}")
-    if slow:
-        report = report.with_notes(slow)
-    if stopped:
-        claim = claim_after(experiment, report.rounds)
-        report = replace(report, stopped=stopped, epsilon=replace(report.epsilon, claimed=claim))
-    if account is not None:
-        report = replace(report, ledger=LedgerCharge(str(account.ledger.path), account.dataset))
+    completed = experiment.first_rounds(done)
+    return _Outcome(
+        rounds=done,
+        stopped=stopped or stop_reason(experiment),
+        params=params,
+        refused=np.asarray(state.refused)[0],
+        missing=int(np.asarray(state.missing)[0]),
+        participation=np.asarray(state.participation)[0],
+        traffic=traffic(completed, simulation, state, simulation.sizes(state, inputs)),
+        sharing_note=sharing_note(completed),
+    )
+
+
+def _finish(recorder: _Recorder, program: Compiled, outcome: _Outcome) -> Report:
+    """Write the model, the report and the plot."""
+    folder, clock, spec = recorder.folder, recorder.clock, recorder.spec
+    experiment = recorder.experiment.first_rounds(outcome.rounds)
+    folder.save_model(named_leaves(outcome.params))
+    report = _account_for(recorder, outcome)
     if spec.compare and not spec.data.path:
+        simulation, rounds, _ = program
         with clock("without_noise"):
-            reusable = simulation if rounds is simulation and shards.devices == 1 else None
+            reusable = simulation if rounds is simulation and simulation.shards.devices == 1 else None
             accuracy = without_noise(experiment, reusable)
             report = replace(report, test_accuracy_without_noise=accuracy)
+    rows = folder.metrics()
     if spec.scored:
         with clock("plot"):
             plots.draw_run(rows, folder.path / "plot.png", title=_title(spec), subtitle=_subtitle(experiment))
-    if isinstance(rounds, Streamed):
-        report = replace(report, streamed=DiskReads(**rounds.report()))
+    if isinstance(program.rounds, Streamed):
+        report = replace(report, streamed=DiskReads(**program.rounds.report()))
     report = replace(report, timing=clock.report())  # of this process: what a resumed run did before is not in it
+    local = {
+        "train_loss": (folder.local_metrics() or rows)[-1]["train_loss"],
+        "clamped": outcome.traffic.get("clamped", 0),
+    }
     report.save(local)
+    return report
+
+
+def _account_for(recorder: _Recorder, outcome: _Outcome) -> Report:
+    """The report of the rounds that were made: scores, proven ε, traffic, and notes on what went wrong."""
+    folder, spec, missing = recorder.folder, recorder.spec, outcome.missing
+    experiment = recorder.experiment.first_rounds(outcome.rounds)
+    # Also what was undone and never made again.
+    released = recorder.experiment.realised(folder.begun()) if recorder.fresh else experiment
+    repeated = len(released.cohorts) - len(experiment.cohorts)
+    if repeated:  # what became of rounds that were undone, nobody knows
+        missing = max(missing, tolerated(spec))
+    with recorder.clock("accounting"):
+        report = report_of(released, folder, folder.metrics(), outcome.participation, missing)
+    sent = {name: value for name, value in outcome.traffic.items() if name != "clamped"}
+    report = replace(report, repeated_rounds=repeated, traffic=RunTraffic(**sent))
+    if repeated:
+        report = report.with_notes(
+            f"{repeated} rounds were undone when the run was interrupted, and repeated rounds have fresh noise: "
+            "the proven ε counts all of them"
+        )
+    report = _with_aggregation(report, released, missing)
+    if outcome.refused.any():
+        names = experiment.partition.names
+        left_out = {names[i]: int(outcome.refused[i]) for i in np.flatnonzero(outcome.refused)}
+        report = replace(report, refused=left_out)
+        report = report.with_notes(f"updates that were not finite were left out: {left_out}")
+    if outcome.sharing_note:
+        report = report.with_notes(outcome.sharing_note)
+    if outcome.stopped:
+        claim = claim_after(experiment, report.rounds)
+        report = replace(report, stopped=outcome.stopped, epsilon=replace(report.epsilon, claimed=claim))
+    if recorder.account is not None:
+        charge = LedgerCharge(str(recorder.account.ledger.path), recorder.account.dataset)
+        report = replace(report, ledger=charge)
     return report
 
 
@@ -346,12 +401,11 @@ class _Recorder:
         experiment: Experiment,
         folder: runs.RunFolder,
         account: Spending | None,
-        checkpoint_seconds: float,
         clock: Clock,
-        on_evaluation: Callable[[dict[str, Any]], None] | None,
+        options: RunOptions,
     ) -> None:
         self.experiment, self.spec, self.folder, self.account = experiment, experiment.spec, folder, account
-        self.checkpoint_seconds, self.clock, self.on_evaluation = checkpoint_seconds, clock, on_evaluation
+        self.clock, self.options = clock, options
         self.num_rounds = planned_rounds(experiment)
         self.fresh = self.spec.source_of_randomness == "os"  # a round made again is another release
         self.began = self.saved = time.perf_counter()
@@ -404,14 +458,14 @@ class _Recorder:
         released, local = split_scores(scores, self.spec)
         row = {"round": stop, **released, "seconds": round(self.seconds_before + now - self.began, 3)}
         self.folder.append_metrics(row, {"round": stop, **local})
-        if stop == self.num_rounds or last or asked or now - self.saved >= self.checkpoint_seconds:
+        if stop == self.num_rounds or last or asked or now - self.saved >= self.options.checkpoint_seconds:
             leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
             self.folder.save_checkpoint(
                 runs.Checkpoint(stop, leaves, self.spec.digest(), self.experiment.data_digest)
             )
             self.saved = time.perf_counter()
-        if self.on_evaluation:
-            self.on_evaluation({**row, "local": local})
+        if self.options.on_evaluation:
+            self.options.on_evaluation({**row, "local": local})
         if asked and stop < self.num_rounds:
             raise KeyboardInterrupt
 

@@ -16,14 +16,12 @@ Whatever goes wrong, the server hears one of the sentences in `REFUSALS`; the re
 from __future__ import annotations
 
 import hashlib
-import platform
 import time
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from dither.accounting.ledger import Charge, Entry
@@ -43,8 +41,9 @@ from dither.federation.state import COMPUTED, ChargedRound, PartyStore, PendingU
 from dither.privacy import clipping, noise
 from dither.secagg import state as secagg_state
 from dither.secagg.client import ClientSession
+from dither.simulation import devices
 from dither.spec import PrivacySpec, options
-from dither.types import RoundInfo, __version__
+from dither.types import RoundInfo
 
 Approve = Callable[[Agreement, build.Experiment], str]  # how the owner agreed; raises FederationError when not
 
@@ -144,7 +143,7 @@ class Party:
 
     def _hello(self) -> dict[str, Any]:
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        return {"records": self.source.count, "versions": versions(), "time": now}
+        return {"records": self.source.count, "versions": devices.versions(), "time": now}
 
     def _agree_to(self, message: messages.SignedMessage) -> tuple[dict[str, Any], dict[str, Any]]:
         agreement = Agreement.from_dict(message.field("terms", dict))
@@ -433,15 +432,6 @@ class _Run:
 def session_id(agreement: Agreement) -> bytes:
     """What secure aggregation calls the federation: one for each run, so that no mask is ever used in two."""
     return hashlib.sha256(f"dither {agreement.federation} {agreement.digest}".encode()).digest()
-
-
-def versions() -> dict[str, str]:
-    return {
-        "dither": __version__,
-        "jax": jax.__version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-    }
 
 
 def _for_the_server(error: Exception, asked: str) -> str:

@@ -28,17 +28,7 @@ from dither.privacy import clipping, entropy, noise, sampling
 from dither.privacy.discrete import Words, os_words
 from dither.secagg import encoding
 from dither.simulation import arrays, devices, distributed
-from dither.simulation.aggregation import (
-    Aggregation,
-    Aggregator,
-    add_discrete,
-    all_finite,
-    masked_sum,
-    running_sum,
-    seeded_words,
-    sum_in_memory,
-    sum_unfused,
-)
+from dither.simulation.aggregation import Aggregation, Aggregator, add_discrete, seeded_words
 from dither.simulation.arrays import (
     ONE_DEVICE,
     ClientUpload,
@@ -49,6 +39,11 @@ from dither.simulation.arrays import (
     Shards,
     Shared,
     State,
+    all_finite,
+    masked_sum,
+    running_sum,
+    sum_in_memory,
+    sum_unfused,
 )
 from dither.simulation.devices import Clock
 from dither.types import Algorithm, Array, Cohort, Hyper, Keys, Params, PyTree, Records, Round

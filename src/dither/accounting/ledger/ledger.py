@@ -16,25 +16,9 @@ import numpy as np
 import platformdirs
 
 from dither.accounting import ZERO_OUT, Conditions, honest_others
-from dither.accounting.ledger import outside, sketch
+from dither.accounting.ledger import entries, outside, sketch
 from dither.accounting.ledger.book import Book
-from dither.accounting.ledger.entries import (
-    BUDGET,
-    CHARGE,
-    DATA,
-    GENESIS,
-    About,
-    Budget,
-    Charge,
-    Entry,
-    Row,
-    Spent,
-    decode,
-    decode_charges,
-    encode_about,
-    encode_budget,
-    encode_charges,
-)
+from dither.accounting.ledger.entries import About, Budget, Charge, Entry, Row, Spent
 from dither.accounting.ledger.store import Store, read_anchor
 from dither.errors import ConfigError, DataError, LedgerError
 
@@ -168,7 +152,7 @@ class Ledger:
             with self._current(write=True) as connection:
                 if known not in (None, len(self._book.sketches)):
                     return False
-                row = self._store.append(connection, DATA, dataset, "", encode_about(about))
+                row = self._store.append(connection, entries.DATA, dataset, "", entries.encode_about(about))
             self._committed(row)
             return True
 
@@ -202,7 +186,9 @@ class Ledger:
                         f"this raises the budget from {was} to {left or 'none'}: confirm it with --yes (in Python "
                         "by raising=True)"
                     )
-                row = self._store.append(connection, BUDGET, dataset, "", encode_budget(budget, client, was))
+                row = self._store.append(
+                    connection, entries.BUDGET, dataset, "", entries.encode_budget(budget, client, was)
+                )
             return self._committed(row)
 
     def budget(self, dataset: str, client: str | None = None) -> Budget | None:
@@ -244,8 +230,8 @@ class Ledger:
         start, stop = rounds
         if not 0 <= start < stop:
             raise ValueError(f"rounds={rounds}: the start must be at least 0 and before the stop")
-        content = encode_charges(charges, (start, stop), conditions)
-        charged = decode_charges(content)
+        content = entries.encode_charges(charges, (start, stop), conditions)
+        charged = entries.decode_charges(content)
         with self._lock:
             # First without the lock, so that other processes do not wait for the accountant; what it found is
             # remembered, and counts again only if somebody else has charged in between.
@@ -257,7 +243,7 @@ class Ledger:
                         return self._head()
                     self._book.check(dataset, run, charged)
                     if write:
-                        row = self._store.append(connection, CHARGE, dataset, run, content)
+                        row = self._store.append(connection, entries.CHARGE, dataset, run, content)
             return self._committed(row)
 
     def affordable(
@@ -349,7 +335,11 @@ class Ledger:
             with self._store.transaction(write=False) as connection:
                 rows = self._store.read(connection, [])
             wanted = None if dataset is None else root(dataset)
-            return [decode(row) for row in rows if row.kind != GENESIS and wanted in (None, root(row.dataset))]
+            return [
+                entries.decode(row)
+                for row in rows
+                if row.kind != entries.GENESIS and wanted in (None, root(row.dataset))
+            ]
 
     # The chain
 

@@ -31,8 +31,8 @@ _RANGE = re.compile(r"(-?\d+):(-?\d+)(?::(-?\d+))?")
 OnProgress = Callable[[float, float, str], None]  # estimated seconds done, their total, and a short text
 
 
-@distributed.together()
 # reason: a public function whose options are independent of each other
+@distributed.together()
 def sweep(
     what: Spec | str | Path | Mapping[str, Any] | Sequence[Spec],
     vary: Mapping[str, Sequence[Any]] | None = None,
