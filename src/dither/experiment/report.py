@@ -589,7 +589,7 @@ def view_key(view: str) -> str:
     key = names.get(view, view)
     if key not in SHORT_VIEWS:
         offered = [*SHORT_VIEWS, *SHORT_VIEWS.values()]
-        raise SpecError(f"unknown view={view!r}{did_you_mean(view, offered)}")
+        raise SpecError(f"view={view!r} is not one of {', '.join(offered)}{did_you_mean(view, offered)}")
     return key
 
 
