@@ -509,7 +509,7 @@ FIG9 = as_printed(
     base=BASE,
     panels=schedule_panels,
     criteria=(
-        Criterion("NB-A8", "the final loss is judging.convex in T", convex_in_rounds, proven=False),
+        Criterion("NB-A8", "the final loss is convex in T", convex_in_rounds, proven=False),
         Criterion(
             "NB-A9",
             "scheduling is better for large T",
