@@ -47,7 +47,6 @@ from dither.experiment.report import (
     leaf_name,
     load,
 )
-from dither.methods import method
 from dither.simulation import distributed, engine
 from dither.simulation.aggregation import Aggregation
 from dither.simulation.arrays import Shards
@@ -536,7 +535,7 @@ def report_of(
         rounds=last["round"],
         seconds=last["seconds"],
         epsilon=Epsilon.of(spec, experiment.prepared.claim, experiment.accountant(missing).table()),
-        why=method(spec.method).why,
+        why=experiment.method.why,
         participation=RoundsTakenPart(int(counts[0]), float(np.median(counts)), int(counts[-1])),
         randomness=spec.source_of_randomness,
         notes=(
