@@ -23,15 +23,15 @@ app = typer.Typer(
 )
 ServerFolder = Annotated[
     Path,
-    typer.Option("--federation", metavar="DIR", help="The server's folder that `dither federation init` made."),
+    typer.Option("--federation", metavar="DIR", help="The server's folder from `dither federation init`."),
 ]
 Hosts = Annotated[
     list[str] | None, typer.Option("--host", help="Name or address under which parties reach the server.")
 ]
-Days = Annotated[int, typer.Option(help="Days until the server's certificate ends.")]
+Days = Annotated[int, typer.Option(help="Days until the server's certificate expires.")]
 PartyFolder = Annotated[
     Path,
-    typer.Option("--federation", metavar="DIR", help="Your party's folder that `dither federation init` made."),
+    typer.Option("--federation", metavar="DIR", help="Your party's folder from `dither federation init`."),
 ]
 
 
@@ -45,12 +45,12 @@ def serve(
     ] = None,
     settings: Settings = None,
     min_clients: Annotated[
-        int | None, typer.Option(help="Answers without which a round waits (federation.min_clients).")
+        int | None, typer.Option(help="Smallest number of answers for a round (federation.min_clients).")
     ] = None,
     without: Annotated[
         list[str] | None, typer.Option("--without", metavar="PARTY", help="Leave a party out of this run.")
     ] = None,
-    wait: Annotated[float, typer.Option(help="Seconds to wait for parties to come and to agree.")] = 3600.0,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for the parties to connect and agree.")] = 3600.0,
     data_dir: DataDir = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -106,13 +106,13 @@ def join(
     ] = "",
     method: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE.py", help="A method's file that the agreement may name: you have read it."),
+        typer.Option(metavar="FILE.py", help="A method's file that the agreement may name. Read it first."),
     ] = None,
     test: Annotated[bool, typer.Option("--test", help="Accept noise from a public seed: no protection.")] = False,
-    patience: Annotated[float, typer.Option(help="Seconds to go on trying without a connection.")] = 3600.0,
-    idle: Annotated[float, typer.Option(help="Seconds to wait for a question of the server's.")] = 86400.0,
+    patience: Annotated[float, typer.Option(help="Seconds to keep trying without a connection.")] = 3600.0,
+    idle: Annotated[float, typer.Option(help="Seconds to wait for a request from the server.")] = 86400.0,
     behind_supernode: Annotated[
-        bool, typer.Option("--behind-supernode", help="Serve a SuperNode of Flower's on this machine.")
+        bool, typer.Option("--behind-supernode", help="Serve a Flower SuperNode on this machine.")
     ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -218,7 +218,7 @@ def init(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Make the keys and certificates: a folder for the server and one to hand to each party."""
+    """Create the keys and certificates: a folder for the server and one for each party."""
     from dither.federation import keys
 
     names = [name.strip() for name in parties.split(",") if name.strip()]
@@ -264,7 +264,7 @@ def check(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Say in words whether this party can take part: keys, versions, data, connection, clock, budget."""
+    """Check whether this party can take part: keys, versions, data, connection, clock, budget."""
     from dither.federation import joining
 
     findings = joining.check(federation, data=data, label=label, server=server, ledger=ledger)

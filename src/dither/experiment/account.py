@@ -115,7 +115,6 @@ def _compute(
     """The ε of a spec, or of its first `rounds` rounds, or of the stretches of rounds that were `begun` and, where
     rounds are `left`, of those from there on."""
     from dither.experiment import build
-    from dither.methods import method
 
     experiment = build.build_experiment(spec, data_dir=data_dir)
     claim = experiment.prepared.claim
@@ -128,7 +127,7 @@ def _compute(
     return PrivacyReport(
         method=spec.method,
         epsilon=Epsilon.of(spec, claim, accountant.table()),
-        why=method(spec.method).why,
+        why=experiment.method.why,
         tried=tuple(accountant.tried()) if every_recipe else (),
         ex_ante=tuple(accountant.before_the_draw(experiment.prepared.cohort_size_at)) if ex_ante else (),
     )

@@ -21,7 +21,7 @@ from dither import data
 from dither.accounting import REPLACE_ONE, ZERO_OUT, step_multiplier
 from dither.accounting.accountant import Accountant, alike, noise_ratio
 from dither.errors import RunExists, SpecError
-from dither.methods import method, prepare
+from dither.methods import Method, method, prepare
 from dither.models import Model, count_params
 from dither.models import from_spec as model_from_spec
 from dither.privacy import sampling
@@ -43,6 +43,7 @@ class Experiment:
     problem: engine.Problem
     model: Model
     prepared: Prepared
+    method: Method  # read once: its file may change while the run goes on
 
     @property
     def plan(self) -> PrivacyPlan:
@@ -63,8 +64,8 @@ class Experiment:
         return replace(self, prepared=self.prepared._replace(plan=self.plan._replace(**changes)))
 
     def prepare(self, **changes: Any) -> Prepared:
-        """The method made ready anew, for a plan that differs in these entries."""
-        return method(self.spec.method).prepare(self.model, self.plan._replace(**changes))
+        """The method set up again, for a plan that differs in these entries."""
+        return self.method.prepare(self.model, self.plan._replace(**changes))
 
     def first_rounds(self, rounds: int) -> Experiment:
         """The same experiment cut after some rounds."""
@@ -154,13 +155,14 @@ def assemble(
     how many clients' noise a calibration must not count on (by default as many as the spec tolerates)."""
     model = model_from_spec(spec.model, dataset.x_train.shape[1], len(dataset.classes), dataset.image_shape)
     num_params = count_params(jax.eval_shape(lambda: model.init(jax.random.key(0))))
-    prepared = _prepared(spec, model, partition, problem, num_params)
+    chosen = method(spec.method)
+    prepared = _prepared(spec, model, partition, problem, num_params, chosen)
     if spec.secagg.noise == "discrete" and not prepared.plan.upload_noise:
         raise SpecError(
             "secagg.noise='discrete' is for methods that noise the finished upload (secure-fedavg, nbafl), not "
             f"for {spec.method}, whose noise is inside the local steps"
         )
-    experiment = Experiment(spec, dataset, partition, problem, model, prepared)
+    experiment = Experiment(spec, dataset, partition, problem, model, prepared, chosen)
     experiment = experiment.with_plan(**_completion(experiment, federated))
     if prepared.stop_when_proven and math.isfinite(spec.privacy.epsilon):
         experiment = experiment.first_rounds(_last_affordable(experiment))
@@ -336,12 +338,17 @@ def _smoothness(experiment: Experiment) -> float | None:
 
 
 def _prepared(
-    spec: Spec, model: Model, partition: data.ClientPartition, problem: engine.Problem, num_params: int
+    spec: Spec,
+    model: Model,
+    partition: data.ClientPartition,
+    problem: engine.Problem,
+    num_params: int,
+    chosen: Method,
 ) -> Prepared:
     """The spec's method. NbAFL's param_clip = 0 asks for the median parameter norm of a run without clip and
     noise, which is itself a look at private data (errata N7, G9)."""
-    shape: dict[str, Any] = {"client_sizes": partition.size, "num_params": num_params}
-    metric = method(spec.method).pilot_metric
+    shape: dict[str, Any] = {"client_sizes": partition.size, "num_params": num_params, "chosen": chosen}
+    metric = chosen.pilot_metric
     if not metric or spec.method_options["param_clip"]:
         return prepare(spec, model, **shape)
     if spec.data.path:
@@ -690,11 +697,11 @@ def designs(experiments: Sequence[Experiment]) -> list[np.ndarray] | None:
     return planned or None
 
 
-# What processes that share a run must have alike
+# What must be equal in all processes that share a run
 
 
 def facts(experiment: Experiment) -> dict[str, str]:
-    """What every process that shares a run must have alike, by name."""
+    """What must be equal in all processes that share a run, by name."""
     return {
         **surroundings(experiment.spec),
         "the data": experiment.data_digest[:16],
