@@ -3,8 +3,9 @@
     python benchmarks/versions.py OTHER_CHECKOUT [A1 A32 B1] [--repeats 3]
 
 Each measurement is a `dither run` in a process of its own, with one checkout's `src` first on the path. Printed
-are the seconds of the rounds (from the first evaluation to the last, ledger and checkpoints included) and of the whole
-command with a warm compilation cache, and their ratios (this checkout over the other): medians over the repeats.
+are the seconds of the rounds (from the first evaluation to the last, ledger and checkpoints included) and of the
+whole command with a warm compilation cache, and their ratios (this checkout over the other): medians over the
+repeats.
 """
 
 from __future__ import annotations

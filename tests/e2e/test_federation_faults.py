@@ -151,9 +151,7 @@ def test_progress_under_a_kill_every_twenty_seconds(tmp_path):
     rng, begun = random.Random(3), time.monotonic()
     spec = small_spec(**{"num_rounds": 500, "secagg.mode": "real", "federation.round_timeout": 30.0})
     with Processes(Parties(tmp_path, spec)) as run:
-        run.serve()
-        run.join_all()
-        run.until_round(1, 300)
+        run.start_until_round(1, 300)
         done, until = [len(rounds(run))], time.monotonic() + 300
         while time.monotonic() < until:
             time.sleep(20)
@@ -172,9 +170,7 @@ def test_a_superlink_that_dies_is_started_again(tmp_path):
     """Nobody else notices more than a broken connection."""
     spec = small_spec(**{"num_rounds": 12, "secagg.mode": "real", "federation.round_timeout": 60.0})
     with Processes(Parties(tmp_path, spec)) as run:
-        run.serve()
-        run.join_all()
-        run.until_round(2, 300)
+        run.start_until_round(2, 300)
         server = run.running["server"].pid
         children = [int(each) for each in Path(f"/proc/{server}/task/{server}/children").read_text().split()]
         (link,) = [each for each in children if b"superlink" in Path(f"/proc/{each}/cmdline").read_bytes()]
@@ -192,9 +188,7 @@ def test_a_network_that_is_cut_and_healed(tmp_path, how):
     spec = small_spec(**{"num_rounds": 12, "secagg.mode": "real", "federation.round_timeout": 8.0})
     with Processes(Parties(tmp_path, spec)) as run, Forwarder(run.port) as line:
         run.through["dan"] = line.port
-        run.serve()
-        run.join_all()
-        run.until_round(2, 300)
+        run.start_until_round(2, 300)
         line.cut(silent=how == "silent")
         before = len(rounds(run))
         run.until_round(before + 2, 120)

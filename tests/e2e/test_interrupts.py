@@ -225,9 +225,7 @@ def test_a_server_and_a_party_go_on(tmp_path):
 
     spec = small_spec(**{"num_rounds": 8, "federation.min_clients": 4, "federation.round_timeout": 60.0})
     with Processes(Parties(tmp_path, spec)) as run:
-        run.serve()
-        run.join_all()
-        run.until_round(2, 600)
+        run.start_until_round(2, 600)
         for name in ("server", "bob"):
             process = run.running.pop(name)
             process.send_signal(signal.SIGINT)

@@ -285,7 +285,7 @@ class Accountant:
 
     @cached_property
     def clients(self) -> list[ClientClass]:
-        """Classes of alike clients, with what their members reveal."""
+        """Classes of clients with the same releases, and what their members reveal."""
         plan = self.plan
         return classes(
             self.releases,
@@ -443,11 +443,11 @@ class Accountant:
         return self._tried(joined, self.conditions._replace(participation=participation))
 
     def row(self, p: ProvenRow, **more: Any) -> ProvenRow:
-        """A proven ε as reports hold it: with whom it holds against."""
+        """A proven ε as reports show it: with the adversary it holds against."""
         return replace(p, assumed=p.assumed or self.plan.assumed, against=self._against(p), **more)
 
     def _against(self, p: ProvenRow) -> str:
-        """Whom a bound that counts on the others' noise holds against; empty where it counts on nobody's."""
+        """The adversary that a bound relying on other clients' noise holds against; empty if it relies on none."""
         if not p.recipe.startswith("R6") and not p.recipe.endswith((" sum", " downlink", " joint")):
             return ""
         plan = self.plan

@@ -3,7 +3,7 @@
 Views, from the strongest adversary to the weakest (errata, Recipes):
 
     upload      the server sees every upload
-    sum         the server sees sums only and `colluders` clients help it (secure aggregation)
+    sum         the server sees only sums, and `colluders` clients collude with it (secure aggregation)
     broadcast   an outsider sees what is broadcast, and at most `exposures` of the client's uploads
     final       an outsider sees the final model only; bounded by "broadcast"
 
@@ -97,7 +97,7 @@ class ProvenRow:
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> ProvenRow:
         """The row that `to_json` wrote; ∞ may be a float or the string "inf". KeyError, TypeError or ValueError
-        where it is no such row."""
+        if it is not such a row."""
         clients, no_credit = row.get("clients"), row.get("no_credit")
         return cls(
             view=str(row["view"]),

@@ -121,7 +121,7 @@ def audit(
 def _check_options(views: Sequence[str], options: _Options) -> None:
     for view in views:
         if view not in VIEWS:
-            raise SpecError(f"view={view!r} is not one of {', '.join(VIEWS)}{did_you_mean(view, VIEWS)}")
+            raise SpecError(f"unknown view={view!r}{did_you_mean(view, VIEWS)}")
     if not 0.5 < options.confidence < 1:
         raise SpecError(f"confidence={options.confidence} must lie between 0.5 and 1")
     if options.trials < _FEWEST:

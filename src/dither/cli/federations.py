@@ -23,15 +23,15 @@ app = typer.Typer(
 )
 ServerFolder = Annotated[
     Path,
-    typer.Option("--federation", metavar="DIR", help="The server's folder that `dither federation init` made."),
+    typer.Option("--federation", metavar="DIR", help="The server's folder from `dither federation init`."),
 ]
 Hosts = Annotated[
     list[str] | None, typer.Option("--host", help="Name or address under which parties reach the server.")
 ]
-Days = Annotated[int, typer.Option(help="Days until the server's certificate ends.")]
+Days = Annotated[int, typer.Option(help="Days until the server's certificate expires.")]
 PartyFolder = Annotated[
     Path,
-    typer.Option("--federation", metavar="DIR", help="Your party's folder that `dither federation init` made."),
+    typer.Option("--federation", metavar="DIR", help="Your party's folder from `dither federation init`."),
 ]
 
 
@@ -45,12 +45,12 @@ def serve(
     ] = None,
     settings: Settings = None,
     min_clients: Annotated[
-        int | None, typer.Option(help="Answers without which a round waits (federation.min_clients).")
+        int | None, typer.Option(help="Smallest number of answers for a round (federation.min_clients).")
     ] = None,
     without: Annotated[
         list[str] | None, typer.Option("--without", metavar="PARTY", help="Leave a party out of this run.")
     ] = None,
-    wait: Annotated[float, typer.Option(help="Seconds to wait for parties to come and to agree.")] = 3600.0,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for the parties to connect and agree.")] = 3600.0,
     data_dir: DataDir = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -106,13 +106,13 @@ def join(
     ] = "",
     method: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE.py", help="A method's file that the agreement may name: you have read it."),
+        typer.Option(metavar="FILE.py", help="A method's file that the agreement may name. Read it first."),
     ] = None,
     test: Annotated[bool, typer.Option("--test", help="Accept noise from a public seed: no protection.")] = False,
-    patience: Annotated[float, typer.Option(help="Seconds to go on trying without a connection.")] = 3600.0,
-    idle: Annotated[float, typer.Option(help="Seconds to wait for a question of the server's.")] = 86400.0,
+    patience: Annotated[float, typer.Option(help="Seconds to keep trying without a connection.")] = 3600.0,
+    idle: Annotated[float, typer.Option(help="Seconds to wait for a request from the server.")] = 86400.0,
     behind_supernode: Annotated[
-        bool, typer.Option("--behind-supernode", help="Serve a SuperNode of Flower's on this machine.")
+        bool, typer.Option("--behind-supernode", help="Serve a Flower SuperNode on this machine.")
     ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -218,7 +218,7 @@ def init(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Make the keys and certificates: a folder for the server and one to hand to each party."""
+    """Create the keys and certificates: a folder for the server and one for each party."""
     from dither.federation import keys
 
     names = [name.strip() for name in parties.split(",") if name.strip()]
@@ -264,7 +264,7 @@ def check(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Say in words whether this party can take part: keys, versions, data, connection, clock, budget."""
+    """Check whether this party can take part: keys, versions, data, connection, clock, budget."""
     from dither.federation import joining
 
     findings = joining.check(federation, data=data, label=label, server=server, ledger=ledger)
@@ -338,6 +338,15 @@ class _Events(_Silent):
         print_event(event, **facts)
 
 
+_LINES = {  # by event
+    "joined": "{party} is here with {records:,} records",
+    "accepted": "{party} takes part",
+    "enrolled": "enrolled for secure aggregation: the server sees masked words and their sum",
+    "restart": "{what} died; starting it again",
+    "left out": "going on without {party} until the server is started again: {why}",
+}
+
+
 class _ServerView(_Silent):
     """Live progress of a federation: a bar on a terminal, lines elsewhere."""
 
@@ -360,24 +369,14 @@ class _ServerView(_Silent):
     def _line(self, event: str, facts: dict[str, Any]) -> str:
         if event == "listening":
             return f"listening on {facts['address']} for {', '.join(facts['parties'])}"
-        if event == "joined":
-            return f"{facts['party']} is here with {facts['records']:,} records"
         if event == "waiting":
             return f"waiting for {', '.join(facts['parties'])} to {facts['to']}"
         if event == "terms":
             warning = f"\nWARNING: {facts['warning']}" * bool(facts["warning"])
             safe = f"; {facts['collusion']}" * bool(facts["collusion"])
             return f"agreement {facts['digest'][:16]} sent to {len(facts['parties'])} parties{safe}{warning}"
-        if event == "accepted":
-            return f"{facts['party']} takes part"
-        if event == "enrolled":
-            return "enrolled for secure aggregation: the server sees masked words and their sum"
-        if event == "restart":
-            return f"{facts['what']} died; starting it again"
         if event == "excluded":
             return f"{facts['party']} is excluded from round {facts['round'] + 1} on: {facts['why']}"
-        if event == "left out":
-            return f"going on without {facts['party']} until the server is started again: {facts['why']}"
         if event == "start":
             return f"going on after round {facts['done']}" if facts["done"] else ""
         if event == "round":
@@ -388,7 +387,7 @@ class _ServerView(_Silent):
                 parts.append(f"missing {', '.join(facts['missing'])}")
             parts += [f"{name} refused: {why}" for name, why in facts["refused"].items()]
             return "  ".join([*parts, f"accuracy {self._accuracy}", f"{facts['seconds']:.2f} s"])
-        return ""
+        return _LINES.get(event, "").format_map(facts)
 
     def _start_bar(self, facts: dict[str, Any]) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn

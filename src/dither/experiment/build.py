@@ -64,7 +64,7 @@ class Experiment:
         return replace(self, prepared=self.prepared._replace(plan=self.plan._replace(**changes)))
 
     def prepare(self, **changes: Any) -> Prepared:
-        """The method made ready anew, for a plan that differs in these entries."""
+        """The method set up again, for a plan that differs in these entries."""
         return self.method.prepare(self.model, self.plan._replace(**changes))
 
     def first_rounds(self, rounds: int) -> Experiment:
@@ -697,11 +697,11 @@ def designs(experiments: Sequence[Experiment]) -> list[np.ndarray] | None:
     return planned or None
 
 
-# What processes that share a run must have alike
+# What must be equal in all processes that share a run
 
 
 def facts(experiment: Experiment) -> dict[str, str]:
-    """What every process that shares a run must have alike, by name."""
+    """What must be equal in all processes that share a run, by name."""
     return {
         **surroundings(experiment.spec),
         "the data": experiment.data_digest[:16],

@@ -227,7 +227,7 @@ class RunFolder:
         return f"{len(content)}:" * (name in _LOGS) + self._digest(name, content)
 
     def _digest(self, name: str, content: bytes) -> str:
-        """SHA-256; of what is local with a key that is local too: whoever has the list cannot try records out."""
+        """SHA-256; keyed for local files, with a local key, so that nobody can test guesses of records."""
         if not name.startswith("local/") or name == "local/key":
             return hashlib.sha256(content).hexdigest()
         return hmac.new(self.read("local/key") or b"", content, hashlib.sha256).hexdigest()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import platform
-import signal
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
@@ -19,7 +17,6 @@ import numpy as np
 from dither.accounting.ledger.runs import Ledger, Spending, data_id
 from dither.data import Dataset, hash_records
 from dither.errors import BudgetExhausted, ClientRefused, DitherError, RunExists, SpecError
-from dither.experiment import folder as runs
 from dither.experiment import plots
 from dither.experiment.build import (
     Compiled,
@@ -38,6 +35,7 @@ from dither.experiment.build import (
     stop_reason,
     tolerated,
 )
+from dither.experiment.folder import Checkpoint, RunFolder, lock, to_json, write_text
 from dither.experiment.report import (
     DiskReads,
     Epsilon,
@@ -131,12 +129,12 @@ def _run(
     with clock("start_up"):
         if options.resume is None:
             made = {**provenance(experiment), "devices": shards.devices}
-            folder = runs.RunFolder.create(path, spec, made, _schema_file(experiment.dataset))
+            folder = RunFolder.create(path, spec, made, _schema_file(experiment.dataset))
             local = {"data_digest": experiment.data_digest}
-            runs.write_text(folder.path / "local" / "provenance.json", runs.to_json(local, indent=2))
+            write_text(folder.path / "local" / "provenance.json", to_json(local, indent=2))
         else:
-            folder = runs.RunFolder.open(options.resume)
-    handle = runs.lock(folder.path / "spec.toml")
+            folder = RunFolder.open(options.resume)
+    handle = lock(folder.path / "spec.toml")
     if handle is None:  # what each of two had begun, the other's report would not count
         raise RunExists(f"another process is continuing {str(folder.path)!r}; wait until it ends")
     with handle:
@@ -163,7 +161,7 @@ def _resolve(
         path = Path(out) if out is not None else default_folder(spec)
         refuse_taken(path)
         return spec, path, shared
-    folder = runs.RunFolder.open(resume)
+    folder = RunFolder.open(resume)
     _check_spec(folder, spec)
     finished = Report.read(resume)
     complete = finished is not None and not finished.stopped
@@ -171,7 +169,7 @@ def _resolve(
 
 
 def spending(
-    experiment: Experiment, folder: runs.RunFolder, ledger: str | Path | None, *, new_ledger: bool = False
+    experiment: Experiment, folder: RunFolder, ledger: str | Path | None, *, new_ledger: bool = False
 ) -> Spending | None:
     """The run's account in a ledger, or None for a set of the catalogue without one."""
     spec = experiment.spec
@@ -227,7 +225,7 @@ def spending(
 
 def resume(path: str | Path, **arguments: Any) -> Report:
     """Continue an interrupted run folder with its own spec."""
-    return run(runs.RunFolder.open(path).spec(), resume=path, **arguments)
+    return run(RunFolder.open(path).spec(), resume=path, **arguments)
 
 
 def refuse_taken(path: Path) -> None:
@@ -251,7 +249,7 @@ class _Outcome(NamedTuple):
 
 def train(
     experiment: Experiment,
-    folder: runs.RunFolder | None,
+    folder: RunFolder | None,
     shards: Shards,
     account: Spending | None,
     clock: Clock,
@@ -302,7 +300,7 @@ def _train_rounds(
     simulation, rounds, inputs = program
     stopped = ""
     reading = closing(rounds) if isinstance(rounds, Streamed) else nullcontext()
-    with reading, Interrupt() as interrupt:
+    with reading, distributed.Interrupt() as interrupt:
         for start, end in engine.chunks(done, planned_rounds(experiment), experiment.spec.eval_every):
             stop, stopped = recorder.charge(start, end) if recorder else (end, "")
             shared = interrupt.exchange(stop=stop, stopped=stopped)
@@ -403,7 +401,7 @@ class _Recorder:
     def __init__(
         self,
         experiment: Experiment,
-        folder: runs.RunFolder,
+        folder: RunFolder,
         account: Spending | None,
         clock: Clock,
         options: RunOptions,
@@ -453,7 +451,13 @@ class _Recorder:
         return stop, f"the privacy budget ends after round {stop} of {self.num_rounds}" if stop < end else ""
 
     def record(
-        self, stop: int, state: engine.State, scores: dict[str, float], interrupt: Interrupt, *, last: bool
+        self,
+        stop: int,
+        state: engine.State,
+        scores: dict[str, float],
+        interrupt: distributed.Interrupt,
+        *,
+        last: bool,
     ) -> None:
         """Append the metrics; write a checkpoint at the end, at an interruption and now and then."""
         if self.spec.federation.refused == "abort":
@@ -464,9 +468,7 @@ class _Recorder:
         self.folder.append_metrics(row, {"round": stop, **local})
         if stop == self.num_rounds or last or asked or now - self.saved >= self.options.checkpoint_seconds:
             leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
-            self.folder.save_checkpoint(
-                runs.Checkpoint(stop, leaves, self.spec.digest(), self.experiment.data_digest)
-            )
+            self.folder.save_checkpoint(Checkpoint(stop, leaves, self.spec.digest(), self.experiment.data_digest))
             self.saved = time.perf_counter()
         if self.options.on_evaluation:
             self.options.on_evaluation({**row, "local": local})
@@ -516,46 +518,14 @@ def _noiseless(how: Aggregation | None) -> Aggregation | None:
 # Pieces
 
 
-class Interrupt:
-    """Ctrl-C asks a run to stop after the rounds under way, with a checkpoint; a second one stops it at once.
-
-    The default handler raises wherever Python happens to be, and a library's clean-up code may swallow that.
-    """
-
-    asked = False  # here, or in another process
-    _pressed = False
-
-    def __enter__(self) -> Interrupt:
-        self._before: Any = None
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._ask)
-        return self
-
-    def _ask(self, *_: object) -> None:
-        if self._pressed:
-            raise KeyboardInterrupt
-        self._pressed = self.asked = True
-
-    def exchange(self, **more: Any) -> dict[str, Any]:
-        """Learn whether Ctrl-C was pressed in any process; also returns what process 0 tells the others."""
-        messages = distributed.exchange({"asked": self.asked, **more})
-        if any(message["asked"] for message in messages):
-            self.asked = True
-        return messages[0]
-
-    def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
-
-
 def report_of(
     experiment: Experiment,
-    folder: runs.RunFolder,
+    folder: RunFolder,
     rows: list[dict[str, Any]],
     participation: np.ndarray,
     missing: int = 0,
 ) -> Report:
-    """The outcome of the rounds that were made, when at most `missing` clients lacked in any sum."""
+    """The outcome of the rounds that were made, when at most `missing` clients were missing in any sum."""
     last, spec = rows[-1], experiment.spec
     counts = np.sort(participation)
     return Report(
@@ -668,7 +638,7 @@ def _schema_file(dataset: Dataset) -> dict[str, str]:
     return {"schema.toml" if dataset.covered else "local/schema.toml": dataset.schema.to_toml()}
 
 
-def _begun_before(folder: runs.RunFolder, spec: Spec, num_rounds: int) -> None:
+def _begun_before(folder: RunFolder, spec: Spec, num_rounds: int) -> None:
     """Of a run that a version without digests.json began, what it may have begun: a stretch past the last line."""
     if not (folder.path / "digests.json").is_file():
         rows = folder.metrics()
@@ -693,7 +663,7 @@ def _view_caveat(spec: Spec) -> tuple[str, ...]:
 
 
 def provenance(experiment: Experiment) -> dict[str, Any]:
-    """Where a run was made: enough to make it again."""
+    """Where a run was computed: enough to repeat it."""
     device = jax.devices()[0]
     return {
         "dither": __version__,
@@ -735,7 +705,7 @@ def restore(like: engine.State, leaves: list[np.ndarray]) -> engine.State:
     return restored
 
 
-def _check_belongs(checkpoint: runs.Checkpoint, spec: Spec, digest: str, folder: runs.RunFolder) -> None:
+def _check_belongs(checkpoint: Checkpoint, spec: Spec, digest: str, folder: RunFolder) -> None:
     _check_spec(folder, spec, checkpoint.spec_digest)
     if checkpoint.data_digest != digest:
         raise RunExists(
@@ -744,7 +714,7 @@ def _check_belongs(checkpoint: runs.Checkpoint, spec: Spec, digest: str, folder:
         )
 
 
-def _check_spec(folder: runs.RunFolder, spec: Spec, digest: str = "") -> None:
+def _check_spec(folder: RunFolder, spec: Spec, digest: str = "") -> None:
     digest = digest or folder.spec().digest()
     if digest != spec.digest():
         raise RunExists(

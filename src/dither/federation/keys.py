@@ -306,7 +306,7 @@ def party_name(folder: Path) -> str:
     path = folder / "party.json"
     if not path.is_file():
         raise ConfigError(
-            f"{str(folder)!r} is not a party's folder (no party.json); `dither federation init` makes them"
+            f"{str(folder)!r} is not a party's folder (no party.json); create one with `dither federation init`"
         )
     saved = read_checked(path, _ADVICE, old=("name",))
     if not isinstance(saved.get("name"), str):

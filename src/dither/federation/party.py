@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ from dither.privacy import clipping, noise
 from dither.secagg import state as secagg_state
 from dither.secagg.client import ClientSession
 from dither.simulation import devices
-from dither.spec import PrivacySpec, options
+from dither.spec import PrivacySpec
 from dither.types import RoundInfo
 
 Approve = Callable[[Agreement, build.Experiment], str]  # how the owner agreed; raises FederationError when not
@@ -69,12 +69,9 @@ class Party:
         ledger: Ledger,
         new_ledger: bool = False,
         approve: Approve,
-        methods_approved: Iterable[Path] = (),
         seeded: bool = False,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
-        for path in methods_approved:
-            options.approve(path)
         self.folder, self.source, self.ledger = folder, source, ledger
         # Here, before any message: what is said of the records stays with their owner.
         dataset = data_id(ledger, path=str(source.path))

@@ -136,7 +136,7 @@ def counted_steps(params: Params) -> types.ClientState:
 
 
 def optimizer(name: str) -> optax.GradientTransformation:
-    """A client's optimiser, started anew each round, before it is scaled by the learning rate."""
+    """A client's optimiser, restarted each round, before it is scaled by the learning rate."""
     import optax
 
     return {"sgd": optax.identity, "adam": optax.scale_by_adam}[name]()

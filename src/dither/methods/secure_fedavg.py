@@ -318,7 +318,7 @@ def _claim(plan: PrivacyPlan, multiplier: np.ndarray) -> types.Claim:
 def _releases(
     plan: PrivacyPlan, sampler: BatchSampler, hyper: Hyper
 ) -> Callable[[types.RoundInfo], tuple[types.Release, ...]]:
-    """One noisy model a participation; with a constant rate all rounds are alike."""
+    """One noisy model a participation; with a constant rate all rounds are the same."""
     of_round = cache(lambda index: _round_sensitivities(index, hyper, plan, sampler))
     of_size = cache(lambda size: _round_sampling(size, plan, sampler))
 

@@ -15,6 +15,7 @@ close, and the others notice. JAX's heartbeat finds a machine that vanishes with
 from __future__ import annotations
 
 import json
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -243,6 +244,41 @@ def part(exit_code: int = 0) -> None:
     disconnect()
     if others:
         raise SystemExit(exit_code)
+
+
+# Interruption
+
+
+class Interrupt:
+    """Ctrl-C asks a run to stop after the rounds under way, with a checkpoint; a second one stops it at once.
+
+    The default handler raises wherever Python happens to be, and a library's clean-up code may swallow that.
+    """
+
+    asked = False  # here, or in another process
+    _pressed = False
+
+    def __enter__(self) -> Interrupt:
+        self._before: Any = None
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._ask)
+        return self
+
+    def _ask(self, *_: object) -> None:
+        if self._pressed:
+            raise KeyboardInterrupt
+        self._pressed = self.asked = True
+
+    def exchange(self, **more: Any) -> dict[str, Any]:
+        """Learn whether Ctrl-C was pressed in any process; also returns what process 0 tells the others."""
+        messages = exchange({"asked": self.asked, **more})
+        if any(message["asked"] for message in messages):
+            self.asked = True
+        return messages[0]
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
 
 
 # Errors

@@ -29,7 +29,7 @@ class Ledger:
     """What was spent on which data; see the package's docstring for what it protects against.
 
     `path` is created when missing, with its secret key beside it (`<path>.key`, mode 0600). `anchor` names one
-    or several files kept apart, which remember the newest entry: they are checked when the ledger is opened and
+    or several files outside of it, which remember the newest entry: they are checked when the ledger is opened and
     before every charge, and written after it. One more is kept in the user's state folder (`outside`), unless
     `anchored` is False. Opening checks the whole chain. Safe for threads and forks.
     """
@@ -57,7 +57,7 @@ class Ledger:
 
     @property
     def key_path(self) -> Path:
-        """The secret key: back it up with the ledger, give it to nobody."""
+        """The secret key: back it up with the ledger, and keep it secret."""
         return self._store.key_path
 
     # Data sets
@@ -65,7 +65,7 @@ class Ledger:
     def fingerprint(self, *arrays: np.ndarray) -> str:
         """The id of a data set in this ledger: a keyed hash over shapes, types and bytes, in order.
 
-        The same arrays have the same id in this ledger, and one that says nothing in any other.
+        The same arrays have the same id in this ledger, and an unrelated one in any other.
         """
         digest = hashlib.blake2b(key=self._store.fingerprint_key, digest_size=16)
         for given in arrays:
@@ -131,17 +131,17 @@ class Ledger:
                 self.identify(dataset, rows, file=file, name=name, new_ledger=new_ledger)
 
     def declare_other(self, dataset: str, than: str) -> None:
-        """The owner's word that two data sets hold other records, although they share rows."""
+        """The owner's declaration that two data sets hold different records, although they share rows."""
         self._add(dataset, About(other=(than,)))
 
     def find(self, name: str) -> str | None:
-        """The data set that its owner calls so, or whose id begins so (eight letters or more)."""
+        """The data set with this name, or whose id begins with it (eight letters or more)."""
         with self._lock:
             self._catch_up()
             return self._book.find(name)
 
     def called(self, dataset: str) -> str:
-        """A data set in words: its name, else the beginning of its id; and a file."""
+        """A readable name of a data set: its name, else the beginning of its id; and a file."""
         with self._lock:
             self._catch_up()
             return self._book.called(dataset)

@@ -21,7 +21,6 @@ from dither.experiment import build
 from dither.experiment.sweep import batches
 from dither.experiment.sweep.batches import BatchPlan, Outcome
 from dither.experiment.sweep.result import Sweep, SweepFolder, SweepRun, flatten
-from dither.experiment.train import Interrupt
 from dither.simulation import devices, distributed
 from dither.simulation.devices import Clock
 from dither.spec import Spec, parse_setting
@@ -164,7 +163,7 @@ def _train_only(data_dir: str | Path | None) -> NoReturn:
     specs = [Spec.from_toml(text, where="a spec of process 0") for text in shared["specs"]]
     plan = plan_sweep(specs, shared["limit"], data_dir=data_dir)
     distributed.assert_equal(fingerprints(plan))
-    with Interrupt() as interrupt:
+    with distributed.Interrupt() as interrupt:
 
         def go_on(*_: object) -> None:
             with distributed.between_rounds():
@@ -215,7 +214,7 @@ def _train(
         runs.update(new)
         started = time.perf_counter()
 
-    with Interrupt() as interrupt, distributed.computing():
+    with distributed.Interrupt() as interrupt, distributed.computing():
         batches.train_batches(plan, done=finished, on_evaluation=evaluated, on_batch=trained, clock=clock)
     distributed.part()  # the rest needs no other process's devices
     return runs
