@@ -199,6 +199,7 @@ class Ledger:
 
     # Charges
 
+    # reason: a charge states every fact it rests on; a record of them would have one user
     def charge(
         self,
         run: str,
