@@ -18,23 +18,8 @@ from dither.accounting import (
     honest_others,
     proven,
 )
-from dither.accounting.ledger import filter
-from dither.accounting.ledger.entries import (
-    BUDGET,
-    CHARGE,
-    DATA,
-    GENESIS,
-    About,
-    Budget,
-    Charge,
-    Charged,
-    Row,
-    decode_about,
-    decode_budget,
-    decode_charges,
-    encode_charges,
-    without_plan,
-)
+from dither.accounting.ledger import entries, filter
+from dither.accounting.ledger.entries import About, Budget, Charge, Charged, Row
 from dither.accounting.ledger.sketch import Scan, Sketch
 from dither.errors import BudgetExhausted, ConfigError, LedgerError
 from dither.types import Release, Sampling
@@ -138,18 +123,18 @@ class Book:
     def apply(self, row: Row) -> None:
         """Take in one verified row."""
         dataset = self.root(row.dataset)
-        if row.kind == BUDGET:
-            budget, client, was = decode_budget(row.content)
+        if row.kind == entries.BUDGET:
+            budget, client, was = entries.decode_budget(row.content)
             if self.accounts.get(dataset) and budget and (was is None or not budget.within(was)):
                 self._late.add(dataset)
             if budget is None:
                 self.budgets.pop((dataset, client), None)
             else:
                 self.budgets[dataset, client] = budget
-        elif row.kind == DATA:
-            self._learn(row.dataset, decode_about(row.content))
-        elif row.kind == CHARGE:
-            charged = decode_charges(row.content)
+        elif row.kind == entries.DATA:
+            self._learn(row.dataset, entries.decode_about(row.content))
+        elif row.kind == entries.CHARGE:
+            charged = entries.decode_charges(row.content)
             accounts = self.accounts.setdefault(dataset, {})
             for client, counts, plan in self._by_client(charged):
                 account = accounts.setdefault(client, Account())
@@ -158,7 +143,7 @@ class Book:
             if charged.plan is not None:
                 self._registered.add((row.dataset, row.run))
             self._charged.add(_identity(row.dataset, row.run, row.content))
-        elif row.kind != GENESIS:
+        elif row.kind != entries.GENESIS:
             raise LedgerError(
                 f"the ledger holds a {row.kind!r} entry, written by a newer Dither; upgrade this one"
             )
@@ -316,8 +301,10 @@ class Book:
                 for releases, count in participations:
                     releases = tuple(releases)
                     if releases not in numbers:
-                        content = encode_charges([Charge(client, [(releases, 1)])], (round, round + 1), conditions)
-                        numbers[releases] = self._number(decode_charges(content).participations[0])
+                        content = entries.encode_charges(
+                            [Charge(client, [(releases, 1)])], (round, round + 1), conditions
+                        )
+                        numbers[releases] = self._number(entries.decode_charges(content).participations[0])
                     coming.setdefault(client, []).append((round, numbers[releases], int(count)))
 
         limit = num_rounds
@@ -578,4 +565,4 @@ def _normal(conditions: Conditions) -> Conditions:
 
 
 def _identity(dataset: str, run: str, content: str) -> tuple[str, str, bytes]:
-    return dataset, run, hashlib.sha256(without_plan(content).encode("utf-8")).digest()
+    return dataset, run, hashlib.sha256(entries.without_plan(content).encode("utf-8")).digest()
