@@ -115,6 +115,7 @@ def _draws(rng: np.random.Generator) -> Iterator[Drawn]:
         yield draw(rng)
 
 
+# reason: one table of what is drawn, read from top to bottom
 def draw(rng: np.random.Generator) -> Drawn:
     """One spec, which may be refused. Corners that proofs find hard come more often than chance would have it."""
 
