@@ -28,7 +28,7 @@ from pathlib import Path
 from dither.federation import demo, keys, serving
 from dither.federation.flower import TlsFiles, apps, fleet
 from dither.federation.flower.gate import Gate
-from dither.federation.flower.superlink import SuperLink, free_port, separate_process, stop
+from dither.federation.flower.superlink import SuperLink, environment, free_port, separate_process, stop
 
 SERVER_APP = """
 import json, time
@@ -120,12 +120,9 @@ def _supernode(own: Path, port: int) -> subprocess.Popen:
     command = [str(program), "--superlink", f"127.0.0.1:{port}", "--root-certificates", str(own / "ca.pem")]
     command += ["--auth-supernode-private-key", str(own / "node.key"), "--port", str(free_port())]
     command += ["--node-config", f'dither-socket="{own / "node.sock"}"']
-    environment = {**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-    environment["FLWR_HOME"] = str(own / "flwr")
-    environment["PATH"] = os.pathsep.join([str(program.parent), os.environ.get("PATH", "")])
     with open(own / "supernode.log", "wb") as log:
         return subprocess.Popen(
-            command, env=environment, stdout=log, stderr=subprocess.STDOUT, **separate_process()
+            command, env=environment(own), stdout=log, stderr=subprocess.STDOUT, **separate_process()
         )
 
 

@@ -22,8 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dither import data
-from dither.experiment import build, compiled
-from dither.privacy import noise, random
+from dither.experiment import build
+from dither.privacy import noise
 from dither.simulation import devices
 from dither.simulation.arrays import ONE_DEVICE
 from dither.spec import Spec
@@ -119,7 +119,7 @@ def measured_peaks() -> Peaks:
     a = jnp.ones((size, size), jnp.float32)
     count = 10**8 if gpu else 10**7
     x = jnp.zeros(count, jnp.float32)
-    key = random.key(0)
+    key = noise.key(0)
 
     def product(precision: jax.lax.Precision | None) -> float:
         return 2 * size**3 / best(jax.jit(lambda a: jnp.matmul(a, a, precision=precision)), a)
@@ -173,13 +173,13 @@ def timed(name: str, runs: int) -> tuple[float, Work, float]:
     spec = Spec.from_any(values["preset"]).with_values({k: v for k, v in values.items() if k != "preset"})
     made = made_up(features, classes, records * spec.num_clients)
     experiment = build.build_experiment(spec.with_values({"data.records_per_client": records}), dataset=made)
-    how = compiled.sharing(experiment, runs) if jax.default_backend() == "cpu" else {"shards": ONE_DEVICE}
-    simulation = compiled.simulation(experiment, **how)
+    how = build.sharing(experiment, runs) if jax.default_backend() == "cpu" else {"shards": ONE_DEVICE}
+    simulation = build.make_simulation(experiment, **how)
     inputs = simulation.inputs(
         experiment.problem,
         seeds=list(range(runs)),
-        hyper=compiled.hypers([experiment] * runs),
-        cohorts=compiled.designs([experiment] * runs),
+        hyper=build.hypers([experiment] * runs),
+        cohorts=build.designs([experiment] * runs),
     )
     state = jax.block_until_ready(simulation.start(inputs))
     began = time.perf_counter()

@@ -9,12 +9,11 @@ Times are the best of several, in milliseconds; ratios are what counts.
 
 from __future__ import annotations
 
-import time
-
 import jax
 import jax.numpy as jnp
+import limits
 
-from dither.privacy import noise, random, sampling
+from dither.privacy import noise, sampling
 from dither.simulation import devices
 
 COUNT = 203_530
@@ -22,7 +21,7 @@ COUNT = 203_530
 
 def main() -> None:
     devices.set_up()
-    theirs, ours = jax.random.key(0), random.key(0)
+    theirs, ours = jax.random.key(0), noise.key(0)
     update = jnp.zeros(COUNT)
 
     def stock(key, x):
@@ -122,14 +121,8 @@ def by_two_words(key, size):
 
 
 def best(function, *values, repeats: int = 15) -> float:
-    compiled = jax.jit(function)
-    jax.block_until_ready(compiled(*values))
-    seconds = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        jax.block_until_ready(compiled(*values))
-        seconds.append(time.perf_counter() - began)
-    return 1e3 * min(seconds)
+    """Milliseconds."""
+    return 1e3 * limits.best(jax.jit(function), *values, repeats=repeats)
 
 
 def compare(what: str, found: dict[str, float]) -> None:

@@ -25,7 +25,7 @@ import numpy as np
 
 import dither
 from dither.accounting.ledger.runs import Spending
-from dither.experiment import build, compiled
+from dither.experiment import build
 from dither.simulation import devices, engine
 from dither.simulation.arrays import ONE_DEVICE
 from dither.spec import Spec
@@ -115,7 +115,7 @@ def from_outside(spec: Spec) -> dict[str, float]:
 def inside(spec: Spec, rounds: int) -> dict[str, float]:
     """Seconds of the operations of some rounds, by scope."""
     experiment = build.build_experiment(spec)
-    simulation, _, inputs = compiled.compiled(experiment, shards=ONE_DEVICE)
+    simulation, _, inputs = build.compiled(experiment, shards=ONE_DEVICE)
     state = simulation.advance(simulation.start(inputs), inputs, 1, 2)
     size = experiment.prepared.cohort_size_at(2)
     program = simulation._advance.lower(state, *inputs, np.int32(2), np.int32(3), cohort_size=size).compile()

@@ -39,15 +39,15 @@ def steady(spec: Any, dataset: Any, *, runs: int = 1, seconds: float = 2.0) -> d
     """Seconds of one round once compiled, of `runs` equal runs as a sweep makes them; and of the first call."""
     import jax
 
-    from dither.experiment import compiled
+    from dither.experiment import build
     from dither.experiment.build import build_experiment
 
     experiment = build_experiment(spec, dataset=dataset)
-    how = compiled.sharing(experiment, runs)
-    simulation = compiled.simulation(experiment, **how)
+    how = build.sharing(experiment, runs)
+    simulation = build.make_simulation(experiment, **how)
     runs += -runs % how["shards"].runs  # every device gets as many, as in a sweep
     inputs = simulation.inputs(
-        experiment.problem, seeds=list(range(runs)), hyper=compiled.hypers([experiment] * runs)
+        experiment.problem, seeds=list(range(runs)), hyper=build.hypers([experiment] * runs)
     )
     state = simulation.start(inputs)
     began = time.perf_counter()
@@ -84,11 +84,6 @@ def made(w: workloads.Workload, clients: int, records: int, features: int = 0) -
         y_test=y[:1000].copy(),
         classes=tuple(map(str, range(w.classes))),
         feature_names=tuple(f"x{i}" for i in range(features)),
-        image_shape=(),
-        schema=None,
-        groups=None,
-        groups_test=None,
-        notes=(),
         covered=True,
     )
 

@@ -16,6 +16,7 @@ PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative
 
 # `dither.methods.local.train`, also inside a longer expression; not the file names dither.toml or dither/papers
 DOTTED = re.compile(r"(?<![\w/.-])dither(?:\.[A-Za-z_]\w*)+(?![\w/]|\.\w)")
+IMPORT = re.compile(r"from (dither[\w.]*) import ([\w, ]+)")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SETTING = re.compile(r"--set[ =]([\w.]+)=")
@@ -77,7 +78,13 @@ def is_spec(values):
 @PAGE
 def test_dotted_names_resolve(page):
     missing = []
-    for name in sorted(set(DOTTED.findall(text_of(page)))):
+    text = text_of(page)
+    imported = {
+        f"{module}.{name.split(' as ')[0].strip()}"
+        for module, names in IMPORT.findall(text)
+        for name in names.split(",")
+    }
+    for name in sorted(imported | set(DOTTED.findall(text))):
         try:
             resolve(name)
         except (AttributeError, ModuleNotFoundError):

@@ -1,7 +1,7 @@
 """Everything Dither raises on purpose.
 
     DitherError
-    ├── ConfigError            a value the user gave is wrong          (exit code 2)
+    ├── ConfigError            a value from the user is wrong          (exit code 2)
     │   ├── SpecError          unknown key, preset or method; a value out of range
     │   ├── DataError          a table, schema or download that cannot be used
     │   ├── RunExists          the run folder is taken, or belongs to another spec
@@ -9,9 +9,9 @@
     ├── NoProof                no theorem covers this combination: the proven ε is ∞
     ├── BudgetExhausted        the next release would exceed the budget (exit code 3)
     ├── LedgerError            the ledger is damaged, tampered with, or older than an anchor says (exit code 4)
-    ├── ProtocolAbort          a secure-aggregation step cannot go on safely
-    ├── FederationError        a real federation cannot go on: server unreachable, agreement refused (exit code 6)
-    ├── ProcessError           the processes of one simulation cannot go on together
+    ├── ProtocolAbort          a secure-aggregation step cannot continue safely
+    ├── FederationError        a real federation cannot continue: no server, agreement refused (exit code 6)
+    ├── ProcessError           the processes of one simulation cannot continue together
     └── ClientRefused          a client's update is not finite or does not fit
 
 Each message is one line that names the bad value and the fix. The command line prints it without a
@@ -71,18 +71,18 @@ class LedgerError(DitherError):
 
 
 class ProtocolAbort(DitherError):
-    """A secure-aggregation step cannot go on safely."""
+    """A secure-aggregation step cannot continue safely."""
 
 
 class FederationError(DitherError):
-    """A real federation cannot go on: no server, a certificate or the agreement is refused, too few
+    """A real federation cannot continue: no server, a certificate or the agreement is refused, too few
     parties are there."""
 
     exit_code = 6
 
 
 class ProcessError(DitherError):
-    """Several processes that make one simulation do not meet, differ, or have lost one of them. Its exit code is
+    """Processes of one simulation cannot connect, differ, or have lost one of them. Its exit code is
     that of the process at fault, where it is known."""
 
 
@@ -91,7 +91,7 @@ class ClientRefused(DitherError):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A ' (did you mean ...?)' for an unknown name, or the list of known ones when nothing is near."""
+    """The text "; did you mean ...?" for an unknown name, or the list of known names if none is close."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.55)
     if near:

@@ -1,4 +1,4 @@
-"""The protocol types that every room shares, and nothing else.
+"""The protocol types that all packages share, and nothing else.
 
 A method is an `Algorithm`: a named tuple of pure functions. An engine (the simulator, a real
 federation) calls them; a paper file builds them; the accountant reads `releases`. This module does not
@@ -43,14 +43,14 @@ class Records(NamedTuple):
 
     def take(self, positions: Array) -> tuple[Array, Array]:
         """The records at the client's own positions 0..size-1. Positions past the end are clamped:
-        whoever passes them must give those records weight 0."""
+        the caller must give those records weight 0."""
         inside = positions.clip(0, self.size - 1)
         rows = self.order[self.start + inside]
         return self.x[rows], self.y[rows]
 
 
 class Keys(NamedTuple):
-    """A client's randomness in one round, one stream a purpose."""
+    """A client's randomness in one round, one stream per purpose."""
 
     batch: Key  # differs for every round and client
     epoch: Key  # the same in all rounds of a run: orders the shuffled epochs
@@ -67,7 +67,7 @@ class Round(NamedTuple):
 
 class ClientResult(NamedTuple):
     """What a client returns: `upload` leaves the machine (already multiplied by `weight`), `state` stays,
-    `metrics` are scalars for the simulator's eyes only (never sent)."""
+    `metrics` are scalars that only the simulator sees (never sent)."""
 
     upload: Upload
     weight: Array
@@ -84,13 +84,13 @@ class Cohort(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """How a record came to be used, with its privacy meaning.
+    """How a record was sampled, with its privacy meaning.
 
     kind        "full" (every record), "fixed" (a fresh uniform subset of fixed size at each use),
-                "poisson" (each record by its own coin), "shuffled" (disjoint batches of a shuffled epoch)
+                "poisson" (each record independently), "shuffled" (disjoint batches of a shuffled epoch)
     rate        probability that one given record enters one given batch
     adjacency   the neighbour relation for which the release's sensitivity is stated: "zero-out" and "add/remove"
-                for the norm of one contribution, "replace-one" for the distance of any two
+                for the norm of one contribution, "replace-one" for the distance between any two
     truncation  probability that a capped Poisson batch dropped a record, per batch: charged to δ
     """
 
@@ -296,7 +296,7 @@ class PrivacyPlan(NamedTuple):
 
     @property
     def silent(self) -> int:
-        """Clients whose noise a proof must not count on: colluders, and those who may lack in a sum."""
+        """Clients whose noise a proof must not count on: colluders, and those that may be missing in a sum."""
         return self.colluders + self.missing
 
     @property
@@ -307,7 +307,7 @@ class PrivacyPlan(NamedTuple):
         return Lattice(2.0**-self.scale_bits / self.upload_unit, self.num_params, self.noise_ratio)
 
     def conditions(self, unit: str = "run") -> Conditions:
-        """What recipes are told of this plan."""
+        """The conditions of this plan that recipes use."""
         return Conditions(
             cohort_size=self.cohort_size,
             colluders=min(self.silent, max(self.cohort_size - 1, 0)),
@@ -328,7 +328,7 @@ class PrivacyPlan(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A method made ready for one federation.
+    """A method set up for one federation.
 
     `build(hyper)` gives the `Algorithm`; called with the float64 values of `plan.hyper` its `releases` is exact,
     called with traced values inside the engine one compilation serves a whole sweep.

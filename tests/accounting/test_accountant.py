@@ -586,6 +586,34 @@ def test_only_rounds_of_this_very_run_are_taken_off_what_it_pays(tmp_path):
     assert paid("other", [(10, 20)]) == 40
 
 
+def test_two_processes_that_continue_one_run_at_once_pay_for_both(tmp_path):
+    """With fresh noise: client 0 first, then client 1, and both processes make the second half."""
+    from dither.accounting.ledger import Ledger
+    from dither.accounting.ledger.runs import EVERY_RECORD, Spending
+
+    def steady(info):
+        return (Release("uplink", 1.0, 1.0, 1, Sampling("full", 1.0, "replace-one"), ""),)
+
+    cohorts = [np.array([t >= 10]).astype(int) for t in range(20)]
+    first, second = (
+        Spending(
+            Ledger(tmp_path / "ledger"),
+            planned(steady, [60, 60], cohorts),
+            run="r",
+            dataset="d",
+            clients=None,
+            replay=False,
+        )
+        for _ in range(2)
+    )
+    first.pay(0, 10)
+    for index in range(10, 20):
+        first.pay(index, index + 1)
+        second.pay(index, index + 1)
+    # Client 1 has taken part ten times in the rounds of either process.
+    assert Ledger(tmp_path / "ledger").spent("d", EVERY_RECORD)[0].participations == 20
+
+
 def test_a_budget_ends_a_seeded_run_by_its_most_exposed_client(tmp_path):
     """Two clients by turns: rounds that add nothing to what the other one has revealed are free."""
     from dither.accounting.ledger import Budget, Ledger

@@ -116,7 +116,7 @@ def test_attempts_of_a_round_are_consecutive():
     ("changes", "lost"),
     [
         ({"privacy.colluders": 2}, ""),
-        ({"privacy.colluders": 1, "federation.refused": "continue"}, " and lacks the noise of 1 more"),
+        ({"privacy.colluders": 1, "federation.refused": "continue"}, " while the noise of 1 more is missing"),
     ],
 )
 def test_an_epsilon_that_counts_on_others_says_against_whom(changes, lost):

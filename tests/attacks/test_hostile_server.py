@@ -112,7 +112,8 @@ def test_a_file_is_a_method_where_its_content_was_approved(server, tmp_path):
     asked = json.loads(json.dumps(agreement.to_dict()))
     options._approved.clear()  # what making the agreement has left: another machine
     assert "--method FILE" in server.refused(asked)
-    party = server.parties.node("ann", approve=server.owner, methods_approved=[path])
+    options.approve(path)
+    party = server.parties.node("ann", approve=server.owner)
     path.write_text("raise RuntimeError\n")
     server.asked.clear()
     assert server.ask(asked, party).fields == {"why": REFUSED}

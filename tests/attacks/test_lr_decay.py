@@ -12,7 +12,7 @@ import pytest
 
 from dither import accounting
 from dither.experiment import build
-from dither.experiment.compiled import designs, engine_options
+from dither.experiment.build import designs, engine_options
 from dither.simulation import engine
 from dither.spec import Spec
 

@@ -129,19 +129,28 @@ def test_an_old_answer_replayed(tmp_path):
 # Under secure aggregation
 
 
-def seals(change):
-    """Attach another seal than the honest one to each upload."""
-    patched = []
+def altered_session(alter):
+    """Lie by altering each session of secure aggregation, once."""
+    altered = []
 
     def lie(node, honest, body):
         session = getattr(node._run, "_session", None)
-        if session is not None and session not in patched:
-            seal = session._seal
-            session._seal = lambda cohort, seed: change(cohort, seal(cohort, seed))
-            patched.append(session)
+        if session is not None and session not in altered:
+            alter(session)
+            altered.append(session)
         return honest(body)
 
     return lie
+
+
+def seals(change):
+    """Attach another seal than the honest one to each upload."""
+
+    def alter(session):
+        seal = session._seal
+        session._seal = lambda cohort, seed: change(cohort, seal(cohort, seed))
+
+    return altered_session(alter)
 
 
 def another_commitment(cohort, seal):
@@ -178,17 +187,12 @@ def test_a_seal_that_cannot_be_opened_costs_one_round(tmp_path, lie, why):
 @pytest.mark.slow
 def test_huge_words_under_a_mask_are_bounded(tmp_path):
     """Nobody can see whose they are; what they do to the model is bounded by what honest parties could do."""
-    patched = []
 
-    def lie(node, honest, body):
-        session = getattr(node._run, "_session", None)
-        if session is not None and session not in patched:
-            upload = session.upload
-            session.upload = lambda announced, row: upload(announced, np.full_like(row, 2**30))
-            patched.append(session)
-        return honest(body)
+    def alter(session):
+        upload = session.upload
+        session.upload = lambda announced, row: upload(announced, np.full_like(row, 2**30))
 
-    parties, summary = run(tmp_path, {**MASKED, "federation.max_norm": 1.0}, lie)
+    parties, summary = run(tmp_path, {**MASKED, "federation.max_norm": 1.0}, altered_session(alter))
     assert summary["federation"]["void_rounds"] == 0
     assert largest(parties) <= 4 * 4 / 3 + 1
 

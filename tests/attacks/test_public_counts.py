@@ -33,7 +33,7 @@ def test_no_epsilon_under_add_remove_where_everybody_reads_the_counts():
     assert one.digest != other.digest  # what everybody sees tells the neighbours apart
     rows = absent(one.experiment(*ONE_ROW).accountant().table())
     assert {row["value"] for row in rows} == {math.inf}
-    assert all("count to all" in row["detail"] and "use zero-out" in row["detail"] for row in rows)
+    assert all("count to all parties" in row["detail"] and "use zero-out" in row["detail"] for row in rows)
 
 
 def test_terms_name_neighbours_of_equal_counts():
@@ -60,9 +60,9 @@ GIVEN = {"privacy__noise": "given", "privacy__noise_std": 0.5, "privacy__adjacen
         ("cpfed", {"local_steps": 2}, "longest batch"),
         ("cpfed", {"data__split": "per-client"}, "how many records were pooled"),
         ("cpfed", {"data__part": "private", "data__public_fraction": 0.1}, "how many records were pooled"),
-        ("concentrated", {}, "follow the counts"),
-        ("dp-scaffold", {}, "follow the counts"),
-        ("nbafl", {"method_options__param_clip": 1.0, "privacy__clip": "none"}, "follow the counts"),
+        ("concentrated", {}, "depend on the counts"),
+        ("dp-scaffold", {}, "depend on the counts"),
+        ("nbafl", {"method_options__param_clip": 1.0, "privacy__clip": "none"}, "depend on the counts"),
     ],
 )
 def test_no_epsilon_under_add_remove_where_something_follows_a_count(method, changes, reason):
@@ -109,7 +109,7 @@ def test_an_old_add_remove_budget_keeps_its_entries_and_pays_for_no_run_that_sho
     (before,) = ledger.spent("data")
     assert 0 < before.epsilon < 9
     assert before.adjacency == "add/remove"
-    shown = accounting.Conditions(counts_shown="a federation shows every party's count to all")
+    shown = accounting.Conditions(counts_shown="a federation shows every party's count to all parties")
     with pytest.raises(BudgetExhausted, match=r"dither budget set DATA .* --adjacency zero-out"):
         ledger.charge("new", "data", [Charge("ann", [(released, 1)])], rounds=(0, 1), conditions=shown)
     ledger.set_budget("data", Budget(9.0, 1e-5), raising=True)

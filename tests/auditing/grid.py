@@ -22,10 +22,6 @@ def small_dataset(features=FEATURES, records=RECORDS * CLIENTS, classes=2, seed=
         classes=tuple(f"class {i}" for i in range(classes)),
         feature_names=tuple(f"pixel {i}" for i in range(features)),
         image_shape=(features, 1, 1),
-        schema=None,
-        groups=None,
-        groups_test=None,
-        notes=(),
         covered=True,
     )
 

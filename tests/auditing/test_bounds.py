@@ -34,9 +34,9 @@ def test_bounds_hold_at_their_confidence(form):
         pilot, main = gaussian_scores(mu, 500, seed), gaussian_scores(mu, trials, 10_000 + seed)
         if form == "counts":
             thresholds = bounds.choose_thresholds(*pilot, trials=trials, delta=delta, error=0.2)
-            found = bounds.count_bound(*main, thresholds, delta=delta, confidence=0.8)
+            found = bounds.count_bound(main, thresholds, delta=delta, confidence=0.8)
         else:
-            found = bounds.mu_bound(*main, bounds.mu_thresholds(*pilot), delta=delta, confidence=0.8)
+            found = bounds.mu_bound(main, bounds.mu_thresholds(*pilot), delta=delta, confidence=0.8)
         failures += found.value > true
         assert found.value > 0.2 * true
     assert failures <= binom.ppf(0.999, 100, 0.2)
@@ -45,14 +45,14 @@ def test_bounds_hold_at_their_confidence(form):
 def test_the_gaussian_form_reaches_nearly_all_of_epsilon():
     mu, delta = 0.8, 1e-5
     pilot, main = gaussian_scores(mu, 2000, 1), gaussian_scores(mu, 200_000, 2)
-    found = bounds.mu_bound(*main, bounds.mu_thresholds(*pilot), delta=delta, confidence=0.99)
+    found = bounds.mu_bound(main, bounds.mu_thresholds(*pilot), delta=delta, confidence=0.99)
     assert 0.9 < found.value / accounting.gaussian_epsilon(mu, delta) <= 1
     assert "assumes Gaussian trade-off" in found.form
 
 
 def test_counts_agree_with_jax_privacy_at_a_given_threshold():
     inside, outside = gaussian_scores(1.5, 5000, 3)
-    ours = bounds.count_bound(inside, outside, [bounds.Threshold(1.2, "in")], delta=1e-5, confidence=0.99)
+    ours = bounds.count_bound((inside, outside), [bounds.Threshold(1.2, "in")], delta=1e-5, confidence=0.99)
     theirs = auditing.CanaryScoreAuditor(inside, outside).epsilon_clopper_pearson(
         0.01, 1e-5, threshold_strategy=auditing.Explicit(1.2)
     )
@@ -107,6 +107,6 @@ def test_an_exhibited_pair_gives_the_exact_value_from_below():
 def test_nothing_seen_shows_nothing():
     same = np.zeros(1000)
     thresholds = bounds.choose_thresholds(same, same, trials=1000, delta=1e-5, error=0.05)
-    assert bounds.count_bound(same, same, thresholds, delta=1e-5, confidence=0.95).value == 0
+    assert bounds.count_bound((same, same), thresholds, delta=1e-5, confidence=0.95).value == 0
     silent = bounds.exhibited_bound(bounds.ExhibitedPair(0.0, np.ones(10), 10, 10), delta=1e-5, confidence=0.95)
     assert silent.value == 0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dither import data
-from dither.data import arrays, memmap
+from dither.data import arrays, dataset
 from dither.errors import DataError
 
 
@@ -62,7 +62,7 @@ def test_a_folder_holds_what_an_npz_holds(tmp_path, shape, kind, given_test):
 
 
 def test_rows_are_read_in_any_order_from_several_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(memmap, "_ROWS", 16)  # many pieces, shared by several threads
+    monkeypatch.setattr(dataset, "_ROWS", 16)  # many pieces, shared by several threads
     (x, _), (more, _) = records(200), records(100, seed=1)
     folder = write(tmp_path / "a", x=x, more=more)
     one, other = (data.MappedArray([np.load(folder / f"{name}.npy", mmap_mode="r")]) for name in ("x", "more"))

@@ -47,7 +47,7 @@ def test_importing_the_room_is_light() -> None:
 
 
 def test_functions_are_not_shadowed_by_modules() -> None:
-    import dither.data.partitions
+    import dither.data.dataset
     import dither.data.plots  # noqa: F401
 
     assert callable(data.partition)

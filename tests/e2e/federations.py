@@ -111,6 +111,12 @@ class Processes:
         del self.running[name]
         return code
 
+    def start_until_round(self, number: int, seconds: float) -> None:
+        """Start the server and all parties, and wait until so many rounds are complete."""
+        self.serve()
+        self.join_all()
+        self.until_round(number, seconds)
+
     def until_round(self, number: int, seconds: float) -> None:
         """Wait until so many rounds are complete."""
         end = time.monotonic() + seconds

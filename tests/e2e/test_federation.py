@@ -49,9 +49,7 @@ def test_killed_nodes_and_a_killed_server(folder):
     """SIGKILL of a node, of the server, of a node again: the same bits in the end, each round charged once."""
     spec = small_spec(**{"num_rounds": 12, "federation.min_clients": 4, "federation.round_timeout": 60.0})
     with Processes(Parties(folder, spec)) as run:
-        run.serve()
-        run.join_all()
-        run.until_round(2, 600)
+        run.start_until_round(2, 600)
         run.kill("bob")
         run.join("bob")
         run.until_round(4, 400)
@@ -71,9 +69,7 @@ def test_killed_nodes_and_a_killed_server(folder):
 def test_a_slow_or_dead_party_is_left_out_and_named(folder):
     spec = small_spec(**{"num_rounds": 6, "secagg.mode": "real", "federation.round_timeout": 8.0})
     with Processes(Parties(folder, spec)) as run:
-        run.serve()
-        run.join_all()
-        run.until_round(2, 600)
+        run.start_until_round(2, 600)
         run.running["dan"].send_signal(signal.SIGSTOP)  # alive and silent, as behind a cut network
         assert run.wait("server", 600) == 0, run.output("server")
         run.running["dan"].send_signal(signal.SIGCONT)

@@ -1,7 +1,6 @@
 """Dither as a Flower app: `flwr run` on a SuperLink, Flower's own SuperNodes, `dither join` behind them."""
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -14,7 +13,7 @@ pytest.importorskip("flwr", reason="the extra 'deploy' is not installed")
 from dither.experiment.folder import write_text
 from dither.federation import keys, serving
 from dither.federation.flower import TlsFiles
-from dither.federation.flower.superlink import SuperLink, free_port, separate_process, stop
+from dither.federation.flower.superlink import SuperLink, environment, free_port, separate_process, stop
 from tests.e2e.federations import Processes
 from tests.federation.parties import Parties, small_spec
 
@@ -26,12 +25,9 @@ def supernode(own: Path, superlink: str) -> subprocess.Popen:
     command = [str(program), "--superlink", superlink, "--root-certificates", str(own / "ca.pem")]
     command += ["--auth-supernode-private-key", str(own / "node.key"), "--port", str(free_port())]
     command += ["--node-config", f'dither-socket="{own / "node.sock"}"']
-    environment = {**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-    environment["FLWR_HOME"] = str(own / "flwr")
-    environment["PATH"] = os.pathsep.join([str(program.parent), os.environ.get("PATH", "")])
     with open(own / "supernode.log", "wb") as log:
         return subprocess.Popen(
-            command, env=environment, stdout=log, stderr=subprocess.STDOUT, **separate_process()
+            command, env=environment(own), stdout=log, stderr=subprocess.STDOUT, **separate_process()
         )
 
 

@@ -87,6 +87,16 @@ def ledgers(run):
     return charged
 
 
+def outlive(run, who, phases):
+    """The federation ends well although this party or the server dies in each of the phases."""
+    run.faults(who, phases)
+    run.serve()
+    run.join_all()
+    run.revive(900)
+    assert run.wait("server", 30) == 0, run.output("server")
+    assert run.died(who) == len(phases), run.output(who)
+
+
 def test_a_node_killed_in_each_phase_changes_nothing(tmp_path):
     """Four parties, all of which are needed: the one that dies thirteen times is waited for and asked again. The
     model has the bits of a simulation in which nobody died; every round is charged once."""
@@ -99,12 +109,7 @@ def test_a_node_killed_in_each_phase_changes_nothing(tmp_path):
         }
     )
     with Processes(Parties(tmp_path, spec)) as run:
-        run.faults("dan", NODE)
-        run.serve()
-        run.join_all()
-        run.revive(900)
-        assert run.wait("server", 30) == 0, run.output("server")
-        assert run.died("dan") == len(NODE), run.output("dan")
+        outlive(run, "dan", NODE)
         assert [line["counted"] for line in rounds(run)] == [list(NAMES)] * 12
         assert [line["attempts"] for line in rounds(run)] == [1] * 12
         same_bits(run.parties)
@@ -129,12 +134,7 @@ def test_a_server_killed_in_each_phase(tmp_path, mode):
         },
     )
     with Processes(Parties(tmp_path, spec)) as run:
-        run.faults("server", phases)
-        run.serve()
-        run.join_all()
-        run.revive(900)
-        assert run.wait("server", 30) == 0, run.output("server")
-        assert run.died("server") == len(phases)
+        outlive(run, "server", phases)
         expected = [[] if index in lost else list(NAMES) for index in range(count)]
         assert [line["counted"] for line in rounds(run)] == expected
         assert summary(run)["federation"]["void_rounds"] == len(lost)
@@ -151,9 +151,7 @@ def test_progress_under_a_kill_every_twenty_seconds(tmp_path):
     rng, begun = random.Random(3), time.monotonic()
     spec = small_spec(**{"num_rounds": 500, "secagg.mode": "real", "federation.round_timeout": 30.0})
     with Processes(Parties(tmp_path, spec)) as run:
-        run.serve()
-        run.join_all()
-        run.until_round(1, 300)
+        run.start_until_round(1, 300)
         done, until = [len(rounds(run))], time.monotonic() + 300
         while time.monotonic() < until:
             time.sleep(20)
@@ -172,12 +170,9 @@ def test_a_superlink_that_dies_is_started_again(tmp_path):
     """Nobody else notices more than a broken connection."""
     spec = small_spec(**{"num_rounds": 12, "secagg.mode": "real", "federation.round_timeout": 60.0})
     with Processes(Parties(tmp_path, spec)) as run:
-        run.serve()
-        run.join_all()
-        run.until_round(2, 300)
+        run.start_until_round(2, 300)
         server = run.running["server"].pid
-        (experiments,) = Path(f"/proc/{server}/experiment").glob(f"{server}")
-        children = [int(each) for each in (experiments / "children").read_text().split()]
+        children = [int(each) for each in Path(f"/proc/{server}/task/{server}/children").read_text().split()]
         (link,) = [each for each in children if b"superlink" in Path(f"/proc/{each}/cmdline").read_bytes()]
         os.kill(link, signal.SIGKILL)
         assert run.wait("server", 600) == 0, run.output("server")
@@ -193,9 +188,7 @@ def test_a_network_that_is_cut_and_healed(tmp_path, how):
     spec = small_spec(**{"num_rounds": 12, "secagg.mode": "real", "federation.round_timeout": 8.0})
     with Processes(Parties(tmp_path, spec)) as run, Forwarder(run.port) as line:
         run.through["dan"] = line.port
-        run.serve()
-        run.join_all()
-        run.until_round(2, 300)
+        run.start_until_round(2, 300)
         line.cut(silent=how == "silent")
         before = len(rounds(run))
         run.until_round(before + 2, 120)

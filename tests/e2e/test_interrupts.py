@@ -79,23 +79,33 @@ def kept(cache):
     return [path for path in (cache / "unfinished").glob("*.jsonl") if path.stat().st_size]
 
 
-# A download that hangs: what came so far must not be taken for the file.
-SLOW = """
+def hanging(replace):
+    """A program that is `dither` but for what `replace` puts in; wait() hangs there, and says so by a file."""
+    return f"""
 import sys, time
 from pathlib import Path
-from dither.data import downloads
 
 SIGN = Path(sys.argv.pop())
 
-def fetch(origin, download, missing, staging, progress):
-    (staging / "part").write_bytes(b"half a file")
+def wait():
     SIGN.touch()
     time.sleep(60)
-
-downloads._fetch = fetch
+{replace}
 from dither.cli import main
 main()
 """
+
+
+# A download that hangs: what came so far must not be taken for the file.
+SLOW = hanging("""
+from dither.data import downloads
+
+def fetch(origin, download, missing, staging, progress):
+    (staging / "part").write_bytes(b"half a file")
+    wait()
+
+downloads._fetch = fetch
+""")
 
 
 def test_a_download(tmp_path):
@@ -108,21 +118,10 @@ def test_a_download(tmp_path):
 
 
 # Any command that leaves nothing behind, in the midst of its work.
-WAITING = """
-import sys, time
-from pathlib import Path
+WAITING = hanging("""
 from dither import spec
-
-SIGN = Path(sys.argv.pop())
-
-def wait():
-    SIGN.touch()
-    time.sleep(60)
-
 spec.preset_names = wait
-from dither.cli import main
-main()
-"""
+""")
 
 
 def test_a_command_without_a_state(tmp_path):
@@ -226,9 +225,7 @@ def test_a_server_and_a_party_go_on(tmp_path):
 
     spec = small_spec(**{"num_rounds": 8, "federation.min_clients": 4, "federation.round_timeout": 60.0})
     with Processes(Parties(tmp_path, spec)) as run:
-        run.serve()
-        run.join_all()
-        run.until_round(2, 600)
+        run.start_until_round(2, 600)
         for name in ("server", "bob"):
             process = run.running.pop(name)
             process.send_signal(signal.SIGINT)

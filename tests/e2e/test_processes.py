@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 import dither
-from dither.cli import processes
+from dither.cli import options
 from dither.errors import SpecError
 from dither.experiment import build, plots, train
 from dither.experiment import folder as runs
-from dither.experiment.compiled import sharing
+from dither.experiment.build import sharing
 from dither.simulation import devices, distributed
 from dither.simulation.arrays import Shards
 from dither.spec import Spec
@@ -152,8 +152,8 @@ def test_options_that_do_not_fit_together_are_refused():
         ((2, 0, "a:99999"), "not HOST:PORT"),
     ]:
         with pytest.raises(SpecError, match=wrong):
-            processes._count(*given)
-    assert processes._count(None, None, None) == 1
+            options._count(*given)
+    assert options._count(None, None, None) == 1
 
 
 def test_processes_share_whatever_was_asked_for_but_nothing_that_must_be_drawn_once(monkeypatch):
@@ -270,10 +270,10 @@ def test_those_that_run_are_ended_where_another_cannot_be_started(monkeypatch):
 
     popen = subprocess.Popen
     monkeypatch.setenv("DITHER_COORDINATOR", "")  # is set on the way
-    monkeypatch.setattr(processes, "_move_to", lambda cores: None)
-    monkeypatch.setattr(processes, "_CHILD_SECONDS", 0.1)
-    monkeypatch.setattr(processes.subprocess, "Popen", start)
-    with pytest.raises(OSError, match="no room"), processes.several(3, None, None, silent=True):
+    monkeypatch.setattr(options, "_move_to", lambda cores: None)
+    monkeypatch.setattr(options, "_CHILD_SECONDS", 0.1)
+    monkeypatch.setattr(options.subprocess, "Popen", start)
+    with pytest.raises(OSError, match="no room"), options.several(3, None, None, silent=True):
         pass
     assert len(started) == 1
     assert started[0].poll() == -signal.SIGKILL

@@ -75,3 +75,24 @@ def test_results_fit_a_screen(finished):
 def test_every_public_name_can_be_had():
     for name in dither.__all__:
         assert getattr(dither, name) is not None
+
+
+def test_an_interrupted_run_of_a_method_that_stops_early_is_accounted(tmp_path):
+    values = {
+        **VALUES, "method": "dp-scaffold", "randomness": "os", "eval_every": 1, "batch_size": 16,
+        "batch_sampling": "fixed", "privacy.noise": "given", "privacy.noise_std": 0.5, "model.name": "logistic",
+        "method_options.stop_at_budget": "proven",
+    }  # fmt: skip
+    budget = build.build_experiment(dither.Spec().with_values(values)).proven_epsilon() * 1.001  # of four rounds
+    spec = dither.Spec().with_values(values | {"num_rounds": 30, "privacy.epsilon": budget})
+
+    def killed(row):
+        if row["round"] == 2:
+            raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        dither.run(spec, out=tmp_path / "run", checkpoint_seconds=1e9, on_evaluation=killed)
+    experiment = build.build_experiment(spec)
+    assert build.planned_rounds(experiment) == 4
+    again = experiment.proven_epsilon(begun=[(0, 2), (0, 4)])  # without a checkpoint all is made again
+    assert dither.account(tmp_path / "run").epsilon.proven().value == again > experiment.proven_epsilon()

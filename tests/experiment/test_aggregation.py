@@ -9,8 +9,7 @@ from dither.accounting import accountant
 from dither.accounting.ledger.runs import Budget, Ledger, data_id
 from dither.errors import SpecError
 from dither.experiment.account import account
-from dither.experiment.build import build_experiment, tolerated
-from dither.experiment.compiled import engine_options
+from dither.experiment.build import build_experiment, engine_options, tolerated
 from dither.experiment.sweep.batches import program
 from dither.spec import Spec
 from dither.types import RoundInfo
@@ -208,5 +207,5 @@ def test_a_budget_for_sums_needs_sums(tmp_path):
     book = Ledger(tmp_path / "ledger.sqlite")
     book.set_budget(data_id(book, name="breast-cancer"), Budget(5.0, 1e-3, "sum", "replace-one"))
     spec = cpfed(**{"secagg.mode": "off"})
-    with pytest.raises(SpecError, match="for one who sees sums alone"):
+    with pytest.raises(SpecError, match="is against a server that sees only sums"):
         dither.run(spec, out=tmp_path / "run", ledger=tmp_path / "ledger.sqlite")

@@ -8,6 +8,7 @@ import pytest
 
 from dither.errors import DamagedFile, RunExists
 from dither.experiment import folder as runs
+from dither.experiment import train
 from dither.spec import Spec
 
 
@@ -80,3 +81,18 @@ def test_a_schema_that_was_read_from_records_is_listed_with_a_key(tmp_path):
     (tmp_path / "run" / "local" / "schema.toml").write_text("others")
     with pytest.raises(DamagedFile, match=r"local/schema.toml' does not hold what was written"):
         folder.read("local/schema.toml")
+
+
+def test_a_run_that_is_under_way_is_not_continued_by_another_process(tmp_path):
+    """Two that begin rounds in one folder would each report without the other's."""
+    refused = []
+
+    def second(experiment, folder, done):
+        with pytest.raises(RunExists, match="another process"):
+            train.resume(folder)
+        refused.append(done)
+
+    values = {"num_rounds": 2, "num_clients": 4, "cohort_size": 4, "data.name": "breast-cancer"}
+    report = train.run("cpfed", values={**values, "data.features": "all"}, out=tmp_path / "run", on_start=second)
+    assert refused == [0]
+    assert train.resume(tmp_path / "run").rounds == report.rounds == 2

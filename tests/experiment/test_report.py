@@ -87,7 +87,7 @@ def everything(report):
         timing={"rounds": 0.5},
         federation=FederationTotals(
             "id", "digest", {"north": PartyTotals(100, 20, 0, 0, 512, 256)}, {"south": Exclusion(3, "a lie")},
-            "real", 1, 1, 0, 0.4,
+            "real", 1, 0, 0.4, 1,
         ),
     )  # fmt: skip
 

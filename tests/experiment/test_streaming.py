@@ -20,8 +20,7 @@ from dither.errors import DataError, RunExists, SpecError
 from dither.experiment import folder as runs
 from dither.experiment import train
 from dither.experiment.account import account
-from dither.experiment.build import build_experiment, deal
-from dither.experiment.compiled import check
+from dither.experiment.build import build_experiment, check, deal
 from dither.experiment.sweep.batches import joined_problem
 from dither.simulation import devices
 from dither.simulation.arrays import Shards

@@ -10,7 +10,7 @@ import numpy as np
 
 from dither import data
 from dither.accounting.ledger.runs import Ledger
-from dither.experiment import build, compiled
+from dither.experiment import build
 from dither.federation import keys
 from dither.federation import server as coordinator
 from dither.federation.agreement import PartyData
@@ -69,7 +69,7 @@ def simulated(experiment: build.Experiment, layout: str) -> list[np.ndarray]:
     """The server's state after a simulation of the same spec."""
     import jax
 
-    simulation, _, inputs = compiled.compiled(experiment, layout=layout, shards=ONE_DEVICE)
+    simulation, _, inputs = build.compiled(experiment, layout=layout, shards=ONE_DEVICE)
     state = simulation.advance(simulation.start(inputs), inputs, 0, len(experiment.cohorts))
     return [np.asarray(leaf) for leaf in jax.tree.leaves(state.server)]
 

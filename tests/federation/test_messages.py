@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dither.errors import FederationError
-from dither.federation import mailbox, messages, party
+from dither.federation import mailbox, messages
 from dither.federation.keys import Identity
+from dither.simulation import devices
 
 ANN, EVE = Identity(bytes(range(32))), Identity(bytes(32))
 KEYS = {"ann": ANN.public}
@@ -140,7 +141,7 @@ def test_a_hello_must_say_what_is_asked():
     assert facts["records"] == 3
     assert facts["versions"]["dither"] == "1"
     assert set(facts) == {"records", "versions"}
-    assert set(facts["versions"]) == set(party.versions())
+    assert set(facts["versions"]) == set(devices.versions())
     wrong = [{"records": each, "versions": {}} for each in ("3", True, -1, 2**31)]
     for fields in (*wrong, {"records": 3}, {}):
         assert mailbox._facts(hello(**fields)) is None

@@ -302,7 +302,11 @@ def test_dp_fedavg_bounds_every_client_and_noises_the_sum():
         ("dp-dsgd", {"method_options.credited_clients": "all", "local_steps": 1}, "'all' is not one of 'n', 'r'"),
         ("cpfed", {"privacy.noise": "given"}, "needs privacy.noise_std above 0"),
         ("cpfed", {"privacy.noise_scale": [1.0, 2.0]}, "noise_scale has 2 entries for num_clients=6"),
-        ("secure-fedavg", {"privacy.noise": "given", "privacy.noise_std": 1.0}, "is not for secure-fedavg"),
+        (
+            "secure-fedavg",
+            {"privacy.noise": "given", "privacy.noise_std": 1.0},
+            "is not supported by secure-fedavg",
+        ),
         ("secure-fedavg", {"privacy.clip": "none"}, "leaves eq (9) without a sensitivity"),
         (
             "dp-scaffold",

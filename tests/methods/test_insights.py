@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from dither.methods import cpfed, dp_scaffold, nbafl, secure_fedavg
+from tests.vectors.published import SECURE_FEDAVG
 
 LOSS = nbafl.LossConstants(1.0, 1.0, 0.5, 1.2, 10.0, 2.3)  # the reference constants of vectors.json
 RUN = nbafl.NbaflParams(param_clip=20.0, min_client_size=100, exposures=1, num_rounds=25, num_clients=50)
@@ -48,18 +49,8 @@ def test_an_optimal_cohort_is_an_artefact_of_lemma_4():
 
 def test_secure_fedavg_local_steps_have_an_interior_optimum():
     Q = np.arange(1, 201)
-    training = secure_fedavg.SecureFedavgTraining(
-        smoothness=1.0,
-        local_steps=Q,
-        batch_size=1,
-        clip_norm=2.0,
-        num_params=105,
-        num_records=32561,
-        epsilon=10.0,
-        delta=1e-4,
-        cohort_size=50,
-        weighted_variance=1.0,
-        heterogeneity=100.0,
+    training = SECURE_FEDAVG._replace(
+        local_steps=Q, batch_size=1, epsilon=10.0, weighted_variance=1.0, heterogeneity=100.0
     )
     total = secure_fedavg.communication_rounds(training).total
     best = secure_fedavg.optimal_local_steps(training)

@@ -57,6 +57,18 @@ def test_the_example_is_calibrated_to_a_proven_epsilon(name):
     assert spec.method_options == {"momentum": 0.5}
 
 
+def test_a_file_that_is_edited_during_a_run_changes_no_proof(name, tmp_path):
+    """What ran is proved, not what the file says by then."""
+    file = tmp_path / "method.py"
+    file.write_text(FILE.read_text())
+    experiment = build.build_experiment(Spec().with_values({"method": str(file), **TINY}))
+    before = experiment.accountant(missing=1).epsilon("sum"), build.claim_after(experiment, 3)
+    silent = FILE.read_text().replace("algorithm._replace(", "algorithm._replace(releases=lambda info: (),")
+    file.write_text(silent.replace('"no claim"', '"another"'))
+    assert (experiment.accountant(missing=1).epsilon("sum"), build.claim_after(experiment, 3)) == before
+    assert before[0] > 0
+
+
 def test_the_skeleton_of_contributing_runs_with_a_proven_epsilon(tmp_path):
     guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)

@@ -172,7 +172,7 @@ def test_rounding_is_right_on_average_and_short_enough():
     assert np.abs(free.mean(0) - vector).max() < 5 * 0.5 / math.sqrt(4000)
     redone = np.mean(np.linalg.norm(free, axis=1) > most)
     assert redone <= math.exp(-0.5)  # the promise of the bound: redone with probability at most `bias`
-    with pytest.raises(SpecError, match="clip it before"):
+    with pytest.raises(SpecError, match="clip it first"):
         discrete.conditionally_rounded(np.full(4, 100.0), 3.0)
 
 

@@ -10,6 +10,8 @@ from dither.secagg.messages import Kind, pack
 from dither.secagg.roster import AnnouncedCohort, Rules
 from dither.secagg.server import ServerSession
 
+IDS = (2, 3, 5, 7, 11)
+
 
 def enrolled(ids, rules: Rules | None = None) -> tuple[ServerSession, dict[int, ClientSession]]:
     """A server and clients that have confirmed their roster."""

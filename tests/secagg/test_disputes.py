@@ -10,26 +10,15 @@ from dither.errors import ProtocolAbort
 from dither.secagg import primitives, shamir
 from dither.secagg.client import NO_SHARE, SEAL_ENTRY
 from dither.secagg.messages import SERVER, Kind, pack
-from dither.secagg.roster import Rules
 from tests.secagg.support import (
+    IDS,
     announcement,
-    enrolled,
     payload_of,
     plain_sum,
     resign,
     twin,
-    vectors,
     without_share,
 )
-
-IDS = (2, 3, 5, 7, 11)
-
-
-@pytest.fixture
-def five():
-    """Five clients of which one may lie; four answers open a sum."""
-    server, clients = enrolled(IDS, Rules(colluders=1, min_clients=3))
-    return server, clients, vectors(IDS, server.rules)
 
 
 def upload_all(server, clients, values, spoil=lambda cohort, seal: seal, round_index=0):
@@ -47,6 +36,16 @@ def upload_all(server, clients, values, spoil=lambda cohort, seal: seal, round_i
 def answer_all(server, clients, change=lambda who, answer: answer):
     for who, request in server.unseal().items():
         server.shares(change(who, clients[who].unseal(request)))
+
+
+def accuse(server, clients, maker, accusers):
+    """All answer; the first of them say falsely that the maker's share is no use."""
+    false = [who for who in IDS if who != maker][:accusers]
+
+    def change(who, answer):
+        return without_share(answer, clients[who].signing, maker) if who in false else answer
+
+    answer_all(server, clients, change)
 
 
 def settle(server, clients):
@@ -98,12 +97,7 @@ def test_false_accusers_frame_nobody(five, accusers):
     """However many say that an honest maker's share is no use: it releases them, and the sum opens."""
     server, clients, values = five
     maker = upload_all(server, clients, values)
-    false = [who for who in IDS if who != maker][:accusers]
-
-    def change(who, answer):
-        return without_share(answer, clients[who].signing, maker) if who in false else answer
-
-    answer_all(server, clients, change)
+    accuse(server, clients, maker, accusers)
     assert server.ready == (accusers == 1)
     settle(server, clients)
     assert server.ready
@@ -150,12 +144,7 @@ def test_shares_of_no_polynomial_condemn_their_maker(five):
 def test_a_maker_that_releases_what_it_never_committed_to_is_condemned(five):
     server, clients, values = five
     maker = upload_all(server, clients, values)
-    false = [who for who in IDS if who != maker][:2]
-    answer_all(
-        server,
-        clients,
-        lambda who, answer: without_share(answer, clients[who].signing, maker) if who in false else answer,
-    )
+    accuse(server, clients, maker, 2)
     release = clients[maker].release(server.disputes()[maker])
     body = payload_of(release)
     assert len(body) == 36 + 2 * 37
@@ -255,12 +244,7 @@ def test_no_division_of_the_clients_opens_two_attempts_with_disputes(five):
 def test_a_client_that_restarts_can_still_release(five):
     server, clients, values = five
     maker = upload_all(server, clients, values)
-    false = [who for who in IDS if who != maker][:2]
-    answer_all(
-        server,
-        clients,
-        lambda who, answer: without_share(answer, clients[who].signing, maker) if who in false else answer,
-    )
+    accuse(server, clients, maker, 2)
     clients[maker] = twin(clients[maker])
     settle(server, clients)
     np.testing.assert_array_equal(server.open(), plain_sum(values.values()))

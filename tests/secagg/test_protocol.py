@@ -12,6 +12,7 @@ from dither.secagg import primitives, shamir
 from dither.secagg.client import NO_SHARE, ClientSession
 from dither.secagg.roster import Rules
 from tests.secagg.support import (
+    IDS,
     announcement,
     enrolled,
     payload_of,
@@ -22,15 +23,6 @@ from tests.secagg.support import (
     twin,
     vectors,
 )
-
-IDS = (2, 3, 5, 7, 11)
-
-
-@pytest.fixture
-def five():
-    """Five clients of which one may collude, with a vector each, and their first round announced."""
-    server, clients = enrolled(IDS, Rules(colluders=1, min_clients=3))
-    return server, clients, vectors(IDS, server.rules)
 
 
 def refused(session, reason, call, *arguments):

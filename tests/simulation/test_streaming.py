@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dither import models
-from dither.data import ClientPartition, MappedArray, memmap
+from dither.data import ClientPartition, MappedArray, dataset
 from dither.errors import SpecError
 from dither.methods import cpfed, dp_scaffold, secure_fedavg
 from dither.secagg.encoding import FixedPoint
@@ -179,7 +179,7 @@ def test_what_goes_wrong_while_reading_ahead_is_raised_where_the_block_is_needed
 
 
 def test_closing_gives_up_what_is_being_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(memmap, "_ROWS", 4)
+    monkeypatch.setattr(dataset, "_ROWS", 4)
     _, on_disk = problem_of(tmp_path)
     simulation, hyper, who = simulation_of("cpfed")
     streamed = streaming.Streamed(simulation, on_disk, who, streaming.Room(100, 1))
@@ -191,7 +191,7 @@ def test_closing_gives_up_what_is_being_read(tmp_path, monkeypatch):
         started.set()
         assert go_on.wait(20)
 
-    monkeypatch.setattr(memmap._File, "take", watched)
+    monkeypatch.setattr(dataset._File, "take", watched)
     asked = streamed._ask(0, inputs)
     assert started.wait(20)
     threads = list(streamed._reader._threads)
@@ -199,7 +199,7 @@ def test_closing_gives_up_what_is_being_read(tmp_path, monkeypatch):
     go_on.set()
     with pytest.raises(CancelledError):
         asked.result(20)
-    assert sum(taken) <= 4 * memmap._READERS < SIZES[who[0]].sum()
+    assert sum(taken) <= 4 * dataset._READERS < SIZES[who[0]].sum()
     for thread in threads:
         thread.join(20)
         assert not thread.is_alive()
@@ -236,7 +236,7 @@ def test_no_more_room_is_taken_than_the_rounds_can_use():
 def test_too_little_room_and_records_in_memory_are_refused(tmp_path):
     in_memory, on_disk = problem_of(tmp_path)
     simulation, _, who = simulation_of("cpfed")
-    with pytest.raises(SpecError, match=r"a round has [0-9]+ records, a block room for 10"):
+    with pytest.raises(SpecError, match=r"a round has [0-9]+ records, a block only holds 10"):
         streaming.Streamed(simulation, on_disk, who, streaming.Room(10, 1))
     with pytest.raises(SpecError, match="not on ndarray"):
         streaming.Streamed(simulation, in_memory, who, streaming.Room(1000, 1))

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dither.methods.secure_fedavg import SecureFedavgTraining
+
 Entry = dict[str, Any]
 Dispatch = Mapping[str, Callable[[dict[str, Any]], Any]]
 
@@ -77,3 +79,35 @@ def periodic(v: dict[str, Any]) -> dict[str, Any]:
 
 
 PERIODIC = periodic({"eta": 0.01, "L": 1.0, "tau": 10, "K": 200, "d": 100, "sigma": 0.05, "gap": 0.7, "lam": 0.1})
+SECURE_FEDAVG = SecureFedavgTraining(
+    smoothness=1.0,
+    local_steps=5,
+    batch_size=10,
+    clip_norm=2.0,
+    num_params=105,
+    num_records=32561,
+    epsilon=0.5,
+    delta=1e-4,
+    cohort_size=50,
+    weighted_variance=0.01,
+    heterogeneity=0.1,
+    num_clients=100,
+)
+
+
+def noise_falls_and_inverts(method, params):
+    """The noise falls as ε grows, and `epsilon_of_noise` gives that ε back."""
+    epsilon = np.linspace(0.1, 20, 50)
+    std = method.noise_std(params, epsilon=epsilon, delta=1e-4)
+    assert np.all(np.diff(std) < 0)
+    np.testing.assert_allclose(method.epsilon_of_noise(params, noise_std=std, delta=1e-4), epsilon, rtol=1e-12)
+
+
+def bounds_fall_with_epsilon(method, params, training):
+    """Over a grid of τ and ε, in one call."""
+    tau, epsilon = np.meshgrid(np.arange(1, 201), np.linspace(0.1, 10, 200))
+    std = method.noise_std(params._replace(local_steps=tau), epsilon=epsilon, delta=1e-4)
+    grid = training._replace(local_steps=tau, noise_std=std)
+    for bound in (method.convergence_convex(grid), method.convergence_nonconvex(grid)):
+        assert bound.total.shape == (200, 200)
+        assert np.all(np.diff(bound.total, axis=0) < 0)

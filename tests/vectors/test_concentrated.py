@@ -10,7 +10,7 @@ from dither.methods import concentrated as cd
 from dither.methods import formulas
 from dither.methods.concentrated import ConcentratedParams, ConcentratedTraining
 
-from .published import PERIODIC, periodic, vectors
+from .published import PERIODIC, bounds_fall_with_epsilon, noise_falls_and_inverts, periodic, vectors
 
 
 def params(v):
@@ -59,11 +59,7 @@ test_published_value, test_every_paper_entry_is_covered = vectors(DISPATCH, "cd"
 
 @pytest.mark.parametrize("secure_aggregation", [True, False])
 def test_noise_falls_with_epsilon_and_inverts(secure_aggregation):
-    epsilon = np.linspace(0.1, 20, 50)
-    params = FIG5._replace(participations=13, secure_aggregation=secure_aggregation)
-    std = cd.noise_std(params, epsilon=epsilon, delta=1e-4)
-    assert np.all(np.diff(std) < 0)
-    np.testing.assert_allclose(cd.epsilon_of_noise(params, noise_std=std, delta=1e-4), epsilon, rtol=1e-12)
+    noise_falls_and_inverts(cd, FIG5._replace(participations=13, secure_aggregation=secure_aggregation))
 
 
 def test_without_aggregation_the_noise_grows_by_the_root_of_the_cohort():
@@ -148,9 +144,4 @@ def test_corrected_terms_double_and_add_up():
 
 
 def test_bounds_over_a_grid():
-    tau, epsilon = np.meshgrid(np.arange(1, 201), np.linspace(0.1, 10, 200))
-    std = cd.noise_std(FIG5._replace(local_steps=tau), epsilon=epsilon, delta=1e-4)
-    grid = TRAINING._replace(local_steps=tau, noise_std=std)
-    second, convex = cd.convergence_nonconvex(grid), cd.convergence_convex(grid)
-    assert second.total.shape == convex.total.shape == (200, 200)
-    assert np.all(np.diff(second.total, axis=0) < 0)  # falls with ε
+    bounds_fall_with_epsilon(cd, FIG5, TRAINING)

@@ -9,7 +9,7 @@ from dither.errors import SpecError
 from dither.methods import cpfed, formulas
 from dither.methods.cpfed import CpfedParams, CpfedTraining
 
-from .published import PERIODIC, periodic, vectors
+from .published import PERIODIC, bounds_fall_with_epsilon, noise_falls_and_inverts, periodic, vectors
 
 
 def params(v):
@@ -43,11 +43,7 @@ test_published_value, test_every_paper_entry_is_covered = vectors(DISPATCH, "cp"
 
 @pytest.mark.parametrize("secure_aggregation", [True, False])
 def test_noise_falls_with_epsilon_and_inverts(secure_aggregation):
-    epsilon = np.linspace(0.1, 20, 50)
-    params = FIG6._replace(cohort_size=10, secure_aggregation=secure_aggregation)
-    std = cpfed.noise_std(params, epsilon=epsilon, delta=1e-4)
-    assert np.all(np.diff(std) < 0)
-    np.testing.assert_allclose(cpfed.epsilon_of_noise(params, noise_std=std, delta=1e-4), epsilon, rtol=1e-12)
+    noise_falls_and_inverts(cpfed, FIG6._replace(cohort_size=10, secure_aggregation=secure_aggregation))
 
 
 def test_total_is_the_rounds_that_a_client_is_expected_to_join():
@@ -115,9 +111,4 @@ def test_communication_factor():
 
 
 def test_bounds_over_a_grid():
-    tau, epsilon = np.meshgrid(np.arange(1, 201), np.linspace(0.1, 10, 200))
-    std = cpfed.noise_std(FIG6._replace(local_steps=tau), epsilon=epsilon, delta=1e-4)
-    grid = TRAINING._replace(local_steps=tau, noise_std=std)
-    second, third = cpfed.convergence_convex(grid), cpfed.convergence_nonconvex(grid)
-    assert second.total.shape == third.total.shape == (200, 200)
-    assert np.all(np.diff(third.total, axis=0) < 0)  # falls with ε
+    bounds_fall_with_epsilon(cpfed, FIG6, TRAINING)

@@ -10,24 +10,10 @@ from dither.methods import secure_fedavg as sf
 from dither.methods.secure_fedavg import SecureFedavgParams, SecureFedavgTraining
 from dither.types import Claim
 
-from .published import entries, vectors
+from .published import SECURE_FEDAVG, entries, vectors
 
 RATES = {"client_lr": 0.2, "lr_decay": 0.01}  # Section 4.1
 PAPER = SecureFedavgParams(local_steps=10, batch_size=1, client_size=325)
-TRAINING = SecureFedavgTraining(
-    smoothness=1.0,
-    local_steps=5,
-    batch_size=10,
-    clip_norm=2.0,
-    num_params=105,
-    num_records=32561,
-    epsilon=0.5,
-    delta=1e-4,
-    cohort_size=50,
-    weighted_variance=0.01,
-    heterogeneity=0.1,
-    num_clients=100,
-)
 START = {"strong_convexity": 0.1, "num_steps": 1000, "initial_distance_sq": 1.0}
 
 
@@ -144,15 +130,15 @@ def test_amplification_stays_finite_for_huge_epsilon():
 
 
 def test_theorem1_terms_add_up_and_noise_falls_with_epsilon():
-    bound = sf.convergence(TRAINING, **START)
+    bound = sf.convergence(SECURE_FEDAVG, **START)
     kappa, L, mu, T = 10.0, 1.0, 0.1, 1000
     A = 0.01 / 10 + 8 * 16 * 4 + 6 * 0.1
-    parts = sf.constants(TRAINING)
+    parts = sf.constants(SECURE_FEDAVG)
     assert parts.gradient_variance + parts.local_drift + parts.heterogeneity == pytest.approx(A)
     whole = 2 * kappa / (T + 80) * ((A + parts.privacy_noise + parts.client_sampling) / mu + 2 * L)
     assert bound.total == pytest.approx(whole, rel=1e-12)
-    assert sf.convergence(TRAINING._replace(epsilon=5.0), **START).total < bound.total
-    assert sf.convergence(TRAINING._replace(cohort_size=100), **START).client_sampling == 0
+    assert sf.convergence(SECURE_FEDAVG._replace(epsilon=5.0), **START).total < bound.total
+    assert sf.convergence(SECURE_FEDAVG._replace(cohort_size=100), **START).client_sampling == 0
 
 
 def test_theorem1_conditions():
@@ -165,7 +151,7 @@ def test_theorem1_conditions():
 
 def test_bounds_over_a_grid():
     epsilon, steps = np.meshgrid(np.linspace(0.1, 10, 200), np.arange(1, 201))
-    total = sf.convergence(TRAINING._replace(epsilon=epsilon, local_steps=steps), **START).total
+    total = sf.convergence(SECURE_FEDAVG._replace(epsilon=epsilon, local_steps=steps), **START).total
     assert total.shape == (200, 200)
-    one = TRAINING._replace(epsilon=epsilon[3, 7], local_steps=steps[3, 7])
+    one = SECURE_FEDAVG._replace(epsilon=epsilon[3, 7], local_steps=steps[3, 7])
     assert total[3, 7] == pytest.approx(sf.convergence(one, **START).total, rel=1e-13)

@@ -16,8 +16,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dither import accounting
+from dither.accounting import views
+from dither.accounting.composition import ADJACENCIES, REPLACE_ONE
 from dither.accounting.gaussian import brentq
+from dither.accounting.pld import COARSE
+from dither.accounting.views import VIEWS, ClientRange, ProvenRow
 from dither.errors import NoProof, SpecError
 from dither.types import Algorithm, Conditions, Lattice, PrivacyPlan, Release, RoundInfo, Sampling
 
@@ -198,16 +201,18 @@ def _bound_class(
     )
 
 
-def without_rates(releases: Sequence[Release]) -> tuple[Release, ...]:
+def without_rates(releases: tuple[Release, ...]) -> tuple[Release, ...]:
     """The same releases without learning rates, which tell a server that sees every upload nothing new."""
+    if not any(release.rates for release in releases):
+        return releases  # the very same object: rounds that are alike are told by it
     return tuple(release._replace(rates=()) for release in releases)
 
 
 def _of_a_record(release: Release) -> Release:
     """A blanked client moves a result by its update; a blanked record may turn that update round, twice as far."""
-    if release.sampling.adjacency == accounting.REPLACE_ONE:
+    if release.sampling.adjacency == REPLACE_ONE:
         return release
-    sampling = release.sampling._replace(adjacency=accounting.REPLACE_ONE)
+    sampling = release.sampling._replace(adjacency=REPLACE_ONE)
     return release._replace(sensitivity=2 * release.sensitivity, sampling=sampling)
 
 
@@ -280,7 +285,7 @@ class Accountant:
 
     @cached_property
     def clients(self) -> list[ClientClass]:
-        """Classes of alike clients, with what their members reveal."""
+        """Classes of clients with the same releases, and what their members reveal."""
         plan = self.plan
         return classes(
             self.releases,
@@ -308,9 +313,7 @@ class Accountant:
         factor on all noise."""
         return self.proven(view, adjacency, unit, noise=noise).value
 
-    def proven(
-        self, view: str = "", adjacency: str = "", unit: str = "run", *, noise: float = 1.0
-    ) -> accounting.ProvenRow:
+    def proven(self, view: str = "", adjacency: str = "", unit: str = "run", *, noise: float = 1.0) -> ProvenRow:
         """The row behind `epsilon`. Plans that ask the same (specs of a sweep that differ in seed, say) are
         answered once."""
         view, adjacency = view or self.plan.view, adjacency or self.plan.adjacency
@@ -320,7 +323,7 @@ class Accountant:
         rows = [self._ask(each, conditions, view, adjacency, noise) for each in asked]
         return max(rows, key=lambda row: row.value)
 
-    def _message(self, adjacency: str, noise: float = 1.0) -> accounting.ProvenRow:
+    def _message(self, adjacency: str, noise: float = 1.0) -> ProvenRow:
         """One participation by itself, the most revealing one, against a server that sees the upload.
 
         Rounds of one class are ordered by strength, so its strongest stands for it; classes differ in sampling
@@ -345,77 +348,82 @@ class Accountant:
         view: str,
         adjacency: str,
         noise: float = 1.0,
-    ) -> accounting.ProvenRow:
+    ) -> ProvenRow:
         delta = self.plan.delta
 
-        def answer() -> accounting.ProvenRow:
-            return accounting.proven(
-                scaled(participations, noise), delta, conditions, view=view, adjacency=adjacency
-            )
+        def answer() -> ProvenRow:
+            return views.proven(scaled(participations, noise), delta, conditions, view=view, adjacency=adjacency)
 
         if noise != 1.0:  # a step of a search, not asked again
             return answer()
-        row: accounting.ProvenRow = _answered((tuple(participations), delta, conditions, view, adjacency), answer)
+        row: ProvenRow = _answered((tuple(participations), delta, conditions, view, adjacency), answer)
         return row
 
     # Tables
 
-    def table(self) -> list[accounting.ProvenRow]:
+    def table(self) -> list[ProvenRow]:
         """Proven ε for every view and adjacency, the largest over clients, with the least and the median beside
         it; then one participation by itself (unit "message")."""
         rows = []
         members = [len(group.members) for group in self.clients]
-        for adjacency in accounting.ADJACENCIES:
-            # [group][least, median, most][view]
-            found = [[self._account(which, adjacency) for which in group[1:]] for group in self.clients]
-            for number in range(len(accounting.VIEWS)):
-                most = max((entry[2][number] for entry in found), key=lambda p: p.value)
-                medians = [entry[1][number].value for entry in found]
-                least = min(entry[0][number].value for entry in found)
-                clients = accounting.ClientRange(least, float(np.median(np.repeat(medians, members))), most.value)
-                no_credit = None
-                if most.view == "sum":
-                    values = [entry[2][number].value for entry in found]
-                    no_credit = self._refusal(self.clients[int(np.argmax(values))], adjacency, most)
-                rows.append(self.row(most, clients=clients, no_credit=no_credit))
+        for adjacency in ADJACENCIES:
+            most = [self._account(group.most, adjacency) for group in self.clients]
+            pairs = list(zip(self.clients, most, strict=True))
+            least = [self._at_most(group, group.least, adjacency, bounds) for group, bounds in pairs]
+            median = [self._at_most(group, group.median, adjacency, bounds) for group, bounds in pairs]
+            for number, view in enumerate(VIEWS):
+                values = [bounds[number].value for bounds in most]
+                worst = int(np.argmax(values))
+                middle = float(np.median(np.repeat([each[number] for each in median], members)))
+                clients = ClientRange(min(each[number] for each in least), middle, values[worst])
+                row = most[worst][number]
+                no_credit = self._refusal(self.clients[worst], adjacency, row) if view == "sum" else None
+                rows.append(self.row(row, clients=clients, no_credit=no_credit))
             rows.append(self.row(self._message(adjacency)))
         return rows
 
-    def _account(
-        self, participations: Participations, adjacency: str, **options: Any
-    ) -> list[accounting.ProvenRow]:
-        return accounting.account(participations, self.plan.delta, self.conditions, adjacency=adjacency, **options)
+    def _at_most(
+        self, group: ClientClass, participations: Participations, adjacency: str, most: list[ProvenRow]
+    ) -> list[float]:
+        """ε of a less exposed member in every view, on a coarse grid: shown beside the table, never above it."""
+        if participations == group.most:
+            return [row.value for row in most]
+        rows = self._account(participations, adjacency, resolution=COARSE)
+        return [min(row.value, bound.value) for row, bound in zip(rows, most, strict=True)]
 
-    def _refusal(self, group: ClientClass, adjacency: str, best: accounting.ProvenRow) -> str:
+    def _account(self, participations: Participations, adjacency: str, **options: Any) -> list[ProvenRow]:
+        return views.account(participations, self.plan.delta, self.conditions, adjacency=adjacency, **options)
+
+    def _refusal(self, group: ClientClass, adjacency: str, best: ProvenRow) -> str:
         """Why sums are proved no better than the uploads themselves, where another bound holds; else empty."""
         if math.isinf(best.value):
             return ""
         bounds = self._account(group.most, adjacency, views=("sum",), every_recipe=True)
         return next((bound.detail for bound in bounds if math.isinf(bound.value)), "")
 
-    def tried(self) -> list[accounting.ProvenRow]:
+    def tried(self) -> list[ProvenRow]:
         """Every recipe that was tried, the largest over the classes of clients, refusals with their reason."""
         return self._tried(self.clients, self.conditions)
 
-    def _tried(self, groups: Sequence[ClientClass], conditions: Conditions) -> list[accounting.ProvenRow]:
+    def _tried(self, groups: Sequence[ClientClass], conditions: Conditions) -> list[ProvenRow]:
         rows = []
-        for adjacency in accounting.ADJACENCIES:
+        for adjacency in ADJACENCIES:
             found = [
-                accounting.account(group.most, self.plan.delta, conditions, adjacency=adjacency, every_recipe=True)
+                views.account(group.most, self.plan.delta, conditions, adjacency=adjacency, every_recipe=True)
                 for group in groups
             ]
             rows += [self.row(max(same, key=lambda row: row.value)) for same in zip(*found, strict=True)]
         return rows
 
-    def before_the_draw(self, cohort_size_at: Callable[[int], int]) -> list[accounting.ProvenRow]:
+    def before_the_draw(self, cohort_size_at: Callable[[int], int]) -> list[ProvenRow]:
         """Every bound when an honest party is yet to draw each round's cohort, independently of data and outputs:
         a client takes part in each round with probability cohort_size/num_clients (R4), but surely where all do
         (Secure FedAvg's first round)."""
         plan = self.plan
         if plan.round_numbers:
-            raise SpecError("rounds of this run were made twice: who took part in them is drawn already (R4)")
+            raise SpecError("some rounds of this run were repeated: their participants are already drawn (R4)")
         if plan.design is not None:
-            raise SpecError("this method fixes who takes part beforehand: there is nothing left to draw (R4)")
+            raise SpecError("this method fixes the participants in advance: there is nothing left to draw (R4)")
         rounds = len(plan.cohorts)
         everyone, nobody = np.arange(plan.num_clients), np.zeros(0, int)
         shares = [cohort_size_at(index) / plan.num_clients for index in range(rounds)]
@@ -431,19 +439,19 @@ class Accountant:
             for sure, drawn in zip(taking_part(True), taking_part(False), strict=True)
         ]
         rate = max((share for share in shares if share < 1), default=1.0)
-        participation = accounting.binomial(rounds, rate, certain=sum(share >= 1 for share in shares))
+        participation = views.binomial(rounds, rate, certain=sum(share >= 1 for share in shares))
         return self._tried(joined, self.conditions._replace(participation=participation))
 
-    def row(self, p: accounting.ProvenRow, **more: Any) -> accounting.ProvenRow:
-        """A proven ε as reports hold it: with whom it holds against."""
+    def row(self, p: ProvenRow, **more: Any) -> ProvenRow:
+        """A proven ε as reports show it: with the adversary it holds against."""
         return replace(p, assumed=p.assumed or self.plan.assumed, against=self._against(p), **more)
 
-    def _against(self, p: accounting.ProvenRow) -> str:
-        """Whom a bound that counts on the others' noise holds against; empty where it counts on nobody's."""
+    def _against(self, p: ProvenRow) -> str:
+        """The adversary that a bound relying on other clients' noise holds against; empty if it relies on none."""
         if not p.recipe.startswith("R6") and not p.recipe.endswith((" sum", " downlink", " joint")):
             return ""
         plan = self.plan
-        rest = f" and lacks the noise of {plan.missing} more" if plan.missing else ""
+        rest = f" while the noise of {plan.missing} more is missing" if plan.missing else ""
         return f"against a server that colludes with {plan.colluders} of the {plan.cohort_size} parties{rest}"
 
     # Noise
@@ -465,7 +473,7 @@ class Accountant:
                     f"no noise has a proven ε for view={plan.view!r} under {plan.adjacency}: {most.detail}; "
                     "choose another privacy.adjacency, privacy.view or batch_sampling"
                 )
-            return accounting.calibrate(plan.epsilon, at)
+            return calibrate(plan.epsilon, at)
 
         asked, conditions = question_of((group.most for group in self.clients), self.conditions, plan.view)
         question = (asked, conditions, plan.epsilon, plan.delta, plan.view, plan.adjacency, plan.unit)

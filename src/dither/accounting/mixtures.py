@@ -12,12 +12,12 @@ from dither.accounting.gaussian import (
     amplified_epsilon,
     brentq,
     check_delta,
+    fixed_size_epsilon,
     gaussian_epsilon,
     gaussian_noise_multiplier,
     log_gaussian_delta,
     unamplified_epsilon,
 )
-from dither.accounting.subsampled import fixed_size_epsilon
 from dither.errors import NoProof
 
 

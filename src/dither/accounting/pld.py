@@ -45,7 +45,7 @@ class Resolution(NamedTuple):
 
 
 FINE = Resolution()
-COARSE = Resolution(24.0, 8.0, 2**13, 2**12)  # ε larger by 0.02% to 0.2%, a few milliseconds
+COARSE = Resolution(24.0, 8.0, 2**13, 2**12)  # ε at most about 1% larger, a few milliseconds
 
 
 class Curve(NamedTuple):

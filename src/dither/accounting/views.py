@@ -3,7 +3,7 @@
 Views, from the strongest adversary to the weakest (errata, Recipes):
 
     upload      the server sees every upload
-    sum         the server sees sums only and `colluders` clients help it (secure aggregation)
+    sum         the server sees only sums, and `colluders` clients collude with it (secure aggregation)
     broadcast   an outsider sees what is broadcast, and at most `exposures` of the client's uploads
     final       an outsider sees the final model only; bounded by "broadcast"
 
@@ -22,17 +22,20 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from dither.accounting.aggregation import aggregated_round_mu, credit_refusal, honest_others, smooth_round_mu
 from dither.accounting.composition import (
     ADD_REMOVE,
     ADJACENCIES,
     ZERO_OUT,
     Group,
     Item,
+    aggregated_round_mu,
     batches_per_epoch,
+    credit_refusal,
     epochs_in_round,
     groups_epsilon,
+    honest_others,
     sampled_item,
+    smooth_round_mu,
     step_multiplier,
     total_shuffled_uses,
 )
@@ -94,7 +97,7 @@ class ProvenRow:
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> ProvenRow:
         """The row that `to_json` wrote; ∞ may be a float or the string "inf". KeyError, TypeError or ValueError
-        where it is no such row."""
+        if it is not such a row."""
         clients, no_credit = row.get("clients"), row.get("no_credit")
         return cls(
             view=str(row["view"]),
@@ -160,7 +163,9 @@ VIEWS = ("upload", "sum", "broadcast", "final")
 NO_PROOF = "no proof"
 _Recipe = Callable[[Rounds, float, Conditions, str], Bound]
 _ROUNDING = "rounding and clamping before secure aggregation (G8)"
-FLOAT_NOISE = "floating-point noise: the proof is for real numbers, low bits of an upload can tell more (H3)"
+FLOAT_NOISE = (
+    "floating-point noise: the proof is for real numbers, and the low bits of an upload can reveal more (H3)"
+)
 _FLOAT_SUMS = "floating-point sums before the noise: the proof is for real numbers"
 
 
@@ -203,7 +208,7 @@ def account(
         try:
             if adjacency == ADD_REMOVE and conditions.counts_shown:
                 raise NoProof(
-                    "add/remove needs that nothing released depends on a record count: "
+                    "add/remove needs releases that do not depend on a record count: "
                     f"{conditions.counts_shown}; use zero-out"
                 )
             return recipe(rounds, delta, conditions, adjacency)
@@ -358,7 +363,7 @@ def downlink_bound(rounds: Rounds, delta: float, conditions: Conditions, adjacen
     if not any(group for group, _, _ in groups):
         raise NoProof("no noise is added to the broadcast")
     if conditions.lattice is not None:
-        raise NoProof("the broadcast's noise counts the uploads', which is discrete here: the bound of sums holds")
+        raise NoProof("the broadcast carries the uploads' noise, which is discrete here: the bound for sums holds")
     hidden = [group for group, _, _ in rounds.groups if not _has_downlink(group)]
     if any(release.channel == "uplink" for group in hidden for release in group):
         raise NoProof("some rounds release an upload without a noisy broadcast")
@@ -594,8 +599,8 @@ def _steps(group: tuple[Release, ...], adjacency: str) -> tuple[tuple[float, ...
         return (1.0,), tuple(multipliers)
     if len(rates) != len(multipliers):
         raise NoProof(
-            "the credit for the other clients' noise needs the learning rate of every local step, and it is "
-            "unknown, or changes from round to round while clients take part in different ones (R6')"
+            "the credit for the other clients' noise needs the learning rate of every local step: here it is "
+            "unknown, or it changes between rounds and clients take part in different rounds (R6')"
         )
     return tuple(rates), tuple(multipliers)
 

@@ -121,7 +121,7 @@ def audit(
 def _check_options(views: Sequence[str], options: _Options) -> None:
     for view in views:
         if view not in VIEWS:
-            raise SpecError(f"view={view!r} is not one of {', '.join(VIEWS)}{did_you_mean(view, VIEWS)}")
+            raise SpecError(f"unknown view={view!r}{did_you_mean(view, VIEWS)}")
     if not 0.5 < options.confidence < 1:
         raise SpecError(f"confidence={options.confidence} must lie between 0.5 and 1")
     if options.trials < _FEWEST:
@@ -221,10 +221,10 @@ class _Auditor:
         each = 1 - (1 - self.options.confidence) / (1 + gaussian + (exhibited is not None))
         delta = spec.privacy.delta
         thresholds = bounds.choose_thresholds(*pilot_scores, trials=trials, delta=delta, error=1 - each)
-        lower_bounds = [bounds.count_bound(*scores, thresholds, delta=delta, confidence=each)]
+        lower_bounds = [bounds.count_bound(scores, thresholds, delta=delta, confidence=each)]
         mu_thresholds = bounds.mu_thresholds(*pilot_scores) if gaussian else []
         if gaussian:
-            lower_bounds.append(bounds.mu_bound(*scores, mu_thresholds, delta=delta, confidence=each))
+            lower_bounds.append(bounds.mu_bound(scores, mu_thresholds, delta=delta, confidence=each))
         if exhibited is not None:
             lower_bounds.append(bounds.exhibited_bound(exhibited, delta=delta, confidence=each))
         rounds = len(schedule.rounds)

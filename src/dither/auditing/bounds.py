@@ -26,6 +26,7 @@ from dither import accounting
 
 MU_FORM = "mu-GDP form: assumes Gaussian trade-off"
 EXHIBITED_FORM = "exhibited pair: assumes Gaussian noise, independent of batch and round"
+Scores = tuple[np.ndarray, np.ndarray]  # of the trials with the record, and without it
 _MOST_THRESHOLDS = 2000  # of the pilot's scores, how many are looked at
 
 
@@ -117,15 +118,9 @@ def _reached(scores: np.ndarray, thresholds: np.ndarray, side: str) -> np.ndarra
     return len(scores) - below if side == "in" else below
 
 
-def count_bound(
-    scores_in: np.ndarray,
-    scores_out: np.ndarray,
-    thresholds: Sequence[Threshold],
-    *,
-    delta: float,
-    confidence: float,
-) -> LowerBound:
+def count_bound(scores: Scores, thresholds: Sequence[Threshold], *, delta: float, confidence: float) -> LowerBound:
     """ε from counts at thresholds that were chosen beforehand; a union bound over them keeps the confidence."""
+    scores_in, scores_out = scores
     error = (1.0 - confidence) / len(thresholds)
     outcomes = []
     for threshold in thresholds:
@@ -155,15 +150,9 @@ def mu_lower(false_in: float, num_out: float, false_out: float, num_in: float, e
     return max(float(-ndtri(fpr) - ndtri(fnr)), 0.0)
 
 
-def mu_bound(
-    scores_in: np.ndarray,
-    scores_out: np.ndarray,
-    thresholds: Sequence[Threshold],
-    *,
-    delta: float,
-    confidence: float,
-) -> LowerBound:
+def mu_bound(scores: Scores, thresholds: Sequence[Threshold], *, delta: float, confidence: float) -> LowerBound:
     """ε at δ by R1 from a lower limit of μ. Only for releases whose trade-off is Gaussian."""
+    scores_in, scores_out = scores
     error = (1.0 - confidence) / len(thresholds)
     mu = 0.0
     for threshold in thresholds:

@@ -60,10 +60,10 @@ class AttackResult(NamedTuple):
         count = len(self.scores_in) if self.thresholds else 0
         while count >= 100:
             scores = self.scores_in[:count], self.scores_out[:count]
-            counted = bounds.count_bound(*scores, self.thresholds, delta=delta, confidence=confidence)
+            counted = bounds.count_bound(scores, self.thresholds, delta=delta, confidence=confidence)
             steps.append({"trials": count, "counts": counted.value})
             if self.mu_thresholds:
-                gaussian = bounds.mu_bound(*scores, self.mu_thresholds, delta=delta, confidence=confidence)
+                gaussian = bounds.mu_bound(scores, self.mu_thresholds, delta=delta, confidence=confidence)
                 steps[-1]["mu"] = gaussian.value
             count //= 2
         return steps[::-1]

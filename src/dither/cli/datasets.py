@@ -65,6 +65,7 @@ def data_get(
         typer.echo(f"{name} ships inside scikit-learn: nothing to fetch")
 
 
+# reason: one parameter an option, as Typer has it
 @app.command("describe")
 def data_describe(
     name: Annotated[str, typer.Argument(help="A data set's name, your own file, or a folder of .npy.")],

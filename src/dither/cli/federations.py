@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,14 +23,19 @@ app = typer.Typer(
 )
 ServerFolder = Annotated[
     Path,
-    typer.Option("--federation", metavar="DIR", help="The server's folder that `dither federation init` made."),
+    typer.Option("--federation", metavar="DIR", help="The server's folder from `dither federation init`."),
 ]
+Hosts = Annotated[
+    list[str] | None, typer.Option("--host", help="Name or address under which parties reach the server.")
+]
+Days = Annotated[int, typer.Option(help="Days until the server's certificate expires.")]
 PartyFolder = Annotated[
     Path,
-    typer.Option("--federation", metavar="DIR", help="Your party's folder that `dither federation init` made."),
+    typer.Option("--federation", metavar="DIR", help="Your party's folder from `dither federation init`."),
 ]
 
 
+# reason: one parameter an option, as Typer has it
 def serve(
     what: Annotated[str, typer.Argument(metavar="PRESET | SPEC.toml", help="What to train.")],
     federation: ServerFolder,
@@ -39,12 +45,12 @@ def serve(
     ] = None,
     settings: Settings = None,
     min_clients: Annotated[
-        int | None, typer.Option(help="Answers without which a round waits (federation.min_clients).")
+        int | None, typer.Option(help="Smallest number of answers for a round (federation.min_clients).")
     ] = None,
     without: Annotated[
         list[str] | None, typer.Option("--without", metavar="PARTY", help="Leave a party out of this run.")
     ] = None,
-    wait: Annotated[float, typer.Option(help="Seconds to wait for parties to come and to agree.")] = 3600.0,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for the parties to connect and agree.")] = 3600.0,
     data_dir: DataDir = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -82,6 +88,7 @@ def serve(
         _print_outcome(report, folder)
 
 
+# reason: one parameter an option, as Typer has it
 def join(
     data: Annotated[Path, typer.Option("--data", help="Your records: .csv, .parquet or .npz. They stay here.")],
     federation: PartyFolder,
@@ -99,33 +106,32 @@ def join(
     ] = "",
     method: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE.py", help="A method's file that the agreement may name: you have read it."),
+        typer.Option(metavar="FILE.py", help="A method's file that the agreement may name. Read it first."),
     ] = None,
     test: Annotated[bool, typer.Option("--test", help="Accept noise from a public seed: no protection.")] = False,
-    patience: Annotated[float, typer.Option(help="Seconds to go on trying without a connection.")] = 3600.0,
-    idle: Annotated[float, typer.Option(help="Seconds to wait for a question of the server's.")] = 86400.0,
+    patience: Annotated[float, typer.Option(help="Seconds to keep trying without a connection.")] = 3600.0,
+    idle: Annotated[float, typer.Option(help="Seconds to wait for a request from the server.")] = 86400.0,
     behind_supernode: Annotated[
-        bool, typer.Option("--behind-supernode", help="Serve a SuperNode of Flower's on this machine.")
+        bool, typer.Option("--behind-supernode", help="Serve a Flower SuperNode on this machine.")
     ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Take part in a federation with your own records, until the run is over."""
     from dither.federation import joining
+    from dither.federation.agreement import approved_digest, describe
 
     _term_as_interrupt()
 
-    def say(line: str) -> None:
-        if as_json:
-            print_event("note", text=line)
-        elif not quiet:
-            typer.echo(line)
-
     def ask(agreement: Any, experiment: Any) -> str:
-        silent = as_json or quiet
-        return _ask_owner(
-            federation, agreement, experiment, yes=yes, digest=approve, as_json=as_json, silent=silent
-        )
+        rows = describe(agreement, experiment, agreed_name(federation))
+        if as_json:
+            print_event("terms", digest=agreement.digest, terms=dict(rows))
+        elif not quiet:
+            table = [{"what": what, "agreement": value} for what, value in rows]
+            print_table(table, title="What you are asked to agree to")
+        before = approved_digest(federation)
+        return _approval(agreement.digest, before, yes=yes, named=approve, silent=as_json or quiet)
 
     with on_interrupt("the same command takes up where this one ended"):
         result = joining.join(
@@ -141,7 +147,7 @@ def join(
             patience=patience,
             idle=idle,
             behind_supernode=behind_supernode,
-            say=say,
+            say=_notes(as_json, quiet),
         )
     outcome = result["outcome"] or {}
     if as_json:
@@ -165,41 +171,33 @@ def join(
         )
 
 
-def _ask_owner(
-    folder: Path,
-    agreement: Any,
-    experiment: Any,
-    *,
-    yes: bool,
-    digest: str,
-    as_json: bool = False,
-    silent: bool = False,
-) -> str:
-    """The owner's word on the agreement, or FederationError."""
-    from dither.federation.agreement import approved_digest, describe
+def _notes(as_json: bool, quiet: bool) -> Callable[[str], None]:
+    """Prints a line on the way, as text or as an event."""
 
-    rows = describe(agreement, experiment, agreed_name(folder))
-    if as_json:
-        print_event("terms", digest=agreement.digest, terms=dict(rows))
-    elif not silent:
-        table = [{"what": what, "agreement": value} for what, value in rows]
-        print_table(table, title="What you are asked to agree to")
-    before = approved_digest(folder)
-    if digest:
-        if digest == agreement.digest:
+    def say(line: str) -> None:
+        if as_json:
+            print_event("note", text=line)
+        elif not quiet:
+            typer.echo(line)
+
+    return say
+
+
+def _approval(digest: str, before: str | None, *, yes: bool, named: str, silent: bool) -> str:
+    """How the owner approves the agreement with this digest (`before`: one approved earlier), or
+    FederationError."""
+    if named:
+        if named == digest:
             return "--approve"
-        raise FederationError(f"the agreement has digest {agreement.digest[:16]}, --approve names {digest[:16]}")
+        raise FederationError(f"the agreement has digest {digest[:16]}, --approve names {named[:16]}")
     if yes:
         if before is None:
             return "--yes"
         raise FederationError(
-            f"this is not the agreement approved here ({before[:16]}); approve it with "
-            f"--approve {agreement.digest}"
+            f"this is not the agreement approved here ({before[:16]}); approve it with --approve {digest}"
         )
     if silent or not sys.stdin.isatty():
-        raise FederationError(
-            f"nobody is here to approve the agreement; approve it with --approve {agreement.digest}"
-        )
+        raise FederationError(f"nobody is here to approve the agreement; approve it with --approve {digest}")
     if not typer.confirm("Take part under this agreement?"):
         raise FederationError("the owner does not approve the agreement")
     return "asked"
@@ -215,14 +213,12 @@ def agreed_name(folder: Path) -> str:
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to make.")],
     parties: Annotated[str, typer.Option(help="Names of the parties, separated by commas.")],
-    host: Annotated[
-        list[str] | None, typer.Option("--host", help="Name or address under which parties reach the server.")
-    ] = None,
-    days: Annotated[int, typer.Option(help="Days until the server's certificate ends.")] = 825,
+    host: Hosts = None,
+    days: Days = 825,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Make the keys and certificates: a folder for the server and one to hand to each party."""
+    """Create the keys and certificates: a folder for the server and one for each party."""
     from dither.federation import keys
 
     names = [name.strip() for name in parties.split(",") if name.strip()]
@@ -241,10 +237,8 @@ def init(
 @app.command("renew")
 def renew(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that init made, with its ca.")],
-    host: Annotated[
-        list[str] | None, typer.Option("--host", help="Name or address under which parties reach the server.")
-    ] = None,
-    days: Annotated[int, typer.Option(help="Days until the server's certificate ends.")] = 825,
+    host: Hosts = None,
+    days: Days = 825,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -259,6 +253,7 @@ def renew(
         typer.echo(f"new certificate in {folder / 'server'}, until {ends:%Y-%m-%d}")
 
 
+# reason: one parameter an option, as Typer has it
 @app.command("check")
 def check(
     federation: PartyFolder,
@@ -269,7 +264,7 @@ def check(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Say in words whether this party can take part: keys, versions, data, connection, clock, budget."""
+    """Check whether this party can take part: keys, versions, data, connection, clock, budget."""
     from dither.federation import joining
 
     findings = joining.check(federation, data=data, label=label, server=server, ledger=ledger)
@@ -314,16 +309,9 @@ def demo(
     if folder.exists() and not demo.stopped(folder):
         raise ConfigError(f"{str(folder)!r} already exists; give another --out")
     _term_as_interrupt()
-
-    def say(line: str) -> None:
-        if as_json:
-            print_event("note", text=line)
-        elif not quiet:
-            typer.echo(line)
-
     flags = ["--json"] * as_json + ["--quiet"] * (quiet and not as_json)
     with on_interrupt(f"go on with: dither federation demo --out {shlex.quote(str(folder))}"):
-        code = demo.run(folder, port=free_port(), data_dir=data_dir, say=say, flags=flags)
+        code = demo.run(folder, port=free_port(), data_dir=data_dir, say=_notes(as_json, quiet), flags=flags)
     sys.exit(code)
 
 
@@ -350,6 +338,15 @@ class _Events(_Silent):
         print_event(event, **facts)
 
 
+_LINES = {  # by event
+    "joined": "{party} is here with {records:,} records",
+    "accepted": "{party} takes part",
+    "enrolled": "enrolled for secure aggregation: the server sees masked words and their sum",
+    "restart": "{what} died; starting it again",
+    "left out": "going on without {party} until the server is started again: {why}",
+}
+
+
 class _ServerView(_Silent):
     """Live progress of a federation: a bar on a terminal, lines elsewhere."""
 
@@ -372,24 +369,14 @@ class _ServerView(_Silent):
     def _line(self, event: str, facts: dict[str, Any]) -> str:
         if event == "listening":
             return f"listening on {facts['address']} for {', '.join(facts['parties'])}"
-        if event == "joined":
-            return f"{facts['party']} is here with {facts['records']:,} records"
         if event == "waiting":
             return f"waiting for {', '.join(facts['parties'])} to {facts['to']}"
         if event == "terms":
             warning = f"\nWARNING: {facts['warning']}" * bool(facts["warning"])
             safe = f"; {facts['collusion']}" * bool(facts["collusion"])
             return f"agreement {facts['digest'][:16]} sent to {len(facts['parties'])} parties{safe}{warning}"
-        if event == "accepted":
-            return f"{facts['party']} takes part"
-        if event == "enrolled":
-            return "enrolled for secure aggregation: the server sees masked words and their sum"
-        if event == "restart":
-            return f"{facts['what']} died; starting it again"
         if event == "excluded":
             return f"{facts['party']} is excluded from round {facts['round'] + 1} on: {facts['why']}"
-        if event == "left out":
-            return f"going on without {facts['party']} until the server is started again: {facts['why']}"
         if event == "start":
             return f"going on after round {facts['done']}" if facts["done"] else ""
         if event == "round":
@@ -400,7 +387,7 @@ class _ServerView(_Silent):
                 parts.append(f"missing {', '.join(facts['missing'])}")
             parts += [f"{name} refused: {why}" for name, why in facts["refused"].items()]
             return "  ".join([*parts, f"accuracy {self._accuracy}", f"{facts['seconds']:.2f} s"])
-        return ""
+        return _LINES.get(event, "").format_map(facts)
 
     def _start_bar(self, facts: dict[str, Any]) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn

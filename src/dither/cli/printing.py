@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import typer
 from typer.core import TyperGroup
@@ -21,26 +21,39 @@ if TYPE_CHECKING:
     from dither.experiment.report import LocalFigures, Report, RunTraffic
 
 
-class RunProgress:
-    """A live bar on a terminal, a line now and then elsewhere, nothing when silent."""
+class _Live:
+    """A bar on a terminal that stops on the way out."""
+
+    _bar: Any = None
 
     def __init__(self, silent: bool) -> None:
         self.silent = silent
-        self.folder: Path | None = None
-        self._bar: Any = None
-        self._total = 0
-        self._printed = 0
 
-    def __enter__(self) -> RunProgress:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 
+    def _make_bar(self, before: str, after: str, console: Console) -> None:
+        """A bar between two texts, then the time it took and the time left."""
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        texts = TextColumn(before), BarColumn(bar_width=None), TextColumn(after)
+        times = TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()
+        self._bar = Progress(*texts, *times, console=console)
+
+
+class RunProgress(_Live):
+    """A live bar on a terminal, a line now and then elsewhere, nothing when silent."""
+
+    folder: Path | None = None
+    _total = 0
+    _printed = 0
+
     def start(self, experiment: Experiment, folder: Path, done: int) -> None:
-        from dither.experiment.build import planned_rounds
-        from dither.experiment.compiled import sharing_note
+        from dither.experiment.build import planned_rounds, sharing_note
 
         self.folder, self._total, self._printed = folder, planned_rounds(experiment), done
         if self.silent:
@@ -58,17 +71,8 @@ class RunProgress:
             console.print(f"resuming {escape(str(folder))} after round {done}", highlight=False)
         if not console.is_terminal:
             return
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-        self._bar = Progress(
-            TextColumn("round {task.completed}/{task.total}"),
-            BarColumn(bar_width=None),
-            TextColumn("{task.fields[scores]}  {task.fields[epsilon]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-        )
+        scores = "{task.fields[scores]}  {task.fields[epsilon]}"
+        self._make_bar("round {task.completed}/{task.total}", scores, console)
         self._task = self._bar.add_task("", total=self._total, completed=done, scores="-", epsilon=self._epsilon)
         self._bar.start()
 
@@ -252,23 +256,13 @@ def escape(text: str) -> str:
 # Progress of many runs
 
 
-class Bar:
+class Bar(_Live):
     """The progress of sweep, plan and reproduce. Work finished before the first update says nothing about today's
     speed, so the bar starts after it."""
 
-    def __init__(self, silent: bool) -> None:
-        self.silent = silent
-        self._bar: Any = None
-        self._task: Any = None
-        self._before = 0.0
-        self._tenths = 0
-
-    def __enter__(self) -> Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+    _task: Any = None
+    _before = 0.0
+    _tenths = 0
 
     def update(self, done: float, total: float, text: str) -> None:
         """Show how much of the work is done."""
@@ -290,17 +284,7 @@ class Bar:
             console.print(f"[dim]{escape(line)}[/]", highlight=False, soft_wrap=True)
 
     def _start(self, done: float, total: float) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-        self._bar = Progress(
-            TextColumn("{task.description:20}"),
-            BarColumn(bar_width=None),
-            TextColumn("{task.percentage:3.0f}%"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(elapsed_when_finished=False),
-            console=error_terminal(),
-        )
+        self._make_bar("{task.description:20}", "{task.percentage:3.0f}%", error_terminal())
         self._before = done
         self._task = self._bar.add_task("", total=max(total - done, 1e-9))
         self._bar.start()

@@ -13,7 +13,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dither.cli import options
-from dither.cli.options import DataDir, Json, LedgerFile, NewLedger, Quiet, Settings, spec_from
+from dither.cli.options import (
+    Coordinator,
+    DataDir,
+    Json,
+    LedgerFile,
+    NewLedger,
+    Process,
+    Processes,
+    Quiet,
+    Settings,
+    several,
+    spec_from,
+)
 from dither.cli.printing import (
     LOCAL,
     RunProgress,
@@ -24,13 +36,13 @@ from dither.cli.printing import (
     print_table,
     short,
 )
-from dither.cli.processes import Coordinator, Process, Processes, several
 from dither.errors import BudgetExhausted, SpecError
 
 if TYPE_CHECKING:
     pass
 
 
+# reason: one parameter an option, as Typer has it
 def run(
     what: Annotated[
         str | None,

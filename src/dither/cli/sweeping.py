@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dither.cli.options import DataDir, Json, Quiet, Settings, spec_from
+from dither.cli.options import Coordinator, DataDir, Json, Process, Processes, Quiet, Settings, several, spec_from
 from dither.cli.printing import Bar, epsilon_text, on_interrupt, print_table, short, terminal
-from dither.cli.processes import Coordinator, Process, Processes, several
 
 if TYPE_CHECKING:
     from dither.experiment.sweep import Sweep

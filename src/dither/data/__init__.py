@@ -10,13 +10,22 @@ Nothing here imports JAX; pandas, scikit-learn, matplotlib and pooch are importe
 
 from dither.data.arrays import folder_digest, open_folder, read_arrays
 from dither.data.catalog import entries, get, hash_records, load, packaged_schema
-from dither.data.dataset import Dataset, all_records, pool, public_part, stratified_split, stream
+from dither.data.dataset import (
+    ClientPartition,
+    Dataset,
+    MappedArray,
+    all_records,
+    partition,
+    per_client_split,
+    pool,
+    public_part,
+    stratified_split,
+    stream,
+    zeros_aligned,
+)
 from dither.data.hashing import hash_table
-from dither.data.memmap import MappedArray, zeros_aligned
-from dither.data.partitions import ClientPartition, partition, per_client_split
 from dither.data.plots import class_counts, describe, draw_partition, partition_table
-from dither.data.schema import Categorical, Encoded, Label, Numeric, Schema, draft_schema
-from dither.data.tables import read_table
+from dither.data.schema import Categorical, Encoded, Label, Numeric, Schema, draft_schema, read_table
 
 __all__ = [
     "Categorical",

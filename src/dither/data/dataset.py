@@ -1,19 +1,186 @@
-"""`Dataset`: a data set as arrays, from whatever file; its parts and splits; seeded random streams."""
+"""`Dataset`: a data set as arrays, from whatever file, in memory or on disk; its parts and splits; which client
+holds which rows."""
 
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, NamedTuple
+import math
+import mmap
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dither.data.memmap import MappedArray
-from dither.data.schema import Schema
-from dither.data.tables import text_column
+from dither.data.schema import Schema, text_column
 from dither.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
     import pandas as pd
+
+# Records on disk
+
+_ROWS = 1024  # rows copied before their pages are released
+_READERS = 4  # concurrent copies: a disk answers several requests in the time of one
+_AROUND = 64 << 10  # bytes that the system maps around a row that is read
+_NEAR = 32 << 10  # mean distance of rows in bytes up to which reading ahead pays
+
+
+class MappedArray:
+    """Records that stay on disk: rows of memory-mapped arrays, one array after the other, as float32 `[records,
+    features]`.
+
+    It has a shape, can be sliced and indexed like an array, and holds row numbers only; `read` fills a given array
+    with some of its rows. Converting it to an array in memory is refused, because that is what it exists to avoid.
+    Images are flattened, and divided by `scale` (255 where they are bytes), as `load_npz` does.
+    """
+
+    dtype = np.dtype(np.float32)
+    ndim = 2
+
+    def __init__(self, arrays: Sequence[np.ndarray], *, scale: float = 1.0) -> None:
+        self._files = [_File.of(array) for array in arrays]
+        self._ends = np.append(0, np.cumsum([len(array) for array in arrays]))
+        self._rows = np.arange(self._ends[-1], dtype=np.int32)
+        self._scale = np.float32(scale)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(records, features)."""
+        return len(self._rows), self._files[0].array.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the records in memory, if they were read."""
+        return self.shape[0] * self.shape[1] * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, rows: slice | np.ndarray) -> MappedArray:
+        """Some of the records, still on disk."""
+        return self._with(self._rows[rows])
+
+    def _with(self, rows: np.ndarray) -> MappedArray:
+        other = object.__new__(MappedArray)
+        other.__dict__.update(self.__dict__, _rows=rows)
+        return other
+
+    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+        raise DataError(
+            f"{len(self):,} records ({self.nbytes / 1e9:.3g} GB) are streamed from disk, which only `dither run` "
+            "supports; set data.stream='no' to read them into memory, or use fewer records"
+        )
+
+    @staticmethod
+    def concatenate(one: MappedArray, other: MappedArray) -> MappedArray:
+        """The records of both, one after the other."""
+        if one._files is other._files:
+            return one._with(np.concatenate([one._rows, other._rows]))
+        both = MappedArray([file.array for file in (*one._files, *other._files)], scale=float(one._scale))
+        return both._with(np.concatenate([one._rows, other._rows + np.int32(one._ends[-1])]))
+
+    def read(self, rows: np.ndarray, out: np.ndarray, stop: threading.Event | None = None) -> None:
+        """Copy the given rows to the front of `out`; ascending rows are quickest. Once `stop` is set, the read
+        ends soon with `CancelledError`."""
+        chosen = self._rows[rows]
+        if len(chosen) == 0:
+            return
+        for file in self._files:
+            file.advise(chosen)
+        share = max(_ROWS, -(-len(chosen) // _READERS))
+        cuts = [*range(0, len(chosen), share), len(chosen)]
+        if len(cuts) == 2:
+            self._copy(chosen, out, stop)
+            return
+        with ThreadPoolExecutor(_READERS) as pool:
+            jobs = [pool.submit(self._copy, chosen[a:b], out[a:b], stop) for a, b in pairwise(cuts)]
+        for job in jobs:
+            job.result()
+
+    def _copy(self, chosen: np.ndarray, out: np.ndarray, stop: threading.Event | None) -> None:
+        for at in range(0, len(chosen), _ROWS):
+            if stop is not None and stop.is_set():
+                raise CancelledError("the read was stopped")
+            some = chosen[at : at + _ROWS]
+            target = out[at : at + len(some)]
+            for file, (first, end) in zip(self._files, pairwise(self._ends.tolist()), strict=True):
+                here = (some >= first) & (some < end)
+                if here.all():
+                    file.take(some - first, target)
+                    break
+                if here.any():
+                    part = np.empty((int(here.sum()), self.shape[1]), np.float32)
+                    file.take(some[here] - first, part)
+                    target[here] = part
+            if self._scale != 1:
+                target /= self._scale
+
+
+class _File(NamedTuple):
+    """An array in a mapped file; `offset` is where in the map it begins."""
+
+    array: np.ndarray
+    map: mmap.mmap | None
+    offset: int
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> _File:
+        base: Any = array
+        while isinstance(base, np.ndarray):
+            base = base.base
+        flat = array.reshape(len(array), -1)
+        if not isinstance(base, mmap.mmap) or not hasattr(base, "madvise"):
+            return cls(flat, None, 0)
+        return cls(flat, base, array.ctypes.data - np.frombuffer(base, np.uint8, 1).ctypes.data)
+
+    def advise(self, rows: np.ndarray) -> None:
+        """Tell the system whether reading ahead pays."""
+        if self.map is not None:
+            span = (int(rows.max()) - int(rows.min())) * self.array.strides[0]
+            self.map.madvise(mmap.MADV_NORMAL if span <= _NEAR * len(rows) else mmap.MADV_RANDOM)
+
+    def take(self, rows: np.ndarray, out: np.ndarray) -> None:
+        """Copy rows, and release their pages."""
+        if self.array.dtype == np.float32:
+            np.take(self.array, rows, axis=0, out=out, mode="clip")  # "raise" would go through a copy
+        else:
+            out[...] = self.array[rows]
+        row_bytes = self.array.strides[0]
+        self.release(int(rows.min()) * row_bytes, (int(rows.max()) + 1) * row_bytes)
+
+    def release(self, first: int, stop: int) -> None:
+        """Release the pages of these bytes, which count as this process's memory until then. They stay in the
+        system's cache."""
+        if self.map is not None:
+            first = (self.offset + first) // mmap.PAGESIZE * mmap.PAGESIZE
+            margin = _AROUND // mmap.PAGESIZE * mmap.PAGESIZE
+            first, stop = max(first - margin, 0), min(self.offset + stop + margin, len(self.map))
+            self.map.madvise(mmap.MADV_DONTNEED, first, stop - first)
+
+
+def blocks(array: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    """All numbers of an array in file order, as blocks of whole records of about `size` bytes; the pages of a
+    mapped file are released after each block."""
+    file, numbers = _File.of(array), array.reshape(-1)
+    record, each = int(np.prod(array.shape[1:])), array.itemsize
+    step = max(size // (each * record), 1) * record
+    for at in range(0, len(numbers), step):
+        yield numbers[at : at + step]
+        file.release(at * each, min(at + step, len(numbers)) * each)
+
+
+def zeros_aligned(shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
+    """Zeros aligned to 64 bytes, which JAX uses on a CPU without a copy. Memory is taken as it is filled."""
+    size = int(np.prod(shape)) * kind.itemsize
+    memory = np.zeros(size + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + size].view(kind).reshape(shape)
+
+
+# Data sets
 
 MISSING_GROUP = "(missing)"
 
@@ -200,3 +367,261 @@ def _encode(
         hint = did_you_mean(options.group_column, [str(name) for name in frame.columns])
         raise DataError(f"partition column {options.group_column!r} is not in the table{hint}")
     return x, y, text_column(frame[options.group_column], MISSING_GROUP)
+
+
+# Partitions: the kinds that the papers use. A `ClientPartition` holds row numbers and copies no records. Clients
+# may differ in size; padding is the engine's task. Every kind is deterministic in the seed, and every client has
+# at least one record.
+
+PARTITIONS = ("iid", "one-class", "similarity", "dirichlet", "column")
+DIRICHLET_DRAWS = 100
+
+
+class ClientPartition(NamedTuple):
+    """The rows of each client: `order[start[k] : start[k] + size[k]]` belong to client k."""
+
+    order: np.ndarray  # int32 [total], row numbers grouped by client
+    start: np.ndarray  # int32 [num_clients]
+    size: np.ndarray  # int32 [num_clients]
+    names: tuple[str, ...]
+
+    def rows(self, client: int) -> np.ndarray:
+        """The row numbers of one client."""
+        start = int(self.start[client])
+        return self.order[start : start + int(self.size[client])]
+
+
+# reason: the keywords are the keys of [data] in a spec
+def partition(
+    dataset_or_labels: Dataset | np.ndarray | Sequence[int],
+    *,
+    kind: str,
+    num_clients: int,
+    seed: int,
+    similarity: float = 0.0,
+    alpha: float = 0.5,
+    groups: np.ndarray | Sequence[str] | None = None,
+    records_per_client: int = 0,
+) -> ClientPartition:
+    """Distribute the training records over clients.
+
+    "iid"         a uniform random split; sizes differ by at most one
+    "one-class"   each client holds one class; the clients per class are in proportion to its frequency
+    "similarity"  `similarity` percent of each client's records i.i.d., the rest by sorting on the label and
+                  cutting into equal runs (Karimireddy et al. 2020)
+    "dirichlet"   each class spread over clients by Dirichlet(`alpha`) shares, so sizes differ (Li et al.
+                  2022); with `records_per_client`, each client of that size with its own Dirichlet mix of
+                  classes (Hsu et al. 2019)
+    "column"      each value of a column of the table is one client; `num_clients` is then 0 or their number
+
+    `records_per_client` > 0 gives every client exactly that many records and leaves the rest unused.
+    """
+    if isinstance(dataset_or_labels, Dataset):
+        labels = dataset_or_labels.y_train
+        groups = dataset_or_labels.groups if groups is None else groups
+    else:
+        labels = np.asarray(dataset_or_labels)
+    if kind not in PARTITIONS:
+        raise DataError(f"unknown partition {kind!r}{did_you_mean(str(kind), PARTITIONS)}")
+    if records_per_client < 0:
+        raise DataError(f"records_per_client={records_per_client} is negative; give 0 for all records")
+    rng = stream(seed, "partition")
+    if kind == "column":
+        return _by_column(labels, groups, num_clients, records_per_client, rng)
+    if num_clients < 1:
+        raise DataError(f"num_clients={num_clients}; at least 1 client is needed")
+    if num_clients > len(labels):
+        raise DataError(
+            f"num_clients={num_clients} exceeds the {len(labels)} records: client {len(labels)} would be "
+            f"empty; use at most {len(labels)} clients"
+        )
+    needed = num_clients * records_per_client
+    if needed > len(labels):
+        raise DataError(
+            f"{num_clients} clients x {records_per_client} records = {needed}, but there are {len(labels)}; "
+            f"lower num_clients or records_per_client"
+        )
+    if kind == "one-class":
+        rows = _one_class(labels, num_clients, records_per_client, rng)
+    elif kind == "dirichlet" and records_per_client:
+        rows = _dirichlet_mixes(labels, num_clients, records_per_client, alpha, rng)
+    elif kind == "dirichlet":
+        rows = _dirichlet_shares(labels, num_clients, alpha, rng)
+    else:
+        # "iid" is 100% similarity.
+        percent = 100.0 if kind == "iid" else similarity
+        rows = _similarity(labels, num_clients, records_per_client, percent, rng)
+    return _partition(rows, tuple(f"client {client}" for client in range(num_clients)))
+
+
+def per_client_split(
+    partition: ClientPartition, *, fractions: Sequence[float] = (0.8, 0.1, 0.1), seed: int
+) -> tuple[ClientPartition, ClientPartition, ClientPartition]:
+    """Split each client's rows at random into train, test and validation; all index the same array.
+
+    The first two sizes are rounded down and the third part takes the rest (3,052 -> 2,441 / 305 / 306).
+    """
+    if len(fractions) != 3 or min(fractions) < 0 or abs(sum(fractions) - 1.0) > 1e-9:
+        raise DataError(f"fractions={tuple(fractions)} must be three numbers >= 0 that sum to 1")
+    rng = stream(seed, "per-client split")
+    parts: tuple[list[np.ndarray], ...] = ([], [], [])
+    for client, name in enumerate(partition.names):
+        rows = rng.permutation(partition.rows(client))
+        # The small addend undoes products such as 0.29 * 100 = 28.999999999999996.
+        first = math.floor(fractions[0] * len(rows) + 1e-9)
+        second = first + math.floor(fractions[1] * len(rows) + 1e-9)
+        for part, piece, fraction in zip(parts, np.split(rows, [first, second]), fractions, strict=True):
+            if fraction > 0 and len(piece) == 0:
+                raise DataError(
+                    f"{name!r} has {len(rows)} records, too few for a part of {fraction:g}; use fewer "
+                    f"clients or other fractions"
+                )
+            part.append(piece)
+    train, test, validation = (_partition(part, partition.names) for part in parts)
+    return train, test, validation
+
+
+# Each kind returns the rows of every client.
+
+
+def _similarity(
+    labels: np.ndarray, num_clients: int, records_per_client: int, percent: float, rng: np.random.Generator
+) -> list[np.ndarray]:
+    if not 0.0 <= percent <= 100.0:
+        raise DataError(f"similarity={percent} is a percentage; give a number from 0 to 100")
+    total = num_clients * records_per_client or len(labels)
+    rows = rng.permutation(len(labels))[:total]
+    sizes = np.full(num_clients, total // num_clients)
+    sizes[: total % num_clients] += 1
+    shared = np.round(sizes * percent / 100.0).astype(np.int64)
+    alike, rest = rows[: shared.sum()], rows[shared.sum() :]
+    rest = rest[np.argsort(labels[rest], kind="stable")]
+    alike_parts = np.split(alike, np.cumsum(shared)[:-1])
+    sorted_parts = np.split(rest, np.cumsum(sizes - shared)[:-1])
+    return [np.concatenate(parts) for parts in zip(alike_parts, sorted_parts, strict=True)]
+
+
+def clients_per_class(counts: np.ndarray, num_clients: int) -> np.ndarray:
+    """Clients per class, in proportion to its records by largest remainder, at least one."""
+    if num_clients < len(counts):
+        raise DataError(
+            f"num_clients={num_clients} is below the {len(counts)} classes; one-class needs one client per class"
+        )
+    clients = largest_remainder(counts, num_clients)
+    while clients.min() == 0:
+        clients[np.argmax(clients)] -= 1
+        clients[np.argmin(clients)] += 1
+    return clients
+
+
+def _one_class(
+    labels: np.ndarray, num_clients: int, records_per_client: int, rng: np.random.Generator
+) -> list[np.ndarray]:
+    values, counts = np.unique(labels, return_counts=True)
+    parts: list[np.ndarray] = []
+    for value, count, clients in zip(values, counts, clients_per_class(counts, num_clients), strict=True):
+        rows = rng.permutation(np.flatnonzero(labels == value))
+        if records_per_client:
+            needed = int(clients) * records_per_client
+            if needed > count:
+                raise DataError(
+                    f"class {value} has {count} records, but {clients} clients x {records_per_client} "
+                    f"records = {needed}; lower records_per_client to {count // clients} or less"
+                )
+            rows = rows[:needed]
+        parts += np.array_split(rows, clients)
+    return parts
+
+
+def _dirichlet_shares(
+    labels: np.ndarray, num_clients: int, alpha: float, rng: np.random.Generator
+) -> list[np.ndarray]:
+    _check_alpha(alpha)
+    class_rows = [rng.permutation(np.flatnonzero(labels == value)) for value in np.unique(labels)]
+    # A small alpha sometimes leaves a client empty: draw again, as Li et al. do.
+    for _ in range(DIRICHLET_DRAWS):
+        shares = rng.dirichlet(np.full(num_clients, alpha), size=len(class_rows))
+        cuts = [
+            np.round(np.cumsum(share)[:-1] * len(rows)).astype(np.int64)
+            for share, rows in zip(shares, class_rows, strict=True)
+        ]
+        pieces = [np.split(rows, cut) for rows, cut in zip(class_rows, cuts, strict=True)]
+        parts = [np.concatenate(of_client) for of_client in zip(*pieces, strict=True)]
+        empty = [client for client, part in enumerate(parts) if len(part) == 0]
+        if not empty:
+            return parts
+    raise DataError(
+        f"client {empty[0]} was still empty after {DIRICHLET_DRAWS} draws (alpha={alpha}, "
+        f"num_clients={num_clients}); raise alpha, use fewer clients, or set records_per_client for equal sizes"
+    )
+
+
+def _dirichlet_mixes(
+    labels: np.ndarray, num_clients: int, records_per_client: int, alpha: float, rng: np.random.Generator
+) -> list[np.ndarray]:
+    _check_alpha(alpha)
+    class_rows = [rng.permutation(np.flatnonzero(labels == value)) for value in np.unique(labels)]
+    left = np.array([len(rows) for rows in class_rows])
+    used = np.zeros_like(left)
+    parts: list[np.ndarray] = []
+    for mix in rng.dirichlet(np.full(len(class_rows), alpha), size=num_clients):
+        taken = np.zeros_like(left)
+        while (short := records_per_client - int(taken.sum())) > 0:
+            # An exhausted class leaves the mix; a mix of exhausted classes only becomes uniform.
+            open_classes = left - used - taken > 0
+            weights = np.where(open_classes, mix, 0.0)
+            weights = weights if weights.sum() > 1e-12 else open_classes.astype(np.float64)
+            drawn = rng.multinomial(short, weights / weights.sum())
+            taken += np.minimum(drawn, left - used - taken)
+        pieces = zip(class_rows, used, taken, strict=True)
+        parts.append(np.concatenate([rows[first : first + count] for rows, first, count in pieces]))
+        used += taken
+    return parts
+
+
+def _check_alpha(alpha: float) -> None:
+    if not (alpha > 0 and math.isfinite(alpha)):
+        raise DataError(f"alpha={alpha} must be a positive number")
+
+
+def _by_column(
+    labels: np.ndarray,
+    groups: np.ndarray | Sequence[str] | None,
+    num_clients: int,
+    records_per_client: int,
+    rng: np.random.Generator,
+) -> ClientPartition:
+    if groups is None:
+        raise DataError(
+            "a column partition needs the column: load the data with group_column='COLUMN' (for a folder of "
+            "arrays, add groups.npy to it)"
+        )
+    values = np.asarray(groups)
+    if len(values) != len(labels):
+        raise DataError(f"groups has {len(values)} values for {len(labels)} records; one per record is needed")
+    names, client_of = np.unique(values, return_inverse=True)
+    if num_clients not in (0, len(names)):
+        raise DataError(
+            f"num_clients={num_clients}, but the column has {len(names)} values; set num_clients to "
+            f"{len(names)} or 0"
+        )
+    parts: list[np.ndarray] = []
+    # One sort for all clients; the rows of each are ascending.
+    counts = np.bincount(client_of, minlength=len(names))
+    of_clients = np.split(np.argsort(client_of, kind="stable"), np.cumsum(counts)[:-1])
+    for name, rows in zip(names, of_clients, strict=True):
+        if records_per_client:
+            if len(rows) < records_per_client:
+                raise DataError(
+                    f"client {str(name)!r} has {len(rows)} records, records_per_client={records_per_client}; "
+                    f"lower it to {len(rows)} or less"
+                )
+            rows = rng.permutation(rows)[:records_per_client]
+        parts.append(rows)
+    return _partition(parts, tuple(str(name) for name in names))
+
+
+def _partition(rows: Sequence[np.ndarray], names: tuple[str, ...]) -> ClientPartition:
+    size = np.array([len(part) for part in rows], dtype=np.int32)
+    start = (np.cumsum(size) - size).astype(np.int32)
+    return ClientPartition(np.concatenate(rows).astype(np.int32), start, size, names)

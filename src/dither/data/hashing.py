@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dither.data.tables import MISSING
+from dither.data.schema import MISSING
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dither.accounting import ProvenRow
 from dither.errors import DataError
@@ -88,34 +88,43 @@ def account(
     spec = (folder.spec() if folder is not None else Spec.from_any(what)).with_values(values or {})
     if folder is None and not (every_recipe or ex_ante):
         return _remembered(spec, data_dir, lambda: _compute(spec, data_dir))
-    rounds: int | None = None
-    begun: list[tuple[int, int]] = []
+    made = _RoundsMade()
     if folder is not None and not values:
-        rounds = finished.rounds if finished is not None else None
-        begun = folder.begun() if spec.source_of_randomness == "os" else []
-        if begun and finished is None:  # what is left would be made from the newest checkpoint on
+        made = made._replace(rounds=finished.rounds if finished is not None else None)
+        made = made._replace(begun=folder.begun() if spec.source_of_randomness == "os" else [])
+        if made.begun and finished is None:  # what is left would be made from the newest checkpoint on
             checkpoint = folder.load_checkpoint()
-            begun.append((0 if checkpoint is None else checkpoint.round, spec.num_rounds))
-    report = _compute(spec, data_dir, rounds, begun, every_recipe=every_recipe, ex_ante=ex_ante)
+            made = made._replace(left=0 if checkpoint is None else checkpoint.round)
+    report = _compute(spec, data_dir, made, every_recipe=every_recipe, ex_ante=ex_ante)
     attacked = finished.epsilon.attacked if finished is not None and not values else ()
     return replace(report, epsilon=replace(report.epsilon, attacked=attacked))
+
+
+class _RoundsMade(NamedTuple):
+    """Which rounds of a spec count: the first `rounds`, or the stretches that were `begun` and, if rounds are
+    `left`, those from there on. By default all that are planned."""
+
+    rounds: int | None = None
+    begun: Sequence[tuple[int, int]] = ()
+    left: int | None = None
 
 
 def _compute(
     spec: Spec,
     data_dir: str | Path | None,
-    rounds: int | None = None,
-    begun: Sequence[tuple[int, int]] = (),
+    made: _RoundsMade = _RoundsMade(),
     *,
     every_recipe: bool = False,
     ex_ante: bool = False,
 ) -> PrivacyReport:
-    """The ε of a spec, or of its first `rounds` rounds, or of the stretches of rounds that were `begun`."""
+    """The ε of a spec, for the rounds that count."""
     from dither.experiment import build
-    from dither.methods import method
 
     experiment = build.build_experiment(spec, data_dir=data_dir)
     claim = experiment.prepared.claim
+    rounds, begun, left = made
+    if left is not None:  # a method may make fewer rounds than the spec asks for
+        begun = [*begun, (left, build.planned_rounds(experiment))]
     if rounds is not None and rounds < build.planned_rounds(experiment):
         claim = build.claim_after(experiment, rounds)
         experiment = experiment if begun else experiment.first_rounds(rounds)
@@ -123,7 +132,7 @@ def _compute(
     return PrivacyReport(
         method=spec.method,
         epsilon=Epsilon.of(spec, claim, accountant.table()),
-        why=method(spec.method).why,
+        why=experiment.method.why,
         tried=tuple(accountant.tried()) if every_recipe else (),
         ex_ante=tuple(accountant.before_the_draw(experiment.prepared.cohort_size_at)) if ex_ante else (),
     )

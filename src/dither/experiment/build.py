@@ -1,27 +1,34 @@
-"""A spec brought to life: data, who holds it, the model, the method and what it proves."""
+"""A spec brought to life: data, who holds it, the model, the method and what it proves; then the simulator as
+the spec asks for it, on as many devices as that is worth, and what its rounds read."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
-from collections.abc import Callable, Sequence
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from dither import accounting, data, models
+from dither import data
+from dither.accounting import REPLACE_ONE, ZERO_OUT, step_multiplier
 from dither.accounting.accountant import Accountant, alike, noise_ratio
-from dither.errors import SpecError
-from dither.methods import method, prepare
+from dither.errors import RunExists, SpecError
+from dither.methods import Method, method, prepare
+from dither.models import Model, count_params
+from dither.models import from_spec as model_from_spec
 from dither.privacy import sampling
 from dither.secagg.encoding import FixedPoint
-from dither.simulation import devices, engine
+from dither.simulation import devices, distributed, engine, streaming
 from dither.simulation.aggregation import Aggregation
-from dither.simulation.arrays import aligned
+from dither.simulation.arrays import ONE_DEVICE, Shards, aligned
 from dither.spec import Spec
 from dither.types import Claim, Prepared, PrivacyPlan, RoundInfo
 
@@ -34,8 +41,9 @@ class Experiment:
     dataset: data.Dataset
     partition: data.ClientPartition
     problem: engine.Problem
-    model: models.Model
+    model: Model
     prepared: Prepared
+    method: Method  # read once: its file may change while the run goes on
 
     @property
     def plan(self) -> PrivacyPlan:
@@ -56,8 +64,8 @@ class Experiment:
         return replace(self, prepared=self.prepared._replace(plan=self.plan._replace(**changes)))
 
     def prepare(self, **changes: Any) -> Prepared:
-        """The method made ready anew, for a plan that differs in these entries."""
-        return method(self.spec.method).prepare(self.model, self.plan._replace(**changes))
+        """The method set up again, for a plan that differs in these entries."""
+        return self.method.prepare(self.model, self.plan._replace(**changes))
 
     def first_rounds(self, rounds: int) -> Experiment:
         """The same experiment cut after some rounds."""
@@ -145,21 +153,16 @@ def assemble(
     """Model, method and plan for records that are dealt out already. Of the others' records a member of a real
     federation (`federated`) knows the counts alone (`partition.size`), and nothing here needs more. `missing` is
     how many clients' noise a calibration must not count on (by default as many as the spec tolerates)."""
-    model = models.make(
-        spec.model.name,
-        num_features=dataset.x_train.shape[1],
-        num_classes=len(dataset.classes),
-        hidden=spec.model.hidden,
-        image_shape=dataset.image_shape,
-    )
-    num_params = models.count_params(jax.eval_shape(lambda: model.init(jax.random.key(0))))
-    prepared = _prepared(spec, model, partition, problem, num_params)
+    model = model_from_spec(spec.model, dataset.x_train.shape[1], len(dataset.classes), dataset.image_shape)
+    num_params = count_params(jax.eval_shape(lambda: model.init(jax.random.key(0))))
+    chosen = method(spec.method)
+    prepared = _prepared(spec, model, partition, problem, num_params, chosen)
     if spec.secagg.noise == "discrete" and not prepared.plan.upload_noise:
         raise SpecError(
             "secagg.noise='discrete' is for methods that noise the finished upload (secure-fedavg, nbafl), not "
             f"for {spec.method}, whose noise is inside the local steps"
         )
-    experiment = Experiment(spec, dataset, partition, problem, model, prepared)
+    experiment = Experiment(spec, dataset, partition, problem, model, prepared, chosen)
     experiment = experiment.with_plan(**_completion(experiment, federated))
     if prepared.stop_when_proven and math.isfinite(spec.privacy.epsilon):
         experiment = experiment.first_rounds(_last_affordable(experiment))
@@ -193,11 +196,11 @@ def _completion(experiment: Experiment, federated: bool) -> dict[str, Any]:
     )
     not_covered = [text for text in (*dataset.notes, *prepared.caveats) if "not covered" in text]
     if spec.data.path:
-        not_covered.append("neighbours differ inside one client's training records: the split was made before")
+        not_covered.append("neighbours differ inside one client's training records: the split is taken as public")
         if spec.source_of_randomness == "seeded":
-            not_covered.append("the noise comes from a seed: who knows it can subtract the noise")
+            not_covered.append("the noise comes from a seed: anyone who knows the seed can subtract the noise")
     if plan.per_client and federated:
-        not_covered.append("how many records a client holds: the parties are told")
+        not_covered.append("how many records a client holds: every party is told")
     # Clipping each record's gradient keeps a binary linear model's steps those of a convex loss: no other clip.
     convex = experiment.model.convex and len(dataset.classes) == 2 and spec.privacy.clip == "example"
     smoothness = _smoothness(experiment) if convex else None
@@ -290,21 +293,19 @@ def _counts_shown(experiment: Experiment, smoothness: float | None, federated: b
     then has add/remove a proof, since a neighbour there has another count."""
     spec = experiment.spec
     if federated:
-        return "a federation shows every party's count to all"
+        return "a federation shows every party's count to all parties"
     if not experiment.plan.ignores_counts:
-        return f"the noise, the weights or the claimed ε of {spec.method} follow the counts"
+        return f"the noise, the weights or the claimed ε of {spec.method} depend on the counts"
     if not spec.batch_sampling.startswith("poisson"):
-        return f"{spec.batch_sampling} batches hold a part of the records that follows the count (G3)"
+        return f"the share of the records in {spec.batch_sampling} batches depends on the count (G3)"
     if not spec.sampling_rate:
         return "the sampling rate is batch_size over the count (set sampling_rate, a public number)"
     if spec.batch_sampling == "poisson":
-        return (
-            "batches are cut at a length that follows the largest count (batch_sampling='poisson-full' cuts none)"
-        )
+        return "batches are cut at a length that depends on the largest count ('poisson-full' cuts none)"
     if spec.data.split == "per-client" or spec.data.part != "all" or experiment.dataset.streamed:
         return "the summary says how many records were pooled, taken or read"
     if smoothness is not None and spec.local_steps > 1:
-        return "the proof for sums of several steps takes the longest batch, which follows the largest count"
+        return "the proof for sums of several steps uses the longest batch, which depends on the largest count"
     return ""
 
 
@@ -337,17 +338,22 @@ def _smoothness(experiment: Experiment) -> float | None:
 
 
 def _prepared(
-    spec: Spec, model: models.Model, partition: data.ClientPartition, problem: engine.Problem, num_params: int
+    spec: Spec,
+    model: Model,
+    partition: data.ClientPartition,
+    problem: engine.Problem,
+    num_params: int,
+    chosen: Method,
 ) -> Prepared:
     """The spec's method. NbAFL's param_clip = 0 asks for the median parameter norm of a run without clip and
     noise, which is itself a look at private data (errata N7, G9)."""
-    shape: dict[str, Any] = {"client_sizes": partition.size, "num_params": num_params}
-    metric = method(spec.method).pilot_metric
+    shape: dict[str, Any] = {"client_sizes": partition.size, "num_params": num_params, "chosen": chosen}
+    metric = chosen.pilot_metric
     if not metric or spec.method_options["param_clip"]:
         return prepare(spec, model, **shape)
     if spec.data.path:
         raise SpecError(
-            "method_options.param_clip=0 trains a pilot without noise, which nobody would charge to your own "
+            "method_options.param_clip=0 trains a pilot without noise, which no ledger could charge to your own "
             "records; give param_clip a public value"
         )
     pilot = prepare(spec.with_values({"privacy.noise": "none", "method_options.param_clip": 1e9}), model, **shape)
@@ -458,8 +464,8 @@ def rounding(experiment: Experiment, missing: int) -> dict[str, float] | None:
     uplink = [r for g in accountant.clients for releases, _ in g.most for r in releases if r.channel == "uplink"]
     if not uplink or not all(r.noise_std and math.isfinite(r.sensitivity) for r in uplink):
         return None
-    relation = accounting.REPLACE_ONE if plan.adjacency == accounting.REPLACE_ONE else accounting.ZERO_OUT
-    least = min(r.noise_std / accounting.step_multiplier(r, relation) for r in uplink)
+    relation = REPLACE_ONE if plan.adjacency == REPLACE_ONE else ZERO_OUT
+    least = min(r.noise_std / step_multiplier(r, relation) for r in uplink)
     if not least:
         return None
     step = 2.0**-how.how.scale_bits
@@ -488,3 +494,263 @@ def claimed(claim: Claim) -> dict[str, Any]:
         "adjacency": claim.adjacency,
         "conditions": [{"condition": text, "holds": bool(holds)} for text, holds in claim.conditions],
     }
+
+
+# The simulator
+
+
+class Compiled(NamedTuple):
+    """The simulation, what makes its rounds (itself, or one that streams its records), and what they read."""
+
+    simulation: engine.Simulation
+    rounds: engine.Simulation | streaming.Streamed
+    inputs: engine.Inputs
+
+
+def compiled(experiment: Experiment, **options: Any) -> Compiled:
+    """The engine for one run. `options` come on top of what the spec asks for."""
+    simulation = make_simulation(experiment, **{**sharing(experiment), **options})
+    rounds = make_rounds(experiment, simulation)
+    inputs = rounds.inputs(
+        experiment.problem, seeds=[experiment.spec.seed], hyper=hypers([experiment]), cohorts=designs([experiment])
+    )
+    return Compiled(simulation, rounds, inputs)
+
+
+def check(experiment: Experiment, begun: Mapping[str, Any] | None = None) -> Shards:
+    """The devices for one run. Refuses what cannot be shared among processes, and records that stream through too
+    little memory.
+
+    `begun` is the provenance of a run to be continued. It gets as many devices as it had, whatever would be chosen
+    here: another number would add its sums in another order, to other bits."""
+    shards: Shards = sharing(experiment)["shards"]
+    wanted = int((begun or {}).get("devices", shards.devices))
+    # Among processes everyone gives as many; and a run that several began, any number of them may continue.
+    if begun and wanted != shards.devices and distributed.count() == 1:
+        here = len(distributed.devices(wanted))
+        if here == wanted:
+            shards = Shards(clients=wanted)
+        elif "processes" not in begun:
+            raise RunExists(
+                f"this run was begun on {wanted} devices; the {here} here would add its sums in another order. "
+                f"Continue it where there are {wanted} (on a CPU: DITHER_DEVICES={wanted}), or start a new run"
+            )
+    if experiment.dataset.streamed:
+        _held(experiment, shards)
+    return shards
+
+
+def make_simulation(experiment: Experiment, **options: Any) -> engine.Simulation:
+    """The simulator for runs like this one."""
+    return engine.Simulation(
+        experiment.model,
+        experiment.prepared.build,
+        num_clients=len(experiment.partition.size),
+        cohort_size_at=experiment.prepared.cohort_size_at,
+        **{**engine_options(experiment), **options},
+    )
+
+
+def hypers(experiments: Sequence[Experiment]) -> dict[str, np.ndarray]:
+    """The methods' values of a batch of runs."""
+    each = [compiled_hyper(experiment) for experiment in experiments]
+    return {name: np.stack([np.asarray(hyper[name]) for hyper in each]) for name in each[0]}
+
+
+def engine_options(experiment: Experiment) -> dict[str, Any]:
+    """What a spec asks of the simulator besides method, data and seeds."""
+    spec = experiment.spec
+    return {
+        "layout": "loop" if devices.sequential_clients(step_numbers(experiment)) else "vmap",
+        "randomness": spec.source_of_randomness,
+        "aggregation": aggregation(experiment),
+        "dropout": spec.federation.dropout,
+        "min_clients": min(spec.federation.min_clients, spec.cohort_size),
+        "max_norm": spec.federation.max_norm,
+        "refuse": unprotected(experiment),
+    }
+
+
+def unprotected(experiment: Experiment) -> bool:
+    """Whether the method claims no ε and adds no noise: then a client whose update is not finite may be named."""
+    prepared = experiment.prepared
+    noisy = any(np.any(prepared.hyper[name]) for name in prepared.plan.noise_names)
+    return math.isinf(prepared.claim.value) and not noisy
+
+
+def sharing(experiment: Experiment, runs: int = 1) -> dict[str, Any]:
+    """How a batch of runs like this one is shared among devices, and whether a device's runs go one by one."""
+    secure_sum = aggregation(experiment)
+    if experiment.spec.source_of_randomness == "os" or (secure_sum is not None and not secure_sum.compiled):
+        _refuse_processes(experiment)
+        return {"shards": ONE_DEVICE}
+    records, spec = experiment.problem.x.nbytes, experiment.spec
+    if experiment.dataset.streamed:
+        _refuse_processes(experiment)
+        records = min(records, int(streaming.GB * spec.data.stream_memory) // 2)  # a block at work
+    if runs == 1:
+        return {"shards": devices.for_one_run(round_flops=_round_flops(experiment), record_bytes=records)}
+    return {
+        "shards": devices.for_many_runs(runs, record_bytes=records),
+        "sequential_runs": devices.sequential_runs(4 * spec.cohort_size * step_numbers(experiment)),
+    }
+
+
+def sharing_note(experiment: Experiment) -> str:
+    """What somebody who shares this run among processes should know; empty where all is well."""
+    flops = _round_flops(experiment)
+    if distributed.count() == 1 or devices.worth_sharing(flops):
+        return ""
+    return (
+        f"a round of this run has about {flops:.0e} operations: its {distributed.count()} processes wait for each "
+        "other longer than they compute, and one alone is quicker"
+    )
+
+
+def _refuse_processes(experiment: Experiment) -> None:
+    if distributed.count() == 1:
+        return
+    spec = experiment.spec
+    if spec.source_of_randomness == "os":
+        what = "randomness='os': the server's noise must not differ from process to process"
+    elif experiment.dataset.streamed:
+        what = "streamed records: each would read its own (data.stream='no' holds them in memory)"
+    elif spec.secagg.noise == "discrete":
+        what = "secagg.noise='discrete': such noise is added on one host"
+    elif spec.aggregation == "real":
+        what = "secagg.mode='real': the protocol runs on one host ('ideal' gives the same sums)"
+    else:
+        what = f"secagg.modulus_bits={spec.secagg.modulus_bits}: such sums stay on one host (32 can be shared)"
+    raise SpecError(f"{distributed.count()} processes cannot share {what}; use one process")
+
+
+def step_numbers(experiment: Experiment) -> int:
+    """Numbers that one client works on in a local step: its model and its batch."""
+    return experiment.num_params + _batch(experiment) * int(np.prod(experiment.problem.x.shape[1:]))
+
+
+def _batch(experiment: Experiment) -> int:
+    """Records in a batch."""
+    return (
+        int(experiment.partition.size.max())
+        if experiment.spec.batch_sampling == "full"
+        else experiment.spec.batch_size
+    )
+
+
+def _round_flops(experiment: Experiment) -> float:
+    return (
+        6.0
+        * experiment.num_params
+        * _batch(experiment)
+        * experiment.spec.local_steps
+        * experiment.spec.cohort_size
+    )
+
+
+def make_rounds(experiment: Experiment, simulation: engine.Simulation) -> engine.Simulation | streaming.Streamed:
+    """What makes the experiment's rounds: the simulation itself, or one that reads its records as it goes."""
+    if not experiment.dataset.streamed:
+        return simulation
+    return streaming.Streamed(
+        simulation, experiment.problem, experiment.cohorts, _held(experiment, simulation.shards)
+    )
+
+
+def _held(experiment: Experiment, shards: Shards) -> streaming.Room:
+    """How many streamed records are in memory at a time; refuses where a round has more."""
+    sizes, memory = experiment.partition.size, streaming.GB * experiment.spec.data.stream_memory
+    features = experiment.problem.x.shape[1]
+    at, most = streaming.most_in_a_round(experiment.cohorts, sizes)
+    taking_part = np.unique(np.concatenate(experiment.cohorts))
+    held = streaming.room(
+        memory,
+        features=features,
+        shards=shards,
+        wanted=int(sizes[taking_part].sum(dtype=np.int64)),
+        scored=max(len(experiment.partition.order), len(experiment.problem.test_rows[0])),
+    )
+    if held.rows >= most:
+        return held
+    needed = streaming.memory_for(most, features=features, shards=shards) / streaming.GB
+    fixes = [f"raise it to {math.ceil(needed * 100) / 100:g}", "lower cohort_size"]
+    if experiment.spec.method_options.get("first_round") == "all" and at == 0:
+        fixes[1] = "set method_options.first_round='cohort' (round 0 takes everyone)"
+    raise SpecError(
+        f"data.stream_memory={experiment.spec.data.stream_memory:g} (GB) has room for {held.rows:,} records in a "
+        f"block, but round {at} takes {len(experiment.cohorts[at]):,} clients with {most:,}: {' or '.join(fixes)}"
+    )
+
+
+def compiled_hyper(experiment: Experiment) -> dict[str, Any]:
+    """The method's values as the compiled rounds take them: without the noise that is added on the integers."""
+    hyper = dict(experiment.prepared.hyper)
+    if experiment.spec.secagg.noise == "discrete":
+        name = experiment.plan.upload_noise
+        hyper[name] = np.zeros_like(np.asarray(hyper[name]))
+    return hyper
+
+
+def designs(experiments: Sequence[Experiment]) -> list[np.ndarray] | None:
+    """The participation designs of the runs, or None where cohorts are drawn as they go."""
+    planned = [experiment.plan.design for experiment in experiments if experiment.plan.design is not None]
+    return planned or None
+
+
+# What must be equal in all processes that share a run
+
+
+def facts(experiment: Experiment) -> dict[str, str]:
+    """What must be equal in all processes that share a run, by name."""
+    return {
+        **surroundings(experiment.spec),
+        "the data": experiment.data_digest[:16],
+        "noise, rates and clips": value_digest(experiment)[:12],
+    }
+
+
+def surroundings(spec: Spec) -> dict[str, str]:
+    """Versions, the kind of device, and the method where it is a file."""
+    versions = devices.versions()
+    here = {name: versions[name] for name in ("dither", "jax", "numpy")} | {"its device": devices.device_kind()}
+    if Path(spec.method).is_file():
+        here["the method's file"] = hashlib.sha256(Path(spec.method).read_bytes()).hexdigest()[:12]
+    return here
+
+
+def value_digest(experiment: Experiment) -> str:
+    """SHA-256 of the values that the compiled rounds take."""
+    digest = hashlib.sha256()
+    for name, value in sorted(compiled_hyper(experiment).items()):
+        digest.update(name.encode() + np.asarray(value, np.float64).tobytes())
+    return digest.hexdigest()
+
+
+def origin(experiment: Experiment, begun: Mapping[str, Any]) -> str:
+    """SHA-256 of all that the bits of a seeded run depend on: spec and seed, records, code, versions, processor,
+    settings of the compiler, devices. What has one origin releases the same bits; whatever may move a bit makes
+    another. `begun` is the run's provenance."""
+    code = hashlib.sha256()
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+        code.update(path.read_bytes())
+    about = {
+        **facts(experiment),
+        "spec": experiment.spec.digest(),
+        "records": [experiment.data_digest, experiment.dataset.streamed],
+        "code": code.hexdigest(),
+        "python": platform.python_version(),
+        "device": devices.device(),
+        "processor": [platform.machine(), devices.cores(), *sorted(_processor())],
+        "compiler": [os.environ.get("XLA_FLAGS", ""), repr(sorted(jax.config.values.items()))],
+        "devices": [begun.get("devices"), distributed.count()],
+    }
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+
+
+def _processor() -> set[str]:
+    """The processor's name and what it can do: compiled programs depend on both."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return {platform.processor()}
+    return {line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))}

@@ -45,15 +45,15 @@ from dither.spec import Spec
 
 FORMAT = 2  # of run folders; those without a number have no digests.json
 _KEEP_CHECKPOINTS = 2
-_ADVICE = "restore it from a copy, or make the run again"
+_ADVICE = "restore it from a copy, or repeat the run"
 # Files that grow: what is listed of them is how much there was, and its digest.
 _LOGS = ("metrics.jsonl", "local/metrics.jsonl", "rounds.jsonl")
 _OUTCOME = ("model.npz", "plot.png", "summary.json", "local/summary.json")
 _ONCE = ("local/key", "spec.toml", "provenance.json", "schema.toml", "local/schema.toml", "terms.json")
 _LOCAL = """\
 Local, not private: no epsilon covers what is in this folder. It holds exact figures of the records (training
-loss, shares of clipped gradients), the clients' states, and what is needed to go on with an interrupted run.
-Do not publish it and do not send it. What stands outside it is public or covered by the epsilon in summary.json.
+loss, shares of clipped gradients), the clients' states, and what is needed to resume an interrupted run.
+Do not publish it and do not send it. Everything outside it is public or covered by the epsilon in summary.json.
 """
 
 
@@ -227,7 +227,7 @@ class RunFolder:
         return f"{len(content)}:" * (name in _LOGS) + self._digest(name, content)
 
     def _digest(self, name: str, content: bytes) -> str:
-        """SHA-256; of what is local with a key that is local too: whoever has the list cannot try records out."""
+        """SHA-256; keyed for local files, with a local key, so that nobody can test guesses of records."""
         if not name.startswith("local/") or name == "local/key":
             return hashlib.sha256(content).hexdigest()
         return hmac.new(self.read("local/key") or b"", content, hashlib.sha256).hexdigest()

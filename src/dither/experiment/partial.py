@@ -71,4 +71,4 @@ class Unfinished:
 def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
-    raise TypeError(f"{type(value).__name__} cannot be kept")
+    raise TypeError(f"{type(value).__name__} cannot be stored")

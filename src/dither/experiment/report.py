@@ -1,9 +1,9 @@
-"""The outcome of a run as typed values: the only reader and writer of summary.json.
+"""The result of a run as typed values: the only reader and writer of summary.json.
 
 report = dither.run("adult")                               # or dither.load("runs/first")
 report.epsilon.claimed.value                               # the paper's ε
 report.epsilon.proven("server sees uploads").value         # the ε that is proved against this adversary
-report.metrics                                             # a pandas DataFrame, one row an evaluation
+report.metrics                                             # a pandas DataFrame, one row per evaluation
 report.predict("people.csv")
 """
 
@@ -95,7 +95,7 @@ class Epsilon:
     """Claimed, proven and attacked ε of one run.
 
     `claimed` is what the paper's formula says, `table` what is proved for each adversary, neighbour relation and
-    unit, `attacked` what `dither audit` has shown (empty until it is asked). `view`, `adjacency` and `unit` are
+    unit, `attacked` what `dither audit` has shown (empty before an audit). `view`, `adjacency` and `unit` are
     those of the spec.
     """
 
@@ -109,7 +109,7 @@ class Epsilon:
     def proven(self, view: str = "", adjacency: str = "", unit: str = "run") -> ProvenRow:
         """The proven ε against one adversary.
 
-        `view` is "upload", "sum", "broadcast" or "final", or the words for it ("server sees uploads"); `adjacency`
+        `view` is "upload", "sum", "broadcast" or "final", or its description ("server sees uploads"); `adjacency`
         is "zero-out", "replace-one" or "add/remove"; `unit` is "run" or "message". View and adjacency are those of
         the spec unless given.
         """
@@ -263,10 +263,10 @@ class FederationTotals:
     parties: dict[str, PartyTotals]
     excluded: dict[str, Exclusion]
     aggregation: str
-    colluders: int
     most_missing: int
     void_rounds: int
     seconds_a_round: float
+    colluders: int | None = None  # folders of the first release do not say
 
 
 @dataclass(frozen=True)
@@ -321,7 +321,7 @@ class Report(Overview):
 
     @classmethod
     def read(cls, path: str | Path) -> Report | None:
-        """The report of a finished run folder; None where the run is not finished. Loads no model."""
+        """The report of a finished run folder; None if the run is not finished. Loads no model."""
         folder = RunFolder.open(path)
         summary, spec = folder.summary(), folder.spec()
         if summary is None:
@@ -333,7 +333,7 @@ class Report(Overview):
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DamagedFile(
                 f"{str(folder.path / 'summary.json')!r} is not the summary of a run ({error}); restore it from a "
-                "copy, or make the run again"
+                "copy, or repeat the run"
             ) from None
 
     @classmethod
@@ -382,12 +382,12 @@ class Report(Overview):
 
     @property
     def accuracy(self) -> float | None:
-        """Accuracy on the public test records; None where there are none."""
+        """Accuracy on the public test records; None if there are none."""
         return self.test_accuracy
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """One row an evaluation: round, test accuracy, loss, seconds."""
+        """One row per evaluation: round, test accuracy, loss, seconds."""
         import pandas as pd
 
         return pd.DataFrame(list(self.evaluations))
@@ -458,13 +458,7 @@ class Report(Overview):
         """The model's functions."""
         from dither import models
 
-        return models.make(
-            self.spec.model.name,
-            num_features=self.num_features,
-            num_classes=len(self.classes),
-            hidden=self.spec.model.hidden,
-            image_shape=self.image_shape,
-        )
+        return models.from_spec(self.spec.model, self.num_features, len(self.classes), self.image_shape)
 
     @cached_property
     def params(self) -> Params:

@@ -3,34 +3,39 @@
 from __future__ import annotations
 
 import platform
-import signal
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
 
-from dither import data
 from dither.accounting.ledger.runs import Ledger, Spending, data_id
+from dither.data import Dataset, hash_records
 from dither.errors import BudgetExhausted, ClientRefused, DitherError, RunExists, SpecError
-from dither.experiment import folder as runs
 from dither.experiment import plots
 from dither.experiment.build import (
+    Compiled,
     Experiment,
     build_experiment,
+    check,
     claim_after,
+    compiled,
+    designs,
+    engine_options,
+    facts,
+    origin,
     planned_rounds,
     rounding,
+    sharing_note,
     stop_reason,
     tolerated,
 )
-from dither.experiment.compiled import check, compiled, designs, engine_options, facts, origin, sharing_note
+from dither.experiment.folder import Checkpoint, RunFolder, lock, to_json, write_text
 from dither.experiment.report import (
     DiskReads,
     Epsilon,
@@ -42,7 +47,6 @@ from dither.experiment.report import (
     leaf_name,
     load,
 )
-from dither.methods import method
 from dither.simulation import distributed, engine
 from dither.simulation.aggregation import Aggregation
 from dither.simulation.arrays import Shards
@@ -55,6 +59,20 @@ CHECKPOINT_SECONDS = 5.0
 _WAYS = {"no": "in memory", "yes": "streamed from the disk"}  # data.stream, and how provenance.json says it
 
 
+class RunOptions(NamedTuple):
+    """The keywords of `run`: where a run is written, what it is charged to, and who is told about it."""
+
+    out: str | Path | None = None
+    resume: str | Path | None = None
+    data_dir: str | Path | None = None
+    ledger: str | Path | None = None
+    new_ledger: bool = False
+    checkpoint_seconds: float = CHECKPOINT_SECONDS
+    on_start: Callable[[Experiment, Path, int], None] | None = None
+    on_evaluation: Callable[[dict[str, Any]], None] | None = None
+
+
+# reason: the library's main entry point; every parameter but the spec is a keyword with a default
 def run(
     spec: Spec | str | Path | Mapping[str, Any],
     *,
@@ -81,27 +99,17 @@ def run(
     Among several processes (`simulation.distributed`) each calls this. Process 0's spec counts, and process 0
     alone writes and returns; the others exit when the rounds are done.
     """
+    options = RunOptions(out, resume, data_dir, ledger, new_ledger, checkpoint_seconds, on_start, on_evaluation)
     with distributed.together():
-        return _run(
-            spec, values, out, resume, data_dir, ledger, new_ledger, checkpoint_seconds, on_start, on_evaluation
-        )
+        return _run(spec, values, options)
 
 
 def _run(
-    spec: Spec | str | Path | Mapping[str, Any],
-    values: Mapping[str, Any] | None,
-    out: str | Path | None,
-    resume: str | Path | None,
-    data_dir: str | Path | None,
-    ledger: str | Path | None,
-    new_ledger: bool,
-    checkpoint_seconds: float,
-    on_start: Callable[[Experiment, Path, int], None] | None,
-    on_evaluation: Callable[[dict[str, Any]], None] | None,
+    spec: Spec | str | Path | Mapping[str, Any], values: Mapping[str, Any] | None, options: RunOptions
 ) -> Report:
     clock = Clock()
     if distributed.leading():
-        spec, path, shared = _resolve(spec, values, out, resume)
+        spec, path, shared = _resolve(spec, values, options.out, options.resume)
         distributed.broadcast(shared)
     else:
         shared, path = distributed.broadcast({}), Path()
@@ -112,28 +120,32 @@ def _run(
     with clock("start_up"):
         begun: dict[str, Any] = shared["begun"]
         kept = next((stream for stream, way in _WAYS.items() if way == begun.get("records")), "")
-        experiment = build_experiment(spec, data_dir=data_dir, stream=kept)
+        experiment = build_experiment(spec, data_dir=options.data_dir, stream=kept)
         shards = check(experiment, begun)  # before there is a folder
         if distributed.count() > 1:
             distributed.assert_equal(facts(experiment))
     if not distributed.leading():
-        return train(experiment, None, checkpoint_seconds, None, None, shards, None, clock)
+        return train(experiment, None, shards, None, clock, options)
     with clock("start_up"):
-        if resume is None:
+        if options.resume is None:
             made = {**provenance(experiment), "devices": shards.devices}
-            folder = runs.RunFolder.create(path, spec, made, _schema_file(experiment.dataset))
+            folder = RunFolder.create(path, spec, made, _schema_file(experiment.dataset))
             local = {"data_digest": experiment.data_digest}
-            runs.write_text(folder.path / "local" / "provenance.json", runs.to_json(local, indent=2))
+            write_text(folder.path / "local" / "provenance.json", to_json(local, indent=2))
         else:
-            folder = runs.RunFolder.open(resume)
-    try:
-        with clock("ledger"):
-            account = spending(experiment, folder, ledger, new_ledger=new_ledger)
-    except DitherError:
-        if resume is None:
-            folder.discard()
-        raise
-    return train(experiment, folder, checkpoint_seconds, on_start, on_evaluation, shards, account, clock)
+            folder = RunFolder.open(options.resume)
+    handle = lock(folder.path / "spec.toml")
+    if handle is None:  # what each of two had begun, the other's report would not count
+        raise RunExists(f"another process is continuing {str(folder.path)!r}; wait until it ends")
+    with handle:
+        try:
+            with clock("ledger"):
+                account = spending(experiment, folder, options.ledger, new_ledger=options.new_ledger)
+        except DitherError:
+            if options.resume is None:
+                folder.discard()
+            raise
+        return train(experiment, folder, shards, account, clock, options)
 
 
 def _resolve(
@@ -149,7 +161,7 @@ def _resolve(
         path = Path(out) if out is not None else default_folder(spec)
         refuse_taken(path)
         return spec, path, shared
-    folder = runs.RunFolder.open(resume)
+    folder = RunFolder.open(resume)
     _check_spec(folder, spec)
     finished = Report.read(resume)
     complete = finished is not None and not finished.stopped
@@ -157,7 +169,7 @@ def _resolve(
 
 
 def spending(
-    experiment: Experiment, folder: runs.RunFolder, ledger: str | Path | None, *, new_ledger: bool = False
+    experiment: Experiment, folder: RunFolder, ledger: str | Path | None, *, new_ledger: bool = False
 ) -> Spending | None:
     """The run's account in a ledger, or None for a set of the catalogue without one."""
     spec = experiment.spec
@@ -166,12 +178,12 @@ def spending(
     if experiment.plan.assumed:
         raise SpecError(
             "the releases of this run rest on an assumption (method_options.sensitivity='paper'), which no ledger "
-            "can charge; use 'clip', or a set of the catalogue without --ledger"
+            "can charge; use 'clip', or a catalogue data set without --ledger"
         )
     if spec.secagg.noise == "discrete":
         raise SpecError(
             "secagg.noise='discrete' is proved by zCDP, which the ledger does not add up with other runs yet; use "
-            "'gaussian', or a set of the catalogue without --ledger"
+            "'gaussian', or a catalogue data set without --ledger"
         )
     # The run folder keeps an anchor: a ledger that is rolled back later no longer agrees with it.
     anchor = folder.path / "ledger-anchor.json"  # where earlier versions had it
@@ -185,7 +197,7 @@ def spending(
         read, name = experiment.dataset.record_hashes, Path(spec.data.path).name
         book.identify(
             dataset,
-            lambda: data.hash_records(spec.data.path) if read is None else read,
+            lambda: hash_records(spec.data.path) if read is None else read,
             file=name,
             name=spec.data.id,
             new_ledger=new_ledger,
@@ -193,8 +205,8 @@ def spending(
     budget = book.budget(dataset)
     if budget is not None and budget.view == "sum" and spec.aggregation == "off":
         raise SpecError(
-            "the budget of this data is for one who sees sums alone, and secagg.mode is 'off': set it to 'real' "
-            "or 'ideal', or set the budget for --view upload"
+            "the budget of this data is against a server that sees only sums, but secagg.mode is 'off': set it to "
+            "'real' or 'ideal', or set the budget for --view upload"
         )
     # The run's name in the ledger holds all that determines what it releases: a folder whose spec, seed, records
     # or surroundings were changed is another run, which pays for itself.
@@ -213,7 +225,7 @@ def spending(
 
 def resume(path: str | Path, **arguments: Any) -> Report:
     """Continue an interrupted run folder with its own spec."""
-    return run(runs.RunFolder.open(path).spec(), resume=path, **arguments)
+    return run(RunFolder.open(path).spec(), resume=path, **arguments)
 
 
 def refuse_taken(path: Path) -> None:
@@ -222,45 +234,74 @@ def refuse_taken(path: Path) -> None:
         raise RunExists(f"{str(path)!r} already exists; give another --out, or continue it with --resume {path}")
 
 
+class _Outcome(NamedTuple):
+    """What the rounds came to, fetched from the devices of all processes."""
+
+    rounds: int
+    stopped: str  # why there are fewer than asked for; empty where all were made
+    params: Params
+    refused: np.ndarray  # updates of each client that were left out
+    missing: int  # the most clients that lacked in any sum
+    participation: np.ndarray
+    traffic: dict[str, Any]
+    sharing_note: str
+
+
 def train(
     experiment: Experiment,
-    folder: runs.RunFolder | None,
-    checkpoint_seconds: float,
-    on_start: Callable[[Experiment, Path, int], None] | None,
-    on_evaluation: Callable[[dict[str, Any]], None] | None,
+    folder: RunFolder | None,
     shards: Shards,
-    account: Spending | None = None,
-    clock: Clock | None = None,
+    account: Spending | None,
+    clock: Clock,
+    options: RunOptions,
 ) -> Report:
     """Rounds from the newest checkpoint (or from the start) to the end; then model, summary and plot.
 
     Process 0 has the folder. Any other process (folder None) computes the same rounds and exits after them.
     """
-    spec = experiment.spec
-    clock = clock or Clock()
-    recorder = (
-        _Recorder(experiment, folder, account, checkpoint_seconds, clock, on_evaluation)
-        if folder is not None
-        else None
-    )
+    recorder = _Recorder(experiment, folder, account, clock, options) if folder is not None else None
     with clock("start_up"):
-        simulation, rounds, inputs = compiled(experiment, shards=shards)
-        state, done = simulation.start(inputs), 0
+        program = compiled(experiment, shards=shards)
+        state = program.simulation.start(program.inputs)
+    state, done = _resumed(state, program.simulation, recorder)
+    if recorder is not None and experiment.spec.scored:
+        plots.preload()
+    outcome = _train_rounds(experiment, program, state, done, recorder, clock)
+    # The rest is process 0's alone, and may take long: nothing below may need another's devices.
+    distributed.part(BudgetExhausted.exit_code if outcome.stopped else 0)
+    return _finish(cast(_Recorder, recorder), program, outcome)
+
+
+def _resumed(
+    state: engine.State, simulation: engine.Simulation, recorder: _Recorder | None
+) -> tuple[engine.State, int]:
+    """The state to go on from, in every process, and the rounds that are done."""
+    done = 0
     if recorder is not None:
         state, done = recorder.restored(state)
-        if on_start:
-            on_start(experiment, recorder.folder.path, done)
+        if recorder.options.on_start:
+            recorder.options.on_start(recorder.experiment, recorder.folder.path, done)
     done = int(distributed.broadcast({"done": done})["done"])
     if done:
         with distributed.computing():
             state = broadcast_state(state, simulation)
+    return state, done
 
-    if recorder is not None and spec.scored:
-        plots.preload()
+
+def _train_rounds(
+    experiment: Experiment,
+    program: Compiled,
+    state: engine.State,
+    done: int,
+    recorder: _Recorder | None,
+    clock: Clock,
+) -> _Outcome:
+    """The rounds from `done` on, as many as the budget and Ctrl-C allow, each stretch evaluated and recorded."""
+    simulation, rounds, inputs = program
     stopped = ""
     reading = closing(rounds) if isinstance(rounds, Streamed) else nullcontext()
-    with reading, Interrupt() as interrupt:
-        for start, end in engine.chunks(done, planned_rounds(experiment), spec.eval_every):
+    with reading, distributed.Interrupt() as interrupt:
+        for start, end in engine.chunks(done, planned_rounds(experiment), experiment.spec.eval_every):
             stop, stopped = recorder.charge(start, end) if recorder else (end, "")
             shared = interrupt.exchange(stop=stop, stopped=stopped)
             stop, stopped = shared["stop"], shared["stopped"]
@@ -277,59 +318,80 @@ def train(
             done = stop
             if stop < end:
                 break
-
     with distributed.computing():
         params = jax.tree.map(lambda leaf: np.asarray(leaf)[0], simulation.params(state, inputs))
-    refused = np.asarray(state.refused)[0]
-    missing, participation = int(np.asarray(state.missing)[0]), np.asarray(state.participation)[0]
-    stopped = stopped or stop_reason(experiment)
-    whole, experiment = experiment, experiment.first_rounds(done)
-    sent, slow = traffic(experiment, simulation, state, simulation.sizes(state, inputs)), sharing_note(experiment)
-    # The rest is process 0's alone, and may take long: nothing below may need another's devices.
-    distributed.part(BudgetExhausted.exit_code if stopped else 0)
-    folder = cast(runs.RunFolder, folder)
-    fresh = spec.source_of_randomness == "os"
-    # Also what was undone and never made again.
-    made = whole.realised(folder.begun()) if fresh else experiment
-    rows = folder.metrics()
-    folder.save_model(named_leaves(params))
-    with clock("accounting"):
-        again = len(made.cohorts) - len(experiment.cohorts)
-        if again:  # what became of rounds that were undone, nobody knows
-            missing = max(missing, tolerated(spec))
-        report = report_of(made, folder, rows, participation, missing)
-    local = {"train_loss": (folder.local_metrics() or rows)[-1]["train_loss"], "clamped": sent.pop("clamped", 0)}
-    report = replace(report, repeated_rounds=again, traffic=RunTraffic(**sent))
-    if again:
-        report = report.with_notes(
-            f"{again} rounds were undone when the run was interrupted, and those made again have fresh noise: the "
-            "proven ε counts them all"
-        )
-    report = _with_aggregation(report, made, missing)
-    if refused.any():
-        names = experiment.partition.names
-        left_out = {names[i]: int(refused[i]) for i in np.flatnonzero(refused)}
-        report = replace(report, refused=left_out)
-        report = report.with_notes(f"updates that were not finite were left out: {left_out}")
-    if slow:
-        report = report.with_notes(slow)
-    if stopped:
-        claim = claim_after(experiment, report.rounds)
-        report = replace(report, stopped=stopped, epsilon=replace(report.epsilon, claimed=claim))
-    if account is not None:
-        report = replace(report, ledger=LedgerCharge(str(account.ledger.path), account.dataset))
+    completed = experiment.first_rounds(done)
+    return _Outcome(
+        rounds=done,
+        stopped=stopped or stop_reason(experiment),
+        params=params,
+        refused=np.asarray(state.refused)[0],
+        missing=int(np.asarray(state.missing)[0]),
+        participation=np.asarray(state.participation)[0],
+        traffic=traffic(completed, simulation, state, simulation.sizes(state, inputs)),
+        sharing_note=sharing_note(completed),
+    )
+
+
+def _finish(recorder: _Recorder, program: Compiled, outcome: _Outcome) -> Report:
+    """Write the model, the report and the plot."""
+    folder, clock, spec = recorder.folder, recorder.clock, recorder.spec
+    experiment = recorder.experiment.first_rounds(outcome.rounds)
+    folder.save_model(named_leaves(outcome.params))
+    report = _account_for(recorder, outcome)
     if spec.compare and not spec.data.path:
+        simulation, rounds, _ = program
         with clock("without_noise"):
-            reusable = simulation if rounds is simulation and shards.devices == 1 else None
+            reusable = simulation if rounds is simulation and simulation.shards.devices == 1 else None
             accuracy = without_noise(experiment, reusable)
             report = replace(report, test_accuracy_without_noise=accuracy)
+    rows = folder.metrics()
     if spec.scored:
         with clock("plot"):
             plots.draw_run(rows, folder.path / "plot.png", title=_title(spec), subtitle=_subtitle(experiment))
-    if isinstance(rounds, Streamed):
-        report = replace(report, streamed=DiskReads(**rounds.report()))
+    if isinstance(program.rounds, Streamed):
+        report = replace(report, streamed=DiskReads(**program.rounds.report()))
     report = replace(report, timing=clock.report())  # of this process: what a resumed run did before is not in it
+    local = {
+        "train_loss": (folder.local_metrics() or rows)[-1]["train_loss"],
+        "clamped": outcome.traffic.get("clamped", 0),
+    }
     report.save(local)
+    return report
+
+
+def _account_for(recorder: _Recorder, outcome: _Outcome) -> Report:
+    """The report of the rounds that were made: scores, proven ε, traffic, and notes on what went wrong."""
+    folder, spec, missing = recorder.folder, recorder.spec, outcome.missing
+    experiment = recorder.experiment.first_rounds(outcome.rounds)
+    # Also what was undone and never made again.
+    released = recorder.experiment.realised(folder.begun()) if recorder.fresh else experiment
+    repeated = len(released.cohorts) - len(experiment.cohorts)
+    if repeated:  # what became of rounds that were undone, nobody knows
+        missing = max(missing, tolerated(spec))
+    with recorder.clock("accounting"):
+        report = report_of(released, folder, folder.metrics(), outcome.participation, missing)
+    sent = {name: value for name, value in outcome.traffic.items() if name != "clamped"}
+    report = replace(report, repeated_rounds=repeated, traffic=RunTraffic(**sent))
+    if repeated:
+        report = report.with_notes(
+            f"{repeated} rounds were undone when the run was interrupted, and repeated rounds have fresh noise: "
+            "the proven ε counts all of them"
+        )
+    report = _with_aggregation(report, released, missing)
+    if outcome.refused.any():
+        names = experiment.partition.names
+        left_out = {names[i]: int(outcome.refused[i]) for i in np.flatnonzero(outcome.refused)}
+        report = replace(report, refused=left_out)
+        report = report.with_notes(f"updates that were not finite were left out: {left_out}")
+    if outcome.sharing_note:
+        report = report.with_notes(outcome.sharing_note)
+    if outcome.stopped:
+        claim = claim_after(experiment, report.rounds)
+        report = replace(report, stopped=outcome.stopped, epsilon=replace(report.epsilon, claimed=claim))
+    if recorder.account is not None:
+        charge = LedgerCharge(str(recorder.account.ledger.path), recorder.account.dataset)
+        report = replace(report, ledger=charge)
     return report
 
 
@@ -339,14 +401,13 @@ class _Recorder:
     def __init__(
         self,
         experiment: Experiment,
-        folder: runs.RunFolder,
+        folder: RunFolder,
         account: Spending | None,
-        checkpoint_seconds: float,
         clock: Clock,
-        on_evaluation: Callable[[dict[str, Any]], None] | None,
+        options: RunOptions,
     ) -> None:
         self.experiment, self.spec, self.folder, self.account = experiment, experiment.spec, folder, account
-        self.checkpoint_seconds, self.clock, self.on_evaluation = checkpoint_seconds, clock, on_evaluation
+        self.clock, self.options = clock, options
         self.num_rounds = planned_rounds(experiment)
         self.fresh = self.spec.source_of_randomness == "os"  # a round made again is another release
         self.began = self.saved = time.perf_counter()
@@ -361,7 +422,7 @@ class _Recorder:
         if self.fresh and self.spec.batch_sampling == "shuffled" and folder.begun():
             raise RunExists(
                 f"{str(folder.path)!r} cannot be resumed: its shuffled epochs came from randomness='os', which is "
-                "never kept, and a new order could use a record twice in one epoch; start a new run"
+                "never stored, and a new order could use a record twice in one epoch; start a new run"
             )
         if checkpoint is not None:
             _check_belongs(checkpoint, self.spec, self.experiment.data_digest, folder)
@@ -390,7 +451,13 @@ class _Recorder:
         return stop, f"the privacy budget ends after round {stop} of {self.num_rounds}" if stop < end else ""
 
     def record(
-        self, stop: int, state: engine.State, scores: dict[str, float], interrupt: Interrupt, *, last: bool
+        self,
+        stop: int,
+        state: engine.State,
+        scores: dict[str, float],
+        interrupt: distributed.Interrupt,
+        *,
+        last: bool,
     ) -> None:
         """Append the metrics; write a checkpoint at the end, at an interruption and now and then."""
         if self.spec.federation.refused == "abort":
@@ -399,14 +466,12 @@ class _Recorder:
         released, local = split_scores(scores, self.spec)
         row = {"round": stop, **released, "seconds": round(self.seconds_before + now - self.began, 3)}
         self.folder.append_metrics(row, {"round": stop, **local})
-        if stop == self.num_rounds or last or asked or now - self.saved >= self.checkpoint_seconds:
+        if stop == self.num_rounds or last or asked or now - self.saved >= self.options.checkpoint_seconds:
             leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
-            self.folder.save_checkpoint(
-                runs.Checkpoint(stop, leaves, self.spec.digest(), self.experiment.data_digest)
-            )
+            self.folder.save_checkpoint(Checkpoint(stop, leaves, self.spec.digest(), self.experiment.data_digest))
             self.saved = time.perf_counter()
-        if self.on_evaluation:
-            self.on_evaluation({**row, "local": local})
+        if self.options.on_evaluation:
+            self.options.on_evaluation({**row, "local": local})
         if asked and stop < self.num_rounds:
             raise KeyboardInterrupt
 
@@ -453,46 +518,14 @@ def _noiseless(how: Aggregation | None) -> Aggregation | None:
 # Pieces
 
 
-class Interrupt:
-    """Ctrl-C asks a run to stop after the rounds under way, with a checkpoint; a second one stops it at once.
-
-    The default handler raises wherever Python happens to be, and a library's clean-up code may swallow that.
-    """
-
-    asked = False  # here, or in another process
-    _pressed = False
-
-    def __enter__(self) -> Interrupt:
-        self._before: Any = None
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._ask)
-        return self
-
-    def _ask(self, *_: object) -> None:
-        if self._pressed:
-            raise KeyboardInterrupt
-        self._pressed = self.asked = True
-
-    def exchange(self, **more: Any) -> dict[str, Any]:
-        """Learn whether Ctrl-C was pressed in any process; also returns what process 0 tells the others."""
-        messages = distributed.exchange({"asked": self.asked, **more})
-        if any(message["asked"] for message in messages):
-            self.asked = True
-        return messages[0]
-
-    def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
-
-
 def report_of(
     experiment: Experiment,
-    folder: runs.RunFolder,
+    folder: RunFolder,
     rows: list[dict[str, Any]],
     participation: np.ndarray,
     missing: int = 0,
 ) -> Report:
-    """The outcome of the rounds that were made, when at most `missing` clients lacked in any sum."""
+    """The outcome of the rounds that were made, when at most `missing` clients were missing in any sum."""
     last, spec = rows[-1], experiment.spec
     counts = np.sort(participation)
     return Report(
@@ -506,7 +539,7 @@ def report_of(
         rounds=last["round"],
         seconds=last["seconds"],
         epsilon=Epsilon.of(spec, experiment.prepared.claim, experiment.accountant(missing).table()),
-        why=method(spec.method).why,
+        why=experiment.method.why,
         participation=RoundsTakenPart(int(counts[0]), float(np.median(counts)), int(counts[-1])),
         randomness=spec.source_of_randomness,
         notes=(
@@ -562,8 +595,8 @@ def _with_aggregation(report: Report, experiment: Experiment, missing: int) -> R
         return report
     if seen.lost:
         report = report.with_notes(
-            f"{seen.lost} uploads were lost, at most {missing} in a round; the proven ε of sums counts on nobody "
-            "who was missing"
+            f"{seen.lost} uploads were lost, at most {missing} in a round; the proven ε of sums takes no credit "
+            "for the noise of missing clients"
         )
     if seen.void_rounds:
         report = report.with_notes(
@@ -572,8 +605,8 @@ def _with_aggregation(report: Report, experiment: Experiment, missing: int) -> R
     if seen.bound is not None and experiment.spec.secagg.noise != "discrete":
         # How many were is exact, and so stays local.
         limit = (
-            f"coordinates beyond {seen.bound:g} are clamped before the sum: the credit holds where none was "
-            "(local/summary.json)"
+            f"coordinates beyond {seen.bound:g} are clamped before the sum: the credit holds only if none was "
+            "clamped (local/summary.json)"
         )
         table = tuple(
             replace(row, not_covered=(*row.not_covered, limit)) if any("G8" in t for t in row.not_covered) else row
@@ -587,7 +620,7 @@ def _with_aggregation(report: Report, experiment: Experiment, missing: int) -> R
 
 UNSCORED = (
     "test records are not scored: if yours are public, say so with data.test_public=true; `dither evaluate` "
-    "scores a file for your eyes alone"
+    "scores a file for you alone"
 )
 
 
@@ -598,14 +631,14 @@ def split_scores(scores: Mapping[str, float], spec: Spec) -> tuple[dict[str, Any
     return released, {name: value for name, value in scores.items() if name not in public}
 
 
-def _schema_file(dataset: data.Dataset) -> dict[str, str]:
+def _schema_file(dataset: Dataset) -> dict[str, str]:
     """schema.toml; bounds and categories that were read from the records stay local."""
     if dataset.schema is None:
         return {}
     return {"schema.toml" if dataset.covered else "local/schema.toml": dataset.schema.to_toml()}
 
 
-def _begun_before(folder: runs.RunFolder, spec: Spec, num_rounds: int) -> None:
+def _begun_before(folder: RunFolder, spec: Spec, num_rounds: int) -> None:
     """Of a run that a version without digests.json began, what it may have begun: a stretch past the last line."""
     if not (folder.path / "digests.json").is_file():
         rows = folder.metrics()
@@ -615,7 +648,7 @@ def _begun_before(folder: runs.RunFolder, spec: Spec, num_rounds: int) -> None:
 def _data_caveats(spec: Spec) -> tuple[str, ...]:
     found = [] if spec.scored else [UNSCORED]
     if spec.data.path and spec.source_of_randomness == "seeded":
-        found.append("seeded noise: a simulation, not a protection; who knows the seed can subtract it")
+        found.append("seeded noise: a simulation, not a protection; anyone who knows the seed can subtract it")
     if spec.data.path and spec.compare:
         found.append("compare is for public data: nothing was trained without noise on your records")
     return tuple(found)
@@ -630,7 +663,7 @@ def _view_caveat(spec: Spec) -> tuple[str, ...]:
 
 
 def provenance(experiment: Experiment) -> dict[str, Any]:
-    """Where a run was made: enough to make it again."""
+    """Where a run was computed: enough to repeat it."""
     device = jax.devices()[0]
     return {
         "dither": __version__,
@@ -672,7 +705,7 @@ def restore(like: engine.State, leaves: list[np.ndarray]) -> engine.State:
     return restored
 
 
-def _check_belongs(checkpoint: runs.Checkpoint, spec: Spec, digest: str, folder: runs.RunFolder) -> None:
+def _check_belongs(checkpoint: Checkpoint, spec: Spec, digest: str, folder: RunFolder) -> None:
     _check_spec(folder, spec, checkpoint.spec_digest)
     if checkpoint.data_digest != digest:
         raise RunExists(
@@ -681,7 +714,7 @@ def _check_belongs(checkpoint: runs.Checkpoint, spec: Spec, digest: str, folder:
         )
 
 
-def _check_spec(folder: runs.RunFolder, spec: Spec, digest: str = "") -> None:
+def _check_spec(folder: RunFolder, spec: Spec, digest: str = "") -> None:
     digest = digest or folder.spec().digest()
     if digest != spec.digest():
         raise RunExists(

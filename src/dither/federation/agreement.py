@@ -163,13 +163,7 @@ class Agreement:
             _require(amount <= limit, f"asks for {amount:.3g} {what}: at most {limit:.3g} are possible")
 
     def _model(self) -> models.Model:
-        return models.make(
-            self.spec.model.name,
-            num_features=self.num_features,
-            num_classes=len(self.classes),
-            hidden=self.spec.model.hidden,
-            image_shape=self.image_shape,
-        )
+        return models.from_spec(self.spec.model, self.num_features, len(self.classes), self.image_shape)
 
     @property
     def digest(self) -> str:
@@ -203,8 +197,6 @@ class Agreement:
             feature_names=tuple(f"x{index}" for index in range(self.num_features)),
             image_shape=self.image_shape,
             schema=schema,
-            groups=None,
-            groups_test=None,
             notes=schema.coverage_notes() if schema else (),
             covered=schema is not None and schema.covered,
         )

@@ -20,6 +20,7 @@ from dither.federation import keys
 from dither.federation.agreement import Agreement, PartyData, approved_digest
 from dither.federation.party import Approve, Party
 from dither.federation.state import PartyStore
+from dither.spec import options
 from dither.types import __version__
 
 CLOCK_SECONDS = 10.0  # by more than this a SuperLink takes a node's signature for a replay
@@ -52,6 +53,8 @@ def join(
         _host_and_port(server)
     with alone(folder):
         keys.check_party(folder)
+        for path in methods:
+            options.approve(path)
         own_ledger = Ledger(ledger or Ledger.default_path(), anchor=folder / "ledger-anchor.json")
         party = Party(
             folder,
@@ -59,7 +62,6 @@ def join(
             ledger=own_ledger,
             new_ledger=new_ledger,
             approve=approve,
-            methods_approved=methods,
             seeded=seeded,
             say=say,
         )

@@ -205,17 +205,9 @@ def _certificate(
 ) -> x509.CertificateBuilder:
     """What the certificates of the CA and of the server have in common."""
     start = now or datetime.now(UTC)
-    usage = x509.KeyUsage(
-        digital_signature=not is_ca,
-        key_cert_sign=is_ca,
-        crl_sign=is_ca,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
+    others = "content_commitment key_encipherment data_encipherment key_agreement encipher_only decipher_only"
+    denied = dict.fromkeys(others.split(), False)
+    usage = x509.KeyUsage(digital_signature=not is_ca, key_cert_sign=is_ca, crl_sign=is_ca, **denied)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -314,7 +306,7 @@ def party_name(folder: Path) -> str:
     path = folder / "party.json"
     if not path.is_file():
         raise ConfigError(
-            f"{str(folder)!r} is not a party's folder (no party.json); `dither federation init` makes them"
+            f"{str(folder)!r} is not a party's folder (no party.json); create one with `dither federation init`"
         )
     saved = read_checked(path, _ADVICE, old=("name",))
     if not isinstance(saved.get("name"), str):

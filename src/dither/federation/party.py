@@ -16,20 +16,18 @@ Whatever goes wrong, the server hears one of the sentences in `REFUSALS`; the re
 from __future__ import annotations
 
 import hashlib
-import platform
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from dither.accounting.ledger import Charge, Entry
 from dither.accounting.ledger.runs import EVERY_RECORD, Ledger, data_id
 from dither.errors import BudgetExhausted, ClientRefused, DitherError, FederationError, ProtocolAbort
-from dither.experiment import build, compiled
+from dither.experiment import build
 from dither.federation import engines, keys, messages
 from dither.federation.agreement import (
     Agreement,
@@ -40,11 +38,12 @@ from dither.federation.agreement import (
     secagg_rules,
 )
 from dither.federation.state import COMPUTED, ChargedRound, PartyStore, PendingUpload
-from dither.privacy import clipping, random
+from dither.privacy import clipping, noise
 from dither.secagg import state as secagg_state
 from dither.secagg.client import ClientSession
-from dither.spec import PrivacySpec, options
-from dither.types import RoundInfo, __version__
+from dither.simulation import devices
+from dither.spec import PrivacySpec
+from dither.types import RoundInfo
 
 Approve = Callable[[Agreement, build.Experiment], str]  # how the owner agreed; raises FederationError when not
 
@@ -70,12 +69,9 @@ class Party:
         ledger: Ledger,
         new_ledger: bool = False,
         approve: Approve,
-        methods_approved: Iterable[Path] = (),
         seeded: bool = False,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
-        for path in methods_approved:
-            options.approve(path)
         self.folder, self.source, self.ledger = folder, source, ledger
         # Here, before any message: what is said of the records stays with their owner.
         dataset = data_id(ledger, path=str(source.path))
@@ -144,7 +140,7 @@ class Party:
 
     def _hello(self) -> dict[str, Any]:
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        return {"records": self.source.count, "versions": versions(), "time": now}
+        return {"records": self.source.count, "versions": devices.versions(), "time": now}
 
     def _agree_to(self, message: messages.SignedMessage) -> tuple[dict[str, Any], dict[str, Any]]:
         agreement = Agreement.from_dict(message.field("terms", dict))
@@ -239,14 +235,14 @@ class _Run:
         self._conditions, self._releases = accountant.conditions, accountant.ledger_releases
         secret = None
         if agreement.spec.randomness == "os":
-            secret = random.wrap(np.frombuffer(self.store.secret()[:8], np.uint32)[None])
+            secret = noise.wrap(np.frombuffer(self.store.secret()[:8], np.uint32)[None])
         self._engine = engines.ClientEngine(
-            compiled.simulation(experiment),
+            build.make_simulation(experiment),
             x,
             y,
             client=self.client,
             seed=agreement.spec.seed,
-            hyper=compiled.compiled_hyper(experiment),
+            hyper=build.compiled_hyper(experiment),
             design=experiment.plan.design,
             secret=secret,
         )
@@ -433,15 +429,6 @@ class _Run:
 def session_id(agreement: Agreement) -> bytes:
     """What secure aggregation calls the federation: one for each run, so that no mask is ever used in two."""
     return hashlib.sha256(f"dither {agreement.federation} {agreement.digest}".encode()).digest()
-
-
-def versions() -> dict[str, str]:
-    return {
-        "dither": __version__,
-        "jax": jax.__version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-    }
 
 
 def _for_the_server(error: Exception, asked: str) -> str:

@@ -23,7 +23,7 @@ import numpy as np
 
 from dither import data
 from dither.errors import FederationError, ProtocolAbort, SpecError
-from dither.experiment import build, compiled, plots, train
+from dither.experiment import build, plots, train
 from dither.experiment.report import Exclusion, FederationTotals, PartyTotals, Report
 from dither.federation import engines, keys, mailbox
 from dither.federation.agreement import (
@@ -132,12 +132,12 @@ class Coordinator:
         if not self._begun:
             self._create()
         self.engine = engines.ServerEngine(
-            compiled.simulation(self.experiment),
+            build.make_simulation(self.experiment),
             self._evaluation.x,
             self._evaluation.y,
             sizes=np.array(self.agreement.sizes, np.int32),
             seed=self.agreement.spec.seed,
-            hyper=compiled.compiled_hyper(self.experiment),
+            hyper=build.compiled_hyper(self.experiment),
             design=self.experiment.plan.design,
         )
         done, leaves = self.journal.resume(self.agreement)

@@ -32,8 +32,10 @@ def method(name: str) -> Method:
     return _method(import_module(module))
 
 
-def prepare(spec: Spec, model: Any, *, client_sizes: np.ndarray, num_params: int) -> Prepared:
-    """The spec's method, made ready for a federation with clients of those sizes."""
+def prepare(
+    spec: Spec, model: Any, *, client_sizes: np.ndarray, num_params: int, chosen: Method | None = None
+) -> Prepared:
+    """The spec's method (or `chosen`, where it was read before), made ready for clients of those sizes."""
     num_clients = len(client_sizes)
     if spec.cohort_size > num_clients:
         raise SpecError(f"cohort_size={spec.cohort_size} exceeds num_clients={num_clients}")
@@ -73,7 +75,7 @@ def prepare(spec: Spec, model: Any, *, client_sizes: np.ndarray, num_params: int
         scale_bits=spec.secagg.scale_bits,
         assume_credit=privacy.assume_credit,
     )
-    return method(spec.method).prepare(model, plan)
+    return (chosen or method(spec.method)).prepare(model, plan)
 
 
 def _method(module: Any) -> Method:

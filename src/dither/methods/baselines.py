@@ -15,30 +15,12 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from dither import types
 from dither.errors import SpecError
 from dither.methods import concentrated, cpfed, dp_scaffold, local
 from dither.models import Model
 from dither.privacy import clipping, noise, sampling
-from dither.types import (
-    Algorithm,
-    Claim,
-    ClientResult,
-    ClientState,
-    Cohort,
-    Hyper,
-    Key,
-    Keys,
-    Message,
-    Prepared,
-    PrivacyPlan,
-    Records,
-    Release,
-    Round,
-    RoundInfo,
-    Sampling,
-    ServerState,
-    Upload,
-)
+from dither.types import ClientResult, ClientState, Hyper, Keys, Params, Prepared, PrivacyPlan, Records, Round
 
 # Algorithm
 
@@ -59,9 +41,7 @@ def prepare_scaffold(model: Model, plan: PrivacyPlan) -> Prepared:
     plan = plan._replace(noise="none", clip="none", noise_schedule="constant")
     gradients = local.noisy_gradients(model, plan, source="no noise")
     return Prepared(
-        plan=plan._replace(
-            hyper={**local.gradient_hyper(plan, 0.0), "server_lr": plan.server_lr},
-        ),
+        plan=plan._replace(hyper={**local.gradient_hyper(plan, 0.0), "server_lr": plan.server_lr}),
         build=lambda hyper: dp_scaffold.scaffold(plan, gradients, hyper),
         claim=local.no_noise(plan),
         cohort_size_at=lambda index: plan.cohort_size,
@@ -71,17 +51,14 @@ def prepare_scaffold(model: Model, plan: PrivacyPlan) -> Prepared:
 def prepare_dp_sgd(model: Model, plan: PrivacyPlan) -> Prepared:
     """DP-SGD as CPFed compares: one noisy step a round, the budget split evenly over the rounds."""
     _one_step(plan, "dp-sgd")
-    clients = (plan.num_clients, plan.batch_size, plan.clip_norm, plan.cohort_size)
-    params = cpfed.dpsgd_params(
-        cpfed.CpfedParams(plan.num_rounds, plan.local_steps, *clients),
-        credit_sa=bool(plan.options["equal_credit"]),
-    )
+    params = cpfed.dpsgd_params(cpfed.params_of(plan), credit_sa=bool(plan.options["equal_credit"]))
     return local.noisy_averaging(
         model,
         plan._replace(ignores_counts=True),
-        source="CPFed Corollary 1; errata G7a",
-        noise_std=lambda: cpfed.noise_std(params, epsilon=plan.epsilon, delta=plan.delta),
-        claim=lambda std: cpfed.claim(params, noise_std=std, delta=plan.delta),
+        params,
+        source=cpfed.SOURCE,
+        noise_std=cpfed.noise_std,
+        claim=cpfed.claim,
     )
 
 
@@ -89,28 +66,20 @@ def prepare_dp_dsgd(model: Model, plan: PrivacyPlan) -> Prepared:
     """DP-DSGD as Concentrated DP-FL compares: one noisy step a round on a fresh batch."""
     _one_step(plan, "dp-dsgd")
     cohorts = concentrated.participation_design(plan)
-    which = plan.options["credited_clients"]
-    params = concentrated.ConcentratedParams(
-        concentrated.participations(plan, cohorts),
-        plan.local_steps,
-        plan.batch_size,
-        plan.batch_size,
-        plan.clip_norm,
-        plan.cohort_size,
-    )
-    credited = plan.num_clients if which == "n" else plan.cohort_size
-    params = concentrated.dpdsgd_params(params, credited_clients=credited)
+    credited = plan.num_clients if plan.options["credited_clients"] == "n" else plan.cohort_size
+    params = concentrated.dpdsgd_params(concentrated.params_of(plan, cohorts), credited_clients=credited)
 
-    def claim(std: float) -> Claim:
-        value = float(concentrated.epsilon_of_noise(params, noise_std=std, delta=plan.delta))
+    def claim(params: concentrated.ConcentratedParams, *, noise_std: float, delta: float) -> types.Claim:
+        value = float(concentrated.epsilon_of_noise(params, noise_std=noise_std, delta=delta))
         aggregation = ("the other clients' noise is credited, which needs secure aggregation (G7)", False)
-        return Claim(value, "run", plan.delta, "Concentrated DP-FL Sec. VII-C", (aggregation,))
+        return types.Claim(value, "run", delta, "Concentrated DP-FL Sec. VII-C", (aggregation,))
 
     return local.noisy_averaging(
         model,
         plan._replace(design=cohorts, ignores_counts=True),
+        params,
         source="Concentrated DP-FL Corollary 1; errata G7a",
-        noise_std=lambda: concentrated.noise_std(params, epsilon=plan.epsilon, delta=plan.delta),
+        noise_std=concentrated.noise_std,
         claim=claim,
     )
 
@@ -121,11 +90,11 @@ def prepare_dp_fedavg(model: Model, plan: PrivacyPlan) -> Prepared:
     multiplier = central_noise_multiplier(plan)
     plain = _plain(model, plan, proximal=0.0, optimizer="sgd")
 
-    def build(hyper: Hyper) -> Algorithm:
+    def build(hyper: Hyper) -> types.Algorithm:
         inner = plain.build(hyper)
 
         def client(
-            keys: Keys, message: Message, state: ClientState, records: Records, round: Round
+            keys: Keys, message: Params, state: ClientState, records: Records, round: Round
         ) -> ClientResult:
             result = inner.client(keys, message, state, records, round)
             update = local.scale(1 / result.weight, result.upload)
@@ -134,19 +103,19 @@ def prepare_dp_fedavg(model: Model, plan: PrivacyPlan) -> Prepared:
             upload = local.scale(weight, clipping.clip(update, hyper["update_clip"]))
             return ClientResult(upload, weight, result.state, {"clipped": clipped})
 
-        def server(key: Key, state: ServerState, upload: Upload, cohort: Cohort) -> ServerState:
+        def server(key: types.Key, state: Params, upload: Params, cohort: types.Cohort) -> Params:
             std = hyper["central_multiplier"] * hyper["update_clip"] / jnp.maximum(cohort.size, 1)
             return local.axpy(hyper["server_lr"], noise.gaussian(key, upload, noise_std=std), state)
 
-        def releases(info: RoundInfo) -> tuple[Release, ...]:
+        def releases(info: types.RoundInfo) -> tuple[types.Release, ...]:
             # The unit is a client: one whose update is blanked (its place in the cohort stays) moves the mean by
             # S/K. Who takes part is public here, so a client's participations are counted and its chance of being
             # chosen amplifies nothing.
-            cohort = Sampling("full", 1.0, sampling.ZERO_OUT, 0.0, plan.cohort_size, plan.num_clients)
+            cohort = types.Sampling("full", 1.0, sampling.ZERO_OUT, 0.0, plan.cohort_size, plan.num_clients)
             bound = float(hyper["update_clip"])
             return (
                 *_unprotected(info),  # the server sees the updates as they are
-                Release(
+                types.Release(
                     "downlink",
                     float(hyper["central_multiplier"]) * bound / plan.cohort_size,
                     bound / plan.cohort_size,
@@ -173,7 +142,7 @@ def prepare_dp_fedavg(model: Model, plan: PrivacyPlan) -> Prepared:
         claim=_central_claim(plan, multiplier),
         cohort_size_at=lambda index: plan.cohort_size,
         reclaim=lambda other: _central_claim(plan, float(other["central_multiplier"])),
-        caveats=("ε protects whole clients against everybody who sees the model; the server is trusted",),
+        caveats=("ε protects whole clients against anyone who sees the model; the server is trusted",),
     )
 
 
@@ -182,9 +151,9 @@ def _plain(model: Model, plan: PrivacyPlan, *, proximal: float, optimizer: str) 
     local_model = local.proximal_training(model, plan, optimizer_name=optimizer)
     num_records = int(plan.client_sizes.sum())
 
-    def build(hyper: Hyper) -> Algorithm:
+    def build(hyper: Hyper) -> types.Algorithm:
         def client(
-            keys: Keys, message: Message, state: ClientState, records: Records, round: Round
+            keys: Keys, message: Params, state: ClientState, records: Records, round: Round
         ) -> ClientResult:
             done = state["steps"]
 
@@ -193,25 +162,15 @@ def _plain(model: Model, plan: PrivacyPlan, *, proximal: float, optimizer: str) 
             upload = local.scale(weight, local.subtract(end, message))
             return ClientResult(upload, weight, {"steps": done + plan.local_steps}, {"clipped": jnp.zeros(())})
 
-        return Algorithm(
-            init=lambda params: params,
-            client_init=lambda params: {"steps": jnp.int32(0)},
-            message=lambda server: server,
+        return local.model_as_state(
+            client_init=local.counted_steps,
             client=client,
-            server=lambda key, server, upload, cohort: local.axpy(hyper["server_lr"], upload, server),
-            params=lambda server: server,
-            releases=lambda info: _unprotected(info),
+            server=lambda key, state, upload, cohort: local.axpy(hyper["server_lr"], upload, state),
+            releases=_unprotected,
         )
 
     return Prepared(
-        plan=plan._replace(
-            hyper={
-                "client_lr": plan.client_lr,
-                "lr_decay": plan.lr_decay,
-                "server_lr": plan.server_lr,
-                "proximal": proximal,
-            },
-        ),
+        plan=plan._replace(hyper={**local.rate_hyper(plan), "server_lr": plan.server_lr, "proximal": proximal}),
         build=build,
         claim=local.no_noise(plan),
         cohort_size_at=lambda index: plan.cohort_size,
@@ -259,7 +218,7 @@ def _central_event(plan: PrivacyPlan, multiplier: float) -> Any:
 # Privacy
 
 
-def _central_claim(plan: PrivacyPlan, multiplier: float) -> Claim:
+def _central_claim(plan: PrivacyPlan, multiplier: float) -> types.Claim:
     """ε for a whole client by the moments accountant, which takes cohorts as drawn by coins."""
     if multiplier == 0:
         return local.no_noise(plan)
@@ -268,9 +227,9 @@ def _central_claim(plan: PrivacyPlan, multiplier: float) -> Claim:
     value = rdp.RdpAccountant().compose(_central_event(plan, multiplier)).get_epsilon(plan.delta)
     coins = ("cohorts are drawn by independent coins (here: a uniform subset of fixed size)", False)
     source = "McMahan et al. 2018, moments accountant, per client"
-    return Claim(float(value), "run", plan.delta, source, (coins,), "add/remove")
+    return types.Claim(float(value), "run", plan.delta, source, (coins,), "add/remove")
 
 
-def _unprotected(info: RoundInfo) -> tuple[Release, ...]:
-    everything = Sampling("full", 1.0, sampling.REPLACE_ONE, 0.0, info.size, info.size)
-    return (Release("uplink", 0.0, float("inf"), 1, everything, "no noise"),)
+def _unprotected(info: types.RoundInfo) -> tuple[types.Release, ...]:
+    everything = types.Sampling("full", 1.0, sampling.REPLACE_ONE, 0.0, info.size, info.size)
+    return (types.Release("uplink", 0.0, float("inf"), 1, everything, "no noise"),)

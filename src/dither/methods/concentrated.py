@@ -27,18 +27,9 @@ from typing import NamedTuple
 import numpy as np
 
 from dither.errors import SpecError
-from dither.methods import local
+from dither.methods import formulas, local
 from dither.methods.cpfed import step_sensitivity  # 2G/γ here: the same Corollary 1
-from dither.methods.formulas import (
-    BoundTerms,
-    Condition,
-    Float,
-    check_cohort,
-    check_positive,
-    epsilon_from_zcdp,
-    f64,
-    zcdp_from_epsilon,
-)
+from dither.methods.formulas import BoundTerms, Condition, Float, check_cohort, check_positive, f64
 from dither.models import Model
 from dither.spec import options
 from dither.types import Claim, Prepared, PrivacyPlan
@@ -72,23 +63,16 @@ def prepare(model: Model, plan: PrivacyPlan) -> Prepared:
     if plan.options["exact_epochs"]:
         plan = plan._replace(batch_size=_exact_batch(plan))
     cohorts = participation_design(plan)
-    params = ConcentratedParams(
-        participations(plan, cohorts),
-        plan.local_steps,
-        plan.batch_size,
-        int(plan.client_sizes.min()),
-        plan.clip_norm,
-        plan.cohort_size,
-        secure_aggregation=bool(plan.options["aggregation_credit"]),
-        colluders=plan.colluders,
-    )
-    return local.noisy_averaging(
-        model,
-        plan._replace(design=cohorts),
-        source="Concentrated DP-FL Corollary 1; errata D2, G7a",
-        noise_std=lambda: noise_std(params, epsilon=plan.epsilon, delta=plan.delta),
-        claim=lambda std: claim(params, noise_std=std, delta=plan.delta),
-    )
+    params = params_of(plan, cohorts)._replace(secure_aggregation=bool(plan.options["aggregation_credit"]))
+    source = "Concentrated DP-FL Corollary 1; errata D2, G7a"
+    plan = plan._replace(design=cohorts)
+    return local.noisy_averaging(model, plan, params, source=source, noise_std=noise_std, claim=claim)
+
+
+def params_of(plan: PrivacyPlan, cohorts: np.ndarray | None) -> ConcentratedParams:
+    """What Theorem 1 speaks of, for the smallest client and with the credit of secure aggregation."""
+    client = (plan.local_steps, plan.batch_size, int(plan.client_sizes.min()), plan.clip_norm)
+    return ConcentratedParams(participations(plan, cohorts), *client, plan.cohort_size, colluders=plan.colluders)
 
 
 def participation_design(plan: PrivacyPlan) -> np.ndarray | None:
@@ -158,7 +142,7 @@ def noise_multiplier(*, noise_std: Float, clip_norm: Float, batch_size: Float) -
 
 def noise_std(params: ConcentratedParams, *, epsilon: Float, delta: Float) -> Float:
     """σ = G√(2C_iτ/(r m γ ρ)) (Theorem 1 solved for σ)."""
-    return np.sqrt(rho_total(params, noise_std=1.0) / zcdp_from_epsilon(epsilon=epsilon, delta=delta))
+    return np.sqrt(rho_total(params, noise_std=1.0) / formulas.zcdp_from_epsilon(epsilon=epsilon, delta=delta))
 
 
 def dpdsgd_params(params: ConcentratedParams, *, credited_clients: Float) -> ConcentratedParams:
@@ -184,7 +168,7 @@ def rho_total(params: ConcentratedParams, *, noise_std: Float) -> Float:
 
 def epsilon_of_noise(params: ConcentratedParams, *, noise_std: Float, delta: Float) -> Float:
     """ε_i = ρ_i + 2√(ρ_i ln(1/δ)) (Theorem 1, eq (10)): the inverse of `noise_std`."""
-    return epsilon_from_zcdp(rho=rho_total(params, noise_std=noise_std), delta=delta)
+    return formulas.epsilon_from_zcdp(rho=rho_total(params, noise_std=noise_std), delta=delta)
 
 
 def record_uses(

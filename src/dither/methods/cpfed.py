@@ -24,22 +24,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dither.methods import local
-from dither.methods.formulas import (
-    BoundTerms,
-    Condition,
-    Float,
-    check_cohort,
-    check_positive,
-    epsilon_from_zcdp,
-    f64,
-    zcdp_from_epsilon,
-)
+from dither.methods import formulas, local
+from dither.methods.formulas import BoundTerms, Condition, Float, check_cohort, check_positive, f64
 from dither.models import Model
 from dither.spec import options
 from dither.types import Claim, Prepared, PrivacyPlan
 
 OPTIONS = options.CPFED
+SOURCE = "CPFed Corollary 1; errata G7a"
 
 WHY = (
     "the claim averages participation instead of counting it (C1) and credits all of the other clients' noise, "
@@ -66,23 +58,15 @@ class CpfedParams(NamedTuple):
 
 def prepare(model: Model, plan: PrivacyPlan) -> Prepared:
     """CPFed for one federation (Algorithm 1): τ noisy steps, then the mean of r local models."""
-    params = CpfedParams(
-        plan.num_rounds,
-        plan.local_steps,
-        plan.num_clients,
-        plan.batch_size,
-        plan.clip_norm,
-        plan.cohort_size,
-        secure_aggregation=bool(plan.options["aggregation_credit"]),
-        colluders=plan.colluders,
-    )
-    return local.noisy_averaging(
-        model,
-        plan._replace(ignores_counts=True),
-        source="CPFed Corollary 1; errata G7a",
-        noise_std=lambda: noise_std(params, epsilon=plan.epsilon, delta=plan.delta),
-        claim=lambda std: claim(params, noise_std=std, delta=plan.delta),
-    )
+    params = params_of(plan)._replace(secure_aggregation=bool(plan.options["aggregation_credit"]))
+    plan = plan._replace(ignores_counts=True)
+    return local.noisy_averaging(model, plan, params, source=SOURCE, noise_std=noise_std, claim=claim)
+
+
+def params_of(plan: PrivacyPlan) -> CpfedParams:
+    """What Theorem 1 speaks of, with the credit of secure aggregation."""
+    clients = (plan.num_clients, plan.batch_size, plan.clip_norm, plan.cohort_size)
+    return CpfedParams(plan.num_rounds, plan.local_steps, *clients, colluders=plan.colluders)
 
 
 # Noise
@@ -103,7 +87,7 @@ def upload_sensitivity(*, clip_norm: Float, batch_size: Float, client_lr: Float,
 
 def noise_std(params: CpfedParams, *, epsilon: Float, delta: Float) -> Float:
     """σ = L√(2Tτ/(nρ))/B (Theorem 1 solved for σ)."""
-    return np.sqrt(rho_total(params, noise_std=1.0) / zcdp_from_epsilon(epsilon=epsilon, delta=delta))
+    return np.sqrt(rho_total(params, noise_std=1.0) / formulas.zcdp_from_epsilon(epsilon=epsilon, delta=delta))
 
 
 def dpsgd_params(params: CpfedParams, *, credit_sa: bool = False) -> CpfedParams:
@@ -138,7 +122,7 @@ def rho_total(params: CpfedParams, *, noise_std: Float) -> Float:
 
 def epsilon_of_noise(params: CpfedParams, *, noise_std: Float, delta: Float) -> Float:
     """ε = ρ + 2√(ρ ln(1/δ)) (Theorem 1, eq (13)): the inverse of `noise_std`."""
-    return epsilon_from_zcdp(rho=rho_total(params, noise_std=noise_std), delta=delta)
+    return formulas.epsilon_from_zcdp(rho=rho_total(params, noise_std=noise_std), delta=delta)
 
 
 def conditions(params: CpfedParams) -> tuple[Condition, ...]:

@@ -31,42 +31,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dither import types
 from dither.errors import SpecError
-from dither.methods import local
-from dither.methods.formulas import (
-    BoundTerms,
-    Condition,
-    Float,
-    check_cohort,
-    check_delta,
-    check_positive,
-    epsilon_from_rdp,
-    f64,
-    geometric_sum,
-    scalar,
-    zcdp_from_epsilon,
-)
+from dither.methods import formulas, local
+from dither.methods.formulas import BoundTerms, Condition, Float, check_cohort, check_positive, f64, scalar
 from dither.models import Model
 from dither.spec import options
-from dither.types import (
-    Algorithm,
-    Array,
-    Claim,
-    ClientResult,
-    ClientState,
-    Cohort,
-    Hyper,
-    Key,
-    Keys,
-    Message,
-    Params,
-    Prepared,
-    PrivacyPlan,
-    Records,
-    Round,
-    ServerState,
-    Upload,
-)
+from dither.types import ClientResult, ClientState, Hyper, Keys, Message, Params, PrivacyPlan, Records, Round
 
 OPTIONS = options.DP_SCAFFOLD
 _SCHEMES = {"constant": 0, "rounds": 1, "steps": 2}
@@ -112,15 +83,17 @@ class ScaffoldParams(NamedTuple):
 # Algorithm
 
 
-def prepare(model: Model, plan: PrivacyPlan) -> Prepared:
+def prepare(model: Model, plan: PrivacyPlan) -> types.Prepared:
     """DP-SCAFFOLD for one federation (Algorithm 1)."""
     if plan.lr_decay:
-        raise SpecError(f"lr_decay={plan.lr_decay:g} is not for dp-scaffold: eq (2) divides by one client_lr")
+        raise SpecError(
+            f"lr_decay={plan.lr_decay:g} is not supported by dp-scaffold: eq (2) divides by one client_lr"
+        )
     gradients = local.noisy_gradients(model, plan, source="DP-SCAFFOLD Theorem 1; errata S2")
     std = local.chosen_noise_std(plan, lambda: _noise_std(plan))
     hyper = {**local.gradient_hyper(plan, std), "server_lr": plan.server_lr}
     rounds = _last_round(plan, local.quietest(hyper))
-    return Prepared(
+    return types.Prepared(
         plan=plan._replace(
             hyper=hyper,
             noise_names=("noise_std",),
@@ -136,11 +109,11 @@ def prepare(model: Model, plan: PrivacyPlan) -> Prepared:
     )
 
 
-def scaffold(plan: PrivacyPlan, gradients: local.NoisyGradients, hyper: Hyper) -> Algorithm:
+def scaffold(plan: PrivacyPlan, gradients: local.NoisyGradients, hyper: Hyper) -> types.Algorithm:
     """SCAFFOLD's drift control around any gradients; also the noiseless baseline."""
     local_steps = plan.local_steps
 
-    def init(params: Params) -> ServerState:
+    def init(params: Params) -> types.ServerState:
         return {"params": params, "control": jax.tree.map(jnp.zeros_like, params)}  # c(0) = 0
 
     def client_init(params: Params) -> ClientState:
@@ -150,7 +123,7 @@ def scaffold(plan: PrivacyPlan, gradients: local.NoisyGradients, hyper: Hyper) -
         start, server_control, control = message["params"], message["control"], state["control"]
         correction = local.subtract(server_control, control)  # c(r-1) - c_k(r-1)
 
-        def step(params: Params, batch: local.Batch, number: Array) -> tuple[Params, Array]:
+        def step(params: Params, batch: local.Batch, number: types.Array) -> tuple[Params, types.Array]:
             gradient, clipped = gradients.at(hyper, keys, params, batch, records, round, number)
             direction = local.add(gradient, correction)
             return local.axpy(-hyper["client_lr"], direction, params), clipped
@@ -168,7 +141,9 @@ def scaffold(plan: PrivacyPlan, gradients: local.NoisyGradients, hyper: Hyper) -
         kept = {"control": new_control, "steps": state["steps"] + local_steps}
         return ClientResult(upload, weight, kept, {"clipped": clipped})
 
-    def server(key: Key, state: ServerState, upload: Upload, cohort: Cohort) -> ServerState:
+    def server(
+        key: types.Key, state: types.ServerState, upload: types.Upload, cohort: types.Cohort
+    ) -> types.ServerState:
         del key
         share = cohort.size / plan.num_clients  # S/K
         return {
@@ -176,7 +151,7 @@ def scaffold(plan: PrivacyPlan, gradients: local.NoisyGradients, hyper: Hyper) -
             "control": local.axpy(share, upload["control"], state["control"]),
         }
 
-    return Algorithm(
+    return types.Algorithm(
         init=init,
         client_init=client_init,
         message=lambda state: state,
@@ -244,7 +219,7 @@ def initial_noise_variance(params: ScaffoldParams, *, epsilon: float, delta: flo
     if alpha_mode != "optimised":
         raise SpecError(f"alpha_mode={alpha_mode!r} is neither 'fixed' nor 'optimised'")
     # min over α of Aα + ln(1/δ)/(α−1) is A + 2√(A ln(1/δ)), so A is the zCDP ρ of (ε, δ)
-    return float(unit / zcdp_from_epsilon(epsilon=epsilon, delta=delta))
+    return float(unit / formulas.zcdp_from_epsilon(epsilon=epsilon, delta=delta))
 
 
 def _noise_std(plan: PrivacyPlan) -> float:
@@ -280,8 +255,8 @@ def effective_rounds(schedule: NoiseScheme) -> Float:
     before, after = np.minimum(R, R_th), np.maximum(R - R_th, 0.0)
     growth = -np.log(beta)  # ratio 1/β
     if scheme == 1:
-        return scalar(before + geometric_sum(growth, after + 1.0) - 1.0)  # Theorem 1
-    return scalar(before + geometric_sum(growth, tau * after) / tau)  # Theorem 2
+        return scalar(before + formulas.geometric_sum(growth, after + 1.0) - 1.0)  # Theorem 1
+    return scalar(before + formulas.geometric_sum(growth, tau * after) / tau)  # Theorem 2
 
 
 def leakage_slope(params: ScaffoldParams, *, initial_variance: Float) -> Float:
@@ -314,7 +289,7 @@ def max_alpha(params: ScaffoldParams, *, initial_variance: Float) -> Float:
 
 def optimal_alpha(*, slope: Float, delta: Float) -> Float:
     """α* = 1 + √(ln(1/δ)/A): minimises Aα + ln(1/δ)/(α−1), A = rdp(α)/α."""
-    check_delta(delta)
+    formulas.check_delta(delta)
     A, d = f64(slope, delta)
     with np.errstate(divide="ignore"):  # no leakage: any order; leakage that overflowed: order 1, ε = ∞
         return 1.0 + np.sqrt(np.log(1.0 / d) / A)
@@ -344,7 +319,7 @@ def epsilon_of_noise(params: ScaffoldParams, *, initial_variance: Float, delta: 
     """The paper's ε after R rounds: Theorem 1 or 2 and Definition 5."""
     A, order = _slope_and_order(params, initial_variance, delta)
     with np.errstate(invalid="ignore"):  # leakage that overflowed, at an order below 1
-        return epsilon_from_rdp(rdp=A * order, alpha=order, delta=delta)  # Definition 5
+        return formulas.epsilon_from_rdp(rdp=A * order, alpha=order, delta=delta)  # Definition 5
 
 
 def conditions(
@@ -367,14 +342,14 @@ def conditions(
     return tuple(listed)
 
 
-def claim(params: ScaffoldParams, *, initial_variance: float, delta: float) -> Claim:
+def claim(params: ScaffoldParams, *, initial_variance: float, delta: float) -> types.Claim:
     """The paper's ε of the run, with the theorem's conditions at the order that was used."""
     epsilon = float(epsilon_of_noise(params, initial_variance=initial_variance, delta=delta))
     order = float(_slope_and_order(params, initial_variance, delta)[1])
     scheme = params.schedule.scheme
     source = "Theorems 1-2 (R_eff = R)" if scheme == 0 else f"Theorem {scheme}"
     met = conditions(params, initial_variance=initial_variance, alpha=order)
-    return Claim(epsilon, "run", delta, f"{source}, Definition 5, α = {order:.4g}", met)
+    return types.Claim(epsilon, "run", delta, f"{source}, Definition 5, α = {order:.4g}", met)
 
 
 def last_round_within(schedule: NoiseScheme) -> int:
@@ -394,7 +369,7 @@ def stopping_round(params: ScaffoldParams, *, budget: float, delta: float, initi
     return int(np.sum(np.asarray(epsilons) <= budget * (1.0 + 1e-12)))
 
 
-def _claim(plan: PrivacyPlan, std: float, rounds: int | None = None) -> Claim:
+def _claim(plan: PrivacyPlan, std: float, rounds: int | None = None) -> types.Claim:
     """Theorems 1 and 2 at this noise after `rounds` rounds."""
     if std == 0:
         return local.no_noise(plan)
@@ -463,7 +438,7 @@ def error_terms(training: ScaffoldTraining, variances: np.ndarray, *, corrected:
     K, S, eta_g = f64(training.num_clients, training.cohort_size, training.server_lr)
     growth = 0.0 if tau == 1 else float(np.log1p(1.0 / (tau - 1.0)))
     # Σ_t Σ_{i<t} g^i s2(t−i) = Σ_j s2(j) Σ_{i=0}^{τ−j} g^i, g = 1 + 1/(τ−1)
-    weights = np.asarray(geometric_sum(growth, tau + 1.0 - np.arange(1, tau + 1)))
+    weights = np.asarray(formulas.geometric_sum(growth, tau + 1.0 - np.arange(1, tau + 1)))
     noise = 16.0 / (tau * S * R) * K * np.sum(s2)
     drift = K * np.sum(s2 @ weights) / (25.0 * eta_g**2 * S * tau**3 * R)
     return _error_terms(training, R, tau, noise, drift)
@@ -486,9 +461,9 @@ def error_terms_closed(
     if scheme == 0:
         early, late = 1.0, 0.0  # eq (11)
     elif scheme == 1:
-        early, late = (before + geometric_sum(shrink, after + 1.0) - 1.0) / R, 0.0  # eq (12)
+        early, late = (before + formulas.geometric_sum(shrink, after + 1.0) - 1.0) / R, 0.0  # eq (12)
     else:
-        early, late = before / R, geometric_sum(shrink, tau * after) / (tau * R)  # eq (13)
+        early, late = before / R, formulas.geometric_sum(shrink, tau * after) / (tau * R)  # eq (13)
         late_drift = drift if corrected else 3.0 / (25.0 * eta_g**2)  # eq (13) prints no 1/τ (S7)
     noise = K / S * 16.0 * s2 * (early + late)
     return _error_terms(training, R, tau, noise, K / S * s2 * (early * drift + late * late_drift))

@@ -4,39 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dither import types
 from dither.errors import SpecError
 from dither.models import Model
 from dither.privacy import clipping, noise, sampling
 from dither.privacy.sampling import Batches
-from dither.types import (
-    Algorithm,
-    Array,
-    Claim,
-    ClientResult,
-    ClientState,
-    Hyper,
-    Keys,
-    Message,
-    Params,
-    Prepared,
-    PrivacyPlan,
-    PyTree,
-    Records,
-    Release,
-    Round,
-    RoundInfo,
-)
+from dither.types import Array, ClientResult, Hyper, Keys, Params, Prepared, PrivacyPlan, Records, Round
 
 if TYPE_CHECKING:
     import optax
 
-ClientFunction = Callable[[Keys, Message, ClientState, Records, Round], ClientResult]  # Algorithm.client
+# As in `Algorithm`
+ClientFunction = Callable[[Keys, types.Message, types.ClientState, Records, Round], ClientResult]
+ServerFunction = Callable[[types.Key, types.ServerState, types.Upload, types.Cohort], types.ServerState]
 _SMALL_STEP = 4096  # numbers in a batch
 
 
@@ -49,18 +36,18 @@ class Batch(NamedTuple):
 
 
 def train(
-    start: PyTree,
+    start: types.PyTree,
     records: Records,
     batches: Batches,
-    step: Callable[[PyTree, Batch, Array], tuple[PyTree, Array]],
-) -> tuple[PyTree, Array]:
+    step: Callable[[types.PyTree, Batch, Array], tuple[types.PyTree, Array]],
+) -> tuple[types.PyTree, Array]:
     """Apply `step(carry, batch, number) -> (carry, diagnostic)` to each batch in turn.
 
     Returns the last carry and the mean diagnostic. Records are fetched inside the scan: all batches of all
     clients at once would not fit for image data.
     """
 
-    def body(carry: PyTree, inputs: tuple[Array, Array, Array]) -> tuple[PyTree, Array]:
+    def body(carry: types.PyTree, inputs: tuple[Array, Array, Array]) -> tuple[types.PyTree, Array]:
         number, positions, weights = inputs
         with jax.named_scope("gather"):  # names for a profile (benchmarks/profile.py)
             x, y = records.take(positions)
@@ -112,6 +99,11 @@ def learning_rate(hyper: Hyper, step: Array) -> Array:
     return hyper["client_lr"] / (1 + hyper["lr_decay"] * jnp.asarray(step, jnp.float32))
 
 
+def rate_hyper(plan: PrivacyPlan) -> dict[str, Any]:
+    """The values of `learning_rate`, which a sweep may vary."""
+    return {"client_lr": plan.client_lr, "lr_decay": plan.lr_decay}
+
+
 def round_rates(hyper: Hyper, index: int, local_steps: int) -> tuple[float, ...]:
     """`learning_rate` of each local step of a round, for proofs: one where it is constant, none for a single step,
     whose rate no proof needs, so that rounds that reveal the same are the same."""
@@ -123,8 +115,28 @@ def round_rates(hyper: Hyper, index: int, local_steps: int) -> tuple[float, ...]
     return tuple(rate / (1 + decay * (index * local_steps + step)) for step in range(local_steps))
 
 
+def model_as_state(
+    *,
+    client: ClientFunction,
+    server: ServerFunction,
+    releases: Callable[[types.RoundInfo], tuple[types.Release, ...]],
+    client_init: Callable[[Params], types.ClientState] = lambda params: (),
+) -> types.Algorithm:
+    """A method whose server keeps and broadcasts the model, and nothing else."""
+
+    def same(state: Params) -> Params:
+        return state
+
+    return types.Algorithm(same, client_init, same, client, server, same, releases)
+
+
+def counted_steps(params: Params) -> types.ClientState:
+    """A client that counts its local steps: where its shuffled epoch stands."""
+    return {"steps": jnp.int32(0)}
+
+
 def optimizer(name: str) -> optax.GradientTransformation:
-    """A client's optimiser, started anew each round, before it is scaled by the learning rate."""
+    """A client's optimiser, restarted each round, before it is scaled by the learning rate."""
     import optax
 
     return {"sgd": optax.identity, "adam": optax.scale_by_adam}[name]()
@@ -162,6 +174,26 @@ def proximal_training(
     return local_model
 
 
+def clipped_gradients(
+    model: Model, plan: PrivacyPlan, sampler: sampling.BatchSampler
+) -> Callable[[Hyper, Params, Batch, Array], tuple[Params, Array]]:
+    """The plan's mean gradient of one batch, clipped at hyper["clip_norm"], and the fraction clipped."""
+
+    def gradient(hyper: Hyper, params: Params, batch: Batch, client_size: Array) -> tuple[Params, Array]:
+        return clipping.gradient(
+            model,
+            params,
+            *batch,
+            divisor=sampler.divisor(client_size),
+            clip_norm=hyper["clip_norm"],
+            mode=plan.clip,
+            l2=plan.l2,
+            l2_inside_clip=plan.l2_inside_clip,
+        )
+
+    return gradient
+
+
 # Methods that add noise to every gradient: CPFed, Concentrated, DP-SCAFFOLD and their baselines
 
 
@@ -170,7 +202,7 @@ class NoisyGradients(NamedTuple):
     `releases(hyper, info)` what those gradients reveal."""
 
     at: Callable[..., tuple[Params, Array]]
-    releases: Callable[[Hyper, RoundInfo], tuple[Release, ...]]
+    releases: Callable[[Hyper, types.RoundInfo], tuple[types.Release, ...]]
     sampler: sampling.BatchSampler
 
 
@@ -180,6 +212,7 @@ def noisy_gradients(model: Model, plan: PrivacyPlan, *, source: str) -> NoisyGra
     `hyper` must hold clip_norm, noise_std (one a client), noise_log_decay and noise_decay_start.
     """
     sampler = batch_sampler(plan)
+    clipped_gradient = clipped_gradients(model, plan, sampler)
     schedule = noise.schedule(plan.noise_schedule, local_steps=plan.local_steps)
     if schedule.name == "steps" and sampler.kind == "disjoint":
         raise SpecError(
@@ -190,25 +223,16 @@ def noisy_gradients(model: Model, plan: PrivacyPlan, *, source: str) -> NoisyGra
     def at(
         hyper: Hyper, keys: Keys, params: Params, batch: Batch, records: Records, round: Round, step: Array
     ) -> tuple[Params, Array]:
-        gradient, clipped = clipping.gradient(
-            model,
-            params,
-            *batch,
-            divisor=sampler.divisor(records.size),
-            clip_norm=hyper["clip_norm"],
-            mode=plan.clip,
-            l2=plan.l2,
-            l2_inside_clip=plan.l2_inside_clip,
-        )
+        gradient, clipped = clipped_gradient(hyper, params, batch, records.size)
         factor = schedule.factor(round.index, step, hyper["noise_log_decay"], hyper["noise_decay_start"])
         noise_std = hyper["noise_std"][round.client] * factor
         return noise.gaussian(noise.for_step(keys.noise, step), gradient, noise_std=noise_std), clipped
 
-    def releases(hyper: Hyper, info: RoundInfo) -> tuple[Release, ...]:
+    def releases(hyper: Hyper, info: types.RoundInfo) -> tuple[types.Release, ...]:
         one = sampler.sampling(info.size)
         if plan.clip == "example" and one.adjacency == sampling.REPLACE_ONE:
             one = one._replace(adjacency=sampling.ZERO_OUT)  # each contribution lies in a ball around zero
-        first = Release(
+        first = types.Release(
             channel="uplink",
             noise_std=float(np.asarray(hyper["noise_std"])[info.client]),
             sensitivity=gradient_sensitivity(plan.clip, float(hyper["clip_norm"]), one.batch_size, one.adjacency),
@@ -250,8 +274,7 @@ def gradient_hyper(plan: PrivacyPlan, noise_std: float) -> dict[str, Any]:
     if len(scale) != plan.num_clients:
         raise SpecError(f"privacy.noise_scale has {len(scale)} entries for {plan.num_clients} clients")
     return {
-        "client_lr": plan.client_lr,
-        "lr_decay": plan.lr_decay,
+        **rate_hyper(plan),
         "clip_norm": plan.clip_norm,
         "noise_std": noise_std * scale,
         "noise_log_decay": math.log(plan.noise_decay),  # a logarithm keeps its digits in float32
@@ -286,12 +309,12 @@ def quietest(hyper: Hyper) -> float:
     return float(np.min(hyper["noise_std"]))
 
 
-def averaging(plan: PrivacyPlan, gradients: NoisyGradients) -> Callable[[Hyper], Algorithm]:
+def averaging(plan: PrivacyPlan, gradients: NoisyGradients) -> Callable[[Hyper], types.Algorithm]:
     """Periodic averaging: local noisy steps from the broadcast model, then the mean over the cohort."""
 
-    def build(hyper: Hyper) -> Algorithm:
+    def build(hyper: Hyper) -> types.Algorithm:
         def client(
-            keys: Keys, message: Params, state: ClientState, records: Records, round: Round
+            keys: Keys, message: Params, state: types.ClientState, records: Records, round: Round
         ) -> ClientResult:
             done = state["steps"]
 
@@ -306,13 +329,10 @@ def averaging(plan: PrivacyPlan, gradients: NoisyGradients) -> Callable[[Hyper],
             upload = scale(weight, subtract(end, message))
             return ClientResult(upload, weight, {"steps": done + plan.local_steps}, {"clipped": clipped})
 
-        return Algorithm(
-            init=lambda params: params,
-            client_init=lambda params: {"steps": jnp.int32(0)},  # where the shuffled epoch stands
-            message=lambda server: server,
+        return model_as_state(
+            client_init=counted_steps,
             client=client,
-            server=lambda key, server, upload, cohort: add(server, upload),
-            params=lambda server: server,
+            server=lambda key, state, upload, cohort: add(state, upload),
             releases=lambda info: gradients.releases(hyper, info),
         )
 
@@ -322,17 +342,20 @@ def averaging(plan: PrivacyPlan, gradients: NoisyGradients) -> Callable[[Hyper],
 def noisy_averaging(
     model: Model,
     plan: PrivacyPlan,
+    params: Any,
     *,
     source: str,
-    noise_std: Callable[[], Array],
-    claim: Callable[[float], Claim],
+    noise_std: Callable[..., Array],
+    claim: Callable[..., types.Claim],
 ) -> Prepared:
-    """A method that averages noisy local steps: `noise_std()` by its paper, `claim(std)` its paper's ε."""
-    hyper = gradient_hyper(plan, chosen_noise_std(plan, noise_std))
+    """A method that averages noisy local steps. Its paper gives the noise, `noise_std(params, epsilon=, delta=)`,
+    and the ε, `claim(params, noise_std=, delta=)`; `params` is what its theorem speaks of."""
+    calibrated = partial(noise_std, params, epsilon=plan.epsilon, delta=plan.delta)
+    hyper = gradient_hyper(plan, chosen_noise_std(plan, calibrated))
 
-    def claimed(other: Hyper) -> Claim:
+    def claimed(other: Hyper) -> types.Claim:
         std = quietest(other)
-        return claim(std) if std else no_noise(plan)
+        return claim(params, noise_std=std, delta=plan.delta) if std else no_noise(plan)
 
     return Prepared(
         plan=plan._replace(
@@ -354,6 +377,6 @@ def upload_unit(plan: PrivacyPlan) -> float:
     return plan.client_lr / (1 + plan.lr_decay * last) / plan.cohort_size
 
 
-def no_noise(plan: PrivacyPlan, unit: str = "run") -> Claim:
+def no_noise(plan: PrivacyPlan, unit: str = "run") -> types.Claim:
     """The claim of a run without noise."""
-    return Claim(float("inf"), unit, plan.delta, "no noise")
+    return types.Claim(float("inf"), unit, plan.delta, "no noise")

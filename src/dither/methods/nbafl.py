@@ -30,42 +30,14 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from dither import types
 from dither.errors import SpecError
-from dither.methods import local
-from dither.methods.formulas import (
-    CLASSICAL_EPSILON_LIMIT,
-    BoundTerms,
-    Condition,
-    Float,
-    check_cohort,
-    check_positive,
-    f64,
-    gaussian_constant,
-    scalar,
-)
+from dither.methods import formulas, local
+from dither.methods.formulas import BoundTerms, Condition, Float, check_cohort, check_positive, f64, scalar
 from dither.models import Model
 from dither.privacy import clipping, noise, sampling
 from dither.spec import options
-from dither.types import (
-    Algorithm,
-    Claim,
-    ClientResult,
-    ClientState,
-    Cohort,
-    Hyper,
-    Key,
-    Keys,
-    Message,
-    Prepared,
-    PrivacyPlan,
-    Records,
-    Release,
-    Round,
-    RoundInfo,
-    Sampling,
-    ServerState,
-    Upload,
-)
+from dither.types import ClientResult, ClientState, Hyper, Keys, Params, Prepared, PrivacyPlan, Records, Round
 
 OPTIONS = options.NBAFL
 PILOT_METRIC = "param_norm"
@@ -109,9 +81,9 @@ def prepare(model: Model, plan: PrivacyPlan) -> Prepared:
     num_records = int(plan.client_sizes.sum())
     everyone = plan.cohort_size == plan.num_clients
 
-    def build(hyper: Hyper) -> Algorithm:
+    def build(hyper: Hyper) -> types.Algorithm:
         def client(
-            keys: Keys, message: Message, state: ClientState, records: Records, round: Round
+            keys: Keys, message: Params, state: ClientState, records: Records, round: Round
         ) -> ClientResult:
             end = local_model(hyper, keys, message, records, round, round.index * plan.local_steps)
             norm = clipping.norm(end)
@@ -122,27 +94,20 @@ def prepare(model: Model, plan: PrivacyPlan) -> Prepared:
             clipped = (norm > hyper["param_clip"]).astype(jnp.float32)
             return ClientResult(upload, weight, state, {"clipped": clipped, PILOT_METRIC: norm})
 
-        def server(key: Key, state: ServerState, upload: Upload, cohort: Cohort) -> ServerState:
+        def server(key: types.Key, state: Params, upload: Params, cohort: types.Cohort) -> Params:
             # Where updates were left out the others weigh more, and so must the noise.
             std = hyper["downlink_std"] * plan.cohort_size / jnp.maximum(cohort.size, 1)
             return noise.gaussian(key, local.add(state, upload), noise_std=std)
 
-        return Algorithm(
-            init=lambda params: params,
-            client_init=lambda params: (),
-            message=lambda state: state,
-            client=client,
-            server=server,
-            params=lambda state: state,
-            releases=lambda info: _releases(info, hyper, plan),
+        return local.model_as_state(
+            client=client, server=server, releases=lambda info: _releases(info, hyper, plan)
         )
 
     uplink, downlink = noise_stds(plan)
     return Prepared(
         plan=plan._replace(
             hyper={
-                "client_lr": plan.client_lr,
-                "lr_decay": plan.lr_decay,
+                **local.rate_hyper(plan),
                 "param_clip": param_clip,
                 "proximal": float(plan.options["proximal"]),
                 "uplink_std": uplink,
@@ -184,7 +149,7 @@ def uplink_noise_std(params: NbaflParams, *, epsilon: Float, delta: Float) -> Fl
     """σ_U = c L Δs_U/ε (Section III-A), unchanged by scheduling."""
     check_positive(epsilon=epsilon, exposures=params.exposures)
     eps, L = f64(epsilon, params.exposures)
-    return gaussian_constant(delta) * L * params.uplink_sensitivity / eps
+    return formulas.gaussian_constant(delta) * L * params.uplink_sensitivity / eps
 
 
 def downlink_noise_std(
@@ -198,7 +163,7 @@ def downlink_noise_std(
     if weights is not None:
         T, L = T * N * np.max(weights), L * np.sqrt(N * np.sum(np.square(weights)))
     missing = np.where(L * np.sqrt(N) < T, T**2 - L**2 * N, 0.0)  # eq (10), branch first
-    return scalar(2.0 * gaussian_constant(delta) * C * np.sqrt(np.maximum(missing, 0.0)) / (m * N * eps))
+    return scalar(2.0 * formulas.gaussian_constant(delta) * C * np.sqrt(np.maximum(missing, 0.0)) / (m * N * eps))
 
 
 def _letters(params: NbaflParams, epsilon: Float) -> tuple[Float, ...]:
@@ -219,7 +184,7 @@ def required_aggregate_noise_std(params: NbaflParams, *, epsilon: Float, delta: 
     eps, _, _, L, T, N, _ = _letters(params, epsilon)
     Delta_U = params.uplink_sensitivity
     scale = np.where(L * np.sqrt(N) < T, T * Delta_U / N, L * Delta_U / np.sqrt(N))  # eq (13)
-    return scalar(gaussian_constant(delta) * scale / eps)
+    return scalar(formulas.gaussian_constant(delta) * scale / eps)
 
 
 def scheduling_gamma(params: NbaflParams, *, epsilon: Float) -> Float:
@@ -298,7 +263,7 @@ def scheduled_downlink_noise_std(params: NbaflParams, *, epsilon: Float, delta: 
     eps, C, m, L, T, _, K = _letters(params, epsilon)
     active = (gamma * T > eps) & ~np.isnan(b)  # rounding at the edge, where both branches are 0
     missing = np.where(active, (T / np.where(active, b, 1.0)) ** 2 - L**2 * K, 0.0)  # eq (16)
-    return scalar(2.0 * gaussian_constant(delta) * C * np.sqrt(np.maximum(missing, 0.0)) / (m * K * eps))
+    return scalar(2.0 * formulas.gaussian_constant(delta) * C * np.sqrt(np.maximum(missing, 0.0)) / (m * K * eps))
 
 
 def scheduled_aggregate_noise_std(params: NbaflParams, *, epsilon: Float, delta: Float) -> Float:
@@ -325,7 +290,7 @@ def scheduled_required_noise_std(
         base = _amplification(params, epsilon)[0]
     else:
         raise SpecError(f"form={form!r} is not one of 'printed', 'corrected', 'uncredited'")
-    return scalar(gaussian_constant(delta) * 2.0 * C / (m * K * base))
+    return scalar(formulas.gaussian_constant(delta) * 2.0 * C / (m * K * base))
 
 
 def scheduled_downlink_noise_std_corrected(
@@ -400,14 +365,14 @@ def uplink_epsilon_of_noise(*, noise_std: Float, sensitivity: Float, delta: Floa
     """cLΔs_U/σ_U: the ε that the paper claims for the uploads of one client."""
     check_positive(noise_std=noise_std, sensitivity=sensitivity, exposures=exposures)
     sigma_U, Delta_U, L = f64(noise_std, sensitivity, exposures)
-    return gaussian_constant(delta) * L * Delta_U / sigma_U
+    return formulas.gaussian_constant(delta) * L * Delta_U / sigma_U
 
 
 def downlink_epsilon_of_noise(*, noise_std: Float, sensitivity: Float, delta: Float, num_rounds: Float) -> Float:
     """cTΔs_D/σ_A: the ε that the paper claims for T broadcasts with aggregate noise σ_A."""
     check_positive(noise_std=noise_std, sensitivity=sensitivity, num_rounds=num_rounds)
     sigma_A, Delta_D, T = f64(noise_std, sensitivity, num_rounds)
-    return gaussian_constant(delta) * T * Delta_D / sigma_A
+    return formulas.gaussian_constant(delta) * T * Delta_D / sigma_A
 
 
 def scheduled_epsilon_of_noise(
@@ -423,7 +388,7 @@ def scheduled_epsilon_of_noise(
 
 def conditions(params: NbaflParams, *, uplink_epsilon: float, downlink_epsilon: float) -> tuple[Condition, ...]:
     """What the two claims rest on, with the numbers of this setting."""
-    limit, L, T = CLASSICAL_EPSILON_LIMIT, params.exposures, params.num_rounds
+    limit, L, T = formulas.CLASSICAL_EPSILON_LIMIT, params.exposures, params.num_rounds
     up, down = uplink_epsilon / L, downlink_epsilon / T
     return (
         (f"classical Gaussian mechanism: uplink ε/L = {up:.4g} < 1 (G1, N1)", up < limit),
@@ -435,7 +400,7 @@ def conditions(params: NbaflParams, *, uplink_epsilon: float, downlink_epsilon: 
 
 def channel_claims(
     params: NbaflParams, *, uplink_std: float, aggregate_std: float, delta: float, max_weight: float | None = None
-) -> tuple[Claim, Claim]:
+) -> tuple[types.Claim, types.Claim]:
     """The paper's ε of the uplink and of the downlink for the noise that ran, each with all conditions.
 
     A cohort below N asks for Lemma 4; `max_weight` is max_i p_i (1/K unless given)."""
@@ -451,8 +416,8 @@ def channel_claims(
         base += (("Lemma 4: amplification by client sampling holds for one record (N4, G5)", False),)
     source = "Theorem 1, eq (13)" if params.num_clients == K else "Lemma 4, eq (16)"
     return (
-        Claim(up, "run, uplink", delta, "Section III-A", base),
-        Claim(down, "run, downlink", delta, source, base),
+        types.Claim(up, "run, uplink", delta, "Section III-A", base),
+        types.Claim(down, "run, downlink", delta, source, base),
     )
 
 
@@ -469,7 +434,7 @@ def aggregate_std(plan: PrivacyPlan, uplink: float, downlink: float, colluders: 
     return float(aggregate_noise_std(uplink_std=uplink, downlink_std=downlink, weights_sq_sum=squares))
 
 
-def _claim(plan: PrivacyPlan, uplink: float, downlink: float) -> Claim:
+def _claim(plan: PrivacyPlan, uplink: float, downlink: float) -> types.Claim:
     """The larger of the two channels' claimed ε (the paper states each by itself)."""
     if uplink == 0:
         return local.no_noise(plan)
@@ -485,7 +450,7 @@ def _claim(plan: PrivacyPlan, uplink: float, downlink: float) -> Claim:
     return larger._replace(unit="run", source=f"{larger.source}, {channel}")
 
 
-def _releases(info: RoundInfo, hyper: Hyper, plan: PrivacyPlan) -> tuple[Release, ...]:
+def _releases(info: types.RoundInfo, hyper: Hyper, plan: PrivacyPlan) -> tuple[types.Release, ...]:
     """An upload and a broadcast a round. Clipping alone proves a sensitivity of 2C, not 2C/m (N2)."""
     reach = 2 * float(hyper["param_clip"])
     source = "with the sensitivity 2C of errata N2"
@@ -493,11 +458,11 @@ def _releases(info: RoundInfo, hyper: Hyper, plan: PrivacyPlan) -> tuple[Release
         reach /= int(plan.client_sizes.min())
         source = "with the sensitivity 2C/m of eq (4), assumed"
     weights = _weights(plan)
-    everything = Sampling("full", 1.0, sampling.REPLACE_ONE, 0.0, info.size, info.size)
+    everything = types.Sampling("full", 1.0, sampling.REPLACE_ONE, 0.0, info.size, info.size)
     uplink, downlink = float(hyper["uplink_std"]), float(hyper["downlink_std"])
     return (
-        Release("uplink", uplink, reach, 1, everything, f"NbAFL eq (4) {source}"),
-        Release(
+        types.Release("uplink", uplink, reach, 1, everything, f"NbAFL eq (4) {source}"),
+        types.Release(
             "downlink",
             aggregate_std(plan, uplink, downlink, plan.silent),
             reach * float(weights.max()),
@@ -570,7 +535,7 @@ def noise_coefficients(loss: LossConstants, params: NbaflParams, *, delta: Float
     C, m, N = params.param_clip, params.min_client_size, params.num_clients
     check_positive(param_clip=C, min_client_size=m, num_clients=N)
     beta, C, m, N = f64(loss.lipschitz, C, m, N)
-    c, P, lam = gaussian_constant(delta), contraction(loss), increment_coefficients(loss)
+    c, P, lam = formulas.gaussian_constant(delta), contraction(loss), increment_coefficients(loss)
     with np.errstate(divide="ignore", invalid="ignore"):
         kappa_1 = lam.cross * beta * c * C / (m * (1.0 - P)) * np.sqrt(2.0 / (N * np.pi))
         kappa_0 = lam.noise * c**2 * C**2 / (m**2 * (1.0 - P) * N)
@@ -659,7 +624,7 @@ def scheduled_convergence(loss: LossConstants, params: NbaflParams, *, epsilon: 
         loss.smoothness, loss.dissimilarity, loss.proximal, loss.lipschitz, loss.initial_gap
     )
     C, m, _, T, N, K = f64(*params._replace(cohort_size=params.cohort))
-    c, Q = gaussian_constant(delta), scheduled_contraction(loss, cohort_size=params.cohort)
+    c, Q = formulas.gaussian_constant(delta), scheduled_contraction(loss, cohort_size=params.cohort)
     alpha_0 = 2.0 * rho * K / N + rho
     alpha_1 = 1.0 + 2.0 * rho * B / mu + 2.0 * rho * B * np.sqrt(K) / (mu * N)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):

@@ -30,6 +30,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dither import types
 from dither.errors import SpecError
 from dither.methods import local
 from dither.methods.formulas import (
@@ -43,31 +44,10 @@ from dither.methods.formulas import (
     scalar,
 )
 from dither.models import Model
-from dither.privacy import clipping, noise, sampling
+from dither.privacy import noise, sampling
 from dither.privacy.sampling import BatchSampler
 from dither.spec import options
-from dither.types import (
-    Algorithm,
-    Array,
-    Claim,
-    ClientResult,
-    ClientState,
-    Cohort,
-    Hyper,
-    Key,
-    Keys,
-    Message,
-    Params,
-    Prepared,
-    PrivacyPlan,
-    Records,
-    Release,
-    Round,
-    RoundInfo,
-    Sampling,
-    ServerState,
-    Upload,
-)
+from dither.types import ClientResult, ClientState, Hyper, Keys, Params, Prepared, PrivacyPlan, Records, Round
 
 OPTIONS = options.SECURE_FEDAVG
 
@@ -104,24 +84,15 @@ def prepare(model: Model, plan: PrivacyPlan) -> Prepared:
     multiplier = noise_multipliers(plan)
     return Prepared(
         plan=plan._replace(
-            hyper={
-                "client_lr": plan.client_lr,
-                "lr_decay": plan.lr_decay,
-                "clip_norm": plan.clip_norm,
-                "noise_multiplier": multiplier,
-            },
+            hyper={**local.rate_hyper(plan), "clip_norm": plan.clip_norm, "noise_multiplier": multiplier},
             noise_names=("noise_multiplier",),
             weights=sizes,
             upload_noise="noise_multiplier",
             upload_unit=float(sizes.min() / sizes.sum() * len(sizes) / max(map(cohort_size_at, range(2)))),
         ),
-        build=lambda hyper: Algorithm(
-            init=lambda params: params,
-            client_init=lambda params: (),
-            message=lambda server: server,
+        build=lambda hyper: local.model_as_state(
             client=_client(model, plan, sampler, hyper),
-            server=_server,
-            params=lambda server: server,
+            server=lambda key, state, upload, cohort: local.add(state, upload),
             releases=_releases(plan, sampler, hyper),
         ),
         claim=_claim(plan, multiplier),
@@ -132,22 +103,14 @@ def prepare(model: Model, plan: PrivacyPlan) -> Prepared:
 
 def _client(model: Model, plan: PrivacyPlan, sampler: BatchSampler, hyper: Hyper) -> local.ClientFunction:
     local_steps, num_records = plan.local_steps, int(plan.client_sizes.sum())
+    clipped_gradient = local.clipped_gradients(model, plan, sampler)
 
-    def client(keys: Keys, message: Message, state: ClientState, records: Records, round: Round) -> ClientResult:
+    def client(keys: Keys, message: Params, state: ClientState, records: Records, round: Round) -> ClientResult:
         first = round.index * local_steps
         batches = sampler.draw(keys, first, records.size)
 
-        def step(params: Params, batch: local.Batch, number: Array) -> tuple[Params, Array]:
-            gradient, clipped = clipping.gradient(
-                model,
-                params,
-                *batch,
-                divisor=sampler.divisor(records.size),
-                clip_norm=hyper["clip_norm"],
-                mode=plan.clip,
-                l2=plan.l2,
-                l2_inside_clip=plan.l2_inside_clip,
-            )
+        def step(params: Params, batch: local.Batch, number: types.Array) -> tuple[Params, types.Array]:
+            gradient, clipped = clipped_gradient(hyper, params, batch, records.size)
             return local.axpy(-local.learning_rate(hyper, first + number), gradient, params), clipped
 
         end, clipped = local.train(message, records, batches, step)
@@ -161,11 +124,6 @@ def _client(model: Model, plan: PrivacyPlan, sampler: BatchSampler, hyper: Hyper
         return ClientResult(upload, weight, state, {"clipped": clipped})
 
     return client
-
-
-def _server(key: Key, server: ServerState, upload: Upload, cohort: Cohort) -> ServerState:
-    del key, cohort
-    return local.add(server, upload)
 
 
 # Noise
@@ -267,7 +225,9 @@ def noise_multipliers(plan: PrivacyPlan) -> np.ndarray:
     if plan.clip == "none":
         raise SpecError("privacy.clip='none' leaves eq (9) without a sensitivity; use 'batch' or 'example'")
     if plan.noise == "given":
-        raise SpecError("privacy.noise='given' is not for secure-fedavg, whose noise follows its learning rate")
+        raise SpecError(
+            "privacy.noise='given' is not supported by secure-fedavg: its noise depends on its learning rate"
+        )
     local.refuse_unused(plan, "secure-fedavg", schedule=True, scale=True)
     if plan.noise == "proven":
         return np.ones(plan.num_clients)  # a unit: the accountant sets the factor
@@ -327,16 +287,16 @@ def claim(
     sensitivity: float,
     delta: float,
     extra: tuple[Condition, ...] = (),
-) -> Claim:
+) -> types.Claim:
     """The paper's ε of one message at this noise, with the conditions of its derivation (E2: per message).
 
     `extra` takes conditions checked elsewhere, such as `lemma1_conditions`."""
     eps = float(epsilon_of_noise(params, noise_std=noise_std, sensitivity=sensitivity, delta=delta))
     met = conditions(params, epsilon=eps, delta=delta)
-    return Claim(eps, "message", delta, "eq (9), Lemma 1", met + extra)
+    return types.Claim(eps, "message", delta, "eq (9), Lemma 1", met + extra)
 
 
-def _claim(plan: PrivacyPlan, multiplier: np.ndarray) -> Claim:
+def _claim(plan: PrivacyPlan, multiplier: np.ndarray) -> types.Claim:
     """The paper's ε per message (E2), with the conditions of its derivation at the largest client: there the
     base ε/(2q) is largest and q closest to δ. The ε itself is the same for all clients."""
     if not np.any(multiplier):
@@ -357,16 +317,16 @@ def _claim(plan: PrivacyPlan, multiplier: np.ndarray) -> Claim:
 
 def _releases(
     plan: PrivacyPlan, sampler: BatchSampler, hyper: Hyper
-) -> Callable[[RoundInfo], tuple[Release, ...]]:
-    """One noisy model a participation; with a constant rate all rounds are alike."""
+) -> Callable[[types.RoundInfo], tuple[types.Release, ...]]:
+    """One noisy model a participation; with a constant rate all rounds are the same."""
     of_round = cache(lambda index: _round_sensitivities(index, hyper, plan, sampler))
     of_size = cache(lambda size: _round_sampling(size, plan, sampler))
 
     @cache
-    def upload(index: int, client: int, size: int) -> tuple[Release, ...]:
+    def upload(index: int, client: int, size: int) -> tuple[types.Release, ...]:
         printed, proven = of_round(index)
         return (
-            Release(
+            types.Release(
                 channel="uplink",
                 noise_std=float(np.asarray(hyper["noise_multiplier"])[client]) * printed,
                 sensitivity=proven,
@@ -414,7 +374,7 @@ def _proven_sensitivity(plan: PrivacyPlan, sampler: BatchSampler, clip_norm: flo
     return float(2 * longest * np.sum(rates * later))
 
 
-def _round_sampling(size: int, plan: PrivacyPlan, sampler: BatchSampler) -> Sampling:
+def _round_sampling(size: int, plan: PrivacyPlan, sampler: BatchSampler) -> types.Sampling:
     """A record is used at all with probability `used_in_round`. The weight p_k follows the client's record count:
     proved for a replaced record only."""
     one_batch = sampler.sampling(size)

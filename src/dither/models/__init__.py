@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from dither.errors import SpecError, did_you_mean
 from dither.types import Array, Key, Params
+
+if TYPE_CHECKING:
+    from dither.spec import ModelSpec
 
 
 class Dense(NamedTuple):
@@ -206,6 +209,17 @@ def make(
             raise SpecError("model.name='cnn' needs images; this data set is a table, use 'mlp'")
         return cnn(image_shape, num_classes, hidden or (16, 32))
     raise SpecError(f"unknown model.name={name!r}{did_you_mean(name, NAMES)}")
+
+
+def from_spec(spec: ModelSpec, num_features: int, num_classes: int, image_shape: Sequence[int]) -> Model:
+    """The model of a spec for data of that shape."""
+    return make(
+        spec.name,
+        num_features=num_features,
+        num_classes=num_classes,
+        hidden=spec.hidden,
+        image_shape=image_shape,
+    )
 
 
 def _dense(layer: Params, x: Array) -> Array:

@@ -218,7 +218,7 @@ def conditionally_rounded(vector: np.ndarray, most: float, *, words: Words = os_
         rounded: np.ndarray = (floor + (words(vector.size) * 2.0**-64 < vector - floor)).astype(np.int64)
         if math.sqrt(sum(int(part @ part) for part in np.array_split(rounded, -(-rounded.size // 4096)))) <= most:
             return rounded
-    raise SpecError(f"no rounding of this vector has a norm of at most {most:g}; clip it before")
+    raise SpecError(f"no rounding of this vector has a norm of at most {most:g}; clip it first")
 
 
 @dataclass(frozen=True)
@@ -263,7 +263,7 @@ class DistributedGaussian:
         """A client's integers, noise included: clip, rotate, round, add. To be summed modulo 2^k."""
         vector = np.asarray(vector, np.float64)
         if vector.shape != (self.dimension,) or not np.isfinite(vector).all():
-            raise SpecError(f"a vector of {self.dimension} finite numbers is due, not {vector.shape}")
+            raise SpecError(f"expected a vector of {self.dimension} finite numbers, not {vector.shape}")
         length = float(np.linalg.norm(vector))
         scaled = vector * (min(1.0, self.clip / length) if length else 1.0) / self.granularity
         rounded = conditionally_rounded(rotate(scaled, seed), self.norm, words=words)

@@ -42,8 +42,7 @@ from jax.custom_batching import custom_vmap
 from jax.experimental import io_callback
 from scipy.special import ndtri
 
-from dither.privacy import random
-from dither.types import Array, Key
+from dither.types import Array
 
 _BLOCK = 1 << 15  # normals under one key: 256 KiB of keystream, small enough for a core's cache
 _ZEROS = memoryview(bytes(8 * _BLOCK))
@@ -56,13 +55,6 @@ _LOW_63 = np.int64(2**63 - 1)
 def standard_normals(count: int) -> np.ndarray:
     """`count` independent N(0, 1) in float64, different at every call."""
     return _fill(np.empty(count, np.float64))
-
-
-def fresh_keys(count: int) -> Key:
-    """`count` JAX keys of 64 bits from the operating system, for draws that are secret but not noise (which
-    records enter a batch, which clients a cohort). Never equal to the key of a seed except by accident."""
-    words = np.frombuffer(os.urandom(8 * count), np.uint32).reshape(count, 2)
-    return random.wrap(words)
 
 
 def _fill(out: np.ndarray) -> np.ndarray:

@@ -12,39 +12,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dither.reproduction.figure import (
-    TABLE_STAND_IN,
-    Axis,
-    Criterion,
-    Figure,
-    Line,
-    Panel,
-    Scale,
-    Setting,
-    Values,
-    View,
-    curves,
-)
-from dither.reproduction.judging import (
-    FAILS,
-    HOLDS,
-    INCONCLUSIVE,
-    Verdict,
-    all_of,
-    difference,
-    greater_by,
-    never_below,
-    ordered_within_noise,
-    summary,
-    too_few,
-)
+from dither.reproduction import figure, judging
+from dither.reproduction.figure import Axis, Criterion, Figure, Line, Panel, Scale, Setting, Values, View, curves
 
 PROVEN = {"privacy.noise": "proven", "privacy.view": "upload"}
 PROVEN_NOTE = (
     "The accountant sets the noise for the whole run: every upload seen, replace-one, this seed's participation."
 )
 SMOKE = {
-    **TABLE_STAND_IN,
+    **figure.TABLE_STAND_IN,
     "data.features": "all",
     "data.encoding": "minmax",
     "cohort_size": 4,
@@ -119,58 +95,62 @@ def noise_panels(view: View, metric: str) -> list[Panel]:
     return panels
 
 
-def noise_hurts(view: View, metric: str, louder: bool) -> Verdict:
+def noise_hurts(view: View, metric: str, louder: bool) -> judging.Verdict:
     """The end is worse the more noise there is, for every τ: the metric grows and accuracy falls."""
     verdicts = []
     for steps in view.grid("local_steps"):
         for which, rising in ((metric, True), (ACCURACY, False)):
             groups, names = view.finals(levels(view, louder), which, {"local_steps": steps})
-            verdicts.append(ordered_within_noise(groups, names, rising=rising, what=f"{which}, τ = {steps}"))
-    return all_of(*verdicts)
+            verdicts.append(
+                judging.ordered_within_noise(groups, names, rising=rising, what=f"{which}, τ = {steps}")
+            )
+    return judging.all_of(*verdicts)
 
 
-def more_steps_trade(view: View, metric: str, louder: bool) -> Verdict:
+def more_steps_trade(view: View, metric: str, louder: bool) -> judging.Verdict:
     """At the largest noise: more local steps are lower at the first evaluation and higher at the last."""
     _, values = levels(view, louder)[-1]
     steps = view.grid("local_steps")
     evaluated = [view.curve({**values, "local_steps": tau}, metric) for tau in steps]
     names, first = [f"τ = {tau}" for tau in steps], int(evaluated[0][0][0])
     start, end = ([curve[:, at] for _, curve in evaluated] for at in (0, -1))
-    return all_of(
-        ordered_within_noise(start, names, rising=False, what=f"after round {first}"),
-        ordered_within_noise(end, names, what="after the last round"),
+    return judging.all_of(
+        judging.ordered_within_noise(start, names, rising=False, what=f"after round {first}"),
+        judging.ordered_within_noise(end, names, what="after the last round"),
     )
 
 
-def falls_then_rises(view: View, metric: str, louder: bool) -> Verdict:
+def falls_then_rises(view: View, metric: str, louder: bool) -> judging.Verdict:
     """At the largest noise and τ the metric is lower inside the run than at its first and last evaluation."""
     name, values = levels(view, louder)[-1]
     tau = view.grid("local_steps")[-1]
     rounds, curve = view.curve({**values, "local_steps": tau}, metric)
-    few = too_few(curve[:, 0])
+    few = judging.too_few(curve[:, 0])
     if few:
         return few
     best = int(np.argmin(curve.mean(axis=0)))
     numbers = (
-        summary(f"round {rounds[0]:g}", curve[:, 0]),
-        summary(f"round {rounds[best]:g} (lowest)", curve[:, best]),
-        summary(f"round {rounds[-1]:g}", curve[:, -1]),
+        judging.summary(f"round {rounds[0]:g}", curve[:, 0]),
+        judging.summary(f"round {rounds[best]:g} (lowest)", curve[:, best]),
+        judging.summary(f"round {rounds[-1]:g}", curve[:, -1]),
     )
-    down, up = difference(curve[:, 0], curve[:, best]), difference(curve[:, -1], curve[:, best])
+    down, up = judging.difference(curve[:, 0], curve[:, best]), judging.difference(curve[:, -1], curve[:, best])
     text = f"{name}, τ = {tau}: falls by {down} until round {rounds[best]:g}, then rises by {up}"
     if down.sign > 0 and up.sign > 0:
-        return Verdict(HOLDS, text, numbers)
+        return judging.Verdict(judging.HOLDS, text, numbers)
     # The lowest value is at an end: it only falls, or only rises.
-    return Verdict(FAILS if best in (0, len(rounds) - 1) else INCONCLUSIVE, text, numbers)
+    return judging.Verdict(judging.FAILS if best in (0, len(rounds) - 1) else judging.INCONCLUSIVE, text, numbers)
 
 
-def same_trends(view: View, metric: str, louder: bool) -> Verdict:
+def same_trends(view: View, metric: str, louder: bool) -> judging.Verdict:
     """The trends of the figure before, in this metric."""
-    return all_of(*(trend(view, metric, louder) for trend in (noise_hurts, more_steps_trade, falls_then_rises)))
+    return judging.all_of(
+        *(trend(view, metric, louder) for trend in (noise_hurts, more_steps_trade, falls_then_rises))
+    )
 
 
 def _as_printed_and_louder(
-    id: str, text: str, trend: Callable[[View, str, bool], Verdict], metric: str, why: tuple[str, str]
+    id: str, text: str, trend: Callable[[View, str, bool], judging.Verdict], metric: str, why: tuple[str, str]
 ) -> list[Criterion]:
     printed, louder = (lambda view: trend(view, metric, False)), (lambda view: trend(view, metric, True))
     return [
@@ -266,7 +246,7 @@ def _uncredited(name: str) -> str:
     return name.split(",")[0]
 
 
-def beats(view: View, method: str, rival: Setting, metrics: Sequence[str]) -> Verdict:
+def beats(view: View, method: str, rival: Setting, metrics: Sequence[str]) -> judging.Verdict:
     """Faster (better on average over the first half of the rounds) and better at the end, in every metric."""
     name = _uncredited(rival[0]) if view.proven else rival[0]
     verdicts = []
@@ -279,8 +259,8 @@ def beats(view: View, method: str, rival: Setting, metrics: Sequence[str]) -> Ve
             ("end", ours[:, -1], theirs[:, -1]),
         ):
             pair = (a, b, (method, name)) if metric == ACCURACY else (b, a, (name, method))
-            verdicts.append(greater_by(*pair, what=f"{metric}, {what}"))
-    return all_of(*verdicts)
+            verdicts.append(judging.greater_by(*pair, what=f"{metric}, {what}"))
+    return judging.all_of(*verdicts)
 
 
 def baseline_figures(paper: Paper) -> tuple[Figure, Figure]:
@@ -347,15 +327,15 @@ def aggregation_panels(view: View) -> list[Panel]:
     return [Panel("", lines, ACCURACY, axis)]
 
 
-def aggregation_helps(view: View) -> Verdict:
+def aggregation_helps(view: View) -> judging.Verdict:
     """Accuracy grows with ε; secure aggregation is nowhere significantly worse, and somewhere better."""
     (name, values), (other, other_values) = aggregation(view)
     with_it, labels = view.finals(view.levels(), ACCURACY, values)
     without, _ = view.finals(view.levels(), ACCURACY, other_values)
-    return all_of(
-        ordered_within_noise(with_it, labels, what=name),
-        ordered_within_noise(without, labels, what=other),
-        never_below(with_it, without, labels, ("with", "without")),
+    return judging.all_of(
+        judging.ordered_within_noise(with_it, labels, what=name),
+        judging.ordered_within_noise(without, labels, what=other),
+        judging.never_below(with_it, without, labels, ("with", "without")),
     )
 
 

@@ -28,37 +28,14 @@ import numpy as np
 from dither import models
 from dither.experiment.build import Experiment, planned_rounds
 from dither.methods import nbafl
-from dither.reproduction.figure import (
-    IMAGE_STAND_IN,
-    Axis,
-    Criterion,
-    Figure,
-    Line,
-    Panel,
-    Scale,
-    Setting,
-    Table,
-    Values,
-    View,
-    curves,
-    eps,
-)
-from dither.reproduction.judging import (
-    NOT_JUDGED,
-    Verdict,
-    all_of,
-    convex,
-    fact,
-    greater_by,
-    interior_optimum,
-    ordered_within_noise,
-)
+from dither.reproduction import figure, judging
+from dither.reproduction.figure import Axis, Criterion, Figure, Line, Panel, Scale, Setting, Values, View, curves
 from dither.simulation.engine import Simulation
 from dither.types import Array, Params
 
 BASE = {"preset": "nbafl", "eval_every": 1, "privacy.view": "broadcast"}  # the paper's adversary
 SMOKE = {
-    **IMAGE_STAND_IN,
+    **figure.IMAGE_STAND_IN,
     "num_clients": 6,
     "cohort_size": 6,
     "data.records_per_client": 20,
@@ -89,9 +66,9 @@ def over_rounds(settings: Settings, title: str = "") -> Callable[[View], list[Pa
     return lambda view: [curves(title, settings(view), LOSS, log=True, x_label="aggregation t")]
 
 
-def falls(settings: Settings) -> Callable[[View], Verdict]:
+def falls(settings: Settings) -> Callable[[View], judging.Verdict]:
     """The final loss falls from setting to setting."""
-    return lambda view: ordered_within_noise(*view.finals(settings(view), LOSS), rising=False)
+    return lambda view: judging.ordered_within_noise(*view.finals(settings(view), LOSS), rising=False)
 
 
 def client_counts(view: View) -> list[Setting]:
@@ -109,56 +86,54 @@ def over_total_rounds(title: str, lines: list[Line], view: View) -> Panel:
     )
 
 
-def needs_long_runs(judge: Callable[[View], Verdict]) -> Callable[[View], Verdict]:
+def needs_long_runs(judge: Callable[[View], judging.Verdict]) -> Callable[[View], judging.Verdict]:
     """Not judged where the scale leaves out the long runs, in which noise would win."""
 
-    def judge_long(view: View) -> Verdict:
+    def judge_long(view: View) -> judging.Verdict:
         last = view.grid("num_rounds")[-1]
         if last < LONG:
-            return Verdict(NOT_JUDGED, f"T ends at {last} here: too early for the noise to turn the curve")
+            return judging.Verdict(
+                judging.NOT_JUDGED, f"T ends at {last} here: too early for the noise to turn the curve"
+            )
         return judge(view)
 
     return judge_long
 
 
-FIG2 = Figure(
+several_epsilons = partial(Figure, panels=over_rounds(View.levels), proven=PROVEN, proven_note=PROVEN_NOTE)
+as_printed = partial(Figure, proven_note=DESTROYED)
+
+FIG2 = several_epsilons(
     id="nbafl/fig2",
     title="Training loss for several ε",
     shows=SHOWS,
     base=BASE,
-    panels=over_rounds(View.levels),
     criteria=(Criterion("NB-A1", "the loss falls as ε grows; without noise it is lowest", falls(View.levels)),),
     scales={
         "full": Scale(5, {"epsilon": (50.0, 60.0, 100.0, inf)}, proven_seeds=3),
         "quick": Scale(3, {"epsilon": (60.0, 100.0, inf)}, proven_seeds=1, proven_grid={"epsilon": (100.0, inf)}),
         "smoke": Scale(1, {"epsilon": (50.0, inf)}, SMOKE),
     },
-    proven=PROVEN,
-    proven_note=PROVEN_NOTE,
 )
 
-FIG3 = Figure(
+FIG3 = several_epsilons(
     id="nbafl/fig3",
     title="Training loss for several ε, 512 images a client",
     shows="As Fig. 2 with m = 512 images a client, which allows a smaller ε at the same noise.",
     base={**BASE, "data.records_per_client": 512},
-    panels=over_rounds(View.levels),
     criteria=(Criterion("NB-A2", "the same order at m = 512", falls(View.levels)),),
     scales={
         "full": Scale(5, {"epsilon": (6.0, 8.0, 10.0, inf)}, proven_seeds=3),
         "quick": Scale(3, {"epsilon": (6.0, inf)}, {"num_rounds": 8, "local_steps": 3}, proven_seeds=0),
         "smoke": Scale(1, {"epsilon": (6.0, inf)}, {**SMOKE, "data.records_per_client": 20}),
     },
-    proven=PROVEN,
-    proven_note=PROVEN_NOTE,
 )
 
-FIG4 = Figure(
+FIG4 = several_epsilons(
     id="nbafl/fig4",
     title="Training loss for several ε, K = 20 of 50 clients scheduled",
     shows="As Fig. 2 with K = 20 clients drawn each round; here Lemma 4 sets the downlink noise to 0.",
     base={**BASE, "cohort_size": 20},
-    panels=over_rounds(View.levels),
     criteria=(
         Criterion(
             "NB-A3",
@@ -174,8 +149,6 @@ FIG4 = Figure(
         "quick": Scale(3, {"epsilon": (60.0, inf)}, proven_seeds=0),
         "smoke": Scale(1, {"epsilon": (50.0, inf)}, {**SMOKE, "cohort_size": 3}),
     },
-    proven=PROVEN,
-    proven_note=PROVEN_NOTE,
 )
 
 
@@ -197,11 +170,11 @@ def clip_panels(view: View) -> list[Panel]:
     ]
 
 
-def best_clip_inside(*grids: str) -> Callable[[View], Verdict]:
-    return lambda view: interior_optimum(*view.finals(clips(*grids)(view), LOSS))
+def best_clip_inside(*grids: str) -> Callable[[View], judging.Verdict]:
+    return lambda view: judging.interior_optimum(*view.finals(clips(*grids)(view), LOSS))
 
 
-FIG5 = Figure(
+FIG5 = as_printed(
     id="nbafl/fig5",
     title="Training loss for several parameter clips C",
     shows="N = 50, ε = 60, T = 25. A small C cuts the model, a large one raises the noise (σ grows with C).",
@@ -228,10 +201,9 @@ FIG5 = Figure(
         "quick": Scale(3, {"param_clip": (10.0, 20.0, 25.0), "wider": (40.0,)}, {"num_rounds": 10}),
         "smoke": Scale(1, {"param_clip": (2.0, 20.0), "wider": (30.0,)}, SMOKE),
     },
-    proven_note=DESTROYED,
 )
 
-FIG6 = Figure(
+FIG6 = as_printed(
     id="nbafl/fig6",
     title="Training loss for several numbers N of clients",
     shows="ε = 60, T = 25, 100 images a client, all clients every round.",
@@ -251,7 +223,6 @@ FIG6 = Figure(
         "quick": Scale(3, {"num_clients": (50, 100)}, {"num_rounds": 10}),
         "smoke": Scale(1, {"num_clients": (6,)}, SMOKE),
     },
-    proven_note=DESTROYED,
     notes=("The caption in the paper says 50 clients while N varies (N5).",),
 )
 
@@ -264,17 +235,19 @@ def best_rounds_panels(view: View) -> list[Panel]:
 
 
 @needs_long_runs
-def best_inside_and_growing(view: View) -> Verdict:
+def best_inside_and_growing(view: View) -> judging.Verdict:
     verdicts, best = [], []
     for name, level in view.levels():
         losses, names = view.finals(round_counts(view), LOSS, level)
-        verdicts.append(interior_optimum(losses, names, what=name))
+        verdicts.append(judging.interior_optimum(losses, names, what=name))
         best.append(np.array(view.grid("num_rounds"), float)[np.argmin(np.stack(losses), axis=0)])  # of each seed
     names = [name for name, _ in view.levels()]
-    return all_of(*verdicts, ordered_within_noise(best, names, what="each seed's best T of the grid"))
+    return judging.all_of(
+        *verdicts, judging.ordered_within_noise(best, names, what="each seed's best T of the grid")
+    )
 
 
-FIG7 = Figure(
+FIG7 = as_printed(
     id="nbafl/fig7",
     title="Final training loss against the number T of aggregations",
     shows="N = 50. Every T is a run of its own: the downlink noise is set for T and grows with it.",
@@ -290,7 +263,6 @@ FIG7 = Figure(
         "quick": Scale(3, {"epsilon": (60.0, 100.0), "num_rounds": (4, 10, 25)}),
         "smoke": Scale(1, {"epsilon": (50.0,), "num_rounds": (2, 3, 4)}, SMOKE),
     },
-    proven_note=DESTROYED,
 )
 
 
@@ -412,7 +384,7 @@ def bound(view: View, loss: nbafl.LossConstants, epsilon: float) -> tuple[np.nda
 
 def theorem_panels(view: View) -> list[Panel]:
     def line(name: str, loss: Callable[[View], nbafl.LossConstants], e: float, dashed: bool) -> Line:
-        return Line(f"{eps(e)}, {name}", formula=lambda view: bound(view, loss(view), e), dashed=dashed)
+        return Line(f"{figure.eps(e)}, {name}", formula=lambda view: bound(view, loss(view), e), dashed=dashed)
 
     bounds = [line("estimated constants", loss_constants, e, False) for e in view.grid("epsilon")]
     bounds += [line("reference constants", lambda view: REFERENCE, e, True) for e in view.grid("epsilon")]
@@ -424,23 +396,23 @@ def theorem_panels(view: View) -> list[Panel]:
 
 
 @needs_long_runs
-def same_shape(view: View) -> Verdict:
+def same_shape(view: View) -> judging.Verdict:
     """Experiment and bound both fall, then rise: each has its least value inside the range of T."""
     loss, verdicts = loss_constants(view), []
     for name, level in view.levels():
         losses, names = view.finals(round_counts(view), LOSS, level)
-        verdicts.append(interior_optimum(losses, names, what=f"experiment, {name}"))
+        verdicts.append(judging.interior_optimum(losses, names, what=f"experiment, {name}"))
         e = level["privacy.epsilon"]
         best, reference = (int(np.argmin(bound(view, constants, e)[1])) + 1 for constants in (loss, REFERENCE))
         text = (
             f"Theorem 2 is least at T = {best} with the estimated constants (μ = {float(loss.proximal):.3g}), at "
             f"T = {reference} with the reference constants"
         )
-        verdicts.append(fact(1 < best < 200, text))
-    return all_of(*verdicts)
+        verdicts.append(judging.fact(1 < best < 200, text))
+    return judging.all_of(*verdicts)
 
 
-def theorem_tables(view: View) -> list[Table]:
+def theorem_tables(view: View) -> list[figure.Table]:
     loss = loss_constants(view)
     rows = [
         {"constant": name, "estimated": f"{float(value):.4g}", "reference": f"{float(reference):g}"}
@@ -462,10 +434,10 @@ def theorem_tables(view: View) -> list[Table]:
         f"Estimated {METHOD}; evaluated after rounds {rounds}. μ = 10 as for the reference constants where it "
         f"suffices, else 2(ρB + ρB²/2), which contracts most. {conditions}."
     )
-    return [Table("Constants of Theorem 2", rows, note)]
+    return [figure.Table("Constants of Theorem 2", rows, note)]
 
 
-FIG8 = Figure(
+FIG8 = as_printed(
     id="nbafl/fig8",
     title="Experiment and Theorem 2 over the number T of aggregations",
     shows="N = 50. Above: final training loss. Below: the bound with constants estimated from a run without noise "
@@ -487,7 +459,6 @@ FIG8 = Figure(
         "quick": Scale(3, {"epsilon": (60.0,), "num_rounds": (4, 10, 25)}, {"num_rounds": 10}),
         "smoke": Scale(1, {"epsilon": (50.0,), "num_rounds": (2, 3, 4)}, SMOKE),
     },
-    proven_note=DESTROYED,
     tables=theorem_tables,
 )
 
@@ -510,26 +481,28 @@ def schedule_panels(view: View) -> list[Panel]:
 
 
 @needs_long_runs
-def convex_in_rounds(view: View) -> Verdict:
+def convex_in_rounds(view: View) -> judging.Verdict:
     verdicts = []
     for name, level in view.levels():
         for schedule, values in schedules(view):
             losses, _ = view.finals(round_counts(view), LOSS, {**level, **values})
-            verdicts.append(convex(losses, view.grid("num_rounds"), what=f"{name}, {schedule}"))
-    return all_of(*verdicts)
+            verdicts.append(judging.convex(losses, view.grid("num_rounds"), what=f"{name}, {schedule}"))
+    return judging.all_of(*verdicts)
 
 
 @needs_long_runs
-def scheduling_helps_late(view: View) -> Verdict:
+def scheduling_helps_late(view: View) -> judging.Verdict:
     last = view.grid("num_rounds")[-1]
     verdicts = []
     for name, level in view.levels():
         (everyone, scheduled), (first, second) = view.finals(schedules(view), LOSS, {**level, "num_rounds": last})
-        verdicts.append(greater_by(everyone, scheduled, (first, second), what=f"loss at T = {last}, {name}"))
-    return all_of(*verdicts)
+        verdicts.append(
+            judging.greater_by(everyone, scheduled, (first, second), what=f"loss at T = {last}, {name}")
+        )
+    return judging.all_of(*verdicts)
 
 
-FIG9 = Figure(
+FIG9 = as_printed(
     id="nbafl/fig9",
     title="Final training loss against T: all clients, and K of N scheduled",
     shows="N = 50. Solid: all clients every round; dashed: K drawn each round, downlink noise by Lemma 4.",
@@ -554,7 +527,6 @@ FIG9 = Figure(
         "quick": Scale(3, {"epsilon": (60.0, 100.0), "num_rounds": (4, 10, 25), "cohort_size": (20,)}),
         "smoke": Scale(1, {"epsilon": (50.0,), "num_rounds": (2, 3, 4), "cohort_size": (3,)}, SMOKE),
     },
-    proven_note=DESTROYED,
 )
 
 
@@ -588,19 +560,21 @@ def cohort_panels(view: View) -> list[Panel]:
     return panels
 
 
-def fewer_clients_win(view: View, lemma4: str) -> Verdict:
+def fewer_clients_win(view: View, lemma4: str) -> judging.Verdict:
     verdicts = []
     for name, level in cohort_levels(view, lemma4):
         losses, names = view.finals(cohorts(view, lemma4), LOSS, level)
         if isinf(level["privacy.epsilon"]):
-            verdicts.append(ordered_within_noise(losses, names, rising=False, what=name))
+            verdicts.append(judging.ordered_within_noise(losses, names, rising=False, what=name))
             continue
         best = int(np.argmin([np.mean(loss) for loss in losses[:-1]]))
-        verdicts.append(greater_by(losses[-1], losses[best], (names[-1], names[best]), what=f"loss, {name}"))
-    return all_of(*verdicts)
+        verdicts.append(
+            judging.greater_by(losses[-1], losses[best], (names[-1], names[best]), what=f"loss, {name}")
+        )
+    return judging.all_of(*verdicts)
 
 
-FIG10 = Figure(
+FIG10 = as_printed(
     id="nbafl/fig10",
     title="Final training loss against the number K of scheduled clients",
     shows="N = 50, T = 25. Right: the same with the amplification of Lemma 4 inverted correctly.",
@@ -630,7 +604,6 @@ FIG10 = Figure(
         "quick": Scale(3, {"epsilon": (60.0, inf), "cohort_size": (20, 50)}),
         "smoke": Scale(1, {"epsilon": (50.0, inf), "cohort_size": (3, 6)}, SMOKE),
     },
-    proven_note=DESTROYED,
 )
 
 FIGURES = (FIG2, FIG3, FIG4, FIG5, FIG6, FIG7, FIG8, FIG9, FIG10)

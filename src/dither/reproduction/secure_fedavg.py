@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from math import inf
 
+from dither.reproduction import judging
 from dither.reproduction.figure import (
     TABLE_STAND_IN,
     Criterion,
@@ -16,14 +17,6 @@ from dither.reproduction.figure import (
     Values,
     View,
     curves,
-)
-from dither.reproduction.judging import (
-    Verdict,
-    all_of,
-    greater_by,
-    interior_optimum,
-    not_monotone,
-    ordered_within_noise,
 )
 
 ACCURACY = "test_accuracy"
@@ -74,22 +67,24 @@ def steps_panels(settings: Callable[[View], list[Setting]]) -> Callable[[View], 
 # Fig. 1
 
 
-def rises_with_epsilon(view: View) -> Verdict:
+def rises_with_epsilon(view: View) -> judging.Verdict:
     verdicts = [
-        ordered_within_noise(*view.finals(privacy_levels(view), ACCURACY, more), what=f"Q = {steps}")
+        judging.ordered_within_noise(*view.finals(privacy_levels(view), ACCURACY, more), what=f"Q = {steps}")
         for steps, more in by_steps(view)
     ]
-    return all_of(*verdicts)
+    return judging.all_of(*verdicts)
 
 
-def spread_is_small_for_one_step(view: View) -> Verdict:
+def spread_is_small_for_one_step(view: View) -> judging.Verdict:
     """Without DP minus the smallest ε; "much smaller" is read as less than half."""
     spreads = []
     for _, more in by_steps(view):
         accuracy, _ = view.finals(privacy_levels(view), ACCURACY, more)
         spreads.append(accuracy[-1] - accuracy[0])
     few, many = (steps for steps, _ in by_steps(view))
-    return greater_by(spreads[1], 2 * spreads[0], (f"spread at Q = {many}", f"twice the spread at Q = {few}"))
+    return judging.greater_by(
+        spreads[1], 2 * spreads[0], (f"spread at Q = {many}", f"twice the spread at Q = {few}")
+    )
 
 
 FIG1 = figure(
@@ -129,14 +124,14 @@ FIG2 = figure(
         Criterion(
             "SF-A3",
             "i.i.d.: larger K is better",
-            lambda view: ordered_within_noise(*view.finals(COHORTS(view), ACCURACY, IID)),
+            lambda view: judging.ordered_within_noise(*view.finals(COHORTS(view), ACCURACY, IID)),
             why="the means agree with the paper by less than two standard errors: at Q = 10 and b = 1 single runs "
             "differ by several points, whatever K is",
         ),
         Criterion(
             "SF-A4",
             "not i.i.d.: not monotone in K (weak)",
-            lambda view: not_monotone(*view.finals(COHORTS(view), ACCURACY, ONE_CLASS)),
+            lambda view: judging.not_monotone(*view.finals(COHORTS(view), ACCURACY, ONE_CLASS)),
         ),
     ),
     scales={
@@ -160,12 +155,12 @@ FIG3 = figure(
         Criterion(
             "SF-A5",
             "i.i.d.: smaller Q is better",
-            lambda view: ordered_within_noise(*view.finals(STEPS(view), ACCURACY, IID), rising=False),
+            lambda view: judging.ordered_within_noise(*view.finals(STEPS(view), ACCURACY, IID), rising=False),
         ),
         Criterion(
             "SF-A6",
             "not i.i.d.: not monotone; a Q inside the range can win (weak)",
-            lambda view: interior_optimum(*view.finals(STEPS(view), ACCURACY, ONE_CLASS), lowest=False),
+            lambda view: judging.interior_optimum(*view.finals(STEPS(view), ACCURACY, ONE_CLASS), lowest=False),
             why="the noise grows with Q (Lemma 1: 4QGη), and more local steps do not make up for it: Q = 1 is "
             "best, as for i.i.d. records",
         ),
@@ -191,14 +186,14 @@ FIG4 = figure(
         Criterion(
             "SF-A7",
             "Q = 10: larger b is worse",
-            lambda view: ordered_within_noise(
+            lambda view: judging.ordered_within_noise(
                 *view.finals(BATCHES(view), ACCURACY, by_steps(view)[1][1]), rising=False
             ),
         ),
         Criterion(
             "SF-A8",
             "Q = 1: larger b is better (fragile: σ grows with b too; only b ≤ 10)",
-            lambda view: ordered_within_noise(*view.finals(BATCHES(view), ACCURACY, by_steps(view)[0][1])),
+            lambda view: judging.ordered_within_noise(*view.finals(BATCHES(view), ACCURACY, by_steps(view)[0][1])),
             errata=("E4",),
             why="in eq (9) the noise grows with b through q = Qb/n, while clipping the whole batch keeps the "
             "sensitivity: a larger batch pays in noise what it saves in gradient variance",

@@ -15,6 +15,7 @@ close, and the others notice. JAX's heartbeat finds a machine that vanishes with
 from __future__ import annotations
 
 import json
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -120,10 +121,10 @@ def connect(
     if thread.is_alive():
         _give_up()
         missing = (
-            f"not all of the {count} processes came to {coordinator} within {seconds:g} s; start each with the "
-            "same --coordinator and a --process of its own"
+            f"not all of the {count} processes reached {coordinator} within {seconds:g} s; start each with the "
+            "same --coordinator and its own --process"
             if number == 0
-            else f"process {number} found no process 0 at {coordinator} within {seconds:g} s, or another is "
+            else f"process {number} found no process 0 at {coordinator} within {seconds:g} s, or another one is "
             "missing; start them all, and check that this machine reaches that address"
         )
         raise ProcessError(missing)
@@ -243,6 +244,41 @@ def part(exit_code: int = 0) -> None:
     disconnect()
     if others:
         raise SystemExit(exit_code)
+
+
+# Interruption
+
+
+class Interrupt:
+    """Ctrl-C asks a run to stop after the rounds under way, with a checkpoint; a second one stops it at once.
+
+    The default handler raises wherever Python happens to be, and a library's clean-up code may swallow that.
+    """
+
+    asked = False  # here, or in another process
+    _pressed = False
+
+    def __enter__(self) -> Interrupt:
+        self._before: Any = None
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._ask)
+        return self
+
+    def _ask(self, *_: object) -> None:
+        if self._pressed:
+            raise KeyboardInterrupt
+        self._pressed = self.asked = True
+
+    def exchange(self, **more: Any) -> dict[str, Any]:
+        """Learn whether Ctrl-C was pressed in any process; also returns what process 0 tells the others."""
+        messages = exchange({"asked": self.asked, **more})
+        if any(message["asked"] for message in messages):
+            self.asked = True
+        return messages[0]
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
 
 
 # Errors
@@ -376,17 +412,17 @@ def _give_up() -> None:
 def _gone(error: BaseException) -> ProcessError:
     if "context initialization failed" in str(error):
         return ProcessError(
-            f"process {_number} cannot connect to another: on each machine its own host name must resolve to its "
-            "network address, not to 127.0.1.1 (see /etc/hosts), no firewall may be between, and none may come "
-            f"there half a minute after the others, as one does that compiles more slowly ({_first_line(error)})"
+            f"process {_number} cannot connect to another: each machine's host name must resolve to its network "
+            "address, not to 127.0.1.1 (see /etc/hosts), no firewall may intervene, and all processes must arrive "
+            f"within half a minute, even one that compiles more slowly ({_first_line(error)})"
         )
     if "Timed out waiting" in str(error):
         return ProcessError(
-            f"process {_number} has waited too long for another, which hangs, or is much slower to compile or to "
+            f"process {_number} has waited too long for another one, which hangs, or is much slower to compile or "
             f"load its data ({_first_line(error)})"
         )
     return ProcessError(
-        f"process {_number} has lost another process, which ended or cannot be reached: look there for the "
+        f"process {_number} has lost another process, which ended or cannot be reached: its output has the "
         f"reason ({_first_line(error)})"
     )
 

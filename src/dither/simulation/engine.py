@@ -28,17 +28,7 @@ from dither.privacy import clipping, entropy, noise, sampling
 from dither.privacy.discrete import Words, os_words
 from dither.secagg import encoding
 from dither.simulation import arrays, devices, distributed
-from dither.simulation.aggregation import (
-    Aggregation,
-    Aggregator,
-    add_discrete,
-    all_finite,
-    masked_sum,
-    running_sum,
-    seeded_words,
-    sum_in_memory,
-    sum_unfused,
-)
+from dither.simulation.aggregation import Aggregation, Aggregator, add_discrete, seeded_words
 from dither.simulation.arrays import (
     ONE_DEVICE,
     ClientUpload,
@@ -49,6 +39,11 @@ from dither.simulation.arrays import (
     Shards,
     Shared,
     State,
+    all_finite,
+    masked_sum,
+    running_sum,
+    sum_in_memory,
+    sum_unfused,
 )
 from dither.simulation.devices import Clock
 from dither.types import Algorithm, Array, Cohort, Hyper, Keys, Params, PyTree, Records, Round
@@ -92,7 +87,7 @@ class Simulation:
 
     layout "vmap" runs a round's clients side by side, "loop" one after the other with the sum carried along
     (less memory; faster on a CPU once a model and its batch fill its caches). "auto" chooses by device and size of
-    the model (`experiment.compiled`, which knows the batches, also by those). Both give the same result up to
+    the model (`experiment.build`, which knows the batches, also by those). Both give the same result up to
     the rounding of the sum.
 
     randomness "seeded" draws all from the runs' seeds: the same bits again. "os" takes the noise of clients and
@@ -196,7 +191,7 @@ class Simulation:
         seed = jnp.asarray(np.array(seeds, np.uint32))
         runs_inputs = RunInputs(
             seed=seed,
-            secret=entropy.fresh_keys(runs) if self.randomness == "os" else seed,
+            secret=noise.fresh_keys(runs) if self.randomness == "os" else seed,
             hyper={name: jnp.asarray(np.asarray(value, np.float32)) for name, value in hyper.items()},
             order=_whole([f.order for f in partitions]),
             start=_whole([f.start for f in partitions]),

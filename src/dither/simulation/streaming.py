@@ -103,7 +103,7 @@ class Streamed:
         self._cohorts = cohorts
         self._most = most = most_in_a_round(cohorts, self._partition.size)[1]
         if most > held.rows:
-            raise SpecError(f"a round has {most:,} records, a block room for {held.rows:,}: give it more memory")
+            raise SpecError(f"a round has {most:,} records, a block only holds {held.rows:,}: give it more memory")
         features = problem.x.shape[1]
         # What is not filled yet is 0: padding reads it, which counts for nothing but must be finite.
         shapes = (held.rows, features), (held.pieces * arrays.SCORED_ROWS, features)
@@ -129,7 +129,7 @@ class Streamed:
     ) -> Inputs:
         """What all blocks have in common; a block brings its own records, `order` and `start`."""
         if len(seeds) != 1 or problem is not self._problem:
-            raise SpecError(f"{len(seeds)} runs: one run of the problem given at the start is streamed")
+            raise SpecError(f"{len(seeds)} runs: streaming takes one run, on the problem given at the start")
         size, none = self._partition.size, np.zeros(0, np.int32)
         nobody = ClientPartition(np.zeros(self.held.rows, np.int32), np.zeros_like(size), size, ())
         one = np.zeros((1, problem.x.shape[1]), np.float32)

@@ -79,7 +79,7 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class PrivacySpec:
-    """How much privacy, for whom, and by which rule."""
+    """How much privacy, against which adversary, and how the noise is set."""
 
     epsilon: float = _key(1.0, "target; inf for no noise", above=0.0)
     delta: float = _key(1e-5, "probability outside the guarantee", above=0.0, below=1.0)
@@ -169,7 +169,7 @@ class FederationSpec:
 
 @dataclass(frozen=True)
 class Spec:
-    """A run, complete: the same spec gives the same bits (on the same device and versions)."""
+    """A complete description of a run: the same spec gives the same bits (on the same device and versions)."""
 
     method: str = _key("secure-fedavg", "the algorithm (dither presets lists them)")
     seed: int = _key(
@@ -218,14 +218,14 @@ class Spec:
 
     @property
     def source_of_randomness(self) -> str:
-        """ "seeded" or "os": what `randomness` comes to for this data."""
+        """ "seeded" or "os": the value of `randomness` for this data, with "auto" resolved."""
         if self.randomness != "auto":
             return self.randomness
         return "os" if self.data.path else "seeded"
 
     @property
     def adjacency(self) -> str:
-        """ "zero-out", "replace-one" or "add/remove": what `privacy.adjacency` comes to for this data."""
+        """ "zero-out", "replace-one" or "add/remove": `privacy.adjacency` for this data, with "auto" resolved."""
         if self.privacy.adjacency != "auto":
             return self.privacy.adjacency
         return "zero-out" if self.data.path else "replace-one"
@@ -237,7 +237,7 @@ class Spec:
 
     @property
     def aggregation(self) -> str:
-        """ "off", "ideal" or "real": what `secagg.mode` comes to for this method."""
+        """ "off", "ideal" or "real": `secagg.mode` for this method, with "auto" resolved."""
         if self.secagg.mode != "auto":
             return self.secagg.mode
         wanted = declared(self.method).aggregates and self.method_options.get("aggregation_credit", True)
@@ -245,7 +245,7 @@ class Spec:
 
     @property
     def colluders(self) -> int:
-        """What `privacy.colluders` comes to in a simulation; the agreement of a federation names the number."""
+        """`privacy.colluders` in a simulation (default: 0); the agreement of a federation names its number."""
         return max(self.privacy.colluders, 0)
 
     # To and from other forms
@@ -303,7 +303,7 @@ class Spec:
 
     def fingerprint(self) -> str:
         """SHA-256 of what differs from the defaults: unlike `digest` the same in later versions that know more
-        keys, and so a name for results that are kept. Who changes a default's meaning must change such names."""
+        keys, and so a name for results that are kept. A change of a default's meaning must change such names."""
 
         def values(spec: Spec) -> dict[str, Any]:  # "auto" is younger than some names: what it comes to counts
             resolved = {"privacy.adjacency": spec.adjacency, "privacy.colluders": spec.colluders}

@@ -23,7 +23,7 @@ from dither.errors import NoProof, SpecError
 from dither.experiment.plan import bounds as theory
 from dither.experiment.plan.bounds import ProblemConstants, estimate
 from dither.experiment.plan.candidates import INTEGER_KEYS, Candidate, clip_key
-from dither.experiment.plan.records import synthetic_data
+from dither.experiment.plan.records import PROVEN_NOISE, synthetic_data
 from dither.methods import prepare
 from dither.spec import Spec
 from dither.types import Prepared, Release, RoundInfo
@@ -129,12 +129,7 @@ def spec_of(request: PlanRequest) -> Spec:
         "eval_every": max(1, request.rounds // 20),
         "privacy.epsilon": request.epsilon,
         "privacy.delta": request.delta,
-        "privacy.unit": "run",
-        "privacy.noise": "proven",
-        "privacy.noise_std": 0.0,
-        "privacy.noise_schedule": "constant",
-        "privacy.noise_decay": 1.0,
-        "privacy.noise_decay_start": 0,
+        **PROVEN_NOISE,
         "privacy.view": "upload",
         "privacy.adjacency": request.adjacency,
         "data.name": "adult",

@@ -275,7 +275,7 @@ def test_a_state_folder_that_cannot_be_used(tmp_path, path, monkeypatch):
         Ledger(path)
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("DITHER_STATE", str(tmp_path / "file"))
-    with pytest.raises(LedgerError, match="set DITHER_STATE to a folder"):
+    with pytest.raises(LedgerError, match="set DITHER_STATE to a writable folder"):
         Ledger(path)
 
 

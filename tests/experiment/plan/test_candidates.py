@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 
-from dither import accounting
 from dither.accounting import accountant
 from dither.errors import NoProof, SpecError
 from dither.experiment.build import build_experiment
@@ -113,9 +112,9 @@ def test_counts_give_the_noise_of_the_real_run():
 
 def test_the_accountant_is_asked_once_for_equal_questions(monkeypatch):
     asked = []
-    genuine = accounting.calibrate
+    genuine = accountant.calibrate
     monkeypatch.setattr(accountant, "_ANSWERS", {})
-    monkeypatch.setattr(accounting, "calibrate", lambda *a, **k: asked.append(1) or genuine(*a, **k))
+    monkeypatch.setattr(accountant, "calibrate", lambda *a, **k: asked.append(1) or genuine(*a, **k))
     base = base_of("cpfed")
     stds = [
         candidates.candidate(base.with_values({"seed": seed}), point_of(base, rate=rate), COUNTS).noise_std

@@ -8,21 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
 from dither.accounting import ADD_REMOVE, REALISED, Conditions, Lattice, gaussian_mu, honest_others, proven
-from dither.accounting.ledger.entries import (
-    BUDGET,
-    CHARGE,
-    DATA,
-    GENESIS,
-    About,
-    Budget,
-    Charge,
-    Charged,
-    Row,
-    decode_about,
-    decode_budget,
-    decode_charges,
-    encode_charges,
-)
+from dither.accounting.ledger import entries
+from dither.accounting.ledger.entries import About, Budget, Charge, Charged, Row
 from dither.accounting.ledger.sketch import Scan, Sketch
 from dither.errors import BudgetExhausted, ConfigError, LedgerError
 from dither.types import Release, Sampling
@@ -109,16 +96,16 @@ class Book:
     def apply(self, row: Row) -> None:
         """Take in one verified row."""
         dataset = self.root(row.dataset)
-        if row.kind == BUDGET:
-            budget, client, _ = decode_budget(row.content)
+        if row.kind == entries.BUDGET:
+            budget, client, _ = entries.decode_budget(row.content)
             if budget is None:
                 self.budgets.pop((dataset, client), None)
             else:
                 self.budgets[dataset, client] = budget
-        elif row.kind == DATA:
-            self._learn(row.dataset, decode_about(row.content))
-        elif row.kind == CHARGE:
-            charged = decode_charges(row.content)
+        elif row.kind == entries.DATA:
+            self._learn(row.dataset, entries.decode_about(row.content))
+        elif row.kind == entries.CHARGE:
+            charged = entries.decode_charges(row.content)
             accounts = self.accounts.setdefault(dataset, {})
             for clients, counts in self._numbered(charged):
                 for client in clients:
@@ -126,7 +113,7 @@ class Book:
                     account.add(row.run, charged.rounds, charged.conditions, counts)
             self.rounds.setdefault((row.dataset, row.run), []).append(charged.rounds)
             self._charged.add(_identity(row.dataset, row.run, row.content))
-        elif row.kind != GENESIS:
+        elif row.kind != entries.GENESIS:
             raise LedgerError(
                 f"the ledger holds a {row.kind!r} entry, written by a newer Dither; upgrade this one"
             )
@@ -269,8 +256,10 @@ class Book:
                 for releases, count in participations:
                     releases = tuple(releases)
                     if releases not in numbers:
-                        content = encode_charges([Charge(client, [(releases, 1)])], (round, round + 1), conditions)
-                        numbers[releases] = self._number(decode_charges(content).participations[0])
+                        content = entries.encode_charges(
+                            [Charge(client, [(releases, 1)])], (round, round + 1), conditions
+                        )
+                        numbers[releases] = self._number(entries.decode_charges(content).participations[0])
                     coming.setdefault(client, []).append((round, numbers[releases], int(count)))
 
         limit = num_rounds

@@ -250,7 +250,9 @@ def _decode_conditions(fields: dict[str, Any]) -> Conditions:
     fields = {name: value for name, value in fields.items() if name not in _ONE_RATE}
     unknown = [name for name in fields if name not in Conditions._fields]
     if unknown:
-        raise LedgerError(f"the ledger holds the fact {unknown[0]!r}, written by a newer Dither; upgrade this one")
+        raise LedgerError(
+            f"the ledger holds the field {unknown[0]!r}, written by a newer Dither; upgrade this one"
+        )
     if "participation" in fields:
         fields = {**fields, "participation": Participation(*fields["participation"])}
     if "not_covered" in fields:
@@ -290,7 +292,9 @@ def decode_about(content: str) -> About:
     fields = json.loads(content)
     unknown = [name for name in fields if name not in About._fields]
     if unknown:
-        raise LedgerError(f"the ledger says {unknown[0]!r} of data, written by a newer Dither; upgrade this one")
+        raise LedgerError(
+            f"the ledger describes data by {unknown[0]!r}, written by a newer Dither; upgrade this one"
+        )
     sketch = Sketch.decode(fields["sketch"]) if "sketch" in fields else None
     lists = {name: tuple(fields.get(name, ())) for name in ("same", "other", "besides")}
     return About(fields.get("file", ""), fields.get("name", ""), sketch, **lists)

@@ -16,25 +16,9 @@ import numpy as np
 import platformdirs
 
 from dither.accounting import ZERO_OUT, Conditions, honest_others
-from dither.accounting.ledger import outside, sketch
+from dither.accounting.ledger import entries, outside, sketch
 from dither.accounting.ledger.book import Book
-from dither.accounting.ledger.entries import (
-    BUDGET,
-    CHARGE,
-    DATA,
-    GENESIS,
-    About,
-    Budget,
-    Charge,
-    Entry,
-    Row,
-    Spent,
-    decode,
-    decode_charges,
-    encode_about,
-    encode_budget,
-    encode_charges,
-)
+from dither.accounting.ledger.entries import About, Budget, Charge, Entry, Row, Spent
 from dither.accounting.ledger.store import Store, read_anchor
 from dither.errors import ConfigError, DataError, LedgerError
 
@@ -45,7 +29,7 @@ class Ledger:
     """What was spent on which data; see the package's docstring for what it protects against.
 
     `path` is created when missing, with its secret key beside it (`<path>.key`, mode 0600). `anchor` names one
-    or several files kept apart, which remember the newest entry: they are checked when the ledger is opened and
+    or several files outside of it, which remember the newest entry: they are checked when the ledger is opened and
     before every charge, and written after it. One more is kept in the user's state folder (`outside`), unless
     `anchored` is False. Opening checks the whole chain. Safe for threads and forks.
     """
@@ -73,7 +57,7 @@ class Ledger:
 
     @property
     def key_path(self) -> Path:
-        """The secret key: back it up with the ledger, give it to nobody."""
+        """The secret key: back it up with the ledger, and keep it secret."""
         return self._store.key_path
 
     # Data sets
@@ -81,13 +65,13 @@ class Ledger:
     def fingerprint(self, *arrays: np.ndarray) -> str:
         """The id of a data set in this ledger: a keyed hash over shapes, types and bytes, in order.
 
-        The same arrays have the same id in this ledger, and one that says nothing in any other.
+        The same arrays have the same id in this ledger, and an unrelated one in any other.
         """
         digest = hashlib.blake2b(key=self._store.fingerprint_key, digest_size=16)
         for given in arrays:
             array = np.asarray(given)
             if array.dtype.hasobject:
-                raise ValueError(f"an array of dtype {array.dtype} has no bytes of its own; convert it first")
+                raise ValueError(f"an array of dtype {array.dtype} cannot be hashed; convert it first")
             header = repr((np.lib.format.dtype_to_descr(array.dtype), array.shape)).encode()
             digest.update(len(header).to_bytes(8, "big") + header)
             flat = np.ascontiguousarray(array).reshape(-1)
@@ -147,17 +131,17 @@ class Ledger:
                 self.identify(dataset, rows, file=file, name=name, new_ledger=new_ledger)
 
     def declare_other(self, dataset: str, than: str) -> None:
-        """The owner's word that two data sets hold other records, although they share rows."""
+        """The owner's declaration that two data sets hold different records, although they share rows."""
         self._add(dataset, About(other=(than,)))
 
     def find(self, name: str) -> str | None:
-        """The data set that its owner calls so, or whose id begins so (eight letters or more)."""
+        """The data set with this name, or whose id begins with it (eight letters or more)."""
         with self._lock:
             self._catch_up()
             return self._book.find(name)
 
     def called(self, dataset: str) -> str:
-        """A data set in words: its name, else the beginning of its id; and a file."""
+        """A readable name of a data set: its name, else the beginning of its id; and a file."""
         with self._lock:
             self._catch_up()
             return self._book.called(dataset)
@@ -168,7 +152,7 @@ class Ledger:
             with self._current(write=True) as connection:
                 if known not in (None, len(self._book.sketches)):
                     return False
-                row = self._store.append(connection, DATA, dataset, "", encode_about(about))
+                row = self._store.append(connection, entries.DATA, dataset, "", entries.encode_about(about))
             self._committed(row)
             return True
 
@@ -202,7 +186,9 @@ class Ledger:
                         f"this raises the budget from {was} to {left or 'none'}: confirm it with --yes (in Python "
                         "by raising=True)"
                     )
-                row = self._store.append(connection, BUDGET, dataset, "", encode_budget(budget, client, was))
+                row = self._store.append(
+                    connection, entries.BUDGET, dataset, "", entries.encode_budget(budget, client, was)
+                )
             return self._committed(row)
 
     def budget(self, dataset: str, client: str | None = None) -> Budget | None:
@@ -213,6 +199,7 @@ class Ledger:
 
     # Charges
 
+    # reason: a charge states every fact it rests on; a record of them would have one user
     def charge(
         self,
         run: str,
@@ -222,6 +209,7 @@ class Ledger:
         rounds: tuple[int, int],
         conditions: Conditions | None = None,
         replay: bool = False,
+        on_top_of: Sequence[tuple[int, int]] | None = None,
     ) -> str:
         """Record what rounds [start, stop) of a run will reveal, all of it or nothing; returns the new head.
 
@@ -235,23 +223,28 @@ class Ledger:
         these rounds (cohorts, batches, noise) is seeded and the inputs are the same, so that the very same bits
         leave twice, which reveals nothing new. With noise from the operating system, or after any change of
         code, data, device or settings that moves one bit, an adversary averages two releases: leave it off.
+
+        Charges that count what the run was charged before are right `on_top_of` those stretches alone (`charged`).
+        Where another process has charged the run since, nothing is charged and "" is returned.
         """
         conditions = _checked(conditions)
         start, stop = rounds
         if not 0 <= start < stop:
             raise ValueError(f"rounds={rounds}: the start must be at least 0 and before the stop")
-        content = encode_charges(charges, (start, stop), conditions)
-        charged = decode_charges(content)
+        content = entries.encode_charges(charges, (start, stop), conditions)
+        charged = entries.decode_charges(content)
         with self._lock:
             # First without the lock, so that other processes do not wait for the accountant; what it found is
             # remembered, and counts again only if somebody else has charged in between.
             for write in (False, True):
                 with self._current(write=write) as connection:
+                    if on_top_of is not None and list(on_top_of) != self._book.rounds.get((dataset, run), []):
+                        return ""
                     if replay and self._book.has_charged(dataset, run, content):
                         return self._head()
                     self._book.check(dataset, run, charged)
                     if write:
-                        row = self._store.append(connection, CHARGE, dataset, run, content)
+                        row = self._store.append(connection, entries.CHARGE, dataset, run, content)
             return self._committed(row)
 
     def affordable(
@@ -343,7 +336,11 @@ class Ledger:
             with self._store.transaction(write=False) as connection:
                 rows = self._store.read(connection, [])
             wanted = None if dataset is None else root(dataset)
-            return [decode(row) for row in rows if row.kind != GENESIS and wanted in (None, root(row.dataset))]
+            return [
+                entries.decode(row)
+                for row in rows
+                if row.kind != entries.GENESIS and wanted in (None, root(row.dataset))
+            ]
 
     # The chain
 

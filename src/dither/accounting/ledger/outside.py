@@ -40,8 +40,8 @@ def folder(part: str = "") -> Path:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise LedgerError(
-            f"{place}: cannot be made ({error.strerror}), and the ledgers that were seen are remembered there; "
-            "set DITHER_STATE to a folder that can be written"
+            f"{place}: cannot be created ({error.strerror}), and Dither remembers ledgers there; "
+            "set DITHER_STATE to a writable folder"
         ) from error
     return place
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from dither import data
 from dither.accounting import compress
 from dither.accounting.accountant import Accountant, alike, classes
 from dither.accounting.ledger import Budget, Charge, Ledger
+from dither.data import folder_digest
 from dither.errors import BudgetExhausted
 from dither.types import Release, RoundInfo
 
@@ -30,7 +30,7 @@ def data_id(ledger: Ledger, *, path: str = "", name: str = "", digest: str = "")
     is loaded already: what was read is charged, whatever lies at `path` by now."""
     own = Path(path).expanduser()
     if path and (digest or own.is_dir()):
-        content = f"folder: {digest or data.folder_digest(own)}".encode()
+        content = f"folder: {digest or folder_digest(own)}".encode()
     else:
         content = own.read_bytes() if path else f"catalogue: {name}".encode()
     return ledger.fingerprint(np.frombuffer(content, np.uint8))
@@ -96,14 +96,16 @@ class Spending:
 
     def _charge(self, start: int, stop: int) -> None:
         # Also rounds that add nothing are an entry: what comes later is charged on top of them.
-        self.ledger.charge(
+        while not self.ledger.charge(
             self.run,
             self.dataset,
             self._charges(self._charged, start, stop),
             rounds=(start, stop),
             conditions=self._conditions,
             replay=self._replay,
-        )
+            on_top_of=None if self._replay else self._charged,
+        ):
+            self._charged = self._before(start)  # another process continues this run too
 
     def _charges(self, before: Sequence[tuple[int, int]], start: int, stop: int) -> list[Charge]:
         # What the run reveals with these rounds less what it was charged before: summed over any chunks it holds

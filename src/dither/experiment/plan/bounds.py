@@ -115,13 +115,7 @@ def check_given(given: Mapping[str, float]) -> None:
 def estimate(spec: Spec, planning: PlanningData, *, seed: int = 0) -> ProblemConstants:
     """The constants of the spec's model and regulariser on these records, dealt to clients as the spec says."""
     dataset = planning.dataset
-    model = models.make(
-        spec.model.name,
-        num_features=dataset.x_train.shape[1],
-        num_classes=len(dataset.classes),
-        hidden=spec.model.hidden,
-        image_shape=dataset.image_shape,
-    )
+    model = models.from_spec(spec.model, dataset.x_train.shape[1], len(dataset.classes), dataset.image_shape)
     x, y = _client_records(spec, dataset, seed)
     start, unravel = ravel_pytree(model.init(jax.random.key(seed)))
     pooled = x.reshape(-1, *x.shape[2:]), y.reshape(-1)
@@ -379,21 +373,28 @@ def _dp_scaffold(base: Spec, candidates: Sequence[Candidate], c: ProblemConstant
     return BoundGrid("DP-SCAFFOLD Corollary 1, corrected (S7)", _terms(bound), rates, c.initial_gap)
 
 
+def _averaged(candidates: Sequence[Candidate], c: ProblemConstants, rates: np.ndarray) -> dict[str, Any]:
+    """What the bounds of CPFed and Concentrated DP-FL both speak of."""
+    return {
+        "smoothness": c.smoothness,
+        "strong_convexity": c.pl_constant,
+        "initial_gap": c.initial_gap,
+        "client_lr": rates,
+        "local_steps": _column(candidates, "local_steps"),
+        "num_rounds": _column(candidates, "num_rounds"),
+        "num_params": candidates[0].num_params,
+        "noise_std": _noise(candidates),
+    }
+
+
 def _cpfed(base: Spec, candidates: Sequence[Candidate], c: ProblemConstants, smallest: int) -> BoundGrid:
     tau = _column(candidates, "local_steps")
     rates = _RATES[:, None] * cpfed.max_client_lr(smoothness=c.smoothness, local_steps=tau)
     training = cpfed.CpfedTraining(
-        smoothness=c.smoothness,
-        strong_convexity=c.pl_constant,
+        **_averaged(candidates, c, rates),
         # Stated for batches of one: β is the variance of the gradient that is used, here a mean of B.
         gradient_variance=c.gradient_variance / _column(candidates, "batch_size"),
         client_size=smallest,
-        initial_gap=c.initial_gap,
-        client_lr=rates,
-        local_steps=tau,
-        num_rounds=_column(candidates, "num_rounds"),
-        num_params=candidates[0].num_params,
-        noise_std=_noise(candidates),
     )
     terms, chosen = _smallest(cpfed.convergence_convex(training, corrected=True), rates)
     return BoundGrid("CPFed Theorem 2, corrected (C6)", terms, {"client_lr": chosen}, c.initial_gap)
@@ -404,17 +405,10 @@ def _concentrated(base: Spec, candidates: Sequence[Candidate], c: ProblemConstan
     largest = concentrated.max_client_lr(smoothness=c.smoothness, local_steps=tau, corrected=True)
     rates = _RATES[:, None] * largest
     training = concentrated.ConcentratedTraining(
-        smoothness=c.smoothness,
-        strong_convexity=c.pl_constant,
+        **_averaged(candidates, c, rates),
         gradient_variance=c.gradient_variance,
         batch_size=_column(candidates, "batch_size"),
         cohort_size=_column(candidates, "cohort_size"),
-        initial_gap=c.initial_gap,
-        client_lr=rates,
-        local_steps=tau,
-        num_rounds=_column(candidates, "num_rounds"),
-        num_params=candidates[0].num_params,
-        noise_std=_noise(candidates),
     )
     terms, chosen = _smallest(concentrated.convergence_convex(training, corrected=True), rates)
     return BoundGrid("Concentrated Corollary 2, corrected (D5)", terms, {"client_lr": chosen}, c.initial_gap)

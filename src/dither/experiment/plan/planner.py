@@ -153,9 +153,9 @@ def plan(
     public_fraction  share of the proxy's training records that is public; the plan is then for the others
     grid             values to try, by key; a key among `values` is fixed
     constants        known constants of the loss, by name (see `ProblemConstants`)
-    anyway           plan even where noise drowns all signal
+    anyway           plan even if the noise hides all signal
     extras           also measure other budgets (the ε-accuracy frontier) and the time of the chosen run
-    keep             a folder for measured runs until the plan is complete, so that an interrupted plan goes on
+    keep             a folder for measured runs until the plan is complete, so that interrupted plans continue
     """
     if mode not in MODES:
         raise SpecError(f"mode={mode!r} is not one of {', '.join(map(repr, MODES))}")
@@ -230,7 +230,7 @@ class _Planner:
                     bounds=by_bound.bounds,
                 )
         if not self.planning.public:
-            notes.append("planned on synthetic records: the choice is only as good as their likeness to yours")
+            notes.append("planned on synthetic records: the choice is only as good as their resemblance to yours")
         seconds = self.measured_seconds(chosen.spec) if self.extras else math.nan
         return replace(chosen, notes=(*notes, *chosen.notes), seconds=seconds)
 

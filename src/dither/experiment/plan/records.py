@@ -33,6 +33,15 @@ class PlanningData(NamedTuple):
 
 # The spec
 
+PROVEN_NOISE: dict[str, Any] = {  # constant, and set by the accountant for the whole run
+    "privacy.unit": "run",
+    "privacy.noise": "proven",
+    "privacy.noise_std": 0.0,
+    "privacy.noise_schedule": "constant",
+    "privacy.noise_decay": 1.0,
+    "privacy.noise_decay_start": 0,
+}
+
 
 def base_spec(
     what: Any, facts: Mapping[str, Any], values: Mapping[str, Any], grid: Mapping[str, tuple[Any, ...]]
@@ -43,12 +52,7 @@ def base_spec(
     """
     base, values, given = Spec.from_any(what), dict(values), dict(grid)
     asked = {
-        "privacy.unit": "run",
-        "privacy.noise": "proven",
-        "privacy.noise_std": 0.0,
-        "privacy.noise_schedule": "constant",
-        "privacy.noise_decay": 1.0,
-        "privacy.noise_decay_start": 0,
+        **PROVEN_NOISE,
         "data.split": "given",
         "data.records_per_client": 0,
         "lr_decay": 0.0,
@@ -183,11 +187,6 @@ def counts_only(num_records: int, num_features: int, classes: tuple[str, ...]) -
         y_test=y[:0],
         classes=classes,
         feature_names=tuple(f"feature {i}" for i in range(num_features)),
-        image_shape=(),
-        schema=None,
-        groups=None,
-        groups_test=None,
-        notes=(),
         covered=True,
     )
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from dither import data
 from dither.errors import SpecError
-from dither.experiment import compiled
+from dither.experiment import build
 from dither.experiment.build import Arrays, Experiment, assemble, deal, load_data, planned_rounds, pooled
 from dither.simulation import devices, distributed, engine
 from dither.simulation.arrays import Problem
@@ -176,19 +176,19 @@ def train_batches(
         experiments = [plan.experiments[number] for number in numbers]
         first = experiments[0]
         with clock("start_up"):
-            options = compiled.sharing(first, len(experiments))
+            options = build.sharing(first, len(experiments))
             shards = options["shards"]
             # Every device trains the same number of runs: the last run is repeated to fill up.
             experiments += experiments[-1:] * (-len(experiments) % shards.runs)
             key = (name, shards, gradient_norm)
             if key not in simulations:
-                simulations[key] = compiled.simulation(first, gradient_norm=gradient_norm, **options)
+                simulations[key] = build.make_simulation(first, gradient_norm=gradient_norm, **options)
             simulation = simulations[key]
             inputs = simulation.inputs(
                 joined_problem([experiment.problem for experiment in experiments]),
                 seeds=[experiment.spec.seed for experiment in experiments],
-                hyper=compiled.hypers(experiments),
-                cohorts=compiled.designs(experiments),
+                hyper=build.hypers(experiments),
+                cohorts=build.designs(experiments),
             )
 
         def evaluated(evaluation: engine.Evaluation, at: int = at) -> None:
@@ -283,7 +283,7 @@ def runs_at_once(experiment: Experiment, kind: str, max_bytes: float | None = No
     most = int(min(_MOST_RUNS[kind], max(available, 0.0) / run_bytes(experiment, kind)))
     if kind == "cpu":
         # A run that fills a core's caches gains nothing from others beside it.
-        large = devices.sequential_clients(compiled.step_numbers(experiment))
+        large = devices.sequential_clients(build.step_numbers(experiment))
         seconds = estimated_seconds(experiment.spec, kind)
         most = min(most, devices.at_once() if large else math.ceil(_BATCH_SECONDS / seconds))
     return max(1, most)
@@ -316,7 +316,7 @@ def _work_bytes(experiment: Experiment, kind: str) -> float:
     """Model, gradient, optimiser, noise, upload and batch of each client at work in one run."""
     spec, params = experiment.spec, experiment.num_params
     clients = (
-        1 if kind == "cpu" and devices.sequential_clients(compiled.step_numbers(experiment)) else spec.cohort_size
+        1 if kind == "cpu" and devices.sequential_clients(build.step_numbers(experiment)) else spec.cohort_size
     )
     records = int(experiment.partition.size.max()) if spec.batch_sampling == "full" else spec.batch_size
     return 4.0 * clients * (12.0 * params + 4.0 * records * _record_width(experiment))
@@ -324,7 +324,7 @@ def _work_bytes(experiment: Experiment, kind: str) -> float:
 
 def _one_after_another(experiment: Experiment) -> bool:
     """Whether a device trains the runs of a batch one after another."""
-    return bool(compiled.sharing(experiment, 2).get("sequential_runs"))
+    return bool(build.sharing(experiment, 2).get("sequential_runs"))
 
 
 def _record_width(experiment: Experiment) -> float:

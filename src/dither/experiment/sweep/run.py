@@ -17,11 +17,10 @@ import numpy as np
 from dither import data
 from dither.accounting import ProvenRow
 from dither.errors import SpecError
-from dither.experiment import build, compiled
+from dither.experiment import build
 from dither.experiment.sweep import batches
 from dither.experiment.sweep.batches import BatchPlan, Outcome
 from dither.experiment.sweep.result import Sweep, SweepFolder, SweepRun, flatten
-from dither.experiment.train import Interrupt
 from dither.simulation import devices, distributed
 from dither.simulation.devices import Clock
 from dither.spec import Spec, parse_setting
@@ -31,8 +30,8 @@ _RANGE = re.compile(r"(-?\d+):(-?\d+)(?::(-?\d+))?")
 OnProgress = Callable[[float, float, str], None]  # estimated seconds done, their total, and a short text
 
 
-@distributed.together()
 # reason: a public function whose options are independent of each other
+@distributed.together()
 def sweep(
     what: Spec | str | Path | Mapping[str, Any] | Sequence[Spec],
     vary: Mapping[str, Sequence[Any]] | None = None,
@@ -129,9 +128,9 @@ def fingerprints(plan: BatchPlan) -> dict[str, str]:
         dealt.update(np.ascontiguousarray(problem.y).data)
     for experiment in plan.experiments:
         dealt.update(experiment.partition.order.tobytes() + experiment.partition.size.tobytes())
-        values.update(compiled.value_digest(experiment).encode())
+        values.update(build.value_digest(experiment).encode())
     return {
-        **compiled.surroundings(plan.experiments[0].spec),
+        **build.surroundings(plan.experiments[0].spec),
         "the data, or how its runs are batched": dealt.hexdigest()[:16],
         "noise, rates and clips": values.hexdigest()[:12],
     }
@@ -164,7 +163,7 @@ def _train_only(data_dir: str | Path | None) -> NoReturn:
     specs = [Spec.from_toml(text, where="a spec of process 0") for text in shared["specs"]]
     plan = plan_sweep(specs, shared["limit"], data_dir=data_dir)
     distributed.assert_equal(fingerprints(plan))
-    with Interrupt() as interrupt:
+    with distributed.Interrupt() as interrupt:
 
         def go_on(*_: object) -> None:
             with distributed.between_rounds():
@@ -215,7 +214,7 @@ def _train(
         runs.update(new)
         started = time.perf_counter()
 
-    with Interrupt() as interrupt, distributed.computing():
+    with distributed.Interrupt() as interrupt, distributed.computing():
         batches.train_batches(plan, done=finished, on_evaluation=evaluated, on_batch=trained, clock=clock)
     distributed.part()  # the rest needs no other process's devices
     return runs

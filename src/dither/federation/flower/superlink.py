@@ -30,9 +30,7 @@ class SuperLink:
         self.folder, self._tls = folder, tls
         self.port = free_port()
         self.inside = f"127.0.0.1:{self.port}"
-        self._env = {**os.environ, **QUIET, "FLWR_HOME": str(folder / "flwr"), **env}
-        # Flower calls its own programs by name: those of this environment come first.
-        self._env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        self._env = environment(folder, **env)
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> SuperLink:
@@ -129,6 +127,13 @@ def stop(process: subprocess.Popen[bytes], seconds: float = 8.0) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def environment(folder: Path, **env: str) -> dict[str, str]:
+    """For a program of Flower that keeps its files in this folder. It calls others by name: those beside this
+    Python come first."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return {**os.environ, **QUIET, "FLWR_HOME": str(folder / "flwr"), **env, "PATH": path}
 
 
 def _program(name: str) -> list[str]:

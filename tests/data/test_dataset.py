@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dither import data
-from dither.data.partitions import clients_per_class
+from dither.data.dataset import clients_per_class
 from dither.errors import DataError
 
 KINDS = ("iid", "one-class", "similarity", "dirichlet")

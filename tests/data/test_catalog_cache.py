@@ -1,9 +1,9 @@
-"""Tests of `dither.data.cache`: encoded tables of the catalog, read back instead of made again."""
+"""Tests of `dither.data.catalog`: encoded tables of the catalog, read back instead of made again."""
 
 import numpy as np
 import pytest
 
-from dither.data import cache
+from dither.data import catalog
 from dither.data.catalog import packaged_schema
 from dither.data.dataset import Dataset, TableOptions
 
@@ -40,34 +40,34 @@ def same(one, other):
 
 def test_the_second_load_reads_what_the_first_kept(folder):
     load, files = Loader(), {"train": folder / "train"}
-    first = cache.cached("t", SCHEMA, TableOptions(), files, load)
-    same(cache.cached("t", SCHEMA, TableOptions(), files, load), first)
+    first = catalog.cached("t", SCHEMA, TableOptions(), files, load)
+    same(catalog.cached("t", SCHEMA, TableOptions(), files, load), first)
     assert load.calls == 1
 
 
 def test_other_files_options_or_groups_are_loaded_anew(folder):
     load, files = Loader(), {"train": folder / "train"}
-    cache.cached("t", SCHEMA, TableOptions(), files, load)
-    cache.cached("t", SCHEMA, TableOptions(encoding="standard"), files, load)
+    catalog.cached("t", SCHEMA, TableOptions(), files, load)
+    catalog.cached("t", SCHEMA, TableOptions(encoding="standard"), files, load)
     (folder / "train").write_text("second")
-    cache.cached("t", SCHEMA, TableOptions(), files, load)
+    catalog.cached("t", SCHEMA, TableOptions(), files, load)
     assert load.calls == 3
-    cache.cached("t", SCHEMA, TableOptions(group_column="x"), files, load)
-    cache.cached("t", SCHEMA, TableOptions(group_column="x"), files, load)
+    catalog.cached("t", SCHEMA, TableOptions(group_column="x"), files, load)
+    catalog.cached("t", SCHEMA, TableOptions(group_column="x"), files, load)
     assert load.calls == 5
 
 
 def test_a_damaged_file_is_made_again(folder):
     load, files = Loader(), {"train": folder / "train"}
-    cache.cached("t", SCHEMA, TableOptions(), files, load)
+    catalog.cached("t", SCHEMA, TableOptions(), files, load)
     (kept,) = (folder / "cache").glob("*.npz")
     content = bytearray(kept.read_bytes())
     content[len(content) // 3] ^= 0xFF
     kept.write_bytes(bytes(content))
-    assert cache.cached("t", SCHEMA, TableOptions(), files, load).x_train.flat[0] in (1, 2)
+    assert catalog.cached("t", SCHEMA, TableOptions(), files, load).x_train.flat[0] in (1, 2)
     kept.write_bytes(b"no archive")
     before = load.calls
-    cache.cached("t", SCHEMA, TableOptions(), files, load)
+    catalog.cached("t", SCHEMA, TableOptions(), files, load)
     assert load.calls == before + 1
 
 
@@ -75,6 +75,6 @@ def test_nothing_is_kept_when_the_cache_is_off(folder, monkeypatch):
     monkeypatch.setenv("DITHER_DATA_CACHE", "0")
     load = Loader()
     for _ in range(2):
-        cache.cached("t", SCHEMA, TableOptions(), {"train": folder / "train"}, load)
+        catalog.cached("t", SCHEMA, TableOptions(), {"train": folder / "train"}, load)
     assert load.calls == 2
     assert not (folder / "cache").exists()
