@@ -7,6 +7,7 @@ likelihood       the test statistic, fitted to pilot trials
 bounds           lower bounds on ε with a stated confidence
 membership       LiRA: which records a final model was trained on
 reconstruction   a record read off one upload
+fuzz             random specs, each attacked: `dither audit --fuzz`
 report           rows, audit.json and the pictures
 """
 

@@ -134,13 +134,14 @@ def _distinct(rows: Sequence[ProvenRow]) -> list[ProvenRow]:
 # reason: one parameter an option, as Typer has it
 def audit(
     what: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="METHOD | SPEC.toml | RUN",
             help="A preset, a spec or a run folder to attack.",
             autocompletion=options.presets,
+            show_default=False,
         ),
-    ],
+    ] = None,
     view: Annotated[
         list[str] | None,
         typer.Option("--view", help="What the adversary sees: upload, sum, broadcast, final (default: all)."),
@@ -152,7 +153,10 @@ def audit(
         int | None, typer.Option(help="Look at the target's first rounds only (default: all that fit a minute).")
     ] = None,
     settings: Settings = None,
-    seed: Annotated[int, typer.Option(help="Seed of the trials.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the trials, or of the first random spec.")] = 0,
+    fuzz: Annotated[
+        int | None, typer.Option(metavar="N", help="Attack N random specs instead of one that is given.")
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for audit.json and pictures (default: the run's own)."),
@@ -165,6 +169,13 @@ def audit(
 
     The exit code is 5 if an attacked ε exceeds the proven one: a bug in the method, its noise or the proof.
     """
+    if fuzz is not None:
+        if what is not None or settings:
+            raise SpecError("--fuzz draws its own specs: give it no spec and no settings")
+        _fuzz(fuzz, seed, as_json=as_json, quiet=quiet)
+        return
+    if what is None:
+        raise SpecError("nothing to attack: give a method, a spec or a run folder, or --fuzz N")
     from dither import auditing
     from dither.auditing import report as pictures
     from dither.experiment.folder import to_json
@@ -217,6 +228,43 @@ def audit(
                 soft_wrap=True,
                 highlight=False,
             )
+        sys.exit(VIOLATION)
+
+
+def _fuzz(count: int, seed: int, *, as_json: bool, quiet: bool) -> None:
+    """Attack random specs, print a row for each, and end with exit code 5 where one leaks more than is proved."""
+    from dither.auditing.fuzz import fuzz
+    from dither.experiment.folder import to_json
+
+    outcomes = fuzz(count, seed=seed)
+    if as_json:
+        typer.echo(to_json([outcome.to_dict() for outcome in outcomes], indent=2))
+    elif not quiet:
+        rows = [
+            {
+                "seed": outcome.seed,
+                "method": outcome.drawn.values["method"],
+                "model": outcome.drawn.values["model.name"],
+                "batches": outcome.drawn.values["batch_sampling"],
+                "view": outcome.drawn.view,
+                "proof": outcome.recipe,
+                "proven ε": epsilon_text(outcome.proven),
+                "attacked ε": f"{epsilon_text(outcome.attacked)}{' !' if outcome.violated else ''}",
+                "attack": outcome.attack,
+            }
+            for outcome in outcomes
+        ]
+        print_table(rows, title=f"{count} random specs")
+    violated = [outcome for outcome in outcomes if outcome.violated]
+    for outcome in violated:
+        error_terminal().print(
+            f"[bold red]VIOLATION:[/] at least {epsilon_text(outcome.attacked)} was shown ({outcome.attack}), "
+            f"at most {epsilon_text(outcome.proven)} was proved ({outcome.recipe}); "
+            f"to see it again: {outcome.command}",
+            soft_wrap=True,
+            highlight=False,
+        )
+    if violated:
         sys.exit(VIOLATION)
 
 

@@ -1,0 +1,109 @@
+"""`dither audit --fuzz`: random specs leak no more than is proved, and holes that were closed are found again."""
+
+import json
+import types
+
+import jax.numpy as jnp
+import pytest
+from typer.testing import CliRunner
+
+from dither.accounting import accountant, views
+from dither.auditing import fuzz
+from dither.cli import app
+from dither.errors import SpecError
+from dither.privacy import clipping
+
+FALLING_RATES, OVERFLOW, EVERYONE_FIRST = 78, 1, 30  # seeds of specs that show a hole best
+SPECS = 8
+
+
+@pytest.fixture(autouse=True)
+def fresh_answers():
+    """No bound that a test has bent is remembered."""
+    accountant._ANSWERS.clear()
+    yield
+    accountant._ANSWERS.clear()
+
+
+def constant_rates(monkeypatch):
+    """The credit for the others' noise as if every step had the rate of the first (H1)."""
+    steps = views._steps
+
+    def constant(group, adjacency):
+        rates, multipliers = steps(group, adjacency)
+        return (rates[0],) * len(rates), multipliers
+
+    monkeypatch.setattr(views, "_steps", constant)
+
+
+def unguarded_clip(monkeypatch):
+    """A clip that lets through what is not finite (H2)."""
+    everything = {**vars(jnp), "isfinite": lambda value: jnp.ones_like(value, bool)}
+    monkeypatch.setattr(clipping, "jnp", types.SimpleNamespace(**everything))
+
+
+def all_rounds_drawn(monkeypatch):
+    """Bounds before the draw that take the first round for one with a cohort like any other's (H5)."""
+    before = accountant.Accountant.before_the_draw
+
+    def forgetful(self, cohort_size_at):
+        return before(self, lambda index: self.plan.cohort_size)
+
+    monkeypatch.setattr(accountant.Accountant, "before_the_draw", forgetful)
+
+
+HOLES = {
+    constant_rates: (FALLING_RATES, "linear sum"),
+    unguarded_clip: (OVERFLOW, "totality"),
+    all_rounds_drawn: (EVERYONE_FIRST, "ex ante"),
+}
+
+
+def test_random_specs_leak_no_more_than_is_proved():
+    outcomes = fuzz.fuzz(SPECS)
+    assert [outcome.command for outcome in outcomes if outcome.violated] == []
+    assert len(outcomes) == SPECS
+    assert sum(outcome.attacked > 0.5 * outcome.proven for outcome in outcomes) >= SPECS // 4  # and come near
+
+
+@pytest.mark.parametrize("hole", [constant_rates, all_rounds_drawn], ids=lambda hole: hole.__name__)
+def test_a_hole_that_was_closed_is_found_when_it_is_opened_again(hole, monkeypatch):
+    seed, attack = HOLES[hole]
+    assert not fuzz.check(seed).violated
+    accountant._ANSWERS.clear()
+    hole(monkeypatch)
+    outcome = fuzz.check(seed)
+    assert outcome.violated
+    assert outcome.attack == attack
+
+
+def test_a_violation_ends_with_its_exit_code_and_the_command_that_shows_it_again(monkeypatch):
+    unguarded_clip(monkeypatch)
+    result = CliRunner().invoke(app, ["audit", "--fuzz", "1", "--seed", str(OVERFLOW), "--json"])
+    assert result.exit_code == 5, result.output
+    assert f"dither audit --fuzz 1 --seed {OVERFLOW}" in result.stderr
+    (row,) = json.loads(result.stdout)
+    assert row["violated"]
+    assert row["attack"] == HOLES[unguarded_clip][1]  # the same spec is sound with the guard: one of the eight
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(("--fuzz", "0"), "--fuzz 0"), (("cpfed", "--fuzz", "1"), "its own specs"), ((), "nothing to attack")],
+)
+def test_wrong_arguments_are_named(arguments, words):
+    result = CliRunner().invoke(app, ["audit", *arguments])
+    assert isinstance(result.exception, SpecError)
+    assert words in str(result.exception)
+
+
+@pytest.mark.slow
+def test_three_hundred_specs_leak_no_more_than_is_proved():
+    assert [outcome.command for outcome in fuzz.fuzz(300, seed=1000) if outcome.violated] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hole", HOLES, ids=lambda hole: hole.__name__)
+def test_each_hole_is_found_among_a_hundred_specs(hole, monkeypatch):
+    hole(monkeypatch)
+    assert any(fuzz.check(seed).violated for seed in range(100))
