@@ -194,3 +194,11 @@ def test_a_budget_of_after_the_first_run_is_labelled_and_a_lower_one_is_not(ledg
     assert spent(ledger).not_covered == ""
     ledger.set_budget("data", Budget(6.0, DELTA), raising=True)
     assert "set or raised" in spent(ledger).not_covered
+
+
+def test_the_delta_of_tails_is_shown(ledger):
+    """After a Gaussian run the tails of sampled ones come on top of δ: what is reported says so."""
+    ledger.charge("one", "data", all_of(["ann"], gaussian(4.0)), rounds=(0, 1))
+    assert spent(ledger, delta=DELTA).delta == DELTA
+    ledger.charge("two", "data", all_of(["ann"], poisson(3.0), 2), rounds=(0, 2))
+    assert spent(ledger, delta=DELTA).delta == pytest.approx(DELTA * (1 + filter.TRACE))

@@ -361,6 +361,12 @@ class Book:
         """Proven ε of all releases of an account, at the δ, view and adjacency of a budget."""
         return self._filtered(account, self._blocks(account, terms), terms)
 
+    def delta(self, account: Account, terms: Budget) -> float:
+        """The δ of `epsilon`: that of the budget, or a thousandth more for the tails of sampled runs that follow a
+        Gaussian one."""
+        gaussian = [self._is_gaussian(block, terms) for block in self._blocks(account, terms)]
+        return terms.delta * (1.0 + filter.TRACE * (gaussian[:1] == [True] and not all(gaussian)))
+
     def not_covered(self, dataset: str, account: Account, terms: Budget) -> str:
         """Why ε of several runs does not hold for runs that were chosen after looking at earlier results."""
         blocks = self._blocks(account, terms)

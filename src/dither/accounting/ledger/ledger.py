@@ -348,7 +348,7 @@ class Ledger:
                     Spent(
                         client=name,
                         epsilon=self._book.epsilon(account, terms),
-                        delta=terms.delta,
+                        delta=self._book.delta(account, terms),
                         view=terms.view,
                         adjacency=terms.adjacency,
                         participations=account.participations(),
