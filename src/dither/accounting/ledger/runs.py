@@ -166,7 +166,7 @@ class Spending:
                 groups=self._alike,
                 numbers=numbers,
             )
-            while len(self._answers) > 1:  # only the newest questions come again
+            while len(self._answers) > 2:  # the whole run, what was charged and what comes: these are asked again
                 self._answers.pop(next(iter(self._answers)))
             self._answers[numbers] = Counter(dict(everyone.most))
         return self._answers[numbers]
