@@ -24,6 +24,7 @@ def test_one_local_step(adult):
     assert mean.max() - mean.min() < 0.06  # "about 0.786 to 0.810"
 
 
+@pytest.mark.slow
 def test_ten_local_steps(adult):
     mean = accuracies(adult, local_steps=10, num_rounds=100, eval_every=100)
     assert mean[-1] > 0.82

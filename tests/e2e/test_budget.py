@@ -79,6 +79,7 @@ def test_a_raised_budget_lets_a_stopped_run_go_on(place):
     assert (place / "one" / "model.npz").read_bytes() == (place / "whole" / "model.npz").read_bytes()
 
 
+@pytest.mark.slow
 def test_bundled_sets_are_charged_only_when_asked(tmp_path):
     ledger = {"DITHER_LEDGER": str(tmp_path / "default.sqlite")}
     quick = ["--set", "data.name=breast-cancer", "--set", "num_rounds=3", "--set", "batch_size=8", "-q"]

@@ -129,19 +129,21 @@ cli.main()
 """
 
 
-def test_kill_and_resume_is_bit_identical(tmp_path):
-    """SIGKILL at four moments, resumed each time: the final parameters are those of an undisturbed run."""
+@pytest.mark.parametrize(
+    "moments",
+    [
+        (("before checkpoint", 24), ("after metrics", 36)),
+        pytest.param((("before metrics", 12), ("after checkpoint", 48)), marks=pytest.mark.slow),
+    ],
+)
+def test_kill_and_resume_is_bit_identical(tmp_path, moments):
+    """SIGKILL at two moments, resumed each time: the final parameters are those of an undisturbed run."""
     options = [*QUICK, "--set", "num_rounds=60", "--set", "eval_every=2", "--checkpoint-seconds", "0"]
     dither("run", "secure-fedavg", *options, "--out", tmp_path / "whole", "--quiet")
     folder = tmp_path / "killed"
     again = ["run", "--resume", folder, "--quiet", "--checkpoint-seconds", "0"]
     start = ["run", "secure-fedavg", *options, "--out", folder, "--quiet"]
-    for moment, target, arguments in (
-        ("before metrics", 12, start),
-        ("before checkpoint", 24, again),
-        ("after metrics", 36, again),
-        ("after checkpoint", 48, again),
-    ):
+    for (moment, target), arguments in zip(moments, (start, again), strict=True):
         child = subprocess.run(
             [sys.executable, "-c", KILLED, moment, str(target), *map(str, arguments)], timeout=240
         )
@@ -282,6 +284,7 @@ def test_taken_folders_and_foreign_checkpoints_are_refused(finished, tmp_path):
     assert "from another spec" in other.stderr
 
 
+@pytest.mark.slow
 def test_tables_also_come_as_json(tmp_path):
     names = {row["preset"] for row in json.loads(dither("presets", "--json").stdout)}
     assert "secure-fedavg" in names

@@ -125,6 +125,7 @@ def scores(folder):
     return [{**row, "seconds": 0} for row in runs.RunFolder(folder).metrics()]
 
 
+@pytest.mark.slow
 def test_two_processes_make_the_run_of_one_with_two_devices(spec, tmp_path, two_devices):
     with Crew("run", spec, "--out", tmp_path / "two", "--json") as crew:
         dither.run(spec, out=tmp_path / "one")

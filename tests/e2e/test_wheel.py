@@ -62,6 +62,7 @@ def test_it_holds_types_presets_and_schemas_and_names_its_extras(wheel):
     assert "Apache-2.0" in text
 
 
+@pytest.mark.slow
 def test_it_runs_beside_its_dependencies(wheel, tmp_path):
     """A new environment that sees this one's dependencies through a .pth file: quick, and offline."""
     environment = tmp_path / "env"

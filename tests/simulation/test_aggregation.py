@@ -61,7 +61,7 @@ def test_ideal_and_real_give_identical_parameters_and_nearly_those_of_a_plain_su
     assert bits(plain) != bits(ideal)
 
 
-@pytest.mark.parametrize("layout", ["vmap", "loop"])
+@pytest.mark.parametrize("layout", [pytest.param("vmap", marks=pytest.mark.slow), "loop"])
 def test_lost_clients_change_both_alike(layout):
     lossy = {"dropout": 0.3, "min_clients": 2, "layout": layout, "rounds": 8}
     ideal, real = train(IDEAL, **lossy), train(REAL, **lossy)
@@ -92,6 +92,7 @@ def test_a_round_with_too_few_clients_is_void():
     assert bits(nobody) == bits(train(REAL, dropout=0.9, min_clients=4, rounds=6))
 
 
+@pytest.mark.slow
 def test_clamped_coordinates_are_counted_alike():
     tight = FixedPoint(scale_bits=20, modulus_bits=32, bound=0.01, num_clients=6)
     ideal, real = train(Aggregation("ideal", tight)), train(Aggregation("real", tight))

@@ -11,6 +11,7 @@ Each `prepare_*` is a method of its own; `spec.options.METHODS` names them.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import jax.numpy as jnp
@@ -194,25 +195,25 @@ def central_noise_multiplier(plan: PrivacyPlan) -> float:
     given = float(plan.options["noise_multiplier"])
     if given:
         return given
+    return _calibrated_multiplier(plan.cohort_size / plan.num_clients, plan.num_rounds, plan.epsilon, plan.delta)
+
+
+@lru_cache(maxsize=256)
+def _calibrated_multiplier(rate: float, num_rounds: int, epsilon: float, delta: float) -> float:
     import dp_accounting
     from dp_accounting import rdp
 
     def event(multiplier: float) -> Any:
-        return _central_event(plan, multiplier)
+        return _central_event(rate, num_rounds, multiplier)
 
-    return float(
-        dp_accounting.calibrate_dp_mechanism(
-            lambda: rdp.RdpAccountant(), event, plan.epsilon, plan.delta, tol=1e-6
-        )
-    )
+    return float(dp_accounting.calibrate_dp_mechanism(rdp.RdpAccountant, event, epsilon, delta, tol=1e-6))
 
 
-def _central_event(plan: PrivacyPlan, multiplier: float) -> Any:
+def _central_event(rate: float, num_rounds: int, multiplier: float) -> Any:
     import dp_accounting
 
-    rate = plan.cohort_size / plan.num_clients
     one = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(multiplier))
-    return dp_accounting.SelfComposedDpEvent(one, plan.num_rounds)
+    return dp_accounting.SelfComposedDpEvent(one, num_rounds)
 
 
 # Privacy
@@ -224,7 +225,8 @@ def _central_claim(plan: PrivacyPlan, multiplier: float) -> types.Claim:
         return local.no_noise(plan)
     from dp_accounting import rdp
 
-    value = rdp.RdpAccountant().compose(_central_event(plan, multiplier)).get_epsilon(plan.delta)
+    event = _central_event(plan.cohort_size / plan.num_clients, plan.num_rounds, multiplier)
+    value = rdp.RdpAccountant().compose(event).get_epsilon(plan.delta)
     coins = ("cohorts are drawn by independent coins (here: a uniform subset of fixed size)", False)
     source = "McMahan et al. 2018, moments accountant, per client"
     return types.Claim(float(value), "run", plan.delta, source, (coins,), "add/remove")
