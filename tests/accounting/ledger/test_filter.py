@@ -202,3 +202,12 @@ def test_the_delta_of_tails_is_shown(ledger):
     assert spent(ledger, delta=DELTA).delta == DELTA
     ledger.charge("two", "data", all_of(["ann"], poisson(3.0), 2), rounds=(0, 2))
     assert spent(ledger, delta=DELTA).delta == pytest.approx(DELTA * (1 + filter.TRACE))
+
+
+@pytest.mark.parametrize(("releases", "labelled"), [(poisson(3.0), True), (gaussian(4.0), False)])
+def test_rounds_made_again_are_labelled(ledger, releases, labelled):
+    """Where a kill followed from a result, repeating a sampled round is a choice that no registration covers."""
+    ledger.charge("one", "data", all_of(["ann"], releases, 4), rounds=(0, 4))
+    assert not spent(ledger).not_covered
+    ledger.charge("one", "data", all_of(["ann"], releases, 2), rounds=(2, 4))
+    assert ("R10" in spent(ledger).not_covered) == labelled

@@ -368,14 +368,17 @@ class Book:
         return terms.delta * (1.0 + filter.TRACE * (gaussian[:1] == [True] and not all(gaussian)))
 
     def not_covered(self, dataset: str, account: Account, terms: Budget) -> str:
-        """Why ε of several runs does not hold for runs that were chosen after looking at earlier results."""
+        """Why ε does not hold for rounds and runs that were chosen after looking at earlier results."""
         blocks = self._blocks(account, terms)
+        gaussian = all(self._is_gaussian(block, terms) for block in blocks)
+        if len(account.owners) > len(set(account.owners)) and not gaussian:
+            return "rounds that were made again with fresh noise because of an earlier result, not of a kill (R10)"
         if len(blocks) < 2:
             return ""
         if self.root(dataset) in self._late:
             return "a budget that was set or raised, or data sets that were joined, after the first run (R10)"
         unregistered = set(account.owners) - account.plans.keys()
-        if unregistered and not all(self._is_gaussian(block, terms) for block in blocks):
+        if unregistered and not gaussian:
             return "sampled runs that were charged without saying beforehand how long they are (R10)"
         return ""
 
