@@ -104,6 +104,12 @@ def rate_hyper(plan: PrivacyPlan) -> dict[str, Any]:
     return {"client_lr": plan.client_lr, "lr_decay": plan.lr_decay}
 
 
+def proximal_hyper(proximal: float) -> dict[str, Any]:
+    """μ, which a sweep may vary, where it is not 0: without it a local step need not read the broadcast model, and
+    a network's step stays in a core's cache."""
+    return {"proximal": proximal} if proximal else {}
+
+
 def round_rates(hyper: Hyper, index: int, local_steps: int) -> tuple[float, ...]:
     """`learning_rate` of each local step of a round, for proofs: one where it is constant, none for a single step,
     whose rate no proof needs, so that rounds that reveal the same are the same."""
@@ -145,7 +151,8 @@ def optimizer(name: str) -> optax.GradientTransformation:
 def proximal_training(
     model: Model, plan: PrivacyPlan, *, optimizer_name: str
 ) -> Callable[[Hyper, Keys, Params, Records, Round, Array], Params]:
-    """A round's local training without clip and noise, pulled to the broadcast model by hyper["proximal"]."""
+    """A round's local training without clip and noise, pulled to the broadcast model by hyper["proximal"] where
+    that is given."""
     sampler = batch_sampler(plan)
     rule = optimizer(optimizer_name)
 
@@ -163,7 +170,8 @@ def proximal_training(
                 mode="none",
                 l2=plan.l2,
             )
-            gradient = axpy(hyper["proximal"], subtract(params, start), gradient)  # of (μ/2)|w - w_global|²
+            if "proximal" in hyper:  # of (μ/2)|w - w_global|²
+                gradient = axpy(hyper["proximal"], subtract(params, start), gradient)
             direction, memory = rule.update(gradient, memory, params)
             rate = learning_rate(hyper, round.index * plan.local_steps + number)
             return (axpy(-rate, direction, params), memory), jnp.zeros(())

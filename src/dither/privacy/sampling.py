@@ -261,8 +261,7 @@ def subset(key: Key, population: Array | int, count: int, *, largest: int, rows:
         return jax.vmap(lambda k: permutation(k, population, largest=largest)[:count])(keys)
     fresh = (population - count + jnp.arange(count)).astype(jnp.int32)
     draws = jax.random.randint(key, (rows, count), 0, fresh + 1)
-    dense = rows > 1 and count >= 48 and largest <= 64 * count
-    if dense and jax.default_backend() == "cpu":
+    if largest <= 64 * count and jax.default_backend() == "cpu":
         return _floyd_in_turn(draws, fresh, largest)
     return jax.vmap(lambda row: _floyd(row, fresh))(draws)
 

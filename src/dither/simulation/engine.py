@@ -686,7 +686,11 @@ def planned_cohorts(
 @partial(jax.jit, static_argnames=("num_clients", "size"))
 def _draw_cohorts(seed: Array, rounds: Array, *, num_clients: int, size: int) -> Array:
     stream = noise.stream(seed, "cohort")
-    return jax.vmap(lambda index: sampling.cohort(noise.for_round(stream, index), num_clients, size))(rounds)
+
+    def cohort(index: Array) -> Array:
+        return sampling.cohort(noise.for_round(stream, index), num_clients, size)
+
+    return jax.lax.map(cohort, rounds, batch_size=256)  # all at once would hold a mark a client and round
 
 
 def client_keys(root: Any, index: Array, client: Array, noise_root: Any = None) -> Keys:
