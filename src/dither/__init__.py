@@ -29,6 +29,7 @@ _ROOMS = {
     "experiment.account": ("PrivacyReport", "account"),
     "experiment.plan": ("Plan", "plan"),
     "experiment.report": ("Report", "load"),
+    "experiment.statement": ("Statement", "statement"),
     "experiment.sweep": ("Sweep", "sweep"),
     "experiment.train": ("run",),
     "models": ("Model",),
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
     from dither.experiment.plan import plan as plan
     from dither.experiment.report import Report as Report
     from dither.experiment.report import load as load
+    from dither.experiment.statement import Statement as Statement
+    from dither.experiment.statement import statement as statement
     from dither.experiment.sweep import Sweep as Sweep
     from dither.experiment.sweep import sweep as sweep
     from dither.experiment.train import run as run

@@ -1,4 +1,4 @@
-"""dither account, audit, budget: claimed, proven and attacked ε, and what was spent of a budget."""
+"""dither account, audit, statement, budget: claimed, proven and attacked ε, and what was spent of a budget."""
 
 from __future__ import annotations
 
@@ -517,8 +517,33 @@ def _data_id(book: Any, data: str) -> str:
     )
 
 
+def statement(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    out: Annotated[
+        Path | None, typer.Option(help="A new file that ends in .md, .html, .pdf or .json (default: print it).")
+    ] = None,
+    party: Annotated[str, typer.Option(help="One institution of a federation.")] = "",
+    ledger: LedgerFile = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write what a run guarantees, for a data protection officer: in plain words first, then the details."""
+    from dither.experiment.statement import statement as stated
+
+    made = stated(run, party=party, ledger=ledger)
+    if out is not None:
+        made.save(out)
+    if as_json:
+        typer.echo(made.to_json())
+    elif out is not None and not quiet:
+        typer.echo(f"wrote {out}")
+    elif not quiet:
+        typer.echo(made.to_markdown())
+
+
 def register(app: typer.Typer) -> None:
     """Add these commands to the program."""
+    app.command()(statement)
     app.command()(account)
     app.command()(audit)
     app.add_typer(budget, name="budget")

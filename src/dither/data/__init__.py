@@ -25,7 +25,8 @@ from dither.data.dataset import (
 )
 from dither.data.hashing import hash_table
 from dither.data.plots import class_counts, describe, draw_partition, partition_table
-from dither.data.schema import Categorical, Encoded, Label, Numeric, Schema, draft_schema, read_table
+from dither.data.schema import Categorical, Encoded, Label, Numeric, Schema, draft_schema
+from dither.data.tables import read_table
 
 __all__ = [
     "Categorical",
