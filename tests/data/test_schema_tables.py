@@ -117,7 +117,6 @@ def test_trailing_commas_do_not_shift_columns(tmp_path: Path) -> None:
     [
         ("a,b\n1,2\n", {"label": "c"}, ["label column 'c'", "known: a, b"]),
         ("age,outcome\n1,x\n", {"label": "outcom"}, ["'outcom'", "did you mean 'outcome'"]),
-        ("age;outcome\n1;x\n", {"label": "outcome"}, ["';'", "commas"]),
         ("a,label\n1,x\n2,x\n", {"label": "label"}, ["'label'", "1 class", "only 'x'"]),
         ("a,label\n1,x\ninf,y\n", {"label": "label"}, ["'a'", "row 2", "not finite"]),
         ("a,label\n,x\n,y\n", {"label": "label"}, ["'a'", "holds no values"]),

@@ -38,7 +38,7 @@ app.add_typer(datasets.app, name="data")
 # How `dither --help` groups them.
 PANELS = {
     "Train": ("run", "sweep", "evaluate", "predict", "presets", "keys", "data"),
-    "Privacy": ("account", "audit", "plan", "budget"),
+    "Privacy": ("account", "audit", "check", "plan", "statement", "budget"),
     "Look": ("web", "reproduce"),
     "A real federation": ("serve", "join", "federation"),
 }

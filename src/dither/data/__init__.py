@@ -33,9 +33,9 @@ from dither.data.schema import (
     Schema,
     draft_schema,
     propose_task,
-    read_table,
     with_label_bounds,
 )
+from dither.data.tables import read_table
 
 __all__ = [
     "Categorical",

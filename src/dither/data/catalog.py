@@ -20,7 +20,8 @@ from dither.data.arrays import ArrayOptions, hash_folder, hash_npz, load_folder,
 from dither.data.dataset import Dataset, TableOptions, dataset_from_tables, stratified_split, zeros_aligned
 from dither.data.downloads import Download, Origin, Progress, obtain
 from dither.data.hashing import hash_table
-from dither.data.schema import Schema, StrPath, draft_from_frame, read_table, with_label_bounds
+from dither.data.schema import Schema, draft_from_frame, with_label_bounds
+from dither.data.tables import StrPath, read_table
 from dither.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
@@ -390,7 +391,7 @@ def _schema(schema: Schema | StrPath) -> Schema | None:
 _CACHED_FILES = 8  # files, of tens of megabytes
 _CACHED_ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 _CACHED_NAMES = ("classes", "feature_names", "notes")
-_CODE = ("catalog.py", "dataset.py", "schema.py")
+_CODE = ("catalog.py", "dataset.py", "schema.py", "tables.py")
 
 
 def cached(

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dither.data.schema import Schema, text_column
+from dither.data.schema import Schema
+from dither.data.tables import text_column
 from dither.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:

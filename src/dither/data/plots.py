@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dither.data.dataset import ClientPartition, Dataset, largest_remainder
-from dither.data.schema import StrPath
+from dither.data.tables import StrPath
 from dither.errors import DataError
 
 # Okabe and Ito's palette, distinguishable with any colour vision; black comes last.
