@@ -26,7 +26,7 @@ from dither.data.dataset import (
 from dither.data.hashing import hash_table
 from dither.data.plots import class_counts, describe, draw_partition, partition_table
 from dither.data.schema import Categorical, Encoded, Label, Numeric, Schema, draft_schema
-from dither.data.tables import read_table
+from dither.data.tables import read_table, table_files
 
 __all__ = [
     "Categorical",
@@ -59,5 +59,6 @@ __all__ = [
     "read_table",
     "stratified_split",
     "stream",
+    "table_files",
     "zeros_aligned",
 ]
