@@ -700,7 +700,9 @@ def decode(kind: type[T], value: Any, given: Mapping[str, Any] | None = None) ->
     that the type does not have are left out, those `given` are taken as they are."""
     origin, inner = get_origin(kind), get_args(kind)
     result: Any
-    if origin in (Union, types.UnionType):
+    if kind is Any:
+        result = value
+    elif origin in (Union, types.UnionType):
         plain = next(each for each in inner if each is not type(None))
         result = None if value is None else decode(plain, value)
     elif origin is tuple:
