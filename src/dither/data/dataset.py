@@ -198,8 +198,9 @@ class Source(NamedTuple):
 class Dataset(NamedTuple):
     """Training and test records of one data set.
 
-    `x_*` are float32 [records, features] (images flattened, in [0, 1]); `y_*` are int32 class numbers. Where
-    records are streamed from disk, `x_*` are `MappedArray`. `groups*` hold the partition column, one value per
+    `x_*` are float32 [records, features] (images flattened, in [0, 1]); `y_*` are int32 class numbers, or, for
+    regression, float32 labels scaled by `label_bounds` to [0, 1] (`classes` is then empty). Where records are
+    streamed from disk, `x_*` are `MappedArray`. `groups*` hold the partition column, one value per
     record. `covered` is False when the encoding used values read from the records: no ε covers that step, and
     `notes` say which values. Of a folder, `digest` covers every file and `ledger_digest` the records and labels
     only. `sources` are the files where there is one for each institution; `groups` then name the file.
@@ -221,6 +222,7 @@ class Dataset(NamedTuple):
     digest: str = ""
     ledger_digest: str = ""
     record_hashes: np.ndarray | None = None  # of a user's own file: `data.hashing`
+    label_bounds: tuple[float, float] | None = None  # of a regression
     sources: tuple[Source, ...] = ()
 
     @property
@@ -301,12 +303,15 @@ def largest_remainder(weights: np.ndarray, total: int) -> np.ndarray:
 
 
 def stratified_split(labels: np.ndarray, test_count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Row numbers (train, test), both ascending: `test_count` test rows, the classes in proportion."""
+    """Row numbers (train, test), both ascending: `test_count` test rows, the classes in proportion. Labels of a
+    regression (fractions) are not stratified."""
     if not 0 <= test_count < len(labels):
         raise DataError(
             f"{test_count} test records of {len(labels)} were requested; at least one must remain for training"
         )
     rng = stream(seed, "test split")
+    if labels.dtype.kind == "f":
+        labels = np.zeros(len(labels), np.int32)
     values, class_of = np.unique(labels, return_inverse=True)
     test_counts = largest_remainder(np.bincount(class_of), test_count)
     chosen = [
@@ -341,6 +346,8 @@ class TableOptions(NamedTuple):
     group_column: str = ""
     test_fraction: float = 0.2
     seed: int = 0
+    task: str = "auto"
+    label_bounds: tuple[float, ...] = ()
 
 
 def dataset_from_tables(
@@ -356,6 +363,7 @@ def dataset_from_tables(
         x_test=x_test,
         y_test=y_test,
         classes=schema.label.classes,
+        label_bounds=schema.label.bounds,
         feature_names=schema.feature_names(options.features),
         schema=schema,
         groups=groups,
@@ -466,6 +474,10 @@ def partition(
         labels = np.asarray(dataset_or_labels)
     if kind not in PARTITIONS:
         raise DataError(f"unknown partition {kind!r}{did_you_mean(str(kind), PARTITIONS)}")
+    if kind in ("one-class", "dirichlet") and labels.dtype.kind == "f":
+        raise DataError(
+            f"partition {kind!r} deals out classes, but the label is a number; use 'iid', 'similarity' or 'column'"
+        )
     if records_per_client < 0:
         raise DataError(f"records_per_client={records_per_client} is negative; give 0 for all records")
     rng = stream(seed, "partition")
