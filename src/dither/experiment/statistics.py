@@ -328,9 +328,7 @@ def _numbers(
         described[name] = {
             "range": (low, high),
             "mean": Estimate(*(low + (high - low) * v for v in (mean, mean - spread, mean + spread))),
-            "std": Estimate(
-                *((high - low) * math.sqrt(max(0.0, square - mean**2 + v)) for v in (0.0, -wide, wide))
-            ),
+            "std": Estimate(*((high - low) * each for each in stds)),
             "quantiles": _quantiles(cells[at], cell_std, low, high),
         }
     return described
