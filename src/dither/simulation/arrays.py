@@ -10,6 +10,7 @@ nothing of each other. The devices may be those of several processes (`simulatio
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from dither import models
 from dither.data import ClientPartition, zeros_aligned
 from dither.errors import SpecError
+from dither.privacy.entropy import OsEntropy
 from dither.simulation import distributed
 from dither.types import Array, Params, PyTree
 
@@ -72,6 +74,7 @@ class RunInputs(NamedTuple):
     test_weights: Array
     cohorts: Array  # [num_rounds, cohort_size] where participation is designed beforehand, else [0, 0]
     train_rows: Array | None = None  # what the training loss adds up, where it is not `order`
+    noise_key: Array | None = None  # of one call that draws protected noise on an accelerator; never kept
 
 
 class Shared(NamedTuple):
@@ -209,6 +212,11 @@ class Shards(NamedTuple):
         """The devices' parts one after the other: what `part` has split."""
         return tree if self.clients == 1 else jax.lax.all_gather(tree, CLIENTS, tiled=True)
 
+    def shared(self, source: Any) -> Any:
+        """A source of randomness from which all devices draw the same. From a seed, and from a key, they do."""
+        os_entropy = isinstance(source, OsEntropy) and self.clients > 1
+        return replace(source, shared_along=CLIENTS) if os_entropy else source
+
     def summed(self, tree: PyTree) -> PyTree:
         """The devices' sums together."""
         return tree if self.clients == 1 else jax.lax.psum(tree, CLIENTS)
@@ -328,10 +336,15 @@ class Scored(NamedTuple):
     shared: Shared
     shards: Shards
 
+    def test_score(self, rows: Array, weights: Array) -> tuple[dict[str, Array], Array]:
+        """The score that fits the task (accuracy or R²), by its name, and the loss over those rows."""
+        total, loss = self.score(rows, weights)
+        return named_score(self.model, total, self.shared.y[rows], weights), loss
+
     def score(self, rows: Array, weights: Array) -> tuple[Array, Array]:
-        """Weighted accuracy and loss over those rows, which the devices share equally."""
-        right, losses = self.shards.joined(self._rows_scored(self.shards.part(_filled(rows, self._shared_block))))
-        scores = (weights, right[: rows.shape[0]], losses[: rows.shape[0]])
+        """Weighted accuracy (for regression: squared error) and loss over those rows; the devices share them."""
+        hits, losses = self.shards.joined(self._rows_scored(self.shards.part(_filled(rows, self._shared_block))))
+        scores = (weights, hits[: rows.shape[0]], losses[: rows.shape[0]])
         accuracy, loss = self._summed(_weighted, (jnp.zeros(()), jnp.zeros(())), *scores)
         return accuracy, loss
 
@@ -347,14 +360,16 @@ class Scored(NamedTuple):
         return _block() * self.shards.clients
 
     def _rows_scored(self, rows: Array) -> tuple[Array, Array]:
-        """Whether each row is classified correctly, and its loss; whole blocks of rows."""
+        """Whether each row is classified correctly (for regression: its squared error), and its loss; whole blocks."""
 
         def block(some: Array) -> tuple[Array, Array]:
             scores, y = self.model.apply(self.params, self.shared.x[some]), self.shared.y[some]
-            return models.predict(scores) == y, models.score_losses(scores, y)
+            predicted = models.predict(scores, self.model.task)
+            hits = jnp.square(predicted - y) if self.model.task == "regression" else predicted == y
+            return hits, self.model.loss(scores, y)
 
-        right, losses = jax.lax.map(block, rows.reshape(-1, _block()))
-        return right.reshape(-1), losses.reshape(-1)
+        hits, losses = jax.lax.map(block, rows.reshape(-1, _block()))
+        return hits.reshape(-1), losses.reshape(-1)
 
     def gradient_sq(self, rows: Array) -> Array:
         """Squared norm of the gradient of the mean loss over those rows."""
@@ -376,6 +391,15 @@ class Scored(NamedTuple):
         return self.shards.summed(_add_up(part, zeros, [self.shards.part(array) for array in pieces]))
 
 
+def named_score(model: models.Model, total: Array, y: Array, weights: Array) -> dict[str, Array]:
+    """Accuracy, or R² from the squared error (0 where all labels are the same), of labels with weights that sum to
+    1."""
+    if model.task != "regression":
+        return {"test_accuracy": total}
+    spread = jnp.sum(weights * jnp.square(y - jnp.sum(weights * y)))
+    return {"test_r2": jnp.where(spread > 0, 1 - total / jnp.where(spread > 0, spread, 1), 0)}
+
+
 def _block() -> int:
     return _CPU_ROWS if jax.default_backend() == "cpu" else SCORED_ROWS
 
@@ -385,8 +409,8 @@ def _filled(array: Array, multiple: int) -> Array:
     return jnp.concatenate([array, jnp.zeros(-array.shape[0] % multiple, array.dtype)])
 
 
-def _weighted(weights: Array, right: Array, losses: Array) -> tuple[Array, Array]:
-    return jnp.sum(weights * right), jnp.sum(weights * losses)
+def _weighted(weights: Array, hits: Array, losses: Array) -> tuple[Array, Array]:
+    return jnp.sum(weights * hits), jnp.sum(weights * losses)
 
 
 def _add_up(part: Callable[..., PyTree], total: PyTree, pieces: Sequence[Array]) -> PyTree:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
@@ -23,6 +24,8 @@ from dither.spec.options import METHODS, Option, declared
 
 __all__ = ["METHODS", "Spec"]
 
+_BETWEEN_FILES = "\n"  # of data.path, where it lists several
+
 
 def _key(default: Any, help: str, choices: tuple[Any, ...] = (), **checks: Any) -> Any:
     """A field of the spec: its default, one line of help, and what its value must satisfy."""
@@ -34,17 +37,26 @@ class DataSpec:
     """Which records, and who holds them."""
 
     name: str = _key("adult", "data set of the catalogue (dither data list); empty with path")
-    path: str = _key("", "your own records: .csv, .parquet, .npz, or a folder of .npy files")
+    path: str = _key(
+        "",
+        "your own records: a .csv, .parquet or .npz file, a folder of .npy files; or a folder, a pattern or a "
+        "list of tables, one for each institution",
+    )
     test_path: str = _key("", "your own test file; without it test_fraction of path is held out")
     test_public: bool = _key(False, "your own test records are public: only then is the model scored on them")
     id: str = _key("", "your name for the records of path: the ledger charges files with the same name together")
     label: str = _key("", "label column of path")
+    label_bounds: tuple[float, ...] = _key(
+        (), "regression: public bounds [low, high] of the label; empty: those of the schema"
+    )
     schema: str = _key("", "schema.toml that fixes the encoding (dither data schema FILE)")
     encoding: str = _key("minmax", "numeric columns: by bounds to [0, 1], or centred", ("minmax", "standard"))
     features: str = _key("all", "columns used", ("all", "categorical", "ordinal"))
-    test_fraction: float = _key(0.2, "held out of path when there is no test_path", above=0.0, below=1.0)
+    test_fraction: float = _key(0.2, "held out of path when there is no test_path", at_least=0.0, below=1.0)
     partition: str = _key(
-        "iid", "who holds which records", ("iid", "one-class", "similarity", "dirichlet", "column")
+        "iid",
+        "who holds which records; of several files each is one client unless this says otherwise",
+        ("iid", "one-class", "similarity", "dirichlet", "column", "files"),
     )
     similarity: float = _key(0.0, "percent of i.i.d. records for partition='similarity'", at_least=0, at_most=100)
     alpha: float = _key(0.5, "concentration for partition='dirichlet'", above=0.0)
@@ -66,15 +78,40 @@ class DataSpec:
     )
     stream_memory: float = _key(1.0, "gigabytes of streamed records held at once", above=0.0)
 
+    @property
+    def paths(self) -> str | tuple[str, ...]:
+        """`path`, or its files where it is a list."""
+        files = tuple(self.path.split(_BETWEEN_FILES))
+        return files if len(files) > 1 else self.path
+
+    @property
+    def title(self) -> str:
+        """What the records are called: the name of the set, of the file, or of the first file."""
+        first, *others = self.path.split(_BETWEEN_FILES)
+        more = f" and {len(others)} more" if others else ""
+        return (Path(first).name or first) + more if first else self.name
+
 
 @dataclass(frozen=True)
 class ModelSpec:
     """The model."""
 
-    name: str = _key("logistic", "model", ("logistic", "softmax", "mlp", "cnn"))
+    name: str = _key("logistic", "model", ("logistic", "softmax", "linear", "mlp", "cnn"))
     hidden: tuple[int, ...] = _key((), "widths of the hidden layers (cnn: channels)")
     l2: float = _key(0.0, "coefficient of |parameters|^2 in the loss", at_least=0.0)
     l2_inside_clip: bool = _key(True, "clip the regulariser's gradient together with the batch's")
+    loss: str = _key(
+        "auto",
+        "loss; auto: cross-entropy for classes, squared for numbers",
+        ("auto", "cross-entropy", "squared", "huber"),
+    )
+    huber_delta: float = _key(
+        0.1, "residual beyond which loss='huber' is linear, as a share of the label's bounds", above=0.0
+    )
+    class_weight: tuple[float, ...] = _key((), "weight of each class in the loss; empty: 1")
+    class_counts: tuple[float, ...] = _key(
+        (), "public counts or shares of the classes: weights are balanced by them; empty: not balanced"
+    )
 
 
 @dataclass(frozen=True)
@@ -172,11 +209,16 @@ class Spec:
     """A complete description of a run: the same spec gives the same bits (on the same device and versions)."""
 
     method: str = _key("secure-fedavg", "the algorithm (dither presets lists them)")
+    task: str = _key(
+        "auto",
+        "what is predicted: a class or a number; auto: as the schema or the label says",
+        ("auto", "classification", "regression"),
+    )
     seed: int = _key(
         0, "seed of partition, initial model, cohorts, batches and noise", at_least=0, at_most=2**32 - 1
     )
     num_clients: int = _key(
-        100, "clients in the federation; 0 with partition='column': one for each value", at_least=0
+        100, "clients in the federation; 0: one for each file, or for each value of data.column", at_least=0
     )
     cohort_size: int = _key(50, "clients that take part in a round", at_least=1)
     num_rounds: int = _key(200, "rounds", at_least=1)
@@ -425,9 +467,13 @@ _LEAST_CLIP = 1e-12
 def _check_together(spec: Spec) -> None:
     if 0 < spec.num_clients < spec.cohort_size:
         raise SpecError(f"cohort_size={spec.cohort_size} exceeds num_clients={spec.num_clients}")
-    if spec.num_clients == 0 and spec.data.partition != "column":
-        raise SpecError("num_clients=0 is only for data.partition='column'; give the number of clients")
-    table = Path(spec.data.path).suffix.lower() in (".csv", ".parquet")
+    if spec.num_clients == 0 and spec.data.partition not in ("column", "files", "iid" if spec.data.path else ""):
+        raise SpecError(
+            "num_clients=0 is for data.partition='column' or 'files'; give the number of clients for "
+            f"{spec.data.partition!r}"
+        )
+    _check_task(spec)
+    table = Path(spec.data.path).suffix.lower() in (".csv", ".tsv", ".parquet")
     if table and not (spec.data.label or spec.data.schema):
         raise SpecError(f"data.path={spec.data.path!r} needs data.label, the name of the label column")
     if not spec.data.path and not spec.data.name:
@@ -462,7 +508,24 @@ def _check_together(spec: Spec) -> None:
         raise SpecError("data.partition='column' needs data.column, the column that names the client")
 
 
+def _check_task(spec: Spec) -> None:
+    bounds = spec.data.label_bounds
+    if bounds and (len(bounds) != 2 or not bounds[0] < bounds[1]):
+        raise SpecError(f"data.label_bounds={list(bounds)} must be two numbers, the lower one first")
+    if bounds and spec.task == "classification":
+        raise SpecError("data.label_bounds is for task='regression'; leave one of the two out")
+    if spec.model.class_weight and spec.model.class_counts:
+        raise SpecError("give model.class_weight or model.class_counts, not both")
+
+
+_ANY_NUMBERS = ("data.label_bounds",)  # all other lists are of numbers above 0
+
+
 def _convert(name: str, value: Any, wanted: Any) -> Any:
+    if name == "data.path" and isinstance(value, list | tuple):
+        if not value or not all(isinstance(each, str | Path) and str(each) for each in value):
+            raise SpecError(f"data.path={value!r} must be a path or a list of paths")
+        return _BETWEEN_FILES.join(map(str, value))
     if wanted is bool and isinstance(value, bool):
         return value
     if wanted is int and isinstance(value, int) and not isinstance(value, bool):
@@ -473,17 +536,23 @@ def _convert(name: str, value: Any, wanted: Any) -> Any:
         return float(value)
     if wanted is str and isinstance(value, str):
         return value
+    if name == "model.class_weight" and value == "balanced":
+        raise SpecError(
+            "model.class_weight='balanced' would count private labels; give public counts or shares of classes "
+            "as model.class_counts, or the weights themselves"
+        )
     if wanted is tuple or getattr(wanted, "__origin__", None) is tuple:
         items = value if isinstance(value, list | tuple) else [value]
         inner = getattr(wanted, "__args__", (int,))[0]
         try:
             converted = tuple(_convert(name, item, inner) for item in items)
         except SpecError:
-            converted = (-1,)
-        if all(item > 0 for item in converted):
+            converted = (math.nan,)
+        if all(item > 0 or (name in _ANY_NUMBERS and math.isfinite(item)) for item in converted):
             return converted
         numbers = "whole numbers" if inner is int else "numbers"
-        raise SpecError(f"{name}={value!r} must be a list of {numbers} above 0")
+        above = "" if name in _ANY_NUMBERS else " above 0"
+        raise SpecError(f"{name}={value!r} must be a list of {numbers}{above}")
     kind = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}[wanted]
     raise SpecError(f"{name}={value!r} must be {kind}")
 
