@@ -47,18 +47,21 @@ def train(
     clients at once would not fit for image data.
     """
 
-    def body(carry: types.PyTree, inputs: tuple[Array, Array, Array]) -> tuple[types.PyTree, Array]:
-        number, positions, weights = inputs
-        with jax.named_scope("gather"):  # names for a profile (benchmarks/profile.py)
-            x, y = records.take(positions)
-            batch = Batch(x, y, weights * (y >= 0))  # a blanked record (label below 0, zero-out) adds nothing
+    with jax.named_scope("gather"):  # names for a profile (benchmarks/profile.py)
+        rows = records.rows(batches.positions)
+        labels = records.y[rows]
+        weights = batches.weights * (labels >= 0)  # a blanked record (label below 0, zero-out) adds nothing
+
+    def body(carry: types.PyTree, inputs: tuple[Array, ...]) -> tuple[types.PyTree, Array]:
+        number, rows, y, weights = inputs
+        with jax.named_scope("gather"):
+            batch = Batch(records.x[rows], y, weights)
         return step(carry, batch, number)
 
-    numbers = jnp.arange(batches.positions.shape[0])
     # Two small steps a turn spare a CPU some of the loop's own work; more only take longer to compile.
-    small = batches.positions.shape[1] * math.prod(records.x.shape[1:]) <= _SMALL_STEP
+    small = rows.shape[1] * math.prod(records.x.shape[1:]) <= _SMALL_STEP
     unroll = 2 if small and jax.default_backend() == "cpu" else 1
-    inputs = (numbers, batches.positions, batches.weights)
+    inputs = (jnp.arange(rows.shape[0]), rows, labels, weights)
     end, diagnostics = jax.lax.scan(body, start, inputs, unroll=unroll)
     return end, jnp.mean(diagnostics)
 

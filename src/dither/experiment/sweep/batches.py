@@ -144,7 +144,9 @@ def plan_batches(
             dealt[partition] = deal(spec, *loaded[source])
         experiment = assemble(spec, loaded[source][0], *dealt[partition])
         experiments.append(experiment)
-        name = " ".join([program(spec), *sorted(experiment.plan.hyper)])  # a method may leave out a value that is 0
+        name = " ".join(
+            [program(spec), *sorted(experiment.plan.hyper)]
+        )  # a method may leave out a value that is 0
         key = (name, experiment.partition.size.tobytes(), planned_rounds(experiment), spec.eval_every)
         groups.setdefault(key, []).append(number)
     batches = []
