@@ -360,7 +360,8 @@ class Scored(NamedTuple):
         return _block() * self.shards.clients
 
     def _rows_scored(self, rows: Array) -> tuple[Array, Array]:
-        """Whether each row is classified correctly (for regression: its squared error), and its loss; whole blocks."""
+        """Whether each row is classified correctly (for regression: its squared error), and its loss; whole blocks
+        of rows."""
 
         def block(some: Array) -> tuple[Array, Array]:
             scores, y = self.model.apply(self.params, self.shared.x[some]), self.shared.y[some]
