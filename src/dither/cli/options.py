@@ -19,6 +19,8 @@ import typer
 from dither.cli.printing import INTERRUPTED, error_terminal, escape, print_error
 from dither.errors import DitherError, ProcessError, SpecError
 
+OWN_PROCESS = "own process"  # the context's object where a command has the process to itself
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only; the exit code tells the outcome.")]
 DataDir = Annotated[

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 # reason: one parameter an option, as Typer has it
 def run(
+    context: typer.Context,
     what: Annotated[
         str | None,
         typer.Argument(
@@ -97,6 +98,7 @@ def run(
             checkpoint_seconds=checkpoint_seconds,
             on_start=view.start,
             on_evaluation=view.update,
+            keep_programs=context.obj == options.OWN_PROCESS,
         )
     if as_json:
         from dither.experiment.folder import to_json
