@@ -239,7 +239,7 @@ def test_without_noise_dp_scaffold_is_scaffold():
 
 
 def test_nbafl_without_pull_and_clip_is_fedavg():
-    values = {**QUIET, "local_steps": 5}
+    values = {**QUIET, "local_steps": 5, "batch_sampling": "shuffled"}  # epochs go on from round to round
     free = {
         "method_options.param_clip": 1e6,
         "method_options.optimizer": "sgd",
@@ -370,3 +370,20 @@ def test_the_noise_that_is_drawn_follows_the_schedules_of_dp_scaffold(schedule, 
     for index in range(6):
         found = [r.noise_std**2 for r in releases(RoundInfo(index, 0, 12, 3)) for _ in range(r.uses)]
         np.testing.assert_allclose(found, expected[index], rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "unit"),
+    [
+        ("nbafl", {"cohort_size": 4}, 6 / 36),  # everyone: the smallest client's share of the records
+        ("nbafl", {"cohort_size": 2}, 1 / 2),
+        ("secure-fedavg", {"cohort_size": 2, "method_options.first_round": "cohort"}, 6 / 36 * 4 / 2),
+        ("secure-fedavg", {"cohort_size": 2, "method_options.first_round": "all"}, 6 / 36 * 4 / 4),
+        ("cpfed", {"cohort_size": 2, "local_steps": 1}, 0.1 / 2),
+    ],
+)
+def test_the_unit_of_an_upload_is_that_of_the_client_with_the_least_weight(name, values, unit):
+    """The grid of discrete noise is coarsest, and summation errs most, for this one."""
+    spec = spec_of(name, **{"num_clients": 4, "batch_sampling": "full", **values})
+    prepared = prepare(spec, models.logistic(6), client_sizes=np.array([10, 6, 12, 8]), num_params=7)
+    assert prepared.plan.upload_unit == pytest.approx(unit)
