@@ -53,7 +53,7 @@ TARGETS = {
 END = "\n# Convergence\n"  # what follows is no part of privacy
 ROOMS = ("accounting", "privacy", "methods", "vectors", "statistical", "attacks", "equivalence", "simulation")
 MAPPED = [f"tests/{room}" for room in (*ROOMS, "experiment", "auditing")]
-MOST_SECONDS = 90.0  # of tests that a mutant meets at first; survivors meet the rest with --again
+MOST_SECONDS = 60.0  # of tests that a mutant meets at first; survivors meet the rest with --again
 
 COMPARISONS = "Lt LtE GtE|LtE Lt Gt|Gt GtE LtE|GtE Gt Lt|Eq NotEq|NotEq Eq|In NotIn|NotIn In|Is IsNot|IsNot Is"
 ARITHMETIC = "Add Sub|Sub Add|Mult Div|Div Mult|FloorDiv Mult|Mod FloorDiv|Pow Mult|LShift RShift|RShift LShift"
@@ -289,20 +289,25 @@ def write_map(data: Path, report: Path) -> None:
 
 
 def tests_for(edit: Edit, known: dict[str, Any], most: float) -> list[str]:
-    """The tests named for a mutant's file, then those that reach its line, or its file where none does (what runs
-    at import or is compiled once); quickest modules first, not longer than `most` seconds."""
+    """The tests named for a mutant's file, and those that reach its line, or its file where none does (what runs
+    at import or is compiled once). Its room's come first, then quick modules; not longer than `most` seconds."""
     seconds, lines = known["seconds"], known["lines"]
     reached = set(lines.get(f"{edit.file}:{edit.statement}", ())) & set(seconds)
     if not reached:
         reached = {test for place, tests in lines.items() if place.startswith(f"{edit.file}:") for test in tests}
-    mirrored = f"/test_{Path(edit.file).stem}.py"
+    mirrored, room = f"/test_{Path(edit.file).stem}.py", f"tests/{edit.file.split('/')[2]}/"
     modules = defaultdict(list)
     for test in seconds:
         module = test.split("::")[0]
         if test in reached or module.endswith(mirrored):
             modules[module].append(test)
     chosen, total = list[str](), 0.0
-    order = sorted(modules, key=lambda m: (not m.endswith(mirrored), sum(seconds[test] for test in modules[m])))
+
+    def distance(module: str) -> tuple[bool, bool, float]:
+        mine = module.endswith(mirrored), module.startswith(room)
+        return (not mine[0], not mine[1], sum(seconds[test] for test in modules[module]))
+
+    order = sorted(modules, key=distance)
     for test in itertools.chain.from_iterable(modules[module] for module in order):
         if total + seconds[test] <= most:
             chosen.append(test)

@@ -229,6 +229,16 @@ def test_rates_are_kept_where_all_clients_of_a_joint_class_share_them(alike):
     assert joint.most == [((steps(RoundInfo(0, 0, 5, 2))[0]._replace(rates=(0.1, 0.2) if alike else ()),), 3)]
 
 
+def test_clients_that_never_take_part_reveal_nothing():
+    table = planned(decaying, [50, 50, 80], [np.array([0, 1])] * 3).table()
+    *run, message = (row for row in table if row.adjacency == "replace-one")
+    assert all(row.clients.min == 0 < row.value for row in run)
+    alone = accounting.proven(
+        [(decaying(RoundInfo(2, 0, 50, 3)), 1)], 1e-5, view="upload", adjacency="replace-one"
+    )
+    assert message.value == pytest.approx(alone.value)
+
+
 def test_an_assumed_credit_is_labelled_in_the_table():
     def full(info):
         return (Release("uplink", 2.0, 1.0, 5, Sampling("full", 1.0, "replace-one"), "test", rates=(0.1,)),)

@@ -355,6 +355,11 @@ def test_exact_epochs_use_every_record_at_most_once_a_round():
     prepared = prepare(spec, models.logistic(6), client_sizes=SIZES, num_params=7)
     (release,) = prepared.releases(RoundInfo(0, 0, 12, 3))
     assert release.sampling.batch_size == 3  # floor(12 / 4): four batches are exactly one epoch
+    sizes = np.array([12, 9, 12, 12, 12, 12])  # the smallest decides
+    (release,) = prepare(spec, models.logistic(6), client_sizes=sizes, num_params=7).releases(
+        RoundInfo(0, 0, 12, 3)
+    )
+    assert release.sampling.batch_size == 2
 
 
 @pytest.mark.parametrize(("schedule", "scheme"), [("constant", 0), ("rounds", 1), ("steps", 2)])
@@ -387,3 +392,11 @@ def test_the_unit_of_an_upload_is_that_of_the_client_with_the_least_weight(name,
     spec = spec_of(name, **{"num_clients": 4, "batch_sampling": "full", **values})
     prepared = prepare(spec, models.logistic(6), client_sizes=np.array([10, 6, 12, 8]), num_params=7)
     assert prepared.plan.upload_unit == pytest.approx(unit)
+
+
+def test_nbafl_says_which_branch_of_lemma_4_sets_its_noise():
+    for cohort, said in ((3, True), (6, False)):
+        prepared = prepare(
+            spec_of("nbafl", cohort_size=cohort), models.logistic(6), client_sizes=SIZES, num_params=7
+        )
+        assert any("Lemma 4" in caveat for caveat in prepared.caveats) is said
