@@ -400,3 +400,14 @@ def test_nbafl_says_which_branch_of_lemma_4_sets_its_noise():
             spec_of("nbafl", cohort_size=cohort), models.logistic(6), client_sizes=SIZES, num_params=7
         )
         assert any("Lemma 4" in caveat for caveat in prepared.caveats) is said
+
+
+@pytest.mark.parametrize("name", ["cpfed", "concentrated"])
+def test_without_the_credit_of_aggregation_the_papers_need_more_noise(name):
+    stds = {}
+    for credit in (True, False):
+        spec = spec_of(name, **{"method_options.aggregation_credit": credit})
+        prepared = prepare(spec, models.logistic(6), client_sizes=SIZES, num_params=7)
+        stds[credit] = float(prepared.hyper["noise_std"][0])
+        assert prepared.claim.value == pytest.approx(2.0)
+    assert stds[False] == pytest.approx(stds[True] * np.sqrt(3))  # a cohort of three
