@@ -34,7 +34,7 @@ MAX_CATEGORIES = 64  # a column of names must not become a million features
 MAX_CLASSES = 1000
 DROPPED = "is dropped, as you asked"
 _COVERED = 0.8  # share of the rows that the listed categories must cover
-_FEW = 50  # rows below which nothing is said about a column but that it is empty or constant
+_FEW = 100  # rows below which nothing is said about a column but that it is empty or constant
 _RARE = 10  # rows below which a category of a large table is left to "(other)"
 _ID_NAME = re.compile(r"(^|[_\W])(id|uuid|guid|key|mrn|ssn|number|nr)$|(?<=[a-z])(Id|ID|Nr)$", re.ASCII)
 _DATE = re.compile(
