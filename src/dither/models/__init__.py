@@ -9,14 +9,16 @@ per-example gradients without forming those gradients.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from dither.errors import SpecError, did_you_mean
+from dither.spec import MODELS, options
 from dither.types import Array, Key, Params
 
 if TYPE_CHECKING:
@@ -182,9 +184,6 @@ def cnn(
     return Model(init, apply, name="cnn")
 
 
-NAMES = ("logistic", "softmax", "mlp", "cnn")
-
-
 def make(
     name: str,
     *,
@@ -208,11 +207,16 @@ def make(
         if len(image_shape) != 3:
             raise SpecError("model.name='cnn' needs images; this data set is a table, use 'mlp'")
         return cnn(image_shape, num_classes, hidden or (16, 32))
-    raise SpecError(f"unknown model.name={name!r}{did_you_mean(name, NAMES)}")
+    raise SpecError(f"unknown model.name={name!r}{did_you_mean(name, MODELS)}")
 
 
 def from_spec(spec: ModelSpec, num_features: int, num_classes: int, image_shape: Sequence[int]) -> Model:
     """The model of a spec for data of that shape."""
+    if spec.name not in MODELS:
+        from dither.models import adapters
+
+        shape = adapters.Shape(tuple(image_shape) or (num_features,), num_classes)
+        return adapters.adapted(_source(spec.name), shape, spec.options)
     return make(
         spec.name,
         num_features=num_features,
@@ -220,6 +224,34 @@ def from_spec(spec: ModelSpec, num_features: int, num_classes: int, image_shape:
         hidden=spec.hidden,
         image_shape=image_shape,
     )
+
+
+def _source(name: str) -> Any:
+    """The object that a program registered, or the factory in a file."""
+    found = options.model_file(name)
+    if found is None:
+        return options.registered_model(name)
+    file, factory = found
+    module = options.module_of_content(file, options.file_content(file), (factory,), "model file")
+    return getattr(module, factory)
+
+
+def program_digest(model: Model, num_features: int) -> str:
+    """SHA-256 of what a model computes: initial parameters, scores and gradients, as the compiler reads them."""
+
+    def program(key: Key, x: Array) -> tuple[Params, Array, Params]:
+        params = model.init(key)
+        scores, gradient = jax.vjp(lambda p: model.apply(p, x), params)
+        return params, scores, gradient(scores)
+
+    records = jax.ShapeDtypeStruct((2, num_features), jnp.float32)
+    text = jax.jit(program).lower(jax.random.key(0), records).as_text()
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def leaf_name(where: tuple[Any, ...]) -> str:
+    """The name of a leaf of the parameters in a file of weights: 'dense0/w'."""
+    return "/".join(str(getattr(entry, "key", getattr(entry, "idx", entry))) for entry in where)
 
 
 def _dense(layer: Params, x: Array) -> Array:
