@@ -159,6 +159,8 @@ def test_a_name_finds_its_file_or_its_object(tmp_path):
         models.from_spec(spec.with_values({"model.name": "gone.py:net"}).model, 4, 3, ())
     given = Spec().with_values({"model.name": models.softmax(4, 3)})
     assert given.model.name.startswith("object:")
-    assert models.from_spec(given.model, 4, 3, ()) is options.registered_model(given.model.name)
+    found = models.from_spec(given.model, 4, 3, ())
+    assert found.apply is options.registered_model(given.model.name).apply
+    assert not found.convex and not found.layers  # what proofs rest on is not taken from a user's word
     with pytest.raises(SpecError, match="given as a Python object"):
         models.from_spec(Spec().with_values({"model.name": "object:Gone"}).model, 4, 3, ())
