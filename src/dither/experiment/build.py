@@ -387,7 +387,7 @@ def load_data(spec: Spec, *, data_dir: str | Path | None = None, stream: str = "
     d = spec.data
     dataset = data.load(
         "" if d.path else d.name,
-        path=d.path,
+        path=d.paths,
         test_path=d.test_path,
         label=d.label,
         schema=d.schema,
@@ -403,6 +403,11 @@ def load_data(spec: Spec, *, data_dir: str | Path | None = None, stream: str = "
     )
     dataset = data.pool(dataset) if d.split == "per-client" else dataset
     return dataset if d.part == "all" else data.public_part(dataset, d.part, d.public_fraction)
+
+
+def by_file(spec: Spec, dataset: data.Dataset) -> bool:
+    """Whether each of several files is one client."""
+    return spec.data.partition == "files" or (spec.data.partition == "iid" and bool(dataset.sources))
 
 
 def pooled(dataset: data.Dataset) -> Arrays:
@@ -422,7 +427,7 @@ def deal(
     x, y = arrays or pooled(dataset)
     everything = data.partition(
         dataset,
-        kind=d.partition,
+        kind="files" if by_file(spec, dataset) else d.partition,
         num_clients=spec.num_clients,
         seed=spec.seed,
         similarity=d.similarity,
@@ -592,7 +597,9 @@ def unprotected(experiment: Experiment) -> bool:
 def sharing(experiment: Experiment, runs: int = 1) -> dict[str, Any]:
     """How a batch of runs like this one is shared among devices, and whether a device's runs go one by one."""
     secure_sum = aggregation(experiment)
-    if experiment.spec.source_of_randomness == "os" or (secure_sum is not None and not secure_sum.compiled):
+    if experiment.spec.source_of_randomness == "os":
+        _refuse_processes(experiment)
+    if secure_sum is not None and not secure_sum.compiled:
         _refuse_processes(experiment)
         return {"shards": ONE_DEVICE}
     records, spec = experiment.problem.x.nbytes, experiment.spec
