@@ -327,13 +327,14 @@ def budget_show(
 
     book = _ledger(ledger)
     rows, gaps = [], {FLOAT_NOISE: None}
-    for dataset in [_data_id(book, data)] if data else book.datasets():
+    named = {_data_id(book, file): file for file in _files(data)} if data else {}
+    for dataset in named or book.datasets():
         for spent in book.spent(dataset, delta=delta):
             budget, more = spent.budget, [spent.not_covered] if spent.not_covered else []
             gaps |= dict.fromkeys(more)
             rows.append(
                 {
-                    "data": data or book.called(dataset),
+                    "data": named.get(dataset) or book.called(dataset),
                     "client": spent.client,
                     "spent": epsilon_text(spent.epsilon),
                     "budget": epsilon_text(budget.epsilon) if budget else "none",
@@ -380,17 +381,19 @@ def budget_set(
 
     book = _ledger(ledger)
     limit = Budget(epsilon, delta, view, adjacency).check()
-    dataset = _data_id(book, data)
-    if id:
-        book.identify(dataset, file=Path(data).name, name=id)
-    was = book.budget(dataset, client)
-    if was is not None and not limit.within(was) and not yes and not as_json and sys.stdin.isatty():
-        yes = typer.confirm(f"Raise the budget of {data} from {was} to {limit}?", err=True)
-    book.set_budget(dataset, limit, client, raising=yes)
+    files = _files(data)
+    for file in files:
+        dataset = _data_id(book, file)
+        if id:
+            book.identify(dataset, file=Path(file).name, name=f"{id}/{Path(file).stem}" if len(files) > 1 else id)
+        was, raising = book.budget(dataset, client), yes
+        if was is not None and not limit.within(was) and not yes and not as_json and sys.stdin.isatty():
+            raising = typer.confirm(f"Raise the budget of {file} from {was} to {limit}?", err=True)
+        book.set_budget(dataset, limit, client, raising=raising)
+        if not as_json and not quiet:
+            typer.echo(f"budget of {file}{f', client {client}' if client else ''}: {limit}")
     if as_json:
-        print_table([{"data": data, "client": client, **limit._asdict()}], as_json=True)
-    elif not quiet:
-        typer.echo(f"budget of {data}{f', client {client}' if client else ''}: {limit}")
+        print_table([{"data": file, "client": client, **limit._asdict()} for file in files], as_json=True)
 
 
 @budget.command("same")
@@ -502,12 +505,21 @@ def _ledger(path: Path | None) -> Any:
     return Ledger(path or Ledger.default_path())
 
 
+def _files(data: str) -> list[str]:
+    """The files of several institutions, each a data set of its own; otherwise the data itself."""
+    from dither.data.tables import table_files
+
+    return [str(file) for file in table_files(data)] or [data]
+
+
 def _data_id(book: Any, data: str) -> str:
     from dither.accounting.ledger.runs import data_id
     from dither.data import entries
 
     if data in entries():
         return data_id(book, name=data)
+    if (files := _files(data)) != [data]:
+        raise SpecError(f"{data!r} stands for {len(files)} files, each a data set of its own; give one of them")
     if Path(data).expanduser().exists():
         return data_id(book, path=data)
     if (known := book.find(data)) is not None:
@@ -568,8 +580,41 @@ def check(
         sys.exit(1)
 
 
+# reason: one parameter an option, as Typer has it
+def stats(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="One table for each institution (CSV or Parquet).")
+    ],
+    epsilon: Annotated[float, typer.Option(help="ε of all these statistics together.")],
+    delta: Annotated[float, typer.Option(help="δ of that ε.")] = 1e-5,
+    columns: Annotated[str, typer.Option(help="Names of columns, with commas between (default: all).")] = "",
+    ledger: LedgerFile = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Print private statistics of tables: counts, means, quantiles and categories, with one ε for all of them."""
+    from dither.experiment import statistics
+
+    tables = [statistics.read(file) for file in files]  # mistakes show before anything is charged
+    wanted = [name.strip() for name in columns.split(",") if name.strip()]
+    statistics.check(tables, epsilon, delta, wanted)
+    statistics.charge(_ledger(ledger), files, epsilon, delta)
+    result = statistics.statistics(tables, epsilon=epsilon, delta=delta, columns=wanted)
+    if as_json:
+        typer.echo(result.to_json())
+        return
+    print_table(
+        result.rows(),
+        quiet=quiet,
+        title=f"Private statistics of {len(files)} {'table' if len(files) == 1 else 'tables'}",
+        footer=f"proven ε = {epsilon:g}, δ = {delta:g}, zero-out, against a server that sees every institution's "
+        "counts; intervals of 95% include the noise",
+    )
+
+
 def register(app: typer.Typer) -> None:
     """Add these commands to the program."""
+    app.command()(stats)
     app.command()(check)
     app.command()(statement)
     app.command()(account)

@@ -22,14 +22,14 @@ from dither.accounting import REPLACE_ONE, ZERO_OUT, step_multiplier
 from dither.accounting.accountant import Accountant, alike, noise_ratio
 from dither.errors import RunExists, SpecError
 from dither.methods import Method, method, prepare
-from dither.models import Model, count_params
+from dither.models import Model, count_params, program_digest
 from dither.models import from_spec as model_from_spec
 from dither.privacy import sampling
 from dither.secagg.encoding import FixedPoint
 from dither.simulation import devices, distributed, engine, streaming
 from dither.simulation.aggregation import Aggregation
 from dither.simulation.arrays import ONE_DEVICE, Shards, aligned
-from dither.spec import Spec
+from dither.spec import MODELS, Spec
 from dither.types import Claim, Prepared, PrivacyPlan, RoundInfo
 
 
@@ -102,6 +102,12 @@ class Experiment:
         """Clients that reveal the same when they take part. Asks every client, of whom there may be a hundred
         thousand."""
         return alike(self.prepared.releases, self.plan.client_sizes, self.cohorts, self.plan.round_numbers)
+
+    @cached_property
+    def model_digest(self) -> str:
+        """SHA-256 of what a model of your own computes; empty for one of Dither's."""
+        own = self.spec.model.name not in MODELS
+        return program_digest(self.model, self.dataset.x_train.shape[1]) if own else ""
 
     @cached_property
     def data_digest(self) -> str:
@@ -381,7 +387,7 @@ def load_data(spec: Spec, *, data_dir: str | Path | None = None, stream: str = "
     d = spec.data
     dataset = data.load(
         "" if d.path else d.name,
-        path=d.path,
+        path=d.paths,
         test_path=d.test_path,
         label=d.label,
         schema=d.schema,
@@ -397,6 +403,11 @@ def load_data(spec: Spec, *, data_dir: str | Path | None = None, stream: str = "
     )
     dataset = data.pool(dataset) if d.split == "per-client" else dataset
     return dataset if d.part == "all" else data.public_part(dataset, d.part, d.public_fraction)
+
+
+def by_file(spec: Spec, dataset: data.Dataset) -> bool:
+    """Whether each of several files is one client."""
+    return spec.data.partition == "files" or (spec.data.partition == "iid" and bool(dataset.sources))
 
 
 def pooled(dataset: data.Dataset) -> Arrays:
@@ -416,7 +427,7 @@ def deal(
     x, y = arrays or pooled(dataset)
     everything = data.partition(
         dataset,
-        kind=d.partition,
+        kind="files" if by_file(spec, dataset) else d.partition,
         num_clients=spec.num_clients,
         seed=spec.seed,
         similarity=d.similarity,
@@ -586,7 +597,9 @@ def unprotected(experiment: Experiment) -> bool:
 def sharing(experiment: Experiment, runs: int = 1) -> dict[str, Any]:
     """How a batch of runs like this one is shared among devices, and whether a device's runs go one by one."""
     secure_sum = aggregation(experiment)
-    if experiment.spec.source_of_randomness == "os" or (secure_sum is not None and not secure_sum.compiled):
+    if experiment.spec.source_of_randomness == "os":
+        _refuse_processes(experiment)
+    if secure_sum is not None and not secure_sum.compiled:
         _refuse_processes(experiment)
         return {"shards": ONE_DEVICE}
     records, spec = experiment.problem.x.nbytes, experiment.spec
@@ -710,6 +723,7 @@ def facts(experiment: Experiment) -> dict[str, str]:
     return {
         **surroundings(experiment.spec),
         "the data": experiment.data_digest[:16],
+        "the model": experiment.model_digest,
         "noise, rates and clips": value_digest(experiment)[:12],
     }
 

@@ -131,7 +131,7 @@ class Sweep(Overview, Sequence[Outcome]):
             for varied in [_csv_values(self.varied(number))]
             for row in outcome.metrics
             for name, value in row.items()
-            if name != "round"
+            if name != "round" and name not in _FINAL
         ]
 
     def settings(self) -> list[Setting]:
