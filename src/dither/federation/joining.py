@@ -36,7 +36,7 @@ def join(
     ledger: Path | None,
     approve: Approve,
     new_ledger: bool = False,
-    methods: Iterable[Path] = (),
+    files: Iterable[Path] = (),
     seeded: bool = False,
     patience: float = 3600.0,
     idle: float = 86400.0,
@@ -53,7 +53,7 @@ def join(
         _host_and_port(server)
     with alone(folder):
         keys.check_party(folder)
-        for path in methods:
+        for path in files:
             options.approve(path)
         own_ledger = Ledger(ledger or Ledger.default_path(), anchor=folder / "ledger-anchor.json")
         party = Party(

@@ -35,6 +35,7 @@ DOWNLOADS = {
     "summary.json": "accuracy, loss, the three ε",
     "metrics.jsonl": "one line for each evaluation, scored on public test records",
     "model.npz": "the model's parameters",
+    "model.py": "the model's code",
     "schema.toml": "how a table becomes features",
     "provenance.json": "versions, device",
     "audit.json": "what attacks have shown",
