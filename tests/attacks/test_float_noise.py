@@ -68,7 +68,7 @@ def test_an_uploads_low_bits_do_not_tell_whether_a_record_is_there():
 def test_every_float_row_says_so(method):
     own = {"method_options__param_clip": 1.0, "batch_sampling": "full"} if method == "nbafl" else {}
     experiment = build.build_experiment(small_spec(method, **own), dataset=small_dataset())
-    assert all(accounting.FLOAT_NOISE in row["not_covered"] for row in experiment.accountant().table())
+    assert all(accounting.FLOAT_NOISE in row.not_covered for row in experiment.accountant().table())
 
 
 def test_discrete_noise_says_what_is_float_before_it():
@@ -83,5 +83,5 @@ def test_discrete_noise_says_what_is_float_before_it():
         .accountant()
         .table()
     )
-    assert all(any("before the noise" in text for text in row["not_covered"]) for row in rows)
-    assert not any(accounting.FLOAT_NOISE in row["not_covered"] for row in rows)
+    assert all(any("before the noise" in text for text in row.not_covered) for row in rows)
+    assert not any(accounting.FLOAT_NOISE in row.not_covered for row in rows)

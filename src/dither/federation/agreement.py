@@ -447,16 +447,16 @@ def describe(agreement: Agreement, experiment: build.Experiment, name: str) -> l
     rows.append(("your noise", _noise_words(agreement, experiment, number, mine)))
     shown = set()
     for row in experiment.accountant(agreement.may_lack).table():
-        if row["adjacency"] != spec.adjacency or row["unit"].startswith("message"):
+        if row.adjacency != spec.adjacency or row.unit.startswith("message"):
             continue
-        value = "∞ (no proof)" if not np.isfinite(row["value"]) else f"at most {row['value']:.3g}"
-        if (value, row["view"]) in shown:
+        value = "∞ (no proof)" if not np.isfinite(row.value) else f"at most {row.value:.3g}"
+        if (value, row.view) in shown:
             continue
-        shown.add((value, row["view"]))
-        kind, where = "assumed" if row["assumed"] else "proven", f"δ = {row['delta']:g} ({row['adjacency']})"
-        against = _ADVERSARIES[row["view"]] + f", {row['against']}" * bool(row["against"])
+        shown.add((value, row.view))
+        kind, where = "assumed" if row.assumed else "proven", f"δ = {row.delta:g} ({row.adjacency})"
+        against = _ADVERSARIES[row.view] + f", {row.against}" * bool(row.against)
         rows.append((f"{kind} ε", f"{value} at {where} against {against}"))
-        for what in row["not_covered"]:
+        for what in row.not_covered:
             if ("not covered", what) not in rows:
                 rows.append(("not covered", what))
     if spec.randomness == "seeded":
