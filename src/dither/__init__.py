@@ -27,6 +27,7 @@ _ROOMS = {
     "data": ("ClientPartition", "Dataset"),
     "errors": ("DitherError",),
     "experiment.account": ("PrivacyReport", "account"),
+    "experiment.check": ("Check", "check"),
     "experiment.plan": ("Plan", "plan"),
     "experiment.report": ("Report", "load"),
     "experiment.statement": ("Statement", "statement"),
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
     from dither.errors import DitherError as DitherError
     from dither.experiment.account import PrivacyReport as PrivacyReport
     from dither.experiment.account import account as account
+    from dither.experiment.check import Check as Check
+    from dither.experiment.check import check as check
     from dither.experiment.plan import Plan as Plan
     from dither.experiment.plan import plan as plan
     from dither.experiment.report import Report as Report

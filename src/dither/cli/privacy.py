@@ -1,4 +1,4 @@
-"""dither account, audit, statement, budget: claimed, proven and attacked ε, and what was spent of a budget."""
+"""dither account, audit, check, statement, budget: claimed, proven and attacked ε, and what was spent."""
 
 from __future__ import annotations
 
@@ -323,13 +323,14 @@ def budget_show(
 
     book = _ledger(ledger)
     rows, gaps = [], {FLOAT_NOISE: None}
-    for dataset in [_data_id(book, data)] if data else book.datasets():
+    named = {_data_id(book, file): file for file in _files(data)} if data else {}
+    for dataset in named or book.datasets():
         for spent in book.spent(dataset, delta=delta):
             budget, more = spent.budget, [spent.not_covered] if spent.not_covered else []
             gaps |= dict.fromkeys(more)
             rows.append(
                 {
-                    "data": data or book.called(dataset),
+                    "data": named.get(dataset) or book.called(dataset),
                     "client": spent.client,
                     "spent": epsilon_text(spent.epsilon),
                     "budget": epsilon_text(budget.epsilon) if budget else "none",
@@ -376,17 +377,19 @@ def budget_set(
 
     book = _ledger(ledger)
     limit = Budget(epsilon, delta, view, adjacency).check()
-    dataset = _data_id(book, data)
-    if id:
-        book.identify(dataset, file=Path(data).name, name=id)
-    was = book.budget(dataset, client)
-    if was is not None and not limit.within(was) and not yes and not as_json and sys.stdin.isatty():
-        yes = typer.confirm(f"Raise the budget of {data} from {was} to {limit}?", err=True)
-    book.set_budget(dataset, limit, client, raising=yes)
+    files = _files(data)
+    for file in files:
+        dataset = _data_id(book, file)
+        if id:
+            book.identify(dataset, file=Path(file).name, name=f"{id}/{Path(file).stem}" if len(files) > 1 else id)
+        was, raising = book.budget(dataset, client), yes
+        if was is not None and not limit.within(was) and not yes and not as_json and sys.stdin.isatty():
+            raising = typer.confirm(f"Raise the budget of {file} from {was} to {limit}?", err=True)
+        book.set_budget(dataset, limit, client, raising=raising)
+        if not as_json and not quiet:
+            typer.echo(f"budget of {file}{f', client {client}' if client else ''}: {limit}")
     if as_json:
-        print_table([{"data": data, "client": client, **limit._asdict()}], as_json=True)
-    elif not quiet:
-        typer.echo(f"budget of {data}{f', client {client}' if client else ''}: {limit}")
+        print_table([{"data": file, "client": client, **limit._asdict()} for file in files], as_json=True)
 
 
 @budget.command("same")
@@ -498,12 +501,21 @@ def _ledger(path: Path | None) -> Any:
     return Ledger(path or Ledger.default_path())
 
 
+def _files(data: str) -> list[str]:
+    """The files of several institutions, each a data set of its own; otherwise the data itself."""
+    from dither.data.tables import table_files
+
+    return [str(file) for file in table_files(data)] or [data]
+
+
 def _data_id(book: Any, data: str) -> str:
     from dither.accounting.ledger.runs import data_id
     from dither.data import entries
 
     if data in entries():
         return data_id(book, name=data)
+    if (files := _files(data)) != [data]:
+        raise SpecError(f"{data!r} stands for {len(files)} files, each a data set of its own; give one of them")
     if Path(data).expanduser().exists():
         return data_id(book, path=data)
     if (known := book.find(data)) is not None:
@@ -537,8 +549,36 @@ def statement(
         typer.echo(made.to_markdown())
 
 
+def check(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="A description (.toml), an Opacus accountant (.json), or an event's text."
+        ),
+    ],
+    settings: Settings = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compare claimed and proven ε of training that Dither did not run (exit code 1: the claim has no proof)."""
+    from dither.experiment.check import check as checked
+    from dither.spec import parse_setting
+
+    result = checked(file, dict(parse_setting(each) for each in settings or []))
+    if as_json:
+        typer.echo(result.to_json())
+    elif not quiet:
+        lines = result.lines()
+        typer.echo(result.training.title)
+        for what, value in lines:
+            typer.echo(f"  {what:<12} {value}")
+    if result.training.claimed_epsilon is not None and not result.supported:
+        sys.exit(1)
+
+
 def register(app: typer.Typer) -> None:
     """Add these commands to the program."""
+    app.command()(check)
     app.command()(statement)
     app.command()(account)
     app.command()(audit)

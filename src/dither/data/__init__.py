@@ -25,8 +25,17 @@ from dither.data.dataset import (
 )
 from dither.data.hashing import hash_table
 from dither.data.plots import class_counts, describe, draw_partition, partition_table
-from dither.data.schema import Categorical, Encoded, Label, Numeric, Schema, draft_schema
-from dither.data.tables import read_table
+from dither.data.schema import (
+    Categorical,
+    Encoded,
+    Label,
+    Numeric,
+    Schema,
+    draft_schema,
+    propose_task,
+    with_label_bounds,
+)
+from dither.data.tables import read_table, table_files
 
 __all__ = [
     "Categorical",
@@ -54,10 +63,13 @@ __all__ = [
     "partition_table",
     "per_client_split",
     "pool",
+    "propose_task",
     "public_part",
     "read_arrays",
     "read_table",
     "stratified_split",
     "stream",
+    "table_files",
+    "with_label_bounds",
     "zeros_aligned",
 ]

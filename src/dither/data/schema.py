@@ -10,7 +10,7 @@ In `schema.toml`:
     name = "patients"
     [label]
     column = "outcome"
-    classes = ["alive", "dead"]
+    classes = ["alive", "dead"]    # or, for regression, bounds = [0, 100]: labels outside are clamped
     classes_from = "public"
     [[columns]]
     name = "age"
@@ -39,8 +39,8 @@ import os
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -78,6 +78,8 @@ LABELS = ("required", "if present", "ignore")
 
 MAX_CATEGORIES = 64  # of a draft; rarer ones go to "(other)": a column of names must not become a million features
 MAX_CLASSES = 1000
+# A draft takes a label of more different whole numbers, or of more numbers with fractions, for regression.
+MOST_WHOLE_CLASSES, MOST_FRACTIONAL_CLASSES = 64, 10
 
 
 class Numeric(NamedTuple):
@@ -124,18 +126,20 @@ Column = Numeric | Categorical
 
 
 class Label(NamedTuple):
-    """The column to predict and its classes, in the order of their numbers."""
+    """The column to predict and its classes, in the order of their numbers; or, for regression, its bounds."""
 
     column: str
-    classes: tuple[str, ...]
+    classes: tuple[str, ...] = ()
     classes_from: str = PUBLIC
+    bounds: tuple[float, float] | None = None
+    bounds_from: str = PUBLIC
 
 
 class Encoded(NamedTuple):
     """A table as arrays. `y` is None where the label column was absent or ignored."""
 
     x: np.ndarray  # float32 [rows, features]
-    y: np.ndarray | None  # int32 [rows]
+    y: np.ndarray | None  # [rows]: int32 class numbers, or float32 labels scaled by their bounds to [0, 1]
     feature_names: tuple[str, ...]
 
 
@@ -174,12 +178,7 @@ class Schema:
         _check_keys("the schema", content, ("label", "columns"), ("name",))
         if not isinstance(content["label"], Mapping) or not isinstance(content["columns"], list):
             raise DataError("the schema needs a [label] table and [[columns]] tables")
-        _check_keys("[label]", content["label"], ("column", "classes"), ("classes_from",))
-        label = Label(
-            str(content["label"]["column"]),
-            _texts("classes of the label", content["label"]["classes"]),
-            content["label"].get("classes_from", PUBLIC),
-        )
+        label = _label_from_dict(content["label"])
         columns = tuple(_column_from_dict(column) for column in content["columns"])
         return cls(label=label, columns=columns, name=str(content.get("name", "")))
 
@@ -196,7 +195,9 @@ class Schema:
                     written[key] = [_plain(item) for item in value] if isinstance(value, tuple) else _plain(value)
                     written[f"{key}_from"] = values[f"{key}_from"]
             columns.append(written)
-        label = {**self.label._asdict(), "classes": list(self.label.classes)}
+        key = "classes" if self.label.bounds is None else "bounds"
+        values = self.label._asdict()
+        label = {"column": self.label.column, key: list(values[key]), f"{key}_from": values[f"{key}_from"]}
         return {"name": self.name, "label": label, "columns": columns}
 
     def to_toml(self) -> str:
@@ -292,6 +293,10 @@ class Schema:
             return Encoded(x, None, names)
         return Encoded(x, self.encode_labels(frame), names)
 
+    def check_columns(self, frame: pd.DataFrame) -> None:
+        """`DataError` where the table lacks the label or a feature."""
+        _need_columns(frame, [self.label.column, *(column.name for column in self.columns)])
+
     def feature_names(self, features: str = "all") -> tuple[str, ...]:
         """The name of every column of `x`: "age", "sex=female", "sex=(other)"."""
         names: list[str] = []
@@ -315,8 +320,11 @@ class Schema:
         return total
 
     def encode_labels(self, frame: pd.DataFrame) -> np.ndarray:
-        """Class numbers, int32 [rows]."""
+        """Class numbers, int32 [rows]; for regression labels scaled by their bounds to [0, 1], float32."""
         _need_columns(frame, [self.label.column])
+        if self.label.bounds is not None:
+            values = number_column(frame[self.label.column], self.label.column)
+            return scaled_labels(values, self.label.bounds, f"label column {self.label.column!r}")
         codes, texts = factorize(frame[self.label.column])
         missing = np.flatnonzero(codes < 0)
         if len(missing):
@@ -331,6 +339,47 @@ class Schema:
                 )
         numbers: np.ndarray = np.array([number_of[value] for value in texts], dtype=np.int32)[codes]
         return numbers
+
+
+def scaled_labels(values: np.ndarray, bounds: tuple[float, float], where: str) -> np.ndarray:
+    """Labels clamped to their bounds and scaled by them to [0, 1], float32. No label is below 0, which would mark
+    a blanked record."""
+    low, high = bounds
+    bad = np.flatnonzero(~np.isfinite(values))
+    if len(bad):
+        kind = "empty" if np.isnan(values[bad[0]]) else "not finite"
+        raise DataError(f"{where} is {kind} in row {bad[0] + 1}; remove the row")
+    scaled: np.ndarray = ((np.clip(np.asarray(values, np.float64), low, high) - low) / (high - low)).astype(
+        np.float32
+    )
+    return scaled
+
+
+def with_label_bounds(schema: Schema, bounds: Sequence[float]) -> Schema:
+    """The schema with these public bounds of its label; () leaves it as it is."""
+    if not bounds:
+        return schema
+    if schema.label.bounds is None:
+        raise DataError(
+            f"label_bounds={list(bounds)} is given, but the schema lists classes of {schema.label.column!r}; give "
+            "it bounds instead of classes, or leave label_bounds out"
+        )
+    low, high = bounds
+    return replace(schema, label=schema.label._replace(bounds=(low, high), bounds_from=PUBLIC))
+
+
+def propose_task(values: np.ndarray) -> str:
+    """ "regression" for a label of many different numbers, otherwise "classification". `values` are numbers, NaN
+    for what is none."""
+    distinct = np.unique(values)
+    if np.isnan(distinct).any():
+        return "classification"
+    whole = np.array_equal(distinct, np.round(distinct))
+    return (
+        "regression"
+        if len(distinct) > (MOST_WHOLE_CLASSES if whole else MOST_FRACTIONAL_CLASSES)
+        else "classification"
+    )
 
 
 def _plain(value: str | float) -> str | float:
@@ -379,6 +428,16 @@ def _number(where: str, value: Any) -> float:
     return float(value)
 
 
+def _label_from_dict(content: Mapping[str, Any]) -> Label:
+    if "bounds" not in content:
+        _check_keys("[label]", content, ("column", "classes"), ("classes_from",))
+        classes = _texts("classes of the label", content["classes"])
+        return Label(str(content["column"]), classes, content.get("classes_from", PUBLIC))
+    _check_keys("[label]", content, ("column", "bounds"), ("bounds_from",))
+    bounds = _pair("bounds of the label", content["bounds"])
+    return Label(str(content["column"]), bounds=bounds, bounds_from=content.get("bounds_from", PUBLIC))
+
+
 def _column_from_dict(content: Any) -> Column:
     if not isinstance(content, Mapping) or "name" not in content:
         raise DataError("every [[columns]] table needs a 'name'")
@@ -400,7 +459,10 @@ def _column_from_dict(content: Any) -> Column:
 def _validate(schema: Schema) -> None:
     """Check what every schema must satisfy, drafted or written by hand."""
     label = schema.label
-    if len(label.classes) < 2:
+    if label.bounds is not None and not (label.bounds[0] < label.bounds[1] and not label.classes):
+        low, high = label.bounds
+        raise DataError(f"bounds of label {label.column!r}: low={low} must be below high={high}, without classes")
+    if label.bounds is None and len(label.classes) < 2:
         raise DataError(f"label {label.column!r} has {len(label.classes)} class; at least 2 are needed")
     _no_repeats(f"classes of {label.column!r}", label.classes)
     if not schema.columns:
@@ -433,12 +495,16 @@ def _no_repeats(where: str, values: Iterable[str]) -> None:
 # Drafts
 
 
-def draft_schema(path: StrPath, label: str, *, exclude: Collection[str] = ()) -> Schema:
-    """Draft a schema for a CSV or Parquet file; `exclude` names columns that are not features (such as an id)."""
-    return draft_from_frame(read_table(path), label, name=os.path.basename(os.fspath(path)), exclude=exclude)
+def draft_schema(path: StrPath, label: str, *, exclude: Collection[str] = (), task: str = "auto") -> Schema:
+    """Draft a schema for a CSV or Parquet file; `exclude` names columns that are not features (such as an id).
+    `task` "auto" proposes regression for a label of many different numbers."""
+    name = os.path.basename(os.fspath(path))
+    return draft_from_frame(read_table(path), label, name=name, exclude=exclude, task=task)
 
 
-def draft_from_frame(frame: pd.DataFrame, label: str, *, name: str, exclude: Collection[str] = ()) -> Schema:
+def draft_from_frame(
+    frame: pd.DataFrame, label: str, *, name: str, exclude: Collection[str] = (), task: str = "auto"
+) -> Schema:
     """Draft a schema for a table in memory."""
     present = [str(column) for column in frame.columns]
     for column in (label, *exclude):
@@ -450,11 +516,17 @@ def draft_from_frame(frame: pd.DataFrame, label: str, *, name: str, exclude: Col
     if not features:
         raise DataError(f"{name!r} has no column besides {label!r}; at least one feature is needed")
     columns = tuple(_draft_column(frame[column], column) for column in features)
-    return Schema(label=_draft_label(frame[label], label), columns=columns, name=name)
+    return Schema(label=_draft_label(frame[label], label, task), columns=columns, name=name)
 
 
-def _draft_label(series: pd.Series, name: str) -> Label:
+def _draft_label(series: pd.Series, name: str, task: str) -> Label:
     codes, texts = factorize(series)
+    if task == "auto":
+        task = propose_task(parse_numbers(texts))
+    if task == "regression":
+        values = number_column(series, name)
+        low, high = float(np.nanmin(values)), float(np.nanmax(values))
+        return Label(name, bounds=(low, high), bounds_from=READ_FROM_DATA)
     if len(texts) < 2:
         content = f"only {texts[0]!r}" if texts else "no value"
         raise DataError(
@@ -462,8 +534,8 @@ def _draft_label(series: pd.Series, name: str) -> Label:
         )
     if len(texts) > min(MAX_CLASSES, max(50, len(codes) // 2)):
         raise DataError(
-            f"label column {name!r} has {len(texts)} different values in {len(codes)} rows; Dither "
-            f"classifies: choose a column of classes, or bin the values"
+            f"label column {name!r} has {len(texts)} different values in {len(codes)} rows: too many classes; "
+            f"choose another column, bin the values, or, if they are numbers, set task='regression'"
         )
     as_numbers = parse_numbers(texts)
     if not np.isnan(as_numbers).any():  # "2" before "10"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -15,7 +16,7 @@ import jax
 import numpy as np
 
 from dither.accounting import ClientRange
-from dither.accounting.ledger.runs import Ledger, Spending, data_id
+from dither.accounting.ledger.runs import JointSpending, Ledger, Spending, data_id
 from dither.data import Dataset, hash_records
 from dither.errors import BudgetExhausted, ClientRefused, DitherError, RunExists, SpecError
 from dither.experiment import plots
@@ -23,6 +24,7 @@ from dither.experiment.build import (
     Compiled,
     Experiment,
     build_experiment,
+    by_file,
     check,
     claim_after,
     compiled,
@@ -170,7 +172,7 @@ def _resolve(
 
 def spending(
     experiment: Experiment, folder: RunFolder, ledger: str | Path | None, *, new_ledger: bool = False
-) -> Spending | None:
+) -> Spending | JointSpending | None:
     """The run's account in a ledger, or None for a set of the catalogue without one."""
     spec = experiment.spec
     if ledger is None and not spec.data.path:
@@ -190,20 +192,9 @@ def spending(
     anchor = anchor if anchor.is_file() else folder.path / "local" / "ledger-anchor.json"
     book = Ledger(ledger or Ledger.default_path(), anchor=anchor)
     own_rows = spec.data.partition == "column"
-    # What was read is charged, not what lies there by now.
-    digest = experiment.dataset.ledger_digest
-    dataset = data_id(book, path=spec.data.path, name=spec.data.name, digest=digest)
-    if spec.data.path:
-        read, name = experiment.dataset.record_hashes, Path(spec.data.path).name
-        book.identify(
-            dataset,
-            lambda: hash_records(spec.data.path) if read is None else read,
-            file=name,
-            name=spec.data.id,
-            new_ledger=new_ledger,
-        )
-    budget = book.budget(dataset)
-    if budget is not None and budget.view == "sum" and spec.aggregation == "off":
+    datasets = _identified(experiment, book, new_ledger=new_ledger)
+    budgets = [budget for budget in map(book.budget, datasets) if budget is not None]
+    if any(budget.view == "sum" for budget in budgets) and spec.aggregation == "off":
         raise SpecError(
             "the budget of this data is against a server that sees only sums, but secagg.mode is 'off': set it to "
             "'real' or 'ideal', or set the budget for --view upload"
@@ -213,14 +204,45 @@ def spending(
     made_of = np.frombuffer(origin(experiment, folder.provenance()).encode(), np.uint8)
     # Where a run may go on without some clients, nobody's noise is counted on in a sum.
     missing = experiment.plan.cohort_size - 1 if spec.federation.refused == "continue" else None
-    return Spending(
-        book,
-        experiment.accountant(missing),
-        run=f"{folder.run_id()}-{book.fingerprint(made_of)}",
-        dataset=dataset,
-        clients=experiment.partition.names if own_rows else None,
-        replay=spec.source_of_randomness == "seeded",
-    )
+    accountant = experiment.accountant(missing)
+    one_client_each = by_file(spec, experiment.dataset)
+    accounts = [
+        Spending(
+            book,
+            accountant,
+            run=f"{folder.run_id()}-{book.fingerprint(made_of)}",
+            dataset=dataset,
+            clients=experiment.partition.names if own_rows else None,
+            client=number if one_client_each else None,
+            replay=spec.source_of_randomness == "seeded",
+        )
+        for number, dataset in enumerate(datasets)
+    ]
+    return accounts[0] if len(accounts) == 1 else JointSpending(accounts)
+
+
+def _identified(experiment: Experiment, book: Ledger, *, new_ledger: bool) -> list[str]:
+    """The ledger's ids of the records: one for each file, after saying which records it holds."""
+    spec, dataset = experiment.spec, experiment.dataset
+    if dataset.sources:
+        ids = [data_id(book, path=str(source.path)) for source in dataset.sources]
+        for each, source in zip(ids, dataset.sources, strict=True):
+            rows = partial(np.asarray, source.record_hashes)
+            name = f"{spec.data.id}/{source.name}" if spec.data.id else ""
+            book.identify(each, rows, file=source.path.name, name=name, new_ledger=new_ledger)
+        return ids
+    # What was read is charged, not what lies there by now.
+    only = data_id(book, path=spec.data.path, name=spec.data.name, digest=dataset.ledger_digest)
+    if spec.data.path:
+        read = dataset.record_hashes
+        book.identify(
+            only,
+            lambda: hash_records(spec.data.path) if read is None else read,
+            file=spec.data.title,
+            name=spec.data.id,
+            new_ledger=new_ledger,
+        )
+    return [only]
 
 
 def resume(path: str | Path, **arguments: Any) -> Report:
@@ -251,7 +273,7 @@ def train(
     experiment: Experiment,
     folder: RunFolder | None,
     shards: Shards,
-    account: Spending | None,
+    account: Spending | JointSpending | None,
     clock: Clock,
     options: RunOptions,
 ) -> Report:
@@ -343,8 +365,11 @@ def _finish(recorder: _Recorder, program: Compiled, outcome: _Outcome) -> Report
         simulation, rounds, _ = program
         with clock("without_noise"):
             reusable = simulation if rounds is simulation and simulation.shards.devices == 1 else None
-            accuracy = without_noise(experiment, reusable)
-            report = replace(report, test_accuracy_without_noise=accuracy)
+            score = without_noise(experiment, reusable)
+        if report.task == "regression":
+            report = replace(report, test_r2_without_noise=score)
+        else:
+            report = replace(report, test_accuracy_without_noise=score)
     rows = folder.metrics()
     if spec.scored:
         with clock("plot"):
@@ -356,6 +381,8 @@ def _finish(recorder: _Recorder, program: Compiled, outcome: _Outcome) -> Report
         "train_loss": (folder.local_metrics() or rows)[-1]["train_loss"],
         "clamped": outcome.traffic.get("clamped", 0),
     }
+    if experiment.dataset.label_bounds is not None:  # which may have been read from the records
+        local["label_bounds"] = list(experiment.dataset.label_bounds)
     report.save(local)
     return report
 
@@ -402,7 +429,7 @@ class _Recorder:
         self,
         experiment: Experiment,
         folder: RunFolder,
-        account: Spending | None,
+        account: Spending | JointSpending | None,
         clock: Clock,
         options: RunOptions,
     ) -> None:
@@ -487,8 +514,8 @@ def broadcast_state(state: engine.State, simulation: engine.Simulation) -> engin
 
 
 def without_noise(experiment: Experiment, compiled_rounds: engine.Simulation | None = None) -> float:
-    """Test accuracy of the same run with its noise set to 0: what the noise costs. `compiled_rounds` are those of
-    the run itself, used again where nothing but the noise differs."""
+    """Test accuracy (or R²) of the same run with its noise set to 0: what the noise costs. `compiled_rounds` are
+    those of the run itself, used again where nothing but the noise differs."""
     prepared, spec = experiment.prepared, experiment.spec
     hyper = {
         name: (np.zeros_like(np.asarray(value)) if name in prepared.plan.noise_names else np.asarray(value))[None]
@@ -508,7 +535,8 @@ def without_noise(experiment: Experiment, compiled_rounds: engine.Simulation | N
     inputs = simulation.inputs(experiment.problem, seeds=[spec.seed], hyper=hyper, cohorts=designs([experiment]))
     rounds = planned_rounds(experiment)
     result = engine.train(simulation, inputs, num_rounds=rounds, eval_every=rounds)
-    return float(result.history[-1].metrics["test_accuracy"][0])
+    last = result.history[-1].metrics
+    return float(last["test_r2" if experiment.model.task == "regression" else "test_accuracy"][0])
 
 
 def _noiseless(how: Aggregation | None) -> Aggregation | None:
@@ -533,8 +561,9 @@ def report_of(
         spec=spec,
         evaluations=tuple(rows),
         method=spec.method,
-        data=spec.data.path or spec.data.name,
-        test_accuracy=last["test_accuracy"],
+        data=spec.data.path.replace("\n", ", ") or spec.data.name,
+        test_accuracy=last.get("test_accuracy"),
+        test_r2=last.get("test_r2"),
         loss=last["loss"],
         rounds=last["round"],
         seconds=last["seconds"],
@@ -626,8 +655,8 @@ UNSCORED = (
 
 def split_scores(scores: Mapping[str, float], spec: Spec) -> tuple[dict[str, Any], dict[str, float]]:
     """What an evaluation found: scores on public test records, and what is exact about others and stays local."""
-    public = ("test_accuracy", "loss")
-    released = {name: scores[name] if spec.scored else None for name in public}
+    public = ("test_accuracy", "test_r2", "loss")
+    released = {name: scores[name] if spec.scored else None for name in public if name in scores}
     return released, {name: value for name, value in scores.items() if name not in public}
 
 
@@ -681,7 +710,7 @@ def provenance(experiment: Experiment) -> dict[str, Any]:
 
 def default_folder(spec: Spec) -> Path:
     """runs/METHOD-DATA-TIME, made distinct when two start in the same second."""
-    stem = Path(spec.data.path).stem if spec.data.path else spec.data.name
+    stem = Path(spec.data.title).stem.replace(" ", "-").strip("*")
     base = Path("runs") / f"{Path(spec.method).stem}-{stem}-{datetime.now():%Y%m%d-%H%M%S}"
     path, number = base, 2
     while path.exists():
@@ -734,7 +763,7 @@ def _check_refused(state: engine.State, round: int) -> None:
 
 
 def _title(spec: Spec) -> str:
-    return f"{spec.method} on {Path(spec.data.path).name or spec.data.name}"
+    return f"{spec.method} on {spec.data.title}"
 
 
 def _subtitle(experiment: Experiment) -> str:

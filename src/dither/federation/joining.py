@@ -20,7 +20,7 @@ from dither.federation import keys
 from dither.federation.agreement import Agreement, PartyData, approved_digest
 from dither.federation.party import Approve, Party
 from dither.federation.state import PartyStore
-from dither.spec import options
+from dither.spec import approve_method
 from dither.types import __version__
 
 CLOCK_SECONDS = 10.0  # by more than this a SuperLink takes a node's signature for a replay
@@ -54,7 +54,7 @@ def join(
     with alone(folder):
         keys.check_party(folder)
         for path in methods:
-            options.approve(path)
+            approve_method(path)
         own_ledger = Ledger(ledger or Ledger.default_path(), anchor=folder / "ledger-anchor.json")
         party = Party(
             folder,

@@ -31,10 +31,10 @@ from dither.methods import formulas, local
 from dither.methods.cpfed import step_sensitivity  # 2G/γ here: the same Corollary 1
 from dither.methods.formulas import BoundTerms, Condition, Float, check_cohort, check_positive, f64
 from dither.models import Model
-from dither.spec import options
+from dither.spec import METHODS
 from dither.types import Claim, Prepared, PrivacyPlan
 
-OPTIONS = options.CONCENTRATED
+OPTIONS = METHODS["concentrated"].options
 
 WHY = (
     "the claim counts a fraction of an epoch as a fraction of a use of a record, and credits noise that is not "

@@ -27,10 +27,10 @@ import numpy as np
 from dither.methods import formulas, local
 from dither.methods.formulas import BoundTerms, Condition, Float, check_cohort, check_positive, f64
 from dither.models import Model
-from dither.spec import options
+from dither.spec import METHODS
 from dither.types import Claim, Prepared, PrivacyPlan
 
-OPTIONS = options.CPFED
+OPTIONS = METHODS["cpfed"].options
 SOURCE = "CPFed Corollary 1; errata G7a"
 
 WHY = (

@@ -36,10 +36,10 @@ from dither.errors import SpecError
 from dither.methods import formulas, local
 from dither.methods.formulas import BoundTerms, Condition, Float, check_cohort, check_positive, f64, scalar
 from dither.models import Model
-from dither.spec import options
+from dither.spec import METHODS
 from dither.types import ClientResult, ClientState, Hyper, Keys, Message, Params, PrivacyPlan, Records, Round
 
-OPTIONS = options.DP_SCAFFOLD
+OPTIONS = METHODS["dp-scaffold"].options
 _SCHEMES = {"constant": 0, "rounds": 1, "steps": 2}
 
 WHY = (

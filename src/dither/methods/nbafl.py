@@ -36,10 +36,10 @@ from dither.methods import formulas, local
 from dither.methods.formulas import BoundTerms, Condition, Float, check_cohort, check_positive, f64, scalar
 from dither.models import Model
 from dither.privacy import clipping, noise, sampling
-from dither.spec import options
+from dither.spec import METHODS
 from dither.types import ClientResult, ClientState, Hyper, Keys, Params, Prepared, PrivacyPlan, Records, Round
 
-OPTIONS = options.NBAFL
+OPTIONS = METHODS["nbafl"].options
 PILOT_METRIC = "param_norm"
 
 WHY = (

@@ -46,10 +46,10 @@ from dither.methods.formulas import (
 from dither.models import Model
 from dither.privacy import noise, sampling
 from dither.privacy.sampling import BatchSampler
-from dither.spec import options
+from dither.spec import METHODS
 from dither.types import ClientResult, ClientState, Hyper, Keys, Params, Prepared, PrivacyPlan, Records, Round
 
-OPTIONS = options.SECURE_FEDAVG
+OPTIONS = METHODS["secure-fedavg"].options
 
 WHY = (
     "eq (8) uses e^x - 1 <= 2x far beyond x = 1.26, where it holds (E1); the claim is for one message, the proof "

@@ -5,23 +5,73 @@
 
 Every value is checked when a `Spec` is made: an unknown key, a value of the wrong type or out of range is a
 `SpecError` that names it. Checks that need the data (batch_size against a client's records) come later.
+
+Methods and their options are declared in methods.toml. A method in a Python file of yours declares its own:
+OPTIONS maps each name to `(default, help)` or to an `Option`.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import math
 import tomllib
+import types
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 from dither.errors import SpecError, did_you_mean
-from dither.spec.options import METHODS, Option, declared
 
 __all__ = ["METHODS", "Spec"]
+
+
+class Option(NamedTuple):
+    """A key of the spec: its default, one line of help, and what its value must satisfy."""
+
+    default: Any
+    help: str
+    choices: tuple[Any, ...] = ()
+    above: float | None = None
+    at_least: float | None = None
+    below: float | None = None
+    at_most: float | None = None
+    traced: bool = False  # it only sets numbers: specs that differ in it share one compiled program
+
+    @property
+    def described(self) -> str:
+        """The help, with the choices."""
+        return self.help + (f" ({', '.join(map(str, self.choices))})" if self.choices else "")
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise `SpecError` with the value and what is allowed, unless it is."""
+        if self.choices and value not in self.choices:
+            raise SpecError(f"{name}={value!r} is not one of {', '.join(map(repr, self.choices))}")
+        if isinstance(value, float) and math.isnan(value):
+            raise SpecError(f"{name}={value} is not a number")
+        if self.above is not None and not value > self.above:
+            raise SpecError(f"{name}={value} must be above {self.above}")
+        if self.at_least is not None and not value >= self.at_least:
+            raise SpecError(f"{name}={value} must be at least {self.at_least}")
+        if self.below is not None and not value < self.below:
+            raise SpecError(f"{name}={value} must be below {self.below}")
+        if self.at_most is not None and not value <= self.at_most:
+            raise SpecError(f"{name}={value} must be at most {self.at_most}")
+
+
+class Declaration(NamedTuple):
+    """What a spec knows of a method: where its `prepare` is, its options, and whether its paper sums uploads by
+    secure aggregation."""
+
+    module: str
+    options: Mapping[str, Option]
+    aggregates: bool = False
+
+
+_BETWEEN_FILES = "\n"  # of data.path, where it lists several
 
 
 def _key(default: Any, help: str, choices: tuple[Any, ...] = (), **checks: Any) -> Any:
@@ -34,17 +84,26 @@ class DataSpec:
     """Which records, and who holds them."""
 
     name: str = _key("adult", "data set of the catalogue (dither data list); empty with path")
-    path: str = _key("", "your own records: .csv, .parquet, .npz, or a folder of .npy files")
+    path: str = _key(
+        "",
+        "your own records: a .csv, .parquet or .npz file, a folder of .npy files; or a folder, a pattern or a "
+        "list of tables, one for each institution",
+    )
     test_path: str = _key("", "your own test file; without it test_fraction of path is held out")
     test_public: bool = _key(False, "your own test records are public: only then is the model scored on them")
     id: str = _key("", "your name for the records of path: the ledger charges files with the same name together")
     label: str = _key("", "label column of path")
+    label_bounds: tuple[float, ...] = _key(
+        (), "regression: public bounds [low, high] of the label; empty: those of the schema"
+    )
     schema: str = _key("", "schema.toml that fixes the encoding (dither data schema FILE)")
     encoding: str = _key("minmax", "numeric columns: by bounds to [0, 1], or centred", ("minmax", "standard"))
     features: str = _key("all", "columns used", ("all", "categorical", "ordinal"))
-    test_fraction: float = _key(0.2, "held out of path when there is no test_path", above=0.0, below=1.0)
+    test_fraction: float = _key(0.2, "held out of path when there is no test_path", at_least=0.0, below=1.0)
     partition: str = _key(
-        "iid", "who holds which records", ("iid", "one-class", "similarity", "dirichlet", "column")
+        "iid",
+        "who holds which records; of several files each is one client unless this says otherwise",
+        ("iid", "one-class", "similarity", "dirichlet", "column", "files"),
     )
     similarity: float = _key(0.0, "percent of i.i.d. records for partition='similarity'", at_least=0, at_most=100)
     alpha: float = _key(0.5, "concentration for partition='dirichlet'", above=0.0)
@@ -66,15 +125,40 @@ class DataSpec:
     )
     stream_memory: float = _key(1.0, "gigabytes of streamed records held at once", above=0.0)
 
+    @property
+    def paths(self) -> str | tuple[str, ...]:
+        """`path`, or its files where it is a list."""
+        files = tuple(self.path.split(_BETWEEN_FILES))
+        return files if len(files) > 1 else self.path
+
+    @property
+    def title(self) -> str:
+        """What the records are called: the name of the set, of the file, or of the first file."""
+        first, *others = self.path.split(_BETWEEN_FILES)
+        more = f" and {len(others)} more" if others else ""
+        return (Path(first).name or first) + more if first else self.name
+
 
 @dataclass(frozen=True)
 class ModelSpec:
     """The model."""
 
-    name: str = _key("logistic", "model", ("logistic", "softmax", "mlp", "cnn"))
+    name: str = _key("logistic", "model", ("logistic", "softmax", "linear", "mlp", "cnn"))
     hidden: tuple[int, ...] = _key((), "widths of the hidden layers (cnn: channels)")
     l2: float = _key(0.0, "coefficient of |parameters|^2 in the loss", at_least=0.0)
     l2_inside_clip: bool = _key(True, "clip the regulariser's gradient together with the batch's")
+    loss: str = _key(
+        "auto",
+        "loss; auto: cross-entropy for classes, squared for numbers",
+        ("auto", "cross-entropy", "squared", "huber"),
+    )
+    huber_delta: float = _key(
+        0.1, "residual beyond which loss='huber' is linear, as a share of the label's bounds", above=0.0
+    )
+    class_weight: tuple[float, ...] = _key((), "weight of each class in the loss; empty: 1")
+    class_counts: tuple[float, ...] = _key(
+        (), "public counts or shares of the classes: weights are balanced by them; empty: not balanced"
+    )
 
 
 @dataclass(frozen=True)
@@ -172,11 +256,16 @@ class Spec:
     """A complete description of a run: the same spec gives the same bits (on the same device and versions)."""
 
     method: str = _key("secure-fedavg", "the algorithm (dither presets lists them)")
+    task: str = _key(
+        "auto",
+        "what is predicted: a class or a number; auto: as the schema or the label says",
+        ("auto", "classification", "regression"),
+    )
     seed: int = _key(
         0, "seed of partition, initial model, cohorts, batches and noise", at_least=0, at_most=2**32 - 1
     )
     num_clients: int = _key(
-        100, "clients in the federation; 0 with partition='column': one for each value", at_least=0
+        100, "clients in the federation; 0: one for each file, or for each value of data.column", at_least=0
     )
     cohort_size: int = _key(50, "clients that take part in a round", at_least=1)
     num_rounds: int = _key(200, "rounds", at_least=1)
@@ -240,7 +329,7 @@ class Spec:
         """ "off", "ideal" or "real": `secagg.mode` for this method, with "auto" resolved."""
         if self.secagg.mode != "auto":
             return self.secagg.mode
-        wanted = declared(self.method).aggregates and self.method_options.get("aggregation_credit", True)
+        wanted = declared_method(self.method).aggregates and self.method_options.get("aggregation_credit", True)
         return "ideal" if wanted and self.cohort_size > 1 else "off"
 
     @property
@@ -368,7 +457,7 @@ def describe_keys(name: str | None = None) -> list[tuple[str, Any, str]]:
     """(key, default, what it means) of every key, and of a method's own options where one is named."""
     options = dict(_KEYS)
     if name is not None:
-        options |= {f"method_options.{key}": option for key, option in declared(name).options.items()}
+        options |= {f"method_options.{key}": option for key, option in declared_method(name).options.items()}
     return [(key, option.default, option.described) for key, option in options.items()]
 
 
@@ -404,12 +493,83 @@ def preset_title(name: str) -> str:
     return preset_text(name).splitlines()[0].lstrip("# ").strip()
 
 
+# Methods
+
+
+def _read_methods() -> dict[str, Declaration]:
+    text = files("dither").joinpath("spec", "methods.toml").read_text(encoding="utf-8")
+    methods = {}
+    for name, entry in tomllib.loads(text).items():
+        options = {
+            key: Option(**{**option, "choices": tuple(option.get("choices", ()))})
+            for key, option in entry.get("options", {}).items()
+        }
+        methods[name] = Declaration(entry["module"], options, entry.get("aggregates", False))
+    return methods
+
+
+METHODS = _read_methods()
+
+
+def declared_method(name: str) -> Declaration:
+    """The declaration of a method, by its name or in its Python file."""
+    if name in METHODS:
+        return METHODS[name]
+    module = method_module(name)
+    traced = getattr(module, "VALUES", ())
+    options = {key: Option(*entry) for key, entry in module.OPTIONS.items()}
+    options = {key: entry._replace(traced=entry.traced or key in traced) for key, entry in options.items()}
+    return Declaration(name, options, aggregates=getattr(module, "SECURE_AGGREGATION", False))
+
+
+_approved: dict[str, bytes] = {}  # name#digest -> the file's content
+
+
+def approve_method(path: str | Path) -> str:
+    """Let a file of this machine be a method under a name without its folder: the file's name and its SHA-256. An
+    agreement names methods in this way, and a party follows it only where its owner approved that content."""
+    try:
+        content = Path(path).read_bytes()
+    except OSError:
+        raise SpecError(f"no file {str(path)!r} for a method") from None
+    name = f"{Path(path).name}#{hashlib.sha256(content).hexdigest()}"
+    _approved[name] = content
+    return name
+
+
+def method_available(name: object) -> bool:
+    """Whether a method can be named without a path: it comes with Dither, or was approved here. Opens no file."""
+    return isinstance(name, str) and (name in METHODS or name in _approved)
+
+
+def method_module(name: str) -> types.ModuleType:
+    """The module of a method's Python file, or of the content that was approved under that name."""
+    if name in _approved:  # what the owner approved, not what the file holds by now
+        return _module_of_content(name, _approved[name])
+    if not name.endswith(".py"):
+        raise SpecError(f"unknown method={name!r}{did_you_mean(name, METHODS)}")
+    if not Path(name).is_file():
+        raise SpecError(f"no file {name!r} for method={name!r}")
+    return _module_of_content(name, Path(name).read_bytes())
+
+
+@functools.cache
+def _module_of_content(name: str, content: bytes) -> types.ModuleType:
+    module = types.ModuleType(f"dither_method_{hashlib.sha256(content).hexdigest()[:16]}")
+    module.__file__ = name
+    exec(compile(content, name, "exec"), module.__dict__)  # noqa: S102
+    missing = [required for required in ("prepare", "OPTIONS") if not hasattr(module, required)]
+    if missing:
+        raise SpecError(f"{name!r} is not a method: it has no {' and no '.join(missing)}")
+    return module
+
+
 # Checks
 
 
 def _method_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """A method's options: its defaults, with the given ones checked and put in."""
-    options = declared(name).options
+    options = declared_method(name).options
     merged = {key: option.default for key, option in options.items()}
     for key, value in given.items():
         if key not in options:
@@ -425,9 +585,13 @@ _LEAST_CLIP = 1e-12
 def _check_together(spec: Spec) -> None:
     if 0 < spec.num_clients < spec.cohort_size:
         raise SpecError(f"cohort_size={spec.cohort_size} exceeds num_clients={spec.num_clients}")
-    if spec.num_clients == 0 and spec.data.partition != "column":
-        raise SpecError("num_clients=0 is only for data.partition='column'; give the number of clients")
-    table = Path(spec.data.path).suffix.lower() in (".csv", ".parquet")
+    if spec.num_clients == 0 and spec.data.partition not in ("column", "files", "iid" if spec.data.path else ""):
+        raise SpecError(
+            "num_clients=0 is for data.partition='column' or 'files'; give the number of clients for "
+            f"{spec.data.partition!r}"
+        )
+    _check_task(spec)
+    table = Path(spec.data.path).suffix.lower() in (".csv", ".tsv", ".parquet")
     if table and not (spec.data.label or spec.data.schema):
         raise SpecError(f"data.path={spec.data.path!r} needs data.label, the name of the label column")
     if not spec.data.path and not spec.data.name:
@@ -462,7 +626,24 @@ def _check_together(spec: Spec) -> None:
         raise SpecError("data.partition='column' needs data.column, the column that names the client")
 
 
+def _check_task(spec: Spec) -> None:
+    bounds = spec.data.label_bounds
+    if bounds and (len(bounds) != 2 or not bounds[0] < bounds[1]):
+        raise SpecError(f"data.label_bounds={list(bounds)} must be two numbers, the lower one first")
+    if bounds and spec.task == "classification":
+        raise SpecError("data.label_bounds is for task='regression'; leave one of the two out")
+    if spec.model.class_weight and spec.model.class_counts:
+        raise SpecError("give model.class_weight or model.class_counts, not both")
+
+
+_ANY_NUMBERS = ("data.label_bounds",)  # all other lists are of numbers above 0
+
+
 def _convert(name: str, value: Any, wanted: Any) -> Any:
+    if name == "data.path" and isinstance(value, list | tuple):
+        if not value or not all(isinstance(each, str | Path) and str(each) for each in value):
+            raise SpecError(f"data.path={value!r} must be a path or a list of paths")
+        return _BETWEEN_FILES.join(map(str, value))
     if wanted is bool and isinstance(value, bool):
         return value
     if wanted is int and isinstance(value, int) and not isinstance(value, bool):
@@ -473,17 +654,23 @@ def _convert(name: str, value: Any, wanted: Any) -> Any:
         return float(value)
     if wanted is str and isinstance(value, str):
         return value
+    if name == "model.class_weight" and value == "balanced":
+        raise SpecError(
+            "model.class_weight='balanced' would count private labels; give public counts or shares of classes "
+            "as model.class_counts, or the weights themselves"
+        )
     if wanted is tuple or getattr(wanted, "__origin__", None) is tuple:
         items = value if isinstance(value, list | tuple) else [value]
         inner = getattr(wanted, "__args__", (int,))[0]
         try:
             converted = tuple(_convert(name, item, inner) for item in items)
         except SpecError:
-            converted = (-1,)
-        if all(item > 0 for item in converted):
+            converted = (math.nan,)
+        if all(item > 0 or (name in _ANY_NUMBERS and math.isfinite(item)) for item in converted):
             return converted
         numbers = "whole numbers" if inner is int else "numbers"
-        raise SpecError(f"{name}={value!r} must be a list of {numbers} above 0")
+        above = "" if name in _ANY_NUMBERS else " above 0"
+        raise SpecError(f"{name}={value!r} must be a list of {numbers}{above}")
     kind = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}[wanted]
     raise SpecError(f"{name}={value!r} must be {kind}")
 
