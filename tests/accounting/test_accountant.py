@@ -194,7 +194,9 @@ def test_views_are_ordered_and_carry_everything():
         values = {r.view: r.value for r in rows if r.adjacency == adjacency and r.unit == "run"}
         assert values["upload"] >= values["sum"] >= values["broadcast"] >= values["final"]
     for row in rows:
-        assert {"view", "adjacency", "value", "delta", "unit", "recipe", "not_covered", "assumed"} <= set(row)
+        assert {"view", "adjacency", "value", "delta", "unit", "recipe", "not_covered", "assumed"} <= set(
+            row.to_json()
+        )
 
 
 def test_what_no_theorem_covers_is_refused():
@@ -229,10 +231,9 @@ def test_accounting_of_unequal_noise_is_per_client():
     assert len(groups) >= 2
     assert max(values) == pytest.approx(1.5, rel=2e-3)
     assert min(values) < 0.8
-    spread = next(r for r in experiment.accountant().table() if r.view == "upload" and r.adjacency == "zero-out")[
-        "clients"
-    ]
-    assert spread["min"] < spread["max"]
+    rows = experiment.accountant().table()
+    spread = next(r for r in rows if r.view == "upload" and r.adjacency == "zero-out").clients
+    assert spread.min < spread.max
 
 
 def test_cohorts_on_the_host_are_those_of_the_compiled_rounds():

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dither.cli.options import DataDir, Json, Quiet
-from dither.cli.printing import LOCAL, error_terminal, on_interrupt, print_table, short
+from dither.cli.common import LOCAL, DataDir, Json, Quiet, error_terminal, on_interrupt, print_table, short
 from dither.data.tables import TABLE_SUFFIXES
 from dither.errors import SpecError
 

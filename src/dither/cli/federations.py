@@ -11,8 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dither.cli.options import DataDir, Json, LedgerFile, NewLedger, Quiet, Settings
-from dither.cli.printing import epsilon_text, escape, on_interrupt, print_event, print_table, terminal
+from dither.cli.common import (
+    DataDir,
+    Json,
+    LedgerFile,
+    NewLedger,
+    Quiet,
+    Settings,
+    epsilon_text,
+    escape,
+    on_interrupt,
+    print_event,
+    print_table,
+    terminal,
+)
 from dither.errors import ConfigError, FederationError
 
 if TYPE_CHECKING:

@@ -10,9 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dither.cli import options
-from dither.cli.options import DataDir, Json, LedgerFile, Quiet, Settings, spec_from
-from dither.cli.printing import epsilon_text, error_terminal, on_interrupt, print_table
+from dither.cli import common
+from dither.cli.common import (
+    DataDir,
+    Json,
+    LedgerFile,
+    Quiet,
+    Settings,
+    epsilon_text,
+    error_terminal,
+    on_interrupt,
+    print_table,
+    spec_from,
+)
 from dither.errors import SpecError
 
 if TYPE_CHECKING:
@@ -34,7 +44,7 @@ def account(
     run_folder: Annotated[
         Path,
         typer.Argument(
-            metavar="RUN", help="A run folder, a preset or a spec file.", autocompletion=options.presets
+            metavar="RUN", help="A run folder, a preset or a spec file.", autocompletion=common.presets
         ),
     ],
     settings: Settings = None,
@@ -139,7 +149,7 @@ def audit(
         typer.Argument(
             metavar="METHOD | SPEC.toml | RUN",
             help="A preset, a spec or a run folder to attack.",
-            autocompletion=options.presets,
+            autocompletion=common.presets,
             show_default=False,
         ),
     ] = None,

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dither.cli import options
-from dither.cli.options import (
+from dither.cli import common
+from dither.cli.common import (
+    LOCAL,
     Coordinator,
     DataDir,
     Json,
@@ -22,19 +23,16 @@ from dither.cli.options import (
     Process,
     Processes,
     Quiet,
-    Settings,
-    several,
-    spec_from,
-)
-from dither.cli.printing import (
-    LOCAL,
     RunProgress,
+    Settings,
     error_terminal,
     escape,
     on_interrupt,
     print_report,
     print_table,
+    several,
     short,
+    spec_from,
 )
 from dither.errors import BudgetExhausted, SpecError
 
@@ -47,7 +45,7 @@ def run(
     what: Annotated[
         str | None,
         typer.Argument(
-            metavar="PRESET | SPEC.toml", help="What to run (default: adult).", autocompletion=options.presets
+            metavar="PRESET | SPEC.toml", help="What to run (default: adult).", autocompletion=common.presets
         ),
     ] = None,
     settings: Settings = None,
@@ -121,7 +119,7 @@ def _how_to_resume(folder: Path | None) -> str:
 
 def presets(
     name: Annotated[
-        str | None, typer.Argument(help="Print this preset as TOML.", autocompletion=options.presets)
+        str | None, typer.Argument(help="Print this preset as TOML.", autocompletion=common.presets)
     ] = None,
     as_json: Json = False,
     quiet: Quiet = False,

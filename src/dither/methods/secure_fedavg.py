@@ -32,8 +32,7 @@ import numpy as np
 
 from dither import types
 from dither.errors import SpecError
-from dither.methods import local
-from dither.methods.formulas import (
+from dither.methods import (
     BoundTerms,
     Condition,
     Float,
@@ -41,6 +40,7 @@ from dither.methods.formulas import (
     check_delta,
     check_positive,
     f64,
+    local,
     scalar,
 )
 from dither.models import Model
