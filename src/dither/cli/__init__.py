@@ -39,7 +39,7 @@ app.add_typer(datasets.app, name="data")
 # How `dither --help` groups them.
 PANELS = {
     "Train": ("run", "sweep", "evaluate", "predict", "presets", "keys", "data"),
-    "Privacy": ("account", "audit", "check", "plan", "statement", "budget"),
+    "Privacy": ("account", "audit", "check", "plan", "statement", "stats", "budget"),
     "Look": ("web", "reproduce", "doctor"),
     "A real federation": ("serve", "join", "federation"),
 }

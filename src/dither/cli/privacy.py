@@ -586,8 +586,41 @@ def check(
         sys.exit(1)
 
 
+# reason: one parameter an option, as Typer has it
+def stats(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="One table for each institution (CSV or Parquet).")
+    ],
+    epsilon: Annotated[float, typer.Option(help="ε of all these statistics together.")],
+    delta: Annotated[float, typer.Option(help="δ of that ε.")] = 1e-5,
+    columns: Annotated[str, typer.Option(help="Names of columns, with commas between (default: all).")] = "",
+    ledger: LedgerFile = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Print private statistics of tables: counts, means, quantiles and categories, with one ε for all of them."""
+    from dither.experiment import statistics
+
+    tables = [statistics.read(file) for file in files]  # mistakes show before anything is charged
+    wanted = [name.strip() for name in columns.split(",") if name.strip()]
+    statistics.check(tables, epsilon, delta, wanted)
+    statistics.charge(_ledger(ledger), files, epsilon, delta)
+    result = statistics.statistics(tables, epsilon=epsilon, delta=delta, columns=wanted)
+    if as_json:
+        typer.echo(result.to_json())
+        return
+    print_table(
+        result.rows(),
+        quiet=quiet,
+        title=f"Private statistics of {len(files)} {'table' if len(files) == 1 else 'tables'}",
+        footer=f"proven ε = {epsilon:g}, δ = {delta:g}, zero-out, against a server that sees every institution's "
+        "counts; intervals of 95% include the noise",
+    )
+
+
 def register(app: typer.Typer) -> None:
     """Add these commands to the program."""
+    app.command()(stats)
     app.command()(check)
     app.command()(statement)
     app.command()(account)
