@@ -82,16 +82,9 @@ def serve(
     try:
         with on_interrupt(f"go on with the same command and --out {shlex.quote(str(folder))}"):
             report = serving.serve(
-                spec,
-                keys_folder=federation,
-                run_folder=folder,
-                host=host,
-                port=port,
-                without=tuple(without or ()),
-                wait_seconds=wait,
-                data_dir=data_dir,
-                on_event=view,
-            )
+                spec, keys_folder=federation, run_folder=folder, host=host, port=port,
+                without=tuple(without or ()), wait_seconds=wait, data_dir=data_dir, on_event=view,
+            )  # fmt: skip
     finally:
         view.close()
     if as_json:
@@ -147,34 +140,24 @@ def join(
 
     with on_interrupt("the same command takes up where this one ended"):
         result = joining.join(
-            data,
-            label=label,
-            server=server,
-            folder=federation,
-            ledger=ledger,
-            new_ledger=new_ledger,
-            approve=ask,
-            methods=method or (),
-            seeded=test,
-            patience=patience,
-            idle=idle,
-            behind_supernode=behind_supernode,
-            say=_notes(as_json, quiet),
-        )
-    outcome = result["outcome"] or {}
+            data, label=label, server=server, folder=federation, ledger=ledger, new_ledger=new_ledger,
+            approve=ask, methods=method or (), seeded=test, patience=patience, idle=idle,
+            behind_supernode=behind_supernode, say=_notes(as_json, quiet),
+        )  # fmt: skip
+    outcome = result.outcome or {}
     if as_json:
         spent = [
             {"epsilon": each.epsilon, "budget": each.budget.epsilon if each.budget else None, "delta": each.delta,
              "view": each.view, "adjacency": each.adjacency, "participations": each.participations}
-            for each in result["spent"]
+            for each in result.spent
         ]  # fmt: skip
-        print_event("done", party=result["party"], answered=result["answered"], outcome=outcome, spent=spent)
+        print_event("done", party=result.party, answered=result.answered, outcome=outcome, spent=spent)
     if as_json or quiet:
         return
     from dither.accounting import FLOAT_NOISE
 
-    typer.echo(f"the run is over: {outcome.get('rounds')} rounds, this party answered {result['answered']}")
-    for spent in result["spent"]:
+    typer.echo(f"the run is over: {outcome.get('rounds')} rounds, this party answered {result.answered}")
+    for spent in result.spent:
         limit = f" of {epsilon_text(spent.budget.epsilon)}" if spent.budget else ""
         typer.echo(
             f"ledger: proven ε {epsilon_text(spent.epsilon)}{limit} spent on this file in {spent.participations} "

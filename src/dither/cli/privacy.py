@@ -205,18 +205,11 @@ def audit(
     finished = Report.read(folder) if is_run else None
     with on_interrupt("finished rows are kept; run the same command to continue"):
         outcome = auditing.audit(
-            spec,
-            completed_rounds=finished.rounds if finished is not None and not settings else None,
-            views=tuple(view) if view else auditing.VIEWS,
-            trials=trials,
-            confidence=confidence,
-            canaries=canaries,
-            rounds=rounds,
-            seed=seed,
-            data_dir=data_dir,
-            on_row=None if as_json or quiet else say,
-            keep=default_folder(),
-        )
+            spec, completed_rounds=finished.rounds if finished is not None and not settings else None,
+            views=tuple(view) if view else auditing.VIEWS, trials=trials, confidence=confidence,
+            canaries=canaries, rounds=rounds, seed=seed, data_dir=data_dir,
+            on_row=None if as_json or quiet else say, keep=default_folder(),
+        )  # fmt: skip
     # With other settings it is another run that was audited.
     target = out or (folder if is_run and not settings else None)
     if target is not None and out is None and spec.data.path:

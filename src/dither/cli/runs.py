@@ -8,7 +8,7 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -35,9 +35,6 @@ from dither.cli.common import (
     spec_from,
 )
 from dither.errors import BudgetExhausted, SpecError
-
-if TYPE_CHECKING:
-    pass
 
 
 # reason: one parameter an option, as Typer has it
@@ -86,16 +83,9 @@ def run(
 
     with on_interrupt(how), several(processes, process, coordinator, silent=quiet, how=how), view:
         result = train.run(
-            spec,
-            out=out,
-            resume=resume,
-            data_dir=data_dir,
-            ledger=ledger,
-            new_ledger=new_ledger,
-            checkpoint_seconds=checkpoint_seconds,
-            on_start=view.start,
-            on_evaluation=view.update,
-        )
+            spec, out=out, resume=resume, data_dir=data_dir, ledger=ledger, new_ledger=new_ledger,
+            checkpoint_seconds=checkpoint_seconds, on_start=view.start, on_evaluation=view.update,
+        )  # fmt: skip
     if as_json:
         from dither.experiment.folder import to_json
 

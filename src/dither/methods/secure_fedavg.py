@@ -30,19 +30,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dither import types
+from dither import methods, types
 from dither.errors import SpecError
-from dither.methods import (
-    BoundTerms,
-    Condition,
-    Float,
-    check_cohort,
-    check_delta,
-    check_positive,
-    f64,
-    local,
-    scalar,
-)
+from dither.methods import BoundTerms, Condition, Float, check_cohort, check_positive, f64, local, scalar
 from dither.models import Model
 from dither.privacy import noise, sampling
 from dither.privacy.sampling import BatchSampler
@@ -190,7 +180,7 @@ def lemma1_conditions(*, round_lrs: Float, next_lr: float) -> tuple[Condition, .
 
 def _log_term(q: Float, delta: Float) -> Float:
     """ln(1.25 q/δ) of eq (9), which needs q > 0.8 δ."""
-    check_delta(delta)
+    methods.check_delta(delta)
     q, d = np.broadcast_arrays(*f64(q, delta))
     bad = q <= 0.8 * d
     if bad.any():
