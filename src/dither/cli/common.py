@@ -67,8 +67,8 @@ def spec_from(what: str | None, resume: Path | None, settings: list[str] | None,
     from dither.experiment.folder import RunFolder
     from dither.spec import Spec, parse_setting
 
-    own = resume is not None and what is None
-    spec = RunFolder.open(resume).spec() if own and resume else Spec.from_any(what or "adult")
+    continued = resume is not None and what is None
+    spec = RunFolder.open(resume).spec() if continued and resume else Spec.from_any(what or "adult")
     values = dict(parse_setting(each) for each in settings or [])
     if seed is not None:
         values["seed"] = seed
@@ -415,9 +415,9 @@ def several(
     coordinator: str | None,
     *,
     silent: bool,
-    how: Callable[[], str] = lambda: "",
+    advice: Callable[[], str] = lambda: "",
 ) -> Iterator[None]:
-    """Connect to the other processes, if there are any; start them where nobody else does. `how` says how to
+    """Connect to the other processes, if there are any; start them where nobody else does. `advice` says how to
     continue after one of them was lost."""
     count = _count(processes, process, coordinator)
     if count == 1:
@@ -436,7 +436,7 @@ def several(
             _say(f"process {number} of {count} computes for process 0 at {coordinator}")
         yield
     except BaseException as error:
-        _leave(error, how, children)
+        _leave(error, advice, children)
         if number and isinstance(error, ProcessError) and error.exit_code == INTERRUPTED:
             _say(str(error))  # an interruption is no error
             sys.exit(INTERRUPTED)
@@ -525,7 +525,7 @@ def _end(children: Sequence[subprocess.Popen[bytes]]) -> None:
             child.wait()
 
 
-def _leave(error: BaseException, how: Callable[[], str], children: Sequence[subprocess.Popen[bytes]]) -> None:
+def _leave(error: BaseException, advice: Callable[[], str], children: Sequence[subprocess.Popen[bytes]]) -> None:
     """Disconnect after an error. Where the others are lost, an ordinary exit would wait for them: exit at once,
     with the message of `cli.main`."""
     from dither.simulation import distributed
@@ -544,8 +544,8 @@ def _leave(error: BaseException, how: Callable[[], str], children: Sequence[subp
         code = error.code if isinstance(error.code, int) else 1
     else:
         sys.excepthook(type(error), error, error.__traceback__)
-    if how():
-        _say(how())
+    if advice():
+        _say(advice())
     sys.stdout.flush()
     sys.stderr.flush()
     for child in children:

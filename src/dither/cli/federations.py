@@ -157,12 +157,12 @@ def join(
     from dither.accounting import FLOAT_NOISE
 
     typer.echo(f"the run is over: {outcome.get('rounds')} rounds, this party answered {result.answered}")
-    for spent in result.spent:
-        limit = f" of {epsilon_text(spent.budget.epsilon)}" if spent.budget else ""
+    for charged in result.spent:
+        limit = f" of {epsilon_text(charged.budget.epsilon)}" if charged.budget else ""
         typer.echo(
-            f"ledger: proven ε {epsilon_text(spent.epsilon)}{limit} spent on this file in {spent.participations} "
-            f"rounds (δ = {spent.delta:g}, {spent.adjacency}, one who sees {spent.view}); not covered: "
-            f"{FLOAT_NOISE}"
+            f"ledger: proven ε {epsilon_text(charged.epsilon)}{limit} spent on this file in "
+            f"{charged.participations} rounds (δ = {charged.delta:g}, {charged.adjacency}, one who sees {charged.view}); "
+            f"not covered: {FLOAT_NOISE}"
         )
 
 

@@ -78,10 +78,10 @@ def run(
 
     view = RunProgress(silent=quiet or as_json)
 
-    def how() -> str:
+    def advice() -> str:
         return _how_to_resume(view.folder or resume or out)
 
-    with on_interrupt(how), several(processes, process, coordinator, silent=quiet, how=how), view:
+    with on_interrupt(advice), several(processes, process, coordinator, silent=quiet, advice=advice), view:
         result = train.run(
             spec, out=out, resume=resume, data_dir=data_dir, ledger=ledger, new_ledger=new_ledger,
             checkpoint_seconds=checkpoint_seconds, on_start=view.start, on_evaluation=view.update,

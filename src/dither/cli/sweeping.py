@@ -80,7 +80,7 @@ def sweep(
 
     with (
         on_interrupt(how_to_continue),
-        several(processes, process, coordinator, silent=quiet, how=how_to_continue),
+        several(processes, process, coordinator, silent=quiet, advice=how_to_continue),
         Bar(quiet or as_json) as bar,
     ):
         result = run_sweep(

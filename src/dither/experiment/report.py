@@ -394,8 +394,8 @@ class Report(Overview):
     def local(self) -> LocalFigures:
         """Exact figures that no ε covers: the training loss and others. Local, not private."""
         folder = RunFolder(self.folder)
-        found = folder.local_summary()
-        return LocalFigures(found.get("train_loss"), found.get("clamped", 0), tuple(folder.local_metrics()))
+        summary = folder.local_summary()
+        return LocalFigures(summary.get("train_loss"), summary.get("clamped", 0), tuple(folder.local_metrics()))
 
     def title(self) -> str:
         return f"{self.method} on {self.data}"

@@ -403,20 +403,20 @@ def largest_norm(spec: Spec, dimension: int) -> float:
 
 def secagg_rules(experiment: build.Experiment) -> Rules | None:
     """The rules of secure aggregation; None: sums are in the open."""
-    how = build.aggregation(experiment)
-    if how is None:
+    aggregation = build.aggregation(experiment)
+    if aggregation is None:
         return None
-    if 0 < how.neighbours <= how.colluders:
+    if 0 < aggregation.neighbours <= aggregation.colluders:
         raise SpecError(
-            f"secagg.neighbours={how.neighbours} with privacy.colluders={how.colluders}: a server can look for an "
-            "order of the ring that cuts a party off; take more neighbours than colluders, or 0 for all"
+            f"secagg.neighbours={aggregation.neighbours} with privacy.colluders={aggregation.colluders}: a server "
+            "can look for an order of the ring that cuts a party off; take more neighbours than colluders, or 0 for all"
         )
     return Rules(
-        how.how.modulus_bits,
-        how.threshold,
-        how.colluders,
+        aggregation.how.modulus_bits,
+        aggregation.threshold,
+        aggregation.colluders,
         least_clients(experiment.spec),  # what the proof counts on, so that no party helps to open less
-        how.neighbours,
+        aggregation.neighbours,
     ).check()
 
 
@@ -502,8 +502,8 @@ def approved_digest(folder: Path) -> str | None:
     return str(saved["digest"])
 
 
-def record_approval(folder: Path, agreement: Agreement, how: str) -> None:
+def record_approval(folder: Path, agreement: Agreement, answer: str) -> None:
     """Write down that the owner approved this agreement."""
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    content = {"digest": agreement.digest, "run": agreement.run, "approved": at, "how": how}
+    content = {"digest": agreement.digest, "run": agreement.run, "approved": at, "how": answer}
     write_checked(folder / "approved.json", content)
