@@ -161,8 +161,8 @@ def join(
         limit = f" of {epsilon_text(charged.budget.epsilon)}" if charged.budget else ""
         typer.echo(
             f"ledger: proven ε {epsilon_text(charged.epsilon)}{limit} spent on this file in "
-            f"{charged.participations} rounds (δ = {charged.delta:g}, {charged.adjacency}, one who sees {charged.view}); "
-            f"not covered: {FLOAT_NOISE}"
+            f"{charged.participations} rounds (δ = {charged.delta:g}, {charged.adjacency}, one who sees "
+            f"{charged.view}); not covered: {FLOAT_NOISE}"
         )
 
 

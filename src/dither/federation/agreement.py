@@ -409,7 +409,8 @@ def secagg_rules(experiment: build.Experiment) -> Rules | None:
     if 0 < aggregation.neighbours <= aggregation.colluders:
         raise SpecError(
             f"secagg.neighbours={aggregation.neighbours} with privacy.colluders={aggregation.colluders}: a server "
-            "can look for an order of the ring that cuts a party off; take more neighbours than colluders, or 0 for all"
+            "can look for an order of the ring that cuts a party off; take more neighbours than "
+            "colluders, or 0 for all"
         )
     return Rules(
         aggregation.how.modulus_bits,
