@@ -8,7 +8,8 @@ from dither import models
 from dither.errors import SpecError
 from dither.methods import dp_scaffold, prepare
 from dither.simulation import engine
-from dither.spec import METHODS, Spec, declared_method
+from dither.spec import METHODS, Spec
+from dither.spec.options import declared
 from dither.types import RoundInfo
 from tests.conftest import make_federation, make_records
 
@@ -208,7 +209,7 @@ def test_it_runs_on_another_model_and_more_classes(name):
 def test_unknown_options_are_refused_by_name(name):
     with pytest.raises(SpecError, match=r"method_options\.nonsense"):
         spec_of(name, **{"method_options.nonsense": 1})
-    assert all(option.help for option in declared_method(name).options.values())
+    assert all(option.help for option in declared(name).options.values())
 
 
 # With the noise off, methods that should coincide do

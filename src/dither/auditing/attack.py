@@ -72,6 +72,7 @@ def audit(
     keys: KeysOf | None = None,
     on_row: Callable[[AuditRow], None] | None = None,
     keep: str | Path | None = None,
+    model: Any = None,
 ) -> Audit:
     """Attack a spec (or a preset, a TOML file, a run folder, an `Experiment`): a lower bound on ε for each view.
 
@@ -91,7 +92,8 @@ def audit(
     if isinstance(spec, Experiment):
         experiment = spec
     else:
-        spec = Spec.from_any(spec).with_values(values or {})
+        own = {} if model is None else {"model.name": model}
+        spec = Spec.from_any(spec).with_values({**(values or {}), **own})
         experiment = build_experiment(spec, data_dir=data_dir, dataset=dataset)
     if completed_rounds is not None:
         experiment = _ended_after(experiment, completed_rounds)

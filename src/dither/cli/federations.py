@@ -113,6 +113,10 @@ def join(
         list[Path] | None,
         typer.Option(metavar="FILE.py", help="A method's file that the agreement may name. Read it first."),
     ] = None,
+    model: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE.py", help="A model's file that the agreement may name. Read it first."),
+    ] = None,
     test: Annotated[bool, typer.Option("--test", help="Accept noise from a public seed: no protection.")] = False,
     patience: Annotated[float, typer.Option(help="Seconds to keep trying without a connection.")] = 3600.0,
     idle: Annotated[float, typer.Option(help="Seconds to wait for a request from the server.")] = 86400.0,
@@ -141,7 +145,7 @@ def join(
     with on_interrupt("the same command takes up where this one ended"):
         result = joining.join(
             data, label=label, server=server, folder=federation, ledger=ledger, new_ledger=new_ledger,
-            approve=ask, methods=method or (), seeded=test, patience=patience, idle=idle,
+            approve=ask, files=[*(method or ()), *(model or ())], seeded=test, patience=patience, idle=idle,
             behind_supernode=behind_supernode, say=_notes(as_json, quiet),
         )  # fmt: skip
     outcome = result.outcome or {}

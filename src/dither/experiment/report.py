@@ -25,6 +25,7 @@ from dither.accounting import ClientRange, ProvenRow
 from dither.errors import DamagedFile, DataError, RunExists, SpecError, did_you_mean
 from dither.experiment.folder import RunFolder, to_json
 from dither.spec import Spec
+from dither.spec.options import model_file, register_model
 from dither.types import Claim
 
 if TYPE_CHECKING:
@@ -462,15 +463,21 @@ class Report(Overview):
         """The model's functions."""
         from dither import models
 
-        return models.from_spec(self.spec.model, self.num_features, len(self.classes), self.image_shape)
+        spec = self.spec.model
+        named = model_file(spec.name)
+        if named and RunFolder(self.folder).read("model.py") is not None:
+            spec = replace(spec, name=f"{self.folder / 'model.py'}:{named[1]}")
+        return models.from_spec(spec, self.num_features, len(self.classes), self.image_shape)
 
     @cached_property
     def params(self) -> Params:
         """The trained parameters, as model.npz holds them."""
         import jax
 
+        from dither.models import leaf_name
+
         leaves = RunFolder(self.folder).load_model()
-        shapes = jax.eval_shape(lambda: self.model.init(jax.random.key(0)))
+        shapes = jax.eval_shape(self.model.init, jax.random.key(0))
         paths, structure = jax.tree_util.tree_flatten_with_path(shapes)
         return jax.tree.unflatten(structure, [leaves[leaf_name(where)] for where, _ in paths])
 
@@ -583,9 +590,11 @@ class Report(Overview):
 _BESIDE = ("folder", "spec", "evaluations")  # fields of a report that are not in summary.json
 
 
-def load(path: str | Path) -> Report:
-    """The report of a finished run, its model ready to predict."""
+def load(path: str | Path, *, model: Any = None) -> Report:
+    """The report of a finished run, its model ready to predict. `model` is what `run` was given as an object."""
     report = Report.read(path)
+    if report is not None and model is not None:
+        register_model(model, report.spec.model.name)
     if report is None:
         raise RunExists(f"{str(path)!r} is not complete; finish it with `dither run --resume {path}`")
     _ = report.params, report.schema  # so that a damaged file is named here
@@ -596,11 +605,6 @@ def run_folder(what: Any) -> RunFolder | None:
     """The run folder that a path names; None for whatever else describes a run."""
     is_run = isinstance(what, str | Path) and (Path(what) / "spec.toml").is_file()
     return RunFolder(what) if is_run else None
-
-
-def leaf_name(where: tuple[Any, ...]) -> str:
-    """The name in model.npz of a leaf of the parameters: 'dense0/w'."""
-    return "/".join(str(getattr(entry, "key", getattr(entry, "idx", entry))) for entry in where)
 
 
 # Words for values

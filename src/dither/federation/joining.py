@@ -21,7 +21,7 @@ from dither.federation import keys
 from dither.federation.agreement import Agreement, PartyData, approved_digest
 from dither.federation.party import Approve, Party
 from dither.federation.state import PartyStore
-from dither.spec import approve_method
+from dither.spec import options
 from dither.types import __version__
 
 CLOCK_SECONDS = 10.0  # by more than this a SuperLink takes a node's signature for a replay
@@ -46,7 +46,7 @@ def join(
     ledger: Path | None,
     approve: Approve,
     new_ledger: bool = False,
-    methods: Iterable[Path] = (),
+    files: Iterable[Path] = (),
     seeded: bool = False,
     patience: float = 3600.0,
     idle: float = 86400.0,
@@ -63,8 +63,8 @@ def join(
         _host_and_port(server)
     with alone(folder):
         keys.check_party(folder)
-        for path in methods:
-            approve_method(path)
+        for path in files:
+            options.approve(path)
         own_ledger = Ledger(ledger or Ledger.default_path(), anchor=folder / "ledger-anchor.json")
         party = Party(
             folder,

@@ -123,7 +123,7 @@ def plan(
     delta: float = 1e-5,
     clients: int | None = None,
     records: int | None = None,
-    model: str | None = None,
+    model: Any = None,
     dim: int | None = None,
     proxy: str = "",
     public_fraction: float = 0.0,

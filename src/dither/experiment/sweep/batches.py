@@ -18,7 +18,8 @@ from dither.experiment.build import Arrays, Experiment, assemble, deal, load_dat
 from dither.simulation import devices, distributed, engine
 from dither.simulation.arrays import Problem
 from dither.simulation.devices import Clock
-from dither.spec import METHODS, Spec, declared_method
+from dither.spec import METHODS, Spec
+from dither.spec.options import declared
 from dither.types import Claim
 
 # Keys that reach the compiled program as values: specs that differ only in these share a program.
@@ -233,7 +234,7 @@ def program(spec: Spec) -> str:
     """What two specs must share, besides the clients' sizes, to be one compiled program."""
     if spec.aggregation == "real" or spec.secagg.noise == "discrete":
         return spec.digest()  # the protocol, and noise on integers, run outside the program
-    entries = declared_method(spec.method).options.items()
+    entries = declared(spec.method).options.items()
     options = {f"method_options.{name}": option.default for name, option in entries if option.traced}
     traced = (*TRACED, *TRACED_IN_BUILT_IN) if spec.method in METHODS else TRACED
     aggregation = {"secagg.mode": spec.aggregation}  # before the options that may depend on it
