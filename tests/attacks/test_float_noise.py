@@ -119,7 +119,7 @@ def test_the_lattice_attack_fails_at_a_hundred_million_draws():
 def test_every_float_row_says_so(method):
     own = {"method_options__param_clip": 1.0, "batch_sampling": "full"} if method == "nbafl" else {}
     experiment = build.build_experiment(small_spec(method, **own), dataset=small_dataset())
-    assert all(accounting.FLOAT_NOISE in row["not_covered"] for row in experiment.accountant().table())
+    assert all(accounting.FLOAT_NOISE in row.not_covered for row in experiment.accountant().table())
 
 
 def test_discrete_noise_says_what_is_float_before_it():
@@ -134,5 +134,5 @@ def test_discrete_noise_says_what_is_float_before_it():
         .accountant()
         .table()
     )
-    assert all(any("before the noise" in text for text in row["not_covered"]) for row in rows)
-    assert not any(accounting.FLOAT_NOISE in row["not_covered"] for row in rows)
+    assert all(any("before the noise" in text for text in row.not_covered) for row in rows)
+    assert not any(accounting.FLOAT_NOISE in row.not_covered for row in rows)

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from dither.cli import datasets, doctor, federations, plans, privacy, reproductions, runs, sweeping, webpage
-from dither.cli.printing import Program, print_error
+from dither.cli.common import Program, print_error
 from dither.errors import DitherError
 from dither.types import __version__
 

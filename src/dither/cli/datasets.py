@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dither.cli.options import DataDir, Json, Quiet
-from dither.cli.printing import LOCAL, error_terminal, on_interrupt, print_table, short
-from dither.data.drafts import DROPPED
-from dither.data.tables import TABLE_SUFFIXES
+from dither.cli.common import LOCAL, DataDir, Json, Quiet, error_terminal, on_interrupt, print_table, short
 from dither.errors import SpecError
 
 if TYPE_CHECKING:
@@ -93,6 +90,7 @@ def data_describe(
 ) -> None:
     """Describe a data set and how it would be split among clients, as a table and a picture."""
     from dither import data
+    from dither.data.tables import TABLE_SUFFIXES
 
     files = data.table_files(name)
     own = bool(files) or Path(name).suffix in (*TABLE_SUFFIXES, ".npz") or Path(name).expanduser().is_dir()
@@ -190,6 +188,8 @@ def data_schema(
 
 
 def _print_draft(excluded: dict[str, str], schema: Schema, out: Path, *, asked: bool) -> None:
+    from dither.data.drafts import DROPPED
+
     typer.echo(f"{out}: {len(schema.columns)} columns, label {schema.label.column!r}")
     for column, why in excluded.items():
         typer.echo(f"left out: {column!r} {why}")

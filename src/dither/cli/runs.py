@@ -12,8 +12,9 @@ from typing import Annotated
 
 import typer
 
-from dither.cli import options
-from dither.cli.options import (
+from dither.cli import common
+from dither.cli.common import (
+    LOCAL,
     Coordinator,
     DataDir,
     Json,
@@ -22,19 +23,16 @@ from dither.cli.options import (
     Process,
     Processes,
     Quiet,
-    Settings,
-    several,
-    spec_from,
-)
-from dither.cli.printing import (
-    LOCAL,
     RunProgress,
+    Settings,
     error_terminal,
     escape,
     on_interrupt,
     print_report,
     print_table,
+    several,
     short,
+    spec_from,
 )
 from dither.errors import BudgetExhausted, SpecError
 
@@ -46,7 +44,7 @@ def run(
     what: Annotated[
         str | None,
         typer.Argument(
-            metavar="PRESET | SPEC.toml", help="What to run (default: adult).", autocompletion=options.presets
+            metavar="PRESET | SPEC.toml", help="What to run (default: adult).", autocompletion=common.presets
         ),
     ] = None,
     settings: Settings = None,
@@ -82,21 +80,14 @@ def run(
 
     view = RunProgress(silent=quiet or as_json)
 
-    def how() -> str:
+    def advice() -> str:
         return _how_to_resume(view.folder or resume or out)
 
-    with on_interrupt(how), several(processes, process, coordinator, silent=quiet, how=how), view:
+    with on_interrupt(advice), several(processes, process, coordinator, silent=quiet, advice=advice), view:
         result = train.run(
-            spec,
-            out=out,
-            resume=resume,
-            data_dir=data_dir,
-            ledger=ledger,
-            new_ledger=new_ledger,
-            checkpoint_seconds=checkpoint_seconds,
-            on_start=view.start,
-            on_evaluation=view.update,
-        )
+            spec, out=out, resume=resume, data_dir=data_dir, ledger=ledger, new_ledger=new_ledger,
+            checkpoint_seconds=checkpoint_seconds, on_start=view.start, on_evaluation=view.update,
+        )  # fmt: skip
     if as_json:
         from dither.experiment.folder import to_json
 
@@ -124,7 +115,7 @@ def _how_to_resume(folder: Path | None) -> str:
 
 def presets(
     name: Annotated[
-        str | None, typer.Argument(help="Print this preset as TOML.", autocompletion=options.presets)
+        str | None, typer.Argument(help="Print this preset as TOML.", autocompletion=common.presets)
     ] = None,
     as_json: Json = False,
     quiet: Quiet = False,

@@ -9,8 +9,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dither.cli.options import Coordinator, DataDir, Json, Process, Processes, Quiet, Settings, several, spec_from
-from dither.cli.printing import Bar, epsilon_text, on_interrupt, print_table, short, terminal
+from dither.cli.common import (
+    Bar,
+    Coordinator,
+    DataDir,
+    Json,
+    Process,
+    Processes,
+    Quiet,
+    Settings,
+    epsilon_text,
+    on_interrupt,
+    print_table,
+    several,
+    short,
+    spec_from,
+    terminal,
+)
 
 if TYPE_CHECKING:
     from dither.experiment.sweep import Sweep
@@ -65,7 +80,7 @@ def sweep(
 
     with (
         on_interrupt(how_to_continue),
-        several(processes, process, coordinator, silent=quiet, how=how_to_continue),
+        several(processes, process, coordinator, silent=quiet, advice=how_to_continue),
         Bar(quiet or as_json) as bar,
     ):
         result = run_sweep(

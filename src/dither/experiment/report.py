@@ -12,6 +12,7 @@ from __future__ import annotations
 import html
 import math
 import types
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from functools import cache, cached_property
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union, cast, get_args, get_origi
 
 import numpy as np
 
-from dither.accounting import ProvenRow
+from dither.accounting import ClientRange, ProvenRow
 from dither.errors import DamagedFile, DataError, RunExists, SpecError, did_you_mean
 from dither.experiment.advice import Advice
 from dither.experiment.folder import RunFolder, to_json
@@ -54,15 +55,15 @@ ADVERSARIES = {
 _SCORED_AT_ONCE = 16_384  # records of a folder of arrays
 
 
-class Overview:
+class Overview(ABC):
     """A result that shows itself as a title and a few lines, in a terminal and in a notebook."""
 
-    def title(self) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def title(self) -> str: ...
 
+    @abstractmethod
     def overview(self) -> list[tuple[str, str]]:
         """A few lines of (what, value)."""
-        raise NotImplementedError
 
     def __repr__(self) -> str:
         return text_lines(self.title(), self.overview())
@@ -183,15 +184,6 @@ class Epsilon:
 
 
 @dataclass(frozen=True)
-class RoundsTakenPart:
-    """In how many rounds a client took part."""
-
-    min: int
-    median: float
-    max: int
-
-
-@dataclass(frozen=True)
 class RoundingMargin:
     """What rounding before a sum could add to its proven ε, by a rule of thumb (errata G8): no proof."""
 
@@ -282,9 +274,6 @@ class LocalFigures:
     advice: tuple[Advice, ...] = ()
     metrics: tuple[Mapping[str, Any], ...] = ()
 
-    def __getitem__(self, name: str) -> Any:
-        return getattr(self, name)
-
 
 @dataclass(frozen=True)
 class Evaluated:
@@ -320,7 +309,7 @@ class Report(Overview):
     seconds: float
     epsilon: Epsilon
     why: str  # why claim and proof differ
-    participation: RoundsTakenPart
+    participation: ClientRange  # in how many rounds a client took part
     randomness: str
     notes: tuple[str, ...]
     num_clients: int
@@ -400,9 +389,6 @@ class Report(Overview):
         """The same as `to_dict()`."""
         return self.to_dict()
 
-    def __getitem__(self, name: str) -> Any:  # of the dictionary that results were; it goes when nobody asks it
-        return self.to_dict()[name]
-
     # Looking
 
     @property
@@ -431,11 +417,10 @@ class Report(Overview):
     def local(self) -> LocalFigures:
         """Exact figures that no ε covers: the training loss and others. Local, not private."""
         folder = RunFolder(self.folder)
-        found = folder.local_summary()
-        known = {
-            name: value for name, value in found.items() if name in ("train_loss", "clamped", "scores", "advice")
-        }
-        return replace(decode(LocalFigures, known), metrics=tuple(folder.local_metrics()))
+        summary = folder.local_summary()
+        names = ("train_loss", "clamped", "scores", "advice")
+        figures = decode(LocalFigures, {name: summary[name] for name in names if name in summary})
+        return replace(figures, metrics=tuple(folder.local_metrics()))
 
     def title(self) -> str:
         return f"{self.method} on {self.data}"
@@ -451,16 +436,13 @@ class Report(Overview):
         scores = "not scored: the test records are not public"
         if self.test_score is not None and self.loss is not None:
             scores = f"{self.test_score:.4f}, loss {self.loss:.4f}{self._trivial_text()}"
-        took_part = self.participation
+        least, median, most = (f"{each:g}" for each in vars(self.participation).values())
+        times = f"{most} rounds" if least == most else f"{least} to {most} rounds (median {median})"
         lines = [
             ("test accuracy" if self.classes else "test R²", scores),
             *([("", self.scores.text())] if self.scores is not None else []),
             ("rounds", f"{self.rounds} in {self.seconds:.1f} s"),
-            (
-                "clients",
-                f"{self.num_clients}, each in {took_part.min} to {took_part.max} rounds "
-                f"(median {took_part.median:g})",
-            ),
+            ("clients", f"{self.num_clients}, each in {times}"),
             ("claimed ε", claim_text(self.epsilon.claimed)),
         ]
         if failing := len(self.epsilon.failing_conditions):

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 import jax
 import numpy as np
 
+from dither.accounting import ClientRange
 from dither.accounting.ledger.runs import JointSpending, Ledger, Spending, data_id
 from dither.data import Dataset, hash_records
 from dither.errors import BudgetExhausted, ClientRefused, DitherError, RunExists, SpecError
@@ -45,7 +46,6 @@ from dither.experiment.report import (
     LedgerCharge,
     Report,
     RoundingMargin,
-    RoundsTakenPart,
     RunTraffic,
     encode,
     load,
@@ -603,7 +603,7 @@ def report_of(
         seconds=last["seconds"],
         epsilon=Epsilon.of(spec, experiment.prepared.claim, experiment.accountant(missing).table()),
         why=experiment.method.why,
-        participation=RoundsTakenPart(int(counts[0]), float(np.median(counts)), int(counts[-1])),
+        participation=ClientRange(int(counts[0]), float(np.median(counts)), int(counts[-1])),
         randomness=spec.source_of_randomness,
         notes=(
             *experiment.dataset.notes,

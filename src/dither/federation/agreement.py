@@ -427,20 +427,21 @@ def largest_norm(spec: Spec, dimension: int) -> float:
 
 def secagg_rules(experiment: build.Experiment) -> Rules | None:
     """The rules of secure aggregation; None: sums are in the open."""
-    how = build.aggregation(experiment)
-    if how is None:
+    aggregation = build.aggregation(experiment)
+    if aggregation is None:
         return None
-    if 0 < how.neighbours <= how.colluders:
+    if 0 < aggregation.neighbours <= aggregation.colluders:
         raise SpecError(
-            f"secagg.neighbours={how.neighbours} with privacy.colluders={how.colluders}: a server can look for an "
-            "order of the ring that cuts a party off; take more neighbours than colluders, or 0 for all"
+            f"secagg.neighbours={aggregation.neighbours} with privacy.colluders={aggregation.colluders}: a server "
+            "can look for an order of the ring that cuts a party off; take more neighbours than "
+            "colluders, or 0 for all"
         )
     return Rules(
-        how.how.modulus_bits,
-        how.threshold,
-        how.colluders,
+        aggregation.how.modulus_bits,
+        aggregation.threshold,
+        aggregation.colluders,
         least_clients(experiment.spec),  # what the proof counts on, so that no party helps to open less
-        how.neighbours,
+        aggregation.neighbours,
     ).check()
 
 
@@ -477,16 +478,16 @@ def describe(agreement: Agreement, experiment: build.Experiment, name: str) -> l
     rows.append(("your noise", _noise_words(agreement, experiment, number, mine)))
     shown = set()
     for row in experiment.accountant(agreement.may_lack).table():
-        if row["adjacency"] != spec.adjacency or row["unit"].startswith("message"):
+        if row.adjacency != spec.adjacency or row.unit.startswith("message"):
             continue
-        value = "∞ (no proof)" if not np.isfinite(row["value"]) else f"at most {row['value']:.3g}"
-        if (value, row["view"]) in shown:
+        value = "∞ (no proof)" if not np.isfinite(row.value) else f"at most {row.value:.3g}"
+        if (value, row.view) in shown:
             continue
-        shown.add((value, row["view"]))
-        kind, where = "assumed" if row["assumed"] else "proven", f"δ = {row['delta']:g} ({row['adjacency']})"
-        against = _ADVERSARIES[row["view"]] + f", {row['against']}" * bool(row["against"])
+        shown.add((value, row.view))
+        kind, where = "assumed" if row.assumed else "proven", f"δ = {row.delta:g} ({row.adjacency})"
+        against = _ADVERSARIES[row.view] + f", {row.against}" * bool(row.against)
         rows.append((f"{kind} ε", f"{value} at {where} against {against}"))
-        for what in row["not_covered"]:
+        for what in row.not_covered:
             if ("not covered", what) not in rows:
                 rows.append(("not covered", what))
     if spec.randomness == "seeded":
@@ -526,8 +527,8 @@ def approved_digest(folder: Path) -> str | None:
     return str(saved["digest"])
 
 
-def record_approval(folder: Path, agreement: Agreement, how: str) -> None:
+def record_approval(folder: Path, agreement: Agreement, answer: str) -> None:
     """Write down that the owner approved this agreement."""
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    content = {"digest": agreement.digest, "run": agreement.run, "approved": at, "how": how}
+    content = {"digest": agreement.digest, "run": agreement.run, "approved": at, "how": answer}
     write_checked(folder / "approved.json", content)

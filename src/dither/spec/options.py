@@ -1,4 +1,4 @@
-"""The methods by name, with their own options: declared here so that a spec is checked without importing a method.
+"""The methods by name, with their own options, as methods.toml declares them.
 
 A method in a Python file of yours declares its own: OPTIONS maps each name to `(default, help)` or to an `Option`.
 """
@@ -11,8 +11,10 @@ import itertools
 import math
 import re
 import sys
+import tomllib
 import types
 from collections.abc import Mapping
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,101 +63,19 @@ class Declaration(NamedTuple):
     aggregates: bool = False
 
 
-_PROXIMAL = "μ of the proximal term (μ/2)|w - w_global|^2"
-_AGGREGATION_CREDIT = Option(
-    True, "credit the other clients' noise under secure aggregation (Theorem 1)", traced=True
-)
+def _read_methods() -> dict[str, Declaration]:
+    text = files("dither").joinpath("spec", "methods.toml").read_text(encoding="utf-8")
+    methods = {}
+    for name, entry in tomllib.loads(text).items():
+        options = {
+            key: Option(**{**option, "choices": tuple(option.get("choices", ()))})
+            for key, option in entry.get("options", {}).items()
+        }
+        methods[name] = Declaration(entry["module"], options, entry.get("aggregates", False))
+    return methods
 
-SECURE_FEDAVG = {
-    "first_round": Option("all", "who takes part in round 0: 'all' as printed (S_0 = [N])", ("all", "cohort")),
-}
-NBAFL = {
-    "param_clip": Option(
-        20.0,
-        "C, bound on the norm of all parameters; 0: the median norm of a non-private pilot",
-        at_least=0.0,
-        traced=True,
-    ),
-    "proximal": Option(0.01, _PROXIMAL, at_least=0.0, traced=True),
-    "exposures": Option(1, "L, how many uploads of one client an outsider may see", at_least=0, traced=True),
-    "sensitivity": Option(
-        "clip", "what proofs rest on: 2C (proved) or 2C/m (only assumed: N2)", ("clip", "paper"), traced=True
-    ),
-    "optimizer": Option("adam", "local optimiser", ("sgd", "adam")),
-    "scheduling": Option(
-        "printed",
-        "downlink noise with K < N: by Lemma 4, by Lemma 4 corrected (N4), or without sampling credit",
-        ("printed", "corrected", "uncredited"),
-        traced=True,
-    ),
-}
-DP_SCAFFOLD = {
-    "alpha_mode": Option(
-        "optimised",
-        "Rényi order of the claimed ε; the printed numbers use a fixed one",
-        ("optimised", "fixed"),
-        traced=True,
-    ),
-    "alpha": Option(2.5, "the order for alpha_mode='fixed'", above=1.0, traced=True),
-    "capped": Option(False, "keep the optimised order within the theorem's range (S5)", traced=True),
-    "const": Option(24.0, "constant of the leakage formula: 24 as printed in Theorem 1", above=0.0, traced=True),
-    "stop_at_budget": Option(
-        "claimed",
-        "with noise='given', which ε must stay within privacy.epsilon",
-        ("claimed", "proven", "no"),
-        traced=True,
-    ),
-}
-CPFED = {"aggregation_credit": _AGGREGATION_CREDIT}
-CONCENTRATED = {
-    "aggregation_credit": _AGGREGATION_CREDIT,
-    "participation": Option(
-        "balanced",
-        "who takes part when: floor or ceil of T·r/n rounds each, exactly T·r/n each, or drawn every round",
-        ("balanced", "equal", "uniform"),
-    ),
-    "participations": Option(
-        0.0,
-        "C_i for the noise; 0: the largest of the design (12.5 reproduces the paper)",
-        at_least=0.0,
-        traced=True,
-    ),
-    "exact_epochs": Option(
-        False, "choose batch_size so that a round is exactly one epoch: floor(m / local_steps)"
-    ),
-}
-FEDAVG = {"optimizer": Option("sgd", "local optimiser", ("sgd", "adam"))}
-FEDPROX = {**FEDAVG, "proximal": Option(0.1, _PROXIMAL, at_least=0.0)}
-DP_SGD = {
-    "equal_credit": Option(
-        False, "give the baseline CPFed's credit for participation and aggregation too (C7)", traced=True
-    ),
-}
-DP_DSGD = {
-    "credited_clients": Option(
-        "n", "clients whose noise is credited: n as printed, r as derived (D4)", ("n", "r"), traced=True
-    ),
-    "participation": CONCENTRATED["participation"],
-    "participations": CONCENTRATED["participations"],
-}
-DP_FEDAVG = {
-    "update_clip": Option(1.0, "S, bound on the norm of a client's whole update", above=0.0),
-    "noise_multiplier": Option(0.0, "noise std over S on the sum of updates; 0: from epsilon", at_least=0.0),
-}
 
-METHODS = {
-    "secure-fedavg": Declaration("dither.methods.secure_fedavg", SECURE_FEDAVG),
-    "nbafl": Declaration("dither.methods.nbafl", NBAFL),
-    "dp-scaffold": Declaration("dither.methods.dp_scaffold", DP_SCAFFOLD),
-    "cpfed": Declaration("dither.methods.cpfed", CPFED, aggregates=True),
-    "concentrated": Declaration("dither.methods.concentrated", CONCENTRATED, aggregates=True),
-    "fedavg": Declaration("dither.methods.baselines:fedavg", FEDAVG),
-    "fedprox": Declaration("dither.methods.baselines:fedprox", FEDPROX),
-    "scaffold": Declaration("dither.methods.baselines:scaffold", {}),
-    "dp-sgd": Declaration("dither.methods.baselines:dp_sgd", DP_SGD),
-    "dp-dsgd": Declaration("dither.methods.baselines:dp_dsgd", DP_DSGD),
-    "dp-fedavg": Declaration("dither.methods.baselines:dp_fedavg", DP_FEDAVG),
-}
+METHODS = _read_methods()
 
 
 def declared(name: str) -> Declaration:

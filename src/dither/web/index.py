@@ -334,8 +334,8 @@ def _attacked(rows: list[Row], privacy: Mapping[str, Any]) -> Row | None:
     """The largest attacked ε, of the spec's view where that was attacked."""
     rows = [row for row in rows if row.get("view") == privacy.get("view")] or rows
     values = [(number(section(row, "attacked").get("value")), row) for row in rows]
-    known = [(value, row) for value, row in values if value is not None]
-    if not known:
+    attacked = [(value, row) for value, row in values if value is not None]
+    if not attacked:
         return None
-    value, row = max(known, key=lambda pair: pair[0])
+    value, row = max(attacked, key=lambda pair: pair[0])
     return fields(row, texts="unit view verdict") | {"value": value}
