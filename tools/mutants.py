@@ -42,11 +42,11 @@ RESULTS = ROOT / "benchmarks" / "results" / "mutants.json"
 FORK = multiprocessing.get_context("fork")
 MAP = ROOT / "build" / "mutants-map.json"
 TARGETS = {
-    "privacy": ("clipping", "noise", "sampling", "discrete", "entropy"),
+    "privacy": ("clipping", "noise", "sampling", "discrete", "entropy", "lattice"),
     "accounting": ("*",),
     "accounting/ledger": ("filter", "book"),
     "methods": (
-        *("local", "formulas", "cpfed", "concentrated", "baselines"),
+        *("__init__", "local", "cpfed", "concentrated", "baselines"),
         *("dp_scaffold", "nbafl", "secure_fedavg"),
     ),
 }

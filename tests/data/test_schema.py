@@ -100,33 +100,48 @@ def test_values_read_from_data_are_listed(tmp_path: Path) -> None:
     assert schema.coverage_notes() == ("preprocessing not covered: bounds of 'age' were read from the data",)
 
 
-def test_a_draft_marks_everything(patients: Path, tmp_path: Path) -> None:
-    draft = data.draft_schema(patients, "outcome")
-    values = 1 + 3 + 2 + 2  # classes; age: bounds, standard, missing; ward, hospital: categories, missing
-    assert len(draft.read_from_data) == values
-    assert draft.label.classes == ("alive", "dead")
-    assert [type(column).__name__ for column in draft.columns] == ["Numeric", "Categorical", "Categorical"]
-    assert draft.columns[1].missing == "north"  # the most frequent
-    draft.save(tmp_path / "draft.toml")
-    assert data.Schema.load(tmp_path / "draft.toml") == draft
+def test_a_file_that_does_not_say_where_its_values_came_from_is_not_covered(tmp_path: Path) -> None:
+    """Unknown fails closed: a schema written by hand needs one line that says "public"."""
+    path = tmp_path / "schema.toml"
+    text = """
+[label]
+column = "outcome"
+classes = ["alive", "dead"]
+[[columns]]
+name = "age"
+type = "numeric"
+bounds = [0, 120]
+[[columns]]
+name = "ward"
+type = "categorical"
+categories = ["north", "south"]
+"""
+    path.write_text(text)
+    schema = data.Schema.load(path)
+    assert not schema.covered
+    assert 'add origin = "public"' in schema.coverage_notes()[0]
+    path.write_text('origin = "public"\n' + text)
+    schema = data.Schema.load(path)
+    assert schema.covered
+    assert schema.columns[0] == data.Numeric("age", (0, 120), (60, 20), 60)  # the rest follows from the bounds
+    assert schema.columns[1].missing == OTHER
+    path.write_text('origin = "secret"\n' + text)
+    with pytest.raises(DataError, match="origin of the schema='secret'"):
+        data.Schema.load(path)
 
 
-def test_a_draft_keeps_the_frequent_categories_only() -> None:
-    from dither.data.schema import MAX_CATEGORIES, draft_from_frame
-
-    names = [f"name {number}" for number in range(200)] + ["name 199"] * 5
-    table = pd.DataFrame({"who": names, "label": ["a", "b"] * 102 + ["a"]})
-    column = draft_from_frame(table, "label", name="t").columns[0]
-    assert isinstance(column, data.Categorical)
-    assert len(column.categories) == MAX_CATEGORIES
-    assert column.missing == "name 199"
-
-
-def test_draft_orders_numeric_classes_as_numbers() -> None:
-    from dither.data.schema import draft_from_frame
-
-    table = pd.DataFrame({"x": range(12), "label": [str(number) for number in range(12)]})
-    assert draft_from_frame(table, "label", name="t").label.classes == tuple(str(n) for n in range(12))
+def test_a_short_file_holds_the_whole_schema(tmp_path: Path) -> None:
+    age, ward = small_schema().columns
+    schemas = [
+        small_schema(),
+        small_schema(columns=(age._replace(standard_from=READ_FROM_DATA), ward)),
+        small_schema(columns=(data.Numeric.with_bounds("age", (0, 9)), ward._replace(missing=OTHER))),
+        small_schema(label=data.Label("outcome", bounds=(0, 1), bounds_from=READ_FROM_DATA)),
+    ]
+    for schema in schemas:
+        schema.save(tmp_path / "schema.toml")
+        assert data.Schema.load(tmp_path / "schema.toml") == schema
+    assert data.Schema.load(tmp_path / "schema.toml").as_public().covered
 
 
 def test_labels_may_be_absent_or_ignored() -> None:
@@ -171,7 +186,8 @@ def test_a_missing_column_is_named() -> None:
         (('["alive", "dead"]', '["alive", "alive"]'), ["'alive'", "twice"]),
         (('["north", "south"]', '["north", "north"]'), ["'north'", "twice"]),
         (('column = "outcome"', 'column = "age"'), ["'age'", "also a feature"]),
-        (("missing = 50.0\n", ""), ["'age'", "needs the key", "'missing'"]),
+        (("missing = 50.0\n", ""), ["'age'", "missing_from, but no missing"]),
+        (("bounds = [0.0, 100.0]\n", ""), ["'age'", "needs the key", "'bounds'"]),
         (("[label]", "[label"), ["cannot be read"]),
     ],
 )
@@ -202,3 +218,35 @@ def test_unknown_choices_and_files() -> None:
 def test_a_constant_column_encodes_to_zero() -> None:
     schema = small_schema(columns=(data.Numeric("age", (7, 7), (7, 1), 7),))
     assert schema.encode(frame(age=["7", "7", "9"])).x.tolist() == [[0.0], [0.0], [0.0]]
+
+
+# Regression
+
+
+def test_labels_of_a_regression_are_clamped_and_scaled_by_their_bounds() -> None:
+    schema = small_schema(label=data.Label("stay", bounds=(0, 40)))
+    y = schema.encode(frame(stay=["10", "-5", "99"])).y
+    assert y is not None
+    assert y.dtype == np.float32
+    assert y.tolist() == [0.25, 0, 1]  # never below 0, which would mark a blanked record
+    assert data.Schema.from_dict(schema.to_dict()) == schema
+    assert schema.covered
+    with pytest.raises(DataError, match="label column 'stay' is empty in row 2"):
+        schema.encode(frame(stay=["10", "", "99"]))
+    with pytest.raises(DataError, match="low=5 must be below high=5"):
+        small_schema(label=data.Label("stay", bounds=(5, 5)))
+
+
+@pytest.mark.parametrize(
+    ("values", "task"),
+    [
+        ([0, 1] * 50, "classification"),
+        (range(47), "classification"),  # letters and digits, numbered
+        (range(100, 407), "regression"),  # became 307 classes, and accuracy 0.028
+        (np.linspace(0, 1, 11), "regression"),
+        ([1.5, 2.5, 3.5], "classification"),
+        ([1.0, np.nan], "classification"),
+    ],
+)
+def test_a_label_of_many_numbers_is_proposed_as_regression(values: list[float], task: str) -> None:
+    assert data.propose_task(np.asarray(values, float)) == task

@@ -1,4 +1,4 @@
-"""dither account, audit, budget: claimed, proven and attacked ε, and what was spent of a budget."""
+"""dither account, audit, check, statement, budget: claimed, proven and attacked ε, and what was spent."""
 
 from __future__ import annotations
 
@@ -10,13 +10,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dither.cli import options
-from dither.cli.options import DataDir, Json, LedgerFile, Quiet, Settings, spec_from
-from dither.cli.printing import epsilon_text, error_terminal, on_interrupt, print_table
+from dither.cli import common
+from dither.cli.common import (
+    DataDir,
+    Json,
+    LedgerFile,
+    Quiet,
+    Settings,
+    epsilon_text,
+    error_terminal,
+    on_interrupt,
+    print_table,
+    spec_from,
+)
 from dither.errors import SpecError
 
 if TYPE_CHECKING:
     from dither.accounting import ProvenRow
+    from dither.auditing.report import Audit, AuditRow
     from dither.experiment.account import PrivacyReport
     from dither.experiment.report import AttackedRow
 
@@ -33,7 +44,7 @@ def account(
     run_folder: Annotated[
         Path,
         typer.Argument(
-            metavar="RUN", help="A run folder, a preset or a spec file.", autocompletion=options.presets
+            metavar="RUN", help="A run folder, a preset or a spec file.", autocompletion=common.presets
         ),
     ],
     settings: Settings = None,
@@ -55,7 +66,7 @@ def account(
     from dither.experiment.account import account as accounted
     from dither.spec import parse_setting
 
-    found = accounted(
+    report = accounted(
         run_folder if run_folder.exists() else str(run_folder),
         values=dict(parse_setting(each) for each in settings or []),
         every_recipe=every_recipe,
@@ -63,15 +74,15 @@ def account(
         data_dir=data_dir,
     )
     if as_json:
-        typer.echo(found.to_json())
+        typer.echo(report.to_json())
     elif not quiet:
-        _print_account(found)
+        _print_account(report)
 
 
-def _print_account(found: PrivacyReport) -> None:
+def _print_account(report: PrivacyReport) -> None:
     from dither.experiment.report import SHORT_VIEWS, uncovered
 
-    epsilon, claim = found.epsilon, found.epsilon.claimed
+    epsilon, claim = report.epsilon, report.epsilon.claimed
     rows = [
         {
             "": "claimed",
@@ -88,7 +99,7 @@ def _print_account(found: PrivacyReport) -> None:
     for shown in epsilon.attacked:
         value, form = f">= {epsilon_text(shown.value)}", shown.form.split(":")[0]
         rows.append({"": "attacked", "ε": value, "per": shown.unit, **_seen(shown), "source": form})
-    print_table(rows, title=f"{found.method}: claimed and proven ε at δ = {claim.delta:g}")
+    print_table(rows, title=f"{report.method}: claimed and proven ε at δ = {claim.delta:g}")
     for row in epsilon.notable:
         where = f"{SHORT_VIEWS[row.view]}, {row.adjacency}"
         if row.clients is not None and row.view in ("upload", "sum"):
@@ -100,15 +111,15 @@ def _print_account(found: PrivacyReport) -> None:
         if row.no_credit:
             typer.echo(f"{where}: no credit for the other clients' noise: {row.no_credit}")
     for bounds, title in (
-        (found.tried, "Every bound that was tried, for the client with the largest ε"),
-        (found.ex_ante, "The same bounds before the cohorts are drawn (R4)"),
+        (report.tried, "Every bound that was tried, for the client with the largest ε"),
+        (report.ex_ante, "The same bounds before the cohorts are drawn (R4)"),
     ):
         if bounds:
             print_table([_bound(row) for row in _distinct(bounds)], title=title)
     for condition in epsilon.failing_conditions:
         typer.echo(f"a condition of the claim does not hold: {condition}")
-    if found.why:
-        typer.echo(f"why they differ: {found.why}")
+    if report.why:
+        typer.echo(f"why they differ: {report.why}")
     for text in uncovered(epsilon.table):
         typer.echo(f"not covered: {text}")
 
@@ -138,7 +149,7 @@ def audit(
         typer.Argument(
             metavar="METHOD | SPEC.toml | RUN",
             help="A preset, a spec or a run folder to attack.",
-            autocompletion=options.presets,
+            autocompletion=common.presets,
             show_default=False,
         ),
     ] = None,
@@ -187,44 +198,34 @@ def audit(
     spec = spec_from(str(folder / "spec.toml") if is_run else what, None, settings, None)
     console = error_terminal()
 
-    def say(row: dict[str, Any]) -> None:
-        adversary = f"{SHORT_VIEWS[row['view']]}, {row['unit']}"
-        console.print(
-            f"{adversary}: attacked ε {epsilon_text(row['attacked']['value'])}", style="dim", highlight=False
-        )
+    def say(row: AuditRow) -> None:
+        adversary = f"{SHORT_VIEWS[row.view]}, {row.unit}"
+        console.print(f"{adversary}: attacked ε {epsilon_text(row.attacked.value)}", style="dim", highlight=False)
 
     finished = Report.read(folder) if is_run else None
     with on_interrupt("finished rows are kept; run the same command to continue"):
-        found = auditing.audit(
-            spec,
-            completed_rounds=finished.rounds if finished is not None and not settings else None,
-            views=tuple(view) if view else auditing.VIEWS,
-            trials=trials,
-            confidence=confidence,
-            canaries=canaries,
-            rounds=rounds,
-            seed=seed,
-            data_dir=data_dir,
-            on_row=None if as_json or quiet else say,
-            keep=default_folder(),
-        )
+        outcome = auditing.audit(
+            spec, completed_rounds=finished.rounds if finished is not None and not settings else None,
+            views=tuple(view) if view else auditing.VIEWS, trials=trials, confidence=confidence,
+            canaries=canaries, rounds=rounds, seed=seed, data_dir=data_dir,
+            on_row=None if as_json or quiet else say, keep=default_folder(),
+        )  # fmt: skip
     # With other settings it is another run that was audited.
     target = out or (folder if is_run and not settings else None)
     if target is not None and out is None and spec.data.path:
         target = target / "local"  # what an attack finds with the records at hand, no ε covers
-    written = pictures.save(found, target) if target is not None else []
+    written = pictures.save(outcome, target) if target is not None else []
     if as_json:
-        typer.echo(to_json(found.to_dict(), indent=2))
+        typer.echo(to_json(outcome.to_dict(), indent=2))
     elif not quiet:
-        _print(found, written)
-    if found.violations:
-        for row in found.violations:
+        _print(outcome, written)
+    if outcome.violations:
+        for row in outcome.violations:
             console.print(
-                f"[bold red]VIOLATION:[/] {SHORT_VIEWS[row['view']]} ({row['unit']}): at least "
-                f"{epsilon_text(row['attacked']['value'])} was shown at {row['attacked']['confidence']:.4g} "
-                f"confidence ({row['attacked']['form']}), at most {epsilon_text(row['proven'])} was proved "
-                f"({row['recipe']}): the method, its "
-                "noise or the proof is wrong",
+                f"[bold red]VIOLATION:[/] {SHORT_VIEWS[row.view]} ({row.unit}): at least "
+                f"{epsilon_text(row.attacked.value)} was shown at {row.attacked.confidence:.4g} confidence "
+                f"({row.attacked.form}), at most {epsilon_text(row.proven)} was proved ({row.recipe}): the "
+                "method, its noise or the proof is wrong",
                 soft_wrap=True,
                 highlight=False,
             )
@@ -268,45 +269,43 @@ def _fuzz(count: int, seed: int, *, as_json: bool, quiet: bool) -> None:
         sys.exit(VIOLATION)
 
 
-def _print(found: Any, written: list[Path]) -> None:
-    rows = []
-    for row in found.rows:
-        attacked = row["attacked"]
-        rows.append(
-            {
-                "adversary": _adversary(row),
-                "per": row["unit"],
-                "claimed ε": "" if row["claimed"] is None else epsilon_text(row["claimed"]),
-                "proven ε": epsilon_text(row["proven"]),
-                "attacked ε": f"{epsilon_text(attacked['value'])}{' !' if row['refutes_claim'] else ''}",
-                "bound": attacked["form"].split(":")[0],
-                "rounds": row["rounds"],
-                "trials": attacked["trials"],
-            }
-        )
-    first = found.rows[0]
+def _print(outcome: Audit, written: list[Path]) -> None:
+    rows = [
+        {
+            "adversary": _adversary(row),
+            "per": row.unit,
+            "claimed ε": "" if row.claimed is None else epsilon_text(row.claimed),
+            "proven ε": epsilon_text(row.proven),
+            "attacked ε": f"{epsilon_text(row.attacked.value)}{' !' if row.refutes_claim else ''}",
+            "bound": row.attacked.form.split(":")[0],
+            "rounds": row.rounds,
+            "trials": row.attacked.trials,
+        }
+        for row in outcome.rows
+    ]
+    first = outcome.rows[0]
     print_table(
         rows,
-        title=f"{found.spec.method}: at δ = {first['delta']:g}, {first['adjacency']}, "
-        f"each attacked ε with {found.confidence:.4g} confidence",
-        footer="! larger than the claim: the paper's guarantee does not hold" if found.refuted else "",
+        title=f"{outcome.spec.method}: at δ = {first.delta:g}, {first.adjacency}, "
+        f"each attacked ε with {outcome.confidence:.4g} confidence",
+        footer="! larger than the claim: the paper's guarantee does not hold" if outcome.refuted else "",
     )
-    for row in found.rows:
-        for bound in row["bounds"]:
-            value, detail = epsilon_text(bound["value"]), f"{bound['detail']}; {row['design']}"
-            typer.echo(f"{_adversary(row)}, {row['unit']}: {value} by {bound['form']} ({detail})")
-    for what in dict.fromkeys(text for row in found.rows for text in row["not_covered"]):
+    for row in outcome.rows:
+        for bound in row.bounds:
+            value, detail = epsilon_text(bound.value), f"{bound.detail}; {row.design}"
+            typer.echo(f"{_adversary(row)}, {row.unit}: {value} by {bound.form} ({detail})")
+    for what in dict.fromkeys(text for row in outcome.rows for text in row.not_covered):
         typer.echo(f"not covered by the proof: {what.removeprefix('not covered: ')}")
-    for note in found.notes:
+    for note in outcome.notes:
         typer.echo(f"note: {note}")
     for path in written:
         typer.echo(f"written: {path}")
 
 
-def _adversary(row: dict[str, Any]) -> str:
+def _adversary(row: AuditRow) -> str:
     from dither.experiment.report import SHORT_VIEWS
 
-    return "server sees one upload" if row["unit"] == "message" else SHORT_VIEWS[row["view"]]
+    return "server sees one upload" if row.unit == "message" else SHORT_VIEWS[row.view]
 
 
 # Budgets
@@ -327,13 +326,14 @@ def budget_show(
 
     book = _ledger(ledger)
     rows, gaps = [], {FLOAT_NOISE: None}
-    for dataset in [_data_id(book, data)] if data else book.datasets():
+    named = {_data_id(book, file): file for file in _files(data)} if data else {}
+    for dataset in named or book.datasets():
         for spent in book.spent(dataset, delta=delta):
             budget, more = spent.budget, [spent.not_covered] if spent.not_covered else []
             gaps |= dict.fromkeys(more)
             rows.append(
                 {
-                    "data": data or book.called(dataset),
+                    "data": named.get(dataset) or book.called(dataset),
                     "client": spent.client,
                     "spent": epsilon_text(spent.epsilon),
                     "budget": epsilon_text(budget.epsilon) if budget else "none",
@@ -380,17 +380,19 @@ def budget_set(
 
     book = _ledger(ledger)
     limit = Budget(epsilon, delta, view, adjacency).check()
-    dataset = _data_id(book, data)
-    if id:
-        book.identify(dataset, file=Path(data).name, name=id)
-    was = book.budget(dataset, client)
-    if was is not None and not limit.within(was) and not yes and not as_json and sys.stdin.isatty():
-        yes = typer.confirm(f"Raise the budget of {data} from {was} to {limit}?", err=True)
-    book.set_budget(dataset, limit, client, raising=yes)
+    files = _files(data)
+    for file in files:
+        dataset = _data_id(book, file)
+        if id:
+            book.identify(dataset, file=Path(file).name, name=f"{id}/{Path(file).stem}" if len(files) > 1 else id)
+        was, raising = book.budget(dataset, client), yes
+        if was is not None and not limit.within(was) and not yes and not as_json and sys.stdin.isatty():
+            raising = typer.confirm(f"Raise the budget of {file} from {was} to {limit}?", err=True)
+        book.set_budget(dataset, limit, client, raising=raising)
+        if not as_json and not quiet:
+            typer.echo(f"budget of {file}{f', client {client}' if client else ''}: {limit}")
     if as_json:
-        print_table([{"data": data, "client": client, **limit._asdict()}], as_json=True)
-    elif not quiet:
-        typer.echo(f"budget of {data}{f', client {client}' if client else ''}: {limit}")
+        print_table([{"data": file, "client": client, **limit._asdict()} for file in files], as_json=True)
 
 
 @budget.command("same")
@@ -502,12 +504,21 @@ def _ledger(path: Path | None) -> Any:
     return Ledger(path or Ledger.default_path())
 
 
+def _files(data: str) -> list[str]:
+    """The files of several institutions, each a data set of its own; otherwise the data itself."""
+    from dither.data.tables import table_files
+
+    return [str(file) for file in table_files(data)] or [data]
+
+
 def _data_id(book: Any, data: str) -> str:
     from dither.accounting.ledger.runs import data_id
     from dither.data import entries
 
     if data in entries():
         return data_id(book, name=data)
+    if (files := _files(data)) != [data]:
+        raise SpecError(f"{data!r} stands for {len(files)} files, each a data set of its own; give one of them")
     if Path(data).expanduser().exists():
         return data_id(book, path=data)
     if (known := book.find(data)) is not None:
@@ -517,8 +528,94 @@ def _data_id(book: Any, data: str) -> str:
     )
 
 
+def statement(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    out: Annotated[
+        Path | None, typer.Option(help="A new file that ends in .md, .html, .pdf or .json (default: print it).")
+    ] = None,
+    party: Annotated[str, typer.Option(help="One institution of a federation.")] = "",
+    ledger: LedgerFile = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write what a run guarantees, for a data protection officer: in plain words first, then the details."""
+    from dither.experiment.statement import statement as stated
+
+    made = stated(run, party=party, ledger=ledger)
+    if out is not None:
+        made.save(out)
+    if as_json:
+        typer.echo(made.to_json())
+    elif out is not None and not quiet:
+        typer.echo(f"wrote {out}")
+    elif not quiet:
+        typer.echo(made.to_markdown())
+
+
+def check(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="A description (.toml), an Opacus accountant (.json), or an event's text."
+        ),
+    ],
+    settings: Settings = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compare claimed and proven ε of training that Dither did not run (exit code 1: the claim has no proof)."""
+    from dither.experiment.check import check as checked
+    from dither.spec import parse_setting
+
+    result = checked(file, dict(parse_setting(each) for each in settings or []))
+    if as_json:
+        typer.echo(result.to_json())
+    elif not quiet:
+        lines = result.lines()
+        typer.echo(result.training.title)
+        for what, value in lines:
+            typer.echo(f"  {what:<12} {value}")
+    if result.training.claimed_epsilon is not None and not result.supported:
+        sys.exit(1)
+
+
+# reason: one parameter an option, as Typer has it
+def stats(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="One table for each institution (CSV or Parquet).")
+    ],
+    epsilon: Annotated[float, typer.Option(help="ε of all these statistics together.")],
+    delta: Annotated[float, typer.Option(help="δ of that ε.")] = 1e-5,
+    columns: Annotated[str, typer.Option(help="Names of columns, with commas between (default: all).")] = "",
+    ledger: LedgerFile = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Print private statistics of tables: counts, means, quantiles and categories, with one ε for all of them."""
+    from dither.experiment import statistics
+
+    tables = [statistics.read(file) for file in files]  # mistakes show before anything is charged
+    wanted = [name.strip() for name in columns.split(",") if name.strip()]
+    statistics.check(tables, epsilon, delta, wanted)
+    statistics.charge(_ledger(ledger), files, epsilon, delta)
+    result = statistics.statistics(tables, epsilon=epsilon, delta=delta, columns=wanted)
+    if as_json:
+        typer.echo(result.to_json())
+        return
+    print_table(
+        result.rows(),
+        quiet=quiet,
+        title=f"Private statistics of {len(files)} {'table' if len(files) == 1 else 'tables'}",
+        footer=f"proven ε = {epsilon:g}, δ = {delta:g}, zero-out, against a server that sees every institution's "
+        "counts; intervals of 95% include the noise",
+    )
+
+
 def register(app: typer.Typer) -> None:
     """Add these commands to the program."""
+    app.command()(stats)
+    app.command()(check)
+    app.command()(statement)
     app.command()(account)
     app.command()(audit)
     app.add_typer(budget, name="budget")

@@ -23,14 +23,25 @@ from dither.data.dataset import (
     stream,
     zeros_aligned,
 )
+from dither.data.drafts import Draft, draft, draft_frame, draft_schema
 from dither.data.hashing import hash_table
 from dither.data.plots import class_counts, describe, draw_partition, partition_table
-from dither.data.schema import Categorical, Encoded, Label, Numeric, Schema, draft_schema, read_table
+from dither.data.schema import (
+    Categorical,
+    Encoded,
+    Label,
+    Numeric,
+    Schema,
+    propose_task,
+    with_label_bounds,
+)
+from dither.data.tables import read_table, table_files
 
 __all__ = [
     "Categorical",
     "ClientPartition",
     "Dataset",
+    "Draft",
     "Encoded",
     "Label",
     "MappedArray",
@@ -39,6 +50,8 @@ __all__ = [
     "all_records",
     "class_counts",
     "describe",
+    "draft",
+    "draft_frame",
     "draft_schema",
     "draw_partition",
     "entries",
@@ -53,10 +66,13 @@ __all__ = [
     "partition_table",
     "per_client_split",
     "pool",
+    "propose_task",
     "public_part",
     "read_arrays",
     "read_table",
     "stratified_split",
     "stream",
+    "table_files",
+    "with_label_bounds",
     "zeros_aligned",
 ]

@@ -12,15 +12,25 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from dither.data.arrays import hash_folder, hash_npz, load_folder, load_npz, read_idx
-from dither.data.dataset import Dataset, TableOptions, dataset_from_tables, stratified_split, zeros_aligned
+from dither.data.arrays import ArrayOptions, hash_folder, hash_npz, load_folder, load_npz, read_idx
+from dither.data.dataset import (
+    Dataset,
+    Source,
+    TableOptions,
+    dataset_from_sources,
+    dataset_from_tables,
+    stratified_split,
+    zeros_aligned,
+)
 from dither.data.downloads import Download, Origin, Progress, obtain
+from dither.data.drafts import draft_frame
 from dither.data.hashing import hash_table
-from dither.data.schema import Schema, StrPath, draft_from_frame, read_table
+from dither.data.schema import Schema, with_label_bounds
+from dither.data.tables import StrPath, join_tables, read_table, table_files
 from dither.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
@@ -250,7 +260,7 @@ def _entry(name: str) -> CatalogEntry:
 def load(
     name: str = "",
     *,
-    path: StrPath = "",
+    path: StrPath | Sequence[StrPath] = "",
     test_path: StrPath = "",
     label: str = "",
     schema: Schema | StrPath = "",
@@ -262,8 +272,11 @@ def load(
     seed: int = 0,
     stream: str = "auto",
     progress: Progress | None = None,
+    task: str = "auto",
+    label_bounds: Sequence[float] = (),
 ) -> Dataset:
     """Load a data set by its `name`, or a user's own file by its `path` (.csv, .parquet, .npz, a folder of .npy).
+    A folder, a pattern (`data/*.csv`) or a list of tables has one file for each institution.
 
     encoding, features   see `Schema.encode`
     schema               a `Schema` or a schema.toml; without one, your own table gets a draft in memory
@@ -273,33 +286,52 @@ def load(
     data_dir             a folder with local copies of the named sets, used before anything is downloaded
     stream               whether the records of a folder stay on disk: "auto", "yes" or "no" (see `load_folder`)
     progress             is called with one short line for each step that takes time
+    task                 "classification", "regression", or "auto": as the schema says, or by the label's values
+    label_bounds         public bounds of the label, for regression
     """
     if bool(name) == bool(path):
         given = f"both name={name!r} and path={str(path)!r}" if name else "neither name nor path"
         raise DataError(f"{given} given; give exactly one")
     if stream not in STREAM:
         raise DataError(f"stream={stream!r} is unknown{did_you_mean(stream, STREAM)}")
-    is_folder = bool(path) and Path(path).expanduser().is_dir()
+    files = table_files(path) if path else []
+    is_folder = bool(path) and not files and Path(cast(StrPath, path)).expanduser().is_dir()
     if stream == "yes" and not is_folder:
         raise DataError(
             f"stream='yes', but {name or str(path)!r} is not a folder of .npy files (x.npy, y.npy); leave it out, "
             "or save the records as such a folder"
         )
-    table = TableOptions(encoding, features, group_column, test_fraction, seed)
+    bounds = tuple(label_bounds)
+    table = TableOptions(encoding, features, group_column, test_fraction, seed, task, bounds)
     if name:
         for key, value in (("label", label), ("test_path", test_path)):
             if value:
                 raise DataError(f"{key}={str(value)!r} is for your own files; leave it out with name={name!r}")
-        return _load_named(_entry(name), schema, table, data_dir, progress)
+        return _checked(_load_named(_entry(name), schema, table, data_dir, progress), task)
+    if files:
+        return _checked(_load_own_tables(files, test_path, label, schema, table), task)
+    path = cast(StrPath, path)
     if not is_folder and Path(path).suffix.lower() != ".npz":
-        return _load_own_table(path, test_path, label, schema, table)
+        return _checked(_load_own_table(path, test_path, label, schema, table), task)
     kind = "folder of .npy files" if is_folder else ".npz file"
     for key, option in (("schema", schema), ("label", label), ("group_column", group_column)):
         if option:
             raise DataError(f"{key} is given, but a {kind} holds arrays, which are used as they are; leave it out")
+    arrays = ArrayOptions(test_fraction, seed, task, bounds)
     if is_folder:
-        return load_folder(path, test_path=test_path, test_fraction=test_fraction, seed=seed, stream=stream)
-    return load_npz(path, test_path=test_path, test_fraction=test_fraction, seed=seed)
+        return load_folder(path, test_path=test_path, options=arrays, stream=stream)
+    return load_npz(path, test_path=test_path, options=arrays)
+
+
+def _checked(dataset: Dataset, task: str) -> Dataset:
+    """The data set, if its label fits the task that was asked for."""
+    actual = "classification" if dataset.label_bounds is None else "regression"
+    if task in ("auto", actual):
+        return dataset
+    has = f"{len(dataset.classes)} classes" if dataset.classes else "bounds instead of classes"
+    raise DataError(
+        f"task={task!r}, but the label of {dataset.name!r} has {has}; change its schema, or leave task out"
+    )
 
 
 def hash_records(path: StrPath) -> np.ndarray:
@@ -324,7 +356,13 @@ def _load_named(
                 shown = value if isinstance(value, str) else "..."
                 raise DataError(f"{key}={shown!r} is for tables, but {entry.name!r} holds images; leave it out")
     files = {} if entry.download is None else obtain(entry.download, data_dir=data_dir, progress=progress)
-    return _LOADERS[entry.name](LoadOptions(_schema(schema), table, files))
+    agreed = _schema(schema)
+    if table.label_bounds and agreed is None:
+        raise DataError(
+            f"label_bounds is for regression, but the label of {entry.name!r} has classes; leave it out"
+        )
+    agreed = agreed and with_label_bounds(agreed, table.label_bounds)
+    return _LOADERS[entry.name](LoadOptions(agreed, table, files))
 
 
 def _load_own_table(
@@ -334,21 +372,64 @@ def _load_own_table(
     schema: Schema | StrPath,
     options: TableOptions,
 ) -> Dataset:
-    """A user's own table. Without a schema one is drafted in memory, and the notes say so."""
-    agreed = _schema(schema)
+    """A user's own table."""
     frame, name = read_table(path), Path(path).name
+    agreed, notes = _own_schema(frame, name, label, schema, options)
+    test = read_table(test_path) if test_path else None
+    dataset = dataset_from_tables(name, frame, test, agreed, options)
+    return dataset._replace(record_hashes=hash_table(frame), notes=(*dataset.notes, *notes))
+
+
+def _load_own_tables(
+    files: Sequence[Path], test_path: StrPath, label: str, schema: Schema | StrPath, options: TableOptions
+) -> Dataset:
+    """Tables of several institutions, one file each."""
+    tables = [read_table(file) for file in files]
+    frame = tables[0] if schema else join_tables(files, tables)
+    agreed, notes = _own_schema(frame, files[0].resolve().parent.name, label, schema, options)
+    test = read_table(test_path) if test_path else None
+    sources = [
+        Source(name, file, hash_table(table))
+        for name, file, table in zip(_client_names(files), files, tables, strict=True)
+    ]
+    for file, table in zip(files, tables, strict=True):
+        try:
+            agreed.check_columns(table)
+        except DataError as error:
+            raise DataError(f"{file.name!r}: {error}") from None
+    dataset = dataset_from_sources(sources, tables, test, agreed, options)
+    return dataset._replace(notes=(*dataset.notes, *notes))
+
+
+def _client_names(files: Sequence[Path]) -> list[str]:
+    """The name of each client: its file's, as short as they differ."""
+    for names in ([file.stem for file in files], [file.name for file in files], [str(file) for file in files]):
+        if len(set(names)) == len(names):
+            return names
+    raise DataError("data.path lists a file twice; list each institution's file once")
+
+
+def _own_schema(
+    frame: pd.DataFrame, name: str, label: str, schema: Schema | StrPath, options: TableOptions
+) -> tuple[Schema, tuple[str, ...]]:
+    """The schema of a user's own table, and notes. Without a schema, a draft is made in memory."""
+    agreed = _schema(schema)
+    notes: tuple[str, ...] = ()
     if agreed is None:
         if not label:
             raise DataError(f'no label column is given for {name!r}; give label = "COLUMN" or a schema')
         # The institution a record comes from is not a feature of the record.
         exclude = [options.group_column] if options.group_column and options.group_column != label else []
-        agreed = draft_from_frame(frame, label, name=name, exclude=exclude)
+        task = "regression" if options.label_bounds else options.task
+        agreed, excluded = draft_frame(frame, label, name=name, drop=exclude, task=task)
+        left_out = [repr(column) for column in excluded if column not in exclude]
+        if left_out:
+            notes = (f"left out as no features: {', '.join(left_out)} (`dither data schema` says why)",)
     elif label and label != agreed.label.column:
         raise DataError(
             f"label={label!r}, but the schema's label column is {agreed.label.column!r}; make them agree"
         )
-    test = read_table(test_path) if test_path else None
-    return dataset_from_tables(name, frame, test, agreed, options)._replace(record_hashes=hash_table(frame))
+    return with_label_bounds(agreed, options.label_bounds), notes
 
 
 def _schema(schema: Schema | StrPath) -> Schema | None:
@@ -365,7 +446,7 @@ def _schema(schema: Schema | StrPath) -> Schema | None:
 _CACHED_FILES = 8  # files, of tens of megabytes
 _CACHED_ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 _CACHED_NAMES = ("classes", "feature_names", "notes")
-_CODE = ("catalog.py", "dataset.py", "schema.py")
+_CODE = ("catalog.py", "dataset.py", "schema.py", "tables.py")
 
 
 def cached(
@@ -384,7 +465,8 @@ def cached(
         with np.load(path, allow_pickle=False) as archive:
             content: dict[str, Any] = {key: archive[key] for key in _CACHED_ARRAYS}
             content |= {key: tuple(map(str, archive[key])) for key in _CACHED_NAMES}
-            return Dataset(name=name, schema=schema, covered=bool(archive["covered"]), **content)
+            covered, bounds = bool(archive["covered"]), schema.label.bounds
+            return Dataset(name=name, schema=schema, covered=covered, label_bounds=bounds, **content)
     except (OSError, ValueError, KeyError, zipfile.BadZipFile):
         dataset = load()
     with suppress(OSError):  # a read-only home is no reason not to go on

@@ -1,33 +1,29 @@
 """The schema: everything the encoding of a table depends on, fixed before any record is read.
 
-Bounds, categories and imputation values taken from private records leak information, so each value says where it
-came from: "public" or "read from data". A schema with any value of the second kind leaves the preprocessing
-outside the privacy claim (`Schema.read_from_data`). A drafted schema has only such values: the owner of the
-records replaces them by what is publicly known.
+Bounds, categories and imputation values taken from private records leak information, so a schema says where its
+values came from: "public" or "read from data". A schema with any value of the second kind, or that does not say,
+leaves the preprocessing outside the privacy claim (`Schema.read_from_data`). A drafted schema has only such
+values: the owner of the records replaces them by what is publicly known.
 
 In `schema.toml`:
 
     name = "patients"
+    origin = "public"              # of every value below that does not say otherwise
     [label]
     column = "outcome"
-    classes = ["alive", "dead"]
-    classes_from = "public"
+    classes = ["alive", "dead"]    # or, for regression, bounds = [0, 100]: labels outside are clamped
     [[columns]]
     name = "age"
     type = "numeric"
-    bounds = [0, 120]          # values outside are clamped
-    bounds_from = "public"
-    standard = [40, 20]        # centre and scale, for encoding = "standard"
-    standard_from = "public"
-    missing = 40               # what an empty cell stands for
-    missing_from = "public"
+    bounds = [0, 120]              # values outside are clamped
+    standard = [40, 20]            # centre and scale, for encoding = "standard"; by default from the bounds
+    standard_from = "read from data"    # where this one value came from
+    missing = 40                   # what an empty cell stands for; by default the centre
     [[columns]]
     name = "sex"
     type = "categorical"
-    categories = ["female", "male"]    # everything else goes to one more column, "(other)"
-    categories_from = "public"
-    missing = "female"
-    missing_from = "public"
+    categories = ["female", "male"]     # everything else goes to one more column, "(other)"
+    missing = "female"             # by default "(other)"
 """
 
 from __future__ import annotations
@@ -39,13 +35,19 @@ import os
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from dither.data.tables import (
+    StrPath,
+    canonical,
+    factorize,
+    number_column,
+)
 from dither.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
 
 PUBLIC = "public"
 READ_FROM_DATA = "read from data"
+UNSTATED = "not stated"  # a file that does not say where a value came from: not covered
 OTHER = "(other)"  # in brackets: "Other" is itself a category of Adult's race
 
 _MEANINGS = {
@@ -67,8 +70,8 @@ ENCODINGS = ("minmax", "standard")
 FEATURES = ("all", "categorical", "ordinal")
 LABELS = ("required", "if present", "ignore")
 
-MAX_CATEGORIES = 64  # of a draft; rarer ones go to "(other)": a column of names must not become a million features
-MAX_CLASSES = 1000
+# A draft takes a label of more different whole numbers, or of more numbers with fractions, for regression.
+MOST_WHOLE_CLASSES, MOST_FRACTIONAL_CLASSES = 64, 10
 
 
 class Numeric(NamedTuple):
@@ -81,6 +84,13 @@ class Numeric(NamedTuple):
     bounds_from: str = PUBLIC
     standard_from: str = PUBLIC
     missing_from: str = PUBLIC
+
+    @classmethod
+    def with_bounds(cls, name: str, bounds: tuple[float, float], origin: str = PUBLIC) -> Numeric:
+        """A column of which only the bounds are given: six units of scale wide, its centre for missing cells."""
+        low, high = bounds
+        centre, scale = (low + high) / 2, (high - low) / 6 if high > low else 1.0
+        return cls(name, bounds, (centre, scale), centre, origin, origin, origin)
 
     def scaled(self, series: pd.Series, encoding: str) -> np.ndarray:
         """Imputed, clamped to the bounds, then scaled by the bounds to [0, 1], or by centre and scale."""
@@ -115,18 +125,20 @@ Column = Numeric | Categorical
 
 
 class Label(NamedTuple):
-    """The column to predict and its classes, in the order of their numbers."""
+    """The column to predict and its classes, in the order of their numbers; or, for regression, its bounds."""
 
     column: str
-    classes: tuple[str, ...]
+    classes: tuple[str, ...] = ()
     classes_from: str = PUBLIC
+    bounds: tuple[float, float] | None = None
+    bounds_from: str = PUBLIC
 
 
 class Encoded(NamedTuple):
     """A table as arrays. `y` is None where the label column was absent or ignored."""
 
     x: np.ndarray  # float32 [rows, features]
-    y: np.ndarray | None  # int32 [rows]
+    y: np.ndarray | None  # [rows]: int32 class numbers, or float32 labels scaled by their bounds to [0, 1]
     feature_names: tuple[str, ...]
 
 
@@ -162,16 +174,13 @@ class Schema:
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Schema:
         """From the parsed TOML (or any mapping of that shape)."""
-        _check_keys("the schema", content, ("label", "columns"), ("name",))
+        _check_keys("the schema", content, ("label", "columns"), ("name", "origin"))
         if not isinstance(content["label"], Mapping) or not isinstance(content["columns"], list):
             raise DataError("the schema needs a [label] table and [[columns]] tables")
-        _check_keys("[label]", content["label"], ("column", "classes"), ("classes_from",))
-        label = Label(
-            str(content["label"]["column"]),
-            _texts("classes of the label", content["label"]["classes"]),
-            content["label"].get("classes_from", PUBLIC),
-        )
-        columns = tuple(_column_from_dict(column) for column in content["columns"])
+        origin = content.get("origin", UNSTATED)
+        _choice("origin of the schema", origin, (PUBLIC, READ_FROM_DATA, UNSTATED))
+        label = _label_from_dict(content["label"], origin)
+        columns = tuple(_column_from_dict(column, origin) for column in content["columns"])
         return cls(label=label, columns=columns, name=str(content.get("name", "")))
 
     def to_dict(self) -> dict[str, Any]:
@@ -187,28 +196,42 @@ class Schema:
                     written[key] = [_plain(item) for item in value] if isinstance(value, tuple) else _plain(value)
                     written[f"{key}_from"] = values[f"{key}_from"]
             columns.append(written)
-        label = {**self.label._asdict(), "classes": list(self.label.classes)}
+        key = "classes" if self.label.bounds is None else "bounds"
+        values = self.label._asdict()
+        label = {"column": self.label.column, key: list(values[key]), f"{key}_from": values[f"{key}_from"]}
         return {"name": self.name, "label": label, "columns": columns}
 
     def to_toml(self) -> str:
-        """The text of the TOML file, short lists on one line."""
-        import tomli_w
+        """The text of a TOML file with every value and its origin."""
+        return _toml(self.to_dict())
 
-        def on_one_line(match: re.Match[str]) -> str:
-            line = f"[{match[1].strip().removesuffix(',')}]".replace("\n    ", " ")
-            return line if len(line) <= 100 else match[0]
-
-        return re.sub(r"\[((?:\n    .*,)+)\n\]", on_one_line, tomli_w.dumps(self.to_dict()))
+    def to_short_toml(self) -> str:
+        """The same schema in as few keys as can say it."""
+        content, origin = self.to_dict(), READ_FROM_DATA if self.read_from_data else PUBLIC
+        for part, column in ((content["label"], None), *zip(content["columns"], self.columns, strict=True)):
+            for key in [key for key in part if f"{key}_from" in part]:
+                if part[f"{key}_from"] == origin:
+                    del part[f"{key}_from"]
+            if isinstance(column, Numeric):
+                plain = Numeric.with_bounds(column.name, column.bounds, column.bounds_from)
+                for key in ("standard", "missing"):
+                    if all(getattr(plain, each) == getattr(column, each) for each in (key, f"{key}_from")):
+                        part.pop(key), part.pop(f"{key}_from", None)
+            elif isinstance(column, Categorical) and column[2::2] == (OTHER, PUBLIC):
+                part.pop("missing"), part.pop("missing_from", None)
+        return _toml({"name": content.pop("name"), "origin": origin, **content})
 
     def save(self, path: StrPath) -> None:
         """Write `schema.toml` atomically."""
-        head = (
-            f'# Values marked "{READ_FROM_DATA}" were taken from the records, which no ε covers.\n'
-            f'# Replace each by a value known without looking at the records, and mark it "{PUBLIC}".\n\n'
-        )
+        head = ""
+        if not self.covered:
+            head = (
+                "# These values were read from the records, which no ε covers. Replace each by one that is known\n"
+                f'# without looking at the records, or confirm that it is; then set origin = "{PUBLIC}".\n\n'
+            )
         target = Path(path)
         partial = target.with_name(f"{target.name}.tmp")
-        partial.write_text(head + self.to_toml(), encoding="utf-8")
+        partial.write_text(head + self.to_short_toml(), encoding="utf-8")
         os.replace(partial, target)
 
     def digest(self) -> str:
@@ -220,12 +243,12 @@ class Schema:
 
     @property
     def read_from_data(self) -> tuple[str, ...]:
-        """Every value that came from the records, such as "bounds of 'age'"."""
+        """Every value that came from the records, or may have, such as "bounds of 'age'"."""
         return tuple(
             f"{_MEANINGS[key]} of {part[0]!r}"
             for part in (self.label, *self.columns)
             for key, value in part._asdict().items()
-            if key in _MEANINGS and value == READ_FROM_DATA
+            if key in _MEANINGS and value != PUBLIC
         )
 
     @property
@@ -233,13 +256,31 @@ class Schema:
         """Whether the encoding depends on public values only."""
         return not self.read_from_data
 
+    def as_public(self) -> Schema:
+        """The schema with every value declared public."""
+
+        def declared(part: Any) -> Any:
+            return part._replace(**{key: PUBLIC for key in part._asdict() if key in _MEANINGS})
+
+        return replace(self, label=declared(self.label), columns=tuple(map(declared, self.columns)))
+
     def coverage_notes(self) -> tuple[str, ...]:
         """The note to print beside an ε; () when every value is public."""
         values = self.read_from_data
         if not values:
             return ()
         more = f" and {len(values) - 3} more values" if len(values) > 3 else ""
-        return (f"preprocessing not covered: {', '.join(values[:3])}{more} were read from the data",)
+        listed = f"{', '.join(values[:3])}{more}"
+        if READ_FROM_DATA in self._origins():
+            return (f"preprocessing not covered: {listed} were read from the data",)
+        return (
+            f"preprocessing not covered: the schema does not say where {listed} came from; if they were chosen "
+            f'without the records, add origin = "{PUBLIC}" at its top',
+        )
+
+    def _origins(self) -> set[str]:
+        parts = (self.label, *self.columns)
+        return {value for part in parts for key, value in part._asdict().items() if key in _MEANINGS}
 
     # Encoding
 
@@ -283,6 +324,10 @@ class Schema:
             return Encoded(x, None, names)
         return Encoded(x, self.encode_labels(frame), names)
 
+    def check_columns(self, frame: pd.DataFrame) -> None:
+        """`DataError` where the table lacks the label or a feature."""
+        _need_columns(frame, [self.label.column, *(column.name for column in self.columns)])
+
     def feature_names(self, features: str = "all") -> tuple[str, ...]:
         """The name of every column of `x`: "age", "sex=female", "sex=(other)"."""
         names: list[str] = []
@@ -306,8 +351,11 @@ class Schema:
         return total
 
     def encode_labels(self, frame: pd.DataFrame) -> np.ndarray:
-        """Class numbers, int32 [rows]."""
+        """Class numbers, int32 [rows]; for regression labels scaled by their bounds to [0, 1], float32."""
         _need_columns(frame, [self.label.column])
+        if self.label.bounds is not None:
+            values = number_column(frame[self.label.column], self.label.column)
+            return scaled_labels(values, self.label.bounds, f"label column {self.label.column!r}")
         codes, texts = factorize(frame[self.label.column])
         missing = np.flatnonzero(codes < 0)
         if len(missing):
@@ -322,6 +370,58 @@ class Schema:
                 )
         numbers: np.ndarray = np.array([number_of[value] for value in texts], dtype=np.int32)[codes]
         return numbers
+
+
+def scaled_labels(values: np.ndarray, bounds: tuple[float, float], where: str) -> np.ndarray:
+    """Labels clamped to their bounds and scaled by them to [0, 1], float32. No label is below 0, which would mark
+    a blanked record."""
+    low, high = bounds
+    bad = np.flatnonzero(~np.isfinite(values))
+    if len(bad):
+        kind = "empty" if np.isnan(values[bad[0]]) else "not finite"
+        raise DataError(f"{where} is {kind} in row {bad[0] + 1}; remove the row")
+    scaled: np.ndarray = ((np.clip(np.asarray(values, np.float64), low, high) - low) / (high - low)).astype(
+        np.float32
+    )
+    return scaled
+
+
+def with_label_bounds(schema: Schema, bounds: Sequence[float]) -> Schema:
+    """The schema with these public bounds of its label; () leaves it as it is."""
+    if not bounds:
+        return schema
+    if schema.label.bounds is None:
+        raise DataError(
+            f"label_bounds={list(bounds)} is given, but the schema lists classes of {schema.label.column!r}; give "
+            "it bounds instead of classes, or leave label_bounds out"
+        )
+    low, high = bounds
+    return replace(schema, label=schema.label._replace(bounds=(low, high), bounds_from=PUBLIC))
+
+
+def propose_task(values: np.ndarray) -> str:
+    """ "regression" for a label of many different numbers, otherwise "classification". `values` are numbers, NaN
+    for what is none."""
+    distinct = np.unique(values)
+    if np.isnan(distinct).any():
+        return "classification"
+    whole = np.array_equal(distinct, np.round(distinct))
+    return (
+        "regression"
+        if len(distinct) > (MOST_WHOLE_CLASSES if whole else MOST_FRACTIONAL_CLASSES)
+        else "classification"
+    )
+
+
+def _toml(content: Mapping[str, Any]) -> str:
+    """TOML with short lists on one line."""
+    import tomli_w
+
+    def on_one_line(match: re.Match[str]) -> str:
+        line = f"[{match[1].strip().removesuffix(',')}]".replace("\n    ", " ")
+        return line if len(line) <= 100 else match[0]
+
+    return re.sub(r"\[((?:\n    .*,)+)\n\]", on_one_line, tomli_w.dumps(content))
 
 
 def _plain(value: str | float) -> str | float:
@@ -370,7 +470,16 @@ def _number(where: str, value: Any) -> float:
     return float(value)
 
 
-def _column_from_dict(content: Any) -> Column:
+def _label_from_dict(content: Mapping[str, Any], origin: str) -> Label:
+    key = "bounds" if "bounds" in content else "classes"
+    _check_keys("[label]", content, ("column", key), (f"{key}_from",))
+    column, origin = str(content["column"]), content.get(f"{key}_from", origin)
+    if key == "bounds":
+        return Label(column, bounds=_pair("bounds of the label", content["bounds"]), bounds_from=origin)
+    return Label(column, _texts("classes of the label", content["classes"]), origin)
+
+
+def _column_from_dict(content: Any, origin: str) -> Column:
     if not isinstance(content, Mapping) or "name" not in content:
         raise DataError("every [[columns]] table needs a 'name'")
     name = str(content["name"])
@@ -382,16 +491,26 @@ def _column_from_dict(content: Any) -> Column:
         if numeric
         else {"categories": _texts, "missing": lambda _, value: canonical(value)}
     )
-    _check_keys(where, content, ("name", "type", *parse), tuple(f"{field}_from" for field in parse))
-    values = [function(f"{field} of {where}", content[field]) for field, function in parse.items()]
-    origins = [content.get(f"{field}_from", PUBLIC) for field in parse]
-    return (Numeric if numeric else Categorical)(name, *values, *origins)
+    needed, *others = parse
+    _check_keys(where, content, ("name", "type", needed), (*others, *(f"{field}_from" for field in parse)))
+    given = {field: parse[field](f"{field} of {where}", content[field]) for field in parse if field in content}
+    origins = {f"{field}_from": content.get(f"{field}_from", origin) for field in given}
+    for field in parse:
+        if f"{field}_from" in content and field not in given:
+            raise DataError(f"{where} has {field}_from, but no {field}; give both or neither")
+    if numeric:  # what is left out follows from the bounds
+        column = Numeric.with_bounds(name, given["bounds"], origins["bounds_from"])
+        return column._replace(**given, **origins)
+    return Categorical(name, given["categories"], OTHER)._replace(**given, **origins)
 
 
 def _validate(schema: Schema) -> None:
     """Check what every schema must satisfy, drafted or written by hand."""
     label = schema.label
-    if len(label.classes) < 2:
+    if label.bounds is not None and not (label.bounds[0] < label.bounds[1] and not label.classes):
+        low, high = label.bounds
+        raise DataError(f"bounds of label {label.column!r}: low={low} must be below high={high}, without classes")
+    if label.bounds is None and len(label.classes) < 2:
         raise DataError(f"label {label.column!r} has {len(label.classes)} class; at least 2 are needed")
     _no_repeats(f"classes of {label.column!r}", label.classes)
     if not schema.columns:
@@ -412,220 +531,10 @@ def _validate(schema: Schema) -> None:
     for part in (label, *schema.columns):
         for key, value in part._asdict().items():
             if key.endswith("_from"):
-                _choice(f"{key} of {part[0]!r}", value, (PUBLIC, READ_FROM_DATA))
+                _choice(f"{key} of {part[0]!r}", value, (PUBLIC, READ_FROM_DATA, UNSTATED))
 
 
 def _no_repeats(where: str, values: Iterable[str]) -> None:
     for value, count in Counter(values).items():
         if count > 1:
             raise DataError(f"{where}: {value!r} is listed twice")
-
-
-# Drafts
-
-
-def draft_schema(path: StrPath, label: str, *, exclude: Collection[str] = ()) -> Schema:
-    """Draft a schema for a CSV or Parquet file; `exclude` names columns that are not features (such as an id)."""
-    return draft_from_frame(read_table(path), label, name=os.path.basename(os.fspath(path)), exclude=exclude)
-
-
-def draft_from_frame(frame: pd.DataFrame, label: str, *, name: str, exclude: Collection[str] = ()) -> Schema:
-    """Draft a schema for a table in memory."""
-    present = [str(column) for column in frame.columns]
-    for column in (label, *exclude):
-        if column not in present:
-            kind = "label column" if column == label else "column"
-            hint = did_you_mean(column, present)
-            if len(present) == 1 and ";" in present[0]:
-                hint = "; the file seems to be separated by ';', save it with commas"
-            raise DataError(f"{kind} {column!r} is not in {name!r}{hint}")
-    features = [column for column in present if column != label and column not in exclude]
-    if not features:
-        raise DataError(f"{name!r} has no column besides {label!r}; at least one feature is needed")
-    columns = tuple(_draft_column(frame[column], column) for column in features)
-    return Schema(label=_draft_label(frame[label], label), columns=columns, name=name)
-
-
-def _draft_label(series: pd.Series, name: str) -> Label:
-    codes, texts = factorize(series)
-    if len(texts) < 2:
-        content = f"only {texts[0]!r}" if texts else "no value"
-        raise DataError(
-            f"label column {name!r} has {len(texts)} class ({content}); at least 2 are needed to train"
-        )
-    if len(texts) > min(MAX_CLASSES, max(50, len(codes) // 2)):
-        raise DataError(
-            f"label column {name!r} has {len(texts)} different values in {len(codes)} rows; Dither "
-            f"classifies: choose a column of classes, or bin the values"
-        )
-    as_numbers = parse_numbers(texts)
-    if not np.isnan(as_numbers).any():  # "2" before "10"
-        texts = [texts[index] for index in np.argsort(as_numbers, kind="stable")]
-    return Label(name, tuple(texts), READ_FROM_DATA)
-
-
-def _draft_column(series: pd.Series, name: str) -> Column:
-    if is_number_column(series):
-        values = number_column(series, name)
-        values = values[~np.isnan(values)]
-        if len(values) == 0:
-            raise DataError(f"column {name!r} holds no values; remove it from the table")
-        distinct, counts = np.unique(values, return_counts=True)
-        scale = float(values.std())
-        return Numeric(
-            name,
-            bounds=(float(distinct[0]), float(distinct[-1])),
-            standard=(float(values.mean()), scale if scale > 0 else 1.0),
-            missing=float(distinct[np.argmax(counts)]),
-            bounds_from=READ_FROM_DATA,
-            standard_from=READ_FROM_DATA,
-            missing_from=READ_FROM_DATA,
-        )
-    codes, texts = factorize(series)
-    if not texts:
-        raise DataError(f"column {name!r} holds no values; remove it from the table")
-    counts = np.bincount(codes[codes >= 0], minlength=len(texts))
-    by_frequency = np.argsort(-counts, kind="stable")
-    kept = sorted(texts[index] for index in by_frequency[:MAX_CATEGORIES])
-    return Categorical(name, tuple(kept), texts[by_frequency[0]], READ_FROM_DATA, READ_FROM_DATA)
-
-
-# CSV and Parquet files, and their columns as text or as numbers, the same from either format. Each distinct
-# value of a column is looked at once (`factorize`), so the cost grows with the distinct values and not with the
-# rows.
-
-StrPath = str | os.PathLike[str]
-
-TABLE_SUFFIXES = (".csv", ".parquet")
-# What an empty cell looks like. "None" is not among them: it is a category in many tables.
-MISSING = ("", "?", "NA", "N/A", "NaN", "nan", "null", "NULL")
-_WHOLE_NUMBER = re.compile(r"[+-]?\d+\.0+")
-
-
-# Files
-
-
-def read_table(path: StrPath) -> pd.DataFrame:
-    """Read a CSV file (every cell as text; the schema decides what is a number) or a Parquet file."""
-    import pandas as pd
-
-    path = existing_file(path)
-    suffix = path.suffix.lower()
-    if suffix not in TABLE_SUFFIXES:
-        raise DataError(f"{path.name!r}: suffix {suffix!r} is not supported; give a .csv, .parquet or .npz file")
-    if path.stat().st_size == 0:
-        raise DataError(f"{path.name!r} is empty; it needs a header and at least one row")
-    try:
-        if suffix == ".parquet":
-            frame = pd.read_parquet(path)
-        else:
-            # index_col=False: a trailing comma must not shift the columns by one.
-            frame = pd.read_csv(
-                path,
-                dtype=str,
-                keep_default_na=False,
-                skipinitialspace=True,
-                index_col=False,
-                encoding="utf-8-sig",
-            )
-    except Exception as error:  # pandas and pyarrow raise many unrelated kinds for one bad file
-        raise DataError(f"{path.name!r} cannot be read as a {suffix[1:]} table: {first_line(error)}") from None
-    frame.columns = pd.Index([str(column).strip() for column in frame.columns])
-    if len(frame) == 0:
-        raise DataError(f"{path.name!r} has a header but no rows; it needs at least one")
-    repeated = frame.columns[frame.columns.duplicated()]
-    if len(repeated):
-        raise DataError(f"{path.name!r} has two columns called {repeated[0]!r}; rename one")
-    return frame
-
-
-def existing_file(path: StrPath) -> Path:
-    """The path of a file that exists, or a clear error."""
-    path = Path(path).expanduser()
-    if path.is_dir():
-        raise DataError(f"{str(path)!r} is a folder; give a .csv, .parquet or .npz file")
-    if not path.is_file():
-        raise DataError(f"file {str(path)!r} not found; check the path")
-    return path
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error message, or the error's type where it says nothing."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-# Columns
-
-
-def canonical(value: Any) -> str:
-    """One spelling for each value: '1.0', 1.0 and 1 are all '1', wherever they were read from."""
-    if isinstance(value, float | np.floating):
-        value = repr(float(value))
-    text = str(value).strip()
-    return text.partition(".")[0] if _WHOLE_NUMBER.fullmatch(text) else text
-
-
-def factorize(series: pd.Series) -> tuple[np.ndarray, list[str]]:
-    """(codes, texts): cell i reads `texts[codes[i]]`; a missing cell has code -1."""
-    import pandas as pd
-
-    raw_codes, raw_values = pd.factorize(series, use_na_sentinel=True)
-    spelled = [canonical(value) for value in raw_values]
-    texts = sorted(set(spelled) - set(MISSING))
-    code_of = {text: code for code, text in enumerate(texts)}
-    # The extra last entry answers the -1 of cells that pandas itself calls missing.
-    translate = np.array([*(code_of.get(text, -1) for text in spelled), -1], dtype=np.int64)
-    return translate[raw_codes], texts
-
-
-def text_column(series: pd.Series, missing: str) -> np.ndarray:
-    """A column as text, with `missing` for its missing cells."""
-    codes, texts = factorize(series)
-    column: np.ndarray = np.array([*texts, missing], dtype=object)[codes].astype(str)
-    return column
-
-
-def parse_numbers(texts: list[str]) -> np.ndarray:
-    """Float64 values; NaN for what is not a number."""
-    import pandas as pd
-
-    return np.asarray(pd.to_numeric(pd.Series(texts, dtype=object), errors="coerce"), dtype=np.float64)
-
-
-def is_number_column(series: pd.Series) -> bool:
-    """Whether every cell that is not missing is a number. True/False columns are categories."""
-    import pandas as pd
-
-    if pd.api.types.is_bool_dtype(series.dtype):
-        return False
-    if pd.api.types.is_numeric_dtype(series.dtype):
-        return True
-    _, texts = factorize(series)
-    return bool(texts) and not bool(np.isnan(parse_numbers(texts)).any())
-
-
-def number_column(series: pd.Series, column: str) -> np.ndarray:
-    """A column as float64, NaN where missing; text or an infinite value is an error that names its row."""
-    import pandas as pd
-
-    if pd.api.types.is_numeric_dtype(series.dtype) and not pd.api.types.is_bool_dtype(series.dtype):
-        values = series.to_numpy(dtype=np.float64, na_value=np.nan)
-    else:
-        codes, texts = factorize(series)
-        parsed = parse_numbers(texts)
-        if np.isnan(parsed).any():
-            code = int(np.flatnonzero(np.isnan(parsed))[0])
-            row = int(np.flatnonzero(codes == code)[0]) + 1
-            raise DataError(
-                f"column {column!r} is numeric, but row {row} holds {texts[code]!r}; correct the cell, or "
-                f"declare the column categorical in the schema"
-            )
-        values = np.append(parsed, np.nan)[codes]
-    infinite = np.flatnonzero(np.isinf(values))
-    if len(infinite):
-        row = int(infinite[0])
-        raise DataError(
-            f"column {column!r}, row {row + 1}: the value {values[row]} is not finite; correct it or leave "
-            f"the cell empty"
-        )
-    return values

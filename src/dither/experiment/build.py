@@ -22,14 +22,14 @@ from dither.accounting import REPLACE_ONE, ZERO_OUT, step_multiplier
 from dither.accounting.accountant import Accountant, alike, noise_ratio
 from dither.errors import RunExists, SpecError
 from dither.methods import Method, method, prepare
-from dither.models import Model, count_params
+from dither.models import Model, count_params, program_digest
 from dither.models import from_spec as model_from_spec
 from dither.privacy import sampling
 from dither.secagg.encoding import FixedPoint
 from dither.simulation import devices, distributed, engine, streaming
 from dither.simulation.aggregation import Aggregation
 from dither.simulation.arrays import ONE_DEVICE, Shards, aligned
-from dither.spec import Spec
+from dither.spec import MODELS, Spec
 from dither.types import Claim, Prepared, PrivacyPlan, RoundInfo
 
 
@@ -102,6 +102,12 @@ class Experiment:
         """Clients that reveal the same when they take part. Asks every client, of whom there may be a hundred
         thousand."""
         return alike(self.prepared.releases, self.plan.client_sizes, self.cohorts, self.plan.round_numbers)
+
+    @cached_property
+    def model_digest(self) -> str:
+        """SHA-256 of what a model of your own computes; empty for one of Dither's."""
+        own = self.spec.model.name not in MODELS
+        return program_digest(self.model, self.dataset.x_train.shape[1]) if own else ""
 
     @cached_property
     def data_digest(self) -> str:
@@ -201,8 +207,10 @@ def _completion(experiment: Experiment, federated: bool) -> dict[str, Any]:
             not_covered.append("the noise comes from a seed: anyone who knows the seed can subtract the noise")
     if plan.per_client and federated:
         not_covered.append("how many records a client holds: every party is told")
-    # Clipping each record's gradient keeps a binary linear model's steps those of a convex loss: no other clip.
-    convex = experiment.model.convex and len(dataset.classes) == 2 and spec.privacy.clip == "example"
+    # Clipping each record's gradient keeps the steps of a model with one linear score those of a convex loss: all
+    # gradients of a record have the direction (record, 1). No other clip and no other model does.
+    model = experiment.model
+    convex = model.convex and model.curvature is not None and spec.privacy.clip == "example"
     smoothness = _smoothness(experiment) if convex else None
     weights = np.ones(plan.num_clients) if plan.weights is None else plan.weights
     return {
@@ -310,10 +318,11 @@ def _counts_shown(experiment: Experiment, smoothness: float | None, federated: b
 
 
 def _smoothness(experiment: Experiment) -> float | None:
-    """A bound on the smoothness of any client's loss, from public bounds alone: R²/4 for one sigmoid output, R²/2
-    for two softmax outputs (G7b), R the largest norm of (record, 1)."""
+    """A bound on the smoothness of any client's loss, from public bounds alone: the curvature of the loss in its
+    score (1/4 for one sigmoid output, 1/2 for two softmax outputs, 1 for squared and Huber loss, times the largest
+    class weight) times R², R the largest norm of (record, 1) (G7b)."""
     spec, dataset = experiment.spec, experiment.dataset
-    if not dataset.covered:
+    if not dataset.covered or experiment.model.curvature is None:
         return None  # bounds that were read from the records are no public bounds
     if dataset.schema is not None:
         squared = dataset.schema.squared_norm_bound(spec.data.encoding, spec.data.features)
@@ -321,7 +330,7 @@ def _smoothness(experiment: Experiment) -> float | None:
         squared = float(dataset.x_train.shape[1])  # every pixel lies in [0, 1]
     else:
         return None
-    curvature = (squared + 1) / (4 if experiment.model.name == "logistic" else 2)
+    curvature = (squared + 1) * experiment.model.curvature
     if spec.batch_sampling.startswith("poisson"):
         # The method may have set its own batch size: what it releases says which.
         first = RoundInfo(0, 0, int(experiment.partition.size[0]), spec.cohort_size)
@@ -378,7 +387,7 @@ def load_data(spec: Spec, *, data_dir: str | Path | None = None, stream: str = "
     d = spec.data
     dataset = data.load(
         "" if d.path else d.name,
-        path=d.path,
+        path=d.paths,
         test_path=d.test_path,
         label=d.label,
         schema=d.schema,
@@ -389,9 +398,16 @@ def load_data(spec: Spec, *, data_dir: str | Path | None = None, stream: str = "
         group_column=d.column if d.partition == "column" else "",
         seed=spec.seed,
         stream=stream or d.stream,
+        task=spec.task,
+        label_bounds=d.label_bounds,
     )
     dataset = data.pool(dataset) if d.split == "per-client" else dataset
     return dataset if d.part == "all" else data.public_part(dataset, d.part, d.public_fraction)
+
+
+def by_file(spec: Spec, dataset: data.Dataset) -> bool:
+    """Whether each of several files is one client."""
+    return spec.data.partition == "files" or (spec.data.partition == "iid" and bool(dataset.sources))
 
 
 def pooled(dataset: data.Dataset) -> Arrays:
@@ -411,7 +427,7 @@ def deal(
     x, y = arrays or pooled(dataset)
     everything = data.partition(
         dataset,
-        kind=d.partition,
+        kind="files" if by_file(spec, dataset) else d.partition,
         num_clients=spec.num_clients,
         seed=spec.seed,
         similarity=d.similarity,
@@ -581,7 +597,9 @@ def unprotected(experiment: Experiment) -> bool:
 def sharing(experiment: Experiment, runs: int = 1) -> dict[str, Any]:
     """How a batch of runs like this one is shared among devices, and whether a device's runs go one by one."""
     secure_sum = aggregation(experiment)
-    if experiment.spec.source_of_randomness == "os" or (secure_sum is not None and not secure_sum.compiled):
+    if experiment.spec.source_of_randomness == "os":
+        _refuse_processes(experiment)
+    if secure_sum is not None and not secure_sum.compiled:
         _refuse_processes(experiment)
         return {"shards": ONE_DEVICE}
     records, spec = experiment.problem.x.nbytes, experiment.spec
@@ -705,6 +723,7 @@ def facts(experiment: Experiment) -> dict[str, str]:
     return {
         **surroundings(experiment.spec),
         "the data": experiment.data_digest[:16],
+        "the model": experiment.model_digest,
         "noise, rates and clips": value_digest(experiment)[:12],
     }
 

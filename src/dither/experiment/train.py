@@ -8,20 +8,24 @@ from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
 
-from dither.accounting.ledger.runs import Ledger, Spending, data_id
+from dither.accounting import ClientRange
+from dither.accounting.ledger.runs import JointSpending, Ledger, Spending, data_id
 from dither.data import Dataset, hash_records
 from dither.errors import BudgetExhausted, ClientRefused, DitherError, RunExists, SpecError
 from dither.experiment import plots
+from dither.experiment.advice import judge_run
 from dither.experiment.build import (
     Compiled,
     Experiment,
     build_experiment,
+    by_file,
     check,
     claim_after,
     compiled,
@@ -42,17 +46,18 @@ from dither.experiment.report import (
     LedgerCharge,
     Report,
     RoundingMargin,
-    RoundsTakenPart,
     RunTraffic,
-    leaf_name,
+    encode,
     load,
 )
+from dither.models import leaf_name
 from dither.simulation import distributed, engine
 from dither.simulation.aggregation import Aggregation
 from dither.simulation.arrays import Shards
 from dither.simulation.devices import Clock
 from dither.simulation.streaming import Streamed
 from dither.spec import Spec
+from dither.spec.options import file_content, model_file, register_model
 from dither.types import Params, __version__
 
 CHECKPOINT_SECONDS = 5.0
@@ -85,12 +90,16 @@ def run(
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     on_start: Callable[[Experiment, Path, int], None] | None = None,
     on_evaluation: Callable[[dict[str, Any]], None] | None = None,
+    model: Any = None,
 ) -> Report:
     """Train a spec (a preset's name, a TOML file, a mapping or a `Spec`) and leave a run folder.
 
-    `values` are dotted keys put on top of the spec. `resume` continues a folder that was interrupted: the
-    outcome is bit for bit that of an uninterrupted run on the same device and versions. It keeps as many devices
-    as it was begun on, and its records where they were (in memory or on the disk), whatever memory is free now.
+    `values` are dotted keys put on top of the spec. `model` is one of your own in place of model.name: a
+    `dither.Model`, an Equinox, Flax or PyTorch module, or a function that returns one.
+
+    `resume` continues a folder that was interrupted: the outcome is bit for bit that of an uninterrupted run on
+    the same device and versions. It keeps as many devices as it was begun on, and its records where they were (in
+    memory or on the disk), whatever memory is free now.
 
     Your own data is always charged to a ledger (the default one, or `ledger`), the catalogue's sets only when
     `ledger` is given. Records that another ledger of yours knows are refused unless `new_ledger`. Where a budget
@@ -100,6 +109,9 @@ def run(
     alone writes and returns; the others exit when the rounds are done.
     """
     options = RunOptions(out, resume, data_dir, ledger, new_ledger, checkpoint_seconds, on_start, on_evaluation)
+    if model is not None:
+        name = register_model(model, "" if resume is None else RunFolder.open(resume).spec().model.name)
+        values = {**(values or {}), "model.name": name}
     with distributed.together():
         return _run(spec, values, options)
 
@@ -122,6 +134,11 @@ def _run(
         kept = next((stream for stream, way in _WAYS.items() if way == begun.get("records")), "")
         experiment = build_experiment(spec, data_dir=options.data_dir, stream=kept)
         shards = check(experiment, begun)  # before there is a folder
+        if begun.get("model_digest", "") != experiment.model_digest and begun:
+            raise RunExists(
+                f"{str(path)!r} was begun with another model than {spec.model.name!r} is now; restore the model, "
+                "or start a new run"
+            )
         if distributed.count() > 1:
             distributed.assert_equal(facts(experiment))
     if not distributed.leading():
@@ -129,7 +146,8 @@ def _run(
     with clock("start_up"):
         if options.resume is None:
             made = {**provenance(experiment), "devices": shards.devices}
-            folder = RunFolder.create(path, spec, made, _schema_file(experiment.dataset))
+            files = {**_schema_file(experiment.dataset), **model_source(spec)}
+            folder = RunFolder.create(path, spec, made, files)
             local = {"data_digest": experiment.data_digest}
             write_text(folder.path / "local" / "provenance.json", to_json(local, indent=2))
         else:
@@ -170,7 +188,7 @@ def _resolve(
 
 def spending(
     experiment: Experiment, folder: RunFolder, ledger: str | Path | None, *, new_ledger: bool = False
-) -> Spending | None:
+) -> Spending | JointSpending | None:
     """The run's account in a ledger, or None for a set of the catalogue without one."""
     spec = experiment.spec
     if ledger is None and not spec.data.path:
@@ -190,20 +208,9 @@ def spending(
     anchor = anchor if anchor.is_file() else folder.path / "local" / "ledger-anchor.json"
     book = Ledger(ledger or Ledger.default_path(), anchor=anchor)
     own_rows = spec.data.partition == "column"
-    # What was read is charged, not what lies there by now.
-    digest = experiment.dataset.ledger_digest
-    dataset = data_id(book, path=spec.data.path, name=spec.data.name, digest=digest)
-    if spec.data.path:
-        read, name = experiment.dataset.record_hashes, Path(spec.data.path).name
-        book.identify(
-            dataset,
-            lambda: hash_records(spec.data.path) if read is None else read,
-            file=name,
-            name=spec.data.id,
-            new_ledger=new_ledger,
-        )
-    budget = book.budget(dataset)
-    if budget is not None and budget.view == "sum" and spec.aggregation == "off":
+    datasets = _identified(experiment, book, new_ledger=new_ledger)
+    budgets = [budget for budget in map(book.budget, datasets) if budget is not None]
+    if any(budget.view == "sum" for budget in budgets) and spec.aggregation == "off":
         raise SpecError(
             "the budget of this data is against a server that sees only sums, but secagg.mode is 'off': set it to "
             "'real' or 'ideal', or set the budget for --view upload"
@@ -213,14 +220,45 @@ def spending(
     made_of = np.frombuffer(origin(experiment, folder.provenance()).encode(), np.uint8)
     # Where a run may go on without some clients, nobody's noise is counted on in a sum.
     missing = experiment.plan.cohort_size - 1 if spec.federation.refused == "continue" else None
-    return Spending(
-        book,
-        experiment.accountant(missing),
-        run=f"{folder.run_id()}-{book.fingerprint(made_of)}",
-        dataset=dataset,
-        clients=experiment.partition.names if own_rows else None,
-        replay=spec.source_of_randomness == "seeded",
-    )
+    accountant = experiment.accountant(missing)
+    one_client_each = by_file(spec, experiment.dataset)
+    accounts = [
+        Spending(
+            book,
+            accountant,
+            run=f"{folder.run_id()}-{book.fingerprint(made_of)}",
+            dataset=dataset,
+            clients=experiment.partition.names if own_rows else None,
+            client=number if one_client_each else None,
+            replay=spec.source_of_randomness == "seeded",
+        )
+        for number, dataset in enumerate(datasets)
+    ]
+    return accounts[0] if len(accounts) == 1 else JointSpending(accounts)
+
+
+def _identified(experiment: Experiment, book: Ledger, *, new_ledger: bool) -> list[str]:
+    """The ledger's ids of the records: one for each file, after saying which records it holds."""
+    spec, dataset = experiment.spec, experiment.dataset
+    if dataset.sources:
+        ids = [data_id(book, path=str(source.path)) for source in dataset.sources]
+        for each, source in zip(ids, dataset.sources, strict=True):
+            rows = partial(np.asarray, source.record_hashes)
+            name = f"{spec.data.id}/{source.name}" if spec.data.id else ""
+            book.identify(each, rows, file=source.path.name, name=name, new_ledger=new_ledger)
+        return ids
+    # What was read is charged, not what lies there by now.
+    only = data_id(book, path=spec.data.path, name=spec.data.name, digest=dataset.ledger_digest)
+    if spec.data.path:
+        read = dataset.record_hashes
+        book.identify(
+            only,
+            lambda: hash_records(spec.data.path) if read is None else read,
+            file=spec.data.title,
+            name=spec.data.id,
+            new_ledger=new_ledger,
+        )
+    return [only]
 
 
 def resume(path: str | Path, **arguments: Any) -> Report:
@@ -251,7 +289,7 @@ def train(
     experiment: Experiment,
     folder: RunFolder | None,
     shards: Shards,
-    account: Spending | None,
+    account: Spending | JointSpending | None,
     clock: Clock,
     options: RunOptions,
 ) -> Report:
@@ -264,7 +302,7 @@ def train(
         program = compiled(experiment, shards=shards)
         state = program.simulation.start(program.inputs)
     state, done = _resumed(state, program.simulation, recorder)
-    if recorder is not None and experiment.spec.scored:
+    if recorder is not None:
         plots.preload()
     outcome = _train_rounds(experiment, program, state, done, recorder, clock)
     # The rest is process 0's alone, and may take long: nothing below may need another's devices.
@@ -343,12 +381,17 @@ def _finish(recorder: _Recorder, program: Compiled, outcome: _Outcome) -> Report
         simulation, rounds, _ = program
         with clock("without_noise"):
             reusable = simulation if rounds is simulation and simulation.shards.devices == 1 else None
-            accuracy = without_noise(experiment, reusable)
-            report = replace(report, test_accuracy_without_noise=accuracy)
+            score = without_noise(experiment, reusable)
+        if report.task == "regression":
+            report = replace(report, test_r2_without_noise=score)
+        else:
+            report = replace(report, test_accuracy_without_noise=score)
     rows = folder.metrics()
     if spec.scored:
         with clock("plot"):
             plots.draw_run(rows, folder.path / "plot.png", title=_title(spec), subtitle=_subtitle(experiment))
+    with clock("scores"):
+        report, judged = _judged(report, experiment, outcome.params, folder)
     if isinstance(program.rounds, Streamed):
         report = replace(report, streamed=DiskReads(**program.rounds.report()))
     report = replace(report, timing=clock.report())  # of this process: what a resumed run did before is not in it
@@ -356,8 +399,26 @@ def _finish(recorder: _Recorder, program: Compiled, outcome: _Outcome) -> Report
         "train_loss": (folder.local_metrics() or rows)[-1]["train_loss"],
         "clamped": outcome.traffic.get("clamped", 0),
     }
+    local |= judged
+    if experiment.dataset.label_bounds is not None:  # which may have been read from the records
+        local["label_bounds"] = list(experiment.dataset.label_bounds)
     report.save(local)
     return report
+
+
+def _judged(
+    report: Report, experiment: Experiment, params: Params, folder: RunFolder
+) -> tuple[Report, dict[str, Any]]:
+    """The report with scores and advice on public test records; where there are none, those on the clients'
+    records, which stay local."""
+    public = experiment.spec.scored
+    rows = folder.metrics() if public else folder.local_metrics()
+    judgement = judge_run(experiment, params, rows, local=not public)
+    if judgement is None:
+        return report, {}
+    if public:
+        return replace(report, scores=judgement.scores, advice=judgement.advice), {}
+    return report, {"scores": encode(judgement.scores), "advice": encode(judgement.advice)}
 
 
 def _account_for(recorder: _Recorder, outcome: _Outcome) -> Report:
@@ -402,7 +463,7 @@ class _Recorder:
         self,
         experiment: Experiment,
         folder: RunFolder,
-        account: Spending | None,
+        account: Spending | JointSpending | None,
         clock: Clock,
         options: RunOptions,
     ) -> None:
@@ -487,8 +548,8 @@ def broadcast_state(state: engine.State, simulation: engine.Simulation) -> engin
 
 
 def without_noise(experiment: Experiment, compiled_rounds: engine.Simulation | None = None) -> float:
-    """Test accuracy of the same run with its noise set to 0: what the noise costs. `compiled_rounds` are those of
-    the run itself, used again where nothing but the noise differs."""
+    """Test accuracy (or R²) of the same run with its noise set to 0: what the noise costs. `compiled_rounds` are
+    those of the run itself, used again where nothing but the noise differs."""
     prepared, spec = experiment.prepared, experiment.spec
     hyper = {
         name: (np.zeros_like(np.asarray(value)) if name in prepared.plan.noise_names else np.asarray(value))[None]
@@ -508,7 +569,8 @@ def without_noise(experiment: Experiment, compiled_rounds: engine.Simulation | N
     inputs = simulation.inputs(experiment.problem, seeds=[spec.seed], hyper=hyper, cohorts=designs([experiment]))
     rounds = planned_rounds(experiment)
     result = engine.train(simulation, inputs, num_rounds=rounds, eval_every=rounds)
-    return float(result.history[-1].metrics["test_accuracy"][0])
+    last = result.history[-1].metrics
+    return float(last["test_r2" if experiment.model.task == "regression" else "test_accuracy"][0])
 
 
 def _noiseless(how: Aggregation | None) -> Aggregation | None:
@@ -533,14 +595,15 @@ def report_of(
         spec=spec,
         evaluations=tuple(rows),
         method=spec.method,
-        data=spec.data.path or spec.data.name,
-        test_accuracy=last["test_accuracy"],
+        data=spec.data.path.replace("\n", ", ") or spec.data.name,
+        test_accuracy=last.get("test_accuracy"),
+        test_r2=last.get("test_r2"),
         loss=last["loss"],
         rounds=last["round"],
         seconds=last["seconds"],
         epsilon=Epsilon.of(spec, experiment.prepared.claim, experiment.accountant(missing).table()),
         why=experiment.method.why,
-        participation=RoundsTakenPart(int(counts[0]), float(np.median(counts)), int(counts[-1])),
+        participation=ClientRange(int(counts[0]), float(np.median(counts)), int(counts[-1])),
         randomness=spec.source_of_randomness,
         notes=(
             *experiment.dataset.notes,
@@ -626,8 +689,8 @@ UNSCORED = (
 
 def split_scores(scores: Mapping[str, float], spec: Spec) -> tuple[dict[str, Any], dict[str, float]]:
     """What an evaluation found: scores on public test records, and what is exact about others and stays local."""
-    public = ("test_accuracy", "loss")
-    released = {name: scores[name] if spec.scored else None for name in public}
+    public = ("test_accuracy", "test_r2", "loss")
+    released = {name: scores[name] if spec.scored else None for name in public if name in scores}
     return released, {name: value for name, value in scores.items() if name not in public}
 
 
@@ -636,6 +699,12 @@ def _schema_file(dataset: Dataset) -> dict[str, str]:
     if dataset.schema is None:
         return {}
     return {"schema.toml" if dataset.covered else "local/schema.toml": dataset.schema.to_toml()}
+
+
+def model_source(spec: Spec) -> dict[str, str]:
+    """model.py, the file of a model of your own: the run's model can be read when that file is gone or changed."""
+    named = model_file(spec.model.name)
+    return {"model.py": file_content(named[0]).decode("utf-8")} if named else {}
 
 
 def _begun_before(folder: RunFolder, spec: Spec, num_rounds: int) -> None:
@@ -676,12 +745,13 @@ def provenance(experiment: Experiment) -> dict[str, Any]:
         "records": _WAYS["yes" if experiment.dataset.streamed else "no"],
         "spec_digest": experiment.spec.digest(),
         "randomness": experiment.spec.source_of_randomness,
+        **({"model_digest": experiment.model_digest} if experiment.model_digest else {}),
     }
 
 
 def default_folder(spec: Spec) -> Path:
     """runs/METHOD-DATA-TIME, made distinct when two start in the same second."""
-    stem = Path(spec.data.path).stem if spec.data.path else spec.data.name
+    stem = Path(spec.data.title).stem.replace(" ", "-").strip("*")
     base = Path("runs") / f"{Path(spec.method).stem}-{stem}-{datetime.now():%Y%m%d-%H%M%S}"
     path, number = base, 2
     while path.exists():
@@ -734,7 +804,7 @@ def _check_refused(state: engine.State, round: int) -> None:
 
 
 def _title(spec: Spec) -> str:
-    return f"{spec.method} on {Path(spec.data.path).name or spec.data.name}"
+    return f"{spec.method} on {spec.data.title}"
 
 
 def _subtitle(experiment: Experiment) -> str:

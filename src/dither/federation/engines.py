@@ -83,22 +83,22 @@ class ClientEngine:
         sent = self._answer(
             _tree(self._message, message),
             _tree(self._client_state, client_state),
-            self.inputs,
+            self.simulation.with_noise_key(self.inputs),
             np.int32(index),
             np.int32(self.client),  # traced: clients of one size share a compiled program
             cohort_size=self.simulation.cohort_size_at(index),
         )
         row = np.concatenate([leaf.ravel() for leaf in _leaves(sent.upload)])
         finite, clamped = bool(sent.finite[0]), int(sent.clamped[0])
-        how = self.simulation.aggregation
-        if how is not None and finite:
+        aggregation = self.simulation.aggregation
+        if aggregation is not None and finite:
             if row.dtype == np.int32:
                 row = row.view(np.uint32)
             else:
-                row, clamped = encoding.encode(row, how.how)
-            if how.noise_std is not None:
-                steps = 2.0**how.how.scale_bits * float(np.asarray(sent.weight, np.float64)[0])
-                std = how.noise_std(index, self.client, self.simulation.cohort_size_at(index)) * steps
+                row, clamped = encoding.encode(row, aggregation.how)
+            if aggregation.noise_std is not None:
+                steps = 2.0**aggregation.how.scale_bits * float(np.asarray(sent.weight, np.float64)[0])
+                std = aggregation.noise_std(index, self.client, self.simulation.cohort_size_at(index)) * steps
                 row = add_discrete(row, std, self.simulation.words(self._seed, index, self.client))
         return Answer(row, _leaves(sent.state), finite, clamped)
 
@@ -163,7 +163,7 @@ class ServerEngine:
         answers came; who was present and does not count was refused. Who answered too few: nothing changes."""
         self.state = self._close(
             self.state,
-            self.inputs,
+            self.simulation.with_noise_key(self.inputs),
             np.int32(index),
             np.asarray(total, np.float32)[None],
             np.asarray(counted, bool)[None],
@@ -179,11 +179,11 @@ class ServerEngine:
         return total
 
     def evaluate(self) -> dict[str, float]:
-        """Accuracy and loss on the server's own test records; nothing where it has none."""
+        """Accuracy (or R²) and loss on the server's own test records; nothing where it has none."""
         if not self.scored:
             return {}
         scores = self.simulation.evaluate(self.state, self.inputs)
-        return {name: float(scores[name][0]) for name in ("test_accuracy", "loss")}
+        return {name: float(scores[name][0]) for name in ("test_accuracy", "test_r2", "loss") if name in scores}
 
     def params(self) -> PyTree:
         """The model."""

@@ -24,6 +24,7 @@ import numpy as np
 from dither import data
 from dither.errors import FederationError, ProtocolAbort, SpecError
 from dither.experiment import build, plots, train
+from dither.experiment.advice import Labelled, judge
 from dither.experiment.report import Exclusion, FederationTotals, PartyTotals, Report
 from dither.federation import engines, keys, mailbox
 from dither.federation.agreement import (
@@ -42,7 +43,7 @@ from dither.secagg import encoding
 from dither.secagg import state as secagg_state
 from dither.secagg.server import ServerSession
 from dither.spec import Spec
-from dither.spec.options import approve
+from dither.spec.options import approve, model_file
 from dither.types import __version__
 
 WAIT_SECONDS = 3600.0  # for parties to come and for their owners to agree
@@ -75,13 +76,12 @@ def load_evaluation_data(spec: Spec, *, data_dir: str | Path | None = None) -> E
             "a federation needs data.schema: bounds and categories that are known without looking at anybody's "
             "records (dither data schema FILE drafts one)"
         )
-    schema = data.Schema.load(d.schema)
+    schema = data.with_label_bounds(data.Schema.load(d.schema), d.label_bounds)
     name = schema.name or "own data"
     if not d.test_path or not spec.scored:
         width = len(schema.feature_names(d.features))
-        return EvaluationData(
-            schema, schema.label.classes, (), np.zeros((0, width), np.float32), np.zeros(0, np.int32), name
-        )
+        y = np.zeros(0, np.int32 if schema.label.bounds is None else np.float32)
+        return EvaluationData(schema, schema.label.classes, (), np.zeros((0, width), np.float32), y, name)
     encoded = schema.encode(data.read_table(d.test_path), d.encoding, d.features)
     if encoded.y is None:
         raise SpecError(f"data.test_path={d.test_path!r} has no labels")
@@ -117,8 +117,9 @@ class Coordinator:
         self.journal, self._evaluation, self._event = journal, evaluation, on_event
         self._wait = wait_seconds
         self._asked_spec = spec
-        if spec.method.endswith(".py"):
-            approve(spec.method)
+        for file in (spec.method, (model_file(spec.model.name) or ("",))[0]):
+            if file.endswith(".py"):
+                approve(file)
         self._waits = ("", 0.0)  # for what, and since when
         self._told = ("", 0.0)  # what was said of it, and when
 
@@ -158,7 +159,8 @@ class Coordinator:
             scores: dict[str, float] = {}
             if index + 1 == total or (index + 1) % self.agreement.spec.eval_every == 0:
                 scores = self.engine.evaluate()
-                measured = {name: scores.get(name) for name in ("test_accuracy", "loss")}
+                name = "test_accuracy" if self.agreement.classes else "test_r2"
+                measured = {name: scores.get(name), "loss": scores.get("loss")}
                 seconds = round(time.monotonic() - began, 3)
                 self.journal.folder.append_metrics({"round": index + 1, **measured, "seconds": seconds})
             self.journal.complete(line, self.engine.save(), self.agreement)
@@ -303,10 +305,12 @@ class Coordinator:
         versions_seen = {name: self.mailbox.greeted[name] for name in self.agreement.names}
         provenance = {**train.provenance(self.experiment), "versions": versions_seen}
         schema = {} if self._evaluation.schema is None else {"schema.toml": self._evaluation.schema.to_toml()}
-        spec = self.agreement.spec  # with the method's file as this machine knows it
+        spec = self.agreement.spec  # with the files of method and model as this machine knows them
         options = {f"method_options.{key}": value for key, value in spec.method_options.items()}
         spec = spec.with_values({"method": self._asked_spec.method, **options})
-        self.journal.folder.begin_files({"run": self.agreement.run, **provenance}, spec, schema)
+        spec = replace(spec, model=self._asked_spec.model)
+        files = {**schema, **train.model_source(self.agreement.spec)}
+        self.journal.folder.begin_files({"run": self.agreement.run, **provenance}, spec, files)
 
     def _enrol(self) -> ServerSession | None:
         """Secure aggregation: everybody signs the same roster, once for a run."""
@@ -603,12 +607,17 @@ class Coordinator:
                 f"without effect: round {', '.join(void)} (the server ended while that sum was being opened, a "
                 "seal was false, or too few parties were left); what parties were charged for it stays charged"
             )
-        folder.save_model(train.named_leaves(self.engine.params()))
+        params = self.engine.params()
+        folder.save_model(train.named_leaves(params))
         if self.engine.scored:
+            x, y = self._evaluation.x, self._evaluation.y
+            records = Labelled(x, y, np.arange(len(y)), "the server's test records")
+            judgement = judge(completed, params, [(row["round"], row["loss"]) for row in rows], records)
+            report = replace(report, scores=judgement.scores, advice=judgement.advice)
             title = f"{self.agreement.spec.method}, {len(self.agreement.names)} parties"
             plots.draw_run(rows, folder.path / "plot.png", title=title, subtitle=self._evaluation.name)
         report.save()
-        outcome = {"run": self.agreement.run, "rounds": len(lines), "accuracy": rows[-1]["test_accuracy"]}
+        outcome = {"run": self.agreement.run, "rounds": len(lines), "accuracy": rows[-1].get("test_accuracy")}
         self.mailbox.ask(
             "finish",
             {name: (outcome, {}) for name in self.agreement.names},

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dither.models import Model, losses, score_losses
+from dither.models import Model, losses
 from dither.types import Array, Params, PyTree
 
 REACH = 2.0**40  # of a coordinate that a client reads or sends: sums and products of such numbers are finite
@@ -128,7 +128,7 @@ def _dense_clipped_sum(
             seen.append(value)
             weight = params[layer.name]
             value = layer.activation(value @ weight["w"] + weight["b"] + tap)
-        return jnp.sum(score_losses(value, y)), seen
+        return jnp.sum(model.loss(value, y)), seen
 
     count = x.shape[0]
     taps = [jnp.zeros((count, params[layer.name]["b"].shape[0]), jnp.float32) for layer in model.layers]

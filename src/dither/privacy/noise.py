@@ -15,6 +15,7 @@ import math
 import os
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +24,7 @@ import numpy as np
 from jax.extend.random import define_prng_impl
 
 from dither.errors import SpecError, did_you_mean
+from dither.privacy import lattice
 from dither.privacy.entropy import OsEntropy
 from dither.types import Array, Key, PyTree
 
@@ -143,9 +145,9 @@ def check_source(name: str) -> str:
 
 def stream(root: int | Array | Key, name: str) -> Key:
     """The key of a named stream (CRC-32 of the name, so it is the same everywhere). The root is a run's seed, a
-    JAX key, or an OsEntropy, all of whose streams are itself."""
+    JAX key, or an OsEntropy."""
     if isinstance(root, OsEntropy):
-        return root
+        return replace(root, name=name)
     is_key = isinstance(root, jax.Array) and jnp.issubdtype(root.dtype, jax.dtypes.prng_key)
     return jax.random.fold_in(root if is_key else key(root), zlib.crc32(name.encode()))
 
@@ -174,8 +176,6 @@ def standard_normal(key: Key, tree: PyTree) -> PyTree:
     leaves, structure = jax.tree.flatten(tree)
     shapes = [leaf.shape for leaf in leaves]
     total = sum(math.prod(shape) for shape in shapes)
-    if isinstance(key, OsEntropy):
-        return jax.tree.unflatten(structure, _cut(_mapped_like(key, leaves).draw(total), shapes))
     if _ONE_DRAW < total <= 2**32 and is_key(key) and jax.default_backend() == "cpu":
         return jax.tree.unflatten(structure, _in_shape(key, shapes))
     return jax.tree.unflatten(structure, _cut(from_words(jax.random.bits(key, (total,), jnp.uint32)), shapes))
@@ -260,19 +260,32 @@ def from_words(words: Array) -> Array:
 
 
 def gaussian(key: Key, tree: PyTree, *, noise_std: Array) -> PyTree:
-    """`tree` plus independent N(0, noise_std²) on every coordinate. `key` must be used only here."""
+    """`tree` plus independent noise of std `noise_std` on every coordinate. `key` must be used only here.
+
+    From a JAX key N(0, noise_std²) in float32. From OS entropy discrete Gaussian noise on a lattice, to which the
+    values are rounded first (`privacy.lattice`).
+    """
     with jax.named_scope("noise"):  # names for a profile (benchmarks/profile.py)
+        if isinstance(key, OsEntropy):
+            return _on_lattice(key, tree, noise_std)
         noise = standard_normal(key, tree)
         return jax.tree.map(lambda value, z: value + noise_std * z, tree, noise)
 
 
-def _mapped_like(source: OsEntropy, leaves: list[Array]) -> OsEntropy:
-    """The source, derived for whatever vmap maps the leaves over, should a caller have forgotten to: clients
-    with values of their own then never share a draw."""
+def _on_lattice(source: OsEntropy, tree: PyTree, noise_std: Array) -> PyTree:
+    leaves, structure = jax.tree.flatten(tree)
+    sizes = [math.prod(jnp.shape(leaf)) for leaf in leaves]
     for leaf in leaves:
         if isinstance(leaf, jax.Array) and leaf.size:
-            source = source.at(leaf[(0,) * leaf.ndim] != 0)
-    return source
+            # Should a caller have forgotten to derive the source: clients whose values differ never share a draw.
+            source = source.over(leaf[(0,) * leaf.ndim] != 0)
+    words = source.words(lattice.WORDS * sum(sizes)).reshape(lattice.WORDS, sum(sizes))
+    noisy = []
+    for i, leaf in enumerate(leaves):
+        first = sum(sizes[:i])
+        drawn = lattice.draw(words[:, first : first + sizes[i]].reshape(lattice.WORDS, *jnp.shape(leaf)))
+        noisy.append(lattice.released(leaf, drawn, noise_std))
+    return jax.tree.unflatten(structure, noisy)
 
 
 # Schedules: how the noise changes over a run, for any method that noises gradients

@@ -10,6 +10,7 @@ nothing of each other. The devices may be those of several processes (`simulatio
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from dither import models
 from dither.data import ClientPartition, zeros_aligned
 from dither.errors import SpecError
+from dither.privacy.entropy import OsEntropy
 from dither.simulation import distributed
 from dither.types import Array, Params, PyTree
 
@@ -72,6 +74,7 @@ class RunInputs(NamedTuple):
     test_weights: Array
     cohorts: Array  # [num_rounds, cohort_size] where participation is designed beforehand, else [0, 0]
     train_rows: Array | None = None  # what the training loss adds up, where it is not `order`
+    noise_key: Array | None = None  # of one call that draws protected noise on an accelerator; never kept
 
 
 class Shared(NamedTuple):
@@ -205,6 +208,11 @@ class Shards(NamedTuple):
         size = array.shape[0] // self.clients
         return jax.lax.dynamic_slice_in_dim(array, jax.lax.axis_index(CLIENTS) * size, size)
 
+    def shared(self, source: Any) -> Any:
+        """A source of randomness from which all devices draw the same. From a seed, and from a key, they do."""
+        os_entropy = isinstance(source, OsEntropy) and self.clients > 1
+        return replace(source, shared_along=CLIENTS) if os_entropy else source
+
     def summed(self, tree: PyTree) -> PyTree:
         """The devices' sums together."""
         return tree if self.clients == 1 else jax.lax.psum(tree, CLIENTS)
@@ -323,8 +331,13 @@ class Scored(NamedTuple):
     shared: Shared
     shards: Shards
 
+    def test_score(self, rows: Array, weights: Array) -> tuple[dict[str, Array], Array]:
+        """The score that fits the task (accuracy or R²), by its name, and the loss over those rows."""
+        total, loss = self.score(rows, weights)
+        return named_score(self.model, total, self.shared.y[rows], weights), loss
+
     def score(self, rows: Array, weights: Array) -> tuple[Array, Array]:
-        """Weighted accuracy and loss over those rows."""
+        """Weighted accuracy (for regression: squared error) and loss over those rows."""
         accuracy, loss = self._summed(self._score, rows, weights, (jnp.zeros(()), jnp.zeros(())))
         return accuracy, loss
 
@@ -337,8 +350,9 @@ class Scored(NamedTuple):
 
     def _score(self, some: Array, weight: Array) -> tuple[Array, Array]:
         scores, y = self.model.apply(self.params, self.shared.x[some]), self.shared.y[some]
-        right = jnp.sum(weight * (models.predict(scores) == y))
-        return right, jnp.sum(weight * models.score_losses(scores, y))
+        predicted = models.predict(scores, self.model.task)
+        hits = jnp.square(predicted - y) if self.model.task == "regression" else predicted == y
+        return jnp.sum(weight * hits), jnp.sum(weight * self.model.loss(scores, y))
 
     def gradient_sq(self, rows: Array) -> Array:
         """Squared norm of the gradient of the mean loss over those rows."""
@@ -363,6 +377,15 @@ class Scored(NamedTuple):
         weights = jnp.concatenate([weights, jnp.zeros(extra, weights.dtype)]).reshape(-1, SCORED_ROWS)
         pieces = self.shards.part(rows), self.shards.part(weights)
         return self.shards.summed(_add_up(part, zeros, pieces))
+
+
+def named_score(model: models.Model, total: Array, y: Array, weights: Array) -> dict[str, Array]:
+    """Accuracy, or R² from the squared error (0 where all labels are the same), of labels with weights that sum to
+    1."""
+    if model.task != "regression":
+        return {"test_accuracy": total}
+    spread = jnp.sum(weights * jnp.square(y - jnp.sum(weights * y)))
+    return {"test_r2": jnp.where(spread > 0, 1 - total / jnp.where(spread > 0, spread, 1), 0)}
 
 
 def _add_up(part: Callable[[Array, Array], PyTree], total: PyTree, pieces: tuple[Array, Array]) -> PyTree:

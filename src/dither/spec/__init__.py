@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
@@ -19,9 +20,11 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from dither.errors import SpecError, did_you_mean
-from dither.spec.options import METHODS, Option, declared
+from dither.spec.options import METHODS, Option, declared, model_file, register_model
 
 __all__ = ["METHODS", "Spec"]
+
+_BETWEEN_FILES = "\n"  # of data.path, where it lists several
 
 
 def _key(default: Any, help: str, choices: tuple[Any, ...] = (), **checks: Any) -> Any:
@@ -34,17 +37,26 @@ class DataSpec:
     """Which records, and who holds them."""
 
     name: str = _key("adult", "data set of the catalogue (dither data list); empty with path")
-    path: str = _key("", "your own records: .csv, .parquet, .npz, or a folder of .npy files")
+    path: str = _key(
+        "",
+        "your own records: a .csv, .parquet or .npz file, a folder of .npy files; or a folder, a pattern or a "
+        "list of tables, one for each institution",
+    )
     test_path: str = _key("", "your own test file; without it test_fraction of path is held out")
     test_public: bool = _key(False, "your own test records are public: only then is the model scored on them")
     id: str = _key("", "your name for the records of path: the ledger charges files with the same name together")
     label: str = _key("", "label column of path")
+    label_bounds: tuple[float, ...] = _key(
+        (), "regression: public bounds [low, high] of the label; empty: those of the schema"
+    )
     schema: str = _key("", "schema.toml that fixes the encoding (dither data schema FILE)")
     encoding: str = _key("minmax", "numeric columns: by bounds to [0, 1], or centred", ("minmax", "standard"))
     features: str = _key("all", "columns used", ("all", "categorical", "ordinal"))
-    test_fraction: float = _key(0.2, "held out of path when there is no test_path", above=0.0, below=1.0)
+    test_fraction: float = _key(0.2, "held out of path when there is no test_path", at_least=0.0, below=1.0)
     partition: str = _key(
-        "iid", "who holds which records", ("iid", "one-class", "similarity", "dirichlet", "column")
+        "iid",
+        "who holds which records; of several files each is one client unless this says otherwise",
+        ("iid", "one-class", "similarity", "dirichlet", "column", "files"),
     )
     similarity: float = _key(0.0, "percent of i.i.d. records for partition='similarity'", at_least=0, at_most=100)
     alpha: float = _key(0.5, "concentration for partition='dirichlet'", above=0.0)
@@ -66,15 +78,44 @@ class DataSpec:
     )
     stream_memory: float = _key(1.0, "gigabytes of streamed records held at once", above=0.0)
 
+    @property
+    def paths(self) -> str | tuple[str, ...]:
+        """`path`, or its files where it is a list."""
+        files = tuple(self.path.split(_BETWEEN_FILES))
+        return files if len(files) > 1 else self.path
+
+    @property
+    def title(self) -> str:
+        """What the records are called: the name of the set, of the file, or of the first file."""
+        first, *others = self.path.split(_BETWEEN_FILES)
+        more = f" and {len(others)} more" if others else ""
+        return (Path(first).name or first) + more if first else self.name
+
+
+MODELS = ("logistic", "softmax", "linear", "mlp", "cnn")
+
 
 @dataclass(frozen=True)
 class ModelSpec:
     """The model."""
 
-    name: str = _key("logistic", "model", ("logistic", "softmax", "mlp", "cnn"))
+    name: str = _key("logistic", f"{', '.join(MODELS)}, or 'my_model.py:factory' for a model of your own")
     hidden: tuple[int, ...] = _key((), "widths of the hidden layers (cnn: channels)")
+    options: dict[str, Any] = field(default_factory=dict)  # what your own model's factory is called with
     l2: float = _key(0.0, "coefficient of |parameters|^2 in the loss", at_least=0.0)
     l2_inside_clip: bool = _key(True, "clip the regulariser's gradient together with the batch's")
+    loss: str = _key(
+        "auto",
+        "loss; auto: cross-entropy for classes, squared for numbers",
+        ("auto", "cross-entropy", "squared", "huber"),
+    )
+    huber_delta: float = _key(
+        0.1, "residual beyond which loss='huber' is linear, as a share of the label's bounds", above=0.0
+    )
+    class_weight: tuple[float, ...] = _key((), "weight of each class in the loss; empty: 1")
+    class_counts: tuple[float, ...] = _key(
+        (), "public counts or shares of the classes: weights are balanced by them; empty: not balanced"
+    )
 
 
 @dataclass(frozen=True)
@@ -172,11 +213,16 @@ class Spec:
     """A complete description of a run: the same spec gives the same bits (on the same device and versions)."""
 
     method: str = _key("secure-fedavg", "the algorithm (dither presets lists them)")
+    task: str = _key(
+        "auto",
+        "what is predicted: a class or a number; auto: as the schema or the label says",
+        ("auto", "classification", "regression"),
+    )
     seed: int = _key(
         0, "seed of partition, initial model, cohorts, batches and noise", at_least=0, at_most=2**32 - 1
     )
     num_clients: int = _key(
-        100, "clients in the federation; 0 with partition='column': one for each value", at_least=0
+        100, "clients in the federation; 0: one for each file, or for each value of data.column", at_least=0
     )
     cohort_size: int = _key(50, "clients that take part in a round", at_least=1)
     num_rounds: int = _key(200, "rounds", at_least=1)
@@ -297,9 +343,12 @@ class Spec:
         return tomli_w.dumps(self.to_dict())
 
     def digest(self) -> str:
-        """SHA-256 of the canonical form: two specs with the same digest are the same run."""
-        text = json.dumps(self.to_dict(), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
+        """SHA-256 of the canonical form, with the content of the files of code that it names: two specs with the
+        same digest are the same run."""
+        text = json.dumps(self.to_dict(), sort_keys=True).encode()
+        for file in (self.method, (model_file(self.model.name) or ("",))[0]):
+            text += Path(file).read_bytes() if file.endswith(".py") and Path(file).is_file() else b""
+        return hashlib.sha256(text).hexdigest()
 
     def fingerprint(self) -> str:
         """SHA-256 of what differs from the defaults: unlike `digest` the same in later versions that know more
@@ -324,16 +373,27 @@ class Spec:
         top: dict[str, Any] = {}
         sections: dict[str, dict[str, Any]] = {}
         options: dict[str, Any] = {}
+        model_options: dict[str, Any] = {}
         for key, value in values.items():
             head, _, rest = key.partition(".")
             if head == "method_options" and rest:
                 options[rest] = value
+            elif key.startswith("model.options."):
+                model_options[key.removeprefix("model.options.")] = _plain(value)
+            elif key == "model.name" and not isinstance(value, str):
+                sections.setdefault(head, {})[rest] = register_model(value)
             elif key not in _KEYS:
                 raise SpecError(f"unknown key {key!r}{did_you_mean(key, all_keys())}")
             elif rest:
                 sections.setdefault(head, {})[rest] = _convert(key, value, _TYPES[key])
             else:
                 top[key] = _convert(key, value, _TYPES[key])
+        renamed = sections.get("model", {}).get("name", self.model.name) != self.model.name
+        if model_options or renamed:  # another model starts without the options of this one
+            model = sections.setdefault("model", {})
+            model["options"] = {**({} if renamed else self.model.options), **model_options}
+            if renamed and model["name"] not in MODELS:
+                model.setdefault("hidden", ())
         top |= {name: replace(getattr(self, name), **changes) for name, changes in sections.items()}
         fresh = reset_options or top.get("method", self.method) != self.method
         return replace(self, **top, method_options={**({} if fresh else self.method_options), **options})
@@ -351,6 +411,8 @@ def _keys_and_types() -> tuple[dict[str, Option], dict[str, Any]]:
         if "option" in entry.metadata:
             keys[entry.name], types[entry.name] = entry.metadata["option"], kind
         for each in inner:
+            if "option" not in each.metadata:
+                continue
             key = f"{entry.name}.{each.name}"
             keys[key], types[key] = each.metadata["option"], hints[each.name]
     return keys, types
@@ -422,12 +484,32 @@ def _method_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 _LEAST_CLIP = 1e-12
 
 
+def _check_model(model: ModelSpec) -> None:
+    own = model_file(model.name) is not None or model.name.startswith("object:")
+    if model.name not in MODELS and not own:
+        hint = "; a model of your own is 'my_model.py:factory'" if ".py" in model.name else ""
+        raise SpecError(f"unknown model.name={model.name!r}{did_you_mean(model.name, MODELS)}{hint}")
+    if own and model.hidden:
+        raise SpecError(f"model.hidden is for mlp and cnn, not for {model.name!r}; use model.options")
+    if model.options and not own:
+        raise SpecError(f"model.options is for a model of your own, not for {model.name!r}")
+    for key, value in model.options.items():
+        for each in value if isinstance(value, list) else [value]:
+            if not isinstance(each, str | int | float):
+                raise SpecError(f"model.options.{key}={each!r} must be a number, a text, true, false or a list")
+
+
 def _check_together(spec: Spec) -> None:
+    _check_model(spec.model)
     if 0 < spec.num_clients < spec.cohort_size:
         raise SpecError(f"cohort_size={spec.cohort_size} exceeds num_clients={spec.num_clients}")
-    if spec.num_clients == 0 and spec.data.partition != "column":
-        raise SpecError("num_clients=0 is only for data.partition='column'; give the number of clients")
-    table = Path(spec.data.path).suffix.lower() in (".csv", ".parquet")
+    if spec.num_clients == 0 and spec.data.partition not in ("column", "files", "iid" if spec.data.path else ""):
+        raise SpecError(
+            "num_clients=0 is for data.partition='column' or 'files'; give the number of clients for "
+            f"{spec.data.partition!r}"
+        )
+    _check_task(spec)
+    table = Path(spec.data.path).suffix.lower() in (".csv", ".tsv", ".parquet")
     if table and not (spec.data.label or spec.data.schema):
         raise SpecError(f"data.path={spec.data.path!r} needs data.label, the name of the label column")
     if not spec.data.path and not spec.data.name:
@@ -462,7 +544,24 @@ def _check_together(spec: Spec) -> None:
         raise SpecError("data.partition='column' needs data.column, the column that names the client")
 
 
+def _check_task(spec: Spec) -> None:
+    bounds = spec.data.label_bounds
+    if bounds and (len(bounds) != 2 or not bounds[0] < bounds[1]):
+        raise SpecError(f"data.label_bounds={list(bounds)} must be two numbers, the lower one first")
+    if bounds and spec.task == "classification":
+        raise SpecError("data.label_bounds is for task='regression'; leave one of the two out")
+    if spec.model.class_weight and spec.model.class_counts:
+        raise SpecError("give model.class_weight or model.class_counts, not both")
+
+
+_ANY_NUMBERS = ("data.label_bounds",)  # all other lists are of numbers above 0
+
+
 def _convert(name: str, value: Any, wanted: Any) -> Any:
+    if name == "data.path" and isinstance(value, list | tuple):
+        if not value or not all(isinstance(each, str | Path) and str(each) for each in value):
+            raise SpecError(f"data.path={value!r} must be a path or a list of paths")
+        return _BETWEEN_FILES.join(map(str, value))
     if wanted is bool and isinstance(value, bool):
         return value
     if wanted is int and isinstance(value, int) and not isinstance(value, bool):
@@ -473,17 +572,23 @@ def _convert(name: str, value: Any, wanted: Any) -> Any:
         return float(value)
     if wanted is str and isinstance(value, str):
         return value
+    if name == "model.class_weight" and value == "balanced":
+        raise SpecError(
+            "model.class_weight='balanced' would count private labels; give public counts or shares of classes "
+            "as model.class_counts, or the weights themselves"
+        )
     if wanted is tuple or getattr(wanted, "__origin__", None) is tuple:
         items = value if isinstance(value, list | tuple) else [value]
         inner = getattr(wanted, "__args__", (int,))[0]
         try:
             converted = tuple(_convert(name, item, inner) for item in items)
         except SpecError:
-            converted = (-1,)
-        if all(item > 0 for item in converted):
+            converted = (math.nan,)
+        if all(item > 0 or (name in _ANY_NUMBERS and math.isfinite(item)) for item in converted):
             return converted
         numbers = "whole numbers" if inner is int else "numbers"
-        raise SpecError(f"{name}={value!r} must be a list of {numbers} above 0")
+        above = "" if name in _ANY_NUMBERS else " above 0"
+        raise SpecError(f"{name}={value!r} must be a list of {numbers}{above}")
     kind = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}[wanted]
     raise SpecError(f"{name}={value!r} must be {kind}")
 
@@ -492,7 +597,7 @@ def _flatten(values: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
-            flat.update({f"{key}.{inner}": deeper for inner, deeper in value.items()})
+            flat.update({f"{key}.{inner}": deeper for inner, deeper in _flatten(value).items()})
         else:
             flat[key] = value
     return flat
