@@ -24,8 +24,8 @@ import numpy as np
 from dither.accounting import ClientRange, ProvenRow
 from dither.errors import DamagedFile, DataError, RunExists, SpecError, did_you_mean
 from dither.experiment.folder import RunFolder, to_json
-from dither.spec import Spec
-from dither.spec.options import model_file, register_model
+from dither.spec import Spec, model_file
+from dither.spec.code import register_model
 from dither.types import Claim
 
 if TYPE_CHECKING:
