@@ -190,8 +190,10 @@ def print_report(report: Report) -> None:
     if (report.folder / "plot.png").is_file():
         lines.append(("plot", str(report.folder / "plot.png")))
     lines.append(("run folder", str(report.folder)))
-    if exact := local_text(report.local):
+    local = report.local
+    if exact := local_text(local):
         lines.append((LOCAL, f"{exact}; more in {report.folder / 'local'}"))
+    lines += [(f"warning, {LOCAL}", each.text) for each in local.advice]
     for what, text in lines:
         table.add_row(what, escape(text))
     terminal().print(table)

@@ -430,6 +430,7 @@ def _print_outcome(report: Report, folder: Path) -> None:
     )
     name = "test accuracy" if report.classes else "test R²"
     lines = [] if report.test_score is None else [(name, f"{report.test_score:.4f}")]
+    lines += [("warning", each.text) for each in report.advice]
     each = f"{totals.seconds_a_round:.2f} s each"
     lines.append(("rounds", f"{report.rounds} in {report.seconds:.1f} s, {each}"))
     safe = f"secure aggregation, safe from a server that colludes with {totals.colluders} parties"

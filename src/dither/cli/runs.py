@@ -36,6 +36,8 @@ from dither.cli.common import (
 )
 from dither.errors import BudgetExhausted, SpecError
 
+DIVERGED_EXIT_CODE = 7  # of a run whose model is worthless, as public test records show; its files are kept
+
 
 # reason: one parameter an option, as Typer has it
 def run(
@@ -92,6 +94,8 @@ def run(
         typer.echo(to_json({"folder": str(result.folder), **result.to_dict()}, indent=2))
     elif not quiet:
         print_report(result)
+    from dither.experiment.advice import DIVERGED
+
     if result.stopped:
         error_terminal().print(
             f"[bold yellow]stopped:[/] {escape(result.stopped)}; model and metrics are kept",
@@ -99,6 +103,8 @@ def run(
             highlight=False,
         )
         sys.exit(BudgetExhausted.exit_code)
+    if any(each.kind == DIVERGED for each in result.advice):
+        sys.exit(DIVERGED_EXIT_CODE)
 
 
 def _how_to_resume(folder: Path | None) -> str:
@@ -150,15 +156,31 @@ def evaluate(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Print the accuracy and loss of a trained run on a file. The figures are exact: do not publish them."""
+    """Print the scores of a trained run on a file, beside those of a constant. They are exact: do not publish
+    them."""
+    from dither.experiment.metrics import NAMES
     from dither.experiment.report import load
 
-    scores = load(run_folder).evaluate(data)
+    trained = load(run_folder)
+    evaluated = trained.evaluate(data)
     if as_json:
-        typer.echo(json.dumps({**scores, "local": True}))
+        typer.echo(json.dumps({**evaluated.to_dict(), "local": True}))
         return
-    accuracy, loss = f"{scores['accuracy']:.4f}", f"{scores['loss']:.4f}"
-    print_table([{"records": scores["records"], "accuracy": accuracy, "loss": loss}], quiet=quiet)
+    scores = evaluated.scores
+    rows = [
+        {"": who, **{NAMES[name]: f"{values[name]:.4f}" for name in scores.model if name in values}}
+        for who, values in (("the model", scores.model), (scores.trivial_predictor, scores.trivial))
+    ]
+    print_table(rows, quiet=quiet, title=f"{scores.records} records, loss {evaluated.loss:.4f}")
+    if scores.confusion and len(scores.confusion) <= 10:
+        counts = [
+            {
+                "true class": name,
+                **{f"predicted {other}": count for other, count in zip(trained.classes, row, strict=True)},
+            }
+            for name, row in zip(trained.classes, scores.confusion, strict=True)
+        ]
+        print_table(counts, quiet=quiet)
     if not quiet:
         typer.echo(f"{LOCAL}: exact scores of {data.name}, which no ε covers")
 
@@ -170,23 +192,26 @@ def predict(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Predict the class of each record of a file with a trained run."""
+    """Predict the class (or the number) of each record of a file with a trained run."""
     from dither.experiment.folder import write_text
     from dither.experiment.report import load
 
     trained = load(run_folder)
-    probabilities = trained.predict_proba(data)
-    best = probabilities.argmax(axis=1)
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
     lines.writerow(["prediction", *(f"p({name})" for name in trained.classes)])
-    for number, row in zip(best, probabilities, strict=True):
-        lines.writerow([trained.classes[number], *(f"{p:.6f}" for p in row)])
+    if trained.classes:
+        probabilities = trained.predict_proba(data)
+        best = [trained.classes[number] for number in probabilities.argmax(axis=1)]
+        rows = [[name, *(f"{p:.6f}" for p in row)] for name, row in zip(best, probabilities, strict=True)]
+    else:
+        rows = [[f"{value:.6g}"] for value in trained.predict(data)]
+    lines.writerows(rows)
     write_text(out, text.getvalue())
     if as_json:
-        typer.echo(json.dumps({"predictions": len(best), "file": str(out)}))
+        typer.echo(json.dumps({"predictions": len(rows), "file": str(out)}))
     elif not quiet:
-        typer.echo(f"{len(best)} predictions in {out}")
+        typer.echo(f"{len(rows)} predictions in {out}")
 
 
 def register(app: typer.Typer) -> None:

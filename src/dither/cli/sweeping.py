@@ -96,7 +96,12 @@ def sweep(
         _print(result, folder)
 
 
+_SHOWN = ("auc", "f1", "rmse", "mae")  # the other metrics are in runs.csv
+
+
 def _print(result: Sweep, folder: Path) -> None:
+    from dither.experiment.metrics import NAMES
+
     table, spec = result.table(), result.specs[0]
     proven = "assumed ε" if any(row.get("assumed") for row in table) else "proven ε"
     shown = [
@@ -105,6 +110,7 @@ def _print(result: Sweep, folder: Path) -> None:
             "runs": row["runs"],
             result.score_name: _with_error(row[result.score], row[f"{result.score}_error"]),
             "loss": _with_error(row["loss"], row["loss_error"]),
+            **{NAMES[name]: _with_error(row[name], row[f"{name}_error"]) for name in _SHOWN if name in row},
             "claimed ε": f"{epsilon_text(row['claimed_epsilon'])} per {row['claimed_unit']}",
             proven: f"{epsilon_text(row['proven_epsilon'])} per {row['proven_unit']}",
         }

@@ -23,7 +23,9 @@ import numpy as np
 
 from dither.accounting import ClientRange, ProvenRow
 from dither.errors import DamagedFile, DataError, RunExists, SpecError, did_you_mean
+from dither.experiment.advice import Advice
 from dither.experiment.folder import RunFolder, to_json
+from dither.experiment.metrics import TestScores, evaluate
 from dither.spec import Spec, model_file
 from dither.spec.code import register_model
 from dither.types import Claim
@@ -268,7 +270,25 @@ class LocalFigures:
 
     train_loss: float | None = None
     clamped: int = 0
+    scores: TestScores | None = None  # where test records are not public: on some of the training records
+    advice: tuple[Advice, ...] = ()
     metrics: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Scores of a model on a file with labels: exact, and so local, not private."""
+
+    loss: float
+    scores: TestScores
+
+    def __getitem__(self, name: str) -> Any:  # of the dictionary that this was: records, accuracy, loss, ...
+        return self.to_dict()[name]
+
+    def to_dict(self) -> dict[str, Any]:
+        """One entry for each metric, and those of the trivial predictor beside them."""
+        about = {"trivial": self.scores.trivial, "trivial_predictor": self.scores.trivial_predictor}
+        return {"records": self.scores.records, "loss": self.loss, **self.scores.model, **about}
 
 
 @dataclass(frozen=True, repr=False)
@@ -305,6 +325,8 @@ class Report(Overview):
     test_accuracy_without_noise: float | None = None
     test_r2: float | None = None  # of a regression, instead of test_accuracy
     test_r2_without_noise: float | None = None
+    scores: TestScores | None = None  # on the public test records, by scikit-learn, beside the trivial predictor
+    advice: tuple[Advice, ...] = ()  # warnings that rest on public records and the released model alone
     streamed: DiskReads | None = None
     timing: dict[str, float] = field(default_factory=dict)  # seconds of this process, by what they went to
     federation: FederationTotals | None = None
@@ -396,7 +418,9 @@ class Report(Overview):
         """Exact figures that no ε covers: the training loss and others. Local, not private."""
         folder = RunFolder(self.folder)
         summary = folder.local_summary()
-        return LocalFigures(summary.get("train_loss"), summary.get("clamped", 0), tuple(folder.local_metrics()))
+        names = ("train_loss", "clamped", "scores", "advice")
+        figures = decode(LocalFigures, {name: summary[name] for name in names if name in summary})
+        return replace(figures, metrics=tuple(folder.local_metrics()))
 
     def title(self) -> str:
         return f"{self.method} on {self.data}"
@@ -411,11 +435,12 @@ class Report(Overview):
         """Scores, rounds, clients and the three ε."""
         scores = "not scored: the test records are not public"
         if self.test_score is not None and self.loss is not None:
-            scores = f"{self.test_score:.4f}, loss {self.loss:.4f}"
+            scores = f"{self.test_score:.4f}, loss {self.loss:.4f}{self._trivial_text()}"
         least, median, most = (f"{each:g}" for each in vars(self.participation).values())
         times = f"{most} rounds" if least == most else f"{least} to {most} rounds (median {median})"
         lines = [
             ("test accuracy" if self.classes else "test R²", scores),
+            *([("", self.scores.text())] if self.scores is not None else []),
             ("rounds", f"{self.rounds} in {self.seconds:.1f} s"),
             ("clients", f"{self.num_clients}, each in {times}"),
             ("claimed ε", claim_text(self.epsilon.claimed)),
@@ -426,7 +451,13 @@ class Report(Overview):
         lines += [("attacked ε", attacked_text(row)) for row in self.epsilon.attacked]
         if self.stopped:
             lines.append(("stopped", self.stopped))
-        return lines
+        return [*lines, *(("warning", each.text) for each in self.advice)]
+
+    def _trivial_text(self) -> str:
+        if self.scores is None:
+            return ""
+        value = self.scores.trivial.get("accuracy" if self.classes else "r2")
+        return "" if value is None else f" ({self.scores.trivial_predictor}: {value:.4f})"
 
     def to_latex(self) -> str:
         """A small table, one line for each proven ε of the spec's view."""
@@ -524,22 +555,18 @@ class Report(Overview):
         names: np.ndarray = np.asarray(self.classes)[predicted]
         return names
 
-    def evaluate(self, path: str | Path) -> dict[str, float]:
-        """Accuracy and loss on a file with labels: exact, and so local, not private."""
-        from dither import models
-
-        right, losses = [], []
+    def evaluate(self, path: str | Path) -> Evaluated:
+        """Scores on a file with labels: exact, and so local, not private."""
+        outputs, labels = [], []
         for encoded in self._pieces(path, labels="required"):
             if encoded.y is None:
                 raise DataError(f"{str(path)!r} has no labels to evaluate on")
-            scores = self.model.apply(self.params, self._check_width(encoded.x))
-            right.append(np.asarray(models.predict(scores)) == encoded.y)
-            losses.append(np.asarray(self.model.loss(scores, encoded.y)))
-        return {
-            "records": sum(map(len, right)),
-            "accuracy": float(np.mean(np.concatenate(right))),
-            "loss": float(np.mean(np.concatenate(losses))),
-        }
+            outputs.append(np.asarray(self.model.apply(self.params, self._check_width(encoded.x))))
+            labels.append(encoded.y)
+        scores, y = np.concatenate(outputs), np.concatenate(labels)
+        loss = float(np.mean(np.asarray(self.model.loss(scores, y))))
+        bounds = self.label.bounds
+        return Evaluated(loss, evaluate(self.model, scores, y, classes=self.classes, label_bounds=bounds))
 
     def _scores(self, features: Any) -> Any:
         if isinstance(features, np.ndarray | list):

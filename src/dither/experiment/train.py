@@ -20,6 +20,7 @@ from dither.accounting.ledger.runs import JointSpending, Ledger, Spending, data_
 from dither.data import Dataset, hash_records
 from dither.errors import BudgetExhausted, ClientRefused, DitherError, RunExists, SpecError
 from dither.experiment import plots
+from dither.experiment.advice import judge_run
 from dither.experiment.build import (
     Compiled,
     Experiment,
@@ -46,6 +47,7 @@ from dither.experiment.report import (
     Report,
     RoundingMargin,
     RunTraffic,
+    encode,
     load,
 )
 from dither.models import leaf_name
@@ -300,7 +302,7 @@ def train(
         program = compiled(experiment, shards=shards)
         state = program.simulation.start(program.inputs)
     state, done = _resumed(state, program.simulation, recorder)
-    if recorder is not None and experiment.spec.scored:
+    if recorder is not None:
         plots.preload()
     outcome = _train_rounds(experiment, program, state, done, recorder, clock)
     # The rest is process 0's alone, and may take long: nothing below may need another's devices.
@@ -388,6 +390,8 @@ def _finish(recorder: _Recorder, program: Compiled, outcome: _Outcome) -> Report
     if spec.scored:
         with clock("plot"):
             plots.draw_run(rows, folder.path / "plot.png", title=_title(spec), subtitle=_subtitle(experiment))
+    with clock("scores"):
+        report, judged = _judged(report, experiment, outcome.params, folder)
     if isinstance(program.rounds, Streamed):
         report = replace(report, streamed=DiskReads(**program.rounds.report()))
     report = replace(report, timing=clock.report())  # of this process: what a resumed run did before is not in it
@@ -395,10 +399,26 @@ def _finish(recorder: _Recorder, program: Compiled, outcome: _Outcome) -> Report
         "train_loss": (folder.local_metrics() or rows)[-1]["train_loss"],
         "clamped": outcome.traffic.get("clamped", 0),
     }
+    local |= judged
     if experiment.dataset.label_bounds is not None:  # which may have been read from the records
         local["label_bounds"] = list(experiment.dataset.label_bounds)
     report.save(local)
     return report
+
+
+def _judged(
+    report: Report, experiment: Experiment, params: Params, folder: RunFolder
+) -> tuple[Report, dict[str, Any]]:
+    """The report with scores and advice on public test records; where there are none, those on the clients'
+    records, which stay local."""
+    public = experiment.spec.scored
+    rows = folder.metrics() if public else folder.local_metrics()
+    judgement = judge_run(experiment, params, rows, local=not public)
+    if judgement is None:
+        return report, {}
+    if public:
+        return replace(report, scores=judgement.scores, advice=judgement.advice), {}
+    return report, {"scores": encode(judgement.scores), "advice": encode(judgement.advice)}
 
 
 def _account_for(recorder: _Recorder, outcome: _Outcome) -> Report:

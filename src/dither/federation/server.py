@@ -24,6 +24,7 @@ import numpy as np
 from dither import data
 from dither.errors import FederationError, ProtocolAbort, SpecError
 from dither.experiment import build, plots, train
+from dither.experiment.advice import Labelled, judge
 from dither.experiment.report import Exclusion, FederationTotals, PartyTotals, Report
 from dither.federation import engines, keys, mailbox
 from dither.federation.agreement import (
@@ -605,8 +606,13 @@ class Coordinator:
                 f"without effect: round {', '.join(void)} (the server ended while that sum was being opened, a "
                 "seal was false, or too few parties were left); what parties were charged for it stays charged"
             )
-        folder.save_model(train.named_leaves(self.engine.params()))
+        params = self.engine.params()
+        folder.save_model(train.named_leaves(params))
         if self.engine.scored:
+            x, y = self._evaluation.x, self._evaluation.y
+            records = Labelled(x, y, np.arange(len(y)), "the server's test records")
+            judgement = judge(completed, params, [(row["round"], row["loss"]) for row in rows], records)
+            report = replace(report, scores=judgement.scores, advice=judgement.advice)
             title = f"{self.agreement.spec.method}, {len(self.agreement.names)} parties"
             plots.draw_run(rows, folder.path / "plot.png", title=title, subtitle=self._evaluation.name)
         report.save()

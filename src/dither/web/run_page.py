@@ -9,12 +9,13 @@ import math
 import re
 import shlex
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.resources import files
 from typing import Any
 
 from dither.accounting import ProvenRow
 from dither.errors import DitherError
+from dither.experiment.metrics import NAMES, TestScores
 from dither.experiment.report import ADVERSARIES, Epsilon, Report
 from dither.types import Claim
 from dither.web.files import (
@@ -51,6 +52,10 @@ def details(folder: SafeFolder, row: Row) -> dict[str, Any]:
         "row": row,
         "metrics": columns(files.metrics),
         "local": columns(read_metrics(folder, run, "local/metrics.jsonl") or files.metrics),
+        "local_advice": [
+            text_of(each.get("text"), _MAX_TEXT)
+            for each in entries(read_json(folder, run, "local/summary.json"), "advice")
+        ],
         "attacked": [_attacked_row(each) for each in entries(files.audit, "rows")],
         "overview": _overview(files.spec, files.report),
         "spec": folder.text(run, "spec.toml") or "",
@@ -74,6 +79,8 @@ def _outcome(report: Report | None, cohort: float | None) -> dict[str, Any]:
             "why": "",
             "errata": {},
             "notes": [],
+            "advice": [],
+            "scores": None,
             "traffic": None,
             "bytes": None,
         }
@@ -85,8 +92,26 @@ def _outcome(report: Report | None, cohort: float | None) -> dict[str, Any]:
         "why": text_of(report.why, _MAX_TEXT),
         "errata": errata_in(_texts(report)),
         "notes": [text_of(note, _MAX_TEXT) for note in report.notes[:_MAX_NOTES]],
+        "advice": [text_of(each.text, _MAX_TEXT) for each in report.advice],
+        "scores": report.scores and _scores(report.scores, report.classes),
         "traffic": traffic and fields(vars(traffic), numbers="upload_bytes download_bytes lost"),
         "bytes": traffic and cohort and traffic.upload_bytes * cohort,  # of all clients, each round
+    }
+
+
+def _scores(scores: TestScores, classes: Sequence[str]) -> dict[str, Any]:
+    """Metrics beside those of the trivial predictor, the confusion matrix and the calibration curve."""
+    names = [text_of(name) for name in classes]
+    return {
+        "records": scores.records,
+        "trivial": text_of(scores.trivial_predictor),
+        "rows": [
+            [text, scores.model[name], scores.trivial.get(name)]
+            for name, text in NAMES.items()
+            if name in scores.model
+        ],
+        "confusion": {"classes": names, "counts": scores.confusion} if 0 < len(scores.confusion) <= 20 else None,
+        "calibration": [[each.predicted, each.observed, each.records] for each in scores.calibration],
     }
 
 
@@ -175,12 +200,17 @@ def _overview(spec: dict[str, Any], report: Report | None) -> list[tuple[str, st
         ("seed", spec.get("seed", "?")),
     ]
     if report is not None:
-        rounds, without = report.participation, report.test_accuracy_without_noise
+        rounds = report.participation
+        without = report.test_accuracy_without_noise if report.classes else report.test_r2_without_noise
         lines += [
             ("parameters", report.num_params),
             ("randomness", report.randomness),
             ("rounds per client", f"{rounds.min} to {rounds.max}"),
-            *([] if without is None else [("accuracy without noise (not private)", f"{without:.4f}")]),
+            *(
+                []
+                if without is None
+                else [(f"{'accuracy' if report.classes else 'R²'} without noise (not private)", f"{without:.4f}")]
+            ),
         ]
     return [(name, text_of(value)) for name, value in lines]
 

@@ -219,7 +219,9 @@ def _train(
         started = time.perf_counter()
 
     with distributed.Interrupt() as interrupt, distributed.computing():
-        batches.train_batches(plan, done=finished, on_evaluation=evaluated, on_batch=trained, clock=clock)
+        batches.train_batches(
+            plan, done=finished, on_evaluation=evaluated, on_batch=trained, clock=clock, scores=True
+        )
     distributed.part()  # the rest needs no other process's devices
     return runs
 
