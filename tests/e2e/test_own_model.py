@@ -10,7 +10,7 @@ import dither
 from dither import models
 from dither.errors import FederationError, RunExists, SpecError
 from dither.federation import agreement, mailbox
-from dither.spec import options
+from dither.spec import code
 from tests.federation.parties import Parties, simulated, small_spec
 
 FILE = """\
@@ -73,7 +73,7 @@ def test_an_object_is_trained_and_loaded_again(tmp_path):
     for ours, theirs in zip(jax.tree.leaves(first.params), jax.tree.leaves(second.params), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
     assert len(dither.sweep("adult", {"seed": [0, 1]}, values=VALUES, model=model)) == 2
-    options._objects.clear()  # as in another process
+    code._objects.clear()  # as in another process
     with pytest.raises(SpecError, match=r"given as a Python object: give it again \(model=...\)"):
         dither.load(tmp_path / "object")
     assert dither.load(tmp_path / "object", model=model).params.keys() == first.params.keys()
@@ -99,7 +99,7 @@ def test_a_party_takes_no_file_that_its_owner_did_not_approve(own, monkeypatch):
         "f", "r1", spec, None, ("0", "1"), 30, (), ("a", "b", "c", "d"), (9,) * 4
     ).to_dict()
     assert agreement.Agreement.from_dict(terms).spec.model == spec.model
-    monkeypatch.setattr(options, "_approved", {})  # as on a machine whose owner approved nothing
+    monkeypatch.setattr(code, "_approved", {})  # as on a machine whose owner approved nothing
     with pytest.raises(FederationError, match="approve a file of yours with --model FILE"):
         agreement.Agreement.from_dict(terms)
     terms["spec"]["model"]["name"] = "my_model.py:net"  # a path on the party's machine is no approval

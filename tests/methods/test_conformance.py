@@ -8,8 +8,7 @@ from dither import models
 from dither.errors import SpecError
 from dither.methods import dp_scaffold, prepare
 from dither.simulation import engine
-from dither.spec import METHODS, Spec
-from dither.spec.options import declared
+from dither.spec import METHODS, Spec, declared
 from dither.types import RoundInfo
 from tests.conftest import make_federation, make_records
 
