@@ -28,14 +28,14 @@ def test_same_bits_as_the_simulator(tmp_path, method, mode):
     spec = small_spec(method, **{"cohort_size": 3, "secagg.mode": mode, "federation.min_clients": 3})
     parties = Parties(tmp_path, spec)
     coordinator = parties.coordinator()
-    summary = coordinator.run()
+    report = coordinator.run()
     deployed = [np.asarray(leaf) for leaf in jax.tree.leaves(coordinator.engine.state.server)]
     for ours, theirs in zip(deployed, simulated(parties.experiment, "loop"), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     for ours, theirs in zip(deployed, simulated(parties.experiment, "vmap"), strict=True):
         assert np.linalg.norm(ours - theirs) <= 1e-5 * np.linalg.norm(theirs)
-    assert summary["rounds"] == 3
-    counted = sum(facts["counted"] for facts in summary["federation"]["parties"].values())
+    assert report.rounds == 3
+    counted = sum(party.counted for party in report.federation.parties.values())
     assert counted == sum(len(cohort) for cohort in parties.experiment.cohorts)
 
 

@@ -12,19 +12,8 @@ from typing import Annotated
 
 import typer
 
-from dither.cli import (
-    datasets,
-    doctor,
-    federations,
-    options,
-    plans,
-    privacy,
-    reproductions,
-    runs,
-    sweeping,
-    webpage,
-)
-from dither.cli.printing import Program, print_error
+from dither.cli import datasets, doctor, federations, plans, privacy, reproductions, runs, sweeping, webpage
+from dither.cli.common import OWN_PROCESS, Program, print_error
 from dither.errors import DitherError
 from dither.types import __version__
 
@@ -64,7 +53,7 @@ for _group in app.registered_groups:
 def main() -> None:
     """Entry point: errors raised on purpose become one line and an exit code."""
     try:
-        app(obj=options.OWN_PROCESS)
+        app(obj=OWN_PROCESS)
     except DitherError as error:
         print_error(error)
         sys.exit(error.exit_code)

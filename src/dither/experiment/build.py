@@ -19,19 +19,19 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dither import data, models
+from dither import data
 from dither.accounting import REPLACE_ONE, ZERO_OUT, step_multiplier
 from dither.accounting.accountant import Accountant, alike, noise_ratio
 from dither.errors import RunExists, SpecError
 from dither.methods import Method, method, prepare
-from dither.models import Model, count_params
+from dither.models import Model, count_params, program_digest
 from dither.models import from_spec as model_from_spec
 from dither.privacy import sampling
 from dither.secagg.encoding import FixedPoint
 from dither.simulation import devices, distributed, engine, streaming
 from dither.simulation.aggregation import Aggregation
 from dither.simulation.arrays import ONE_DEVICE, Shards, aligned
-from dither.spec import METHODS, Spec
+from dither.spec import METHODS, MODELS, Spec
 from dither.types import Claim, Prepared, PrivacyPlan, RoundInfo
 
 _BEGAN = time.time() - 60  # not later than this process read its code
@@ -106,6 +106,12 @@ class Experiment:
         """Clients that reveal the same when they take part. Asks every client, of whom there may be a hundred
         thousand."""
         return alike(self.prepared.releases, self.plan.client_sizes, self.cohorts, self.plan.round_numbers)
+
+    @cached_property
+    def model_digest(self) -> str:
+        """SHA-256 of what a model of your own computes; empty for one of Dither's."""
+        own = self.spec.model.name not in MODELS
+        return program_digest(self.model, self.dataset.x_train.shape[1]) if own else ""
 
     @cached_property
     def data_digest(self) -> str:
@@ -332,7 +338,13 @@ def _smoothness(experiment: Experiment) -> float | None:
     if spec.batch_sampling.startswith("poisson"):
         # The method may have set its own batch size: what it releases says which.
         first = RoundInfo(0, 0, int(experiment.partition.size[0]), spec.cohort_size)
-        batch_size = experiment.prepared.releases(first)[0].sampling.batch_size
+        releases = experiment.prepared.releases(first)
+        if not releases:
+            raise SpecError(
+                f"method={spec.method!r} releases nothing: `releases` must return a `Release` for everything that "
+                "leaves a client, with noise_std=0.0 where there is no noise"
+            )
+        batch_size = releases[0].sampling.batch_size
         sampler = sampling.make(
             spec.batch_sampling,
             batch_size=batch_size,
@@ -724,6 +736,7 @@ def facts(experiment: Experiment) -> dict[str, str]:
     return {
         **surroundings(experiment.spec),
         "the data": experiment.data_digest[:16],
+        "the model": experiment.model_digest,
         "noise, rates and clips": value_digest(experiment)[:12],
     }
 
@@ -770,7 +783,7 @@ def program_key(experiment: Experiment, options: Mapping[str, Any]) -> str:
     that was edited since this process began. And where randomness is not seeded: nothing that is drawn from the
     operating system may be in a program that is used twice."""
     spec, (code, newest) = experiment.spec, _code()
-    ours = spec.method in METHODS and spec.model.name in models.NAMES
+    ours = spec.method in METHODS and spec.model.name in MODELS
     seeded = options["randomness"] == "seeded"
     if not (ours and seeded) or distributed.count() > 1 or newest > _BEGAN:
         return ""

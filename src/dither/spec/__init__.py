@@ -5,6 +5,9 @@
 
 Every value is checked when a `Spec` is made: an unknown key, a value of the wrong type or out of range is a
 `SpecError` that names it. Checks that need the data (batch_size against a client's records) come later.
+
+Methods and their options are declared in methods.toml. A method in a Python file of yours declares its own:
+OPTIONS maps each name to `(default, help)` or to an `Option`.
 """
 
 from __future__ import annotations
@@ -12,19 +15,64 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import tomllib
+import types
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 from dither.errors import SpecError, did_you_mean
-from dither.spec.options import METHODS, Option, declared
+from dither.spec import code
 
 __all__ = ["METHODS", "Spec"]
 
+_MODEL_FILE = re.compile(r"(?P<file>.+\.py(#[0-9a-f]{64})?):(?P<factory>[A-Za-z_]\w*)")
 _BETWEEN_FILES = "\n"  # of data.path, where it lists several
+
+
+class Option(NamedTuple):
+    """A key of the spec: its default, one line of help, and what its value must satisfy."""
+
+    default: Any
+    help: str
+    choices: tuple[Any, ...] = ()
+    above: float | None = None
+    at_least: float | None = None
+    below: float | None = None
+    at_most: float | None = None
+    traced: bool = False  # it only sets numbers: specs that differ in it share one compiled program
+
+    @property
+    def described(self) -> str:
+        """The help, with the choices."""
+        return self.help + (f" ({', '.join(map(str, self.choices))})" if self.choices else "")
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise `SpecError` with the value and what is allowed, unless it is."""
+        if self.choices and value not in self.choices:
+            raise SpecError(f"{name}={value!r} is not one of {', '.join(map(repr, self.choices))}")
+        if isinstance(value, float) and math.isnan(value):
+            raise SpecError(f"{name}={value} is not a number")
+        if self.above is not None and not value > self.above:
+            raise SpecError(f"{name}={value} must be above {self.above}")
+        if self.at_least is not None and not value >= self.at_least:
+            raise SpecError(f"{name}={value} must be at least {self.at_least}")
+        if self.below is not None and not value < self.below:
+            raise SpecError(f"{name}={value} must be below {self.below}")
+        if self.at_most is not None and not value <= self.at_most:
+            raise SpecError(f"{name}={value} must be at most {self.at_most}")
+
+
+class Declaration(NamedTuple):
+    """What a spec knows of a method: where its `prepare` is, its options, and whether its paper sums uploads by
+    secure aggregation."""
+
+    module: str
+    options: Mapping[str, Option]
+    aggregates: bool = False
 
 
 def _key(default: Any, help: str, choices: tuple[Any, ...] = (), **checks: Any) -> Any:
@@ -92,12 +140,16 @@ class DataSpec:
         return (Path(first).name or first) + more if first else self.name
 
 
+MODELS = ("logistic", "softmax", "linear", "mlp", "cnn")
+
+
 @dataclass(frozen=True)
 class ModelSpec:
     """The model."""
 
-    name: str = _key("logistic", "model", ("logistic", "softmax", "linear", "mlp", "cnn"))
+    name: str = _key("logistic", f"{', '.join(MODELS)}, or 'my_model.py:factory' for a model of your own")
     hidden: tuple[int, ...] = _key((), "widths of the hidden layers (cnn: channels)")
+    options: dict[str, Any] = field(default_factory=dict)  # what your own model's factory is called with
     l2: float = _key(0.0, "coefficient of |parameters|^2 in the loss", at_least=0.0)
     l2_inside_clip: bool = _key(True, "clip the regulariser's gradient together with the batch's")
     loss: str = _key(
@@ -339,9 +391,12 @@ class Spec:
         return tomli_w.dumps(self.to_dict())
 
     def digest(self) -> str:
-        """SHA-256 of the canonical form: two specs with the same digest are the same run."""
-        text = json.dumps(self.to_dict(), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
+        """SHA-256 of the canonical form, with the content of the files of code that it names: two specs with the
+        same digest are the same run."""
+        text = json.dumps(self.to_dict(), sort_keys=True).encode()
+        for file in (self.method, (model_file(self.model.name) or ("",))[0]):
+            text += Path(file).read_bytes() if file.endswith(".py") and Path(file).is_file() else b""
+        return hashlib.sha256(text).hexdigest()
 
     def fingerprint(self) -> str:
         """SHA-256 of what differs from the defaults: unlike `digest` the same in later versions that know more
@@ -366,16 +421,27 @@ class Spec:
         top: dict[str, Any] = {}
         sections: dict[str, dict[str, Any]] = {}
         options: dict[str, Any] = {}
+        model_options: dict[str, Any] = {}
         for key, value in values.items():
             head, _, rest = key.partition(".")
             if head == "method_options" and rest:
                 options[rest] = value
+            elif key.startswith("model.options."):
+                model_options[key.removeprefix("model.options.")] = _plain(value)
+            elif key == "model.name" and not isinstance(value, str):
+                sections.setdefault(head, {})[rest] = code.register_model(value)
             elif key not in _KEYS:
                 raise SpecError(f"unknown key {key!r}{did_you_mean(key, all_keys())}")
             elif rest:
                 sections.setdefault(head, {})[rest] = _convert(key, value, _TYPES[key])
             else:
                 top[key] = _convert(key, value, _TYPES[key])
+        renamed = sections.get("model", {}).get("name", self.model.name) != self.model.name
+        if model_options or renamed:  # another model starts without the options of this one
+            model = sections.setdefault("model", {})
+            model["options"] = {**({} if renamed else self.model.options), **model_options}
+            if renamed and model["name"] not in MODELS:
+                model.setdefault("hidden", ())
         top |= {name: replace(getattr(self, name), **changes) for name, changes in sections.items()}
         fresh = reset_options or top.get("method", self.method) != self.method
         return replace(self, **top, method_options={**({} if fresh else self.method_options), **options})
@@ -393,6 +459,8 @@ def _keys_and_types() -> tuple[dict[str, Option], dict[str, Any]]:
         if "option" in entry.metadata:
             keys[entry.name], types[entry.name] = entry.metadata["option"], kind
         for each in inner:
+            if "option" not in each.metadata:
+                continue
             key = f"{entry.name}.{each.name}"
             keys[key], types[key] = each.metadata["option"], hints[each.name]
     return keys, types
@@ -446,6 +514,53 @@ def preset_title(name: str) -> str:
     return preset_text(name).splitlines()[0].lstrip("# ").strip()
 
 
+# Methods and models
+
+
+def _read_methods() -> dict[str, Declaration]:
+    text = files("dither").joinpath("spec", "methods.toml").read_text(encoding="utf-8")
+    methods = {}
+    for name, entry in tomllib.loads(text).items():
+        options = {
+            key: Option(**{**option, "choices": tuple(option.get("choices", ()))})
+            for key, option in entry.get("options", {}).items()
+        }
+        methods[name] = Declaration(entry["module"], options, entry.get("aggregates", False))
+    return methods
+
+
+METHODS = _read_methods()
+
+
+def declared(name: str) -> Declaration:
+    """The declaration of a method, by its name or in its Python file."""
+    if name in METHODS:
+        return METHODS[name]
+    module = method_module(name)
+    traced = getattr(module, "VALUES", ())
+    options = {key: Option(*entry) for key, entry in module.OPTIONS.items()}
+    options = {key: entry._replace(traced=entry.traced or key in traced) for key, entry in options.items()}
+    return Declaration(name, options, aggregates=getattr(module, "SECURE_AGGREGATION", False))
+
+
+def method_available(name: object) -> bool:
+    """Whether a method can be named without a path: it comes with Dither, or was approved here. Opens no file."""
+    return isinstance(name, str) and (name in METHODS or code.is_approved(name))
+
+
+def method_module(name: str) -> types.ModuleType:
+    """The module of a method's Python file, or of the content that was approved under that name."""
+    if not code.is_approved(name) and not name.endswith(".py"):
+        raise SpecError(f"unknown method={name!r}{did_you_mean(name, METHODS)}")
+    return code.module_of_content(name, code.file_content(name), ("prepare", "OPTIONS"), "method")
+
+
+def model_file(name: str) -> tuple[str, str] | None:
+    """The file and the factory of model.name = "my_model.py:factory"; None for other names."""
+    match = _MODEL_FILE.fullmatch(name)
+    return (match["file"], match["factory"]) if match else None
+
+
 # Checks
 
 
@@ -464,7 +579,23 @@ def _method_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 _LEAST_CLIP = 1e-12
 
 
+def _check_model(model: ModelSpec) -> None:
+    own = model_file(model.name) is not None or model.name.startswith("object:")
+    if model.name not in MODELS and not own:
+        hint = "; a model of your own is 'my_model.py:factory'" if ".py" in model.name else ""
+        raise SpecError(f"unknown model.name={model.name!r}{did_you_mean(model.name, MODELS)}{hint}")
+    if own and model.hidden:
+        raise SpecError(f"model.hidden is for mlp and cnn, not for {model.name!r}; use model.options")
+    if model.options and not own:
+        raise SpecError(f"model.options is for a model of your own, not for {model.name!r}")
+    for key, value in model.options.items():
+        for each in value if isinstance(value, list) else [value]:
+            if not isinstance(each, str | int | float):
+                raise SpecError(f"model.options.{key}={each!r} must be a number, a text, true, false or a list")
+
+
 def _check_together(spec: Spec) -> None:
+    _check_model(spec.model)
     if 0 < spec.num_clients < spec.cohort_size:
         raise SpecError(f"cohort_size={spec.cohort_size} exceeds num_clients={spec.num_clients}")
     if spec.num_clients == 0 and spec.data.partition not in ("column", "files", "iid" if spec.data.path else ""):
@@ -561,7 +692,7 @@ def _flatten(values: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
-            flat.update({f"{key}.{inner}": deeper for inner, deeper in value.items()})
+            flat.update({f"{key}.{inner}": deeper for inner, deeper in _flatten(value).items()})
         else:
             flat[key] = value
     return flat
