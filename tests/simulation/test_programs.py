@@ -1,5 +1,7 @@
 """Programs that are kept for the next process: loaded only under their own key, else traced."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +17,8 @@ SMALL = {"num_clients": 8, "cohort_size": 4, "batch_size": 2, "num_rounds": 4, "
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(programs, "_misses", itertools.count().__next__)  # as if JAX's cache were empty
     before = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", str(tmp_path))
     yield tmp_path / "traced"
@@ -56,6 +59,12 @@ def test_without_a_key_nothing_is_kept_and_what_is_broken_is_traced(folder):
     assert len(traced) == 5
     assert programs.kept_numbers("n", lambda: (3, 4)) == programs.kept_numbers("n", lambda: (0, 0)) == (3, 4)
     assert programs.kept_numbers("", lambda: (5,)) == (5,)
+
+
+def test_what_came_out_of_the_cache_of_jax_is_not_stored(folder, monkeypatch):
+    monkeypatch.setattr(programs, "_misses", lambda: 7)
+    kept("one", [])(jnp.arange(3.0), power=2)
+    assert not folder.exists()
 
 
 def experiment(values=None, **changes):

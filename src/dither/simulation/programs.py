@@ -54,8 +54,10 @@ class KeptProgram:
         path = _path(signature)
         program = _loaded(path, values) if path else None
         if program is None:
-            program = self._jitted.lower(*values, **constants).compile()
-            if path:
+            lowered, before = self._jitted.lower(*values, **constants), _misses()
+            program = lowered.compile()
+            # Only what was compiled here: JAX cannot store a program again that came from its own cache.
+            if path and _misses() > before:
                 _store(path, lambda: pickle.dumps(serialize_executable.serialize(program)))
         return program
 
@@ -71,6 +73,21 @@ def kept_numbers(key: str, compute: Callable[[], tuple[int, ...]]) -> tuple[int,
         numbers = compute()
         _store(path, lambda: " ".join(map(str, numbers)).encode())
         return numbers
+
+
+_counted = {"misses": 0}
+
+
+def _misses() -> int:
+    """How many programs JAX has compiled in this process and put into its cache."""
+    return _counted["misses"]
+
+
+def _heard(event: str, **_: str | int) -> None:
+    _counted["misses"] += event == "/jax/compilation_cache/cache_misses"
+
+
+jax.monitoring.register_event_listener(_heard)
 
 
 def _path(name: str) -> Path | None:
