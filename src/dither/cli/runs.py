@@ -8,7 +8,7 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -35,6 +35,9 @@ from dither.cli.common import (
     spec_from,
 )
 from dither.errors import BudgetExhausted, SpecError
+
+if TYPE_CHECKING:
+    from dither.experiment.report import Report
 
 DIVERGED_EXIT_CODE = 7  # of a run whose model is worthless, as public test records show; its files are kept
 
@@ -152,17 +155,34 @@ def keys(
 
 def evaluate(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.")],
-    data: Annotated[Path, typer.Option("--data", help="Records with labels: CSV, Parquet, npz or a folder.")],
+    data: Annotated[
+        list[Path],
+        typer.Option(
+            "--data", help="Records with labels: CSV, Parquet, npz or a folder; with --epsilon also several."
+        ),
+    ],
+    epsilon: Annotated[
+        float | None, typer.Option(help="Score privately with this ε, one file for each institution.")
+    ] = None,
+    delta: Annotated[float, typer.Option(help="δ of that ε.")] = 1e-5,
+    ledger: LedgerFile = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Print the scores of a trained run on a file, beside those of a constant. They are exact: do not publish
-    them."""
+    """Print the scores of a trained run on a file, beside those of a constant. Without --epsilon they are exact:
+    do not publish them."""
     from dither.experiment.metrics import NAMES
     from dither.experiment.report import load
 
     trained = load(run_folder)
-    evaluated = trained.evaluate(data)
+    if epsilon is not None:
+        _evaluate_privately(trained, data, (epsilon, delta), ledger, as_json=as_json, quiet=quiet)
+        return
+    if len(data) > 1:
+        raise SpecError(
+            f"--data was given {len(data)} times; exact scores are of one file, private ones need --epsilon"
+        )
+    evaluated = trained.evaluate(data[0])
     if as_json:
         typer.echo(json.dumps({**evaluated.to_dict(), "local": True}))
         return
@@ -182,7 +202,39 @@ def evaluate(
         ]
         print_table(counts, quiet=quiet)
     if not quiet:
-        typer.echo(f"{LOCAL}: exact scores of {data.name}, which no ε covers")
+        typer.echo(f"{LOCAL}: exact scores of {data[0].name}, which no ε covers")
+
+
+# reason: one parameter an option, as Typer has it
+def _evaluate_privately(
+    trained: Report,
+    data: list[Path],
+    budget: tuple[float, float],
+    ledger: Path | None,
+    *,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    from dither.accounting.ledger import Ledger
+    from dither.experiment.evaluation import evaluate_privately
+    from dither.experiment.statistics import charge
+
+    epsilon, delta = budget
+    for file in data:
+        trained.outputs(file)  # mistakes show before anything is charged
+    charge(Ledger(ledger or Ledger.default_path()), data, epsilon, delta, what="evaluation")
+    result = evaluate_privately(trained, data, epsilon=epsilon, delta=delta)
+    if as_json:
+        typer.echo(result.to_json())
+        return
+    spread = result.records.high - result.records.value
+    print_table(
+        result.rows(),
+        quiet=quiet,
+        title=f"{result.records.value:,.0f} ± {spread:,.0f} records",
+        footer=f"proven ε = {epsilon:g}, δ = {delta:g}, zero-out, against a server that sees every institution's "
+        "counts; intervals of 95% include the noise",
+    )
 
 
 def predict(
