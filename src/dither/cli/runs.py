@@ -269,9 +269,3 @@ def predict(
         typer.echo(json.dumps({"predictions": len(rows), "file": str(out)}))
     elif not quiet:
         typer.echo(f"{len(rows)} predictions in {out}")
-
-
-def register(app: typer.Typer) -> None:
-    """Add these commands to the program."""
-    for command in (run, presets, keys, evaluate, predict):
-        app.command()(command)
