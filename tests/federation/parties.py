@@ -180,3 +180,9 @@ def lies(parties, name, row):
 
 def server_bits(coordinator):
     return [np.asarray(leaf) for leaf in jax.tree.leaves(coordinator.engine.state.server)]
+
+
+def assert_simulated(coordinator, parties):
+    """The server has, bit for bit, what the simulator computes."""
+    for deployed, expected in zip(server_bits(coordinator), simulated(parties.experiment, "loop"), strict=True):
+        np.testing.assert_array_equal(deployed, expected)

@@ -334,7 +334,13 @@ def _smoothness(experiment: Experiment) -> float | None:
     if spec.batch_sampling.startswith("poisson"):
         # The method may have set its own batch size: what it releases says which.
         first = RoundInfo(0, 0, int(experiment.partition.size[0]), spec.cohort_size)
-        batch_size = experiment.prepared.releases(first)[0].sampling.batch_size
+        releases = experiment.prepared.releases(first)
+        if not releases:
+            raise SpecError(
+                f"method={spec.method!r} releases nothing: `releases` must return a `Release` for everything that "
+                "leaves a client, with noise_std=0.0 where there is no noise"
+            )
+        batch_size = releases[0].sampling.batch_size
         sampler = sampling.make(
             spec.batch_sampling,
             batch_size=batch_size,

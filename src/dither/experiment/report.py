@@ -26,8 +26,8 @@ from dither.errors import DamagedFile, DataError, RunExists, SpecError, did_you_
 from dither.experiment.advice import Advice
 from dither.experiment.folder import RunFolder, to_json
 from dither.experiment.metrics import TestScores, evaluate
-from dither.spec import Spec
-from dither.spec.options import model_file, register_model
+from dither.spec import Spec, model_file
+from dither.spec.code import register_model
 from dither.types import Claim
 
 if TYPE_CHECKING:

@@ -56,8 +56,8 @@ from dither.simulation.aggregation import Aggregation
 from dither.simulation.arrays import Shards
 from dither.simulation.devices import Clock
 from dither.simulation.streaming import Streamed
-from dither.spec import Spec
-from dither.spec.options import file_content, model_file, register_model
+from dither.spec import Spec, model_file
+from dither.spec.code import file_content, register_model
 from dither.types import Params, __version__
 
 CHECKPOINT_SECONDS = 5.0

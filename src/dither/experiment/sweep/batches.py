@@ -20,8 +20,7 @@ from dither.experiment.build import Arrays, Experiment, assemble, deal, load_dat
 from dither.simulation import devices, distributed, engine
 from dither.simulation.arrays import Problem
 from dither.simulation.devices import Clock
-from dither.spec import METHODS, Spec
-from dither.spec.options import declared
+from dither.spec import METHODS, Spec, declared
 from dither.types import Claim
 
 # Keys that reach the compiled program as values: specs that differ only in these share a program.

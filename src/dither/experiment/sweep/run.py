@@ -24,7 +24,7 @@ from dither.experiment.sweep.result import Sweep, SweepFolder, SweepRun, flatten
 from dither.simulation import devices, distributed
 from dither.simulation.devices import Clock
 from dither.spec import Spec, parse_setting
-from dither.spec.options import register_model
+from dither.spec.code import register_model
 
 _RANGE = re.compile(r"(-?\d+):(-?\d+)(?::(-?\d+))?")
 
