@@ -609,13 +609,3 @@ def stats(
         footer=f"proven ε = {epsilon:g}, δ = {delta:g}, zero-out, against a server that sees every institution's "
         "counts; intervals of 95% include the noise",
     )
-
-
-def register(app: typer.Typer) -> None:
-    """Add these commands to the program."""
-    app.command()(stats)
-    app.command()(check)
-    app.command()(statement)
-    app.command()(account)
-    app.command()(audit)
-    app.add_typer(budget, name="budget")

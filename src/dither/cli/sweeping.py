@@ -149,8 +149,3 @@ def _guarantee(result: Sweep) -> str:
 
 def _with_error(mean: float, error: float | None) -> str:
     return f"{mean:.4f}" if error is None else f"{mean:.4f} ± {error:.4f}"
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the program."""
-    app.command()(sweep)
