@@ -121,3 +121,25 @@ def test_a_gpus_kernel_draws_what_xla_draws():
     np.testing.assert_array_equal(kernel, by_xla)
     assert np.abs(np.corrcoef(by_xla)[np.triu_indices(3, 1)]).max() < 6 / np.sqrt(700)
     assert abs(by_xla.std() / WIDTH - 1) < 6 / np.sqrt(2 * by_xla.size)
+
+
+def test_only_a_single_draw_outside_loops_may_be_drawn_ahead():
+    value, source = jnp.ones(10), OsEntropy().over(jnp.int32(0))
+
+    def once(number):
+        return noise.gaussian(source.at(number), value, noise_std=1.0)
+
+    def twice(number):
+        return once(number) + once(number)
+
+    def in_a_loop(number):
+        return jax.lax.fori_loop(0, number, lambda _, total: total + once(number), value)
+
+    def mapped(number):
+        return jax.vmap(lambda row: noise.gaussian(source.at(number), row, noise_std=1.0))(jnp.ones((4, 10)))
+
+    expected = {once: 30, jax.jit(once): 30, twice: 0, in_a_loop: 0, mapped: 0, jnp.sin: 0}
+    for function, words in expected.items():
+        assert entropy.words_of_one_draw(function, jnp.int32(3)) == words
+    with pytest.raises(SpecError, match="30 words, but 29"):
+        noise.gaussian(OsEntropy(ahead=jnp.zeros(29, jnp.uint32)), value, noise_std=1.0)

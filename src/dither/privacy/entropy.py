@@ -26,8 +26,9 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -77,11 +78,13 @@ class OsEntropy:
     draw depend on what `vmap` maps over: vmap evaluates once, for all clients, what depends on none of them, and
     they would share one draw. So a source must be derived for each client as a key must, with
     `noise.for_client`. `mapped` is a number that is not part of the place and depends on what vmap maps over,
-    such as a run's seed. Devices along the mesh axis `shared_along` get the same words."""
+    such as a run's seed. `ahead` are words that were drawn before, for one draw (`words_of_one_draw`). Devices
+    along the mesh axis `shared_along` get the same words."""
 
     key: Array | None = None
     place: tuple[Array, ...] = ()
     mapped: Array | None = None
+    ahead: Array | None = None
     name: str = "noise"
     shared_along: str = ""
 
@@ -102,15 +105,21 @@ class OsEntropy:
         if self.key is not None:
             drawn = _expanded(sum(sizes))(self.key, self._nonce(), mapped)
             return [drawn[part].reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
-        words = self._shared(_from_host(lattice.WORDS * sum(sizes))(sum(self.place, mapped)))
-        words = words.reshape(lattice.WORDS, sum(sizes))
+        words = self.words(lattice.WORDS * sum(sizes)).reshape(lattice.WORDS, sum(sizes))
         # Drawn in the shape of use, for which `noise._in_shape` has the reasons.
         return [
             lattice.draw(words[:, part].reshape(lattice.WORDS, *shape))
             for part, shape in zip(parts, shapes, strict=True)
         ]
 
-    def _shared(self, words: Array) -> Array:
+    def words(self, count: int) -> Array:
+        """`count` uniform 32-bit words from the host, for each index that vmap maps over."""
+        if self.ahead is not None:
+            if self.ahead.shape != (count,):
+                raise SpecError(f"a draw of {count} words, but {self.ahead.size} were drawn ahead")
+            return self.ahead
+        mapped = jnp.int32(0) if self.mapped is None else self.mapped
+        words = _from_host(count)(sum(self.place, mapped))
         if not self.shared_along:
             return words
         first = jax.lax.axis_index(self.shared_along) == 0
@@ -125,7 +134,7 @@ class OsEntropy:
         return jnp.stack(numbers, axis=-1)
 
     def tree_flatten(self) -> tuple[tuple[object, ...], tuple[str, str]]:
-        return (self.key, self.place, self.mapped), (self.name, self.shared_along)
+        return (self.key, self.place, self.mapped, self.ahead), (self.name, self.shared_along)
 
     @classmethod
     def tree_unflatten(cls, names: tuple[str, str], children: tuple[object, ...]) -> OsEntropy:
@@ -157,6 +166,30 @@ def _from_host(count: int) -> Callable[[Array], Array]:
         return draw(place), True
 
     return draw
+
+
+def words_of_one_draw(function: Callable[..., object], *arguments: object) -> int:
+    """How many words a function draws from the host, if it does so once and in no loop; 0 otherwise. Only then may
+    they be drawn ahead: whatever draws again would get the same words again."""
+    draws = list(_host_draws(jax.make_jaxpr(function)(*arguments).jaxpr))
+    return draws[0] if len(draws) == 1 else 0
+
+
+def _host_draws(jaxpr: Any, in_loop: bool = False) -> Iterator[int]:
+    """The words of each draw from the host in a traced function, 0 for one that is mapped or in a loop."""
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        if name == "io_callback":
+            shape = equation.outvars[0].aval.shape
+            yield shape[0] if len(shape) == 1 and not in_loop else 0
+        for parameter in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_traced):
+            if _is_traced(parameter):
+                inner = getattr(parameter, "jaxpr", parameter)
+                yield from _host_draws(inner, in_loop or name in ("scan", "while", "cond"))
+
+
+def _is_traced(value: object) -> bool:
+    return hasattr(value, "eqns")
 
 
 @functools.cache
