@@ -32,7 +32,7 @@ from dither.cli.common import (
     print_table,
     several,
     short,
-    spec_from,
+    source_from,
 )
 from dither.errors import BudgetExhausted, SpecError
 
@@ -47,10 +47,13 @@ def run(
     what: Annotated[
         str | None,
         typer.Argument(
-            metavar="PRESET | SPEC.toml", help="What to run (default: adult).", autocompletion=common.presets
+            metavar="PRESET | SPEC.toml | TABLES",
+            help="What to run (default: adult). TABLES: your own table, or a folder or 'pattern' of tables.",
+            autocompletion=common.presets,
         ),
     ] = None,
     settings: Settings = None,
+    label: Annotated[str, typer.Option(metavar="COLUMN", help="Label column of TABLES.")] = "",
     seed: Annotated[
         int | None, typer.Option(help="Seed for the partition, model, cohorts, batches and noise.")
     ] = None,
@@ -78,7 +81,9 @@ def run(
 
         with several(processes, process, coordinator, silent=quiet):
             train.run(what or "adult", data_dir=data_dir)  # the spec of process 0 counts; exits after the rounds
-    spec = spec_from(what, resume, settings, seed)  # refuses mistakes before JAX is imported
+    if label:
+        settings = [*(settings or []), f"data.label={label}"]
+    spec = source_from(what, resume, settings, seed)  # refuses mistakes before JAX is imported
     from dither.experiment import train
 
     view = RunProgress(silent=quiet or as_json)

@@ -30,6 +30,7 @@ from dither.spec import code
 __all__ = ["METHODS", "Spec"]
 
 _MODEL_FILE = re.compile(r"(?P<file>.+\.py(#[0-9a-f]{64})?):(?P<factory>[A-Za-z_]\w*)")
+IN_MEMORY = "(in memory)"  # data.path of records that were given in Python
 _BETWEEN_FILES = "\n"  # of data.path, where it lists several
 
 
@@ -374,7 +375,27 @@ class Spec:
             except UnicodeDecodeError:
                 raise SpecError(f"{str(path)!r} is not a text file in UTF-8") from None
             return cls.from_toml(text, where=str(path))
+        if path.suffix and str(source) not in preset_names():
+            beside = [each.name for each in path.parent.glob("*.toml")] if path.parent.is_dir() else []
+            hint = did_you_mean(path.name, beside) if beside else "; give a preset or a file that ends in .toml"
+            raise SpecError(f"no spec file {str(source)!r}{hint}")
         return cls.from_preset(str(source))
+
+    @staticmethod
+    def given(source: Spec | str | Path | Mapping[str, Any]) -> dict[str, Any] | None:
+        """The values that a mapping or a TOML file gives, by dotted key; of a path of records (a table, or a
+        folder or pattern of tables) that path. None for a `Spec` and for a preset, which are complete."""
+        if isinstance(source, Mapping):
+            return _flatten(source)
+        if isinstance(source, Spec) or str(source) in preset_names():
+            return None
+        path = Path(source).expanduser()
+        if path.suffix.lower() in (".csv", ".tsv", ".parquet", ".npz") or path.is_dir() or "*" in str(source):
+            return {"data.path": str(source)}
+        try:
+            return _flatten(tomllib.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError):
+            return None  # `from_any` says what is wrong
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values, complete."""
