@@ -2,8 +2,8 @@
 
     python benchmarks/clipping.py [--json] [--opacus PYTHON]
 
-Times the same step without a clip, with Dither's layer rules, and with jax-privacy's `clipped_grad` (all examples at
-once, and one at a time), interleaved and as medians, and prints each as a ratio to the step without a clip. The
+Times the same step without a clip, with Dither's layer rules, and with jax-privacy's `clipped_grad` (all examples
+at once, and one at a time), interleaved and as medians, and prints each as a ratio to the step without a clip. The
 clipped gradients agree to 1e-5 (printed). --opacus names a Python that has torch and opacus; the same networks are
 then timed there, plain and with ghost norms, against torch's own step without a clip.
 """

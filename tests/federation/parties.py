@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from dither import data
 from dither.accounting.ledger.runs import Ledger
 from dither.experiment import build
-from dither.federation import keys
+from dither.federation import keys, messages
 from dither.federation import server as coordinator
 from dither.federation.agreement import PartyData
-from dither.federation.mailbox import LocalTransport
 from dither.federation.party import Party
 from dither.federation.state import Journal
 from dither.simulation.arrays import ONE_DEVICE
@@ -72,6 +74,40 @@ def simulated(experiment: build.Experiment, layout: str) -> list[np.ndarray]:
     simulation, _, inputs = build.compiled(experiment, layout=layout, shards=ONE_DEVICE)
     state = simulation.advance(simulation.start(inputs), inputs, 0, len(experiment.cohorts))
     return [np.asarray(leaf) for leaf in jax.tree.leaves(state.server)]
+
+
+class LocalTransport:
+    """Nodes in this process: each is a function from a message to its answer. None: it does not answer (yet)."""
+
+    def __init__(self, answer: Mapping[int, Callable[[bytes], bytes | None]]) -> None:
+        self.answer = dict(answer)
+        self.marks = dict.fromkeys(self.answer, "0")
+        self._open: dict[str, tuple[int, bytes]] = {}
+
+    def nodes(self) -> dict[int, str]:
+        return {address: self.marks[address] for address in self.answer}
+
+    def push(self, bodies: Mapping[int, bytes], *, ttl: float) -> dict[int, str]:
+        del ttl
+        ids = {}
+        for address, body in bodies.items():
+            if address in self.answer:
+                ids[address] = secrets.token_hex(8)
+                self._open[ids[address]] = (address, body)
+        return ids
+
+    def pull(self, ids: Collection[str]) -> list[tuple[str, bytes | None]]:
+        answers: list[tuple[str, bytes | None]] = []
+        for each in ids:
+            if each in self._open:
+                address, body = self._open.pop(each)
+                reply = self.answer[address](body) if address in self.answer else None
+                if reply is not None:
+                    answers.append((each, reply))
+        return answers
+
+    def pause(self) -> None:
+        pass
 
 
 @dataclass
@@ -136,3 +172,52 @@ class Parties:
         """Rounds in a party's ledger, in order."""
         ledger = self.nodes[name].ledger
         return [entry.rounds[0] for entry in ledger.history() if entry.kind == "charge"]
+
+
+# What the tests do with them
+
+
+def lines(parties):
+    return [facts for event, facts in parties.events if event == "round"]
+
+
+def kind_of(parties, name, body):
+    """The kind of a message to a party, as the party reads it."""
+    node = parties.nodes[name]
+    keyring = node.keyring
+    return messages.unpack(body, federation=keyring.id, to=name, keys={messages.SERVER: keyring.server})
+
+
+def intercept(parties, name, change):
+    """Let `change(message, body)` answer in a party's place; None: the node itself answers."""
+    honest = parties.transport.answer[FIRST + NAMES.index(name)]
+
+    def answer(body):
+        message = kind_of(parties, name, body)
+        found = change(message, body)
+        return honest(body) if found is None else found or None
+
+    parties.transport.answer[FIRST + NAMES.index(name)] = answer
+
+
+def lies(parties, name, row):
+    """An upload that the party signs although it never computed it."""
+
+    def change(message, body):
+        if message.kind != "round":
+            return None
+        return parties.nodes[name]._pack(
+            "upload", {"round": message.fields["round"]}, {"upload": row}, quoted=messages.digest(body)
+        )
+
+    intercept(parties, name, change)
+
+
+def server_bits(coordinator):
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(coordinator.engine.state.server)]
+
+
+def assert_simulated(coordinator, parties):
+    """The server has, bit for bit, what the simulator computes."""
+    for deployed, expected in zip(server_bits(coordinator), simulated(parties.experiment, "loop"), strict=True):
+        np.testing.assert_array_equal(deployed, expected)

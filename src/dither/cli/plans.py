@@ -8,8 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dither.cli.options import DataDir, Json, Quiet, Settings
-from dither.cli.printing import Bar, epsilon_text, escape, on_interrupt, print_table, terminal
+from dither.cli.common import (
+    Bar,
+    DataDir,
+    Json,
+    Quiet,
+    Settings,
+    epsilon_text,
+    escape,
+    on_interrupt,
+    print_table,
+    terminal,
+)
 from dither.errors import SpecError
 from dither.experiment.plots import bytes_text
 
@@ -281,8 +291,3 @@ def _alternatives(plan: Plan) -> list[dict[str, Any]]:
         | {"learning rate": "" if rates is None else f"{rates[number]:.4g}"}
         for number in sorted(one_off, key=lambda number: total[number])[:9]
     ]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the program."""
-    app.command()(plan)

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dither.cli.options import DataDir, Json, Quiet
-from dither.cli.printing import Bar, escape, on_interrupt, print_table, terminal
+from dither.cli.common import Bar, DataDir, Json, Quiet, escape, on_interrupt, print_table, terminal
 
 if TYPE_CHECKING:
     from dither.reproduction.figure import Figure
@@ -138,8 +137,3 @@ def _print_claims(claims: Sequence[JudgedCriterion]) -> None:
 def _coloured(status: str) -> str:
     colour = _COLOURS.get(status)
     return f"[{colour}]{status}[/]" if colour else status
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the program."""
-    app.command()(reproduce)

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dither.cli import options
-from dither.cli.options import (
+from dither.cli import common
+from dither.cli.common import (
+    LOCAL,
     Coordinator,
     DataDir,
     Json,
@@ -22,24 +23,23 @@ from dither.cli.options import (
     Process,
     Processes,
     Quiet,
-    Settings,
-    several,
-    spec_from,
-)
-from dither.cli.printing import (
-    LOCAL,
     RunProgress,
+    Settings,
     error_terminal,
     escape,
     on_interrupt,
     print_report,
     print_table,
+    several,
     short,
+    source_from,
 )
 from dither.errors import BudgetExhausted, SpecError
 
 if TYPE_CHECKING:
-    pass
+    from dither.experiment.report import Report
+
+DIVERGED_EXIT_CODE = 7  # of a run whose model is worthless, as public test records show; its files are kept
 
 
 # reason: one parameter an option, as Typer has it
@@ -47,10 +47,13 @@ def run(
     what: Annotated[
         str | None,
         typer.Argument(
-            metavar="PRESET | SPEC.toml", help="What to run (default: adult).", autocompletion=options.presets
+            metavar="PRESET | SPEC.toml | TABLES",
+            help="What to run (default: adult). TABLES: your own table, or a folder or 'pattern' of tables.",
+            autocompletion=common.presets,
         ),
     ] = None,
     settings: Settings = None,
+    label: Annotated[str, typer.Option(metavar="COLUMN", help="Label column of TABLES.")] = "",
     seed: Annotated[
         int | None, typer.Option(help="Seed for the partition, model, cohorts, batches and noise.")
     ] = None,
@@ -78,32 +81,29 @@ def run(
 
         with several(processes, process, coordinator, silent=quiet):
             train.run(what or "adult", data_dir=data_dir)  # the spec of process 0 counts; exits after the rounds
-    spec = spec_from(what, resume, settings, seed)  # refuses mistakes before JAX is imported
+    if label:
+        settings = [*(settings or []), f"data.label={label}"]
+    spec = source_from(what, resume, settings, seed)  # refuses mistakes before JAX is imported
     from dither.experiment import train
 
     view = RunProgress(silent=quiet or as_json)
 
-    def how() -> str:
+    def advice() -> str:
         return _how_to_resume(view.folder or resume or out)
 
-    with on_interrupt(how), several(processes, process, coordinator, silent=quiet, how=how), view:
+    with on_interrupt(advice), several(processes, process, coordinator, silent=quiet, advice=advice), view:
         result = train.run(
-            spec,
-            out=out,
-            resume=resume,
-            data_dir=data_dir,
-            ledger=ledger,
-            new_ledger=new_ledger,
-            checkpoint_seconds=checkpoint_seconds,
-            on_start=view.start,
-            on_evaluation=view.update,
-        )
+            spec, out=out, resume=resume, data_dir=data_dir, ledger=ledger, new_ledger=new_ledger,
+            checkpoint_seconds=checkpoint_seconds, on_start=view.start, on_evaluation=view.update,
+        )  # fmt: skip
     if as_json:
         from dither.experiment.folder import to_json
 
         typer.echo(to_json({"folder": str(result.folder), **result.to_dict()}, indent=2))
     elif not quiet:
         print_report(result)
+    from dither.experiment.advice import DIVERGED
+
     if result.stopped:
         error_terminal().print(
             f"[bold yellow]stopped:[/] {escape(result.stopped)}; model and metrics are kept",
@@ -111,6 +111,8 @@ def run(
             highlight=False,
         )
         sys.exit(BudgetExhausted.exit_code)
+    if any(each.kind == DIVERGED for each in result.advice):
+        sys.exit(DIVERGED_EXIT_CODE)
 
 
 def _how_to_resume(folder: Path | None) -> str:
@@ -121,7 +123,7 @@ def _how_to_resume(folder: Path | None) -> str:
 
 def presets(
     name: Annotated[
-        str | None, typer.Argument(help="Print this preset as TOML.", autocompletion=options.presets)
+        str | None, typer.Argument(help="Print this preset as TOML.", autocompletion=common.presets)
     ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -158,21 +160,86 @@ def keys(
 
 def evaluate(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.")],
-    data: Annotated[Path, typer.Option("--data", help="Records with labels: CSV, Parquet, npz or a folder.")],
+    data: Annotated[
+        list[Path],
+        typer.Option(
+            "--data", help="Records with labels: CSV, Parquet, npz or a folder; with --epsilon also several."
+        ),
+    ],
+    epsilon: Annotated[
+        float | None, typer.Option(help="Score privately with this ε, one file for each institution.")
+    ] = None,
+    delta: Annotated[float, typer.Option(help="δ of that ε.")] = 1e-5,
+    ledger: LedgerFile = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Print the accuracy and loss of a trained run on a file. The figures are exact: do not publish them."""
+    """Print the scores of a trained run on a file, beside those of a constant. Without --epsilon they are exact:
+    do not publish them."""
+    from dither.experiment.metrics import NAMES
     from dither.experiment.report import load
 
-    scores = load(run_folder).evaluate(data)
-    if as_json:
-        typer.echo(json.dumps({**scores, "local": True}))
+    trained = load(run_folder)
+    if epsilon is not None:
+        _evaluate_privately(trained, data, (epsilon, delta), ledger, as_json=as_json, quiet=quiet)
         return
-    accuracy, loss = f"{scores['accuracy']:.4f}", f"{scores['loss']:.4f}"
-    print_table([{"records": scores["records"], "accuracy": accuracy, "loss": loss}], quiet=quiet)
+    if len(data) > 1:
+        raise SpecError(
+            f"--data was given {len(data)} times; exact scores are of one file, private ones need --epsilon"
+        )
+    evaluated = trained.evaluate(data[0])
+    if as_json:
+        typer.echo(json.dumps({**evaluated.to_dict(), "local": True}))
+        return
+    scores = evaluated.scores
+    rows = [
+        {"": who, **{NAMES[name]: f"{values[name]:.4f}" for name in scores.model if name in values}}
+        for who, values in (("the model", scores.model), (scores.trivial_predictor, scores.trivial))
+    ]
+    print_table(rows, quiet=quiet, title=f"{scores.records} records, loss {evaluated.loss:.4f}")
+    if scores.confusion and len(scores.confusion) <= 10:
+        counts = [
+            {
+                "true class": name,
+                **{f"predicted {other}": count for other, count in zip(trained.classes, row, strict=True)},
+            }
+            for name, row in zip(trained.classes, scores.confusion, strict=True)
+        ]
+        print_table(counts, quiet=quiet)
     if not quiet:
-        typer.echo(f"{LOCAL}: exact scores of {data.name}, which no ε covers")
+        typer.echo(f"{LOCAL}: exact scores of {data[0].name}, which no ε covers")
+
+
+# reason: one parameter an option, as Typer has it
+def _evaluate_privately(
+    trained: Report,
+    data: list[Path],
+    budget: tuple[float, float],
+    ledger: Path | None,
+    *,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    from dither.accounting.ledger import Ledger
+    from dither.experiment.evaluation import evaluate_privately
+    from dither.experiment.statistics import charge
+
+    epsilon, delta = budget
+    for file in data:
+        trained.outputs(file)  # mistakes show before anything is charged
+    charge(Ledger(ledger or Ledger.default_path()), data, epsilon, delta, what="evaluation")
+    result = evaluate_privately(trained, data, epsilon=epsilon, delta=delta)
+    if as_json:
+        typer.echo(result.to_json())
+        return
+    spread = result.records.high - result.records.value
+    print_table(
+        result.rows(),
+        quiet=quiet,
+        title=f"{result.records.value:,.0f} ± {spread:,.0f} records",
+        footer=f"proven ε = {epsilon:g}, δ = {delta:g}, zero-out, against a server that sees every institution's "
+        "counts; intervals of 95% include the noise",
+    )
 
 
 def predict(
@@ -182,26 +249,23 @@ def predict(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Predict the class of each record of a file with a trained run."""
+    """Predict the class (or the number) of each record of a file with a trained run."""
     from dither.experiment.folder import write_text
     from dither.experiment.report import load
 
     trained = load(run_folder)
-    probabilities = trained.predict_proba(data)
-    best = probabilities.argmax(axis=1)
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
     lines.writerow(["prediction", *(f"p({name})" for name in trained.classes)])
-    for number, row in zip(best, probabilities, strict=True):
-        lines.writerow([trained.classes[number], *(f"{p:.6f}" for p in row)])
+    if trained.classes:
+        probabilities = trained.predict_proba(data)
+        best = [trained.classes[number] for number in probabilities.argmax(axis=1)]
+        rows = [[name, *(f"{p:.6f}" for p in row)] for name, row in zip(best, probabilities, strict=True)]
+    else:
+        rows = [[f"{value:.6g}"] for value in trained.predict(data)]
+    lines.writerows(rows)
     write_text(out, text.getvalue())
     if as_json:
-        typer.echo(json.dumps({"predictions": len(best), "file": str(out)}))
+        typer.echo(json.dumps({"predictions": len(rows), "file": str(out)}))
     elif not quiet:
-        typer.echo(f"{len(best)} predictions in {out}")
-
-
-def register(app: typer.Typer) -> None:
-    """Add these commands to the program."""
-    for command in (run, presets, keys, evaluate, predict):
-        app.command()(command)
+        typer.echo(f"{len(rows)} predictions in {out}")

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dither.cli.options import DataDir, Json
-from dither.cli.printing import error_terminal, escape, print_event, terminal
+from dither.cli.common import DataDir, Json, error_terminal, escape, print_event, terminal
 from dither.errors import SpecError
 
 if TYPE_CHECKING:
@@ -118,8 +117,3 @@ def _exit_at_once() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
-
-
-def register(app: typer.Typer) -> None:
-    """Add this command to the program."""
-    app.command()(web)

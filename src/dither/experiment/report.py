@@ -12,6 +12,7 @@ from __future__ import annotations
 import html
 import math
 import types
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from functools import cache, cached_property
@@ -20,11 +21,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union, cast, get_args, get_origi
 
 import numpy as np
 
-from dither.accounting import ProvenRow
+from dither.accounting import ClientRange, ProvenRow
 from dither.errors import DamagedFile, DataError, RunExists, SpecError, did_you_mean
+from dither.experiment.advice import Advice
 from dither.experiment.folder import RunFolder, to_json
-from dither.spec import Spec
-from dither.spec.options import model_file, register_model
+from dither.experiment.metrics import TestScores, evaluate
+from dither.spec import Spec, model_file
+from dither.spec.code import register_model
 from dither.types import Claim
 
 if TYPE_CHECKING:
@@ -52,15 +55,15 @@ ADVERSARIES = {
 _SCORED_AT_ONCE = 16_384  # records of a folder of arrays
 
 
-class Overview:
+class Overview(ABC):
     """A result that shows itself as a title and a few lines, in a terminal and in a notebook."""
 
-    def title(self) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def title(self) -> str: ...
 
+    @abstractmethod
     def overview(self) -> list[tuple[str, str]]:
         """A few lines of (what, value)."""
-        raise NotImplementedError
 
     def __repr__(self) -> str:
         return text_lines(self.title(), self.overview())
@@ -181,15 +184,6 @@ class Epsilon:
 
 
 @dataclass(frozen=True)
-class RoundsTakenPart:
-    """In how many rounds a client took part."""
-
-    min: int
-    median: float
-    max: int
-
-
-@dataclass(frozen=True)
 class RoundingMargin:
     """What rounding before a sum could add to its proven ε, by a rule of thumb (errata G8): no proof."""
 
@@ -276,10 +270,25 @@ class LocalFigures:
 
     train_loss: float | None = None
     clamped: int = 0
+    scores: TestScores | None = None  # where test records are not public: on some of the training records
+    advice: tuple[Advice, ...] = ()
     metrics: tuple[Mapping[str, Any], ...] = ()
 
-    def __getitem__(self, name: str) -> Any:
-        return getattr(self, name)
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Scores of a model on a file with labels: exact, and so local, not private."""
+
+    loss: float
+    scores: TestScores
+
+    def __getitem__(self, name: str) -> Any:  # of the dictionary that this was: records, accuracy, loss, ...
+        return self.to_dict()[name]
+
+    def to_dict(self) -> dict[str, Any]:
+        """One entry for each metric, and those of the trivial predictor beside them."""
+        about = {"trivial": self.scores.trivial, "trivial_predictor": self.scores.trivial_predictor}
+        return {"records": self.scores.records, "loss": self.loss, **self.scores.model, **about}
 
 
 @dataclass(frozen=True, repr=False)
@@ -300,7 +309,7 @@ class Report(Overview):
     seconds: float
     epsilon: Epsilon
     why: str  # why claim and proof differ
-    participation: RoundsTakenPart
+    participation: ClientRange  # in how many rounds a client took part
     randomness: str
     notes: tuple[str, ...]
     num_clients: int
@@ -316,6 +325,8 @@ class Report(Overview):
     test_accuracy_without_noise: float | None = None
     test_r2: float | None = None  # of a regression, instead of test_accuracy
     test_r2_without_noise: float | None = None
+    scores: TestScores | None = None  # on the public test records, by scikit-learn, beside the trivial predictor
+    advice: tuple[Advice, ...] = ()  # warnings that rest on public records and the released model alone
     streamed: DiskReads | None = None
     timing: dict[str, float] = field(default_factory=dict)  # seconds of this process, by what they went to
     federation: FederationTotals | None = None
@@ -378,9 +389,6 @@ class Report(Overview):
         """The same as `to_dict()`."""
         return self.to_dict()
 
-    def __getitem__(self, name: str) -> Any:  # of the dictionary that results were; it goes when nobody asks it
-        return self.to_dict()[name]
-
     # Looking
 
     @property
@@ -409,8 +417,10 @@ class Report(Overview):
     def local(self) -> LocalFigures:
         """Exact figures that no ε covers: the training loss and others. Local, not private."""
         folder = RunFolder(self.folder)
-        found = folder.local_summary()
-        return LocalFigures(found.get("train_loss"), found.get("clamped", 0), tuple(folder.local_metrics()))
+        summary = folder.local_summary()
+        names = ("train_loss", "clamped", "scores", "advice")
+        figures = decode(LocalFigures, {name: summary[name] for name in names if name in summary})
+        return replace(figures, metrics=tuple(folder.local_metrics()))
 
     def title(self) -> str:
         return f"{self.method} on {self.data}"
@@ -425,16 +435,14 @@ class Report(Overview):
         """Scores, rounds, clients and the three ε."""
         scores = "not scored: the test records are not public"
         if self.test_score is not None and self.loss is not None:
-            scores = f"{self.test_score:.4f}, loss {self.loss:.4f}"
-        took_part = self.participation
+            scores = f"{self.test_score:.4f}, loss {self.loss:.4f}{self._trivial_text()}"
+        least, median, most = (f"{each:g}" for each in vars(self.participation).values())
+        times = f"{most} rounds" if least == most else f"{least} to {most} rounds (median {median})"
         lines = [
             ("test accuracy" if self.classes else "test R²", scores),
+            *([("", self.scores.text())] if self.scores is not None else []),
             ("rounds", f"{self.rounds} in {self.seconds:.1f} s"),
-            (
-                "clients",
-                f"{self.num_clients}, each in {took_part.min} to {took_part.max} rounds "
-                f"(median {took_part.median:g})",
-            ),
+            ("clients", f"{self.num_clients}, each in {times}"),
             ("claimed ε", claim_text(self.epsilon.claimed)),
         ]
         if failing := len(self.epsilon.failing_conditions):
@@ -443,7 +451,13 @@ class Report(Overview):
         lines += [("attacked ε", attacked_text(row)) for row in self.epsilon.attacked]
         if self.stopped:
             lines.append(("stopped", self.stopped))
-        return lines
+        return [*lines, *(("warning", each.text) for each in self.advice)]
+
+    def _trivial_text(self) -> str:
+        if self.scores is None:
+            return ""
+        value = self.scores.trivial.get("accuracy" if self.classes else "r2")
+        return "" if value is None else f" ({self.scores.trivial_predictor}: {value:.4f})"
 
     def to_latex(self) -> str:
         """A small table, one line for each proven ε of the spec's view."""
@@ -541,22 +555,22 @@ class Report(Overview):
         names: np.ndarray = np.asarray(self.classes)[predicted]
         return names
 
-    def evaluate(self, path: str | Path) -> dict[str, float]:
-        """Accuracy and loss on a file with labels: exact, and so local, not private."""
-        from dither import models
+    def evaluate(self, path: str | Path) -> Evaluated:
+        """Scores on a file with labels: exact, and so local, not private."""
+        scores, y = self.outputs(path)
+        loss = float(np.mean(np.asarray(self.model.loss(scores, y))))
+        bounds = self.label.bounds
+        return Evaluated(loss, evaluate(self.model, scores, y, classes=self.classes, label_bounds=bounds))
 
-        right, losses = [], []
+    def outputs(self, path: str | Path) -> tuple[np.ndarray, np.ndarray]:
+        """What the model says of each record of a file with labels, and the encoded labels."""
+        outputs, labels = [], []
         for encoded in self._pieces(path, labels="required"):
             if encoded.y is None:
                 raise DataError(f"{str(path)!r} has no labels to evaluate on")
-            scores = self.model.apply(self.params, self._check_width(encoded.x))
-            right.append(np.asarray(models.predict(scores)) == encoded.y)
-            losses.append(np.asarray(self.model.loss(scores, encoded.y)))
-        return {
-            "records": sum(map(len, right)),
-            "accuracy": float(np.mean(np.concatenate(right))),
-            "loss": float(np.mean(np.concatenate(losses))),
-        }
+            outputs.append(np.asarray(self.model.apply(self.params, self._check_width(encoded.x))))
+            labels.append(encoded.y)
+        return np.concatenate(outputs), np.concatenate(labels)
 
     def _scores(self, features: Any) -> Any:
         if isinstance(features, np.ndarray | list):

@@ -15,10 +15,12 @@ from typing import Any, NamedTuple, cast
 import jax
 import numpy as np
 
+from dither.accounting import ClientRange
 from dither.accounting.ledger.runs import JointSpending, Ledger, Spending, data_id
 from dither.data import Dataset, hash_records
 from dither.errors import BudgetExhausted, ClientRefused, DitherError, RunExists, SpecError
 from dither.experiment import plots
+from dither.experiment.advice import judge_run
 from dither.experiment.build import (
     Compiled,
     Experiment,
@@ -30,6 +32,7 @@ from dither.experiment.build import (
     designs,
     engine_options,
     facts,
+    load_data,
     origin,
     planned_rounds,
     rounding,
@@ -37,6 +40,7 @@ from dither.experiment.build import (
     stop_reason,
     tolerated,
 )
+from dither.experiment.defaults import choose
 from dither.experiment.folder import Checkpoint, RunFolder, lock, to_json, write_text
 from dither.experiment.report import (
     DiskReads,
@@ -44,8 +48,8 @@ from dither.experiment.report import (
     LedgerCharge,
     Report,
     RoundingMargin,
-    RoundsTakenPart,
     RunTraffic,
+    encode,
     load,
 )
 from dither.models import leaf_name
@@ -54,8 +58,8 @@ from dither.simulation.aggregation import Aggregation
 from dither.simulation.arrays import Shards
 from dither.simulation.devices import Clock
 from dither.simulation.streaming import Streamed
-from dither.spec import Spec
-from dither.spec.options import file_content, model_file, register_model
+from dither.spec import Spec, model_file
+from dither.spec.code import file_content, register_model
 from dither.types import Params, __version__
 
 CHECKPOINT_SECONDS = 5.0
@@ -73,6 +77,8 @@ class RunOptions(NamedTuple):
     checkpoint_seconds: float = CHECKPOINT_SECONDS
     on_start: Callable[[Experiment, Path, int], None] | None = None
     on_evaluation: Callable[[dict[str, Any]], None] | None = None
+    records: Any = None
+    note: str = ""  # for the report
 
 
 # reason: the library's main entry point; every parameter but the spec is a keyword with a default
@@ -89,11 +95,16 @@ def run(
     on_start: Callable[[Experiment, Path, int], None] | None = None,
     on_evaluation: Callable[[dict[str, Any]], None] | None = None,
     model: Any = None,
+    data: Any = None,
 ) -> Report:
     """Train a spec (a preset's name, a TOML file, a mapping or a `Spec`) and leave a run folder.
 
     `values` are dotted keys put on top of the spec. `model` is one of your own in place of model.name: a
     `dither.Model`, an Equinox, Flax or PyTorch module, or a function that returns one.
+
+    `data` are records in place of data.path: a pandas DataFrame, a list or mapping of them (one for each
+    institution), or arrays (X, y) or (X, y, groups). Where your own records come without a method, Dither chooses
+    what is not given (`defaults.defaults_for`).
 
     `resume` continues a folder that was interrupted: the outcome is bit for bit that of an uninterrupted run on
     the same device and versions. It keeps as many devices as it was begun on, and its records where they were (in
@@ -106,7 +117,9 @@ def run(
     Among several processes (`simulation.distributed`) each calls this. Process 0's spec counts, and process 0
     alone writes and returns; the others exit when the rounds are done.
     """
-    options = RunOptions(out, resume, data_dir, ledger, new_ledger, checkpoint_seconds, on_start, on_evaluation)
+    options = RunOptions(
+        out, resume, data_dir, ledger, new_ledger, checkpoint_seconds, on_start, on_evaluation, data
+    )
     if model is not None:
         name = register_model(model, "" if resume is None else RunFolder.open(resume).spec().model.name)
         values = {**(values or {}), "model.name": name}
@@ -117,9 +130,11 @@ def run(
 def _run(
     spec: Spec | str | Path | Mapping[str, Any], values: Mapping[str, Any] | None, options: RunOptions
 ) -> Report:
-    clock = Clock()
+    clock, dataset = Clock(), None
     if distributed.leading():
-        spec, path, shared = _resolve(spec, values, options.out, options.resume)
+        spec, dataset, note = choose(spec, values, records=options.records, data_dir=options.data_dir)
+        options = options._replace(note=note)
+        path, shared = _place(spec, options.out, options.resume)
         distributed.broadcast(shared)
     else:
         shared, path = distributed.broadcast({}), Path()
@@ -130,7 +145,9 @@ def _run(
     with clock("start_up"):
         begun: dict[str, Any] = shared["begun"]
         kept = next((stream for stream, way in _WAYS.items() if way == begun.get("records")), "")
-        experiment = build_experiment(spec, data_dir=options.data_dir, stream=kept)
+        if dataset is None and options.records is not None:
+            dataset = load_data(spec, records=options.records)
+        experiment = build_experiment(spec, data_dir=options.data_dir, dataset=dataset, stream=kept)
         shards = check(experiment, begun)  # before there is a folder
         if begun.get("model_digest", "") != experiment.model_digest and begun:
             raise RunExists(
@@ -164,24 +181,18 @@ def _run(
         return train(experiment, folder, shards, account, clock, options)
 
 
-def _resolve(
-    spec: Spec | str | Path | Mapping[str, Any],
-    values: Mapping[str, Any] | None,
-    out: str | Path | None,
-    resume: str | Path | None,
-) -> tuple[Spec, Path, dict[str, Any]]:
-    """The spec, the folder, and what process 0 tells the others of them."""
-    spec = Spec.from_any(spec).with_values(values or {})
+def _place(spec: Spec, out: str | Path | None, resume: str | Path | None) -> tuple[Path, dict[str, Any]]:
+    """The folder, and what process 0 tells the others of it and of the spec."""
     shared = {"spec": spec.to_toml(), "begun": {}, "complete": False}
     if resume is None:
         path = Path(out) if out is not None else default_folder(spec)
         refuse_taken(path)
-        return spec, path, shared
+        return path, shared
     folder = RunFolder.open(resume)
     _check_spec(folder, spec)
     finished = Report.read(resume)
     complete = finished is not None and not finished.stopped
-    return spec, folder.path, {**shared, "begun": folder.provenance(), "complete": complete}
+    return folder.path, {**shared, "begun": folder.provenance(), "complete": complete}
 
 
 def spending(
@@ -239,7 +250,7 @@ def _identified(experiment: Experiment, book: Ledger, *, new_ledger: bool) -> li
     """The ledger's ids of the records: one for each file, after saying which records it holds."""
     spec, dataset = experiment.spec, experiment.dataset
     if dataset.sources:
-        ids = [data_id(book, path=str(source.path)) for source in dataset.sources]
+        ids = [data_id(book, path=str(source.path), digest=source.digest) for source in dataset.sources]
         for each, source in zip(ids, dataset.sources, strict=True):
             rows = partial(np.asarray, source.record_hashes)
             name = f"{spec.data.id}/{source.name}" if spec.data.id else ""
@@ -300,7 +311,7 @@ def train(
         program = compiled(experiment, shards=shards)
         state = program.simulation.start(program.inputs)
     state, done = _resumed(state, program.simulation, recorder)
-    if recorder is not None and experiment.spec.scored:
+    if recorder is not None:
         plots.preload()
     outcome = _train_rounds(experiment, program, state, done, recorder, clock)
     # The rest is process 0's alone, and may take long: nothing below may need another's devices.
@@ -388,6 +399,8 @@ def _finish(recorder: _Recorder, program: Compiled, outcome: _Outcome) -> Report
     if spec.scored:
         with clock("plot"):
             plots.draw_run(rows, folder.path / "plot.png", title=_title(spec), subtitle=_subtitle(experiment))
+    with clock("scores"):
+        report, judged = _judged(report, experiment, outcome.params, folder)
     if isinstance(program.rounds, Streamed):
         report = replace(report, streamed=DiskReads(**program.rounds.report()))
     report = replace(report, timing=clock.report())  # of this process: what a resumed run did before is not in it
@@ -395,10 +408,26 @@ def _finish(recorder: _Recorder, program: Compiled, outcome: _Outcome) -> Report
         "train_loss": (folder.local_metrics() or rows)[-1]["train_loss"],
         "clamped": outcome.traffic.get("clamped", 0),
     }
+    local |= judged
     if experiment.dataset.label_bounds is not None:  # which may have been read from the records
         local["label_bounds"] = list(experiment.dataset.label_bounds)
     report.save(local)
     return report
+
+
+def _judged(
+    report: Report, experiment: Experiment, params: Params, folder: RunFolder
+) -> tuple[Report, dict[str, Any]]:
+    """The report with scores and advice on public test records; where there are none, those on the clients'
+    records, which stay local."""
+    public = experiment.spec.scored
+    rows = folder.metrics() if public else folder.local_metrics()
+    judgement = judge_run(experiment, params, rows, local=not public)
+    if judgement is None:
+        return report, {}
+    if public:
+        return replace(report, scores=judgement.scores, advice=judgement.advice), {}
+    return report, {"scores": encode(judgement.scores), "advice": encode(judgement.advice)}
 
 
 def _account_for(recorder: _Recorder, outcome: _Outcome) -> Report:
@@ -425,6 +454,8 @@ def _account_for(recorder: _Recorder, outcome: _Outcome) -> Report:
         left_out = {names[i]: int(outcome.refused[i]) for i in np.flatnonzero(outcome.refused)}
         report = replace(report, refused=left_out)
         report = report.with_notes(f"updates that were not finite were left out: {left_out}")
+    if recorder.options.note:
+        report = report.with_notes(recorder.options.note)
     if outcome.sharing_note:
         report = report.with_notes(outcome.sharing_note)
     if outcome.stopped:
@@ -583,7 +614,7 @@ def report_of(
         seconds=last["seconds"],
         epsilon=Epsilon.of(spec, experiment.prepared.claim, experiment.accountant(missing).table()),
         why=experiment.method.why,
-        participation=RoundsTakenPart(int(counts[0]), float(np.median(counts)), int(counts[-1])),
+        participation=ClientRange(int(counts[0]), float(np.median(counts)), int(counts[-1])),
         randomness=spec.source_of_randomness,
         notes=(
             *experiment.dataset.notes,

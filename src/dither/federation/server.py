@@ -24,6 +24,7 @@ import numpy as np
 from dither import data
 from dither.errors import FederationError, ProtocolAbort, SpecError
 from dither.experiment import build, plots, train
+from dither.experiment.advice import Labelled, judge
 from dither.experiment.report import Exclusion, FederationTotals, PartyTotals, Report
 from dither.federation import engines, keys, mailbox
 from dither.federation.agreement import (
@@ -41,8 +42,7 @@ from dither.federation.state import Journal
 from dither.secagg import encoding
 from dither.secagg import state as secagg_state
 from dither.secagg.server import ServerSession
-from dither.spec import Spec
-from dither.spec.options import approve, model_file
+from dither.spec import Spec, code, model_file
 from dither.types import __version__
 
 WAIT_SECONDS = 3600.0  # for parties to come and for their owners to agree
@@ -118,7 +118,7 @@ class Coordinator:
         self._asked_spec = spec
         for file in (spec.method, (model_file(spec.model.name) or ("",))[0]):
             if file.endswith(".py"):
-                approve(file)
+                code.approve(file)
         self._waits = ("", 0.0)  # for what, and since when
         self._told = ("", 0.0)  # what was said of it, and when
 
@@ -606,8 +606,13 @@ class Coordinator:
                 f"without effect: round {', '.join(void)} (the server ended while that sum was being opened, a "
                 "seal was false, or too few parties were left); what parties were charged for it stays charged"
             )
-        folder.save_model(train.named_leaves(self.engine.params()))
+        params = self.engine.params()
+        folder.save_model(train.named_leaves(params))
         if self.engine.scored:
+            x, y = self._evaluation.x, self._evaluation.y
+            records = Labelled(x, y, np.arange(len(y)), "the server's test records")
+            judgement = judge(completed, params, [(row["round"], row["loss"]) for row in rows], records)
+            report = replace(report, scores=judgement.scores, advice=judgement.advice)
             title = f"{self.agreement.spec.method}, {len(self.agreement.names)} parties"
             plots.draw_run(rows, folder.path / "plot.png", title=title, subtitle=self._evaluation.name)
         report.save()

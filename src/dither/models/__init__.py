@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from dither.errors import SpecError, did_you_mean
-from dither.spec import MODELS, options
+from dither.spec import MODELS, code, model_file
 from dither.types import Array, Key, Params
 
 if TYPE_CHECKING:
@@ -320,12 +320,12 @@ def _own_model(spec: ModelSpec, num_features: int, num_classes: int, image_shape
     rest on is not taken from it: convexity, and that its layers and its loss keep records apart."""
     from dither.models import adapters
 
-    named = options.model_file(spec.name)
+    named = model_file(spec.name)
     if named is None:
-        source = options.registered_model(spec.name)
+        source = code.registered_model(spec.name)
     else:
         file, factory = named
-        module = options.module_of_content(file, options.file_content(file), (factory,), "model file")
+        module = code.module_of_content(file, code.file_content(file), (factory,), "model file")
         source = getattr(module, factory)
     shape = adapters.Shape(tuple(image_shape) or (num_features,), num_classes or 1)
     model = adapters.adapted(source, shape, spec.options)

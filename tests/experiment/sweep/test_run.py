@@ -103,10 +103,10 @@ def test_each_run_is_proved_as_it_would_be_alone(folders):
         (alone,) = (
             row
             for row in rows
-            if (row["view"], row["adjacency"], row["unit"]) == (spec.privacy.view, spec.adjacency, "run")
+            if (row.view, row.adjacency, row.unit) == (spec.privacy.view, spec.adjacency, "run")
         )
-        assert run.proven.value == alone["value"]
-        assert np.isfinite(alone["value"])
+        assert run.proven.value == alone.value
+        assert np.isfinite(alone.value)
 
 
 def test_alike_runs_are_one_question(monkeypatch):

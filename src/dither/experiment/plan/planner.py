@@ -43,7 +43,7 @@ from dither.experiment.plan.records import (
 from dither.experiment.plan.search import Search, Trainer, Trial, search
 from dither.experiment.report import ADVERSARIES, Overview, claim_text, epsilon_text
 from dither.experiment.sweep.batches import train_specs
-from dither.methods.formulas import Condition
+from dither.methods import Condition
 from dither.spec import Spec
 
 MODES = ("auto", "theory", "empirical")
@@ -224,10 +224,7 @@ class _Planner:
             chosen = self.by_measurement()
             if by_bound is not None:
                 chosen = replace(
-                    chosen,
-                    constants=by_bound.constants,
-                    candidates=by_bound.candidates,
-                    bounds=by_bound.bounds,
+                    chosen, constants=by_bound.constants, candidates=by_bound.candidates, bounds=by_bound.bounds
                 )
         if not self.planning.public:
             notes.append("planned on synthetic records: the choice is only as good as their resemblance to yours")

@@ -24,7 +24,7 @@ from dither.experiment.sweep.result import Sweep, SweepFolder, SweepRun, flatten
 from dither.simulation import devices, distributed
 from dither.simulation.devices import Clock
 from dither.spec import Spec, parse_setting
-from dither.spec.options import register_model
+from dither.spec.code import register_model
 
 _RANGE = re.compile(r"(-?\d+):(-?\d+)(?::(-?\d+))?")
 
@@ -219,7 +219,9 @@ def _train(
         started = time.perf_counter()
 
     with distributed.Interrupt() as interrupt, distributed.computing():
-        batches.train_batches(plan, done=finished, on_evaluation=evaluated, on_batch=trained, clock=clock)
+        batches.train_batches(
+            plan, done=finished, on_evaluation=evaluated, on_batch=trained, clock=clock, scores=True
+        )
     distributed.part()  # the rest needs no other process's devices
     return runs
 

@@ -1,0 +1,195 @@
+"""Rounds of a coordinator with four parties in one process: who is missing, who lies, who is killed."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dither.errors import FederationError
+from dither.experiment.report import PartyTotals
+from dither.federation.agreement import describe
+from tests.federation.parties import (
+    FIRST,
+    NAMES,
+    Parties,
+    intercept,
+    lies,
+    lines,
+    small_spec,
+)
+
+# In the open
+
+
+def test_what_no_honest_party_sends_excludes_it_and_the_round_goes_on(parties):
+    """A signed upload of another type, whatever the spec says of updates that are not finite. (tests/attacks has
+    the others.)"""
+    lies(parties, "dan", np.zeros(parties.experiment.num_params, np.int32))
+    report = parties.coordinator().run()
+    assert [line["counted"] for line in lines(parties)] == [["ann", "bob", "cat"]] * 3
+    assert [list(line["refused"]) for line in lines(parties)] == [["dan"], [], []]
+    assert "type int32" in lines(parties)[0]["excluded"]["dan"]
+    dan = replace(report.federation.parties["dan"], bytes_up=0, bytes_down=0)
+    assert dan == PartyTotals(records=100, counted=0, missing=2, refused=1, bytes_up=0, bytes_down=0)
+    assert report.federation.most_missing == 1
+    assert any("lacked in a sum" in note for note in report.notes)
+    assert any(note.startswith("dan was excluded in round 1: ") for note in report.notes)
+
+
+def test_a_liar_without_whom_the_terms_cannot_be_kept_ends_the_run_by_name(parties):
+    """Four answers are needed: also a server that is started again knows whom it cannot do with, and says so."""
+    parties.spec = parties.spec.with_values({"federation.min_clients": 4})
+    lies(parties, "dan", np.zeros(3, np.float32))
+    with pytest.raises(FederationError, match=r"3 of at least 4 answers.*dan.*shape"):
+        parties.coordinator().run()
+    with pytest.raises(FederationError, match=r"4 of 4 parties, and dan is out: .*shape.*new run"):
+        parties.coordinator().run()
+
+
+def test_honest_uploads_are_projected_onto_the_ball_and_the_server_drops_larger_ones(tmp_path, quick):
+    """A refusal would tell the server a bit about an update: an honest node has none."""
+    parties = Parties(tmp_path, small_spec(**{"federation.max_norm": 1e-6, "num_rounds": 1}))
+    lies(parties, "dan", np.ones(parties.experiment.num_params, np.float32))
+    parties.coordinator().run()
+    (line,) = lines(parties)
+    assert line["counted"] == ["ann", "bob", "cat"]
+    assert "its upload has norm" in line["refused"]["dan"]
+    for name in ("ann", "bob", "cat"):
+        row = parties.nodes[name]._run.store.pending().row
+        assert 0.99e-6 < np.linalg.norm(row.astype(np.float64)) <= 1e-6
+
+
+@pytest.mark.slow
+
+# Under secure aggregation
+
+
+def test_a_party_lost_in_each_phase_of_a_masked_round(masked):
+    """Lost before its upload: the others are announced anew. Lost before unsealing: the others' shares suffice."""
+    when = {0: "round", 1: "unseal", 2: None}
+    now = [0]
+
+    def change(message, body):
+        if message.kind == "round":
+            now[0] = message.fields["round"]
+        if message.kind in ("round", "unseal") and message.kind == when[now[0]]:
+            del masked.transport.answer[FIRST + 3]  # gone, and not connected any more
+            return b""
+        return None
+
+    intercept(masked, "dan", change)
+    away = masked.transport.answer[FIRST + 3]
+
+    def back(event, facts):
+        masked.events.append((event, facts))
+        if event == "round":
+            masked.transport.answer[FIRST + 3] = away
+            masked.transport.marks[FIRST + 3] = f"again {facts['round']}"
+
+    report = masked.coordinator(on_event=back).run()
+    assert [line["missing"] for line in lines(masked)] == [["dan"], [], []]
+    assert [line["attempts"] for line in lines(masked)] == [2, 1, 1]
+    assert report.federation.most_missing == 1
+    assert report.federation.void_rounds == 0
+    assert masked.charged("dan") == [1, 2]  # it never computed round 0
+    assert masked.charged("ann") == [0, 1, 2]
+
+
+@pytest.mark.slow
+def test_a_server_killed_while_it_opens_a_sum_loses_that_round_and_no_more(masked):
+    from dither.secagg.server import ServerSession
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ServerSession, "open", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            masked.coordinator().run()
+    masked.nodes = {name: masked.node(name) for name in NAMES}
+    report = masked.coordinator().run()
+    assert [line["counted"] for line in lines(masked)] == [[], list(NAMES), list(NAMES)]
+    assert report.federation.void_rounds == 1
+    assert any("without effect: round 1 " in note for note in report.notes)
+    assert [masked.charged(name) for name in NAMES] == [[0, 1, 2]] * 4
+
+
+def test_silence_while_sums_are_opened_is_recorded_and_ends_the_run_before_it_burns_all_rounds(masked):
+    """Also where those who are silent help in every other round."""
+    asked = dict.fromkeys(("cat", "dan"), 0)
+
+    def silent(name):
+        def now(message, body):
+            asked[name] += message.kind == "unseal"
+            return b"" if message.kind == "unseal" and asked[name] % 2 else None
+
+        return now
+
+    for name in asked:
+        intercept(masked, name, silent(name))
+    masked.spec = masked.spec.with_values({"federation.round_timeout": 0.3, "num_rounds": 6})
+    with pytest.raises(FederationError, match=r"round 3 could not be opened: no help from cat, dan, for the"):
+        masked.coordinator().run()
+    assert [(line["counted"], line.get("silent")) for line in lines(masked)] == [
+        ([], ["cat", "dan"]),
+        (list(NAMES), None),
+    ]
+    assert masked.charged("ann") == [0, 1, 2]
+
+
+def test_too_few_for_a_safe_sum_stop_the_run_with_nothing_opened(masked):
+    for name in ("cat", "dan"):
+        intercept(masked, name, lambda message, body: b"" if message.kind == "round" else None)
+    masked.spec = masked.spec.with_values({"federation.round_timeout": 0.2})
+    with pytest.raises(
+        FederationError, match=r"round 1 has 2 of at least 3 answers.*cat, dan.*start the server again"
+    ):
+        masked.coordinator().run()
+
+
+def test_the_server_receives_masked_words_alone(masked):
+    """Every byte the coordinator is given, against what the nodes computed."""
+    received, computed = [], []
+    for address, honest in list(masked.transport.answer.items()):
+
+        def answer(body, honest=honest, name=NAMES[address - FIRST]):
+            reply = honest(body)
+            received.append(reply)
+            run = masked.nodes[name]._run
+            pending = run.store.pending() if run is not None else None
+            if pending is not None:
+                computed.append(pending.row)
+            return reply
+
+        masked.transport.answer[address] = answer
+    masked.coordinator().run()
+    everything = b"".join(received)
+    rows = {row.tobytes() for row in computed}
+    assert len(rows) == 12
+    for row in rows:
+        # Not even four words in a row of any plaintext are to be found in anything that was received.
+        assert not any(row[at : at + 16] in everything for at in range(0, len(row) - 16, 4))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "colluders"), [(2, 0), (3, 1), (4, 2)])
+def test_small_federations_run_with_the_colluders_they_take_by_default(tmp_path, quick, count, colluders):
+    """A third of the cohort, rounded up; everybody must answer then, and the agreement says so."""
+    seen = []
+    changes = {"num_clients": count, "cohort_size": count, "num_rounds": 1, "federation.min_clients": 2}
+    spec = small_spec(**changes, **{"secagg.mode": "real", "privacy.colluders": -1})
+    parties = Parties(tmp_path, spec)
+
+    def owner(agreement, experiment):
+        seen.append(describe(agreement, experiment, "ann"))
+        return "asked"
+
+    parties.nodes["ann"] = parties.node("ann", approve=owner)
+    report = parties.coordinator().run()
+    assert lines(parties)[0]["counted"] == list(NAMES[:count])
+    assert report.federation.colluders == colluders
+    told = dict(seen[0])["collusion"]
+    assert f"colludes with up to {colluders} of the {count} parties" in told
+    assert f"{count} of them must answer" in told
+    warned = [text for what, text in seen[0] if what == "WARNING" and "together can read" in text]
+    assert len(warned) == (count == 2)
+    for row in report.epsilon.table:
+        if row.recipe.startswith("R6"):
+            assert row.against == f"against a server that colludes with {colluders} of the {count} parties"
