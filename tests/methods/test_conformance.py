@@ -263,7 +263,9 @@ def test_dp_fedavg_bounds_every_client_and_noises_the_sum():
         client_lr=50.0,
         **{"method_options.update_clip": 0.3, "privacy.noise": "none"},
     )
-    assert np.linalg.norm(vector(train(spec, rounds=1))) <= 0.3 * (1 + 1e-5)
+    bounded = train(spec, rounds=1)
+    assert np.linalg.norm(vector(bounded)) <= 0.3 * (1 + 1e-5)
+    assert bounded.history[-1].metrics["clipped"].max() == 1
     noisy = spec_of(
         "dp-fedavg",
         client_lr=1e-9,
@@ -271,6 +273,7 @@ def test_dp_fedavg_bounds_every_client_and_noises_the_sum():
         **{"method_options.noise_multiplier": 4.0, "method_options.update_clip": 0.3},
     )
     many = train(noisy, rounds=1, seeds=tuple(range(400)))
+    assert many.history[-1].metrics["clipped"].max() == 0
     values = np.concatenate([vector(many, i) for i in range(400)])
     assert values.std() == pytest.approx(4.0 * 0.3 / 6, rel=0.05)
 
@@ -410,3 +413,10 @@ def test_without_the_credit_of_aggregation_the_papers_need_more_noise(name):
         stds[credit] = float(prepared.hyper["noise_std"][0])
         assert prepared.claim.value == pytest.approx(2.0)
     assert stds[False] == pytest.approx(stds[True] * np.sqrt(3))  # a cohort of three
+
+
+def test_the_claim_of_dp_fedavg_says_that_its_cohorts_are_no_coins():
+    spec = spec_of("dp-fedavg", num_rounds=2)
+    ((condition, holds),) = prepare(spec, models.logistic(6), client_sizes=SIZES, num_params=7).claim.conditions
+    assert "independent coins" in condition
+    assert not holds

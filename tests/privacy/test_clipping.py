@@ -119,3 +119,14 @@ def test_batch_clip_with_the_regulariser_inside_or_outside(inside):
         expected = jax.tree.map(jnp.add, clipping.clip(plain, 0.2), penalty)
         assert float(clipping.norm(got)) > 0.2
     close(got, expected)
+
+
+def test_a_feature_that_is_no_number_counts_as_zero():
+    model = models.softmax(12, 4)
+    x = np.random.default_rng(1).normal(size=(3, 12)).astype(np.float32)
+    broken, zero = x.copy(), x.copy()
+    broken[1, [0, 4, 7]] = np.nan, np.inf, -np.inf
+    zero[1, [0, 4, 7]] = 0.0
+    params, y, ones = randomised(model), np.arange(3), np.ones(3, np.float32)
+    total = jax.jit(lambda x: clipping.example_clipped_sum(model, params, x, y, ones, clip_norm=0.5)[0])
+    close(total(broken), total(zero))

@@ -202,3 +202,7 @@ def test_batch_larger_than_a_client_is_refused_with_both_numbers():
         sampling.make("fixed", batch_size=11, local_steps=1, client_sizes=np.array([12, 10]))
     with pytest.raises(SpecError, match="did you mean 'poisson'"):
         sampling.make("poison", batch_size=1, local_steps=1, client_sizes=np.array([12]))
+    with pytest.raises(SpecError, match="batch_size=0 must be at least 1"):
+        sampling.make("fixed", batch_size=0, local_steps=1, client_sizes=np.array([12]))
+    whole = sampling.make("fixed", batch_size=10, local_steps=1, client_sizes=np.array([12, 10]))
+    assert whole.sampling(10).rate == 1.0  # all of the smallest client's records
