@@ -245,6 +245,7 @@ def test_nbafl_without_pull_and_clip_is_fedavg():
         "method_options.proximal": 0.0,
     }
     a, b = train(spec_of("nbafl", **values, **free)), train(spec_of("fedavg", **values))
+    assert a.history[-1].metrics["clipped"].max() == 0
     np.testing.assert_allclose(vector(a), vector(b), rtol=1e-4, atol=1e-6)
 
 
@@ -391,9 +392,11 @@ def test_the_noise_that_is_drawn_follows_the_schedules_of_dp_scaffold(schedule, 
 )
 def test_the_unit_of_an_upload_is_that_of_the_client_with_the_least_weight(name, values, unit):
     """The grid of discrete noise is coarsest, and summation errs most, for this one."""
-    spec = spec_of(name, **{"num_clients": 4, "batch_sampling": "full", **values})
-    prepared = prepare(spec, models.logistic(6), client_sizes=np.array([10, 6, 12, 8]), num_params=7)
-    assert prepared.plan.upload_unit == pytest.approx(unit)
+    spec, sizes = spec_of(name, **{"num_clients": 4, "batch_sampling": "full", **values}), np.array([10, 6, 12, 8])
+    plan = prepare(spec, models.logistic(6), client_sizes=sizes, num_params=7).plan
+    assert plan.upload_unit == pytest.approx(unit)
+    weighted = name == "secure-fedavg" or (name == "nbafl" and values["cohort_size"] == 4)
+    np.testing.assert_array_equal(np.ones(4) if plan.weights is None else plan.weights, sizes if weighted else 1)
 
 
 def test_nbafl_says_which_branch_of_lemma_4_sets_its_noise():
