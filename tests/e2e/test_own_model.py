@@ -11,7 +11,7 @@ from dither import models
 from dither.errors import FederationError, RunExists, SpecError
 from dither.federation import agreement, mailbox
 from dither.spec import code
-from tests.federation.parties import Parties, simulated, small_spec
+from tests.federation.parties import Parties, assert_simulated, small_spec
 
 FILE = """\
 import equinox as eqx
@@ -86,9 +86,7 @@ def test_a_federation_trains_the_file_that_its_parties_approved(own, tmp_path, m
     parties = Parties(tmp_path, spec)
     coordinator = parties.coordinator()
     coordinator.run()
-    deployed = [np.asarray(leaf) for leaf in jax.tree.leaves(coordinator.engine.state.server)]
-    for ours, theirs in zip(deployed, simulated(parties.experiment, "loop"), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    assert_simulated(coordinator, parties)
     name = coordinator.agreement.spec.model.name
     assert name == f"my_model.py#{hashlib.sha256(FILE.encode()).hexdigest()}:net"
 

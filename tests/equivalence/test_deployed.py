@@ -1,12 +1,11 @@
 """A deployed run and a simulated run of the same spec end with the same bits."""
 
-import jax
 import numpy as np
 import pytest
 
 from dither.federation import mailbox
 from dither.secagg import encoding
-from tests.federation.parties import Parties, simulated, small_spec
+from tests.federation.parties import Parties, assert_simulated, server_bits, simulated, small_spec
 
 QUICK = [("cpfed", "real")]  # the others take the same path, and their time
 
@@ -29,7 +28,7 @@ def test_same_bits_as_the_simulator(tmp_path, method, mode):
     parties = Parties(tmp_path, spec)
     coordinator = parties.coordinator()
     report = coordinator.run()
-    deployed = [np.asarray(leaf) for leaf in jax.tree.leaves(coordinator.engine.state.server)]
+    deployed = server_bits(coordinator)
     for ours, theirs in zip(deployed, simulated(parties.experiment, "loop"), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     for ours, theirs in zip(deployed, simulated(parties.experiment, "vmap"), strict=True):
@@ -56,6 +55,4 @@ def test_discrete_noise_on_the_words_is_the_simulators(tmp_path):
     parties = Parties(tmp_path, spec)
     coordinator = parties.coordinator()
     coordinator.run()
-    deployed = [np.asarray(leaf) for leaf in jax.tree.leaves(coordinator.engine.state.server)]
-    for ours, theirs in zip(deployed, simulated(parties.experiment, "loop"), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    assert_simulated(coordinator, parties)

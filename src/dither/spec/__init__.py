@@ -30,6 +30,7 @@ from dither.spec import code
 __all__ = ["METHODS", "Spec"]
 
 _MODEL_FILE = re.compile(r"(?P<file>.+\.py(#[0-9a-f]{64})?):(?P<factory>[A-Za-z_]\w*)")
+IN_MEMORY = "(in memory)"  # data.path of records that were given in Python
 _BETWEEN_FILES = "\n"  # of data.path, where it lists several
 
 
@@ -92,6 +93,9 @@ class DataSpec:
     )
     test_path: str = _key("", "your own test file; without it test_fraction of path is held out")
     test_public: bool = _key(False, "your own test records are public: only then is the model scored on them")
+    public: bool = _key(
+        False, "the records of path are public (your declaration): nothing is charged, and sweeps may use them"
+    )
     id: str = _key("", "your name for the records of path: the ledger charges files with the same name together")
     label: str = _key("", "label column of path")
     label_bounds: tuple[float, ...] = _key(
@@ -315,7 +319,7 @@ class Spec:
         """ "seeded" or "os": the value of `randomness` for this data, with "auto" resolved."""
         if self.randomness != "auto":
             return self.randomness
-        return "os" if self.data.path else "seeded"
+        return "os" if self.private else "seeded"
 
     @property
     def adjacency(self) -> str:
@@ -327,7 +331,12 @@ class Spec:
     @property
     def scored(self) -> bool:
         """Whether the test records are public: the catalogue's are, a user's own by declaration."""
-        return self.data.test_public or not (self.data.path or self.data.test_path)
+        return self.data.test_public or self.data.public or not (self.data.path or self.data.test_path)
+
+    @property
+    def private(self) -> bool:
+        """Whether the records are a user's own, and not declared public."""
+        return bool(self.data.path) and not self.data.public
 
     @property
     def aggregation(self) -> str:
@@ -374,7 +383,27 @@ class Spec:
             except UnicodeDecodeError:
                 raise SpecError(f"{str(path)!r} is not a text file in UTF-8") from None
             return cls.from_toml(text, where=str(path))
+        if path.suffix and str(source) not in preset_names():
+            beside = [each.name for each in path.parent.glob("*.toml")] if path.parent.is_dir() else []
+            hint = did_you_mean(path.name, beside) if beside else "; give a preset or a file that ends in .toml"
+            raise SpecError(f"no spec file {str(source)!r}{hint}")
         return cls.from_preset(str(source))
+
+    @staticmethod
+    def given(source: Spec | str | Path | Mapping[str, Any]) -> dict[str, Any] | None:
+        """The values that a mapping or a TOML file gives, by dotted key; of a path of records (a table, or a
+        folder or pattern of tables) that path. None for a `Spec` and for a preset, which are complete."""
+        if isinstance(source, Mapping):
+            return _flatten(source)
+        if isinstance(source, Spec) or str(source) in preset_names():
+            return None
+        path = Path(source).expanduser()
+        if path.suffix.lower() in (".csv", ".tsv", ".parquet", ".npz") or path.is_dir() or "*" in str(source):
+            return {"data.path": str(source)}
+        try:
+            return _flatten(tomllib.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError):
+            return None  # `from_any` says what is wrong
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values, complete."""
@@ -609,6 +638,8 @@ def _check_together(spec: Spec) -> None:
         raise SpecError(f"data.path={spec.data.path!r} needs data.label, the name of the label column")
     if not spec.data.path and not spec.data.name:
         raise SpecError("give data.name (dither data list) or data.path")
+    if spec.data.public and not spec.data.path:
+        raise SpecError("data.public is for your own records (data.path); those of the catalogue are public")
     if spec.data.test_path and spec.data.split == "per-client":
         raise SpecError("data.test_path with data.split='per-client' would train on the test file; leave one out")
     if spec.data.part != "all" and spec.data.public_fraction == 0:
