@@ -430,6 +430,7 @@ def test_shuffled_epochs_of_two_kinds_are_refused():
         row = table(rounds, 1e-5, adjacency=REPLACE_ONE)["upload"]
         assert (row.value, row.recipe) == (math.inf, "no proof")
         assert "one kind of release a round" in row.detail
+    assert views._shuffled_uses([], Conditions()) == (0, 0, 0, [])
 
 
 @pytest.mark.parametrize(("rate", "shape"), [(0.5, (0, 0)), (0.5, (10, 10)), (1.0, (5, 10)), (0.0, (5, 10))])

@@ -159,7 +159,7 @@ def test_poisson_coins_have_the_stated_rate_and_are_independent():
 
 
 def test_capped_poisson_is_the_same_batch_and_states_its_truncation():
-    sizes = np.array([400])
+    sizes = np.array([400, 90])
     capped = sampling.make("poisson", batch_size=8, local_steps=3, client_sizes=sizes)
     full = sampling.make("poisson-full", batch_size=8, local_steps=3, client_sizes=sizes)
     assert capped.width < 60
