@@ -159,15 +159,13 @@ def join(
         print_event("done", party=result["party"], answered=result["answered"], outcome=outcome, spent=spent)
     if as_json or quiet:
         return
-    from dither.accounting import FLOAT_NOISE
-
     typer.echo(f"the run is over: {outcome.get('rounds')} rounds, this party answered {result['answered']}")
     for spent in result["spent"]:
         limit = f" of {epsilon_text(spent.budget.epsilon)}" if spent.budget else ""
+        gaps = "".join(f"; not covered: {gap}" for gap in spent.numbers)
         typer.echo(
             f"ledger: proven ε {epsilon_text(spent.epsilon)}{limit} spent on this file in {spent.participations} "
-            f"rounds (δ = {spent.delta:g}, {spent.adjacency}, one who sees {spent.view}); not covered: "
-            f"{FLOAT_NOISE}"
+            f"rounds (δ = {spent.delta:.4g}, {spent.adjacency}, one who sees {spent.view}){gaps}"
         )
 
 
@@ -408,7 +406,7 @@ class _ServerView(_Silent):
 
 
 def _print_outcome(report: Report, folder: Path) -> None:
-    from dither.experiment.report import claim_text, label, proven_text, uncovered
+    from dither.experiment.report import claim_text, label, proven_text, sampler_text, uncovered
 
     totals = report.federation
     if totals is None:
@@ -435,6 +433,7 @@ def _print_outcome(report: Report, folder: Path) -> None:
     lines.append(("sums", safe if totals.aggregation != "off" else "in the open"))
     lines.append(("claimed ε", claim_text(report.epsilon.claimed)))
     lines += [(label(row), proven_text(row)) for row in report.epsilon.main]
+    lines += [("noise", text) for text in sampler_text(report.epsilon.main)]
     lines += [("not covered", text) for text in uncovered(report.epsilon.main)]
     lines += [("note", note) for note in report.notes]
     lines.append(("run folder", str(folder)))

@@ -107,7 +107,7 @@ def print_report(report: Report) -> None:
     """The outcome of a run."""
     from rich.table import Table
 
-    from dither.experiment.report import uncovered
+    from dither.experiment.report import sampler_text, uncovered
 
     table = Table(show_header=False, title=escape(report.title()), title_justify="left")
     table.add_column(style="bold")
@@ -124,6 +124,7 @@ def print_report(report: Report) -> None:
         )
     if report.traffic is not None:
         lines.append(("a client sends", traffic_text(report.traffic)))
+    lines += [("noise", text) for text in sampler_text(report.epsilon.main)]
     lines += [("not covered", text) for text in uncovered(report.epsilon.main)]
     if report.test_accuracy_without_noise is not None:
         without = f"test accuracy {report.test_accuracy_without_noise:.4f}"

@@ -69,7 +69,7 @@ def account(
 
 
 def _print_account(found: PrivacyReport) -> None:
-    from dither.experiment.report import SHORT_VIEWS, uncovered
+    from dither.experiment.report import SHORT_VIEWS, sampler_text, uncovered
 
     epsilon, claim = found.epsilon, found.epsilon.claimed
     rows = [
@@ -109,6 +109,8 @@ def _print_account(found: PrivacyReport) -> None:
         typer.echo(f"a condition of the claim does not hold: {condition}")
     if found.why:
         typer.echo(f"why they differ: {found.why}")
+    for text in sampler_text(epsilon.table):
+        typer.echo(f"noise: {text}")
     for text in uncovered(epsilon.table):
         typer.echo(f"not covered: {text}")
 
@@ -323,25 +325,24 @@ def budget_show(
     quiet: Quiet = False,
 ) -> None:
     """Show what has been spent, by data set and client."""
-    from dither.accounting import FLOAT_NOISE
-
     book = _ledger(ledger)
-    rows, gaps = [], {FLOAT_NOISE: None}
+    rows: list[dict[str, Any]] = []
+    gaps: dict[str, None] = {}
     for dataset in [_data_id(book, data)] if data else book.datasets():
         for spent in book.spent(dataset, delta=delta):
-            budget, more = spent.budget, [spent.not_covered] if spent.not_covered else []
-            gaps |= dict.fromkeys(more)
+            budget, not_covered = spent.budget, [gap for gap in (*spent.numbers, spent.not_covered) if gap]
+            gaps |= dict.fromkeys(not_covered)
             rows.append(
                 {
                     "data": data or book.called(dataset),
                     "client": spent.client,
                     "spent": epsilon_text(spent.epsilon),
                     "budget": epsilon_text(budget.epsilon) if budget else "none",
-                    "δ": f"{spent.delta:g}",
+                    "δ": f"{spent.delta:.4g}",
                     "view": spent.view,
                     "neighbouring data": spent.adjacency,
                     "runs": len(spent.runs),
-                    **({"not covered": "; ".join([FLOAT_NOISE, *more])} if as_json else {}),
+                    **({"not covered": "; ".join(not_covered)} if as_json else {}),
                 }
             )
     if not rows and not as_json and not quiet:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dither import types
+from dither.accounting import exact
 from dither.errors import SpecError
 from dither.models import Model
 from dither.privacy import clipping, noise, sampling
@@ -213,6 +214,9 @@ def noisy_gradients(model: Model, plan: PrivacyPlan, *, source: str) -> NoisyGra
     """
     sampler = batch_sampler(plan)
     clipped_gradient = clipped_gradients(model, plan, sampler)
+    exact_gradient = _exact_gradients(model, plan, sampler)
+    exactly = is_exact(plan) and plan.clip != "none"
+    error = _gradient_error(model, plan, sampler) if exactly else 0.0
     schedule = noise.schedule(plan.noise_schedule, local_steps=plan.local_steps)
     if schedule.name == "steps" and sampler.kind == "disjoint":
         raise SpecError(
@@ -223,10 +227,13 @@ def noisy_gradients(model: Model, plan: PrivacyPlan, *, source: str) -> NoisyGra
     def at(
         hyper: Hyper, keys: Keys, params: Params, batch: Batch, records: Records, round: Round, step: Array
     ) -> tuple[Params, Array]:
-        gradient, clipped = clipped_gradient(hyper, params, batch, records.size)
         factor = schedule.factor(round.index, step, hyper["noise_log_decay"], hyper["noise_decay_start"])
         noise_std = hyper["noise_std"][round.client] * factor
-        return noise.gaussian(noise.for_step(keys.noise, step), gradient, noise_std=noise_std), clipped
+        key = noise.for_step(keys.noise, step)
+        if exactly:
+            return exact_gradient(hyper, key, params, batch, records.size, noise_std)
+        gradient, clipped = clipped_gradient(hyper, params, batch, records.size)
+        return noise.gaussian(key, gradient, noise_std=noise_std), clipped
 
     def releases(hyper: Hyper, info: types.RoundInfo) -> tuple[types.Release, ...]:
         one = sampler.sampling(info.size)
@@ -235,11 +242,13 @@ def noisy_gradients(model: Model, plan: PrivacyPlan, *, source: str) -> NoisyGra
         first = types.Release(
             channel="uplink",
             noise_std=float(np.asarray(hyper["noise_std"])[info.client]),
-            sensitivity=gradient_sensitivity(plan.clip, float(hyper["clip_norm"]), one.batch_size, one.adjacency),
+            sensitivity=gradient_sensitivity(plan.clip, float(hyper["clip_norm"]), one.batch_size, one.adjacency)
+            * (1 + error),
             uses=plan.local_steps,
             sampling=one,
             source=source,
             rates=round_rates(hyper, info.index, plan.local_steps),
+            exact=exact.noise(plan.num_params) if exactly else None,
         )
         decay, start = float(hyper["noise_log_decay"]), float(hyper["noise_decay_start"])
         if schedule.name != "steps":
@@ -256,6 +265,81 @@ def noisy_gradients(model: Model, plan: PrivacyPlan, *, source: str) -> NoisyGra
         )
 
     return NoisyGradients(at, releases, sampler)
+
+
+# Exact noise (R7): what is rounded, and how far one record moves it in float32
+
+
+def is_exact(plan: PrivacyPlan) -> bool:
+    """Whether the method's noise is drawn on integers. (Discrete noise is added to encoded uploads instead.)"""
+    return plan.exact_noise and plan.noise != "none" and not plan.discrete_noise
+
+
+def noisy_vector(plan: PrivacyPlan, key: types.Key, tree: Params, *, noise_std: Array, reach: Array) -> Params:
+    """`tree`, which was clipped to norm `reach` last of all, with the plan's noise."""
+    if not is_exact(plan):
+        return noise.gaussian(key, tree, noise_std=noise_std)
+    step = noise.lattice_step(noise_std, reach)
+    return noise.exact_gaussian(key, noise.to_lattice(tree, step), step=step, noise_std=noise_std)
+
+
+def clip_whole(plan: PrivacyPlan, tree: Params, clip_norm: Array) -> Params:
+    """`clipping.clip`, with an error that exact noise has a bound for."""
+    return clipping.clip(tree, clip_norm, norm=clipping.blocked_norm if is_exact(plan) else clipping.norm)
+
+
+def _exact_gradients(
+    model: Model, plan: PrivacyPlan, sampler: sampling.BatchSampler
+) -> Callable[..., tuple[Params, Array]]:
+    """The plan's noisy gradient: noise on the sum of the clipped gradients before it is divided, or on the clipped
+    mean. What follows is post-processing."""
+    inside = plan.l2 if plan.clip == "batch" and plan.l2_inside_clip else 0.0
+
+    # reason: all that one client knows in one step
+    def at(
+        hyper: Hyper, key: types.Key, params: Params, batch: Batch, client_size: Array, noise_std: Array
+    ) -> tuple[Params, Array]:
+        clip_norm, divisor = hyper["clip_norm"], sampler.divisor(client_size)
+        summed, longest = (divisor, sampler.width) if plan.clip == "example" else (jnp.float32(1.0), 1)
+        std = noise_std * summed
+        step = noise.lattice_step(std, clip_norm * longest)
+        integers, clipped = clipping.on_lattice(
+            model,
+            params,
+            *batch,
+            divisor=divisor,
+            clip_norm=clip_norm,
+            mode=plan.clip,
+            step=step,
+            l2=inside,
+            fixed_places=_fixed_places(sampler),
+        )
+        noisy = noise.exact_gaussian(key, integers, step=step, noise_std=std)
+        mean = jax.tree.map(lambda leaf: leaf / summed, noisy)
+        return clipping.regularised(mean, params, plan.l2 - inside), clipped
+
+    return at
+
+
+def _fixed_places(sampler: sampling.BatchSampler) -> bool:
+    """Whether every record has a place of its own in a batch, drawn or not."""
+    return sampler.kind in ("full", "poisson-full")
+
+
+def _gradient_error(model: Model, plan: PrivacyPlan, sampler: sampling.BatchSampler) -> float:
+    """How much further than `gradient_sensitivity` float32 may move what is rounded, relatively."""
+    if plan.clip == "batch":
+        return whole_error(model)
+    longer = 1 + clipping.norm_error(model)
+    summed = longer * (1 + exact.sum_error(sampler.width, fixed_places=_fixed_places(sampler)))
+    return summed / exact.STD_FACTOR - 1
+
+
+def whole_error(model: Model) -> float:
+    """The same for a vector of the model's size that is clipped as a whole, last of all, and then rounded."""
+    shapes = jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)))
+    longer = 1 + exact.blocked_norm_error(math.prod(leaf.shape) for leaf in shapes)
+    return longer * (1 + exact.accumulated(8)) / exact.STD_FACTOR - 1
 
 
 def gradient_sensitivity(clip: str, clip_norm: float, divisor: float, adjacency: str) -> float:

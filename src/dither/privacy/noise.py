@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.random import define_prng_impl
 
+from dither.accounting import exact
 from dither.errors import SpecError, did_you_mean
 from dither.privacy.entropy import OsEntropy
 from dither.types import Array, Key, PyTree
@@ -264,6 +265,45 @@ def gaussian(key: Key, tree: PyTree, *, noise_std: Array) -> PyTree:
     with jax.named_scope("noise"):  # names for a profile (benchmarks/profile.py)
         noise = standard_normal(key, tree)
         return jax.tree.map(lambda value, z: value + noise_std * z, tree, noise)
+
+
+# Exact noise (R7): integers in, integers added. Everything after the addition is post-processing.
+
+_LIMIT = np.float32(2**30 - 64)  # of an integer before the noise: two of them add up within int32
+
+
+def lattice_step(noise_std: Array, reach: Array) -> Array:
+    """The step of the lattice for noise of that std; without noise, one that numbers up to `reach` fit."""
+    return jnp.where(noise_std > 0, noise_std / np.float32(exact.WIDTH), reach * np.float32(2.0**-28))
+
+
+def to_lattice(tree: PyTree, step: Array) -> PyTree:
+    """The nearest integers to tree/step, within ±2^30."""
+    return jax.tree.map(
+        lambda leaf: jnp.clip(jnp.rint(leaf / step), -_LIMIT, _LIMIT).astype(jnp.int32),
+        tree,
+    )
+
+
+def add_on_lattice(one: PyTree, other: PyTree) -> PyTree:
+    """The sum of two trees of such integers, again within ±2^30: no other tree makes it move further."""
+    limit = np.int32(_LIMIT)
+    return jax.tree.map(lambda a, b: jnp.clip(a + b, -limit, limit), one, other)
+
+
+def exact_gaussian(key: Key, integers: PyTree, *, step: Array, noise_std: Array) -> PyTree:
+    """(integers + noise) · step, the noise discrete Gaussian of std noise_std/step; none where noise_std is 0."""
+    with jax.named_scope("noise"):
+        drawn = _lattice_noise(key, integers)
+        return jax.tree.map(
+            lambda value, n: (value + jnp.where(noise_std > 0, n, 0)).astype(jnp.float32) * step, integers, drawn
+        )
+
+
+def _lattice_noise(key: Key, tree: PyTree) -> PyTree:
+    """Independent integers of std `exact.WIDTH`. From a seed: a normal, rounded, for audits and tests."""
+    drawn = standard_normal(key, tree)
+    return jax.tree.map(lambda z: jnp.rint(z * np.float32(exact.WIDTH)).astype(jnp.int32), drawn)
 
 
 def _mapped_like(source: OsEntropy, leaves: list[Array]) -> OsEntropy:
