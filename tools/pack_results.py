@@ -16,7 +16,9 @@ from pathlib import Path
 
 from PIL import Image
 
-from dither.reproduction.figure import PAPERS
+from dither.experiment.report import decode
+from dither.reproduction.figure import paper
+from dither.reproduction.judging import JudgedCriterion
 from dither.reproduction.report import counts
 
 COLOURS = 64  # a plot has few; this makes a picture a third of its size
@@ -42,7 +44,7 @@ def page(content: dict) -> str:
     made, figures = content["made"], content["figures"]
     devices = Counter(name for figure in figures for name in figure["devices"])
     versions = sorted({version for figure in figures for version in figure["versions"]})
-    tally = counts(claim for figure in figures for claim in figure["claims"])
+    tally = counts(decode(JudgedCriterion, claim) for figure in figures for claim in figure["claims"])
     verdicts = ", ".join(f"{number} {status}" for status, number in tally.items())
     runs = f"""
         Runs: `python -m dither.reproduction all --scale {content["scale"]} --cache CACHE --only-compute` on
@@ -72,7 +74,7 @@ def page(content: dict) -> str:
             text = claim["claim"] + (f" ({claim['variant']})" if claim["variant"] else "")
             notes = "; ".join(filter(None, [claim["note"], ", ".join(claim["errata"])]))
             proven = claim["proven"]["status"] if claim["proven"] else "–"
-            where = f"{PAPERS[figure['paper']][0]} Fig. {figure['number']}"
+            where = f"{paper(figure['paper']).title} Fig. {figure['number']}"
             lines.append(
                 f"| {claim['id']} | {where} | {text} | {claim['printed']['status']} | {proven} | {notes} |"
             )

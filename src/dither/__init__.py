@@ -27,8 +27,10 @@ _ROOMS = {
     "data": ("ClientPartition", "Dataset"),
     "errors": ("DitherError",),
     "experiment.account": ("PrivacyReport", "account"),
+    "experiment.check": ("Check", "check"),
     "experiment.plan": ("Plan", "plan"),
     "experiment.report": ("Report", "load"),
+    "experiment.statement": ("Statement", "statement"),
     "experiment.sweep": ("Sweep", "sweep"),
     "experiment.train": ("run",),
     "models": ("Model",),
@@ -49,10 +51,14 @@ if TYPE_CHECKING:
     from dither.errors import DitherError as DitherError
     from dither.experiment.account import PrivacyReport as PrivacyReport
     from dither.experiment.account import account as account
+    from dither.experiment.check import Check as Check
+    from dither.experiment.check import check as check
     from dither.experiment.plan import Plan as Plan
     from dither.experiment.plan import plan as plan
     from dither.experiment.report import Report as Report
     from dither.experiment.report import load as load
+    from dither.experiment.statement import Statement as Statement
+    from dither.experiment.statement import statement as statement
     from dither.experiment.sweep import Sweep as Sweep
     from dither.experiment.sweep import sweep as sweep
     from dither.experiment.train import run as run

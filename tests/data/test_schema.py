@@ -202,3 +202,49 @@ def test_unknown_choices_and_files() -> None:
 def test_a_constant_column_encodes_to_zero() -> None:
     schema = small_schema(columns=(data.Numeric("age", (7, 7), (7, 1), 7),))
     assert schema.encode(frame(age=["7", "7", "9"])).x.tolist() == [[0.0], [0.0], [0.0]]
+
+
+# Regression
+
+
+def test_labels_of_a_regression_are_clamped_and_scaled_by_their_bounds() -> None:
+    schema = small_schema(label=data.Label("stay", bounds=(0, 40)))
+    y = schema.encode(frame(stay=["10", "-5", "99"])).y
+    assert y is not None
+    assert y.dtype == np.float32
+    assert y.tolist() == [0.25, 0, 1]  # never below 0, which would mark a blanked record
+    assert data.Schema.from_dict(schema.to_dict()) == schema
+    assert schema.covered
+    with pytest.raises(DataError, match="label column 'stay' is empty in row 2"):
+        schema.encode(frame(stay=["10", "", "99"]))
+    with pytest.raises(DataError, match="low=5 must be below high=5"):
+        small_schema(label=data.Label("stay", bounds=(5, 5)))
+
+
+@pytest.mark.parametrize(
+    ("values", "task"),
+    [
+        ([0, 1] * 50, "classification"),
+        (range(47), "classification"),  # letters and digits, numbered
+        (range(100, 407), "regression"),  # became 307 classes, and accuracy 0.028
+        (np.linspace(0, 1, 11), "regression"),
+        ([1.5, 2.5, 3.5], "classification"),
+        ([1.0, np.nan], "classification"),
+    ],
+)
+def test_a_label_of_many_numbers_is_proposed_as_regression(values: list[float], task: str) -> None:
+    assert data.propose_task(np.asarray(values, float)) == task
+
+
+def test_a_draft_proposes_regression_and_can_be_told_otherwise(tmp_path: Path) -> None:
+    table = pd.DataFrame({"x": range(700), "label": [number % 307 for number in range(700)]})
+    table.to_csv(tmp_path / "table.csv", index=False)
+    draft = data.draft_schema(tmp_path / "table.csv", "label")
+    assert draft.label.bounds == (0, 306)
+    assert draft.read_from_data[0] == "bounds of 'label'"
+    classes = data.draft_schema(tmp_path / "table.csv", "label", task="classification")
+    assert len(classes.label.classes) == 307
+    public = data.with_label_bounds(draft, (0, 500))
+    assert (public.label.bounds, public.label.bounds_from) == ((0, 500), "public")
+    with pytest.raises(DataError, match="lists classes of 'label'"):
+        data.with_label_bounds(classes, (0, 500))

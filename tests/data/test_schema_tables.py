@@ -117,7 +117,6 @@ def test_trailing_commas_do_not_shift_columns(tmp_path: Path) -> None:
     [
         ("a,b\n1,2\n", {"label": "c"}, ["label column 'c'", "known: a, b"]),
         ("age,outcome\n1,x\n", {"label": "outcom"}, ["'outcom'", "did you mean 'outcome'"]),
-        ("age;outcome\n1;x\n", {"label": "outcome"}, ["';'", "commas"]),
         ("a,label\n1,x\n2,x\n", {"label": "label"}, ["'label'", "1 class", "only 'x'"]),
         ("a,label\n1,x\ninf,y\n", {"label": "label"}, ["'a'", "row 2", "not finite"]),
         ("a,label\n,x\n,y\n", {"label": "label"}, ["'a'", "holds no values"]),
@@ -129,7 +128,7 @@ def test_trailing_commas_do_not_shift_columns(tmp_path: Path) -> None:
         ("a,label\n1,x\n2,y\n", {"label": "label", "test_fraction": 1.0}, ["test_fraction=1.0"]),
         ("a,label\n1,x\n1,2,3,4\n", {"label": "label"}, ["cannot be read"]),
         (
-            "a,label\n" + "".join(f"1,{row / 7}\n" for row in range(200)),
+            "a,label\n" + "".join(f"1,v{row}\n" for row in range(200)),
             {"label": "label"},
             ["200 different values", "classes"],
         ),

@@ -10,7 +10,7 @@ from dither.errors import SpecError
 from dither.reproduction import drawing, report, running
 from dither.reproduction import figure as figures
 from dither.reproduction.figure import FinishedRun
-from dither.reproduction.judging import FAILS, HOLDS, INCONCLUSIVE, NOT_JUDGED
+from dither.reproduction.judging import FAILS, HOLDS, INCONCLUSIVE, NOT_JUDGED, JudgedCriterion, Verdict
 
 STATUSES = (HOLDS, FAILS, INCONCLUSIVE, NOT_JUDGED)
 METRICS = ("test_accuracy", "train_loss", "loss", "gradient_sq")
@@ -126,12 +126,7 @@ def test_formulas_of_dp_scaffold_do_not_depend_on_the_scale():
 
 def test_disagreements_are_between_decided_claims_only():
     def claim(status, proven=None):
-        return {
-            "id": "X",
-            "variant": "",
-            "printed": {"status": status},
-            "proven": {"status": proven} if proven else None,
-        }
+        return JudgedCriterion("X", "", "", (), "", Verdict(status, ""), Verdict(proven, "") if proven else None)
 
     assert report.disagreements([claim(HOLDS)], [claim(FAILS)]) == ["X, printed: holds here, fails there"]
     assert report.disagreements([claim(HOLDS)], [claim(INCONCLUSIVE)]) == []

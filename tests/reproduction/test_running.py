@@ -32,22 +32,22 @@ NUMBERS_OF_VERSION_1 = 2.286355
 def test_the_smallest_scale(what, tmp_path):
     result = reproduce(what, scale="smoke", cache=tmp_path / "cache", out=tmp_path / "out")
     wanted = [figure.id for figure in select(what)]
-    assert [entry["id"] for entry in result.figures] == wanted
-    for entry in result.figures:
-        stem = entry["id"].replace("/", "-")
+    assert [figure.id for figure in result.figures] == wanted
+    for figure in result.figures:
+        stem = figure.id.replace("/", "-")
         assert (tmp_path / "out" / f"{stem}.png").read_bytes().startswith(b"\x89PNG")
         assert "<svg" in (tmp_path / "out" / f"{stem}.svg").read_text()
         with (tmp_path / "out" / f"{stem}.csv").open() as file:
             values = [float(row["value"]) for row in csv.DictReader(file)]
         assert values
         assert np.all(np.isfinite(values))
-        assert entry["runs"] > 0 or entry["id"] == "dp-scaffold/fig3"
-        assert all(claim["printed"]["text"] for claim in entry["claims"])
+        assert figure.runs > 0 or figure.id == "dp-scaffold/fig3"
+        assert all(claim.printed.text for claim in figure.claims)
     page = result.report.read_text()
     assert page.count('<img alt="') == len(wanted)
     assert not re.search(r'(src|href)="(https?:)?//', page), "the page must be self-contained"
     saved = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert [entry["id"] for entry in saved["figures"]] == [entry["id"] for entry in result.figures]
+    assert [entry["id"] for entry in saved["figures"]] == wanted
     if "nbafl/fig2" in what:
         view = load("nbafl/fig2").views("smoke", Cache(tmp_path / "cache"))[0]
         loss = view.final({"privacy.epsilon": float("inf")}, "train_loss")[0]
@@ -99,6 +99,6 @@ def test_data_that_cannot_be_had_is_said_and_the_rest_goes_on(tmp_path, monkeypa
     wanted = ["dp-scaffold/fig3", "cpfed/fig6"]
     result = reproduce(wanted, scale="smoke", cache=tmp_path / "cache", out=tmp_path / "out")
     theory, runs = result.figures
-    assert theory["refused"] == ""
-    assert "no copy" in runs["refused"]
-    assert all(claim["printed"]["status"] == "not judged" for claim in runs["claims"])
+    assert theory.refused == ""
+    assert "no copy" in runs.refused
+    assert all(claim.printed.status == "not judged" for claim in runs.claims)

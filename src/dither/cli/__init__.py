@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from dither.cli import datasets, federations, plans, privacy, reproductions, runs, sweeping, webpage
+from dither.cli import datasets, doctor, federations, plans, privacy, reproductions, runs, sweeping, webpage
 from dither.cli.printing import Program, print_error
 from dither.errors import DitherError
 from dither.types import __version__
@@ -33,13 +33,14 @@ plans.register(app)
 reproductions.register(app)
 privacy.register(app)
 webpage.register(app)
+doctor.register(app)
 app.add_typer(datasets.app, name="data")
 
 # How `dither --help` groups them.
 PANELS = {
     "Train": ("run", "sweep", "evaluate", "predict", "presets", "keys", "data"),
-    "Privacy": ("account", "audit", "plan", "budget"),
-    "Look": ("web", "reproduce"),
+    "Privacy": ("account", "audit", "check", "plan", "statement", "budget"),
+    "Look": ("web", "reproduce", "doctor"),
     "A real federation": ("serve", "join", "federation"),
 }
 _PANEL = {name: panel for panel, names in PANELS.items() for name in names}

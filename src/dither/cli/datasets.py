@@ -139,6 +139,9 @@ def data_schema(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="CSV or Parquet table.")],
     label: Annotated[str, typer.Option(help="Label column.")],
     out: Annotated[Path, typer.Option(help="Schema to write.")] = Path("schema.toml"),
+    task: Annotated[
+        str, typer.Option(help="classification, regression, or auto: by the label's values.")
+    ] = "auto",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -147,15 +150,25 @@ def data_schema(
 
     if out.exists():
         raise SpecError(f"{str(out)!r} already exists; give another --out")
-    schema = data.draft_schema(file, label)
+    if task not in ("auto", "classification", "regression"):
+        raise SpecError(f"--task {task!r} is not one of 'auto', 'classification', 'regression'")
+    schema = data.draft_schema(file, label, task=task)
     schema.save(out)
     read = schema.read_from_data
     if as_json:
-        found = {"file": str(out), "columns": len(schema.columns), "label": label, "read_from_data": list(read)}
+        drafted = "classification" if schema.label.bounds is None else "regression"
+        found = {"file": str(out), "columns": len(schema.columns), "label": label, "task": drafted}
+        found["read_from_data"] = list(read)
         typer.echo(json.dumps(found, ensure_ascii=False))
     if as_json or quiet:
         return
     typer.echo(f"{out}: {len(schema.columns)} columns, label {label!r}")
+    if task == "auto" and schema.label.bounds is not None:
+        low, high = schema.label.bounds
+        typer.echo(
+            f"The label has many different numbers, from {low:g} to {high:g}: this is a draft for regression. If "
+            "they are names of classes, draft again with --task classification."
+        )
     if read:
         typer.echo(
             f"{len(read)} values were read from the data "

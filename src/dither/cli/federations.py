@@ -352,14 +352,14 @@ class _ServerView(_Silent):
         self._console = terminal()
         self._bar: Any = None
         self._task: Any = None
-        self._accuracy = "-"
+        self._score = "accuracy -"
 
     def __call__(self, event: str, facts: dict[str, Any]) -> None:
         line = self._line(event, facts)
         if event == "start" and self._console.is_terminal:
             self._start_bar(facts)
         if event == "round" and self._bar is not None:
-            self._bar.update(self._task, completed=facts["round"] + 1, accuracy=self._accuracy)
+            self._bar.update(self._task, completed=facts["round"] + 1, score=self._score)
             line = "" if not facts["missing"] and not facts["refused"] else line
         if line:
             self._console.print(escape(line), highlight=False, soft_wrap=True)
@@ -378,13 +378,14 @@ class _ServerView(_Silent):
         if event == "start":
             return f"going on after round {facts['done']}" if facts["done"] else ""
         if event == "round":
-            if facts.get("test_accuracy") is not None:
-                self._accuracy = f"{facts['test_accuracy']:.4f}"
+            for name, text in (("test_accuracy", "accuracy"), ("test_r2", "R²")):
+                if facts.get(name) is not None:
+                    self._score = f"{text} {facts[name]:.4f}"
             parts = [f"round {facts['round'] + 1}/{facts['of']}", f"{len(facts['counted'])} parties"]
             if facts["missing"]:
                 parts.append(f"missing {', '.join(facts['missing'])}")
             parts += [f"{name} refused: {why}" for name, why in facts["refused"].items()]
-            return "  ".join([*parts, f"accuracy {self._accuracy}", f"{facts['seconds']:.2f} s"])
+            return "  ".join([*parts, self._score, f"{facts['seconds']:.2f} s"])
         return _LINES.get(event, "").format_map(facts)
 
     def _start_bar(self, facts: dict[str, Any]) -> None:
@@ -393,11 +394,11 @@ class _ServerView(_Silent):
         self._bar = Progress(
             TextColumn("round {task.completed}/{task.total}"),
             BarColumn(bar_width=None),
-            TextColumn("accuracy {task.fields[accuracy]}"),
+            TextColumn("{task.fields[score]}"),
             TimeElapsedColumn(),
             console=self._console,
         )
-        self._task = self._bar.add_task("", total=facts["rounds"], completed=facts["done"], accuracy="-")
+        self._task = self._bar.add_task("", total=facts["rounds"], completed=facts["done"], score=self._score)
         self._bar.start()
 
     def close(self) -> None:
@@ -426,7 +427,8 @@ def _print_outcome(report: Report, folder: Path) -> None:
         ],
         title="Rounds by party",
     )
-    lines = [] if report.test_accuracy is None else [("test accuracy", f"{report.test_accuracy:.4f}")]
+    name = "test accuracy" if report.classes else "test R²"
+    lines = [] if report.test_score is None else [(name, f"{report.test_score:.4f}")]
     each = f"{totals.seconds_a_round:.2f} s each"
     lines.append(("rounds", f"{report.rounds} in {report.seconds:.1f} s, {each}"))
     safe = f"secure aggregation, safe from a server that colludes with {totals.colluders} parties"

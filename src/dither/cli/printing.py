@@ -126,8 +126,9 @@ def print_report(report: Report) -> None:
         lines.append(("a client sends", traffic_text(report.traffic)))
     lines += [("noise", text) for text in sampler_text(report.epsilon.main)]
     lines += [("not covered", text) for text in uncovered(report.epsilon.main)]
-    if report.test_accuracy_without_noise is not None:
-        without = f"test accuracy {report.test_accuracy_without_noise:.4f}"
+    score_without = report.test_accuracy_without_noise if report.classes else report.test_r2_without_noise
+    if score_without is not None:
+        without = f"test {'accuracy' if report.classes else 'R²'} {score_without:.4f}"
         lines.append(("without noise", f"{without} (not private: the same run with its noise left out)"))
     lines += [("note", note) for note in report.notes]
     if (report.folder / "plot.png").is_file():
@@ -145,7 +146,9 @@ LOCAL = "local, not private"
 
 def scores_text(row: dict[str, Any]) -> str:
     """Scores on public test records; where there are none the training loss, marked as what it is."""
-    if row["test_accuracy"] is not None:
+    if row.get("test_r2") is not None:
+        return f"R² {row['test_r2']:.4f}  loss {row['loss']:.4f}"
+    if row.get("test_accuracy") is not None:
         return f"accuracy {row['test_accuracy']:.4f}  loss {row['loss']:.4f}"
     return f"training loss {row['local']['train_loss']:.4f} ({LOCAL})"
 

@@ -1,4 +1,4 @@
-"""dither account, audit, budget: claimed, proven and attacked ε, and what was spent of a budget."""
+"""dither account, audit, check, statement, budget: claimed, proven and attacked ε, and what was spent."""
 
 from __future__ import annotations
 
@@ -518,8 +518,61 @@ def _data_id(book: Any, data: str) -> str:
     )
 
 
+def statement(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    out: Annotated[
+        Path | None, typer.Option(help="A new file that ends in .md, .html, .pdf or .json (default: print it).")
+    ] = None,
+    party: Annotated[str, typer.Option(help="One institution of a federation.")] = "",
+    ledger: LedgerFile = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write what a run guarantees, for a data protection officer: in plain words first, then the details."""
+    from dither.experiment.statement import statement as stated
+
+    made = stated(run, party=party, ledger=ledger)
+    if out is not None:
+        made.save(out)
+    if as_json:
+        typer.echo(made.to_json())
+    elif out is not None and not quiet:
+        typer.echo(f"wrote {out}")
+    elif not quiet:
+        typer.echo(made.to_markdown())
+
+
+def check(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="A description (.toml), an Opacus accountant (.json), or an event's text."
+        ),
+    ],
+    settings: Settings = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compare claimed and proven ε of training that Dither did not run (exit code 1: the claim has no proof)."""
+    from dither.experiment.check import check as checked
+    from dither.spec import parse_setting
+
+    result = checked(file, dict(parse_setting(each) for each in settings or []))
+    if as_json:
+        typer.echo(result.to_json())
+    elif not quiet:
+        lines = result.lines()
+        typer.echo(result.training.title)
+        for what, value in lines:
+            typer.echo(f"  {what:<12} {value}")
+    if result.training.claimed_epsilon is not None and not result.supported:
+        sys.exit(1)
+
+
 def register(app: typer.Typer) -> None:
     """Add these commands to the program."""
+    app.command()(check)
+    app.command()(statement)
     app.command()(account)
     app.command()(audit)
     app.add_typer(budget, name="budget")

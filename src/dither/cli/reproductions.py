@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +17,8 @@ from dither.cli.printing import Bar, escape, on_interrupt, print_table, terminal
 
 if TYPE_CHECKING:
     from dither.reproduction.figure import Figure
+    from dither.reproduction.judging import JudgedCriterion
+    from dither.reproduction.report import FigureResult
 
 _COLOURS = {"holds": "green", "fails": "red", "inconclusive": "yellow", "not judged": "dim"}
 
@@ -65,9 +67,9 @@ def reproduce(
         for figure in chosen:
             bar.say(f"{figure.id}: {'; '.join(figure.views(scale)[0].reductions()) or 'as at full scale'}")
 
-    def drawn(entry: dict[str, Any]) -> None:
-        verdicts = ", ".join(f"{claim['id']} {claim['printed']['status']}" for claim in entry["claims"])
-        bar.say(f"{entry['id']}: {entry['refused'] or verdicts}")
+    def drawn(figure: FigureResult) -> None:
+        verdicts = ", ".join(f"{claim.id} {claim.printed.status}" for claim in figure.claims)
+        bar.say(f"{figure.id}: {figure.refused or verdicts}")
 
     after_stop = "finished runs are kept: the same command continues"
     if no_cache:
@@ -88,8 +90,8 @@ def reproduce(
     if as_json:
         from dither.experiment.folder import to_json
 
-        summary = {"report": str(result.report), "made": result.provenance, "figures": result.figures}
-        typer.echo(to_json({**summary, "disagreements": differing}, indent=2))
+        summary = {"report": str(result.report), **result.to_dict(), "disagreements": differing}
+        typer.echo(to_json({key: value for key, value in summary.items() if key != "scale"}, indent=2))
     elif only_compute:
         bar.say(f"{result.provenance['computed']} runs computed and kept")
     elif not quiet:
@@ -112,22 +114,24 @@ def _print_figures(figures: Sequence[Figure], as_json: bool, quiet: bool) -> Non
     print_table(rows, as_json=as_json, quiet=quiet, title="Figures", footer=footer)
 
 
-def _claims_of(path: Path) -> list[dict[str, Any]]:
+def _claims_of(path: Path) -> list[JudgedCriterion]:
+    from dither.experiment.report import decode
+    from dither.reproduction.judging import JudgedCriterion
+
     figures = json.loads(path.read_text(encoding="utf-8"))["figures"]
-    return [claim for figure in figures for claim in figure["claims"]]
+    return [decode(JudgedCriterion, claim) for figure in figures for claim in figure["claims"]]
 
 
-def _print_claims(claims: list[dict[str, Any]]) -> None:
+def _print_claims(claims: Sequence[JudgedCriterion]) -> None:
     from rich.table import Table
 
     table = Table(title="Criteria", title_justify="left")
     for name in ("criterion", "as printed", "at equal proven ε", "what the paper finds"):
         table.add_column(name, overflow="fold")
     for claim in claims:
-        proven = claim["proven"]["status"] if claim["proven"] else "–"
-        name = claim["id"] + (f"\n  {claim['variant']}" if claim["variant"] else "")
-        printed = claim["printed"]["status"]
-        table.add_row(escape(name), _coloured(printed), _coloured(proven), escape(claim["claim"]))
+        name = claim.id + (f"\n  {claim.variant}" if claim.variant else "")
+        verdicts = _coloured(claim.printed.status), _coloured(claim.proven_status)
+        table.add_row(escape(name), *verdicts, escape(claim.claim))
     terminal().print(table)
 
 

@@ -88,7 +88,7 @@ def _print(result: Sweep, folder: Path) -> None:
         {
             **{key: short(value) for key, value in row.items() if key in result.keys},
             "runs": row["runs"],
-            "test accuracy": _with_error(row["test_accuracy"], row["test_accuracy_error"]),
+            result.score_name: _with_error(row[result.score], row[f"{result.score}_error"]),
             "loss": _with_error(row["loss"], row["loss_error"]),
             "claimed ε": f"{epsilon_text(row['claimed_epsilon'])} per {row['claimed_unit']}",
             proven: f"{epsilon_text(row['proven_epsilon'])} per {row['proven_unit']}",

@@ -25,7 +25,17 @@ from dither.data.dataset import (
 )
 from dither.data.hashing import hash_table
 from dither.data.plots import class_counts, describe, draw_partition, partition_table
-from dither.data.schema import Categorical, Encoded, Label, Numeric, Schema, draft_schema, read_table
+from dither.data.schema import (
+    Categorical,
+    Encoded,
+    Label,
+    Numeric,
+    Schema,
+    draft_schema,
+    propose_task,
+    with_label_bounds,
+)
+from dither.data.tables import read_table
 
 __all__ = [
     "Categorical",
@@ -53,10 +63,12 @@ __all__ = [
     "partition_table",
     "per_client_split",
     "pool",
+    "propose_task",
     "public_part",
     "read_arrays",
     "read_table",
     "stratified_split",
     "stream",
+    "with_label_bounds",
     "zeros_aligned",
 ]

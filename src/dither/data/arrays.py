@@ -1,7 +1,7 @@
 """Array files to a `Dataset`: .npz files, folders of .npy files (which may stay on disk), and idx files.
 
     records/x.npy         [records, features], or images [records, h, w(, c)]; any plain numbers
-    records/y.npy         [records]: class numbers 0, 1, 2, ..., or text
+    records/y.npy         [records]: class numbers 0, 1, 2, ..., or text; for regression numbers
     records/x_test.npy    and y_test.npy, where test records are given
     records/groups.npy    [records]: the client of each record, for partition = "column" (groups_test.npy likewise)
     records/classes.json  a list of the class names; without it they are read from the labels
@@ -31,12 +31,22 @@ import numpy as np
 
 from dither.data.dataset import Dataset, MappedArray, blocks, hold_out, zeros_aligned
 from dither.data.hashing import RecordHasher, hash_arrays
-from dither.data.schema import Encoded, StrPath, canonical, existing_file, first_line
+from dither.data.schema import PUBLIC, READ_FROM_DATA, Encoded, Label, propose_task, scaled_labels
+from dither.data.tables import StrPath, canonical, existing_file, first_line
 from dither.errors import DataError, did_you_mean
 
 FOLDER_FILES = ("x.npy", "y.npy", "x_test.npy", "y_test.npy", "groups.npy", "groups_test.npy", "classes.json")
 _BLOCK_BYTES = 8 << 20  # read at a time
 _MAX_RECORDS = 2**31 - 1  # row numbers are int32
+
+
+class ArrayOptions(NamedTuple):
+    """How arrays become a data set: the share held out for tests, drawn with `seed`, and what the labels are."""
+
+    test_fraction: float = 0.2
+    seed: int = 0
+    task: str = "auto"
+    label_bounds: tuple[float, ...] = ()  # public bounds of a regression's label; (): read from the data
 
 
 class _Part(NamedTuple):
@@ -59,13 +69,12 @@ def load_npz(
     path: StrPath,
     *,
     test_path: StrPath = "",
-    test_fraction: float = 0.2,
-    seed: int = 0,
+    options: ArrayOptions = ArrayOptions(),
 ) -> Dataset:
     """Load arrays `x, y`, or `x_train, y_train, x_test, y_test`, as they are.
 
-    Labels are whole numbers 0, 1, 2, ..., or text. An array `classes` names the classes; without it they are read
-    from the labels, and the notes say so.
+    Labels are whole numbers 0, 1, 2, ..., or text; for regression any numbers. An array `classes` names the
+    classes; without it they are read from the labels, and the notes say so.
     """
     path = existing_file(path)
     arrays = _open_npz(path)
@@ -78,12 +87,12 @@ def load_npz(
         test = _npz_part(other, "_test" if "x_test" in other else "", other_path.name)
     elif split and "x_test" in arrays:
         test = _npz_part(arrays, "_test", path.name)
-    dataset = _assemble(train, test, _in_memory, arrays.get("classes"), test_fraction, seed)
+    dataset = _assemble(train, test, _in_memory, arrays.get("classes"), options)
     return dataset._replace(record_hashes=_hash_npz(arrays, path.name))
 
 
-def read_arrays(path: StrPath, *, classes: tuple[str, ...], labels: str = "required") -> Encoded:
-    """Arrays `x` (and `y`, unless labels="ignore") of a .npz file, for a model of those classes."""
+def read_arrays(path: StrPath, *, label: Label, labels: str = "required") -> Encoded:
+    """Arrays `x` (and `y`, unless labels="ignore") of a .npz file, for a model of those classes or bounds."""
     path = existing_file(path)
     arrays = _open_npz(path)
     if labels == "ignore":
@@ -91,7 +100,7 @@ def read_arrays(path: StrPath, *, classes: tuple[str, ...], labels: str = "requi
         return Encoded(x, None, _feature_names(x.shape[1]))
     part = _npz_part(arrays, "", path.name)
     x = _in_memory(part)
-    return Encoded(x, class_numbers(part.y, classes, path.name), _feature_names(x.shape[1]))
+    return Encoded(x, label_numbers(part.y, label, path.name), _feature_names(x.shape[1]))
 
 
 def hash_npz(path: Path) -> np.ndarray:
@@ -144,8 +153,7 @@ def load_folder(
     path: StrPath,
     *,
     test_path: StrPath = "",
-    test_fraction: float = 0.2,
-    seed: int = 0,
+    options: ArrayOptions = ArrayOptions(),
     stream: str = "auto",
 ) -> Dataset:
     """Load the arrays of a folder. With `stream` "yes", `x_train` and `x_test` are `MappedArray`; with "no" they
@@ -166,7 +174,7 @@ def load_folder(
         _check_test_folder(train, test)
     classes = _declared_classes(folder)
     declared = None if classes is None else np.array(classes)
-    dataset = _assemble(train, test, _mapped, declared, test_fraction, seed)
+    dataset = _assemble(train, test, _mapped, declared, options)
     size = dataset.x_train.nbytes + dataset.x_test.nbytes
     if stream == "no" or (stream == "auto" and 2 * size <= free_memory()):
         x_train, x_test = _read_both(dataset.x_train, dataset.x_test)
@@ -178,8 +186,8 @@ def load_folder(
     return dataset._replace(digest=digest, ledger_digest=train_digest, record_hashes=record_hashes)
 
 
-def open_folder(path: StrPath, *, classes: tuple[str, ...], labels: str) -> tuple[MappedArray, np.ndarray | None]:
-    """`x` (and `y`, unless labels="ignore") of a folder, for a model of those classes."""
+def open_folder(path: StrPath, *, label: Label, labels: str) -> tuple[MappedArray, np.ndarray | None]:
+    """`x` (and `y`, unless labels="ignore") of a folder, for a model of those classes or bounds."""
     folder = Path(path).expanduser()
     if labels == "ignore" and not (folder / "y.npy").exists():
         x = _open_npy(folder, "x.npy")
@@ -187,7 +195,7 @@ def open_folder(path: StrPath, *, classes: tuple[str, ...], labels: str) -> tupl
         part = _Part(folder.name, x, np.zeros(0))
     else:
         part, *_ = _read_part(folder, "")
-    y = None if labels == "ignore" else class_numbers(part.y, classes, folder.name)
+    y = None if labels == "ignore" else label_numbers(part.y, label, folder.name)
     return _mapped(part), y
 
 
@@ -369,40 +377,67 @@ def _assemble(
     test: _Part | None,
     features: Callable[[_Part], Any],
     declared_classes: np.ndarray | None,
-    test_fraction: float,
-    seed: int,
+    options: ArrayOptions,
 ) -> Dataset:
-    """A `Dataset` with class numbers and a test part: the given one, or a stratified share of the training
-    records."""
-    classes, read = _class_names(declared_classes, train)
-    x, y = features(train), class_numbers(train.y, classes, train.name)
+    """A `Dataset` with class numbers (or scaled labels) and a test part: the given one, or a share of the training
+    records, stratified by class."""
+    label = _array_label(declared_classes, train, options)
+    x, y = features(train), label_numbers(train.y, label, train.name)
     x_test, y_test, groups_test = x[:0], y[:0], None
     if test is not None:
         if test.x.shape[1:] != train.x.shape[1:]:
             raise DataError(
                 f"{train.name!r}: test records have shape {test.x.shape[1:]}, training records {train.x.shape[1:]}"
             )
-        x_test, y_test, groups_test = features(test), class_numbers(test.y, classes, test.name), test.groups
+        x_test, y_test, groups_test = features(test), label_numbers(test.y, label, test.name), test.groups
     image_shape = train.x.shape[1:] if train.x.ndim >= 3 else ()
+    what = "the classes were" if label.bounds is None else "the bounds of the label were"
+    read = READ_FROM_DATA in (label.classes_from, label.bounds_from)
     dataset = Dataset(
         name=train.name,
         x_train=x,
         y_train=y,
         x_test=x_test,
         y_test=y_test,
-        classes=classes,
+        classes=label.classes,
+        label_bounds=label.bounds,
         feature_names=_feature_names(x.shape[1]),
         image_shape=(*image_shape, 1) if len(image_shape) == 2 else image_shape,
         groups=train.groups,
         groups_test=groups_test,
-        notes=("preprocessing not covered: the classes were read from the data",) if read else (),
+        notes=(f"preprocessing not covered: {what} read from the data",) if read else (),
         covered=not read,
     )
-    return hold_out(dataset, test_fraction, seed) if test is None else dataset
+    return hold_out(dataset, options.test_fraction, options.seed) if test is None else dataset
 
 
 def _feature_names(count: int) -> tuple[str, ...]:
     return tuple(f"x{index}" for index in range(count))
+
+
+def _array_label(declared: np.ndarray | None, train: _Part, options: ArrayOptions) -> Label:
+    """Classes or bounds of the labels, and whether they had to be read from the labels."""
+    task = "regression" if options.label_bounds else options.task
+    if task == "auto" and declared is None and train.y.dtype.kind == "f":
+        task = propose_task(train.y)
+    if task != "regression":
+        classes, read = _class_names(declared, train)
+        return Label("y", classes, READ_FROM_DATA if read else PUBLIC)
+    if train.y.dtype.kind not in "fiu":
+        raise DataError(f"{train.name!r}: task='regression' needs numbers as labels, not {train.y.dtype}")
+    low, high = options.label_bounds or (float(train.y.min()), float(train.y.max()))
+    if not low < high:
+        raise DataError(f"{train.name!r}: every label is {low:g}; give label_bounds, or labels that differ")
+    return Label("y", bounds=(low, high), bounds_from=PUBLIC if options.label_bounds else READ_FROM_DATA)
+
+
+def label_numbers(y: np.ndarray, label: Label, name: str) -> np.ndarray:
+    """The class number of each label, or the label scaled by its bounds to [0, 1]."""
+    if label.bounds is None:
+        return class_numbers(y, label.classes, name)
+    if y.dtype.kind not in "fiu":
+        raise DataError(f"{name!r}: the labels have type {y.dtype}; a regression needs numbers")
+    return scaled_labels(y, label.bounds, f"label of {name!r}")
 
 
 def _class_names(declared: np.ndarray | None, train: _Part) -> tuple[tuple[str, ...], bool]:

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dither.data.arrays import hash_folder, hash_npz, load_folder, load_npz, read_idx
+from dither.data.arrays import ArrayOptions, hash_folder, hash_npz, load_folder, load_npz, read_idx
 from dither.data.dataset import Dataset, TableOptions, dataset_from_tables, stratified_split, zeros_aligned
 from dither.data.downloads import Download, Origin, Progress, obtain
 from dither.data.hashing import hash_table
-from dither.data.schema import Schema, StrPath, draft_from_frame, read_table
+from dither.data.schema import Schema, draft_from_frame, with_label_bounds
+from dither.data.tables import StrPath, read_table
 from dither.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
@@ -262,6 +263,8 @@ def load(
     seed: int = 0,
     stream: str = "auto",
     progress: Progress | None = None,
+    task: str = "auto",
+    label_bounds: Sequence[float] = (),
 ) -> Dataset:
     """Load a data set by its `name`, or a user's own file by its `path` (.csv, .parquet, .npz, a folder of .npy).
 
@@ -273,6 +276,8 @@ def load(
     data_dir             a folder with local copies of the named sets, used before anything is downloaded
     stream               whether the records of a folder stay on disk: "auto", "yes" or "no" (see `load_folder`)
     progress             is called with one short line for each step that takes time
+    task                 "classification", "regression", or "auto": as the schema says, or by the label's values
+    label_bounds         public bounds of the label, for regression
     """
     if bool(name) == bool(path):
         given = f"both name={name!r} and path={str(path)!r}" if name else "neither name nor path"
@@ -285,21 +290,34 @@ def load(
             f"stream='yes', but {name or str(path)!r} is not a folder of .npy files (x.npy, y.npy); leave it out, "
             "or save the records as such a folder"
         )
-    table = TableOptions(encoding, features, group_column, test_fraction, seed)
+    bounds = tuple(label_bounds)
+    table = TableOptions(encoding, features, group_column, test_fraction, seed, task, bounds)
     if name:
         for key, value in (("label", label), ("test_path", test_path)):
             if value:
                 raise DataError(f"{key}={str(value)!r} is for your own files; leave it out with name={name!r}")
-        return _load_named(_entry(name), schema, table, data_dir, progress)
+        return _checked(_load_named(_entry(name), schema, table, data_dir, progress), task)
     if not is_folder and Path(path).suffix.lower() != ".npz":
-        return _load_own_table(path, test_path, label, schema, table)
+        return _checked(_load_own_table(path, test_path, label, schema, table), task)
     kind = "folder of .npy files" if is_folder else ".npz file"
     for key, option in (("schema", schema), ("label", label), ("group_column", group_column)):
         if option:
             raise DataError(f"{key} is given, but a {kind} holds arrays, which are used as they are; leave it out")
+    arrays = ArrayOptions(test_fraction, seed, task, bounds)
     if is_folder:
-        return load_folder(path, test_path=test_path, test_fraction=test_fraction, seed=seed, stream=stream)
-    return load_npz(path, test_path=test_path, test_fraction=test_fraction, seed=seed)
+        return load_folder(path, test_path=test_path, options=arrays, stream=stream)
+    return load_npz(path, test_path=test_path, options=arrays)
+
+
+def _checked(dataset: Dataset, task: str) -> Dataset:
+    """The data set, if its label fits the task that was asked for."""
+    actual = "classification" if dataset.label_bounds is None else "regression"
+    if task in ("auto", actual):
+        return dataset
+    has = f"{len(dataset.classes)} classes" if dataset.classes else "bounds instead of classes"
+    raise DataError(
+        f"task={task!r}, but the label of {dataset.name!r} has {has}; change its schema, or leave task out"
+    )
 
 
 def hash_records(path: StrPath) -> np.ndarray:
@@ -324,7 +342,13 @@ def _load_named(
                 shown = value if isinstance(value, str) else "..."
                 raise DataError(f"{key}={shown!r} is for tables, but {entry.name!r} holds images; leave it out")
     files = {} if entry.download is None else obtain(entry.download, data_dir=data_dir, progress=progress)
-    return _LOADERS[entry.name](LoadOptions(_schema(schema), table, files))
+    agreed = _schema(schema)
+    if table.label_bounds and agreed is None:
+        raise DataError(
+            f"label_bounds is for regression, but the label of {entry.name!r} has classes; leave it out"
+        )
+    agreed = agreed and with_label_bounds(agreed, table.label_bounds)
+    return _LOADERS[entry.name](LoadOptions(agreed, table, files))
 
 
 def _load_own_table(
@@ -342,11 +366,13 @@ def _load_own_table(
             raise DataError(f'no label column is given for {name!r}; give label = "COLUMN" or a schema')
         # The institution a record comes from is not a feature of the record.
         exclude = [options.group_column] if options.group_column and options.group_column != label else []
-        agreed = draft_from_frame(frame, label, name=name, exclude=exclude)
+        task = "regression" if options.label_bounds else options.task
+        agreed = draft_from_frame(frame, label, name=name, exclude=exclude, task=task)
     elif label and label != agreed.label.column:
         raise DataError(
             f"label={label!r}, but the schema's label column is {agreed.label.column!r}; make them agree"
         )
+    agreed = with_label_bounds(agreed, options.label_bounds)
     test = read_table(test_path) if test_path else None
     return dataset_from_tables(name, frame, test, agreed, options)._replace(record_hashes=hash_table(frame))
 
@@ -365,7 +391,7 @@ def _schema(schema: Schema | StrPath) -> Schema | None:
 _CACHED_FILES = 8  # files, of tens of megabytes
 _CACHED_ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 _CACHED_NAMES = ("classes", "feature_names", "notes")
-_CODE = ("catalog.py", "dataset.py", "schema.py")
+_CODE = ("catalog.py", "dataset.py", "schema.py", "tables.py")
 
 
 def cached(
@@ -384,7 +410,8 @@ def cached(
         with np.load(path, allow_pickle=False) as archive:
             content: dict[str, Any] = {key: archive[key] for key in _CACHED_ARRAYS}
             content |= {key: tuple(map(str, archive[key])) for key in _CACHED_NAMES}
-            return Dataset(name=name, schema=schema, covered=bool(archive["covered"]), **content)
+            covered, bounds = bool(archive["covered"]), schema.label.bounds
+            return Dataset(name=name, schema=schema, covered=covered, label_bounds=bounds, **content)
     except (OSError, ValueError, KeyError, zipfile.BadZipFile):
         dataset = load()
     with suppress(OSError):  # a read-only home is no reason not to go on

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dither.data.schema import Schema, text_column
+from dither.data.schema import Schema
+from dither.data.tables import text_column
 from dither.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
@@ -188,8 +189,9 @@ MISSING_GROUP = "(missing)"
 class Dataset(NamedTuple):
     """Training and test records of one data set.
 
-    `x_*` are float32 [records, features] (images flattened, in [0, 1]); `y_*` are int32 class numbers. Where
-    records are streamed from disk, `x_*` are `MappedArray`. `groups*` hold the partition column, one value per
+    `x_*` are float32 [records, features] (images flattened, in [0, 1]); `y_*` are int32 class numbers, or, for
+    regression, float32 labels scaled by `label_bounds` to [0, 1] (`classes` is then empty). Where records are
+    streamed from disk, `x_*` are `MappedArray`. `groups*` hold the partition column, one value per
     record. `covered` is False when the encoding used values read from the records: no ε covers that step, and
     `notes` say which values. Of a folder, `digest` covers every file and `ledger_digest` the records and labels
     only.
@@ -211,6 +213,7 @@ class Dataset(NamedTuple):
     digest: str = ""
     ledger_digest: str = ""
     record_hashes: np.ndarray | None = None  # of a user's own file: `data.hashing`
+    label_bounds: tuple[float, float] | None = None  # of a regression
 
     @property
     def streamed(self) -> bool:
@@ -290,12 +293,15 @@ def largest_remainder(weights: np.ndarray, total: int) -> np.ndarray:
 
 
 def stratified_split(labels: np.ndarray, test_count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Row numbers (train, test), both ascending: `test_count` test rows, the classes in proportion."""
+    """Row numbers (train, test), both ascending: `test_count` test rows, the classes in proportion. Labels of a
+    regression (fractions) are not stratified."""
     if not 0 <= test_count < len(labels):
         raise DataError(
             f"{test_count} test records of {len(labels)} were requested; at least one must remain for training"
         )
     rng = stream(seed, "test split")
+    if labels.dtype.kind == "f":
+        labels = np.zeros(len(labels), np.int32)
     values, class_of = np.unique(labels, return_inverse=True)
     test_counts = largest_remainder(np.bincount(class_of), test_count)
     chosen = [
@@ -330,6 +336,8 @@ class TableOptions(NamedTuple):
     group_column: str = ""
     test_fraction: float = 0.2
     seed: int = 0
+    task: str = "auto"
+    label_bounds: tuple[float, ...] = ()
 
 
 def dataset_from_tables(
@@ -345,6 +353,7 @@ def dataset_from_tables(
         x_test=x_test,
         y_test=y_test,
         classes=schema.label.classes,
+        label_bounds=schema.label.bounds,
         feature_names=schema.feature_names(options.features),
         schema=schema,
         groups=groups,
@@ -423,6 +432,10 @@ def partition(
         labels = np.asarray(dataset_or_labels)
     if kind not in PARTITIONS:
         raise DataError(f"unknown partition {kind!r}{did_you_mean(str(kind), PARTITIONS)}")
+    if kind in ("one-class", "dirichlet") and labels.dtype.kind == "f":
+        raise DataError(
+            f"partition {kind!r} deals out classes, but the label is a number; use 'iid', 'similarity' or 'column'"
+        )
     if records_per_client < 0:
         raise DataError(f"records_per_client={records_per_client} is negative; give 0 for all records")
     rng = stream(seed, "partition")

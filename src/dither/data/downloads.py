@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from dither.data.schema import StrPath
+from dither.data.tables import StrPath
 from dither.errors import DataError
 
 Progress = Callable[[str], None]  # receives one short line at a time

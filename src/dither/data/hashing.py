@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dither.data.schema import MISSING
+from dither.data.tables import cast_numbers
 
 if TYPE_CHECKING:
     import pandas as pd
 
 MAX_UNORDERED_COLUMNS = 64
+_EMPTY = ("", "?", "NA", "N/A", "NaN", "nan", "null", "NULL")  # fixed: ledgers compare hashes of all times
 _BOOLEANS = {"true": "1", "false": "0"}
 _BLOCK_CELLS = 1 << 20  # cells hashed at a time
 
@@ -81,16 +82,12 @@ class RecordHasher:
 def _codes(column: pd.Series) -> np.ndarray:
     """A number for each cell: equal where the values are equal, 0 where the cell is empty."""
     import pandas as pd
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
-    if pd.api.types.is_numeric_dtype(column.dtype) or pd.api.types.is_bool_dtype(column.dtype):
+    if pd.api.types.is_bool_dtype(column.dtype):
         return _number_codes(column.to_numpy(dtype=np.float64, na_value=np.nan))
-    try:
-        texts: Any = pa.array(column)
-        return _number_codes(np.asarray(pc.cast(texts, pa.float64()), np.float64))
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
-        pass  # not all of them are numbers
+    numbers = cast_numbers(column, _EMPTY)
+    if numbers is not None:
+        return _number_codes(numbers)
     places, values = pd.factorize(column, use_na_sentinel=True)
     codes: np.ndarray = np.append(_text_codes([str(value) for value in values]), np.uint64(0))[places]
     return codes
@@ -101,7 +98,7 @@ def _text_codes(texts: Sequence[str]) -> np.ndarray:
     import pandas as pd
 
     plain = [" ".join(text.split()) for text in texts]
-    plain = ["" if text in MISSING else _BOOLEANS.get(text.lower(), text.lower()) for text in plain]
+    plain = ["" if text in _EMPTY else _BOOLEANS.get(text.lower(), text.lower()) for text in plain]
     values = pd.to_numeric(pd.Series(plain, dtype=object), errors="coerce").to_numpy(np.float64)
     codes = _number_codes(values)
     for index in np.flatnonzero(np.isnan(values)):

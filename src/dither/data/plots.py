@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dither.data.dataset import ClientPartition, Dataset, largest_remainder
-from dither.data.schema import StrPath
+from dither.data.tables import StrPath
 from dither.errors import DataError
 
 # Okabe and Ito's palette, distinguishable with any colour vision; black comes last.
@@ -19,6 +20,7 @@ SEPARATE_BARS = 120  # with more clients than this the bars touch
 NAMED_CLIENTS = 60  # with more than this their names would not be readable
 MAX_RECTANGLES = 2500
 LEGEND_CLASSES = 12
+LABEL_BINS = 5  # of a regression
 
 
 class PartitionRow(NamedTuple):
@@ -32,6 +34,7 @@ class PartitionRow(NamedTuple):
 
 def describe(dataset: Dataset) -> dict[str, Any]:
     """A summary of a data set, ready for a table or JSON."""
+    bounds, dataset = dataset.label_bounds, binned(dataset)
     labels = np.concatenate([dataset.y_train, dataset.y_test])
     counts = np.bincount(labels, minlength=len(dataset.classes))
     return {
@@ -40,6 +43,7 @@ def describe(dataset: Dataset) -> dict[str, Any]:
         "test_records": len(dataset.y_test),
         "features": int(dataset.x_train.shape[1]),
         "image_shape": list(dataset.image_shape),
+        "label_bounds": list(bounds or ()),
         "classes": list(dataset.classes),
         "class_records": {name: int(count) for name, count in zip(dataset.classes, counts, strict=True)},
         "class_shares": {
@@ -52,8 +56,21 @@ def describe(dataset: Dataset) -> dict[str, Any]:
     }
 
 
+def binned(dataset: Dataset) -> Dataset:
+    """The data set with five equal parts of a regression's bounds as its classes; others as they are."""
+    if dataset.label_bounds is None:
+        return dataset
+    edges = np.linspace(*dataset.label_bounds, LABEL_BINS + 1)
+    names = tuple(f"{low:.4g} to {high:.4g}" for low, high in pairwise(edges))
+    train, test = (
+        (LABEL_BINS * y).astype(np.int32).clip(0, LABEL_BINS - 1) for y in (dataset.y_train, dataset.y_test)
+    )
+    return dataset._replace(classes=names, y_train=train, y_test=test, label_bounds=None)
+
+
 def class_counts(dataset: Dataset, partition: ClientPartition) -> np.ndarray:
     """Records of each class at each client, int [num_clients, num_classes]."""
+    dataset = binned(dataset)
     num_classes = len(dataset.classes)
     client_of = np.repeat(np.arange(len(partition.size)), partition.size)
     pair = client_of * num_classes + dataset.y_train[partition.order]
@@ -76,6 +93,7 @@ def draw_partition(dataset: Dataset, partition: ClientPartition, path: StrPath) 
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    dataset = binned(dataset)
     counts = class_counts(dataset, partition)
     num_clients, num_classes = counts.shape
     figure = Figure(figsize=(9.0, 4.0), dpi=130, layout="constrained")

@@ -10,7 +10,7 @@ In `schema.toml`:
     name = "patients"
     [label]
     column = "outcome"
-    classes = ["alive", "dead"]
+    classes = ["alive", "dead"]    # or, for regression, bounds = [0, 100]: labels outside are clamped
     classes_from = "public"
     [[columns]]
     name = "age"
@@ -39,13 +39,22 @@ import os
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from dither.data.tables import (
+    StrPath,
+    canonical,
+    factorize,
+    is_number_column,
+    number_column,
+    parse_numbers,
+    read_table,
+)
 from dither.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
@@ -69,6 +78,8 @@ LABELS = ("required", "if present", "ignore")
 
 MAX_CATEGORIES = 64  # of a draft; rarer ones go to "(other)": a column of names must not become a million features
 MAX_CLASSES = 1000
+# A draft takes a label of more different whole numbers, or of more numbers with fractions, for regression.
+MOST_WHOLE_CLASSES, MOST_FRACTIONAL_CLASSES = 64, 10
 
 
 class Numeric(NamedTuple):
@@ -115,18 +126,20 @@ Column = Numeric | Categorical
 
 
 class Label(NamedTuple):
-    """The column to predict and its classes, in the order of their numbers."""
+    """The column to predict and its classes, in the order of their numbers; or, for regression, its bounds."""
 
     column: str
-    classes: tuple[str, ...]
+    classes: tuple[str, ...] = ()
     classes_from: str = PUBLIC
+    bounds: tuple[float, float] | None = None
+    bounds_from: str = PUBLIC
 
 
 class Encoded(NamedTuple):
     """A table as arrays. `y` is None where the label column was absent or ignored."""
 
     x: np.ndarray  # float32 [rows, features]
-    y: np.ndarray | None  # int32 [rows]
+    y: np.ndarray | None  # [rows]: int32 class numbers, or float32 labels scaled by their bounds to [0, 1]
     feature_names: tuple[str, ...]
 
 
@@ -165,12 +178,7 @@ class Schema:
         _check_keys("the schema", content, ("label", "columns"), ("name",))
         if not isinstance(content["label"], Mapping) or not isinstance(content["columns"], list):
             raise DataError("the schema needs a [label] table and [[columns]] tables")
-        _check_keys("[label]", content["label"], ("column", "classes"), ("classes_from",))
-        label = Label(
-            str(content["label"]["column"]),
-            _texts("classes of the label", content["label"]["classes"]),
-            content["label"].get("classes_from", PUBLIC),
-        )
+        label = _label_from_dict(content["label"])
         columns = tuple(_column_from_dict(column) for column in content["columns"])
         return cls(label=label, columns=columns, name=str(content.get("name", "")))
 
@@ -187,7 +195,9 @@ class Schema:
                     written[key] = [_plain(item) for item in value] if isinstance(value, tuple) else _plain(value)
                     written[f"{key}_from"] = values[f"{key}_from"]
             columns.append(written)
-        label = {**self.label._asdict(), "classes": list(self.label.classes)}
+        key = "classes" if self.label.bounds is None else "bounds"
+        values = self.label._asdict()
+        label = {"column": self.label.column, key: list(values[key]), f"{key}_from": values[f"{key}_from"]}
         return {"name": self.name, "label": label, "columns": columns}
 
     def to_toml(self) -> str:
@@ -306,8 +316,11 @@ class Schema:
         return total
 
     def encode_labels(self, frame: pd.DataFrame) -> np.ndarray:
-        """Class numbers, int32 [rows]."""
+        """Class numbers, int32 [rows]; for regression labels scaled by their bounds to [0, 1], float32."""
         _need_columns(frame, [self.label.column])
+        if self.label.bounds is not None:
+            values = number_column(frame[self.label.column], self.label.column)
+            return scaled_labels(values, self.label.bounds, f"label column {self.label.column!r}")
         codes, texts = factorize(frame[self.label.column])
         missing = np.flatnonzero(codes < 0)
         if len(missing):
@@ -322,6 +335,47 @@ class Schema:
                 )
         numbers: np.ndarray = np.array([number_of[value] for value in texts], dtype=np.int32)[codes]
         return numbers
+
+
+def scaled_labels(values: np.ndarray, bounds: tuple[float, float], where: str) -> np.ndarray:
+    """Labels clamped to their bounds and scaled by them to [0, 1], float32. No label is below 0, which would mark
+    a blanked record."""
+    low, high = bounds
+    bad = np.flatnonzero(~np.isfinite(values))
+    if len(bad):
+        kind = "empty" if np.isnan(values[bad[0]]) else "not finite"
+        raise DataError(f"{where} is {kind} in row {bad[0] + 1}; remove the row")
+    scaled: np.ndarray = ((np.clip(np.asarray(values, np.float64), low, high) - low) / (high - low)).astype(
+        np.float32
+    )
+    return scaled
+
+
+def with_label_bounds(schema: Schema, bounds: Sequence[float]) -> Schema:
+    """The schema with these public bounds of its label; () leaves it as it is."""
+    if not bounds:
+        return schema
+    if schema.label.bounds is None:
+        raise DataError(
+            f"label_bounds={list(bounds)} is given, but the schema lists classes of {schema.label.column!r}; give "
+            "it bounds instead of classes, or leave label_bounds out"
+        )
+    low, high = bounds
+    return replace(schema, label=schema.label._replace(bounds=(low, high), bounds_from=PUBLIC))
+
+
+def propose_task(values: np.ndarray) -> str:
+    """ "regression" for a label of many different numbers, otherwise "classification". `values` are numbers, NaN
+    for what is none."""
+    distinct = np.unique(values)
+    if np.isnan(distinct).any():
+        return "classification"
+    whole = np.array_equal(distinct, np.round(distinct))
+    return (
+        "regression"
+        if len(distinct) > (MOST_WHOLE_CLASSES if whole else MOST_FRACTIONAL_CLASSES)
+        else "classification"
+    )
 
 
 def _plain(value: str | float) -> str | float:
@@ -370,6 +424,16 @@ def _number(where: str, value: Any) -> float:
     return float(value)
 
 
+def _label_from_dict(content: Mapping[str, Any]) -> Label:
+    if "bounds" not in content:
+        _check_keys("[label]", content, ("column", "classes"), ("classes_from",))
+        classes = _texts("classes of the label", content["classes"])
+        return Label(str(content["column"]), classes, content.get("classes_from", PUBLIC))
+    _check_keys("[label]", content, ("column", "bounds"), ("bounds_from",))
+    bounds = _pair("bounds of the label", content["bounds"])
+    return Label(str(content["column"]), bounds=bounds, bounds_from=content.get("bounds_from", PUBLIC))
+
+
 def _column_from_dict(content: Any) -> Column:
     if not isinstance(content, Mapping) or "name" not in content:
         raise DataError("every [[columns]] table needs a 'name'")
@@ -391,7 +455,10 @@ def _column_from_dict(content: Any) -> Column:
 def _validate(schema: Schema) -> None:
     """Check what every schema must satisfy, drafted or written by hand."""
     label = schema.label
-    if len(label.classes) < 2:
+    if label.bounds is not None and not (label.bounds[0] < label.bounds[1] and not label.classes):
+        low, high = label.bounds
+        raise DataError(f"bounds of label {label.column!r}: low={low} must be below high={high}, without classes")
+    if label.bounds is None and len(label.classes) < 2:
         raise DataError(f"label {label.column!r} has {len(label.classes)} class; at least 2 are needed")
     _no_repeats(f"classes of {label.column!r}", label.classes)
     if not schema.columns:
@@ -424,30 +491,38 @@ def _no_repeats(where: str, values: Iterable[str]) -> None:
 # Drafts
 
 
-def draft_schema(path: StrPath, label: str, *, exclude: Collection[str] = ()) -> Schema:
-    """Draft a schema for a CSV or Parquet file; `exclude` names columns that are not features (such as an id)."""
-    return draft_from_frame(read_table(path), label, name=os.path.basename(os.fspath(path)), exclude=exclude)
+def draft_schema(path: StrPath, label: str, *, exclude: Collection[str] = (), task: str = "auto") -> Schema:
+    """Draft a schema for a CSV or Parquet file; `exclude` names columns that are not features (such as an id).
+    `task` "auto" proposes regression for a label of many different numbers."""
+    name = os.path.basename(os.fspath(path))
+    return draft_from_frame(read_table(path), label, name=name, exclude=exclude, task=task)
 
 
-def draft_from_frame(frame: pd.DataFrame, label: str, *, name: str, exclude: Collection[str] = ()) -> Schema:
+def draft_from_frame(
+    frame: pd.DataFrame, label: str, *, name: str, exclude: Collection[str] = (), task: str = "auto"
+) -> Schema:
     """Draft a schema for a table in memory."""
     present = [str(column) for column in frame.columns]
     for column in (label, *exclude):
         if column not in present:
             kind = "label column" if column == label else "column"
             hint = did_you_mean(column, present)
-            if len(present) == 1 and ";" in present[0]:
-                hint = "; the file seems to be separated by ';', save it with commas"
             raise DataError(f"{kind} {column!r} is not in {name!r}{hint}")
     features = [column for column in present if column != label and column not in exclude]
     if not features:
         raise DataError(f"{name!r} has no column besides {label!r}; at least one feature is needed")
     columns = tuple(_draft_column(frame[column], column) for column in features)
-    return Schema(label=_draft_label(frame[label], label), columns=columns, name=name)
+    return Schema(label=_draft_label(frame[label], label, task), columns=columns, name=name)
 
 
-def _draft_label(series: pd.Series, name: str) -> Label:
+def _draft_label(series: pd.Series, name: str, task: str) -> Label:
     codes, texts = factorize(series)
+    if task == "auto":
+        task = propose_task(parse_numbers(texts))
+    if task == "regression":
+        values = number_column(series, name)
+        low, high = float(np.nanmin(values)), float(np.nanmax(values))
+        return Label(name, bounds=(low, high), bounds_from=READ_FROM_DATA)
     if len(texts) < 2:
         content = f"only {texts[0]!r}" if texts else "no value"
         raise DataError(
@@ -455,8 +530,8 @@ def _draft_label(series: pd.Series, name: str) -> Label:
         )
     if len(texts) > min(MAX_CLASSES, max(50, len(codes) // 2)):
         raise DataError(
-            f"label column {name!r} has {len(texts)} different values in {len(codes)} rows; Dither "
-            f"classifies: choose a column of classes, or bin the values"
+            f"label column {name!r} has {len(texts)} different values in {len(codes)} rows: too many classes; "
+            f"choose another column, bin the values, or, if they are numbers, set task='regression'"
         )
     as_numbers = parse_numbers(texts)
     if not np.isnan(as_numbers).any():  # "2" before "10"
@@ -488,144 +563,3 @@ def _draft_column(series: pd.Series, name: str) -> Column:
     by_frequency = np.argsort(-counts, kind="stable")
     kept = sorted(texts[index] for index in by_frequency[:MAX_CATEGORIES])
     return Categorical(name, tuple(kept), texts[by_frequency[0]], READ_FROM_DATA, READ_FROM_DATA)
-
-
-# CSV and Parquet files, and their columns as text or as numbers, the same from either format. Each distinct
-# value of a column is looked at once (`factorize`), so the cost grows with the distinct values and not with the
-# rows.
-
-StrPath = str | os.PathLike[str]
-
-TABLE_SUFFIXES = (".csv", ".parquet")
-# What an empty cell looks like. "None" is not among them: it is a category in many tables.
-MISSING = ("", "?", "NA", "N/A", "NaN", "nan", "null", "NULL")
-_WHOLE_NUMBER = re.compile(r"[+-]?\d+\.0+")
-
-
-# Files
-
-
-def read_table(path: StrPath) -> pd.DataFrame:
-    """Read a CSV file (every cell as text; the schema decides what is a number) or a Parquet file."""
-    import pandas as pd
-
-    path = existing_file(path)
-    suffix = path.suffix.lower()
-    if suffix not in TABLE_SUFFIXES:
-        raise DataError(f"{path.name!r}: suffix {suffix!r} is not supported; give a .csv, .parquet or .npz file")
-    if path.stat().st_size == 0:
-        raise DataError(f"{path.name!r} is empty; it needs a header and at least one row")
-    try:
-        if suffix == ".parquet":
-            frame = pd.read_parquet(path)
-        else:
-            # index_col=False: a trailing comma must not shift the columns by one.
-            frame = pd.read_csv(
-                path,
-                dtype=str,
-                keep_default_na=False,
-                skipinitialspace=True,
-                index_col=False,
-                encoding="utf-8-sig",
-            )
-    except Exception as error:  # pandas and pyarrow raise many unrelated kinds for one bad file
-        raise DataError(f"{path.name!r} cannot be read as a {suffix[1:]} table: {first_line(error)}") from None
-    frame.columns = pd.Index([str(column).strip() for column in frame.columns])
-    if len(frame) == 0:
-        raise DataError(f"{path.name!r} has a header but no rows; it needs at least one")
-    repeated = frame.columns[frame.columns.duplicated()]
-    if len(repeated):
-        raise DataError(f"{path.name!r} has two columns called {repeated[0]!r}; rename one")
-    return frame
-
-
-def existing_file(path: StrPath) -> Path:
-    """The path of a file that exists, or a clear error."""
-    path = Path(path).expanduser()
-    if path.is_dir():
-        raise DataError(f"{str(path)!r} is a folder; give a .csv, .parquet or .npz file")
-    if not path.is_file():
-        raise DataError(f"file {str(path)!r} not found; check the path")
-    return path
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error message, or the error's type where it says nothing."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-# Columns
-
-
-def canonical(value: Any) -> str:
-    """One spelling for each value: '1.0', 1.0 and 1 are all '1', wherever they were read from."""
-    if isinstance(value, float | np.floating):
-        value = repr(float(value))
-    text = str(value).strip()
-    return text.partition(".")[0] if _WHOLE_NUMBER.fullmatch(text) else text
-
-
-def factorize(series: pd.Series) -> tuple[np.ndarray, list[str]]:
-    """(codes, texts): cell i reads `texts[codes[i]]`; a missing cell has code -1."""
-    import pandas as pd
-
-    raw_codes, raw_values = pd.factorize(series, use_na_sentinel=True)
-    spelled = [canonical(value) for value in raw_values]
-    texts = sorted(set(spelled) - set(MISSING))
-    code_of = {text: code for code, text in enumerate(texts)}
-    # The extra last entry answers the -1 of cells that pandas itself calls missing.
-    translate = np.array([*(code_of.get(text, -1) for text in spelled), -1], dtype=np.int64)
-    return translate[raw_codes], texts
-
-
-def text_column(series: pd.Series, missing: str) -> np.ndarray:
-    """A column as text, with `missing` for its missing cells."""
-    codes, texts = factorize(series)
-    column: np.ndarray = np.array([*texts, missing], dtype=object)[codes].astype(str)
-    return column
-
-
-def parse_numbers(texts: list[str]) -> np.ndarray:
-    """Float64 values; NaN for what is not a number."""
-    import pandas as pd
-
-    return np.asarray(pd.to_numeric(pd.Series(texts, dtype=object), errors="coerce"), dtype=np.float64)
-
-
-def is_number_column(series: pd.Series) -> bool:
-    """Whether every cell that is not missing is a number. True/False columns are categories."""
-    import pandas as pd
-
-    if pd.api.types.is_bool_dtype(series.dtype):
-        return False
-    if pd.api.types.is_numeric_dtype(series.dtype):
-        return True
-    _, texts = factorize(series)
-    return bool(texts) and not bool(np.isnan(parse_numbers(texts)).any())
-
-
-def number_column(series: pd.Series, column: str) -> np.ndarray:
-    """A column as float64, NaN where missing; text or an infinite value is an error that names its row."""
-    import pandas as pd
-
-    if pd.api.types.is_numeric_dtype(series.dtype) and not pd.api.types.is_bool_dtype(series.dtype):
-        values = series.to_numpy(dtype=np.float64, na_value=np.nan)
-    else:
-        codes, texts = factorize(series)
-        parsed = parse_numbers(texts)
-        if np.isnan(parsed).any():
-            code = int(np.flatnonzero(np.isnan(parsed))[0])
-            row = int(np.flatnonzero(codes == code)[0]) + 1
-            raise DataError(
-                f"column {column!r} is numeric, but row {row} holds {texts[code]!r}; correct the cell, or "
-                f"declare the column categorical in the schema"
-            )
-        values = np.append(parsed, np.nan)[codes]
-    infinite = np.flatnonzero(np.isinf(values))
-    if len(infinite):
-        row = int(infinite[0])
-        raise DataError(
-            f"column {column!r}, row {row + 1}: the value {values[row]} is not finite; correct it or leave "
-            f"the cell empty"
-        )
-    return values

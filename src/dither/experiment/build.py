@@ -201,8 +201,10 @@ def _completion(experiment: Experiment, federated: bool) -> dict[str, Any]:
             not_covered.append("the noise comes from a seed: anyone who knows the seed can subtract the noise")
     if plan.per_client and federated:
         not_covered.append("how many records a client holds: every party is told")
-    # Clipping each record's gradient keeps a binary linear model's steps those of a convex loss: no other clip.
-    convex = experiment.model.convex and len(dataset.classes) == 2 and spec.privacy.clip == "example"
+    # Clipping each record's gradient keeps the steps of a model with one linear score those of a convex loss: all
+    # gradients of a record have the direction (record, 1). No other clip and no other model does.
+    model = experiment.model
+    convex = model.convex and model.curvature is not None and spec.privacy.clip == "example"
     smoothness = _smoothness(experiment) if convex else None
     weights = np.ones(plan.num_clients) if plan.weights is None else plan.weights
     return {
@@ -310,10 +312,11 @@ def _counts_shown(experiment: Experiment, smoothness: float | None, federated: b
 
 
 def _smoothness(experiment: Experiment) -> float | None:
-    """A bound on the smoothness of any client's loss, from public bounds alone: R²/4 for one sigmoid output, R²/2
-    for two softmax outputs (G7b), R the largest norm of (record, 1)."""
+    """A bound on the smoothness of any client's loss, from public bounds alone: the curvature of the loss in its
+    score (1/4 for one sigmoid output, 1/2 for two softmax outputs, 1 for squared and Huber loss, times the largest
+    class weight) times R², R the largest norm of (record, 1) (G7b)."""
     spec, dataset = experiment.spec, experiment.dataset
-    if not dataset.covered:
+    if not dataset.covered or experiment.model.curvature is None:
         return None  # bounds that were read from the records are no public bounds
     if dataset.schema is not None:
         squared = dataset.schema.squared_norm_bound(spec.data.encoding, spec.data.features)
@@ -321,7 +324,7 @@ def _smoothness(experiment: Experiment) -> float | None:
         squared = float(dataset.x_train.shape[1])  # every pixel lies in [0, 1]
     else:
         return None
-    curvature = (squared + 1) / (4 if experiment.model.name == "logistic" else 2)
+    curvature = (squared + 1) * experiment.model.curvature
     if spec.batch_sampling.startswith("poisson"):
         # The method may have set its own batch size: what it releases says which.
         first = RoundInfo(0, 0, int(experiment.partition.size[0]), spec.cohort_size)
@@ -389,6 +392,8 @@ def load_data(spec: Spec, *, data_dir: str | Path | None = None, stream: str = "
         group_column=d.column if d.partition == "column" else "",
         seed=spec.seed,
         stream=stream or d.stream,
+        task=spec.task,
+        label_bounds=d.label_bounds,
     )
     dataset = data.pool(dataset) if d.split == "per-client" else dataset
     return dataset if d.part == "all" else data.public_part(dataset, d.part, d.public_fraction)

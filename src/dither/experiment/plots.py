@@ -59,17 +59,19 @@ def save(figure: Any, path: Path) -> None:
 
 
 def draw_run(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str, subtitle: str) -> None:
-    """Accuracy and loss on the test records, against rounds."""
+    """Accuracy (or R²) and loss on the test records, against rounds."""
     figure, axes = new_figure(1, 2)
     rounds = [row["round"] for row in rows]
     accuracy, loss = axes[0]
     marker = "o" if len(rows) <= 25 else None
     line = {"marker": marker, "markersize": 3, "linewidth": 1.6}
-    accuracy.plot(rounds, [row["test_accuracy"] for row in rows], color=BLUE, **line)
-    accuracy.set_ylabel("test accuracy")
+    classes = "test_accuracy" in rows[-1]
+    scores = [row["test_accuracy" if classes else "test_r2"] for row in rows]
+    accuracy.plot(rounds, scores, color=BLUE, **line)
+    accuracy.set_ylabel("test accuracy" if classes else "test R²")
     accuracy.annotate(
-        f"{rows[-1]['test_accuracy']:.3f}",
-        (rounds[-1], rows[-1]["test_accuracy"]),
+        f"{scores[-1]:.3f}",
+        (rounds[-1], scores[-1]),
         xytext=(4, 0),
         textcoords="offset points",
         va="center",
@@ -77,7 +79,7 @@ def draw_run(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str, subti
         fontsize=9,
     )
     loss.plot(rounds, [row["loss"] for row in rows], color=VERMILION, **line)
-    loss.set_ylabel("test loss (cross-entropy)")
+    loss.set_ylabel("test loss (cross-entropy)" if classes else "test loss")
     for axis in (accuracy, loss):
         axis.set_xlabel("communication round")
         axis.margins(x=0.06)

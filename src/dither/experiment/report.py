@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from dither import models
-    from dither.data import Encoded, Schema
+    from dither.data import Encoded, Label, Schema
     from dither.types import Params
 
 T = TypeVar("T")
@@ -313,6 +313,8 @@ class Report(Overview):
     stopped: str = ""  # why the run ended early
     ledger: LedgerCharge | None = None
     test_accuracy_without_noise: float | None = None
+    test_r2: float | None = None  # of a regression, instead of test_accuracy
+    test_r2_without_noise: float | None = None
     streamed: DiskReads | None = None
     timing: dict[str, float] = field(default_factory=dict)  # seconds of this process, by what they went to
     federation: FederationTotals | None = None
@@ -381,6 +383,16 @@ class Report(Overview):
     # Looking
 
     @property
+    def task(self) -> str:
+        """ "classification" or "regression"."""
+        return "classification" if self.classes else "regression"
+
+    @property
+    def test_score(self) -> float | None:
+        """Accuracy, or R² of a regression, on the public test records; None if there are none."""
+        return self.test_accuracy if self.classes else self.test_r2
+
+    @property
     def accuracy(self) -> float | None:
         """Accuracy on the public test records; None if there are none."""
         return self.test_accuracy
@@ -411,11 +423,11 @@ class Report(Overview):
     def main_lines(self) -> list[tuple[str, str]]:
         """Scores, rounds, clients and the three ε."""
         scores = "not scored: the test records are not public"
-        if self.test_accuracy is not None and self.loss is not None:
-            scores = f"{self.test_accuracy:.4f}, loss {self.loss:.4f}"
+        if self.test_score is not None and self.loss is not None:
+            scores = f"{self.test_score:.4f}, loss {self.loss:.4f}"
         took_part = self.participation
         lines = [
-            ("test accuracy", scores),
+            ("test accuracy" if self.classes else "test R²", scores),
             ("rounds", f"{self.rounds} in {self.seconds:.1f} s"),
             (
                 "clients",
@@ -434,8 +446,17 @@ class Report(Overview):
 
     def to_latex(self) -> str:
         """A small table, one line for each proven ε of the spec's view."""
-        accuracy = "--" if self.test_accuracy is None else f"{self.test_accuracy:.4f}"
-        head = ["Method", "Data", "Accuracy", "Claimed ε", "Proven ε", "δ", "Neighbours", "Against"]
+        accuracy = "--" if self.test_score is None else f"{self.test_score:.4f}"
+        head = [
+            "Method",
+            "Data",
+            "Accuracy" if self.classes else "R²",
+            "Claimed ε",
+            "Proven ε",
+            "δ",
+            "Neighbours",
+            "Against",
+        ]
         rows = [
             [
                 self.method,
@@ -481,17 +502,36 @@ class Report(Overview):
                 return Schema.load(self.folder / name)
         return None
 
+    @property
+    def label(self) -> Label:
+        """The classes, or the bounds of a regression's label."""
+        from dither.data import Label
+
+        if self.schema is not None:
+            return self.schema.label
+        if self.classes:
+            return Label("y", self.classes)
+        bounds = self.spec.data.label_bounds or RunFolder(self.folder).local_summary()["label_bounds"]
+        return Label("y", bounds=(float(bounds[0]), float(bounds[1])))
+
     def predict_proba(self, features: Any) -> np.ndarray:
         """Class probabilities `[n, classes]` of an encoded array, a data frame or a file."""
         from dither import models
 
+        if not self.classes:
+            raise SpecError("predict_proba is for classes, but this run is a regression; use predict")
         return np.asarray(models.probabilities(self._scores(features)))
 
     def predict(self, features: Any) -> np.ndarray:
-        """The class name of each record of an encoded array, a data frame or a file (CSV, Parquet, npz)."""
+        """The class name of each record of an encoded array, a data frame or a file (CSV, Parquet, npz); the label
+        itself, of a regression."""
         from dither import models
 
-        names: np.ndarray = np.asarray(self.classes)[np.asarray(models.predict(self._scores(features)))]
+        predicted = np.asarray(models.predict(self._scores(features), self.task))
+        if self.label.bounds is not None:
+            low, high = self.label.bounds
+            return low + (high - low) * predicted.astype(np.float64)
+        names: np.ndarray = np.asarray(self.classes)[predicted]
         return names
 
     def evaluate(self, path: str | Path) -> dict[str, float]:
@@ -504,7 +544,7 @@ class Report(Overview):
                 raise DataError(f"{str(path)!r} has no labels to evaluate on")
             scores = self.model.apply(self.params, self._check_width(encoded.x))
             right.append(np.asarray(models.predict(scores)) == encoded.y)
-            losses.append(np.asarray(models.score_losses(scores, encoded.y)))
+            losses.append(np.asarray(self.model.loss(scores, encoded.y)))
         return {
             "records": sum(map(len, right)),
             "accuracy": float(np.mean(np.concatenate(right))),
@@ -529,7 +569,7 @@ class Report(Overview):
             return
         if self.schema is not None:
             raise DataError(f"this run was trained on a table; give one instead of the folder {str(features)!r}")
-        x, y = data.open_folder(features, classes=self.classes, labels=labels)
+        x, y = data.open_folder(features, label=self.label, labels=labels)
         names = tuple(f"x{index}" for index in range(x.shape[1]))
         for at in range(0, len(x), _SCORED_AT_ONCE):
             rows = np.arange(at, min(at + _SCORED_AT_ONCE, len(x)))
@@ -546,7 +586,7 @@ class Report(Overview):
                 raise DataError("this run has no schema for tables; give an array of encoded features")
             return self.schema.encode(features, *encoding, labels=labels)
         if Path(features).suffix == ".npz":
-            return data.read_arrays(features, classes=self.classes, labels=labels)
+            return data.read_arrays(features, label=self.label, labels=labels)
         if self.schema is None:
             raise DataError(f"this run was trained on arrays; give a .npz file instead of {str(features)!r}")
         return self.schema.encode(data.read_table(features), *encoding, labels=labels)
@@ -706,7 +746,9 @@ def decode(kind: type[T], value: Any, given: Mapping[str, Any] | None = None) ->
     that the type does not have are left out, those `given` are taken as they are."""
     origin, inner = get_origin(kind), get_args(kind)
     result: Any
-    if origin in (Union, types.UnionType):
+    if kind is Any:
+        result = value
+    elif origin in (Union, types.UnionType):
         plain = next(each for each in inner if each is not type(None))
         result = None if value is None else decode(plain, value)
     elif origin is tuple:

@@ -338,8 +338,11 @@ def _finish(recorder: _Recorder, program: Compiled, outcome: _Outcome) -> Report
         simulation, rounds, _ = program
         with clock("without_noise"):
             reusable = simulation if rounds is simulation and simulation.shards.devices == 1 else None
-            accuracy = without_noise(experiment, reusable)
-            report = replace(report, test_accuracy_without_noise=accuracy)
+            score = without_noise(experiment, reusable)
+        if report.task == "regression":
+            report = replace(report, test_r2_without_noise=score)
+        else:
+            report = replace(report, test_accuracy_without_noise=score)
     rows = folder.metrics()
     if spec.scored:
         with clock("plot"):
@@ -351,6 +354,8 @@ def _finish(recorder: _Recorder, program: Compiled, outcome: _Outcome) -> Report
         "train_loss": (folder.local_metrics() or rows)[-1]["train_loss"],
         "clamped": outcome.traffic.get("clamped", 0),
     }
+    if experiment.dataset.label_bounds is not None:  # which may have been read from the records
+        local["label_bounds"] = list(experiment.dataset.label_bounds)
     report.save(local)
     return report
 
@@ -482,8 +487,8 @@ def broadcast_state(state: engine.State, simulation: engine.Simulation) -> engin
 
 
 def without_noise(experiment: Experiment, compiled_rounds: engine.Simulation | None = None) -> float:
-    """Test accuracy of the same run with its noise set to 0: what the noise costs. `compiled_rounds` are those of
-    the run itself, used again where nothing but the noise differs."""
+    """Test accuracy (or R²) of the same run with its noise set to 0: what the noise costs. `compiled_rounds` are
+    those of the run itself, used again where nothing but the noise differs."""
     prepared, spec = experiment.prepared, experiment.spec
     hyper = {
         name: (np.zeros_like(np.asarray(value)) if name in prepared.plan.noise_names else np.asarray(value))[None]
@@ -503,7 +508,8 @@ def without_noise(experiment: Experiment, compiled_rounds: engine.Simulation | N
     inputs = simulation.inputs(experiment.problem, seeds=[spec.seed], hyper=hyper, cohorts=designs([experiment]))
     rounds = planned_rounds(experiment)
     result = engine.train(simulation, inputs, num_rounds=rounds, eval_every=rounds)
-    return float(result.history[-1].metrics["test_accuracy"][0])
+    last = result.history[-1].metrics
+    return float(last["test_r2" if experiment.model.task == "regression" else "test_accuracy"][0])
 
 
 def _noiseless(how: Aggregation | None) -> Aggregation | None:
@@ -529,7 +535,8 @@ def report_of(
         evaluations=tuple(rows),
         method=spec.method,
         data=spec.data.path or spec.data.name,
-        test_accuracy=last["test_accuracy"],
+        test_accuracy=last.get("test_accuracy"),
+        test_r2=last.get("test_r2"),
         loss=last["loss"],
         rounds=last["round"],
         seconds=last["seconds"],
@@ -621,8 +628,8 @@ UNSCORED = (
 
 def split_scores(scores: Mapping[str, float], spec: Spec) -> tuple[dict[str, Any], dict[str, float]]:
     """What an evaluation found: scores on public test records, and what is exact about others and stays local."""
-    public = ("test_accuracy", "loss")
-    released = {name: scores[name] if spec.scored else None for name in public}
+    public = ("test_accuracy", "test_r2", "loss")
+    released = {name: scores[name] if spec.scored else None for name in public if name in scores}
     return released, {name: value for name, value in scores.items() if name not in public}
 
 

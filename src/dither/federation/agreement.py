@@ -137,8 +137,13 @@ class Agreement:
                     _require(_LEAST_REAL <= abs(value) <= _MOST_REAL, f"has {key}={value:g}: {bounds}")
         _require(max(self.sizes) < 2**31, f"has a party of {max(self.sizes)} records: below 2^31 is possible")
         classes, sides = len(self.classes), self.image_shape
+        label = {} if self.schema is None else self.schema.get("label")
+        regression = isinstance(label, dict) and "bounds" in label
         distinct = 2 <= classes <= _MOST_CLASSES and len(set(self.classes)) == classes
-        _require(distinct, f"has {classes} classes: 2 to {_MOST_CLASSES} are possible, each once")
+        possible = classes == 0 if regression else distinct
+        _require(
+            possible, f"has {classes} classes: 2 to {_MOST_CLASSES} are possible, each once, 0 for a regression"
+        )
         possible = 1 <= self.num_features <= _MOST_PARAMETERS
         _require(possible, f"has {self.num_features} features: 1 to {_MOST_PARAMETERS} are possible")
         fits = not sides or (len(sides) <= 3 and min(sides) >= 1 and math.prod(sides) == self.num_features)
@@ -194,6 +199,7 @@ class Agreement:
             x_test=x[:0],
             y_test=y[:0],
             classes=self.classes,
+            label_bounds=schema.label.bounds if schema else None,
             feature_names=tuple(f"x{index}" for index in range(self.num_features)),
             image_shape=self.image_shape,
             schema=schema,
@@ -221,7 +227,7 @@ class Agreement:
                 f"{source.name!r} has {x.shape[1]} features a record, the federation's model takes "
                 f"{self.num_features}; bring the columns into the form of the schema"
             )
-        if len(y) and (y.min() < 0 or y.max() >= len(self.classes)):
+        if len(y) and (y.min() < 0 or y.max() > (len(self.classes) - 1 if self.classes else 1)):
             raise DataError(f"{source.name!r} has labels beyond the {len(self.classes)} classes of the federation")
         return x, y
 
@@ -275,7 +281,7 @@ class PartyData:
             if label:
                 raise DataError("--label is for tables; a .npz file holds its labels in 'y'")
             self.table = None
-            encoded = data.read_arrays(self.path, classes=(), labels="ignore")
+            encoded = data.read_arrays(self.path, label=data.Label("y"), labels="ignore")
             self.count = len(encoded.x)
             return
         self.table = data.read_table(self.path)
@@ -296,7 +302,7 @@ class PartyData:
                 wanted = "arrays (.npz)" if agreement.schema is None else "a table (.csv or .parquet)"
                 raise DataError(f"{self.name!r}: the federation trains on {wanted}; give such a file")
             labels = "ignore" if empty else "required"
-            encoded = data.read_arrays(self.path, classes=() if empty else agreement.classes, labels=labels)
+            encoded = data.read_arrays(self.path, label=data.Label("y", agreement.classes), labels=labels)
         else:
             schema = data.Schema.from_dict(agreement.schema)
             if self.label and self.label != schema.label.column:
@@ -306,7 +312,7 @@ class PartyData:
             table = self.table[:0] if empty else self.table
             encoded = schema.encode(table, agreement.spec.data.encoding, agreement.spec.data.features)
         if empty:
-            return encoded.x[:0], np.zeros(0, np.int32)
+            return encoded.x[:0], np.zeros(0, np.int32 if agreement.classes else np.float32)
         if encoded.y is None:
             raise DataError(f"{self.name!r} has no labels")
         return encoded.x, encoded.y

@@ -179,11 +179,11 @@ class ServerEngine:
         return total
 
     def evaluate(self) -> dict[str, float]:
-        """Accuracy and loss on the server's own test records; nothing where it has none."""
+        """Accuracy (or R²) and loss on the server's own test records; nothing where it has none."""
         if not self.scored:
             return {}
         scores = self.simulation.evaluate(self.state, self.inputs)
-        return {name: float(scores[name][0]) for name in ("test_accuracy", "loss")}
+        return {name: float(scores[name][0]) for name in ("test_accuracy", "test_r2", "loss") if name in scores}
 
     def params(self) -> PyTree:
         """The model."""

@@ -75,13 +75,12 @@ def load_evaluation_data(spec: Spec, *, data_dir: str | Path | None = None) -> E
             "a federation needs data.schema: bounds and categories that are known without looking at anybody's "
             "records (dither data schema FILE drafts one)"
         )
-    schema = data.Schema.load(d.schema)
+    schema = data.with_label_bounds(data.Schema.load(d.schema), d.label_bounds)
     name = schema.name or "own data"
     if not d.test_path or not spec.scored:
         width = len(schema.feature_names(d.features))
-        return EvaluationData(
-            schema, schema.label.classes, (), np.zeros((0, width), np.float32), np.zeros(0, np.int32), name
-        )
+        y = np.zeros(0, np.int32 if schema.label.bounds is None else np.float32)
+        return EvaluationData(schema, schema.label.classes, (), np.zeros((0, width), np.float32), y, name)
     encoded = schema.encode(data.read_table(d.test_path), d.encoding, d.features)
     if encoded.y is None:
         raise SpecError(f"data.test_path={d.test_path!r} has no labels")
@@ -158,7 +157,8 @@ class Coordinator:
             scores: dict[str, float] = {}
             if index + 1 == total or (index + 1) % self.agreement.spec.eval_every == 0:
                 scores = self.engine.evaluate()
-                measured = {name: scores.get(name) for name in ("test_accuracy", "loss")}
+                name = "test_accuracy" if self.agreement.classes else "test_r2"
+                measured = {name: scores.get(name), "loss": scores.get("loss")}
                 seconds = round(time.monotonic() - began, 3)
                 self.journal.folder.append_metrics({"round": index + 1, **measured, "seconds": seconds})
             self.journal.complete(line, self.engine.save(), self.agreement)
@@ -608,7 +608,7 @@ class Coordinator:
             title = f"{self.agreement.spec.method}, {len(self.agreement.names)} parties"
             plots.draw_run(rows, folder.path / "plot.png", title=title, subtitle=self._evaluation.name)
         report.save()
-        outcome = {"run": self.agreement.run, "rounds": len(lines), "accuracy": rows[-1]["test_accuracy"]}
+        outcome = {"run": self.agreement.run, "rounds": len(lines), "accuracy": rows[-1].get("test_accuracy")}
         self.mailbox.ask(
             "finish",
             {name: (outcome, {}) for name in self.agreement.names},

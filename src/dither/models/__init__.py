@@ -1,7 +1,8 @@
-"""Models as (init, apply) pairs: logistic and softmax regression, MLP, a small CNN.
+"""Models as (init, apply) pairs: logistic, softmax and linear regression, MLP, a small CNN; and their losses.
 
 `init(key)` makes the parameters, `apply(params, x)` maps a batch `[n, ...]` to scores: `[n]` for a binary
-model (the log-odds of class 1), `[n, classes]` otherwise. Any such pair of yours fits: `Model(init, apply)`.
+model (the log-odds of class 1) and for regression (the label, scaled by its bounds to [0, 1]), `[n, classes]`
+otherwise. Any such pair of yours fits: `Model(init, apply)`.
 
 A model made only of dense layers also gives `layers`, from which `privacy.clipping` gets the norms of the
 per-example gradients without forming those gradients.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
@@ -30,23 +32,14 @@ class Dense(NamedTuple):
     activation: Callable[[Array], Array]
 
 
-class Model(NamedTuple):
-    """A model: two functions, and what is known about them."""
+# Losses of each record, `[n]`, from its scores and its label
 
-    init: Callable[[Key], Params]
-    apply: Callable[[Params, Array], Array]
-    layers: tuple[Dense, ...] = ()  # not empty: x -> dense -> activation -> ... is the whole of `apply`
-    convex: bool = False  # the loss is convex in the parameters: needed by some privacy proofs
-    name: str = "custom"
+Loss = Callable[[Array, Array], Array]
+_LARGEST_RESIDUAL = 2.0**30
 
 
-def losses(model: Model, params: Params, x: Array, y: Array) -> Array:
-    """Cross-entropy of each record, `[n]`."""
-    return score_losses(model.apply(params, x), y)
-
-
-def score_losses(scores: Array, y: Array) -> Array:
-    """Cross-entropy of each record from its scores: sigmoid for `[n]`, softmax for `[n, classes]`."""
+def cross_entropy(scores: Array, y: Array) -> Array:
+    """Sigmoid cross-entropy for scores `[n]`, softmax cross-entropy for `[n, classes]`."""
     import optax  # not at the top: a proof needs no loss and should not wait for it
 
     if scores.ndim == 1:
@@ -54,8 +47,48 @@ def score_losses(scores: Array, y: Array) -> Array:
     return optax.softmax_cross_entropy_with_integer_labels(scores, y)
 
 
-def predict(scores: Array) -> Array:
-    """The class of each record from its scores."""
+def weighted_cross_entropy(weights: Sequence[float]) -> Loss:
+    """Cross-entropy times the weight of the record's class."""
+    table = tuple(weights)
+    return lambda scores, y: jnp.asarray(table, scores.dtype)[y] * cross_entropy(scores, y)
+
+
+def huber(scores: Array, y: Array, *, delta: float) -> Array:
+    """½r² of the residual r = score - label, continued linearly beyond ±delta."""
+    import optax
+
+    return optax.huber_loss(scores.reshape(y.shape), y.astype(scores.dtype), delta=delta)
+
+
+def squared(scores: Array, y: Array) -> Array:
+    """½r². Linear beyond 2^30: no record's gradient overflows, so that clipping it stays monotone in the score."""
+    return huber(scores, y, delta=_LARGEST_RESIDUAL)
+
+
+class Model(NamedTuple):
+    """A model: two functions, its loss, and what is known about them."""
+
+    init: Callable[[Key], Params]
+    apply: Callable[[Params, Array], Array]
+    layers: tuple[Dense, ...] = ()  # not empty: x -> dense -> activation -> ... is the whole of `apply`
+    convex: bool = False  # the loss is convex in the parameters: needed by some privacy proofs
+    name: str = "custom"
+    loss: Loss = cross_entropy
+    task: str = "classification"  # or "regression"
+    # Where every record's gradient has one direction, whatever the parameters (one linear score): a bound on the
+    # loss's second derivative along (record, 1). Only then is a clipped gradient that of a convex loss.
+    curvature: float | None = None
+
+
+def losses(model: Model, params: Params, x: Array, y: Array) -> Array:
+    """The loss of each record, `[n]`."""
+    return model.loss(model.apply(params, x), y)
+
+
+def predict(scores: Array, task: str = "classification") -> Array:
+    """The class of each record from its scores; for regression the scaled label, within its bounds."""
+    if task == "regression":
+        return jnp.clip(scores.reshape(scores.shape[0]), 0.0, 1.0)
     return (scores > 0).astype(jnp.int32) if scores.ndim == 1 else jnp.argmax(scores, axis=-1)
 
 
@@ -85,7 +118,21 @@ def logistic(num_features: int) -> Model:
     def apply(params: Params, x: Array) -> Array:
         return _dense(params["out"], x)[..., 0]
 
-    return Model(init, apply, layers=(Dense("out", _squeeze),), convex=True, name="logistic")
+    return Model(init, apply, layers=(Dense("out", _squeeze),), convex=True, name="logistic", curvature=0.25)
+
+
+def linear(num_features: int) -> Model:
+    """Linear regression with a bias; parameters of 0 predict the middle of the label's bounds."""
+
+    def init(key: Key) -> Params:
+        del key
+        return {"out": {"w": jnp.zeros((num_features, 1)), "b": jnp.zeros((1,))}}
+
+    def apply(params: Params, x: Array) -> Array:
+        return _from_middle(_dense(params["out"], x))
+
+    layers = (Dense("out", _from_middle),)
+    return Model(init, apply, layers, True, "linear", squared, "regression", curvature=1.0)
 
 
 def softmax(num_features: int, num_classes: int) -> Model:
@@ -98,15 +145,17 @@ def softmax(num_features: int, num_classes: int) -> Model:
     def apply(params: Params, x: Array) -> Array:
         return _dense(params["out"], x)
 
-    return Model(init, apply, layers=(Dense("out", _identity),), convex=True, name="softmax")
+    curvature = 0.5 if num_classes == 2 else None
+    layers = (Dense("out", _identity),)
+    return Model(init, apply, layers=layers, convex=True, name="softmax", curvature=curvature)
 
 
 def mlp(num_features: int, num_classes: int, hidden: Sequence[int]) -> Model:
-    """ReLU network with dense layers of the given widths; weights and biases uniform in ±1/√fan_in."""
-    widths = [num_features, *hidden, num_classes]
-    layers = tuple(
-        Dense(f"dense{i}", jax.nn.relu if i < len(hidden) else _identity) for i in range(len(widths) - 1)
-    )
+    """ReLU network with dense layers of the given widths; weights and biases uniform in ±1/√fan_in. With 0 classes
+    it has one output, for regression."""
+    widths = [num_features, *hidden, num_classes or 1]
+    last = _identity if num_classes else _from_middle
+    layers = tuple(Dense(f"dense{i}", jax.nn.relu if i < len(hidden) else last) for i in range(len(widths) - 1))
 
     def init(key: Key) -> Params:
         keys = jax.random.split(key, 2 * len(layers))
@@ -135,7 +184,8 @@ def cnn(
     image_shape: Sequence[int], num_classes: int, channels: Sequence[int] = (16, 32), width: int = 32
 ) -> Model:
     """Small CNN: per entry of `channels` a 3x3 convolution, tanh and 2x2 max-pool; then one dense layer of
-    `width` and the output. tanh, as bounded activations suit clipped gradients (Papernot et al. 2021)."""
+    `width` and the output (one, for regression, where there are 0 classes). tanh, as bounded activations suit
+    clipped gradients (Papernot et al. 2021)."""
     height, width_px, depth = image_shape
     for _ in channels:
         height, width_px = height // 2, width_px // 2
@@ -162,8 +212,8 @@ def cnn(
             "b": jnp.zeros((width,)),
         }
         params["out"] = {
-            "w": jax.random.normal(keys[-1], (width, num_classes)) * math.sqrt(1 / width),
-            "b": jnp.zeros((num_classes,)),
+            "w": jax.random.normal(keys[-1], (width, num_classes or 1)) * math.sqrt(1 / width),
+            "b": jnp.zeros((num_classes or 1,)),
         }
         return params
 
@@ -177,12 +227,13 @@ def cnn(
             x = jnp.tanh(x + layer["b"])
             x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
         x = x.reshape(x.shape[0], -1)
-        return _dense(params["out"], jnp.tanh(_dense(params["dense"], x)))
+        scores = _dense(params["out"], jnp.tanh(_dense(params["dense"], x)))
+        return scores if num_classes else _from_middle(scores)
 
     return Model(init, apply, name="cnn")
 
 
-NAMES = ("logistic", "softmax", "mlp", "cnn")
+NAMES = ("logistic", "softmax", "linear", "mlp", "cnn")
 
 
 def make(
@@ -193,7 +244,18 @@ def make(
     hidden: Sequence[int] = (),
     image_shape: Sequence[int] = (),
 ) -> Model:
-    """The model of that name for data of that shape."""
+    """The model of that name for data of that shape; 0 classes: regression."""
+    if num_classes == 0 and name in ("logistic", "softmax"):
+        raise SpecError(
+            f"model.name={name!r} is for classes, but the label is a number; use 'linear', 'mlp' or 'cnn'"
+        )
+    if name == "linear":
+        if num_classes:
+            raise SpecError(
+                f"model.name='linear' is for regression, but the label has {num_classes} classes; use "
+                f"{'logistic' if num_classes == 2 else 'softmax'!r}"
+            )
+        return linear(num_features)
     if name == "logistic":
         if num_classes != 2:
             raise SpecError(
@@ -212,14 +274,44 @@ def make(
 
 
 def from_spec(spec: ModelSpec, num_features: int, num_classes: int, image_shape: Sequence[int]) -> Model:
-    """The model of a spec for data of that shape."""
-    return make(
+    """The model of a spec for data of that shape, with the spec's loss; 0 classes: regression."""
+    model = make(
         spec.name,
         num_features=num_features,
         num_classes=num_classes,
         hidden=spec.hidden,
         image_shape=image_shape,
     )
+    return with_loss(model, spec, num_classes)
+
+
+def with_loss(model: Model, spec: ModelSpec, num_classes: int) -> Model:
+    """The model with the spec's loss and class weights; 0 classes: regression."""
+    regression = num_classes == 0
+    name = spec.loss if spec.loss != "auto" else "squared" if regression else "cross-entropy"
+    if regression == (name == "cross-entropy"):
+        label, fitting = ("a number", "'squared' or 'huber'") if regression else ("a class", "'cross-entropy'")
+        raise SpecError(f"model.loss={name!r} does not fit a label that is {label}; use {fitting}")
+    weights = class_weights(spec, num_classes)
+    if regression:
+        loss = squared if name == "squared" else partial(huber, delta=spec.huber_delta)
+        return model._replace(loss=loss, task="regression")
+    if not weights:
+        return model
+    curvature = None if model.curvature is None else model.curvature * max(weights)
+    return model._replace(loss=weighted_cross_entropy(weights), curvature=curvature)
+
+
+def class_weights(spec: ModelSpec, num_classes: int) -> tuple[float, ...]:
+    """The weight of each class in the loss: given, or n/(classes · count) by public counts; (): all are 1."""
+    for key, values in (("class_weight", spec.class_weight), ("class_counts", spec.class_counts)):
+        if values and len(values) != num_classes:
+            needed = (
+                f"give one for each of the {num_classes} classes" if num_classes else "regression has no classes"
+            )
+            raise SpecError(f"model.{key} has {len(values)} entries; {needed}")
+    counts = spec.class_counts
+    return tuple(sum(counts) / (num_classes * count) for count in counts) if counts else spec.class_weight
 
 
 def _dense(layer: Params, x: Array) -> Array:
@@ -232,3 +324,8 @@ def _identity(x: Array) -> Array:
 
 def _squeeze(x: Array) -> Array:
     return x[..., 0]
+
+
+def _from_middle(x: Array) -> Array:
+    """One score for each record, counted from the middle of the label's bounds."""
+    return x[..., 0] + 0.5

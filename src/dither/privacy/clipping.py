@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from dither.accounting import exact
-from dither.models import Model, count_params, losses, score_losses
+from dither.models import Model, count_params, losses
 from dither.privacy import noise
 from dither.types import Array, Params, PyTree
 
@@ -201,7 +201,7 @@ def _dense_clipped_sum(
             seen.append(value)
             weight = params[layer.name]
             value = layer.activation(value @ weight["w"] + weight["b"] + tap)
-        return jnp.sum(score_losses(value, y)), seen
+        return jnp.sum(model.loss(value, y)), seen
 
     count = x.shape[0]
     taps = [jnp.zeros((count, params[layer.name]["b"].shape[0]), jnp.float32) for layer in model.layers]

@@ -2,12 +2,13 @@
 
 >>> from dither.reproduction import reproduce
 >>> result = reproduce("secure-fedavg/fig1", scale="quick", out="reproduced")
->>> [(claim["id"], claim["printed"]["status"]) for claim in result.claims]
+>>> [(claim.id, claim.printed.status) for claim in result.claims]
 
-figure      what a figure is: grid, panels, criteria      secure_fedavg, nbafl, dp_scaffold, cpfed, concentrated
-judging     criteria as statistics over seeds                         the figures of each paper
-cache       finished runs and proven ε on disk            drawing     pictures and CSV
-running     computes, judges, draws                       report      one self-contained page
+papers/     the figures of each paper, as TOML            secure_fedavg, nbafl, dp_scaffold, cpfed: their panels
+figure      what a figure is: grid, panels, criteria                  and judges (cpfed: concentrated too)
+judging     criteria as statistics over seeds             drawing     pictures and CSV
+cache       finished runs and proven ε on disk            report      one self-contained page
+running     computes, judges, draws
 """
 
 from __future__ import annotations

@@ -45,8 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     for claim in result.claims:
-        proven = claim["proven"]["status"] if claim["proven"] else "-"
-        print(f"{claim['id']:7} {claim['printed']['status']:13} proven: {proven:13} {claim['variant']}")
+        print(f"{claim.id:7} {claim.printed.status:13} proven: {claim.proven_status:13} {claim.variant}")
     print(f"{result.provenance['computed']} runs computed; report: {result.report or 'not drawn'}")
     return 0
 

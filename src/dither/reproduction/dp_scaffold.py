@@ -1,4 +1,4 @@
-"""DP-SCAFFOLD with drift control (Chang, Seif, Tandon 2022), Figs. 3 and 4: three schemes of noise over time."""
+"""Panels and judges of DP-SCAFFOLD's figures (papers/dp-scaffold.toml): three schemes of noise over time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from dither.methods import dp_scaffold
 from dither.methods.dp_scaffold import NoiseScheme, ScaffoldParams
-from dither.reproduction.figure import IMAGE_STAND_IN, Criterion, Figure, Line, Panel, Scale, Table, Values, View
+from dither.reproduction.figure import Line, Panel, Table, Values, View
 from dither.reproduction.judging import Verdict, all_of, fact, ordered_within_noise, too_few
 from dither.types import Array
 
@@ -95,7 +95,7 @@ def leakage_is_ordered(view: View) -> Verdict:
     return fact(holds, "; ".join(statements))
 
 
-def printed_numbers() -> Table:
+def printed_numbers(view: View | None) -> list[Table]:
     """DP-SCAFFOLD's 11.5147, 7.6769 and rounds 497/428 beside what its formulas give (S6)."""
 
     def constant(order: float, const: float, clip: float, rounds: int, steps: int) -> str:
@@ -128,30 +128,7 @@ def printed_numbers() -> Table:
         "tried gives 428 (S6)."
     )
     title = "What DP-SCAFFOLD prints, and what its formulas give"
-    return Table(title, [dict(zip(columns, row, strict=True)) for row in rows], note)
-
-
-FIG3 = Figure(
-    id="dp-scaffold/fig3",
-    title="Convergence bound and leakage of the three schemes (formulas)",
-    shows="σ_0² = 8, R_th = 200, τ = 200, 8 of 40 users, B = 500 of 2,500; β = 0.998 (scheme 1) and 0.99998 (2).",
-    base={"preset": "dp-scaffold"},
-    panels=formula_panels,
-    criteria=(
-        Criterion(
-            "SC-A3",
-            "bound of scheme 2 < scheme 1 < scheme 0 for R > R_th",
-            bound_is_ordered,
-            proven=False,
-            errata=("S7",),
-            why="right after R_th scheme 2 has hardly begun to decay, and Corollary 3 misses a factor 1/τ",
-        ),
-        Criterion("SC-A4", "leakage at equal σ_0, β and R: scheme 1 < scheme 2", leakage_is_ordered, proven=False),
-    ),
-    scales={name: Scale(0) for name in ("full", "quick", "smoke")},
-    proven_note="Formulas only: there is no run and so no proven ε. dp-scaffold/fig4 stops by the proven ε.",
-    tables=lambda view: [printed_numbers()],
-)
+    return [Table(title, [dict(zip(columns, row, strict=True)) for row in rows], note)]
 
 
 # Fig. 4
@@ -227,68 +204,3 @@ def saves_a_quarter(view: View) -> Verdict:
     zero, _, two = stops(view)
     best = max(1 - b / a for a, b in zip(zero, two, strict=True))
     return fact(0.25 <= best <= 0.31, f"scheme 2 saves {100 * best:.1f}% of {zero[0]} rounds")
-
-
-FIG4 = Figure(
-    id="dp-scaffold/fig4",
-    title="Accuracy of the three schemes at equal budget",
-    shows="8 of 40 users a round, 2,500 images each, B = 500, τ = 50, σ_0² = 8, R_th = 200, R = 600; each line "
-    "ends where its budget, that of scheme 0 after all rounds, is spent.",
-    base={"preset": "dp-scaffold", "method_options.stop_at_budget": "no", "eval_every": 1},
-    panels=accuracy_panels,
-    criteria=(
-        Criterion(
-            "SC-A1", "at equal budget schemes 1 and 2 stop earlier than scheme 0", stop_earlier, errata=("S6",)
-        ),
-        Criterion(
-            "SC-A2",
-            "accuracy at the stop: scheme 2 ≥ scheme 1 ≥ scheme 0 at every similarity",
-            later_schemes_are_better,
-        ),
-        Criterion("SC-A5", "up to about 28% of the rounds are saved", saves_a_quarter, errata=("S6",)),
-    ),
-    scales={
-        "full": Scale(5, {"similarity": (0.0, 10.0, 100.0), "decay": (0.998, 0.99992)}),
-        "quick": Scale(
-            3,
-            {"similarity": (0.0,), "decay": (0.992, 0.9984)},
-            {
-                "num_rounds": 150,
-                "local_steps": 10,
-                "batch_size": 100,
-                "client_lr": 0.02,
-                "privacy.noise_std": 0.6324555,
-                "privacy.noise_decay_start": 50,
-                "eval_every": 5,
-            },
-            note="steps, rate and noise are scaled together, so that the model travels as far and the noise moves "
-            "it as much as in the full run: 20 times fewer steps, 20 times the rate, a 20th of the noise variance",
-        ),
-        "smoke": Scale(
-            1,
-            {"similarity": (0.0,), "decay": (0.8, 0.9)},
-            {
-                **IMAGE_STAND_IN,
-                "num_clients": 6,
-                "cohort_size": 3,
-                "data.records_per_client": 100,
-                "num_rounds": 5,
-                "local_steps": 2,
-                "batch_size": 10,
-                "client_lr": 0.02,
-                "privacy.noise_decay_start": 2,
-                "eval_every": 1,
-            },
-        ),
-    },
-    proven={},
-    proven_note="The same runs, stopped when the proven ε (every upload seen, replace-one, this seed's cohorts) "
-    "reaches what scheme 0 spends in all rounds.",
-    notes=(
-        "EMNIST Balanced is replaced by the EMNIST ByMerge test part: the same 47 classes, unequal in size, "
-        "100,000 images for 40 users and 16,323 for testing.",
-        "The clip of 10 is ours: the paper assumes bounded gradients (S4).",
-    ),
-)
-
-FIGURES = (FIG3, FIG4)

@@ -1,14 +1,9 @@
 """What a figure is: a grid of runs, panels that show them, and criteria that judge them.
 
-    FIG1 = Figure(
-        id="secure-fedavg/fig1",
-        title="Accuracy against rounds for several ε",
-        base={"preset": "secure-fedavg", "cohort_size": 50},
-        panels=panels,                               # View -> the panels to draw: lines of settings
-        criteria=(Criterion("SF-A1", "...", judge),),    # judge: View -> Verdict
-        scales={"full": Scale(seeds=5, grid={"epsilon": (0.1, 0.5, 1.0, inf)}), ...},
-        proven={"privacy.noise": "proven"},
-    )
+The figures of a paper are declared in papers/PAPER.toml. Its [[figures]] are `Figure`s, numbered from
+`first_figure`, on top of what [every_figure] says and of the table that `like` names. Their `panels`, `tables` and
+`judge` name functions of the module of that paper, which take a `View`; further arguments of a judge stand beside
+its name. A paper with `figures_of` has the figures of that other paper, with its own [names] in their {places}.
 
 A `View` is a figure at one scale, as printed or at equal proven ε. It turns settings into specs and, once they are
 computed, into numbers. A figure names settings only by what differs from its base, so the same panel and the same
@@ -18,9 +13,12 @@ criterion serve both views and every scale.
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
+from importlib.resources import files
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -42,17 +40,7 @@ AXIS_LABELS = {
     "train_loss": "training loss (cross-entropy)",
     "gradient_sq": "‖∇f‖² of the training loss",
 }
-# Small data sets that ship with scikit-learn: the smoke scale needs no download.
-TABLE_STAND_IN = {"data.name": "breast-cancer", "num_clients": 8}
-IMAGE_STAND_IN = {"data.name": "digits"}
-
-PAPERS = {  # by preset: the paper's short title and its figures, declared as FIGURES in the module of that name
-    "secure-fedavg": ("Secure FedAvg", (1, 2, 3, 4)),
-    "nbafl": ("NbAFL", (2, 3, 4, 5, 6, 7, 8, 9, 10)),
-    "dp-scaffold": ("DP-SCAFFOLD", (3, 4)),
-    "cpfed": ("CPFed", (4, 5, 6, 7, 8, 9)),
-    "concentrated": ("Concentrated DP-FL", (3, 4, 5, 6, 7, 8)),
-}
+PAPERS = ("secure-fedavg", "nbafl", "dp-scaffold", "cpfed", "concentrated")
 
 
 class MissingRun(DitherError):
@@ -114,12 +102,13 @@ class Criterion(NamedTuple):
     why: str = ""  # why it fails or cannot be seen, where that is known
 
 
-class Table(NamedTuple):
+@dataclass(frozen=True)
+class Table:
     """Numbers beside a figure."""
 
     title: str
     rows: Sequence[Mapping[str, Any]]
-    note: str = ""
+    note: str
 
 
 @dataclass(frozen=True)
@@ -138,6 +127,7 @@ class Figure:
     gradient_norm: bool = False
     tables: Callable[[View], Sequence[Table]] | None = None
     notes: Sequence[str] = ()
+    options: Values = field(default_factory=dict)  # what its panels and judges ask for besides
 
     @property
     def paper(self) -> str:
@@ -208,6 +198,10 @@ class View:
     def levels(self, without: str = "without noise") -> list[Setting]:
         """One setting for each target ε of the grid."""
         return [(eps(e, without), {"privacy.epsilon": e}) for e in self.grid("epsilon")]
+
+    def varied(self, label: str, *keys: str, grid: str = "") -> list[Setting]:
+        """One setting for each value of an axis (that of the first key), which these keys take."""
+        return [(f"{label} = {value:g}", dict.fromkeys(keys, value)) for value in self.grid(grid or keys[0])]
 
     def spec(self, values: Values, seed: int) -> Spec:
         """The run of these settings with this seed."""
@@ -322,18 +316,72 @@ def _listed(values: Sequence[Any]) -> str:
 # The figures by name
 
 
+class Paper(NamedTuple):
+    """A paper's short title and its figures."""
+
+    title: str
+    figures: tuple[Figure, ...]
+
+
+@cache
+def paper(name: str) -> Paper:
+    """A paper as papers/NAME.toml declares it."""
+    declared = _declared(name)
+    module = declared.get("figures_of", name).replace("-", "_")
+    declared = _filled(declared, declared.get("names", {}))
+    figures = []
+    for number, own_fields in enumerate(declared["figures"], declared["first_figure"]):
+        alike = declared[own_fields.pop("like")] if "like" in own_fields else {}
+        fields = _merged(_merged(declared["every_figure"], alike), own_fields)
+        fields["scales"] = {scale: Scale(**fields.pop(scale)) for scale in SCALES}
+        criteria = [
+            Criterion(**{**criterion, "judge": _function(module, criterion["judge"])})
+            for criterion in fields.pop("criteria")
+        ]
+        for key in {"panels", "tables"} & fields.keys():
+            fields[key] = _function(module, fields[key])
+        figures.append(Figure(id=f"{name}/fig{number}", criteria=criteria, **fields))
+    return Paper(declared["title"], tuple(figures))
+
+
+def _declared(name: str) -> dict[str, Any]:
+    text = files("dither.reproduction").joinpath("papers", f"{name}.toml").read_text(encoding="utf-8")
+    declared = tomllib.loads(text)
+    return _merged(_declared(declared["figures_of"]), declared) if "figures_of" in declared else declared
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Two tables in one, with their tables merged too."""
+    both = {key: _merged(below[key], above[key]) for key in below if isinstance(above.get(key), dict)}
+    return {**below, **above, **both}
+
+
+def _filled(value: Any, names: Mapping[str, str]) -> Any:
+    """The value with names put into every {place} of its texts."""
+    if isinstance(value, dict):
+        return {key: _filled(inner, names) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_filled(inner, names) for inner in value]
+    return value.format_map(names) if isinstance(value, str) and names else value
+
+
+def _function(module: str, declared: str | Mapping[str, Any]) -> Callable[..., Any]:
+    """A function of a paper's module, imported when it is called: listing figures needs no JAX."""
+    arguments = {"function": declared} if isinstance(declared, str) else dict(declared)
+    name = arguments.pop("function")
+    return lambda view: getattr(import_module(f"dither.reproduction.{module}"), name)(view, **arguments)
+
+
 def names() -> list[str]:
     """Every figure's id."""
-    return [f"{paper}/fig{number}" for paper, (_, numbers) in PAPERS.items() for number in numbers]
+    return [figure.id for name in PAPERS for figure in paper(name).figures]
 
 
 def load(name: str) -> Figure:
     """The figure of that id."""
     if name not in names():
         raise SpecError(f"unknown figure {name!r}{did_you_mean(name, [*names(), *PAPERS, 'all'])}")
-    module = import_module(f"dither.reproduction.{name.partition('/')[0].replace('-', '_')}")
-    declared: tuple[Figure, ...] = module.FIGURES
-    return next(figure for figure in declared if figure.id == name)
+    return next(figure for figure in paper(name.partition("/")[0]).figures if figure.id == name)
 
 
 def select(wanted: str | Sequence[str] = "all") -> list[Figure]:

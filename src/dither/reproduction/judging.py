@@ -17,6 +17,7 @@ criterion may rest on many: the numbers are always shown.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations, pairwise
 from typing import Any, NamedTuple
@@ -27,12 +28,36 @@ HOLDS, FAILS, INCONCLUSIVE, NOT_JUDGED = "holds", "fails", "inconclusive", "not 
 FEWEST = 3
 
 
-class Verdict(NamedTuple):
+@dataclass(frozen=True)
+class Verdict:
     """The answer to a criterion, with its numbers in words and as rows of a table."""
 
     status: str
     text: str
     numbers: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class JudgedCriterion:
+    """A criterion with its verdicts: as printed and, where it is judged so too, at equal proven ε."""
+
+    id: str
+    variant: str
+    claim: str
+    errata: tuple[str, ...]
+    note: str
+    printed: Verdict
+    proven: Verdict | None
+
+    @property
+    def name(self) -> str:
+        """Its id, and its variant where it has one."""
+        return f"{self.id} ({self.variant})" if self.variant else self.id
+
+    @property
+    def proven_status(self) -> str:
+        """The status at equal proven ε, or a dash."""
+        return self.proven.status if self.proven else "–"
 
 
 class Difference(NamedTuple):
@@ -109,7 +134,7 @@ def _judged(
         return Verdict(NOT_JUDGED, fewest[1], numbers)
     few = too_few(*groups)
     if few:
-        return few._replace(numbers=numbers)
+        return replace(few, numbers=numbers)
     fails, holds, text = decide()
     status = FAILS if fails else HOLDS if holds else INCONCLUSIVE
     return Verdict(status, f"{what}: {text}" if what else text, numbers)

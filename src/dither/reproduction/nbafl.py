@@ -1,4 +1,4 @@
-"""NbAFL (Wei et al. 2020), Figs. 2 to 10: training loss on MNIST, 784-256-10 network, 100 images a client.
+"""Panels and judges of NbAFL's figures (papers/nbafl.toml): training loss on MNIST.
 
 For Fig. 8 the paper evaluates Theorem 2 with constants that it says were estimated, without saying how. Here they
 are read off the iterates w_0, …, w_T of a run without noise, on the training records F = (1/N) Σ F_i:
@@ -16,9 +16,8 @@ over the space.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from math import inf, isinf
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import isinf
 from typing import Any
 
 import jax
@@ -29,61 +28,42 @@ from dither import models
 from dither.experiment.build import Experiment, planned_rounds
 from dither.methods import nbafl
 from dither.reproduction import figure, judging
-from dither.reproduction.figure import Axis, Criterion, Figure, Line, Panel, Scale, Setting, Values, View, curves
+from dither.reproduction.figure import Axis, Line, Panel, Setting, Values, View, curves
 from dither.simulation.engine import Simulation
 from dither.types import Array, Params
 
-BASE = {"preset": "nbafl", "eval_every": 1, "privacy.view": "broadcast"}  # the paper's adversary
-SMOKE = {
-    **figure.IMAGE_STAND_IN,
-    "num_clients": 6,
-    "cohort_size": 6,
-    "data.records_per_client": 20,
-    "model.hidden": [8],
-    "local_steps": 2,
-    "num_rounds": 3,
-}
-PROVEN = {"privacy.noise": "proven"}
-PROVEN_NOTE = (
-    "The accountant sets the noise against the paper's adversary, an outsider who sees all broadcasts and one "
-    "upload of a client, with the sensitivity 2C that clipping proves: 244 times the printed upload noise at "
-    "ε = 50 (N2)."
-)
-DESTROYED = (
-    "Not run: with the proven sensitivity 2C, ε = 50 against the outsider needs 244 times the printed upload "
-    "noise, and nothing is learned (nbafl/fig2 shows it). No choice of C, N, T or K makes that usable (N2)."
-)
 LONG = 60  # aggregations from which on a run tells of "large T"
 LOSS = "train_loss"
-EVERY_T = (5, 10, 15, 25, 40, 60, 100)
-SHOWS = "N = 50 clients of 100 images, T = 25, C = 20, L = 1 exposed upload, 10 local Adam steps a round."
-
-Settings = Callable[[View], list[Setting]]
 
 
-def over_rounds(settings: Settings, title: str = "") -> Callable[[View], list[Panel]]:
-    """Training loss against aggregations, one line a setting."""
-    return lambda view: [curves(title, settings(view), LOSS, log=True, x_label="aggregation t")]
+def settings(view: View) -> list[Setting]:
+    """The lines of a panel: one for each value of the figure's keys, or for each ε."""
+    options = view.figure.options
+    return view.varied(options["label"], *options["keys"]) if options else view.levels()
 
 
-def falls(settings: Settings) -> Callable[[View], judging.Verdict]:
+def over_rounds(view: View) -> list[Panel]:
+    """Training loss against aggregations."""
+    return [_over_rounds("", settings(view))]
+
+
+def _over_rounds(title: str, lines: list[Setting]) -> Panel:
+    return curves(title, lines, LOSS, log=True, x_label="aggregation t")
+
+
+def falls(view: View) -> judging.Verdict:
     """The final loss falls from setting to setting."""
-    return lambda view: judging.ordered_within_noise(*view.finals(settings(view), LOSS), rising=False)
-
-
-def client_counts(view: View) -> list[Setting]:
-    return [(f"N = {n}", {"num_clients": n, "cohort_size": n}) for n in view.grid("num_clients")]
+    return judging.ordered_within_noise(*view.finals(settings(view), LOSS), rising=False)
 
 
 def round_counts(view: View) -> list[Setting]:
-    return [(f"T = {t}", {"num_rounds": t}) for t in view.grid("num_rounds")]
+    return view.varied("T", "num_rounds")
 
 
 def over_total_rounds(title: str, lines: list[Line], view: View) -> Panel:
     """Final training loss against T: every T is a run of its own."""
-    return Panel(
-        title, lines, LOSS, Axis("aggregations T", [(t, {"num_rounds": t}) for t in view.grid("num_rounds")])
-    )
+    points = [(values["num_rounds"], values) for _, values in round_counts(view)]
+    return Panel(title, lines, LOSS, Axis("aggregations T", points))
 
 
 def needs_long_runs(judge: Callable[[View], judging.Verdict]) -> Callable[[View], judging.Verdict]:
@@ -100,131 +80,24 @@ def needs_long_runs(judge: Callable[[View], judging.Verdict]) -> Callable[[View]
     return judge_long
 
 
-several_epsilons = partial(Figure, panels=over_rounds(View.levels), proven=PROVEN, proven_note=PROVEN_NOTE)
-as_printed = partial(Figure, proven_note=DESTROYED)
-
-FIG2 = several_epsilons(
-    id="nbafl/fig2",
-    title="Training loss for several ε",
-    shows=SHOWS,
-    base=BASE,
-    criteria=(Criterion("NB-A1", "the loss falls as ε grows; without noise it is lowest", falls(View.levels)),),
-    scales={
-        "full": Scale(5, {"epsilon": (50.0, 60.0, 100.0, inf)}, proven_seeds=3),
-        "quick": Scale(3, {"epsilon": (60.0, 100.0, inf)}, proven_seeds=1, proven_grid={"epsilon": (100.0, inf)}),
-        "smoke": Scale(1, {"epsilon": (50.0, inf)}, SMOKE),
-    },
-)
-
-FIG3 = several_epsilons(
-    id="nbafl/fig3",
-    title="Training loss for several ε, 512 images a client",
-    shows="As Fig. 2 with m = 512 images a client, which allows a smaller ε at the same noise.",
-    base={**BASE, "data.records_per_client": 512},
-    criteria=(Criterion("NB-A2", "the same order at m = 512", falls(View.levels)),),
-    scales={
-        "full": Scale(5, {"epsilon": (6.0, 8.0, 10.0, inf)}, proven_seeds=3),
-        "quick": Scale(3, {"epsilon": (6.0, inf)}, {"num_rounds": 8, "local_steps": 3}, proven_seeds=0),
-        "smoke": Scale(1, {"epsilon": (6.0, inf)}, {**SMOKE, "data.records_per_client": 20}),
-    },
-)
-
-FIG4 = several_epsilons(
-    id="nbafl/fig4",
-    title="Training loss for several ε, K = 20 of 50 clients scheduled",
-    shows="As Fig. 2 with K = 20 clients drawn each round; here Lemma 4 sets the downlink noise to 0.",
-    base={**BASE, "cohort_size": 20},
-    criteria=(
-        Criterion(
-            "NB-A3",
-            "the same order under scheduling",
-            falls(View.levels),
-            errata=("N4",),
-            why="Lemma 4 switches the downlink noise off for K < N; so little is left that all losses lie within "
-            "0.003 and their order says nothing about ε",
-        ),
-    ),
-    scales={
-        "full": Scale(5, {"epsilon": (50.0, 60.0, 100.0, inf)}, proven_seeds=3),
-        "quick": Scale(3, {"epsilon": (60.0, inf)}, proven_seeds=0),
-        "smoke": Scale(1, {"epsilon": (50.0, inf)}, {**SMOKE, "cohort_size": 3}),
-    },
-)
-
-
 # Fig. 5
 
 
-def clips(*grids: str) -> Settings:
+def clips(view: View, grids: Sequence[str] = ("param_clip", "wider")) -> list[Setting]:
     """One setting for each parameter clip of the grids."""
-    return lambda view: [
-        (f"C = {c:g}", {"method_options.param_clip": c}) for grid in grids for c in view.grid(grid)
-    ]
+    return [setting for grid in grids for setting in view.varied("C", "method_options.param_clip", grid=grid)]
 
 
 def clip_panels(view: View) -> list[Panel]:
-    points = [(values["method_options.param_clip"], values) for _, values in clips("param_clip", "wider")(view)]
+    points = [(values["method_options.param_clip"], values) for _, values in clips(view)]
     return [
-        *over_rounds(clips("param_clip"), "the paper's C")(view),
+        _over_rounds("the paper's C", clips(view, ["param_clip"])),
         Panel("all C", [Line("final loss")], LOSS, Axis("parameter clip C", points)),
     ]
 
 
-def best_clip_inside(*grids: str) -> Callable[[View], judging.Verdict]:
-    return lambda view: judging.interior_optimum(*view.finals(clips(*grids)(view), LOSS))
-
-
-FIG5 = as_printed(
-    id="nbafl/fig5",
-    title="Training loss for several parameter clips C",
-    shows="N = 50, ε = 60, T = 25. A small C cuts the model, a large one raises the noise (σ grows with C).",
-    base={**BASE, "privacy.epsilon": 60.0},
-    panels=clip_panels,
-    criteria=(
-        Criterion(
-            "NB-A4",
-            "a C inside 10 … 25 is best (20 in the paper)",
-            best_clip_inside("param_clip"),
-            proven=False,
-            why="with the optimiser and rate assumed here the best C is larger (next row)",
-        ),
-        Criterion(
-            "NB-A4",
-            "a C inside 10 … 60 is best",
-            best_clip_inside("param_clip", "wider"),
-            variant="C up to 60",
-            proven=False,
-        ),
-    ),
-    scales={
-        "full": Scale(5, {"param_clip": (10.0, 15.0, 20.0, 25.0), "wider": (30.0, 40.0, 60.0)}),
-        "quick": Scale(3, {"param_clip": (10.0, 20.0, 25.0), "wider": (40.0,)}, {"num_rounds": 10}),
-        "smoke": Scale(1, {"param_clip": (2.0, 20.0), "wider": (30.0,)}, SMOKE),
-    },
-)
-
-FIG6 = as_printed(
-    id="nbafl/fig6",
-    title="Training loss for several numbers N of clients",
-    shows="ε = 60, T = 25, 100 images a client, all clients every round.",
-    base={**BASE, "privacy.epsilon": 60.0},
-    panels=over_rounds(client_counts),
-    criteria=(
-        Criterion(
-            "NB-A5",
-            "the loss falls as N grows",
-            falls(client_counts),
-            proven=False,
-            why="each loss is over the records of its own N clients, and more clients have more records to fit",
-        ),
-    ),
-    scales={
-        "full": Scale(5, {"num_clients": (50, 60, 80, 100)}),
-        "quick": Scale(3, {"num_clients": (50, 100)}, {"num_rounds": 10}),
-        "smoke": Scale(1, {"num_clients": (6,)}, SMOKE),
-    },
-    notes=("The caption in the paper says 50 clients while N varies (N5).",),
-)
+def best_clip_inside(view: View, grids: Sequence[str]) -> judging.Verdict:
+    return judging.interior_optimum(*view.finals(clips(view, grids), LOSS))
 
 
 # Fig. 7
@@ -245,25 +118,6 @@ def best_inside_and_growing(view: View) -> judging.Verdict:
     return judging.all_of(
         *verdicts, judging.ordered_within_noise(best, names, what="each seed's best T of the grid")
     )
-
-
-FIG7 = as_printed(
-    id="nbafl/fig7",
-    title="Final training loss against the number T of aggregations",
-    shows="N = 50. Every T is a run of its own: the downlink noise is set for T and grows with it.",
-    base=BASE,
-    panels=best_rounds_panels,
-    criteria=(
-        Criterion(
-            "NB-A6", "a T inside the range is best, and it grows with ε", best_inside_and_growing, proven=False
-        ),
-    ),
-    scales={
-        "full": Scale(5, {"epsilon": (50.0, 60.0, 80.0, 100.0), "num_rounds": EVERY_T}),
-        "quick": Scale(3, {"epsilon": (60.0, 100.0), "num_rounds": (4, 10, 25)}),
-        "smoke": Scale(1, {"epsilon": (50.0,), "num_rounds": (2, 3, 4)}, SMOKE),
-    },
-)
 
 
 # Fig. 8
@@ -437,32 +291,6 @@ def theorem_tables(view: View) -> list[figure.Table]:
     return [figure.Table("Constants of Theorem 2", rows, note)]
 
 
-FIG8 = as_printed(
-    id="nbafl/fig8",
-    title="Experiment and Theorem 2 over the number T of aggregations",
-    shows="N = 50. Above: final training loss. Below: the bound with constants estimated from a run without noise "
-    "(solid) and with reference constants (dashed).",
-    base=BASE,
-    panels=theorem_panels,
-    criteria=(
-        Criterion(
-            "NB-A7",
-            "experiment and bound have the same shape in T",
-            same_shape,
-            proven=False,
-            errata=("N6",),
-            why="the bound's constants are not those of this network, and its noise is one coordinate of 203,530",
-        ),
-    ),
-    scales={
-        "full": Scale(5, {"epsilon": (60.0,), "num_rounds": EVERY_T}),
-        "quick": Scale(3, {"epsilon": (60.0,), "num_rounds": (4, 10, 25)}, {"num_rounds": 10}),
-        "smoke": Scale(1, {"epsilon": (50.0,), "num_rounds": (2, 3, 4)}, SMOKE),
-    },
-    tables=theorem_tables,
-)
-
-
 # Fig. 9
 
 
@@ -500,34 +328,6 @@ def scheduling_helps_late(view: View) -> judging.Verdict:
             judging.greater_by(everyone, scheduled, (first, second), what=f"loss at T = {last}, {name}")
         )
     return judging.all_of(*verdicts)
-
-
-FIG9 = as_printed(
-    id="nbafl/fig9",
-    title="Final training loss against T: all clients, and K of N scheduled",
-    shows="N = 50. Solid: all clients every round; dashed: K drawn each round, downlink noise by Lemma 4.",
-    base=BASE,
-    panels=schedule_panels,
-    criteria=(
-        Criterion("NB-A8", "the final loss is convex in T", convex_in_rounds, proven=False),
-        Criterion(
-            "NB-A9",
-            "scheduling is better for large T",
-            scheduling_helps_late,
-            proven=False,
-            errata=("N4",),
-            why="Lemma 4 inverts the amplification in the wrong direction and so asks for too little noise",
-        ),
-    ),
-    scales={
-        "full": Scale(
-            5,
-            {"epsilon": (60.0, 100.0), "num_rounds": EVERY_T, "cohort_size": (20,)},
-        ),
-        "quick": Scale(3, {"epsilon": (60.0, 100.0), "num_rounds": (4, 10, 25), "cohort_size": (20,)}),
-        "smoke": Scale(1, {"epsilon": (50.0,), "num_rounds": (2, 3, 4), "cohort_size": (3,)}, SMOKE),
-    },
-)
 
 
 # Fig. 10
@@ -572,38 +372,3 @@ def fewer_clients_win(view: View, lemma4: str) -> judging.Verdict:
             judging.greater_by(losses[-1], losses[best], (names[-1], names[best]), what=f"loss, {name}")
         )
     return judging.all_of(*verdicts)
-
-
-FIG10 = as_printed(
-    id="nbafl/fig10",
-    title="Final training loss against the number K of scheduled clients",
-    shows="N = 50, T = 25. Right: the same with the amplification of Lemma 4 inverted correctly.",
-    base=BASE,
-    panels=cohort_panels,
-    criteria=(
-        Criterion(
-            "NB-A10",
-            "for every ε some K < N beats K = N; without noise larger K is better",
-            partial(fewer_clients_win, lemma4="printed"),
-            proven=False,
-            errata=("N4",),
-            why="guaranteed by the printed formula: Lemma 4 switches the downlink noise off for K < N",
-        ),
-        Criterion(
-            "NB-A10",
-            "for every ε some K < N beats K = N",
-            partial(fewer_clients_win, lemma4="corrected"),
-            variant="Lemma 4 corrected (N4)",
-            proven=False,
-            errata=("N4",),
-            why="with the correct inversion fewer clients need more noise, not less",
-        ),
-    ),
-    scales={
-        "full": Scale(5, {"epsilon": (50.0, 60.0, 100.0, inf), "cohort_size": (10, 20, 30, 40, 43, 50)}),
-        "quick": Scale(3, {"epsilon": (60.0, inf), "cohort_size": (20, 50)}),
-        "smoke": Scale(1, {"epsilon": (50.0, inf), "cohort_size": (3, 6)}, SMOKE),
-    },
-)
-
-FIGURES = (FIG2, FIG3, FIG4, FIG5, FIG6, FIG7, FIG8, FIG9, FIG10)

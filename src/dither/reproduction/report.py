@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dither.reproduction.figure import PAPERS
-from dither.reproduction.judging import FAILS, HOLDS, INCONCLUSIVE, NOT_JUDGED
+from dither.reproduction.figure import PAPERS, Table, paper
+from dither.reproduction.judging import FAILS, HOLDS, INCONCLUSIVE, NOT_JUDGED, JudgedCriterion, Verdict
 
 if TYPE_CHECKING:
     from dither.reproduction.running import Reproduction
@@ -20,15 +21,58 @@ _CLASS = {HOLDS: "holds", FAILS: "fails", INCONCLUSIVE: "open", NOT_JUDGED: "mut
 _VIEWS = {"printed": "as printed", "proven": "at equal proven ε"}
 
 
+@dataclass(frozen=True)
+class SettingEpsilon:
+    """Claimed and proven ε of one setting of a figure, in words."""
+
+    view: str
+    setting: str
+    claimed: str
+    proven: str
+    against: str
+
+
+@dataclass(frozen=True)
+class FigureResult:
+    """One figure, judged."""
+
+    id: str
+    paper: str
+    number: str
+    title: str
+    shows: str
+    data: str  # "" where nothing is trained
+    scale: str
+    seeds: int
+    reduced: tuple[str, ...]  # what this scale leaves out
+    settings: str
+    proven_note: str
+    notes: tuple[str, ...]
+    refused: str  # why it could not be computed
+    tables: tuple[Table, ...]
+    epsilons: tuple[SettingEpsilon, ...]
+    runs: int
+    seconds: float
+    devices: dict[str, int]
+    versions: tuple[str, ...]
+    claims: tuple[JudgedCriterion, ...]
+    files: tuple[str, ...] = ()  # those that were drawn
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as report.json has them."""
+        return {name: value for name, value in asdict(self).items() if name != "files" or value}
+
+
 def page(result: Reproduction, folder: Path) -> str:
     """The report as HTML, with the pictures of the folder inside it."""
     style = files("dither.reproduction").joinpath("report.css").read_text(encoding="utf-8")
     sections, links = [], []
-    for paper, (title, _) in PAPERS.items():
-        articles = "".join(_figure(entry, folder) for entry in result.figures if entry["paper"] == paper)
+    for name in PAPERS:
+        articles = "".join(_figure(figure, folder) for figure in result.figures if figure.paper == name)
         if articles:
-            links.append(f'<a href="#{paper}">{escape(title)}</a>')
-            sections.append(f'<section id="{paper}"><h2>{escape(title)}</h2>{articles}</section>')
+            title = escape(paper(name).title)
+            links.append(f'<a href="#{name}">{title}</a>')
+            sections.append(f'<section id="{name}"><h2>{title}</h2>{articles}</section>')
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -39,30 +83,27 @@ def page(result: Reproduction, folder: Path) -> str:
     )
 
 
-def counts(claims: Iterable[Mapping[str, Any]], which: str = "printed") -> dict[str, int]:
+def counts(claims: Iterable[JudgedCriterion], which: str = "printed") -> dict[str, int]:
     """How many of the criteria (without their variants) have each status."""
-    tally = Counter(claim[which]["status"] for claim in claims if claim[which] and not claim["variant"])
+    verdicts = (getattr(claim, which) for claim in claims if not claim.variant)
+    tally = Counter(verdict.status for verdict in verdicts if verdict)
     return {status: tally[status] for status in _CLASS if tally[status]}
 
 
-def disagreements(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> list[str]:
+def disagreements(ours: Sequence[JudgedCriterion], theirs: Sequence[JudgedCriterion]) -> list[str]:
     """Criteria that hold in one report and fail in another. An undecided one disagrees with nothing."""
-    others = {(claim["id"], claim["variant"]): claim for claim in theirs}
+    others = {claim.name: claim for claim in theirs}
     lines = []
     for claim in ours:
-        other = others.get((claim["id"], claim["variant"]))
         for which in _VIEWS:
-            if other is None or not claim[which] or not other[which]:
-                continue
-            here, there = claim[which]["status"], other[which]["status"]
-            if {here, there} == {HOLDS, FAILS}:
-                name = claim["id"] + (f" ({claim['variant']})" if claim["variant"] else "")
-                lines.append(f"{name}, {which}: {here} here, {there} there")
+            here, there = getattr(claim, which), getattr(others.get(claim.name), which, None)
+            if here and there and {here.status, there.status} == {HOLDS, FAILS}:
+                lines.append(f"{claim.name}, {which}: {here.status} here, {there.status} there")
     return lines
 
 
 def _head(result: Reproduction) -> str:
-    devices = dict.fromkeys(name for entry in result.figures for name in entry["devices"])
+    devices = dict.fromkeys(name for figure in result.figures for name in figure.devices)
     versions = ", ".join(f"{name} {value}" for name, value in result.provenance["versions"].items())
     printed, proven = (
         ", ".join(f"{number} {status}" for status, number in counts(result.claims, which).items())
@@ -93,15 +134,15 @@ def _definitions(rows: Iterable[tuple[str, str]]) -> str:
 
 def _summary(result: Reproduction) -> str:
     lines = []
-    for claim in result.claims:
-        anchor = claim["figure"].replace("/", "-")
-        name = claim["id"] + (f"<small>{escape(claim['variant'])}</small>" if claim["variant"] else "")
-        lines.append(
-            f'<tr class="{"variant" if claim["variant"] else ""}"><th scope="row">{name}</th>'
-            f"<td>{escape(claim['claim'])}</td><td>{_badge(claim['printed'])}</td>"
-            f'<td>{_badge(claim["proven"])}</td><td><a href="#{anchor}">{escape(claim["figure"])}</a></td></tr>'
-        )
-    criteria = len({claim["id"] for claim in result.claims})
+    for figure in result.figures:
+        for claim in figure.claims:
+            name = claim.id + (f"<small>{escape(claim.variant)}</small>" if claim.variant else "")
+            lines.append(
+                f'<tr class="{"variant" if claim.variant else ""}"><th scope="row">{name}</th>'
+                f"<td>{escape(claim.claim)}</td><td>{_badge(claim.printed)}</td><td>{_badge(claim.proven)}</td>"
+                f'<td><a href="#{_anchor(figure)}">{escape(figure.id)}</a></td></tr>'
+            )
+    criteria = len({claim.id for claim in result.claims})
     return (
         f'<section id="claims"><h2>{criteria} criteria</h2><div class="scroll"><table class="claims"><thead><tr>'
         "<th>criterion</th><th>what the paper finds</th><th>as printed</th><th>at equal proven ε</th>"
@@ -111,55 +152,59 @@ def _summary(result: Reproduction) -> str:
     )
 
 
-def _badge(verdict: Mapping[str, Any] | None) -> str:
+def _anchor(figure: FigureResult) -> str:
+    return figure.id.replace("/", "-")
+
+
+def _badge(verdict: Verdict | None) -> str:
     if verdict is None:
         return '<span class="none">–</span>'
-    return f'<span class="badge {_CLASS[verdict["status"]]}">{verdict["status"]}</span>'
+    return f'<span class="badge {_CLASS[verdict.status]}">{verdict.status}</span>'
 
 
-def _figure(entry: Mapping[str, Any], folder: Path) -> str:
-    if entry["refused"]:
-        picture = f'<p class="refused">Not computed: {escape(entry["refused"])}</p>'
+def _figure(figure: FigureResult, folder: Path) -> str:
+    if figure.refused:
+        picture = f'<p class="refused">Not computed: {escape(figure.refused)}</p>'
     else:
-        source = base64.b64encode((folder / entry["files"][0]).read_bytes()).decode()
-        alt = escape(f"{entry['title']}. {entry['shows']}")
+        source = base64.b64encode((folder / figure.files[0]).read_bytes()).decode()
+        alt = escape(f"{figure.title}. {figure.shows}")
         picture = f'<img alt="{alt}" src="data:image/png;base64,{source}">'
-    compute = f"{entry['runs']} runs, {entry['seconds']:.0f} s on {', '.join(entry['devices'])}; "
-    epsilons = entry["epsilons"]
-    facts = [
-        ("data", entry["data"]),
-        ("seeds", str(entry["seeds"] or "")),
-        ("settings", entry["settings"]),
-        ("reduced here", "; ".join(entry["reduced"])),
-        ("at equal proven ε", entry["proven_note"]),
-        ("compute", compute + "; ".join(entry["versions"]) if entry["runs"] else "none"),
-        ("files", ", ".join(entry.get("files", ()))),
+    compute = f"{figure.runs} runs, {figure.seconds:.0f} s on {', '.join(figure.devices)}; "
+    rows = [
+        ("data", figure.data),
+        ("seeds", str(figure.seeds or "")),
+        ("settings", figure.settings),
+        ("reduced here", "; ".join(figure.reduced)),
+        ("at equal proven ε", figure.proven_note),
+        ("compute", compute + "; ".join(figure.versions) if figure.runs else "none"),
+        ("files", ", ".join(figure.files)),
     ]
     tables = "".join(
-        f'<div class="table"><h4>{escape(table["title"])}</h4>{_rows(table["rows"])}'
-        f'<p class="small">{escape(table["note"])}</p></div>'
-        for table in entry["tables"]
+        f'<div class="table"><h4>{escape(table.title)}</h4>{_rows(table.rows)}'
+        f'<p class="small">{escape(table.note)}</p></div>'
+        for table in figure.tables
     )
+    epsilons = [asdict(row) for row in figure.epsilons]
     return (
-        f'<article id="{entry["id"].replace("/", "-")}"><h3>Fig. {entry["number"]}: {escape(entry["title"])}</h3>'
-        f"<figure>{picture}<figcaption>{escape(' '.join([entry['shows'], *entry['notes']]))}</figcaption></figure>"
-        f'<div class="beside">{"".join(_claim(claim) for claim in entry["claims"])}</div>'
+        f'<article id="{_anchor(figure)}"><h3>Fig. {figure.number}: {escape(figure.title)}</h3>'
+        f"<figure>{picture}<figcaption>{escape(' '.join([figure.shows, *figure.notes]))}</figcaption></figure>"
+        f'<div class="beside">{"".join(_claim(claim) for claim in figure.claims)}</div>'
         f"{tables}{_details(f'claimed and proven ε of {len(epsilons)} settings', epsilons)}"
-        f"{_definitions(facts)}</article>"
+        f"{_definitions(rows)}</article>"
     )
 
 
-def _claim(claim: Mapping[str, Any]) -> str:
-    variant = f" <small>{escape(claim['variant'])}</small>" if claim["variant"] else ""
-    parts = [f"<h4>{claim['id']}{variant}</h4><p>{escape(claim['claim'])}</p>"]
+def _claim(claim: JudgedCriterion) -> str:
+    variant = f" <small>{escape(claim.variant)}</small>" if claim.variant else ""
+    parts = [f"<h4>{claim.id}{variant}</h4><p>{escape(claim.claim)}</p>"]
     numbers = []
     for which, name in _VIEWS.items():
-        verdict = claim[which]
+        verdict = getattr(claim, which)
         if verdict is not None:
-            text = f"<span class='text'>{escape(verdict['text'])}</span>"
+            text = f"<span class='text'>{escape(verdict.text)}</span>"
             parts.append(f"<p>{_badge(verdict)} <b>{name}</b> {text}</p>")
-            numbers += [{"view": which, **row} for row in verdict["numbers"]]
-    why = " ".join((claim["note"], f"({', '.join(claim['errata'])})" if claim["errata"] else "")).strip()
+            numbers += [{"view": which, **row} for row in verdict.numbers]
+    why = " ".join((claim.note, f"({', '.join(claim.errata)})" if claim.errata else "")).strip()
     if why:
         parts.append(f'<p class="why">{escape(why)}</p>')
     return f'<div class="claim">{"".join(parts)}{_details("numbers", numbers)}</div>'

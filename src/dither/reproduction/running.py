@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
+from math import isinf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +21,8 @@ from dither.experiment.sweep import Outcome, batches
 from dither.reproduction import drawing, report
 from dither.reproduction.cache import Accounts, Cache
 from dither.reproduction.figure import Criterion, Figure, FinishedRun, MissingRun, View, run_key, select
-from dither.reproduction.judging import NOT_JUDGED, Verdict
+from dither.reproduction.judging import NOT_JUDGED, JudgedCriterion, Verdict
+from dither.reproduction.report import FigureResult, SettingEpsilon
 from dither.simulation import devices
 from dither.spec import Spec
 
@@ -32,17 +34,17 @@ OnProgress = Callable[[float, float, str], None]
 
 @dataclass(frozen=True, repr=False)
 class Reproduction(Overview):
-    """What `reproduce` returns: one entry a figure, plain as in report.json, and where the report lies."""
+    """What `reproduce` returns: the figures with their verdicts, and where the report lies."""
 
     scale: str
-    figures: list[dict[str, Any]]
+    figures: tuple[FigureResult, ...]
     provenance: dict[str, Any]  # command, time, versions; "made" in report.json
     report: Path | None
 
     @property
-    def claims(self) -> list[dict[str, Any]]:
+    def claims(self) -> list[JudgedCriterion]:
         """Every verdict, in the papers' order."""
-        return [{"figure": figure["id"], **claim} for figure in self.figures for claim in figure["claims"]]
+        return [claim for figure in self.figures for claim in figure.claims]
 
     def title(self) -> str:
         """What it is."""
@@ -50,12 +52,19 @@ class Reproduction(Overview):
 
     def overview(self) -> list[tuple[str, str]]:
         """One line a criterion: its name, and the verdicts as printed and at equal proven ε."""
-        lines = []
-        for claim in self.claims:
-            name = f"{claim['figure']} {claim['id']}" + (f", {claim['variant']}" if claim["variant"] else "")
-            proven = claim["proven"]["status"] if claim["proven"] else "–"
-            lines.append((name, f"{claim['printed']['status']}; at equal proven ε: {proven}"))
-        return lines
+        return [
+            (f"{figure.id} {claim.name}", f"{claim.printed.status}; at equal proven ε: {claim.proven_status}")
+            for figure in self.figures
+            for claim in figure.claims
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as report.json has them."""
+        return {
+            "scale": self.scale,
+            "made": self.provenance,
+            "figures": [figure.to_dict() for figure in self.figures],
+        }
 
 
 # reason: a public function whose keyword-only options mirror those of `dither reproduce`
@@ -69,7 +78,7 @@ def reproduce(
     only_compute: bool = False,
     command: str = "",
     on_progress: OnProgress | None = None,
-    on_figure: Callable[[dict[str, Any]], None] | None = None,
+    on_figure: Callable[[FigureResult], None] | None = None,
 ) -> Reproduction:
     """Compute, judge and draw figures: "all", a paper ("nbafl"), or one ("nbafl/fig2").
 
@@ -92,21 +101,20 @@ def reproduce(
     if only_compute:
         if refused:
             raise DataError("; ".join(refused.values()))
-        return Reproduction(scale, [], provenance, None)
-    accounts, folder, entries = Accounts(runs, data_dir), Path(out) if out else None, []
+        return Reproduction(scale, (), provenance, None)
+    accounts, folder, figures = Accounts(runs, data_dir), Path(out) if out else None, []
     for figure in chosen:
         views = figure.views(scale, runs, accounts)
-        entry = _entry(figure, views, refused)
-        if folder is not None and not entry["refused"]:
-            entry["files"] = _draw(figure, views, folder)
-        entries.append(entry)
+        judged = _judged_figure(figure, views, refused)
+        if folder is not None and not judged.refused:
+            judged = replace(judged, files=_draw(figure, views, folder))
+        figures.append(judged)
         if on_figure:
-            on_figure(entry)
-    if folder is None:
-        return Reproduction(scale, entries, provenance, None)
-    result = Reproduction(scale, entries, provenance, folder / "report.html")
-    write_text(folder / "report.html", report.page(result, folder))
-    write_text(folder / "report.json", to_json({"scale": scale, "made": provenance, "figures": entries}, indent=1))
+            on_figure(judged)
+    result = Reproduction(scale, tuple(figures), provenance, folder / "report.html" if folder else None)
+    if folder is not None:
+        write_text(folder / "report.html", report.page(result, folder))
+        write_text(folder / "report.json", to_json(result.to_dict(), indent=1))
     return result
 
 
@@ -224,63 +232,61 @@ def _finished(outcome: Outcome, seconds: float) -> FinishedRun:
 # The figures
 
 
-def _entry(figure: Figure, views: Sequence[View], refused: dict[str, str]) -> dict[str, Any]:
-    """One figure, judged: plain values, as the report and --json show them."""
-    printed = views[0]
-    entry: dict[str, Any] = {
-        "id": figure.id,
-        "paper": figure.paper,
-        "number": figure.number,
-        "title": figure.title,
-        "shows": figure.shows,
-        "data": printed.base.data.name if printed.seeds else "",
-        "scale": printed.scale_name,
-        "seeds": len(printed.seeds),
-        "reduced": printed.reductions(),
-        "settings": _settings(printed.base) if printed.seeds else "",
-        "proven_note": figure.proven_note,
-        "notes": list(figure.notes),
-        "refused": "",
-        "tables": [],
-        "epsilons": [],
-        **_cost(views),
-    }
+def _judged_figure(figure: Figure, views: Sequence[View], refused: dict[str, str]) -> FigureResult:
+    """One figure, judged; not judged where its data are not available."""
+    printed, why = views[0], ""
     try:
-        entry["claims"] = [_judged(criterion, views) for criterion in figure.criteria]
-        entry["tables"] = [table._asdict() for table in figure.tables(printed)] if figure.tables else []
-        entry["epsilons"] = [row for view in views for row in _epsilons(view)]
+        claims = [_judged(criterion, views) for criterion in figure.criteria]
+        tables = figure.tables(printed) if figure.tables else ()
+        epsilons = [row for view in views for row in _epsilons(view)]
     except (MissingRun, DataError) as error:
-        entry["refused"] = refused.get(printed.base.data.name, str(error))
-        nothing = Verdict(NOT_JUDGED, entry["refused"])
-        entry["claims"] = [_claim(criterion, nothing, None) for criterion in figure.criteria]
-    return entry
+        why = refused.get(printed.base.data.name, str(error))
+        claims = [_claim(criterion, Verdict(NOT_JUDGED, why), None) for criterion in figure.criteria]
+        tables, epsilons = (), []
+    keys = [run_key(spec, figure.gradient_norm) for view in views for spec in view.specs()]
+    runs = [printed.runs[key] for key in keys if key in printed.runs]  # may be shared with other figures
+    return FigureResult(
+        id=figure.id,
+        paper=figure.paper,
+        number=figure.number,
+        title=figure.title,
+        shows=figure.shows,
+        data=printed.base.data.name if printed.seeds else "",
+        scale=printed.scale_name,
+        seeds=len(printed.seeds),
+        reduced=tuple(printed.reductions()),
+        settings=_settings(printed.base) if printed.seeds else "",
+        proven_note=figure.proven_note,
+        notes=tuple(figure.notes),
+        refused=why,
+        tables=tuple(tables),
+        epsilons=tuple(epsilons),
+        runs=len(runs),
+        seconds=round(sum(run.seconds for run in runs), 1),
+        devices=dict(Counter(run.device for run in runs)),
+        versions=tuple(sorted({f"dither {r.versions['dither']}, jax {r.versions['jax']}" for r in runs})),
+        claims=tuple(claims),
+    )
 
 
-def _draw(figure: Figure, views: Sequence[View], folder: Path) -> list[str]:
+def _draw(figure: Figure, views: Sequence[View], folder: Path) -> tuple[str, ...]:
     """Write the picture and its numbers; returns the files' names."""
     stem, canvas = figure.id.replace("/", "-"), drawing.draw(figure, views)
     write_bytes(folder / f"{stem}.png", drawing.encoded(canvas, "png"))
     canvas.set_layout_engine("none")  # both pictures in the layout of the first
     write_bytes(folder / f"{stem}.svg", drawing.encoded(canvas, "svg"))
     write_text(folder / f"{stem}.csv", drawing.to_csv(figure, views))
-    return [f"{stem}.{kind}" for kind in ("png", "svg", "csv")]
+    return tuple(f"{stem}.{kind}" for kind in ("png", "svg", "csv"))
 
 
-def _judged(criterion: Criterion, views: Sequence[View]) -> dict[str, Any]:
+def _judged(criterion: Criterion, views: Sequence[View]) -> JudgedCriterion:
     proven = criterion.judge(views[1]) if criterion.proven and len(views) > 1 else None
     return _claim(criterion, criterion.judge(views[0]), proven)
 
 
-def _claim(criterion: Criterion, printed: Verdict, proven: Verdict | None) -> dict[str, Any]:
-    return {
-        "id": criterion.id,
-        "variant": criterion.variant,
-        "claim": criterion.text,
-        "errata": list(criterion.errata),
-        "note": criterion.why,
-        "printed": printed._asdict(),
-        "proven": proven._asdict() if proven else None,
-    }
+def _claim(criterion: Criterion, printed: Verdict, proven: Verdict | None) -> JudgedCriterion:
+    errata = tuple(criterion.errata)
+    return JudgedCriterion(criterion.id, criterion.variant, criterion.text, errata, criterion.why, printed, proven)
 
 
 def _settings(base: Spec) -> str:
@@ -299,35 +305,23 @@ def _settings(base: Spec) -> str:
     return "; ".join(parts) + "; except for what the lines vary"
 
 
-def _cost(views: Sequence[View]) -> dict[str, Any]:
-    """How long the figure's runs took, where, and with which versions (runs may be shared with other figures)."""
-    keys = [run_key(spec, view.figure.gradient_norm) for view in views for spec in view.specs()]
-    runs = [views[0].runs[key] for key in keys if key in views[0].runs]
-    return {
-        "runs": len(runs),
-        "seconds": round(sum(run.seconds for run in runs), 1),
-        "devices": dict(Counter(run.device for run in runs)),
-        "versions": sorted({f"dither {r.versions['dither']}, jax {r.versions['jax']}" for r in runs}),
-    }
-
-
-def _epsilons(view: View) -> list[dict[str, Any]]:
+def _epsilons(view: View) -> list[SettingEpsilon]:
     """Claimed and proven ε of each setting (first seed)."""
     rows = []
     for name, values in view.settings() if view.seeds else ():
         spec, claim = view.spec(values, view.seeds[0]), view.run(values, view.seeds[0]).claim
-        if claim["value"] == "inf":
+        if isinf(float(claim["value"])):  # "inf" where the cache was read
             continue
         proven = f"{epsilon_text(view.accounts.proven_epsilon(spec))} per run"
         if spec.privacy.unit == "message":
             proven += f", {epsilon_text(view.accounts.proven_epsilon(spec, 'message'))} per message"
         rows.append(
-            {
-                "view": "at equal proven ε" if view.proven else "as printed",
-                "setting": name,
-                "claimed": f"{epsilon_text(claim['value'])} per {claim['unit']}",
-                "proven": proven,
-                "against": ADVERSARIES[spec.privacy.view],
-            }
+            SettingEpsilon(
+                view="at equal proven ε" if view.proven else "as printed",
+                setting=name,
+                claimed=f"{epsilon_text(claim['value'])} per {claim['unit']}",
+                proven=proven,
+                against=ADVERSARIES[spec.privacy.view],
+            )
         )
     return rows

@@ -323,8 +323,13 @@ class Scored(NamedTuple):
     shared: Shared
     shards: Shards
 
+    def test_score(self, rows: Array, weights: Array) -> tuple[dict[str, Array], Array]:
+        """The score that fits the task (accuracy or R²), by its name, and the loss over those rows."""
+        total, loss = self.score(rows, weights)
+        return named_score(self.model, total, self.shared.y[rows], weights), loss
+
     def score(self, rows: Array, weights: Array) -> tuple[Array, Array]:
-        """Weighted accuracy and loss over those rows."""
+        """Weighted accuracy (for regression: squared error) and loss over those rows."""
         accuracy, loss = self._summed(self._score, rows, weights, (jnp.zeros(()), jnp.zeros(())))
         return accuracy, loss
 
@@ -337,8 +342,9 @@ class Scored(NamedTuple):
 
     def _score(self, some: Array, weight: Array) -> tuple[Array, Array]:
         scores, y = self.model.apply(self.params, self.shared.x[some]), self.shared.y[some]
-        right = jnp.sum(weight * (models.predict(scores) == y))
-        return right, jnp.sum(weight * models.score_losses(scores, y))
+        predicted = models.predict(scores, self.model.task)
+        hits = jnp.square(predicted - y) if self.model.task == "regression" else predicted == y
+        return jnp.sum(weight * hits), jnp.sum(weight * self.model.loss(scores, y))
 
     def gradient_sq(self, rows: Array) -> Array:
         """Squared norm of the gradient of the mean loss over those rows."""
@@ -363,6 +369,15 @@ class Scored(NamedTuple):
         weights = jnp.concatenate([weights, jnp.zeros(extra, weights.dtype)]).reshape(-1, SCORED_ROWS)
         pieces = self.shards.part(rows), self.shards.part(weights)
         return self.shards.summed(_add_up(part, zeros, pieces))
+
+
+def named_score(model: models.Model, total: Array, y: Array, weights: Array) -> dict[str, Array]:
+    """Accuracy, or R² from the squared error (0 where all labels are the same), of labels with weights that sum to
+    1."""
+    if model.task != "regression":
+        return {"test_accuracy": total}
+    spread = jnp.sum(weights * jnp.square(y - jnp.sum(weights * y)))
+    return {"test_r2": jnp.where(spread > 0, 1 - total / jnp.where(spread > 0, spread, 1), 0)}
 
 
 def _add_up(part: Callable[[Array, Array], PyTree], total: PyTree, pieces: tuple[Array, Array]) -> PyTree:

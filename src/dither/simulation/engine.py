@@ -230,7 +230,7 @@ class Simulation:
         return state
 
     def evaluate(self, state: State, inputs: Inputs) -> dict[str, np.ndarray]:
-        """Accuracy and loss on the scored records, loss on the clients' own records, and the mean of the
+        """Accuracy (or R²) and loss on the scored records, loss on the clients' own records, and the mean of the
         clients' metrics since the last reset; one entry a run."""
         scores: dict[str, np.ndarray] = distributed.fetched(self._evaluate(state, *inputs))
         return scores
@@ -549,12 +549,12 @@ class Simulation:
             state, run = one
             params = self.build(run.hyper).params(state.server)
             scored = arrays.Scored(self.model, params, shared, self.shards)
-            accuracy, test_loss = scored.score(run.test_rows, run.test_weights)
+            test_score, test_loss = scored.test_score(run.test_rows, run.test_weights)
             own = run.order if run.train_rows is None else run.train_rows
             _, train_loss = scored.score(own, jnp.full(own.shape[0], 1.0 / own.shape[0]))
             rounds = jnp.maximum(state.rounds, 1)
             return {
-                "test_accuracy": accuracy,
+                **test_score,
                 "loss": test_loss,
                 "train_loss": train_loss,
                 **({"gradient_sq": scored.gradient_sq(own)} if self.gradient_norm else {}),

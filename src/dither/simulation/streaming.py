@@ -133,7 +133,7 @@ class Streamed:
         size, none = self._partition.size, np.zeros(0, np.int32)
         nobody = ClientPartition(np.zeros(self.held.rows, np.int32), np.zeros_like(size), size, ())
         one = np.zeros((1, problem.x.shape[1]), np.float32)
-        empty = Problem(one, np.zeros(1, np.int32), [nobody], [none], [none])
+        empty = Problem(one, np.zeros(1, problem.y.dtype), [nobody], [none], [none])
         self._common = self.simulation.inputs(empty, seeds=seeds, hyper=hyper, cohorts=cohorts)
         return self._common
 
@@ -157,9 +157,11 @@ class Streamed:
         params = jax.tree.map(lambda leaf: np.asarray(leaf)[0], self.simulation.params(state, inputs))
         own = problem.train_rows[0] if problem.train_rows else self._partition.order
         even = np.full(len(own), 1.0 / max(len(own), 1), np.float32)
-        accuracy, loss = self._scored_on(params, problem.test_rows[0], problem.test_weights[0].astype(np.float32))
+        rows, weights = problem.test_rows[0], problem.test_weights[0].astype(np.float32)
+        total, loss = self._scored_on(params, rows, weights)
+        test_score = arrays.named_score(self.simulation.model, total, problem.y[rows], weights)
         _, train_loss = self._scored_on(params, own, even)
-        scores = {"test_accuracy": accuracy, "loss": loss, "train_loss": train_loss}
+        scores = {**test_score, "loss": loss, "train_loss": train_loss}
         means = self._means(state.metrics, state.rounds)
         return {name: np.asarray(value)[None] for name, value in scores.items()} | {
             name: np.asarray(value) for name, value in means.items()
@@ -224,7 +226,8 @@ class Streamed:
         at = np.argsort(rows)
         rows = rows[at]
         self._records.read(rows, x, self._closed)
-        y, order, start = (np.zeros(n, np.int32) for n in (len(x), len(x), len(partition.size)))
+        order, start = (np.zeros(n, np.int32) for n in (len(x), len(partition.size)))
+        y = np.zeros(len(x), problem.y.dtype)
         y[: len(rows)] = problem.y[rows]
         order[at] = np.arange(len(rows), dtype=np.int32)
         start[clients] = begins
@@ -284,7 +287,7 @@ class Streamed:
         def load() -> tuple[Array, Array, Array]:
             some = rows[at : min(at + len(x), stop)]
             self._records.read(some, x, self._closed)
-            y, weight = np.zeros(len(x), np.int32), np.zeros(len(x), np.float32)
+            y, weight = np.zeros(len(x), self._problem.y.dtype), np.zeros(len(x), np.float32)
             y[: len(some)], weight[: len(some)] = self._problem.y[some], weights[at : at + len(some)]
             self._count(records_scored=len(some))
             loaded: tuple[Array, Array, Array] = jax.block_until_ready(jax.device_put((x, y, weight)))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
@@ -39,6 +40,9 @@ class DataSpec:
     test_public: bool = _key(False, "your own test records are public: only then is the model scored on them")
     id: str = _key("", "your name for the records of path: the ledger charges files with the same name together")
     label: str = _key("", "label column of path")
+    label_bounds: tuple[float, ...] = _key(
+        (), "regression: public bounds [low, high] of the label; empty: those of the schema"
+    )
     schema: str = _key("", "schema.toml that fixes the encoding (dither data schema FILE)")
     encoding: str = _key("minmax", "numeric columns: by bounds to [0, 1], or centred", ("minmax", "standard"))
     features: str = _key("all", "columns used", ("all", "categorical", "ordinal"))
@@ -71,10 +75,22 @@ class DataSpec:
 class ModelSpec:
     """The model."""
 
-    name: str = _key("logistic", "model", ("logistic", "softmax", "mlp", "cnn"))
+    name: str = _key("logistic", "model", ("logistic", "softmax", "linear", "mlp", "cnn"))
     hidden: tuple[int, ...] = _key((), "widths of the hidden layers (cnn: channels)")
     l2: float = _key(0.0, "coefficient of |parameters|^2 in the loss", at_least=0.0)
     l2_inside_clip: bool = _key(True, "clip the regulariser's gradient together with the batch's")
+    loss: str = _key(
+        "auto",
+        "loss; auto: cross-entropy for classes, squared for numbers",
+        ("auto", "cross-entropy", "squared", "huber"),
+    )
+    huber_delta: float = _key(
+        0.1, "residual beyond which loss='huber' is linear, as a share of the label's bounds", above=0.0
+    )
+    class_weight: tuple[float, ...] = _key((), "weight of each class in the loss; empty: 1")
+    class_counts: tuple[float, ...] = _key(
+        (), "public counts or shares of the classes: weights are balanced by them; empty: not balanced"
+    )
 
 
 @dataclass(frozen=True)
@@ -172,6 +188,11 @@ class Spec:
     """A complete description of a run: the same spec gives the same bits (on the same device and versions)."""
 
     method: str = _key("secure-fedavg", "the algorithm (dither presets lists them)")
+    task: str = _key(
+        "auto",
+        "what is predicted: a class or a number; auto: as the schema or the label says",
+        ("auto", "classification", "regression"),
+    )
     seed: int = _key(
         0, "seed of partition, initial model, cohorts, batches and noise", at_least=0, at_most=2**32 - 1
     )
@@ -427,6 +448,7 @@ def _check_together(spec: Spec) -> None:
         raise SpecError(f"cohort_size={spec.cohort_size} exceeds num_clients={spec.num_clients}")
     if spec.num_clients == 0 and spec.data.partition != "column":
         raise SpecError("num_clients=0 is only for data.partition='column'; give the number of clients")
+    _check_task(spec)
     table = Path(spec.data.path).suffix.lower() in (".csv", ".parquet")
     if table and not (spec.data.label or spec.data.schema):
         raise SpecError(f"data.path={spec.data.path!r} needs data.label, the name of the label column")
@@ -462,6 +484,19 @@ def _check_together(spec: Spec) -> None:
         raise SpecError("data.partition='column' needs data.column, the column that names the client")
 
 
+def _check_task(spec: Spec) -> None:
+    bounds = spec.data.label_bounds
+    if bounds and (len(bounds) != 2 or not bounds[0] < bounds[1]):
+        raise SpecError(f"data.label_bounds={list(bounds)} must be two numbers, the lower one first")
+    if bounds and spec.task == "classification":
+        raise SpecError("data.label_bounds is for task='regression'; leave one of the two out")
+    if spec.model.class_weight and spec.model.class_counts:
+        raise SpecError("give model.class_weight or model.class_counts, not both")
+
+
+_ANY_NUMBERS = ("data.label_bounds",)  # all other lists are of numbers above 0
+
+
 def _convert(name: str, value: Any, wanted: Any) -> Any:
     if wanted is bool and isinstance(value, bool):
         return value
@@ -473,17 +508,23 @@ def _convert(name: str, value: Any, wanted: Any) -> Any:
         return float(value)
     if wanted is str and isinstance(value, str):
         return value
+    if name == "model.class_weight" and value == "balanced":
+        raise SpecError(
+            "model.class_weight='balanced' would count private labels; give public counts or shares of classes "
+            "as model.class_counts, or the weights themselves"
+        )
     if wanted is tuple or getattr(wanted, "__origin__", None) is tuple:
         items = value if isinstance(value, list | tuple) else [value]
         inner = getattr(wanted, "__args__", (int,))[0]
         try:
             converted = tuple(_convert(name, item, inner) for item in items)
         except SpecError:
-            converted = (-1,)
-        if all(item > 0 for item in converted):
+            converted = (math.nan,)
+        if all(item > 0 or (name in _ANY_NUMBERS and math.isfinite(item)) for item in converted):
             return converted
         numbers = "whole numbers" if inner is int else "numbers"
-        raise SpecError(f"{name}={value!r} must be a list of {numbers} above 0")
+        above = "" if name in _ANY_NUMBERS else " above 0"
+        raise SpecError(f"{name}={value!r} must be a list of {numbers}{above}")
     kind = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}[wanted]
     raise SpecError(f"{name}={value!r} must be {kind}")
 

@@ -135,7 +135,7 @@ def plan_batches(
     experiments: list[Experiment] = []
     groups: dict[tuple[str, bytes, int, int], list[int]] = {}
     for number, spec in enumerate(specs):
-        source = "given" if dataset is not None else spec.data
+        source = "given" if dataset is not None else (spec.data, spec.task)
         if source not in loaded:
             records = dataset or load_data(spec, data_dir=data_dir)
             loaded[source] = (records, pooled(records))

@@ -30,7 +30,8 @@ from dither.experiment.sweep.batches import Outcome
 from dither.spec import Spec
 from dither.types import Claim
 
-_METRICS = ("test_accuracy", "loss", "train_loss")
+_SCORES = {"test_accuracy": "test accuracy", "test_r2": "test R²"}  # the score of a task, and how it is written
+_METRICS = (*_SCORES, "loss", "train_loss")
 
 Setting = tuple[dict[str, Any], list[int]]  # the varied values without the seed, and the runs that share them
 
@@ -67,6 +68,16 @@ class Sweep(Overview, Sequence[Outcome]):
             return [run.outcome for run in self.runs[index]]
         return self.runs[index].outcome
 
+    @property
+    def score(self) -> str:
+        """The metric that says how good a model is: "test_accuracy", or "test_r2" of a regression."""
+        return next(name for name in _SCORES if name in self[0].metrics[-1])
+
+    @property
+    def score_name(self) -> str:
+        """Its name in words."""
+        return _SCORES[self.score]
+
     def title(self) -> str:
         return f"{self.specs[0].method} on {self.specs[0].data.name}: {len(self)} runs"
 
@@ -75,10 +86,12 @@ class Sweep(Overview, Sequence[Outcome]):
         lines = []
         for row in self.table():
             setting = ", ".join(f"{key}={row[key]}" for key in self.keys if key in row)
-            error = "" if row["test_accuracy_error"] is None else f" ± {row['test_accuracy_error']:.4f}"
+            score = row[self.score]
+            error = "" if row[f"{self.score}_error"] is None else f" ± {row[f'{self.score}_error']:.4f}"
             proven = f", proven ε {epsilon_text(row['proven_epsilon'])}" if "proven_epsilon" in row else ""
             claimed = f"claimed ε {epsilon_text(row['claimed_epsilon'])} per {row['claimed_unit']}"
-            lines.append((setting or "all runs", f"accuracy {row['test_accuracy']:.4f}{error}, {claimed}{proven}"))
+            name = self.score_name.removeprefix("test ")
+            lines.append((setting or "all runs", f"{name} {score:.4f}{error}, {claimed}{proven}"))
         return lines
 
     def varied(self, number: int) -> dict[str, Any]:
@@ -92,7 +105,7 @@ class Sweep(Overview, Sequence[Outcome]):
         for number, (outcome, proven, seconds, _) in enumerate(self.runs):
             last, claim = outcome.metrics[-1], outcome.claim
             row = {"run": number, **_csv_values(self.varied(number)), "rounds": last["round"]}
-            row |= {name: last[name] for name in _METRICS}
+            row |= {name: last[name] for name in _METRICS if name in last}
             row |= {"claimed_epsilon": claim.value, "claimed_unit": claim.unit, "claimed_delta": claim.delta}
             if proven is not None:
                 row |= {"proven_epsilon": proven.value, "proven_unit": proven.unit, "proven_delta": proven.delta}
@@ -125,7 +138,7 @@ class Sweep(Overview, Sequence[Outcome]):
         rows = []
         for setting, numbers in self.settings():
             row: dict[str, Any] = {**setting, "runs": len(numbers)}
-            for name in ("test_accuracy", "loss"):
+            for name in (self.score, "loss"):
                 values = [self[number].metrics[-1][name] for number in numbers]
                 row[name], row[f"{name}_error"] = mean_and_error(values)
             claim = max((self[number].claim for number in numbers), key=lambda claim: claim.value)
@@ -304,7 +317,7 @@ def draw_sweep(sweep: Sweep, path: Path) -> None:
     curves, finals = axes[0]
     handles = [_draw_curve(curves, sweep, setting, at, len(lines)) for at, setting in enumerate(lines)]
     curves.set_xlabel("communication round")
-    curves.set_ylabel("test accuracy")
+    curves.set_ylabel(sweep.score_name)
     seeds = max(len(runs) for _, runs in settings)
     caption = f"mean of {seeds} seeds" if seeds > 1 else "one seed each"
     if seeds > 1 and len(lines) <= _MOST_BANDS:
@@ -328,7 +341,7 @@ def _draw_curve(axis: Any, sweep: Sweep, setting: Setting, at: int, lines: int) 
     values, runs = setting
     rounds = [row["round"] for row in sweep[runs[0]].metrics]
     alike = [run for run in runs if [row["round"] for row in sweep[run].metrics] == rounds]
-    accuracy = np.array([[row["test_accuracy"] for row in sweep[run].metrics] for run in alike])
+    accuracy = np.array([[row[sweep.score] for row in sweep[run].metrics] for run in alike])
     mean, colour = accuracy.mean(axis=0), _colour(at)
     dashes = _DASHES[at // len(_COLOURS) % len(_DASHES)]
     (line,) = axis.plot(rounds, mean, label=_label(values), linewidth=1.6, color=colour, linestyle=dashes)
@@ -345,14 +358,14 @@ def _draw_finals(axis: Any, sweep: Sweep, lines: list[Setting]) -> None:
     key = next(
         (key for key in sweep.keys if key != "seed" and _numeric([values[key] for values, _ in lines])), None
     )
-    axis.set_ylabel("final test accuracy")
+    axis.set_ylabel(f"final {sweep.score_name}")
     if key is None:
         _draw_dots(axis, sweep, lines)
         return
     groups: dict[str, list[tuple[float, float, float, int]]] = {}
     for at, (values, runs) in enumerate(lines):
         others = _label({name: value for name, value in values.items() if name != key})
-        mean, error = mean_and_error([sweep[run].metrics[-1]["test_accuracy"] for run in runs])
+        mean, error = mean_and_error([sweep[run].metrics[-1][sweep.score] for run in runs])
         groups.setdefault(others, []).append((float(values[key]), mean, error or 0.0, at))
     for number, (others, points) in enumerate(groups.items()):
         points.sort()
@@ -382,7 +395,7 @@ def _draw_finals(axis: Any, sweep: Sweep, lines: list[Setting]) -> None:
 def _draw_dots(axis: Any, sweep: Sweep, lines: list[Setting]) -> None:
     """Where no number varies: every run as a dot, and the mean of its setting."""
     for at, (_, runs) in enumerate(lines):
-        accuracy = [sweep[run].metrics[-1]["test_accuracy"] for run in runs]
+        accuracy = [sweep[run].metrics[-1][sweep.score] for run in runs]
         axis.plot([at] * len(accuracy), accuracy, "o", markersize=4, color=_colour(at), alpha=0.6)
         axis.plot([at - 0.25, at + 0.25], [np.mean(accuracy)] * 2, color=_colour(at))
     labels = [_label(values) or "all runs" for values, _ in lines]

@@ -1,0 +1,321 @@
+"""CSV and Parquet files, and their columns as text or as numbers, the same from either format.
+
+A CSV file may use any common delimiter, encoding and decimal mark. Delimiter and encoding follow from the header
+and the byte order mark, and a cell is read by itself: no record decides how another one is read.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+import os
+import re
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dither.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+StrPath = str | os.PathLike[str]
+
+TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")
+# What an empty cell looks like. "None" is not among them: it is a category in many tables.
+MISSING = ("", "?", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "null", "NULL")
+# What else stands for one among numbers. In a column of categories these may be categories ("-": Rh negative).
+MISSING_NUMBER = (*MISSING, "-", "--", ".", "na", "none", "None", "missing", "unknown")
+_DELIMITERS = (",;\t|", "^~:\x01\x1f")  # the second ones only where the header has none of the first
+_WHOLE_NUMBER = re.compile(r"[+-]?\d+\.0+")
+_ENCODINGS = {
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+    codecs.BOM_UTF8: "utf-8-sig",
+}
+_OTHER_FORMATS = {
+    b"PK\x03\x04": "an Excel or zip file",
+    b"\xd0\xcf\x11\xe0": "an Excel file",
+    b"\x1f\x8b": "a gzip file",
+}
+
+
+# Files
+
+
+def read_table(path: StrPath) -> pd.DataFrame:
+    """Read a CSV file (every cell as text; the schema decides what is a number) or a Parquet file."""
+    import pandas as pd
+
+    path = existing_file(path)
+    suffix = path.suffix.lower()
+    if suffix not in TABLE_SUFFIXES:
+        raise DataError(f"{path.name!r}: suffix {suffix!r} is not supported; give a .csv, .parquet or .npz file")
+    if path.stat().st_size == 0:
+        raise DataError(f"{path.name!r} is empty; it needs a header and at least one row")
+    try:
+        frame = pd.read_parquet(path) if suffix == ".parquet" else _read_csv(path)
+    except DataError:
+        raise
+    except Exception as error:  # pandas and pyarrow raise many unrelated kinds for one bad file
+        raise DataError(f"{path.name!r} cannot be read as a {suffix[1:]} table: {first_line(error)}") from None
+    frame.columns = pd.Index([str(column).strip() for column in frame.columns])
+    if len(frame) == 0:
+        raise DataError(f"{path.name!r} has a header but no rows; it needs at least one")
+    repeated = frame.columns[frame.columns.duplicated()]
+    if len(repeated):
+        raise DataError(f"{path.name!r} has two columns called {repeated[0]!r}; rename one")
+    return frame
+
+
+def _read_csv(path: Path) -> pd.DataFrame:
+    """A CSV file, every cell as text."""
+    import pandas as pd
+    import pyarrow as pa
+    from pyarrow import csv
+
+    text = _as_utf8(path)
+    header = text[: text.find(b"\n") + 1 or None]
+    if header.lower().startswith(b"sep="):  # how Excel names the delimiter
+        delimiter, text = header[4:5].decode(), text[len(header) :]
+    else:
+        delimiter = _delimiter(header.decode("utf-8"))
+    try:
+        if f'{delimiter} "'.encode() in text:  # a quote after a space opens a quoted cell: pandas knows this
+            raise pa.ArrowInvalid
+        table = csv.read_csv(
+            pa.BufferReader(text),
+            read_options=csv.ReadOptions(block_size=1 << 24),
+            parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+            convert_options=csv.ConvertOptions(
+                column_types={name: pa.string() for name in _names(text, delimiter)}, strings_can_be_null=False
+            ),
+        )
+        frame: pd.DataFrame = table.to_pandas()
+    except pa.ArrowInvalid:  # rows of unequal length
+        # index_col=False: a trailing comma must not shift the columns by one.
+        frame = pd.read_csv(
+            io.BytesIO(text),
+            sep=delimiter,
+            dtype=str,
+            keep_default_na=False,
+            skipinitialspace=True,
+            index_col=False,
+            encoding="utf-8",
+        )
+    return frame if delimiter == "," else frame.apply(_with_points)
+
+
+def _names(text: bytes, delimiter: str) -> list[str]:
+    """The column names of a CSV file."""
+    import pandas as pd
+
+    head = pd.read_csv(io.BytesIO(text[: 1 << 20]), sep=delimiter, nrows=0, dtype=str, index_col=False)
+    return [str(name) for name in head.columns]
+
+
+def _as_utf8(path: Path) -> bytes:
+    """The content of a text file in UTF-8, without a byte order mark. A byte that is not UTF-8 is read as
+    Windows-1252: a rule for each byte, so that no record changes how another one is read."""
+    content = path.read_bytes()
+    for magic, kind in _OTHER_FORMATS.items():
+        if content.startswith(magic):
+            raise DataError(f"{path.name!r} is {kind}, not a text file; save the table as CSV (UTF-8)")
+    encoding = next((name for mark, name in _ENCODINGS.items() if content.startswith(mark)), "")
+    if not encoding and b"\0" in content[:2]:  # UTF-16 without a mark
+        encoding = "utf-16-be" if content[:1] == b"\0" else "utf-16-le"
+    try:
+        if encoding:
+            return content.decode(encoding).encode("utf-8")
+        content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        if encoding:
+            fix = f"cannot be read as {encoding} (byte {error.start:,}); save it as CSV (UTF-8)"
+            raise DataError(f"{path.name!r} {fix}") from None
+        return content.decode("utf-8", errors="dither-windows-1252").encode("utf-8")
+    return content
+
+
+def _windows_1252(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeDecodeError):
+        raise error
+    byte = error.object[error.start : error.start + 1]
+    try:
+        return byte.decode("cp1252"), error.start + 1
+    except UnicodeDecodeError:
+        return byte.decode("latin-1"), error.start + 1
+
+
+codecs.register_error("dither-windows-1252", _windows_1252)
+
+
+def _delimiter(header: str) -> str:
+    """The delimiter of a CSV file, by its header alone."""
+    unquoted = re.sub(r'"[^"]*"', "", header)
+    for candidates in _DELIMITERS:
+        best = max(candidates, key=unquoted.count)
+        if best in unquoted:
+            return best
+    return ","
+
+
+def _with_points(column: pd.Series) -> pd.Series:
+    """A column of text with decimal points where numbers have a decimal comma."""
+    import pandas as pd
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    cells: Any = pa.array(column)
+    if not pc.any(pc.match_substring(cells, ",")).as_py():
+        return column
+    grouped = pc.match_substring_regex(cells, r"^\s*[+-]?\d{1,3}(\.\d{3})+,\d+\s*$")
+    cells = pc.if_else(grouped, pc.replace_substring(cells, ".", ""), cells)
+    cells = pc.replace_substring_regex(cells, r"^\s*([+-]?\d*),(\d+(?:[eE][+-]?\d+)?)\s*$", r"\1.\2")
+    return pd.Series(cells.to_pandas(), dtype=column.dtype, index=column.index)
+
+
+def table_files(path: StrPath | Collection[StrPath]) -> list[Path]:
+    """The tables of several institutions, one file each: those of a list as they come, those of a folder or of a
+    pattern (`data/*.csv`) by name. Empty where `path` is one file or a folder of arrays."""
+    if not isinstance(path, str | os.PathLike):
+        files = [existing_file(each) for each in path]
+        if not files:
+            raise DataError("data.path is an empty list; give at least one file")
+    else:
+        place = Path(path).expanduser()
+        if place.is_dir():
+            files = [file for file in place.iterdir() if file.suffix.lower() in TABLE_SUFFIXES]
+            if (place / "x.npy").exists() or (place / "y.npy").exists() or not files:
+                return []
+        elif any(letter in str(path) for letter in "*?[") and not place.exists():
+            files = [
+                file for file in Path(place.anchor).glob(str(place.relative_to(place.anchor))) if file.is_file()
+            ]
+            if not files:
+                raise DataError(f"no file matches {str(path)!r}; check the pattern")
+        else:
+            return []
+        files = sorted(file for file in files if not file.name.startswith((".", "~")))
+    for file in files:
+        if file.suffix.lower() not in TABLE_SUFFIXES:
+            raise DataError(f"{file.name!r} is not a table; of several files each must be .csv, .tsv or .parquet")
+    return files
+
+
+def existing_file(path: StrPath) -> Path:
+    """The path of a file that exists, or a clear error."""
+    path = Path(path).expanduser()
+    if path.is_dir():
+        raise DataError(f"{str(path)!r} is a folder; give a .csv, .parquet or .npz file")
+    if not path.is_file():
+        raise DataError(f"file {str(path)!r} not found; check the path")
+    return path
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error message, or the error's type where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+# Columns
+
+
+def canonical(value: Any) -> str:
+    """One spelling for each value: '1.0', 1.0 and 1 are all '1', wherever they were read from."""
+    if isinstance(value, float | np.floating):
+        value = repr(float(value))
+    text = str(value).strip()
+    return text.partition(".")[0] if _WHOLE_NUMBER.fullmatch(text) else text
+
+
+def factorize(series: pd.Series, missing: Collection[str] = MISSING) -> tuple[np.ndarray, list[str]]:
+    """(codes, texts): cell i reads `texts[codes[i]]`; a missing cell has code -1. Each distinct value is looked at
+    once, so the cost grows with the distinct values and not with the rows."""
+    import pandas as pd
+
+    raw_codes, raw_values = pd.factorize(series, use_na_sentinel=True)
+    spelled = [canonical(value) for value in raw_values]
+    texts = sorted(set(spelled) - set(missing))
+    code_of = {text: code for code, text in enumerate(texts)}
+    # The extra last entry answers the -1 of cells that pandas itself calls missing.
+    translate = np.array([*(code_of.get(text, -1) for text in spelled), -1], dtype=np.int64)
+    return translate[raw_codes], texts
+
+
+def text_column(series: pd.Series, missing: str) -> np.ndarray:
+    """A column as text, with `missing` for its missing cells."""
+    codes, texts = factorize(series)
+    column: np.ndarray = np.array([*texts, missing], dtype=object)[codes].astype(str)
+    return column
+
+
+def parse_numbers(texts: list[str]) -> np.ndarray:
+    """Float64 values; NaN for what is not a number."""
+    import pandas as pd
+
+    return np.asarray(pd.to_numeric(pd.Series(texts, dtype=object), errors="coerce"), dtype=np.float64)
+
+
+def cast_numbers(series: pd.Series, missing: Collection[str]) -> np.ndarray | None:
+    """A column as float64, NaN where missing; None where a cell is not plainly a number."""
+    import pandas as pd
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pd.api.types.is_bool_dtype(series.dtype):
+        return None
+    if pd.api.types.is_numeric_dtype(series.dtype):
+        values: np.ndarray = series.to_numpy(dtype=np.float64, na_value=np.nan)
+        return values
+    try:
+        cells: Any = pa.array(series)
+        if not pa.types.is_string(cells.type) and not pa.types.is_large_string(cells.type):
+            return None
+        empty = pc.is_in(cells, value_set=pa.array(list(missing), cells.type))
+        numbers = pc.cast(pc.if_else(empty, None, cells), pa.float64())
+        return np.asarray(numbers.to_numpy(zero_copy_only=False), np.float64)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
+        return None
+
+
+def is_number_column(series: pd.Series) -> bool:
+    """Whether every cell that is not missing is a number. True/False columns are categories."""
+    import pandas as pd
+
+    if pd.api.types.is_bool_dtype(series.dtype):
+        return False
+    if pd.api.types.is_numeric_dtype(series.dtype):
+        return True
+    quick = cast_numbers(series, MISSING_NUMBER)
+    if quick is not None:
+        return not bool(np.isnan(quick).all())
+    _, texts = factorize(series, MISSING_NUMBER)
+    return bool(texts) and not bool(np.isnan(parse_numbers(texts)).any())
+
+
+def number_column(series: pd.Series, column: str) -> np.ndarray:
+    """A column as float64, NaN where missing; text or an infinite value is an error that names its row."""
+    values = cast_numbers(series, MISSING_NUMBER)
+    if values is None:
+        codes, texts = factorize(series, MISSING_NUMBER)
+        parsed = parse_numbers(texts)
+        if np.isnan(parsed).any():
+            code = int(np.flatnonzero(np.isnan(parsed))[0])
+            row = int(np.flatnonzero(codes == code)[0]) + 1
+            raise DataError(
+                f"column {column!r} is numeric, but row {row} holds {texts[code]!r}; correct the cell, or "
+                f"declare the column categorical in the schema"
+            )
+        values = np.append(parsed, np.nan)[codes]
+    infinite = np.flatnonzero(np.isinf(values))
+    if len(infinite):
+        row = int(infinite[0])
+        raise DataError(
+            f"column {column!r}, row {row + 1}: the value {values[row]} is not finite; correct it or leave "
+            f"the cell empty"
+        )
+    return values

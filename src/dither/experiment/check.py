@@ -1,0 +1,313 @@
+"""Claimed against proven ε for training that Dither did not run, from a description of it.
+
+dither.check("training.toml")           # a plain description, see docs/check.md
+dither.check("accountant.json")         # the state of an Opacus accountant
+dither.check(event)                     # a dp-accounting event, or a file with its text
+
+What is not said is taken at its worst, and named together with what would fix it.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from dither.accounting import ADJACENCIES, FLOAT_NOISE, REPLACE_ONE, ZERO_OUT, ProvenRow, account
+from dither.errors import NoProof, SpecError, did_you_mean
+from dither.experiment.folder import to_json
+from dither.experiment.report import epsilon_text, text_lines
+from dither.types import Conditions, Release, Sampling
+
+SAMPLINGS = ("poisson", "fixed", "shuffled", "full")
+CLIPPINGS = ("example", "batch", "none")
+RANDOMNESS = ("secure", "seeded")
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Noisy steps of one kind. `noise_multiplier` is the std of the noise on a batch's sum over the clip."""
+
+    noise_multiplier: float
+    steps: int
+    sampling: str = ""
+    sampling_rate: float = 0.0
+    batch_size: int = 0
+    records: int = 0
+    clipping: str = ""
+
+    def rate(self) -> float:
+        if self.sampling_rate:
+            return self.sampling_rate
+        return self.batch_size / self.records if self.batch_size and self.records else 0.0
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is known of a training run. Empty strings are facts that nobody has stated."""
+
+    releases: tuple[Steps, ...]
+    title: str = "training"
+    delta: float = 1e-5
+    claimed_epsilon: float | None = None
+    claimed_adjacency: str = ""
+    randomness: str = ""
+    exact_noise: bool = False  # noise on a lattice of its own, without floating-point holes
+    other_runs: int | None = None  # on the same records, whose results chose this one
+
+
+@dataclass(frozen=True)
+class Check:
+    """The proven ε of a described training for each neighbour relation, beside its claim."""
+
+    training: Training
+    table: tuple[ProvenRow, ...]
+    not_covered: tuple[str, ...]
+    fixes: tuple[str, ...]
+
+    def proven(self, adjacency: str = "") -> ProvenRow:
+        """The row of one neighbour relation: by default that of the claim, otherwise zero-out."""
+        wanted = adjacency or self.training.claimed_adjacency or ZERO_OUT
+        return next(row for row in self.table if row.adjacency == wanted)
+
+    @property
+    def supported(self) -> bool:
+        """Whether a proof reaches the claimed ε (within a thousandth)."""
+        claimed = self.training.claimed_epsilon
+        return claimed is not None and self.proven().value <= claimed * 1.001
+
+    def lines(self) -> list[tuple[str, str]]:
+        """What a person reads."""
+        training = self.training
+        claimed = "none" if training.claimed_epsilon is None else epsilon_text(training.claimed_epsilon)
+        relation = training.claimed_adjacency or "neighbours not stated"
+        lines = [("claimed ε", f"{claimed}, δ = {training.delta:g} ({relation})")]
+        for row in self.table:
+            why = row.detail if math.isinf(row.value) else row.recipe
+            lines.append(("proven ε", f"{epsilon_text(row.value)}, δ = {row.delta:g}, {row.adjacency} ({why})"))
+        if training.claimed_epsilon is not None:
+            verdict = "a proof supports the claim" if self.supported else "no proof here supports the claim"
+            lines.append(("verdict", verdict))
+        lines += [("not covered", text) for text in self.not_covered]
+        return lines + [("to fix", text) for text in self.fixes]
+
+    def __repr__(self) -> str:
+        return text_lines(self.training.title, self.lines())
+
+    def to_json(self) -> str:
+        return to_json(
+            {
+                "training": asdict(self.training),
+                "proven": [row.to_json() for row in self.table],
+                "supported": self.supported,
+                "not_covered": list(self.not_covered),
+                "fixes": list(self.fixes),
+            },
+            indent=2,
+        )
+
+
+def check(what: Any, values: Mapping[str, Any] | None = None) -> Check:
+    """Check a description: a file, a mapping, a `Training` or a dp-accounting event. `values` are facts on top,
+    for the whole training or for all of its steps."""
+    training = what if isinstance(what, Training) else _training(_described(what), dict(values or {}))
+    missing: dict[str, str] = {}  # what is not stated -> what would fix it
+    releases = []
+    for steps in training.releases:
+        releases.append((_release(steps, missing), steps.steps))
+    conditions = Conditions(num_rounds=sum(steps.steps for steps in training.releases))
+    table = tuple(
+        account(releases, training.delta, conditions, adjacency=adjacency, views=("upload",))[0]
+        for adjacency in ADJACENCIES
+    )
+    gaps = [] if training.exact_noise else [FLOAT_NOISE]
+    if training.randomness != "secure":
+        known = "a seeded generator" if training.randomness else "where the random numbers come from is not stated"
+        gaps.append(f"{known}: whoever can repeat the noise can subtract it")
+        missing.setdefault(
+            "randomness", "draw the noise from a cryptographic generator and say randomness = 'secure'"
+        )
+    if training.other_runs != 0:
+        number = "an unknown number of" if training.other_runs is None else str(training.other_runs)
+        gaps.append(f"{number} other runs on the same records (a search for settings is one): their ε adds up")
+        missing.setdefault(
+            "other_runs", "charge every run on these records, and say other_runs = 0 if there is none"
+        )
+    return Check(training, table, tuple(gaps), tuple(missing.values()))
+
+
+def _release(steps: Steps, missing: dict[str, str]) -> Release:
+    """The release of one step, each unknown at its worst."""
+    distance = {"example": 1.0, "batch": 2.0}.get(steps.clipping, math.inf)
+    if math.isinf(distance):
+        missing["clipping"] = (
+            "without a clip one record can move a step by any amount; clip every record's gradient and say "
+            "clipping = 'example'"
+        )
+    kind, rate = steps.sampling or "full", steps.rate()
+    if not steps.sampling:
+        missing["sampling"] = (
+            "how records enter a batch is not stated, so that no amplification counts; say sampling = 'poisson', "
+            "'fixed' or 'shuffled'"
+        )
+    elif kind != "full" and not 0 < rate <= 1:
+        missing["rate"] = "sampled batches need sampling_rate, or batch_size and records"
+        kind = "full"
+    if kind == "shuffled":
+        missing["shuffled"] = (
+            "batches of a shuffled epoch have no proof of amplification; draw Poisson batches to get one"
+        )
+    if steps.clipping == "batch":
+        missing["batch clip"] = "clipping a batch's mean bounds no single record; clip every record's gradient"
+    if kind == "full":
+        rate = 1.0
+    adjacency = ZERO_OUT if steps.clipping == "example" else REPLACE_ONE
+    # A record may turn a clipped batch round, whether it is replaced or drawn: for Poisson batches the recipe
+    # takes half of a replacement's distance for a draw, so the replacement's is stated at twice its size.
+    distance *= 2.0 if steps.clipping == "batch" and kind == "poisson" else 1.0
+    sampling = Sampling(kind, rate, adjacency, 0.0, steps.batch_size, steps.records)
+    return Release("uplink", steps.noise_multiplier, distance, 1, sampling, "the description")
+
+
+# Reading
+
+
+def _described(what: Any) -> dict[str, Any]:
+    """A description as plain values."""
+    if isinstance(what, Mapping):
+        return dict(what)
+    if not isinstance(what, str | Path):
+        return _event(ast.parse(repr(what).strip(), mode="eval").body)
+    path = Path(what)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SpecError(f"{str(path)!r} cannot be read ({error.strerror}); give a description's file") from None
+    except UnicodeDecodeError:
+        raise SpecError(f"{str(path)!r} is not a text file; give TOML, JSON or the text of an event") from None
+    try:
+        if path.suffix == ".json":
+            return _opacus(json.loads(text), path)
+        if path.suffix == ".toml":
+            return tomllib.loads(text)
+        return _event(ast.parse(text.strip(), mode="eval").body)
+    except (json.JSONDecodeError, tomllib.TOMLDecodeError, SyntaxError) as error:
+        first = str(error).splitlines()[0]
+        raise SpecError(f"{str(path)!r} is no description (.toml, .json or an event's text): {first}") from None
+
+
+def _opacus(state: Any, path: Path) -> dict[str, Any]:
+    """An Opacus accountant's state, {"history": [[noise_multiplier, sample_rate, steps]]}. The loader may draw
+    Poisson batches or shuffle; the history does not say which."""
+    try:
+        history = [(float(noise), float(rate), int(count)) for noise, rate, count in state["history"]]
+    except (KeyError, TypeError, ValueError):
+        raise SpecError(
+            f'{str(path)!r} is not an Opacus accountant\'s state: it needs "history", a list of '
+            "[noise_multiplier, sample_rate, steps]"
+        ) from None
+    releases = [
+        {"noise_multiplier": noise, "sampling_rate": rate, "steps": count, "clipping": "example"}
+        for noise, rate, count in history
+    ]
+    return {"title": path.name, "releases": releases}
+
+
+def _event(node: ast.expr) -> dict[str, Any]:
+    """The steps of a dp-accounting event, from its text."""
+    return {"title": "dp-accounting event", "releases": _event_steps(node, {})}
+
+
+def _event_steps(node: ast.expr, sampling: dict[str, Any]) -> list[dict[str, Any]]:
+    if not isinstance(node, ast.Call) or node.args:
+        raise SpecError(f"{ast.unparse(node)[:60]!r} is not an event of dp-accounting, as `print(event)` shows it")
+    name = ast.unparse(node.func).rsplit(".", 1)[-1]
+    given = {keyword.arg: keyword.value for keyword in node.keywords}
+    try:
+        if name == "NoOpDpEvent":
+            return []
+        if name == "GaussianDpEvent":
+            noise = ast.literal_eval(given["noise_multiplier"])
+            return [{"noise_multiplier": noise, "steps": 1, "clipping": "example", "sampling": "full", **sampling}]
+        if name == "ComposedDpEvent" and isinstance(given["events"], ast.List | ast.Tuple):
+            return [each for inner in given["events"].elts for each in _event_steps(inner, sampling)]
+        if name == "SelfComposedDpEvent":
+            count = ast.literal_eval(given["count"])
+            return [{**each, "steps": each["steps"] * count} for each in _event_steps(given["event"], sampling)]
+        if name == "PoissonSampledDpEvent" and not sampling:
+            drawn = {"sampling": "poisson", "sampling_rate": ast.literal_eval(given["sampling_probability"])}
+            return _event_steps(given["event"], drawn)
+        if name == "SampledWithoutReplacementDpEvent" and not sampling:
+            records, batch = (ast.literal_eval(given[key]) for key in ("source_dataset_size", "sample_size"))
+            return _event_steps(given["event"], {"sampling": "fixed", "records": records, "batch_size": batch})
+    except (KeyError, ValueError):
+        raise SpecError(f"{ast.unparse(node)[:60]!r} lacks a number that {name} needs") from None
+    where = " inside another sampled one" if sampling else ""
+    raise NoProof(f"there is no recipe for {name}{where}: describe the training in TOML (docs/check.md)")
+
+
+def _training(described: dict[str, Any], values: dict[str, Any]) -> Training:
+    """A checked `Training`: every key known, every value in its range."""
+    per_step = {entry.name for entry in fields(Steps)}
+    releases = described.pop("releases", None)
+    if releases is None:  # one kind of step may stand at the top
+        releases = [{name: described.pop(name) for name in list(described) if name in per_step}]
+    for name, value in values.items():
+        if name in per_step:
+            releases = [{**each, name: value} for each in releases]
+        else:
+            described[name] = value
+    steps = tuple(_checked(Steps, each) for each in releases)
+    if not steps:
+        raise SpecError("the description has no noisy steps; give noise_multiplier and steps")
+    training: Training = _checked(Training, {**described, "releases": steps})
+    return training
+
+
+_CHOICES = {
+    "sampling": SAMPLINGS,
+    "clipping": CLIPPINGS,
+    "randomness": RANDOMNESS,
+    "claimed_adjacency": ADJACENCIES,
+}
+
+
+def _checked(kind: type, given: Mapping[str, Any]) -> Any:
+    names = [entry.name for entry in fields(kind)]
+    for name, value in given.items():
+        if name not in names:
+            raise SpecError(f"unknown key {name!r}{did_you_mean(name, names)}")
+        if name in _CHOICES and value not in ("", *_CHOICES[name]):
+            choices = ", ".join(_CHOICES[name])
+            raise SpecError(f"{name}={value!r} is not one of {choices}{did_you_mean(str(value), _CHOICES[name])}")
+        _check_number(name, value)
+    missing = [name for name in ("noise_multiplier", "steps") if name in names and name not in given]
+    if missing:
+        raise SpecError(f"{missing[0]} is missing; a step needs noise_multiplier and steps")
+    return kind(**given)
+
+
+def _check_number(name: str, value: Any) -> None:
+    ranges = {
+        "noise_multiplier": (0.0, math.inf),
+        "steps": (0, 10**9),
+        "sampling_rate": (0.0, 1.0),
+        "batch_size": (0, 10**12),
+        "records": (0, 10**15),
+        "delta": (1e-300, 1.0 - 1e-9),
+        "claimed_epsilon": (0.0, math.inf),
+        "other_runs": (0, 10**9),
+    }
+    if name not in ranges:
+        return
+    low, high = ranges[name]
+    whole = isinstance(low, int)
+    right = isinstance(value, int) if whole else isinstance(value, int | float)
+    if not right or isinstance(value, bool) or not low <= value <= high:
+        kind = "a whole number" if whole else "a number"
+        raise SpecError(f"{name}={value!r} must be {kind} from {low:g} to {high:g}")

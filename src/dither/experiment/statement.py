@@ -1,0 +1,372 @@
+"""What a run guarantees, for a data protection officer: the questions of NIST SP 800-226, answered in plain words.
+
+statement = dither.statement("runs/first")
+statement.save("statement.pdf")              # or .md, .html, .json
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from dither.accounting import ProvenRow
+from dither.errors import SpecError
+from dither.experiment.folder import to_json
+from dither.experiment.report import ADVERSARIES, Report, epsilon_text, html_table, load, uncovered
+from dither.types import __version__
+
+_FALSE_ALARMS = (0.001, 0.01, 0.1)
+_NEIGHBOURS = {
+    "zero-out": "whether a record was used or left blank (zero-out; how many records there are is public)",
+    "replace-one": "which of two possible contents a record has (replace-one)",
+    "add/remove": "whether a record was there at all (add/remove)",
+}
+_GUESSES = {
+    "zero-out": "was it used, or left blank?",
+    "replace-one": "which of two possible contents does it have?",
+    "add/remove": "is it there?",
+}
+_STYLE = (
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:46rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a;"
+    "background:#fff}table{border-collapse:collapse;margin:1rem 0}td,th{padding:.3rem .8rem .3rem 0;"
+    "border-bottom:1px solid #ddd;vertical-align:top}h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2rem}"
+    "caption{display:none}"
+)
+
+
+# An attacker's odds
+
+
+def guesses_right(epsilon: float, delta: float) -> float:
+    """The largest share of right guesses between two neighbours that are equally likely beforehand."""
+    return 1.0 if epsilon > 700 else min(1.0, (math.exp(epsilon) + delta) / (1.0 + math.exp(epsilon)))
+
+
+def true_positives(epsilon: float, delta: float, false_positives: float) -> float:
+    """The largest true-positive rate of a test with that false-positive rate (Kairouz, Oh and Viswanath, 2015)."""
+    if epsilon > 700:
+        return 1.0
+    first = math.exp(epsilon) * false_positives + delta
+    second = 1.0 - math.exp(-epsilon) * (1.0 - delta - false_positives)
+    return min(1.0, first, second)
+
+
+# The statement
+
+
+@dataclass(frozen=True)
+class Section:
+    """A question, its answer in sentences, and a table (its first row is the head)."""
+
+    question: str
+    answer: tuple[str, ...]
+    table: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What one run guarantees, in sections."""
+
+    title: str
+    sections: tuple[Section, ...]
+
+    def to_markdown(self) -> str:
+        lines = [f"# {self.title}", ""]
+        for section in self.sections:
+            lines += [f"## {section.question}", ""]
+            for sentence in section.answer:
+                lines += [sentence, ""]
+            if section.table:
+                head, *rows = ([text.replace("|", "\\|") for text in row] for row in section.table)
+                lines += [" | ".join(["", *row, ""]).strip() for row in (head, ["---"] * len(head), *rows)] + [""]
+        return "\n".join(lines)
+
+    def to_html(self) -> str:
+        """A page by itself: no script, nothing loaded from elsewhere."""
+        title = html.escape(self.title)
+        parts = [f"<h1>{title}</h1>"]
+        for section in self.sections:
+            parts.append(f"<h2>{html.escape(section.question)}</h2>")
+            parts += [f"<p>{html.escape(sentence)}</p>" for sentence in section.answer]
+            if section.table:
+                parts.append(html_table(section.question, section.table[0], section.table[1:]))
+        head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
+        body = "\n".join(parts)
+        head = f'<html lang="en"><head>{head}<style>{_STYLE}</style></head>'
+        return f"<!doctype html>{head}<body>{body}</body></html>\n"
+
+    def to_json(self) -> str:
+        return to_json(asdict(self), indent=2)
+
+    def to_pdf(self) -> bytes:
+        try:
+            import fpdf
+        except ImportError:
+            raise SpecError("a PDF needs the package fpdf2: pip install 'dither[pdf]', or write .html") from None
+        import matplotlib
+
+        fonts = Path(matplotlib.get_data_path()) / "fonts/ttf"  # with the letters ε and δ
+        page = fpdf.FPDF(format="A4")
+        page.set_title(self.title)
+        page.add_font("text", "", fonts / "DejaVuSans.ttf")
+        page.add_font("text", "B", fonts / "DejaVuSans-Bold.ttf")
+        page.set_margin(20)
+        page.add_page()
+
+        def write(text: str, size: float, style: str = "") -> None:
+            page.set_font("text", style, size)
+            page.multi_cell(0, size * 0.55, text, align="L", new_x="LMARGIN", new_y="NEXT")
+            page.ln(2)
+
+        write(self.title, 15, "B")
+        for section in self.sections:
+            page.ln(2)
+            write(section.question, 11, "B")
+            for sentence in section.answer:
+                write(sentence, 9)
+            if section.table:
+                page.set_font("text", "", 8)
+                with page.table(section.table, text_align="LEFT", line_height=5, padding=1):
+                    pass
+                page.ln(2)
+        return bytes(page.output())
+
+    def save(self, path: str | Path) -> Path:
+        """Write the statement to a new file; its ending (.md, .html, .pdf, .json) says in which format."""
+        path = Path(path)
+        writers: dict[str, Callable[[], str | bytes]] = {
+            ".md": self.to_markdown,
+            ".html": self.to_html,
+            ".pdf": self.to_pdf,
+            ".json": self.to_json,
+        }
+        if path.suffix.lower() not in writers:
+            raise SpecError(f"{str(path)!r} must end in one of {', '.join(writers)}")
+        content = writers[path.suffix.lower()]()
+        try:
+            with path.open("xb") as file:
+                file.write(content if isinstance(content, bytes) else content.encode())
+        except FileExistsError:
+            raise SpecError(f"{str(path)!r} exists; nothing is overwritten, choose another name") from None
+        except FileNotFoundError:
+            raise SpecError(f"the folder {str(path.parent)!r} does not exist; create it first") from None
+        return path
+
+
+def statement(run: Report | str | Path, *, party: str = "", ledger: str | Path | None = None) -> Statement:
+    """The statement of a finished run; `party` names one institution of a federation."""
+    report = run if isinstance(run, Report) else load(run)
+    row = report.epsilon.main[0]
+    sections = (
+        _in_short(report, row),
+        _protected(report, row, party),
+        _adversaries(report),
+        _strength(row),
+        _composition(report, ledger),
+        _mechanism(report),
+        _usefulness(report),
+        _not_covered(report, row),
+        _evidence(report),
+    )
+    who = f", {party}" if party else ""
+    return Statement(f"Privacy statement: {report.method} on {Path(report.data).name}{who}", sections)
+
+
+def _is_client(row: ProvenRow) -> bool:
+    return row.unit.endswith("whole client")
+
+
+def _in_short(report: Report, row: ProvenRow) -> Section:
+    unit = "institution" if _is_client(row) else "record"
+    if not math.isfinite(row.value):
+        answer = [f"No guarantee is proven for this run: {row.detail or 'it adds no noise'}. Do not publish it."]
+    else:
+        odds = 100 * guesses_right(row.value, row.delta)
+        answer = [
+            f"Suppose {ADVERSARIES[row.view]} guesses about one {unit}: {_GUESSES[row.adjacency]} With even odds "
+            f"beforehand the guess is right in at most {odds:.3g}% of cases (50% is chance). "
+            f"This is differential privacy with ε = {epsilon_text(row.value)} and δ = {row.delta:g} "
+            f"({'assumed, not proven' if row.assumed else 'proven'})."
+        ]
+    if report.randomness == "seeded":
+        answer.append(
+            "This was a research run: its noise comes from a seed, and whoever knows the seed can subtract it. "
+            "The statement holds only for those who do not; for records that must be protected, train with "
+            "randomness = 'os'."
+        )
+    return Section("What does this run guarantee, in short?", tuple(answer))
+
+
+def _protected(report: Report, row: ProvenRow, party: str) -> Section:
+    unit = "all records of one institution together" if _is_client(row) else "one record (one row of a table)"
+    answer = [
+        f"Unit of privacy: {unit}.",
+        f"What stays uncertain: {_NEIGHBOURS[row.adjacency]}.",
+    ]
+    if not _is_client(row):
+        answer.append(
+            "A person with k records is protected less: ε grows to at most k times the value, and δ to at most "
+            "k·exp((k − 1)ε)·δ."
+        )
+    if report.federation is not None:
+        parties = report.federation.parties
+        if party and party not in parties:
+            raise SpecError(f"party={party!r} is not in this run; its parties are {', '.join(sorted(parties))}")
+        named = [party] if party else sorted(parties)
+        answer.append("The guarantee is for the most exposed institution, and so holds for every one of them.")
+        head = ("institution", "records", "rounds that counted", "rounds missed")
+        rows = [
+            (name, f"{parties[name].records:,}", str(parties[name].counted), str(parties[name].missing))
+            for name in named
+        ]
+        return Section("What is protected?", tuple(answer), (head, *rows))
+    if party:
+        raise SpecError(f"party={party!r}: this run was simulated, its clients have no names")
+    return Section("What is protected?", tuple(answer))
+
+
+def _adversaries(report: Report) -> Section:
+    rows = [row for row in report.epsilon.table if row.adjacency == report.epsilon.adjacency]
+    head = ("who", "sees", "proven ε", "relies on")
+    table = [
+        (
+            ADVERSARIES[row.view],
+            "one message" if row.unit.startswith("message") else "the whole run",
+            epsilon_text(row.value) + (" (assumed)" if row.assumed else ""),
+            row.against or "nobody else",
+        )
+        for row in rows
+    ]
+    if any(math.isfinite(row.value) for row in rows if row.view == "upload"):
+        trust = (
+            "Each institution clips and adds noise before it sends: no central party is trusted with its records."
+        )
+    elif any(math.isfinite(row.value) for row in rows):
+        trust = "The server adds the noise: it sees the uploads without it, and must be trusted with them."
+    else:
+        trust = "No noise protects these records against anyone."
+    known = "The adversary may know everything else, all other records included."
+    return Section("Against whom?", (trust, known), (head, *table))
+
+
+def _one_in(probability: float) -> str:
+    return f"1 in {1 / probability:,.0f}" if probability else "0"
+
+
+def _strength(row: ProvenRow) -> Section:
+    if not math.isfinite(row.value):
+        return Section("How strong is it?", ("Nothing is proven: an attacker may be certain.",))
+    head = ("an attack that wrongly accuses", "rightly finds at most")
+    table = [
+        (f"{100 * rate:g}%", f"{100 * true_positives(row.value, row.delta, rate):.3g}%") for rate in _FALSE_ALARMS
+    ]
+    return Section(
+        "How strong is it?",
+        (
+            f"Any output is at most exp(ε) = {math.exp(min(row.value, 700)):.3g} times as likely in one case as "
+            f"in the other, up to a probability of δ ({_one_in(row.delta)}). For a test that tells them apart:",
+        ),
+        (head, *table),
+    )
+
+
+def _composition(report: Report, ledger: str | Path | None) -> Section:
+    question = "What does it add up with?"
+    if report.ledger is None:
+        return Section(
+            question,
+            (
+                "This run was not charged to a ledger. Every other release from the same records, by Dither or "
+                "otherwise, adds to its ε.",
+            ),
+        )
+    from dither.accounting.ledger.runs import EVERY_RECORD, Ledger
+
+    path = Path(ledger or report.ledger.file)
+    if not path.is_file():
+        return Section(question, (f"The ledger {path.name} is not here; `--ledger FILE` names it.",))
+    row = report.epsilon.main[0]
+    head = ("account", "runs", "spent ε", "budget", "δ")
+    table = [
+        (
+            spent.client,
+            str(len(spent.runs)),
+            epsilon_text(spent.epsilon),
+            epsilon_text(spent.budget.epsilon) if spent.budget else "none set",
+            f"{spent.delta:g}",
+        )
+        for spent in Ledger(path).spent(
+            report.ledger.dataset, EVERY_RECORD, delta=row.delta, view=row.view, adjacency=row.adjacency
+        )
+    ]
+    sentence = (
+        "All runs on these records that were charged to this ledger, this one included. Releases by others add."
+    )
+    return Section(question, (sentence,), (head, *table))
+
+
+def _mechanism(report: Report) -> Section:
+    spec, took_part = report.spec, report.participation
+    batch = (
+        "all records" if spec.batch_sampling == "full" else f"{spec.batch_size} records ({spec.batch_sampling})"
+    )
+    values = [
+        ("method", report.method),
+        ("clients", f"{report.num_clients}, at most {took_part.max} of {report.rounds} rounds each"),
+        ("local steps a round", str(spec.local_steps)),
+        ("batch", batch),
+        ("clip", f"{spec.privacy.clip_norm:g} ({spec.privacy.clip})"),
+        ("noise", f"Gaussian, scale chosen by {spec.privacy.noise!r}, random numbers: {report.randomness}"),
+        ("secure aggregation", spec.aggregation),
+        ("parameters of the model", f"{report.num_params:,}"),
+        ("software", f"Dither {__version__}"),
+        ("spec", spec.digest()[:16]),
+    ]
+    sentence = "Every contribution is shortened to a fixed length (clip) and hidden in Gaussian noise."
+    return Section("How is it achieved?", (sentence,), (("parameter", "value"), *values))
+
+
+def _usefulness(report: Report) -> Section:
+    if report.test_accuracy is None:
+        answer = "Not stated: the test records are not public, and exact scores on them would not be covered by ε."
+    else:
+        answer = f"Accuracy {report.test_accuracy:.4f} on public test records, after {report.rounds} rounds."
+    return Section("How useful is the result?", (answer,))
+
+
+def _not_covered(report: Report, row: ProvenRow) -> Section:
+    texts = [
+        *(f"{text[:1].upper()}{text[1:]}." for text in uncovered([row])),
+        "Choices that were made after looking at the records outside this tool: bounds, columns, earlier models.",
+        "Files under `local/` in the run folder: exact figures that stay with the owner of the records.",
+        "What the final model reveals about a population is not private, and is not meant to be: a smoker learns "
+        "of a risk also from a study that he was not in.",
+        "Security of machines, keys and people, and side channels such as time and memory.",
+    ]
+    return Section("What is not covered?", tuple(f"- {text}" for text in texts))
+
+
+def _evidence(report: Report) -> Section:
+    row, claim = report.epsilon.main[0], report.epsilon.claimed
+    head = ("kind", "ε", "how it was obtained")
+    table = [
+        ("claimed", epsilon_text(claim.value), f"the paper's formula, {claim.source}, per {claim.unit}"),
+        ("proven", epsilon_text(row.value), f"this software's accountant: {row.recipe}"),
+        *(
+            (
+                "attacked",
+                f"at least {epsilon_text(each.value)}",
+                f"measured, {100 * each.confidence:.3g}% confidence",
+            )
+            for each in report.epsilon.attacked
+        ),
+    ]
+    folder = Path(report.folder).name
+    answer = [
+        f"`dither account {folder}` computes the proven value again, `dither audit {folder}` attacks the run."
+    ]
+    answer += [f"The claim's condition fails: {text}." for text in report.epsilon.failing_conditions]
+    return Section("How do we know?", tuple(answer), (head, *table))

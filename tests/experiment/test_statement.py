@@ -1,0 +1,88 @@
+"""Tests of `dither.experiment.statement`: what a run guarantees, in plain words."""
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from dither.accounting.gaussian import gaussian_epsilon
+from dither.errors import SpecError
+from dither.experiment.statement import guesses_right, statement, true_positives
+from tests.experiment.test_report import NASTY, everything, report  # noqa: F401
+
+
+@pytest.mark.parametrize("mu", [0.1, 1.0, 3.0])
+@pytest.mark.parametrize("delta", [1e-6, 1e-2])
+def test_no_gaussian_attack_beats_the_stated_odds(mu, delta):
+    epsilon = gaussian_epsilon(mu, delta)
+    assert guesses_right(epsilon, delta) >= norm.cdf(mu / 2)  # the best guess between N(0, 1) and N(μ, 1)
+    for rate in (0.001, 0.01, 0.1, 0.5):
+        assert true_positives(epsilon, delta, rate) >= norm.sf(norm.isf(rate) - mu)
+
+
+def test_the_odds_are_attained_by_randomised_response():
+    epsilon = math.log(3)  # tells the truth in three of four cases
+    assert guesses_right(epsilon, 0.0) == pytest.approx(0.75)
+    assert true_positives(epsilon, 0.0, 0.25) == pytest.approx(0.75)
+    assert guesses_right(math.inf, 1e-5) == true_positives(math.inf, 1e-5, 0.1) == 1.0
+    rates = np.linspace(0, 1, 101)
+    assert np.all(np.diff([true_positives(1.0, 1e-5, rate) for rate in rates]) >= 0)
+
+
+def test_the_statement_gives_the_proven_value_of_the_specs_adversary(report):  # noqa: F811
+    text = statement(report).to_markdown()
+    row = report.epsilon.main[0]
+    assert f"ε = {row.value:g} and δ = 1e-05 (proven)" in text
+    assert f"{100 * guesses_right(row.value, row.delta):.3g}%" in text
+    assert "Floats (H3)" in text
+    assert "noise comes from a seed" in text
+    assert "was not charged to a ledger" in text
+    assert "condition fails: every client takes part" in text
+    assert "noise comes from a seed" not in statement(replace(report, randomness="os")).to_markdown()
+
+
+def test_no_proof_is_said_first(report):  # noqa: F811
+    table = tuple(replace(row, value=math.inf, recipe="no proof") for row in report.epsilon.table)
+    made = statement(replace(report, epsilon=replace(report.epsilon, table=table)))
+    assert made.sections[0].answer[0].startswith("No guarantee is proven")
+    assert "an attacker may be certain" in made.to_markdown()
+    assert "No noise protects" in made.to_markdown()
+
+
+def test_an_assumed_value_and_a_trusted_server_are_named(report):  # noqa: F811
+    table = tuple(
+        replace(row, value=math.inf) if row.view == "upload" else replace(row, assumed=True)
+        for row in report.epsilon.table
+    )
+    epsilon = replace(report.epsilon, table=table, view="broadcast")
+    text = statement(replace(report, epsilon=epsilon)).to_markdown()
+    assert "(assumed, not proven)" in text
+    assert "must be trusted" in text
+
+
+def test_one_institution(report):  # noqa: F811
+    federated = everything(report)
+    assert "north" in statement(federated, party="north").to_markdown()
+    with pytest.raises(SpecError, match="its parties are north"):
+        statement(federated, party="west")
+    with pytest.raises(SpecError, match="simulated"):
+        statement(report, party="north")
+
+
+def test_files(report, tmp_path):  # noqa: F811
+    made = statement(replace(report, method=NASTY))
+    for ending in ("md", "html", "pdf", "json"):
+        content = made.save(tmp_path / f"statement.{ending}").read_bytes()
+        assert len(content) > 1000
+        with pytest.raises(SpecError, match="nothing is overwritten"):
+            made.save(tmp_path / f"statement.{ending}")
+    assert (tmp_path / "statement.pdf").read_bytes().startswith(b"%PDF")
+    assert "<script>" not in (tmp_path / "statement.html").read_text()
+    assert len(json.loads((tmp_path / "statement.json").read_text())["sections"]) == len(made.sections)
+    with pytest.raises(SpecError, match="must end in one of"):
+        made.save(tmp_path / "statement.doc")
+    with pytest.raises(SpecError, match="does not exist"):
+        made.save(tmp_path / "none" / "statement.md")
