@@ -8,7 +8,8 @@ import pytest
 
 from dither import models
 from dither.accounting import exact
-from dither.privacy import clipping, noise
+from dither.accounting.lattice_noise import WIDTH
+from dither.privacy import clipping, lattice, noise
 from tests.privacy.test_totality import FEATURES, MODELS, strange_records
 
 CLIP = 0.7
@@ -21,7 +22,7 @@ def on_lattice(model, params, mode, step, fixed_places, divisor=1.0):
     def integers(x, y, weights):
         found = clipping.on_lattice(
             model, params, x, y, weights, divisor=jnp.float32(divisor), clip_norm=jnp.float32(CLIP), mode=mode,
-            step=step, fixed_places=fixed_places,
+            scale=1 / step, fixed_places=fixed_places,
         )  # fmt: skip
         return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(found.gradient)])
 
@@ -53,7 +54,7 @@ def furthest(rows):
 
 
 @pytest.mark.parametrize("name", [*MODELS, "wide"])
-@pytest.mark.parametrize("count, fixed_places", [(7, False), (150, False), (150, True)])
+@pytest.mark.parametrize(("count", "fixed_places"), [(7, False), (150, False), (150, True)])
 @pytest.mark.parametrize("multiplier", [0.02, 40.0])
 def test_no_record_moves_the_integers_further_than_proved(name, count, fixed_places, multiplier):
     model, classes = {**MODELS, "wide": (WIDE, 3)}[name]
@@ -61,7 +62,7 @@ def test_no_record_moves_the_integers_further_than_proved(name, count, fixed_pla
         pytest.skip("the same code as with fixed places, slowly")
     params = jax.tree.map(lambda leaf: leaf + 0.01, model.init(jax.random.key(1)))
     dimension = models.count_params(params)
-    step = np.float32(multiplier * CLIP / exact.WIDTH)
+    step = np.float32(multiplier * CLIP / WIDTH)
     x, y, weights = batches(count, classes, seed=count, variants=40)
     rows = np.asarray(on_lattice(model, params, "example", step, fixed_places)(x, y, weights))
     reach = CLIP * (1 + clipping.norm_error(model)) / float(step)
@@ -76,7 +77,7 @@ def test_no_record_moves_the_integers_further_than_proved(name, count, fixed_pla
 def test_clipped_means_lie_within_the_proved_ball(name):
     model, classes = MODELS[name]
     params = model.init(jax.random.key(1))
-    step = np.float32(0.05 * CLIP / exact.WIDTH)
+    step = np.float32(0.05 * CLIP / WIDTH)
     x, y, weights = batches(6, classes, seed=3, variants=60)
     x[1:] *= 1e4  # the mean is mostly one record's
     rows = np.asarray(on_lattice(model, params, "batch", step, False, divisor=6.0)(x, y, weights))
@@ -141,7 +142,7 @@ def test_integers_stay_within_their_limits_and_never_move_further():
     """Clamping is monotone and moves nobody further apart, whatever was added before and comes after."""
     limit = 2**30 - 64
     values = jnp.array([np.inf, -np.inf, 3e38, 1e30, 2.0**30, 1.5, -2.5, 0.0], jnp.float32)
-    integers = np.asarray(noise.to_lattice(values, jnp.float32(1.0)))
+    integers = np.asarray(lattice.rounded(values, jnp.float32(1.0)))
     assert integers.dtype == np.int32
     assert integers.tolist() == [limit, -limit, limit, limit, limit, 2, -2, 0]
     rng = np.random.default_rng(0)
@@ -149,10 +150,10 @@ def test_integers_stay_within_their_limits_and_never_move_further():
     start, near = np.int32(limit - 5), np.int32(limit)
     one, other = np.full(200, start), np.full(200, near)
     for row in steps:
-        one, other = (np.asarray(noise.add_on_lattice(each, jnp.asarray(row))) for each in (one, other))
+        one, other = (np.asarray(lattice.added(each, jnp.asarray(row))) for each in (one, other))
         assert np.all(np.abs(one.astype(np.int64)) <= limit)
         assert np.all(np.abs(other.astype(np.int64) - one) <= 5)
     noisy = noise.exact_gaussian(
-        noise.key(0), jnp.full(1000, limit, jnp.int32), step=jnp.float32(1.0), noise_std=jnp.float32(exact.WIDTH)
+        noise.key(0), jnp.full(1000, limit, jnp.int32), noise_std=jnp.float32(WIDTH), scale=jnp.float32(1.0)
     )
     assert np.all(np.asarray(noisy) > 2.0**29)  # nothing wraps round

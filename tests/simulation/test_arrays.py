@@ -3,17 +3,20 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from dither import models
 from dither.errors import SpecError
 from dither.methods import dp_scaffold
+from dither.privacy import noise
 from dither.secagg.encoding import FixedPoint
-from dither.simulation import devices
+from dither.simulation import devices, engine
 from dither.simulation.aggregation import Aggregation
 from dither.simulation.arrays import ONE_DEVICE, Shards
-from tests.conftest import make_plan
+from dither.types import Algorithm, ClientResult
+from tests.conftest import make_federation, make_plan, make_records
 from tests.simulation.test_engine import SIZES, batched, leaves, prepare, small_problem, train
 
 pytestmark = pytest.mark.skipif(jax.device_count() < 4, reason="needs 4 devices (tests/conftest.py asks for them)")
@@ -76,10 +79,50 @@ def test_runs_one_after_the_other_on_each_device():
     np.testing.assert_allclose(leaves(apart), leaves(trained("vmap")), rtol=2e-5, atol=1e-6)
 
 
-def test_fresh_noise_of_the_server_is_never_drawn_on_two_devices():
-    model, prepared = prepare()
-    with pytest.raises(SpecError, match="ONE_DEVICE"):
-        train(model, prepared, small_problem(), randomness="os", shards=Shards(1, 2))
+@pytest.mark.parametrize("key", [None, np.arange(8, dtype=np.uint32)[None]], ids=["host", "key"])
+def test_devices_share_the_servers_protected_noise_and_no_other(key, monkeypatch):
+    """Two clients on two devices upload noise and the server adds its own: both devices have the same state."""
+    monkeypatch.setattr(
+        engine.Simulation,
+        "with_noise_key",
+        lambda self, inputs: inputs._replace(runs=inputs.runs._replace(noise_key=key)),
+    )
+    zero = jnp.zeros(50)
+
+    def client(keys, message, state, records, round):
+        alone = noise.gaussian(keys.noise, zero, noise_std=1.0)
+        row = jnp.where(round.client == jnp.arange(2)[:, None], alone, 0.0)
+        return ClientResult({"clients": row, "server": zero}, jnp.float32(1), (), {})
+
+    def server(key, state, upload, cohort):
+        return {**upload, "server": noise.gaussian(key, zero, noise_std=1.0)}
+
+    algorithm = Algorithm(
+        init=lambda params: {"clients": jnp.zeros((2, 50)), "server": zero},
+        client_init=lambda params: (),
+        message=lambda server: (),
+        client=client,
+        server=server,
+        params=lambda server: server,
+        releases=lambda info: (),
+    )
+    simulation = engine.Simulation(
+        models.logistic(6),
+        lambda hyper: algorithm,
+        num_clients=2,
+        cohort_size_at=lambda index: 2,
+        randomness="os",
+        shards=Shards(1, 2),
+    )
+    x, y = make_records(20)
+    inputs = simulation.inputs(engine.problem(x, y, make_federation([10, 10]), x, y), seeds=[0], hyper={})
+    state = simulation.advance(simulation.start(inputs), inputs, 0, 1)
+    for leaf in state.server.values():
+        first, second = (np.asarray(shard.data) for shard in leaf.addressable_shards)
+        np.testing.assert_array_equal(first, second)
+    rows = np.concatenate([np.asarray(state.server["clients"])[0], np.asarray(state.server["server"])])
+    assert (np.abs(rows).max(axis=1) > 1).all()
+    assert np.abs(np.corrcoef(rows)[np.triu_indices(3, 1)]).max() < 0.7
 
 
 def test_runs_must_fill_the_devices_and_devices_must_exist():

@@ -9,11 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from dither.accounting.lattice_noise import STD_FACTOR, TV_PER_DRAW, WIDTH
 from dither.types import ExactNoise
-
-WIDTH = 880 * math.sqrt(512**2 + 1)
-STD_FACTOR = (1 - 2.0**-22) * math.sqrt(1 - 4 / WIDTH**2)
-TV_PER_DRAW = 2.0**-50
 
 UNIT = 2.0**-24  # relative error of a float32 operation
 BLOCK = 64  # records whose clipped gradients are summed at once, where a batch has more than twice as many
@@ -59,3 +56,13 @@ def sum_error(records: int, *, fixed_places: bool) -> float:
     if fixed_places:
         return 2.0 * block * accumulated(block + 4)
     return 2.0 * records * accumulated(block + -(-records // block) + 4)
+
+
+def summed_error(norm_error: float, records: int, *, fixed_places: bool) -> float:
+    """How much further than by the clip one record may move a sum of clipped contributions, relatively."""
+    return (1.0 + norm_error) * (1.0 + sum_error(records, fixed_places=fixed_places)) / STD_FACTOR - 1.0
+
+
+def whole_error(sizes: Iterable[int]) -> float:
+    """The same for a vector that is clipped as a whole, by `blocked_norm`, and then rounded."""
+    return (1.0 + blocked_norm_error(sizes)) * (1.0 + accumulated(8)) / STD_FACTOR - 1.0

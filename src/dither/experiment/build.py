@@ -586,7 +586,9 @@ def unprotected(experiment: Experiment) -> bool:
 def sharing(experiment: Experiment, runs: int = 1) -> dict[str, Any]:
     """How a batch of runs like this one is shared among devices, and whether a device's runs go one by one."""
     secure_sum = aggregation(experiment)
-    if experiment.spec.source_of_randomness == "os" or (secure_sum is not None and not secure_sum.compiled):
+    if experiment.spec.source_of_randomness == "os":
+        _refuse_processes(experiment)
+    if secure_sum is not None and not secure_sum.compiled:
         _refuse_processes(experiment)
         return {"shards": ONE_DEVICE}
     records, spec = experiment.problem.x.nbytes, experiment.spec

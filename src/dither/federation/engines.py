@@ -83,7 +83,7 @@ class ClientEngine:
         sent = self._answer(
             _tree(self._message, message),
             _tree(self._client_state, client_state),
-            self.inputs,
+            self.simulation.with_noise_key(self.inputs),
             np.int32(index),
             np.int32(self.client),  # traced: clients of one size share a compiled program
             cohort_size=self.simulation.cohort_size_at(index),
@@ -163,7 +163,7 @@ class ServerEngine:
         answers came; who was present and does not count was refused. Who answered too few: nothing changes."""
         self.state = self._close(
             self.state,
-            self.inputs,
+            self.simulation.with_noise_key(self.inputs),
             np.int32(index),
             np.asarray(total, np.float32)[None],
             np.asarray(counted, bool)[None],

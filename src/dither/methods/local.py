@@ -15,7 +15,7 @@ from dither import types
 from dither.accounting import exact
 from dither.errors import SpecError
 from dither.models import Model
-from dither.privacy import clipping, noise, sampling
+from dither.privacy import clipping, lattice, noise, sampling
 from dither.privacy.sampling import Batches
 from dither.types import Array, ClientResult, Hyper, Keys, Params, Prepared, PrivacyPlan, Records, Round
 
@@ -279,8 +279,8 @@ def noisy_vector(plan: PrivacyPlan, key: types.Key, tree: Params, *, noise_std: 
     """`tree`, which was clipped to norm `reach` last of all, with the plan's noise."""
     if not is_exact(plan):
         return noise.gaussian(key, tree, noise_std=noise_std)
-    step = noise.lattice_step(noise_std, reach)
-    return noise.exact_gaussian(key, noise.to_lattice(tree, step), step=step, noise_std=noise_std)
+    scale = lattice.scale_of(noise_std, reach)
+    return noise.exact_gaussian(key, lattice.rounded(tree, scale), noise_std=noise_std, scale=scale)
 
 
 def clip_whole(plan: PrivacyPlan, tree: Params, clip_norm: Array) -> Params:
@@ -302,7 +302,7 @@ def _exact_gradients(
         clip_norm, divisor = hyper["clip_norm"], sampler.divisor(client_size)
         summed, longest = (divisor, sampler.width) if plan.clip == "example" else (jnp.float32(1.0), 1)
         std = noise_std * summed
-        step = noise.lattice_step(std, clip_norm * longest)
+        scale = lattice.scale_of(std, clip_norm * longest)
         integers, clipped = clipping.on_lattice(
             model,
             params,
@@ -310,11 +310,11 @@ def _exact_gradients(
             divisor=divisor,
             clip_norm=clip_norm,
             mode=plan.clip,
-            step=step,
+            scale=scale,
             l2=inside,
             fixed_places=_fixed_places(sampler),
         )
-        noisy = noise.exact_gaussian(key, integers, step=step, noise_std=std)
+        noisy = noise.exact_gaussian(key, integers, noise_std=std, scale=scale)
         mean = jax.tree.map(lambda leaf: leaf / summed, noisy)
         return clipping.regularised(mean, params, plan.l2 - inside), clipped
 
@@ -330,16 +330,14 @@ def _gradient_error(model: Model, plan: PrivacyPlan, sampler: sampling.BatchSamp
     """How much further than `gradient_sensitivity` float32 may move what is rounded, relatively."""
     if plan.clip == "batch":
         return whole_error(model)
-    longer = 1 + clipping.norm_error(model)
-    summed = longer * (1 + exact.sum_error(sampler.width, fixed_places=_fixed_places(sampler)))
-    return summed / exact.STD_FACTOR - 1
+    fixed = _fixed_places(sampler)
+    return exact.summed_error(clipping.norm_error(model), sampler.width, fixed_places=fixed)
 
 
 def whole_error(model: Model) -> float:
     """The same for a vector of the model's size that is clipped as a whole, last of all, and then rounded."""
     shapes = jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)))
-    longer = 1 + exact.blocked_norm_error(math.prod(leaf.shape) for leaf in shapes)
-    return longer * (1 + exact.accumulated(8)) / exact.STD_FACTOR - 1
+    return exact.whole_error(math.prod(leaf.shape) for leaf in shapes)
 
 
 def gradient_sensitivity(clip: str, clip_norm: float, divisor: float, adjacency: str) -> float:

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from dither.accounting import exact
 from dither.models import Model, count_params, losses
-from dither.privacy import noise
+from dither.privacy import lattice
 from dither.types import Array, Params, PyTree
 
 REACH = 2.0**40  # of a coordinate that a client reads or sends: sums and products of such numbers are finite
@@ -143,12 +143,12 @@ def on_lattice(
     divisor: Array,
     clip_norm: Array,
     mode: str,
-    step: Array,
+    scale: Array,
     l2: Array | float = 0.0,
     fixed_places: bool = False,
 ) -> Clipped:
     """What exact noise is added to, as integers (R7): the sum of a batch's clipped gradients (mode "example"), or
-    the clipped mean, `l2` inside the clip (mode "batch"), over the step of the lattice.
+    the clipped mean, `l2` inside the clip (mode "batch"), at the lattice's `scale`.
 
     The sum is taken in blocks. With `fixed_places` each block becomes integers by itself, so that a record moves
     those of its own block alone (`exact.sum_error`).
@@ -156,25 +156,25 @@ def on_lattice(
     if mode == "batch":
         mean = regularised(_batch_mean(model, params, x, y, weights, divisor), params, l2)
         fraction = (blocked_norm(mean) > clip_norm).astype(jnp.float32)
-        return Clipped(noise.to_lattice(clip(mean, clip_norm, norm=blocked_norm), step), fraction)
+        return Clipped(lattice.rounded(clip(mean, clip_norm, norm=blocked_norm), scale), fraction)
     size = exact.block_size(x.shape[0])
     filled = [jnp.pad(a, [(0, -len(a) % size)] + [(0, 0)] * (a.ndim - 1)) for a in (x, y, weights)]
     blocks = [a.reshape(-1, size, *a.shape[1:]) for a in filled]
 
     def one(block: list[Array]) -> tuple[PyTree, Array]:
         total, fraction = example_clipped_sum(model, params, *block, clip_norm=clip_norm, stored=True)
-        return noise.to_lattice(total, step) if fixed_places else total, fraction * jnp.sum(block[2])
+        return lattice.rounded(total, scale) if fixed_places else total, fraction * jnp.sum(block[2])
 
     def add(sum_so_far: tuple[PyTree, Array], block: list[Array]) -> tuple[tuple[PyTree, Array], None]:
         total, clipped = one(block)
         before, count = sum_so_far
-        joined = noise.add_on_lattice(before, total) if fixed_places else jax.tree.map(jnp.add, before, total)
+        joined = lattice.added(before, total) if fixed_places else jax.tree.map(jnp.add, before, total)
         return (joined, count + clipped), None
 
     total, clipped = one([a[0] for a in blocks])
     if len(blocks[0]) > 1:
         (total, clipped), _ = jax.lax.scan(add, (total, clipped), [a[1:] for a in blocks])
-    integers = total if fixed_places else noise.to_lattice(total, step)
+    integers = total if fixed_places else lattice.rounded(total, scale)
     return Clipped(integers, clipped / jnp.maximum(jnp.sum(weights), 1.0))
 
 

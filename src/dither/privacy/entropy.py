@@ -1,30 +1,23 @@
-"""Gaussian noise from the operating system's entropy: the source of a deployment.
+"""Random words from the operating system's entropy: the source of protected runs (R8).
 
-`OsEntropy` stands wherever `privacy.noise` takes a key. Nothing about it can be repeated: it has no seed and
-no state, and each block of at most 32,768 normals comes from a ChaCha20 keystream under its own 256-bit key
-and nonce from `os.urandom`. A forked child, a restored snapshot or a second thread therefore has nothing to
-share with its twin, and no key outlives the block it made.
+`OsEntropy` stands wherever `privacy.noise` takes a key. It has two ways to make words:
+
+*On a CPU* the compiled program asks the host, once a draw and for all clients that draw together. Each call has
+a 256-bit key and a nonce of its own from `os.urandom` and expands them with AES-256 in counter mode, several
+gigabytes a second. No key outlives its call and nothing is kept: a forked child, a restored snapshot, a retried
+round or a second thread has nothing to share with its twin. On several devices each asks for itself; what all
+must share (the server's noise) is the first one's.
+
+*On an accelerator* the host would be too slow, so the compiled program expands a key with ChaCha20 (RFC 8439).
+The key is an argument of the program, drawn from `os.urandom` for each call of it (`fresh_key`), never a
+constant of it and never saved. The nonce holds round, client and step, 31 bits each, and a bit that tells the
+server's draws from the clients'; the block counter goes through a draw and through whatever vmap maps over. So
+no two draws of one program share a block, and no two calls share a key.
 
 This is the second importer of `cryptography`, after `secagg.primitives`: noise that a party could predict
 protects as little as a mask that it could, and `privacy` stands above `secagg`, so it may not ask there. The
 package is imported at the first draw: seeded research runs where it is not installed, and there is no other
-keystream to fall back on.
-
-From words to normals: the inverse distribution function. The top bit of a 64-bit word is the sign; the other
-63 bits m give p = (m + 1/2) / 2^64 in (0, 1/2], and the normal is ±|Φ^-1(p)|. Going through the lower tail keeps
-all 53 bits of a double there, where p is small, and none is lost near p = 1; both tails are the same by
-construction and reach 9.16 σ, with a probability of 2^-63 that a draw falls into the two outermost cells.
-(A float32 uniform of 23 bits, as behind `jax.random.normal`, ends at 5.4 σ.) Box-Muller would do as well in the
-tails, but couples two normals through one radius and pays a sine and a cosine; SciPy's `ndtri` needs one
-rational function, and a logarithm for only one draw in four.
-
-What is drawn is rounded once to float32. Scaling and addition are float32 on the device, the same code for
-both sources, so that a simulated and a deployed round differ in the draw alone.
-
-Not covered: floating-point attacks (errata G8). A released float32 sum `value + noise` can carry traces of
-`value` in its low bits, and the time `ndtri` takes depends on the draw. A sampler secure against these replaces
-`noise.gaussian` as a whole (integers in, discrete Gaussian added, integers out), not this source. Memory is
-not wiped after use.
+keystream to fall back on. Memory is not wiped after use.
 """
 
 from __future__ import annotations
@@ -33,54 +26,66 @@ import functools
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import custom_vmap
 from jax.experimental import io_callback
-from scipy.special import ndtri
 
+from dither.errors import SpecError
 from dither.types import Array
 
-_BLOCK = 1 << 15  # normals under one key: 256 KiB of keystream, small enough for a core's cache
-_ZEROS = memoryview(bytes(8 * _BLOCK))
-_LOW_63 = np.int64(2**63 - 1)
+_CHUNK = memoryview(bytes(1 << 17))  # zeros to encrypt, few enough for a core's cache
+_STREAMS = {"noise": 0, "server": 1}
+_NOTHING = np.uint32(2**31 - 1)  # in a nonce: no client, no step
 
 
-# On the host
+# Words
 
 
-def standard_normals(count: int) -> np.ndarray:
-    """`count` independent N(0, 1) in float64, different at every call."""
-    return _fill(np.empty(count, np.float64))
+def host_words(count: int) -> np.ndarray:
+    """`count` uniform 32-bit words, different at every call."""
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+    encryptor = Cipher(algorithms.AES(os.urandom(32)), modes.CTR(os.urandom(16))).encryptor()
+    out = np.empty(4 * count + 16, np.uint8)  # 16: `update_into` asks for a block more
+    for start in range(0, 4 * count, len(_CHUNK)):
+        zeros = _CHUNK[: 4 * count - start]
+        encryptor.update_into(zeros, out.data[start : start + len(zeros) + 16])
+    return out[: 4 * count].view(np.uint32)
 
 
-def _fill(out: np.ndarray) -> np.ndarray:
-    """Overwrite a flat array with normals, computed in float64 and rounded to the array's type."""
-    for start in range(0, out.size, _BLOCK):
-        part = out[start : start + _BLOCK]
-        part[:] = _from_words(_keystream(part.size))
-    return out
+def fresh_key(runs: int) -> np.ndarray:
+    """A ChaCha20 key for each run, `[runs, 8]`, from the operating system."""
+    return np.frombuffer(os.urandom(32 * runs), np.uint32).reshape(runs, 8)
 
 
-def _keystream(count: int) -> np.ndarray:
-    """64-bit words under a key and a nonce that are used for nothing else."""
-    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+def chacha_block(key: Array, counter: Array, nonce: Array) -> list[Array]:
+    """The 16 words of the ChaCha20 block (RFC 8439, section 2.3): key `[..., 8]`, nonce `[..., 3]`, counters
+    `[..., blocks]`, all uint32."""
+    constants = [np.uint32(word) for word in (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)]
+    fixed = [*constants, *(key[..., i, None] for i in range(8)), counter, *(nonce[..., i, None] for i in range(3))]
+    start = [jnp.broadcast_to(word, counter.shape) for word in fixed]
+    mixed = jax.lax.fori_loop(0, 10, lambda _, state: _double_round(state), start)
+    return [word + first for word, first in zip(mixed, start, strict=True)]
 
-    nonce = bytes(4) + os.urandom(12)  # the first 4 bytes are the block counter
-    cipher = Cipher(algorithms.ChaCha20(os.urandom(32), nonce), mode=None)
-    return np.frombuffer(cipher.encryptor().update(_ZEROS[: 8 * count]), np.int64)
+
+def _double_round(state: list[Array]) -> list[Array]:
+    state = list(state)
+    for column in range(4):
+        _quarter_round(state, column, 4 + column, 8 + column, 12 + column)
+    for column in range(4):
+        _quarter_round(state, column, 4 + (column + 1) % 4, 8 + (column + 2) % 4, 12 + (column + 3) % 4)
+    return state
 
 
-def _from_words(words: np.ndarray) -> np.ndarray:
-    """Uniform 64-bit words, as int64, to normals (see the module's docstring)."""
-    z = (words & _LOW_63).astype(np.float64)
-    z += 0.5
-    z *= 2.0**-64
-    ndtri(z, out=z)
-    return np.copysign(z, words.view(np.float64), out=z)  # the sign of a double is the top bit of its word
+def _quarter_round(state: list[Array], a: int, b: int, c: int, d: int) -> None:
+    for x, y, z, bits in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
+        state[x] = state[x] + state[y]
+        turned = state[z] ^ state[x]
+        state[z] = turned << np.uint32(bits) | turned >> np.uint32(32 - bits)
 
 
 # Inside a traced function
@@ -89,55 +94,105 @@ def _from_words(words: np.ndarray) -> np.ndarray:
 @jax.tree_util.register_pytree_node_class
 @dataclass(frozen=True)
 class OsEntropy:
-    """A source of noise that is fresh at every draw. `OsEntropy()` has no leaves and passes through jit, vmap
-    and scan like a constant.
+    """A source of noise that is fresh at every draw. Without a key it asks the host.
 
-    `place` says for whom a draw is made: `at(client)` adds a number to it. It adds no randomness and its value
-    is never read. It makes a draw depend on what `vmap` maps over: vmap evaluates once, for all clients, what
-    depends on none of them, and they would share one draw. So a source must be derived for each client as a
-    key must, with `noise.for_client`.
-    """
+    `place` says for whom a draw is made: `at(client)` adds a number to it. With a key it is the nonce: at most
+    three numbers (round, client, step), and one draw at each. Without, its value is never read, but it makes a
+    draw depend on what `vmap` maps over: vmap evaluates once, for all clients, what depends on none of them, and
+    they would share one draw. So a source must be derived for each client as a key must, with
+    `noise.for_client`. `mapped` is a number that is not part of the place and depends on what vmap maps over,
+    such as a run's seed. Devices along the mesh axis `shared_along` get the same words."""
 
-    place: Array | None = None
+    key: Array | None = None
+    place: tuple[Array, ...] = ()
+    mapped: Array | None = None
+    name: str = "noise"
+    shared_along: str = ""
 
     def at(self, number: Array) -> OsEntropy:
-        """The source for one round, client or step. Deriving twice with the same number is harmless."""
+        """The source for one round, client or step."""
+        return replace(self, place=(*self.place, jnp.asarray(number).astype(jnp.int32)))
+
+    def over(self, number: Array) -> OsEntropy:
+        """The source where vmap maps over `number`."""
         number = jnp.asarray(number).astype(jnp.int32)
-        return OsEntropy(number if self.place is None else self.place + number)
+        return replace(self, mapped=number if self.mapped is None else self.mapped + number)
 
-    def draw(self, count: int) -> Array:
-        """`count` N(0, 1) in float32, for each index that an enclosing vmap maps over."""
-        return _drawer(count)(jnp.int32(0) if self.place is None else self.place)
+    def words(self, count: int) -> Array:
+        """`count` uniform 32-bit words, for each index that an enclosing vmap maps over."""
+        mapped = jnp.int32(0) if self.mapped is None else self.mapped
+        if self.key is not None:
+            return _expanded(count)(self.key, self._nonce(), mapped)
+        words = _from_host(count)(sum(self.place, mapped))
+        if not self.shared_along:
+            return words
+        first = jax.lax.axis_index(self.shared_along) == 0
+        return jax.lax.psum(jnp.where(first, words, np.uint32(0)), self.shared_along)
 
-    def tree_flatten(self) -> tuple[tuple[Array | None], None]:
-        return (self.place,), None
+    def _nonce(self) -> Array:
+        if len(self.place) > 3:
+            raise SpecError(f"OS entropy was derived {len(self.place)} times for one draw; at most 3 times")
+        numbers = [jnp.asarray(number).astype(jnp.uint32) & _NOTHING for number in self.place]
+        numbers += [jnp.full_like(numbers[0] if numbers else jnp.uint32(0), _NOTHING)] * (3 - len(numbers))
+        numbers[0] = numbers[0] | np.uint32(_STREAMS[self.name] << 31)
+        return jnp.stack(numbers, axis=-1)
+
+    def tree_flatten(self) -> tuple[tuple[object, ...], tuple[str, str]]:
+        return (self.key, self.place, self.mapped), (self.name, self.shared_along)
 
     @classmethod
-    def tree_unflatten(cls, _: None, children: tuple[Array | None]) -> OsEntropy:
-        return cls(*children)
+    def tree_unflatten(cls, names: tuple[str, str], children: tuple[object, ...]) -> OsEntropy:
+        return cls(*children, *names)  # type: ignore[call-arg, arg-type]
 
 
 @functools.cache
-def _drawer(count: int) -> Callable[[Array], Array]:
-    """A function of `place` that calls the host once for all the indices vmap maps over.
+def _from_host(count: int) -> Callable[[Array], Array]:
+    """A function of a place that calls the host once for all the indices vmap maps over.
 
     The callback is an effect to JAX and to XLA: neither may drop it, merge two of them, fold it into a
     constant, move it out of a loop or keep it in the compilation cache. It is unordered, because draws have
-    no order; each consumer waits for its own.
+    no order; each consumer waits for its own. It takes no argument: each would cost tens of microseconds.
     """
-    _keystream(1)  # a missing package shows here, while tracing, not in the middle of a run
-
-    def host(place: Array) -> np.ndarray:
-        shape = (*place.shape, count)
-        return _fill(np.empty(math.prod(shape), np.float32)).reshape(shape)
+    host_words(1)  # a missing package shows here, while tracing, not in the middle of a run
 
     @custom_vmap
     def draw(place: Array) -> Array:
-        return io_callback(host, jax.ShapeDtypeStruct((*place.shape, count), jnp.float32), place)
+        shape = (*place.shape, count)
+
+        def host() -> np.ndarray:
+            return host_words(math.prod(shape)).reshape(shape)
+
+        return io_callback(host, jax.ShapeDtypeStruct(shape, jnp.uint32))
 
     @draw.def_vmap
     def _(axis_size: int, in_batched: list[bool], place: Array) -> tuple[Array, bool]:
         del axis_size, in_batched  # vmap calls this only with a mapped place, its axis in front
         return draw(place), True
+
+    return draw
+
+
+@functools.cache
+def _expanded(count: int) -> Callable[[Array, Array, Array], Array]:
+    """A function of key, nonce and a mapped number: the words of ChaCha20. Its block counter goes on from index to
+    index of what vmap maps over: clients never share a block, even at one place."""
+    blocks = -(-count // 16)
+
+    @custom_vmap
+    def draw(key: Array, nonce: Array, mapped: Array) -> Array:
+        shape = (*mapped.shape, blocks)
+        if math.prod(shape) >= 2**32:
+            raise SpecError(f"{16 * math.prod(shape)} random words in one draw; draw at most 2^36 at a time")
+        counter = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
+        words = jnp.stack(chacha_block(key, counter, nonce), axis=-2)
+        return words.reshape(*mapped.shape, 16 * blocks)[..., :count]
+
+    @draw.def_vmap
+    def _(axis_size: int, in_batched: list[bool], *operands: Array) -> tuple[Array, bool]:
+        whole = [
+            operand if batched else jnp.broadcast_to(operand, (axis_size, *operand.shape))
+            for operand, batched in zip(operands, in_batched, strict=True)
+        ]
+        return draw(*whole), True
 
     return draw

@@ -15,6 +15,7 @@ import math
 import os
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -22,8 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.random import define_prng_impl
 
-from dither.accounting import exact
+from dither.accounting.lattice_noise import WIDTH
 from dither.errors import SpecError, did_you_mean
+from dither.privacy import lattice
 from dither.privacy.entropy import OsEntropy
 from dither.types import Array, Key, PyTree
 
@@ -144,9 +146,9 @@ def check_source(name: str) -> str:
 
 def stream(root: int | Array | Key, name: str) -> Key:
     """The key of a named stream (CRC-32 of the name, so it is the same everywhere). The root is a run's seed, a
-    JAX key, or an OsEntropy, all of whose streams are itself."""
+    JAX key, or an OsEntropy."""
     if isinstance(root, OsEntropy):
-        return root
+        return replace(root, name=name)
     is_key = isinstance(root, jax.Array) and jnp.issubdtype(root.dtype, jax.dtypes.prng_key)
     return jax.random.fold_in(root if is_key else key(root), zlib.crc32(name.encode()))
 
@@ -175,8 +177,6 @@ def standard_normal(key: Key, tree: PyTree) -> PyTree:
     leaves, structure = jax.tree.flatten(tree)
     shapes = [leaf.shape for leaf in leaves]
     total = sum(math.prod(shape) for shape in shapes)
-    if isinstance(key, OsEntropy):
-        return jax.tree.unflatten(structure, _cut(_mapped_like(key, leaves).draw(total), shapes))
     if _ONE_DRAW < total <= 2**32 and is_key(key) and jax.default_backend() == "cpu":
         return jax.tree.unflatten(structure, _in_shape(key, shapes))
     return jax.tree.unflatten(structure, _cut(from_words(jax.random.bits(key, (total,), jnp.uint32)), shapes))
@@ -261,58 +261,45 @@ def from_words(words: Array) -> Array:
 
 
 def gaussian(key: Key, tree: PyTree, *, noise_std: Array) -> PyTree:
-    """`tree` plus independent N(0, noise_std²) on every coordinate. `key` must be used only here."""
+    """`tree` plus independent noise of std `noise_std` on every coordinate. `key` must be used only here.
+
+    From a JAX key N(0, noise_std²) in float32. From OS entropy discrete Gaussian noise on a lattice, to which the
+    values are rounded first (`privacy.lattice`).
+    """
     with jax.named_scope("noise"):  # names for a profile (benchmarks/profile.py)
+        if isinstance(key, OsEntropy):
+            drawn = _lattice_noise(key, tree)
+            return jax.tree.map(lambda value, n: lattice.released(value, n, noise_std), tree, drawn)
         noise = standard_normal(key, tree)
         return jax.tree.map(lambda value, z: value + noise_std * z, tree, noise)
 
 
-# Exact noise (R7): integers in, integers added. Everything after the addition is post-processing.
-
-_LIMIT = np.float32(2**30 - 64)  # of an integer before the noise: two of them add up within int32
-
-
-def lattice_step(noise_std: Array, reach: Array) -> Array:
-    """The step of the lattice for noise of that std; without noise, one that numbers up to `reach` fit."""
-    return jnp.where(noise_std > 0, noise_std / np.float32(exact.WIDTH), reach * np.float32(2.0**-28))
-
-
-def to_lattice(tree: PyTree, step: Array) -> PyTree:
-    """The nearest integers to tree/step, within ±2^30."""
-    return jax.tree.map(
-        lambda leaf: jnp.clip(jnp.rint(leaf / step), -_LIMIT, _LIMIT).astype(jnp.int32),
-        tree,
-    )
-
-
-def add_on_lattice(one: PyTree, other: PyTree) -> PyTree:
-    """The sum of two trees of such integers, again within ±2^30: no other tree makes it move further."""
-    limit = np.int32(_LIMIT)
-    return jax.tree.map(lambda a, b: jnp.clip(a + b, -limit, limit), one, other)
-
-
-def exact_gaussian(key: Key, integers: PyTree, *, step: Array, noise_std: Array) -> PyTree:
-    """(integers + noise) · step, the noise discrete Gaussian of std noise_std/step; none where noise_std is 0."""
+def exact_gaussian(key: Key, integers: PyTree, *, noise_std: Array, scale: Array) -> PyTree:
+    """Integers of `lattice.rounded`, at that `scale`, plus noise of std `noise_std`. A std of 0 adds nothing."""
     with jax.named_scope("noise"):
         drawn = _lattice_noise(key, integers)
         return jax.tree.map(
-            lambda value, n: (value + jnp.where(noise_std > 0, n, 0)).astype(jnp.float32) * step, integers, drawn
+            lambda k, n: (k + jnp.where(noise_std > 0, n, 0)).astype(jnp.float32) / scale, integers, drawn
         )
 
 
 def _lattice_noise(key: Key, tree: PyTree) -> PyTree:
-    """Independent integers of std `exact.WIDTH`. From a seed: a normal, rounded, for audits and tests."""
-    drawn = standard_normal(key, tree)
-    return jax.tree.map(lambda z: jnp.rint(z * np.float32(exact.WIDTH)).astype(jnp.int32), drawn)
-
-
-def _mapped_like(source: OsEntropy, leaves: list[Array]) -> OsEntropy:
-    """The source, derived for whatever vmap maps the leaves over, should a caller have forgotten to: clients
-    with values of their own then never share a draw."""
+    """Independent integers of std WIDTH. From a seed: normals, rounded, for audits and tests."""
+    if not isinstance(key, OsEntropy):
+        drawn = standard_normal(key, tree)
+        return jax.tree.map(lambda z: jnp.rint(z * np.float32(WIDTH)).astype(jnp.int32), drawn)
+    leaves, structure = jax.tree.flatten(tree)
+    sizes = [math.prod(jnp.shape(leaf)) for leaf in leaves]
     for leaf in leaves:
         if isinstance(leaf, jax.Array) and leaf.size:
-            source = source.at(leaf[(0,) * leaf.ndim] != 0)
-    return source
+            # Should a caller have forgotten to derive the source: clients whose values differ never share a draw.
+            key = key.over(leaf[(0,) * leaf.ndim] != 0)
+    words = key.words(lattice.WORDS * sum(sizes)).reshape(lattice.WORDS, sum(sizes))
+    integers = []
+    for i, leaf in enumerate(leaves):
+        first = sum(sizes[:i])
+        integers.append(lattice.draw(words[:, first : first + sizes[i]].reshape(lattice.WORDS, *jnp.shape(leaf))))
+    return jax.tree.unflatten(structure, integers)
 
 
 # Schedules: how the noise changes over a run, for any method that noises gradients

@@ -10,6 +10,7 @@ nothing of each other. The devices may be those of several processes (`simulatio
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from dither import models
 from dither.data import ClientPartition, zeros_aligned
 from dither.errors import SpecError
+from dither.privacy.entropy import OsEntropy
 from dither.simulation import distributed
 from dither.types import Array, Params, PyTree
 
@@ -72,6 +74,7 @@ class RunInputs(NamedTuple):
     test_weights: Array
     cohorts: Array  # [num_rounds, cohort_size] where participation is designed beforehand, else [0, 0]
     train_rows: Array | None = None  # what the training loss adds up, where it is not `order`
+    noise_key: Array | None = None  # of one call that draws protected noise on an accelerator; never kept
 
 
 class Shared(NamedTuple):
@@ -204,6 +207,11 @@ class Shards(NamedTuple):
             return array
         size = array.shape[0] // self.clients
         return jax.lax.dynamic_slice_in_dim(array, jax.lax.axis_index(CLIENTS) * size, size)
+
+    def shared(self, source: Any) -> Any:
+        """A source of randomness from which all devices draw the same. From a seed, and from a key, they do."""
+        os_entropy = isinstance(source, OsEntropy) and self.clients > 1
+        return replace(source, shared_along=CLIENTS) if os_entropy else source
 
     def summed(self, tree: PyTree) -> PyTree:
         """The devices' sums together."""

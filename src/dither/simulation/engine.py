@@ -150,11 +150,10 @@ class Simulation:
             raise SpecError(f"layout={layout!r} is not one of 'auto', 'vmap', 'loop'")
         self.layout = layout
         self.shards, self.sequential_runs = shards, sequential_runs
-        if not shards.alone and (self.randomness == "os" or (aggregation and not aggregation.compiled)):
-            # The server's draw would differ from device to device; and the host sums for one device.
+        if not shards.alone and aggregation and not aggregation.compiled:
             raise SpecError(
-                f"{shards.devices} devices with randomness={randomness!r} and secure aggregation "
-                f"{aggregation.mode if aggregation else 'off'!r}: use shards=ONE_DEVICE"
+                f"{shards.devices} devices with secure aggregation {aggregation.mode!r}, which sums on the host: "
+                "use shards=ONE_DEVICE"
             )
         shard = self.shards.spread  # each argument's letter: "r" has an axis of runs, "." has none
         self._start = jax.jit(shard(self._start_runs, "r."))
@@ -225,9 +224,17 @@ class Simulation:
             end = start + 1
             while end < stop and self.cohort_size_at(end) == cohort_size:
                 end += 1
-            state = self._advance(state, *inputs, np.int32(start), np.int32(end), cohort_size=cohort_size)
+            fresh = self.with_noise_key(inputs)
+            state = self._advance(state, *fresh, np.int32(start), np.int32(end), cohort_size=cohort_size)
             start = end
         return state
+
+    def with_noise_key(self, inputs: Inputs) -> Inputs:
+        """The inputs of one call that draws protected noise. On an accelerator each call, a repeated one too, gets
+        a key of its own; on a CPU the host draws one whenever it is asked for noise."""
+        if self.randomness != "os" or jax.default_backend() == "cpu":
+            return inputs
+        return inputs._replace(runs=inputs.runs._replace(noise_key=entropy.fresh_key(len(inputs.runs.seed))))
 
     def evaluate(self, state: State, inputs: Inputs) -> dict[str, np.ndarray]:
         """Accuracy (or R²) and loss on the scored records, loss on the clients' own records, and the mean of the
@@ -407,7 +414,7 @@ class Simulation:
         # Updates that were left out are made up for by the others, so that the weights still sum to one.
         share = cohort.size / jnp.maximum(used, 1)
         total = jax.tree.map(lambda leaf: leaf * share, gathered.total)
-        key = noise.for_round(noise.stream(self._noise_root(run), "server"), index)
+        key = noise.for_round(noise.stream(self.shards.shared(self._noise_root(run)), "server"), index)
         server = algorithm.server(key, state.server, total, cohort._replace(active=counted, size=used))
         server = server if self.refuse else clipping.reined(server)
         enough = used >= self._least(cohort_size)
@@ -446,6 +453,7 @@ class Simulation:
         runs, cohort_size = len(inputs.runs.seed), self.cohort_size_at(index)
         if not self.aggregators:
             self.aggregators = [Aggregator(aggregation, self.num_clients) for _ in range(runs)]
+        inputs = self.with_noise_key(inputs)
         uploads, weights, gathered, clients = self._gather(state, inputs, np.int32(index), cohort_size=cohort_size)
         weights = np.asarray(weights, np.float64)
         rows = [np.asarray(leaf).reshape(*leaf.shape[:2], -1) for leaf in jax.tree.leaves(uploads)]
@@ -526,7 +534,7 @@ class Simulation:
         return max(self.min_clients, needed)
 
     def _noise_root(self, run: RunInputs) -> Any:
-        return entropy.OsEntropy().at(run.seed) if self.randomness == "os" else run.seed
+        return entropy.OsEntropy(run.noise_key).over(run.seed) if self.randomness == "os" else run.seed
 
     def cohort(self, run: RunInputs, index: Array, cohort_size: int) -> tuple[Cohort, Array]:
         """Who is chosen, and which of them are there when uploads are collected."""

@@ -1,0 +1,49 @@
+"""The noise of protected runs: what its sampler draws, and how far that is from a Gaussian (R7).
+
+Protected noise is drawn on the integers (`privacy.lattice`): a coordinate y is rounded to a multiple k of
+noise_std / WIDTH, and k + n is released, with n = SPREAD·x1 + x2 and x1, x2 two draws from one table of the
+discrete Gaussian D(s), s = TABLE_STD: P(x) proportional to exp(-x²/2s²) on all integers. The table's law is
+known exactly, since it is made and used in integer arithmetic. Proofs use three numbers: WIDTH, STD_FACTOR,
+TV_PER_DRAW.
+
+**Claim.** There is a randomised function F such that n and F(N), N ~ N(0, (STD_FACTOR·WIDTH)²) continuous, have
+laws within TV_PER_DRAW of each other in total variation, and k + n is then as near to F(k + N), for every
+integer k: the release is a post-processing of the Gaussian mechanism, up to TV_PER_DRAW for each coordinate of
+each draw. So every bound for Gaussian noise holds with std STD_FACTOR·noise_std and δ + (1 + e^ε)·m·TV_PER_DRAW,
+m the number of coordinates drawn for one client; ε itself is not changed.
+
+**Proof.** F rounds at random: F(t) is discrete Gaussian on the integers with centre t and std 2 (Peikert 2010).
+Write φ_r for the density of N(0, r²), K for SPREAD and R for WIDTH = s·sqrt(K² + 1).
+
+1. F(k + t) has the law of k + F(t) for integers k. With N ~ N(0, R² - 4), P(F(N) = z) is the integral of φ(t)·
+   exp(-(z-t)²/8)/S(t), and S(t) = Σ_j exp(-(j-t)²/8) = 2·sqrt(2π)·(1 ± e2), e2 = 2·Σ_j exp(-8π²j²) < 2^-112, by
+   Poisson summation. Hence P(F(N) = z) = φ_R(z)/(1 ± e2).
+2. For exact x1, x2 ~ D(s), P(K·x1 + x2 = z) is the sum over x1 of exp(-x1²/2s²)·exp(-(z - K·x1)²/2s²)/Z², where
+   Z = s·sqrt(2π)·(1 ± 2^-1000). Completing the square it is exp(-z²/2R²) times the sum over x1 of exp(-(K·x1 -
+   cz)²/2τ²), τ = K·s/sqrt(K² + 1), which is (τ·sqrt(2π)/K)·(1 ± e1), e1 = 2·Σ_j exp(-2π²j²s²/(K² + 1)) < 2^-83.
+   So this law is φ_R(z)·(1 ± 2·e1).
+3. The table holds integers c_x with sum 2^64; TABLE_TV is half the sum of |c_x/2^64 - P(x)| over all integers x.
+4. A draw from the table takes a bin and 18 bits from a word of its own; only if these equal the first 18 bits of
+   the bin's threshold do 32 further bits decide. x1 and x2 take them from one shared word w, the second with the
+   halves of w exchanged. Unless both tie, at most one of them reads w and they are independent. Both tie with
+   probability 2^-36. Then x1 is decided by the first half of w and x2 by the second, independently, unless a
+   half equals the threshold's: probability 2·2^-16 at most. So the joint law is within 2^-51 of independent
+   draws.
+
+Together 2·TABLE_TV + 2^-51 + 4·e1 + 2·e2 <= TV_PER_DRAW. A test computes TABLE_TV with integers of 256 bits.
+
+STD_FACTOR also covers that noise_std, WIDTH and their quotient are float32 when the value is scaled (2^-22
+together). Rounding y to the lattice, and the error of y itself, belong to the sensitivity.
+"""
+
+from __future__ import annotations
+
+import math
+
+TABLE_BITS = 14  # the table has 2^14 bins: 128 KiB
+TABLE_STD = 880  # of a draw from the table, which reaches 9.3 of them
+SPREAD = 512
+
+WIDTH = TABLE_STD * math.sqrt(SPREAD**2 + 1)  # std of n
+STD_FACTOR = (1 - 2.0**-22) * math.sqrt(1 - 4 / WIDTH**2)
+TV_PER_DRAW = 2.0**-50

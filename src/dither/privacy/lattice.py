@@ -1,0 +1,135 @@
+"""Noise on a lattice: discrete Gaussian integers from random words, in integer arithmetic alone.
+
+The sampler is one alias table (Walker 1977; Vose 1991) of a discrete Gaussian, used twice a draw.
+`accounting.lattice_noise` has its constants and the proof of what it draws. It has no branches and takes the same
+time for every draw, up to the processor's caches.
+"""
+
+from __future__ import annotations
+
+import functools
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dither.accounting.lattice_noise import SPREAD, TABLE_BITS, TABLE_STD, WIDTH
+from dither.types import Array, PyTree
+
+WORDS = 3  # 32-bit words a draw
+REACH = np.float32(
+    2**30 - 64
+)  # two such integers add up in int32; lattice values are cut here, some 2,000 noise stds from 0
+_BINS = 1 << TABLE_BITS
+_HIGH_BITS = 32 - TABLE_BITS  # bits of a word, beside the bin, that are compared with the threshold
+_FRACTION_BITS = 256  # of the integers that probabilities are computed with
+
+
+# The table, made once
+
+
+@functools.cache
+def law() -> np.ndarray:
+    """How many of 2^64 equally likely cases give x = -2^13, ..., 2^13 - 1: P(x)·2^64, rounded, as uint64."""
+    weights = _weights(_BINS // 2)
+    total = weights[0] + 2 * sum(weights[1:])
+    half = [((weight << 65) // total + 1) >> 1 for weight in weights]  # rounded to the nearest
+    half[0] = 2**64 - 2 * sum(half[1:-1]) - half[-1]
+    return np.array([*half[:0:-1], *half[:-1]], np.uint64)
+
+
+def _weights(last: int) -> list[int]:
+    """exp(-x²/2s²)·2^256 for x = 0, ..., last, each with an error below 2^30."""
+    one = 1 << _FRACTION_BITS
+    ratio = _exponential(Fraction(1, 2 * TABLE_STD**2))  # exp(-1/2s²)
+    square = ratio * ratio >> _FRACTION_BITS
+    weights = [one]
+    for _ in range(last):
+        weights.append(weights[-1] * ratio >> _FRACTION_BITS)  # exp(-(x+1)²/2s²) is that of x times ratio^(2x+1)
+        ratio = ratio * square >> _FRACTION_BITS
+    return weights
+
+
+def _exponential(x: Fraction) -> int:
+    """exp(-x)·2^256 for a small x, by its series."""
+    term = total = Fraction(1 << _FRACTION_BITS)
+    for k in range(1, 64):
+        term = Fraction(int(-term * x / k))
+        total += term
+    return int(total)
+
+
+@functools.cache
+def table() -> np.ndarray:
+    """The alias table, `[2, bins]` of uint32: a threshold's high bits above the alias, and its low bits.
+
+    Of 2^50 cases of a bin, those below the threshold give the bin's own number, the others its alias.
+    """
+    capacity = 2**64 // _BINS
+    cases = [int(count) for count in law()]
+    thresholds, aliases = list(cases), list(range(_BINS))
+    small = [i for i, count in enumerate(cases) if count < capacity]
+    large = [i for i, count in enumerate(cases) if count > capacity]
+    while small:
+        filled, giver = small.pop(), large[-1]
+        thresholds[filled], aliases[filled] = cases[filled], giver
+        cases[giver] -= capacity - cases[filled]
+        if cases[giver] <= capacity:
+            large.pop()
+        if cases[giver] < capacity:
+            small.append(giver)
+    # A bin that is full holds its own number alone: as its alias, since a threshold of 2^50 has 51 bits.
+    thresholds = [0 if alias == i else thresholds[i] for i, alias in enumerate(aliases)]
+    high = [threshold >> 32 << TABLE_BITS | alias for threshold, alias in zip(thresholds, aliases, strict=True)]
+    return np.array([high, [threshold & 0xFFFFFFFF for threshold in thresholds]], np.uint32)
+
+
+# Draws
+
+
+def draw(words: Array) -> Array:
+    """Integers of std WIDTH from uniform words: `[3, ...]` of uint32 to `[...]` of int32."""
+    swapped = words[2] << np.uint32(16) | words[2] >> np.uint32(16)
+    return SPREAD * _pick(words[0], words[2]) + _pick(words[1], swapped)
+
+
+def _pick(high: Array, low: Array) -> Array:
+    """One draw from the table."""
+    entries = jnp.asarray(table())
+    own = (high >> np.uint32(_HIGH_BITS)).astype(jnp.int32)
+    packed = entries[0].at[own].get(mode="promise_in_bounds")
+    threshold_low = entries[1].at[own].get(mode="promise_in_bounds")
+    compared = high & np.uint32(2**_HIGH_BITS - 1)
+    threshold = packed >> np.uint32(TABLE_BITS)
+    keep = (compared < threshold) | ((compared == threshold) & (low < threshold_low))
+    alias = (packed & np.uint32(_BINS - 1)).astype(jnp.int32)
+    return jnp.where(keep, own, alias) - _BINS // 2
+
+
+# Integers before the noise
+
+
+def scale_of(noise_std: Array, reach: Array) -> Array:
+    """Steps of the lattice in 1 for noise of that std; for a std of 0 such that values up to `reach` fit."""
+    noise_std = jnp.asarray(noise_std, jnp.float32)
+    return jnp.minimum(jnp.where(noise_std > 0, np.float32(WIDTH) / noise_std, 2.0**28 / reach), np.float32(1e30))
+
+
+def rounded(tree: PyTree, scale: Array) -> PyTree:
+    """The nearest integers to tree · scale, within ±REACH."""
+    return jax.tree.map(lambda leaf: jnp.clip(jnp.rint(leaf * scale), -REACH, REACH).astype(jnp.int32), tree)
+
+
+def added(one: PyTree, other: PyTree) -> PyTree:
+    """The sum of two trees of such integers, again within ±REACH. Clamping is monotone and moves no two sums
+    further apart, whatever was added before and is added later."""
+    return jax.tree.map(lambda a, b: jnp.clip(a + b, -np.int32(REACH), np.int32(REACH)), one, other)
+
+
+def released(value: Array, drawn: Array, noise_std: Array) -> Array:
+    """`value` rounded to the lattice of noise_std / WIDTH, plus the integers drawn. A std of 0 adds nothing."""
+    noise_std = jnp.asarray(noise_std, jnp.float32)
+    scale = jnp.minimum(np.float32(WIDTH) / noise_std, np.float32(1e30))
+    noisy = (rounded(value, scale) + drawn).astype(jnp.float32) * (noise_std * np.float32(1 / WIDTH))
+    return jnp.where(noise_std > 0, noisy, value)
