@@ -52,7 +52,7 @@ def test_every_change_changes_the_digest():
         ({"model.hidden": [3, -1]}, "model.hidden"),
         ({"data.partition": "idd"}, "'idd' is not one of 'iid'"),
         ({"data.path": "x.csv"}, "needs data.label"),
-        ({"num_clients": 0}, "num_clients=0 is only for data.partition='column'"),
+        ({"num_clients": 0}, "num_clients=0 is for data.partition='column' or 'files'"),
         ({"data.partition": "column"}, "needs data.column"),
         ({"seed": -1}, "seed=-1 must be at least 0"),
         ({"privacy": 3}, "unknown key 'privacy'"),

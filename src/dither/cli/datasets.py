@@ -10,6 +10,7 @@ import typer
 
 from dither.cli.options import DataDir, Json, Quiet
 from dither.cli.printing import LOCAL, error_terminal, on_interrupt, print_table, short
+from dither.data.tables import TABLE_SUFFIXES
 from dither.errors import SpecError
 
 app = typer.Typer(
@@ -68,10 +69,12 @@ def data_get(
 # reason: one parameter an option, as Typer has it
 @app.command("describe")
 def data_describe(
-    name: Annotated[str, typer.Argument(help="A data set's name, your own file, or a folder of .npy.")],
+    name: Annotated[str, typer.Argument(help="A data set's name, your own file, or a folder of files.")],
     label: Annotated[str, typer.Option(help="Label column of your own file.")] = "",
     schema: Annotated[str, typer.Option(help="schema.toml of your own file.")] = "",
-    partition: Annotated[str, typer.Option(help="iid, one-class, similarity, dirichlet or column.")] = "iid",
+    partition: Annotated[
+        str, typer.Option(help="iid, one-class, similarity, dirichlet, column or files.")
+    ] = "iid",
     num_clients: Annotated[int, typer.Option("--clients", help="How many clients.")] = 10,
     similarity: Annotated[float, typer.Option(help="Percent of i.i.d. records (partition=similarity).")] = 0.0,
     alpha: Annotated[float, typer.Option(help="Concentration (partition=dirichlet).")] = 0.5,
@@ -87,7 +90,10 @@ def data_describe(
     """Describe a data set and how it would be split among clients, as a table and a picture."""
     from dither import data
 
-    own = Path(name).suffix in (".csv", ".parquet", ".npz") or Path(name).expanduser().is_dir()
+    files = data.table_files(name)
+    own = bool(files) or Path(name).suffix in (*TABLE_SUFFIXES, ".npz") or Path(name).expanduser().is_dir()
+    if files and partition == "iid":
+        partition = "files"
     dataset = data.load(
         "" if own else name,
         path=name if own else "",
@@ -99,7 +105,7 @@ def data_describe(
     federation = data.partition(
         dataset,
         kind=partition,
-        num_clients=0 if partition == "column" else num_clients,
+        num_clients=0 if partition in ("column", "files") else num_clients,
         seed=seed,
         similarity=similarity,
         alpha=alpha,

@@ -328,13 +328,14 @@ def budget_show(
     book = _ledger(ledger)
     rows: list[dict[str, Any]] = []
     gaps: dict[str, None] = {}
-    for dataset in [_data_id(book, data)] if data else book.datasets():
+    named = {_data_id(book, file): file for file in _files(data)} if data else {}
+    for dataset in named or book.datasets():
         for spent in book.spent(dataset, delta=delta):
             budget, not_covered = spent.budget, [gap for gap in (*spent.numbers, spent.not_covered) if gap]
             gaps |= dict.fromkeys(not_covered)
             rows.append(
                 {
-                    "data": data or book.called(dataset),
+                    "data": named.get(dataset) or book.called(dataset),
                     "client": spent.client,
                     "spent": epsilon_text(spent.epsilon),
                     "budget": epsilon_text(budget.epsilon) if budget else "none",
@@ -381,17 +382,19 @@ def budget_set(
 
     book = _ledger(ledger)
     limit = Budget(epsilon, delta, view, adjacency).check()
-    dataset = _data_id(book, data)
-    if id:
-        book.identify(dataset, file=Path(data).name, name=id)
-    was = book.budget(dataset, client)
-    if was is not None and not limit.within(was) and not yes and not as_json and sys.stdin.isatty():
-        yes = typer.confirm(f"Raise the budget of {data} from {was} to {limit}?", err=True)
-    book.set_budget(dataset, limit, client, raising=yes)
+    files = _files(data)
+    for file in files:
+        dataset = _data_id(book, file)
+        if id:
+            book.identify(dataset, file=Path(file).name, name=f"{id}/{Path(file).stem}" if len(files) > 1 else id)
+        was, raising = book.budget(dataset, client), yes
+        if was is not None and not limit.within(was) and not yes and not as_json and sys.stdin.isatty():
+            raising = typer.confirm(f"Raise the budget of {file} from {was} to {limit}?", err=True)
+        book.set_budget(dataset, limit, client, raising=raising)
+        if not as_json and not quiet:
+            typer.echo(f"budget of {file}{f', client {client}' if client else ''}: {limit}")
     if as_json:
-        print_table([{"data": data, "client": client, **limit._asdict()}], as_json=True)
-    elif not quiet:
-        typer.echo(f"budget of {data}{f', client {client}' if client else ''}: {limit}")
+        print_table([{"data": file, "client": client, **limit._asdict()} for file in files], as_json=True)
 
 
 @budget.command("same")
@@ -503,12 +506,21 @@ def _ledger(path: Path | None) -> Any:
     return Ledger(path or Ledger.default_path())
 
 
+def _files(data: str) -> list[str]:
+    """The files of several institutions, each a data set of its own; otherwise the data itself."""
+    from dither.data.tables import table_files
+
+    return [str(file) for file in table_files(data)] or [data]
+
+
 def _data_id(book: Any, data: str) -> str:
     from dither.accounting.ledger.runs import data_id
     from dither.data import entries
 
     if data in entries():
         return data_id(book, name=data)
+    if (files := _files(data)) != [data]:
+        raise SpecError(f"{data!r} stands for {len(files)} files, each a data set of its own; give one of them")
     if Path(data).expanduser().exists():
         return data_id(book, path=data)
     if (known := book.find(data)) is not None:

@@ -35,7 +35,7 @@ from dither.data.schema import (
     propose_task,
     with_label_bounds,
 )
-from dither.data.tables import read_table
+from dither.data.tables import read_table, table_files
 
 __all__ = [
     "Categorical",
@@ -69,6 +69,7 @@ __all__ = [
     "read_table",
     "stratified_split",
     "stream",
+    "table_files",
     "with_label_bounds",
     "zeros_aligned",
 ]

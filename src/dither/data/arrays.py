@@ -291,7 +291,10 @@ def _open_npy(folder: Path, name: str) -> np.ndarray:
     if path.is_symlink() and not path.exists():
         raise DataError(f"{str(path)!r} is a link to {os.readlink(path)!r}, which does not exist")
     if not path.is_file():
-        raise DataError(f"folder {str(folder)!r} has no file {name}; it may hold {', '.join(FOLDER_FILES)}")
+        raise DataError(
+            f"folder {str(folder)!r} has no file {name}; it may hold {', '.join(FOLDER_FILES)}, or tables (.csv, "
+            ".tsv, .parquet), one for each institution"
+        )
     try:
         array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # format, pickle and mapping errors are one thing to the user: not a plain .npy

@@ -12,16 +12,24 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
 from dither.data.arrays import ArrayOptions, hash_folder, hash_npz, load_folder, load_npz, read_idx
-from dither.data.dataset import Dataset, TableOptions, dataset_from_tables, stratified_split, zeros_aligned
+from dither.data.dataset import (
+    Dataset,
+    Source,
+    TableOptions,
+    dataset_from_sources,
+    dataset_from_tables,
+    stratified_split,
+    zeros_aligned,
+)
 from dither.data.downloads import Download, Origin, Progress, obtain
 from dither.data.hashing import hash_table
 from dither.data.schema import Schema, draft_from_frame, with_label_bounds
-from dither.data.tables import StrPath, read_table
+from dither.data.tables import StrPath, join_tables, read_table, table_files
 from dither.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
@@ -251,7 +259,7 @@ def _entry(name: str) -> CatalogEntry:
 def load(
     name: str = "",
     *,
-    path: StrPath = "",
+    path: StrPath | Sequence[StrPath] = "",
     test_path: StrPath = "",
     label: str = "",
     schema: Schema | StrPath = "",
@@ -267,6 +275,7 @@ def load(
     label_bounds: Sequence[float] = (),
 ) -> Dataset:
     """Load a data set by its `name`, or a user's own file by its `path` (.csv, .parquet, .npz, a folder of .npy).
+    A folder, a pattern (`data/*.csv`) or a list of tables has one file for each institution.
 
     encoding, features   see `Schema.encode`
     schema               a `Schema` or a schema.toml; without one, your own table gets a draft in memory
@@ -284,7 +293,8 @@ def load(
         raise DataError(f"{given} given; give exactly one")
     if stream not in STREAM:
         raise DataError(f"stream={stream!r} is unknown{did_you_mean(stream, STREAM)}")
-    is_folder = bool(path) and Path(path).expanduser().is_dir()
+    files = table_files(path) if path else []
+    is_folder = bool(path) and not files and Path(cast(StrPath, path)).expanduser().is_dir()
     if stream == "yes" and not is_folder:
         raise DataError(
             f"stream='yes', but {name or str(path)!r} is not a folder of .npy files (x.npy, y.npy); leave it out, "
@@ -297,6 +307,9 @@ def load(
             if value:
                 raise DataError(f"{key}={str(value)!r} is for your own files; leave it out with name={name!r}")
         return _checked(_load_named(_entry(name), schema, table, data_dir, progress), task)
+    if files:
+        return _checked(_load_own_tables(files, test_path, label, schema, table), task)
+    path = cast(StrPath, path)
     if not is_folder and Path(path).suffix.lower() != ".npz":
         return _checked(_load_own_table(path, test_path, label, schema, table), task)
     kind = "folder of .npy files" if is_folder else ".npz file"
@@ -358,9 +371,46 @@ def _load_own_table(
     schema: Schema | StrPath,
     options: TableOptions,
 ) -> Dataset:
-    """A user's own table. Without a schema one is drafted in memory, and the notes say so."""
-    agreed = _schema(schema)
+    """A user's own table."""
     frame, name = read_table(path), Path(path).name
+    agreed = _own_schema(frame, name, label, schema, options)
+    test = read_table(test_path) if test_path else None
+    return dataset_from_tables(name, frame, test, agreed, options)._replace(record_hashes=hash_table(frame))
+
+
+def _load_own_tables(
+    files: Sequence[Path], test_path: StrPath, label: str, schema: Schema | StrPath, options: TableOptions
+) -> Dataset:
+    """Tables of several institutions, one file each."""
+    tables = [read_table(file) for file in files]
+    frame = tables[0] if schema else join_tables(files, tables)
+    agreed = _own_schema(frame, files[0].resolve().parent.name, label, schema, options)
+    test = read_table(test_path) if test_path else None
+    sources = [
+        Source(name, file, hash_table(table))
+        for name, file, table in zip(_client_names(files), files, tables, strict=True)
+    ]
+    for file, table in zip(files, tables, strict=True):
+        try:
+            agreed.check_columns(table)
+        except DataError as error:
+            raise DataError(f"{file.name!r}: {error}") from None
+    return dataset_from_sources(sources, tables, test, agreed, options)
+
+
+def _client_names(files: Sequence[Path]) -> list[str]:
+    """The name of each client: its file's, as short as they differ."""
+    for names in ([file.stem for file in files], [file.name for file in files], [str(file) for file in files]):
+        if len(set(names)) == len(names):
+            return names
+    raise DataError("data.path lists a file twice; list each institution's file once")
+
+
+def _own_schema(
+    frame: pd.DataFrame, name: str, label: str, schema: Schema | StrPath, options: TableOptions
+) -> Schema:
+    """The schema of a user's own table. Without one, a draft is made in memory, and the notes say so."""
+    agreed = _schema(schema)
     if agreed is None:
         if not label:
             raise DataError(f'no label column is given for {name!r}; give label = "COLUMN" or a schema')
@@ -372,9 +422,7 @@ def _load_own_table(
         raise DataError(
             f"label={label!r}, but the schema's label column is {agreed.label.column!r}; make them agree"
         )
-    agreed = with_label_bounds(agreed, options.label_bounds)
-    test = read_table(test_path) if test_path else None
-    return dataset_from_tables(name, frame, test, agreed, options)._replace(record_hashes=hash_table(frame))
+    return with_label_bounds(agreed, options.label_bounds)
 
 
 def _schema(schema: Schema | StrPath) -> Schema | None:

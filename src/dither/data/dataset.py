@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -186,6 +187,14 @@ def zeros_aligned(shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
 MISSING_GROUP = "(missing)"
 
 
+class Source(NamedTuple):
+    """One institution's file among several: the client's name, the file, and the hash of each record."""
+
+    name: str
+    path: Path
+    record_hashes: np.ndarray
+
+
 class Dataset(NamedTuple):
     """Training and test records of one data set.
 
@@ -194,7 +203,7 @@ class Dataset(NamedTuple):
     streamed from disk, `x_*` are `MappedArray`. `groups*` hold the partition column, one value per
     record. `covered` is False when the encoding used values read from the records: no ε covers that step, and
     `notes` say which values. Of a folder, `digest` covers every file and `ledger_digest` the records and labels
-    only.
+    only. `sources` are the files where there is one for each institution; `groups` then name the file.
     """
 
     name: str
@@ -214,6 +223,7 @@ class Dataset(NamedTuple):
     ledger_digest: str = ""
     record_hashes: np.ndarray | None = None  # of a user's own file: `data.hashing`
     label_bounds: tuple[float, float] | None = None  # of a regression
+    sources: tuple[Source, ...] = ()
 
     @property
     def streamed(self) -> bool:
@@ -364,6 +374,37 @@ def dataset_from_tables(
     return hold_out(dataset, options.test_fraction, options.seed) if test is None else dataset
 
 
+def dataset_from_sources(
+    sources: Sequence[Source],
+    tables: Sequence[pd.DataFrame],
+    test: pd.DataFrame | None,
+    schema: Schema,
+    options: TableOptions,
+) -> Dataset:
+    """One table for each institution. Each is encoded, and split where no test table is given, by itself: its
+    training records are those that the institution would have in a federation."""
+    parts = [
+        dataset_from_tables(source.name, table, None, schema, options)
+        if test is None
+        else dataset_from_tables(source.name, table, test[:0], schema, options)
+        for source, table in zip(sources, tables, strict=True)
+    ]
+    if not options.group_column:
+        parts = [
+            part._replace(
+                groups=np.full(len(part.y_train), source.name), groups_test=np.full(len(part.y_test), source.name)
+            )
+            for source, part in zip(sources, parts, strict=True)
+        ]
+    if test is not None:
+        scored = dataset_from_tables("", test[:0], test, schema, options)
+        nobody = np.full(len(scored.y_test), MISSING_GROUP)
+        parts.append(scored._replace(groups=nobody[:0], groups_test=nobody))
+    arrays = ("x_train", "y_train", "x_test", "y_test", "groups", "groups_test")
+    joined: dict[str, Any] = {key: np.concatenate([getattr(part, key) for part in parts]) for key in arrays}
+    return parts[0]._replace(**joined, sources=tuple(sources))
+
+
 def _encode(
     frame: pd.DataFrame, schema: Schema, options: TableOptions
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
@@ -382,7 +423,7 @@ def _encode(
 # may differ in size; padding is the engine's task. Every kind is deterministic in the seed, and every client has
 # at least one record.
 
-PARTITIONS = ("iid", "one-class", "similarity", "dirichlet", "column")
+PARTITIONS = ("iid", "one-class", "similarity", "dirichlet", "column", "files")
 DIRICHLET_DRAWS = 100
 
 
@@ -422,6 +463,7 @@ def partition(
                   2022); with `records_per_client`, each client of that size with its own Dirichlet mix of
                   classes (Hsu et al. 2019)
     "column"      each value of a column of the table is one client; `num_clients` is then 0 or their number
+    "files"       each file is one client, where the records were loaded from several; `num_clients` as above
 
     `records_per_client` > 0 gives every client exactly that many records and leaves the rest unused.
     """
@@ -439,6 +481,11 @@ def partition(
     if records_per_client < 0:
         raise DataError(f"records_per_client={records_per_client} is negative; give 0 for all records")
     rng = stream(seed, "partition")
+    if kind == "files":
+        if not isinstance(dataset_or_labels, Dataset) or not dataset_or_labels.sources:
+            raise DataError("partition 'files' needs several files: a folder, a pattern or a list as data.path")
+        groups, names = dataset_or_labels.groups, tuple(source.name for source in dataset_or_labels.sources)
+        return _by_group(groups, names, "there are {} files", num_clients, records_per_client, rng)
     if kind == "column":
         return _by_column(labels, groups, num_clients, records_per_client, rng)
     if num_clients < 1:
@@ -612,26 +659,46 @@ def _by_column(
     values = np.asarray(groups)
     if len(values) != len(labels):
         raise DataError(f"groups has {len(values)} values for {len(labels)} records; one per record is needed")
-    names, client_of = np.unique(values, return_inverse=True)
+    names = tuple(str(name) for name in np.unique(values))
+    return _by_group(values, names, "the column has {} values", num_clients, records_per_client, rng)
+
+
+# reason: one parameter for each fact of a partition
+def _by_group(
+    groups: np.ndarray | None,
+    names: tuple[str, ...],
+    what: str,
+    num_clients: int,
+    records_per_client: int,
+    rng: np.random.Generator,
+) -> ClientPartition:
+    """One client for each name; the rows of each are ascending."""
     if num_clients not in (0, len(names)):
         raise DataError(
-            f"num_clients={num_clients}, but the column has {len(names)} values; set num_clients to "
-            f"{len(names)} or 0"
+            f"num_clients={num_clients}, but {what.format(len(names))}; set num_clients to {len(names)} or 0"
         )
+    values, client_of = np.unique(np.asarray(groups), return_inverse=True)
+    # One sort for all clients.
+    counts = np.bincount(client_of, minlength=len(values))
+    rows_of = dict(
+        zip(
+            (str(value) for value in values),
+            np.split(np.argsort(client_of, kind="stable"), np.cumsum(counts)[:-1]),
+            strict=True,
+        )
+    )
     parts: list[np.ndarray] = []
-    # One sort for all clients; the rows of each are ascending.
-    counts = np.bincount(client_of, minlength=len(names))
-    of_clients = np.split(np.argsort(client_of, kind="stable"), np.cumsum(counts)[:-1])
-    for name, rows in zip(names, of_clients, strict=True):
+    for name in names:
+        rows = rows_of[name]
         if records_per_client:
             if len(rows) < records_per_client:
                 raise DataError(
-                    f"client {str(name)!r} has {len(rows)} records, records_per_client={records_per_client}; "
+                    f"client {name!r} has {len(rows)} records, records_per_client={records_per_client}; "
                     f"lower it to {len(rows)} or less"
                 )
             rows = rng.permutation(rows)[:records_per_client]
         parts.append(rows)
-    return _partition(parts, tuple(str(name) for name in names))
+    return _partition(parts, names)
 
 
 def _partition(rows: Sequence[np.ndarray], names: tuple[str, ...]) -> ClientPartition:

@@ -293,6 +293,10 @@ class Schema:
             return Encoded(x, None, names)
         return Encoded(x, self.encode_labels(frame), names)
 
+    def check_columns(self, frame: pd.DataFrame) -> None:
+        """`DataError` where the table lacks the label or a feature."""
+        _need_columns(frame, [self.label.column, *(column.name for column in self.columns)])
+
     def feature_names(self, features: str = "all") -> tuple[str, ...]:
         """The name of every column of `x`: "age", "sex=female", "sex=(other)"."""
         names: list[str] = []

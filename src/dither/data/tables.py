@@ -206,6 +206,28 @@ def table_files(path: StrPath | Collection[StrPath]) -> list[Path]:
     return files
 
 
+def join_tables(files: Collection[Path], tables: Collection[pd.DataFrame]) -> pd.DataFrame:
+    """The rows of several tables with the same columns, in whatever order."""
+    import pandas as pd
+
+    first, *others = tables
+    first_file, *other_files = files
+    for file, table in zip(other_files, others, strict=True):
+        for name in sorted(set(map(str, first.columns)) ^ set(map(str, table.columns))):
+            has, lacks = (first_file, file) if name in first.columns else (file, first_file)
+            raise DataError(
+                f"{lacks.name!r} has no column {name!r}, which {has.name!r} has; rename or add it, or give a "
+                "schema of the columns that all files have"
+            )
+    columns = {}
+    for name in first.columns:
+        parts = [table[name] for table in tables]
+        if len({part.dtype for part in parts}) > 1:
+            parts = [part.astype(str) for part in parts]
+        columns[name] = pd.concat(parts, ignore_index=True)
+    return pd.DataFrame(columns)
+
+
 def existing_file(path: StrPath) -> Path:
     """The path of a file that exists, or a clear error."""
     path = Path(path).expanduser()

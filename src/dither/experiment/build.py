@@ -381,7 +381,7 @@ def load_data(spec: Spec, *, data_dir: str | Path | None = None, stream: str = "
     d = spec.data
     dataset = data.load(
         "" if d.path else d.name,
-        path=d.path,
+        path=d.paths,
         test_path=d.test_path,
         label=d.label,
         schema=d.schema,
@@ -397,6 +397,11 @@ def load_data(spec: Spec, *, data_dir: str | Path | None = None, stream: str = "
     )
     dataset = data.pool(dataset) if d.split == "per-client" else dataset
     return dataset if d.part == "all" else data.public_part(dataset, d.part, d.public_fraction)
+
+
+def by_file(spec: Spec, dataset: data.Dataset) -> bool:
+    """Whether each of several files is one client."""
+    return spec.data.partition == "files" or (spec.data.partition == "iid" and bool(dataset.sources))
 
 
 def pooled(dataset: data.Dataset) -> Arrays:
@@ -416,7 +421,7 @@ def deal(
     x, y = arrays or pooled(dataset)
     everything = data.partition(
         dataset,
-        kind=d.partition,
+        kind="files" if by_file(spec, dataset) else d.partition,
         num_clients=spec.num_clients,
         seed=spec.seed,
         similarity=d.similarity,

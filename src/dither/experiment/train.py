@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
 
-from dither.accounting.ledger.runs import Ledger, Spending, data_id
+from dither.accounting.ledger.runs import JointSpending, Ledger, Spending, data_id
 from dither.data import Dataset, hash_records
 from dither.errors import BudgetExhausted, ClientRefused, DitherError, RunExists, SpecError
 from dither.experiment import plots
@@ -22,6 +23,7 @@ from dither.experiment.build import (
     Compiled,
     Experiment,
     build_experiment,
+    by_file,
     check,
     claim_after,
     compiled,
@@ -170,7 +172,7 @@ def _resolve(
 
 def spending(
     experiment: Experiment, folder: RunFolder, ledger: str | Path | None, *, new_ledger: bool = False
-) -> Spending | None:
+) -> Spending | JointSpending | None:
     """The run's account in a ledger, or None for a set of the catalogue without one."""
     spec = experiment.spec
     if ledger is None and not spec.data.path:
@@ -185,20 +187,9 @@ def spending(
     anchor = anchor if anchor.is_file() else folder.path / "local" / "ledger-anchor.json"
     book = Ledger(ledger or Ledger.default_path(), anchor=anchor)
     own_rows = spec.data.partition == "column"
-    # What was read is charged, not what lies there by now.
-    digest = experiment.dataset.ledger_digest
-    dataset = data_id(book, path=spec.data.path, name=spec.data.name, digest=digest)
-    if spec.data.path:
-        read, name = experiment.dataset.record_hashes, Path(spec.data.path).name
-        book.identify(
-            dataset,
-            lambda: hash_records(spec.data.path) if read is None else read,
-            file=name,
-            name=spec.data.id,
-            new_ledger=new_ledger,
-        )
-    budget = book.budget(dataset)
-    if budget is not None and budget.view == "sum" and spec.aggregation == "off":
+    datasets = _identified(experiment, book, new_ledger=new_ledger)
+    budgets = [budget for budget in map(book.budget, datasets) if budget is not None]
+    if any(budget.view == "sum" for budget in budgets) and spec.aggregation == "off":
         raise SpecError(
             "the budget of this data is against a server that sees only sums, but secagg.mode is 'off': set it to "
             "'real' or 'ideal', or set the budget for --view upload"
@@ -208,14 +199,45 @@ def spending(
     made_of = np.frombuffer(origin(experiment, folder.provenance()).encode(), np.uint8)
     # Where a run may go on without some clients, nobody's noise is counted on in a sum.
     missing = experiment.plan.cohort_size - 1 if spec.federation.refused == "continue" else None
-    return Spending(
-        book,
-        experiment.accountant(missing),
-        run=f"{folder.run_id()}-{book.fingerprint(made_of)}",
-        dataset=dataset,
-        clients=experiment.partition.names if own_rows else None,
-        replay=spec.source_of_randomness == "seeded",
-    )
+    accountant = experiment.accountant(missing)
+    one_client_each = by_file(spec, experiment.dataset)
+    accounts = [
+        Spending(
+            book,
+            accountant,
+            run=f"{folder.run_id()}-{book.fingerprint(made_of)}",
+            dataset=dataset,
+            clients=experiment.partition.names if own_rows else None,
+            client=number if one_client_each else None,
+            replay=spec.source_of_randomness == "seeded",
+        )
+        for number, dataset in enumerate(datasets)
+    ]
+    return accounts[0] if len(accounts) == 1 else JointSpending(accounts)
+
+
+def _identified(experiment: Experiment, book: Ledger, *, new_ledger: bool) -> list[str]:
+    """The ledger's ids of the records: one for each file, after saying which records it holds."""
+    spec, dataset = experiment.spec, experiment.dataset
+    if dataset.sources:
+        ids = [data_id(book, path=str(source.path)) for source in dataset.sources]
+        for each, source in zip(ids, dataset.sources, strict=True):
+            rows = partial(np.asarray, source.record_hashes)
+            name = f"{spec.data.id}/{source.name}" if spec.data.id else ""
+            book.identify(each, rows, file=source.path.name, name=name, new_ledger=new_ledger)
+        return ids
+    # What was read is charged, not what lies there by now.
+    only = data_id(book, path=spec.data.path, name=spec.data.name, digest=dataset.ledger_digest)
+    if spec.data.path:
+        read = dataset.record_hashes
+        book.identify(
+            only,
+            lambda: hash_records(spec.data.path) if read is None else read,
+            file=spec.data.title,
+            name=spec.data.id,
+            new_ledger=new_ledger,
+        )
+    return [only]
 
 
 def resume(path: str | Path, **arguments: Any) -> Report:
@@ -246,7 +268,7 @@ def train(
     experiment: Experiment,
     folder: RunFolder | None,
     shards: Shards,
-    account: Spending | None,
+    account: Spending | JointSpending | None,
     clock: Clock,
     options: RunOptions,
 ) -> Report:
@@ -402,7 +424,7 @@ class _Recorder:
         self,
         experiment: Experiment,
         folder: RunFolder,
-        account: Spending | None,
+        account: Spending | JointSpending | None,
         clock: Clock,
         options: RunOptions,
     ) -> None:
@@ -534,7 +556,7 @@ def report_of(
         spec=spec,
         evaluations=tuple(rows),
         method=spec.method,
-        data=spec.data.path or spec.data.name,
+        data=spec.data.path.replace("\n", ", ") or spec.data.name,
         test_accuracy=last.get("test_accuracy"),
         test_r2=last.get("test_r2"),
         loss=last["loss"],
@@ -683,7 +705,7 @@ def provenance(experiment: Experiment) -> dict[str, Any]:
 
 def default_folder(spec: Spec) -> Path:
     """runs/METHOD-DATA-TIME, made distinct when two start in the same second."""
-    stem = Path(spec.data.path).stem if spec.data.path else spec.data.name
+    stem = Path(spec.data.title).stem.replace(" ", "-").strip("*")
     base = Path("runs") / f"{Path(spec.method).stem}-{stem}-{datetime.now():%Y%m%d-%H%M%S}"
     path, number = base, 2
     while path.exists():
@@ -736,7 +758,7 @@ def _check_refused(state: engine.State, round: int) -> None:
 
 
 def _title(spec: Spec) -> str:
-    return f"{spec.method} on {Path(spec.data.path).name or spec.data.name}"
+    return f"{spec.method} on {spec.data.title}"
 
 
 def _subtitle(experiment: Experiment) -> str:

@@ -24,6 +24,8 @@ from dither.spec.options import METHODS, Option, declared
 
 __all__ = ["METHODS", "Spec"]
 
+_BETWEEN_FILES = "\n"  # of data.path, where it lists several
+
 
 def _key(default: Any, help: str, choices: tuple[Any, ...] = (), **checks: Any) -> Any:
     """A field of the spec: its default, one line of help, and what its value must satisfy."""
@@ -35,7 +37,11 @@ class DataSpec:
     """Which records, and who holds them."""
 
     name: str = _key("adult", "data set of the catalogue (dither data list); empty with path")
-    path: str = _key("", "your own records: .csv, .parquet, .npz, or a folder of .npy files")
+    path: str = _key(
+        "",
+        "your own records: a .csv, .parquet or .npz file, a folder of .npy files; or a folder, a pattern or a "
+        "list of tables, one for each institution",
+    )
     test_path: str = _key("", "your own test file; without it test_fraction of path is held out")
     test_public: bool = _key(False, "your own test records are public: only then is the model scored on them")
     id: str = _key("", "your name for the records of path: the ledger charges files with the same name together")
@@ -46,9 +52,11 @@ class DataSpec:
     schema: str = _key("", "schema.toml that fixes the encoding (dither data schema FILE)")
     encoding: str = _key("minmax", "numeric columns: by bounds to [0, 1], or centred", ("minmax", "standard"))
     features: str = _key("all", "columns used", ("all", "categorical", "ordinal"))
-    test_fraction: float = _key(0.2, "held out of path when there is no test_path", above=0.0, below=1.0)
+    test_fraction: float = _key(0.2, "held out of path when there is no test_path", at_least=0.0, below=1.0)
     partition: str = _key(
-        "iid", "who holds which records", ("iid", "one-class", "similarity", "dirichlet", "column")
+        "iid",
+        "who holds which records; of several files each is one client unless this says otherwise",
+        ("iid", "one-class", "similarity", "dirichlet", "column", "files"),
     )
     similarity: float = _key(0.0, "percent of i.i.d. records for partition='similarity'", at_least=0, at_most=100)
     alpha: float = _key(0.5, "concentration for partition='dirichlet'", above=0.0)
@@ -69,6 +77,19 @@ class DataSpec:
         ("auto", "yes", "no"),
     )
     stream_memory: float = _key(1.0, "gigabytes of streamed records held at once", above=0.0)
+
+    @property
+    def paths(self) -> str | tuple[str, ...]:
+        """`path`, or its files where it is a list."""
+        files = tuple(self.path.split(_BETWEEN_FILES))
+        return files if len(files) > 1 else self.path
+
+    @property
+    def title(self) -> str:
+        """What the records are called: the name of the set, of the file, or of the first file."""
+        first, *others = self.path.split(_BETWEEN_FILES)
+        more = f" and {len(others)} more" if others else ""
+        return (Path(first).name or first) + more if first else self.name
 
 
 @dataclass(frozen=True)
@@ -197,7 +218,7 @@ class Spec:
         0, "seed of partition, initial model, cohorts, batches and noise", at_least=0, at_most=2**32 - 1
     )
     num_clients: int = _key(
-        100, "clients in the federation; 0 with partition='column': one for each value", at_least=0
+        100, "clients in the federation; 0: one for each file, or for each value of data.column", at_least=0
     )
     cohort_size: int = _key(50, "clients that take part in a round", at_least=1)
     num_rounds: int = _key(200, "rounds", at_least=1)
@@ -446,10 +467,13 @@ _LEAST_CLIP = 1e-12
 def _check_together(spec: Spec) -> None:
     if 0 < spec.num_clients < spec.cohort_size:
         raise SpecError(f"cohort_size={spec.cohort_size} exceeds num_clients={spec.num_clients}")
-    if spec.num_clients == 0 and spec.data.partition != "column":
-        raise SpecError("num_clients=0 is only for data.partition='column'; give the number of clients")
+    if spec.num_clients == 0 and spec.data.partition not in ("column", "files", "iid" if spec.data.path else ""):
+        raise SpecError(
+            "num_clients=0 is for data.partition='column' or 'files'; give the number of clients for "
+            f"{spec.data.partition!r}"
+        )
     _check_task(spec)
-    table = Path(spec.data.path).suffix.lower() in (".csv", ".parquet")
+    table = Path(spec.data.path).suffix.lower() in (".csv", ".tsv", ".parquet")
     if table and not (spec.data.label or spec.data.schema):
         raise SpecError(f"data.path={spec.data.path!r} needs data.label, the name of the label column")
     if not spec.data.path and not spec.data.name:
@@ -498,6 +522,10 @@ _ANY_NUMBERS = ("data.label_bounds",)  # all other lists are of numbers above 0
 
 
 def _convert(name: str, value: Any, wanted: Any) -> Any:
+    if name == "data.path" and isinstance(value, list | tuple):
+        if not value or not all(isinstance(each, str | Path) and str(each) for each in value):
+            raise SpecError(f"data.path={value!r} must be a path or a list of paths")
+        return _BETWEEN_FILES.join(map(str, value))
     if wanted is bool and isinstance(value, bool):
         return value
     if wanted is int and isinstance(value, int) and not isinstance(value, bool):

@@ -3,7 +3,9 @@
 Whose account? A record may sit with client 3 today and with client 5 tomorrow, or be dealt out by another
 column: so every run is charged to the account "every record" with what its most exposed client reveals, and the
 budget of a data set holds for that account. With `data.partition = "column"` each institution has an account of
-its own besides, which its own budget may limit further.
+its own besides, which its own budget may limit further. Where each institution has a file of its own, each file is
+a data set of its own, charged with what its client reveals: as in a federation, where the institution's own ledger
+has the same entries.
 """
 
 from __future__ import annotations
@@ -37,8 +39,9 @@ def data_id(ledger: Ledger, *, path: str = "", name: str = "", digest: str = "")
 
 
 class Spending:
-    """The account of one run in a ledger. `clients` are their names where each has an account of its own; with
-    `replay` the same bits leave again when rounds are made again (seeded noise)."""
+    """The account of one run in a ledger. `clients` are their names where each has an account of its own; where
+    the data set is the file of one `client`, only what that one reveals is charged. With `replay` the same bits
+    leave again when rounds are made again (seeded noise)."""
 
     def __init__(
         self,
@@ -49,11 +52,12 @@ class Spending:
         dataset: str,
         clients: Sequence[str] | None,
         replay: bool,
+        client: int | None = None,
     ) -> None:
         self.ledger, self.run, self.dataset = ledger, run, dataset
         self._plan, self._conditions = accountant.plan, accountant.conditions
         self._releases = accountant.ledger_releases
-        self._clients, self._replay = clients, replay
+        self._clients, self._client, self._replay = clients, client, replay
         self._everyone = all(len(cohort) == self._plan.num_clients for cohort in self._plan.cohorts)
         self._alike: list[np.ndarray] | None = None  # asked once
         self._charged: list[tuple[int, int]] = []  # stretches of rounds that this run has been charged for
@@ -94,11 +98,27 @@ class Spending:
         self._charged, self._next = [*self._charged, (start, stop)], stop
         return stop
 
+    def affordable(self, start: int, stop: int) -> int:
+        """How far `pay` would get; nothing is charged. Raises as `pay` does."""
+        charged = self._charged if start == self._next else self._before(start)
+        if charged or self.ledger.is_registered(self.dataset, self.run):
+            end = start + self.ledger.affordable(
+                self.dataset,
+                lambda i: self._charges([*charged, (start, start + i)], start + i, start + i + 1),
+                stop - start,
+                run=self.run,
+                start=start,
+                conditions=self._conditions,
+            )
+        else:
+            end = self._last_affordable(start, len(self._plan.cohorts))
+        return min(stop, end) if end > start else self.pay(start, stop)
+
     def _last_affordable(self, start: int, end: int) -> int:
         """The last round up to which this run could be registered and paid."""
         low, high = start, end  # low can be paid; beyond high nothing is asked
+        middle = end
         while low < high:
-            middle = (low + high + 1) // 2
             payable = self.ledger.affords(
                 self.run,
                 self.dataset,
@@ -107,6 +127,7 @@ class Spending:
                 conditions=self._conditions,
             )
             low, high = (middle, high) if payable else (low, middle - 1)
+            middle = (low + high + 1) // 2
         return low
 
     def _before(self, start: int) -> list[tuple[int, int]]:
@@ -133,6 +154,8 @@ class Spending:
             self._charged = self._before(start)  # another process continues this run too
 
     def _charges(self, before: Sequence[tuple[int, int]], start: int, stop: int) -> list[Charge]:
+        if self._client is not None:
+            return [Charge(EVERY_RECORD, compress(self._seen(start, stop).get(self._client, [])))]
         # What the run reveals with these rounds less what it was charged before: summed over any chunks it holds
         # what the most exposed client has revealed.
         if self._everyone:  # then these rounds add what they reveal by themselves
@@ -141,13 +164,19 @@ class Spending:
         everyone = Charge(EVERY_RECORD, list(added.items()))
         if self._clients is None:
             return [everyone]
-        own: dict[int, list[tuple[Release, ...]]] = {}
+        by_client = sorted(self._seen(start, stop).items())
+        return [everyone, *(Charge(self._clients[client], compress(seen)) for client, seen in by_client)]
+
+    def _seen(self, start: int, stop: int) -> dict[int, list[tuple[Release, ...]]]:
+        """What each client reveals in rounds start..stop-1."""
+        seen: dict[int, list[tuple[Release, ...]]] = {}
         for index in range(start, stop):
             cohort = self._plan.cohorts[index]
             for client in np.asarray(cohort).tolist():
-                info = RoundInfo(index, client, int(self._plan.client_sizes[client]), len(cohort))
-                own.setdefault(client, []).append(self._releases(info))
-        return [everyone, *(Charge(self._clients[client], compress(seen)) for client, seen in sorted(own.items()))]
+                if self._client in (None, client):
+                    info = RoundInfo(index, client, int(self._plan.client_sizes[client]), len(cohort))
+                    seen.setdefault(client, []).append(self._releases(info))
+        return seen
 
     def _exposed(self, stretches: Sequence[tuple[int, int]]) -> Counter[tuple[Release, ...]]:
         """What the most exposed client reveals in these stretches of rounds, each with noise of its own."""
@@ -173,4 +202,21 @@ class Spending:
         return self._answers[numbers]
 
 
-__all__ = ["EVERY_RECORD", "Budget", "Ledger", "Spending", "data_id"]
+class JointSpending:
+    """The accounts of one run on several files: no round is made that one of them cannot pay."""
+
+    def __init__(self, accounts: Sequence[Spending]) -> None:
+        self._accounts = accounts
+        self.ledger, self.dataset = accounts[0].ledger, ", ".join(account.dataset for account in accounts)
+
+    def pay(self, start: int, stop: int) -> int:
+        """As `Spending.pay`, for all files. Nothing is charged before every file is found to afford it."""
+        for account in self._accounts:
+            stop = account.affordable(start, stop)
+        for account in self._accounts:
+            # Where another process has spent in between, one file may pay for rounds that are not made.
+            stop = account.pay(start, stop)
+        return stop
+
+
+__all__ = ["EVERY_RECORD", "Budget", "JointSpending", "Ledger", "Spending", "data_id"]

@@ -14,6 +14,7 @@ import numpy as np
 
 from dither import data
 from dither.data import Dataset, stream
+from dither.data.tables import TABLE_SUFFIXES
 from dither.errors import DataError, SpecError
 from dither.experiment.build import load_data
 from dither.experiment.plan.candidates import INTEGER_KEYS, Infeasible, clip_key, proxy_spec
@@ -134,9 +135,9 @@ def planning_data(
                 "on them would have to be charged to their budget"
             )
         return base, synthetic_data(records, _features(base, dim)), records
-    is_file = Path(proxy).suffix.lower() in (".csv", ".parquet", ".npz")
+    is_file = Path(proxy).suffix.lower() in (*TABLE_SUFFIXES, ".npz") or bool(data.table_files(proxy))
     where = {"data.path": proxy, "data.name": ""} if is_file else {"data.name": proxy, "data.path": ""}
-    private = base.data.path and Path(base.data.path).resolve() == Path(proxy).resolve()
+    private = base.data.path and _places(base.data.paths) & _places(proxy)
     if is_file and private and not public_fraction:
         raise SpecError(
             f"{proxy!r} is the plan's own private data: an estimate on it would have to be charged to its budget; "
@@ -160,6 +161,12 @@ def planning_data(
     if records is None:
         raise SpecError("give --records, the number of private training records that the plan is for")
     return base, proxy_data(dataset, records, source), records
+
+
+def _places(path: str | tuple[str, ...]) -> set[Path]:
+    """The files and the folder that a path stands for."""
+    listed = [path] if isinstance(path, str) else path
+    return {Path(each).expanduser().resolve() for each in (*listed, *data.table_files(path))}
 
 
 def _features(base: Spec, dim: int) -> int:
