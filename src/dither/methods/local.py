@@ -252,19 +252,22 @@ def noisy_gradients(model: Model, plan: PrivacyPlan, *, source: str) -> NoisyGra
         )
         decay, start = float(hyper["noise_log_decay"]), float(hyper["noise_decay_start"])
         if schedule.name != "steps":
-            factor = schedule.factor(info.index, 0, decay, start)
-            return (first._replace(noise_std=first.noise_std * factor),)
+            return (_scheduled(first, schedule.factor(info.index, 0, decay, start)),)
         rates = first.rates * plan.local_steps if len(first.rates) == 1 else first.rates
         return tuple(
-            first._replace(
-                uses=1,
-                noise_std=first.noise_std * schedule.factor(info.index, step, decay, start),
-                rates=rates[step : step + 1],
+            _scheduled(first, schedule.factor(info.index, step, decay, start))._replace(
+                uses=1, rates=rates[step : step + 1]
             )
             for step in range(plan.local_steps)
         )
 
     return NoisyGradients(at, releases, sampler)
+
+
+def _scheduled(release: types.Release, factor: float) -> types.Release:
+    """The release with its noise times a factor, which float32 computes as an exponential."""
+    error = exact.accumulated(8 + 8 * abs(math.log(factor))) if release.exact and factor != 1 else 0.0
+    return release._replace(noise_std=release.noise_std * factor, sensitivity=release.sensitivity * (1 + error))
 
 
 # Exact noise (R7): what is rounded, and how far one record moves it in float32
@@ -284,8 +287,8 @@ def noisy_vector(plan: PrivacyPlan, key: types.Key, tree: Params, *, noise_std: 
 
 
 def clip_whole(plan: PrivacyPlan, tree: Params, clip_norm: Array) -> Params:
-    """`clipping.clip`, with an error that exact noise has a bound for."""
-    return clipping.clip(tree, clip_norm, norm=clipping.blocked_norm if is_exact(plan) else clipping.norm)
+    """The tree, clipped as a whole, last of all before the plan's noise."""
+    return (clipping.exact_clip if is_exact(plan) else clipping.clip)(tree, clip_norm)
 
 
 def _exact_gradients(

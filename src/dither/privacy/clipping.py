@@ -55,7 +55,7 @@ def norm_error(model: Model) -> float:
     """How much longer than the clip float32 may leave a record's clipped gradient, relatively (R7)."""
     params = jax.eval_shape(model.init, jax.random.key(0))
     if not model.layers:
-        return exact.norm_error(count_params(params))
+        return exact.norm_error(count_params(params) + len(jax.tree.leaves(params)))
     widths = [sum(params[layer.name]["w"].shape) for layer in model.layers]
     return exact.norm_error(max(widths) + len(widths))
 
@@ -66,6 +66,12 @@ def clip(tree: PyTree, clip_norm: Array, *, norm: Callable[[PyTree], Array] = no
     length = jnp.where(jnp.isfinite(length), length, jnp.inf)
     scale = jnp.minimum(1.0, clip_norm / jnp.maximum(length, _TINY))
     return jax.tree.map(lambda leaf: jnp.where(jnp.isfinite(leaf), leaf, 0) * scale, tree)
+
+
+def exact_clip(tree: PyTree, clip_norm: Array) -> PyTree:
+    """`clip` with an error that `exact.whole_error` bounds. What is measured is what is scaled: the compiler may
+    not compute it twice, to other bits."""
+    return clip(jax.lax.optimization_barrier(tree), clip_norm, norm=blocked_norm)
 
 
 def projected(tree: PyTree, radius: float) -> PyTree:
@@ -155,8 +161,8 @@ def on_lattice(
     """
     if mode == "batch":
         mean = regularised(_batch_mean(model, params, x, y, weights, divisor), params, l2)
-        fraction = (blocked_norm(mean) > clip_norm).astype(jnp.float32)
-        return Clipped(lattice.rounded(clip(mean, clip_norm, norm=blocked_norm), scale), fraction)
+        fraction = (norm(mean) > clip_norm).astype(jnp.float32)
+        return Clipped(lattice.rounded(exact_clip(mean, clip_norm), scale), fraction)
     size = exact.block_size(x.shape[0])
     filled = [jnp.pad(a, [(0, -len(a) % size)] + [(0, 0)] * (a.ndim - 1)) for a in (x, y, weights)]
     blocks = [a.reshape(-1, size, *a.shape[1:]) for a in filled]
@@ -186,7 +192,7 @@ def example_clipped_sum(
     x = jnp.where(jnp.isfinite(x), x, 0)  # part of the gather that made x: it costs nothing
     if model.layers:
         return _dense_clipped_sum(model, params, x, y, weights, clip_norm=clip_norm, stored=stored)
-    return _generic_clipped_sum(model, params, x, y, weights, clip_norm=clip_norm)
+    return _generic_clipped_sum(model, params, x, y, weights, clip_norm=clip_norm, stored=stored)
 
 
 def _dense_clipped_sum(
@@ -238,12 +244,12 @@ def _product(a: Array, d: Array) -> Array:
 
 
 def _generic_clipped_sum(
-    model: Model, params: Params, x: Array, y: Array, weights: Array, *, clip_norm: Array
+    model: Model, params: Params, x: Array, y: Array, weights: Array, *, clip_norm: Array, stored: bool
 ) -> tuple[PyTree, Array]:
     from jax_privacy import clipping
 
     def loss(p: Params, one_x: Array, one_y: Array) -> Array:
-        return jnp.sum(losses(model, p, one_x, one_y))
+        return jnp.sum(losses(model, _stored_gradient(p) if stored else p, one_x, one_y))
 
     # jax-privacy wants whole micro-batches: fill up with records of weight 0.
     # A CPU is fastest one example at a time, a GPU wants many (benchmarks/clipping.py).
@@ -263,6 +269,15 @@ def _generic_clipped_sum(
     )
     total, aux = summed(params, x, y, is_padding_example=weights <= 0)
     return total, _fraction(aux.grad_norms, weights, clip_norm)
+
+
+@jax.custom_vjp
+def _stored_gradient(params: Params) -> Params:
+    """The parameters; the gradient in them is computed once and stored."""
+    return params
+
+
+_stored_gradient.defvjp(lambda params: (params, None), lambda _, g: (jax.lax.optimization_barrier(g),))
 
 
 def _fraction(norms: Array, weights: Array, clip_norm: Array) -> Array:
