@@ -51,7 +51,7 @@ def claims(folder: Path, trials: int) -> None:
         "adult", values={**one, "privacy.adjacency": "replace-one"}, views=("upload",), trials=trials // 10
     )
     report.draw_trials(found, folder / "audit-gaussian-trials.png")
-    print(found.rows[0]["proven"], [(b["form"], b["value"]) for b in found.rows[0]["bounds"]])
+    print(found.rows[0].proven, [(b.form, b.value) for b in found.rows[0].bounds])
 
 
 def members(folder: Path, shadows: int) -> None:

@@ -30,6 +30,7 @@ _ROOMS = {
     "experiment.check": ("Check", "check"),
     "experiment.plan": ("Plan", "plan"),
     "experiment.report": ("Report", "load"),
+    "experiment.statistics": ("Statistics", "statistics"),
     "experiment.statement": ("Statement", "statement"),
     "experiment.sweep": ("Sweep", "sweep"),
     "experiment.train": ("run",),
@@ -59,6 +60,8 @@ if TYPE_CHECKING:
     from dither.experiment.report import load as load
     from dither.experiment.statement import Statement as Statement
     from dither.experiment.statement import statement as statement
+    from dither.experiment.statistics import Statistics as Statistics
+    from dither.experiment.statistics import statistics as statistics
     from dither.experiment.sweep import Sweep as Sweep
     from dither.experiment.sweep import sweep as sweep
     from dither.experiment.train import run as run

@@ -167,12 +167,10 @@ def test_proven_noise_meets_its_target_for_every_method(method, adjacency):
     experiment = build.build_experiment(spec)
     rows = experiment.accountant().table()
     (row,) = [
-        r
-        for r in rows
-        if (r["view"], r["adjacency"]) == (spec.privacy.view, spec.adjacency) and "message" not in r["unit"]
+        r for r in rows if (r.view, r.adjacency) == (spec.privacy.view, spec.adjacency) and "message" not in r.unit
     ]
-    assert row["value"] <= 1.5 * (1 + 1e-9)
-    assert row["value"] >= 1.5 * (1 - 1e-3)
+    assert row.value <= 1.5 * (1 + 1e-9)
+    assert row.value >= 1.5 * (1 - 1e-3)
     louder = build.build_experiment(spec.with_values({"privacy.epsilon": 0.75}))
     for name in experiment.plan.noise_names:
         assert np.all(np.asarray(louder.prepared.hyper[name]) >= np.asarray(experiment.prepared.hyper[name]))
@@ -186,19 +184,19 @@ def test_a_target_per_message_is_met_per_message():
         "privacy.clip": "batch",
     }
     experiment = build.build_experiment(spec_for("secure-fedavg", **values, **{"privacy.unit": "message"}))
-    (row,) = [
-        r for r in experiment.accountant().table() if r["unit"] == "message" and r["adjacency"] == "replace-one"
-    ]
-    assert row["value"] == pytest.approx(1.5, rel=1e-3)
+    (row,) = [r for r in experiment.accountant().table() if r.unit == "message" and r.adjacency == "replace-one"]
+    assert row.value == pytest.approx(1.5, rel=1e-3)
 
 
 def test_views_are_ordered_and_carry_everything():
     rows = build.build_experiment(spec_for("cpfed")).accountant().table()
     for adjacency in accounting.ADJACENCIES:
-        values = {r["view"]: r["value"] for r in rows if r["adjacency"] == adjacency and r["unit"] == "run"}
+        values = {r.view: r.value for r in rows if r.adjacency == adjacency and r.unit == "run"}
         assert values["upload"] >= values["sum"] >= values["broadcast"] >= values["final"]
     for row in rows:
-        assert {"view", "adjacency", "value", "delta", "unit", "recipe", "not_covered", "assumed"} <= set(row)
+        assert {"view", "adjacency", "value", "delta", "unit", "recipe", "not_covered", "assumed"} <= set(
+            row.to_json()
+        )
 
 
 def test_what_no_theorem_covers_is_refused():
@@ -207,24 +205,22 @@ def test_what_no_theorem_covers_is_refused():
     with pytest.raises(SpecError, match="adds no noise"):
         build.build_experiment(spec_for("fedavg"))
     experiment = build.build_experiment(spec_for("fedavg", **{"privacy.noise": "none"}))
-    assert all(math.isinf(row["value"]) for row in experiment.accountant().table())
+    assert all(math.isinf(row.value) for row in experiment.accountant().table())
 
 
 def test_neural_networks_get_no_credit_for_the_others_noise():
     """Sums of a network's updates are proved no better than the updates themselves (G7)."""
     network = build.build_experiment(spec_for("cpfed", **{"model.name": "mlp", "model.hidden": [4]}))
-    values = {
-        (r["view"], r["unit"]): r["value"] for r in network.accountant().table() if r["adjacency"] == "zero-out"
-    }
+    values = {(r.view, r.unit): r.value for r in network.accountant().table() if r.adjacency == "zero-out"}
     assert values["sum", "run"] == values["upload", "run"]
     asked = spec_for("cpfed", **{"model.name": "mlp", "model.hidden": [4], "privacy.assume_credit": True})
     experiment = build.build_experiment(
         asked.with_values({"cohort_size": 6, "privacy.noise": "given", "privacy.noise_std": 0.05})
     )
     rows = experiment.accountant().table()
-    sums = [r for r in rows if r["view"] == "sum" and r["adjacency"] == "replace-one"]
-    uploads = [r for r in rows if r["view"] == "upload" and r["adjacency"] == "replace-one" and r["unit"] == "run"]
-    assert sums[0]["assumed"] or sums[0]["value"] == uploads[0]["value"]
+    sums = [r for r in rows if r.view == "sum" and r.adjacency == "replace-one"]
+    uploads = [r for r in rows if r.view == "upload" and r.adjacency == "replace-one" and r.unit == "run"]
+    assert sums[0].assumed or sums[0].value == uploads[0].value
 
 
 def test_accounting_of_unequal_noise_is_per_client():
@@ -235,10 +231,9 @@ def test_accounting_of_unequal_noise_is_per_client():
     assert len(groups) >= 2
     assert max(values) == pytest.approx(1.5, rel=2e-3)
     assert min(values) < 0.8
-    spread = next(
-        r for r in experiment.accountant().table() if r["view"] == "upload" and r["adjacency"] == "zero-out"
-    )["clients"]
-    assert spread["min"] < spread["max"]
+    rows = experiment.accountant().table()
+    spread = next(r for r in rows if r.view == "upload" and r.adjacency == "zero-out").clients
+    assert spread.min < spread.max
 
 
 def test_cohorts_on_the_host_are_those_of_the_compiled_rounds():
@@ -374,10 +369,8 @@ def test_dp_fedavg_counts_participations_or_credits_sampling_but_not_both():
     spec = spec.with_values({"privacy.noise": "paper", "method_options.noise_multiplier": 1.0, "num_rounds": 30})
     experiment = build.build_experiment(spec)
     most = int(np.bincount(np.concatenate(experiment.cohorts)).max())
-    row = next(
-        r for r in experiment.accountant().table() if (r["view"], r["adjacency"]) == ("broadcast", "replace-one")
-    )
-    assert row["value"] == pytest.approx(accounting.gaussian_epsilon(2 * math.sqrt(most), 1e-4), rel=1e-6)
+    row = next(r for r in experiment.accountant().table() if (r.view, r.adjacency) == ("broadcast", "replace-one"))
+    assert row.value == pytest.approx(accounting.gaussian_epsilon(2 * math.sqrt(most), 1e-4), rel=1e-6)
 
 
 def test_secure_fedavg_without_a_clip_has_no_proof():
@@ -402,10 +395,8 @@ def test_the_credit_for_sums_needs_convex_steps_that_do_not_expand(values):
     refused = build.build_experiment(spec_for("cpfed", **{**base, **given, "client_lr": 0.2, **values}))
 
     def views(experiment):
-        rows = [
-            r for r in experiment.accountant().table() if r["adjacency"] == "replace-one" and r["unit"] == "run"
-        ]
-        return {r["view"]: r["value"] for r in rows}
+        rows = [r for r in experiment.accountant().table() if r.adjacency == "replace-one" and r.unit == "run"]
+        return {r.view: r.value for r in rows}
 
     assert views(credited)["sum"] < 0.9 * views(credited)["upload"]
     assert views(refused)["sum"] == views(refused)["upload"]
@@ -462,9 +453,7 @@ def test_colluders_know_their_own_noise_in_nbafl():
             spec_for("nbafl", **base, **values, **{"privacy.colluders": colluders})
         )
         rows[colluders] = next(
-            r["value"]
-            for r in experiment.accountant().table()
-            if (r["view"], r["adjacency"]) == ("final", "replace-one")
+            r.value for r in experiment.accountant().table() if (r.view, r.adjacency) == ("final", "replace-one")
         )
     assert rows[5] > 1.5 * rows[0]
 
@@ -472,13 +461,13 @@ def test_colluders_know_their_own_noise_in_nbafl():
 def test_before_the_cohorts_are_drawn_the_mixture_over_participations_is_reported():
     spec = spec_for("cpfed", batch_sampling="fixed", sampling_rate=0.0, **{"privacy.adjacency": "replace-one"})
     given = spec.with_values({"privacy.noise": "given", "privacy.noise_std": 0.2})
-    rows = [r for r in dither.account(given, ex_ante=True).ex_ante if r["adjacency"] == "replace-one"]
-    uploads = [r for r in rows if r["view"] == "upload"]
-    assert uploads[0]["recipe"].endswith("R4")
-    realised = [r for r in dither.account(given).epsilon.table if r["view"] == "upload" and r["unit"] == "run"]
+    rows = [r for r in dither.account(given, ex_ante=True).ex_ante if r.adjacency == "replace-one"]
+    uploads = [r for r in rows if r.view == "upload"]
+    assert uploads[0].recipe.endswith("R4")
+    realised = [r for r in dither.account(given).epsilon.table if r.view == "upload" and r.unit == "run"]
     everyone = dither.account(given.with_values({"cohort_size": 6})).epsilon.table
-    always = next(r for r in everyone if r["view"] == "upload" and r["adjacency"] == "replace-one")
-    assert 0 < uploads[0]["value"] < always["value"]
+    always = next(r for r in everyone if r.view == "upload" and r.adjacency == "replace-one")
+    assert 0 < uploads[0].value < always.value
     assert realised
     with pytest.raises(SpecError, match="nothing left to draw"):
         dither.account(spec_for("concentrated", batch_sampling="shuffled", sampling_rate=0.0,
@@ -493,8 +482,8 @@ def test_before_the_draw_the_worst_class_of_clients_counts():
         {"privacy.noise": "given", "privacy.noise_std": 0.5, "privacy.adjacency": "replace-one"}
     )
     experiment = build.build_experiment(spec)
-    rows = [r for r in dither.account(spec, ex_ante=True).ex_ante if r["adjacency"] == "replace-one"]
-    (shown,) = [r["value"] for r in rows if r["view"] == "upload"]
+    rows = [r for r in dither.account(spec, ex_ante=True).ex_ante if r.adjacency == "replace-one"]
+    (shown,) = [r.value for r in rows if r.view == "upload"]
     releases = experiment.prepared.releases
     drawn = accounting.Conditions(participation=accounting.binomial(8, 2 / 3))
     each = [

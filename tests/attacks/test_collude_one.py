@@ -121,9 +121,9 @@ def test_attempts_of_a_round_are_consecutive():
 )
 def test_an_epsilon_that_counts_on_others_says_against_whom(changes, lost):
     spec = small_spec(local_steps=1, client_lr=0.1, batch_sampling="full", **{"secagg.mode": "ideal", **changes})
-    rows = [row for row in build.build_experiment(spec).accountant().table() if math.isfinite(row["value"])]
-    credited = [row for row in rows if row["recipe"] == "R1 sum"]
+    rows = [row for row in build.build_experiment(spec).accountant().table() if math.isfinite(row.value)]
+    credited = [row for row in rows if row.recipe == "R1 sum"]
     assert credited
     words = f"against a server that colludes with {changes['privacy.colluders']} of the 4 parties{lost}"
-    assert {row["against"] for row in credited} == {words}
-    assert {row["against"] for row in rows if row["view"] == "upload"} == {""}
+    assert {row.against for row in credited} == {words}
+    assert {row.against for row in rows if row.view == "upload"} == {""}

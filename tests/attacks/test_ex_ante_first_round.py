@@ -22,7 +22,7 @@ def accounts(rounds):
 
     def largest(rows):
         key = ("upload", "replace-one", "run")
-        return max(r["value"] for r in rows if (r["view"], r["adjacency"], r["unit"]) == key)
+        return max(r.value for r in rows if (r.view, r.adjacency, r.unit) == key)
 
     return largest(report.ex_ante), largest(report.epsilon.table)
 

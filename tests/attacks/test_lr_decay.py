@@ -81,7 +81,7 @@ def sum_row(experiment):
     (row,) = [
         r
         for r in experiment.accountant().table()
-        if (r["view"], r["adjacency"], r["unit"]) == ("sum", "replace-one", "run")
+        if (r.view, r.adjacency, r.unit) == ("sum", "replace-one", "run")
     ]
     return row
 
@@ -107,13 +107,11 @@ def _first(experiment):
 def test_rates_that_fall_inside_a_round_are_charged(tmp_path):
     experiment = build.build_experiment(federation(tmp_path))
     row = sum_row(experiment)
-    assert row["value"] <= 1.0
-    assert row["recipe"].startswith("R6")  # credit is taken, and must hold
-    attacked = accounting.gaussian_epsilon(linear_mu(experiment), row["delta"])
-    assert attacked <= row["value"]
-    assert (
-        attacked > 0.9 * row["value"]
-    )  # the attack is close to the bound: it can tell when the credit is too large
+    assert row.value <= 1.0
+    assert row.recipe.startswith("R6")  # credit is taken, and must hold
+    attacked = accounting.gaussian_epsilon(linear_mu(experiment), row.delta)
+    assert attacked <= row.value
+    assert attacked > 0.9 * row.value  # the attack is close to the bound: it can tell when the credit is too large
 
 
 @pytest.mark.slow
@@ -147,4 +145,4 @@ def test_monte_carlo_of_the_whole_engine_stays_below_the_proof(tmp_path):
     first, second = worlds
     gap = abs(np.mean(first - second)) - 2.6 * np.std(first - second, ddof=1) / math.sqrt(runs)
     spread = math.sqrt((np.var(first, ddof=1) + np.var(second, ddof=1)) / 2) * (1 + 2.6 / math.sqrt(2 * runs))
-    assert accounting.gaussian_epsilon(gap / spread, row["delta"]) <= row["value"]
+    assert accounting.gaussian_epsilon(gap / spread, row.delta) <= row.value

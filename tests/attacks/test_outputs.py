@@ -179,7 +179,7 @@ def test_where_the_model_does_not_move_released_files_of_two_worlds_are_the_same
         assert made.summary["test_accuracy"] is None
         digest = json.loads((folder / "local" / "provenance.json").read_text())["data_digest"]
         assert not any(digest in text for text in files[-1].values())
-        assert made.local["train_loss"] > 0
+        assert made.local.train_loss > 0
     first, second = files
     del first["digests.json"], second["digests.json"]  # of the files, with their times; of local ones with a key
     assert first.keys() == second.keys()

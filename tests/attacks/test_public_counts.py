@@ -25,15 +25,15 @@ def agreement_of(sizes, **changes) -> Agreement:
 
 
 def absent(rows):
-    return [row for row in rows if row["adjacency"] == "add/remove"]
+    return [row for row in rows if row.adjacency == "add/remove"]
 
 
 def test_no_epsilon_under_add_remove_where_everybody_reads_the_counts():
     one, other = agreement_of((4000, 4000)), agreement_of((4001, 4000))
     assert one.digest != other.digest  # what everybody sees tells the neighbours apart
     rows = absent(one.experiment(*ONE_ROW).accountant().table())
-    assert {row["value"] for row in rows} == {math.inf}
-    assert all("count to all parties" in row["detail"] and "use zero-out" in row["detail"] for row in rows)
+    assert {row.value for row in rows} == {math.inf}
+    assert all("count to all parties" in row.detail and "use zero-out" in row.detail for row in rows)
 
 
 def test_terms_name_neighbours_of_equal_counts():
@@ -68,9 +68,9 @@ GIVEN = {"privacy__noise": "given", "privacy__noise_std": 0.5, "privacy__adjacen
 def test_no_epsilon_under_add_remove_where_something_follows_a_count(method, changes, reason):
     spec = small_spec(method, **{**COINS, **GIVEN, **changes})
     rows = build.build_experiment(spec, dataset=small_dataset()).accountant().table()
-    assert {row["value"] for row in absent(rows)} == {math.inf}
-    assert all(reason in row["detail"] for row in absent(rows))
-    assert all(math.isfinite(row["value"]) for row in rows if row not in absent(rows))
+    assert {row.value for row in absent(rows)} == {math.inf}
+    assert all(reason in row.detail for row in absent(rows))
+    assert all(math.isfinite(row.value) for row in rows if row not in absent(rows))
 
 
 @pytest.mark.parametrize("method", ["cpfed", "dp-sgd", "dp-dsgd"])
@@ -85,7 +85,7 @@ def test_what_ignores_counts_is_the_same_with_other_counts(method, noise):
         own = spec.with_values({"data.records_per_client": records})
         experiment = build.build_experiment(own, dataset=small_dataset())
         rows = experiment.accountant().table()
-        assert all(math.isfinite(row["value"]) for row in absent(rows))
+        assert all(math.isfinite(row.value) for row in absent(rows))
         hyper = {name: np.asarray(value).tolist() for name, value in experiment.prepared.hyper.items()}
         seen.append(
             (hyper, experiment.prepared.claim, experiment.plan.weights, experiment.prepared.num_rounds, rows)

@@ -30,19 +30,19 @@ def secure_fedavg(trials):
     )
     experiment = build_experiment(spec, dataset=small_dataset(records=650))
     report = audit(experiment, views=("upload",), trials=trials, confidence=0.99)
-    return next(row for row in report.rows if row["unit"] == "message")
+    return next(row for row in report.rows if row.unit == "message")
 
 
 def by_counts(row):
-    return next(b for b in row["bounds"] if b["form"] == "counts")["value"]
+    return next(b for b in row.bounds if b.form == "counts").value
 
 
 def test_secure_fedavg_reveals_more_than_its_half():
     row = secure_fedavg(100_000)
-    assert row["claimed"] == pytest.approx(0.5)
-    assert row["refutes_claim"]
+    assert row.claimed == pytest.approx(0.5)
+    assert row.refutes_claim
     assert by_counts(row) > 2.0
-    assert 100 < row["attacked"]["value"] <= row["proven"]  # the exhibited pair
+    assert 100 < row.attacked.value <= row.proven  # the exhibited pair
 
 
 @pytest.mark.slow

@@ -40,8 +40,8 @@ def test_halved_noise_is_caught():
     found = attack(experiment, build=with_hyper(experiment, noise_std=lambda std: std / 2))
     assert found.violations
     # By counting alone, too: the proof needs no assumption to be refuted.
-    counted = next(b for b in found.violations[0]["bounds"] if b["form"] == "counts")
-    assert counted["value"] > found.violations[0]["proven"]
+    counted = next(b for b in found.violations[0].bounds if b.form == "counts")
+    assert counted.value > found.violations[0].proven
 
 
 def test_skipped_clipping_is_caught():

@@ -19,7 +19,7 @@ def attacked_within_proof(method, changes, views, trials):
     experiment = build_experiment(small_spec(method, **changes), dataset=small_dataset())
     report = audit(experiment, views=views, trials=trials, confidence=CONFIDENCE)
     for row in report.rows:
-        assert row["attacked"]["value"] <= row["proven"] * (1 + 1e-6), row
+        assert row.attacked.value <= row.proven * (1 + 1e-6), row
     return report
 
 
@@ -42,8 +42,8 @@ def test_attacked_is_within_proven(number):
 def test_a_sampled_method_is_within_its_proof(adjacency):
     changes = {"num_rounds": 2, "batch_size": 6, "privacy__adjacency": adjacency}
     report = attacked_within_proof("cpfed", changes, ("upload",), 4000)
-    assert report.rows[0]["adjacency"] == adjacency
-    assert report.rows[0]["attacked"]["value"] > 0  # the attack is not asleep
+    assert report.rows[0].adjacency == adjacency
+    assert report.rows[0].attacked.value > 0  # the attack is not asleep
 
 
 @pytest.mark.parametrize("adjacency", ["replace-one", "zero-out"])
@@ -53,6 +53,6 @@ def test_a_plain_gaussian_release_is_attacked_to_four_fifths_of_its_proof(adjace
     experiment = build_experiment(spec, dataset=small_dataset())
     report = audit(experiment, views=("upload",), trials=100_000, confidence=0.99)
     row = report.rows[0]
-    assert row["proven"] == pytest.approx(2.0, rel=2e-3)
-    gaussian = next(b for b in row["bounds"] if b["form"].startswith("mu-GDP"))
-    assert 0.8 * row["proven"] <= gaussian["value"] <= row["proven"]
+    assert row.proven == pytest.approx(2.0, rel=2e-3)
+    gaussian = next(b for b in row.bounds if b.form.startswith("mu-GDP"))
+    assert 0.8 * row.proven <= gaussian.value <= row.proven

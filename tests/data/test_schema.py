@@ -100,33 +100,48 @@ def test_values_read_from_data_are_listed(tmp_path: Path) -> None:
     assert schema.coverage_notes() == ("preprocessing not covered: bounds of 'age' were read from the data",)
 
 
-def test_a_draft_marks_everything(patients: Path, tmp_path: Path) -> None:
-    draft = data.draft_schema(patients, "outcome")
-    values = 1 + 3 + 2 + 2  # classes; age: bounds, standard, missing; ward, hospital: categories, missing
-    assert len(draft.read_from_data) == values
-    assert draft.label.classes == ("alive", "dead")
-    assert [type(column).__name__ for column in draft.columns] == ["Numeric", "Categorical", "Categorical"]
-    assert draft.columns[1].missing == "north"  # the most frequent
-    draft.save(tmp_path / "draft.toml")
-    assert data.Schema.load(tmp_path / "draft.toml") == draft
+def test_a_file_that_does_not_say_where_its_values_came_from_is_not_covered(tmp_path: Path) -> None:
+    """Unknown fails closed: a schema written by hand needs one line that says "public"."""
+    path = tmp_path / "schema.toml"
+    text = """
+[label]
+column = "outcome"
+classes = ["alive", "dead"]
+[[columns]]
+name = "age"
+type = "numeric"
+bounds = [0, 120]
+[[columns]]
+name = "ward"
+type = "categorical"
+categories = ["north", "south"]
+"""
+    path.write_text(text)
+    schema = data.Schema.load(path)
+    assert not schema.covered
+    assert 'add origin = "public"' in schema.coverage_notes()[0]
+    path.write_text('origin = "public"\n' + text)
+    schema = data.Schema.load(path)
+    assert schema.covered
+    assert schema.columns[0] == data.Numeric("age", (0, 120), (60, 20), 60)  # the rest follows from the bounds
+    assert schema.columns[1].missing == OTHER
+    path.write_text('origin = "secret"\n' + text)
+    with pytest.raises(DataError, match="origin of the schema='secret'"):
+        data.Schema.load(path)
 
 
-def test_a_draft_keeps_the_frequent_categories_only() -> None:
-    from dither.data.schema import MAX_CATEGORIES, draft_from_frame
-
-    names = [f"name {number}" for number in range(200)] + ["name 199"] * 5
-    table = pd.DataFrame({"who": names, "label": ["a", "b"] * 102 + ["a"]})
-    column = draft_from_frame(table, "label", name="t").columns[0]
-    assert isinstance(column, data.Categorical)
-    assert len(column.categories) == MAX_CATEGORIES
-    assert column.missing == "name 199"
-
-
-def test_draft_orders_numeric_classes_as_numbers() -> None:
-    from dither.data.schema import draft_from_frame
-
-    table = pd.DataFrame({"x": range(12), "label": [str(number) for number in range(12)]})
-    assert draft_from_frame(table, "label", name="t").label.classes == tuple(str(n) for n in range(12))
+def test_a_short_file_holds_the_whole_schema(tmp_path: Path) -> None:
+    age, ward = small_schema().columns
+    schemas = [
+        small_schema(),
+        small_schema(columns=(age._replace(standard_from=READ_FROM_DATA), ward)),
+        small_schema(columns=(data.Numeric.with_bounds("age", (0, 9)), ward._replace(missing=OTHER))),
+        small_schema(label=data.Label("outcome", bounds=(0, 1), bounds_from=READ_FROM_DATA)),
+    ]
+    for schema in schemas:
+        schema.save(tmp_path / "schema.toml")
+        assert data.Schema.load(tmp_path / "schema.toml") == schema
+    assert data.Schema.load(tmp_path / "schema.toml").as_public().covered
 
 
 def test_labels_may_be_absent_or_ignored() -> None:
@@ -171,7 +186,8 @@ def test_a_missing_column_is_named() -> None:
         (('["alive", "dead"]', '["alive", "alive"]'), ["'alive'", "twice"]),
         (('["north", "south"]', '["north", "north"]'), ["'north'", "twice"]),
         (('column = "outcome"', 'column = "age"'), ["'age'", "also a feature"]),
-        (("missing = 50.0\n", ""), ["'age'", "needs the key", "'missing'"]),
+        (("missing = 50.0\n", ""), ["'age'", "missing_from, but no missing"]),
+        (("bounds = [0.0, 100.0]\n", ""), ["'age'", "needs the key", "'bounds'"]),
         (("[label]", "[label"), ["cannot be read"]),
     ],
 )
@@ -234,17 +250,3 @@ def test_labels_of_a_regression_are_clamped_and_scaled_by_their_bounds() -> None
 )
 def test_a_label_of_many_numbers_is_proposed_as_regression(values: list[float], task: str) -> None:
     assert data.propose_task(np.asarray(values, float)) == task
-
-
-def test_a_draft_proposes_regression_and_can_be_told_otherwise(tmp_path: Path) -> None:
-    table = pd.DataFrame({"x": range(700), "label": [number % 307 for number in range(700)]})
-    table.to_csv(tmp_path / "table.csv", index=False)
-    draft = data.draft_schema(tmp_path / "table.csv", "label")
-    assert draft.label.bounds == (0, 306)
-    assert draft.read_from_data[0] == "bounds of 'label'"
-    classes = data.draft_schema(tmp_path / "table.csv", "label", task="classification")
-    assert len(classes.label.classes) == 307
-    public = data.with_label_bounds(draft, (0, 500))
-    assert (public.label.bounds, public.label.bounds_from) == ((0, 500), "public")
-    with pytest.raises(DataError, match="lists classes of 'label'"):
-        data.with_label_bounds(classes, (0, 500))

@@ -25,7 +25,6 @@ cohort_size = 4
 num_rounds = 2
 local_steps = 2
 batch_size = 8
-batch_sampling = "fixed"
 
 [data]
 name = "breast-cancer"

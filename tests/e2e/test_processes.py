@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import dither
-from dither.cli import options
+from dither.cli import common
 from dither.errors import SpecError
 from dither.experiment import build, plots, train
 from dither.experiment import folder as runs
@@ -153,8 +153,8 @@ def test_options_that_do_not_fit_together_are_refused():
         ((2, 0, "a:99999"), "not HOST:PORT"),
     ]:
         with pytest.raises(SpecError, match=wrong):
-            options._count(*given)
-    assert options._count(None, None, None) == 1
+            common._count(*given)
+    assert common._count(None, None, None) == 1
 
 
 def test_processes_share_whatever_was_asked_for_but_nothing_that_must_be_drawn_once(monkeypatch):
@@ -271,10 +271,10 @@ def test_those_that_run_are_ended_where_another_cannot_be_started(monkeypatch):
 
     popen = subprocess.Popen
     monkeypatch.setenv("DITHER_COORDINATOR", "")  # is set on the way
-    monkeypatch.setattr(options, "_move_to", lambda cores: None)
-    monkeypatch.setattr(options, "_CHILD_SECONDS", 0.1)
-    monkeypatch.setattr(options.subprocess, "Popen", start)
-    with pytest.raises(OSError, match="no room"), options.several(3, None, None, silent=True):
+    monkeypatch.setattr(common, "_move_to", lambda cores: None)
+    monkeypatch.setattr(common, "_CHILD_SECONDS", 0.1)
+    monkeypatch.setattr(common.subprocess, "Popen", start)
+    with pytest.raises(OSError, match="no room"), common.several(3, None, None, silent=True):
         pass
     assert len(started) == 1
     assert started[0].poll() == -signal.SIGKILL

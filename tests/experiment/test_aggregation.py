@@ -75,11 +75,11 @@ def test_every_run_reports_what_it_sends(tmp_path, mode):
 def test_clamps_are_said_and_take_the_cover_off_the_credit(tmp_path):
     values = {**SMALL, **END_OF_ROUND, "privacy.delta": 1e-3, "secagg.mode": "ideal", "secagg.bound": 1e-3}
     made = dither.run(Spec().with_values(values), out=tmp_path / "run")
-    assert made.local["clamped"] > 0  # how many is exact, and so local; that there is a limit is public
+    assert made.local.clamped > 0  # how many is exact, and so local; that there is a limit is public
     assert "clamped" not in made.summary["traffic"]
-    rows = made.summary["epsilon"]["proven"]
-    (row,) = [r for r in rows if r["view"] == "sum" and r["adjacency"] == "replace-one"]
-    assert any("beyond 0.001 are clamped" in text for text in row["not_covered"])
+    rows = made.epsilon.table
+    (row,) = [r for r in rows if r.view == "sum" and r.adjacency == "replace-one"]
+    assert any("beyond 0.001 are clamped" in text for text in row.not_covered)
 
 
 def test_noise_is_set_for_the_fewest_clients_that_open_a_sum():
@@ -93,16 +93,16 @@ def test_noise_is_set_for_the_fewest_clients_that_open_a_sum():
     assert ratio == pytest.approx(np.sqrt(6 / 4), rel=0.01)
     (row,) = [
         r for r in account(lossy_spec).epsilon.table
-        if (r["view"], r["adjacency"], r["unit"]) == ("sum", "replace-one", "run")
+        if (r.view, r.adjacency, r.unit) == ("sum", "replace-one", "run")
     ]  # fmt: skip
-    assert 2.99 < row["value"] <= 3.0
+    assert 2.99 < row.value <= 3.0
 
 
 def test_rounding_counts_only_where_the_sum_is_what_protects(tmp_path):
     """To a server that sees uploads rounding is post-processing; CPFed's proof is of that kind here."""
-    summary = dither.run(cpfed(), out=tmp_path / "run").summary
-    rows = {(r["view"], r["adjacency"], r["unit"]): r["value"] for r in summary["epsilon"]["proven"]}
-    assert summary["traffic"]["rounding"]["epsilon"] <= rows["upload", "replace-one", "run"] * (1 + 1e-9)
+    run = dither.run(cpfed(), out=tmp_path / "run")
+    rows = {(r.view, r.adjacency, r.unit): r.value for r in run.epsilon.table}
+    assert run.traffic.rounding.epsilon <= rows["upload", "replace-one", "run"] * (1 + 1e-9)
 
 
 DISCRETE = {
@@ -117,13 +117,13 @@ def test_discrete_noise_on_the_integers_is_proved_without_a_gap(tmp_path):
     real = dither.run(Spec().with_values({**DISCRETE, "secagg.mode": "real"}), out=tmp_path / "real")
     assert (tmp_path / "ideal" / "model.npz").read_bytes() == (tmp_path / "real" / "model.npz").read_bytes()
     for run in (ideal, real):
-        rows = {(r["view"], r["adjacency"], r["unit"]): r for r in run.summary["epsilon"]["proven"]}
+        rows = {(r.view, r.adjacency, r.unit): r for r in run.epsilon.table}
         row = rows["sum", "replace-one", "run"]
-        assert row["recipe"] == "R6 discrete"
-        assert 2.99 < row["value"] <= 3.0
-        assert not any("G8" in text for text in row["not_covered"])
+        assert row.recipe == "R6 discrete"
+        assert 2.99 < row.value <= 3.0
+        assert not any("G8" in text for text in row.not_covered)
         assert "rounding" not in run.summary["traffic"]
-        assert rows["upload", "replace-one", "run"]["value"] > row["value"]
+        assert rows["upload", "replace-one", "run"].value > row.value
 
 
 def test_discrete_noise_is_charged_to_a_ledger(tmp_path):
@@ -148,8 +148,8 @@ def test_discrete_noise_ranks_rounds_with_their_grid():
     """With a falling rate Δ/σ stays and the grid weighs more: the last message reveals most, and is shown."""
     falling = {**DISCRETE, "num_rounds": 12, "lr_decay": 0.5, "secagg.scale_bits": 9, "cohort_size": 4}
     experiment = build_experiment(Spec().with_values(falling))
-    rows = {(r["view"], r["adjacency"], r["unit"]): r for r in experiment.accountant().table()}
-    shown = rows["upload", "replace-one", "message"]["value"]
+    rows = {(r.view, r.adjacency, r.unit): r for r in experiment.accountant().table()}
+    shown = rows["upload", "replace-one", "message"].value
     releases, known = experiment.prepared.releases, experiment.plan.conditions()
     each = [
         accounting.proven(
@@ -177,8 +177,8 @@ def test_every_table_counts_on_the_fewest_clients_alike():
     values = {**SMALL, **END_OF_ROUND, "privacy.delta": 1e-3, "privacy.epsilon": 3.0, "secagg.mode": "ideal"}
     for changes in ({"federation.dropout": 0.1}, {"federation.refused": "continue"}):
         found = account(Spec().with_values({**values, **changes}), every_recipe=True)
-        tried = [r["value"] for r in found.tried if (r["view"], r["adjacency"]) == ("sum", "replace-one")]
-        shown = [r["value"] for r in found.epsilon.table if (r["view"], r["adjacency"]) == ("sum", "replace-one")]
+        tried = [r.value for r in found.tried if (r.view, r.adjacency) == ("sum", "replace-one")]
+        shown = [r.value for r in found.epsilon.table if (r.view, r.adjacency) == ("sum", "replace-one")]
         assert min(tried) == pytest.approx(min(shown))
         assert 2.99 < min(shown) <= 3.0
 
@@ -190,9 +190,9 @@ def test_a_broadcasts_noise_counts_the_uploads_so_rounding_is_said_there_too():
     }  # fmt: skip
     for mode, flagged in (("ideal", True), ("off", False)):
         rows = account(Spec().with_values({**values, "secagg.mode": mode})).epsilon.table
-        some = [r for r in rows if r["recipe"].endswith((" downlink", " joint"))]
+        some = [r for r in rows if r.recipe.endswith((" downlink", " joint"))]
         assert some
-        assert all(any("G8" in text for text in r["not_covered"]) == flagged for r in some)
+        assert all(any("G8" in text for text in r.not_covered) == flagged for r in some)
 
 
 def test_what_the_protocol_would_refuse_is_refused_before_the_run():

@@ -12,8 +12,7 @@ from dither import data
 from dither.accounting.ledger.runs import Budget, Ledger, data_id
 from dither.errors import BudgetExhausted, DataError
 from dither.experiment import build
-from tests.federation.parties import NAMES, Parties, simulated, small_spec
-from tests.federation.test_rounds import server_bits
+from tests.federation.parties import NAMES, Parties, server_bits, simulated, small_spec
 
 SETTINGS = {
     "method": "cpfed",

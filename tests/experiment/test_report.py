@@ -21,7 +21,6 @@ from dither.experiment.report import (
     PartyTotals,
     Report,
     RoundingMargin,
-    RoundsTakenPart,
     RunTraffic,
 )
 from dither.spec import Spec
@@ -62,7 +61,7 @@ def report(tmp_path):
         seconds=2.0,
         epsilon=Epsilon.of(spec, claim, list(rows(spec))),
         why="the paper sums differently",
-        participation=RoundsTakenPart(20, 20.0, 20),
+        participation=ClientRange(20, 20.0, 20),
         randomness="seeded",
         notes=("a note",),
         num_clients=4,

@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from dither import data
 from dither.accounting.ledger.runs import Ledger
 from dither.experiment import build
-from dither.federation import keys
+from dither.federation import keys, messages
 from dither.federation import server as coordinator
 from dither.federation.agreement import PartyData
 from dither.federation.mailbox import LocalTransport
@@ -136,3 +137,46 @@ class Parties:
         """Rounds in a party's ledger, in order."""
         ledger = self.nodes[name].ledger
         return [entry.rounds[0] for entry in ledger.history() if entry.kind == "charge"]
+
+
+# What the tests do with them
+
+
+def lines(parties):
+    return [facts for event, facts in parties.events if event == "round"]
+
+
+def kind_of(parties, name, body):
+    """The kind of a message to a party, as the party reads it."""
+    node = parties.nodes[name]
+    keyring = node.keyring
+    return messages.unpack(body, federation=keyring.id, to=name, keys={messages.SERVER: keyring.server})
+
+
+def intercept(parties, name, change):
+    """Let `change(message, body)` answer in a party's place; None: the node itself answers."""
+    honest = parties.transport.answer[FIRST + NAMES.index(name)]
+
+    def answer(body):
+        message = kind_of(parties, name, body)
+        found = change(message, body)
+        return honest(body) if found is None else found or None
+
+    parties.transport.answer[FIRST + NAMES.index(name)] = answer
+
+
+def lies(parties, name, row):
+    """An upload that the party signs although it never computed it."""
+
+    def change(message, body):
+        if message.kind != "round":
+            return None
+        return parties.nodes[name]._pack(
+            "upload", {"round": message.fields["round"]}, {"upload": row}, quoted=messages.digest(body)
+        )
+
+    intercept(parties, name, change)
+
+
+def server_bits(coordinator):
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(coordinator.engine.state.server)]

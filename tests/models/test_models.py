@@ -19,7 +19,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("name", models.NAMES)
+@pytest.mark.parametrize("name", models.MODELS)
 def test_scores_have_one_row_a_record_and_the_parameters_are_counted(name):
     shape, scores, num_params = SHAPES[name]
     model = models.make(name, **shape)

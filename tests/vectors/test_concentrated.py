@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dither import methods
 from dither.errors import SpecError
 from dither.methods import concentrated as cd
-from dither.methods import formulas
 from dither.methods.concentrated import ConcentratedParams, ConcentratedTraining
 
 from .published import PERIODIC, bounds_fall_with_epsilon, noise_falls_and_inverts, periodic, vectors
@@ -42,8 +42,8 @@ DISPATCH = {
         noise_std=v["sigma"], clip_norm=v["G"], batch_size=v["gamma"]
     ),
     "cd.uses_persistent_epochs": uses,
-    "cd.verified.local.zcdp_formula": lambda v: formulas.epsilon_from_zcdp(
-        rho=v["U"] * formulas.zcdp_of_gaussian(sensitivity=1.0, noise_std=v["z"]), delta=1e-4
+    "cd.verified.local.zcdp_formula": lambda v: methods.epsilon_from_zcdp(
+        rho=v["U"] * methods.zcdp_of_gaussian(sensitivity=1.0, noise_std=v["z"]), delta=1e-4
     ),
     "cd.thm2": lambda v: cd.convergence_nonconvex(training(v)).total,
     "cd.thm2_corrected": lambda v: cd.convergence_nonconvex(training(v), corrected=True).total,
@@ -115,11 +115,11 @@ def test_dropping_the_last_batch_can_cost_one_more_use():
 def test_claim_reports_fractional_epochs():
     claim = cd.claim(FIG5, noise_std=0.009383656369900453, delta=1e-4)
     assert claim.value == pytest.approx(10)
-    failing = formulas.failing(claim.conditions)
+    failing = methods.failing(claim.conditions)
     assert "batch_size=64 divides client_size=2441" in failing[0]
     assert "τγ/m = 0.2622" in failing[1]
     whole = ConcentratedParams(1, 20, 244, 2440, clip_norm=1.0, cohort_size=1, secure_aggregation=False)
-    assert not formulas.failing(cd.conditions(whole))
+    assert not methods.failing(cd.conditions(whole))
 
 
 @pytest.mark.parametrize("corrected", [False, True])

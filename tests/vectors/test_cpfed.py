@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dither import methods
 from dither.errors import SpecError
-from dither.methods import cpfed, formulas
+from dither.methods import cpfed
 from dither.methods.cpfed import CpfedParams, CpfedTraining
 
 from .published import PERIODIC, bounds_fall_with_epsilon, noise_falls_and_inverts, periodic, vectors
@@ -25,7 +26,7 @@ def training(v):
 
 
 DISPATCH = {
-    "cp.rho_from_eps*": lambda v: formulas.zcdp_from_epsilon(epsilon=v["eps"], delta=v["delta"]),
+    "cp.rho_from_eps*": lambda v: methods.zcdp_from_epsilon(epsilon=v["eps"], delta=v["delta"]),
     "cp.sigma.*": lambda v: cpfed.noise_std(params(v), **target(v)),
     "cp.sigma.DPSGD.*": lambda v: cpfed.noise_std(cpfed.dpsgd_params(params(v)), **target(v)),
     "cp.eps_forward.*": lambda v: cpfed.epsilon_of_noise(params(v), noise_std=v["sigma"], delta=v["delta"]),
@@ -57,7 +58,7 @@ def test_round_cost_follows_from_the_sensitivity_of_the_sum():
     Delta = cpfed.upload_sensitivity(clip_norm=1.0, batch_size=64, client_lr=0.1, local_steps=10)
     std = np.sqrt(10 * 10) * 0.1 * 0.05  # √(rτ) η σ
     rho = cpfed.rho_round(FIG6._replace(cohort_size=10), noise_std=0.05)
-    assert formulas.zcdp_of_gaussian(sensitivity=Delta, noise_std=std) == pytest.approx(rho, rel=1e-13)
+    assert methods.zcdp_of_gaussian(sensitivity=Delta, noise_std=std) == pytest.approx(rho, rel=1e-13)
 
 
 def test_baseline_with_equal_credit_needs_a_quarter_of_the_noise():
@@ -72,13 +73,13 @@ def test_baseline_with_equal_credit_needs_a_quarter_of_the_noise():
 def test_claim_reports_what_is_taken_for_granted():
     claim = cpfed.claim(FIG6._replace(cohort_size=10, colluders=1), noise_std=0.057951675688361695, delta=1e-4)
     assert claim.value == pytest.approx(10)
-    failing = formulas.failing(claim.conditions)
+    failing = methods.failing(claim.conditions)
     assert len(failing) == 3
     assert "12.5 of 20" in failing[0]
     alone = CpfedParams(5, 9, 4, batch_size=1, clip_norm=1.0, cohort_size=4, secure_aggregation=False)
-    assert not formulas.failing(cpfed.conditions(alone))
+    assert not methods.failing(cpfed.conditions(alone))
     one_step = alone._replace(local_steps=1, secure_aggregation=True)
-    assert not formulas.failing(cpfed.conditions(one_step))
+    assert not methods.failing(cpfed.conditions(one_step))
 
 
 def test_learning_rate_condition_is_tight():

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dither import methods
 from dither.errors import SpecError
 from dither.methods import dp_scaffold as sc
-from dither.methods import formulas
 from dither.methods.dp_scaffold import NoiseScheme, ScaffoldParams, ScaffoldTraining
 
 from .published import vectors
@@ -78,7 +78,7 @@ DISPATCH = {
     "sc.eps_fig3_printed_formula_alpha2": lambda v: sc.epsilon_of_noise(
         FIG3._replace(alpha=v["alpha"], const=v["const"]).over(v["R"]), **SPENT
     ),
-    "sc.log_term_alpha2.5": lambda v: formulas.epsilon_from_rdp(rdp=0.0, alpha=2.5, delta=1e-5),
+    "sc.log_term_alpha2.5": lambda v: methods.epsilon_from_rdp(rdp=0.0, alpha=2.5, delta=1e-5),
     "sc.fig4_residual_rdp": lambda v: PRINTED - LOG_TERM,
     "sc.fig4_implied_L_*": implied_clip,
     "sc.stop.*": lambda v: sc.last_round_within(schedule(v)),
@@ -157,14 +157,14 @@ def test_scheme_1_leaks_less_than_scheme_2_at_equal_settings():
 
 def test_claim_reports_the_violated_range_of_decay():
     claim = sc.claim(FIG4._replace(schedule=NoiseScheme(1, 497, 50, 0.998, 200)), **SPENT)
-    failing = formulas.failing(claim.conditions)
+    failing = methods.failing(claim.conditions)
     assert len(failing) == 1
     assert "0.998" in failing[0]
     assert "0.998419" in failing[0]
     assert claim.unit == "run"
     best = sc.claim(FIG4._replace(alpha_mode="optimised"), **SPENT)
     assert best.value == pytest.approx(0.4799823675054119)
-    assert not formulas.failing(best.conditions)
+    assert not methods.failing(best.conditions)
 
 
 def test_overflowing_leakage_is_infinite_not_an_error():
@@ -209,7 +209,7 @@ def test_optimal_rate_minimises_and_its_bound_has_the_closed_form():
         assert sc.convergence(errors, effective_lr=other, **run).total > bound.total
     conditions = sc.convergence_conditions(effective_lr=float(best), smoothness=2.0, server_lr=2.0)
     assert [holds for _, holds in conditions] == [True, True]
-    assert formulas.failing(sc.convergence_conditions(effective_lr=1.0, smoothness=2.0, server_lr=0.5))
+    assert methods.failing(sc.convergence_conditions(effective_lr=1.0, smoothness=2.0, server_lr=0.5))
 
 
 def test_figure_3_order_of_the_schemes():

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dither import methods
 from dither.errors import SpecError
-from dither.methods import formulas
 from dither.methods import nbafl as nb
 from dither.methods.nbafl import NbaflParams
 
@@ -47,7 +47,7 @@ def both_required(v):
 
 
 DISPATCH = {
-    "nb.c": lambda v: formulas.gaussian_constant(v["delta"]),
+    "nb.c": lambda v: methods.gaussian_constant(v["delta"]),
     "nb.sigmaU.*": lambda v: nb.uplink_noise_std(params(v), **budget(v)),
     "nb.sigmaD.*": lambda v: nb.downlink_noise_std(params(v), **budget(v)),
     "nb.sigmaA.*": sigma_a,
@@ -183,7 +183,7 @@ def test_claims_per_channel():
         delta=0.01,
     )
     assert (up.value, down.value) == (pytest.approx(50), pytest.approx(50))
-    broken = formulas.failing(up.conditions)
+    broken = methods.failing(up.conditions)
     assert any("ε/L = 50" in text for text in broken)
     assert any("N2" in text for text in broken)
 
@@ -228,9 +228,9 @@ def test_optimal_cohort_is_defined_and_smallest():
 def test_conditions_of_the_theorems():
     assert all(holds for _, holds in nb.convergence_conditions(LOSS))
     weak = LOSS._replace(proximal=1.0)
-    assert formulas.failing(nb.convergence_conditions(weak))
+    assert methods.failing(nb.convergence_conditions(weak))
     run = RUN._replace(cohort_size=20)
-    failing = formulas.failing(nb.scheduled_convergence_conditions(LOSS, run, epsilon=50.0))
+    failing = methods.failing(nb.scheduled_convergence_conditions(LOSS, run, epsilon=50.0))
     assert len(failing) == 1
     assert "K = 20" in failing[0]
 

@@ -38,11 +38,9 @@ def test_epsilon_by_round_grows_to_that_of_the_run(experiment, found):
     assert values == sorted(values)
     assert values[1] == experiment.proven_epsilon(4)
     table = [
-        row
-        for row in experiment.accountant().table()
-        if row["view"] == "upload" and row["adjacency"] == "zero-out"
+        row for row in experiment.accountant().table() if row.view == "upload" and row.adjacency == "zero-out"
     ]
-    assert values[-1] == pytest.approx(table[0]["value"])
+    assert values[-1] == pytest.approx(table[0].value)
 
 
 def test_each_client_has_its_own_epsilon_and_the_largest_is_the_run(experiment, found):

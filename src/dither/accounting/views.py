@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -50,7 +50,7 @@ Participations = Sequence[tuple[Release | tuple[Release, ...], int]]
 
 @dataclass(frozen=True)
 class ClientRange:
-    """The same ε for the clients of a run: the least, the median and the largest."""
+    """A figure over the clients of a run, such as their ε: the least, the median and the largest."""
 
     min: float
     median: float
@@ -118,20 +118,6 @@ class ProvenRow:
             no_credit=None if no_credit is None else str(no_credit),
             sampler_delta=None if sampler is None else float(sampler),
         )
-
-    # The mapping's interface of the dictionaries that rows were; it goes when nobody uses it any more.
-
-    def __getitem__(self, name: str) -> Any:
-        return self.to_json()[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.to_json())
-
-    def keys(self) -> list[str]:
-        return list(self.to_json())
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return self.to_json().get(name, default)
 
 
 REALISED = Participation()

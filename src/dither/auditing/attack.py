@@ -1,7 +1,7 @@
 """The audit of a spec: for each adversary view, claimed, proven and attacked ε.
 
 report = audit("secure-fedavg", views=("upload",), trials=10_000, confidence=0.99)
-report.rows[0]["attacked"]["value"], report.violations
+report.rows[0].attacked.value, report.violations
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dither import data
 from dither.accounting import ProvenRow
 from dither.auditing import bounds, likelihood
 from dither.auditing.neighbours import NeighbouringPair, PairSetting, TrialData, neighbouring_pairs
-from dither.auditing.report import AttackResult, Audit, report_row
+from dither.auditing.report import AttackResult, Audit, AuditRow, report_row
 from dither.auditing.trials import (
     VIEWS,
     CodeUnderAudit,
@@ -70,8 +70,9 @@ def audit(
     dataset: data.Dataset | None = None,
     build: Callable[[Hyper], Algorithm] | None = None,
     keys: KeysOf | None = None,
-    on_row: Callable[[dict[str, Any]], None] | None = None,
+    on_row: Callable[[AuditRow], None] | None = None,
     keep: str | Path | None = None,
+    model: Any = None,
 ) -> Audit:
     """Attack a spec (or a preset, a TOML file, a run folder, an `Experiment`): a lower bound on ε for each view.
 
@@ -91,7 +92,8 @@ def audit(
     if isinstance(spec, Experiment):
         experiment = spec
     else:
-        spec = Spec.from_any(spec).with_values(values or {})
+        own = {} if model is None else {"model.name": model}
+        spec = Spec.from_any(spec).with_values({**(values or {}), **own})
         experiment = build_experiment(spec, data_dir=data_dir, dataset=dataset)
     if completed_rounds is not None:
         experiment = _ended_after(experiment, completed_rounds)

@@ -125,9 +125,9 @@ def _confidences(experiment: Experiment, params: Params, whole: Dataset) -> tupl
     """ln p/(1-p) of the true class, `[models, records]`, and the mean accuracy on test records."""
 
     @jax.jit
-    def one(own: Params) -> tuple[jax.Array, jax.Array]:
-        probabilities = models.probabilities(experiment.model.apply(own, whole.x_train))
-        right = models.predict(experiment.model.apply(own, whole.x_test)) == whole.y_test
+    def one(trained: Params) -> tuple[jax.Array, jax.Array]:
+        probabilities = models.probabilities(experiment.model.apply(trained, whole.x_train))
+        right = models.predict(experiment.model.apply(trained, whole.x_test)) == whole.y_test
         return probabilities[np.arange(len(whole.y_train)), whole.y_train], right.mean()
 
     probabilities_of_truth, accuracy = jax.lax.map(one, params)
@@ -137,8 +137,8 @@ def _confidences(experiment: Experiment, params: Params, whole: Dataset) -> tupl
 
 def _members(pairs: np.ndarray, coins: np.ndarray, count: int) -> np.ndarray:
     members = np.zeros((len(coins), count), bool)
-    for own, row in zip(members, coins, strict=True):
-        own[pairs[np.arange(len(pairs)), row]] = True
+    for is_member, row in zip(members, coins, strict=True):
+        is_member[pairs[np.arange(len(pairs)), row]] = True
     return members
 
 

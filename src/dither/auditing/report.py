@@ -13,7 +13,7 @@ from dither.accounting import ProvenRow
 from dither.auditing import bounds
 from dither.experiment import folder, plots
 from dither.experiment.build import Experiment
-from dither.experiment.report import ADVERSARIES, Overview, epsilon_text
+from dither.experiment.report import ADVERSARIES, Overview, encode, epsilon_text
 from dither.spec import Spec
 
 _COLOURS = (plots.BLUE, plots.ORANGE, plots.GREEN, plots.VERMILION, plots.GREY)
@@ -54,41 +54,84 @@ class AttackResult(NamedTuple):
         name = "one upload" if self.unit == "message" else _VIEW_NAMES[self.view]
         return f"{name} ({self.design})" if self.unit == "one run" else name
 
-    def curve(self, delta: float, confidence: float) -> list[dict[str, Any]]:
+    def curve(self, delta: float, confidence: float) -> tuple[ReachedEpsilon, ...]:
         """Attacked ε from the first trials, for the picture of ε against trials."""
-        steps: list[dict[str, Any]] = []
+        steps = []
         count = len(self.scores_in) if self.thresholds else 0
         while count >= 100:
             scores = self.scores_in[:count], self.scores_out[:count]
             counted = bounds.count_bound(scores, self.thresholds, delta=delta, confidence=confidence)
-            steps.append({"trials": count, "counts": counted.value})
+            gaussian = None
             if self.mu_thresholds:
-                gaussian = bounds.mu_bound(scores, self.mu_thresholds, delta=delta, confidence=confidence)
-                steps[-1]["mu"] = gaussian.value
+                gaussian = bounds.mu_bound(scores, self.mu_thresholds, delta=delta, confidence=confidence).value
+            steps.append(ReachedEpsilon(count, counted.value, gaussian))
             count //= 2
-        return steps[::-1]
+        return tuple(steps[::-1])
+
+
+@dataclass(frozen=True)
+class ReachedEpsilon:
+    """Attacked ε from so many trials, by counts and, for a Gaussian trade-off, in the mu-GDP form."""
+
+    trials: int
+    counts: float
+    mu: float | None = None
+
+
+@dataclass(frozen=True)
+class AuditRow:
+    """What was attacked, proved and claimed for one adversary, and the verdict."""
+
+    view: str
+    unit: str
+    adjacency: str
+    delta: float
+    claimed: float | None  # None where the paper's ε is not meant for this adversary
+    proven: float
+    recipe: str
+    assumed: bool
+    not_covered: tuple[str, ...]
+    attacked: bounds.LowerBound  # the largest of `bounds`
+    bounds: tuple[bounds.LowerBound, ...]
+    design: str
+    rounds: int
+    refutes_claim: bool
+    verdict: str  # "VIOLATION" or "within the proof"
+    reached: tuple[ReachedEpsilon, ...]
+
+    @property
+    def violated(self) -> bool:
+        """Whether the attacked ε exceeds the proven one."""
+        return self.verdict == "VIOLATION"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as audit.json has them."""
+        attacked = self.attacked._asdict()
+        del attacked["delta"]
+        each = [bound._asdict() for bound in self.bounds]
+        return {**encode(self), "attacked": attacked, "bounds": each}
 
 
 @dataclass(frozen=True, repr=False)
 class Audit(Overview):
-    """An audit's outcome. `rows` are plain values, `results` keep the scores for pictures."""
+    """An audit's outcome. `results` keep the scores for pictures."""
 
     spec: Spec
     confidence: float
     claimed: dict[str, Any]
-    rows: list[dict[str, Any]]
+    rows: list[AuditRow]
     notes: list[str]
     results: list[AttackResult] = field(default_factory=list)
 
     @property
-    def violations(self) -> list[dict[str, Any]]:
+    def violations(self) -> list[AuditRow]:
         """Rows whose attacked ε exceeds the proven one: a bug in the method, its noise or the accountant."""
-        return [row for row in self.rows if row["verdict"] == "VIOLATION"]
+        return [row for row in self.rows if row.violated]
 
     @property
-    def refuted(self) -> list[dict[str, Any]]:
+    def refuted(self) -> list[AuditRow]:
         """Rows whose attacked ε exceeds the paper's claim."""
-        return [row for row in self.rows if row["refutes_claim"]]
+        return [row for row in self.rows if row.refutes_claim]
 
     def title(self) -> str:
         return f"{self.spec.method}: attacked ε with {self.confidence:.4g} confidence"
@@ -97,10 +140,10 @@ class Audit(Overview):
         """One line for each attack: what it showed, and what was proved and claimed."""
         lines = []
         for row in self.rows:
-            shown, proven = epsilon_text(row["attacked"]["value"]), epsilon_text(row["proven"])
-            claimed = "" if row["claimed"] is None else f", claimed {epsilon_text(row['claimed'])}"
-            adversary = "a server that sees one upload" if row["unit"] == "message" else ADVERSARIES[row["view"]]
-            verdict = row["verdict"] + (", refutes the claim" if row["refutes_claim"] else "")
+            shown, proven = epsilon_text(row.attacked.value), epsilon_text(row.proven)
+            claimed = "" if row.claimed is None else f", claimed {epsilon_text(row.claimed)}"
+            adversary = "a server that sees one upload" if row.unit == "message" else ADVERSARIES[row.view]
+            verdict = row.verdict + (", refutes the claim" if row.refutes_claim else "")
             lines.append((adversary, f"at least {shown}, proven {proven}{claimed}: {verdict}"))
         return lines
 
@@ -111,7 +154,7 @@ class Audit(Overview):
             "spec": self.spec.to_dict(),
             "confidence": self.confidence,
             "claimed": self.claimed,
-            "rows": self.rows,
+            "rows": [row.to_dict() for row in self.rows],
             "notes": self.notes,
         }
 
@@ -122,8 +165,8 @@ def report_row(
     proven: list[ProvenRow],
     claim: dict[str, Any],
     confidence: float,
-) -> dict[str, Any]:
-    """A result as plain values, with what is proved for the same view, and the verdict."""
+) -> AuditRow:
+    """A result with what is proved for the same view, and the verdict."""
     adjacency, delta = experiment.spec.adjacency, experiment.spec.privacy.delta
     unit = "run" if result.unit == "one run" else result.unit
     proof = next(
@@ -135,30 +178,24 @@ def report_row(
     is_claimed = claim["unit"] == unit and claim["adjacency"] == adjacency and _claim_covers(result, experiment)
     claimed = claim["value"] if is_claimed else None
     violated = not proof.assumed and best.value > proof.value * (1 + 1e-6)
-    return {
-        "view": result.view,
-        "unit": result.unit,
-        "adjacency": adjacency,
-        "delta": delta,
-        "claimed": claimed,
-        "proven": proof.value,
-        "recipe": proof.recipe,
-        "assumed": proof.assumed,
-        "not_covered": list(proof.not_covered),
-        "attacked": {
-            "value": best.value,
-            "form": best.form,
-            "confidence": confidence,
-            "trials": best.trials,
-            "detail": best.detail,
-        },
-        "bounds": [bound._asdict() for bound in result.bounds],
-        "design": result.design,
-        "rounds": result.rounds,
-        "refutes_claim": claimed is not None and best.value > claimed,
-        "verdict": "VIOLATION" if violated else "within the proof",
-        "reached": result.curve(delta, confidence),
-    }
+    return AuditRow(
+        view=result.view,
+        unit=result.unit,
+        adjacency=adjacency,
+        delta=delta,
+        claimed=claimed,
+        proven=proof.value,
+        recipe=proof.recipe,
+        assumed=proof.assumed,
+        not_covered=proof.not_covered,
+        attacked=best._replace(confidence=confidence),
+        bounds=tuple(result.bounds),
+        design=result.design,
+        rounds=result.rounds,
+        refutes_claim=claimed is not None and best.value > claimed,
+        verdict="VIOLATION" if violated else "within the proof",
+        reached=result.curve(delta, confidence),
+    )
 
 
 def _claim_covers(result: AttackResult, experiment: Experiment) -> bool:
@@ -196,8 +233,7 @@ def draw_roc(report: Audit, path: Path) -> None:
     axis.plot(grid, grid, color=plots.GREY, linewidth=0.8, linestyle=":", label="a guess")
     # One line a distinct limit: (ε, δ)-DP allows TPR <= e^ε FPR + δ.
     for name, style in _LIMITS:
-        limits = {(float(row[name]), row["delta"]) for row in report.rows if row[name] is not None}
-        for epsilon, delta in sorted(limits)[:2]:
+        for epsilon, delta in _limits(report, name):
             if math.isfinite(epsilon) and epsilon < 200:
                 allowed = np.minimum(1.0, math.exp(epsilon) * grid + delta)
                 axis.plot(grid, allowed, style, color="black", linewidth=1.0, label=f"{name} ε = {epsilon:.3g}")
@@ -209,23 +245,29 @@ def draw_roc(report: Audit, path: Path) -> None:
     plots.save(figure, path)
 
 
+def _limits(report: Audit, name: str) -> list[tuple[float, float]]:
+    """The two smallest claimed or proven (ε, δ)."""
+    values = ((getattr(row, name), row.delta) for row in report.rows)
+    return sorted({(epsilon, delta) for epsilon, delta in values if epsilon is not None})[:2]
+
+
 def draw_trials(report: Audit, path: Path) -> bool:
     """Attacked ε against trials, with claim and proof. False where no view has a curve."""
-    curves = [(r, row["reached"]) for r, row in zip(report.results, report.rows, strict=True) if row["reached"]]
+    curves = [(r, row.reached) for r, row in zip(report.results, report.rows, strict=True) if row.reached]
     if not curves:
         return False
     figure, axes = plots.new_figure(1, 1, width=5.2, height=4.0)
     axis = axes[0][0]
     top = 0.0
     for (result, steps), colour in zip(curves, _COLOURS, strict=False):
-        trials = [step["trials"] for step in steps]
+        trials = [step.trials for step in steps]
         for form, style, name in (("counts", "-o", "counts"), ("mu", "--o", "mu-GDP form")):
-            if form in steps[-1]:
-                values = [step[form] for step in steps]
+            values = [getattr(step, form) for step in steps]
+            if None not in values:
                 top = max(top, *values)
                 axis.plot(trials, values, style, color=colour, markersize=3, label=f"{result.label()}, {name}")
     for name, style in _LIMITS:
-        for epsilon in sorted({float(row[name]) for row in report.rows if row[name] is not None})[:2]:
+        for epsilon, _ in _limits(report, name):
             if epsilon <= 4 * max(top, 0.25):
                 label = f"{name} ε = {epsilon:.3g}"
                 axis.axhline(epsilon, color="black", linewidth=1.0, linestyle=style, label=label)

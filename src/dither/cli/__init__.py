@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from dither.cli import datasets, doctor, federations, plans, privacy, reproductions, runs, sweeping, webpage
-from dither.cli.printing import Program, print_error
+from dither.cli.common import Program, print_error
 from dither.errors import DitherError
 from dither.types import __version__
 
@@ -39,7 +39,7 @@ app.add_typer(datasets.app, name="data")
 # How `dither --help` groups them.
 PANELS = {
     "Train": ("run", "sweep", "evaluate", "predict", "presets", "keys", "data"),
-    "Privacy": ("account", "audit", "check", "plan", "statement", "budget"),
+    "Privacy": ("account", "audit", "check", "plan", "statement", "stats", "budget"),
     "Look": ("web", "reproduce", "doctor"),
     "A real federation": ("serve", "join", "federation"),
 }

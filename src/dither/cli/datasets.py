@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dither.cli.options import DataDir, Json, Quiet
-from dither.cli.printing import LOCAL, error_terminal, on_interrupt, print_table, short
-from dither.data.tables import TABLE_SUFFIXES
+from dither.cli.common import LOCAL, DataDir, Json, Quiet, error_terminal, on_interrupt, print_table, short
 from dither.errors import SpecError
+
+if TYPE_CHECKING:
+    from dither.data import Schema
 
 app = typer.Typer(
     help="List, download and describe data sets; draft a schema for your own table.", no_args_is_help=True
@@ -89,6 +90,7 @@ def data_describe(
 ) -> None:
     """Describe a data set and how it would be split among clients, as a table and a picture."""
     from dither import data
+    from dither.data.tables import TABLE_SUFFIXES
 
     files = data.table_files(name)
     own = bool(files) or Path(name).suffix in (*TABLE_SUFFIXES, ".npz") or Path(name).expanduser().is_dir()
@@ -140,45 +142,68 @@ def data_describe(
         typer.echo(f"{LOCAL}: exact counts of {Path(name).name}, here and in the picture, which no ε covers")
 
 
+# reason: one parameter an option, as Typer has it
 @app.command("schema")
 def data_schema(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="CSV or Parquet table.")],
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="CSV or Parquet table; or a folder or 'pattern' of such files.")
+    ],
     label: Annotated[str, typer.Option(help="Label column.")],
     out: Annotated[Path, typer.Option(help="Schema to write.")] = Path("schema.toml"),
     task: Annotated[
         str, typer.Option(help="classification, regression, or auto: by the label's values.")
     ] = "auto",
+    drop: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Leave this column out.")] = None,
+    keep: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN", help="Keep this column, whatever it looks like.")
+    ] = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="The records of FILE are public, and so is what is read from them.")
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write a draft schema for your own table. Every value read from the data is marked."""
+    """Write a draft schema for your own table. It is marked as read from the data until you confirm it."""
     from dither import data
 
     if out.exists():
         raise SpecError(f"{str(out)!r} already exists; give another --out")
     if task not in ("auto", "classification", "regression"):
         raise SpecError(f"--task {task!r} is not one of 'auto', 'classification', 'regression'")
-    schema = data.draft_schema(file, label, task=task)
+    drafted = data.draft(file, label, drop=drop or (), keep=keep or (), task=task)
+    schema = drafted.schema.as_public() if public else drafted.schema
     schema.save(out)
-    read = schema.read_from_data
     if as_json:
-        drafted = "classification" if schema.label.bounds is None else "regression"
-        found = {"file": str(out), "columns": len(schema.columns), "label": label, "task": drafted}
-        found["read_from_data"] = list(read)
-        typer.echo(json.dumps(found, ensure_ascii=False))
-    if as_json or quiet:
-        return
-    typer.echo(f"{out}: {len(schema.columns)} columns, label {label!r}")
-    if task == "auto" and schema.label.bounds is not None:
+        facts = {
+            "file": str(out),
+            "columns": len(schema.columns),
+            "label": label,
+            "task": "classification" if schema.label.bounds is None else "regression",
+            "read_from_data": list(schema.read_from_data),
+            "left_out": drafted.excluded,
+        }
+        typer.echo(json.dumps(facts, ensure_ascii=False))
+    elif not quiet:
+        _print_draft(drafted.excluded, schema, out, asked=task != "auto")
+
+
+def _print_draft(excluded: dict[str, str], schema: Schema, out: Path, *, asked: bool) -> None:
+    from dither.data.drafts import DROPPED
+
+    typer.echo(f"{out}: {len(schema.columns)} columns, label {schema.label.column!r}")
+    for column, why in excluded.items():
+        typer.echo(f"left out: {column!r} {why}")
+    if any(why != DROPPED for why in excluded.values()):
+        typer.echo("To use one of them all the same, draft again with --keep COLUMN.")
+    if not asked and schema.label.bounds is not None:
         low, high = schema.label.bounds
         typer.echo(
             f"The label has many different numbers, from {low:g} to {high:g}: this is a draft for regression. If "
             "they are names of classes, draft again with --task classification."
         )
-    if read:
+    if schema.read_from_data:
         typer.echo(
-            f"{len(read)} values were read from the data "
-            f"({', '.join(read[:4])}{', ...' if len(read) > 4 else ''}).\n"
-            "Reading them from private records is itself a leak: replace them by public knowledge and mark them "
-            "'public', or every ε will carry the note 'preprocessing not covered'."
+            "Its bounds and categories were read from the records, which no ε covers. Replace what you would not "
+            'have written without the records, then set origin = "public" at the top of the file. Until then, '
+            "every ε carries the note 'preprocessing not covered'."
         )

@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 import typer
 
-from dither.cli.options import Json, LedgerFile, Quiet
-from dither.cli.printing import print_table
+from dither.cli.common import Json, LedgerFile, Quiet, print_table
 from dither.errors import DitherError
 from dither.types import __version__
 

@@ -11,8 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dither.cli.options import DataDir, Json, LedgerFile, NewLedger, Quiet, Settings
-from dither.cli.printing import epsilon_text, escape, on_interrupt, print_event, print_table, terminal
+from dither.cli.common import (
+    DataDir,
+    Json,
+    LedgerFile,
+    NewLedger,
+    Quiet,
+    Settings,
+    epsilon_text,
+    escape,
+    on_interrupt,
+    print_event,
+    print_table,
+    terminal,
+)
 from dither.errors import ConfigError, FederationError
 
 if TYPE_CHECKING:
@@ -70,16 +82,9 @@ def serve(
     try:
         with on_interrupt(f"go on with the same command and --out {shlex.quote(str(folder))}"):
             report = serving.serve(
-                spec,
-                keys_folder=federation,
-                run_folder=folder,
-                host=host,
-                port=port,
-                without=tuple(without or ()),
-                wait_seconds=wait,
-                data_dir=data_dir,
-                on_event=view,
-            )
+                spec, keys_folder=federation, run_folder=folder, host=host, port=port,
+                without=tuple(without or ()), wait_seconds=wait, data_dir=data_dir, on_event=view,
+            )  # fmt: skip
     finally:
         view.close()
     if as_json:
@@ -108,6 +113,10 @@ def join(
         list[Path] | None,
         typer.Option(metavar="FILE.py", help="A method's file that the agreement may name. Read it first."),
     ] = None,
+    model: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE.py", help="A model's file that the agreement may name. Read it first."),
+    ] = None,
     test: Annotated[bool, typer.Option("--test", help="Accept noise from a public seed: no protection.")] = False,
     patience: Annotated[float, typer.Option(help="Seconds to keep trying without a connection.")] = 3600.0,
     idle: Annotated[float, typer.Option(help="Seconds to wait for a request from the server.")] = 86400.0,
@@ -135,37 +144,28 @@ def join(
 
     with on_interrupt("the same command takes up where this one ended"):
         result = joining.join(
-            data,
-            label=label,
-            server=server,
-            folder=federation,
-            ledger=ledger,
-            new_ledger=new_ledger,
-            approve=ask,
-            methods=method or (),
-            seeded=test,
-            patience=patience,
-            idle=idle,
-            behind_supernode=behind_supernode,
-            say=_notes(as_json, quiet),
-        )
-    outcome = result["outcome"] or {}
+            data, label=label, server=server, folder=federation, ledger=ledger, new_ledger=new_ledger,
+            approve=ask, files=[*(method or ()), *(model or ())], seeded=test, patience=patience, idle=idle,
+            behind_supernode=behind_supernode, say=_notes(as_json, quiet),
+        )  # fmt: skip
+    outcome = result.outcome or {}
     if as_json:
         spent = [
             {"epsilon": each.epsilon, "budget": each.budget.epsilon if each.budget else None, "delta": each.delta,
              "view": each.view, "adjacency": each.adjacency, "participations": each.participations}
-            for each in result["spent"]
+            for each in result.spent
         ]  # fmt: skip
-        print_event("done", party=result["party"], answered=result["answered"], outcome=outcome, spent=spent)
+        print_event("done", party=result.party, answered=result.answered, outcome=outcome, spent=spent)
     if as_json or quiet:
         return
-    typer.echo(f"the run is over: {outcome.get('rounds')} rounds, this party answered {result['answered']}")
-    for spent in result["spent"]:
-        limit = f" of {epsilon_text(spent.budget.epsilon)}" if spent.budget else ""
-        gaps = "".join(f"; not covered: {gap}" for gap in spent.numbers)
+    typer.echo(f"the run is over: {outcome.get('rounds')} rounds, this party answered {result.answered}")
+    for charged in result.spent:
+        limit = f" of {epsilon_text(charged.budget.epsilon)}" if charged.budget else ""
+        gaps = "".join(f"; not covered: {gap}" for gap in charged.numbers)
         typer.echo(
-            f"ledger: proven ε {epsilon_text(spent.epsilon)}{limit} spent on this file in {spent.participations} "
-            f"rounds (δ = {spent.delta:.4g}, {spent.adjacency}, one who sees {spent.view}){gaps}"
+            f"ledger: proven ε {epsilon_text(charged.epsilon)}{limit} spent on this file in "
+            f"{charged.participations} rounds (δ = {charged.delta:.4g}, {charged.adjacency}, one who sees "
+            f"{charged.view}){gaps}"
         )
 
 
@@ -429,6 +429,7 @@ def _print_outcome(report: Report, folder: Path) -> None:
     )
     name = "test accuracy" if report.classes else "test R²"
     lines = [] if report.test_score is None else [(name, f"{report.test_score:.4f}")]
+    lines += [("warning", each.text) for each in report.advice]
     each = f"{totals.seconds_a_round:.2f} s each"
     lines.append(("rounds", f"{report.rounds} in {report.seconds:.1f} s, {each}"))
     safe = f"secure aggregation, safe from a server that colludes with {totals.colluders} parties"

@@ -8,8 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dither.cli.options import DataDir, Json, Quiet, Settings
-from dither.cli.printing import Bar, epsilon_text, escape, on_interrupt, print_table, terminal
+from dither.cli.common import (
+    Bar,
+    DataDir,
+    Json,
+    Quiet,
+    Settings,
+    epsilon_text,
+    escape,
+    on_interrupt,
+    print_table,
+    terminal,
+)
 from dither.errors import SpecError
 from dither.experiment.plots import bytes_text
 

@@ -10,13 +10,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dither.cli import options
-from dither.cli.options import DataDir, Json, LedgerFile, Quiet, Settings, spec_from
-from dither.cli.printing import epsilon_text, error_terminal, on_interrupt, print_table
+from dither.cli import common
+from dither.cli.common import (
+    DataDir,
+    Json,
+    LedgerFile,
+    Quiet,
+    Settings,
+    epsilon_text,
+    error_terminal,
+    on_interrupt,
+    print_table,
+    spec_from,
+)
 from dither.errors import SpecError
 
 if TYPE_CHECKING:
     from dither.accounting import ProvenRow
+    from dither.auditing.report import Audit, AuditRow
     from dither.experiment.account import PrivacyReport
     from dither.experiment.report import AttackedRow
 
@@ -33,7 +44,7 @@ def account(
     run_folder: Annotated[
         Path,
         typer.Argument(
-            metavar="RUN", help="A run folder, a preset or a spec file.", autocompletion=options.presets
+            metavar="RUN", help="A run folder, a preset or a spec file.", autocompletion=common.presets
         ),
     ],
     settings: Settings = None,
@@ -55,7 +66,7 @@ def account(
     from dither.experiment.account import account as accounted
     from dither.spec import parse_setting
 
-    found = accounted(
+    report = accounted(
         run_folder if run_folder.exists() else str(run_folder),
         values=dict(parse_setting(each) for each in settings or []),
         every_recipe=every_recipe,
@@ -63,15 +74,15 @@ def account(
         data_dir=data_dir,
     )
     if as_json:
-        typer.echo(found.to_json())
+        typer.echo(report.to_json())
     elif not quiet:
-        _print_account(found)
+        _print_account(report)
 
 
-def _print_account(found: PrivacyReport) -> None:
+def _print_account(report: PrivacyReport) -> None:
     from dither.experiment.report import SHORT_VIEWS, sampler_text, uncovered
 
-    epsilon, claim = found.epsilon, found.epsilon.claimed
+    epsilon, claim = report.epsilon, report.epsilon.claimed
     rows = [
         {
             "": "claimed",
@@ -88,7 +99,7 @@ def _print_account(found: PrivacyReport) -> None:
     for shown in epsilon.attacked:
         value, form = f">= {epsilon_text(shown.value)}", shown.form.split(":")[0]
         rows.append({"": "attacked", "ε": value, "per": shown.unit, **_seen(shown), "source": form})
-    print_table(rows, title=f"{found.method}: claimed and proven ε at δ = {claim.delta:g}")
+    print_table(rows, title=f"{report.method}: claimed and proven ε at δ = {claim.delta:g}")
     for row in epsilon.notable:
         where = f"{SHORT_VIEWS[row.view]}, {row.adjacency}"
         if row.clients is not None and row.view in ("upload", "sum"):
@@ -100,15 +111,15 @@ def _print_account(found: PrivacyReport) -> None:
         if row.no_credit:
             typer.echo(f"{where}: no credit for the other clients' noise: {row.no_credit}")
     for bounds, title in (
-        (found.tried, "Every bound that was tried, for the client with the largest ε"),
-        (found.ex_ante, "The same bounds before the cohorts are drawn (R4)"),
+        (report.tried, "Every bound that was tried, for the client with the largest ε"),
+        (report.ex_ante, "The same bounds before the cohorts are drawn (R4)"),
     ):
         if bounds:
             print_table([_bound(row) for row in _distinct(bounds)], title=title)
     for condition in epsilon.failing_conditions:
         typer.echo(f"a condition of the claim does not hold: {condition}")
-    if found.why:
-        typer.echo(f"why they differ: {found.why}")
+    if report.why:
+        typer.echo(f"why they differ: {report.why}")
     for text in sampler_text(epsilon.table):
         typer.echo(f"noise: {text}")
     for text in uncovered(epsilon.table):
@@ -140,7 +151,7 @@ def audit(
         typer.Argument(
             metavar="METHOD | SPEC.toml | RUN",
             help="A preset, a spec or a run folder to attack.",
-            autocompletion=options.presets,
+            autocompletion=common.presets,
             show_default=False,
         ),
     ] = None,
@@ -189,44 +200,34 @@ def audit(
     spec = spec_from(str(folder / "spec.toml") if is_run else what, None, settings, None)
     console = error_terminal()
 
-    def say(row: dict[str, Any]) -> None:
-        adversary = f"{SHORT_VIEWS[row['view']]}, {row['unit']}"
-        console.print(
-            f"{adversary}: attacked ε {epsilon_text(row['attacked']['value'])}", style="dim", highlight=False
-        )
+    def say(row: AuditRow) -> None:
+        adversary = f"{SHORT_VIEWS[row.view]}, {row.unit}"
+        console.print(f"{adversary}: attacked ε {epsilon_text(row.attacked.value)}", style="dim", highlight=False)
 
     finished = Report.read(folder) if is_run else None
     with on_interrupt("finished rows are kept; run the same command to continue"):
-        found = auditing.audit(
-            spec,
-            completed_rounds=finished.rounds if finished is not None and not settings else None,
-            views=tuple(view) if view else auditing.VIEWS,
-            trials=trials,
-            confidence=confidence,
-            canaries=canaries,
-            rounds=rounds,
-            seed=seed,
-            data_dir=data_dir,
-            on_row=None if as_json or quiet else say,
-            keep=default_folder(),
-        )
+        outcome = auditing.audit(
+            spec, completed_rounds=finished.rounds if finished is not None and not settings else None,
+            views=tuple(view) if view else auditing.VIEWS, trials=trials, confidence=confidence,
+            canaries=canaries, rounds=rounds, seed=seed, data_dir=data_dir,
+            on_row=None if as_json or quiet else say, keep=default_folder(),
+        )  # fmt: skip
     # With other settings it is another run that was audited.
     target = out or (folder if is_run and not settings else None)
     if target is not None and out is None and spec.data.path:
         target = target / "local"  # what an attack finds with the records at hand, no ε covers
-    written = pictures.save(found, target) if target is not None else []
+    written = pictures.save(outcome, target) if target is not None else []
     if as_json:
-        typer.echo(to_json(found.to_dict(), indent=2))
+        typer.echo(to_json(outcome.to_dict(), indent=2))
     elif not quiet:
-        _print(found, written)
-    if found.violations:
-        for row in found.violations:
+        _print(outcome, written)
+    if outcome.violations:
+        for row in outcome.violations:
             console.print(
-                f"[bold red]VIOLATION:[/] {SHORT_VIEWS[row['view']]} ({row['unit']}): at least "
-                f"{epsilon_text(row['attacked']['value'])} was shown at {row['attacked']['confidence']:.4g} "
-                f"confidence ({row['attacked']['form']}), at most {epsilon_text(row['proven'])} was proved "
-                f"({row['recipe']}): the method, its "
-                "noise or the proof is wrong",
+                f"[bold red]VIOLATION:[/] {SHORT_VIEWS[row.view]} ({row.unit}): at least "
+                f"{epsilon_text(row.attacked.value)} was shown at {row.attacked.confidence:.4g} confidence "
+                f"({row.attacked.form}), at most {epsilon_text(row.proven)} was proved ({row.recipe}): the "
+                "method, its noise or the proof is wrong",
                 soft_wrap=True,
                 highlight=False,
             )
@@ -270,45 +271,43 @@ def _fuzz(count: int, seed: int, *, as_json: bool, quiet: bool) -> None:
         sys.exit(VIOLATION)
 
 
-def _print(found: Any, written: list[Path]) -> None:
-    rows = []
-    for row in found.rows:
-        attacked = row["attacked"]
-        rows.append(
-            {
-                "adversary": _adversary(row),
-                "per": row["unit"],
-                "claimed ε": "" if row["claimed"] is None else epsilon_text(row["claimed"]),
-                "proven ε": epsilon_text(row["proven"]),
-                "attacked ε": f"{epsilon_text(attacked['value'])}{' !' if row['refutes_claim'] else ''}",
-                "bound": attacked["form"].split(":")[0],
-                "rounds": row["rounds"],
-                "trials": attacked["trials"],
-            }
-        )
-    first = found.rows[0]
+def _print(outcome: Audit, written: list[Path]) -> None:
+    rows = [
+        {
+            "adversary": _adversary(row),
+            "per": row.unit,
+            "claimed ε": "" if row.claimed is None else epsilon_text(row.claimed),
+            "proven ε": epsilon_text(row.proven),
+            "attacked ε": f"{epsilon_text(row.attacked.value)}{' !' if row.refutes_claim else ''}",
+            "bound": row.attacked.form.split(":")[0],
+            "rounds": row.rounds,
+            "trials": row.attacked.trials,
+        }
+        for row in outcome.rows
+    ]
+    first = outcome.rows[0]
     print_table(
         rows,
-        title=f"{found.spec.method}: at δ = {first['delta']:g}, {first['adjacency']}, "
-        f"each attacked ε with {found.confidence:.4g} confidence",
-        footer="! larger than the claim: the paper's guarantee does not hold" if found.refuted else "",
+        title=f"{outcome.spec.method}: at δ = {first.delta:g}, {first.adjacency}, "
+        f"each attacked ε with {outcome.confidence:.4g} confidence",
+        footer="! larger than the claim: the paper's guarantee does not hold" if outcome.refuted else "",
     )
-    for row in found.rows:
-        for bound in row["bounds"]:
-            value, detail = epsilon_text(bound["value"]), f"{bound['detail']}; {row['design']}"
-            typer.echo(f"{_adversary(row)}, {row['unit']}: {value} by {bound['form']} ({detail})")
-    for what in dict.fromkeys(text for row in found.rows for text in row["not_covered"]):
+    for row in outcome.rows:
+        for bound in row.bounds:
+            value, detail = epsilon_text(bound.value), f"{bound.detail}; {row.design}"
+            typer.echo(f"{_adversary(row)}, {row.unit}: {value} by {bound.form} ({detail})")
+    for what in dict.fromkeys(text for row in outcome.rows for text in row.not_covered):
         typer.echo(f"not covered by the proof: {what.removeprefix('not covered: ')}")
-    for note in found.notes:
+    for note in outcome.notes:
         typer.echo(f"note: {note}")
     for path in written:
         typer.echo(f"written: {path}")
 
 
-def _adversary(row: dict[str, Any]) -> str:
+def _adversary(row: AuditRow) -> str:
     from dither.experiment.report import SHORT_VIEWS
 
-    return "server sees one upload" if row["unit"] == "message" else SHORT_VIEWS[row["view"]]
+    return "server sees one upload" if row.unit == "message" else SHORT_VIEWS[row.view]
 
 
 # Budgets
@@ -581,8 +580,41 @@ def check(
         sys.exit(1)
 
 
+# reason: one parameter an option, as Typer has it
+def stats(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="One table for each institution (CSV or Parquet).")
+    ],
+    epsilon: Annotated[float, typer.Option(help="ε of all these statistics together.")],
+    delta: Annotated[float, typer.Option(help="δ of that ε.")] = 1e-5,
+    columns: Annotated[str, typer.Option(help="Names of columns, with commas between (default: all).")] = "",
+    ledger: LedgerFile = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Print private statistics of tables: counts, means, quantiles and categories, with one ε for all of them."""
+    from dither.experiment import statistics
+
+    tables = [statistics.read(file) for file in files]  # mistakes show before anything is charged
+    wanted = [name.strip() for name in columns.split(",") if name.strip()]
+    statistics.check(tables, epsilon, delta, wanted)
+    statistics.charge(_ledger(ledger), files, epsilon, delta)
+    result = statistics.statistics(tables, epsilon=epsilon, delta=delta, columns=wanted)
+    if as_json:
+        typer.echo(result.to_json())
+        return
+    print_table(
+        result.rows(),
+        quiet=quiet,
+        title=f"Private statistics of {len(files)} {'table' if len(files) == 1 else 'tables'}",
+        footer=f"proven ε = {epsilon:g}, δ = {delta:g}, zero-out, against a server that sees every institution's "
+        "counts; intervals of 95% include the noise",
+    )
+
+
 def register(app: typer.Typer) -> None:
     """Add these commands to the program."""
+    app.command()(stats)
     app.command()(check)
     app.command()(statement)
     app.command()(account)

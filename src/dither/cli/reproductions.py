@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dither.cli.options import DataDir, Json, Quiet
-from dither.cli.printing import Bar, escape, on_interrupt, print_table, terminal
+from dither.cli.common import Bar, DataDir, Json, Quiet, escape, on_interrupt, print_table, terminal
 
 if TYPE_CHECKING:
     from dither.reproduction.figure import Figure

@@ -8,12 +8,13 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from dither.cli import options
-from dither.cli.options import (
+from dither.cli import common
+from dither.cli.common import (
+    LOCAL,
     Coordinator,
     DataDir,
     Json,
@@ -22,24 +23,20 @@ from dither.cli.options import (
     Process,
     Processes,
     Quiet,
-    Settings,
-    several,
-    spec_from,
-)
-from dither.cli.printing import (
-    LOCAL,
     RunProgress,
+    Settings,
     error_terminal,
     escape,
     on_interrupt,
     print_report,
     print_table,
+    several,
     short,
+    spec_from,
 )
 from dither.errors import BudgetExhausted, SpecError
 
-if TYPE_CHECKING:
-    pass
+DIVERGED_EXIT_CODE = 7  # of a run whose model is worthless, as public test records show; its files are kept
 
 
 # reason: one parameter an option, as Typer has it
@@ -47,7 +44,7 @@ def run(
     what: Annotated[
         str | None,
         typer.Argument(
-            metavar="PRESET | SPEC.toml", help="What to run (default: adult).", autocompletion=options.presets
+            metavar="PRESET | SPEC.toml", help="What to run (default: adult).", autocompletion=common.presets
         ),
     ] = None,
     settings: Settings = None,
@@ -83,27 +80,22 @@ def run(
 
     view = RunProgress(silent=quiet or as_json)
 
-    def how() -> str:
+    def advice() -> str:
         return _how_to_resume(view.folder or resume or out)
 
-    with on_interrupt(how), several(processes, process, coordinator, silent=quiet, how=how), view:
+    with on_interrupt(advice), several(processes, process, coordinator, silent=quiet, advice=advice), view:
         result = train.run(
-            spec,
-            out=out,
-            resume=resume,
-            data_dir=data_dir,
-            ledger=ledger,
-            new_ledger=new_ledger,
-            checkpoint_seconds=checkpoint_seconds,
-            on_start=view.start,
-            on_evaluation=view.update,
-        )
+            spec, out=out, resume=resume, data_dir=data_dir, ledger=ledger, new_ledger=new_ledger,
+            checkpoint_seconds=checkpoint_seconds, on_start=view.start, on_evaluation=view.update,
+        )  # fmt: skip
     if as_json:
         from dither.experiment.folder import to_json
 
         typer.echo(to_json({"folder": str(result.folder), **result.to_dict()}, indent=2))
     elif not quiet:
         print_report(result)
+    from dither.experiment.advice import DIVERGED
+
     if result.stopped:
         error_terminal().print(
             f"[bold yellow]stopped:[/] {escape(result.stopped)}; model and metrics are kept",
@@ -111,6 +103,8 @@ def run(
             highlight=False,
         )
         sys.exit(BudgetExhausted.exit_code)
+    if any(each.kind == DIVERGED for each in result.advice):
+        sys.exit(DIVERGED_EXIT_CODE)
 
 
 def _how_to_resume(folder: Path | None) -> str:
@@ -121,7 +115,7 @@ def _how_to_resume(folder: Path | None) -> str:
 
 def presets(
     name: Annotated[
-        str | None, typer.Argument(help="Print this preset as TOML.", autocompletion=options.presets)
+        str | None, typer.Argument(help="Print this preset as TOML.", autocompletion=common.presets)
     ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -162,15 +156,31 @@ def evaluate(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Print the accuracy and loss of a trained run on a file. The figures are exact: do not publish them."""
+    """Print the scores of a trained run on a file, beside those of a constant. They are exact: do not publish
+    them."""
+    from dither.experiment.metrics import NAMES
     from dither.experiment.report import load
 
-    scores = load(run_folder).evaluate(data)
+    trained = load(run_folder)
+    evaluated = trained.evaluate(data)
     if as_json:
-        typer.echo(json.dumps({**scores, "local": True}))
+        typer.echo(json.dumps({**evaluated.to_dict(), "local": True}))
         return
-    accuracy, loss = f"{scores['accuracy']:.4f}", f"{scores['loss']:.4f}"
-    print_table([{"records": scores["records"], "accuracy": accuracy, "loss": loss}], quiet=quiet)
+    scores = evaluated.scores
+    rows = [
+        {"": who, **{NAMES[name]: f"{values[name]:.4f}" for name in scores.model if name in values}}
+        for who, values in (("the model", scores.model), (scores.trivial_predictor, scores.trivial))
+    ]
+    print_table(rows, quiet=quiet, title=f"{scores.records} records, loss {evaluated.loss:.4f}")
+    if scores.confusion and len(scores.confusion) <= 10:
+        counts = [
+            {
+                "true class": name,
+                **{f"predicted {other}": count for other, count in zip(trained.classes, row, strict=True)},
+            }
+            for name, row in zip(trained.classes, scores.confusion, strict=True)
+        ]
+        print_table(counts, quiet=quiet)
     if not quiet:
         typer.echo(f"{LOCAL}: exact scores of {data.name}, which no ε covers")
 
@@ -182,23 +192,26 @@ def predict(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Predict the class of each record of a file with a trained run."""
+    """Predict the class (or the number) of each record of a file with a trained run."""
     from dither.experiment.folder import write_text
     from dither.experiment.report import load
 
     trained = load(run_folder)
-    probabilities = trained.predict_proba(data)
-    best = probabilities.argmax(axis=1)
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
     lines.writerow(["prediction", *(f"p({name})" for name in trained.classes)])
-    for number, row in zip(best, probabilities, strict=True):
-        lines.writerow([trained.classes[number], *(f"{p:.6f}" for p in row)])
+    if trained.classes:
+        probabilities = trained.predict_proba(data)
+        best = [trained.classes[number] for number in probabilities.argmax(axis=1)]
+        rows = [[name, *(f"{p:.6f}" for p in row)] for name, row in zip(best, probabilities, strict=True)]
+    else:
+        rows = [[f"{value:.6g}"] for value in trained.predict(data)]
+    lines.writerows(rows)
     write_text(out, text.getvalue())
     if as_json:
-        typer.echo(json.dumps({"predictions": len(best), "file": str(out)}))
+        typer.echo(json.dumps({"predictions": len(rows), "file": str(out)}))
     elif not quiet:
-        typer.echo(f"{len(best)} predictions in {out}")
+        typer.echo(f"{len(rows)} predictions in {out}")
 
 
 def register(app: typer.Typer) -> None:

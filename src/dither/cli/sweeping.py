@@ -9,8 +9,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dither.cli.options import Coordinator, DataDir, Json, Process, Processes, Quiet, Settings, several, spec_from
-from dither.cli.printing import Bar, epsilon_text, on_interrupt, print_table, short, terminal
+from dither.cli.common import (
+    Bar,
+    Coordinator,
+    DataDir,
+    Json,
+    Process,
+    Processes,
+    Quiet,
+    Settings,
+    epsilon_text,
+    on_interrupt,
+    print_table,
+    several,
+    short,
+    spec_from,
+    terminal,
+)
 
 if TYPE_CHECKING:
     from dither.experiment.sweep import Sweep
@@ -65,7 +80,7 @@ def sweep(
 
     with (
         on_interrupt(how_to_continue),
-        several(processes, process, coordinator, silent=quiet, how=how_to_continue),
+        several(processes, process, coordinator, silent=quiet, advice=how_to_continue),
         Bar(quiet or as_json) as bar,
     ):
         result = run_sweep(
@@ -81,7 +96,12 @@ def sweep(
         _print(result, folder)
 
 
+_SHOWN = ("auc", "f1", "rmse", "mae")  # the other metrics are in runs.csv
+
+
 def _print(result: Sweep, folder: Path) -> None:
+    from dither.experiment.metrics import NAMES
+
     table, spec = result.table(), result.specs[0]
     proven = "assumed ε" if any(row.get("assumed") for row in table) else "proven ε"
     shown = [
@@ -90,6 +110,7 @@ def _print(result: Sweep, folder: Path) -> None:
             "runs": row["runs"],
             result.score_name: _with_error(row[result.score], row[f"{result.score}_error"]),
             "loss": _with_error(row["loss"], row["loss_error"]),
+            **{NAMES[name]: _with_error(row[name], row[f"{name}_error"]) for name in _SHOWN if name in row},
             "claimed ε": f"{epsilon_text(row['claimed_epsilon'])} per {row['claimed_unit']}",
             proven: f"{epsilon_text(row['proven_epsilon'])} per {row['proven_unit']}",
         }

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dither.cli.options import DataDir, Json
-from dither.cli.printing import error_terminal, escape, print_event, terminal
+from dither.cli.common import DataDir, Json, error_terminal, escape, print_event, terminal
 from dither.errors import SpecError
 
 if TYPE_CHECKING:

@@ -23,6 +23,7 @@ from dither.data.dataset import (
     stream,
     zeros_aligned,
 )
+from dither.data.drafts import Draft, draft, draft_frame, draft_schema
 from dither.data.hashing import hash_table
 from dither.data.plots import class_counts, describe, draw_partition, partition_table
 from dither.data.schema import (
@@ -31,7 +32,6 @@ from dither.data.schema import (
     Label,
     Numeric,
     Schema,
-    draft_schema,
     propose_task,
     with_label_bounds,
 )
@@ -41,6 +41,7 @@ __all__ = [
     "Categorical",
     "ClientPartition",
     "Dataset",
+    "Draft",
     "Encoded",
     "Label",
     "MappedArray",
@@ -49,6 +50,8 @@ __all__ = [
     "all_records",
     "class_counts",
     "describe",
+    "draft",
+    "draft_frame",
     "draft_schema",
     "draw_partition",
     "entries",

@@ -27,8 +27,9 @@ from dither.data.dataset import (
     zeros_aligned,
 )
 from dither.data.downloads import Download, Origin, Progress, obtain
+from dither.data.drafts import draft_frame
 from dither.data.hashing import hash_table
-from dither.data.schema import Schema, draft_from_frame, with_label_bounds
+from dither.data.schema import Schema, with_label_bounds
 from dither.data.tables import StrPath, join_tables, read_table, table_files
 from dither.errors import DataError, did_you_mean
 
@@ -373,9 +374,10 @@ def _load_own_table(
 ) -> Dataset:
     """A user's own table."""
     frame, name = read_table(path), Path(path).name
-    agreed = _own_schema(frame, name, label, schema, options)
+    agreed, notes = _own_schema(frame, name, label, schema, options)
     test = read_table(test_path) if test_path else None
-    return dataset_from_tables(name, frame, test, agreed, options)._replace(record_hashes=hash_table(frame))
+    dataset = dataset_from_tables(name, frame, test, agreed, options)
+    return dataset._replace(record_hashes=hash_table(frame), notes=(*dataset.notes, *notes))
 
 
 def _load_own_tables(
@@ -384,7 +386,7 @@ def _load_own_tables(
     """Tables of several institutions, one file each."""
     tables = [read_table(file) for file in files]
     frame = tables[0] if schema else join_tables(files, tables)
-    agreed = _own_schema(frame, files[0].resolve().parent.name, label, schema, options)
+    agreed, notes = _own_schema(frame, files[0].resolve().parent.name, label, schema, options)
     test = read_table(test_path) if test_path else None
     sources = [
         Source(name, file, hash_table(table))
@@ -395,7 +397,8 @@ def _load_own_tables(
             agreed.check_columns(table)
         except DataError as error:
             raise DataError(f"{file.name!r}: {error}") from None
-    return dataset_from_sources(sources, tables, test, agreed, options)
+    dataset = dataset_from_sources(sources, tables, test, agreed, options)
+    return dataset._replace(notes=(*dataset.notes, *notes))
 
 
 def _client_names(files: Sequence[Path]) -> list[str]:
@@ -408,21 +411,25 @@ def _client_names(files: Sequence[Path]) -> list[str]:
 
 def _own_schema(
     frame: pd.DataFrame, name: str, label: str, schema: Schema | StrPath, options: TableOptions
-) -> Schema:
-    """The schema of a user's own table. Without one, a draft is made in memory, and the notes say so."""
+) -> tuple[Schema, tuple[str, ...]]:
+    """The schema of a user's own table, and notes. Without a schema, a draft is made in memory."""
     agreed = _schema(schema)
+    notes: tuple[str, ...] = ()
     if agreed is None:
         if not label:
             raise DataError(f'no label column is given for {name!r}; give label = "COLUMN" or a schema')
         # The institution a record comes from is not a feature of the record.
         exclude = [options.group_column] if options.group_column and options.group_column != label else []
         task = "regression" if options.label_bounds else options.task
-        agreed = draft_from_frame(frame, label, name=name, exclude=exclude, task=task)
+        agreed, excluded = draft_frame(frame, label, name=name, drop=exclude, task=task)
+        left_out = [repr(column) for column in excluded if column not in exclude]
+        if left_out:
+            notes = (f"left out as no features: {', '.join(left_out)} (`dither data schema` says why)",)
     elif label and label != agreed.label.column:
         raise DataError(
             f"label={label!r}, but the schema's label column is {agreed.label.column!r}; make them agree"
         )
-    return with_label_bounds(agreed, options.label_bounds)
+    return with_label_bounds(agreed, options.label_bounds), notes
 
 
 def _schema(schema: Schema | StrPath) -> Schema | None:

@@ -1,33 +1,29 @@
 """The schema: everything the encoding of a table depends on, fixed before any record is read.
 
-Bounds, categories and imputation values taken from private records leak information, so each value says where it
-came from: "public" or "read from data". A schema with any value of the second kind leaves the preprocessing
-outside the privacy claim (`Schema.read_from_data`). A drafted schema has only such values: the owner of the
-records replaces them by what is publicly known.
+Bounds, categories and imputation values taken from private records leak information, so a schema says where its
+values came from: "public" or "read from data". A schema with any value of the second kind, or that does not say,
+leaves the preprocessing outside the privacy claim (`Schema.read_from_data`). A drafted schema has only such
+values: the owner of the records replaces them by what is publicly known.
 
 In `schema.toml`:
 
     name = "patients"
+    origin = "public"              # of every value below that does not say otherwise
     [label]
     column = "outcome"
     classes = ["alive", "dead"]    # or, for regression, bounds = [0, 100]: labels outside are clamped
-    classes_from = "public"
     [[columns]]
     name = "age"
     type = "numeric"
-    bounds = [0, 120]          # values outside are clamped
-    bounds_from = "public"
-    standard = [40, 20]        # centre and scale, for encoding = "standard"
-    standard_from = "public"
-    missing = 40               # what an empty cell stands for
-    missing_from = "public"
+    bounds = [0, 120]              # values outside are clamped
+    standard = [40, 20]            # centre and scale, for encoding = "standard"; by default from the bounds
+    standard_from = "read from data"    # where this one value came from
+    missing = 40                   # what an empty cell stands for; by default the centre
     [[columns]]
     name = "sex"
     type = "categorical"
-    categories = ["female", "male"]    # everything else goes to one more column, "(other)"
-    categories_from = "public"
-    missing = "female"
-    missing_from = "public"
+    categories = ["female", "male"]     # everything else goes to one more column, "(other)"
+    missing = "female"             # by default "(other)"
 """
 
 from __future__ import annotations
@@ -39,7 +35,7 @@ import os
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -50,10 +46,7 @@ from dither.data.tables import (
     StrPath,
     canonical,
     factorize,
-    is_number_column,
     number_column,
-    parse_numbers,
-    read_table,
 )
 from dither.errors import DataError, did_you_mean
 
@@ -62,6 +55,7 @@ if TYPE_CHECKING:
 
 PUBLIC = "public"
 READ_FROM_DATA = "read from data"
+UNSTATED = "not stated"  # a file that does not say where a value came from: not covered
 OTHER = "(other)"  # in brackets: "Other" is itself a category of Adult's race
 
 _MEANINGS = {
@@ -76,8 +70,6 @@ ENCODINGS = ("minmax", "standard")
 FEATURES = ("all", "categorical", "ordinal")
 LABELS = ("required", "if present", "ignore")
 
-MAX_CATEGORIES = 64  # of a draft; rarer ones go to "(other)": a column of names must not become a million features
-MAX_CLASSES = 1000
 # A draft takes a label of more different whole numbers, or of more numbers with fractions, for regression.
 MOST_WHOLE_CLASSES, MOST_FRACTIONAL_CLASSES = 64, 10
 
@@ -92,6 +84,13 @@ class Numeric(NamedTuple):
     bounds_from: str = PUBLIC
     standard_from: str = PUBLIC
     missing_from: str = PUBLIC
+
+    @classmethod
+    def with_bounds(cls, name: str, bounds: tuple[float, float], origin: str = PUBLIC) -> Numeric:
+        """A column of which only the bounds are given: six units of scale wide, its centre for missing cells."""
+        low, high = bounds
+        centre, scale = (low + high) / 2, (high - low) / 6 if high > low else 1.0
+        return cls(name, bounds, (centre, scale), centre, origin, origin, origin)
 
     def scaled(self, series: pd.Series, encoding: str) -> np.ndarray:
         """Imputed, clamped to the bounds, then scaled by the bounds to [0, 1], or by centre and scale."""
@@ -175,11 +174,13 @@ class Schema:
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Schema:
         """From the parsed TOML (or any mapping of that shape)."""
-        _check_keys("the schema", content, ("label", "columns"), ("name",))
+        _check_keys("the schema", content, ("label", "columns"), ("name", "origin"))
         if not isinstance(content["label"], Mapping) or not isinstance(content["columns"], list):
             raise DataError("the schema needs a [label] table and [[columns]] tables")
-        label = _label_from_dict(content["label"])
-        columns = tuple(_column_from_dict(column) for column in content["columns"])
+        origin = content.get("origin", UNSTATED)
+        _choice("origin of the schema", origin, (PUBLIC, READ_FROM_DATA, UNSTATED))
+        label = _label_from_dict(content["label"], origin)
+        columns = tuple(_column_from_dict(column, origin) for column in content["columns"])
         return cls(label=label, columns=columns, name=str(content.get("name", "")))
 
     def to_dict(self) -> dict[str, Any]:
@@ -201,24 +202,36 @@ class Schema:
         return {"name": self.name, "label": label, "columns": columns}
 
     def to_toml(self) -> str:
-        """The text of the TOML file, short lists on one line."""
-        import tomli_w
+        """The text of a TOML file with every value and its origin."""
+        return _toml(self.to_dict())
 
-        def on_one_line(match: re.Match[str]) -> str:
-            line = f"[{match[1].strip().removesuffix(',')}]".replace("\n    ", " ")
-            return line if len(line) <= 100 else match[0]
-
-        return re.sub(r"\[((?:\n    .*,)+)\n\]", on_one_line, tomli_w.dumps(self.to_dict()))
+    def to_short_toml(self) -> str:
+        """The same schema in as few keys as can say it."""
+        content, origin = self.to_dict(), READ_FROM_DATA if self.read_from_data else PUBLIC
+        for part, column in ((content["label"], None), *zip(content["columns"], self.columns, strict=True)):
+            for key in [key for key in part if f"{key}_from" in part]:
+                if part[f"{key}_from"] == origin:
+                    del part[f"{key}_from"]
+            if isinstance(column, Numeric):
+                plain = Numeric.with_bounds(column.name, column.bounds, column.bounds_from)
+                for key in ("standard", "missing"):
+                    if all(getattr(plain, each) == getattr(column, each) for each in (key, f"{key}_from")):
+                        part.pop(key), part.pop(f"{key}_from", None)
+            elif isinstance(column, Categorical) and column[2::2] == (OTHER, PUBLIC):
+                part.pop("missing"), part.pop("missing_from", None)
+        return _toml({"name": content.pop("name"), "origin": origin, **content})
 
     def save(self, path: StrPath) -> None:
         """Write `schema.toml` atomically."""
-        head = (
-            f'# Values marked "{READ_FROM_DATA}" were taken from the records, which no ε covers.\n'
-            f'# Replace each by a value known without looking at the records, and mark it "{PUBLIC}".\n\n'
-        )
+        head = ""
+        if not self.covered:
+            head = (
+                "# These values were read from the records, which no ε covers. Replace each by one that is known\n"
+                f'# without looking at the records, or confirm that it is; then set origin = "{PUBLIC}".\n\n'
+            )
         target = Path(path)
         partial = target.with_name(f"{target.name}.tmp")
-        partial.write_text(head + self.to_toml(), encoding="utf-8")
+        partial.write_text(head + self.to_short_toml(), encoding="utf-8")
         os.replace(partial, target)
 
     def digest(self) -> str:
@@ -230,12 +243,12 @@ class Schema:
 
     @property
     def read_from_data(self) -> tuple[str, ...]:
-        """Every value that came from the records, such as "bounds of 'age'"."""
+        """Every value that came from the records, or may have, such as "bounds of 'age'"."""
         return tuple(
             f"{_MEANINGS[key]} of {part[0]!r}"
             for part in (self.label, *self.columns)
             for key, value in part._asdict().items()
-            if key in _MEANINGS and value == READ_FROM_DATA
+            if key in _MEANINGS and value != PUBLIC
         )
 
     @property
@@ -243,13 +256,31 @@ class Schema:
         """Whether the encoding depends on public values only."""
         return not self.read_from_data
 
+    def as_public(self) -> Schema:
+        """The schema with every value declared public."""
+
+        def declared(part: Any) -> Any:
+            return part._replace(**{key: PUBLIC for key in part._asdict() if key in _MEANINGS})
+
+        return replace(self, label=declared(self.label), columns=tuple(map(declared, self.columns)))
+
     def coverage_notes(self) -> tuple[str, ...]:
         """The note to print beside an ε; () when every value is public."""
         values = self.read_from_data
         if not values:
             return ()
         more = f" and {len(values) - 3} more values" if len(values) > 3 else ""
-        return (f"preprocessing not covered: {', '.join(values[:3])}{more} were read from the data",)
+        listed = f"{', '.join(values[:3])}{more}"
+        if READ_FROM_DATA in self._origins():
+            return (f"preprocessing not covered: {listed} were read from the data",)
+        return (
+            f"preprocessing not covered: the schema does not say where {listed} came from; if they were chosen "
+            f'without the records, add origin = "{PUBLIC}" at its top',
+        )
+
+    def _origins(self) -> set[str]:
+        parts = (self.label, *self.columns)
+        return {value for part in parts for key, value in part._asdict().items() if key in _MEANINGS}
 
     # Encoding
 
@@ -382,6 +413,17 @@ def propose_task(values: np.ndarray) -> str:
     )
 
 
+def _toml(content: Mapping[str, Any]) -> str:
+    """TOML with short lists on one line."""
+    import tomli_w
+
+    def on_one_line(match: re.Match[str]) -> str:
+        line = f"[{match[1].strip().removesuffix(',')}]".replace("\n    ", " ")
+        return line if len(line) <= 100 else match[0]
+
+    return re.sub(r"\[((?:\n    .*,)+)\n\]", on_one_line, tomli_w.dumps(content))
+
+
 def _plain(value: str | float) -> str | float:
     """Numbers as floats: 0 and 0.0 are the same content and must give the same digest."""
     return value if isinstance(value, str) else float(value)
@@ -428,17 +470,16 @@ def _number(where: str, value: Any) -> float:
     return float(value)
 
 
-def _label_from_dict(content: Mapping[str, Any]) -> Label:
-    if "bounds" not in content:
-        _check_keys("[label]", content, ("column", "classes"), ("classes_from",))
-        classes = _texts("classes of the label", content["classes"])
-        return Label(str(content["column"]), classes, content.get("classes_from", PUBLIC))
-    _check_keys("[label]", content, ("column", "bounds"), ("bounds_from",))
-    bounds = _pair("bounds of the label", content["bounds"])
-    return Label(str(content["column"]), bounds=bounds, bounds_from=content.get("bounds_from", PUBLIC))
+def _label_from_dict(content: Mapping[str, Any], origin: str) -> Label:
+    key = "bounds" if "bounds" in content else "classes"
+    _check_keys("[label]", content, ("column", key), (f"{key}_from",))
+    column, origin = str(content["column"]), content.get(f"{key}_from", origin)
+    if key == "bounds":
+        return Label(column, bounds=_pair("bounds of the label", content["bounds"]), bounds_from=origin)
+    return Label(column, _texts("classes of the label", content["classes"]), origin)
 
 
-def _column_from_dict(content: Any) -> Column:
+def _column_from_dict(content: Any, origin: str) -> Column:
     if not isinstance(content, Mapping) or "name" not in content:
         raise DataError("every [[columns]] table needs a 'name'")
     name = str(content["name"])
@@ -450,10 +491,17 @@ def _column_from_dict(content: Any) -> Column:
         if numeric
         else {"categories": _texts, "missing": lambda _, value: canonical(value)}
     )
-    _check_keys(where, content, ("name", "type", *parse), tuple(f"{field}_from" for field in parse))
-    values = [function(f"{field} of {where}", content[field]) for field, function in parse.items()]
-    origins = [content.get(f"{field}_from", PUBLIC) for field in parse]
-    return (Numeric if numeric else Categorical)(name, *values, *origins)
+    needed, *others = parse
+    _check_keys(where, content, ("name", "type", needed), (*others, *(f"{field}_from" for field in parse)))
+    given = {field: parse[field](f"{field} of {where}", content[field]) for field in parse if field in content}
+    origins = {f"{field}_from": content.get(f"{field}_from", origin) for field in given}
+    for field in parse:
+        if f"{field}_from" in content and field not in given:
+            raise DataError(f"{where} has {field}_from, but no {field}; give both or neither")
+    if numeric:  # what is left out follows from the bounds
+        column = Numeric.with_bounds(name, given["bounds"], origins["bounds_from"])
+        return column._replace(**given, **origins)
+    return Categorical(name, given["categories"], OTHER)._replace(**given, **origins)
 
 
 def _validate(schema: Schema) -> None:
@@ -483,87 +531,10 @@ def _validate(schema: Schema) -> None:
     for part in (label, *schema.columns):
         for key, value in part._asdict().items():
             if key.endswith("_from"):
-                _choice(f"{key} of {part[0]!r}", value, (PUBLIC, READ_FROM_DATA))
+                _choice(f"{key} of {part[0]!r}", value, (PUBLIC, READ_FROM_DATA, UNSTATED))
 
 
 def _no_repeats(where: str, values: Iterable[str]) -> None:
     for value, count in Counter(values).items():
         if count > 1:
             raise DataError(f"{where}: {value!r} is listed twice")
-
-
-# Drafts
-
-
-def draft_schema(path: StrPath, label: str, *, exclude: Collection[str] = (), task: str = "auto") -> Schema:
-    """Draft a schema for a CSV or Parquet file; `exclude` names columns that are not features (such as an id).
-    `task` "auto" proposes regression for a label of many different numbers."""
-    name = os.path.basename(os.fspath(path))
-    return draft_from_frame(read_table(path), label, name=name, exclude=exclude, task=task)
-
-
-def draft_from_frame(
-    frame: pd.DataFrame, label: str, *, name: str, exclude: Collection[str] = (), task: str = "auto"
-) -> Schema:
-    """Draft a schema for a table in memory."""
-    present = [str(column) for column in frame.columns]
-    for column in (label, *exclude):
-        if column not in present:
-            kind = "label column" if column == label else "column"
-            hint = did_you_mean(column, present)
-            raise DataError(f"{kind} {column!r} is not in {name!r}{hint}")
-    features = [column for column in present if column != label and column not in exclude]
-    if not features:
-        raise DataError(f"{name!r} has no column besides {label!r}; at least one feature is needed")
-    columns = tuple(_draft_column(frame[column], column) for column in features)
-    return Schema(label=_draft_label(frame[label], label, task), columns=columns, name=name)
-
-
-def _draft_label(series: pd.Series, name: str, task: str) -> Label:
-    codes, texts = factorize(series)
-    if task == "auto":
-        task = propose_task(parse_numbers(texts))
-    if task == "regression":
-        values = number_column(series, name)
-        low, high = float(np.nanmin(values)), float(np.nanmax(values))
-        return Label(name, bounds=(low, high), bounds_from=READ_FROM_DATA)
-    if len(texts) < 2:
-        content = f"only {texts[0]!r}" if texts else "no value"
-        raise DataError(
-            f"label column {name!r} has {len(texts)} class ({content}); at least 2 are needed to train"
-        )
-    if len(texts) > min(MAX_CLASSES, max(50, len(codes) // 2)):
-        raise DataError(
-            f"label column {name!r} has {len(texts)} different values in {len(codes)} rows: too many classes; "
-            f"choose another column, bin the values, or, if they are numbers, set task='regression'"
-        )
-    as_numbers = parse_numbers(texts)
-    if not np.isnan(as_numbers).any():  # "2" before "10"
-        texts = [texts[index] for index in np.argsort(as_numbers, kind="stable")]
-    return Label(name, tuple(texts), READ_FROM_DATA)
-
-
-def _draft_column(series: pd.Series, name: str) -> Column:
-    if is_number_column(series):
-        values = number_column(series, name)
-        values = values[~np.isnan(values)]
-        if len(values) == 0:
-            raise DataError(f"column {name!r} holds no values; remove it from the table")
-        distinct, counts = np.unique(values, return_counts=True)
-        scale = float(values.std())
-        return Numeric(
-            name,
-            bounds=(float(distinct[0]), float(distinct[-1])),
-            standard=(float(values.mean()), scale if scale > 0 else 1.0),
-            missing=float(distinct[np.argmax(counts)]),
-            bounds_from=READ_FROM_DATA,
-            standard_from=READ_FROM_DATA,
-            missing_from=READ_FROM_DATA,
-        )
-    codes, texts = factorize(series)
-    if not texts:
-        raise DataError(f"column {name!r} holds no values; remove it from the table")
-    counts = np.bincount(codes[codes >= 0], minlength=len(texts))
-    by_frequency = np.argsort(-counts, kind="stable")
-    kept = sorted(texts[index] for index in by_frequency[:MAX_CATEGORIES])
-    return Categorical(name, tuple(kept), texts[by_frequency[0]], READ_FROM_DATA, READ_FROM_DATA)

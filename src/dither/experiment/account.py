@@ -25,7 +25,7 @@ from dither.experiment.report import (
     proven_text,
     run_folder,
 )
-from dither.spec import Spec
+from dither.spec import MODELS, Spec
 
 
 @dataclass(frozen=True, repr=False)
@@ -75,12 +75,15 @@ def account(
     every_recipe: bool = False,
     ex_ante: bool = False,
     data_dir: str | Path | None = None,
+    model: Any = None,
 ) -> PrivacyReport:
     """Claimed and proven ε of a preset, a TOML file, a mapping, a `Spec` or a run folder, without training.
 
     `values` are dotted keys put on top of the spec. `every_recipe` also lists each bound that was tried, `ex_ante`
     each bound before the cohorts are drawn.
     """
+    if model is not None:
+        values = {**(values or {}), "model.name": model}
     folder = run_folder(what)
     finished = Report.read(folder.path) if folder is not None else None
     if finished is not None and not (values or every_recipe or ex_ante):
@@ -162,7 +165,8 @@ def _cache_file(spec: Spec, data_dir: str | Path | None) -> Path | None:
     """Named by a digest of all that the answer follows from: the spec, the published files, Dither's code and the
     libraries. None for your own records, schemas and methods, and with DITHER_ACCOUNT_CACHE=0."""
     wish = os.environ.get("DITHER_ACCOUNT_CACHE", "")
-    own = (spec.data.path, spec.data.test_path, spec.data.schema, spec.method.endswith(".py"))
+    own_code = spec.method.endswith(".py") or spec.model.name not in MODELS
+    own = (spec.data.path, spec.data.test_path, spec.data.schema, own_code)
     if wish == "0" or any(own):
         return None
     from dither import data

@@ -22,14 +22,14 @@ from dither.accounting import REPLACE_ONE, ZERO_OUT, step_multiplier
 from dither.accounting.accountant import Accountant, alike, noise_ratio
 from dither.errors import RunExists, SpecError
 from dither.methods import Method, method, prepare
-from dither.models import Model, count_params
+from dither.models import Model, count_params, program_digest
 from dither.models import from_spec as model_from_spec
 from dither.privacy import sampling
 from dither.secagg.encoding import FixedPoint
 from dither.simulation import devices, distributed, engine, streaming
 from dither.simulation.aggregation import Aggregation
 from dither.simulation.arrays import ONE_DEVICE, Shards, aligned
-from dither.spec import Spec
+from dither.spec import MODELS, Spec
 from dither.types import Claim, Prepared, PrivacyPlan, RoundInfo
 
 
@@ -102,6 +102,12 @@ class Experiment:
         """Clients that reveal the same when they take part. Asks every client, of whom there may be a hundred
         thousand."""
         return alike(self.prepared.releases, self.plan.client_sizes, self.cohorts, self.plan.round_numbers)
+
+    @cached_property
+    def model_digest(self) -> str:
+        """SHA-256 of what a model of your own computes; empty for one of Dither's."""
+        own = self.spec.model.name not in MODELS
+        return program_digest(self.model, self.dataset.x_train.shape[1]) if own else ""
 
     @cached_property
     def data_digest(self) -> str:
@@ -717,6 +723,7 @@ def facts(experiment: Experiment) -> dict[str, str]:
     return {
         **surroundings(experiment.spec),
         "the data": experiment.data_digest[:16],
+        "the model": experiment.model_digest,
         "noise, rates and clips": value_digest(experiment)[:12],
     }
 

@@ -4,6 +4,7 @@
     provenance.json   versions, device
     metrics.jsonl     one line an evaluation, appended as it happens: scores on public test records
     model.npz         the parameters, with the names of their leaves
+    model.py          the file of a model of your own
     schema.toml       how a table becomes features (tables whose schema is public)
     summary.json      the outcome: accuracy, loss, the three ε
     plot.png          accuracy and loss against rounds
@@ -49,7 +50,7 @@ _ADVICE = "restore it from a copy, or repeat the run"
 # Files that grow: what is listed of them is how much there was, and its digest.
 _LOGS = ("metrics.jsonl", "local/metrics.jsonl", "rounds.jsonl")
 _OUTCOME = ("model.npz", "plot.png", "summary.json", "local/summary.json")
-_ONCE = ("local/key", "spec.toml", "provenance.json", "schema.toml", "local/schema.toml", "terms.json")
+_ONCE = ("local/key", "spec.toml", "provenance.json", "schema.toml", "local/schema.toml", "terms.json", "model.py")
 _LOCAL = """\
 Local, not private: no epsilon covers what is in this folder. It holds exact figures of the records (training
 loss, shares of clipped gradients), the clients' states, and what is needed to resume an interrupted run.

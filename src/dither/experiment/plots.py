@@ -12,13 +12,14 @@ BLUE, ORANGE, GREEN, VERMILION, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00
 
 
 def preload() -> None:
-    """Import Matplotlib in a thread of its own, while compiled rounds run."""
+    """Import Matplotlib and scikit-learn in a thread of its own, while compiled rounds run."""
 
     def load() -> None:
         import matplotlib.backends.backend_agg
         import matplotlib.figure  # noqa: F401
+        import sklearn.metrics  # noqa: F401
 
-    threading.Thread(target=load, name="matplotlib").start()
+    threading.Thread(target=load, name="imports").start()
 
 
 def new_figure(rows: int = 1, columns: int = 1, *, width: float = 8.0, height: float = 3.4) -> tuple[Any, Any]:

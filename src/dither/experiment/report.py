@@ -12,6 +12,7 @@ from __future__ import annotations
 import html
 import math
 import types
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from functools import cache, cached_property
@@ -20,10 +21,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union, cast, get_args, get_origi
 
 import numpy as np
 
-from dither.accounting import ProvenRow
+from dither.accounting import ClientRange, ProvenRow
 from dither.errors import DamagedFile, DataError, RunExists, SpecError, did_you_mean
+from dither.experiment.advice import Advice
 from dither.experiment.folder import RunFolder, to_json
+from dither.experiment.metrics import TestScores, evaluate
 from dither.spec import Spec
+from dither.spec.options import model_file, register_model
 from dither.types import Claim
 
 if TYPE_CHECKING:
@@ -51,15 +55,15 @@ ADVERSARIES = {
 _SCORED_AT_ONCE = 16_384  # records of a folder of arrays
 
 
-class Overview:
+class Overview(ABC):
     """A result that shows itself as a title and a few lines, in a terminal and in a notebook."""
 
-    def title(self) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def title(self) -> str: ...
 
+    @abstractmethod
     def overview(self) -> list[tuple[str, str]]:
         """A few lines of (what, value)."""
-        raise NotImplementedError
 
     def __repr__(self) -> str:
         return text_lines(self.title(), self.overview())
@@ -180,15 +184,6 @@ class Epsilon:
 
 
 @dataclass(frozen=True)
-class RoundsTakenPart:
-    """In how many rounds a client took part."""
-
-    min: int
-    median: float
-    max: int
-
-
-@dataclass(frozen=True)
 class RoundingMargin:
     """What rounding before a sum could add to its proven ε, by a rule of thumb (errata G8): no proof."""
 
@@ -275,10 +270,25 @@ class LocalFigures:
 
     train_loss: float | None = None
     clamped: int = 0
+    scores: TestScores | None = None  # where test records are not public: on some of the training records
+    advice: tuple[Advice, ...] = ()
     metrics: tuple[Mapping[str, Any], ...] = ()
 
-    def __getitem__(self, name: str) -> Any:
-        return getattr(self, name)
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Scores of a model on a file with labels: exact, and so local, not private."""
+
+    loss: float
+    scores: TestScores
+
+    def __getitem__(self, name: str) -> Any:  # of the dictionary that this was: records, accuracy, loss, ...
+        return self.to_dict()[name]
+
+    def to_dict(self) -> dict[str, Any]:
+        """One entry for each metric, and those of the trivial predictor beside them."""
+        about = {"trivial": self.scores.trivial, "trivial_predictor": self.scores.trivial_predictor}
+        return {"records": self.scores.records, "loss": self.loss, **self.scores.model, **about}
 
 
 @dataclass(frozen=True, repr=False)
@@ -299,7 +309,7 @@ class Report(Overview):
     seconds: float
     epsilon: Epsilon
     why: str  # why claim and proof differ
-    participation: RoundsTakenPart
+    participation: ClientRange  # in how many rounds a client took part
     randomness: str
     notes: tuple[str, ...]
     num_clients: int
@@ -315,6 +325,8 @@ class Report(Overview):
     test_accuracy_without_noise: float | None = None
     test_r2: float | None = None  # of a regression, instead of test_accuracy
     test_r2_without_noise: float | None = None
+    scores: TestScores | None = None  # on the public test records, by scikit-learn, beside the trivial predictor
+    advice: tuple[Advice, ...] = ()  # warnings that rest on public records and the released model alone
     streamed: DiskReads | None = None
     timing: dict[str, float] = field(default_factory=dict)  # seconds of this process, by what they went to
     federation: FederationTotals | None = None
@@ -377,9 +389,6 @@ class Report(Overview):
         """The same as `to_dict()`."""
         return self.to_dict()
 
-    def __getitem__(self, name: str) -> Any:  # of the dictionary that results were; it goes when nobody asks it
-        return self.to_dict()[name]
-
     # Looking
 
     @property
@@ -408,8 +417,10 @@ class Report(Overview):
     def local(self) -> LocalFigures:
         """Exact figures that no ε covers: the training loss and others. Local, not private."""
         folder = RunFolder(self.folder)
-        found = folder.local_summary()
-        return LocalFigures(found.get("train_loss"), found.get("clamped", 0), tuple(folder.local_metrics()))
+        summary = folder.local_summary()
+        names = ("train_loss", "clamped", "scores", "advice")
+        figures = decode(LocalFigures, {name: summary[name] for name in names if name in summary})
+        return replace(figures, metrics=tuple(folder.local_metrics()))
 
     def title(self) -> str:
         return f"{self.method} on {self.data}"
@@ -424,16 +435,14 @@ class Report(Overview):
         """Scores, rounds, clients and the three ε."""
         scores = "not scored: the test records are not public"
         if self.test_score is not None and self.loss is not None:
-            scores = f"{self.test_score:.4f}, loss {self.loss:.4f}"
-        took_part = self.participation
+            scores = f"{self.test_score:.4f}, loss {self.loss:.4f}{self._trivial_text()}"
+        least, median, most = (f"{each:g}" for each in vars(self.participation).values())
+        times = f"{most} rounds" if least == most else f"{least} to {most} rounds (median {median})"
         lines = [
             ("test accuracy" if self.classes else "test R²", scores),
+            *([("", self.scores.text())] if self.scores is not None else []),
             ("rounds", f"{self.rounds} in {self.seconds:.1f} s"),
-            (
-                "clients",
-                f"{self.num_clients}, each in {took_part.min} to {took_part.max} rounds "
-                f"(median {took_part.median:g})",
-            ),
+            ("clients", f"{self.num_clients}, each in {times}"),
             ("claimed ε", claim_text(self.epsilon.claimed)),
         ]
         if failing := len(self.epsilon.failing_conditions):
@@ -442,7 +451,13 @@ class Report(Overview):
         lines += [("attacked ε", attacked_text(row)) for row in self.epsilon.attacked]
         if self.stopped:
             lines.append(("stopped", self.stopped))
-        return lines
+        return [*lines, *(("warning", each.text) for each in self.advice)]
+
+    def _trivial_text(self) -> str:
+        if self.scores is None:
+            return ""
+        value = self.scores.trivial.get("accuracy" if self.classes else "r2")
+        return "" if value is None else f" ({self.scores.trivial_predictor}: {value:.4f})"
 
     def to_latex(self) -> str:
         """A small table, one line for each proven ε of the spec's view."""
@@ -479,15 +494,21 @@ class Report(Overview):
         """The model's functions."""
         from dither import models
 
-        return models.from_spec(self.spec.model, self.num_features, len(self.classes), self.image_shape)
+        spec = self.spec.model
+        named = model_file(spec.name)
+        if named and RunFolder(self.folder).read("model.py") is not None:
+            spec = replace(spec, name=f"{self.folder / 'model.py'}:{named[1]}")
+        return models.from_spec(spec, self.num_features, len(self.classes), self.image_shape)
 
     @cached_property
     def params(self) -> Params:
         """The trained parameters, as model.npz holds them."""
         import jax
 
+        from dither.models import leaf_name
+
         leaves = RunFolder(self.folder).load_model()
-        shapes = jax.eval_shape(lambda: self.model.init(jax.random.key(0)))
+        shapes = jax.eval_shape(self.model.init, jax.random.key(0))
         paths, structure = jax.tree_util.tree_flatten_with_path(shapes)
         return jax.tree.unflatten(structure, [leaves[leaf_name(where)] for where, _ in paths])
 
@@ -534,22 +555,18 @@ class Report(Overview):
         names: np.ndarray = np.asarray(self.classes)[predicted]
         return names
 
-    def evaluate(self, path: str | Path) -> dict[str, float]:
-        """Accuracy and loss on a file with labels: exact, and so local, not private."""
-        from dither import models
-
-        right, losses = [], []
+    def evaluate(self, path: str | Path) -> Evaluated:
+        """Scores on a file with labels: exact, and so local, not private."""
+        outputs, labels = [], []
         for encoded in self._pieces(path, labels="required"):
             if encoded.y is None:
                 raise DataError(f"{str(path)!r} has no labels to evaluate on")
-            scores = self.model.apply(self.params, self._check_width(encoded.x))
-            right.append(np.asarray(models.predict(scores)) == encoded.y)
-            losses.append(np.asarray(self.model.loss(scores, encoded.y)))
-        return {
-            "records": sum(map(len, right)),
-            "accuracy": float(np.mean(np.concatenate(right))),
-            "loss": float(np.mean(np.concatenate(losses))),
-        }
+            outputs.append(np.asarray(self.model.apply(self.params, self._check_width(encoded.x))))
+            labels.append(encoded.y)
+        scores, y = np.concatenate(outputs), np.concatenate(labels)
+        loss = float(np.mean(np.asarray(self.model.loss(scores, y))))
+        bounds = self.label.bounds
+        return Evaluated(loss, evaluate(self.model, scores, y, classes=self.classes, label_bounds=bounds))
 
     def _scores(self, features: Any) -> Any:
         if isinstance(features, np.ndarray | list):
@@ -600,9 +617,11 @@ class Report(Overview):
 _BESIDE = ("folder", "spec", "evaluations")  # fields of a report that are not in summary.json
 
 
-def load(path: str | Path) -> Report:
-    """The report of a finished run, its model ready to predict."""
+def load(path: str | Path, *, model: Any = None) -> Report:
+    """The report of a finished run, its model ready to predict. `model` is what `run` was given as an object."""
     report = Report.read(path)
+    if report is not None and model is not None:
+        register_model(model, report.spec.model.name)
     if report is None:
         raise RunExists(f"{str(path)!r} is not complete; finish it with `dither run --resume {path}`")
     _ = report.params, report.schema  # so that a damaged file is named here
@@ -613,11 +632,6 @@ def run_folder(what: Any) -> RunFolder | None:
     """The run folder that a path names; None for whatever else describes a run."""
     is_run = isinstance(what, str | Path) and (Path(what) / "spec.toml").is_file()
     return RunFolder(what) if is_run else None
-
-
-def leaf_name(where: tuple[Any, ...]) -> str:
-    """The name in model.npz of a leaf of the parameters: 'dense0/w'."""
-    return "/".join(str(getattr(entry, "key", getattr(entry, "idx", entry))) for entry in where)
 
 
 # Words for values

@@ -15,10 +15,12 @@ from typing import Any, NamedTuple, cast
 import jax
 import numpy as np
 
+from dither.accounting import ClientRange
 from dither.accounting.ledger.runs import JointSpending, Ledger, Spending, data_id
 from dither.data import Dataset, hash_records
 from dither.errors import BudgetExhausted, ClientRefused, DitherError, RunExists, SpecError
 from dither.experiment import plots
+from dither.experiment.advice import judge_run
 from dither.experiment.build import (
     Compiled,
     Experiment,
@@ -44,17 +46,18 @@ from dither.experiment.report import (
     LedgerCharge,
     Report,
     RoundingMargin,
-    RoundsTakenPart,
     RunTraffic,
-    leaf_name,
+    encode,
     load,
 )
+from dither.models import leaf_name
 from dither.simulation import distributed, engine
 from dither.simulation.aggregation import Aggregation
 from dither.simulation.arrays import Shards
 from dither.simulation.devices import Clock
 from dither.simulation.streaming import Streamed
 from dither.spec import Spec
+from dither.spec.options import file_content, model_file, register_model
 from dither.types import Params, __version__
 
 CHECKPOINT_SECONDS = 5.0
@@ -87,12 +90,16 @@ def run(
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     on_start: Callable[[Experiment, Path, int], None] | None = None,
     on_evaluation: Callable[[dict[str, Any]], None] | None = None,
+    model: Any = None,
 ) -> Report:
     """Train a spec (a preset's name, a TOML file, a mapping or a `Spec`) and leave a run folder.
 
-    `values` are dotted keys put on top of the spec. `resume` continues a folder that was interrupted: the
-    outcome is bit for bit that of an uninterrupted run on the same device and versions. It keeps as many devices
-    as it was begun on, and its records where they were (in memory or on the disk), whatever memory is free now.
+    `values` are dotted keys put on top of the spec. `model` is one of your own in place of model.name: a
+    `dither.Model`, an Equinox, Flax or PyTorch module, or a function that returns one.
+
+    `resume` continues a folder that was interrupted: the outcome is bit for bit that of an uninterrupted run on
+    the same device and versions. It keeps as many devices as it was begun on, and its records where they were (in
+    memory or on the disk), whatever memory is free now.
 
     Your own data is always charged to a ledger (the default one, or `ledger`), the catalogue's sets only when
     `ledger` is given. Records that another ledger of yours knows are refused unless `new_ledger`. Where a budget
@@ -102,6 +109,9 @@ def run(
     alone writes and returns; the others exit when the rounds are done.
     """
     options = RunOptions(out, resume, data_dir, ledger, new_ledger, checkpoint_seconds, on_start, on_evaluation)
+    if model is not None:
+        name = register_model(model, "" if resume is None else RunFolder.open(resume).spec().model.name)
+        values = {**(values or {}), "model.name": name}
     with distributed.together():
         return _run(spec, values, options)
 
@@ -124,6 +134,11 @@ def _run(
         kept = next((stream for stream, way in _WAYS.items() if way == begun.get("records")), "")
         experiment = build_experiment(spec, data_dir=options.data_dir, stream=kept)
         shards = check(experiment, begun)  # before there is a folder
+        if begun.get("model_digest", "") != experiment.model_digest and begun:
+            raise RunExists(
+                f"{str(path)!r} was begun with another model than {spec.model.name!r} is now; restore the model, "
+                "or start a new run"
+            )
         if distributed.count() > 1:
             distributed.assert_equal(facts(experiment))
     if not distributed.leading():
@@ -131,7 +146,8 @@ def _run(
     with clock("start_up"):
         if options.resume is None:
             made = {**provenance(experiment), "devices": shards.devices}
-            folder = RunFolder.create(path, spec, made, _schema_file(experiment.dataset))
+            files = {**_schema_file(experiment.dataset), **model_source(spec)}
+            folder = RunFolder.create(path, spec, made, files)
             local = {"data_digest": experiment.data_digest}
             write_text(folder.path / "local" / "provenance.json", to_json(local, indent=2))
         else:
@@ -281,7 +297,7 @@ def train(
         program = compiled(experiment, shards=shards)
         state = program.simulation.start(program.inputs)
     state, done = _resumed(state, program.simulation, recorder)
-    if recorder is not None and experiment.spec.scored:
+    if recorder is not None:
         plots.preload()
     outcome = _train_rounds(experiment, program, state, done, recorder, clock)
     # The rest is process 0's alone, and may take long: nothing below may need another's devices.
@@ -369,6 +385,8 @@ def _finish(recorder: _Recorder, program: Compiled, outcome: _Outcome) -> Report
     if spec.scored:
         with clock("plot"):
             plots.draw_run(rows, folder.path / "plot.png", title=_title(spec), subtitle=_subtitle(experiment))
+    with clock("scores"):
+        report, judged = _judged(report, experiment, outcome.params, folder)
     if isinstance(program.rounds, Streamed):
         report = replace(report, streamed=DiskReads(**program.rounds.report()))
     report = replace(report, timing=clock.report())  # of this process: what a resumed run did before is not in it
@@ -376,10 +394,26 @@ def _finish(recorder: _Recorder, program: Compiled, outcome: _Outcome) -> Report
         "train_loss": (folder.local_metrics() or rows)[-1]["train_loss"],
         "clamped": outcome.traffic.get("clamped", 0),
     }
+    local |= judged
     if experiment.dataset.label_bounds is not None:  # which may have been read from the records
         local["label_bounds"] = list(experiment.dataset.label_bounds)
     report.save(local)
     return report
+
+
+def _judged(
+    report: Report, experiment: Experiment, params: Params, folder: RunFolder
+) -> tuple[Report, dict[str, Any]]:
+    """The report with scores and advice on public test records; where there are none, those on the clients'
+    records, which stay local."""
+    public = experiment.spec.scored
+    rows = folder.metrics() if public else folder.local_metrics()
+    judgement = judge_run(experiment, params, rows, local=not public)
+    if judgement is None:
+        return report, {}
+    if public:
+        return replace(report, scores=judgement.scores, advice=judgement.advice), {}
+    return report, {"scores": encode(judgement.scores), "advice": encode(judgement.advice)}
 
 
 def _account_for(recorder: _Recorder, outcome: _Outcome) -> Report:
@@ -564,7 +598,7 @@ def report_of(
         seconds=last["seconds"],
         epsilon=Epsilon.of(spec, experiment.prepared.claim, experiment.accountant(missing).table()),
         why=experiment.method.why,
-        participation=RoundsTakenPart(int(counts[0]), float(np.median(counts)), int(counts[-1])),
+        participation=ClientRange(int(counts[0]), float(np.median(counts)), int(counts[-1])),
         randomness=spec.source_of_randomness,
         notes=(
             *experiment.dataset.notes,
@@ -662,6 +696,12 @@ def _schema_file(dataset: Dataset) -> dict[str, str]:
     return {"schema.toml" if dataset.covered else "local/schema.toml": dataset.schema.to_toml()}
 
 
+def model_source(spec: Spec) -> dict[str, str]:
+    """model.py, the file of a model of your own: the run's model can be read when that file is gone or changed."""
+    named = model_file(spec.model.name)
+    return {"model.py": file_content(named[0]).decode("utf-8")} if named else {}
+
+
 def _begun_before(folder: RunFolder, spec: Spec, num_rounds: int) -> None:
     """Of a run that a version without digests.json began, what it may have begun: a stretch past the last line."""
     if not (folder.path / "digests.json").is_file():
@@ -700,6 +740,7 @@ def provenance(experiment: Experiment) -> dict[str, Any]:
         "records": _WAYS["yes" if experiment.dataset.streamed else "no"],
         "spec_digest": experiment.spec.digest(),
         "randomness": experiment.spec.source_of_randomness,
+        **({"model_digest": experiment.model_digest} if experiment.model_digest else {}),
     }
 
 

@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from dither.experiment.folder import read_checked, write_checked
 from dither.privacy import clipping
 from dither.secagg.roster import Rules
 from dither.simulation.arrays import Problem
-from dither.spec import Spec, options
+from dither.spec import MODELS, Spec, options
 from dither.types import RoundInfo
 
 FORMAT = 1
@@ -96,6 +96,7 @@ class Agreement:
         name = spec.get("method")
         advice = "approve a file of yours with --method FILE"
         _require(options.is_available(name), f"names method {name!r}, which is not one of Dither's; {advice}")
+        _require_model(spec.get("model"))
         return cls(
             federation=_typed(received, "federation", str),
             run=_typed(received, "run", str),
@@ -237,6 +238,16 @@ def _require(good: bool, otherwise: str) -> None:
         raise FederationError(f"the agreement {otherwise}")
 
 
+def _require_model(received: object) -> None:
+    """`FederationError` unless the model is one of Dither's, or its file was approved here."""
+    name = received.get("name") if isinstance(received, dict) else None
+    named = options.model_file(name) if isinstance(name, str) else None
+    good = name in MODELS or (named is not None and options.is_approved(named[0]))
+    _require(
+        good, f"names model {name!r}, which is not one of Dither's; approve a file of yours with --model FILE"
+    )
+
+
 def _check_json(received: object) -> None:
     """`FederationError` unless this is plain JSON of moderate size, whose numbers are finite."""
     left, count = [(received, 0)], 0
@@ -343,6 +354,7 @@ def federated_spec(spec: Spec, num_clients: int, name: str) -> Spec:
     if spec.method.endswith(".py"):  # its content is what parties approve, not a path of the server's machine
         method_options = {f"method_options.{key}": value for key, value in spec.method_options.items()}
         spec = spec.with_values({"method": options.approve(spec.method), **method_options})
+    spec = _approved_model(spec)
     values: dict[str, Any] = {
         "num_clients": num_clients,
         "privacy.adjacency": adjacency,
@@ -358,6 +370,18 @@ def federated_spec(spec: Spec, num_clients: int, name: str) -> Spec:
     for key in (*files, "partition", "column", "split", "records_per_client"):
         values[f"data.{key}"] = Spec.default(f"data.{key}")
     return spec.with_values(values)
+
+
+def _approved_model(spec: Spec) -> Spec:
+    """The spec with the file of its model named by content, as parties approve it."""
+    if spec.model.name in MODELS:
+        return spec
+    named = options.model_file(spec.model.name)
+    if named is None:
+        raise SpecError("a federation needs its model as a file that parties can read: 'my_model.py:factory'")
+    file, factory = named
+    file = file if options.is_approved(file) else options.approve(file)
+    return replace(spec, model=replace(spec.model, name=f"{file}:{factory}"))
 
 
 def least_clients(spec: Spec) -> int:
@@ -403,20 +427,21 @@ def largest_norm(spec: Spec, dimension: int) -> float:
 
 def secagg_rules(experiment: build.Experiment) -> Rules | None:
     """The rules of secure aggregation; None: sums are in the open."""
-    how = build.aggregation(experiment)
-    if how is None:
+    aggregation = build.aggregation(experiment)
+    if aggregation is None:
         return None
-    if 0 < how.neighbours <= how.colluders:
+    if 0 < aggregation.neighbours <= aggregation.colluders:
         raise SpecError(
-            f"secagg.neighbours={how.neighbours} with privacy.colluders={how.colluders}: a server can look for an "
-            "order of the ring that cuts a party off; take more neighbours than colluders, or 0 for all"
+            f"secagg.neighbours={aggregation.neighbours} with privacy.colluders={aggregation.colluders}: a server "
+            "can look for an order of the ring that cuts a party off; take more neighbours than "
+            "colluders, or 0 for all"
         )
     return Rules(
-        how.how.modulus_bits,
-        how.threshold,
-        how.colluders,
+        aggregation.how.modulus_bits,
+        aggregation.threshold,
+        aggregation.colluders,
         least_clients(experiment.spec),  # what the proof counts on, so that no party helps to open less
-        how.neighbours,
+        aggregation.neighbours,
     ).check()
 
 
@@ -453,16 +478,16 @@ def describe(agreement: Agreement, experiment: build.Experiment, name: str) -> l
     rows.append(("your noise", _noise_words(agreement, experiment, number, mine)))
     shown = set()
     for row in experiment.accountant(agreement.may_lack).table():
-        if row["adjacency"] != spec.adjacency or row["unit"].startswith("message"):
+        if row.adjacency != spec.adjacency or row.unit.startswith("message"):
             continue
-        value = "∞ (no proof)" if not np.isfinite(row["value"]) else f"at most {row['value']:.3g}"
-        if (value, row["view"]) in shown:
+        value = "∞ (no proof)" if not np.isfinite(row.value) else f"at most {row.value:.3g}"
+        if (value, row.view) in shown:
             continue
-        shown.add((value, row["view"]))
-        kind, where = "assumed" if row["assumed"] else "proven", f"δ = {row['delta']:g} ({row['adjacency']})"
-        against = _ADVERSARIES[row["view"]] + f", {row['against']}" * bool(row["against"])
+        shown.add((value, row.view))
+        kind, where = "assumed" if row.assumed else "proven", f"δ = {row.delta:g} ({row.adjacency})"
+        against = _ADVERSARIES[row.view] + f", {row.against}" * bool(row.against)
         rows.append((f"{kind} ε", f"{value} at {where} against {against}"))
-        for what in row["not_covered"]:
+        for what in row.not_covered:
             if ("not covered", what) not in rows:
                 rows.append(("not covered", what))
     if spec.randomness == "seeded":
@@ -502,8 +527,8 @@ def approved_digest(folder: Path) -> str | None:
     return str(saved["digest"])
 
 
-def record_approval(folder: Path, agreement: Agreement, how: str) -> None:
+def record_approval(folder: Path, agreement: Agreement, answer: str) -> None:
     """Write down that the owner approved this agreement."""
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    content = {"digest": agreement.digest, "run": agreement.run, "approved": at, "how": how}
+    content = {"digest": agreement.digest, "run": agreement.run, "approved": at, "how": answer}
     write_checked(folder / "approved.json", content)

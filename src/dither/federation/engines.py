@@ -90,15 +90,15 @@ class ClientEngine:
         )
         row = np.concatenate([leaf.ravel() for leaf in _leaves(sent.upload)])
         finite, clamped = bool(sent.finite[0]), int(sent.clamped[0])
-        how = self.simulation.aggregation
-        if how is not None and finite:
+        aggregation = self.simulation.aggregation
+        if aggregation is not None and finite:
             if row.dtype == np.int32:
                 row = row.view(np.uint32)
             else:
-                row, clamped = encoding.encode(row, how.how)
-            if how.noise_std is not None:
-                steps = 2.0**how.how.scale_bits * float(np.asarray(sent.weight, np.float64)[0])
-                std = how.noise_std(index, self.client, self.simulation.cohort_size_at(index)) * steps
+                row, clamped = encoding.encode(row, aggregation.how)
+            if aggregation.noise_std is not None:
+                steps = 2.0**aggregation.how.scale_bits * float(np.asarray(sent.weight, np.float64)[0])
+                std = aggregation.noise_std(index, self.client, self.simulation.cohort_size_at(index)) * steps
                 row = add_discrete(row, std, self.simulation.words(self._seed, index, self.client))
         return Answer(row, _leaves(sent.state), finite, clamped)
 

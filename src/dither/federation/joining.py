@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dither.accounting.ledger import Spent
 from dither.accounting.ledger.runs import EVERY_RECORD, Ledger, data_id
 from dither.errors import DitherError, FederationError
 from dither.experiment.folder import lock
@@ -26,6 +27,15 @@ from dither.types import __version__
 CLOCK_SECONDS = 10.0  # by more than this a SuperLink takes a node's signature for a replay
 
 
+class JoinOutcome(NamedTuple):
+    """What a party did in a federation that is over, and what its ledger says then."""
+
+    party: str
+    answered: int  # rounds
+    outcome: dict[str, Any] | None  # as the server told it
+    spent: list[Spent]
+
+
 # reason: one parameter for each option of the command
 def join(
     data: Path,
@@ -36,14 +46,14 @@ def join(
     ledger: Path | None,
     approve: Approve,
     new_ledger: bool = False,
-    methods: Iterable[Path] = (),
+    files: Iterable[Path] = (),
     seeded: bool = False,
     patience: float = 3600.0,
     idle: float = 86400.0,
     behind_supernode: bool = False,
     say: Callable[[str], None] = lambda line: None,
-) -> dict[str, Any]:
-    """Take part until the run is over; what was answered and what the ledger says then."""
+) -> JoinOutcome:
+    """Take part until the run is over."""
     from dither.federation import flower
 
     flower.require()
@@ -53,7 +63,7 @@ def join(
         _host_and_port(server)
     with alone(folder):
         keys.check_party(folder)
-        for path in methods:
+        for path in files:
             options.approve(path)
         own_ledger = Ledger(ledger or Ledger.default_path(), anchor=folder / "ledger-anchor.json")
         party = Party(
@@ -84,7 +94,7 @@ def join(
         else {key: getattr(party.privacy, key) for key in ("delta", "view", "adjacency")}
     )
     spent = own_ledger.spent(data_id(own_ledger, path=str(data)), EVERY_RECORD, **privacy)
-    return {"party": party.name, "answered": party.answered, "outcome": party.outcome, "spent": spent}
+    return JoinOutcome(party.name, party.answered, party.outcome, spent)
 
 
 @contextmanager

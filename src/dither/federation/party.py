@@ -166,10 +166,12 @@ class Party:
                 raise FederationError(
                     f"run {agreement.run[:8]} has another agreement already; a new agreement needs a new run"
                 )
-            how = "" if approved_digest(self.folder) == agreement.digest else self._approve(agreement, experiment)
+            answer = (
+                "" if approved_digest(self.folder) == agreement.digest else self._approve(agreement, experiment)
+            )
             records = agreement.encode(self.source)
-            if how:
-                record_approval(self.folder, agreement, how)
+            if answer:
+                record_approval(self.folder, agreement, answer)
             PartyStore(self.folder / "runs" / agreement.run).save_agreement(agreement)
             self._run = _Run(self, agreement, *records)
             self._say(f"taking part in run {agreement.run[:8]} as client {agreement.number(self.name)}")

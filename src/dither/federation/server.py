@@ -24,6 +24,7 @@ import numpy as np
 from dither import data
 from dither.errors import FederationError, ProtocolAbort, SpecError
 from dither.experiment import build, plots, train
+from dither.experiment.advice import Labelled, judge
 from dither.experiment.report import Exclusion, FederationTotals, PartyTotals, Report
 from dither.federation import engines, keys, mailbox
 from dither.federation.agreement import (
@@ -42,7 +43,7 @@ from dither.secagg import encoding
 from dither.secagg import state as secagg_state
 from dither.secagg.server import ServerSession
 from dither.spec import Spec
-from dither.spec.options import approve
+from dither.spec.options import approve, model_file
 from dither.types import __version__
 
 WAIT_SECONDS = 3600.0  # for parties to come and for their owners to agree
@@ -116,8 +117,9 @@ class Coordinator:
         self.journal, self._evaluation, self._event = journal, evaluation, on_event
         self._wait = wait_seconds
         self._asked_spec = spec
-        if spec.method.endswith(".py"):
-            approve(spec.method)
+        for file in (spec.method, (model_file(spec.model.name) or ("",))[0]):
+            if file.endswith(".py"):
+                approve(file)
         self._waits = ("", 0.0)  # for what, and since when
         self._told = ("", 0.0)  # what was said of it, and when
 
@@ -303,10 +305,12 @@ class Coordinator:
         versions_seen = {name: self.mailbox.greeted[name] for name in self.agreement.names}
         provenance = {**train.provenance(self.experiment), "versions": versions_seen}
         schema = {} if self._evaluation.schema is None else {"schema.toml": self._evaluation.schema.to_toml()}
-        spec = self.agreement.spec  # with the method's file as this machine knows it
+        spec = self.agreement.spec  # with the files of method and model as this machine knows them
         options = {f"method_options.{key}": value for key, value in spec.method_options.items()}
         spec = spec.with_values({"method": self._asked_spec.method, **options})
-        self.journal.folder.begin_files({"run": self.agreement.run, **provenance}, spec, schema)
+        spec = replace(spec, model=self._asked_spec.model)
+        files = {**schema, **train.model_source(self.agreement.spec)}
+        self.journal.folder.begin_files({"run": self.agreement.run, **provenance}, spec, files)
 
     def _enrol(self) -> ServerSession | None:
         """Secure aggregation: everybody signs the same roster, once for a run."""
@@ -603,8 +607,13 @@ class Coordinator:
                 f"without effect: round {', '.join(void)} (the server ended while that sum was being opened, a "
                 "seal was false, or too few parties were left); what parties were charged for it stays charged"
             )
-        folder.save_model(train.named_leaves(self.engine.params()))
+        params = self.engine.params()
+        folder.save_model(train.named_leaves(params))
         if self.engine.scored:
+            x, y = self._evaluation.x, self._evaluation.y
+            records = Labelled(x, y, np.arange(len(y)), "the server's test records")
+            judgement = judge(completed, params, [(row["round"], row["loss"]) for row in rows], records)
+            report = replace(report, scores=judgement.scores, advice=judgement.advice)
             title = f"{self.agreement.spec.method}, {len(self.agreement.names)} parties"
             plots.draw_run(rows, folder.path / "plot.png", title=title, subtitle=self._evaluation.name)
         report.save()

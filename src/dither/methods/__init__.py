@@ -1,4 +1,23 @@
-"""Methods by name: the papers' files, and any Python file of yours with OPTIONS and prepare."""
+"""Methods by name: the papers' files, and any Python file of yours with OPTIONS and prepare.
+
+Also what the papers' formulas share: the classical Gaussian constant, zCDP and RDP conversions, argument checks.
+Dwork and Roth, "The Algorithmic Foundations of Differential Privacy", 2014 (Theorem A.1, the classical Gaussian
+mechanism); Bun and Steinke, "Concentrated Differential Privacy", TCC 2016 (zCDP); Mironov, "Rényi Differential
+Privacy", CSF 2017 (RDP).
+
+| paper | code | | paper | code |
+|---|---|---|---|---|
+| ε, δ | `epsilon`, `delta` | | ρ | `rho` |
+| c = √(2 ln(1.25/δ)) | `gaussian_constant` | | α (Rényi order) | `alpha` |
+
+A method's sections `# Noise`, `# Privacy` and `# Convergence` are NumPy float64. They say what the *paper* says;
+where it is wrong, `corrected=True` or a function whose name ends in `_corrected` says so with the erratum's id.
+Proven ε is the business of `dither.accounting`. What a theorem speaks of is one immutable tuple, which `_replace`
+varies. Its fields and the other arguments may be arrays that broadcast: a bound over a grid is one call.
+
+Deviations: none. G1: the classical constant is proved for ε < 1 only. G6: these conversions are loose; the tighter
+ones are in `dither.accounting`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dither.errors import SpecError
-from dither.spec import Spec, options
+from dither.spec import METHODS, Spec, options
 from dither.types import Prepared, PrivacyPlan
 
 
@@ -24,9 +43,9 @@ class Method(NamedTuple):
 
 def method(name: str) -> Method:
     """The method of that name, or of a Python file."""
-    if name not in options.METHODS:
+    if name not in METHODS:
         return _method(options.module_of_file(name))
-    module, _, baseline = options.METHODS[name].module.partition(":")
+    module, _, baseline = METHODS[name].module.partition(":")
     if baseline:
         return Method(getattr(import_module(module), f"prepare_{baseline}"))
     return _method(import_module(module))
@@ -81,3 +100,123 @@ def prepare(
 
 def _method(module: Any) -> Method:
     return Method(module.prepare, getattr(module, "PILOT_METRIC", ""), getattr(module, "WHY", ""))
+
+
+# Formulas that papers share
+
+Float = Any  # a float gives a float, an array gives a float64 array; arguments broadcast
+Condition = tuple[str, bool]  # a validity condition with its numbers, and whether it holds
+CLASSICAL_EPSILON_LIMIT = 1.0  # the classical Gaussian mechanism is proved below this (G1)
+
+
+def f64(*values: Float) -> tuple[Any, ...]:
+    """The values as float64, ready to be bound to the paper's letters."""
+    return tuple(np.asarray(value, dtype=np.float64) for value in values)
+
+
+def scalar(value: Float) -> Float:
+    """A 0-d array as a plain NumPy float, anything larger unchanged."""
+    return np.asarray(value, dtype=np.float64)[()]
+
+
+def check_positive(**values: Float) -> None:
+    """Raise `SpecError` naming the first argument that is not a finite number above zero."""
+    for name, value in values.items():
+        array = np.asarray(value, dtype=np.float64)
+        bad = ~(np.isfinite(array) & (array > 0))
+        if bad.any():
+            raise SpecError(f"{name}={array[bad].flat[0]:g} must be a finite number above 0")
+
+
+def check_delta(delta: Float) -> None:
+    """Raise `SpecError` unless 0 < δ < 1."""
+    array = np.asarray(delta, dtype=np.float64)
+    bad = ~((array > 0) & (array < 1))
+    if bad.any():
+        raise SpecError(f"delta={array[bad].flat[0]:g} must lie strictly between 0 and 1")
+
+
+def check_cohort(cohort_size: Float, num_clients: Float) -> None:
+    """Raise `SpecError` unless 0 < cohort_size <= num_clients."""
+    check_positive(cohort_size=cohort_size, num_clients=num_clients)
+    cohort, clients = np.broadcast_arrays(*f64(cohort_size, num_clients))
+    bad = cohort > clients
+    if bad.any():
+        raise SpecError(f"cohort_size={cohort[bad].flat[0]:g} exceeds num_clients={clients[bad].flat[0]:g}")
+
+
+def failing(conditions: tuple[Condition, ...]) -> tuple[str, ...]:
+    """The conditions that do not hold, as text."""
+    return tuple(text for text, holds in conditions if not holds)
+
+
+def geometric_sum(log_ratio: Float, count: Float) -> Float:
+    """Σ_{j=0}^{count−1} e^{j·log_ratio}, which is `count` in the limit of ratio 1."""
+    a, n = np.broadcast_arrays(*f64(log_ratio, count))
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        return scalar(np.where(a == 0.0, n, np.expm1(n * a) / np.where(a == 0.0, 1.0, np.expm1(a))))
+
+
+def gaussian_constant(delta: Float) -> Float:
+    """c(δ) = √(2 ln(1.25/δ)) of the classical Gaussian mechanism."""
+    check_delta(delta)
+    (d,) = f64(delta)
+    return np.sqrt(2.0 * np.log(1.25 / d))
+
+
+def classical_noise_multiplier(*, epsilon: Float, delta: Float) -> Float:
+    """σ/Δ = c(δ)/ε of the classical Gaussian mechanism; proved for ε < 1 (G1)."""
+    check_positive(epsilon=epsilon)
+    (eps,) = f64(epsilon)
+    return gaussian_constant(delta) / eps
+
+
+def zcdp_of_gaussian(*, sensitivity: Float, noise_std: Float) -> Float:
+    """ρ = Δ²/(2σ²): zCDP of one Gaussian release (CPFed Lemma 1, Concentrated Lemma 1)."""
+    check_positive(noise_std=noise_std)
+    Delta, sigma = f64(sensitivity, noise_std)
+    return Delta**2 / (2.0 * sigma**2)
+
+
+def epsilon_from_zcdp(*, rho: Float, delta: Float) -> Float:
+    """ε = ρ + 2√(ρ ln(1/δ)) (CPFed Lemma 3, Concentrated Lemma 4)."""
+    check_delta(delta)
+    r, d = f64(rho, delta)
+    return r + 2.0 * np.sqrt(r * np.log(1.0 / d))
+
+
+def zcdp_from_epsilon(*, epsilon: Float, delta: Float) -> Float:
+    """ρ = (√(ln(1/δ)+ε) − √ln(1/δ))²: the inverse of `epsilon_from_zcdp`."""
+    check_positive(epsilon=epsilon)
+    check_delta(delta)
+    eps, d = f64(epsilon, delta)
+    log_term = np.log(1.0 / d)
+    # ε/(√(a+ε)+√a) is √(a+ε)−√a without the cancellation at small ε
+    return (eps / (np.sqrt(log_term + eps) + np.sqrt(log_term))) ** 2
+
+
+def epsilon_from_rdp(*, rdp: Float, alpha: Float, delta: Float) -> Float:
+    """ε = rdp(α) + ln(1/δ)/(α−1) (DP-SCAFFOLD Definition 5); ∞ where α <= 1."""
+    check_delta(delta)
+    leak, a, d = f64(rdp, alpha, delta)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return scalar(np.where(a > 1.0, leak + np.log(1.0 / d) / (a - 1.0), np.inf))
+
+
+class BoundTerms(dict[str, Any]):
+    """A bound as its named terms, also read as attributes; `total` is the bound."""
+
+    def __getattr__(self, name: str) -> Float:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"no term {name!r}; there are {', '.join(self)}") from None
+
+    @property
+    def total(self) -> Float:
+        """The sum of the terms."""
+        return sum(self.values())
+
+    def scaled(self, factor: Float) -> BoundTerms:
+        """Every term times `factor`."""
+        return BoundTerms({name: scalar(factor * term) for name, term in self.items()})

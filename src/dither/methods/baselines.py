@@ -6,7 +6,7 @@ Karimireddy et al., ICML 2020. DP-SGD and DP-DSGD: the baselines of CPFed (Sec. 
 (Sec. VII-C). DP-FedAvg: B. McMahan, D. Ramage, K. Talwar, L. Zhang, "Learning Differentially Private Recurrent
 Language Models", ICLR 2018: the privacy of whole clients, noise added by a trusted server.
 
-Each `prepare_*` is a method of its own; `spec.options.METHODS` names them.
+Each `prepare_*` is a method of its own; `spec.METHODS` names them.
 """
 
 from __future__ import annotations

@@ -26,15 +26,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dither import methods
 from dither.errors import SpecError
-from dither.methods import formulas, local
+from dither.methods import BoundTerms, Condition, Float, check_cohort, check_positive, f64, local
 from dither.methods.cpfed import step_sensitivity  # 2G/γ here: the same Corollary 1
-from dither.methods.formulas import BoundTerms, Condition, Float, check_cohort, check_positive, f64
 from dither.models import Model
-from dither.spec import options
+from dither.spec import METHODS
 from dither.types import Claim, Prepared, PrivacyPlan
 
-OPTIONS = options.CONCENTRATED
+OPTIONS = METHODS["concentrated"].options
 
 WHY = (
     "the claim counts a fraction of an epoch as a fraction of a use of a record, and credits noise that is not "
@@ -142,7 +142,7 @@ def noise_multiplier(*, noise_std: Float, clip_norm: Float, batch_size: Float) -
 
 def noise_std(params: ConcentratedParams, *, epsilon: Float, delta: Float) -> Float:
     """σ = G√(2C_iτ/(r m γ ρ)) (Theorem 1 solved for σ)."""
-    return np.sqrt(rho_total(params, noise_std=1.0) / formulas.zcdp_from_epsilon(epsilon=epsilon, delta=delta))
+    return np.sqrt(rho_total(params, noise_std=1.0) / methods.zcdp_from_epsilon(epsilon=epsilon, delta=delta))
 
 
 def dpdsgd_params(params: ConcentratedParams, *, credited_clients: Float) -> ConcentratedParams:
@@ -168,7 +168,7 @@ def rho_total(params: ConcentratedParams, *, noise_std: Float) -> Float:
 
 def epsilon_of_noise(params: ConcentratedParams, *, noise_std: Float, delta: Float) -> Float:
     """ε_i = ρ_i + 2√(ρ_i ln(1/δ)) (Theorem 1, eq (10)): the inverse of `noise_std`."""
-    return formulas.epsilon_from_zcdp(rho=rho_total(params, noise_std=noise_std), delta=delta)
+    return methods.epsilon_from_zcdp(rho=rho_total(params, noise_std=noise_std), delta=delta)
 
 
 def record_uses(

@@ -24,13 +24,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dither.methods import formulas, local
-from dither.methods.formulas import BoundTerms, Condition, Float, check_cohort, check_positive, f64
+from dither import methods
+from dither.methods import BoundTerms, Condition, Float, check_cohort, check_positive, f64, local
 from dither.models import Model
-from dither.spec import options
+from dither.spec import METHODS
 from dither.types import Claim, Prepared, PrivacyPlan
 
-OPTIONS = options.CPFED
+OPTIONS = METHODS["cpfed"].options
 SOURCE = "CPFed Corollary 1; errata G7a"
 
 WHY = (
@@ -87,7 +87,7 @@ def upload_sensitivity(*, clip_norm: Float, batch_size: Float, client_lr: Float,
 
 def noise_std(params: CpfedParams, *, epsilon: Float, delta: Float) -> Float:
     """σ = L√(2Tτ/(nρ))/B (Theorem 1 solved for σ)."""
-    return np.sqrt(rho_total(params, noise_std=1.0) / formulas.zcdp_from_epsilon(epsilon=epsilon, delta=delta))
+    return np.sqrt(rho_total(params, noise_std=1.0) / methods.zcdp_from_epsilon(epsilon=epsilon, delta=delta))
 
 
 def dpsgd_params(params: CpfedParams, *, credit_sa: bool = False) -> CpfedParams:
@@ -122,7 +122,7 @@ def rho_total(params: CpfedParams, *, noise_std: Float) -> Float:
 
 def epsilon_of_noise(params: CpfedParams, *, noise_std: Float, delta: Float) -> Float:
     """ε = ρ + 2√(ρ ln(1/δ)) (Theorem 1, eq (13)): the inverse of `noise_std`."""
-    return formulas.epsilon_from_zcdp(rho=rho_total(params, noise_std=noise_std), delta=delta)
+    return methods.epsilon_from_zcdp(rho=rho_total(params, noise_std=noise_std), delta=delta)
 
 
 def conditions(params: CpfedParams) -> tuple[Condition, ...]:

@@ -31,15 +31,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dither import types
+from dither import methods, types
 from dither.errors import SpecError
-from dither.methods import formulas, local
-from dither.methods.formulas import BoundTerms, Condition, Float, check_cohort, check_positive, f64, scalar
+from dither.methods import BoundTerms, Condition, Float, check_cohort, check_positive, f64, local, scalar
 from dither.models import Model
-from dither.spec import options
+from dither.spec import METHODS
 from dither.types import ClientResult, ClientState, Hyper, Keys, Message, Params, PrivacyPlan, Records, Round
 
-OPTIONS = options.DP_SCAFFOLD
+OPTIONS = METHODS["dp-scaffold"].options
 _SCHEMES = {"constant": 0, "rounds": 1, "steps": 2}
 
 WHY = (
@@ -219,7 +218,7 @@ def initial_noise_variance(params: ScaffoldParams, *, epsilon: float, delta: flo
     if alpha_mode != "optimised":
         raise SpecError(f"alpha_mode={alpha_mode!r} is neither 'fixed' nor 'optimised'")
     # min over α of Aα + ln(1/δ)/(α−1) is A + 2√(A ln(1/δ)), so A is the zCDP ρ of (ε, δ)
-    return float(unit / formulas.zcdp_from_epsilon(epsilon=epsilon, delta=delta))
+    return float(unit / methods.zcdp_from_epsilon(epsilon=epsilon, delta=delta))
 
 
 def _noise_std(plan: PrivacyPlan) -> float:
@@ -255,8 +254,8 @@ def effective_rounds(schedule: NoiseScheme) -> Float:
     before, after = np.minimum(R, R_th), np.maximum(R - R_th, 0.0)
     growth = -np.log(beta)  # ratio 1/β
     if scheme == 1:
-        return scalar(before + formulas.geometric_sum(growth, after + 1.0) - 1.0)  # Theorem 1
-    return scalar(before + formulas.geometric_sum(growth, tau * after) / tau)  # Theorem 2
+        return scalar(before + methods.geometric_sum(growth, after + 1.0) - 1.0)  # Theorem 1
+    return scalar(before + methods.geometric_sum(growth, tau * after) / tau)  # Theorem 2
 
 
 def leakage_slope(params: ScaffoldParams, *, initial_variance: Float) -> Float:
@@ -289,7 +288,7 @@ def max_alpha(params: ScaffoldParams, *, initial_variance: Float) -> Float:
 
 def optimal_alpha(*, slope: Float, delta: Float) -> Float:
     """α* = 1 + √(ln(1/δ)/A): minimises Aα + ln(1/δ)/(α−1), A = rdp(α)/α."""
-    formulas.check_delta(delta)
+    methods.check_delta(delta)
     A, d = f64(slope, delta)
     with np.errstate(divide="ignore"):  # no leakage: any order; leakage that overflowed: order 1, ε = ∞
         return 1.0 + np.sqrt(np.log(1.0 / d) / A)
@@ -319,7 +318,7 @@ def epsilon_of_noise(params: ScaffoldParams, *, initial_variance: Float, delta: 
     """The paper's ε after R rounds: Theorem 1 or 2 and Definition 5."""
     A, order = _slope_and_order(params, initial_variance, delta)
     with np.errstate(invalid="ignore"):  # leakage that overflowed, at an order below 1
-        return formulas.epsilon_from_rdp(rdp=A * order, alpha=order, delta=delta)  # Definition 5
+        return methods.epsilon_from_rdp(rdp=A * order, alpha=order, delta=delta)  # Definition 5
 
 
 def conditions(
@@ -438,7 +437,7 @@ def error_terms(training: ScaffoldTraining, variances: np.ndarray, *, corrected:
     K, S, eta_g = f64(training.num_clients, training.cohort_size, training.server_lr)
     growth = 0.0 if tau == 1 else float(np.log1p(1.0 / (tau - 1.0)))
     # Σ_t Σ_{i<t} g^i s2(t−i) = Σ_j s2(j) Σ_{i=0}^{τ−j} g^i, g = 1 + 1/(τ−1)
-    weights = np.asarray(formulas.geometric_sum(growth, tau + 1.0 - np.arange(1, tau + 1)))
+    weights = np.asarray(methods.geometric_sum(growth, tau + 1.0 - np.arange(1, tau + 1)))
     noise = 16.0 / (tau * S * R) * K * np.sum(s2)
     drift = K * np.sum(s2 @ weights) / (25.0 * eta_g**2 * S * tau**3 * R)
     return _error_terms(training, R, tau, noise, drift)
@@ -461,9 +460,9 @@ def error_terms_closed(
     if scheme == 0:
         early, late = 1.0, 0.0  # eq (11)
     elif scheme == 1:
-        early, late = (before + formulas.geometric_sum(shrink, after + 1.0) - 1.0) / R, 0.0  # eq (12)
+        early, late = (before + methods.geometric_sum(shrink, after + 1.0) - 1.0) / R, 0.0  # eq (12)
     else:
-        early, late = before / R, formulas.geometric_sum(shrink, tau * after) / (tau * R)  # eq (13)
+        early, late = before / R, methods.geometric_sum(shrink, tau * after) / (tau * R)  # eq (13)
         late_drift = drift if corrected else 3.0 / (25.0 * eta_g**2)  # eq (13) prints no 1/τ (S7)
     noise = K / S * 16.0 * s2 * (early + late)
     return _error_terms(training, R, tau, noise, K / S * s2 * (early * drift + late * late_drift))

@@ -30,17 +30,16 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from dither import types
+from dither import methods, types
 from dither.accounting import exact
 from dither.errors import SpecError
-from dither.methods import formulas, local
-from dither.methods.formulas import BoundTerms, Condition, Float, check_cohort, check_positive, f64, scalar
+from dither.methods import BoundTerms, Condition, Float, check_cohort, check_positive, f64, local, scalar
 from dither.models import Model
 from dither.privacy import clipping, noise, sampling
-from dither.spec import options
+from dither.spec import METHODS
 from dither.types import ClientResult, ClientState, Hyper, Keys, Params, Prepared, PrivacyPlan, Records, Round
 
-OPTIONS = options.NBAFL
+OPTIONS = METHODS["nbafl"].options
 PILOT_METRIC = "param_norm"
 
 WHY = (
@@ -152,7 +151,7 @@ def uplink_noise_std(params: NbaflParams, *, epsilon: Float, delta: Float) -> Fl
     """σ_U = c L Δs_U/ε (Section III-A), unchanged by scheduling."""
     check_positive(epsilon=epsilon, exposures=params.exposures)
     eps, L = f64(epsilon, params.exposures)
-    return formulas.gaussian_constant(delta) * L * params.uplink_sensitivity / eps
+    return methods.gaussian_constant(delta) * L * params.uplink_sensitivity / eps
 
 
 def downlink_noise_std(
@@ -166,7 +165,7 @@ def downlink_noise_std(
     if weights is not None:
         T, L = T * N * np.max(weights), L * np.sqrt(N * np.sum(np.square(weights)))
     missing = np.where(L * np.sqrt(N) < T, T**2 - L**2 * N, 0.0)  # eq (10), branch first
-    return scalar(2.0 * formulas.gaussian_constant(delta) * C * np.sqrt(np.maximum(missing, 0.0)) / (m * N * eps))
+    return scalar(2.0 * methods.gaussian_constant(delta) * C * np.sqrt(np.maximum(missing, 0.0)) / (m * N * eps))
 
 
 def _letters(params: NbaflParams, epsilon: Float) -> tuple[Float, ...]:
@@ -187,7 +186,7 @@ def required_aggregate_noise_std(params: NbaflParams, *, epsilon: Float, delta: 
     eps, _, _, L, T, N, _ = _letters(params, epsilon)
     Delta_U = params.uplink_sensitivity
     scale = np.where(L * np.sqrt(N) < T, T * Delta_U / N, L * Delta_U / np.sqrt(N))  # eq (13)
-    return scalar(formulas.gaussian_constant(delta) * scale / eps)
+    return scalar(methods.gaussian_constant(delta) * scale / eps)
 
 
 def scheduling_gamma(params: NbaflParams, *, epsilon: Float) -> Float:
@@ -266,7 +265,7 @@ def scheduled_downlink_noise_std(params: NbaflParams, *, epsilon: Float, delta: 
     eps, C, m, L, T, _, K = _letters(params, epsilon)
     active = (gamma * T > eps) & ~np.isnan(b)  # rounding at the edge, where both branches are 0
     missing = np.where(active, (T / np.where(active, b, 1.0)) ** 2 - L**2 * K, 0.0)  # eq (16)
-    return scalar(2.0 * formulas.gaussian_constant(delta) * C * np.sqrt(np.maximum(missing, 0.0)) / (m * K * eps))
+    return scalar(2.0 * methods.gaussian_constant(delta) * C * np.sqrt(np.maximum(missing, 0.0)) / (m * K * eps))
 
 
 def scheduled_aggregate_noise_std(params: NbaflParams, *, epsilon: Float, delta: Float) -> Float:
@@ -293,7 +292,7 @@ def scheduled_required_noise_std(
         base = _amplification(params, epsilon)[0]
     else:
         raise SpecError(f"form={form!r} is not one of 'printed', 'corrected', 'uncredited'")
-    return scalar(formulas.gaussian_constant(delta) * 2.0 * C / (m * K * base))
+    return scalar(methods.gaussian_constant(delta) * 2.0 * C / (m * K * base))
 
 
 def scheduled_downlink_noise_std_corrected(
@@ -368,14 +367,14 @@ def uplink_epsilon_of_noise(*, noise_std: Float, sensitivity: Float, delta: Floa
     """cLΔs_U/σ_U: the ε that the paper claims for the uploads of one client."""
     check_positive(noise_std=noise_std, sensitivity=sensitivity, exposures=exposures)
     sigma_U, Delta_U, L = f64(noise_std, sensitivity, exposures)
-    return formulas.gaussian_constant(delta) * L * Delta_U / sigma_U
+    return methods.gaussian_constant(delta) * L * Delta_U / sigma_U
 
 
 def downlink_epsilon_of_noise(*, noise_std: Float, sensitivity: Float, delta: Float, num_rounds: Float) -> Float:
     """cTΔs_D/σ_A: the ε that the paper claims for T broadcasts with aggregate noise σ_A."""
     check_positive(noise_std=noise_std, sensitivity=sensitivity, num_rounds=num_rounds)
     sigma_A, Delta_D, T = f64(noise_std, sensitivity, num_rounds)
-    return formulas.gaussian_constant(delta) * T * Delta_D / sigma_A
+    return methods.gaussian_constant(delta) * T * Delta_D / sigma_A
 
 
 def scheduled_epsilon_of_noise(
@@ -391,7 +390,7 @@ def scheduled_epsilon_of_noise(
 
 def conditions(params: NbaflParams, *, uplink_epsilon: float, downlink_epsilon: float) -> tuple[Condition, ...]:
     """What the two claims rest on, with the numbers of this setting."""
-    limit, L, T = formulas.CLASSICAL_EPSILON_LIMIT, params.exposures, params.num_rounds
+    limit, L, T = methods.CLASSICAL_EPSILON_LIMIT, params.exposures, params.num_rounds
     up, down = uplink_epsilon / L, downlink_epsilon / T
     return (
         (f"classical Gaussian mechanism: uplink ε/L = {up:.4g} < 1 (G1, N1)", up < limit),
@@ -547,7 +546,7 @@ def noise_coefficients(loss: LossConstants, params: NbaflParams, *, delta: Float
     C, m, N = params.param_clip, params.min_client_size, params.num_clients
     check_positive(param_clip=C, min_client_size=m, num_clients=N)
     beta, C, m, N = f64(loss.lipschitz, C, m, N)
-    c, P, lam = formulas.gaussian_constant(delta), contraction(loss), increment_coefficients(loss)
+    c, P, lam = methods.gaussian_constant(delta), contraction(loss), increment_coefficients(loss)
     with np.errstate(divide="ignore", invalid="ignore"):
         kappa_1 = lam.cross * beta * c * C / (m * (1.0 - P)) * np.sqrt(2.0 / (N * np.pi))
         kappa_0 = lam.noise * c**2 * C**2 / (m**2 * (1.0 - P) * N)
@@ -636,7 +635,7 @@ def scheduled_convergence(loss: LossConstants, params: NbaflParams, *, epsilon: 
         loss.smoothness, loss.dissimilarity, loss.proximal, loss.lipschitz, loss.initial_gap
     )
     C, m, _, T, N, K = f64(*params._replace(cohort_size=params.cohort))
-    c, Q = formulas.gaussian_constant(delta), scheduled_contraction(loss, cohort_size=params.cohort)
+    c, Q = methods.gaussian_constant(delta), scheduled_contraction(loss, cohort_size=params.cohort)
     alpha_0 = 2.0 * rho * K / N + rho
     alpha_1 = 1.0 + 2.0 * rho * B / mu + 2.0 * rho * B * np.sqrt(K) / (mu * N)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):

@@ -31,27 +31,17 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from dither import types
+from dither import methods, types
 from dither.accounting import exact
 from dither.errors import SpecError
-from dither.methods import local
-from dither.methods.formulas import (
-    BoundTerms,
-    Condition,
-    Float,
-    check_cohort,
-    check_delta,
-    check_positive,
-    f64,
-    scalar,
-)
+from dither.methods import BoundTerms, Condition, Float, check_cohort, check_positive, f64, local, scalar
 from dither.models import Model
 from dither.privacy import noise, sampling
 from dither.privacy.sampling import BatchSampler
-from dither.spec import options
+from dither.spec import METHODS
 from dither.types import ClientResult, ClientState, Hyper, Keys, Params, Prepared, PrivacyPlan, Records, Round
 
-OPTIONS = options.SECURE_FEDAVG
+OPTIONS = METHODS["secure-fedavg"].options
 
 WHY = (
     "eq (8) uses e^x - 1 <= 2x far beyond x = 1.26, where it holds (E1); the claim is for one message, the proof "
@@ -236,7 +226,7 @@ def lemma1_conditions(*, round_lrs: Float, next_lr: float) -> tuple[Condition, .
 
 def _log_term(q: Float, delta: Float) -> Float:
     """ln(1.25 q/δ) of eq (9), which needs q > 0.8 δ."""
-    check_delta(delta)
+    methods.check_delta(delta)
     q, d = np.broadcast_arrays(*f64(q, delta))
     bad = q <= 0.8 * d
     if bad.any():

@@ -10,15 +10,17 @@ per-example gradients without forming those gradients.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from dither.errors import SpecError, did_you_mean
+from dither.spec import MODELS, options
 from dither.types import Array, Key, Params
 
 if TYPE_CHECKING:
@@ -233,9 +235,6 @@ def cnn(
     return Model(init, apply, name="cnn")
 
 
-NAMES = ("logistic", "softmax", "linear", "mlp", "cnn")
-
-
 def make(
     name: str,
     *,
@@ -270,11 +269,13 @@ def make(
         if len(image_shape) != 3:
             raise SpecError("model.name='cnn' needs images; this data set is a table, use 'mlp'")
         return cnn(image_shape, num_classes, hidden or (16, 32))
-    raise SpecError(f"unknown model.name={name!r}{did_you_mean(name, NAMES)}")
+    raise SpecError(f"unknown model.name={name!r}{did_you_mean(name, MODELS)}")
 
 
 def from_spec(spec: ModelSpec, num_features: int, num_classes: int, image_shape: Sequence[int]) -> Model:
     """The model of a spec for data of that shape, with the spec's loss; 0 classes: regression."""
+    if spec.name not in MODELS:
+        return with_loss(_own_model(spec, num_features, num_classes, image_shape), spec, num_classes)
     model = make(
         spec.name,
         num_features=num_features,
@@ -312,6 +313,41 @@ def class_weights(spec: ModelSpec, num_classes: int) -> tuple[float, ...]:
             raise SpecError(f"model.{key} has {len(values)} entries; {needed}")
     counts = spec.class_counts
     return tuple(sum(counts) / (num_classes * count) for count in counts) if counts else spec.class_weight
+
+
+def _own_model(spec: ModelSpec, num_features: int, num_classes: int, image_shape: Sequence[int]) -> Model:
+    """A user's model, from its file or from the object that a program registered. What proofs or clipping would
+    rest on is not taken from it: convexity, and that its layers and its loss keep records apart."""
+    from dither.models import adapters
+
+    named = options.model_file(spec.name)
+    if named is None:
+        source = options.registered_model(spec.name)
+    else:
+        file, factory = named
+        module = options.module_of_content(file, options.file_content(file), (factory,), "model file")
+        source = getattr(module, factory)
+    shape = adapters.Shape(tuple(image_shape) or (num_features,), num_classes or 1)
+    model = adapters.adapted(source, shape, spec.options)
+    return Model(model.init, model.apply, name=spec.name)
+
+
+def program_digest(model: Model, num_features: int) -> str:
+    """SHA-256 of what a model computes: initial parameters, scores and gradients, as the compiler reads them."""
+
+    def program(key: Key, x: Array) -> tuple[Params, Array, Params]:
+        params = model.init(key)
+        scores, gradient = jax.vjp(lambda p: model.apply(p, x), params)
+        return params, scores, gradient(scores)
+
+    records = jax.ShapeDtypeStruct((2, num_features), jnp.float32)
+    text = jax.jit(program).lower(jax.random.key(0), records).as_text()
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def leaf_name(where: tuple[Any, ...]) -> str:
+    """The name of a leaf of the parameters in a file of weights: 'dense0/w'."""
+    return "/".join(str(getattr(entry, "key", getattr(entry, "idx", entry))) for entry in where)
 
 
 def _dense(layer: Params, x: Array) -> Array:

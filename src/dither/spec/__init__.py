@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from dither.errors import SpecError, did_you_mean
-from dither.spec.options import METHODS, Option, declared
+from dither.spec.options import METHODS, Option, declared, model_file, register_model
 
 __all__ = ["METHODS", "Spec"]
 
@@ -92,12 +92,16 @@ class DataSpec:
         return (Path(first).name or first) + more if first else self.name
 
 
+MODELS = ("logistic", "softmax", "linear", "mlp", "cnn")
+
+
 @dataclass(frozen=True)
 class ModelSpec:
     """The model."""
 
-    name: str = _key("logistic", "model", ("logistic", "softmax", "linear", "mlp", "cnn"))
+    name: str = _key("logistic", f"{', '.join(MODELS)}, or 'my_model.py:factory' for a model of your own")
     hidden: tuple[int, ...] = _key((), "widths of the hidden layers (cnn: channels)")
+    options: dict[str, Any] = field(default_factory=dict)  # what your own model's factory is called with
     l2: float = _key(0.0, "coefficient of |parameters|^2 in the loss", at_least=0.0)
     l2_inside_clip: bool = _key(True, "clip the regulariser's gradient together with the batch's")
     loss: str = _key(
@@ -339,9 +343,12 @@ class Spec:
         return tomli_w.dumps(self.to_dict())
 
     def digest(self) -> str:
-        """SHA-256 of the canonical form: two specs with the same digest are the same run."""
-        text = json.dumps(self.to_dict(), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
+        """SHA-256 of the canonical form, with the content of the files of code that it names: two specs with the
+        same digest are the same run."""
+        text = json.dumps(self.to_dict(), sort_keys=True).encode()
+        for file in (self.method, (model_file(self.model.name) or ("",))[0]):
+            text += Path(file).read_bytes() if file.endswith(".py") and Path(file).is_file() else b""
+        return hashlib.sha256(text).hexdigest()
 
     def fingerprint(self) -> str:
         """SHA-256 of what differs from the defaults: unlike `digest` the same in later versions that know more
@@ -366,16 +373,27 @@ class Spec:
         top: dict[str, Any] = {}
         sections: dict[str, dict[str, Any]] = {}
         options: dict[str, Any] = {}
+        model_options: dict[str, Any] = {}
         for key, value in values.items():
             head, _, rest = key.partition(".")
             if head == "method_options" and rest:
                 options[rest] = value
+            elif key.startswith("model.options."):
+                model_options[key.removeprefix("model.options.")] = _plain(value)
+            elif key == "model.name" and not isinstance(value, str):
+                sections.setdefault(head, {})[rest] = register_model(value)
             elif key not in _KEYS:
                 raise SpecError(f"unknown key {key!r}{did_you_mean(key, all_keys())}")
             elif rest:
                 sections.setdefault(head, {})[rest] = _convert(key, value, _TYPES[key])
             else:
                 top[key] = _convert(key, value, _TYPES[key])
+        renamed = sections.get("model", {}).get("name", self.model.name) != self.model.name
+        if model_options or renamed:  # another model starts without the options of this one
+            model = sections.setdefault("model", {})
+            model["options"] = {**({} if renamed else self.model.options), **model_options}
+            if renamed and model["name"] not in MODELS:
+                model.setdefault("hidden", ())
         top |= {name: replace(getattr(self, name), **changes) for name, changes in sections.items()}
         fresh = reset_options or top.get("method", self.method) != self.method
         return replace(self, **top, method_options={**({} if fresh else self.method_options), **options})
@@ -393,6 +411,8 @@ def _keys_and_types() -> tuple[dict[str, Option], dict[str, Any]]:
         if "option" in entry.metadata:
             keys[entry.name], types[entry.name] = entry.metadata["option"], kind
         for each in inner:
+            if "option" not in each.metadata:
+                continue
             key = f"{entry.name}.{each.name}"
             keys[key], types[key] = each.metadata["option"], hints[each.name]
     return keys, types
@@ -464,7 +484,23 @@ def _method_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 _LEAST_CLIP = 1e-12
 
 
+def _check_model(model: ModelSpec) -> None:
+    own = model_file(model.name) is not None or model.name.startswith("object:")
+    if model.name not in MODELS and not own:
+        hint = "; a model of your own is 'my_model.py:factory'" if ".py" in model.name else ""
+        raise SpecError(f"unknown model.name={model.name!r}{did_you_mean(model.name, MODELS)}{hint}")
+    if own and model.hidden:
+        raise SpecError(f"model.hidden is for mlp and cnn, not for {model.name!r}; use model.options")
+    if model.options and not own:
+        raise SpecError(f"model.options is for a model of your own, not for {model.name!r}")
+    for key, value in model.options.items():
+        for each in value if isinstance(value, list) else [value]:
+            if not isinstance(each, str | int | float):
+                raise SpecError(f"model.options.{key}={each!r} must be a number, a text, true, false or a list")
+
+
 def _check_together(spec: Spec) -> None:
+    _check_model(spec.model)
     if 0 < spec.num_clients < spec.cohort_size:
         raise SpecError(f"cohort_size={spec.cohort_size} exceeds num_clients={spec.num_clients}")
     if spec.num_clients == 0 and spec.data.partition not in ("column", "files", "iid" if spec.data.path else ""):
@@ -561,7 +597,7 @@ def _flatten(values: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
-            flat.update({f"{key}.{inner}": deeper for inner, deeper in value.items()})
+            flat.update({f"{key}.{inner}": deeper for inner, deeper in _flatten(value).items()})
         else:
             flat[key] = value
     return flat

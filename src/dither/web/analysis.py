@@ -29,8 +29,8 @@ from dither.experiment.plan.bounds import estimate
 from dither.experiment.plan.candidates import INTEGER_KEYS, Candidate, clip_key, first_noise
 from dither.experiment.plan.records import PlanningData
 from dither.experiment.report import ADVERSARIES
-from dither.methods.formulas import failing
-from dither.spec import METHODS, Spec
+from dither.methods import failing
+from dither.spec import METHODS, MODELS, Spec
 from dither.types import RoundInfo
 from dither.web.plan_page import bound_json
 from dither.web.run_page import PageRefusal
@@ -51,6 +51,11 @@ def safe_spec(text: str, where: str, own_data: bool = False) -> Spec:
     if str(plain.get("method")) not in METHODS:
         raise PageRefusal(
             "the page does not execute a method from a Python file; `dither account` with this folder prints its ε"
+        )
+    model = plain.get("model", {})
+    if not isinstance(model, dict) or str(model.get("name", MODELS[0])) not in MODELS:
+        raise PageRefusal(
+            "the page does not execute a model from a Python file; `dither account` with this folder prints its ε"
         )
     source = plain.get("data", {})
     names_a_file = not isinstance(source, dict) or any(source.get(key) for key in ("path", "test_path", "schema"))

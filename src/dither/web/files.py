@@ -207,8 +207,8 @@ def number(value: Any) -> float | None:
 
 def finite(value: Any) -> float | None:
     """A finite number; None for anything else."""
-    known = number(value)
-    return known if known is not None and math.isfinite(known) else None
+    parsed = number(value)
+    return parsed if parsed is not None and math.isfinite(parsed) else None
 
 
 def text_of(value: Any, limit: int = 300) -> str:

@@ -257,10 +257,11 @@ def _row(files: RunFiles) -> Row:
         "group": _group(spec),
         "num_rounds": number(spec.get("num_rounds")),
         "round": number(last.get("round")) or 0,
-        "accuracy": number(last.get("test_accuracy")),
+        "score": "R²" if "test_r2" in last else "accuracy",
+        "accuracy": number(last.get("test_r2", last.get("test_accuracy"))),
         "loss": number(last.get("loss")),
         "seconds": number(last.get("seconds")),
-        "spark": _spark([number(line.get("test_accuracy")) for line in metrics]),
+        "spark": _spark([number(line.get("test_r2", line.get("test_accuracy"))) for line in metrics]),
         "target": number(privacy.get("epsilon")),
         "delta": number(privacy.get("delta")),
         "noise": text_of(privacy.get("noise", "")),
@@ -333,8 +334,8 @@ def _attacked(rows: list[Row], privacy: Mapping[str, Any]) -> Row | None:
     """The largest attacked ε, of the spec's view where that was attacked."""
     rows = [row for row in rows if row.get("view") == privacy.get("view")] or rows
     values = [(number(section(row, "attacked").get("value")), row) for row in rows]
-    known = [(value, row) for value, row in values if value is not None]
-    if not known:
+    attacked = [(value, row) for value, row in values if value is not None]
+    if not attacked:
         return None
-    value, row = max(known, key=lambda pair: pair[0])
+    value, row = max(attacked, key=lambda pair: pair[0])
     return fields(row, texts="unit view verdict") | {"value": value}

@@ -1,6 +1,6 @@
 """The page of one run: what its folder says, made ready to be shown, with ε explained in plain language.
 
-The derivations behind the explanations are in docs/privacy.md.
+Its texts are in texts.toml.
 """
 
 from __future__ import annotations
@@ -8,11 +8,14 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Iterable, Iterator
+import tomllib
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.resources import files
 from typing import Any
 
 from dither.accounting import ProvenRow
 from dither.errors import DitherError
+from dither.experiment.metrics import NAMES, TestScores
 from dither.experiment.report import ADVERSARIES, Epsilon, Report
 from dither.types import Claim
 from dither.web.files import (
@@ -29,67 +32,12 @@ from dither.web.files import (
 )
 from dither.web.index import Row
 
-# What a page may download: the files a run folder holds, by name, and nothing else.
-DOWNLOADS = {
-    "spec.toml": "the complete spec: the same file runs again",
-    "summary.json": "accuracy, loss, the three ε",
-    "metrics.jsonl": "one line for each evaluation, scored on public test records",
-    "model.npz": "the model's parameters",
-    "schema.toml": "how a table becomes features",
-    "provenance.json": "versions, device",
-    "audit.json": "what attacks have shown",
-    "plot.png": "accuracy and loss against rounds",
-}
-SEES = {
-    "upload": "every upload",
-    "sum": "sums of uploads",
-    "broadcast": "broadcasts",
-    "final": "the final model",
-}
-NEIGHBOURS = {
-    "zero-out": "one record is blanked (counts are public)",
-    "add/remove": "one record is added or removed",
-    "replace-one": "one record is replaced by another",
-}
-RECIPES = {
-    "R1": "Gaussian noise without sampling: composed exactly.",
-    "R2": "Fresh batches of a fixed size: the privacy loss of every step, composed.",
-    "R3": "Poisson batches (each record is drawn independently): the privacy loss of every step, composed.",
-    "R4": "A random number of uses: a mixture over how often a record is used.",
-    "R5": "One release per round on random batches: amplified by sampling, then composed.",
-    "R6": "Sums of uploads: the noise of the honest clients counts where a theorem allows it.",
-    "no proof": "No theorem covers this case: the proven ε is infinite, never a guess.",
-}
-ERRATA = {
-    "G1": "The classical Gaussian constant is proved below ε = 1 and fails far above it.",
-    "G2": "Replacing a record moves the sum twice as far as blanking or adding one; the two are never mixed.",
-    "G3": "Theorems for Poisson batches do not hold for fixed-size or shuffled batches.",
-    "G4": "The privacy profile of fixed-size sampling is derived in recipe R2.",
-    "G5": "Choosing clients at random does not amplify the privacy of a record: participations are counted.",
-    "G6": "The papers' conversions to ε are loose; exact ones are used.",
-    "G7": "Noise inside local steps: later steps start from different models, and contract earlier noise.",
-    "G8": "Rounding and clamping in a computer are outside the theorems.",
-    "G9": "Looks at the data that were not counted (bounds, medians, choices) are not covered.",
-    "H3": "Floating-point noise: the low bits of what is released can reveal more than the theorem allows.",
-    "E1": "Secure FedAvg, eq (8): e^x - 1 <= 2x is used where it does not hold.",
-    "E2": "Secure FedAvg: the claim is for one message, not for the run.",
-    "E3": "Secure FedAvg: Lemma 1 holds even if all of a client's data change, so it is cautious.",
-    "E4": "Clipping a batch's gradient is not clipping each record's: the sensitivity differs.",
-    "N1": "NbAFL: the classical constant is used at ε = 50 to 100, and the channels are not composed.",
-    "N2": "NbAFL: a sensitivity of 2C/m is claimed; clipping proves 2C.",
-    "N3": "NbAFL: an outsider sees uploads and broadcasts together.",
-    "N4": "NbAFL: Lemma 4 inverts the amplification formula the wrong way round.",
-    "N7": "NbAFL: a clip from median norms reads private data.",
-    "S1": "DP-SCAFFOLD: the true leak is far smaller than printed.",
-    "S2": "DP-SCAFFOLD: the server's choice of users is counted as amplification.",
-    "S5": "DP-SCAFFOLD: the decay factors used violate the theorem's own conditions.",
-    "S6": "DP-SCAFFOLD: the printed ε comes from a fixed Rényi order.",
-    "C1": "CPFed: an average number of participations bounds no single client's.",
-    "C2": "CPFed: colluding clients subtract their own noise.",
-    "C3": "CPFed: the sampling of records, which the paper ignores, gives a far smaller ε.",
-    "D1": "Concentrated: the upload's noise is m/γ times less than the proof takes it to be.",
-    "D2": "Concentrated: a record is used once or not at all in an epoch, never a fraction of a time.",
-}
+_TEXTS = tomllib.loads(files("dither.web").joinpath("texts.toml").read_text(encoding="utf-8"))
+DOWNLOADS: dict[str, str] = _TEXTS["downloads"]  # nothing else is handed out
+SEES: dict[str, str] = _TEXTS["sees"]
+NEIGHBOURS: dict[str, str] = _TEXTS["neighbours"]
+RECIPES: dict[str, str] = _TEXTS["recipes"]
+ERRATA: dict[str, str] = _TEXTS["errata"]
 _ERRATUM = re.compile(r"\b([GHENSCD]\d)[a-c]?\b")
 _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 _MAX_NOTES = 50
@@ -104,6 +52,10 @@ def details(folder: SafeFolder, row: Row) -> dict[str, Any]:
         "row": row,
         "metrics": columns(files.metrics),
         "local": columns(read_metrics(folder, run, "local/metrics.jsonl") or files.metrics),
+        "local_advice": [
+            text_of(each.get("text"), _MAX_TEXT)
+            for each in entries(read_json(folder, run, "local/summary.json"), "advice")
+        ],
         "attacked": [_attacked_row(each) for each in entries(files.audit, "rows")],
         "overview": _overview(files.spec, files.report),
         "spec": folder.text(run, "spec.toml") or "",
@@ -127,6 +79,8 @@ def _outcome(report: Report | None, cohort: float | None) -> dict[str, Any]:
             "why": "",
             "errata": {},
             "notes": [],
+            "advice": [],
+            "scores": None,
             "traffic": None,
             "bytes": None,
         }
@@ -138,8 +92,26 @@ def _outcome(report: Report | None, cohort: float | None) -> dict[str, Any]:
         "why": text_of(report.why, _MAX_TEXT),
         "errata": errata_in(_texts(report)),
         "notes": [text_of(note, _MAX_TEXT) for note in report.notes[:_MAX_NOTES]],
+        "advice": [text_of(each.text, _MAX_TEXT) for each in report.advice],
+        "scores": report.scores and _scores(report.scores, report.classes),
         "traffic": traffic and fields(vars(traffic), numbers="upload_bytes download_bytes lost"),
         "bytes": traffic and cohort and traffic.upload_bytes * cohort,  # of all clients, each round
+    }
+
+
+def _scores(scores: TestScores, classes: Sequence[str]) -> dict[str, Any]:
+    """Metrics beside those of the trivial predictor, the confusion matrix and the calibration curve."""
+    names = [text_of(name) for name in classes]
+    return {
+        "records": scores.records,
+        "trivial": text_of(scores.trivial_predictor),
+        "rows": [
+            [text, scores.model[name], scores.trivial.get(name)]
+            for name, text in NAMES.items()
+            if name in scores.model
+        ],
+        "confusion": {"classes": names, "counts": scores.confusion} if 0 < len(scores.confusion) <= 20 else None,
+        "calibration": [[each.predicted, each.observed, each.records] for each in scores.calibration],
     }
 
 
@@ -228,12 +200,17 @@ def _overview(spec: dict[str, Any], report: Report | None) -> list[tuple[str, st
         ("seed", spec.get("seed", "?")),
     ]
     if report is not None:
-        rounds, without = report.participation, report.test_accuracy_without_noise
+        rounds = report.participation
+        without = report.test_accuracy_without_noise if report.classes else report.test_r2_without_noise
         lines += [
             ("parameters", report.num_params),
             ("randomness", report.randomness),
             ("rounds per client", f"{rounds.min} to {rounds.max}"),
-            *([] if without is None else [("accuracy without noise (not private)", f"{without:.4f}")]),
+            *(
+                []
+                if without is None
+                else [(f"{'accuracy' if report.classes else 'R²'} without noise (not private)", f"{without:.4f}")]
+            ),
         ]
     return [(name, text_of(value)) for name, value in lines]
 

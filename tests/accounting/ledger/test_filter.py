@@ -5,7 +5,16 @@ import math
 import numpy as np
 import pytest
 
-from dither.accounting import Conditions, Lattice, exact, gaussian_delta, gaussian_epsilon, gaussian_mu, proven, views
+from dither.accounting import (
+    Conditions,
+    Lattice,
+    exact,
+    gaussian_delta,
+    gaussian_epsilon,
+    gaussian_mu,
+    proven,
+    views,
+)
 from dither.accounting.ledger import Budget, Charge, Ledger, filter
 from dither.accounting.pld import FINE
 from dither.errors import BudgetExhausted
@@ -223,7 +232,7 @@ def exactly(releases, dimension=50):
 def test_exact_releases_come_back_from_the_file(path):
     one = (*exactly(gaussian()), *exactly(poisson()))
     Ledger(path).charge("run", "data", [Charge("ann", [(one, 2), (gaussian(), 1)])], rounds=(0, 3))
-    (entry,) = [entry for entry in Ledger(path).entries() if entry.charges]
+    (entry,) = [entry for entry in Ledger(path).history() if entry.charges]
     assert {releases for releases, _ in entry.charges[0].participations} == {one, gaussian()}
 
 
@@ -269,6 +278,6 @@ def test_discrete_noise_passes_the_filter_like_any_other(ledger):
     assert together.not_covered == ""
     squares = 6 * (1 / 9.0) ** 2 + 6 * (1 / 30.0) ** 2
     assert gaussian_epsilon(math.sqrt(squares), DELTA) < together.epsilon < 1.6 * alone
+    many = all_of(["ann"], gaussian(9.0), 40)
     with pytest.raises(BudgetExhausted):
-        many = all_of(["ann"], gaussian(9.0), 40)
         ledger.charge("four", "data", many, rounds=(0, 40), conditions=grid, plan=lambda: many)

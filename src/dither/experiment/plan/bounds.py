@@ -33,8 +33,7 @@ from dither.data import Dataset
 from dither.errors import SpecError, did_you_mean
 from dither.experiment.plan.candidates import Candidate
 from dither.experiment.plan.records import PlanningData, deal
-from dither.methods import concentrated, cpfed, dp_scaffold, nbafl, secure_fedavg
-from dither.methods.formulas import Condition
+from dither.methods import Condition, concentrated, cpfed, dp_scaffold, nbafl, secure_fedavg
 from dither.spec import Spec
 
 _RATES = np.geomspace(1e-4, 1.0, 81)  # rates to try, as shares of the largest that a theorem allows

@@ -43,7 +43,7 @@ from dither.experiment.plan.records import (
 from dither.experiment.plan.search import Search, Trainer, Trial, search
 from dither.experiment.report import ADVERSARIES, Overview, claim_text, epsilon_text
 from dither.experiment.sweep.batches import train_specs
-from dither.methods.formulas import Condition
+from dither.methods import Condition
 from dither.spec import Spec
 
 MODES = ("auto", "theory", "empirical")
@@ -123,7 +123,7 @@ def plan(
     delta: float = 1e-5,
     clients: int | None = None,
     records: int | None = None,
-    model: str | None = None,
+    model: Any = None,
     dim: int | None = None,
     proxy: str = "",
     public_fraction: float = 0.0,

@@ -9,11 +9,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from dither import data
 from dither.errors import SpecError
 from dither.experiment import build
+from dither.experiment.advice import final_scores
 from dither.experiment.build import Arrays, Experiment, assemble, deal, load_data, planned_rounds, pooled
 from dither.simulation import devices, distributed, engine
 from dither.simulation.arrays import Problem
@@ -164,9 +166,10 @@ def train_batches(
     gradient_norm: bool = False,
     simulations: Simulations | None = None,
     clock: Clock | None = None,
+    scores: bool = False,
 ) -> dict[int, Outcome]:
     """Train every batch, except those whose runs are all in `done`. `on_evaluation(batch, round)` is called after
-    each evaluation."""
+    each evaluation. With `scores` the last evaluation of each run also has scikit-learn's metrics."""
     clock = clock or Clock()
     outcomes: dict[int, Outcome] = {}
     simulations = {} if simulations is None else simulations
@@ -203,25 +206,34 @@ def train_batches(
             on_evaluation=evaluated,
             clock=clock,
         )
-        batch = dict(zip(numbers, _outcomes(experiments[: len(numbers)], result), strict=True))
+        batch = dict(zip(numbers, _outcomes(experiments[: len(numbers)], result, scores=scores), strict=True))
         outcomes |= batch
         if on_batch:
             on_batch(batch)
     return outcomes
 
 
-def _outcomes(experiments: Sequence[Experiment], result: engine.SimulationResult) -> list[Outcome]:
-    state = result.state
+def _outcomes(
+    experiments: Sequence[Experiment], result: engine.SimulationResult, *, scores: bool
+) -> list[Outcome]:
+    state, params = result.state, distributed.fetched(result.params)
     counts = distributed.fetched(
         {"refused": state.refused, "lost": state.lost, "void_rounds": state.void, "clamped": state.clamped}
     )
+    rows = [
+        [
+            {"round": entry.round, **{name: float(value[run]) for name, value in entry.metrics.items()}}
+            for entry in result.history
+        ]
+        for run in range(len(experiments))
+    ]
+    for run, experiment in enumerate(experiments if scores else ()):
+        own = jax.tree.map(lambda leaf, run=run: leaf[run], params)
+        rows[run][-1] |= final_scores(experiment, own)
     return [
         Outcome(
             experiment.spec,
-            [
-                {"round": entry.round, **{name: float(value[run]) for name, value in entry.metrics.items()}}
-                for entry in result.history
-            ],
+            rows[run],
             experiment.prepared.claim,
             result.participation[run],
             {name: int(count[run].sum()) for name, count in counts.items()},

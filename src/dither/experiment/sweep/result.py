@@ -31,7 +31,16 @@ from dither.spec import Spec
 from dither.types import Claim
 
 _SCORES = {"test_accuracy": "test accuracy", "test_r2": "test R²"}  # the score of a task, and how it is written
-_METRICS = (*_SCORES, "loss", "train_loss")
+_FINAL = (
+    "auc",
+    "average_precision",
+    "f1",
+    "log_loss",
+    "brier",
+    "rmse",
+    "mae",
+)  # scikit-learn's, of the final model
+_METRICS = (*_SCORES, "loss", "train_loss", *_FINAL)
 
 Setting = tuple[dict[str, Any], list[int]]  # the varied values without the seed, and the runs that share them
 
@@ -122,7 +131,7 @@ class Sweep(Overview, Sequence[Outcome]):
             for varied in [_csv_values(self.varied(number))]
             for row in outcome.metrics
             for name, value in row.items()
-            if name != "round"
+            if name != "round" and name not in _FINAL
         ]
 
     def settings(self) -> list[Setting]:
@@ -138,9 +147,10 @@ class Sweep(Overview, Sequence[Outcome]):
         rows = []
         for setting, numbers in self.settings():
             row: dict[str, Any] = {**setting, "runs": len(numbers)}
-            for name in (self.score, "loss"):
-                values = [self[number].metrics[-1][name] for number in numbers]
-                row[name], row[f"{name}_error"] = mean_and_error(values)
+            last = [self[number].metrics[-1] for number in numbers]
+            for name in (self.score, "loss", *_FINAL):
+                if all(name in entry for entry in last):
+                    row[name], row[f"{name}_error"] = mean_and_error([entry[name] for entry in last])
             claim = max((self[number].claim for number in numbers), key=lambda claim: claim.value)
             row |= {"claimed_epsilon": claim.value, "claimed_unit": claim.unit}
             proven = [run.proven for run in (self.runs[number] for number in numbers) if run.proven]

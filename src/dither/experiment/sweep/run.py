@@ -24,6 +24,7 @@ from dither.experiment.sweep.result import Sweep, SweepFolder, SweepRun, flatten
 from dither.simulation import devices, distributed
 from dither.simulation.devices import Clock
 from dither.spec import Spec, parse_setting
+from dither.spec.options import register_model
 
 _RANGE = re.compile(r"(-?\d+):(-?\d+)(?::(-?\d+))?")
 
@@ -43,6 +44,7 @@ def sweep(
     dataset: data.Dataset | None = None,
     prove: bool | None = None,
     on_progress: OnProgress | None = None,
+    model: Any = None,
 ) -> Sweep:
     """Train every combination of the varied values on top of a spec, with as few compiled programs as possible.
 
@@ -66,6 +68,8 @@ def sweep(
     if not distributed.leading():
         _train_only(data_dir)
     clock = Clock()
+    if model is not None:
+        values = {**(values or {}), "model.name": register_model(model)}
     specs, keys, grid = _specs(what, vary, values)
     batches.refuse_private_data(specs)
     limit = batches.parse_bytes(max_memory) if isinstance(max_memory, str) else max_memory
@@ -215,7 +219,9 @@ def _train(
         started = time.perf_counter()
 
     with distributed.Interrupt() as interrupt, distributed.computing():
-        batches.train_batches(plan, done=finished, on_evaluation=evaluated, on_batch=trained, clock=clock)
+        batches.train_batches(
+            plan, done=finished, on_evaluation=evaluated, on_batch=trained, clock=clock, scores=True
+        )
     distributed.part()  # the rest needs no other process's devices
     return runs
 

@@ -21,10 +21,12 @@ function overview(run) {
     h("p", { class: "small" }, h("a", { href: "/" }, "All runs")),
     h("div", { class: "spread" }, h("h1", {}, row.name), h("span", { class: `chip ${row.state}` }, row.state)),
     h("p", { class: "muted" }, `${row.method} on ${row.data}, ${row.model}, seed ${row.seed} · last update ${ago(row.last_write)}`),
+    ...run.advice.map((text) => h("div", { class: "note" }, h("p", {}, h("strong", {}, "Warning: "), text))),
+    ...run.local_advice.map((text) => h("div", { class: "note" }, h("p", {}, h("strong", {}, "Warning (local, not private): "), text))),
     row.state_reason ? h("div", { class: row.state === "broken" ? "note bad" : "note" }, h("p", {}, row.state_reason),
       row.state === "stopped" ? h("p", {}, h("code", {}, run.resume)) : null) : null,
     h("div", { class: "tiles" },
-      tile("Test accuracy", row.accuracy === null ? "–" : row.accuracy.toFixed(4), `loss ${short(row.loss, 4)}`),
+      tile(`Test ${row.score}`, row.accuracy === null ? "–" : row.accuracy.toFixed(4), `loss ${short(row.loss, 4)}`),
       tile("Rounds", row.num_rounds ? `${row.round} / ${row.num_rounds}` : String(row.round), row.seconds === null ? "" : `${short(row.seconds)} s`),
       tile("Claimed ε", run.claimed ? epsilon(run.claimed.value) : "–", run.claimed ? `per ${run.claimed.unit}, by the paper` : "known when the run ends", "claimed"),
       tile("Proven ε", main ? epsilon(main.value) : "–", main ? `${main.assumed ? "assumed; " : ""}per ${main.unit}, ${main.adjacency}` : "known when the run ends", "proven"),
@@ -34,11 +36,12 @@ function overview(run) {
 }
 
 function drawCurves(run) {
-  const { round = [], test_accuracy = [], loss = [] } = run.metrics;
+  const { round = [], loss = [] } = run.metrics;
+  const score = run.metrics.test_r2 ?? run.metrics.test_accuracy ?? [];
   const local = run.local;
   draw(curves.accuracy.box, (c) => ({
-    traces: [{ x: round, y: test_accuracy, mode: round.length > 25 ? "lines" : "lines+markers", line: { color: c[0], width: 2.2 }, marker: { size: 5 }, hovertemplate: "round %{x}: %{y:.4f}<extra></extra>" }],
-    layout: { xaxis: { title: "rounds" }, yaxis: { title: "test accuracy" } },
+    traces: [{ x: round, y: score, mode: round.length > 25 ? "lines" : "lines+markers", line: { color: c[0], width: 2.2 }, marker: { size: 5 }, hovertemplate: "round %{x}: %{y:.4f}<extra></extra>" }],
+    layout: { xaxis: { title: "rounds" }, yaxis: { title: `test ${run.row.score}` } },
   }));
   draw(curves.loss.box, (c) => ({
     traces: [
@@ -103,6 +106,21 @@ function provenance(run) {
         h("h3", {}, "Downloads"), h("div", { class: "downloads" }, run.files.map((file) => h("a", { class: "button", href: `/api/file?${new URLSearchParams({ id, name: file.name })}`, title: file.description, download: true }, `${file.name} · ${bytes(file.bytes)}`))))),
     h("section", { class: "card" }, h("div", { class: "spread" }, h("h2", {}, "Spec"), button), h("pre", { tabindex: 0, "aria-label": "spec.toml" }, run.spec)),
   ];
+}
+
+// Metrics by scikit-learn on the public test records, beside a constant prediction.
+function scoresSection(run) {
+  const { scores } = run;
+  if (!scores) return null;
+  const table = (caption, head, rows) => h("div", { class: "tablewrap" }, h("table", {}, h("caption", {}, caption),
+    h("thead", {}, h("tr", {}, head.map((name) => h("th", { scope: "col" }, name)))),
+    h("tbody", {}, rows.map(([name, ...cells]) => h("tr", {}, h("th", { scope: "row" }, name), cells.map((cell) => h("td", {}, cell)))))));
+  const { confusion } = scores;
+  return h("section", { class: "card" }, h("h2", {}, "Scores"),
+    table(`${scores.records.toLocaleString("en")} public test records`, ["", "model", scores.trivial], scores.rows.map(([name, ours, trivial]) => [name, short(ours, 4), trivial === null ? "–" : short(trivial, 4)])),
+    confusion ? table("Confusion matrix", ["true class", ...confusion.classes.map((name) => `predicted ${name}`)], confusion.counts.map((row, i) => [confusion.classes[i], ...row.map((count) => count.toLocaleString("en"))])) : null,
+    scores.calibration.length ? h("details", {}, h("summary", {}, "Calibration"), table("How often predictions are right", ["predicted", "observed", "records"],
+      scores.calibration.map(([predicted, observed, records]) => [short(predicted, 3), short(observed, 3), records.toLocaleString("en")]))) : null);
 }
 
 async function computed() {
@@ -203,7 +221,7 @@ async function load() {
   document.title = `${current.row.name} · Dither`;
   top.replaceChildren(...overview(current).filter(Boolean));
   privacy.replaceChildren(privacySection(current));
-  rest.replaceChildren(...provenance(current));
+  rest.replaceChildren(...[scoresSection(current)].filter(Boolean), ...provenance(current));
   if (current.row.round !== shownRound) { shownRound = current.row.round; drawCurves(current); }
 }
 

@@ -1,0 +1,282 @@
+"""Models of your own: an Equinox, Flax or PyTorch module, or a factory of one, as a Dither `Model`.
+
+A factory is called with what its signature names: `input_shape` ((features,) for a table, (height, width,
+channels) for images), `num_outputs`, `key` (a JAX key) or `rngs` (of Flax NNX), and the entries of model.options.
+PyTorch and Equinox modules get images with the channels first, as their convolutions want them, Flax modules with
+the channels last. A plain `Model` gets the records as rows. A framework is imported only when a module of it is
+given.
+
+Modules are put into evaluation mode: dropout is off, in training too. A layer that mixes the records of a batch,
+such as batch normalisation, is refused: a record's gradient would depend on other records.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dither.errors import SpecError, did_you_mean
+from dither.models import Model
+from dither.types import Array, Key, Params
+
+Make = Callable[[Key], Any]  # a module whose weights come from that key
+
+
+class Shape(NamedTuple):
+    """What a model has to fit: the shape of a record, and the number of scores."""
+
+    record: tuple[int, ...]
+    num_outputs: int
+
+    def records(self, x: Array, *, channels_first: bool) -> Array:
+        """Rows of features as records of that shape."""
+        x = jnp.asarray(x).reshape(x.shape[0], *self.record)
+        return jnp.moveaxis(x, -1, 1) if channels_first and len(self.record) == 3 else x
+
+
+def adapted(source: Any, shape: Shape, options: Mapping[str, Any]) -> Model:
+    """The model that an object describes: a `Model`, a module, or a factory of either."""
+    kind = _framework(source)
+    if kind or isinstance(source, Model):
+        if options:
+            raise SpecError(f"model.options are for a factory, not for a finished {type(source).__name__}")
+        make = _constant(source)
+    elif callable(source):
+        make = _factory(source, shape, options)
+    else:
+        raise SpecError(
+            f"model={source!r:.60} is no model; give a dither.Model, an Equinox, Flax or PyTorch module, or a "
+            "function that returns one"
+        )
+    first = make(jax.random.key(0))
+    kind = _framework(first)
+    if not kind and not isinstance(first, Model):
+        raise SpecError(
+            f"the model's factory returned {type(first).__name__}; return a dither.Model, or an Equinox, Flax or "
+            "PyTorch module"
+        )
+    return _fitting(_ADAPTERS[kind](make, shape) if kind else first, shape)
+
+
+def _framework(module: Any) -> str:
+    """The framework that a module is of; empty for what is no module."""
+    for base in type(module).__mro__:
+        for kind in _ADAPTERS:
+            if base.__name__ == "Module" and f"{base.__module__}.".startswith(f"{kind}."):
+                return kind
+    return ""
+
+
+def _constant(module: Any) -> Make:
+    return lambda key: module
+
+
+def _factory(function: Callable[..., Any], shape: Shape, options: Mapping[str, Any]) -> Make:
+    """A call of the factory for a key, with what its signature names."""
+    called: Any = getattr(function, "__init__") if isinstance(function, type) else function  # noqa: B009
+    signature = inspect.signature(called)
+    named = {name: each for name, each in signature.parameters.items() if name != "self"}
+    given = {"input_shape": shape.record, "num_outputs": shape.num_outputs}
+    any_keyword = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in named.values())
+    offered = [name for name in named if name not in ("key", "rngs", *given)]
+    unknown = [name for name in options if name not in offered and not any_keyword]
+    if unknown:
+        raise SpecError(f"unknown key 'model.options.{unknown[0]}'{did_you_mean(unknown[0], offered)}")
+    missing = [
+        name
+        for name in offered
+        if named[name].default is inspect.Parameter.empty
+        and named[name].kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+        and name not in options
+    ]
+    if missing:
+        raise SpecError(f"the model's factory needs {missing[0]!r}; set model.options.{missing[0]}")
+    arguments = {name: value for name, value in given.items() if name in named} | dict(options)
+
+    def make(key: Key) -> Any:
+        more: dict[str, Any] = {"key": key} if "key" in named else {}
+        if "rngs" in named:
+            from flax import nnx
+
+            more["rngs"] = nnx.Rngs(key)
+        return function(**arguments, **more)
+
+    return make
+
+
+# The frameworks
+
+
+def _equinox(make: Make, shape: Shape) -> Model:
+    import equinox as eqx
+
+    first = make(jax.random.key(0))
+    leaves = jax.tree.leaves(first, is_leaf=lambda node: "BatchNorm" in type(node).__name__)
+    _refuse_mixing(type(leaf).__name__ for leaf in leaves)
+    params, static = eqx.partition(eqx.nn.inference_mode(first), eqx.is_inexact_array)
+    names = [
+        jax.tree_util.keystr(where, simple=True, separator=".")
+        for where, _ in jax.tree_util.tree_flatten_with_path(params)[0]
+    ]
+    structure = jax.tree.structure(params)
+
+    def init(key: Key) -> Params:
+        leaves = jax.tree.leaves(eqx.filter(make(key), eqx.is_inexact_array))
+        return dict(zip(names, leaves, strict=True))
+
+    def apply(params: Params, x: Array) -> Array:
+        module = eqx.combine(jax.tree.unflatten(structure, [params[name] for name in names]), static)
+        return jax.vmap(module)(shape.records(x, channels_first=True))
+
+    return Model(init, apply, name=type(first).__name__)
+
+
+def _nnx(make: Make, shape: Shape) -> Model:
+    from flax import nnx
+
+    first = make(jax.random.key(0))
+    _refuse_mixing(type(layer).__name__ for _, layer in nnx.iter_modules(first))
+    first.eval()
+    split: Any = nnx.split
+    definition, params, rest = split(first, nnx.Param, ...)
+    paths = [path for path, _ in nnx.to_flat_state(params)]
+
+    def init(key: Key) -> Params:
+        state = dict(nnx.to_flat_state(split(make(key), nnx.Param, ...)[1]))
+        return {".".join(map(str, path)): state[path].get_value() for path in paths}
+
+    def apply(params: Params, x: Array) -> Array:
+        state = nnx.from_flat_state([(path, nnx.Param(params[".".join(map(str, path))])) for path in paths])
+        return nnx.merge(definition, state, rest)(shape.records(x, channels_first=False))
+
+    return Model(init, apply, name=type(first).__name__)
+
+
+def _linen(make: Make, shape: Shape) -> Model:
+    from flax import errors
+    from flax.traverse_util import flatten_dict, unflatten_dict
+
+    module = make(jax.random.key(0))
+
+    def variables(key: Key) -> Any:
+        return module.init(key, jnp.zeros((1, *shape.record)))
+
+    for collection in jax.eval_shape(variables, jax.random.key(0)):
+        if collection != "params":
+            _refuse_mixing(["BatchNorm"] if collection == "batch_stats" else [])
+            raise SpecError(f"your model has variables of kind {collection!r}; only 'params' can be trained")
+
+    def init(key: Key) -> Params:
+        return flatten_dict(variables(key)["params"], sep=".")  # type: ignore[no-untyped-call]
+
+    def apply(params: Params, x: Array) -> Array:
+        tree = unflatten_dict(params, sep=".")  # type: ignore[no-untyped-call]
+        try:
+            return module.apply({"params": tree}, shape.records(x, channels_first=False))
+        except errors.InvalidRngError:
+            raise SpecError("your model draws random numbers, for dropout, say; set deterministic=True") from None
+
+    return Model(init, apply, name=type(module).__name__)
+
+
+def _torch(make: Make, shape: Shape) -> Model:
+    """Through torchax. The weights are drawn once, by torch's generator with seed 0, whatever the run's seed."""
+    import torch
+
+    interop, environment = _torchax()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = make(jax.random.key(0)).eval()
+    _refuse_mixing(type(layer).__name__ for layer in module.modules())
+    start = {name: value.detach().numpy().copy() for name, value in module.named_parameters()}
+    buffers = {name: value.numpy().copy() for name, value in module.named_buffers()}
+
+    def init(key: Key) -> Params:
+        return {name: jnp.asarray(value) for name, value in start.items()}
+
+    def apply(params: Params, x: Array) -> Array:
+        arrays = {**params, **{name: jnp.asarray(value) for name, value in buffers.items()}}
+        records = interop.torch_view(shape.records(x, channels_first=True))
+        with environment:
+            scores = torch.func.functional_call(module, interop.torch_view(arrays), (records,))
+        return interop.jax_view(scores)
+
+    return Model(init, apply, name=type(module).__name__)
+
+
+def _torchax() -> tuple[Any, Any]:
+    """torchax's conversions and its environment. torch 2.12 dropped the operators for named tensors, which torchax
+    0.0.13 still lists: they stand as names without an operator while torchax is imported."""
+    from torch._ops import OpOverloadPacket
+
+    plain = OpOverloadPacket.__getattr__
+
+    def forgiving(self: Any, key: str) -> Any:
+        try:
+            return plain(self, key)
+        except AttributeError:
+            if "name" not in key.lower():
+                raise
+            return f"{self}.{key}"
+
+    OpOverloadPacket.__getattr__ = forgiving
+    try:
+        import torchax
+        from torchax import interop
+
+        return interop, torchax.default_env()
+    except ImportError:
+        raise SpecError("a PyTorch model needs torchax: pip install 'dither[torch]'") from None
+    finally:
+        OpOverloadPacket.__getattr__ = plain
+
+
+_ADAPTERS: dict[str, Callable[[Make, Shape], Model]] = {
+    "equinox": _equinox,
+    "flax.nnx": _nnx,
+    "flax.linen": _linen,
+    "torch.nn": _torch,
+}
+
+
+# What every model must satisfy
+
+
+def _refuse_mixing(layers: Iterable[str]) -> None:
+    for layer in layers:
+        if "BatchNorm" in layer:
+            raise SpecError(
+                f"your model has a {layer}, which mixes the records of a batch: no record's gradient is its own. "
+                "Use GroupNorm or LayerNorm instead"
+            )
+
+
+def _fitting(model: Model, shape: Shape) -> Model:
+    """The model, with one score a record as `[n]`; `SpecError` where it does not give every record its own."""
+    for leaf in jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))):
+        if leaf.dtype != jnp.float32:
+            raise SpecError(f"your model has parameters of type {leaf.dtype}; Dither trains float32")
+    x = np.random.default_rng(0).random((3, math.prod(shape.record)), np.float32)
+    others = np.concatenate([x[:1], 1 - x[1:] / 2])
+    scores_of = jax.jit(lambda x: model.apply(model.init(jax.random.key(0)), x))
+    scores, again = np.asarray(scores_of(x)), np.asarray(scores_of(others))
+    wanted = [(3, shape.num_outputs)] + [(3,), (3, 1)] * (shape.num_outputs <= 2)
+    if scores.shape not in wanted:
+        raise SpecError(
+            f"your model gives scores of shape {scores.shape} for 3 records; it must give "
+            f"{' or '.join(map(str, wanted))}"
+        )
+    if not np.array_equal(scores[0], again[0]):
+        raise SpecError(
+            "your model's scores of a record depend on the other records of the batch; a layer mixes them. Use "
+            "GroupNorm or LayerNorm instead of batch normalisation"
+        )
+    if scores.shape == (3, 1):
+        return model._replace(apply=lambda params, x: model.apply(params, x)[:, 0])
+    return model

@@ -1,0 +1,127 @@
+"""Draft schemas: which columns are features, and what is proposed for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from dither import data
+from dither.data.drafts import MAX_CATEGORIES, _rounded_bounds, draft_frame
+from dither.data.schema import OTHER
+from dither.errors import DataError
+
+ROWS = 400
+
+
+def table(**columns: object) -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    label = np.where(rng.random(ROWS) < 0.3, "yes", "no")
+    return pd.DataFrame({"age": rng.normal(50, 12, ROWS).round(1), **columns, "ill": label})
+
+
+def test_a_draft_marks_everything(patients: Path, tmp_path: Path) -> None:
+    draft = data.draft_schema(patients, "outcome")
+    values = 1 + 3 + 1 + 1  # classes; age: bounds, standard, missing; ward, hospital: categories
+    assert len(draft.read_from_data) == values
+    assert draft.label.classes == ("alive", "dead")
+    assert [type(column).__name__ for column in draft.columns] == ["Numeric", "Categorical", "Categorical"]
+    assert draft.columns[1].missing == OTHER
+    draft.save(tmp_path / "draft.toml")
+    assert data.Schema.load(tmp_path / "draft.toml") == draft
+
+
+def dates(style: str) -> list[str]:
+    return pd.date_range("2020-01-05", periods=ROWS, freq="7h").strftime(style).tolist()
+
+
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        (np.arange(ROWS) + 10_000, "looks like an id"),
+        ([f"P{number:05d}" for number in range(ROWS)], "looks like an id"),
+        (dates("%Y-%m-%d"), "holds dates"),
+        (dates("%d.%m.%Y"), "holds dates"),
+        (dates("%m/%d/%y %H:%M"), "holds dates"),
+        (dates("%Y%m%d"), "holds dates"),
+        (pd.date_range("2020-01-05", periods=ROWS), "holds dates"),
+        (["NL"] * ROWS, "same value in every row"),
+        ([""] * ROWS, "holds no values"),
+        ([f"patient {number} was seen again" for number in range(ROWS)], "is free text"),
+        ([f"code {number % 150}" for number in range(ROWS)], "150 different values, too many"),
+    ],
+)
+def test_columns_that_are_no_features_are_left_out(column: object, words: str) -> None:
+    drafted = draft_frame(table(odd=column), "ill", name="t")
+    assert words in drafted.excluded["odd"]
+    assert [each.name for each in drafted.schema.columns] == ["age"]
+
+
+@pytest.mark.parametrize("copied", [{"yes": "1", "no": "0"}, {"yes": "RE", "no": "FI"}])
+def test_copies_of_the_label_are_left_out(copied: dict) -> None:
+    frame = table()
+    frame["copy"] = frame["ill"].map(copied)
+    assert "follows from the label 'ill'" in draft_frame(frame, "ill", name="t").excluded["copy"]
+    frame.loc[frame.index[frame["ill"] == "yes"][0], "copy"] = copied["no"]
+    assert "copy" not in draft_frame(frame, "ill", name="t").excluded
+
+
+def test_ordinary_columns_stay() -> None:
+    rng = np.random.default_rng(1)
+    frame = table(
+        income=rng.integers(10_000, 90_000, ROWS),
+        visits=rng.poisson(2, ROWS),
+        year=rng.integers(1950, 2000, ROWS),
+        job=rng.choice(["nurse", "teacher", "driver"], ROWS),
+        city=[f"city {min(number % 100, 3 if number % 10 else 99)}" for number in range(ROWS)],
+    )
+    assert draft_frame(frame, "ill", name="t").excluded == {}
+
+
+def test_what_to_drop_and_what_to_keep() -> None:
+    frame = table(patient_id=np.arange(ROWS), ward=["a", "b"] * (ROWS // 2))
+    drafted = draft_frame(frame, "ill", name="t", drop=["ward"], keep=["patient_id"])
+    assert [column.name for column in drafted.schema.columns] == ["age", "patient_id"]
+    assert drafted.excluded == {"ward": "is dropped, as you asked"}
+    with pytest.raises(DataError, match="column 'wart' is not in 't'; did you mean 'ward'"):
+        draft_frame(frame, "ill", name="t", drop=["wart"])
+    with pytest.raises(DataError, match="no column that can be a feature: 'patient_id' looks like an id"):
+        draft_frame(frame[["patient_id", "ill"]], "ill", name="t")
+
+
+def test_frequent_categories_are_kept_where_they_cover_most_rows() -> None:
+    names = [f"name {number}" for number in range(80)] + [f"name {number % 5}" for number in range(ROWS - 80)]
+    (_, column) = draft_frame(table(who=names), "ill", name="t").schema.columns
+    assert isinstance(column, data.Categorical)
+    assert len(column.categories) == MAX_CATEGORIES
+
+
+def test_draft_orders_numeric_classes_as_numbers() -> None:
+    frame = pd.DataFrame({"x": range(12), "label": [str(number) for number in range(12)]})
+    assert draft_frame(frame, "label", name="t").schema.label.classes == tuple(str(n) for n in range(12))
+
+
+@pytest.mark.parametrize(
+    ("read", "proposed"),
+    [((18.3, 93.1), (0, 95)), ((82, 174), (80, 175)), ((-0.031, 0.027), (-0.035, 0.03)), ((5, 5), (4, 6))],
+)
+def test_bounds_are_rounded_outwards(read: tuple[float, float], proposed: tuple[float, float]) -> None:
+    assert _rounded_bounds(*read) == pytest.approx(proposed)
+
+
+def test_a_draft_proposes_regression_and_can_be_told_otherwise(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    labels, x = rng.permutation(np.arange(700) % 307), rng.normal(size=700)
+    pd.DataFrame({"x": x, "twice": labels * 2 + 1, "label": labels}).to_csv(tmp_path / "table.csv", index=False)
+    drafted = data.draft(tmp_path / "table.csv", "label")
+    assert drafted.schema.label.bounds == (0, 306)
+    assert drafted.schema.read_from_data[0] == "bounds of 'label'"
+    assert "follows from the label" in drafted.excluded["twice"]
+    classes = data.draft_schema(tmp_path / "table.csv", "label", task="classification")
+    assert len(classes.label.classes) == 307
+    public = data.with_label_bounds(drafted.schema, (0, 500))
+    assert (public.label.bounds, public.label.bounds_from) == ((0, 500), "public")
+    with pytest.raises(DataError, match="lists classes of 'label'"):
+        data.with_label_bounds(classes, (0, 500))

@@ -1,0 +1,117 @@
+"""The agreement: what a party's records must fit, what its digest covers, and what a federation runs on."""
+
+import json
+
+import numpy as np
+import pytest
+
+from dither import data
+from dither.errors import ConfigError, DataError, FederationError
+from dither.federation.agreement import Agreement, PartyData, federated_spec
+from tests.federation.parties import small_spec
+
+SCHEMA = data.Schema(
+    label=data.Label("outcome", ("no", "yes")),
+    columns=(
+        data.Numeric("age", (0, 120), (40, 20), 40),
+        data.Categorical("ward", ("a", "b"), "a"),
+    ),
+)
+
+
+@pytest.fixture
+def table(tmp_path):
+    path = tmp_path / "own.csv"
+    path.write_text("age,ward,outcome\n50,a,yes\n61,z,no\n,b,no\n")
+    return path
+
+
+def agreement(schema=SCHEMA, **changes):
+    values = {
+        "federation": "f",
+        "run": "r",
+        "spec": federated_spec(small_spec(), 4, "wards"),
+        "schema": None if schema is None else schema.to_dict(),
+        "classes": ("no", "yes"),
+        "num_features": 4,
+        "image_shape": (),
+        "names": ("ann", "bob", "cat", "dan"),
+        "sizes": (3, 5, 5, 5),
+    }
+    return Agreement(**{**values, **changes}).check()
+
+
+def test_a_table_is_encoded_by_the_federations_schema(table):
+    x, y = agreement().encode(PartyData(table, "outcome"))
+    np.testing.assert_array_equal(x[:, 1:], [[1, 0, 0], [0, 0, 1], [0, 1, 0]])  # ward z is "(other)"
+    assert y.tolist() == [1, 0, 0]
+
+
+def test_a_missing_label_column(table):
+    with pytest.raises(DataError, match=r"label column 'result' is not in 'own.csv'.*outcome"):
+        PartyData(table, "result")
+
+
+def test_another_label_than_the_federations(table):
+    with pytest.raises(DataError, match=r"--label 'ward', but the federation predicts 'outcome'"):
+        agreement().encode(PartyData(table, "ward"))
+
+
+def test_a_missing_feature_column(tmp_path):
+    path = tmp_path / "own.csv"
+    path.write_text("age,outcome\n50,yes\n")
+    with pytest.raises(DataError, match=r"ward"):
+        agreement().encode(PartyData(path))
+
+
+def test_a_label_that_is_no_class(tmp_path):
+    path = tmp_path / "own.csv"
+    path.write_text("age,ward,outcome\n50,a,perhaps\n")
+    with pytest.raises(DataError, match=r"perhaps"):
+        agreement().encode(PartyData(path))
+
+
+def test_arrays_with_another_number_of_features_or_classes(tmp_path):
+    path = tmp_path / "own.npz"
+    np.savez(path, x=np.zeros((3, 7), np.float32), y=np.array([0, 1, 2]))
+    with pytest.raises(DataError, match=r"labels run from 0 to 2, but there are 2 classes"):
+        agreement(schema=None).encode(PartyData(path))
+    np.savez(path, x=np.zeros((3, 7), np.float32), y=np.array([0, 1, 1]))
+    with pytest.raises(DataError, match=r"7 features a record, the federation's model takes 4"):
+        agreement(schema=None).encode(PartyData(path))
+    with pytest.raises(DataError, match=r"trains on a table"):
+        agreement().encode(PartyData(path))
+
+
+def test_every_part_of_the_terms_is_in_their_digest():
+    first = agreement()
+    assert Agreement.from_dict(json.loads(json.dumps(first.to_dict()))).digest == first.digest
+    other_schema = data.Schema(SCHEMA.label, (SCHEMA.columns[0]._replace(bounds=(0, 119)), SCHEMA.columns[1]))
+    quieter = first.spec.with_values({"privacy.noise_std": 0.05})
+    for changed in (
+        agreement(schema=other_schema),
+        agreement(spec=quieter),
+        agreement(sizes=(4, 5, 5, 5)),
+        agreement(names=("ann", "bob", "dan", "cat")),
+        agreement(run="s"),
+        agreement(classes=("yes", "no")),
+    ):
+        assert changed.digest != first.digest
+
+
+def test_terms_that_do_not_fit_together_are_refused():
+    with pytest.raises(FederationError, match=r"3 sizes"):
+        agreement(sizes=(3, 5, 5))
+    with pytest.raises(FederationError, match=r"twice"):
+        agreement(names=("ann", "ann", "cat", "dan"))
+    with pytest.raises(FederationError, match=r"cannot be read"):
+        Agreement.from_dict({"format": 1})
+
+
+def test_a_federation_never_runs_on_a_simulations_settings():
+    spec = federated_spec(small_spec(**{"randomness": "auto", "secagg.mode": "ideal"}), 4, "wards")
+    assert (spec.randomness, spec.secagg.mode, spec.data.path) == ("os", "real", "")
+    with pytest.raises(ConfigError, match=r"num_clients=4, but the federation has 5"):
+        federated_spec(small_spec(), 5, "wards")
+    with pytest.raises(ConfigError, match=r"dropout"):
+        federated_spec(small_spec(**{"federation.dropout": 0.1}), 4, "wards")
