@@ -45,7 +45,7 @@ def tail(delta: float, number: int, *, sampled_first: bool) -> float:
 
 def is_gaussian(recipe: str) -> bool:
     """Whether a bound is that of unsampled Gaussian releases, so that it holds for adaptive lists as it is."""
-    return recipe in ("R1", "R1 sum", "R1 downlink", "R1 joint", "R6 G7b", "R6 G7c")
+    return recipe in ("R1", "R1 discrete", "R1 sum", "R1 downlink", "R1 joint", "R6 G7b", "R6 G7c")
 
 
 def cover(
