@@ -179,7 +179,8 @@ def on_lattice(
 
     total, clipped = one([a[0] for a in blocks])
     if len(blocks[0]) > 1:
-        (total, clipped), _ = jax.lax.scan(add, (total, clipped), [a[1:] for a in blocks])
+        few = len(blocks[0]) <= 8  # a loop costs a small model more than its sums do
+        (total, clipped), _ = jax.lax.scan(add, (total, clipped), [a[1:] for a in blocks], unroll=few or 1)
     integers = total if fixed_places else lattice.rounded(total, scale)
     return Clipped(integers, clipped / jnp.maximum(jnp.sum(weights), 1.0))
 
