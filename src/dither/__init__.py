@@ -28,6 +28,7 @@ _ROOMS = {
     "errors": ("DitherError",),
     "experiment.account": ("PrivacyReport", "account"),
     "experiment.check": ("Check", "check"),
+    "experiment.estimators": ("PrivateFederatedClassifier", "PrivateFederatedRegressor"),
     "experiment.plan": ("Plan", "plan"),
     "experiment.report": ("Report", "load"),
     "experiment.statistics": ("Statistics", "statistics"),
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
     from dither.experiment.account import account as account
     from dither.experiment.check import Check as Check
     from dither.experiment.check import check as check
+    from dither.experiment.estimators import PrivateFederatedClassifier as PrivateFederatedClassifier
+    from dither.experiment.estimators import PrivateFederatedRegressor as PrivateFederatedRegressor
     from dither.experiment.plan import Plan as Plan
     from dither.experiment.plan import plan as plan
     from dither.experiment.report import Report as Report

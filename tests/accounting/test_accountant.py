@@ -213,14 +213,40 @@ def test_neural_networks_get_no_credit_for_the_others_noise():
     network = build.build_experiment(spec_for("cpfed", **{"model.name": "mlp", "model.hidden": [4]}))
     values = {(r.view, r.unit): r.value for r in network.accountant().table() if r.adjacency == "zero-out"}
     assert values["sum", "run"] == values["upload", "run"]
-    asked = spec_for("cpfed", **{"model.name": "mlp", "model.hidden": [4], "privacy.assume_credit": True})
-    experiment = build.build_experiment(
-        asked.with_values({"cohort_size": 6, "privacy.noise": "given", "privacy.noise_std": 0.05})
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_rates_are_kept_where_all_clients_of_a_joint_class_share_them(alike):
+    def steps(info):
+        rates = (0.1, 0.2) if alike or info.client else (0.3, 0.4)
+        return (Release("uplink", 2.0 + info.client, 1.0, 2, Sampling("full", 1.0, "replace-one"), "test", rates),)
+
+    (joint,) = accountant.classes(steps, np.array([5, 5]), [np.arange(2)] * 3, joint=True)
+    assert joint.most == [((steps(RoundInfo(0, 0, 5, 2))[0]._replace(rates=(0.1, 0.2) if alike else ()),), 3)]
+
+
+def test_clients_that_never_take_part_reveal_nothing():
+    table = planned(decaying, [50, 50, 80], [np.array([0, 1])] * 3).table()
+    *run, message = (row for row in table if row.adjacency == "replace-one")
+    assert all(row.clients.min == 0 < row.value for row in run)
+    alone = accounting.proven(
+        [(decaying(RoundInfo(2, 0, 50, 3)), 1)], 1e-5, view="upload", adjacency="replace-one"
     )
-    rows = experiment.accountant().table()
-    sums = [r for r in rows if r.view == "sum" and r.adjacency == "replace-one"]
-    uploads = [r for r in rows if r.view == "upload" and r.adjacency == "replace-one" and r.unit == "run"]
-    assert sums[0].assumed or sums[0].value == uploads[0].value
+    assert message.value == pytest.approx(alone.value)
+
+
+def test_an_assumed_credit_is_labelled_in_the_table():
+    def full(info):
+        return (Release("uplink", 2.0, 1.0, 5, Sampling("full", 1.0, "replace-one"), "test", rates=(0.1,)),)
+
+    for asked in (True, False):
+        rows = planned(full, [20] * 6, [np.arange(6)] * 4, cohort_size=6, assume_credit=asked).table()
+        sums, uploads = (
+            next(r for r in rows if r.view == view and r.adjacency == "replace-one" and r.unit == "run")
+            for view in ("sum", "upload")
+        )
+        assert (sums.assumed, uploads.assumed) == (asked, False)
+        assert (sums.value < uploads.value) is asked
 
 
 def test_accounting_of_unequal_noise_is_per_client():

@@ -93,3 +93,7 @@ def test_jump_past_the_target_keeps_the_promise():
     noise = accounting.calibrate(1.0, lambda z: 2.0 if z < 3.0 else 0.5)
     assert noise == pytest.approx(3.0, rel=1e-5)
     assert noise >= 3.0
+
+
+def test_where_any_noise_will_do_the_least_that_is_looked_at_is_taken():
+    assert 0 < accounting.calibrate(1.0, lambda noise: 0.0, guess=3.0) < 3.0 * 2.0**-37

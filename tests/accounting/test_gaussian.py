@@ -67,6 +67,17 @@ def test_ends():
         accounting.gaussian_epsilon(-1.0, 0.1)
 
 
+def test_ends_of_the_profile_and_of_its_inverse():
+    assert accounting.gaussian_delta(1.0, 0.0) == 0.0
+    assert accounting.gaussian_delta(-1.0, 0.0) == pytest.approx(1 - math.exp(-1))
+    assert accounting.gaussian_delta(1.0, math.inf) == 1.0
+    assert accounting.gaussian_delta(math.inf, 1.0) == 0.0
+    assert accounting.gaussian_mu(1.0, 1.0) == accounting.gaussian_mu(math.inf, 1e-5) == math.inf
+    assert accounting.gaussian_mu(1.0, 0.0) == 0.0
+    with pytest.raises(ValueError, match="epsilon=-1"):
+        accounting.gaussian_mu(-1.0, 1e-5)
+
+
 @given(rho=st.floats(1e-4, 50.0), delta=st.floats(1e-12, 0.1))
 def test_conversions_are_ordered(rho, delta):
     """G6: the papers' conversion is loosest, the exact Gaussian one tightest."""
@@ -88,6 +99,18 @@ def test_amplification_inverts(epsilon, rate):
     smaller = accounting.amplified_epsilon(epsilon, rate)
     assert smaller <= epsilon * (1 + 1e-12)
     assert accounting.unamplified_epsilon(smaller, rate) == pytest.approx(epsilon, rel=1e-6, abs=1e-9)
+
+
+def test_amplification_of_a_huge_epsilon_is_finite():
+    assert accounting.amplified_epsilon(1000.0, 0.25) == pytest.approx(1000.0 + math.log(0.25))
+    assert accounting.unamplified_epsilon(1000.0, 0.25) == pytest.approx(1000.0 - math.log(0.25))
+
+
+@pytest.mark.parametrize("rate", [0.0, -0.1, 1.5, math.nan])
+def test_a_rate_that_is_no_probability_is_refused(rate):
+    for formula in (accounting.amplified_epsilon, accounting.unamplified_epsilon):
+        with pytest.raises(ValueError, match="rate="):
+            formula(1.0, rate)
 
 
 def test_classical_constant_fails_beyond_its_range():

@@ -142,6 +142,8 @@ def test_renyi_divergences_agree_where_the_library_is_accurate():
     accountant = dp_accounting.rdp.RdpAccountant([2, 3, 8, 32], dp_accounting.NeighboringRelation.REPLACE_ONE)
     accountant.compose(dp_accounting.SampledWithoutReplacementDpEvent(25, 2, dp_accounting.GaussianDpEvent(1.5)))
     np.testing.assert_allclose(accounting.fixed_size_rdp(0.08, 1.5, [2, 3, 8, 32]), accountant._rdp, rtol=1e-9)
+    for rate, noise_multiplier in ((0.0, 1.5), (0.08, math.inf)):
+        np.testing.assert_array_equal(accounting.fixed_size_rdp(rate, noise_multiplier, [2, 8]), [0.0, 0.0])
 
 
 def test_renyi_divergence_bounds_the_exact_one():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dither import accounting
 from dither.accounting import ADD_REMOVE, REPLACE_ONE, ZERO_OUT, Conditions, views
 from dither.errors import NoProof
-from dither.types import Release, Sampling
+from dither.types import Lattice, Release, Sampling
 
 Z_CPFED = 1.8544536220275742
 Z_CONCENTRATED = 0.3002770038368145
@@ -411,3 +411,22 @@ def test_times_are_printed(capsys):
             rows = table(participations, 1e-5, CONVEX, adjacency=adjacency)
             print(f"\n  {name}: ε={rows['upload'].value:.4f} in {time.perf_counter() - start:.2f} s", end="")
     assert rows["upload"].value == pytest.approx(0.1566, rel=1e-3)
+
+
+def test_discrete_noise_below_four_steps_of_the_grid_has_no_proof():
+    """Rounds are ranked by strength as if their noise were Gaussian, which so little noise is not."""
+    for std, proved in ((3.99, False), (4.01, True)):
+        discrete = Conditions(cohort_size=10, lattice=Lattice(1.0, 4, 1.0))
+        rows = table([(release("full", std), 1)], 1e-5, discrete, adjacency=REPLACE_ONE)
+        assert math.isfinite(rows["upload"].value) is proved
+        assert math.isfinite(rows["sum"].value) is proved
+        assert proved or "too little" in rows["upload"].detail
+
+
+def test_shuffled_epochs_of_two_kinds_are_refused():
+    one = release("shuffled", 5.0, rate=0.1, batch_size=10, population=100)
+    other = release("shuffled", 5.0, rate=0.2, batch_size=20, population=100)
+    for rounds in ([((one,), 3), ((other,), 3)], [((one, one), 3)]):
+        row = table(rounds, 1e-5, adjacency=REPLACE_ONE)["upload"]
+        assert (row.value, row.recipe) == (math.inf, "no proof")
+        assert "one kind of release a round" in row.detail

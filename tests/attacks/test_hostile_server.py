@@ -16,7 +16,7 @@ import pytest
 from dither.errors import FederationError
 from dither.federation import keys, messages
 from dither.federation.agreement import Agreement, federated_spec
-from dither.spec import options
+from dither.spec import code
 from tests.federation.parties import Parties, small_spec
 
 REFUSED = "the agreement is refused; the party's own output says why"
@@ -110,9 +110,9 @@ def test_a_file_is_a_method_where_its_content_was_approved(server, tmp_path):
     name = f"mine.py#{hashlib.sha256(path.read_bytes()).hexdigest()}"
     assert agreement.spec.method == name
     asked = json.loads(json.dumps(agreement.to_dict()))
-    options._approved.clear()  # what making the agreement has left: another machine
+    code._approved.clear()  # what making the agreement has left: another machine
     assert "--method FILE" in server.refused(asked)
-    options.approve(path)
+    code.approve(path)
     party = server.parties.node("ann", approve=server.owner)
     path.write_text("raise RuntimeError\n")
     server.asked.clear()

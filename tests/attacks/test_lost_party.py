@@ -44,10 +44,10 @@ def test_a_restarted_server_goes_on_without_a_party_that_is_gone(tmp_path, mode,
         parties.nodes["dan"].answer = lambda body: None  # connected, and silent: only --without helps at once
     else:
         del parties.transport.answer[FIRST + 3]
-    summary = parties.coordinator(without=without).run()
+    report = parties.coordinator(without=without).run()
     assert [line["counted"] for line in recorded(parties)] == [list(NAMES), *[list(NAMES[:3])] * 2]
-    assert summary["federation"]["parties"]["dan"]["missing"] == 2
-    assert summary["federation"]["most_missing"] == 1
+    assert report.federation.parties["dan"].missing == 2
+    assert report.federation.most_missing == 1
     assert parties.charged("dan") == [0]
 
 
@@ -68,8 +68,8 @@ def test_a_server_without_records_to_score_on(tmp_path):
     parties = Parties(tmp_path, small_spec(num_rounds=1))
     server = parties.coordinator()
     server._evaluation = server._evaluation._replace(x=server._evaluation.x[:0], y=server._evaluation.y[:0])
-    summary = server.run()
-    assert not isinstance(summary["test_accuracy"], float)
+    report = server.run()
+    assert not isinstance(report.test_accuracy, float)
     assert (tmp_path / "run" / "model.npz").is_file()
 
 

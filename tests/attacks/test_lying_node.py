@@ -46,16 +46,16 @@ def largest(parties):
         return max(float(np.abs(found[name]).max()) for name in found.files)
 
 
-def named(parties, summary, why, *, round=0):
+def named(parties, report, why, *, round=0):
     """The liar, and nobody else, is named with the reason, in the round where it lied and in the summary."""
     lines = recorded(parties)
     assert why in lines[round]["excluded"][LIAR]
     assert [list(line.get("excluded", ())) for line in lines] == [
         [LIAR] if at == round else [] for at in range(len(lines))
     ]
-    assert list(summary["federation"]["excluded"]) == [LIAR]
-    assert why in summary["federation"]["excluded"][LIAR]["why"]
-    assert summary["federation"]["excluded"][LIAR]["round"] == round
+    assert list(report.federation.excluded) == [LIAR]
+    assert why in report.federation.excluded[LIAR].why
+    assert report.federation.excluded[LIAR].round == round
     assert all(LIAR not in line["counted"] for line in lines[round:])
 
 
@@ -114,16 +114,16 @@ class Replay:
     ],
 )
 def test_an_open_upload_that_no_honest_party_sends(tmp_path, lie, why):
-    parties, summary = run(tmp_path, OPEN, lie)
-    named(parties, summary, why)
+    parties, report = run(tmp_path, OPEN, lie)
+    named(parties, report, why)
     assert [line["counted"] for line in recorded(parties)] == [["ann", "cat", "dan"]] * 3
     assert largest(parties) < 10
 
 
 @pytest.mark.slow
 def test_an_old_answer_replayed(tmp_path):
-    parties, summary = run(tmp_path, OPEN, Replay())
-    named(parties, summary, "replay", round=1)
+    parties, report = run(tmp_path, OPEN, Replay())
+    named(parties, report, "replay", round=1)
 
 
 # Under secure aggregation
@@ -174,11 +174,11 @@ def undecryptable(cohort, seal):
     ],
 )
 def test_a_seal_that_cannot_be_opened_costs_one_round(tmp_path, lie, why):
-    parties, summary = run(tmp_path, MASKED, lie)
-    named(parties, summary, why)
+    parties, report = run(tmp_path, MASKED, lie)
+    named(parties, report, why)
     counted = [line["counted"] for line in recorded(parties)]
     assert counted[1:] == [["ann", "cat", "dan"]] * 3
-    assert summary["federation"]["void_rounds"] <= 1
+    assert report.federation.void_rounds <= 1
     # Nobody is charged for more than it answered, and the liar for nothing after it was found out.
     assert parties.charged("ann") == [0, 1, 2, 3]
     assert parties.charged(LIAR) == [0]
@@ -192,8 +192,8 @@ def test_huge_words_under_a_mask_are_bounded(tmp_path):
         upload = session.upload
         session.upload = lambda announced, row: upload(announced, np.full_like(row, 2**30))
 
-    parties, summary = run(tmp_path, {**MASKED, "federation.max_norm": 1.0}, altered_session(alter))
-    assert summary["federation"]["void_rounds"] == 0
+    parties, report = run(tmp_path, {**MASKED, "federation.max_norm": 1.0}, altered_session(alter))
+    assert report.federation.void_rounds == 0
     assert largest(parties) <= 4 * 4 / 3 + 1
 
 

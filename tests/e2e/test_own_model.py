@@ -10,8 +10,8 @@ import dither
 from dither import models
 from dither.errors import FederationError, RunExists, SpecError
 from dither.federation import agreement, mailbox
-from dither.spec import options
-from tests.federation.parties import Parties, simulated, small_spec
+from dither.spec import code
+from tests.federation.parties import Parties, assert_simulated, small_spec
 
 FILE = """\
 import equinox as eqx
@@ -73,7 +73,7 @@ def test_an_object_is_trained_and_loaded_again(tmp_path):
     for ours, theirs in zip(jax.tree.leaves(first.params), jax.tree.leaves(second.params), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
     assert len(dither.sweep("adult", {"seed": [0, 1]}, values=VALUES, model=model)) == 2
-    options._objects.clear()  # as in another process
+    code._objects.clear()  # as in another process
     with pytest.raises(SpecError, match=r"given as a Python object: give it again \(model=...\)"):
         dither.load(tmp_path / "object")
     assert dither.load(tmp_path / "object", model=model).params.keys() == first.params.keys()
@@ -86,9 +86,7 @@ def test_a_federation_trains_the_file_that_its_parties_approved(own, tmp_path, m
     parties = Parties(tmp_path, spec)
     coordinator = parties.coordinator()
     coordinator.run()
-    deployed = [np.asarray(leaf) for leaf in jax.tree.leaves(coordinator.engine.state.server)]
-    for ours, theirs in zip(deployed, simulated(parties.experiment, "loop"), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    assert_simulated(coordinator, parties)
     name = coordinator.agreement.spec.model.name
     assert name == f"my_model.py#{hashlib.sha256(FILE.encode()).hexdigest()}:net"
 
@@ -99,7 +97,7 @@ def test_a_party_takes_no_file_that_its_owner_did_not_approve(own, monkeypatch):
         "f", "r1", spec, None, ("0", "1"), 30, (), ("a", "b", "c", "d"), (9,) * 4
     ).to_dict()
     assert agreement.Agreement.from_dict(terms).spec.model == spec.model
-    monkeypatch.setattr(options, "_approved", {})  # as on a machine whose owner approved nothing
+    monkeypatch.setattr(code, "_approved", {})  # as on a machine whose owner approved nothing
     with pytest.raises(FederationError, match="approve a file of yours with --model FILE"):
         agreement.Agreement.from_dict(terms)
     terms["spec"]["model"]["name"] = "my_model.py:net"  # a path on the party's machine is no approval

@@ -1,12 +1,11 @@
 """A deployed run and a simulated run of the same spec end with the same bits."""
 
-import jax
 import numpy as np
 import pytest
 
 from dither.federation import mailbox
 from dither.secagg import encoding
-from tests.federation.parties import Parties, simulated, small_spec
+from tests.federation.parties import Parties, assert_simulated, server_bits, simulated, small_spec
 
 QUICK = [("cpfed", "real")]  # the others take the same path, and their time
 
@@ -28,14 +27,14 @@ def test_same_bits_as_the_simulator(tmp_path, method, mode):
     spec = small_spec(method, **{"cohort_size": 3, "secagg.mode": mode, "federation.min_clients": 3})
     parties = Parties(tmp_path, spec)
     coordinator = parties.coordinator()
-    summary = coordinator.run()
-    deployed = [np.asarray(leaf) for leaf in jax.tree.leaves(coordinator.engine.state.server)]
+    report = coordinator.run()
+    deployed = server_bits(coordinator)
     for ours, theirs in zip(deployed, simulated(parties.experiment, "loop"), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     for ours, theirs in zip(deployed, simulated(parties.experiment, "vmap"), strict=True):
         assert np.linalg.norm(ours - theirs) <= 1e-5 * np.linalg.norm(theirs)
-    assert summary["rounds"] == 3
-    counted = sum(facts["counted"] for facts in summary["federation"]["parties"].values())
+    assert report.rounds == 3
+    counted = sum(party.counted for party in report.federation.parties.values())
     assert counted == sum(len(cohort) for cohort in parties.experiment.cohorts)
 
 
@@ -56,6 +55,4 @@ def test_discrete_noise_on_the_words_is_the_simulators(tmp_path):
     parties = Parties(tmp_path, spec)
     coordinator = parties.coordinator()
     coordinator.run()
-    deployed = [np.asarray(leaf) for leaf in jax.tree.leaves(coordinator.engine.state.server)]
-    for ours, theirs in zip(deployed, simulated(parties.experiment, "loop"), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    assert_simulated(coordinator, parties)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,6 @@ from dither.experiment import build
 from dither.federation import keys, messages
 from dither.federation import server as coordinator
 from dither.federation.agreement import PartyData
-from dither.federation.mailbox import LocalTransport
 from dither.federation.party import Party
 from dither.federation.state import Journal
 from dither.simulation.arrays import ONE_DEVICE
@@ -73,6 +74,40 @@ def simulated(experiment: build.Experiment, layout: str) -> list[np.ndarray]:
     simulation, _, inputs = build.compiled(experiment, layout=layout, shards=ONE_DEVICE)
     state = simulation.advance(simulation.start(inputs), inputs, 0, len(experiment.cohorts))
     return [np.asarray(leaf) for leaf in jax.tree.leaves(state.server)]
+
+
+class LocalTransport:
+    """Nodes in this process: each is a function from a message to its answer. None: it does not answer (yet)."""
+
+    def __init__(self, answer: Mapping[int, Callable[[bytes], bytes | None]]) -> None:
+        self.answer = dict(answer)
+        self.marks = dict.fromkeys(self.answer, "0")
+        self._open: dict[str, tuple[int, bytes]] = {}
+
+    def nodes(self) -> dict[int, str]:
+        return {address: self.marks[address] for address in self.answer}
+
+    def push(self, bodies: Mapping[int, bytes], *, ttl: float) -> dict[int, str]:
+        del ttl
+        ids = {}
+        for address, body in bodies.items():
+            if address in self.answer:
+                ids[address] = secrets.token_hex(8)
+                self._open[ids[address]] = (address, body)
+        return ids
+
+    def pull(self, ids: Collection[str]) -> list[tuple[str, bytes | None]]:
+        answers: list[tuple[str, bytes | None]] = []
+        for each in ids:
+            if each in self._open:
+                address, body = self._open.pop(each)
+                reply = self.answer[address](body) if address in self.answer else None
+                if reply is not None:
+                    answers.append((each, reply))
+        return answers
+
+    def pause(self) -> None:
+        pass
 
 
 @dataclass
@@ -180,3 +215,9 @@ def lies(parties, name, row):
 
 def server_bits(coordinator):
     return [np.asarray(leaf) for leaf in jax.tree.leaves(coordinator.engine.state.server)]
+
+
+def assert_simulated(coordinator, parties):
+    """The server has, bit for bit, what the simulator computes."""
+    for deployed, expected in zip(server_bits(coordinator), simulated(parties.experiment, "loop"), strict=True):
+        np.testing.assert_array_equal(deployed, expected)

@@ -71,11 +71,11 @@ def test_a_budget_ends_a_partys_part_and_nobody_elses(parties):
     ledger = parties.nodes["cat"].ledger
     dataset = data_id(ledger, path=str(parties.file("cat")))
     ledger.set_budget(dataset, Budget(1e-3, 1e-5, "upload", "replace-one"))
-    summary = parties.coordinator().run()
+    report = parties.coordinator().run()
     assert [line["counted"] for line in lines(parties)] == [["ann", "bob", "dan"]] * 3
     assert lines(parties)[0]["refused"]["cat"] == "this party's budget does not allow it"
     assert parties.charged("cat") == []
-    assert summary["federation"]["parties"]["cat"]["refused"] == 3
+    assert report.federation.parties["cat"].refused == 3
 
 
 def test_a_node_answers_nothing_that_its_terms_do_not_foresee(parties):

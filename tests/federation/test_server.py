@@ -1,9 +1,12 @@
 """Rounds of a coordinator with four parties in one process: who is missing, who lies, who is killed."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from dither.errors import FederationError
+from dither.experiment.report import PartyTotals
 from dither.federation.agreement import describe
 from tests.federation.parties import (
     FIRST,
@@ -22,21 +25,15 @@ def test_what_no_honest_party_sends_excludes_it_and_the_round_goes_on(parties):
     """A signed upload of another type, whatever the spec says of updates that are not finite. (tests/attacks has
     the others.)"""
     lies(parties, "dan", np.zeros(parties.experiment.num_params, np.int32))
-    summary = parties.coordinator().run()
+    report = parties.coordinator().run()
     assert [line["counted"] for line in lines(parties)] == [["ann", "bob", "cat"]] * 3
     assert [list(line["refused"]) for line in lines(parties)] == [["dan"], [], []]
     assert "type int32" in lines(parties)[0]["excluded"]["dan"]
-    assert summary["federation"]["parties"]["dan"] | {"bytes_up": 0, "bytes_down": 0} == {
-        "records": 100,
-        "counted": 0,
-        "missing": 2,
-        "refused": 1,
-        "bytes_up": 0,
-        "bytes_down": 0,
-    }
-    assert summary["federation"]["most_missing"] == 1
-    assert any("lacked in a sum" in note for note in summary["notes"])
-    assert any(note.startswith("dan was excluded in round 1: ") for note in summary["notes"])
+    dan = replace(report.federation.parties["dan"], bytes_up=0, bytes_down=0)
+    assert dan == PartyTotals(records=100, counted=0, missing=2, refused=1, bytes_up=0, bytes_down=0)
+    assert report.federation.most_missing == 1
+    assert any("lacked in a sum" in note for note in report.notes)
+    assert any(note.startswith("dan was excluded in round 1: ") for note in report.notes)
 
 
 def test_a_liar_without_whom_the_terms_cannot_be_kept_ends_the_run_by_name(parties):
@@ -89,11 +86,11 @@ def test_a_party_lost_in_each_phase_of_a_masked_round(masked):
             masked.transport.answer[FIRST + 3] = away
             masked.transport.marks[FIRST + 3] = f"again {facts['round']}"
 
-    summary = masked.coordinator(on_event=back).run()
+    report = masked.coordinator(on_event=back).run()
     assert [line["missing"] for line in lines(masked)] == [["dan"], [], []]
     assert [line["attempts"] for line in lines(masked)] == [2, 1, 1]
-    assert summary["federation"]["most_missing"] == 1
-    assert summary["federation"]["void_rounds"] == 0
+    assert report.federation.most_missing == 1
+    assert report.federation.void_rounds == 0
     assert masked.charged("dan") == [1, 2]  # it never computed round 0
     assert masked.charged("ann") == [0, 1, 2]
 
@@ -107,10 +104,10 @@ def test_a_server_killed_while_it_opens_a_sum_loses_that_round_and_no_more(maske
         with pytest.raises(KeyboardInterrupt):
             masked.coordinator().run()
     masked.nodes = {name: masked.node(name) for name in NAMES}
-    summary = masked.coordinator().run()
+    report = masked.coordinator().run()
     assert [line["counted"] for line in lines(masked)] == [[], list(NAMES), list(NAMES)]
-    assert summary["federation"]["void_rounds"] == 1
-    assert any("without effect: round 1 " in note for note in summary["notes"])
+    assert report.federation.void_rounds == 1
+    assert any("without effect: round 1 " in note for note in report.notes)
     assert [masked.charged(name) for name in NAMES] == [[0, 1, 2]] * 4
 
 
@@ -185,14 +182,14 @@ def test_small_federations_run_with_the_colluders_they_take_by_default(tmp_path,
         return "asked"
 
     parties.nodes["ann"] = parties.node("ann", approve=owner)
-    summary = parties.coordinator().run()
+    report = parties.coordinator().run()
     assert lines(parties)[0]["counted"] == list(NAMES[:count])
-    assert summary["federation"]["colluders"] == colluders
+    assert report.federation.colluders == colluders
     told = dict(seen[0])["collusion"]
     assert f"colludes with up to {colluders} of the {count} parties" in told
     assert f"{count} of them must answer" in told
     warned = [text for what, text in seen[0] if what == "WARNING" and "together can read" in text]
     assert len(warned) == (count == 2)
-    for row in summary["epsilon"]["proven"]:
-        if row["recipe"].startswith("R6"):
-            assert row["against"] == f"against a server that colludes with {colluders} of the {count} parties"
+    for row in report.epsilon.table:
+        if row.recipe.startswith("R6"):
+            assert row.against == f"against a server that colludes with {colluders} of the {count} parties"

@@ -8,8 +8,7 @@ from dither import models
 from dither.errors import SpecError
 from dither.methods import dp_scaffold, prepare
 from dither.simulation import engine
-from dither.spec import METHODS, Spec
-from dither.spec.options import declared
+from dither.spec import METHODS, Spec, declared
 from dither.types import RoundInfo
 from tests.conftest import make_federation, make_records
 
@@ -239,7 +238,7 @@ def test_without_noise_dp_scaffold_is_scaffold():
 
 
 def test_nbafl_without_pull_and_clip_is_fedavg():
-    values = {**QUIET, "local_steps": 5}
+    values = {**QUIET, "local_steps": 5, "batch_sampling": "shuffled"}  # epochs go on from round to round
     free = {
         "method_options.param_clip": 1e6,
         "method_options.optimizer": "sgd",
@@ -355,6 +354,11 @@ def test_exact_epochs_use_every_record_at_most_once_a_round():
     prepared = prepare(spec, models.logistic(6), client_sizes=SIZES, num_params=7)
     (release,) = prepared.releases(RoundInfo(0, 0, 12, 3))
     assert release.sampling.batch_size == 3  # floor(12 / 4): four batches are exactly one epoch
+    sizes = np.array([12, 9, 12, 12, 12, 12])  # the smallest decides
+    (release,) = prepare(spec, models.logistic(6), client_sizes=sizes, num_params=7).releases(
+        RoundInfo(0, 0, 12, 3)
+    )
+    assert release.sampling.batch_size == 2
 
 
 @pytest.mark.parametrize(("schedule", "scheme"), [("constant", 0), ("rounds", 1), ("steps", 2)])
@@ -370,3 +374,39 @@ def test_the_noise_that_is_drawn_follows_the_schedules_of_dp_scaffold(schedule, 
     for index in range(6):
         found = [r.noise_std**2 for r in releases(RoundInfo(index, 0, 12, 3)) for _ in range(r.uses)]
         np.testing.assert_allclose(found, expected[index], rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "unit"),
+    [
+        ("nbafl", {"cohort_size": 4}, 6 / 36),  # everyone: the smallest client's share of the records
+        ("nbafl", {"cohort_size": 2}, 1 / 2),
+        ("secure-fedavg", {"cohort_size": 2, "method_options.first_round": "cohort"}, 6 / 36 * 4 / 2),
+        ("secure-fedavg", {"cohort_size": 2, "method_options.first_round": "all"}, 6 / 36 * 4 / 4),
+        ("cpfed", {"cohort_size": 2, "local_steps": 1}, 0.1 / 2),
+    ],
+)
+def test_the_unit_of_an_upload_is_that_of_the_client_with_the_least_weight(name, values, unit):
+    """The grid of discrete noise is coarsest, and summation errs most, for this one."""
+    spec = spec_of(name, **{"num_clients": 4, "batch_sampling": "full", **values})
+    prepared = prepare(spec, models.logistic(6), client_sizes=np.array([10, 6, 12, 8]), num_params=7)
+    assert prepared.plan.upload_unit == pytest.approx(unit)
+
+
+def test_nbafl_says_which_branch_of_lemma_4_sets_its_noise():
+    for cohort, said in ((3, True), (6, False)):
+        prepared = prepare(
+            spec_of("nbafl", cohort_size=cohort), models.logistic(6), client_sizes=SIZES, num_params=7
+        )
+        assert any("Lemma 4" in caveat for caveat in prepared.caveats) is said
+
+
+@pytest.mark.parametrize("name", ["cpfed", "concentrated"])
+def test_without_the_credit_of_aggregation_the_papers_need_more_noise(name):
+    stds = {}
+    for credit in (True, False):
+        spec = spec_of(name, **{"method_options.aggregation_credit": credit})
+        prepared = prepare(spec, models.logistic(6), client_sizes=SIZES, num_params=7)
+        stds[credit] = float(prepared.hyper["noise_std"][0])
+        assert prepared.claim.value == pytest.approx(2.0)
+    assert stds[False] == pytest.approx(stds[True] * np.sqrt(3))  # a cohort of three

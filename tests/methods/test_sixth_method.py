@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dither.cli import app
+from dither.errors import SpecError
 from dither.experiment import build
 from dither.experiment.report import load
 from dither.spec import Spec
@@ -49,6 +50,11 @@ TINY = {
 }
 
 
+def silent():
+    """The example, as if it released nothing."""
+    return FILE.read_text().replace("algorithm._replace(", "algorithm._replace(releases=lambda info: (),")
+
+
 def test_the_example_is_calibrated_to_a_proven_epsilon(name):
     spec = Spec().with_values({"method": name, **TINY})
     experiment = build.build_experiment(spec)
@@ -63,10 +69,18 @@ def test_a_file_that_is_edited_during_a_run_changes_no_proof(name, tmp_path):
     file.write_text(FILE.read_text())
     experiment = build.build_experiment(Spec().with_values({"method": str(file), **TINY}))
     before = experiment.accountant(missing=1).epsilon("sum"), build.claim_after(experiment, 3)
-    silent = FILE.read_text().replace("algorithm._replace(", "algorithm._replace(releases=lambda info: (),")
-    file.write_text(silent.replace('"no claim"', '"another"'))
+    file.write_text(silent().replace('"no claim"', '"another"'))
     assert (experiment.accountant(missing=1).epsilon("sum"), build.claim_after(experiment, 3)) == before
     assert before[0] > 0
+
+
+def test_a_method_that_releases_nothing_is_refused_by_name(tmp_path):
+    file = tmp_path / "silent.py"
+    file.write_text(
+        FILE.read_text().replace("algorithm._replace(", "algorithm._replace(releases=lambda info: (),")
+    )
+    with pytest.raises(SpecError, match=r"silent\.py' releases nothing: `releases` must return"):
+        build.build_experiment(Spec().with_values({"method": str(file), **TINY}))
 
 
 def test_the_skeleton_of_contributing_runs_with_a_proven_epsilon(tmp_path):

@@ -11,7 +11,7 @@ from flax import nnx
 from dither import Model, Spec, models
 from dither.errors import SpecError
 from dither.models import adapters
-from dither.spec import options
+from dither.spec import code
 
 IMAGES = adapters.Shape((6, 5, 1), 3)
 TABLE = adapters.Shape((4,), 2)
@@ -160,7 +160,7 @@ def test_a_name_finds_its_file_or_its_object(tmp_path):
     given = Spec().with_values({"model.name": models.softmax(4, 3)})
     assert given.model.name.startswith("object:")
     found = models.from_spec(given.model, 4, 3, ())
-    assert found.apply is options.registered_model(given.model.name).apply
+    assert found.apply is code.registered_model(given.model.name).apply
     assert not found.convex  # what proofs rest on is not taken from a user's word
     assert not found.layers
     with pytest.raises(SpecError, match="given as a Python object"):

@@ -174,6 +174,13 @@ def test_capped_poisson_is_the_same_batch_and_states_its_truncation():
     assert meaning.truncation == pytest.approx(stats.binom.sf(capped.width, 400, 8 / 400))
 
 
+@pytest.mark.parametrize(("trials", "rate"), [(400, 0.02), (7, 0.5), (3, 1e-14), (5, 1.0)])
+def test_the_cap_is_the_least_that_is_rarely_exceeded(trials, rate):
+    least = sampling._rarely_above(trials, rate)
+    assert stats.binom.sf(least, trials, rate) <= 1e-12
+    assert least == 0 or stats.binom.sf(least - 1, trials, rate) > 1e-12
+
+
 def test_a_public_rate_is_the_coin_of_every_client_whatever_its_count():
     sizes = np.array([100, 400])
     sampler = sampling.make("poisson-full", batch_size=20, local_steps=2, client_sizes=sizes, sampling_rate=0.1)

@@ -241,3 +241,11 @@ def test_bounds_over_a_grid():
     epsilon = sc.epsilon_of_noise(FIG4._replace(schedule=noise, alpha_mode="optimised"), **SPENT)
     assert bound.total.shape == epsilon.shape == (200, 200)
     assert np.all(np.isfinite(bound.total))
+
+
+@pytest.mark.parametrize("scheme", [1, 2])
+def test_before_its_noise_falls_a_schedule_is_that_of_constant_noise(scheme):
+    waiting = FIG4._replace(schedule=NoiseScheme(scheme, 30, 5, decay=0.9, decay_start=30))
+    constant = FIG4._replace(schedule=NoiseScheme(0, 30, 5))
+    for formula in (sc.max_alpha, sc.leakage_slope):
+        assert formula(waiting, initial_variance=8.0) == pytest.approx(formula(constant, initial_variance=8.0))

@@ -49,3 +49,5 @@ def test_errors_name_the_value():
         methods.check_positive(epsilon=[1.0, -2.0])
     with pytest.raises(SpecError, match=r"cohort_size=5 exceeds num_clients=4"):
         methods.check_cohort([1, 5], 4)
+    with pytest.raises(SpecError, match=r"delta=1 must lie"):
+        methods.check_delta([0.5, 1.0])

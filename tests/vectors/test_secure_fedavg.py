@@ -127,6 +127,8 @@ def test_eq8_condition_flips_at_its_limit():
 def test_amplification_stays_finite_for_huge_epsilon():
     assert sf.amplified_epsilon(base_epsilon=1e5, inclusion=0.01) == pytest.approx(1e5 + np.log(0.01))
     assert sf.base_epsilon_exact(epsilon=1e5, inclusion=0.01) == pytest.approx(1e5 - np.log(0.01))
+    with pytest.raises(SpecError, match="inclusion=0 must be"):
+        sf.base_epsilon_exact(epsilon=1.0, inclusion=0.0)
 
 
 def test_theorem1_terms_add_up_and_noise_falls_with_epsilon():

@@ -160,11 +160,7 @@ class Audit(Overview):
 
 
 def report_row(
-    result: AttackResult,
-    experiment: Experiment,
-    proven: list[ProvenRow],
-    claim: dict[str, Any],
-    confidence: float,
+    result: AttackResult, experiment: Experiment, proven: list[ProvenRow], claim: dict[str, Any], confidence: float
 ) -> AuditRow:
     """A result with what is proved for the same view, and the verdict."""
     adjacency, delta = experiment.spec.adjacency, experiment.spec.privacy.delta

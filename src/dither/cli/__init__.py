@@ -26,16 +26,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-runs.register(app)
-sweeping.register(app)
-federations.register(app)
-plans.register(app)
-reproductions.register(app)
-privacy.register(app)
-webpage.register(app)
-doctor.register(app)
-app.add_typer(datasets.app, name="data")
-
+COMMANDS = (
+    *(runs.run, runs.presets, runs.keys, runs.evaluate, runs.predict, sweeping.sweep),
+    *(federations.serve, federations.join, plans.plan, reproductions.reproduce),
+    *(privacy.stats, privacy.check, privacy.statement, privacy.account, privacy.audit, webpage.web, doctor.doctor),
+)
+GROUPS = {"federation": federations.app, "budget": privacy.budget, "data": datasets.app}
 # How `dither --help` groups them.
 PANELS = {
     "Train": ("run", "sweep", "evaluate", "predict", "presets", "keys", "data"),
@@ -44,10 +40,10 @@ PANELS = {
     "A real federation": ("serve", "join", "federation"),
 }
 _PANEL = {name: panel for panel, names in PANELS.items() for name in names}
-for _command in app.registered_commands:
-    _command.rich_help_panel = _PANEL.get(_command.callback.__name__ if _command.callback else "")
-for _group in app.registered_groups:
-    _group.rich_help_panel = _PANEL.get(_group.name or "")
+for _command in COMMANDS:
+    app.command(rich_help_panel=_PANEL.get(_command.__name__))(_command)
+for _name, _group in GROUPS.items():
+    app.add_typer(_group, name=_name, rich_help_panel=_PANEL.get(_name))
 
 
 def main() -> None:

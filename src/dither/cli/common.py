@@ -64,14 +64,29 @@ def presets(incomplete: str) -> list[str]:
 
 
 def spec_from(what: str | None, resume: Path | None, settings: list[str] | None, seed: int | None) -> Any:
+    """The spec that a command names; for your own records without a method, what Dither chooses."""
+    spec = source_from(what, resume, settings, seed)
+    if isinstance(spec, dict):
+        from dither.experiment.defaults import choose
+
+        return choose(spec).spec
+    return spec
+
+
+def source_from(what: str | None, resume: Path | None, settings: list[str] | None, seed: int | None) -> Any:
+    """A spec, or the values that are given where Dither chooses the others."""
     from dither.experiment.folder import RunFolder
     from dither.spec import Spec, parse_setting
 
     continued = resume is not None and what is None
-    spec = RunFolder.open(resume).spec() if continued and resume else Spec.from_any(what or "adult")
     values = dict(parse_setting(each) for each in settings or [])
     if seed is not None:
         values["seed"] = seed
+    given = None if continued else Spec.given(what or "adult")
+    if given is not None and (given := {**given, **values}).get("data.path") and "method" not in given:
+        Spec.from_any({"num_clients": 0, "cohort_size": 1, **given})  # refuses mistakes before JAX is imported
+        return given
+    spec = RunFolder.open(resume).spec() if continued and resume else Spec.from_any(what or "adult")
     return spec.with_values(values)
 
 

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import typer
-
 from dither.cli.common import Json, LedgerFile, Quiet, print_table
 from dither.errors import DitherError
 from dither.types import __version__
@@ -132,8 +130,3 @@ def _ledger(path: Path | None) -> list[Finding]:
         return [Finding("ledger", True, f"{file}: {len(book.datasets())} data sets, intact")]
     except DitherError as error:
         return [Finding("ledger", False, str(error))]
-
-
-def register(app: typer.Typer) -> None:
-    """Add this command to the program."""
-    app.command()(doctor)

@@ -464,10 +464,3 @@ def _term_as_interrupt() -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, interrupt)
-
-
-def register(main: typer.Typer) -> None:
-    """Add these commands to the program."""
-    main.command()(serve)
-    main.command()(join)
-    main.add_typer(app, name="federation")

@@ -296,8 +296,3 @@ def _alternatives(plan: Plan) -> list[dict[str, Any]]:
         | {"learning rate": "" if rates is None else f"{rates[number]:.4g}"}
         for number in sorted(one_off, key=lambda number: total[number])[:9]
     ]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the program."""
-    app.command()(plan)

@@ -137,8 +137,3 @@ def _print_claims(claims: Sequence[JudgedCriterion]) -> None:
 def _coloured(status: str) -> str:
     colour = _COLOURS.get(status)
     return f"[{colour}]{status}[/]" if colour else status
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the program."""
-    app.command()(reproduce)

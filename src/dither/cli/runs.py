@@ -8,7 +8,7 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -32,9 +32,12 @@ from dither.cli.common import (
     print_table,
     several,
     short,
-    spec_from,
+    source_from,
 )
 from dither.errors import BudgetExhausted, SpecError
+
+if TYPE_CHECKING:
+    from dither.experiment.report import Report
 
 DIVERGED_EXIT_CODE = 7  # of a run whose model is worthless, as public test records show; its files are kept
 
@@ -44,10 +47,13 @@ def run(
     what: Annotated[
         str | None,
         typer.Argument(
-            metavar="PRESET | SPEC.toml", help="What to run (default: adult).", autocompletion=common.presets
+            metavar="PRESET | SPEC.toml | TABLES",
+            help="What to run (default: adult). TABLES: your own table, or a folder or 'pattern' of tables.",
+            autocompletion=common.presets,
         ),
     ] = None,
     settings: Settings = None,
+    label: Annotated[str, typer.Option(metavar="COLUMN", help="Label column of TABLES.")] = "",
     seed: Annotated[
         int | None, typer.Option(help="Seed for the partition, model, cohorts, batches and noise.")
     ] = None,
@@ -75,7 +81,9 @@ def run(
 
         with several(processes, process, coordinator, silent=quiet):
             train.run(what or "adult", data_dir=data_dir)  # the spec of process 0 counts; exits after the rounds
-    spec = spec_from(what, resume, settings, seed)  # refuses mistakes before JAX is imported
+    if label:
+        settings = [*(settings or []), f"data.label={label}"]
+    spec = source_from(what, resume, settings, seed)  # refuses mistakes before JAX is imported
     from dither.experiment import train
 
     view = RunProgress(silent=quiet or as_json)
@@ -152,17 +160,34 @@ def keys(
 
 def evaluate(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.")],
-    data: Annotated[Path, typer.Option("--data", help="Records with labels: CSV, Parquet, npz or a folder.")],
+    data: Annotated[
+        list[Path],
+        typer.Option(
+            "--data", help="Records with labels: CSV, Parquet, npz or a folder; with --epsilon also several."
+        ),
+    ],
+    epsilon: Annotated[
+        float | None, typer.Option(help="Score privately with this ε, one file for each institution.")
+    ] = None,
+    delta: Annotated[float, typer.Option(help="δ of that ε.")] = 1e-5,
+    ledger: LedgerFile = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Print the scores of a trained run on a file, beside those of a constant. They are exact: do not publish
-    them."""
+    """Print the scores of a trained run on a file, beside those of a constant. Without --epsilon they are exact:
+    do not publish them."""
     from dither.experiment.metrics import NAMES
     from dither.experiment.report import load
 
     trained = load(run_folder)
-    evaluated = trained.evaluate(data)
+    if epsilon is not None:
+        _evaluate_privately(trained, data, (epsilon, delta), ledger, as_json=as_json, quiet=quiet)
+        return
+    if len(data) > 1:
+        raise SpecError(
+            f"--data was given {len(data)} times; exact scores are of one file, private ones need --epsilon"
+        )
+    evaluated = trained.evaluate(data[0])
     if as_json:
         typer.echo(json.dumps({**evaluated.to_dict(), "local": True}))
         return
@@ -182,7 +207,39 @@ def evaluate(
         ]
         print_table(counts, quiet=quiet)
     if not quiet:
-        typer.echo(f"{LOCAL}: exact scores of {data.name}, which no ε covers")
+        typer.echo(f"{LOCAL}: exact scores of {data[0].name}, which no ε covers")
+
+
+# reason: one parameter an option, as Typer has it
+def _evaluate_privately(
+    trained: Report,
+    data: list[Path],
+    budget: tuple[float, float],
+    ledger: Path | None,
+    *,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    from dither.accounting.ledger import Ledger
+    from dither.experiment.evaluation import evaluate_privately
+    from dither.experiment.statistics import charge
+
+    epsilon, delta = budget
+    for file in data:
+        trained.outputs(file)  # mistakes show before anything is charged
+    charge(Ledger(ledger or Ledger.default_path()), data, epsilon, delta, what="evaluation")
+    result = evaluate_privately(trained, data, epsilon=epsilon, delta=delta)
+    if as_json:
+        typer.echo(result.to_json())
+        return
+    spread = result.records.high - result.records.value
+    print_table(
+        result.rows(),
+        quiet=quiet,
+        title=f"{result.records.value:,.0f} ± {spread:,.0f} records",
+        footer=f"proven ε = {epsilon:g}, δ = {delta:g}, zero-out, against a server that sees every institution's "
+        "counts; intervals of 95% include the noise",
+    )
 
 
 def predict(
@@ -212,9 +269,3 @@ def predict(
         typer.echo(json.dumps({"predictions": len(rows), "file": str(out)}))
     elif not quiet:
         typer.echo(f"{len(rows)} predictions in {out}")
-
-
-def register(app: typer.Typer) -> None:
-    """Add these commands to the program."""
-    for command in (run, presets, keys, evaluate, predict):
-        app.command()(command)

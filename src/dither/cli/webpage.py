@@ -117,8 +117,3 @@ def _exit_at_once() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
-
-
-def register(app: typer.Typer) -> None:
-    """Add this command to the program."""
-    app.command()(web)

@@ -103,6 +103,21 @@ def read_arrays(path: StrPath, *, label: Label, labels: str = "required") -> Enc
     return Encoded(x, label_numbers(part.y, label, path.name), _feature_names(x.shape[1]))
 
 
+def arrays_in_memory(x: Any, y: Any, groups: Any, options: ArrayOptions) -> Dataset:
+    """A data set of arrays that were given in Python."""
+    x, y = np.asarray(x), np.asarray(y)
+    _check_shapes(x, y, "data", "X", "y")
+    if len(x) == 0:
+        raise DataError("data: array 'X' is empty; at least one record is needed")
+    groups = None if groups is None else np.asarray(groups)
+    if groups is not None and groups.shape != y.shape:
+        raise DataError(f"data: groups has shape {groups.shape} for {len(y):,} records; give one per record")
+    dataset = _assemble(_Part("data", x, y, groups), None, _in_memory, None, options)
+    hashes = hash_arrays(x, y)
+    digest = hashlib.sha256(np.sort(hashes[0]).tobytes()).hexdigest()
+    return dataset._replace(record_hashes=hashes, ledger_digest=digest)
+
+
 def hash_npz(path: Path) -> np.ndarray:
     """The hash of each record of a .npz file (`data.hashing`), test records included."""
     return _hash_npz(_open_npz(existing_file(path)), path.name)

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from dither.data.arrays import ArrayOptions, hash_folder, hash_npz, load_folder, load_npz, read_idx
+from dither.data.arrays import (
+    ArrayOptions,
+    arrays_in_memory,
+    hash_folder,
+    hash_npz,
+    load_folder,
+    load_npz,
+    read_idx,
+)
 from dither.data.dataset import (
     Dataset,
     Source,
@@ -274,6 +282,7 @@ def load(
     progress: Progress | None = None,
     task: str = "auto",
     label_bounds: Sequence[float] = (),
+    records: Any = None,
 ) -> Dataset:
     """Load a data set by its `name`, or a user's own file by its `path` (.csv, .parquet, .npz, a folder of .npy).
     A folder, a pattern (`data/*.csv`) or a list of tables has one file for each institution.
@@ -288,7 +297,12 @@ def load(
     progress             is called with one short line for each step that takes time
     task                 "classification", "regression", or "auto": as the schema says, or by the label's values
     label_bounds         public bounds of the label, for regression
+    records              instead of a path: a DataFrame, a list or mapping of them (one for each institution), or
+                         arrays (x, y) or (x, y, groups)
     """
+    if records is not None:
+        options = TableOptions(encoding, features, group_column, test_fraction, seed, task, tuple(label_bounds))
+        return _checked(_load_records(records, test_path, label, schema, options), task)
     if bool(name) == bool(path):
         given = f"both name={name!r} and path={str(path)!r}" if name else "neither name nor path"
         raise DataError(f"{given} given; give exactly one")
@@ -398,6 +412,43 @@ def _load_own_tables(
         except DataError as error:
             raise DataError(f"{file.name!r}: {error}") from None
     dataset = dataset_from_sources(sources, tables, test, agreed, options)
+    return dataset._replace(notes=(*dataset.notes, *notes))
+
+
+def _load_records(
+    records: Any, test_path: StrPath, label: str, schema: Schema | StrPath, options: TableOptions
+) -> Dataset:
+    """Records that were given in Python. A ledger knows them by the hashes of the records, in any order."""
+    import pandas as pd
+
+    if isinstance(records, tuple):
+        arrays = ArrayOptions(options.test_fraction, options.seed, options.task, options.label_bounds)
+        if len(records) not in (2, 3):
+            raise DataError(f"data is a tuple of {len(records)}; give arrays as (X, y) or (X, y, groups)")
+        x, y, groups = (*records, None)[:3]
+        return arrays_in_memory(x, y, groups, arrays)
+    tables = records if isinstance(records, Mapping) else None
+    if isinstance(records, list):
+        tables = {f"client {number}": table for number, table in enumerate(records)}
+    frames = [records] if tables is None else list(tables.values())
+    if not frames or not all(isinstance(frame, pd.DataFrame) for frame in frames):
+        raise DataError(
+            f"data is a {type(records).__name__}; give a pandas DataFrame, a list or mapping of them (one for "
+            "each institution), or arrays as a tuple (X, y) or (X, y, groups)"
+        )
+    frames = [frame.rename(columns=str).reset_index(drop=True) for frame in frames]
+    files = [Path(str(name)) for name in tables or {"data": None}]
+    frame = frames[0] if schema else join_tables(files, frames)
+    agreed, notes = _own_schema(frame, "data", label, schema, options)
+    test = read_table(test_path) if test_path else None
+    hashes = [hash_table(frame) for frame in frames]
+    digests = [hashlib.sha256(np.sort(each[0]).tobytes()).hexdigest() for each in hashes]
+    if tables is None:
+        dataset = dataset_from_tables("data", frame, test, agreed, options)
+        dataset = dataset._replace(record_hashes=hashes[0], ledger_digest=digests[0])
+    else:
+        sources = [Source(*each) for each in zip(map(str, tables), files, hashes, digests, strict=True)]
+        dataset = dataset_from_sources(sources, frames, test, agreed, options)
     return dataset._replace(notes=(*dataset.notes, *notes))
 
 

@@ -188,11 +188,13 @@ MISSING_GROUP = "(missing)"
 
 
 class Source(NamedTuple):
-    """One institution's file among several: the client's name, the file, and the hash of each record."""
+    """One institution's file among several: the client's name, the file, and the hash of each record. Of records
+    that were given in Python, `digest` is that of all of them."""
 
     name: str
     path: Path
     record_hashes: np.ndarray
+    digest: str = ""
 
 
 class Dataset(NamedTuple):

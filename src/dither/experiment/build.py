@@ -29,7 +29,7 @@ from dither.secagg.encoding import FixedPoint
 from dither.simulation import devices, distributed, engine, streaming
 from dither.simulation.aggregation import Aggregation
 from dither.simulation.arrays import ONE_DEVICE, Shards, aligned
-from dither.spec import MODELS, Spec
+from dither.spec import IN_MEMORY, MODELS, Spec
 from dither.types import Claim, Prepared, PrivacyPlan, RoundInfo
 
 
@@ -334,7 +334,13 @@ def _smoothness(experiment: Experiment) -> float | None:
     if spec.batch_sampling.startswith("poisson"):
         # The method may have set its own batch size: what it releases says which.
         first = RoundInfo(0, 0, int(experiment.partition.size[0]), spec.cohort_size)
-        batch_size = experiment.prepared.releases(first)[0].sampling.batch_size
+        releases = experiment.prepared.releases(first)
+        if not releases:
+            raise SpecError(
+                f"method={spec.method!r} releases nothing: `releases` must return a `Release` for everything that "
+                "leaves a client, with noise_std=0.0 where there is no noise"
+            )
+        batch_size = releases[0].sampling.batch_size
         sampler = sampling.make(
             spec.batch_sampling,
             batch_size=batch_size,
@@ -382,12 +388,17 @@ def _prepared(
     return prepared._replace(caveats=(*prepared.caveats, caveat))
 
 
-def load_data(spec: Spec, *, data_dir: str | Path | None = None, stream: str = "") -> data.Dataset:
-    """The spec's data set, encoded. `stream` is used instead of data.stream."""
+def load_data(
+    spec: Spec, *, data_dir: str | Path | None = None, stream: str = "", records: Any = None
+) -> data.Dataset:
+    """The spec's data set, encoded. `stream` is used instead of data.stream, `records` instead of a file."""
     d = spec.data
+    if d.path == IN_MEMORY and records is None:
+        raise SpecError("the records of this run were given in Python; give them again: dither.run(..., data=...)")
     dataset = data.load(
         "" if d.path else d.name,
-        path=d.paths,
+        path=d.paths if records is None else "",
+        records=records,
         test_path=d.test_path,
         label=d.label,
         schema=d.schema,

@@ -147,7 +147,7 @@ def _number_metrics(predicted: np.ndarray, labels: np.ndarray) -> dict[str, floa
     return {name: float(value) for name, value in found.items()}
 
 
-def _probabilities(scores: np.ndarray) -> np.ndarray:
+def probabilities_of(scores: np.ndarray) -> np.ndarray:
     """Class probabilities `[n, classes]`, in float64: float32 reaches 0 and 1, where the log loss ends."""
     from scipy.special import softmax
 
@@ -168,7 +168,7 @@ def evaluate(
     from dither import models
 
     if label_bounds is None:
-        return classification_scores(_probabilities(scores.astype(np.float64)), y, classes)
+        return classification_scores(probabilities_of(scores.astype(np.float64)), y, classes)
     low, high = label_bounds
     predicted = np.nan_to_num(np.asarray(models.predict(scores, model.task)), nan=0.5)
     return regression_scores(low + (high - low) * predicted, low + (high - low) * y)

@@ -26,8 +26,8 @@ from dither.errors import DamagedFile, DataError, RunExists, SpecError, did_you_
 from dither.experiment.advice import Advice
 from dither.experiment.folder import RunFolder, to_json
 from dither.experiment.metrics import TestScores, evaluate
-from dither.spec import Spec
-from dither.spec.options import model_file, register_model
+from dither.spec import Spec, model_file
+from dither.spec.code import register_model
 from dither.types import Claim
 
 if TYPE_CHECKING:
@@ -557,16 +557,20 @@ class Report(Overview):
 
     def evaluate(self, path: str | Path) -> Evaluated:
         """Scores on a file with labels: exact, and so local, not private."""
+        scores, y = self.outputs(path)
+        loss = float(np.mean(np.asarray(self.model.loss(scores, y))))
+        bounds = self.label.bounds
+        return Evaluated(loss, evaluate(self.model, scores, y, classes=self.classes, label_bounds=bounds))
+
+    def outputs(self, path: str | Path) -> tuple[np.ndarray, np.ndarray]:
+        """What the model says of each record of a file with labels, and the encoded labels."""
         outputs, labels = [], []
         for encoded in self._pieces(path, labels="required"):
             if encoded.y is None:
                 raise DataError(f"{str(path)!r} has no labels to evaluate on")
             outputs.append(np.asarray(self.model.apply(self.params, self._check_width(encoded.x))))
             labels.append(encoded.y)
-        scores, y = np.concatenate(outputs), np.concatenate(labels)
-        loss = float(np.mean(np.asarray(self.model.loss(scores, y))))
-        bounds = self.label.bounds
-        return Evaluated(loss, evaluate(self.model, scores, y, classes=self.classes, label_bounds=bounds))
+        return np.concatenate(outputs), np.concatenate(labels)
 
     def _scores(self, features: Any) -> Any:
         if isinstance(features, np.ndarray | list):

@@ -184,13 +184,13 @@ def check(tables: Sequence[pd.DataFrame], epsilon: float, delta: float, columns:
     _columns(tables, columns)
 
 
-def charge(ledger: Ledger, files: Sequence[Path], epsilon: float, delta: float) -> None:
-    """Charge the statistics to the account of every file. `BudgetExhausted` says that one cannot pay; those before
-    it stay charged."""
+def charge(ledger: Ledger, files: Sequence[Path], epsilon: float, delta: float, what: str = "statistics") -> None:
+    """Charge private statistics to the account of every file. `BudgetExhausted` says that one cannot pay; those
+    before it stay charged."""
     from dither.accounting.ledger.runs import EVERY_RECORD, data_id
     from dither.data import hash_records
 
-    run = f"statistics-{os.urandom(16).hex()}"
+    run = f"{what}-{os.urandom(16).hex()}"
     asked = [Charge(EVERY_RECORD, [((release(epsilon, delta),), 1)])]
     for file in files:
         dataset = data_id(ledger, path=str(file))

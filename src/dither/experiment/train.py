@@ -32,6 +32,7 @@ from dither.experiment.build import (
     designs,
     engine_options,
     facts,
+    load_data,
     origin,
     planned_rounds,
     rounding,
@@ -39,6 +40,7 @@ from dither.experiment.build import (
     stop_reason,
     tolerated,
 )
+from dither.experiment.defaults import choose
 from dither.experiment.folder import Checkpoint, RunFolder, lock, to_json, write_text
 from dither.experiment.report import (
     DiskReads,
@@ -56,8 +58,8 @@ from dither.simulation.aggregation import Aggregation
 from dither.simulation.arrays import Shards
 from dither.simulation.devices import Clock
 from dither.simulation.streaming import Streamed
-from dither.spec import Spec
-from dither.spec.options import file_content, model_file, register_model
+from dither.spec import Spec, model_file
+from dither.spec.code import file_content, register_model
 from dither.types import Params, __version__
 
 CHECKPOINT_SECONDS = 5.0
@@ -75,6 +77,8 @@ class RunOptions(NamedTuple):
     checkpoint_seconds: float = CHECKPOINT_SECONDS
     on_start: Callable[[Experiment, Path, int], None] | None = None
     on_evaluation: Callable[[dict[str, Any]], None] | None = None
+    records: Any = None
+    note: str = ""  # for the report
 
 
 # reason: the library's main entry point; every parameter but the spec is a keyword with a default
@@ -91,11 +95,16 @@ def run(
     on_start: Callable[[Experiment, Path, int], None] | None = None,
     on_evaluation: Callable[[dict[str, Any]], None] | None = None,
     model: Any = None,
+    data: Any = None,
 ) -> Report:
     """Train a spec (a preset's name, a TOML file, a mapping or a `Spec`) and leave a run folder.
 
     `values` are dotted keys put on top of the spec. `model` is one of your own in place of model.name: a
     `dither.Model`, an Equinox, Flax or PyTorch module, or a function that returns one.
+
+    `data` are records in place of data.path: a pandas DataFrame, a list or mapping of them (one for each
+    institution), or arrays (X, y) or (X, y, groups). Where your own records come without a method, Dither chooses
+    what is not given (`defaults.defaults_for`).
 
     `resume` continues a folder that was interrupted: the outcome is bit for bit that of an uninterrupted run on
     the same device and versions. It keeps as many devices as it was begun on, and its records where they were (in
@@ -108,7 +117,9 @@ def run(
     Among several processes (`simulation.distributed`) each calls this. Process 0's spec counts, and process 0
     alone writes and returns; the others exit when the rounds are done.
     """
-    options = RunOptions(out, resume, data_dir, ledger, new_ledger, checkpoint_seconds, on_start, on_evaluation)
+    options = RunOptions(
+        out, resume, data_dir, ledger, new_ledger, checkpoint_seconds, on_start, on_evaluation, data
+    )
     if model is not None:
         name = register_model(model, "" if resume is None else RunFolder.open(resume).spec().model.name)
         values = {**(values or {}), "model.name": name}
@@ -119,9 +130,11 @@ def run(
 def _run(
     spec: Spec | str | Path | Mapping[str, Any], values: Mapping[str, Any] | None, options: RunOptions
 ) -> Report:
-    clock = Clock()
+    clock, dataset = Clock(), None
     if distributed.leading():
-        spec, path, shared = _resolve(spec, values, options.out, options.resume)
+        spec, dataset, note = choose(spec, values, records=options.records, data_dir=options.data_dir)
+        options = options._replace(note=note)
+        path, shared = _place(spec, options.out, options.resume)
         distributed.broadcast(shared)
     else:
         shared, path = distributed.broadcast({}), Path()
@@ -132,7 +145,9 @@ def _run(
     with clock("start_up"):
         begun: dict[str, Any] = shared["begun"]
         kept = next((stream for stream, way in _WAYS.items() if way == begun.get("records")), "")
-        experiment = build_experiment(spec, data_dir=options.data_dir, stream=kept)
+        if dataset is None and options.records is not None:
+            dataset = load_data(spec, records=options.records)
+        experiment = build_experiment(spec, data_dir=options.data_dir, dataset=dataset, stream=kept)
         shards = check(experiment, begun)  # before there is a folder
         if begun.get("model_digest", "") != experiment.model_digest and begun:
             raise RunExists(
@@ -166,24 +181,18 @@ def _run(
         return train(experiment, folder, shards, account, clock, options)
 
 
-def _resolve(
-    spec: Spec | str | Path | Mapping[str, Any],
-    values: Mapping[str, Any] | None,
-    out: str | Path | None,
-    resume: str | Path | None,
-) -> tuple[Spec, Path, dict[str, Any]]:
-    """The spec, the folder, and what process 0 tells the others of them."""
-    spec = Spec.from_any(spec).with_values(values or {})
+def _place(spec: Spec, out: str | Path | None, resume: str | Path | None) -> tuple[Path, dict[str, Any]]:
+    """The folder, and what process 0 tells the others of it and of the spec."""
     shared = {"spec": spec.to_toml(), "begun": {}, "complete": False}
     if resume is None:
         path = Path(out) if out is not None else default_folder(spec)
         refuse_taken(path)
-        return spec, path, shared
+        return path, shared
     folder = RunFolder.open(resume)
     _check_spec(folder, spec)
     finished = Report.read(resume)
     complete = finished is not None and not finished.stopped
-    return spec, folder.path, {**shared, "begun": folder.provenance(), "complete": complete}
+    return folder.path, {**shared, "begun": folder.provenance(), "complete": complete}
 
 
 def spending(
@@ -191,7 +200,8 @@ def spending(
 ) -> Spending | JointSpending | None:
     """The run's account in a ledger, or None for a set of the catalogue without one."""
     spec = experiment.spec
-    if ledger is None and not spec.data.path:
+    if ledger is None and not spec.private:
+        check_public(experiment)
         return None
     if experiment.plan.assumed:
         raise SpecError(
@@ -232,11 +242,24 @@ def spending(
     return accounts[0] if len(accounts) == 1 else JointSpending(accounts)
 
 
+def check_public(experiment: Experiment) -> None:
+    """`SpecError` where records that are declared public are in the user's ledger: those were private."""
+    if not experiment.spec.data.public or not Ledger.default_path().is_file():
+        return
+    book, dataset = Ledger(Ledger.default_path()), experiment.dataset
+    places = [(str(source.path), source.digest) for source in dataset.sources]
+    for path, digest in places or [(experiment.spec.data.path, dataset.ledger_digest)]:
+        if data_id(book, path=path, digest=digest) in book.datasets():
+            raise SpecError(
+                f"data.public is set, but {path!r} was charged to {str(book.path)!r} as private; leave it out"
+            )
+
+
 def _identified(experiment: Experiment, book: Ledger, *, new_ledger: bool) -> list[str]:
     """The ledger's ids of the records: one for each file, after saying which records it holds."""
     spec, dataset = experiment.spec, experiment.dataset
     if dataset.sources:
-        ids = [data_id(book, path=str(source.path)) for source in dataset.sources]
+        ids = [data_id(book, path=str(source.path), digest=source.digest) for source in dataset.sources]
         for each, source in zip(ids, dataset.sources, strict=True):
             rows = partial(np.asarray, source.record_hashes)
             name = f"{spec.data.id}/{source.name}" if spec.data.id else ""
@@ -440,6 +463,8 @@ def _account_for(recorder: _Recorder, outcome: _Outcome) -> Report:
         left_out = {names[i]: int(outcome.refused[i]) for i in np.flatnonzero(outcome.refused)}
         report = replace(report, refused=left_out)
         report = report.with_notes(f"updates that were not finite were left out: {left_out}")
+    if recorder.options.note:
+        report = report.with_notes(recorder.options.note)
     if outcome.sharing_note:
         report = report.with_notes(outcome.sharing_note)
     if outcome.stopped:
@@ -711,7 +736,9 @@ def _begun_before(folder: RunFolder, spec: Spec, num_rounds: int) -> None:
 
 def _data_caveats(spec: Spec) -> tuple[str, ...]:
     found = [] if spec.scored else [UNSCORED]
-    if spec.data.path and spec.source_of_randomness == "seeded":
+    if spec.data.public:
+        found.append("data.public: you declared these records public, so nothing was charged to a ledger")
+    if spec.private and spec.source_of_randomness == "seeded":
         found.append("seeded noise: a simulation, not a protection; anyone who knows the seed can subtract it")
     if spec.data.path and spec.compare:
         found.append("compare is for public data: nothing was trained without noise on your records")

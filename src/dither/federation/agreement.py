@@ -27,7 +27,7 @@ from dither.experiment.folder import read_checked, write_checked
 from dither.privacy import clipping
 from dither.secagg.roster import Rules
 from dither.simulation.arrays import Problem
-from dither.spec import MODELS, Spec, options
+from dither.spec import MODELS, Spec, code, method_available, model_file
 from dither.types import RoundInfo
 
 FORMAT = 1
@@ -95,7 +95,7 @@ class Agreement:
             raise FederationError("the agreement cannot be read: spec or schema is not a table")
         name = spec.get("method")
         advice = "approve a file of yours with --method FILE"
-        _require(options.is_available(name), f"names method {name!r}, which is not one of Dither's; {advice}")
+        _require(method_available(name), f"names method {name!r}, which is not one of Dither's; {advice}")
         _require_model(spec.get("model"))
         return cls(
             federation=_typed(received, "federation", str),
@@ -241,8 +241,8 @@ def _require(good: bool, otherwise: str) -> None:
 def _require_model(received: object) -> None:
     """`FederationError` unless the model is one of Dither's, or its file was approved here."""
     name = received.get("name") if isinstance(received, dict) else None
-    named = options.model_file(name) if isinstance(name, str) else None
-    good = name in MODELS or (named is not None and options.is_approved(named[0]))
+    named = model_file(name) if isinstance(name, str) else None
+    good = name in MODELS or (named is not None and code.is_approved(named[0]))
     _require(
         good, f"names model {name!r}, which is not one of Dither's; approve a file of yours with --model FILE"
     )
@@ -353,7 +353,7 @@ def federated_spec(spec: Spec, num_clients: int, name: str) -> Spec:
         raise SpecError("privacy.epsilon=inf is no number to agree on; for no noise set privacy.noise='none'")
     if spec.method.endswith(".py"):  # its content is what parties approve, not a path of the server's machine
         method_options = {f"method_options.{key}": value for key, value in spec.method_options.items()}
-        spec = spec.with_values({"method": options.approve(spec.method), **method_options})
+        spec = spec.with_values({"method": code.approve(spec.method), **method_options})
     spec = _approved_model(spec)
     values: dict[str, Any] = {
         "num_clients": num_clients,
@@ -366,7 +366,7 @@ def federated_spec(spec: Spec, num_clients: int, name: str) -> Spec:
         "data.name": name,
         "compare": False,
     }
-    files = ("path", "test_path", "test_public", "id", "label", "schema")
+    files = ("path", "public", "test_path", "test_public", "id", "label", "schema")
     for key in (*files, "partition", "column", "split", "records_per_client"):
         values[f"data.{key}"] = Spec.default(f"data.{key}")
     return spec.with_values(values)
@@ -376,11 +376,11 @@ def _approved_model(spec: Spec) -> Spec:
     """The spec with the file of its model named by content, as parties approve it."""
     if spec.model.name in MODELS:
         return spec
-    named = options.model_file(spec.model.name)
+    named = model_file(spec.model.name)
     if named is None:
         raise SpecError("a federation needs its model as a file that parties can read: 'my_model.py:factory'")
     file, factory = named
-    file = file if options.is_approved(file) else options.approve(file)
+    file = file if code.is_approved(file) else code.approve(file)
     return replace(spec, model=replace(spec.model, name=f"{file}:{factory}"))
 
 

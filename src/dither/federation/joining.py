@@ -21,7 +21,7 @@ from dither.federation import keys
 from dither.federation.agreement import Agreement, PartyData, approved_digest
 from dither.federation.party import Approve, Party
 from dither.federation.state import PartyStore
-from dither.spec import options
+from dither.spec import code
 from dither.types import __version__
 
 CLOCK_SECONDS = 10.0  # by more than this a SuperLink takes a node's signature for a replay
@@ -64,7 +64,7 @@ def join(
     with alone(folder):
         keys.check_party(folder)
         for path in files:
-            options.approve(path)
+            code.approve(path)
         own_ledger = Ledger(ledger or Ledger.default_path(), anchor=folder / "ledger-anchor.json")
         party = Party(
             folder,

@@ -4,12 +4,11 @@ A party is reached at an address of the transport, which it is asked for by a he
 identity key can answer that. A question stays open until it is answered, refused or the caller stops waiting; a
 party that connects anew is asked again, because it may have died with the question in its hands.
 
-`Transport` is how messages travel: Flower is one way (`federation.flower`), `LocalTransport` another.
+`Transport` is how messages travel; Flower is one way (`federation.flower`).
 """
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -43,40 +42,6 @@ class Transport(Protocol):
 
     def pause(self) -> None:
         """Wait a little."""
-
-
-class LocalTransport:
-    """Nodes in this process: each is a function from a message to its answer. None: it does not answer (yet)."""
-
-    def __init__(self, answer: Mapping[int, Callable[[bytes], bytes | None]]) -> None:
-        self.answer = dict(answer)
-        self.marks = dict.fromkeys(self.answer, "0")
-        self._open: dict[str, tuple[int, bytes]] = {}
-
-    def nodes(self) -> dict[int, str]:
-        return {address: self.marks[address] for address in self.answer}
-
-    def push(self, bodies: Mapping[int, bytes], *, ttl: float) -> dict[int, str]:
-        del ttl
-        ids = {}
-        for address, body in bodies.items():
-            if address in self.answer:
-                ids[address] = secrets.token_hex(8)
-                self._open[ids[address]] = (address, body)
-        return ids
-
-    def pull(self, ids: Collection[str]) -> list[tuple[str, bytes | None]]:
-        answers: list[tuple[str, bytes | None]] = []
-        for each in ids:
-            if each in self._open:
-                address, body = self._open.pop(each)
-                reply = self.answer[address](body) if address in self.answer else None
-                if reply is not None:
-                    answers.append((each, reply))
-        return answers
-
-    def pause(self) -> None:
-        pass
 
 
 class Failures(NamedTuple):

@@ -100,12 +100,7 @@ def pack(
 
 
 def unpack(
-    content: bytes,
-    *,
-    federation: str,
-    to: str,
-    keys: Mapping[str, bytes],
-    answers: str = "",
+    content: bytes, *, federation: str, to: str, keys: Mapping[str, bytes], answers: str = ""
 ) -> SignedMessage:
     """The message in these bytes, if one of `keys` (sender to public key) signed it for this receiver."""
     if not _HEAD.size + _SIGNATURE <= len(content) <= _MOST_BYTES:

@@ -102,10 +102,7 @@ class Party:
         quoted, asked = messages.digest(content), ""
         try:
             message = messages.unpack(
-                content,
-                federation=self.keyring.id,
-                to=self.name,
-                keys={messages.SERVER: self.keyring.server},
+                content, federation=self.keyring.id, to=self.name, keys={messages.SERVER: self.keyring.server}
             )
             asked = message.kind
             kind, fields, arrays = self._handle(message)

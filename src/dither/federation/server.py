@@ -42,8 +42,7 @@ from dither.federation.state import Journal
 from dither.secagg import encoding
 from dither.secagg import state as secagg_state
 from dither.secagg.server import ServerSession
-from dither.spec import Spec
-from dither.spec.options import approve, model_file
+from dither.spec import Spec, code, model_file
 from dither.types import __version__
 
 WAIT_SECONDS = 3600.0  # for parties to come and for their owners to agree
@@ -119,7 +118,7 @@ class Coordinator:
         self._asked_spec = spec
         for file in (spec.method, (model_file(spec.model.name) or ("",))[0]):
             if file.endswith(".py"):
-                approve(file)
+                code.approve(file)
         self._waits = ("", 0.0)  # for what, and since when
         self._told = ("", 0.0)  # what was said of it, and when
 

@@ -148,11 +148,7 @@ def _ask(run_folder: Path, spec: Spec) -> None:
 
 
 def _watch(
-    run_folder: Path,
-    start: Callable[[], None],
-    alive: Callable[[], bool],
-    on_event: Event,
-    processes: list[int],
+    run_folder: Path, start: Callable[[], None], alive: Callable[[], bool], on_event: Event, processes: list[int]
 ) -> None:
     """Start the coordinator, hand on what it says, and start it again where it dies, until it is done. `processes`
     receives the number of each coordinator's process: Flower starts them out of our reach."""

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dither.errors import SpecError
-from dither.spec import METHODS, Spec, options
+from dither.spec import METHODS, Spec, method_module
 from dither.types import Prepared, PrivacyPlan
 
 
@@ -44,7 +44,7 @@ class Method(NamedTuple):
 def method(name: str) -> Method:
     """The method of that name, or of a Python file."""
     if name not in METHODS:
-        return _method(options.module_of_file(name))
+        return _method(method_module(name))
     module, _, baseline = METHODS[name].module.partition(":")
     if baseline:
         return Method(getattr(import_module(module), f"prepare_{baseline}"))

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from dither.errors import SpecError, did_you_mean
-from dither.spec import MODELS, options
+from dither.spec import MODELS, code, model_file
 from dither.types import Array, Key, Params
 
 if TYPE_CHECKING:
@@ -57,9 +57,10 @@ def weighted_cross_entropy(weights: Sequence[float]) -> Loss:
 
 def huber(scores: Array, y: Array, *, delta: float) -> Array:
     """½r² of the residual r = score - label, continued linearly beyond ±delta."""
-    import optax
-
-    return optax.huber_loss(scores.reshape(y.shape), y.astype(scores.dtype), delta=delta)
+    residual = scores.reshape(y.shape) - y
+    inside = jnp.clip(residual, -delta, delta)
+    # Not Optax's form, whose derivative is (|r| - delta) + delta: for a large delta float32 makes 0 of it.
+    return inside * (residual - inside / 2)
 
 
 def squared(scores: Array, y: Array) -> Array:
@@ -320,12 +321,12 @@ def _own_model(spec: ModelSpec, num_features: int, num_classes: int, image_shape
     rest on is not taken from it: convexity, and that its layers and its loss keep records apart."""
     from dither.models import adapters
 
-    named = options.model_file(spec.name)
+    named = model_file(spec.name)
     if named is None:
-        source = options.registered_model(spec.name)
+        source = code.registered_model(spec.name)
     else:
         file, factory = named
-        module = options.module_of_content(file, options.file_content(file), (factory,), "model file")
+        module = code.module_of_content(file, code.file_content(file), (factory,), "model file")
         source = getattr(module, factory)
     shape = adapters.Shape(tuple(image_shape) or (num_features,), num_classes or 1)
     model = adapters.adapted(source, shape, spec.options)

@@ -18,6 +18,12 @@ from dither.errors import SpecError
 from dither.types import Array
 
 
+def check_modulus(bits: int) -> None:
+    """`SpecError` unless words have 32 or 64 bits."""
+    if bits not in (32, 64):
+        raise SpecError(f"modulus_bits={bits} is not one of 32, 64")
+
+
 class FixedPoint(NamedTuple):
     """How numbers become integers."""
 
@@ -28,8 +34,7 @@ class FixedPoint(NamedTuple):
 
     def check(self) -> FixedPoint:
         """Itself, or `SpecError` where a sum could overflow."""
-        if self.modulus_bits not in (32, 64):
-            raise SpecError(f"modulus_bits={self.modulus_bits} is not one of 32, 64")
+        check_modulus(self.modulus_bits)
         if not (np.isfinite(self.bound) and self.bound > 0):
             raise SpecError(f"bound={self.bound} must be a finite number above 0")
         # Compiled rounds clamp at the bound as float32, which may lie above it.

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from dither.errors import ProtocolAbort, SpecError
 from dither.secagg import graph, primitives
+from dither.secagg.encoding import check_modulus
 from dither.secagg.messages import (
     MAX_ATTEMPT,
     MAX_CLIENTS,
@@ -47,8 +48,7 @@ class Rules(NamedTuple):
 
     def check(self) -> Rules:
         """Itself, or `SpecError` where the rules protect nobody."""
-        if self.modulus_bits not in (32, 64):
-            raise SpecError(f"modulus_bits={self.modulus_bits} is not one of 32, 64")
+        check_modulus(self.modulus_bits)
         if not 0 <= self.colluders <= MAX_CLIENTS:
             raise SpecError(f"colluders={self.colluders} must lie in 0 to {MAX_CLIENTS}")
         if not self.colluders + 2 <= self.min_clients <= MAX_CLIENTS:

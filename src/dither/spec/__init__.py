@@ -5,6 +5,9 @@
 
 Every value is checked when a `Spec` is made: an unknown key, a value of the wrong type or out of range is a
 `SpecError` that names it. Checks that need the data (batch_size against a client's records) come later.
+
+Methods and their options are declared in methods.toml. A method in a Python file of yours declares its own:
+OPTIONS maps each name to `(default, help)` or to an `Option`.
 """
 
 from __future__ import annotations
@@ -12,19 +15,65 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import tomllib
+import types
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 from dither.errors import SpecError, did_you_mean
-from dither.spec.options import METHODS, Option, declared, model_file, register_model
+from dither.spec import code
 
 __all__ = ["METHODS", "Spec"]
 
+_MODEL_FILE = re.compile(r"(?P<file>.+\.py(#[0-9a-f]{64})?):(?P<factory>[A-Za-z_]\w*)")
+IN_MEMORY = "(in memory)"  # data.path of records that were given in Python
 _BETWEEN_FILES = "\n"  # of data.path, where it lists several
+
+
+class Option(NamedTuple):
+    """A key of the spec: its default, one line of help, and what its value must satisfy."""
+
+    default: Any
+    help: str
+    choices: tuple[Any, ...] = ()
+    above: float | None = None
+    at_least: float | None = None
+    below: float | None = None
+    at_most: float | None = None
+    traced: bool = False  # it only sets numbers: specs that differ in it share one compiled program
+
+    @property
+    def described(self) -> str:
+        """The help, with the choices."""
+        return self.help + (f" ({', '.join(map(str, self.choices))})" if self.choices else "")
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise `SpecError` with the value and what is allowed, unless it is."""
+        if self.choices and value not in self.choices:
+            raise SpecError(f"{name}={value!r} is not one of {', '.join(map(repr, self.choices))}")
+        if isinstance(value, float) and math.isnan(value):
+            raise SpecError(f"{name}={value} is not a number")
+        if self.above is not None and not value > self.above:
+            raise SpecError(f"{name}={value} must be above {self.above}")
+        if self.at_least is not None and not value >= self.at_least:
+            raise SpecError(f"{name}={value} must be at least {self.at_least}")
+        if self.below is not None and not value < self.below:
+            raise SpecError(f"{name}={value} must be below {self.below}")
+        if self.at_most is not None and not value <= self.at_most:
+            raise SpecError(f"{name}={value} must be at most {self.at_most}")
+
+
+class Declaration(NamedTuple):
+    """What a spec knows of a method: where its `prepare` is, its options, and whether its paper sums uploads by
+    secure aggregation."""
+
+    module: str
+    options: Mapping[str, Option]
+    aggregates: bool = False
 
 
 def _key(default: Any, help: str, choices: tuple[Any, ...] = (), **checks: Any) -> Any:
@@ -44,6 +93,9 @@ class DataSpec:
     )
     test_path: str = _key("", "your own test file; without it test_fraction of path is held out")
     test_public: bool = _key(False, "your own test records are public: only then is the model scored on them")
+    public: bool = _key(
+        False, "the records of path are public (your declaration): nothing is charged, and sweeps may use them"
+    )
     id: str = _key("", "your name for the records of path: the ledger charges files with the same name together")
     label: str = _key("", "label column of path")
     label_bounds: tuple[float, ...] = _key(
@@ -267,7 +319,7 @@ class Spec:
         """ "seeded" or "os": the value of `randomness` for this data, with "auto" resolved."""
         if self.randomness != "auto":
             return self.randomness
-        return "os" if self.data.path else "seeded"
+        return "os" if self.private else "seeded"
 
     @property
     def adjacency(self) -> str:
@@ -279,7 +331,12 @@ class Spec:
     @property
     def scored(self) -> bool:
         """Whether the test records are public: the catalogue's are, a user's own by declaration."""
-        return self.data.test_public or not (self.data.path or self.data.test_path)
+        return self.data.test_public or self.data.public or not (self.data.path or self.data.test_path)
+
+    @property
+    def private(self) -> bool:
+        """Whether the records are a user's own, and not declared public."""
+        return bool(self.data.path) and not self.data.public
 
     @property
     def aggregation(self) -> str:
@@ -326,7 +383,27 @@ class Spec:
             except UnicodeDecodeError:
                 raise SpecError(f"{str(path)!r} is not a text file in UTF-8") from None
             return cls.from_toml(text, where=str(path))
+        if path.suffix and str(source) not in preset_names():
+            beside = [each.name for each in path.parent.glob("*.toml")] if path.parent.is_dir() else []
+            hint = did_you_mean(path.name, beside) if beside else "; give a preset or a file that ends in .toml"
+            raise SpecError(f"no spec file {str(source)!r}{hint}")
         return cls.from_preset(str(source))
+
+    @staticmethod
+    def given(source: Spec | str | Path | Mapping[str, Any]) -> dict[str, Any] | None:
+        """The values that a mapping or a TOML file gives, by dotted key; of a path of records (a table, or a
+        folder or pattern of tables) that path. None for a `Spec` and for a preset, which are complete."""
+        if isinstance(source, Mapping):
+            return _flatten(source)
+        if isinstance(source, Spec) or str(source) in preset_names():
+            return None
+        path = Path(source).expanduser()
+        if path.suffix.lower() in (".csv", ".tsv", ".parquet", ".npz") or path.is_dir() or "*" in str(source):
+            return {"data.path": str(source)}
+        try:
+            return _flatten(tomllib.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError):
+            return None  # `from_any` says what is wrong
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values, complete."""
@@ -381,7 +458,7 @@ class Spec:
             elif key.startswith("model.options."):
                 model_options[key.removeprefix("model.options.")] = _plain(value)
             elif key == "model.name" and not isinstance(value, str):
-                sections.setdefault(head, {})[rest] = register_model(value)
+                sections.setdefault(head, {})[rest] = code.register_model(value)
             elif key not in _KEYS:
                 raise SpecError(f"unknown key {key!r}{did_you_mean(key, all_keys())}")
             elif rest:
@@ -466,6 +543,53 @@ def preset_title(name: str) -> str:
     return preset_text(name).splitlines()[0].lstrip("# ").strip()
 
 
+# Methods and models
+
+
+def _read_methods() -> dict[str, Declaration]:
+    text = files("dither").joinpath("spec", "methods.toml").read_text(encoding="utf-8")
+    methods = {}
+    for name, entry in tomllib.loads(text).items():
+        options = {
+            key: Option(**{**option, "choices": tuple(option.get("choices", ()))})
+            for key, option in entry.get("options", {}).items()
+        }
+        methods[name] = Declaration(entry["module"], options, entry.get("aggregates", False))
+    return methods
+
+
+METHODS = _read_methods()
+
+
+def declared(name: str) -> Declaration:
+    """The declaration of a method, by its name or in its Python file."""
+    if name in METHODS:
+        return METHODS[name]
+    module = method_module(name)
+    traced = getattr(module, "VALUES", ())
+    options = {key: Option(*entry) for key, entry in module.OPTIONS.items()}
+    options = {key: entry._replace(traced=entry.traced or key in traced) for key, entry in options.items()}
+    return Declaration(name, options, aggregates=getattr(module, "SECURE_AGGREGATION", False))
+
+
+def method_available(name: object) -> bool:
+    """Whether a method can be named without a path: it comes with Dither, or was approved here. Opens no file."""
+    return isinstance(name, str) and (name in METHODS or code.is_approved(name))
+
+
+def method_module(name: str) -> types.ModuleType:
+    """The module of a method's Python file, or of the content that was approved under that name."""
+    if not code.is_approved(name) and not name.endswith(".py"):
+        raise SpecError(f"unknown method={name!r}{did_you_mean(name, METHODS)}")
+    return code.module_of_content(name, code.file_content(name), ("prepare", "OPTIONS"), "method")
+
+
+def model_file(name: str) -> tuple[str, str] | None:
+    """The file and the factory of model.name = "my_model.py:factory"; None for other names."""
+    match = _MODEL_FILE.fullmatch(name)
+    return (match["file"], match["factory"]) if match else None
+
+
 # Checks
 
 
@@ -514,6 +638,8 @@ def _check_together(spec: Spec) -> None:
         raise SpecError(f"data.path={spec.data.path!r} needs data.label, the name of the label column")
     if not spec.data.path and not spec.data.name:
         raise SpecError("give data.name (dither data list) or data.path")
+    if spec.data.public and not spec.data.path:
+        raise SpecError("data.public is for your own records (data.path); those of the catalogue are public")
     if spec.data.test_path and spec.data.split == "per-client":
         raise SpecError("data.test_path with data.split='per-client' would train on the test file; leave one out")
     if spec.data.part != "all" and spec.data.public_fraction == 0:

@@ -18,12 +18,7 @@ import numpy as np
 from dither import accounting, data
 from dither.accounting.accountant import without_rates
 from dither.errors import DataError
-from dither.experiment.build import (
-    Experiment,
-    build_experiment,
-    claim_after,
-    planned_rounds,
-)
+from dither.experiment.build import Experiment, build_experiment, claim_after, planned_rounds
 from dither.experiment.plan import bounds as theory
 from dither.experiment.plan.bounds import estimate
 from dither.experiment.plan.candidates import INTEGER_KEYS, Candidate, clip_key, first_noise

@@ -297,12 +297,7 @@ def one_release(multiplier: float, clients: int, delta: float) -> dict[str, Any]
         )
     upload = accounting.gaussian_epsilon(1 / multiplier, delta)
     average = accounting.gaussian_epsilon(1 / (multiplier * math.sqrt(clients)), delta)
-    return {
-        "upload": upload,
-        "average": average,
-        "upload_odds": odds(upload),
-        "average_odds": odds(average),
-    }
+    return {"upload": upload, "average": average, "upload_odds": odds(upload), "average_odds": odds(average)}
 
 
 # Reports of `dither reproduce`: HTML pages, shown in a frame that can do nothing

@@ -22,17 +22,7 @@ from fastapi.concurrency import run_in_threadpool
 from dither.errors import DitherError
 from dither.experiment.folder import to_json
 from dither.experiment.report import Epsilon, LedgerCharge
-from dither.web.files import (
-    RunFiles,
-    SafeFolder,
-    entries,
-    fields,
-    number,
-    privacy_of,
-    read_run,
-    section,
-    text_of,
-)
+from dither.web.files import RunFiles, SafeFolder, entries, fields, number, privacy_of, read_run, section, text_of
 
 _STAMPED = ("spec.toml", "metrics.jsonl", "summary.json", "audit.json")
 _SPARK_POINTS = 32  # of the little curve

@@ -490,3 +490,24 @@ def test_shuffled_epochs_do_not_continue_over_runs(ledger):
     assert spent(ledger, **terms).epsilon == uses(7), "and so do epochs of another batch size"
     assert spent(ledger).epsilon == uses(7), "stated for a replacement, a blank costs as much"
     assert spent(ledger, adjacency="add/remove").epsilon == math.inf, "no such neighbours (G3)"
+
+
+def test_joined_data_sets_are_spent_as_one_and_the_joining_is_labelled(ledger, path):
+    ledger.charge("first", "d" * 16, all_of(["ann"], gaussian(), 5), rounds=(0, 5))
+    ledger.charge("second", "e" * 16, all_of(["ann", "bob"], gaussian(8.0), 4), rounds=(0, 4))
+    ledger.identify("e" * 16, name="d" * 16)
+    for each in (ledger, Ledger(path)):
+        for name in ("d" * 16, "e" * 16):
+            row = spent(each, dataset=name)
+            assert row.epsilon == pytest.approx(epsilon((gaussian(), 5), (gaussian(8.0), 4)), rel=1e-12)
+            assert (row.participations, row.runs) == (9, ("first", "second"))
+            assert "joined" in row.not_covered
+        assert spent(each, "bob", "d" * 16).epsilon == pytest.approx(epsilon((gaussian(8.0), 4)), rel=1e-12)
+    # A run that goes on keeps its place, on the joined account: rounds made before are made again.
+    ledger.charge("second", "e" * 16, all_of(["ann"], gaussian(8.0), 1), rounds=(4, 5))
+    assert len(ledger._book.account("d" * 16, "ann").counts) == 2
+    ledger.charge("second", "e" * 16, all_of(["ann"], gaussian(8.0), 1), rounds=(4, 5))
+    assert len(ledger._book.account("d" * 16, "ann").counts) == 3
+    assert spent(ledger, dataset="d" * 16).epsilon == pytest.approx(
+        epsilon((gaussian(), 5), (gaussian(8.0), 6)), rel=1e-12
+    )

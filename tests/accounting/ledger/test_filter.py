@@ -141,6 +141,16 @@ def test_one_run_counts_what_it_made_and_several_what_they_registered(ledger, pa
     assert spent(ledger).not_covered == ""
 
 
+def test_joined_data_sets_keep_what_each_run_registered(ledger):
+    for run, dataset in (("one", "d" * 16), ("two", "e" * 16)):
+        charges, plan = all_of(["ann"], poisson(2.0), 5), all_of(["ann"], poisson(2.0), 60)
+        ledger.charge(run, dataset, charges, rounds=(0, 5), plan=lambda plan=plan: plan)
+    ledger.identify("e" * 16, name="d" * 16)
+    (row,) = ledger.spent("d" * 16, "ann")
+    assert row.epsilon > value((poisson(2.0), 120))
+    assert "joined" in row.not_covered
+
+
 def test_a_run_that_takes_all_of_a_budget_leaves_nothing_for_another(ledger):
     """It was admitted by the composition of one run. What the filter says of it is more: no other run begins."""
     ledger.set_budget("data", Budget(value((poisson(1.0), 60)) * (1 + 1e-9), DELTA))

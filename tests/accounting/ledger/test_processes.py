@@ -49,7 +49,7 @@ def test_charging_at_once_never_overspends_and_loses_nothing(path, tmp_path, wor
     assert [status for status, _ in results] == [0] * workers
     said = [line for _, lines in results for line in lines]
     assert len(said) == affordable
-    assert sum(bool(lines) for _, lines in results) >= 2, "one process did it all: nothing was tested"
+    assert all(lines for _, lines in results)
 
     charged = {f"{entry.rounds[0]} {entry.position}:{entry.hash}" for entry in entries(path)}
     assert charged == set(said)

@@ -49,8 +49,9 @@ def finish(pid, reading):
     return status, text.split("\n")[:-1]
 
 
-def charge_forever(path, anchor, run, say):
-    """Charge one round after the other and say so each time; stops only when the budget does."""
+def charge_forever(path, anchor, run, say, wait=lambda: None):
+    """Charge one round after the other and say so each time; stops only when the budget does. `wait()` after the
+    first."""
     ledger = Ledger(path, anchor=anchor)
     t = 0
     while True:
@@ -59,14 +60,26 @@ def charge_forever(path, anchor, run, say):
         except BudgetExhausted:
             return
         say(f"{t} {head}")
+        if t == 0:
+            wait()
         t += 1
 
 
 def race(path, anchor, workers):
-    """Several processes charge at once, each until it cannot pay any more."""
+    """Several processes charge at once, each until it cannot pay any more. None goes on before all have charged
+    once: on a busy machine the first might otherwise spend everything before the last begins."""
     opened = Ledger(path)  # also before the fork: a ledger may be inherited
     opened.head()
-    children = [spawn(lambda say, i=i: charge_forever(path, anchor, f"run {i}", say)) for i in range(workers)]
+    gate, latch = os.pipe()
+
+    def charge(say, number):
+        os.close(latch)
+        charge_forever(path, anchor, f"run {number}", say, wait=lambda: os.read(gate, 1))
+
+    children = [spawn(lambda say, i=i: charge(say, i)) for i in range(workers)]
+    for _, reading in children:
+        select.select([reading], [], [], 60)
+    os.close(latch)  # all that wait read the end
     return [finish(*child) for child in children]
 
 

@@ -313,10 +313,7 @@ def _secure_fedavg(base: Spec, candidates: Sequence[Candidate], c: ProblemConsta
         num_clients=clients,
     )
     bound = secure_fedavg.convergence(
-        training,
-        strong_convexity=c.strong_convexity,
-        num_steps=T * Q,
-        initial_distance_sq=c.initial_distance**2,
+        training, strong_convexity=c.strong_convexity, num_steps=T * Q, initial_distance_sq=c.initial_distance**2
     )
     kappa = c.smoothness / c.strong_convexity  # η_t = 2/(μ(8κ+t)) of Theorem 1
     ones = np.ones(len(candidates))
@@ -359,10 +356,7 @@ def _dp_scaffold(base: Spec, candidates: Sequence[Candidate], c: ProblemConstant
         num_params=candidates[0].num_params,
     )
     errors = dp_scaffold.error_terms_closed(
-        training,
-        dp_scaffold.NoiseScheme(0, R, tau),
-        initial_variance=_noise(candidates) ** 2,
-        corrected=True,
+        training, dp_scaffold.NoiseScheme(0, R, tau), initial_variance=_noise(candidates) ** 2, corrected=True
     )
     run = {"num_rounds": R, "initial_distance": c.initial_distance}
     best = dp_scaffold.optimal_effective_lr(errors, **run)

@@ -224,10 +224,7 @@ class _Planner:
             chosen = self.by_measurement()
             if by_bound is not None:
                 chosen = replace(
-                    chosen,
-                    constants=by_bound.constants,
-                    candidates=by_bound.candidates,
-                    bounds=by_bound.bounds,
+                    chosen, constants=by_bound.constants, candidates=by_bound.candidates, bounds=by_bound.bounds
                 )
         if not self.planning.public:
             notes.append("planned on synthetic records: the choice is only as good as their resemblance to yours")

@@ -20,8 +20,7 @@ from dither.experiment.build import Arrays, Experiment, assemble, deal, load_dat
 from dither.simulation import devices, distributed, engine
 from dither.simulation.arrays import Problem
 from dither.simulation.devices import Clock
-from dither.spec import METHODS, Spec
-from dither.spec.options import declared
+from dither.spec import METHODS, Spec, declared
 from dither.types import Claim
 
 # Keys that reach the compiled program as values: specs that differ only in these share a program.
@@ -114,11 +113,12 @@ def train_specs(
 
 
 def refuse_private_data(specs: Sequence[Spec]) -> None:
-    """A sweep is not charged to a ledger, so it must not see anybody's private records."""
-    path = next((spec.data.path for spec in specs if spec.data.path), "")
+    """Runs that train side by side are not charged to a ledger, so they must not see private records."""
+    path = next((spec.data.title for spec in specs if spec.private), "")
     if path:
         raise SpecError(
-            f"data.path={path!r}: a sweep is not charged to a ledger, so it accepts catalogue data sets only"
+            f"{path!r} holds private records, and runs that train side by side are not charged to a ledger; use "
+            "`dither sweep`, which charges each run, or declare the records public (data.public = true)"
         )
 
 

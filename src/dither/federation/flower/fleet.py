@@ -328,10 +328,7 @@ def register(superlink: str, ca: Path, public_key: str, name: str) -> None:
     """Let the node with this key (OpenSSH) connect to the SuperLink at that address."""
     key: Any = load_ssh_public_key(public_key.encode())
     with ControlHttpClient.from_server_address(
-        superlink,
-        False,
-        ca.read_bytes(),
-        interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+        superlink, False, ca.read_bytes(), interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
     ) as client:
         request = control_pb2.RegisterNodeRequest(public_key=public_key_to_bytes(key), name=name)
         if not client.RegisterNode(request).node_id:

@@ -1,0 +1,122 @@
+"""Method, rounds, batches, rate and clip for a user's own records, where a spec names no method.
+
+They follow from public facts alone: how many records each client holds, how wide a record is, and ε. No record is
+looked at, so the choice costs no privacy. `benchmarks/messy.py` shows what it reaches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dither import data
+from dither.accounting import gaussian_mu
+from dither.data.schema import Categorical
+from dither.experiment.build import deal, load_data
+from dither.spec import IN_MEMORY, Spec
+
+NUM_ROUNDS, LOCAL_STEPS = 100, 3
+_RATE = 0.05  # the smallest sampling rate
+_MULTIPLIER = 2.5  # noise multiplier from which on a smaller batch costs no accuracy
+_CLIP = 0.6  # of the norm of a usual record
+_LEAST_PATH, _MOST_PATH = 90.0, 300.0  # step size times steps
+_CLIENTS = 10  # that a single table is dealt out to
+
+_START = {
+    "method": "cpfed",
+    "num_clients": 0,
+    "cohort_size": 1,
+    "batch_sampling": "poisson",
+    "eval_every": 10,
+    "data.encoding": "standard",
+    "method_options.aggregation_credit": False,
+}
+
+
+class Chosen(NamedTuple):
+    """A spec, its records where they are loaded already, and a note on what was chosen."""
+
+    spec: Spec
+    dataset: data.Dataset | None = None
+    note: str = ""
+
+
+def defaults_for(
+    sizes: Sequence[int] | np.ndarray, num_features: int, epsilon: float, *, delta: float = 1e-5, norm: float = 0.0
+) -> dict[str, Any]:
+    """Values of a spec for clients that hold `sizes` records of `num_features` features. `norm` is the norm of a
+    usual record (by default √num_features).
+
+    Noisy gradient descent on Poisson batches. Over all steps the noise in a parameter is about
+    (step size · steps) · clip · √clients / (μ · records). So step size times steps, which says how far the model
+    can go, is as large as this allows, from 90 to 300. The sampling rate is as small as costs no accuracy.
+    """
+    sizes = np.asarray(sizes)
+    norm = norm or math.sqrt(num_features + 1)
+    clip = float(f"{_CLIP * norm:.2g}")
+    mu = min(gaussian_mu(epsilon, delta), 10.0)
+    steps = NUM_ROUNDS * LOCAL_STEPS
+    rate = float(f"{min(max(_RATE, _MULTIPLIER * mu / math.sqrt(steps)), 1.0):.2g}")
+    path = 2.5 * mu * float(sizes.sum()) / (clip * math.sqrt(len(sizes) * (num_features + 1)))
+    return {
+        "cohort_size": len(sizes),
+        "num_rounds": NUM_ROUNDS,
+        "local_steps": LOCAL_STEPS,
+        "sampling_rate": rate,
+        "batch_size": max(round(rate * float(sizes.mean())), 1),
+        "client_lr": float(f"{min(max(path, _LEAST_PATH), _MOST_PATH) / steps:.2g}"),
+        "privacy.clip_norm": clip,
+    }
+
+
+def choose(
+    source: Spec | str | Path | Mapping[str, Any],
+    values: Mapping[str, Any] | None = None,
+    *,
+    records: Any = None,
+    data_dir: str | Path | None = None,
+) -> Chosen:
+    """The spec of a preset, a TOML file, a mapping or a `Spec`, with `values` on top. For your own records, where
+    no method is named, what is not given is chosen by `defaults_for`. `records` are given in Python."""
+    given = Spec.given(source)
+    own: dict[str, Any] = {} if records is None else {"data.path": IN_MEMORY}
+    if isinstance(records, tuple) and len(records) == 3:
+        own["data.partition"] = "column"
+    if given is None:
+        spec = Spec.from_any(source).with_values({**(values or {}), **own})
+        return Chosen(spec, None if records is None else load_data(spec, records=records))
+    given = {**given, **(values or {}), **own}
+    if not given.get("data.path") or "method" in given:
+        spec = Spec.from_any(given)
+        return Chosen(spec, None if records is None else load_data(spec, records=records))
+    spec = Spec.from_any({**_START, **given})
+    dataset = load_data(spec, data_dir=data_dir, records=records)
+    chosen: dict[str, Any] = {}
+    if spec.num_clients == 0 and spec.data.partition == "iid" and not dataset.sources:
+        spec = spec.with_values({"num_clients": _CLIENTS})
+        chosen["num_clients"] = _CLIENTS
+    sizes = deal(spec, dataset)[0].size
+    if "privacy.delta" not in given:  # below one over the number of records
+        chosen["privacy.delta"] = min(spec.privacy.delta, 10.0 ** -math.ceil(math.log10(sizes.sum())))
+    delta = chosen.get("privacy.delta", spec.privacy.delta)
+    features = dataset.x_train.shape[1]
+    norm = _usual_norm(dataset, spec.data.encoding)
+    chosen |= defaults_for(sizes, features, spec.privacy.epsilon, delta=delta, norm=norm)
+    chosen["model.name"] = {0: "linear", 2: "logistic"}.get(len(dataset.classes), "softmax")
+    chosen = {key: value for key, value in chosen.items() if key not in given}
+    spec = Spec.from_any({**_START, **chosen, **given})
+    shown = ", ".join(f"{key}={value}" for key, value in {"method": spec.method, **chosen}.items())
+    return Chosen(spec, dataset, f"chosen by Dither from the counts, the number of features and ε: {shown}")
+
+
+def _usual_norm(dataset: data.Dataset, encoding: str) -> float:
+    """The norm of a usual record and its bias, from the schema alone; 0 where there is none."""
+    if dataset.schema is None:
+        return 0.0
+    categories = sum(isinstance(column, Categorical) for column in dataset.schema.columns)
+    numbers = len(dataset.schema.columns) - categories
+    return math.sqrt(1 + categories + numbers * (2.0 if encoding == "standard" else 0.35))

@@ -1,0 +1,138 @@
+"""Tests of `dither.experiment.evaluation`: private scores from noisy counts."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn import metrics
+from typer.testing import CliRunner
+
+from dither.accounting.ledger import Ledger
+from dither.cli import app
+from dither.experiment import evaluation, train
+from dither.experiment.statistics import Counting
+from tests.experiment.test_statistics import seeded
+
+
+def binary_tables(count=3, records=4000):
+    rng = np.random.default_rng(5)
+    tables = []
+    for _ in range(count):
+        truth = (rng.random(records) < 0.3).astype(int)
+        probability = 1 / (1 + np.exp(-(2.0 * truth - 1.5 + rng.normal(size=records))))
+        predicted = (probability > 0.5).astype(int)
+        tables.append(pd.DataFrame({"probability": probability, "predicted": predicted, "truth": truth}))
+    return tables
+
+
+def test_scores_of_two_classes_are_near_and_their_intervals_hold_the_exact_ones():
+    everyone = pd.concat(binary_tables())
+    exact = {
+        "accuracy": metrics.accuracy_score(everyone["truth"], everyone["predicted"]),
+        "auc": metrics.roc_auc_score(everyone["truth"], everyone["probability"]),
+        "log_loss": metrics.log_loss(everyone["truth"], everyone["probability"]),
+        "brier": metrics.brier_score_loss(everyone["truth"], everyone["probability"]),
+    }
+    inside = []
+    for seed in range(8):
+        counting = Counting(binary_tables(), 1.0, 1e-5, seeded(seed))
+        scores = evaluation._classification(counting, 2, 1.0, 1e-5)
+        assert scores.model["auc"].value == pytest.approx(exact["auc"], abs=0.03)
+        inside += [
+            scores.model[name].low - 0.003 <= value <= scores.model[name].high + 0.003
+            for name, value in exact.items()
+        ]
+        inside.append(
+            scores.trivial["accuracy"].low <= 1 - everyone["truth"].mean() <= scores.trivial["accuracy"].high
+        )
+        inside.append(scores.records.low <= len(everyone) <= scores.records.high)
+    assert np.mean(inside) >= 0.9
+    # without noise the binned scores are the exact ones, up to the width of a bin
+    silent = Counting(binary_tables(), 1.0, 1e-5, seeded(0))
+    silent.mu = 1e6
+    quiet = evaluation._classification(silent, 2, 1.0, 1e-5)
+    for name, value in exact.items():
+        assert quiet.model[name].value == pytest.approx(value, abs=0.004)
+
+
+def test_scores_of_several_classes():
+    rng = np.random.default_rng(1)
+    truth = rng.integers(0, 4, 9000)
+    predicted = np.where(rng.random(9000) < 0.7, truth, rng.integers(0, 4, 9000))
+    table = pd.DataFrame({"probability": rng.uniform(0.3, 1.0, 9000), "predicted": predicted, "truth": truth})
+    scores = evaluation._classification(Counting([table], 1.0, 1e-5, seeded(2)), 4, 1.0, 1e-5)
+    assert scores.model["accuracy"].low <= np.mean(truth == predicted) <= scores.model["accuracy"].high
+    assert scores.model["f1"].value == pytest.approx(metrics.f1_score(truth, predicted, average="macro"), abs=0.03)
+    assert scores.trivial["accuracy"].value == pytest.approx(np.bincount(truth).max() / 9000, abs=0.03)
+
+
+def test_scores_of_a_regression():
+    rng = np.random.default_rng(1)
+    truth = rng.random(9000)
+    predicted = np.clip(truth + rng.normal(0, 0.1, 9000), 0, 1)
+    table = pd.DataFrame({"predicted": predicted, "truth": truth})
+    scores = evaluation._regression(Counting([table], 1.0, 1e-5, seeded(2)), (10.0, 30.0), 1.0, 1e-5)
+    for name, value in (
+        ("r2", metrics.r2_score(truth, predicted)),
+        ("mae", 20 * metrics.mean_absolute_error(truth, predicted)),
+        ("rmse", 20 * metrics.root_mean_squared_error(truth, predicted)),
+    ):
+        assert scores.model[name].low <= value <= scores.model[name].high
+    assert scores.trivial["rmse"].value == pytest.approx(20 * truth.std(), rel=0.05)
+
+
+@pytest.mark.parametrize("kind", ["binary", "several", "numbers"])
+def test_one_record_moves_no_question_further_than_its_noise_is_for(monkeypatch, kind):
+    asked = []
+    noisy = Counting.noisy
+    monkeypatch.setattr(
+        Counting, "noisy", lambda self, counts, *rest: asked.append((counts, *rest)) or noisy(self, counts, *rest)
+    )
+    table = binary_tables(1, 50)[0]
+    ask = {
+        "binary": lambda counting: evaluation._classification(counting, 2, 1.0, 1e-5),
+        "several": lambda counting: evaluation._classification(counting, 3, 1.0, 1e-5),
+        "numbers": lambda counting: evaluation._regression(counting, (0.0, 1.0), 1.0, 1e-5),
+    }[kind]
+    worlds = []
+    for frame in (table, table.iloc[1:], table.assign(truth=1, predicted=0, probability=1.0).iloc[:1]):
+        asked.clear()
+        ask(Counting([frame], 1.0, 1e-5, seeded(0)))
+        worlds.append(list(asked))
+    with_record, without, alone = worlds
+    for (counts, touched, share), (others, _, _), (one, _, _) in zip(with_record, without, alone, strict=True):
+        assert np.sum(np.square(np.asarray(counts[0], float) - np.asarray(others[0], float))) <= touched
+        assert np.sum(np.square(np.asarray(one[0], float))) <= touched
+        assert share <= 1
+    assert sum(share for *_, share in with_record) <= 1
+
+
+def test_the_command(tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(600, 2))
+    frame = pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "ill": np.where(x.sum(axis=1) > 0, "yes", "no")})
+    train_file, files = tmp_path / "train.csv", [tmp_path / "north.csv", tmp_path / "south.csv"]
+    frame[:200].to_csv(train_file, index=False)
+    for at, file in enumerate(files):
+        frame[200 + 200 * at : 400 + 200 * at].to_csv(file, index=False)
+    book = tmp_path / "ledger.sqlite"
+    spec = {
+        "method": "fedavg", "data": {"path": str(train_file), "label": "ill"},
+        "num_clients": 2,
+        "privacy": {"noise": "none"},
+        "cohort_size": 2, "num_rounds": 5, "batch_size": 50, "local_steps": 2, "client_lr": 1.0,
+    }  # fmt: skip
+    run = train.run(spec, out=tmp_path / "run", ledger=book)
+    options = [each for file in files for each in ("--data", str(file))]
+    arguments = ["evaluate", str(run.folder), *options, "--ledger", str(tmp_path / "second.sqlite"), "--json"]
+    assert CliRunner().invoke(app, arguments).exit_code != 0  # exact scores are of one file
+    result = CliRunner().invoke(app, [*arguments, "--epsilon", "5"])
+    assert result.exit_code == 0, result.output
+    scores = json.loads(result.stdout)
+    value, low, high = scores["model"]["accuracy"]
+    exact = np.mean([run.evaluate(file).scores.model["accuracy"] for file in files])
+    assert abs(value - exact) <= 3 * (high - low) / 2  # 5.9 standard deviations of the noise
+    second = Ledger(tmp_path / "second.sqlite")
+    spent = [each.epsilon for dataset in second.datasets() for each in second.spent(dataset)]
+    assert spent == pytest.approx([5.0, 5.0], rel=1e-3)
