@@ -3,7 +3,7 @@
 Per-example clipping of a dense network never forms a per-example gradient: the gradient of a dense layer is
 an outer product a_i ⊗ d_i of the layer's input and its output's derivative, so its squared norm is
 |a_i|² |d_i|² (+ |d_i|² for the bias), and the clipped sum is one matrix product (Goodfellow 2015). Other
-models go through jax-privacy's `clipped_grad`, in micro-batches.
+models go through the rules of `privacy.layers`.
 
 What a clip returns is finite and within the clip for every bit pattern of its input: what is not finite, or has a
 squared norm that overflows, counts as zero, and a record of weight 0 has no influence (docs/privacy.md, Totality).
@@ -24,8 +24,9 @@ from dither.privacy import lattice
 from dither.types import Array, Params, PyTree
 
 REACH = 2.0**40  # of a coordinate that a client reads or sends: sums and products of such numbers are finite
-_TINY = 1e-30  # a zero vector is scaled by 1, not by 0/0
-_LOST = 2.0**-126  # a smaller square is flushed to 0
+TINY = 1e-30  # a zero vector is scaled by 1, not by 0/0
+LOST = 2.0**-126  # a smaller square is flushed to 0
+EXACT = jax.lax.Precision.HIGHEST  # a GPU's shortened products would let a record count for more than the clip
 
 
 class Clipped(NamedTuple):
@@ -55,7 +56,7 @@ def norm_error(model: Model) -> float:
     """How much longer than the clip float32 may leave a record's clipped gradient, relatively (R7)."""
     params = jax.eval_shape(model.init, jax.random.key(0))
     if not model.layers:
-        return exact.norm_error(count_params(params) + len(jax.tree.leaves(params)))
+        return exact.norm_error(count_params(params) + 4 * len(jax.tree.leaves(params)) + 16)
     widths = [sum(params[layer.name]["w"].shape) for layer in model.layers]
     return exact.norm_error(max(widths) + len(widths))
 
@@ -64,7 +65,7 @@ def clip(tree: PyTree, clip_norm: Array, *, norm: Callable[[PyTree], Array] = no
     """v · min(1, clip_norm/|v|), safe at v = 0; zero where |v|² is not finite."""
     length = norm(tree)
     length = jnp.where(jnp.isfinite(length), length, jnp.inf)
-    scale = jnp.minimum(1.0, clip_norm / jnp.maximum(length, _TINY))
+    scale = jnp.minimum(1.0, clip_norm / jnp.maximum(length, TINY))
     return jax.tree.map(lambda leaf: jnp.where(jnp.isfinite(leaf), leaf, 0) * scale, tree)
 
 
@@ -78,7 +79,7 @@ def projected(tree: PyTree, radius: float) -> PyTree:
     """The tree, finite, in the ball of that radius around 0, less 2^-10 of it for what a norm may err; 0: any."""
     if not radius:
         return tree
-    scale = jnp.minimum(1.0, radius * (1 - 2.0**-10) / jnp.maximum(norm(tree), _TINY))
+    scale = jnp.minimum(1.0, radius * (1 - 2.0**-10) / jnp.maximum(norm(tree), TINY))
     return jax.tree.map(lambda leaf: leaf * scale, tree)
 
 
@@ -189,11 +190,15 @@ def example_clipped_sum(
     model: Model, params: Params, x: Array, y: Array, weights: Array, *, clip_norm: Array, stored: bool = False
 ) -> tuple[PyTree, Array]:
     """Sum over records of weight · clip(gradient, clip_norm), and the fraction that was clipped. `stored` keeps
-    the compiler from computing a number twice, for the norm and, to other bits, for the sum (R7)."""
+    the compiler from computing a number twice, for the norm and, to other bits, for the sum (R7): `layers` does so
+    always."""
     x = jnp.where(jnp.isfinite(x), x, 0)  # part of the gather that made x: it costs nothing
     if model.layers:
         return _dense_clipped_sum(model, params, x, y, weights, clip_norm=clip_norm, stored=stored)
-    return _generic_clipped_sum(model, params, x, y, weights, clip_norm=clip_norm, stored=stored)
+    from dither.privacy import layers
+
+    total, norms = layers.clipped_sum(model, params, x, y, weights, clip_norm=clip_norm)
+    return total, _fraction(norms, weights, clip_norm)
 
 
 def _dense_clipped_sum(
@@ -215,70 +220,29 @@ def _dense_clipped_sum(
     derivatives, inputs = jax.grad(forward, has_aux=True)(taps)
     if stored:
         derivatives, inputs = jax.lax.optimization_barrier((derivatives, inputs))
-    # What d² loses below _LOST a large a² could bring back: it is added, so that no norm is too small.
+    # What d² loses below LOST a large a² could bring back: it is added, so that no norm is too small.
     squared = sum(
-        (jnp.sum(jnp.square(d), 1) + d.shape[1] * _LOST) * (1 + jnp.sum(jnp.square(a), 1))
+        (jnp.sum(jnp.square(d), 1) + d.shape[1] * LOST) * (1 + jnp.sum(jnp.square(a), 1))
         for a, d in zip(inputs, derivatives, strict=True)
     )
     counts = jnp.isfinite(squared)
     norms = jnp.where(counts, jnp.sqrt(squared), jnp.inf)
-    scale = weights * jnp.minimum(1.0, clip_norm / jnp.maximum(norms, _TINY))
+    scale = weights * jnp.minimum(1.0, clip_norm / jnp.maximum(norms, TINY))
     total = {}
     for number, (layer, a, d) in enumerate(zip(model.layers, inputs, derivatives, strict=True)):
         if number:  # the first layer's are the records, which are finite
             a = jnp.where(counts[:, None], a, 0)
         scaled = jnp.where(counts[:, None], d, 0) * scale[:, None]
-        total[layer.name] = {"w": _product(a, scaled), "b": jnp.sum(scaled, 0)}
+        total[layer.name] = {"w": product(a, scaled), "b": jnp.sum(scaled, 0)}
     return total, _fraction(norms, weights, clip_norm)
 
 
-def _product(a: Array, d: Array) -> Array:
-    """aᵀd, in full float32: a GPU's shortened products would let a record count for more than the clip allows.
-
-    A CPU copies the left factor of a product to the order it wants: (dᵀa)ᵀ spares that copy of `a`, and is taken
-    where its result is the smaller thing to turn.
-    """
-    exact = jax.lax.Precision.HIGHEST
+def product(a: Array, d: Array) -> Array:
+    """aᵀd, in full float32. A CPU copies the left factor of a product to the order it wants: (dᵀa)ᵀ spares that
+    copy of `a`, and is taken where its result is the smaller thing to turn."""
     if a.shape[0] > d.shape[1] and jax.default_backend() == "cpu":
-        return jnp.matmul(d.T, a, precision=exact).T
-    return jnp.matmul(a.T, d, precision=exact)
-
-
-def _generic_clipped_sum(
-    model: Model, params: Params, x: Array, y: Array, weights: Array, *, clip_norm: Array, stored: bool
-) -> tuple[PyTree, Array]:
-    from jax_privacy import clipping
-
-    def loss(p: Params, one_x: Array, one_y: Array) -> Array:
-        return jnp.sum(losses(model, _stored_gradient(p) if stored else p, one_x, one_y))
-
-    # jax-privacy wants whole micro-batches: fill up with records of weight 0.
-    # A CPU is fastest one example at a time, a GPU wants many (benchmarks/clipping.py).
-    count = x.shape[0]
-    microbatch = 1 if jax.default_backend() == "cpu" else min(32, count)
-    extra = -count % microbatch
-    x, y, weights = (
-        jnp.concatenate([a, jnp.zeros((extra, *a.shape[1:]), a.dtype)]) if extra else a for a in (x, y, weights)
-    )
-    summed = clipping.clipped_grad(
-        loss,
-        l2_clip_norm=clip_norm,
-        batch_argnums=(1, 2),
-        microbatch_size=microbatch,
-        return_grad_norms=True,
-        nan_safe=True,
-    )
-    total, aux = summed(params, x, y, is_padding_example=weights <= 0)
-    return total, _fraction(aux.grad_norms, weights, clip_norm)
-
-
-@jax.custom_vjp
-def _stored_gradient(params: Params) -> Params:
-    """The parameters; the gradient in them is computed once and stored."""
-    return params
-
-
-_stored_gradient.defvjp(lambda params: (params, None), lambda _, g: (jax.lax.optimization_barrier(g),))
+        return jnp.matmul(d.T, a, precision=EXACT).T
+    return jnp.matmul(a.T, d, precision=EXACT)
 
 
 def _fraction(norms: Array, weights: Array, clip_norm: Array) -> Array:

@@ -289,17 +289,11 @@ def _lattice_noise(key: Key, tree: PyTree) -> PyTree:
         drawn = standard_normal(key, tree)
         return jax.tree.map(lambda z: jnp.rint(z * np.float32(WIDTH)).astype(jnp.int32), drawn)
     leaves, structure = jax.tree.flatten(tree)
-    sizes = [math.prod(jnp.shape(leaf)) for leaf in leaves]
     for leaf in leaves:
         if isinstance(leaf, jax.Array) and leaf.size:
             # Should a caller have forgotten to derive the source: clients whose values differ never share a draw.
             key = key.over(leaf[(0,) * leaf.ndim] != 0)
-    words = key.words(lattice.WORDS * sum(sizes)).reshape(lattice.WORDS, sum(sizes))
-    integers = []
-    for i, leaf in enumerate(leaves):
-        first = sum(sizes[:i])
-        integers.append(lattice.draw(words[:, first : first + sizes[i]].reshape(lattice.WORDS, *jnp.shape(leaf))))
-    return jax.tree.unflatten(structure, integers)
+    return jax.tree.unflatten(structure, key.integers([jnp.shape(leaf) for leaf in leaves]))
 
 
 # Schedules: how the noise changes over a run, for any method that noises gradients
