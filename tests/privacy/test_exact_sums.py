@@ -70,7 +70,7 @@ def check_movement(name, count, fixed_places, multiplier):
     assert blanked > 0.99 * CLIP / float(step)  # some record uses all of the clip
 
 
-@pytest.mark.parametrize(("name", "fixed_places"), [("mlp", False), ("mlp", True), ("mlp, generic", True)])
+@pytest.mark.parametrize(("name", "fixed_places"), [("mlp", False), ("mlp", True), ("cnn", True)])
 def test_no_record_moves_the_integers_further_than_proved(name, fixed_places):
     check_movement(name, 150, fixed_places, 0.02)
 
