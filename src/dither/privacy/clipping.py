@@ -3,7 +3,7 @@
 Per-example clipping of a dense network never forms a per-example gradient: the gradient of a dense layer is
 an outer product a_i ⊗ d_i of the layer's input and its output's derivative, so its squared norm is
 |a_i|² |d_i|² (+ |d_i|² for the bias), and the clipped sum is one matrix product (Goodfellow 2015). Other
-models go through jax-privacy's `clipped_grad`, in micro-batches.
+models go through the rules of `privacy.layers`.
 
 What a clip returns is finite and within the clip for every bit pattern of its input: what is not finite, or has a
 squared norm that overflows, counts as zero, and a record of weight 0 has no influence (docs/privacy.md, Totality).
@@ -21,8 +21,9 @@ from dither.models import Model, losses
 from dither.types import Array, Params, PyTree
 
 REACH = 2.0**40  # of a coordinate that a client reads or sends: sums and products of such numbers are finite
-_TINY = 1e-30  # a zero vector is scaled by 1, not by 0/0
-_LOST = 2.0**-126  # a smaller square is flushed to 0
+TINY = 1e-30  # a zero vector is scaled by 1, not by 0/0
+LOST = 2.0**-126  # a smaller square is flushed to 0
+EXACT = jax.lax.Precision.HIGHEST  # a GPU's shortened products would let a record count for more than the clip
 
 
 class Clipped(NamedTuple):
@@ -41,7 +42,7 @@ def clip(tree: PyTree, clip_norm: Array) -> PyTree:
     """v · min(1, clip_norm/|v|), safe at v = 0; zero where |v|² is not finite."""
     length = norm(tree)
     length = jnp.where(jnp.isfinite(length), length, jnp.inf)
-    scale = jnp.minimum(1.0, clip_norm / jnp.maximum(length, _TINY))
+    scale = jnp.minimum(1.0, clip_norm / jnp.maximum(length, TINY))
     return jax.tree.map(lambda leaf: jnp.where(jnp.isfinite(leaf), leaf, 0) * scale, tree)
 
 
@@ -49,7 +50,7 @@ def projected(tree: PyTree, radius: float) -> PyTree:
     """The tree, finite, in the ball of that radius around 0, less 2^-10 of it for what a norm may err; 0: any."""
     if not radius:
         return tree
-    scale = jnp.minimum(1.0, radius * (1 - 2.0**-10) / jnp.maximum(norm(tree), _TINY))
+    scale = jnp.minimum(1.0, radius * (1 - 2.0**-10) / jnp.maximum(norm(tree), TINY))
     return jax.tree.map(lambda leaf: leaf * scale, tree)
 
 
@@ -113,7 +114,10 @@ def example_clipped_sum(
     x = jnp.where(jnp.isfinite(x), x, 0)  # part of the gather that made x: it costs nothing
     if model.layers:
         return _dense_clipped_sum(model, params, x, y, weights, clip_norm=clip_norm)
-    return _generic_clipped_sum(model, params, x, y, weights, clip_norm=clip_norm)
+    from dither.privacy import layers
+
+    total, norms = layers.clipped_sum(model, params, x, y, weights, clip_norm=clip_norm)
+    return total, _fraction(norms, weights, clip_norm)
 
 
 def _dense_clipped_sum(
@@ -133,61 +137,29 @@ def _dense_clipped_sum(
     count = x.shape[0]
     taps = [jnp.zeros((count, params[layer.name]["b"].shape[0]), jnp.float32) for layer in model.layers]
     derivatives, inputs = jax.grad(forward, has_aux=True)(taps)
-    # What d² loses below _LOST a large a² could bring back: it is added, so that no norm is too small.
+    # What d² loses below LOST a large a² could bring back: it is added, so that no norm is too small.
     squared = sum(
-        (jnp.sum(jnp.square(d), 1) + d.shape[1] * _LOST) * (1 + jnp.sum(jnp.square(a), 1))
+        (jnp.sum(jnp.square(d), 1) + d.shape[1] * LOST) * (1 + jnp.sum(jnp.square(a), 1))
         for a, d in zip(inputs, derivatives, strict=True)
     )
     counts = jnp.isfinite(squared)
     norms = jnp.where(counts, jnp.sqrt(squared), jnp.inf)
-    scale = weights * jnp.minimum(1.0, clip_norm / jnp.maximum(norms, _TINY))
+    scale = weights * jnp.minimum(1.0, clip_norm / jnp.maximum(norms, TINY))
     total = {}
     for number, (layer, a, d) in enumerate(zip(model.layers, inputs, derivatives, strict=True)):
         if number:  # the first layer's are the records, which are finite
             a = jnp.where(counts[:, None], a, 0)
         scaled = jnp.where(counts[:, None], d, 0) * scale[:, None]
-        total[layer.name] = {"w": _product(a, scaled), "b": jnp.sum(scaled, 0)}
+        total[layer.name] = {"w": product(a, scaled), "b": jnp.sum(scaled, 0)}
     return total, _fraction(norms, weights, clip_norm)
 
 
-def _product(a: Array, d: Array) -> Array:
-    """aᵀd, in full float32: a GPU's shortened products would let a record count for more than the clip allows.
-
-    A CPU copies the left factor of a product to the order it wants: (dᵀa)ᵀ spares that copy of `a`, and is taken
-    where its result is the smaller thing to turn.
-    """
-    exact = jax.lax.Precision.HIGHEST
+def product(a: Array, d: Array) -> Array:
+    """aᵀd, in full float32. A CPU copies the left factor of a product to the order it wants: (dᵀa)ᵀ spares that
+    copy of `a`, and is taken where its result is the smaller thing to turn."""
     if a.shape[0] > d.shape[1] and jax.default_backend() == "cpu":
-        return jnp.matmul(d.T, a, precision=exact).T
-    return jnp.matmul(a.T, d, precision=exact)
-
-
-def _generic_clipped_sum(
-    model: Model, params: Params, x: Array, y: Array, weights: Array, *, clip_norm: Array
-) -> tuple[PyTree, Array]:
-    from jax_privacy import clipping
-
-    def loss(p: Params, one_x: Array, one_y: Array) -> Array:
-        return jnp.sum(losses(model, p, one_x, one_y))
-
-    # jax-privacy wants whole micro-batches: fill up with records of weight 0.
-    # A CPU is fastest one example at a time, a GPU wants many (benchmarks/clipping.py).
-    count = x.shape[0]
-    microbatch = 1 if jax.default_backend() == "cpu" else min(32, count)
-    extra = -count % microbatch
-    x, y, weights = (
-        jnp.concatenate([a, jnp.zeros((extra, *a.shape[1:]), a.dtype)]) if extra else a for a in (x, y, weights)
-    )
-    summed = clipping.clipped_grad(
-        loss,
-        l2_clip_norm=clip_norm,
-        batch_argnums=(1, 2),
-        microbatch_size=microbatch,
-        return_grad_norms=True,
-        nan_safe=True,
-    )
-    total, aux = summed(params, x, y, is_padding_example=weights <= 0)
-    return total, _fraction(aux.grad_norms, weights, clip_norm)
+        return jnp.matmul(d.T, a, precision=EXACT).T
+    return jnp.matmul(a.T, d, precision=EXACT)
 
 
 def _fraction(norms: Array, weights: Array, clip_norm: Array) -> Array:
