@@ -17,12 +17,30 @@ from dither.spec import METHODS
 from tests.methods.test_conformance import SIZES, spec_of
 
 FEATURES = 12
+
+
+def _embedding():
+    """A table of embeddings, a layer norm, rows through one dense layer; a weight that is used twice."""
+    shapes = {"table": (5, 3), "scale": (3,), "w": (3, 3), "out": (3, 4)}
+
+    def apply(params, x):
+        rows = params["table"][jnp.clip(x[:, :4], 0, 4).astype(jnp.int32)] + x.reshape(len(x), 4, 3)
+        rows = rows / (1 + jnp.abs(rows).mean(-1, keepdims=True)) * params["scale"]
+        return jnp.tanh(rows @ params["w"]).sum(1) @ params["w"] @ params["out"]
+
+    def init(key):
+        return {name: 0.5 * jax.random.normal(key, shape) for name, shape in shapes.items()}
+
+    return models.Model(init, apply)
+
+
 MODELS = {
     "logistic": (models.logistic(FEATURES), 2),
     "softmax": (models.softmax(FEATURES, 4), 4),
     "mlp": (models.mlp(FEATURES, 4, (5,)), 4),
     "cnn": (models.cnn((4, 3, 1), 4, (2,), width=3), 4),
-    "mlp, generic": (models.mlp(FEATURES, 4, (5,))._replace(layers=()), 4),
+    "mlp, by rules": (models.mlp(FEATURES, 4, (5,))._replace(layers=()), 4),
+    "embedding": (_embedding(), 4),
 }
 PRIVATE = sorted(set(METHODS) - {"fedavg", "fedprox", "scaffold"})
 WORDS = [0x0, 0x1, 0x7FFFFF, 0x800000, 0x3F800000, 0x7F7FFFFF, 0x7F800000, 0x7F800001, 0x7FC00000, 0x7FC0BEEF]
@@ -88,7 +106,7 @@ def check(name, clip_norm, params, x, mode="example"):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_record_of_any_bits_stays_inside_the_clip(name):
-    """A million numbers a model (of the generic rule a tenth; the rest is slow), over six sets of parameters."""
+    """A million numbers a model (by layer rules a tenth; the rest is slow), over six sets of parameters."""
     models_of = list(strange_params(MODELS[name][0]))
     count = (10**6 if MODELS[name][0].layers else 10**5) // FEATURES // len(models_of) + 1
     for number, params in enumerate(models_of):

@@ -80,7 +80,7 @@ def account(
 
 
 def _print_account(report: PrivacyReport) -> None:
-    from dither.experiment.report import SHORT_VIEWS, uncovered
+    from dither.experiment.report import SHORT_VIEWS, sampler_text, uncovered
 
     epsilon, claim = report.epsilon, report.epsilon.claimed
     rows = [
@@ -120,6 +120,8 @@ def _print_account(report: PrivacyReport) -> None:
         typer.echo(f"a condition of the claim does not hold: {condition}")
     if report.why:
         typer.echo(f"why they differ: {report.why}")
+    for text in sampler_text(epsilon.table):
+        typer.echo(f"noise: {text}")
     for text in uncovered(epsilon.table):
         typer.echo(f"not covered: {text}")
 
@@ -316,42 +318,41 @@ def budget_show(
     data: Annotated[
         str | None, typer.Argument(metavar="DATA", help="Your own file, or a data set's name.")
     ] = None,
-    ledger: LedgerFile = None,
+    ledger_file: LedgerFile = None,
     delta: Annotated[float, typer.Option(help="δ for data sets without a budget.")] = 1e-5,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Show what has been spent, by data set and client."""
-    from dither.accounting import FLOAT_NOISE
-
-    book = _ledger(ledger)
-    rows, gaps = [], {FLOAT_NOISE: None}
-    named = {_data_id(book, file): file for file in _files(data)} if data else {}
-    for dataset in named or book.datasets():
-        for spent in book.spent(dataset, delta=delta):
-            budget, more = spent.budget, [spent.not_covered] if spent.not_covered else []
-            gaps |= dict.fromkeys(more)
+    ledger = _ledger(ledger_file)
+    rows: list[dict[str, Any]] = []
+    gaps: dict[str, None] = {}
+    named = {_data_id(ledger, file): file for file in _files(data)} if data else {}
+    for dataset in named or ledger.datasets():
+        for spent in ledger.spent(dataset, delta=delta):
+            budget, not_covered = spent.budget, [gap for gap in (*spent.numbers, spent.not_covered) if gap]
+            gaps |= dict.fromkeys(not_covered)
             rows.append(
                 {
-                    "data": named.get(dataset) or book.called(dataset),
+                    "data": named.get(dataset) or ledger.called(dataset),
                     "client": spent.client,
                     "spent": epsilon_text(spent.epsilon),
                     "budget": epsilon_text(budget.epsilon) if budget else "none",
-                    "δ": f"{spent.delta:g}",
+                    "δ": f"{spent.delta:.4g}",
                     "view": spent.view,
                     "neighbouring data": spent.adjacency,
                     "runs": len(spent.runs),
-                    **({"not covered": "; ".join([FLOAT_NOISE, *more])} if as_json else {}),
+                    **({"not covered": "; ".join(not_covered)} if as_json else {}),
                 }
             )
     if not rows and not as_json and not quiet:
-        typer.echo(f"nothing has been charged to {book.path}")
+        typer.echo(f"nothing has been charged to {ledger.path}")
         return
     print_table(
         rows,
         as_json=as_json,
         quiet=quiet,
-        title=f"Proven ε spent, by {book.path}",
+        title=f"Proven ε spent, by {ledger.path}",
         footer="\n".join(f"not covered: {gap}" for gap in gaps),
     )
 
@@ -370,7 +371,7 @@ def budget_set(
     id: Annotated[
         str, typer.Option(help="Your name for these records: files with one name are charged together.")
     ] = "",
-    ledger: LedgerFile = None,
+    ledger_file: LedgerFile = None,
     yes: Annotated[bool, typer.Option("--yes", help="Raise a budget without confirmation.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -378,17 +379,19 @@ def budget_set(
     """Set a budget. A run stops at the last round it can afford. Raising a budget asks for confirmation."""
     from dither.accounting.ledger.runs import Budget
 
-    book = _ledger(ledger)
+    ledger = _ledger(ledger_file)
     limit = Budget(epsilon, delta, view, adjacency).check()
     files = _files(data)
     for file in files:
-        dataset = _data_id(book, file)
+        dataset = _data_id(ledger, file)
         if id:
-            book.identify(dataset, file=Path(file).name, name=f"{id}/{Path(file).stem}" if len(files) > 1 else id)
-        was, raising = book.budget(dataset, client), yes
+            ledger.identify(
+                dataset, file=Path(file).name, name=f"{id}/{Path(file).stem}" if len(files) > 1 else id
+            )
+        was, raising = ledger.budget(dataset, client), yes
         if was is not None and not limit.within(was) and not yes and not as_json and sys.stdin.isatty():
             raising = typer.confirm(f"Raise the budget of {file} from {was} to {limit}?", err=True)
-        book.set_budget(dataset, limit, client, raising=raising)
+        ledger.set_budget(dataset, limit, client, raising=raising)
         if not as_json and not quiet:
             typer.echo(f"budget of {file}{f', client {client}' if client else ''}: {limit}")
     if as_json:
@@ -399,39 +402,39 @@ def budget_set(
 def budget_same(
     data: Data,
     known: Known,
-    ledger: LedgerFile = None,
+    ledger_file: LedgerFile = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Declare that a file holds records of a known data set: the two are charged together from now on."""
-    book = _ledger(ledger)
-    book.identify(_data_id(book, data), file=Path(data).name, name=_known(book, known))
-    _said(f"{data} is charged together with {book.called(_known(book, known))}", as_json, quiet)
+    ledger = _ledger(ledger_file)
+    ledger.identify(_data_id(ledger, data), file=Path(data).name, name=_known(ledger, known))
+    _said(f"{data} is charged together with {ledger.called(_known(ledger, known))}", as_json, quiet)
 
 
 @budget.command("other")
 def budget_other(
     data: Data,
     known: Known,
-    ledger: LedgerFile = None,
+    ledger_file: LedgerFile = None,
     yes: Annotated[bool, typer.Option("--yes", help="Declare it without confirmation.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Declare that a file holds other people's records than a data set with which it shares rows."""
-    book = _ledger(ledger)
-    dataset, than = _data_id(book, data), _known(book, known)
+    ledger = _ledger(ledger_file)
+    dataset, than = _data_id(ledger, data), _known(ledger, known)
     if not yes and not as_json and sys.stdin.isatty():
         yes = typer.confirm(
-            f"Is it true that nobody of {book.called(than)} is in {data}? Records in both will be spent twice.",
+            f"Is it true that nobody of {ledger.called(than)} is in {data}? Records in both will be spent twice.",
             err=True,
         )
     if not yes:
         raise SpecError(
             f"{data!r} shares rows with a known data set; confirm with --yes that it holds other people's records"
         )
-    book.declare_other(dataset, than)
-    _said(f"{data} holds other records than {book.called(than)}", as_json, quiet)
+    ledger.declare_other(dataset, than)
+    _said(f"{data} holds other records than {ledger.called(than)}", as_json, quiet)
 
 
 @budget.command("history")
@@ -439,17 +442,17 @@ def budget_history(
     data: Annotated[
         str | None, typer.Argument(metavar="DATA", help="Your own file, or a data set's name.")
     ] = None,
-    ledger: LedgerFile = None,
+    ledger_file: LedgerFile = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """List every charge and every change of a budget, oldest first, and check that nothing was edited."""
-    book = _ledger(ledger)
-    rows = [_history_row(entry) for entry in book.history(_data_id(book, data) if data else None)]
+    ledger = _ledger(ledger_file)
+    rows = [_history_row(entry) for entry in ledger.history(_data_id(ledger, data) if data else None)]
     if not rows and not as_json and not quiet:
-        typer.echo(f"nothing has been charged to {book.path}")
+        typer.echo(f"nothing has been charged to {ledger.path}")
         return
-    print_table(rows, as_json=as_json, quiet=quiet, title=f"History of {book.path}")
+    print_table(rows, as_json=as_json, quiet=quiet, title=f"History of {ledger.path}")
 
 
 def _history_row(entry: Any) -> dict[str, Any]:
@@ -492,10 +495,10 @@ def _said(text: str, as_json: bool, quiet: bool) -> None:
         typer.echo(text)
 
 
-def _known(book: Any, name: str) -> str:
+def _known(ledger: Any, name: str) -> str:
     """The id of a data set of the ledger, by what somebody calls it."""
-    found = book.find(name)
-    return found if found is not None else _data_id(book, name)
+    dataset = ledger.find(name)
+    return dataset if dataset is not None else _data_id(ledger, name)
 
 
 def _ledger(path: Path | None) -> Any:
@@ -511,20 +514,20 @@ def _files(data: str) -> list[str]:
     return [str(file) for file in table_files(data)] or [data]
 
 
-def _data_id(book: Any, data: str) -> str:
+def _data_id(ledger: Any, data: str) -> str:
     from dither.accounting.ledger.runs import data_id
     from dither.data import entries
 
     if data in entries():
-        return data_id(book, name=data)
+        return data_id(ledger, name=data)
     if (files := _files(data)) != [data]:
         raise SpecError(f"{data!r} stands for {len(files)} files, each a data set of its own; give one of them")
     if Path(data).expanduser().exists():
-        return data_id(book, path=data)
-    if (known := book.find(data)) is not None:
-        return str(known)
+        return data_id(ledger, path=data)
+    if (dataset := ledger.find(data)) is not None:
+        return str(dataset)
     raise SpecError(
-        f"{data!r} is neither a file (or folder), nor a data set of `dither data list` or of {book.path}"
+        f"{data!r} is neither a file (or folder), nor a data set of `dither data list` or of {ledger.path}"
     )
 
 
@@ -541,15 +544,15 @@ def statement(
     """Write what a run guarantees, for a data protection officer: in plain words first, then the details."""
     from dither.experiment.statement import statement as stated
 
-    made = stated(run, party=party, ledger=ledger)
+    document = stated(run, party=party, ledger=ledger)
     if out is not None:
-        made.save(out)
+        document.save(out)
     if as_json:
-        typer.echo(made.to_json())
+        typer.echo(document.to_json())
     elif out is not None and not quiet:
         typer.echo(f"wrote {out}")
     elif not quiet:
-        typer.echo(made.to_markdown())
+        typer.echo(document.to_markdown())
 
 
 def check(

@@ -14,6 +14,8 @@ from dither.cli.common import (
     Coordinator,
     DataDir,
     Json,
+    LedgerFile,
+    NewLedger,
     Process,
     Processes,
     Quiet,
@@ -52,6 +54,8 @@ def sweep(
         typer.Option(metavar="BYTES", help="Memory limit for runs that train side by side, e.g. 4GB."),
     ] = None,
     data_dir: DataDir = None,
+    ledger: LedgerFile = None,
+    new_ledger: NewLedger = False,
     processes: Processes = None,
     process: Process = None,
     coordinator: Coordinator = None,
@@ -67,7 +71,7 @@ def sweep(
     from dither.experiment.sweep.run import default_folder, parse_vary, product
     from dither.spec import parse_setting
 
-    spec = spec_from(what, None, None, None)
+    spec = spec_from(what, None, settings, None)
     values = dict(parse_setting(each) for each in settings or [])
     grid = parse_vary(vary or [])
     product(spec, grid, values)  # refuses mistakes before other processes start
@@ -85,7 +89,7 @@ def sweep(
     ):
         result = run_sweep(
             spec, grid, values=values, out=folder, max_memory=max_memory, data_dir=data_dir,
-            on_progress=bar.update,
+            on_progress=bar.update, ledger=ledger, new_ledger=new_ledger,
         )  # fmt: skip
     if as_json:
         from dither.experiment.folder import to_json
@@ -119,7 +123,7 @@ def _print(result: Sweep, folder: Path) -> None:
     seeds = "mean ± standard error over seeds; " if any(row["runs"] > 1 for row in table) else ""
     print_table(
         shown,
-        title=f"{spec.method} on {spec.data.name}: {len(result)} runs",
+        title=f"{spec.method} on {spec.data.title}: {len(result)} runs",
         footer=f"{seeds}{proven}: the largest over seeds, {_guarantee(result)}",
     )
     for line in result.warnings():
@@ -129,7 +133,7 @@ def _print(result: Sweep, folder: Path) -> None:
     timing = result.timing
     rest = sum(seconds for name, seconds in timing.items() if name not in ("compile", "rounds", "evaluation"))
     terminal().print(
-        f"compiling {timing['compile']:.1f} s, rounds {timing.get('rounds', 0):.1f} s, evaluation "
+        f"compiling {timing.get('compile', 0):.1f} s, rounds {timing.get('rounds', 0):.1f} s, evaluation "
         f"{timing.get('evaluation', 0):.1f} s, the rest {rest:.1f} s",
         highlight=False,
     )

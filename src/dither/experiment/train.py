@@ -200,17 +200,13 @@ def spending(
 ) -> Spending | JointSpending | None:
     """The run's account in a ledger, or None for a set of the catalogue without one."""
     spec = experiment.spec
-    if ledger is None and not spec.data.path:
+    if ledger is None and not spec.private:
+        check_public(experiment)
         return None
     if experiment.plan.assumed:
         raise SpecError(
             "the releases of this run rest on an assumption (method_options.sensitivity='paper'), which no ledger "
             "can charge; use 'clip', or a catalogue data set without --ledger"
-        )
-    if spec.secagg.noise == "discrete":
-        raise SpecError(
-            "secagg.noise='discrete' is proved by zCDP, which the ledger does not add up with other runs yet; use "
-            "'gaussian', or a catalogue data set without --ledger"
         )
     # The run folder keeps an anchor: a ledger that is rolled back later no longer agrees with it.
     anchor = folder.path / "ledger-anchor.json"  # where earlier versions had it
@@ -244,6 +240,19 @@ def spending(
         for number, dataset in enumerate(datasets)
     ]
     return accounts[0] if len(accounts) == 1 else JointSpending(accounts)
+
+
+def check_public(experiment: Experiment) -> None:
+    """`SpecError` where records that are declared public are in the user's ledger: those were private."""
+    if not experiment.spec.data.public or not Ledger.default_path().is_file():
+        return
+    book, dataset = Ledger(Ledger.default_path()), experiment.dataset
+    places = [(str(source.path), source.digest) for source in dataset.sources]
+    for path, digest in places or [(experiment.spec.data.path, dataset.ledger_digest)]:
+        if data_id(book, path=path, digest=digest) in book.datasets():
+            raise SpecError(
+                f"data.public is set, but {path!r} was charged to {str(book.path)!r} as private; leave it out"
+            )
 
 
 def _identified(experiment: Experiment, book: Ledger, *, new_ledger: bool) -> list[str]:
@@ -727,7 +736,9 @@ def _begun_before(folder: RunFolder, spec: Spec, num_rounds: int) -> None:
 
 def _data_caveats(spec: Spec) -> tuple[str, ...]:
     found = [] if spec.scored else [UNSCORED]
-    if spec.data.path and spec.source_of_randomness == "seeded":
+    if spec.data.public:
+        found.append("data.public: you declared these records public, so nothing was charged to a ledger")
+    if spec.private and spec.source_of_randomness == "seeded":
         found.append("seeded noise: a simulation, not a protection; anyone who knows the seed can subtract it")
     if spec.data.path and spec.compare:
         found.append("compare is for public data: nothing was trained without noise on your records")

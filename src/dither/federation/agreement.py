@@ -366,7 +366,7 @@ def federated_spec(spec: Spec, num_clients: int, name: str) -> Spec:
         "data.name": name,
         "compare": False,
     }
-    files = ("path", "test_path", "test_public", "id", "label", "schema")
+    files = ("path", "public", "test_path", "test_public", "id", "label", "schema")
     for key in (*files, "partition", "column", "split", "records_per_client"):
         values[f"data.{key}"] = Spec.default(f"data.{key}")
     return spec.with_values(values)

@@ -3,7 +3,7 @@
 Per-example clipping of a dense network never forms a per-example gradient: the gradient of a dense layer is
 an outer product a_i ⊗ d_i of the layer's input and its output's derivative, so its squared norm is
 |a_i|² |d_i|² (+ |d_i|² for the bias), and the clipped sum is one matrix product (Goodfellow 2015). Other
-models go through jax-privacy's `clipped_grad`, in micro-batches.
+models go through the rules of `privacy.layers`.
 
 What a clip returns is finite and within the clip for every bit pattern of its input: what is not finite, or has a
 squared norm that overflows, counts as zero, and a record of weight 0 has no influence (docs/privacy.md, Totality).
@@ -12,17 +12,21 @@ Zeros are put in before the scale is applied, not after: the compiler then round
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from dither.models import Model, losses
+from dither.accounting import exact
+from dither.models import Model, count_params, losses
+from dither.privacy import lattice
 from dither.types import Array, Params, PyTree
 
 REACH = 2.0**40  # of a coordinate that a client reads or sends: sums and products of such numbers are finite
-_TINY = 1e-30  # a zero vector is scaled by 1, not by 0/0
-_LOST = 2.0**-126  # a smaller square is flushed to 0
+TINY = 1e-30  # a zero vector is scaled by 1, not by 0/0
+LOST = 2.0**-126  # a smaller square is flushed to 0
+EXACT = jax.lax.Precision.HIGHEST  # a GPU's shortened products would let a record count for more than the clip
 
 
 class Clipped(NamedTuple):
@@ -37,19 +41,45 @@ def norm(tree: PyTree) -> Array:
     return jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree)))
 
 
-def clip(tree: PyTree, clip_norm: Array) -> PyTree:
+def blocked_norm(tree: PyTree) -> Array:
+    """`norm` with squares summed in rows of 256 and then the rows' sums: few errors add up (`exact`)."""
+    rows = [jnp.sum(jnp.square(_rows(leaf)), 1) for leaf in jax.tree.leaves(tree)]
+    return jnp.sqrt(jnp.sum(jax.lax.optimization_barrier(jnp.concatenate(rows))))
+
+
+def _rows(leaf: Array) -> Array:
+    flat = leaf.reshape(-1)
+    return jnp.pad(flat, (0, -flat.size % exact.ROW)).reshape(-1, exact.ROW)
+
+
+def norm_error(model: Model) -> float:
+    """How much longer than the clip float32 may leave a record's clipped gradient, relatively (R7)."""
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    if not model.layers:
+        return exact.norm_error(count_params(params) + 4 * len(jax.tree.leaves(params)) + 16)
+    widths = [sum(params[layer.name]["w"].shape) for layer in model.layers]
+    return exact.norm_error(max(widths) + len(widths))
+
+
+def clip(tree: PyTree, clip_norm: Array, *, norm: Callable[[PyTree], Array] = norm) -> PyTree:
     """v · min(1, clip_norm/|v|), safe at v = 0; zero where |v|² is not finite."""
     length = norm(tree)
     length = jnp.where(jnp.isfinite(length), length, jnp.inf)
-    scale = jnp.minimum(1.0, clip_norm / jnp.maximum(length, _TINY))
+    scale = jnp.minimum(1.0, clip_norm / jnp.maximum(length, TINY))
     return jax.tree.map(lambda leaf: jnp.where(jnp.isfinite(leaf), leaf, 0) * scale, tree)
+
+
+def exact_clip(tree: PyTree, clip_norm: Array) -> PyTree:
+    """`clip` with an error that `exact.whole_error` bounds. What is measured is what is scaled: the compiler may
+    not compute it twice, to other bits."""
+    return clip(jax.lax.optimization_barrier(tree), clip_norm, norm=blocked_norm)
 
 
 def projected(tree: PyTree, radius: float) -> PyTree:
     """The tree, finite, in the ball of that radius around 0, less 2^-10 of it for what a norm may err; 0: any."""
     if not radius:
         return tree
-    scale = jnp.minimum(1.0, radius * (1 - 2.0**-10) / jnp.maximum(norm(tree), _TINY))
+    scale = jnp.minimum(1.0, radius * (1 - 2.0**-10) / jnp.maximum(norm(tree), TINY))
     return jax.tree.map(lambda leaf: leaf * scale, tree)
 
 
@@ -86,8 +116,18 @@ def gradient(
     if mode == "example":
         total, fraction = example_clipped_sum(model, params, x, y, weights, clip_norm=clip_norm)
         mean = jax.tree.map(lambda leaf: leaf / divisor, total)
-        return Clipped(_regularised(mean, params, l2), fraction)
+        return Clipped(regularised(mean, params, l2), fraction)
+    mean = _batch_mean(model, params, x, y, weights, divisor)
+    if mode == "none":
+        return Clipped(regularised(mean, params, l2), jnp.zeros(()))
+    if l2_inside_clip:
+        mean = regularised(mean, params, l2)
+    fraction = (norm(mean) > clip_norm).astype(jnp.float32)
+    mean = clip(mean, clip_norm)
+    return Clipped(mean if l2_inside_clip else regularised(mean, params, l2), fraction)
 
+
+def _batch_mean(model: Model, params: Params, x: Array, y: Array, weights: Array, divisor: Array) -> PyTree:
     # What stands in the place of padding is of no record: 0 · NaN would poison the sum.
     used = weights > 0
     x = jnp.where(used.reshape(-1, *([1] * (x.ndim - 1))), x, 0)
@@ -96,28 +136,73 @@ def gradient(
     def batch_loss(p: Params) -> Array:
         return jnp.sum(weights * losses(model, p, x, y)) / divisor
 
-    mean = jax.grad(batch_loss)(params)
-    if mode == "none":
-        return Clipped(_regularised(mean, params, l2), jnp.zeros(()))
-    if l2_inside_clip:
-        mean = _regularised(mean, params, l2)
-    fraction = (norm(mean) > clip_norm).astype(jnp.float32)
-    mean = clip(mean, clip_norm)
-    return Clipped(mean if l2_inside_clip else _regularised(mean, params, l2), fraction)
+    return jax.grad(batch_loss)(params)
+
+
+# reason: a batch, the rule it is clipped by, and the lattice
+def on_lattice(
+    model: Model,
+    params: Params,
+    x: Array,
+    y: Array,
+    weights: Array,
+    *,
+    divisor: Array,
+    clip_norm: Array,
+    mode: str,
+    scale: Array,
+    l2: Array | float = 0.0,
+    fixed_places: bool = False,
+) -> Clipped:
+    """What exact noise is added to, as integers (R7): the sum of a batch's clipped gradients (mode "example"), or
+    the clipped mean, `l2` inside the clip (mode "batch"), at the lattice's `scale`.
+
+    The sum is taken in blocks. With `fixed_places` each block becomes integers by itself, so that a record moves
+    those of its own block alone (`exact.sum_error`).
+    """
+    if mode == "batch":
+        mean = regularised(_batch_mean(model, params, x, y, weights, divisor), params, l2)
+        fraction = (norm(mean) > clip_norm).astype(jnp.float32)
+        return Clipped(lattice.rounded(exact_clip(mean, clip_norm), scale), fraction)
+    size = exact.block_size(x.shape[0])
+    filled = [jnp.pad(a, [(0, -len(a) % size)] + [(0, 0)] * (a.ndim - 1)) for a in (x, y, weights)]
+    blocks = [a.reshape(-1, size, *a.shape[1:]) for a in filled]
+
+    def one(block: list[Array]) -> tuple[PyTree, Array]:
+        total, fraction = example_clipped_sum(model, params, *block, clip_norm=clip_norm, stored=True)
+        return lattice.rounded(total, scale) if fixed_places else total, fraction * jnp.sum(block[2])
+
+    def add(sum_so_far: tuple[PyTree, Array], block: list[Array]) -> tuple[tuple[PyTree, Array], None]:
+        total, clipped = one(block)
+        before, count = sum_so_far
+        joined = lattice.added(before, total) if fixed_places else jax.tree.map(jnp.add, before, total)
+        return (joined, count + clipped), None
+
+    total, clipped = one([a[0] for a in blocks])
+    if len(blocks[0]) > 1:
+        few = len(blocks[0]) <= 8  # a loop costs a small model more than its sums do
+        (total, clipped), _ = jax.lax.scan(add, (total, clipped), [a[1:] for a in blocks], unroll=few or 1)
+    integers = total if fixed_places else lattice.rounded(total, scale)
+    return Clipped(integers, clipped / jnp.maximum(jnp.sum(weights), 1.0))
 
 
 def example_clipped_sum(
-    model: Model, params: Params, x: Array, y: Array, weights: Array, *, clip_norm: Array
+    model: Model, params: Params, x: Array, y: Array, weights: Array, *, clip_norm: Array, stored: bool = False
 ) -> tuple[PyTree, Array]:
-    """Sum over records of weight · clip(gradient, clip_norm), and the fraction that was clipped."""
+    """Sum over records of weight · clip(gradient, clip_norm), and the fraction that was clipped. `stored` keeps
+    the compiler from computing a number twice, for the norm and, to other bits, for the sum (R7): `layers` does so
+    always."""
     x = jnp.where(jnp.isfinite(x), x, 0)  # part of the gather that made x: it costs nothing
     if model.layers:
-        return _dense_clipped_sum(model, params, x, y, weights, clip_norm=clip_norm)
-    return _generic_clipped_sum(model, params, x, y, weights, clip_norm=clip_norm)
+        return _dense_clipped_sum(model, params, x, y, weights, clip_norm=clip_norm, stored=stored)
+    from dither.privacy import layers
+
+    total, norms = layers.clipped_sum(model, params, x, y, weights, clip_norm=clip_norm)
+    return total, _fraction(norms, weights, clip_norm)
 
 
 def _dense_clipped_sum(
-    model: Model, params: Params, x: Array, y: Array, weights: Array, *, clip_norm: Array
+    model: Model, params: Params, x: Array, y: Array, weights: Array, *, clip_norm: Array, stored: bool
 ) -> tuple[PyTree, Array]:
     inputs = []
 
@@ -133,66 +218,36 @@ def _dense_clipped_sum(
     count = x.shape[0]
     taps = [jnp.zeros((count, params[layer.name]["b"].shape[0]), jnp.float32) for layer in model.layers]
     derivatives, inputs = jax.grad(forward, has_aux=True)(taps)
-    # What d² loses below _LOST a large a² could bring back: it is added, so that no norm is too small.
+    if stored:
+        derivatives, inputs = jax.lax.optimization_barrier((derivatives, inputs))
+    # What d² loses below LOST a large a² could bring back: it is added, so that no norm is too small.
     squared = sum(
-        (jnp.sum(jnp.square(d), 1) + d.shape[1] * _LOST) * (1 + jnp.sum(jnp.square(a), 1))
+        (jnp.sum(jnp.square(d), 1) + d.shape[1] * LOST) * (1 + jnp.sum(jnp.square(a), 1))
         for a, d in zip(inputs, derivatives, strict=True)
     )
     counts = jnp.isfinite(squared)
     norms = jnp.where(counts, jnp.sqrt(squared), jnp.inf)
-    scale = weights * jnp.minimum(1.0, clip_norm / jnp.maximum(norms, _TINY))
+    scale = weights * jnp.minimum(1.0, clip_norm / jnp.maximum(norms, TINY))
     total = {}
     for number, (layer, a, d) in enumerate(zip(model.layers, inputs, derivatives, strict=True)):
         if number:  # the first layer's are the records, which are finite
             a = jnp.where(counts[:, None], a, 0)
         scaled = jnp.where(counts[:, None], d, 0) * scale[:, None]
-        total[layer.name] = {"w": _product(a, scaled), "b": jnp.sum(scaled, 0)}
+        total[layer.name] = {"w": product(a, scaled), "b": jnp.sum(scaled, 0)}
     return total, _fraction(norms, weights, clip_norm)
 
 
-def _product(a: Array, d: Array) -> Array:
-    """aᵀd, in full float32: a GPU's shortened products would let a record count for more than the clip allows.
-
-    A CPU copies the left factor of a product to the order it wants: (dᵀa)ᵀ spares that copy of `a`, and is taken
-    where its result is the smaller thing to turn.
-    """
-    exact = jax.lax.Precision.HIGHEST
+def product(a: Array, d: Array) -> Array:
+    """aᵀd, in full float32. A CPU copies the left factor of a product to the order it wants: (dᵀa)ᵀ spares that
+    copy of `a`, and is taken where its result is the smaller thing to turn."""
     if a.shape[0] > d.shape[1] and jax.default_backend() == "cpu":
-        return jnp.matmul(d.T, a, precision=exact).T
-    return jnp.matmul(a.T, d, precision=exact)
-
-
-def _generic_clipped_sum(
-    model: Model, params: Params, x: Array, y: Array, weights: Array, *, clip_norm: Array
-) -> tuple[PyTree, Array]:
-    from jax_privacy import clipping
-
-    def loss(p: Params, one_x: Array, one_y: Array) -> Array:
-        return jnp.sum(losses(model, p, one_x, one_y))
-
-    # jax-privacy wants whole micro-batches: fill up with records of weight 0.
-    # A CPU is fastest one example at a time, a GPU wants many (benchmarks/clipping.py).
-    count = x.shape[0]
-    microbatch = 1 if jax.default_backend() == "cpu" else min(32, count)
-    extra = -count % microbatch
-    x, y, weights = (
-        jnp.concatenate([a, jnp.zeros((extra, *a.shape[1:]), a.dtype)]) if extra else a for a in (x, y, weights)
-    )
-    summed = clipping.clipped_grad(
-        loss,
-        l2_clip_norm=clip_norm,
-        batch_argnums=(1, 2),
-        microbatch_size=microbatch,
-        return_grad_norms=True,
-        nan_safe=True,
-    )
-    total, aux = summed(params, x, y, is_padding_example=weights <= 0)
-    return total, _fraction(aux.grad_norms, weights, clip_norm)
+        return jnp.matmul(d.T, a, precision=EXACT).T
+    return jnp.matmul(a.T, d, precision=EXACT)
 
 
 def _fraction(norms: Array, weights: Array, clip_norm: Array) -> Array:
     return jnp.sum(weights * (norms > clip_norm)) / jnp.maximum(jnp.sum(weights), 1.0)
 
 
-def _regularised(gradient: PyTree, params: Params, l2: Array | float) -> PyTree:
+def regularised(gradient: PyTree, params: Params, l2: Array | float) -> PyTree:
     return jax.tree.map(lambda g, p: g + 2 * l2 * p, gradient, params)

@@ -8,16 +8,20 @@ time for every draw, up to the processor's caches.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dither.accounting.lattice_noise import SPREAD, TABLE_BITS, TABLE_STD, WIDTH
-from dither.types import Array
+from dither.types import Array, PyTree
 
 WORDS = 3  # 32-bit words a draw
-REACH = 2.0**30  # lattice values are cut here, some 2,000 noise stds from 0
+REACH = np.float32(
+    2**30 - 64
+)  # two such integers add up in int32; lattice values are cut here, some 2,000 noise stds from 0
 _BINS = 1 << TABLE_BITS
 _HIGH_BITS = 32 - TABLE_BITS  # bits of a word, beside the bin, that are compared with the threshold
 _FRACTION_BITS = 256  # of the integers that probabilities are computed with
@@ -85,18 +89,22 @@ def table() -> np.ndarray:
 # Draws
 
 
-def draw(words: Array) -> Array:
-    """Integers of std WIDTH from uniform words: `[3, ...]` of uint32 to `[...]` of int32."""
+def draw(words: Sequence[Array], look_up: Callable[[Array], tuple[Array, Array]] | None = None) -> Array:
+    """Integers of std WIDTH, int32, from three arrays of uniform uint32. `look_up` reads the table's columns."""
+    look_up = look_up or _look_up
     swapped = words[2] << np.uint32(16) | words[2] >> np.uint32(16)
-    return SPREAD * _pick(words[0], words[2]) + _pick(words[1], swapped)
+    return SPREAD * _pick(words[0], words[2], look_up) + _pick(words[1], swapped, look_up)
 
 
-def _pick(high: Array, low: Array) -> Array:
+def _look_up(bins: Array) -> tuple[Array, Array]:
+    high, low = jnp.asarray(table())
+    return high.at[bins].get(mode="promise_in_bounds"), low.at[bins].get(mode="promise_in_bounds")
+
+
+def _pick(high: Array, low: Array, look_up: Callable[[Array], tuple[Array, Array]] = _look_up) -> Array:
     """One draw from the table."""
-    entries = jnp.asarray(table())
     own = (high >> np.uint32(_HIGH_BITS)).astype(jnp.int32)
-    packed = entries[0].at[own].get(mode="promise_in_bounds")
-    threshold_low = entries[1].at[own].get(mode="promise_in_bounds")
+    packed, threshold_low = look_up(own)
     compared = high & np.uint32(2**_HIGH_BITS - 1)
     threshold = packed >> np.uint32(TABLE_BITS)
     keep = (compared < threshold) | ((compared == threshold) & (low < threshold_low))
@@ -104,10 +112,29 @@ def _pick(high: Array, low: Array) -> Array:
     return jnp.where(keep, own, alias) - _BINS // 2
 
 
+# Integers before the noise
+
+
+def scale_of(noise_std: Array, reach: Array) -> Array:
+    """Steps of the lattice in 1 for noise of that std; for a std of 0 such that values up to `reach` fit."""
+    noise_std = jnp.asarray(noise_std, jnp.float32)
+    return jnp.minimum(jnp.where(noise_std > 0, np.float32(WIDTH) / noise_std, 2.0**28 / reach), np.float32(1e30))
+
+
+def rounded(tree: PyTree, scale: Array) -> PyTree:
+    """The nearest integers to tree · scale, within ±REACH."""
+    return jax.tree.map(lambda leaf: jnp.clip(jnp.rint(leaf * scale), -REACH, REACH).astype(jnp.int32), tree)
+
+
+def added(one: PyTree, other: PyTree) -> PyTree:
+    """The sum of two trees of such integers, again within ±REACH. Clamping is monotone and moves no two sums
+    further apart, whatever was added before and is added later."""
+    return jax.tree.map(lambda a, b: jnp.clip(a + b, -np.int32(REACH), np.int32(REACH)), one, other)
+
+
 def released(value: Array, drawn: Array, noise_std: Array) -> Array:
     """`value` rounded to the lattice of noise_std / WIDTH, plus the integers drawn. A std of 0 adds nothing."""
     noise_std = jnp.asarray(noise_std, jnp.float32)
     scale = jnp.minimum(np.float32(WIDTH) / noise_std, np.float32(1e30))
-    rounded = jnp.clip(jnp.rint(value * scale), -REACH, REACH).astype(jnp.int32)
-    noisy = (rounded + drawn).astype(jnp.float32) * (noise_std * np.float32(1 / WIDTH))
+    noisy = (rounded(value, scale) + drawn).astype(jnp.float32) * (noise_std * np.float32(1 / WIDTH))
     return jnp.where(noise_std > 0, noisy, value)

@@ -93,6 +93,9 @@ class DataSpec:
     )
     test_path: str = _key("", "your own test file; without it test_fraction of path is held out")
     test_public: bool = _key(False, "your own test records are public: only then is the model scored on them")
+    public: bool = _key(
+        False, "the records of path are public (your declaration): nothing is charged, and sweeps may use them"
+    )
     id: str = _key("", "your name for the records of path: the ledger charges files with the same name together")
     label: str = _key("", "label column of path")
     label_bounds: tuple[float, ...] = _key(
@@ -316,7 +319,7 @@ class Spec:
         """ "seeded" or "os": the value of `randomness` for this data, with "auto" resolved."""
         if self.randomness != "auto":
             return self.randomness
-        return "os" if self.data.path else "seeded"
+        return "os" if self.private else "seeded"
 
     @property
     def adjacency(self) -> str:
@@ -328,7 +331,12 @@ class Spec:
     @property
     def scored(self) -> bool:
         """Whether the test records are public: the catalogue's are, a user's own by declaration."""
-        return self.data.test_public or not (self.data.path or self.data.test_path)
+        return self.data.test_public or self.data.public or not (self.data.path or self.data.test_path)
+
+    @property
+    def private(self) -> bool:
+        """Whether the records are a user's own, and not declared public."""
+        return bool(self.data.path) and not self.data.public
 
     @property
     def aggregation(self) -> str:
@@ -630,6 +638,8 @@ def _check_together(spec: Spec) -> None:
         raise SpecError(f"data.path={spec.data.path!r} needs data.label, the name of the label column")
     if not spec.data.path and not spec.data.name:
         raise SpecError("give data.name (dither data list) or data.path")
+    if spec.data.public and not spec.data.path:
+        raise SpecError("data.public is for your own records (data.path); those of the catalogue are public")
     if spec.data.test_path and spec.data.split == "per-client":
         raise SpecError("data.test_path with data.split='per-client' would train on the test file; leave one out")
     if spec.data.part != "all" and spec.data.public_fraction == 0:

@@ -36,7 +36,7 @@ def test_a_charge_is_what_was_said(ledger):
     ledger.charge("run", "data", [Charge("ann", [(gaussian(), 2), (poisson(), 3)])], rounds=(0, 5))
     row = spent(ledger)
     assert row.epsilon == pytest.approx(epsilon((gaussian(), 2), (poisson(), 3)), rel=1e-12)
-    assert row[2:] == (DELTA, "upload", "zero-out", 5, ("run",), None, "")
+    assert row[2:] == (DELTA, "upload", "zero-out", 5, ("run",), None, "", (accounting.FLOAT_NOISE,))
     assert spent(ledger, "bob")[:2] == ("bob", 0.0)
     assert spent(ledger, dataset="other").epsilon == 0.0
 

@@ -8,8 +8,10 @@ import pytest
 
 import dither
 from dither.accounting import accountant
-from dither.errors import RunExists, SpecError
+from dither.accounting.ledger.runs import Budget, Ledger
+from dither.errors import BudgetExhausted, RunExists, SpecError
 from dither.experiment import build, sweep
+from dither.experiment.defaults import choose
 from dither.experiment.plan.records import synthetic_data
 from dither.experiment.sweep import batches
 from dither.experiment.sweep.run import differing, product
@@ -204,8 +206,60 @@ def test_what_vary_refuses(texts, message):
     assert message in str(error.value)
 
 
-def test_own_records_are_refused_before_anything_is_made(tmp_path):
-    values = {"data.path": "mine.csv", "data.label": "y"}
-    with pytest.raises(SpecError, match="not charged to a ledger"):
-        sweep.sweep(PRESET, {"seed": [0, 1]}, values=values, out=tmp_path / "out")
+def own_records(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = [f"{rng.normal():.5f},{'ab'[int(rng.random() < 0.5)]}" for _ in range(120)]
+    for name, part in (("mine.csv", rows[:90]), ("test.csv", rows[90:])):
+        (tmp_path / name).write_text("\n".join(["x,y", *part]) + "\n")
+    return {
+        "data.path": str(tmp_path / "mine.csv"),
+        "data.label": "y",
+        "num_clients": 2,
+        "num_rounds": 2,
+        "local_steps": 1,
+        "eval_every": 2,
+    }
+
+
+def test_private_runs_that_cannot_be_compared_or_kept_are_refused_before_anything_is_made(tmp_path):
+    values = own_records(tmp_path)
+    with pytest.raises(SpecError, match="compared on test records"):
+        sweep.sweep(values, {"seed": [0, 1]}, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
+    public_test = {"data.test_path": str(tmp_path / "test.csv"), "data.test_public": True}
+    with pytest.raises(SpecError, match="give out=FOLDER"):
+        sweep.sweep({**values, **public_test}, {"seed": [0, 1]})
+    with pytest.raises(SpecError, match="train side by side are not charged"):
+        batches.train_specs([choose(values).spec])
+
+
+@pytest.mark.slow
+def test_each_run_of_a_private_sweep_is_charged(tmp_path):
+    ledger = tmp_path / "ledger.sqlite"
+    values = own_records(tmp_path) | {"data.test_path": str(tmp_path / "test.csv"), "data.test_public": True}
+    result = sweep.sweep(values, {"privacy.epsilon": [0.5, 1.0]}, out=tmp_path / "out", ledger=ledger)
+    assert [round(row["proven_epsilon"], 2) for row in result.table()] == [0.5, 1.0]
+    book = Ledger(ledger)
+    (dataset,) = book.datasets()
+    assert len(book.spent(dataset)[0].runs) == 2
+    assert 1.0 < book.spent(dataset)[0].epsilon < 1.5
+    assert "train_loss" not in (tmp_path / "out" / "curves.csv").read_text()
+    again = sweep.sweep(values, {"privacy.epsilon": [0.5, 1.0]}, out=tmp_path / "out", ledger=ledger)
+    assert again.table() == result.table()
+    assert len(book.spent(dataset)[0].runs) == 2  # nothing was trained again
+    book.set_budget(dataset, Budget(1.3, 1e-3, "upload", "zero-out"))
+    with pytest.raises(BudgetExhausted):
+        sweep.sweep(values, {"privacy.epsilon": [2.0]}, out=tmp_path / "more", ledger=ledger)
+
+
+@pytest.mark.slow
+def test_records_that_are_declared_public_are_swept_without_a_charge(tmp_path, monkeypatch):
+    monkeypatch.setenv("DITHER_LEDGER", str(tmp_path / "ledger.sqlite"))
+    values = own_records(tmp_path) | {"data.public": True}
+    assert len(sweep.sweep(values, {"seed": [0, 1]})) == 2
+    assert not (tmp_path / "ledger.sqlite").exists()
+    dither.run({**values, "data.public": False}, out=tmp_path / "private")
+    with pytest.raises(SpecError, match=r"was charged to .* as private"):
+        dither.run(values, out=tmp_path / "public")
+    with pytest.raises(SpecError, match=r"was charged to .* as private"):
+        sweep.sweep(values, {"seed": [0, 1]})

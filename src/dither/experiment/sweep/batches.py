@@ -113,11 +113,12 @@ def train_specs(
 
 
 def refuse_private_data(specs: Sequence[Spec]) -> None:
-    """A sweep is not charged to a ledger, so it must not see anybody's private records."""
-    path = next((spec.data.path for spec in specs if spec.data.path), "")
+    """Runs that train side by side are not charged to a ledger, so they must not see private records."""
+    path = next((spec.data.title for spec in specs if spec.private), "")
     if path:
         raise SpecError(
-            f"data.path={path!r}: a sweep is not charged to a ledger, so it accepts catalogue data sets only"
+            f"{path!r} holds private records, and runs that train side by side are not charged to a ledger; use "
+            "`dither sweep`, which charges each run, or declare the records public (data.public = true)"
         )
 
 

@@ -88,7 +88,7 @@ class Sweep(Overview, Sequence[Outcome]):
         return _SCORES[self.score]
 
     def title(self) -> str:
-        return f"{self.specs[0].method} on {self.specs[0].data.name}: {len(self)} runs"
+        return f"{self.specs[0].method} on {self.specs[0].data.title}: {len(self)} runs"
 
     def overview(self) -> list[tuple[str, str]]:
         """One line per setting: accuracy, claimed and proven ε."""

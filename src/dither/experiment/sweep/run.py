@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import numpy as np
 
@@ -18,9 +18,11 @@ from dither import data
 from dither.accounting import ProvenRow
 from dither.errors import SpecError
 from dither.experiment import build
-from dither.experiment.sweep import batches
+from dither.experiment.defaults import choose
+from dither.experiment.sweep import batches, charged
 from dither.experiment.sweep.batches import BatchPlan, Outcome
 from dither.experiment.sweep.result import Sweep, SweepFolder, SweepRun, flatten
+from dither.experiment.train import check_public
 from dither.simulation import devices, distributed
 from dither.simulation.devices import Clock
 from dither.spec import Spec, parse_setting
@@ -45,6 +47,8 @@ def sweep(
     prove: bool | None = None,
     on_progress: OnProgress | None = None,
     model: Any = None,
+    ledger: str | Path | None = None,
+    new_ledger: bool = False,
 ) -> Sweep:
     """Train every combination of the varied values on top of a spec, with as few compiled programs as possible.
 
@@ -59,8 +63,10 @@ def sweep(
 
     With `out`, each finished batch is saved at once, and the same call continues an interrupted sweep to the same
     bits. In the end the folder holds runs.csv, curves.csv, plot.png and sweep.json. `prove=False` omits the proven
-    ε; so does a list of specs without `out`, by default. Private records are refused: a sweep is not charged to a
-    ledger.
+    ε; so does a list of specs without `out`, by default.
+
+    On your own records each run is charged to the ledger (the default one, or `ledger`) before it begins, and kept
+    as a run folder in `out`/runs; only records that are declared public (data.public) train side by side.
 
     With several processes (`simulation.distributed`), each calls this. The specs of process 0 count. Process 0
     alone writes and returns; the others exit when the batches are trained.
@@ -70,8 +76,12 @@ def sweep(
     clock = Clock()
     if model is not None:
         values = {**(values or {}), "model.name": register_model(model)}
+    if not isinstance(what, list | tuple):
+        what, values = choose(cast(Any, what), values, data_dir=data_dir).spec, None
     specs, keys, grid = _specs(what, vary, values)
-    batches.refuse_private_data(specs)
+    private = any(spec.private for spec in specs)
+    if private:
+        charged.check(specs, out)
     limit = batches.parse_bytes(max_memory) if isinstance(max_memory, str) else max_memory
     if limit is not None and not limit > 0:
         raise SpecError(f"max_memory={max_memory!r} must be above 0")
@@ -81,15 +91,19 @@ def sweep(
     with clock("start_up"):
         devices.set_up()
         finished = folder.finished(specs) if folder is not None else {}
-        plan = _shared_plan(specs, limit, finished, data_dir, dataset)
-    runs = finished | _train(plan, finished, folder, prove, clock, on_progress)
+        plan = None if private else _shared_plan(specs, limit, finished, data_dir, dataset)
+    if plan is None:
+        to = charged.ChargedTo(ledger, new_ledger)
+        runs = finished | charged.train_runs(specs, finished, cast(SweepFolder, folder), to, on_progress)
+    else:
+        runs = finished | _train(plan, finished, folder, prove, clock, on_progress)
     in_order = tuple(runs[number] for number in range(len(specs)))
     path = folder.path if folder is not None else None
-    result = Sweep(tuple(specs), tuple(keys), in_order, {}, path, _notes(plan, limit))
+    result = Sweep(tuple(specs), tuple(keys), in_order, {}, path, _notes(plan, limit) if plan else ())
     if folder is not None:
         with clock("plot"):
             folder.save_tables(result)
-        memory = {"limit": limit, "estimate": _estimated_bytes(plan)}
+        memory = {"limit": limit, "estimate": _estimated_bytes(plan) if plan else None}
         folder.save_summary({**description, **_summary(result, plan), "memory": memory, "timing": clock.report()})
     result.timing.update(clock.report())
     return result
@@ -157,6 +171,8 @@ def _shared_plan(
     plan = plan_sweep(specs, limit, data_dir=data_dir, dataset=dataset)
     if several:
         distributed.assert_equal(fingerprints(plan))
+    for experiment in {experiment.spec.data.path: experiment for experiment in plan.experiments}.values():
+        check_public(experiment)
     return plan
 
 
@@ -278,7 +294,7 @@ def _notes(plan: BatchPlan, limit: float | None) -> tuple[str, ...]:
     return (f"a single run is estimated at {estimate / 1e6:.0f} MB, above --max-memory",)
 
 
-def _summary(result: Sweep, plan: BatchPlan) -> dict[str, Any]:
+def _summary(result: Sweep, plan: BatchPlan | None) -> dict[str, Any]:
     """What sweep.json says about a finished sweep."""
     environments: list[dict[str, str]] = []
     for run in result.runs:
@@ -286,8 +302,8 @@ def _summary(result: Sweep, plan: BatchPlan) -> dict[str, Any]:
             environments.append(run.environment)
     return {
         "complete": True,
-        "programs": len({batch.program for batch in plan.batches}),
-        "batches": [len(batch.numbers) for batch in plan.batches],
+        "programs": len({batch.program for batch in plan.batches}) if plan else None,
+        "batches": [len(batch.numbers) for batch in plan.batches] if plan else [1] * len(result),
         "settings": result.table(),
         "not_covered": result.not_covered(),
         "troubles": result.warnings(),
@@ -298,7 +314,7 @@ def _summary(result: Sweep, plan: BatchPlan) -> dict[str, Any]:
 
 def default_folder(spec: Spec) -> Path:
     """sweeps/METHOD-DATA-TIME, with a number appended where two start in the same second."""
-    base = Path("sweeps") / f"{Path(spec.method).stem}-{spec.data.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    base = Path("sweeps") / f"{Path(spec.method).stem}-{Path(spec.data.title).stem}-{datetime.now():%Y%m%d-%H%M%S}"
     numbered = (base.with_name(f"{base.name}-{number}") for number in itertools.count(2))
     return next(path for path in itertools.chain([base], numbered) if not path.exists())
 
