@@ -155,7 +155,7 @@ class _PrivateFederated(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             raise SpecError("feature_bounds: every low must be below its high")
         inside = (np.clip(x, low, high) - low) / (high - low)
         unit = (low == 0) & (high == 1)  # one-hot columns stay sparse
-        encoded: np.ndarray = np.where(unit, inside, 2 * inside - 1).astype(np.float32)
+        encoded: np.ndarray = np.ascontiguousarray(np.where(unit, inside, 2 * inside - 1), np.float32)
         return encoded
 
     def _scores(self, x: Any) -> np.ndarray:
