@@ -356,8 +356,7 @@ def _sensitivity_caveat(plan: PrivacyPlan) -> tuple[str, ...]:
 def _scheduling_caveat(plan: PrivacyPlan) -> tuple[str, ...]:
     if plan.noise != "paper" or plan.cohort_size == plan.num_clients:
         return ()
-    note = scheduling_note(_params(plan), epsilon=plan.epsilon)
-    return (note,) if note else ()
+    return (scheduling_note(_params(plan), epsilon=plan.epsilon),)
 
 
 # Privacy

@@ -492,6 +492,13 @@ def test_shuffled_epochs_do_not_continue_over_runs(ledger):
     assert spent(ledger, adjacency="add/remove").epsilon == math.inf, "no such neighbours (G3)"
 
 
+def test_shuffled_runs_get_no_credit_of_sums_once_there_are_two(ledger):
+    conditions = Conditions(cohort_size=10, own_epochs=True)
+    for run in ("one", "two"):
+        ledger.charge(run, "data", all_of(["ann"], shuffled(), 10), rounds=(0, 10), conditions=conditions)
+    assert spent(ledger, view="sum").epsilon == spent(ledger, view="upload").epsilon
+
+
 def test_joined_data_sets_are_spent_as_one_and_the_joining_is_labelled(ledger, path):
     ledger.charge("first", "d" * 16, all_of(["ann"], gaussian(), 5), rounds=(0, 5))
     ledger.charge("second", "e" * 16, all_of(["ann", "bob"], gaussian(8.0), 4), rounds=(0, 4))
