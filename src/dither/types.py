@@ -204,7 +204,7 @@ class Conditions(NamedTuple):
     colluders        clients that give their own noise to the server
     others_noise     variance of the honest others' noise in the sum, relative to the target's; None means
                      equal weights and equal noise: cohort_size - colluders - 1
-    convex           every honest client's clipped gradient is that of a convex loss: binary linear models with
+    convex           every honest client's clipped gradient is that of a convex loss: one linear score and
                      per-example clipping
     smoothness       a data-independent bound on the smoothness of those losses, or None
     lipschitz        a Lipschitz bound of the clipped-gradient map, for G7c, or None

@@ -338,7 +338,7 @@ def aggregated_round_mu(
     others' (V = others·W, available at the end). `others` is r - c - 1, or for unequal weights or noise the honest
     others' noise variance in the sum relative to the target's.
 
-    Proved for binary linear models with per-example clipping and steps with η_t β <= 2. Otherwise NoProof, unless
+    Proved for one linear score, per-example clipping and steps with η_t β <= 2. Otherwise NoProof, unless
     `assume`: the caller then labels the value as assumed.
     """
     steps = len(rates)
