@@ -1,7 +1,7 @@
 """What protection costs: the time of protected rounds over that of seeded ones, both in one run.
 
     python benchmarks/protected.py                   # A1 A32 B1 B2 C
-    python benchmarks/protected.py A1 B1 --rounds 9
+    python benchmarks/protected.py A1 B1 --blocks 9
 
 Protected rounds (`randomness = "os"`) add discrete Gaussian noise on a lattice, from words of a cipher keyed by
 the operating system; seeded ones add float32 noise from a seed. Both make the rounds of `dither run` on
@@ -30,19 +30,18 @@ from dither.simulation import devices  # noqa: E402
 from dither.spec import Spec  # noqa: E402
 
 STORED = HERE / "results" / "protected.json"
-BLOCK = {"A1": 100, "A32": 20}  # rounds in a block; one of the larger workloads
 
 
 class Rounds:
     """A workload's rounds with one source of randomness, a block at a time."""
 
-    def __init__(self, name: str, randomness: str, block: int) -> None:
+    def __init__(self, name: str, randomness: str) -> None:
         spec = Spec.from_any(HERE / "specs" / f"{name}.toml")
         data = str(dither_run.CACHE / "data" / f"{name}.npz")
         experiment = build.build_experiment(spec.with_values({"randomness": randomness, "data.path": data}))
         self.compiled = build.compiled(experiment)
         self.state: Any = self.compiled.rounds.start(self.compiled.inputs)
-        self.block, self.done = block, 0
+        self.block, self.done = spec.eval_every, 0  # as between two evaluations of `dither run`
         self.devices = self.compiled.simulation.shards.devices
         self.seconds()  # compiles
 
@@ -58,7 +57,7 @@ class Rounds:
 def compare(name: str, blocks: int) -> dict[str, Any]:
     """One workload: seconds of 100 rounds with either source, and their ratio."""
     dither_run.prepare([workloads.WORKLOADS[name]])
-    sources = {randomness: Rounds(name, randomness, BLOCK.get(name, 1)) for randomness in ("seeded", "os")}
+    sources = {randomness: Rounds(name, randomness) for randomness in ("seeded", "os")}
     best = dict.fromkeys(sources, float("inf"))
     for _ in range(blocks):
         for randomness, rounds in sources.items():
@@ -76,13 +75,13 @@ def compare(name: str, blocks: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workloads", nargs="*", default=list(workloads.WORKLOADS), help="A1 A32 B1 B2 C")
-    parser.add_argument("--rounds", type=int, default=7, help="blocks of each source (default: 7)")
+    parser.add_argument("--blocks", type=int, default=7, help="blocks of rounds of each source (default: 7)")
     parser.add_argument("--stored", type=Path, default=STORED, help="where the results go")
     args = parser.parse_args()
     stored = json.loads(args.stored.read_text()) if args.stored.exists() else {}
     print("| workload | seeded, s / 100 rounds | protected | ratio | devices |\n| --- | --- | --- | --- | --- |")
     for name in args.workloads:
-        row = compare(name, args.rounds)
+        row = compare(name, args.blocks)
         seeded, protected = (f"{row[f'{source}_s_per_100']:.3g}" for source in ("seeded", "protected"))
         print(f"| {name} | {seeded} | {protected} | {row['ratio']:.2f}x | {row['devices']} |", flush=True)
         stored.setdefault(row["device"], {})[name] = {

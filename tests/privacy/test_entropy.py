@@ -6,8 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dither.accounting.lattice_noise import WIDTH
 from dither.errors import SpecError
-from dither.privacy import entropy, noise
+from dither.privacy import chacha, entropy, noise
 from dither.privacy.entropy import OsEntropy
 
 KEY = np.arange(32, dtype=np.uint8).view(np.uint32)  # 00 01 02 ... 1f, as in RFC 8439
@@ -45,7 +46,8 @@ def as_words(text):
 )
 def test_chacha20_gives_the_vectors_of_rfc_8439(key, counter, nonce, expected):
     counters = np.array([counter, counter + 1], np.uint32)
-    block = np.stack(jax.jit(entropy.chacha_block)(key, counters, as_words(nonce)))
+    seed = [jnp.uint32(word) for word in (*key, *as_words(nonce))]
+    block = np.stack(jax.jit(chacha.block)(seed, counters))
     np.testing.assert_array_equal(block[:, 0], as_words(expected))
 
 
@@ -65,8 +67,8 @@ def test_the_host_gives_the_vector_of_nist_sp_800_38a(monkeypatch):
     np.testing.assert_array_equal(long, entropy.host_words(3 * 2**15 + 5))
 
 
-def test_every_place_has_words_of_its_own():
-    """Round, client, step and stream each change the nonce, and a nonce or a key all words."""
+def test_every_place_has_integers_of_its_own():
+    """Round, client, step and stream each change the nonce, and a nonce or a key all integers."""
     root = OsEntropy(jnp.asarray(KEY))
     noise_of, server = noise.stream(root, "noise"), noise.stream(root, "server")
     few = [0, 1, 2**31 - 2]
@@ -83,16 +85,16 @@ def test_every_place_has_words_of_its_own():
     assert len(np.unique(rows.reshape(-1, 8), axis=0)) == rows.size // 8
     np.testing.assert_array_equal(draw(KEY, nonces[1], 0), rows[1])
     with pytest.raises(SpecError, match="4 times"):
-        noise_of.at(0).at(0).at(0).at(0).words(1)
+        noise_of.at(0).at(0).at(0).at(0).integers([(1,)])
 
 
 @pytest.mark.parametrize("key", [None, KEY], ids=["host", "key"])
-def test_whatever_vmap_maps_over_has_words_of_its_own(key):
-    """Runs with one key each, clients at one place: nobody shares a word."""
+def test_whatever_vmap_maps_over_has_integers_of_its_own(key):
+    """Runs with one key each, clients at one place: nobody shares a draw."""
 
     def run(seed):
         source = OsEntropy(None if key is None else jnp.asarray(key)).over(seed).at(0)
-        return jax.vmap(lambda number: source.over(number).words(40))(jnp.zeros(3, jnp.int32))
+        return jax.vmap(lambda number: source.over(number).integers([(40,)])[0])(jnp.zeros(3, jnp.int32))
 
     rows = np.asarray(jax.jit(jax.vmap(run))(jnp.zeros(4, jnp.int32)))
     assert rows.shape == (4, 3, 40)
@@ -109,3 +111,35 @@ def test_a_key_is_an_argument_of_the_program_alone():
     text = jax.jit(noisy).lower(key, jnp.zeros(5)).as_text()
     assert not any(str(int(word)) in text or f"{word:08X}" in text for word in key)
     assert (entropy.fresh_key(2) != entropy.fresh_key(2)).any(axis=1).all()
+
+
+def test_a_gpus_kernel_draws_what_xla_draws():
+    """The kernel is interpreted here; the seeds are two equal ones and one other."""
+    seed = jnp.asarray(np.stack([np.arange(11), np.arange(11), np.arange(11) + 5]).astype(np.uint32))
+    kernel = jax.jit(lambda seed: chacha.draws(seed, 700, kernel=True, interpret=True))(seed)
+    by_xla = np.asarray(jax.jit(lambda seed: chacha.draws(seed, 700))(seed))
+    np.testing.assert_array_equal(kernel, by_xla)
+    assert np.abs(np.corrcoef(by_xla)[np.triu_indices(3, 1)]).max() < 6 / np.sqrt(700)
+    assert abs(by_xla.std() / WIDTH - 1) < 6 / np.sqrt(2 * by_xla.size)
+
+
+def test_only_a_single_draw_outside_loops_may_be_drawn_ahead():
+    value, source = jnp.ones(10), OsEntropy().over(jnp.int32(0))
+
+    def once(number):
+        return noise.gaussian(source.at(number), value, noise_std=1.0)
+
+    def twice(number):
+        return once(number) + once(number)
+
+    def in_a_loop(number):
+        return jax.lax.fori_loop(0, number, lambda _, total: total + once(number), value)
+
+    def mapped(number):
+        return jax.vmap(lambda row: noise.gaussian(source.at(number), row, noise_std=1.0))(jnp.ones((4, 10)))
+
+    expected = {once: 30, jax.jit(once): 30, twice: 0, in_a_loop: 0, mapped: 0, jnp.sin: 0}
+    for function, words in expected.items():
+        assert entropy.words_of_one_draw(function, jnp.int32(3)) == words
+    with pytest.raises(SpecError, match="30 words, but 29"):
+        noise.gaussian(OsEntropy(ahead=jnp.zeros(29, jnp.uint32)), value, noise_std=1.0)

@@ -106,7 +106,7 @@ def test_what_is_drawn_fits_tails_included():
 
 @pytest.mark.slow
 def test_a_hundred_million_draws_fit():
-    draw = jax.jit(lambda source: lattice.draw(source.words(3_000_000).reshape(3, -1)))
+    draw = jax.jit(lambda source: source.integers([(1_000_000,)])[0])
     drawn = np.concatenate([np.asarray(draw(OsEntropy())) for _ in range(100)])
     assert min(fit(drawn, cells=20_000).values()) > 1e-6
     for reach in (4.5, 5.0, 5.5):

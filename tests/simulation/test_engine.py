@@ -1,13 +1,17 @@
 """The engine: one program for many runs, the same result in every layout, nothing that grows with rounds."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from dither import models
+from dither.accounting.lattice_noise import WIDTH
 from dither.errors import SpecError
 from dither.methods import secure_fedavg
+from dither.privacy import entropy, lattice, noise
 from dither.simulation import engine
+from dither.types import Algorithm, ClientResult
 from tests.conftest import make_federation, make_plan, make_records
 
 SIZES = [12, 30, 17, 9, 25, 14]
@@ -200,3 +204,56 @@ def test_per_client_weights_give_the_mean_over_clients():
     right = np.asarray(models.predict(model.apply(params, problem.x[rows]))) == problem.y[rows]
     expected = (right[:5].mean() + right[5:].mean()) / 2
     assert result.history[-1].metrics["test_accuracy"][0] == pytest.approx(expected, abs=1e-6)
+
+
+# Protected noise
+
+
+@pytest.mark.parametrize("layout", ["vmap", "loop"])
+def test_words_drawn_ahead_are_used_once(layout, monkeypatch):
+    """Three rounds' words at a time, eight rounds of two runs in two calls: every client's noise is new, and what
+    the host gave is used in its order."""
+    given = []
+
+    def host_words(count):
+        given.append(np.random.default_rng(len(given)).integers(2**32, size=count, dtype=np.uint32))
+        return given[-1]
+
+    monkeypatch.setattr(entropy, "host_words", host_words)
+    monkeypatch.setattr(engine, "_WORDS_AHEAD", 3 * 2 * 3 * 40)
+    zero = jnp.zeros(40)
+
+    def client(keys, message, state, records, round):
+        noisy = noise.gaussian(keys.noise, zero, noise_std=float(WIDTH))
+        here = (jnp.arange(8)[:, None] == round.index) & (jnp.arange(2) == round.client)
+        return ClientResult(jnp.where(here[..., None], noisy, 0.0), jnp.float32(1), (), {})
+
+    algorithm = Algorithm(
+        init=lambda params: jnp.zeros((8, 2, 40)),
+        client_init=lambda params: (),
+        message=lambda server: (),
+        client=client,
+        server=lambda key, state, upload, cohort: state + upload,
+        params=lambda server: server,
+        releases=lambda info: (),
+    )
+    simulation = engine.Simulation(
+        models.logistic(6),
+        lambda hyper: algorithm,
+        num_clients=2,
+        cohort_size_at=lambda index: 2,
+        randomness="os",
+        layout=layout,
+    )
+    x, y = make_records(20)
+    inputs = simulation.inputs(engine.problem(x, y, make_federation([10, 10]), x, y), seeds=[0, 0], hyper={})
+    state = simulation.advance(simulation.start(inputs), inputs, 0, 5)
+    state = simulation.advance(state, inputs, 5, 8)
+    rows = np.asarray(state.server).reshape(2 * 8 * 2, 40)
+    assert len(np.unique(rows, axis=0)) == 2 * 8 * 2
+    assert [words.size for words in given if words.size > 1] == [2 * 3 * 2 * 3 * 40] * 3  # rounds 0-2, 3-4, 5-7
+    drawn = jax.jit(lattice.draw)
+    words = given[-1].reshape(2, 3, 2, 3, 40)  # the last call: rounds 5 to 7 of both runs
+    for run, index, number in ((0, 5, 0), (1, 7, 1)):
+        expected = np.asarray(drawn(words[run, index - 5, number]))
+        np.testing.assert_allclose(np.asarray(state.server)[run, index, number], expected, rtol=1e-6)

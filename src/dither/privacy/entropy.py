@@ -8,7 +8,8 @@ gigabytes a second. No key outlives its call and nothing is kept: a forked child
 round or a second thread has nothing to share with its twin. On several devices each asks for itself; what all
 must share (the server's noise) is the first one's.
 
-*On an accelerator* the host would be too slow, so the compiled program expands a key with ChaCha20 (RFC 8439).
+*On an accelerator* the host would be too slow, so the compiled program expands a key with ChaCha20
+(`privacy.chacha`).
 The key is an argument of the program, drawn from `os.urandom` for each call of it (`fresh_key`), never a
 constant of it and never saved. The nonce holds round, client and step, 31 bits each, and a bit that tells the
 server's draws from the clients'; the block counter goes through a draw and through whatever vmap maps over. So
@@ -25,8 +26,9 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +37,7 @@ from jax.custom_batching import custom_vmap
 from jax.experimental import io_callback
 
 from dither.errors import SpecError
+from dither.privacy import chacha, lattice
 from dither.types import Array
 
 _CHUNK = memoryview(bytes(1 << 17))  # zeros to encrypt, few enough for a core's cache
@@ -62,32 +65,6 @@ def fresh_key(runs: int) -> np.ndarray:
     return np.frombuffer(os.urandom(32 * runs), np.uint32).reshape(runs, 8)
 
 
-def chacha_block(key: Array, counter: Array, nonce: Array) -> list[Array]:
-    """The 16 words of the ChaCha20 block (RFC 8439, section 2.3): key `[..., 8]`, nonce `[..., 3]`, counters
-    `[..., blocks]`, all uint32."""
-    constants = [np.uint32(word) for word in (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)]
-    fixed = [*constants, *(key[..., i, None] for i in range(8)), counter, *(nonce[..., i, None] for i in range(3))]
-    start = [jnp.broadcast_to(word, counter.shape) for word in fixed]
-    mixed = jax.lax.fori_loop(0, 10, lambda _, state: _double_round(state), start)
-    return [word + first for word, first in zip(mixed, start, strict=True)]
-
-
-def _double_round(state: list[Array]) -> list[Array]:
-    state = list(state)
-    for column in range(4):
-        _quarter_round(state, column, 4 + column, 8 + column, 12 + column)
-    for column in range(4):
-        _quarter_round(state, column, 4 + (column + 1) % 4, 8 + (column + 2) % 4, 12 + (column + 3) % 4)
-    return state
-
-
-def _quarter_round(state: list[Array], a: int, b: int, c: int, d: int) -> None:
-    for x, y, z, bits in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
-        state[x] = state[x] + state[y]
-        turned = state[z] ^ state[x]
-        state[z] = turned << np.uint32(bits) | turned >> np.uint32(32 - bits)
-
-
 # Inside a traced function
 
 
@@ -101,11 +78,13 @@ class OsEntropy:
     draw depend on what `vmap` maps over: vmap evaluates once, for all clients, what depends on none of them, and
     they would share one draw. So a source must be derived for each client as a key must, with
     `noise.for_client`. `mapped` is a number that is not part of the place and depends on what vmap maps over,
-    such as a run's seed. Devices along the mesh axis `shared_along` get the same words."""
+    such as a run's seed. `ahead` are words that were drawn before, for one draw (`words_of_one_draw`). Devices
+    along the mesh axis `shared_along` get the same words."""
 
     key: Array | None = None
     place: tuple[Array, ...] = ()
     mapped: Array | None = None
+    ahead: Array | None = None
     name: str = "noise"
     shared_along: str = ""
 
@@ -118,11 +97,28 @@ class OsEntropy:
         number = jnp.asarray(number).astype(jnp.int32)
         return replace(self, mapped=number if self.mapped is None else self.mapped + number)
 
-    def words(self, count: int) -> Array:
-        """`count` uniform 32-bit words, for each index that an enclosing vmap maps over."""
+    def integers(self, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
+        """Discrete Gaussian integers (`privacy.lattice`) in these shapes, for each index that vmap maps over."""
         mapped = jnp.int32(0) if self.mapped is None else self.mapped
+        sizes = [math.prod(shape) for shape in shapes]
+        parts = [slice(end - size, end) for size, end in zip(sizes, np.cumsum(sizes).tolist(), strict=True)]
         if self.key is not None:
-            return _expanded(count)(self.key, self._nonce(), mapped)
+            drawn = _expanded(sum(sizes))(self.key, self._nonce(), mapped)
+            return [drawn[part].reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+        words = self.words(lattice.WORDS * sum(sizes)).reshape(lattice.WORDS, sum(sizes))
+        # Drawn in the shape of use, for which `noise._in_shape` has the reasons.
+        return [
+            lattice.draw(words[:, part].reshape(lattice.WORDS, *shape))
+            for part, shape in zip(parts, shapes, strict=True)
+        ]
+
+    def words(self, count: int) -> Array:
+        """`count` uniform 32-bit words from the host, for each index that vmap maps over."""
+        if self.ahead is not None:
+            if self.ahead.shape != (count,):
+                raise SpecError(f"a draw of {count} words, but {self.ahead.size} were drawn ahead")
+            return self.ahead
+        mapped = jnp.int32(0) if self.mapped is None else self.mapped
         words = _from_host(count)(sum(self.place, mapped))
         if not self.shared_along:
             return words
@@ -138,7 +134,7 @@ class OsEntropy:
         return jnp.stack(numbers, axis=-1)
 
     def tree_flatten(self) -> tuple[tuple[object, ...], tuple[str, str]]:
-        return (self.key, self.place, self.mapped), (self.name, self.shared_along)
+        return (self.key, self.place, self.mapped, self.ahead), (self.name, self.shared_along)
 
     @classmethod
     def tree_unflatten(cls, names: tuple[str, str], children: tuple[object, ...]) -> OsEntropy:
@@ -172,20 +168,41 @@ def _from_host(count: int) -> Callable[[Array], Array]:
     return draw
 
 
+def words_of_one_draw(function: Callable[..., object], *arguments: object) -> int:
+    """How many words a function draws from the host, if it does so once and in no loop; 0 otherwise. Only then may
+    they be drawn ahead: whatever draws again would get the same words again."""
+    draws = list(_host_draws(jax.make_jaxpr(function)(*arguments).jaxpr))
+    return draws[0] if len(draws) == 1 else 0
+
+
+def _host_draws(jaxpr: Any, in_loop: bool = False) -> Iterator[int]:
+    """The words of each draw from the host in a traced function, 0 for one that is mapped or in a loop."""
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        if name == "io_callback":
+            shape = equation.outvars[0].aval.shape
+            yield shape[0] if len(shape) == 1 and not in_loop else 0
+        for parameter in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_traced):
+            if _is_traced(parameter):
+                inner = getattr(parameter, "jaxpr", parameter)
+                yield from _host_draws(inner, in_loop or name in ("scan", "while", "cond"))
+
+
+def _is_traced(value: object) -> bool:
+    return hasattr(value, "eqns")
+
+
 @functools.cache
 def _expanded(count: int) -> Callable[[Array, Array, Array], Array]:
-    """A function of key, nonce and a mapped number: the words of ChaCha20. Its block counter goes on from index to
-    index of what vmap maps over: clients never share a block, even at one place."""
-    blocks = -(-count // 16)
+    """A function of key, nonce and a mapped number: that many integers. Each index that vmap maps over has
+    blocks of its own, even at one place."""
 
     @custom_vmap
     def draw(key: Array, nonce: Array, mapped: Array) -> Array:
-        shape = (*mapped.shape, blocks)
-        if math.prod(shape) >= 2**32:
-            raise SpecError(f"{16 * math.prod(shape)} random words in one draw; draw at most 2^36 at a time")
-        counter = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
-        words = jnp.stack(chacha_block(key, counter, nonce), axis=-2)
-        return words.reshape(*mapped.shape, 16 * blocks)[..., :count]
+        seed = jnp.concatenate([key, nonce], axis=-1)
+        return chacha.draws(
+            jnp.broadcast_to(seed, (*mapped.shape, 11)), count, kernel=jax.default_backend() == "gpu"
+        )
 
     @draw.def_vmap
     def _(axis_size: int, in_batched: list[bool], *operands: Array) -> tuple[Array, bool]:

@@ -8,6 +8,7 @@ time for every draw, up to the processor's caches.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 import jax.numpy as jnp
@@ -85,18 +86,22 @@ def table() -> np.ndarray:
 # Draws
 
 
-def draw(words: Array) -> Array:
-    """Integers of std WIDTH from uniform words: `[3, ...]` of uint32 to `[...]` of int32."""
+def draw(words: Sequence[Array], look_up: Callable[[Array], tuple[Array, Array]] | None = None) -> Array:
+    """Integers of std WIDTH, int32, from three arrays of uniform uint32. `look_up` reads the table's columns."""
+    look_up = look_up or _look_up
     swapped = words[2] << np.uint32(16) | words[2] >> np.uint32(16)
-    return SPREAD * _pick(words[0], words[2]) + _pick(words[1], swapped)
+    return SPREAD * _pick(words[0], words[2], look_up) + _pick(words[1], swapped, look_up)
 
 
-def _pick(high: Array, low: Array) -> Array:
+def _look_up(bins: Array) -> tuple[Array, Array]:
+    high, low = jnp.asarray(table())
+    return high.at[bins].get(mode="promise_in_bounds"), low.at[bins].get(mode="promise_in_bounds")
+
+
+def _pick(high: Array, low: Array, look_up: Callable[[Array], tuple[Array, Array]] = _look_up) -> Array:
     """One draw from the table."""
-    entries = jnp.asarray(table())
     own = (high >> np.uint32(_HIGH_BITS)).astype(jnp.int32)
-    packed = entries[0].at[own].get(mode="promise_in_bounds")
-    threshold_low = entries[1].at[own].get(mode="promise_in_bounds")
+    packed, threshold_low = look_up(own)
     compared = high & np.uint32(2**_HIGH_BITS - 1)
     threshold = packed >> np.uint32(TABLE_BITS)
     keep = (compared < threshold) | ((compared == threshold) & (low < threshold_low))

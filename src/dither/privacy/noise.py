@@ -274,17 +274,12 @@ def gaussian(key: Key, tree: PyTree, *, noise_std: Array) -> PyTree:
 
 def _on_lattice(source: OsEntropy, tree: PyTree, noise_std: Array) -> PyTree:
     leaves, structure = jax.tree.flatten(tree)
-    sizes = [math.prod(jnp.shape(leaf)) for leaf in leaves]
     for leaf in leaves:
         if isinstance(leaf, jax.Array) and leaf.size:
             # Should a caller have forgotten to derive the source: clients whose values differ never share a draw.
             source = source.over(leaf[(0,) * leaf.ndim] != 0)
-    words = source.words(lattice.WORDS * sum(sizes)).reshape(lattice.WORDS, sum(sizes))
-    noisy = []
-    for i, leaf in enumerate(leaves):
-        first = sum(sizes[:i])
-        drawn = lattice.draw(words[:, first : first + sizes[i]].reshape(lattice.WORDS, *jnp.shape(leaf)))
-        noisy.append(lattice.released(leaf, drawn, noise_std))
+    drawn = source.integers([jnp.shape(leaf) for leaf in leaves])
+    noisy = [lattice.released(leaf, integers, noise_std) for leaf, integers in zip(leaves, drawn, strict=True)]
     return jax.tree.unflatten(structure, noisy)
 
 

@@ -290,16 +290,16 @@ def _kept(tree: PyTree, true: Array) -> PyTree:
     return jax.tree.map(lambda leaf: jnp.where(true, leaf, 0), tree)
 
 
-def running_sum(client: Callable[[Array], ClientUpload], clients: Array, present: Array) -> Gathered:
+def running_sum(client: Callable[[PyTree], ClientUpload], clients: PyTree, present: Array) -> Gathered:
     """Clients one after the other with the sum carried along, so that one upload is held at a time.
 
     The addition is a loop that is made once, or not at all, so that it is not fused (see `sum_unfused`).
     """
-    shapes = jax.eval_shape(client, clients[0])
+    shapes = jax.eval_shape(client, jax.tree.map(lambda leaf: leaf[0], clients))
     summed = (shapes.upload, shapes.metrics, shapes.clamped)
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), summed)
 
-    def add(sums: PyTree, entry: tuple[Array, Array]) -> tuple[PyTree, tuple[PyTree, Array, Array]]:
+    def add(sums: PyTree, entry: tuple[PyTree, Array]) -> tuple[PyTree, tuple[PyTree, Array, Array]]:
         number, here = entry
         sent = client(number)
         one = (sent.upload, sent.metrics, sent.clamped)

@@ -64,6 +64,8 @@ __all__ = [
     "train",
 ]
 
+_WORDS_AHEAD = 1 << 19  # words of protected noise, 2 MiB, that the host may draw at a time for later rounds
+
 
 class Evaluation(NamedTuple):
     """One row of the history; arrays have one entry a run."""
@@ -299,6 +301,10 @@ class Simulation:
         self, state: State, runs: RunInputs, shared: Shared, start: Array, stop: Array, *, cohort_size: int
     ) -> State:
         def rounds(state: State, run: RunInputs) -> State:
+            client_words = self._words_ahead(state, run, shared, cohort_size)
+            if client_words:
+                return self._rounds_ahead(state, run, shared, (start, stop), cohort_size, client_words)
+
             def one(index: Array, state: State) -> State:
                 return self._round(state, run, shared, index, cohort_size)
 
@@ -310,13 +316,65 @@ class Simulation:
             return state
         return jax.vmap(rounds)(state, runs)
 
-    def _round(self, state: State, run: RunInputs, shared: Shared, index: Array, cohort_size: int) -> State:
-        """One round of one run: the steps of docs/architecture.md, in their order."""
+    def _words_ahead(self, state: State, run: RunInputs, shared: Shared, cohort_size: int) -> int:
+        """How many words of protected noise a client uses in a round, where those of several rounds are drawn
+        ahead: on a CPU, for clients that draw once and little. The host is then asked every few rounds alone."""
+        if self.randomness != "os" or run.noise_key is not None:
+            return 0
+        client = self._client(state, run, shared, jnp.int32(0), cohort_size)
+        words = entropy.words_of_one_draw(client, jnp.int32(0))
+        return words if 2 * words * cohort_size <= _WORDS_AHEAD else 0
+
+    # reason: one run's arrays, all traced
+    def _rounds_ahead(
+        self,
+        state: State,
+        run: RunInputs,
+        shared: Shared,
+        span: tuple[Array, Array],
+        cohort_size: int,
+        client_words: int,
+    ) -> State:
+        """The rounds from `span[0]` on up to `span[1]`, several at a time with words that are drawn together."""
+        start, stop = span
+        clients = self.shards.part(self.cohort(run, start, cohort_size)[0].clients).shape[0]
+        rounds = max(1, _WORDS_AHEAD // (clients * client_words))
+
+        def some(reached: tuple[Array, State]) -> tuple[Array, State]:
+            first, state = reached
+            words = self._noise_root(run).words(rounds * clients * client_words)
+            words = words.reshape(rounds, clients, client_words)
+
+            def one(index: Array, state: State) -> State:
+                return self._round(state, run, shared, index, cohort_size, words[index - first])
+
+            end = jnp.minimum(first + rounds, stop)
+            return end, jax.lax.fori_loop(first, end, one, state)
+
+        after: State = jax.lax.while_loop(lambda reached: reached[0] < stop, some, (start, state))[1]
+        return after
+
+    # reason: one run's arrays, all traced
+    def _round(
+        self,
+        state: State,
+        run: RunInputs,
+        shared: Shared,
+        index: Array,
+        cohort_size: int,
+        words: Array | None = None,
+    ) -> State:
+        """One round of one run: the steps of docs/architecture.md, in their order. `words` are those of the
+        clients' noise where they were drawn ahead, one row for each client of this device."""
         with jax.named_scope("cohort"):
             cohort, present = self.cohort(run, index, cohort_size)
-        mine = self.shards.part(cohort.clients), self.shards.part(present)
+        clients, present_here = self.shards.part(cohort.clients), self.shards.part(present)
         client = self._client(state, run, shared, index, cohort_size)
-        gathered = self.shards.whole(self._clients(client, *mine, index))
+        if words is None:
+            gathered = self._clients(client, clients, present_here, index)
+        else:
+            gathered = self._clients(lambda entry: client(*entry), (clients, words), present_here, index)
+        gathered = self.shards.whole(gathered)
         if self.aggregation:
             how = self.aggregation.how
             total = jax.tree.map(lambda leaf: encoding.traced_decode(leaf, how), gathered.total)
@@ -326,13 +384,13 @@ class Simulation:
 
     def _client(
         self, state: State, run: RunInputs, shared: Shared, index: Array, cohort_size: int
-    ) -> Callable[[Array], ClientUpload]:
-        """The round of the client with a given number."""
+    ) -> Callable[..., ClientUpload]:
+        """The round of the client with a given number, and with the words of its noise where they are drawn."""
         message = self.build(run.hyper).message(state.server)
 
-        def client(number: Array) -> ClientUpload:
+        def client(number: Array, words: Array | None = None) -> ClientUpload:
             own = jax.tree.map(lambda leaf: leaf[number], state.clients)
-            return self.sent(message, own, run, shared, index, number, cohort_size)
+            return self.sent(message, own, run, shared, index, number, cohort_size, words)
 
         return client
 
@@ -346,10 +404,11 @@ class Simulation:
         index: Array,
         number: Array,
         cohort_size: int,
+        words: Array | None = None,
     ) -> ClientUpload:
         """What one client makes of a broadcast with the state it has kept: here, and at a real party."""
         result = self.build(run.hyper).client(
-            client_keys(run.secret, index, number, self._noise_root(run)),
+            client_keys(run.secret, index, number, self._noise_root(run, words)),
             message,
             own,
             _records(run, shared, number),
@@ -369,9 +428,10 @@ class Simulation:
         return ClientUpload(upload, result.weight, kept, dict(result.metrics), finite, clamped)
 
     def _clients(
-        self, client: Callable[[Array], ClientUpload], clients: Array, present: Array, index: Array
+        self, client: Callable[[PyTree], ClientUpload], clients: PyTree, present: Array, index: Array
     ) -> Gathered:
-        """All clients of a round, and the sum of the finite uploads of those who are present."""
+        """All clients of a round, and the sum of the finite uploads of those who are present. `clients` has an
+        entry for each along its arrays' first axis."""
         if self.layout == "loop" and not self.aggregation:
             return running_sum(client, clients, present)
         sent = self._each(client, clients)
@@ -392,7 +452,7 @@ class Simulation:
             clamped=masked_sum(sent.clamped, counted),
         )
 
-    def _each(self, client: Callable[[Array], ClientUpload], clients: Array) -> ClientUpload:
+    def _each(self, client: Callable[[PyTree], ClientUpload], clients: PyTree) -> ClientUpload:
         """Every client's round, side by side or one after the other."""
         return jax.vmap(client)(clients) if self.layout == "vmap" else jax.lax.map(client, clients)
 
@@ -533,8 +593,10 @@ class Simulation:
         needed = self.aggregation.least(cohort_size) if self.aggregation else 0
         return max(self.min_clients, needed)
 
-    def _noise_root(self, run: RunInputs) -> Any:
-        return entropy.OsEntropy(run.noise_key).over(run.seed) if self.randomness == "os" else run.seed
+    def _noise_root(self, run: RunInputs, words: Array | None = None) -> Any:
+        if self.randomness == "seeded":
+            return run.seed
+        return entropy.OsEntropy(run.noise_key, ahead=words).over(run.seed)
 
     def cohort(self, run: RunInputs, index: Array, cohort_size: int) -> tuple[Cohort, Array]:
         """Who is chosen, and which of them are there when uploads are collected."""
