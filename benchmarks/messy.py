@@ -128,5 +128,46 @@ def make(folder: Path, records: int = RECORDS, test_records: int = TEST_RECORDS,
     return paths
 
 
+def show(folder: Path, out: Path) -> dict[str, float]:
+    """Draft a schema from the public test records, train by Dither's own choices at ε = 1, and compare."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import roc_auc_score
+
+    import dither
+    from dither import data
+
+    public = folder.parent / f"{folder.name}-test.parquet"
+    out.mkdir(parents=True)
+    drafted = data.draft(public, LABEL)
+    drafted.schema.as_public().save(out / "schema.toml")
+    for column, why in drafted.excluded.items():
+        print(f"left out: {column} {why}")
+    values = {
+        "data.path": str(folder),
+        "data.schema": str(out / "schema.toml"),
+        "data.test_path": str(public),
+        "data.test_public": True,
+        "privacy.epsilon": 1.0,
+    }
+    report = dither.run(values, out=out / "run", ledger=out / "ledger.sqlite")
+    table = data.load(path=folder, test_path=public, schema=out / "schema.toml", encoding="standard")
+    plain = LogisticRegression(max_iter=1000).fit(table.x_train, table.y_train)
+    proven = report.epsilon.proven()
+    result = {
+        "proven epsilon": proven.value,
+        "delta": proven.delta,
+        "AUC of Dither": report.scores.model["auc"],
+        "AUC of scikit-learn without privacy": roc_auc_score(table.y_test, plain.decision_function(table.x_test)),
+    }
+    print(report)
+    for name, value in result.items():
+        print(f"{name}: {value:.6g}")
+    return result
+
+
 if __name__ == "__main__":
-    make(Path(sys.argv[2]))
+    command, place = sys.argv[1], Path(sys.argv[2])
+    if command == "make":
+        make(place)
+    else:
+        show(place, place.parent / f"{place.name}-out")

@@ -7,7 +7,8 @@ Protected rounds (`randomness = "os"`) add discrete Gaussian noise on a lattice,
 the operating system; seeded ones add float32 noise from a seed. Both make the rounds of `dither run` on
 benchmarks/specs, compiled beforehand, in blocks of equal length that alternate: a machine whose speed drifts
 does so for both. Of each, the quickest block counts. Results go to benchmarks/results/protected.json, by the
-kind of device."""
+kind of device.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +65,7 @@ def compare(name: str, blocks: int) -> dict[str, Any]:
             best[randomness] = min(best[randomness], rounds.seconds())
     return {
         "workload": name,
-        "device": devices.device(),
+        "device": devices.device() if devices.device_kind() == "gpu" else f"cpu, {devices.cores()} cores",
         "devices": sources["os"].devices,
         "seeded_s_per_100": 100 * best["seeded"],
         "protected_s_per_100": 100 * best["os"],

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 Rows = list[dict[str, Any]]
+PROTECTED = Path(__file__).resolve().parent / "results" / "protected.json"
 
 # How many times slower than Dither a peer must be: the goals. "best" is the fastest of IN_TABLE.
 GOALS = {
@@ -53,7 +55,8 @@ def goal_of(found: dict[str, dict[str, Any]], workload: str, peer: str) -> tuple
 
 def table(rows: Rows, *, markdown: bool = False) -> str:
     """All measurements, and for each the ratio to Dither's time with its goal."""
-    head = ["workload", "", "s / 100 rounds", "first round, s", "memory, MB", "loss", "ratio", "goal"]
+    head = ["workload", "", "s / 100 rounds", "protected", "first round, s", "memory, MB", "loss", "ratio", "goal"]
+    protected = json.loads(PROTECTED.read_text())["cpu, 2 cores"] if PROTECTED.exists() else {}
     lines: list[list[str]] = []
     for workload in ORDER:
         found = by_peer(rows, workload)
@@ -68,7 +71,7 @@ def table(rows: Rows, *, markdown: bool = False) -> str:
         for peer in sorted(found, key=lambda name: found[name].get("seconds_per_100", 1e9)):
             row = found[peer]
             if "error" in row:
-                lines.append([workload, peer, row["error"], "", "", "", "", "; ".join(goals.get(peer, []))])
+                lines.append([workload, peer, row["error"], *[""] * 5, "; ".join(goals.get(peer, []))])
                 continue
             ratio = f"{seconds(row['seconds_per_100'] / own)}x" if own else ""
             if peer == "yardstick" and own:
@@ -81,6 +84,7 @@ def table(rows: Rows, *, markdown: bool = False) -> str:
                     workload,
                     peer,
                     seconds(row["seconds_per_100"]),
+                    f"{protected[workload]['ratio']:.2f}x" if peer == "dither" and workload in protected else "",
                     f"{row['first_round_s']:.2f}",
                     f"{row['peak_rss_mb']:.0f}",
                     f"{row['check_loss']:.4f}",

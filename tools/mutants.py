@@ -387,7 +387,7 @@ def run(count: int, seed: int, jobs: int, results: Path, *, again: bool) -> None
     ):
         importlib.import_module(library)
     known, drawn = json.loads(MAP.read_text()), Mutator().draw(count, seed)
-    done = {e["number"]: e for e in json.loads(results.read_text())["mutants"]} if results.exists() else {}
+    done = {e["number"]: e for e in json.loads(results.read_text("utf-8"))["mutants"]} if results.exists() else {}
     waiting = [i for i in range(count) if i not in done or (again and done[i]["status"] == "survived")]
     with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(jobs, mp_context=FORK) as pool:
         futures = []
@@ -399,9 +399,13 @@ def run(count: int, seed: int, jobs: int, results: Path, *, again: bool) -> None
             entry = future.result()
             done[entry["number"]] = entry
             print(f"{len(done):>4} {line_of(entry)}", flush=True)
-            entries = [done[i] for i in sorted(done)]
-            results.write_text(json.dumps({"seed": seed, "count": count, "mutants": entries}, indent=1) + "\n")
+            write(results, seed, [done[i] for i in sorted(done)])
     print_table(list(done.values()))
+
+
+def write(results: Path, seed: int, entries: list[dict[str, Any]]) -> None:
+    lines = ",\n".join(json.dumps(entry, ensure_ascii=False) for entry in entries)
+    results.write_text(f'{{"seed": {seed}, "mutants": [\n{lines}\n]}}\n', "utf-8")
 
 
 def line_of(entry: dict[str, Any]) -> str:
@@ -412,13 +416,15 @@ def line_of(entry: dict[str, Any]) -> str:
 
 
 def print_table(entries: list[dict[str, Any]]) -> None:
+    """Counts by file. "equivalent" is a person's verdict, written into the results with a `reason`."""
+    statuses = ("killed", "timeout", "equivalent", "survived")
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for entry in entries:
         for row in (entry["file"].removeprefix("src/dither/"), "all"):
             counts[row][entry["status"]] += 1
-    print("| file | mutants | killed | timed out | survived |\n|---|---|---|---|---|")
+    print(f"| file | mutants | {' | '.join(statuses)} |\n|---|---|{'---|' * len(statuses)}")
     for name, row in sorted(counts.items(), key=lambda item: (item[0] == "all", item[0])):
-        print(f"| {name} | {row.total()} | {row['killed']} | {row['timeout']} | {row['survived']} |")
+        print(f"| {name} | {row.total()} | {' | '.join(str(row[status]) for status in statuses)} |")
 
 
 def main() -> None:
@@ -438,7 +444,7 @@ def main() -> None:
         for number, edit in enumerate(Mutator().draw(options.count, options.seed)):
             print(line_of({"number": number, **edit._asdict()}))
     else:
-        print_table(json.loads(options.results.read_text())["mutants"])
+        print_table(json.loads(options.results.read_text("utf-8"))["mutants"])
 
 
 if __name__ == "__main__":

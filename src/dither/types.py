@@ -103,13 +103,25 @@ class Sampling(NamedTuple):
     fixed_rate: bool = True  # False where the rate follows the client's record count: no proof under add/remove
 
 
+class ExactNoise(NamedTuple):
+    """Noise that is drawn on the integers and added to integers (R7): what each use of a release owes to that.
+
+    rounding   how much further apart rounding may move neighbours, in units of the noise std
+    distance   total variation distance between the noise that is drawn and the noise that is proved
+    """
+
+    rounding: float
+    distance: float
+
+
 class Release(NamedTuple):
     """What one participation of one client reveals about one of its records, for the accountant.
 
     `noise_std` and `sensitivity` are in the same unit; the sensitivity is for the adjacency named in
     `sampling`. `uses` counts identical releases inside the participation (local steps, say). `rates` are the
     learning rates of those steps, where plain gradient steps follow each other: one for all or one a step; without
-    them no proof credits the other clients' noise (R6').
+    them no proof credits the other clients' noise (R6'). With `exact` the sensitivity holds for what float32
+    computes, and nothing that is added to the noise has bits of its own; None: a proof for real numbers.
     """
 
     channel: str  # "uplink" or "downlink"
@@ -119,6 +131,7 @@ class Release(NamedTuple):
     sampling: Sampling
     source: str  # where the number comes from: equation, lemma or erratum
     rates: tuple[float, ...] = ()
+    exact: ExactNoise | None = None
 
 
 class RoundInfo(NamedTuple):
@@ -188,7 +201,7 @@ class Conditions(NamedTuple):
     colluders        clients that give their own noise to the server
     others_noise     variance of the honest others' noise in the sum, relative to the target's; None means
                      equal weights and equal noise: cohort_size - colluders - 1
-    convex           every honest client's clipped gradient is that of a convex loss: binary linear models with
+    convex           every honest client's clipped gradient is that of a convex loss: one linear score and
                      per-example clipping
     smoothness       a data-independent bound on the smoothness of those losses, or None
     lipschitz        a Lipschitz bound of the clipped-gradient map, for G7c, or None
@@ -264,6 +277,7 @@ class PrivacyPlan(NamedTuple):
     aggregation: str = "off"  # how uploads are summed: "off" (in the open), "ideal" or "real"
     discrete_noise: bool = False  # noise on the encoded integers of an upload
     scale_bits: int = 0  # fractional bits of that encoding
+    exact_noise: bool = False  # randomness "os": noise on integers, and proofs of what float32 computes (R7)
     assume_credit: bool = False  # take the credit of the others' noise where it is unproved, labelled so
 
     # From the method

@@ -113,6 +113,12 @@ def test_a_rate_that_is_no_probability_is_refused(rate):
             formula(1.0, rate)
 
 
+@pytest.mark.parametrize("failure", [-1e-9, 1.5, math.nan])
+def test_a_failure_that_is_no_probability_is_refused(failure):
+    with pytest.raises(ValueError, match="failure="):
+        accounting.charge_truncation(lambda delta: 1.0, 1e-5, failure)
+
+
 def test_classical_constant_fails_beyond_its_range():
     """G1: proved below 1, sufficient up to 8.42 at δ = 1e-5."""
     limit = accounting.classical_valid_up_to(1e-5)

@@ -430,3 +430,13 @@ def test_shuffled_epochs_of_two_kinds_are_refused():
         row = table(rounds, 1e-5, adjacency=REPLACE_ONE)["upload"]
         assert (row.value, row.recipe) == (math.inf, "no proof")
         assert "one kind of release a round" in row.detail
+    assert views._shuffled_uses([], Conditions()) == (0, 0, 0, [])
+
+
+@pytest.mark.parametrize(("rate", "shape"), [(0.5, (0, 0)), (0.5, (10, 10)), (1.0, (5, 10)), (0.0, (5, 10))])
+def test_truncated_batches_whose_number_is_unknown_have_no_proof(rate, shape):
+    size = {"batch_size": shape[0], "population": shape[1]}
+    rounds = [(release("poisson-round", 2.0, rate=rate, adjacency=ADD_REMOVE, truncation=1e-13, **size), 1)]
+    row = table(rounds, 1e-5, adjacency=ADD_REMOVE)["upload"]
+    assert row.value == math.inf
+    assert "their number is unknown" in row.detail

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -125,3 +126,20 @@ def test_a_draft_proposes_regression_and_can_be_told_otherwise(tmp_path: Path) -
     assert (public.label.bounds, public.label.bounds_from) == ((0, 500), "public")
     with pytest.raises(DataError, match="lists classes of 'label'"):
         data.with_label_bounds(classes, (0, 500))
+
+
+def test_a_messy_table_of_six_institutions(tmp_path: Path) -> None:
+    """`benchmarks/messy.py` in small: six dialects are one table, and no odd column becomes a feature."""
+    path = Path(__file__).parents[2] / "benchmarks" / "messy.py"
+    module = runpy.run_path(str(path))
+    files = module["make"](tmp_path / "hospitals", records=2000, test_records=100)
+    assert len(files) == 6
+    dataset = data.load(path=tmp_path / "hospitals", label="readmitted", test_fraction=0)
+    assert [source.name for source in dataset.sources] == ["coast", "east", "hills", "north", "south", "west"]
+    columns = {column.name for column in dataset.schema.columns}
+    odd = {"patient_id", "visit", "admitted", "discharged", "postcode", "diagnosis_code", "country", "software"}
+    odd |= {"remarks", "contact", "readmitted_code", "bill_type"}
+    assert len(columns) == 47
+    assert not columns & odd
+    assert dataset.x_train.shape[0] == len(dataset.y_train) == 2000
+    assert 0.05 < dataset.y_train.mean() < 0.12  # the rare class is read from all six

@@ -216,7 +216,7 @@ def write_table(path, rows):
 def table(count=60):
     return [
         ["age", "site", "sick"],
-        *([20 + i, "north" if i % 3 else "south", "yes" if i % 2 else "no"] for i in range(count)),
+        *([20 + i % 50, "north" if i % 3 else "south", "yes" if i % 2 else "no"] for i in range(count)),
     ]
 
 

@@ -128,15 +128,22 @@ def test_discrete_noise_on_the_integers_is_proved_without_a_gap(tmp_path):
         assert rows["upload", "replace-one", "run"].value > row.value
 
 
-def test_discrete_noise_is_refused_where_it_means_nothing(tmp_path):
+def test_discrete_noise_is_charged_to_a_ledger(tmp_path):
+    file = tmp_path / "ledger.sqlite"
+    report = dither.run(Spec().with_values(DISCRETE), out=tmp_path / "x", ledger=file)
+    ledger = Ledger(file)
+    (spent,) = ledger.spent(ledger.datasets()[0], delta=1e-3, view="sum", adjacency="replace-one")
+    assert spent.epsilon == pytest.approx(report.epsilon.proven("sum", "replace-one").value, rel=1e-9)
+    assert not any("G8" in text for text in spent.numbers)
+
+
+def test_discrete_noise_is_refused_where_it_means_nothing():
     with pytest.raises(SpecError, match="noise on integers"):
         Spec().with_values({**DISCRETE, "secagg.mode": "off"})
     with pytest.raises(SpecError, match="not for cpfed"):
         build_experiment(cpfed(**{"secagg.noise": "discrete"}))
     with pytest.raises(SpecError, match=r"lower secagg\.scale_bits"):
         engine_options(build_experiment(Spec().with_values({**DISCRETE, "privacy.epsilon": 1e-4})))
-    with pytest.raises(SpecError, match="does not add up"):
-        dither.run(Spec().with_values(DISCRETE), out=tmp_path / "x", ledger=tmp_path / "ledger.sqlite")
 
 
 def test_discrete_noise_ranks_rounds_with_their_grid():

@@ -45,6 +45,7 @@ def specs(draw):
         "privacy.adjacency": "replace-one",
         "model.l2": 0.0,
         "lr_decay": 0.0,
+        "randomness": draw(st.sampled_from(("seeded", "os"))),
     }
     if not at_the_end:
         values["privacy.noise_schedule"] = draw(st.sampled_from(("constant", "rounds")))

@@ -245,6 +245,7 @@ def test_nbafl_without_pull_and_clip_is_fedavg():
         "method_options.proximal": 0.0,
     }
     a, b = train(spec_of("nbafl", **values, **free)), train(spec_of("fedavg", **values))
+    assert a.history[-1].metrics["clipped"].max() == 0
     np.testing.assert_allclose(vector(a), vector(b), rtol=1e-4, atol=1e-6)
 
 
@@ -263,7 +264,9 @@ def test_dp_fedavg_bounds_every_client_and_noises_the_sum():
         client_lr=50.0,
         **{"method_options.update_clip": 0.3, "privacy.noise": "none"},
     )
-    assert np.linalg.norm(vector(train(spec, rounds=1))) <= 0.3 * (1 + 1e-5)
+    bounded = train(spec, rounds=1)
+    assert np.linalg.norm(vector(bounded)) <= 0.3 * (1 + 1e-5)
+    assert bounded.history[-1].metrics["clipped"].max() == 1
     noisy = spec_of(
         "dp-fedavg",
         client_lr=1e-9,
@@ -271,6 +274,7 @@ def test_dp_fedavg_bounds_every_client_and_noises_the_sum():
         **{"method_options.noise_multiplier": 4.0, "method_options.update_clip": 0.3},
     )
     many = train(noisy, rounds=1, seeds=tuple(range(400)))
+    assert many.history[-1].metrics["clipped"].max() == 0
     values = np.concatenate([vector(many, i) for i in range(400)])
     assert values.std() == pytest.approx(4.0 * 0.3 / 6, rel=0.05)
 
@@ -388,9 +392,11 @@ def test_the_noise_that_is_drawn_follows_the_schedules_of_dp_scaffold(schedule, 
 )
 def test_the_unit_of_an_upload_is_that_of_the_client_with_the_least_weight(name, values, unit):
     """The grid of discrete noise is coarsest, and summation errs most, for this one."""
-    spec = spec_of(name, **{"num_clients": 4, "batch_sampling": "full", **values})
-    prepared = prepare(spec, models.logistic(6), client_sizes=np.array([10, 6, 12, 8]), num_params=7)
-    assert prepared.plan.upload_unit == pytest.approx(unit)
+    spec, sizes = spec_of(name, **{"num_clients": 4, "batch_sampling": "full", **values}), np.array([10, 6, 12, 8])
+    plan = prepare(spec, models.logistic(6), client_sizes=sizes, num_params=7).plan
+    assert plan.upload_unit == pytest.approx(unit)
+    weighted = name == "secure-fedavg" or (name == "nbafl" and values["cohort_size"] == 4)
+    np.testing.assert_array_equal(np.ones(4) if plan.weights is None else plan.weights, sizes if weighted else 1)
 
 
 def test_nbafl_says_which_branch_of_lemma_4_sets_its_noise():
@@ -410,3 +416,16 @@ def test_without_the_credit_of_aggregation_the_papers_need_more_noise(name):
         stds[credit] = float(prepared.hyper["noise_std"][0])
         assert prepared.claim.value == pytest.approx(2.0)
     assert stds[False] == pytest.approx(stds[True] * np.sqrt(3))  # a cohort of three
+
+
+def test_the_noise_of_dp_fedavg_is_none_or_given_or_that_of_the_claim():
+    def prepared(**values):
+        return prepare(spec_of("dp-fedavg", **values), models.logistic(6), client_sizes=SIZES, num_params=7)
+
+    assert prepared(**{"privacy.noise": "none"}).hyper["central_multiplier"] == 0.0
+    assert prepared(**{"method_options.noise_multiplier": 4.0}).hyper["central_multiplier"] == 4.0
+    claim = prepared().claim
+    assert claim.value == pytest.approx(2.0, rel=1e-4)
+    ((condition, holds),) = claim.conditions
+    assert "independent coins" in condition
+    assert not holds

@@ -119,3 +119,28 @@ def test_batch_clip_with_the_regulariser_inside_or_outside(inside):
         expected = jax.tree.map(jnp.add, clipping.clip(plain, 0.2), penalty)
         assert float(clipping.norm(got)) > 0.2
     close(got, expected)
+
+
+def test_a_feature_that_is_no_number_counts_as_zero():
+    model = models.softmax(12, 4)
+    x = np.random.default_rng(1).normal(size=(3, 12)).astype(np.float32)
+    broken, zero = x.copy(), x.copy()
+    broken[1, [0, 4, 7]] = np.nan, np.inf, -np.inf
+    zero[1, [0, 4, 7]] = 0.0
+    params, y, ones = randomised(model), np.arange(3), np.ones(3, np.float32)
+    total = jax.jit(lambda x: clipping.example_clipped_sum(model, params, x, y, ones, clip_norm=0.5)[0])
+    close(total(broken), total(zero))
+
+
+def test_whole_micro_batches_are_filled_up_with_records_that_count_for_nothing(monkeypatch):
+    model = models.softmax(12, 4)
+    params, (x, y, weights) = randomised(model), batch(4, count=40)
+
+    def clipped(model):
+        return jax.jit(lambda: clipping.example_clipped_sum(model, params, x, y, weights, clip_norm=0.7))()
+
+    expected, fraction = clipped(model)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # where a micro-batch has 32 records
+    total, same = clipped(model._replace(layers=()))
+    close(total, expected)
+    assert float(same) == pytest.approx(float(fraction))

@@ -159,7 +159,7 @@ def test_poisson_coins_have_the_stated_rate_and_are_independent():
 
 
 def test_capped_poisson_is_the_same_batch_and_states_its_truncation():
-    sizes = np.array([400])
+    sizes = np.array([400, 90])
     capped = sampling.make("poisson", batch_size=8, local_steps=3, client_sizes=sizes)
     full = sampling.make("poisson-full", batch_size=8, local_steps=3, client_sizes=sizes)
     assert capped.width < 60
@@ -202,3 +202,7 @@ def test_batch_larger_than_a_client_is_refused_with_both_numbers():
         sampling.make("fixed", batch_size=11, local_steps=1, client_sizes=np.array([12, 10]))
     with pytest.raises(SpecError, match="did you mean 'poisson'"):
         sampling.make("poison", batch_size=1, local_steps=1, client_sizes=np.array([12]))
+    with pytest.raises(SpecError, match="batch_size=0 must be at least 1"):
+        sampling.make("fixed", batch_size=0, local_steps=1, client_sizes=np.array([12]))
+    whole = sampling.make("fixed", batch_size=10, local_steps=1, client_sizes=np.array([12, 10]))
+    assert whole.sampling(10).rate == 1.0  # all of the smallest client's records

@@ -249,3 +249,10 @@ def test_before_its_noise_falls_a_schedule_is_that_of_constant_noise(scheme):
     constant = FIG4._replace(schedule=NoiseScheme(0, 30, 5))
     for formula in (sc.max_alpha, sc.leakage_slope):
         assert formula(waiting, initial_variance=8.0) == pytest.approx(formula(constant, initial_variance=8.0))
+
+
+def test_theorem_1_needs_noise_of_at_least_the_root_of_five():
+    for variance, holds in ((4.99, False), (5.01, True)):
+        text, found = sc.conditions(FIG4, initial_variance=variance)[0]
+        assert found is holds
+        assert f"σ_0 = {variance**0.5:.4g} " in text

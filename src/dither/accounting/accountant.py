@@ -222,6 +222,7 @@ def _information(release: Release, lattice: Lattice | None = None) -> float:
     if release.noise_std == 0:
         return math.inf
     rounding = lattice.step * math.sqrt(lattice.dimension) if lattice and release.channel == "uplink" else 0.0
+    rounding += release.exact.rounding * release.noise_std if release.exact else 0.0
     return release.uses * ((release.sensitivity + rounding) / release.noise_std) ** 2
 
 

@@ -41,18 +41,27 @@ class Group(NamedTuple):
     probability: float = 1.0
 
 
-def noise_multiplier(release: Release) -> float:
-    """noise_std / sensitivity; infinite where nothing depends on the record."""
-    noise_std, sensitivity = float(release.noise_std), float(release.sensitivity)
+def noise_multiplier(release: Release, factor: float = 1.0) -> float:
+    """noise_std over `factor` times the sensitivity, and over what rounding adds to that once; infinite where
+    nothing depends on the record."""
+    noise_std, sensitivity = float(release.noise_std), float(release.sensitivity) * factor
     if math.isnan(noise_std) or math.isnan(sensitivity) or noise_std < 0 or sensitivity < 0:
         raise NoProof(f"noise_std={noise_std} and sensitivity={sensitivity} ({release.source}) give no bound")
     if sensitivity == math.inf:
         raise NoProof(f"the sensitivity is unbounded ({release.source})")
-    return math.inf if sensitivity == 0 else noise_std / sensitivity
+    if sensitivity == 0:
+        return math.inf
+    rounding = release.exact.rounding * noise_std if release.exact else 0.0
+    return noise_std / (sensitivity + rounding)
 
 
 def step_multiplier(release: Release, adjacency: str) -> float:
-    """The noise multiplier of one release under `adjacency`, without any credit for sampling.
+    """The noise multiplier of one release under `adjacency`, without any credit for sampling."""
+    return noise_multiplier(release, _distance_factor(release, adjacency))
+
+
+def _distance_factor(release: Release, adjacency: str) -> float:
+    """What the stated sensitivity is multiplied by for neighbours under `adjacency`.
 
     A sensitivity stated for zero-out (or add/remove) is the norm of one contribution: it holds for replace-one at
     twice its size (two triangle sides). One stated for replace-one holds for zero-out as it is, since a blank is
@@ -63,7 +72,6 @@ def step_multiplier(release: Release, adjacency: str) -> float:
     stated, kind = release.sampling.adjacency, release.sampling.kind
     if stated not in ADJACENCIES or adjacency not in ADJACENCIES:
         raise NoProof(f"unknown adjacency {stated!r} or {adjacency!r}")
-    z = noise_multiplier(release)
     absent = adjacency == ADD_REMOVE
     if kind in ("fixed", "disjoint", "shuffled") and ADD_REMOVE in (adjacency, stated):
         raise NoProof(f"{kind} batches have no add/remove neighbours: their number of records is public (G3)")
@@ -77,10 +85,10 @@ def step_multiplier(release: Release, adjacency: str) -> float:
     if absent and kind != "poisson" and stated != ADD_REMOVE:
         raise NoProof(f"the sensitivity is stated for {stated} and does not bound a record's absence (G2)")
     if kind.endswith("-round"):
-        return z
+        return 1.0
     if stated == REPLACE_ONE:
-        return z * 2.0 if kind == "poisson" and adjacency != REPLACE_ONE else z
-    return z / 2.0 if adjacency == REPLACE_ONE else z
+        return 0.5 if kind == "poisson" and adjacency != REPLACE_ONE else 1.0
+    return 2.0 if adjacency == REPLACE_ONE else 1.0
 
 
 def sampled_item(release: Release, adjacency: str, *, gain: float = 1.0) -> Item:
@@ -101,7 +109,8 @@ def sampled_item(release: Release, adjacency: str, *, gain: float = 1.0) -> Item
         return Item("fixed", rate, swapped, uses)
     if kind == "poisson":
         # of a replacement the pair itself doubles the distance
-        return Item("poisson_replace" if adjacency == REPLACE_ONE else "poisson", rate, 2.0 * swapped, uses)
+        single = noise_multiplier(release, 0.5 * _distance_factor(release, REPLACE_ONE)) * gain
+        return Item("poisson_replace" if adjacency == REPLACE_ONE else "poisson", rate, single, uses)
     if kind == "poisson-round" and adjacency != REPLACE_ONE:
         return Item("poisson", rate, z, uses)
     if kind in ("fixed-round", "poisson-round", "disjoint-round"):
@@ -329,7 +338,7 @@ def aggregated_round_mu(
     others' (V = others·W, available at the end). `others` is r - c - 1, or for unequal weights or noise the honest
     others' noise variance in the sum relative to the target's.
 
-    Proved for binary linear models with per-example clipping and steps with η_t β <= 2. Otherwise NoProof, unless
+    Proved for one linear score, per-example clipping and steps with η_t β <= 2. Otherwise NoProof, unless
     `assume`: the caller then labels the value as assumed.
     """
     steps = len(rates)

@@ -39,7 +39,13 @@ from dither.accounting.composition import (
     step_multiplier,
     total_shuffled_uses,
 )
-from dither.accounting.gaussian import check_delta, compose_gaussians, rho, zcdp_epsilon_tight
+from dither.accounting.gaussian import (
+    check_delta,
+    compose_gaussians,
+    gaussian_epsilon,
+    rho,
+    zcdp_epsilon_tight,
+)
 from dither.accounting.mixtures import mixture_epsilon, shuffled_round_pattern
 from dither.accounting.pld import FINE, Resolution
 from dither.errors import NoProof
@@ -72,6 +78,7 @@ class ProvenRow:
                  on nobody's noise
     clients      smallest, median and largest ε over the clients; None for one message
     no_credit    for sums: why the other clients' noise earned no credit; empty where it did
+    sampler_delta  the part of δ that the error of the sampler of exact noise has taken; None where none counts
     """
 
     view: str
@@ -86,19 +93,20 @@ class ProvenRow:
     against: str = ""
     clients: ClientRange | None = None
     no_credit: str | None = None
+    sampler_delta: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The row as summary.json has it; ∞ is still a float here."""
         row = {**vars(self), "not_covered": list(self.not_covered)}
         row["clients"] = None if self.clients is None else dict(vars(self.clients))
-        optional = ("clients", "no_credit")
+        optional = ("clients", "no_credit", "sampler_delta")
         return {name: value for name, value in row.items() if name not in optional or value is not None}
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> ProvenRow:
         """The row that `to_json` wrote; ∞ may be a float or the string "inf". KeyError, TypeError or ValueError
         if it is not such a row."""
-        clients, no_credit = row.get("clients"), row.get("no_credit")
+        clients, no_credit, sampler = row.get("clients"), row.get("no_credit"), row.get("sampler_delta")
         return cls(
             view=str(row["view"]),
             adjacency=str(row["adjacency"]),
@@ -114,6 +122,7 @@ class ProvenRow:
             if clients is None
             else ClientRange(*(float(clients[name]) for name in ("min", "median", "max"))),
             no_credit=None if no_credit is None else str(no_credit),
+            sampler_delta=None if sampler is None else float(sampler),
         )
 
 
@@ -134,6 +143,7 @@ class Bound(NamedTuple):
     recipe: str
     detail: str
     assumed: bool = False
+    sampler_delta: float | None = None
 
 
 class Rounds(NamedTuple):
@@ -152,7 +162,19 @@ _ROUNDING = "rounding and clamping before secure aggregation (G8)"
 FLOAT_NOISE = (
     "floating-point noise: the proof is for real numbers, and the low bits of an upload can reveal more (H3)"
 )
-_FLOAT_SUMS = "floating-point sums before the noise: the proof is for real numbers"
+SAMPLER_ERROR = "the error of the noise sampler, which is not small beside δ at so large an ε (R7)"
+_FLOAT_CREDIT = "floating-point sums of several clients' noise: their credit is proved for real numbers (R7)"
+_FLOAT_PLACES = "floating-point sums under add/remove, where records change places (R7)"
+FLOAT_SUMS = "floating-point sums before the noise: the proof is for real numbers"
+
+
+NUMBERS = (
+    FLOAT_NOISE,
+    FLOAT_SUMS,
+    _FLOAT_CREDIT,
+    _FLOAT_PLACES,
+    SAMPLER_ERROR,
+)  # what computing with numbers may leave uncovered
 
 
 def compress(rounds: Iterable[tuple[Release, ...]]) -> list[tuple[tuple[Release, ...], int]]:
@@ -197,7 +219,7 @@ def account(
                     "add/remove needs releases that do not depend on a record count: "
                     f"{conditions.counts_shown}; use zero-out"
                 )
-            return recipe(rounds, delta, conditions, adjacency)
+            return _with_sampler_error(recipe, rounds, delta, conditions, adjacency)
         except NoProof as refusal:
             return Bound(math.inf, NO_PROOF, str(refusal))
 
@@ -208,11 +230,6 @@ def account(
         if best.recipe == NO_PROOF:
             best = best._replace(detail="; ".join(b.detail for b in tried))
         for row in tried if every_recipe else [best]:
-            rounded = row.recipe.startswith("R6") or row.recipe.endswith(" sum")
-            # A broadcast's noise counts that of the uploads.
-            rounded = rounded or (conditions.encoded and row.recipe.endswith((" downlink", " joint")))
-            rounded = rounded and conditions.lattice is None  # noise after rounding covers it
-            gaps = (_FLOAT_SUMS if conditions.lattice else FLOAT_NOISE, *((_ROUNDING,) if rounded else ()))
             table.append(
                 ProvenRow(
                     view=view,
@@ -221,12 +238,66 @@ def account(
                     delta=delta,
                     unit=conditions.unit,
                     recipe=row.recipe,
-                    not_covered=conditions.not_covered + gaps,
+                    not_covered=conditions.not_covered + _gaps(row, rounds, conditions, adjacency),
                     assumed=row.assumed,
                     detail=row.detail,
+                    sampler_delta=row.sampler_delta,
                 )
             )
     return table
+
+
+def _gaps(bound: Bound, rounds: Rounds, conditions: Conditions, adjacency: str) -> tuple[str, ...]:
+    """What floating-point numbers leave uncovered. Exact noise (R7) covers releases whose bound rests on their own
+    noise alone."""
+    recipe = bound.recipe
+    channel = "downlink" if recipe.endswith(" downlink") else "uplink"
+    releases = [r for group, _, _ in rounds.groups for r in group if r.channel == channel and r.uses]
+    exact = all(release.exact is not None for release in releases)
+    if conditions.lattice is not None:  # noise on integers that are summed as such
+        return () if exact else (FLOAT_SUMS,)
+    summed = recipe.startswith("R6") or recipe.endswith(" sum")
+    # A broadcast's noise counts that of the uploads.
+    rounded = summed or (conditions.encoded and recipe.endswith((" downlink", " joint")))
+    ideal = bound.sampler_delta is None and any(r.exact and r.exact.distance for r in releases)
+    gaps = {
+        FLOAT_NOISE: not exact,
+        _FLOAT_CREDIT: exact and (summed or recipe.endswith(" joint")),
+        _FLOAT_PLACES: exact and adjacency == ADD_REMOVE and recipe != NO_PROOF,
+        SAMPLER_ERROR: ideal and recipe != NO_PROOF,
+        _ROUNDING: rounded,
+    }
+    return tuple(text for text, applies in gaps.items() if applies)
+
+
+_SHARES = (1e-4, 1e-2, 0.1, 0.5)  # of δ that the sampler's error may take, tried in turn
+
+
+def _with_sampler_error(
+    recipe: _Recipe, rounds: Rounds, delta: float, conditions: Conditions, adjacency: str
+) -> Bound:
+    """The recipe's bound for noise as it is drawn: at a total variation distance D from the proved noise, (ε, δ)
+    becomes (ε, δ + (1 + e^ε) D). Where that would take most of δ the bound is for ideal noise, and labelled so."""
+    distance = sampler_error((group, count) for group, count, _ in rounds.groups)
+    if not distance:
+        return recipe(rounds, delta, conditions, adjacency)
+    for share in _SHARES:
+        bound = recipe(rounds, delta * (1 - share), conditions, adjacency)
+        added = distance * (1 + math.exp(min(bound.value, 700.0)))
+        if added <= share * delta:
+            return bound._replace(sampler_delta=added)
+    return recipe(rounds, delta, conditions, adjacency)
+
+
+def sampler_error(participations: Iterable[tuple[Sequence[Release], int]]) -> float:
+    """Total variation distance between all noise that is drawn in these participations and the noise that is
+    proved."""
+    return math.fsum(
+        count * release.uses * release.exact.distance
+        for releases, count in participations
+        for release in releases
+        if release.exact is not None
+    )
 
 
 def _recipes(view: str, conditions: Conditions) -> tuple[_Recipe, ...]:
@@ -473,12 +544,14 @@ def _discrete(
     *,
     clients: int,
 ) -> Bound:
-    """Discrete Gaussians on the integers, summed over `clients` (Kairouz, Liu, Steinke 2021): zCDP adds up.
+    """Discrete Gaussians on the integers, summed over `clients` (Kairouz, Liu, Steinke 2021): zCDP adds up. One
+    client's alone is a randomised rounding, of std 2, of a continuous Gaussian, up to a factor 1 ± 2^-110
+    (`lattice_noise`, step 1): that is R1.
 
     Rounding happens before the noise, so it is part of the query: a coordinate of two neighbours' uploads moves by
     at most one step of the grid more. Nothing is credited for sampling or for chance in participation.
     """
-    total = 0.0
+    total = squares = 0.0
     for group, count, _ in groups:
         if not group or not count:
             continue
@@ -495,11 +568,13 @@ def _discrete(
                 "by: use more fractional bits (secagg.scale_bits)"
             )
         moved = distance / lattice.step + math.sqrt(lattice.dimension)
+        squares += count * moved**2 / (variance - 4.0)
         total += count * rho(moved, variance=variance, clients=clients, dimension=lattice.dimension)
-    detail = (
-        f"{rounds.how.replace('ex ante, participation in each', 'all')}; discrete noise of {clients} clients, zCDP"
-    )
-    return Bound(zcdp_epsilon_tight(total, delta), "R6 discrete" if clients > 1 else "R1 discrete", detail)
+    how = rounds.how.replace("ex ante, participation in each", "all")
+    if clients == 1:
+        return Bound(gaussian_epsilon(math.sqrt(squares), delta), "R1 discrete", f"{how}; discrete noise")
+    detail = f"{how}; discrete noise of {clients} clients, zCDP"
+    return Bound(zcdp_epsilon_tight(total, delta), "R6 discrete", detail)
 
 
 # reason: two theorems and three samplers in one place, read beside docs/privacy.md

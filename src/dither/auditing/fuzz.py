@@ -181,6 +181,8 @@ def draw(rng: np.random.Generator) -> Drawn:
         values |= {"cohort_size": 2, "num_rounds": one(1, 1, 2), "method_options.first_round": "all"}
     if values["cohort_size"] > 2 and rng.random() < 0.25:
         values["privacy.colluders"] = int(rng.integers(1, values["cohort_size"] - 1))
+    # Protected runs compute what they noise in another way. No further draw: a seed's specs stay what they were.
+    values["randomness"] = "os" if round(1000 * values["client_lr"]) % 2 else "seeded"
     ex_ante = view == "upload" and sampling == "full" and not everyone
     return Drawn(
         values,

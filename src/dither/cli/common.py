@@ -179,7 +179,7 @@ def print_report(report: Report) -> None:
     """The outcome of a run."""
     from rich.table import Table
 
-    from dither.experiment.report import uncovered
+    from dither.experiment.report import sampler_text, uncovered
 
     table = Table(show_header=False, title=escape(report.title()), title_justify="left")
     table.add_column(style="bold")
@@ -196,6 +196,7 @@ def print_report(report: Report) -> None:
         )
     if report.traffic is not None:
         lines.append(("a client sends", traffic_text(report.traffic)))
+    lines += [("noise", text) for text in sampler_text(report.epsilon.main)]
     lines += [("not covered", text) for text in uncovered(report.epsilon.main)]
     score_without = report.test_accuracy_without_noise if report.classes else report.test_r2_without_noise
     if score_without is not None:

@@ -158,15 +158,14 @@ def join(
         print_event("done", party=result.party, answered=result.answered, outcome=outcome, spent=spent)
     if as_json or quiet:
         return
-    from dither.accounting import FLOAT_NOISE
-
     typer.echo(f"the run is over: {outcome.get('rounds')} rounds, this party answered {result.answered}")
     for charged in result.spent:
         limit = f" of {epsilon_text(charged.budget.epsilon)}" if charged.budget else ""
+        gaps = "".join(f"; not covered: {gap}" for gap in charged.numbers)
         typer.echo(
             f"ledger: proven ε {epsilon_text(charged.epsilon)}{limit} spent on this file in "
-            f"{charged.participations} rounds (δ = {charged.delta:g}, {charged.adjacency}, one who sees "
-            f"{charged.view}); not covered: {FLOAT_NOISE}"
+            f"{charged.participations} rounds (δ = {charged.delta:.4g}, {charged.adjacency}, one who sees "
+            f"{charged.view}){gaps}"
         )
 
 
@@ -408,7 +407,7 @@ class _ServerView(_Silent):
 
 
 def _print_outcome(report: Report, folder: Path) -> None:
-    from dither.experiment.report import claim_text, label, proven_text, uncovered
+    from dither.experiment.report import claim_text, label, proven_text, sampler_text, uncovered
 
     totals = report.federation
     if totals is None:
@@ -437,6 +436,7 @@ def _print_outcome(report: Report, folder: Path) -> None:
     lines.append(("sums", safe if totals.aggregation != "off" else "in the open"))
     lines.append(("claimed ε", claim_text(report.epsilon.claimed)))
     lines += [(label(row), proven_text(row)) for row in report.epsilon.main]
+    lines += [("noise", text) for text in sampler_text(report.epsilon.main)]
     lines += [("not covered", text) for text in uncovered(report.epsilon.main)]
     lines += [("note", note) for note in report.notes]
     lines.append(("run folder", str(folder)))

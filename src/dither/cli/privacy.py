@@ -80,7 +80,7 @@ def account(
 
 
 def _print_account(report: PrivacyReport) -> None:
-    from dither.experiment.report import SHORT_VIEWS, uncovered
+    from dither.experiment.report import SHORT_VIEWS, sampler_text, uncovered
 
     epsilon, claim = report.epsilon, report.epsilon.claimed
     rows = [
@@ -120,6 +120,8 @@ def _print_account(report: PrivacyReport) -> None:
         typer.echo(f"a condition of the claim does not hold: {condition}")
     if report.why:
         typer.echo(f"why they differ: {report.why}")
+    for text in sampler_text(epsilon.table):
+        typer.echo(f"noise: {text}")
     for text in uncovered(epsilon.table):
         typer.echo(f"not covered: {text}")
 
@@ -322,26 +324,25 @@ def budget_show(
     quiet: Quiet = False,
 ) -> None:
     """Show what has been spent, by data set and client."""
-    from dither.accounting import FLOAT_NOISE
-
     ledger = _ledger(ledger_file)
-    rows, gaps = [], {FLOAT_NOISE: None}
+    rows: list[dict[str, Any]] = []
+    gaps: dict[str, None] = {}
     named = {_data_id(ledger, file): file for file in _files(data)} if data else {}
     for dataset in named or ledger.datasets():
         for spent in ledger.spent(dataset, delta=delta):
-            budget, more = spent.budget, [spent.not_covered] if spent.not_covered else []
-            gaps |= dict.fromkeys(more)
+            budget, not_covered = spent.budget, [gap for gap in (*spent.numbers, spent.not_covered) if gap]
+            gaps |= dict.fromkeys(not_covered)
             rows.append(
                 {
                     "data": named.get(dataset) or ledger.called(dataset),
                     "client": spent.client,
                     "spent": epsilon_text(spent.epsilon),
                     "budget": epsilon_text(budget.epsilon) if budget else "none",
-                    "δ": f"{spent.delta:g}",
+                    "δ": f"{spent.delta:.4g}",
                     "view": spent.view,
                     "neighbouring data": spent.adjacency,
                     "runs": len(spent.runs),
-                    **({"not covered": "; ".join([FLOAT_NOISE, *more])} if as_json else {}),
+                    **({"not covered": "; ".join(not_covered)} if as_json else {}),
                 }
             )
     if not rows and not as_json and not quiet:

@@ -31,14 +31,17 @@ from dither.experiment.report import Report, load
 from dither.experiment.train import run
 from dither.spec import Spec
 
-_MOST_DRIFT = 0.2  # of a parameter by noise alone, over all rounds: limits the rate where there are few records
+_MANY_RECORDS = 10_000  # of an institution: the noise then allows more rounds
 
 
 class _PrivateFederated(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """What the classifier and the regressor share."""
 
-    _default_lr = 1.0
+    _default_lr = 2.0
     _default_clip = 1.0
+    _most_drift = (
+        0.2  # of a parameter by noise alone, over all rounds: limits the rate where there are few records
+    )
 
     # reason: scikit-learn wants every parameter in the signature
     def __init__(
@@ -47,7 +50,7 @@ class _PrivateFederated(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         epsilon: float = 1.0,
         delta: float = 1e-5,
         feature_bounds: Any = None,
-        num_rounds: int = 100,
+        num_rounds: int | None = None,
         client_lr: float | None = None,
         clip_norm: float | None = None,
         hidden: tuple[int, ...] = (),
@@ -73,6 +76,9 @@ class _PrivateFederated(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.non_deterministic = True  # noise from the operating system, unless random_state is set
+        for task in (tags.classifier_tags, tags.regressor_tags):
+            if task is not None:
+                task.poor_score = True  # a proven ε on a few dozen records leaves little to learn
         return tags
 
     def _train(self, x: np.ndarray, y: np.ndarray, groups: Any, about: dict[str, Any]) -> None:
@@ -102,14 +108,17 @@ class _PrivateFederated(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 
     def _spec(self, folder: Path, sizes: np.ndarray, about: dict[str, Any]) -> Spec:
         clip_norm = self._default_clip if self.clip_norm is None else self.clip_norm
+        few = float(np.mean(sizes)) < _MANY_RECORDS
+        num_rounds = (100 if few else 500) if self.num_rounds is None else self.num_rounds
+        rate = self._rate(sizes, clip_norm, num_rounds) if self.client_lr is None else self.client_lr
         values = {
             "method": "cpfed",
             "num_clients": len(sizes),
             "cohort_size": len(sizes),
-            "num_rounds": self.num_rounds,
-            "eval_every": self.num_rounds,
+            "num_rounds": num_rounds,
+            "eval_every": num_rounds,
             "batch_sampling": "full",
-            "client_lr": self._rate(sizes, clip_norm) if self.client_lr is None else self.client_lr,
+            "client_lr": rate,
             "randomness": "os" if self.random_state is None else "seeded",
             "seed": int(check_random_state(self.random_state).randint(2**31 - 1)),
             "secagg.mode": "off",
@@ -126,13 +135,13 @@ class _PrivateFederated(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         }
         return Spec.from_any(values).with_values(self.values or {})
 
-    def _rate(self, sizes: np.ndarray, clip_norm: float) -> float:
+    def _rate(self, sizes: np.ndarray, clip_norm: float, num_rounds: int) -> float:
         """A rate from public numbers: smaller where the noise of so few records would carry the model away."""
         if math.isinf(self.epsilon):
             return self._default_lr
-        multiplier = math.sqrt(self.num_rounds) / gaussian_mu(self.epsilon, self.delta)
+        multiplier = math.sqrt(num_rounds) / gaussian_mu(self.epsilon, self.delta)
         noise = multiplier * clip_norm / (float(np.mean(sizes)) * math.sqrt(len(sizes)))
-        return min(self._default_lr, _MOST_DRIFT / (noise * math.sqrt(self.num_rounds)))
+        return min(self._default_lr, self._most_drift / (noise * math.sqrt(num_rounds)))
 
     def _encode(self, x: np.ndarray) -> np.ndarray:
         """Features clamped to their public bounds and scaled by them to [-1, 1]; those of bounds (0, 1) stay."""
@@ -146,7 +155,7 @@ class _PrivateFederated(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             raise SpecError("feature_bounds: every low must be below its high")
         inside = (np.clip(x, low, high) - low) / (high - low)
         unit = (low == 0) & (high == 1)  # one-hot columns stay sparse
-        encoded: np.ndarray = np.where(unit, inside, 2 * inside - 1).astype(np.float32)
+        encoded: np.ndarray = np.ascontiguousarray(np.where(unit, inside, 2 * inside - 1), np.float32)
         return encoded
 
     def _scores(self, x: Any) -> np.ndarray:
@@ -171,8 +180,6 @@ class PrivateFederatedClassifier(ClassifierMixin, _PrivateFederated):  # type: i
     After `fit`: `epsilon_`, `delta_`, `report_`, `classes_`. `fit` takes `groups`, the institution of each record.
     """
 
-    _default_lr = 2.0
-
     # reason: scikit-learn wants every parameter in the signature
     def __init__(
         self,
@@ -181,7 +188,7 @@ class PrivateFederatedClassifier(ClassifierMixin, _PrivateFederated):  # type: i
         delta: float = 1e-5,
         feature_bounds: Any = None,
         classes: Any = None,
-        num_rounds: int = 100,
+        num_rounds: int | None = None,
         client_lr: float | None = None,
         clip_norm: float | None = None,
         hidden: tuple[int, ...] = (),
@@ -233,7 +240,8 @@ class PrivateFederatedClassifier(ClassifierMixin, _PrivateFederated):  # type: i
 
     def predict(self, X: Any) -> np.ndarray:
         """The class of each record."""
-        predicted: np.ndarray = self.classes_[self.predict_proba(X).argmax(axis=1)]
+        best = self.predict_proba(X).argmax(axis=1)
+        predicted: np.ndarray = self.classes_[best]
         return predicted
 
 
@@ -246,8 +254,9 @@ class PrivateFederatedRegressor(RegressorMixin, _PrivateFederated):  # type: ign
     The other parameters are those of `PrivateFederatedClassifier`.
     """
 
-    _default_lr = 0.2
+    _default_lr = 0.3
     _default_clip = 0.25
+    _most_drift = 0.05
 
     # reason: scikit-learn wants every parameter in the signature
     def __init__(
@@ -258,7 +267,7 @@ class PrivateFederatedRegressor(RegressorMixin, _PrivateFederated):  # type: ign
         feature_bounds: Any = None,
         label_bounds: Any = None,
         loss: str = "squared",
-        num_rounds: int = 100,
+        num_rounds: int | None = None,
         client_lr: float | None = None,
         clip_norm: float | None = None,
         hidden: tuple[int, ...] = (),

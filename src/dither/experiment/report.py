@@ -689,6 +689,12 @@ def uncovered(rows: Sequence[ProvenRow]) -> list[str]:
     return [text.removeprefix("not covered: ") for text in texts]
 
 
+def sampler_text(rows: Sequence[ProvenRow]) -> list[str]:
+    """What the error of the noise sampler is worth, in one line; none where no exact noise is drawn."""
+    parts = [row.sampler_delta for row in rows if row.sampler_delta is not None]
+    return [f"exact; the sampler's error takes {max(parts):.2g} of δ, nothing of ε (R7)"] if parts else []
+
+
 # Small tables
 
 _WIDTH, _HEIGHT = 100, 24

@@ -208,11 +208,6 @@ def spending(
             "the releases of this run rest on an assumption (method_options.sensitivity='paper'), which no ledger "
             "can charge; use 'clip', or a catalogue data set without --ledger"
         )
-    if spec.secagg.noise == "discrete":
-        raise SpecError(
-            "secagg.noise='discrete' is proved by zCDP, which the ledger does not add up with other runs yet; use "
-            "'gaussian', or a catalogue data set without --ledger"
-        )
     # The run folder keeps an anchor: a ledger that is rolled back later no longer agrees with it.
     anchor = folder.path / "ledger-anchor.json"  # where earlier versions had it
     anchor = anchor if anchor.is_file() else folder.path / "local" / "ledger-anchor.json"

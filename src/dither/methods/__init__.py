@@ -92,6 +92,7 @@ def prepare(
         aggregation=spec.aggregation,
         discrete_noise=spec.secagg.noise == "discrete",
         scale_bits=spec.secagg.scale_bits,
+        exact_noise=spec.source_of_randomness == "os",
         assume_credit=privacy.assume_credit,
     )
     return (chosen or method(spec.method)).prepare(model, plan)

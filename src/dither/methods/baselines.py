@@ -17,10 +17,11 @@ from typing import Any
 import jax.numpy as jnp
 
 from dither import types
+from dither.accounting import exact
 from dither.errors import SpecError
 from dither.methods import concentrated, cpfed, dp_scaffold, local
 from dither.models import Model
-from dither.privacy import clipping, noise, sampling
+from dither.privacy import clipping, sampling
 from dither.types import ClientResult, ClientState, Hyper, Keys, Params, Prepared, PrivacyPlan, Records, Round
 
 # Algorithm
@@ -90,6 +91,12 @@ def prepare_dp_fedavg(model: Model, plan: PrivacyPlan) -> Prepared:
     reach = float(plan.options["update_clip"])
     multiplier = central_noise_multiplier(plan)
     plain = _plain(model, plan, proximal=0.0, optimizer="sgd")
+    # Encoding for secure aggregation rounds each update before the noise: that has no bound here.
+    exactly, error = local.is_exact(plan) and plan.aggregation == "off", 0.0
+    if exactly:
+        error = (1 + local.whole_error(model)) * (
+            1 + 2 * plan.cohort_size * exact.accumulated(plan.cohort_size + 8)
+        ) - 1
 
     def build(hyper: Hyper) -> types.Algorithm:
         inner = plain.build(hyper)
@@ -101,12 +108,13 @@ def prepare_dp_fedavg(model: Model, plan: PrivacyPlan) -> Prepared:
             update = local.scale(1 / result.weight, result.upload)
             clipped = (clipping.norm(update) > hyper["update_clip"]).astype(jnp.float32)
             weight = 1 / round.cohort_size  # the same for all: a private size may not weigh an average
-            upload = local.scale(weight, clipping.clip(update, hyper["update_clip"]))
+            upload = local.scale(weight, local.clip_whole(plan, update, hyper["update_clip"]))
             return ClientResult(upload, weight, result.state, {"clipped": clipped})
 
         def server(key: types.Key, state: Params, upload: Params, cohort: types.Cohort) -> Params:
             std = hyper["central_multiplier"] * hyper["update_clip"] / jnp.maximum(cohort.size, 1)
-            return local.axpy(hyper["server_lr"], noise.gaussian(key, upload, noise_std=std), state)
+            noisy = local.noisy_vector(plan, key, upload, noise_std=std, reach=hyper["update_clip"])
+            return local.axpy(hyper["server_lr"], noisy, state)
 
         def releases(info: types.RoundInfo) -> tuple[types.Release, ...]:
             # The unit is a client: one whose update is blanked (its place in the cohort stays) moves the mean by
@@ -119,10 +127,11 @@ def prepare_dp_fedavg(model: Model, plan: PrivacyPlan) -> Prepared:
                 types.Release(
                     "downlink",
                     float(hyper["central_multiplier"]) * bound / plan.cohort_size,
-                    bound / plan.cohort_size,
+                    bound / plan.cohort_size * (1 + error),
                     1,
                     cohort,
                     "DP-FedAvg, whole clients, trusted server",
+                    exact=exact.noise(plan.num_params) if exactly else None,
                 ),
             )
 

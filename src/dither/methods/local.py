@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from dither import types
+from dither.accounting import exact
 from dither.errors import SpecError
 from dither.models import Model
-from dither.privacy import clipping, noise, sampling
+from dither.privacy import clipping, lattice, noise, sampling
 from dither.privacy.sampling import Batches
 from dither.types import Array, ClientResult, Hyper, Keys, Params, Prepared, PrivacyPlan, Records, Round
 
@@ -213,6 +214,9 @@ def noisy_gradients(model: Model, plan: PrivacyPlan, *, source: str) -> NoisyGra
     """
     sampler = batch_sampler(plan)
     clipped_gradient = clipped_gradients(model, plan, sampler)
+    exact_gradient = _exact_gradients(model, plan, sampler)
+    exactly = is_exact(plan) and plan.clip != "none"
+    error = _gradient_error(model, plan, sampler) if exactly else 0.0
     schedule = noise.schedule(plan.noise_schedule, local_steps=plan.local_steps)
     if schedule.name == "steps" and sampler.kind == "disjoint":
         raise SpecError(
@@ -223,10 +227,13 @@ def noisy_gradients(model: Model, plan: PrivacyPlan, *, source: str) -> NoisyGra
     def at(
         hyper: Hyper, keys: Keys, params: Params, batch: Batch, records: Records, round: Round, step: Array
     ) -> tuple[Params, Array]:
-        gradient, clipped = clipped_gradient(hyper, params, batch, records.size)
         factor = schedule.factor(round.index, step, hyper["noise_log_decay"], hyper["noise_decay_start"])
         noise_std = hyper["noise_std"][round.client] * factor
-        return noise.gaussian(noise.for_step(keys.noise, step), gradient, noise_std=noise_std), clipped
+        key = noise.for_step(keys.noise, step)
+        if exactly:
+            return exact_gradient(hyper, key, params, batch, records.size, noise_std)
+        gradient, clipped = clipped_gradient(hyper, params, batch, records.size)
+        return noise.gaussian(key, gradient, noise_std=noise_std), clipped
 
     def releases(hyper: Hyper, info: types.RoundInfo) -> tuple[types.Release, ...]:
         one = sampler.sampling(info.size)
@@ -235,27 +242,105 @@ def noisy_gradients(model: Model, plan: PrivacyPlan, *, source: str) -> NoisyGra
         first = types.Release(
             channel="uplink",
             noise_std=float(np.asarray(hyper["noise_std"])[info.client]),
-            sensitivity=gradient_sensitivity(plan.clip, float(hyper["clip_norm"]), one.batch_size, one.adjacency),
+            sensitivity=gradient_sensitivity(plan.clip, float(hyper["clip_norm"]), one.batch_size, one.adjacency)
+            * (1 + error),
             uses=plan.local_steps,
             sampling=one,
             source=source,
             rates=round_rates(hyper, info.index, plan.local_steps),
+            exact=exact.noise(plan.num_params) if exactly else None,
         )
         decay, start = float(hyper["noise_log_decay"]), float(hyper["noise_decay_start"])
         if schedule.name != "steps":
-            factor = schedule.factor(info.index, 0, decay, start)
-            return (first._replace(noise_std=first.noise_std * factor),)
+            return (_scheduled(first, schedule.factor(info.index, 0, decay, start)),)
         rates = first.rates * plan.local_steps if len(first.rates) == 1 else first.rates
         return tuple(
-            first._replace(
-                uses=1,
-                noise_std=first.noise_std * schedule.factor(info.index, step, decay, start),
-                rates=rates[step : step + 1],
+            _scheduled(first, schedule.factor(info.index, step, decay, start))._replace(
+                uses=1, rates=rates[step : step + 1]
             )
             for step in range(plan.local_steps)
         )
 
     return NoisyGradients(at, releases, sampler)
+
+
+def _scheduled(release: types.Release, factor: float) -> types.Release:
+    """The release with its noise times a factor, which float32 computes as an exponential."""
+    error = exact.accumulated(8 + 8 * abs(math.log(factor))) if release.exact and factor != 1 else 0.0
+    return release._replace(noise_std=release.noise_std * factor, sensitivity=release.sensitivity * (1 + error))
+
+
+# Exact noise (R7): what is rounded, and how far one record moves it in float32
+
+
+def is_exact(plan: PrivacyPlan) -> bool:
+    """Whether the method's noise is drawn on integers. (Discrete noise is added to encoded uploads instead.)"""
+    return plan.exact_noise and plan.noise != "none" and not plan.discrete_noise
+
+
+def noisy_vector(plan: PrivacyPlan, key: types.Key, tree: Params, *, noise_std: Array, reach: Array) -> Params:
+    """`tree`, which was clipped to norm `reach` last of all, with the plan's noise."""
+    if not is_exact(plan):
+        return noise.gaussian(key, tree, noise_std=noise_std)
+    scale = lattice.scale_of(noise_std, reach)
+    return noise.exact_gaussian(key, lattice.rounded(tree, scale), noise_std=noise_std, scale=scale)
+
+
+def clip_whole(plan: PrivacyPlan, tree: Params, clip_norm: Array) -> Params:
+    """The tree, clipped as a whole, last of all before the plan's noise."""
+    return (clipping.exact_clip if is_exact(plan) else clipping.clip)(tree, clip_norm)
+
+
+def _exact_gradients(
+    model: Model, plan: PrivacyPlan, sampler: sampling.BatchSampler
+) -> Callable[..., tuple[Params, Array]]:
+    """The plan's noisy gradient: noise on the sum of the clipped gradients before it is divided, or on the clipped
+    mean. What follows is post-processing."""
+    inside = plan.l2 if plan.clip == "batch" and plan.l2_inside_clip else 0.0
+
+    # reason: all that one client knows in one step
+    def at(
+        hyper: Hyper, key: types.Key, params: Params, batch: Batch, client_size: Array, noise_std: Array
+    ) -> tuple[Params, Array]:
+        clip_norm, divisor = hyper["clip_norm"], sampler.divisor(client_size)
+        summed, longest = (divisor, sampler.width) if plan.clip == "example" else (jnp.float32(1.0), 1)
+        std = noise_std * summed
+        scale = lattice.scale_of(std, clip_norm * longest)
+        integers, clipped = clipping.on_lattice(
+            model,
+            params,
+            *batch,
+            divisor=divisor,
+            clip_norm=clip_norm,
+            mode=plan.clip,
+            scale=scale,
+            l2=inside,
+            fixed_places=_fixed_places(sampler),
+        )
+        noisy = noise.exact_gaussian(key, integers, noise_std=std, scale=scale)
+        mean = jax.tree.map(lambda leaf: leaf / summed, noisy)
+        return clipping.regularised(mean, params, plan.l2 - inside), clipped
+
+    return at
+
+
+def _fixed_places(sampler: sampling.BatchSampler) -> bool:
+    """Whether every record has a place of its own in a batch, drawn or not."""
+    return sampler.kind in ("full", "poisson-full")
+
+
+def _gradient_error(model: Model, plan: PrivacyPlan, sampler: sampling.BatchSampler) -> float:
+    """How much further than `gradient_sensitivity` float32 may move what is rounded, relatively."""
+    if plan.clip == "batch":
+        return whole_error(model)
+    fixed = _fixed_places(sampler)
+    return exact.summed_error(clipping.norm_error(model), sampler.width, fixed_places=fixed)
+
+
+def whole_error(model: Model) -> float:
+    """The same for a vector of the model's size that is clipped as a whole, last of all, and then rounded."""
+    shapes = jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)))
+    return exact.whole_error(math.prod(leaf.shape) for leaf in shapes)
 
 
 def gradient_sensitivity(clip: str, clip_norm: float, divisor: float, adjacency: str) -> float:

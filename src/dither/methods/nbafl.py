@@ -31,6 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dither import methods, types
+from dither.accounting import exact
 from dither.errors import SpecError
 from dither.methods import BoundTerms, Condition, Float, check_cohort, check_positive, f64, local, scalar
 from dither.models import Model
@@ -79,6 +80,7 @@ def prepare(model: Model, plan: PrivacyPlan) -> Prepared:
     local_model = local.proximal_training(model, plan, optimizer_name=plan.options["optimizer"])
     num_records = int(plan.client_sizes.sum())
     everyone = plan.cohort_size == plan.num_clients
+    error = local.whole_error(model) if local.is_exact(plan) else 0.0
 
     def build(hyper: Hyper) -> types.Algorithm:
         def client(
@@ -86,8 +88,9 @@ def prepare(model: Model, plan: PrivacyPlan) -> Prepared:
         ) -> ClientResult:
             end = local_model(hyper, keys, message, records, round, round.index * plan.local_steps)
             norm = clipping.norm(end)
-            end = clipping.clip(end, hyper["param_clip"])  # w_i / max(1, |w_i|/C)
-            end = noise.gaussian(keys.noise, end, noise_std=hyper["uplink_std"])
+            reach = hyper["param_clip"]
+            end = local.clip_whole(plan, end, reach)  # w_i / max(1, |w_i|/C)
+            end = local.noisy_vector(plan, keys.noise, end, noise_std=hyper["uplink_std"], reach=reach)
             weight = records.size / num_records if everyone else 1 / round.cohort_size  # p_i
             upload = local.scale(weight, local.subtract(end, message))
             clipped = (norm > hyper["param_clip"]).astype(jnp.float32)
@@ -99,7 +102,7 @@ def prepare(model: Model, plan: PrivacyPlan) -> Prepared:
             return noise.gaussian(key, local.add(state, upload), noise_std=std)
 
         return local.model_as_state(
-            client=client, server=server, releases=lambda info: _releases(info, hyper, plan)
+            client=client, server=server, releases=lambda info: _releases(info, hyper, plan, error)
         )
 
     uplink, downlink = noise_stds(plan)
@@ -353,8 +356,7 @@ def _sensitivity_caveat(plan: PrivacyPlan) -> tuple[str, ...]:
 def _scheduling_caveat(plan: PrivacyPlan) -> tuple[str, ...]:
     if plan.noise != "paper" or plan.cohort_size == plan.num_clients:
         return ()
-    note = scheduling_note(_params(plan), epsilon=plan.epsilon)
-    return (note,) if note else ()
+    return (scheduling_note(_params(plan), epsilon=plan.epsilon),)
 
 
 # Privacy
@@ -449,9 +451,10 @@ def _claim(plan: PrivacyPlan, uplink: float, downlink: float) -> types.Claim:
     return larger._replace(unit="run", source=f"{larger.source}, {channel}")
 
 
-def _releases(info: types.RoundInfo, hyper: Hyper, plan: PrivacyPlan) -> tuple[types.Release, ...]:
-    """An upload and a broadcast a round. Clipping alone proves a sensitivity of 2C, not 2C/m (N2)."""
-    reach = 2 * float(hyper["param_clip"])
+def _releases(info: types.RoundInfo, hyper: Hyper, plan: PrivacyPlan, error: float) -> tuple[types.Release, ...]:
+    """An upload and a broadcast a round. Clipping alone proves a sensitivity of 2C, not 2C/m (N2); float32 may
+    exceed it by `error`. A broadcast's noise is that of many uploads, whose sum is a float32 one."""
+    reach = 2 * float(hyper["param_clip"]) * (1 + error)
     source = "with the sensitivity 2C of errata N2"
     if plan.options["sensitivity"] == "paper":
         reach /= int(plan.client_sizes.min())
@@ -460,7 +463,15 @@ def _releases(info: types.RoundInfo, hyper: Hyper, plan: PrivacyPlan) -> tuple[t
     everything = types.Sampling("full", 1.0, sampling.REPLACE_ONE, 0.0, info.size, info.size)
     uplink, downlink = float(hyper["uplink_std"]), float(hyper["downlink_std"])
     return (
-        types.Release("uplink", uplink, reach, 1, everything, f"NbAFL eq (4) {source}"),
+        types.Release(
+            "uplink",
+            uplink,
+            reach,
+            1,
+            everything,
+            f"NbAFL eq (4) {source}",
+            exact=exact.noise(plan.num_params) if local.is_exact(plan) else None,
+        ),
         types.Release(
             "downlink",
             aggregate_std(plan, uplink, downlink, plan.silent),

@@ -28,9 +28,11 @@ from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from dither import methods, types
+from dither.accounting import exact
 from dither.errors import SpecError
 from dither.methods import BoundTerms, Condition, Float, check_cohort, check_positive, f64, local, scalar
 from dither.models import Model
@@ -72,6 +74,10 @@ def prepare(model: Model, plan: PrivacyPlan) -> Prepared:
         return plan.num_clients if everyone else plan.cohort_size
 
     multiplier = noise_multipliers(plan)
+    # The ball that a change is put into has a radius of float32: a few operations a step
+    error = 0.0
+    if local.is_exact(plan):
+        error = (1 + local.whole_error(model)) * (1 + exact.accumulated(8 * plan.local_steps + 16)) - 1
     return Prepared(
         plan=plan._replace(
             hyper={**local.rate_hyper(plan), "clip_norm": plan.clip_norm, "noise_multiplier": multiplier},
@@ -83,7 +89,7 @@ def prepare(model: Model, plan: PrivacyPlan) -> Prepared:
         build=lambda hyper: local.model_as_state(
             client=_client(model, plan, sampler, hyper),
             server=lambda key, state, upload, cohort: local.add(state, upload),
-            releases=_releases(plan, sampler, hyper),
+            releases=_releases(plan, sampler, hyper, error),
         ),
         claim=_claim(plan, multiplier),
         cohort_size_at=cohort_size_at,
@@ -107,13 +113,53 @@ def _client(model: Model, plan: PrivacyPlan, sampler: BatchSampler, hyper: Hyper
         # Lemma 1 with the rate of the next step, η_{t+1}; eq (9) with this client's own n_k
         sensitivity = 4 * local_steps * hyper["clip_norm"] * local.learning_rate(hyper, first + local_steps)
         noise_std = hyper["noise_multiplier"][round.client] * sensitivity
-        end = noise.gaussian(keys.noise, end, noise_std=noise_std)
+        if local.is_exact(plan):
+            change = _exact_change(plan, sampler, hyper, keys.noise, message, end, first, noise_std)
+        else:
+            change = local.subtract(noise.gaussian(keys.noise, end, noise_std=noise_std), message)
         share = records.size / num_records
         weight = share * plan.num_clients / round.cohort_size  # p_k N/|S_t| (E8)
-        upload = local.scale(weight, local.subtract(end, message))
+        upload = local.scale(weight, change)
         return ClientResult(upload, weight, state, {"clipped": clipped})
 
     return client
+
+
+# reason: one upload: where it starts and ends, its rates and its noise
+def _exact_change(
+    plan: PrivacyPlan,
+    sampler: BatchSampler,
+    hyper: Hyper,
+    key: types.Key,
+    message: Params,
+    end: Params,
+    first: types.Array,
+    noise_std: types.Array,
+) -> Params:
+    """The noisy change of the model (R7). Without records a round ends at the message, shrunk by a regulariser
+    outside the clip; what records do to it lies in a ball around that. It is put there once more, as float32 may
+    have left it, and noised: the centre is public."""
+    rates = local.learning_rate(hyper, first + jnp.arange(plan.local_steps))
+    kept = 1 - 2 * rates * plan.l2 if _l2_outside(plan) else jnp.ones_like(rates)
+    later = jnp.append(jnp.cumprod(jnp.maximum(1.0, jnp.abs(kept))[::-1])[::-1][1:], 1.0)
+    reach = _longest_step(plan, sampler, hyper["clip_norm"]) * jnp.sum(rates * later)
+    centre = local.scale(jnp.prod(kept), message) if _l2_outside(plan) else message
+    moved = local.clip_whole(plan, local.subtract(end, centre), reach)
+    noisy = local.noisy_vector(plan, key, moved, noise_std=noise_std, reach=reach)
+    return local.add(noisy, local.subtract(centre, message)) if _l2_outside(plan) else noisy
+
+
+def _longest_step(plan: PrivacyPlan, sampler: BatchSampler, clip_norm: types.Array) -> types.Array:
+    """The longest mean gradient: clipping every record bounds a Poisson batch's by G times its largest length over
+    its divisor."""
+    if plan.clip == "example" and sampler.kind.startswith("poisson"):
+        return clip_norm * (sampler.width / plan.batch_size)
+    return clip_norm
+
+
+def _l2_outside(plan: PrivacyPlan) -> bool:
+    """Whether a regulariser moves the model besides the clipped gradient."""
+    return plan.l2 > 0 and (plan.clip == "example" or not plan.l2_inside_clip)
 
 
 # Noise
@@ -306,9 +352,10 @@ def _claim(plan: PrivacyPlan, multiplier: np.ndarray) -> types.Claim:
 
 
 def _releases(
-    plan: PrivacyPlan, sampler: BatchSampler, hyper: Hyper
+    plan: PrivacyPlan, sampler: BatchSampler, hyper: Hyper, error: float
 ) -> Callable[[types.RoundInfo], tuple[types.Release, ...]]:
-    """One noisy model a participation; with a constant rate all rounds are the same."""
+    """One noisy model a participation; with a constant rate all rounds are the same. Float32 may exceed the
+    sensitivity by `error`."""
     of_round = cache(lambda index: _round_sensitivities(index, hyper, plan, sampler))
     of_size = cache(lambda size: _round_sampling(size, plan, sampler))
 
@@ -319,10 +366,11 @@ def _releases(
             types.Release(
                 channel="uplink",
                 noise_std=float(np.asarray(hyper["noise_multiplier"])[client]) * printed,
-                sensitivity=proven,
+                sensitivity=proven * (1 + error),
                 uses=1,
                 sampling=of_size(size),
                 source="Secure FedAvg eq (9), Lemma 1; errata R5",
+                exact=exact.noise(plan.num_params) if local.is_exact(plan) else None,
             ),
         )
 
@@ -346,18 +394,12 @@ def _round_sensitivities(
 
 
 def _proven_sensitivity(plan: PrivacyPlan, sampler: BatchSampler, clip_norm: float, rates: np.ndarray) -> float:
-    """2 G Σ η (the exact worst case behind Lemma 1), for a step that may be longer than G or expand.
-
-    Clipping every record bounds a Poisson batch's mean by G times its largest length over its divisor. A
-    regulariser outside the clip moves two runs apart by |1 - 2 η λ| a step where that exceeds 1.
-    """
+    """2 G Σ η (the exact worst case behind Lemma 1), for a step that may be longer than G or expand: a
+    regulariser outside the clip moves two runs apart by |1 - 2 η λ| a step where that exceeds 1."""
     if plan.clip == "none":
         return float("inf")
-    longest = clip_norm
-    if plan.clip == "example" and sampler.kind.startswith("poisson"):
-        longest *= sampler.width / plan.batch_size
-    outside = plan.clip == "example" or not plan.l2_inside_clip
-    expansion = np.maximum(1.0, np.abs(1 - 2 * rates * plan.l2)) if outside else np.ones(len(rates))
+    longest = float(_longest_step(plan, sampler, clip_norm))
+    expansion = np.maximum(1.0, np.abs(1 - 2 * rates * plan.l2)) if _l2_outside(plan) else np.ones(len(rates))
     if np.prod(expansion) > 2.0**60:  # parameters might overflow in one world and not in the other
         return float("inf")
     later = np.append(np.cumprod(expansion[::-1])[::-1][1:], 1.0)  # product over the steps that follow

@@ -12,12 +12,15 @@ Zeros are put in before the scale is applied, not after: the compiler then round
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from dither.models import Model, losses
+from dither.accounting import exact
+from dither.models import Model, count_params, losses
+from dither.privacy import lattice
 from dither.types import Array, Params, PyTree
 
 REACH = 2.0**40  # of a coordinate that a client reads or sends: sums and products of such numbers are finite
@@ -38,12 +41,38 @@ def norm(tree: PyTree) -> Array:
     return jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree)))
 
 
-def clip(tree: PyTree, clip_norm: Array) -> PyTree:
+def blocked_norm(tree: PyTree) -> Array:
+    """`norm` with squares summed in rows of 256 and then the rows' sums: few errors add up (`exact`)."""
+    rows = [jnp.sum(jnp.square(_rows(leaf)), 1) for leaf in jax.tree.leaves(tree)]
+    return jnp.sqrt(jnp.sum(jax.lax.optimization_barrier(jnp.concatenate(rows))))
+
+
+def _rows(leaf: Array) -> Array:
+    flat = leaf.reshape(-1)
+    return jnp.pad(flat, (0, -flat.size % exact.ROW)).reshape(-1, exact.ROW)
+
+
+def norm_error(model: Model) -> float:
+    """How much longer than the clip float32 may leave a record's clipped gradient, relatively (R7)."""
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    if not model.layers:
+        return exact.norm_error(count_params(params) + 4 * len(jax.tree.leaves(params)) + 16)
+    widths = [sum(params[layer.name]["w"].shape) for layer in model.layers]
+    return exact.norm_error(max(widths) + len(widths))
+
+
+def clip(tree: PyTree, clip_norm: Array, *, norm: Callable[[PyTree], Array] = norm) -> PyTree:
     """v · min(1, clip_norm/|v|), safe at v = 0; zero where |v|² is not finite."""
     length = norm(tree)
     length = jnp.where(jnp.isfinite(length), length, jnp.inf)
     scale = jnp.minimum(1.0, clip_norm / jnp.maximum(length, TINY))
     return jax.tree.map(lambda leaf: jnp.where(jnp.isfinite(leaf), leaf, 0) * scale, tree)
+
+
+def exact_clip(tree: PyTree, clip_norm: Array) -> PyTree:
+    """`clip` with an error that `exact.whole_error` bounds. What is measured is what is scaled: the compiler may
+    not compute it twice, to other bits."""
+    return clip(jax.lax.optimization_barrier(tree), clip_norm, norm=blocked_norm)
 
 
 def projected(tree: PyTree, radius: float) -> PyTree:
@@ -87,8 +116,18 @@ def gradient(
     if mode == "example":
         total, fraction = example_clipped_sum(model, params, x, y, weights, clip_norm=clip_norm)
         mean = jax.tree.map(lambda leaf: leaf / divisor, total)
-        return Clipped(_regularised(mean, params, l2), fraction)
+        return Clipped(regularised(mean, params, l2), fraction)
+    mean = _batch_mean(model, params, x, y, weights, divisor)
+    if mode == "none":
+        return Clipped(regularised(mean, params, l2), jnp.zeros(()))
+    if l2_inside_clip:
+        mean = regularised(mean, params, l2)
+    fraction = (norm(mean) > clip_norm).astype(jnp.float32)
+    mean = clip(mean, clip_norm)
+    return Clipped(mean if l2_inside_clip else regularised(mean, params, l2), fraction)
 
+
+def _batch_mean(model: Model, params: Params, x: Array, y: Array, weights: Array, divisor: Array) -> PyTree:
     # What stands in the place of padding is of no record: 0 · NaN would poison the sum.
     used = weights > 0
     x = jnp.where(used.reshape(-1, *([1] * (x.ndim - 1))), x, 0)
@@ -97,23 +136,65 @@ def gradient(
     def batch_loss(p: Params) -> Array:
         return jnp.sum(weights * losses(model, p, x, y)) / divisor
 
-    mean = jax.grad(batch_loss)(params)
-    if mode == "none":
-        return Clipped(_regularised(mean, params, l2), jnp.zeros(()))
-    if l2_inside_clip:
-        mean = _regularised(mean, params, l2)
-    fraction = (norm(mean) > clip_norm).astype(jnp.float32)
-    mean = clip(mean, clip_norm)
-    return Clipped(mean if l2_inside_clip else _regularised(mean, params, l2), fraction)
+    return jax.grad(batch_loss)(params)
+
+
+# reason: a batch, the rule it is clipped by, and the lattice
+def on_lattice(
+    model: Model,
+    params: Params,
+    x: Array,
+    y: Array,
+    weights: Array,
+    *,
+    divisor: Array,
+    clip_norm: Array,
+    mode: str,
+    scale: Array,
+    l2: Array | float = 0.0,
+    fixed_places: bool = False,
+) -> Clipped:
+    """What exact noise is added to, as integers (R7): the sum of a batch's clipped gradients (mode "example"), or
+    the clipped mean, `l2` inside the clip (mode "batch"), at the lattice's `scale`.
+
+    The sum is taken in blocks. With `fixed_places` each block becomes integers by itself, so that a record moves
+    those of its own block alone (`exact.sum_error`).
+    """
+    if mode == "batch":
+        mean = regularised(_batch_mean(model, params, x, y, weights, divisor), params, l2)
+        fraction = (norm(mean) > clip_norm).astype(jnp.float32)
+        return Clipped(lattice.rounded(exact_clip(mean, clip_norm), scale), fraction)
+    size = exact.block_size(x.shape[0])
+    filled = [jnp.pad(a, [(0, -len(a) % size)] + [(0, 0)] * (a.ndim - 1)) for a in (x, y, weights)]
+    blocks = [a.reshape(-1, size, *a.shape[1:]) for a in filled]
+
+    def one(block: list[Array]) -> tuple[PyTree, Array]:
+        total, fraction = example_clipped_sum(model, params, *block, clip_norm=clip_norm, stored=True)
+        return lattice.rounded(total, scale) if fixed_places else total, fraction * jnp.sum(block[2])
+
+    def add(sum_so_far: tuple[PyTree, Array], block: list[Array]) -> tuple[tuple[PyTree, Array], None]:
+        total, clipped = one(block)
+        before, count = sum_so_far
+        joined = lattice.added(before, total) if fixed_places else jax.tree.map(jnp.add, before, total)
+        return (joined, count + clipped), None
+
+    total, clipped = one([a[0] for a in blocks])
+    if len(blocks[0]) > 1:
+        few = len(blocks[0]) <= 8  # a loop costs a small model more than its sums do
+        (total, clipped), _ = jax.lax.scan(add, (total, clipped), [a[1:] for a in blocks], unroll=few or 1)
+    integers = total if fixed_places else lattice.rounded(total, scale)
+    return Clipped(integers, clipped / jnp.maximum(jnp.sum(weights), 1.0))
 
 
 def example_clipped_sum(
-    model: Model, params: Params, x: Array, y: Array, weights: Array, *, clip_norm: Array
+    model: Model, params: Params, x: Array, y: Array, weights: Array, *, clip_norm: Array, stored: bool = False
 ) -> tuple[PyTree, Array]:
-    """Sum over records of weight · clip(gradient, clip_norm), and the fraction that was clipped."""
+    """Sum over records of weight · clip(gradient, clip_norm), and the fraction that was clipped. `stored` keeps
+    the compiler from computing a number twice, for the norm and, to other bits, for the sum (R7): `layers` does so
+    always."""
     x = jnp.where(jnp.isfinite(x), x, 0)  # part of the gather that made x: it costs nothing
     if model.layers:
-        return _dense_clipped_sum(model, params, x, y, weights, clip_norm=clip_norm)
+        return _dense_clipped_sum(model, params, x, y, weights, clip_norm=clip_norm, stored=stored)
     from dither.privacy import layers
 
     total, norms = layers.clipped_sum(model, params, x, y, weights, clip_norm=clip_norm)
@@ -121,7 +202,7 @@ def example_clipped_sum(
 
 
 def _dense_clipped_sum(
-    model: Model, params: Params, x: Array, y: Array, weights: Array, *, clip_norm: Array
+    model: Model, params: Params, x: Array, y: Array, weights: Array, *, clip_norm: Array, stored: bool
 ) -> tuple[PyTree, Array]:
     inputs = []
 
@@ -137,6 +218,8 @@ def _dense_clipped_sum(
     count = x.shape[0]
     taps = [jnp.zeros((count, params[layer.name]["b"].shape[0]), jnp.float32) for layer in model.layers]
     derivatives, inputs = jax.grad(forward, has_aux=True)(taps)
+    if stored:
+        derivatives, inputs = jax.lax.optimization_barrier((derivatives, inputs))
     # What d² loses below LOST a large a² could bring back: it is added, so that no norm is too small.
     squared = sum(
         (jnp.sum(jnp.square(d), 1) + d.shape[1] * LOST) * (1 + jnp.sum(jnp.square(a), 1))
@@ -166,5 +249,5 @@ def _fraction(norms: Array, weights: Array, clip_norm: Array) -> Array:
     return jnp.sum(weights * (norms > clip_norm)) / jnp.maximum(jnp.sum(weights), 1.0)
 
 
-def _regularised(gradient: PyTree, params: Params, l2: Array | float) -> PyTree:
+def regularised(gradient: PyTree, params: Params, l2: Array | float) -> PyTree:
     return jax.tree.map(lambda g, p: g + 2 * l2 * p, gradient, params)

@@ -11,14 +11,17 @@ import functools
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dither.accounting.lattice_noise import SPREAD, TABLE_BITS, TABLE_STD, WIDTH
-from dither.types import Array
+from dither.types import Array, PyTree
 
 WORDS = 3  # 32-bit words a draw
-REACH = 2.0**30  # lattice values are cut here, some 2,000 noise stds from 0
+REACH = np.float32(
+    2**30 - 64
+)  # two such integers add up in int32; lattice values are cut here, some 2,000 noise stds from 0
 _BINS = 1 << TABLE_BITS
 _HIGH_BITS = 32 - TABLE_BITS  # bits of a word, beside the bin, that are compared with the threshold
 _FRACTION_BITS = 256  # of the integers that probabilities are computed with
@@ -109,10 +112,29 @@ def _pick(high: Array, low: Array, look_up: Callable[[Array], tuple[Array, Array
     return jnp.where(keep, own, alias) - _BINS // 2
 
 
+# Integers before the noise
+
+
+def scale_of(noise_std: Array, reach: Array) -> Array:
+    """Steps of the lattice in 1 for noise of that std; for a std of 0 such that values up to `reach` fit."""
+    noise_std = jnp.asarray(noise_std, jnp.float32)
+    return jnp.minimum(jnp.where(noise_std > 0, np.float32(WIDTH) / noise_std, 2.0**28 / reach), np.float32(1e30))
+
+
+def rounded(tree: PyTree, scale: Array) -> PyTree:
+    """The nearest integers to tree · scale, within ±REACH."""
+    return jax.tree.map(lambda leaf: jnp.clip(jnp.rint(leaf * scale), -REACH, REACH).astype(jnp.int32), tree)
+
+
+def added(one: PyTree, other: PyTree) -> PyTree:
+    """The sum of two trees of such integers, again within ±REACH. Clamping is monotone and moves no two sums
+    further apart, whatever was added before and is added later."""
+    return jax.tree.map(lambda a, b: jnp.clip(a + b, -np.int32(REACH), np.int32(REACH)), one, other)
+
+
 def released(value: Array, drawn: Array, noise_std: Array) -> Array:
     """`value` rounded to the lattice of noise_std / WIDTH, plus the integers drawn. A std of 0 adds nothing."""
     noise_std = jnp.asarray(noise_std, jnp.float32)
     scale = jnp.minimum(np.float32(WIDTH) / noise_std, np.float32(1e30))
-    rounded = jnp.clip(jnp.rint(value * scale), -REACH, REACH).astype(jnp.int32)
-    noisy = (rounded + drawn).astype(jnp.float32) * (noise_std * np.float32(1 / WIDTH))
+    noisy = (rounded(value, scale) + drawn).astype(jnp.float32) * (noise_std * np.float32(1 / WIDTH))
     return jnp.where(noise_std > 0, noisy, value)

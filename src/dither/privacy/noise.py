@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.random import define_prng_impl
 
+from dither.accounting.lattice_noise import WIDTH
 from dither.errors import SpecError, did_you_mean
 from dither.privacy import lattice
 from dither.privacy.entropy import OsEntropy
@@ -267,20 +268,32 @@ def gaussian(key: Key, tree: PyTree, *, noise_std: Array) -> PyTree:
     """
     with jax.named_scope("noise"):  # names for a profile (benchmarks/profile.py)
         if isinstance(key, OsEntropy):
-            return _on_lattice(key, tree, noise_std)
+            drawn = _lattice_noise(key, tree)
+            return jax.tree.map(lambda value, n: lattice.released(value, n, noise_std), tree, drawn)
         noise = standard_normal(key, tree)
         return jax.tree.map(lambda value, z: value + noise_std * z, tree, noise)
 
 
-def _on_lattice(source: OsEntropy, tree: PyTree, noise_std: Array) -> PyTree:
+def exact_gaussian(key: Key, integers: PyTree, *, noise_std: Array, scale: Array) -> PyTree:
+    """Integers of `lattice.rounded`, at that `scale`, plus noise of std `noise_std`. A std of 0 adds nothing."""
+    with jax.named_scope("noise"):
+        drawn = _lattice_noise(key, integers)
+        return jax.tree.map(
+            lambda k, n: (k + jnp.where(noise_std > 0, n, 0)).astype(jnp.float32) / scale, integers, drawn
+        )
+
+
+def _lattice_noise(key: Key, tree: PyTree) -> PyTree:
+    """Independent integers of std WIDTH. From a seed: normals, rounded, for audits and tests."""
+    if not isinstance(key, OsEntropy):
+        drawn = standard_normal(key, tree)
+        return jax.tree.map(lambda z: jnp.rint(z * np.float32(WIDTH)).astype(jnp.int32), drawn)
     leaves, structure = jax.tree.flatten(tree)
     for leaf in leaves:
         if isinstance(leaf, jax.Array) and leaf.size:
             # Should a caller have forgotten to derive the source: clients whose values differ never share a draw.
-            source = source.over(leaf[(0,) * leaf.ndim] != 0)
-    drawn = source.integers([jnp.shape(leaf) for leaf in leaves])
-    noisy = [lattice.released(leaf, integers, noise_std) for leaf, integers in zip(leaves, drawn, strict=True)]
-    return jax.tree.unflatten(structure, noisy)
+            key = key.over(leaf[(0,) * leaf.ndim] != 0)
+    return jax.tree.unflatten(structure, key.integers([jnp.shape(leaf) for leaf in leaves]))
 
 
 # Schedules: how the noise changes over a run, for any method that noises gradients

@@ -36,7 +36,7 @@ def test_a_charge_is_what_was_said(ledger):
     ledger.charge("run", "data", [Charge("ann", [(gaussian(), 2), (poisson(), 3)])], rounds=(0, 5))
     row = spent(ledger)
     assert row.epsilon == pytest.approx(epsilon((gaussian(), 2), (poisson(), 3)), rel=1e-12)
-    assert row[2:] == (DELTA, "upload", "zero-out", 5, ("run",), None, "")
+    assert row[2:] == (DELTA, "upload", "zero-out", 5, ("run",), None, "", (accounting.FLOAT_NOISE,))
     assert spent(ledger, "bob")[:2] == ("bob", 0.0)
     assert spent(ledger, dataset="other").epsilon == 0.0
 
@@ -490,6 +490,13 @@ def test_shuffled_epochs_do_not_continue_over_runs(ledger):
     assert spent(ledger, **terms).epsilon == uses(7), "and so do epochs of another batch size"
     assert spent(ledger).epsilon == uses(7), "stated for a replacement, a blank costs as much"
     assert spent(ledger, adjacency="add/remove").epsilon == math.inf, "no such neighbours (G3)"
+
+
+def test_shuffled_runs_get_no_credit_of_sums_once_there_are_two(ledger):
+    conditions = Conditions(cohort_size=10, own_epochs=True)
+    for run in ("one", "two"):
+        ledger.charge(run, "data", all_of(["ann"], shuffled(), 10), rounds=(0, 10), conditions=conditions)
+    assert spent(ledger, view="sum").epsilon == spent(ledger, view="upload").epsilon
 
 
 def test_joined_data_sets_are_spent_as_one_and_the_joining_is_labelled(ledger, path):

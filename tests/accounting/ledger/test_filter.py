@@ -5,7 +5,16 @@ import math
 import numpy as np
 import pytest
 
-from dither.accounting import Conditions, gaussian_delta, gaussian_epsilon, gaussian_mu, proven
+from dither.accounting import (
+    Conditions,
+    Lattice,
+    exact,
+    gaussian_delta,
+    gaussian_epsilon,
+    gaussian_mu,
+    proven,
+    views,
+)
 from dither.accounting.ledger import Budget, Charge, Ledger, filter
 from dither.accounting.pld import FINE
 from dither.errors import BudgetExhausted
@@ -221,3 +230,65 @@ def test_rounds_made_again_are_labelled(ledger, releases, labelled):
     assert not spent(ledger).not_covered
     ledger.charge("one", "data", all_of(["ann"], releases, 2), rounds=(2, 4))
     assert ("R10" in spent(ledger).not_covered) == labelled
+
+
+# Noise as it is drawn (R7)
+
+
+def exactly(releases, dimension=50):
+    return tuple(release._replace(exact=exact.noise(dimension)) for release in releases)
+
+
+def test_exact_releases_come_back_from_the_file(path):
+    one = (*exactly(gaussian()), *exactly(poisson()))
+    Ledger(path).charge("run", "data", [Charge("ann", [(one, 2), (gaussian(), 1)])], rounds=(0, 3))
+    (entry,) = [entry for entry in Ledger(path).history() if entry.charges]
+    assert {releases for releases, _ in entry.charges[0].participations} == {one, gaussian()}
+
+
+def test_the_samplers_error_is_part_of_delta(ledger):
+    """One run pays for it within its δ; of several runs the errors are added, and `spent` says to what."""
+    one = exactly(gaussian(4.0))
+    ledger.charge("one", "data", all_of(["ann"], one, 3), rounds=(0, 3))
+    alone = spent(ledger)
+    assert alone.delta == DELTA
+    assert alone.epsilon == pytest.approx(value((one, 3)), rel=1e-12)
+    assert alone.numbers == ()
+    ledger.charge("two", "data", all_of(["ann"], one, 2), rounds=(0, 2))
+    both = spent(ledger)
+    ideal = value((tuple(r._replace(exact=r.exact._replace(distance=0.0)) for r in one), 5))
+    assert both.epsilon == pytest.approx(ideal, rel=1e-9)
+    drawn = 5 * one[0].exact.distance
+    assert both.delta == pytest.approx(DELTA + drawn * (1 + math.exp(both.epsilon)), rel=1e-12)
+    assert both.numbers == ()
+
+
+def test_a_samplers_error_that_is_not_small_is_said(ledger):
+    loud = exactly(gaussian(0.25), dimension=100_000)
+    for run in ("one", "two"):
+        ledger.charge(run, "data", all_of(["ann"], loud), rounds=(0, 1))
+    assert spent(ledger).numbers == (views.SAMPLER_ERROR,)
+    ledger.charge("three", "data", all_of(["ann"], gaussian()), rounds=(0, 1))
+    assert spent(ledger).numbers == (views.FLOAT_NOISE, views.SAMPLER_ERROR)
+
+
+def test_discrete_noise_passes_the_filter_like_any_other(ledger):
+    """Runs with noise on integers beside others. Against uploads all are Gaussian; a sum's zCDP gets a cover."""
+    grid = Conditions(cohort_size=4, lattice=Lattice(0.01, 100))
+    budget = Budget(2.0, DELTA)
+    ledger.set_budget("data", budget)
+    plan = all_of(["ann"], gaussian(9.0), 3)
+    ledger.charge("one", "data", plan, rounds=(0, 3), conditions=grid, plan=lambda: plan)
+    alone = spent(ledger).epsilon
+    assert alone == pytest.approx(proven([(gaussian(9.0), 3)], DELTA, grid, view="upload").value)
+    steps = all_of(["ann"], gaussian(30.0, uses=3), 2)  # no recipe takes both in one list
+    ledger.charge("two", "data", steps, rounds=(0, 2), plan=lambda: steps)
+    ledger.charge("three", "data", plan, rounds=(0, 3), conditions=grid, plan=lambda: plan)
+    together = spent(ledger)
+    assert together.not_covered == ""
+    squares = 6 * (1.1 / 9.0) ** 2 + 6 * (1 / 30.0) ** 2  # rounding adds √100 steps of 0.01
+    assert together.epsilon == pytest.approx(gaussian_epsilon(math.sqrt(squares), DELTA), rel=1e-4)
+    assert alone < spent(ledger, view="sum").epsilon < math.inf
+    many = all_of(["ann"], gaussian(9.0), 40)
+    with pytest.raises(BudgetExhausted):
+        ledger.charge("four", "data", many, rounds=(0, 40), conditions=grid, plan=lambda: many)

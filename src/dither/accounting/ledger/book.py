@@ -21,6 +21,7 @@ from dither.accounting import (
 from dither.accounting.ledger import entries, filter
 from dither.accounting.ledger.entries import About, Budget, Charge, Charged, Row
 from dither.accounting.ledger.sketch import Scan, Sketch
+from dither.accounting.views import NUMBERS, SAMPLER_ERROR, sampler_error
 from dither.errors import BudgetExhausted, ConfigError, LedgerError
 from dither.types import Release, Sampling
 
@@ -363,9 +364,33 @@ class Book:
 
     def delta(self, account: Account, terms: Budget) -> float:
         """The δ of `epsilon`: that of the budget, or a thousandth more for the tails of sampled runs that follow a
-        Gaussian one."""
+        Gaussian one; and with the errors of samplers, where there are several runs."""
         gaussian = [self._is_gaussian(block, terms) for block in self._blocks(account, terms)]
-        return terms.delta * (1.0 + filter.TRACE * (gaussian[:1] == [True] and not all(gaussian)))
+        tails = filter.TRACE * (gaussian[:1] == [True] and not all(gaussian))
+        return terms.delta * (1.0 + tails) + (self._sampler_delta(account, terms) if len(gaussian) > 1 else 0.0)
+
+    def numbers(self, account: Account, terms: Budget) -> tuple[str, ...]:
+        """What computing with numbers leaves uncovered (R7)."""
+        blocks = self._blocks(account, terms)
+        rows = [self._row(block, terms, ideal=len(blocks) > 1) for block in blocks]
+        gaps = {text for row in rows for text in row.not_covered}
+        if len(blocks) > 1 and self._sampler_delta(account, terms) > filter.SAMPLERS * terms.delta:
+            gaps.add(SAMPLER_ERROR)
+        return tuple(text for text in NUMBERS if text in gaps)
+
+    def _sampler_delta(self, account: Account, terms: Budget) -> float:
+        """What the errors of all samplers add to δ at the budget's ε, or at what was spent if that is more."""
+        plans = {run: [planned] for run, (_, planned) in account.plans.items()}
+        made: dict[str, list[Counts]] = {}
+        for run, counts in zip(account.owners, account.counts, strict=True):
+            made.setdefault(run, []).append(counts)
+
+        def distance(stretches: list[Counts]) -> float:
+            return sampler_error((self._participations[i], n) for counts in stretches for i, n in counts.items())
+
+        drawn = sum(max(distance(made.get(run, [])), distance(plans.get(run, []))) for run in {**plans, **made})
+        epsilon = max(terms.epsilon, self.epsilon(account, terms)) if drawn else 0.0
+        return drawn * (1.0 + math.exp(min(epsilon, 700.0)))
 
     def not_covered(self, dataset: str, account: Account, terms: Budget) -> str:
         """Why ε does not hold for rounds and runs that were chosen after looking at earlier results."""
@@ -387,7 +412,7 @@ class Book:
         later ones."""
         everything = self._together(account, terms, range(len(account.counts)))
         if len(blocks) < 2:
-            return self._row(everything, terms).value
+            return self._row(everything, terms, ideal=False).value
         gaussian = [self._is_gaussian(block, terms) for block in blocks]
         if all(gaussian) and filter.is_gaussian((row := self._row(everything, terms)).recipe):
             return row.value
@@ -408,13 +433,15 @@ class Book:
             return all(s.kind in ("full", "full-round", "shuffled", "shuffled-round") for s in samplings)
         return filter.is_gaussian(self._row(block, terms._replace(delta=_FINE)).recipe)
 
-    def _row(self, together: _Together, terms: Budget) -> ProvenRow:
-        key = (together.conditions, tuple(sorted(together.counts.items())), *terms[1:])
+    def _row(self, together: _Together, terms: Budget, *, ideal: bool = True) -> ProvenRow:
+        """The bound of these participations; `ideal` leaves the errors of samplers to `delta`."""
+        key = (together.conditions, tuple(sorted(together.counts.items())), ideal, *terms[1:])
         if key not in self._rows:
             if len(self._rows) >= _CACHED:
                 self._rows.clear()
+            items = self._items(together, ideal=ideal)
             self._rows[key] = proven(
-                self._items(together), terms.delta, together.conditions, view=terms.view, adjacency=terms.adjacency
+                items, terms.delta, together.conditions, view=terms.view, adjacency=terms.adjacency
             )
         return self._rows[key]
 
@@ -428,8 +455,9 @@ class Book:
             )
         return self._values[key]
 
-    def _items(self, together: _Together) -> list[tuple[tuple[Release, ...], int]]:
-        return [(self._participations[i], count) for i, count in together.counts.items()]
+    def _items(self, together: _Together, *, ideal: bool = True) -> list[tuple[tuple[Release, ...], int]]:
+        items = [(self._participations[i], count) for i, count in together.counts.items()]
+        return [(tuple(map(_ideal, releases)), count) for releases, count in items] if ideal else items
 
     def _blocks(self, account: Account, terms: Budget) -> list[_Together]:
         """What each run counts for. Gaussian releases count as they are made. A run with other releases counts,
@@ -490,6 +518,13 @@ class Book:
         noise_std = 0.0 if mu == math.inf else 1.0 / mu
         sampling = Sampling("full", 1.0, terms.adjacency)
         return self._number((Release("uplink", noise_std, 1.0, 1, sampling, "shuffled epochs of one run (D2)"),))
+
+
+def _ideal(release: Release) -> Release:
+    """The release as if noise were drawn as it is proved."""
+    if release.exact is None:
+        return release
+    return release._replace(exact=release.exact._replace(distance=0.0))
 
 
 def _charge(

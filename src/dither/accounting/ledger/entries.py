@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from dither.accounting import ADJACENCIES, VIEWS, ZERO_OUT, Conditions, Lattice, Participation
 from dither.accounting.ledger.sketch import Sketch
 from dither.errors import ConfigError, LedgerError
-from dither.types import Release, Sampling
+from dither.types import ExactNoise, Release, Sampling
 
 GENESIS, CHARGE, BUDGET, DATA = "genesis", "charge", "budget", "data"
 FORMAT = 2  # 2 knows DATA entries; files of format 1 are read, and become 2 with the first of them
@@ -74,6 +74,7 @@ class Spent(NamedTuple):
     runs: tuple[str, ...]
     budget: Budget | None
     not_covered: str = ""  # why ε does not hold for runs that were chosen after looking at earlier results
+    numbers: tuple[str, ...] = ()  # what computing with numbers leaves uncovered (R7)
 
 
 class About(NamedTuple):
@@ -237,13 +238,16 @@ def _encode_release(release: Release) -> list[Any]:
             bool(fixed_rate),
         ],
         str(release.source),
-        *([[float(rate) for rate in release.rates]] if release.rates else []),
+        *([[float(rate) for rate in release.rates]] if release.rates or release.exact else []),
+        *([[float(part) for part in release.exact]] if release.exact else []),
     ]
 
 
 def _decode_release(fields: list[Any]) -> Release:
-    channel, noise_std, sensitivity, uses, sampling, source, *rates = fields  # no rates in old entries
-    return Release(channel, noise_std, sensitivity, uses, Sampling(*sampling), source, *map(tuple, rates))
+    channel, noise_std, sensitivity, uses, sampling, source, *more = fields  # old entries have no more
+    rates = tuple(more[0]) if more else ()
+    exact = ExactNoise(*more[1]) if len(more) > 1 else None
+    return Release(channel, noise_std, sensitivity, uses, Sampling(*sampling), source, rates, exact)
 
 
 def _whole(what: str, value: Any) -> int:

@@ -27,6 +27,9 @@ from dither.types import Release
 # The share of δ for the runs' tails. Where the first run needs a tail, the Gaussians have the rest of δ. Where it
 # is Gaussian itself, they keep all of δ, and the guarantee is at (1 + TRACE)·δ.
 RESERVE, TRACE = 0.25, 1e-3
+# What the errors of samplers may add to δ, as a share of it: the noise of all runs is drawn at a total variation
+# distance D from what is proved, which adds (1 + e^ε) D whatever was chosen after looking at what.
+SAMPLERS = 0.1
 
 _MOST_MU = 1e6
 _NO_LOSS = 1e-9  # an ε below is 0
@@ -42,7 +45,7 @@ def tail(delta: float, number: int, *, sampled_first: bool) -> float:
 
 def is_gaussian(recipe: str) -> bool:
     """Whether a bound is that of unsampled Gaussian releases, so that it holds for adaptive lists as it is."""
-    return recipe in ("R1", "R1 sum", "R1 downlink", "R1 joint", "R6 G7b", "R6 G7c")
+    return recipe in ("R1", "R1 discrete", "R1 sum", "R1 downlink", "R1 joint", "R6 G7b", "R6 G7c")
 
 
 def cover(

@@ -355,6 +355,7 @@ class Ledger:
                         runs=tuple(account.runs),
                         budget=budget,
                         not_covered=self._book.not_covered(dataset, account, terms),
+                        numbers=self._book.numbers(account, terms),
                     )
                 )
             return result

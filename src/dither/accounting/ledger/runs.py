@@ -192,6 +192,7 @@ class Spending:
                 plan.client_sizes,
                 [plan.cohorts[number] for number in numbers],
                 joint=True,
+                lattice=plan.lattice,
                 groups=self._alike,
                 numbers=numbers,
             )

@@ -227,7 +227,7 @@ def proxy_spec(spec: Spec) -> Spec:
 
 def _experiment(base: Spec, point: Mapping[str, Any], counts: Dataset) -> Experiment:
     """The point's experiment on counts alone; the accountant sets its noise."""
-    spec = proxy_spec(base).with_values(point)
+    spec = proxy_spec(base).with_values({**point, "randomness": base.source_of_randomness})
     return build_experiment(spec, dataset=counts, arrays=(counts.x_train, counts.y_train))
 
 

@@ -1,0 +1,210 @@
+"""Exact noise (R7) in every method: no record moves the integers that noise is added to further than the release
+says, and rows say what is covered and what is not."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dither import accounting, models
+from dither.accounting import exact, views
+from dither.accounting.lattice_noise import WIDTH
+from dither.experiment import build
+from dither.methods import local, prepare
+from dither.privacy import noise
+from dither.privacy.entropy import OsEntropy
+from dither.types import Cohort, Keys, Records, Release, Round, RoundInfo, Sampling
+from tests.auditing.grid import small_dataset, small_spec
+from tests.privacy.test_totality import FEATURES, strange_records
+
+SIZE = 10
+CASES = {
+    "secure-fedavg, regulariser outside": (
+        "secure-fedavg",
+        {"privacy__clip": "batch", "model__l2": 0.3, "model__l2_inside_clip": False},
+    ),
+    "nbafl": ("nbafl", {"method_options__param_clip": 0.4}),
+}
+SLOW = {
+    "gradients, example": ("cpfed", {"privacy__clip": "example"}),
+    "gradients, batch": ("cpfed", {"privacy__clip": "batch", "model__l2": 0.1}),
+    "secure-fedavg, batch": ("secure-fedavg", {"privacy__clip": "batch"}),
+    "dp-scaffold": ("dp-scaffold", {"privacy__noise_schedule": "rounds", "privacy__noise_decay": 0.8}),
+}
+
+
+def prepared(method, **changes):
+    common = {"batch_sampling": "full", "randomness": "os", "local_steps": 2, "privacy__noise": "paper"}
+    if method in ("cpfed", "dp-scaffold"):
+        common |= {"privacy__noise": "given", "privacy__noise_std": 0.3, "privacy__epsilon": 100.0}
+    model = models.mlp(FEATURES, 3, (4,))
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    sizes = {"client_sizes": np.full(3, SIZE), "num_params": models.count_params(shapes)}
+    spec = small_spec(method, **{**common, "num_clients": 3, **changes})
+    return model, prepare(spec, model, **sizes)
+
+
+def integers_before_the_noise(monkeypatch, call):
+    """The first integers that noise is added to in a call."""
+    seen = []
+    original = noise.exact_gaussian
+
+    def watched(key, integers, **rest):
+        row = jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(integers)])
+        jax.debug.callback(lambda row: seen.append(np.asarray(row, np.float64)), row, ordered=True)
+        return original(key, integers, **rest)
+
+    monkeypatch.setattr(noise, "exact_gaussian", watched)
+
+    def first(*arguments):
+        seen.clear()
+        jax.block_until_ready(call(*arguments))
+        jax.effects_barrier()
+        return seen[0]
+
+    return first
+
+
+def check(monkeypatch, method, changes):
+    model, ready = prepared(method, **changes)
+    hyper = {name: jnp.asarray(value, jnp.float32) for name, value in ready.hyper.items()}
+    algorithm = ready.build(hyper)
+    params = model.init(jax.random.key(1))
+    message = algorithm.message(algorithm.init(params))
+    others = np.random.default_rng(0).normal(size=(SIZE, FEATURES)).astype(np.float32)
+
+    @jax.jit
+    def client(x, y):
+        records = Records(x, y, jnp.arange(SIZE), jnp.int32(0), jnp.int32(SIZE))
+        keys = Keys(*jax.random.split(noise.key(0), 3))
+        round = Round(jnp.int32(0), jnp.int32(0), jnp.int32(3))
+        return algorithm.client(keys, message, algorithm.client_init(params), records, round).upload
+
+    first = integers_before_the_noise(monkeypatch, client)
+    rows = []
+    for number, record in enumerate([*strange_records(12), others[0] * 1e3, -others[0] * 1e3, others[0]]):
+        x = np.concatenate([record[None], others[1:]]).astype(np.float32)
+        rows.append(first(x, np.r_[number % 3, np.arange(1, SIZE) % 3].astype(np.int32)))
+    (release,) = [r for r in ready.releases(RoundInfo(0, 0, SIZE, 3)) if r.channel == "uplink"]
+    blanked = release.sampling.adjacency != accounting.REPLACE_ONE and not release.sampling.kind.endswith("-round")
+    reach = (2 if blanked else 1) * release.sensitivity / release.noise_std + release.exact.rounding
+    moved = max(np.linalg.norm(a - b) for a in rows for b in rows)
+    assert 0.2 * reach * WIDTH < moved <= reach * WIDTH
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_record_moves_a_release_further_than_it_says(monkeypatch, case):
+    check(monkeypatch, *CASES[case])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SLOW)
+def test_no_record_moves_other_releases_further_than_they_say(monkeypatch, case):
+    check(monkeypatch, *SLOW[case])
+
+
+@pytest.mark.slow
+def test_a_servers_noise_is_exact_for_whole_clients(monkeypatch):
+    values = {"privacy__noise": "paper", "method_options__update_clip": 0.5, "local_steps": 1}
+    _, ready = prepared("dp-fedavg", **values, method_options__noise_multiplier=2.0)
+    hyper = {name: jnp.asarray(value, jnp.float32) for name, value in ready.hyper.items()}
+    algorithm = ready.build(hyper)
+    state = jax.tree.map(jnp.zeros_like, models.mlp(FEATURES, 3, (4,)).init(jax.random.key(0)))
+    cohort = Cohort(jnp.arange(3), jnp.ones(3, bool), jnp.int32(3))
+    first = integers_before_the_noise(
+        monkeypatch, lambda upload: algorithm.server(noise.key(0), state, upload, cohort)
+    )
+    rng = np.random.default_rng(0)
+
+    def upload(length):
+        drawn = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32) * length, state)
+        return local.scale(1 / 3, local.clip_whole(ready.plan, drawn, jnp.float32(0.5)))
+
+    rest = local.add(upload(1.0), upload(1e20))
+    release = ready.releases(RoundInfo(0, 0, SIZE, 3))[1]
+    without = first(rest)
+    moved = max(np.linalg.norm(first(local.add(rest, upload(length))) - without) for length in (1e-3, 1.0, 1e18))
+    reach = (release.sensitivity / release.noise_std + release.exact.rounding) * WIDTH
+    assert 0.9 * reach < moved <= reach
+
+
+# Rows
+
+
+def gaps(method, adjacency="replace-one", **changes):
+    """What computing leaves uncovered, by view."""
+    experiment = build.build_experiment(small_spec(method, randomness="os", **changes), dataset=small_dataset())
+    rows = [row for row in experiment.accountant().table() if row.adjacency == adjacency and row.unit == "run"]
+    return {row.view: [text for text in row.not_covered if text in views.NUMBERS] for row in rows}, rows
+
+
+def test_a_protected_run_is_covered_against_a_server_that_sees_uploads():
+    found, rows = gaps("cpfed")
+    assert set(map(tuple, found.values())) == {()}
+    assert all(0 < row.sampler_delta < 1e-9 for row in rows)
+
+
+def test_credit_for_the_noise_of_others_stays_a_proof_for_real_numbers():
+    own = {"method_options__param_clip": 1.0, "batch_sampling": "full"}
+    for method, changes in (("secure-fedavg", {}), ("nbafl", own)):
+        found, _ = gaps(method, **changes)
+        assert found["upload"] == []
+        assert all(
+            "several clients" in found[view][0] or "low bits" in found[view][0] for view in ("sum", "final")
+        )
+
+
+def test_records_that_change_places_are_not_covered():
+    poisson = {
+        "batch_sampling": "poisson-full",
+        "sampling_rate": 0.2,
+        "local_steps": 1,
+        "privacy__adjacency": "zero-out",
+    }
+    found, rows = gaps("dp-sgd", "add/remove", **poisson)
+    assert np.isfinite(rows[0].value)
+    assert "change places" in found["upload"][0]
+    assert gaps("dp-sgd", "zero-out", **poisson)[0]["upload"] == []
+
+
+def test_a_sampler_error_that_is_not_small_is_said():
+    """At so large an ε, e^ε times the sampler's error exceeds δ: the bound is for ideal noise and says so."""
+    sampling = Sampling("full", 1.0, "zero-out")
+    release = Release("uplink", 0.1, 1.0, 1, sampling, "test", exact=exact.noise(10_000))
+    (row,) = views.account([(release, 1)], 1e-5, adjacency="zero-out", views=("upload",))
+    assert row.value > 30
+    assert row.sampler_delta is None
+    assert views.SAMPLER_ERROR in row.not_covered
+    quiet = views.account([(release._replace(noise_std=4.0), 1)], 1e-5, adjacency="zero-out", views=("upload",))[0]
+    assert 0 < quiet.sampler_delta < 1e-9
+    assert quiet.not_covered == ()
+
+
+def test_rounding_is_charged_once_whatever_the_neighbours():
+    """In units of the noise's std, 1/μ⁻¹: S/σ + √d/R, and 2S/σ + √d/R for a replacement."""
+    sampling = Sampling("full", 1.0, "zero-out")
+    release = Release("uplink", 2.0, 1.0, 1, sampling, "test", exact=exact.noise(40_000))
+    rounding = exact.noise(40_000).rounding
+    for adjacency, distance in (("zero-out", 0.5), ("replace-one", 1.0)):
+        assert 1 / accounting.step_multiplier(release, adjacency) == pytest.approx(distance + rounding, rel=1e-12)
+    assert rounding == pytest.approx(200 / WIDTH, rel=1e-6)
+
+
+def test_noise_from_the_operating_system_takes_the_same_road():
+    """The client function with OS entropy in place of the key: integers, then one factor."""
+    model, ready = prepared("cpfed", privacy__clip="example", local_steps=1)
+    hyper = {name: jnp.asarray(value, jnp.float32) for name, value in ready.hyper.items()}
+    algorithm = ready.build(hyper)
+    params = jax.tree.map(jnp.zeros_like, model.init(jax.random.key(0)))
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(SIZE, FEATURES)), jnp.float32)
+    records = Records(x, jnp.arange(SIZE) % 3, jnp.arange(SIZE), jnp.int32(0), jnp.int32(SIZE))
+    keys = Keys(noise.key(0), noise.key(1), OsEntropy())
+
+    @jax.jit
+    def client():
+        round = Round(jnp.int32(0), jnp.int32(0), jnp.int32(3))
+        return algorithm.client(keys, params, algorithm.client_init(params), records, round).upload
+
+    one, other = client(), client()
+    drawn = np.concatenate([np.ravel(a - b) for a, b in zip(*map(jax.tree.leaves, (one, other)), strict=True)])
+    assert np.std(drawn) == pytest.approx(0.1 * 0.3 / 3 * np.sqrt(2), rel=0.5)
