@@ -500,6 +500,17 @@ def test_before_the_cohorts_are_drawn_the_mixture_over_participations_is_reporte
                                **{"privacy.adjacency": "replace-one"}), ex_ante=True)  # fmt: skip
 
 
+def test_before_the_draw_a_late_round_of_everyone_counts_for_sure():
+    def releases(info):
+        return (
+            Release("uplink", 1.0 if info.index else 1e3, 1.0, 1, Sampling("full", 1.0, "replace-one"), "test"),
+        )
+
+    asked = planned(releases, [50] * 6, [np.arange(6)] * 2).before_the_draw(lambda index: 6 if index else 3)
+    (shown,) = (row.value for row in asked if row.view == "upload" and row.adjacency == "replace-one")
+    assert shown >= accounting.gaussian_epsilon(1.0, 1e-5)
+
+
 def test_before_the_draw_the_worst_class_of_clients_counts():
     """Clients of different sizes have different sampling rates: the smallest reveals most."""
     sizes = {"data.partition": "dirichlet", "data.alpha": 5.0, "num_clients": 3, "cohort_size": 2, "batch_size": 4}

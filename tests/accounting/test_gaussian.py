@@ -113,6 +113,12 @@ def test_a_rate_that_is_no_probability_is_refused(rate):
             formula(1.0, rate)
 
 
+@pytest.mark.parametrize("count", [-1, 1.5])
+def test_a_count_that_is_no_number_of_releases_is_refused(count):
+    with pytest.raises(ValueError, match="count="):
+        accounting.plain_epsilon(1.0, count, 1e-5)
+
+
 @pytest.mark.parametrize("failure", [-1e-9, 1.5, math.nan])
 def test_a_failure_that_is_no_probability_is_refused(failure):
     with pytest.raises(ValueError, match="failure="):

@@ -144,6 +144,7 @@ def test_renyi_divergences_agree_where_the_library_is_accurate():
     np.testing.assert_allclose(accounting.fixed_size_rdp(0.08, 1.5, [2, 3, 8, 32]), accountant._rdp, rtol=1e-9)
     for rate, noise_multiplier in ((0.0, 1.5), (0.08, math.inf)):
         np.testing.assert_array_equal(accounting.fixed_size_rdp(rate, noise_multiplier, [2, 8]), [0.0, 0.0])
+    np.testing.assert_allclose(accounting.fixed_size_rdp(1.0, 1.5, [2, 8]), [2 * 0.5 / 1.5**2, 8 * 0.5 / 1.5**2])
 
 
 def test_renyi_divergence_bounds_the_exact_one():

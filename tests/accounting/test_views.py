@@ -440,3 +440,19 @@ def test_truncated_batches_whose_number_is_unknown_have_no_proof(rate, shape):
     row = table(rounds, 1e-5, adjacency=ADD_REMOVE)["upload"]
     assert row.value == math.inf
     assert "their number is unknown" in row.detail
+
+
+def test_sums_of_rounded_uploads_say_that_rounding_is_not_covered():
+    rows = table([(release("full", 2.0), 1)], 1e-5, Conditions(cohort_size=10), adjacency=REPLACE_ONE)
+    assert rows["sum"].recipe == "R1 sum"
+    for view, rounded in (("sum", True), ("upload", False)):
+        assert any("(G8)" in text for text in rows[view].not_covered) is rounded
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.5, math.nan])
+def test_a_sampling_rate_that_is_no_probability_has_no_proof(rate):
+    for kind, adjacency in (("fixed", REPLACE_ONE), ("poisson", ADD_REMOVE)):
+        rounds = [(release(kind, 2.0, rate=rate, adjacency=adjacency), 1)]
+        row = table(rounds, 1e-5, adjacency=adjacency)["upload"]
+        assert row.value == math.inf
+        assert "is not in [0, 1]" in row.detail

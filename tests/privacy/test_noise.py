@@ -89,3 +89,15 @@ def test_words_by_number_are_those_of_the_draw():
     )
     assert noise.is_key(key)
     assert not noise.is_key(jax.random.key(8))
+
+
+@pytest.mark.parametrize("name", ["constant", "rounds", "steps"])
+def test_a_schedule_is_the_same_in_a_compiled_round_and_in_a_proof(name):
+    factor = noise.schedule(name, local_steps=3).factor
+    log_decay, start = np.log(0.9), 2.0
+    for index, step in ((0, 0), (1, 2), (2, 0), (2, 1), (5, 2)):
+        plain = factor(index, step, log_decay, start)
+        traced = factor(jnp.int32(index), jnp.int32(step), jnp.float32(log_decay), jnp.float32(start))
+        assert float(traced) == pytest.approx(plain, rel=1e-6)
+        exponent = {"constant": 0, "rounds": index + 1 - 2, "steps": 3 * (index - 2) + step}[name]
+        assert plain == pytest.approx(0.9 ** (max(exponent, 0) / 2))

@@ -120,6 +120,10 @@ def test_claim_reports_fractional_epochs():
     assert "τγ/m = 0.2622" in failing[1]
     whole = ConcentratedParams(1, 20, 244, 2440, clip_norm=1.0, cohort_size=1, secure_aggregation=False)
     assert not methods.failing(cd.conditions(whole))
+    credited = whole._replace(cohort_size=3, secure_aggregation=True)
+    (credit,) = methods.failing(cd.conditions(credited))
+    assert "noise variance" in credit
+    assert not methods.failing(cd.conditions(credited._replace(cohort_size=1)))
 
 
 @pytest.mark.parametrize("corrected", [False, True])

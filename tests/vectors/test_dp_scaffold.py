@@ -256,3 +256,8 @@ def test_theorem_1_needs_noise_of_at_least_the_root_of_five():
         text, found = sc.conditions(FIG4, initial_variance=variance)[0]
         assert found is holds
         assert f"σ_0 = {variance**0.5:.4g} " in text
+
+
+def test_noise_for_an_epsilon_needs_a_clip():
+    with pytest.raises(SpecError, match="clip_norm=0 must be"):
+        sc.initial_noise_variance(FIG4._replace(clip_norm=0.0), epsilon=10.0, delta=1e-5)

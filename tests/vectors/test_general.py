@@ -51,3 +51,5 @@ def test_errors_name_the_value():
         methods.check_cohort([1, 5], 4)
     with pytest.raises(SpecError, match=r"delta=1 must lie"):
         methods.check_delta([0.5, 1.0])
+    with pytest.raises(SpecError, match=r"delta=0 must lie"):
+        methods.epsilon_from_zcdp(rho=0.1, delta=0.0)

@@ -265,3 +265,11 @@ def test_bounds_over_a_grid():
     one = run._replace(num_rounds=T[150, 120], cohort_size=K[150, 120])
     total = nb.scheduled_convergence(LOSS, one, **budget).total
     assert third.total[150, 120] == pytest.approx(total, rel=1e-12)
+
+
+def test_noise_on_the_uplink_needs_an_epsilon_and_exposures():
+    run = nb.NbaflParams(1.0, 100, 5, 25, 50)
+    with pytest.raises(SpecError, match="epsilon=0 must be"):
+        nb.uplink_noise_std(run, epsilon=0.0, delta=0.01)
+    with pytest.raises(SpecError, match="exposures=0 must be"):
+        nb.uplink_noise_std(run._replace(exposures=0), epsilon=1.0, delta=0.01)

@@ -55,6 +55,8 @@ def lira(
     if not 1 <= judged <= shadows or shadows < 16:
         raise SpecError(f"shadows={shadows} and judged={judged}: give at least 16 shadows, and fewer judged")
     whole = dataset if dataset is not None else load_data(spec)
+    if not whole.classes:
+        raise SpecError("membership inference reads class probabilities, but the label is a number")
     rng = np.random.default_rng([seed, 0x117A])
     pairs = rng.permutation(len(whole.y_train))[: len(whole.y_train) // 2 * 2].reshape(-1, 2)
     half = whole._replace(x_train=whole.x_train[pairs[:, 0]], y_train=whole.y_train[pairs[:, 0]])

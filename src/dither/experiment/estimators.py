@@ -76,9 +76,6 @@ class _PrivateFederated(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.non_deterministic = True  # noise from the operating system, unless random_state is set
-        for task in (tags.classifier_tags, tags.regressor_tags):
-            if task is not None:
-                task.poor_score = True  # a proven ε on a few dozen records leaves little to learn
         return tags
 
     def _train(self, x: np.ndarray, y: np.ndarray, groups: Any, about: dict[str, Any]) -> None:
@@ -205,6 +202,11 @@ class PrivateFederatedClassifier(ClassifierMixin, _PrivateFederated):  # type: i
         )  # fmt: skip
         self.classes = classes
 
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.poor_score = True  # a proven ε on a few dozen records leaves little to learn
+        return tags
+
     def fit(self, X: Any, y: Any, groups: Any = None) -> Self:
         """Train on records X, labels y and, for each record, its institution."""
         X, y = validate_data(self, X, y)
@@ -284,6 +286,11 @@ class PrivateFederatedRegressor(RegressorMixin, _PrivateFederated):  # type: ign
         )  # fmt: skip
         self.label_bounds = label_bounds
         self.loss = loss
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.regressor_tags.poor_score = True
+        return tags
 
     def fit(self, X: Any, y: Any, groups: Any = None) -> Self:
         """Train on records X, labels y and, for each record, its institution."""

@@ -141,6 +141,17 @@ def test_one_run_counts_what_it_made_and_several_what_they_registered(ledger, pa
     assert spent(ledger).not_covered == ""
 
 
+def test_each_sampled_run_has_a_tail_of_its_own(ledger):
+    for run in ("one", "two"):
+        planned(ledger, run, poisson(2.0), 5, 5)
+    squares = sum(
+        filter.cover([(poisson(2.0), 5)], Conditions(), tail, "upload", "zero-out") ** 2
+        for tail in (filter.tail(DELTA, number, sampled_first=True) for number in (1, 2))
+    )
+    expected = gaussian_epsilon(math.sqrt(squares), (1 - filter.RESERVE) * DELTA)
+    assert spent(ledger).epsilon == pytest.approx(expected, rel=1e-9)
+
+
 def test_joined_data_sets_keep_what_each_run_registered(ledger):
     for run, dataset in (("one", "d" * 16), ("two", "e" * 16)):
         charges, plan = all_of(["ann"], poisson(2.0), 5), all_of(["ann"], poisson(2.0), 60)

@@ -176,6 +176,8 @@ def plan(
     base, fixed = base_spec(what, facts, values or {}, given)
     base, planning, num_records = planning_data(base, records, dim, proxy, public_fraction, data_dir)
     dataset = planning.dataset
+    if not dataset.classes:
+        raise SpecError("plans are for classes, but the label is a number; choose the values by dither sweep")
     counts = counts_only(num_records, dataset.x_train.shape[1], dataset.classes)
     counts = counts._replace(schema=dataset.schema, image_shape=dataset.image_shape)
     partial = Unfinished(keep, "plan", [base.digest(), digest(dataset)])
