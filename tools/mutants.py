@@ -1,9 +1,9 @@
 """Do the tests notice? Random mutants of clipping, noise, sampling and accounting, and how many the tests kill.
 
-    python tools/mutants.py map                      # which test reaches which line (needs pytest-cov)
-    python tools/mutants.py run --count 200 --seed 1 # draws and tests; resumes where it was stopped
-    python tools/mutants.py run --seed 1 --again     # the survivors once more, against all tests that reach them
-    python tools/mutants.py list --seed 1            # the mutants of a seed
+    python tools/mutants.py map                                          # which test reaches which line
+    python tools/mutants.py run --seed 1 --results build/mutants.json    # draws and tests; resumes
+    python tools/mutants.py run --seed 1 --results build/mutants.json --again    # survivors, against more tests
+    python tools/mutants.py list --seed 1                                # the mutants of a seed
 
 A mutant is one small change of one line. Each line that can be changed is equally likely, so files count by their
 length; then each kind of change on that line. A mutant meets the default tests that reach its line, quick files
@@ -434,7 +434,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--again", action="store_true", help="test the survivors once more, against more tests")
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="those that are there are not tested again")
     options = parser.parse_args()
     if options.action == "map":
         make_map()

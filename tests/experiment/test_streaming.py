@@ -229,7 +229,7 @@ def test_a_first_round_of_everyone_names_the_option(folder):
 
 def test_what_needs_records_in_memory_refuses_streamed_ones(folder):
     spec = spec_of(folder, "yes")
-    with pytest.raises(SpecError, match="a sweep is not charged"):
+    with pytest.raises(SpecError, match="a sweep are compared on test records"):
         dither.sweep(spec, {"seed": [0, 1]})
     experiment = build_experiment(spec)
     with pytest.raises(DataError, match=r"data.stream='no'"):

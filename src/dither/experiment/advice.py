@@ -94,7 +94,8 @@ def judge_run(
     problem = experiment.problem
     rows = experiment.partition.order[:_MOST_RECORDS] if local else problem.test_rows[0]
     records = Labelled(problem.x, problem.y, rows, "your records" if local else "public test records")
-    losses = [(row["round"], row["train_loss" if local else "loss"]) for row in evaluations]
+    name = "train_loss" if local else "loss"
+    losses = [(row["round"], float(row[name])) for row in evaluations]  # "inf" and "nan" are text in a folder
     return judge(experiment, params, losses, records) if len(rows) else None
 
 
