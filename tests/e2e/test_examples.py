@@ -41,7 +41,7 @@ def test_a_model_of_equinox(tmp_path):
 @pytest.mark.slow
 def test_a_model_of_torch(tmp_path):
     """`make test-torch`, in an environment of its own."""
-    pytest.importorskip("torchax", reason="make test-torch", exc_type=ImportError)
+    pytest.importorskip("torch", reason="make test-torch")
     name = f"{EXAMPLES / 'torch_model.py'}:cnn"
     values = {"data.name": "digits", "num_clients": 4, "cohort_size": 4, "num_rounds": 5, "batch_size": 32}
     report = dither.run("adult", values={**values, "model.name": name, "compare": False}, out=tmp_path / "run")
