@@ -41,11 +41,14 @@ class Records(NamedTuple):
     start: Array
     size: Array
 
-    def take(self, positions: Array) -> tuple[Array, Array]:
-        """The records at the client's own positions 0..size-1. Positions past the end are clamped:
+    def rows(self, positions: Array) -> Array:
+        """The rows of `x` and `y` at the client's own positions 0..size-1. Positions past the end are clamped:
         the caller must give those records weight 0."""
-        inside = positions.clip(0, self.size - 1)
-        rows = self.order[self.start + inside]
+        return self.order[self.start + positions.clip(0, self.size - 1)]
+
+    def take(self, positions: Array) -> tuple[Array, Array]:
+        """The records at the client's own positions, as `rows` says."""
+        rows = self.rows(positions)
         return self.x[rows], self.y[rows]
 
 

@@ -40,7 +40,7 @@ def test_a_run_leaves_everything_the_readme_names(finished):
     folder, result = finished
     names = {path.name for path in folder.iterdir()}
     assert {
-        "spec.toml", "metrics.jsonl", "summary.json", "plot.png", "model.npz", "schema.toml",
+        "spec.toml", "metrics.jsonl", "summary.json", "plot.png", "model.safetensors", "schema.toml",
         "provenance.json", "digests.json", "local",
     } <= names  # fmt: skip
     assert "round 30/30" in result.stdout
@@ -60,9 +60,8 @@ def test_a_run_leaves_everything_the_readme_names(finished):
 def test_the_folders_spec_runs_again_to_the_same_bits(finished, tmp_path):
     folder, _ = finished
     dither("run", folder / "spec.toml", "--out", tmp_path / "again", "--quiet")
-    with np.load(folder / "model.npz") as one, np.load(tmp_path / "again" / "model.npz") as two:
-        for name in one.files:
-            assert one[name].tobytes() == two[name].tobytes()
+    again = tmp_path / "again" / "model.safetensors"
+    assert again.read_bytes() == (folder / "model.safetensors").read_bytes()
 
 
 def test_the_model_is_usable_afterwards(finished, tmp_path):
@@ -150,10 +149,8 @@ def test_kill_and_resume_is_bit_identical(tmp_path, moments):
         assert child.returncode == -signal.SIGKILL
         assert not (folder / "summary.json").exists()
     dither("run", "--resume", folder, "--quiet")
-    with np.load(tmp_path / "whole" / "model.npz") as one, np.load(folder / "model.npz") as two:
-        assert set(one.files) == set(two.files)
-        for name in one.files:
-            assert one[name].tobytes() == two[name].tobytes()
+    whole = tmp_path / "whole" / "model.safetensors"
+    assert whole.read_bytes() == (folder / "model.safetensors").read_bytes()
 
     def without_time(path):
         rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]

@@ -33,7 +33,7 @@ def python_floyd(draws, fresh):
 
 
 @pytest.mark.parametrize(("population", "count"), [(5, 3), (10, 9), (40, 7), (12, 12)])
-def test_floyd_fixed_point_equals_the_loop(population, count):
+def test_floyd_by_links_equals_the_loop(population, count):
     rng = np.random.default_rng(0)
     fresh = population - count + np.arange(count)
     draws = rng.integers(0, fresh + 1, size=(200, count))

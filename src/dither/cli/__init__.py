@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from dither.cli import datasets, doctor, federations, plans, privacy, reproductions, runs, sweeping, webpage
-from dither.cli.common import Program, print_error
+from dither.cli.common import OWN_PROCESS, Program, print_error
 from dither.errors import DitherError
 from dither.types import __version__
 
@@ -49,7 +49,7 @@ for _name, _group in GROUPS.items():
 def main() -> None:
     """Entry point: errors raised on purpose become one line and an exit code."""
     try:
-        app()
+        app(obj=OWN_PROCESS)
     except DitherError as error:
         print_error(error)
         sys.exit(error.exit_code)

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 # Options
 
+OWN_PROCESS = "own process"  # the context's object where a command has the process to itself
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only; the exit code tells the outcome.")]
 DataDir = Annotated[

@@ -15,6 +15,7 @@ import typer
 from dither.cli import common
 from dither.cli.common import (
     LOCAL,
+    OWN_PROCESS,
     Coordinator,
     DataDir,
     Json,
@@ -44,6 +45,7 @@ DIVERGED_EXIT_CODE = 7  # of a run whose model is worthless, as public test reco
 
 # reason: one parameter an option, as Typer has it
 def run(
+    context: typer.Context,
     what: Annotated[
         list[str] | None,
         typer.Argument(
@@ -97,6 +99,7 @@ def run(
         result = train.run(
             spec, out=out, resume=resume, data_dir=data_dir, ledger=ledger, new_ledger=new_ledger,
             checkpoint_seconds=checkpoint_seconds, on_start=view.start, on_evaluation=view.update,
+            keep_programs=context.obj == OWN_PROCESS,
         )  # fmt: skip
     if as_json:
         from dither.experiment.folder import to_json

@@ -8,9 +8,11 @@ import json
 import math
 import os
 import platform
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,8 +31,10 @@ from dither.secagg.encoding import FixedPoint
 from dither.simulation import devices, distributed, engine, streaming
 from dither.simulation.aggregation import Aggregation
 from dither.simulation.arrays import ONE_DEVICE, Shards, aligned
-from dither.spec import IN_MEMORY, MODELS, Spec
+from dither.spec import IN_MEMORY, METHODS, MODELS, Spec
 from dither.types import Claim, Prepared, PrivacyPlan, RoundInfo
+
+_BEGAN = time.time() - 60  # not later than this process read its code
 
 
 @dataclass(frozen=True)
@@ -205,6 +209,8 @@ def _completion(experiment: Experiment, federated: bool) -> dict[str, Any]:
         not_covered.append("neighbours differ inside one client's training records: the split is taken as public")
         if spec.source_of_randomness == "seeded":
             not_covered.append("the noise comes from a seed: anyone who knows the seed can subtract the noise")
+    if spec.model.weights:
+        not_covered.append("what model.weights was made from: the file is taken as public")
     if plan.per_client and federated:
         not_covered.append("how many records a client holds: every party is told")
     # Clipping each record's gradient keeps the steps of a model with one linear score those of a convex loss: all
@@ -534,9 +540,12 @@ class Compiled(NamedTuple):
     inputs: engine.Inputs
 
 
-def compiled(experiment: Experiment, **options: Any) -> Compiled:
-    """The engine for one run. `options` come on top of what the spec asks for."""
-    simulation = make_simulation(experiment, **{**sharing(experiment), **options})
+def compiled(experiment: Experiment, *, keep_programs: bool = False, **options: Any) -> Compiled:
+    """The engine for one run. `options` come on top of what the spec asks for. `keep_programs` keeps what is
+    compiled for the next process."""
+    options = {**engine_options(experiment), **sharing(experiment), **options}
+    key = program_key(experiment, options) if keep_programs else ""
+    simulation = make_simulation(experiment, **options, program_key=key)
     rounds = make_rounds(experiment, simulation)
     inputs = rounds.inputs(
         experiment.problem, seeds=[experiment.spec.seed], hyper=hypers([experiment]), cohorts=designs([experiment])
@@ -760,14 +769,11 @@ def origin(experiment: Experiment, begun: Mapping[str, Any]) -> str:
     """SHA-256 of all that the bits of a seeded run depend on: spec and seed, records, code, versions, processor,
     settings of the compiler, devices. What has one origin releases the same bits; whatever may move a bit makes
     another. `begun` is the run's provenance."""
-    code = hashlib.sha256()
-    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
-        code.update(path.read_bytes())
     about = {
         **facts(experiment),
         "spec": experiment.spec.digest(),
         "records": [experiment.data_digest, experiment.dataset.streamed],
-        "code": code.hexdigest(),
+        "code": _code()[0],
         "python": platform.python_version(),
         "device": devices.device(),
         "processor": [platform.machine(), devices.cores(), *sorted(_processor())],
@@ -775,6 +781,33 @@ def origin(experiment: Experiment, begun: Mapping[str, Any]) -> str:
         "devices": [begun.get("devices"), distributed.count()],
     }
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+
+
+def program_key(experiment: Experiment, options: Mapping[str, Any]) -> str:
+    """SHA-256 of all that the compiled rounds are traced from; empty where they must be traced again.
+
+    That is where not all of it is known: a method or a model in a file of the user's own, several processes, code
+    that was edited since this process began. And where randomness is not seeded: nothing that is drawn from the
+    operating system may be in a program that is used twice."""
+    spec, (code, newest) = experiment.spec, _code()
+    ours = spec.method in METHODS and spec.model.name in MODELS
+    seeded = options["randomness"] == "seeded"
+    if not (ours and seeded) or distributed.count() > 1 or newest > _BEGAN:
+        return ""
+    libraries = [(name, metadata.version(name)) for name in ("jaxlib", "optax", "jax-privacy", "scipy")]
+    plan = {name: value for name, value in experiment.plan._asdict().items() if name != "cohorts"}
+    about = (origin(experiment, {}), code, libraries, sorted(options.items(), key=lambda item: item[0]), plan)
+    return hashlib.sha256(repr(about).encode()).hexdigest()
+
+
+@cache
+def _code() -> tuple[str, float]:
+    """SHA-256 of Dither's own code, and when it was last changed."""
+    digest, newest = hashlib.sha256(), 0.0
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+        digest.update(path.read_bytes())
+        newest = max(newest, path.stat().st_mtime)
+    return digest.hexdigest(), newest
 
 
 def _processor() -> set[str]:

@@ -79,6 +79,7 @@ class RunOptions(NamedTuple):
     on_evaluation: Callable[[dict[str, Any]], None] | None = None
     records: Any = None
     note: str = ""  # for the report
+    keep_programs: bool = False
 
 
 # reason: the library's main entry point; every parameter but the spec is a keyword with a default
@@ -96,6 +97,7 @@ def run(
     on_evaluation: Callable[[dict[str, Any]], None] | None = None,
     model: Any = None,
     data: Any = None,
+    keep_programs: bool = False,
 ) -> Report:
     """Train a spec (a preset's name, a TOML file, a mapping or a `Spec`) and leave a run folder.
 
@@ -114,11 +116,23 @@ def run(
     `ledger` is given. Records that another ledger of yours knows are refused unless `new_ledger`. Where a budget
     ends the run early, `Report.stopped` says so.
 
+    `keep_programs` keeps the compiled rounds for the next process with the same spec, records and code, which then
+    starts sooner. `dither run` does so. Leave it off in a process that replaces functions of Dither.
+
     Among several processes (`simulation.distributed`) each calls this. Process 0's spec counts, and process 0
     alone writes and returns; the others exit when the rounds are done.
     """
     options = RunOptions(
-        out, resume, data_dir, ledger, new_ledger, checkpoint_seconds, on_start, on_evaluation, data
+        out,
+        resume,
+        data_dir,
+        ledger,
+        new_ledger,
+        checkpoint_seconds,
+        on_start,
+        on_evaluation,
+        data,
+        keep_programs=keep_programs,
     )
     if model is not None:
         name = register_model(model, "" if resume is None else RunFolder.open(resume).spec().model.name)
@@ -317,7 +331,7 @@ def train(
     """
     recorder = _Recorder(experiment, folder, account, clock, options) if folder is not None else None
     with clock("start_up"):
-        program = compiled(experiment, shards=shards)
+        program = compiled(experiment, keep_programs=options.keep_programs, shards=shards)
         state = program.simulation.start(program.inputs)
     state, done = _resumed(state, program.simulation, recorder)
     if recorder is not None:
@@ -393,7 +407,7 @@ def _finish(recorder: _Recorder, program: Compiled, outcome: _Outcome) -> Report
     """Write the model, the report and the plot."""
     folder, clock, spec = recorder.folder, recorder.clock, recorder.spec
     experiment = recorder.experiment.first_rounds(outcome.rounds)
-    folder.save_model(named_leaves(outcome.params))
+    folder.save_model({**experiment.model.frozen, **named_leaves(outcome.params)})
     report = _account_for(recorder, outcome)
     if spec.compare and not spec.data.path:
         simulation, rounds, _ = program

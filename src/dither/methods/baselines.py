@@ -180,7 +180,9 @@ def _plain(model: Model, plan: PrivacyPlan, *, proximal: float, optimizer: str) 
         )
 
     return Prepared(
-        plan=plan._replace(hyper={**local.rate_hyper(plan), "server_lr": plan.server_lr, "proximal": proximal}),
+        plan=plan._replace(
+            hyper={**local.rate_hyper(plan), "server_lr": plan.server_lr, **local.proximal_hyper(proximal)}
+        ),
         build=build,
         claim=local.no_noise(plan),
         cohort_size_at=lambda index: plan.cohort_size,

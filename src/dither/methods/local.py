@@ -48,18 +48,21 @@ def train(
     clients at once would not fit for image data.
     """
 
-    def body(carry: types.PyTree, inputs: tuple[Array, Array, Array]) -> tuple[types.PyTree, Array]:
-        number, positions, weights = inputs
-        with jax.named_scope("gather"):  # names for a profile (benchmarks/profile.py)
-            x, y = records.take(positions)
-            batch = Batch(x, y, weights * (y >= 0))  # a blanked record (label below 0, zero-out) adds nothing
+    with jax.named_scope("gather"):  # names for a profile (benchmarks/profile.py)
+        rows = records.rows(batches.positions)
+        labels = records.y[rows]
+        weights = batches.weights * (labels >= 0)  # a blanked record (label below 0, zero-out) adds nothing
+
+    def body(carry: types.PyTree, inputs: tuple[Array, ...]) -> tuple[types.PyTree, Array]:
+        number, rows, y, weights = inputs
+        with jax.named_scope("gather"):
+            batch = Batch(records.x[rows], y, weights)
         return step(carry, batch, number)
 
-    numbers = jnp.arange(batches.positions.shape[0])
     # Two small steps a turn spare a CPU some of the loop's own work; more only take longer to compile.
-    small = batches.positions.shape[1] * math.prod(records.x.shape[1:]) <= _SMALL_STEP
+    small = rows.shape[1] * math.prod(records.x.shape[1:]) <= _SMALL_STEP
     unroll = 2 if small and jax.default_backend() == "cpu" else 1
-    inputs = (numbers, batches.positions, batches.weights)
+    inputs = (jnp.arange(rows.shape[0]), rows, labels, weights)
     end, diagnostics = jax.lax.scan(body, start, inputs, unroll=unroll)
     return end, jnp.mean(diagnostics)
 
@@ -105,6 +108,12 @@ def rate_hyper(plan: PrivacyPlan) -> dict[str, Any]:
     return {"client_lr": plan.client_lr, "lr_decay": plan.lr_decay}
 
 
+def proximal_hyper(proximal: float) -> dict[str, Any]:
+    """μ, which a sweep may vary, where it is not 0: without it a local step need not read the broadcast model, and
+    a network's step stays in a core's cache."""
+    return {"proximal": proximal} if proximal else {}
+
+
 def round_rates(hyper: Hyper, index: int, local_steps: int) -> tuple[float, ...]:
     """`learning_rate` of each local step of a round, for proofs: one where it is constant, none for a single step,
     whose rate no proof needs, so that rounds that reveal the same are the same."""
@@ -146,27 +155,35 @@ def optimizer(name: str) -> optax.GradientTransformation:
 def proximal_training(
     model: Model, plan: PrivacyPlan, *, optimizer_name: str
 ) -> Callable[[Hyper, Keys, Params, Records, Round, Array], Params]:
-    """A round's local training without clip and noise, pulled to the broadcast model by hyper["proximal"]."""
+    """A round's local training without clip and noise, pulled to the broadcast model by hyper["proximal"] where
+    that is given."""
     sampler = batch_sampler(plan)
     rule = optimizer(optimizer_name)
+    # With the rate inside the gradient, a GPU adds the product of a step to the model in one pass.
+    plain = optimizer_name == "sgd" and not plan.l2 and jax.default_backend() != "cpu"
 
     def local_model(
         hyper: Hyper, keys: Keys, start: Params, records: Records, round: Round, steps_done: Array
     ) -> Params:
         def step(carry: tuple[Params, Any], batch: Batch, number: Array) -> tuple[Any, Array]:
             params, memory = carry
+            rate = learning_rate(hyper, round.index * plan.local_steps + number)
+            divisor = sampler.divisor(records.size)
+            at_once = plain and "proximal" not in hyper
             gradient, _ = clipping.gradient(
                 model,
                 params,
                 *batch,
-                divisor=sampler.divisor(records.size),
+                divisor=-divisor / rate if at_once else divisor,
                 clip_norm=jnp.inf,
                 mode="none",
                 l2=plan.l2,
             )
-            gradient = axpy(hyper["proximal"], subtract(params, start), gradient)  # of (μ/2)|w - w_global|²
+            if at_once:
+                return (add(params, gradient), memory), jnp.zeros(())
+            if "proximal" in hyper:  # of (μ/2)|w - w_global|²
+                gradient = axpy(hyper["proximal"], subtract(params, start), gradient)
             direction, memory = rule.update(gradient, memory, params)
-            rate = learning_rate(hyper, round.index * plan.local_steps + number)
             return (axpy(-rate, direction, params), memory), jnp.zeros(())
 
         batches = sampler.draw(keys, steps_done, records.size)

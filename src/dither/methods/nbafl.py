@@ -111,7 +111,7 @@ def prepare(model: Model, plan: PrivacyPlan) -> Prepared:
             hyper={
                 **local.rate_hyper(plan),
                 "param_clip": param_clip,
-                "proximal": float(plan.options["proximal"]),
+                **local.proximal_hyper(float(plan.options["proximal"])),
                 "uplink_std": uplink,
                 "downlink_std": downlink,
             },

@@ -133,10 +133,7 @@ def _batch_mean(model: Model, params: Params, x: Array, y: Array, weights: Array
     x = jnp.where(used.reshape(-1, *([1] * (x.ndim - 1))), x, 0)
     y = jnp.where(used, y, 0)
 
-    def batch_loss(p: Params) -> Array:
-        return jnp.sum(weights * losses(model, p, x, y)) / divisor
-
-    return jax.grad(batch_loss)(params)
+    return _mean_gradient(model, params, x, y, weights / divisor)
 
 
 # reason: a batch, the rule it is clipped by, and the lattice
@@ -186,6 +183,35 @@ def on_lattice(
     return Clipped(integers, clipped / jnp.maximum(jnp.sum(weights), 1.0))
 
 
+def _mean_gradient(model: Model, params: Params, x: Array, y: Array, weights: Array) -> PyTree:
+    """The gradient of the weighted sum of the losses."""
+    if not model.layers or jax.default_backend() == "cpu":
+        return jax.grad(lambda p: jnp.sum(weights * losses(model, p, x, y)))(params)
+    # The same in the order of the parameters: of `jax.grad`'s a GPU turns every weight matrix, at every step.
+    inputs, derivatives = _backward(model, params, x, y, weights)
+    return {
+        layer.name: {"w": a.T @ d, "b": jnp.sum(d, 0)}
+        for layer, a, d in zip(model.layers, inputs, derivatives, strict=True)
+    }
+
+
+def _backward(model: Model, params: Params, x: Array, y: Array, weights: Array) -> tuple[list[Array], list[Array]]:
+    """Each dense layer's inputs, and the weighted losses' derivatives in its outputs before the activation."""
+
+    def forward(taps: list[Array]) -> tuple[Array, list[Array]]:
+        # A zero `tap` is added to each layer's output: the loss's derivative in it is d_i of the docstring.
+        seen, value = [], x
+        for layer, tap in zip(model.layers, taps, strict=True):
+            seen.append(value)
+            weight = params[layer.name]
+            value = layer.activation(value @ weight["w"] + weight["b"] + tap)
+        return jnp.sum(weights * model.loss(value, y)), seen
+
+    taps = [jnp.zeros((x.shape[0], params[layer.name]["b"].shape[0]), jnp.float32) for layer in model.layers]
+    derivatives, inputs = jax.grad(forward, has_aux=True)(taps)
+    return inputs, derivatives
+
+
 def example_clipped_sum(
     model: Model, params: Params, x: Array, y: Array, weights: Array, *, clip_norm: Array, stored: bool = False
 ) -> tuple[PyTree, Array]:
@@ -204,20 +230,7 @@ def example_clipped_sum(
 def _dense_clipped_sum(
     model: Model, params: Params, x: Array, y: Array, weights: Array, *, clip_norm: Array, stored: bool
 ) -> tuple[PyTree, Array]:
-    inputs = []
-
-    def forward(taps: list[Array]) -> tuple[Array, list[Array]]:
-        # A zero `tap` is added to each layer's output: the loss's derivative in it is d_i of the docstring.
-        seen, value = [], x
-        for layer, tap in zip(model.layers, taps, strict=True):
-            seen.append(value)
-            weight = params[layer.name]
-            value = layer.activation(value @ weight["w"] + weight["b"] + tap)
-        return jnp.sum(model.loss(value, y)), seen
-
-    count = x.shape[0]
-    taps = [jnp.zeros((count, params[layer.name]["b"].shape[0]), jnp.float32) for layer in model.layers]
-    derivatives, inputs = jax.grad(forward, has_aux=True)(taps)
+    inputs, derivatives = _backward(model, params, x, y, jnp.ones(x.shape[0]))
     if stored:
         derivatives, inputs = jax.lax.optimization_barrier((derivatives, inputs))
     # What d² loses below LOST a large a² could bring back: it is added, so that no norm is too small.

@@ -261,32 +261,31 @@ def subset(key: Key, population: Array | int, count: int, *, largest: int, rows:
         return jax.vmap(lambda k: permutation(k, population, largest=largest)[:count])(keys)
     fresh = (population - count + jnp.arange(count)).astype(jnp.int32)
     draws = jax.random.randint(key, (rows, count), 0, fresh + 1)
-    dense = rows > 1 and count >= 48 and largest <= 64 * count
-    if dense and jax.default_backend() == "cpu":
+    if largest <= 64 * count and jax.default_backend() == "cpu":
         return _floyd_in_turn(draws, fresh, largest)
     return jax.vmap(lambda row: _floyd(row, fresh))(draws)
 
 
 def _floyd(draws: Array, fresh: Array) -> Array:
     """Floyd's subset (Bentley and Floyd 1987): `draws[j]` uniform in 0..fresh[j]; where it repeats an earlier
-    choice, `fresh[j]` is taken. The recursion is solved as a fixed point: entry j depends only on earlier
-    ones, so each pass settles at least one more entry, and a few passes usually settle all."""
-    count = draws.shape[0]
-    earlier = jnp.tril(jnp.ones((count, count), bool), -1)
+    choice, `fresh[j]` is taken. It repeats one where an earlier draw is the same, or where it is the `fresh[i]` of
+    an earlier entry that repeats: that entry is linked, and a chain of links is followed in steps that double."""
+    position = jnp.arange(draws.shape[0])
+    repeats = jnp.any((draws[None, :] == draws[:, None]) & (position[None, :] < position[:, None]), axis=1)
+    link = jnp.where(draws < fresh[0], position, draws - fresh[0])  # to itself: the end of a chain
 
-    def settle(chosen: Array) -> Array:
-        repeats = jnp.any((chosen[None, :] == draws[:, None]) & earlier, axis=1)
-        return jnp.where(repeats, fresh, draws)
+    def follow(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        repeats, link, _ = state
+        further = link.at[link].get(mode="promise_in_bounds")
+        return repeats | repeats.at[link].get(mode="promise_in_bounds"), further, jnp.any(further != link)
 
-    def unsettled(state: tuple[Array, Array]) -> Array:
-        return jnp.any(state[0] != state[1])
-
-    return jax.lax.while_loop(unsettled, lambda state: (state[1], settle(state[1])), (draws, settle(draws)))[1]
+    repeats, _, _ = jax.lax.while_loop(lambda state: state[2], follow, (repeats, link, jnp.array(True)))
+    return jnp.where(repeats, fresh, draws)
 
 
 def _floyd_in_turn(draws: Array, fresh: Array, largest: int) -> Array:
     """`_floyd` of each row, one entry after the other with a mark on every number that is taken: no squares of
-    `count`, so that a CPU draws 500 of 2,500 fifteen times faster. An accelerator would wait at every entry."""
+    `count`, so that a CPU draws 500 of 2,500 many times faster. An accelerator would wait at every entry."""
     row = jnp.arange(draws.shape[0])
 
     def choose(taken: Array, entry: tuple[Array, Array]) -> tuple[Array, Array]:

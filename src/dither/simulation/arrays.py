@@ -208,6 +208,10 @@ class Shards(NamedTuple):
         size = array.shape[0] // self.clients
         return jax.lax.dynamic_slice_in_dim(array, jax.lax.axis_index(CLIENTS) * size, size)
 
+    def joined(self, tree: PyTree) -> PyTree:
+        """The devices' parts one after the other: what `part` has split."""
+        return tree if self.clients == 1 else jax.lax.all_gather(tree, CLIENTS, tiled=True)
+
     def shared(self, source: Any) -> Any:
         """A source of randomness from which all devices draw the same. From a seed, and from a key, they do."""
         os_entropy = isinstance(source, OsEntropy) and self.clients > 1
@@ -223,7 +227,7 @@ class Shards(NamedTuple):
             return gathered
         total, metrics, clamped = self.summed((gathered.total, gathered.metrics, gathered.clamped))
         each = (gathered.states, gathered.counted, gathered.finite)
-        states, counted, finite = jax.lax.all_gather(each, CLIENTS, tiled=True)
+        states, counted, finite = self.joined(each)
         return Gathered(total, states, metrics, counted, finite, clamped)
 
 
@@ -318,9 +322,10 @@ def running_sum(client: Callable[[PyTree], ClientUpload], clients: PyTree, prese
     return Gathered(total, states, metrics, counted, finite, clamped)
 
 
-# Scores, a few thousand records at a time
+# Scores
 
-SCORED_ROWS = 4096  # records scored at a time
+SCORED_ROWS = 4096  # records whose scores are added up at a time
+_CPU_ROWS = 512  # records that a CPU scores at a time: their layers stay in a core's cache
 
 
 class Scored(NamedTuple):
@@ -337,22 +342,35 @@ class Scored(NamedTuple):
         return named_score(self.model, total, self.shared.y[rows], weights), loss
 
     def score(self, rows: Array, weights: Array) -> tuple[Array, Array]:
-        """Weighted accuracy (for regression: squared error) and loss over those rows."""
-        accuracy, loss = self._summed(self._score, rows, weights, (jnp.zeros(()), jnp.zeros(())))
+        """Weighted accuracy (for regression: squared error) and loss over those rows; the devices share them."""
+        hits, losses = self.shards.joined(self._rows_scored(self.shards.part(_filled(rows, self._shared_block))))
+        scores = (weights, hits[: rows.shape[0]], losses[: rows.shape[0]])
+        accuracy, loss = self._summed(_weighted, (jnp.zeros(()), jnp.zeros(())), *scores)
         return accuracy, loss
 
     def score_on(self, total: tuple[Array, Array], weights: Array) -> tuple[Array, Array]:
         """`total`, the sums of `score` so far, carried on through the records that are here, in their order: whole
         pieces. The sums over pieces that come one call after the other are those of all of them in one."""
-        rows = jnp.arange(weights.shape[0]).reshape(-1, SCORED_ROWS)
-        accuracy, loss = _add_up(self._score, total, (rows, weights.reshape(-1, SCORED_ROWS)))
+        scores = (weights, *self._rows_scored(jnp.arange(weights.shape[0])))
+        accuracy, loss = _add_up(_weighted, total, [part.reshape(-1, SCORED_ROWS) for part in scores])
         return accuracy, loss
 
-    def _score(self, some: Array, weight: Array) -> tuple[Array, Array]:
-        scores, y = self.model.apply(self.params, self.shared.x[some]), self.shared.y[some]
-        predicted = models.predict(scores, self.model.task)
-        hits = jnp.square(predicted - y) if self.model.task == "regression" else predicted == y
-        return jnp.sum(weight * hits), jnp.sum(weight * self.model.loss(scores, y))
+    @property
+    def _shared_block(self) -> int:
+        return _block() * self.shards.clients
+
+    def _rows_scored(self, rows: Array) -> tuple[Array, Array]:
+        """Whether each row is classified correctly (for regression: its squared error), and its loss; whole blocks
+        of rows."""
+
+        def block(some: Array) -> tuple[Array, Array]:
+            scores, y = self.model.apply(self.params, self.shared.x[some]), self.shared.y[some]
+            predicted = models.predict(scores, self.model.task)
+            hits = jnp.square(predicted - y) if self.model.task == "regression" else predicted == y
+            return hits, self.model.loss(scores, y)
+
+        hits, losses = jax.lax.map(block, rows.reshape(-1, _block()))
+        return hits.reshape(-1), losses.reshape(-1)
 
     def gradient_sq(self, rows: Array) -> Array:
         """Squared norm of the gradient of the mean loss over those rows."""
@@ -365,18 +383,13 @@ class Scored(NamedTuple):
             return jax.grad(loss)(self.params)
 
         zeros = jax.tree.map(jnp.zeros_like, self.params)
-        gradient = self._summed(part, rows, jnp.full(rows.shape[0], 1.0 / rows.shape[0]), zeros)
+        gradient = self._summed(part, zeros, rows, jnp.full(rows.shape[0], 1.0 / rows.shape[0]))
         return jnp.sum(jnp.stack([jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(gradient)]))
 
-    def _summed(
-        self, part: Callable[[Array, Array], PyTree], rows: Array, weights: Array, zeros: PyTree
-    ) -> PyTree:
-        extra = -rows.shape[0] % SCORED_ROWS
-        extra += SCORED_ROWS * self.shards.lacking((rows.shape[0] + extra) // SCORED_ROWS)
-        rows = jnp.concatenate([rows, jnp.zeros(extra, rows.dtype)]).reshape(-1, SCORED_ROWS)
-        weights = jnp.concatenate([weights, jnp.zeros(extra, weights.dtype)]).reshape(-1, SCORED_ROWS)
-        pieces = self.shards.part(rows), self.shards.part(weights)
-        return self.shards.summed(_add_up(part, zeros, pieces))
+    def _summed(self, part: Callable[..., PyTree], zeros: PyTree, *each: Array) -> PyTree:
+        """The sum of `part` over pieces of the arrays, which have one entry a record."""
+        pieces = [_filled(array, SCORED_ROWS * self.shards.clients).reshape(-1, SCORED_ROWS) for array in each]
+        return self.shards.summed(_add_up(part, zeros, [self.shards.part(array) for array in pieces]))
 
 
 def named_score(model: models.Model, total: Array, y: Array, weights: Array) -> dict[str, Array]:
@@ -388,8 +401,21 @@ def named_score(model: models.Model, total: Array, y: Array, weights: Array) -> 
     return {"test_r2": jnp.where(spread > 0, 1 - total / jnp.where(spread > 0, spread, 1), 0)}
 
 
-def _add_up(part: Callable[[Array, Array], PyTree], total: PyTree, pieces: tuple[Array, Array]) -> PyTree:
-    def add(total: PyTree, piece: tuple[Array, Array]) -> tuple[PyTree, None]:
+def _block() -> int:
+    return _CPU_ROWS if jax.default_backend() == "cpu" else SCORED_ROWS
+
+
+def _filled(array: Array, multiple: int) -> Array:
+    """The array with zeros at its end, up to a multiple of that length."""
+    return jnp.concatenate([array, jnp.zeros(-array.shape[0] % multiple, array.dtype)])
+
+
+def _weighted(weights: Array, hits: Array, losses: Array) -> tuple[Array, Array]:
+    return jnp.sum(weights * hits), jnp.sum(weights * losses)
+
+
+def _add_up(part: Callable[..., PyTree], total: PyTree, pieces: Sequence[Array]) -> PyTree:
+    def add(total: PyTree, piece: Sequence[Array]) -> tuple[PyTree, None]:
         return jax.tree.map(jnp.add, total, part(*piece)), None
 
     return jax.lax.scan(add, total, pieces)[0]

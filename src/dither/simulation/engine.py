@@ -46,6 +46,7 @@ from dither.simulation.arrays import (
     sum_unfused,
 )
 from dither.simulation.devices import Clock
+from dither.simulation.programs import KeptProgram, kept_numbers
 from dither.types import Algorithm, Array, Cohort, Hyper, Keys, Params, PyTree, Records, Round
 
 __all__ = [
@@ -109,6 +110,9 @@ class Simulation:
     `sequential_runs`, one after the other: a CPU's caches prefer that once a run's arrays are large.
 
     gradient_norm adds "gradient_sq" to the evaluation: |∇f|² of the mean loss over all clients' records.
+
+    `program_key` names all that the compiled programs depend on besides the arguments' shapes; with it they are
+    kept for the next process (`simulation.programs`).
     """
 
     # reason: a federation's shape and how its rounds are computed; each has a default that fits one small run
@@ -130,6 +134,7 @@ class Simulation:
         gradient_norm: bool = False,
         shards: Shards = ONE_DEVICE,
         sequential_runs: bool = False,
+        program_key: str = "",
     ) -> None:
         devices.set_up()
         self.model = model
@@ -157,15 +162,19 @@ class Simulation:
                 f"{shards.devices} devices with secure aggregation {aggregation.mode!r}, which sums on the host: "
                 "use shards=ONE_DEVICE"
             )
+        self._program_key = program_key
         shard = self.shards.spread  # each argument's letter: "r" has an axis of runs, "." has none
-        self._start = jax.jit(shard(self._start_runs, "r."))
-        self._advance = jax.jit(
-            shard(self._advance_runs, "rr..."), static_argnames="cohort_size", donate_argnums=0
-        )
+
+        def program(function: Callable[..., Any], arguments: str, **options: Any) -> KeptProgram:
+            name = f"{program_key} {function.__name__}" if program_key else ""
+            return KeptProgram(jax.jit(shard(function, arguments), **options), name)
+
+        self._start = program(self._start_runs, "r.")
+        self._advance = program(self._advance_runs, "rr...", static_argnames="cohort_size", donate_argnums=0)
         self._gather = jax.jit(self._gather_runs, static_argnames="cohort_size")
         self._close = jax.jit(self._close_runs, static_argnames="cohort_size", donate_argnums=0)
-        self._evaluate = jax.jit(shard(self._evaluate_runs, "rr."))
-        self._params = jax.jit(shard(self._params_runs, "rr"))
+        self._evaluate = program(self._evaluate_runs, "rr.")
+        self._params = program(self._params_runs, "rr")
 
     # What a caller does
 
@@ -255,9 +264,12 @@ class Simulation:
             client = self._client(state, run, inputs.shared, jnp.int32(0), self.cohort_size_at(0))
             return self.build(run.hyper).message(state.server), client(jnp.int32(0)).upload
 
-        one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), (state, inputs.runs))
-        message, upload = jax.eval_shape(message_and_upload, *one)
-        return models.count_params(message), models.count_params(upload)
+        def counted() -> tuple[int, ...]:
+            one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), (state, inputs.runs))
+            return tuple(map(models.count_params, jax.eval_shape(message_and_upload, *one)))
+
+        message, upload = kept_numbers(self._program_key and f"{self._program_key} sizes", counted)
+        return message, upload
 
     # What is compiled
 
@@ -756,7 +768,11 @@ def planned_cohorts(
 @partial(jax.jit, static_argnames=("num_clients", "size"))
 def _draw_cohorts(seed: Array, rounds: Array, *, num_clients: int, size: int) -> Array:
     stream = noise.stream(seed, "cohort")
-    return jax.vmap(lambda index: sampling.cohort(noise.for_round(stream, index), num_clients, size))(rounds)
+
+    def cohort(index: Array) -> Array:
+        return sampling.cohort(noise.for_round(stream, index), num_clients, size)
+
+    return jax.lax.map(cohort, rounds, batch_size=256)  # all at once would hold a mark a client and round
 
 
 def client_keys(root: Any, index: Array, client: Array, noise_root: Any = None) -> Keys:

@@ -30,3 +30,12 @@ def test_memory_splits_a_sweep():
     for bad in ("", "much", "-1GB", "0", "4XB", "nan"):
         with pytest.raises(SpecError, match="amount of memory"):
             batches.parse_bytes(bad)
+
+
+def test_a_value_that_a_method_leaves_out_makes_another_program():
+    few = {"num_clients": 8, "cohort_size": 8, "data.records_per_client": 20, "model.name": "logistic"}
+    base = Spec.from_any("nbafl").with_values(few)
+    specs = [base.with_values({"method_options.proximal": value}) for value in (0.0, 0.1, 0.0, 0.2)]
+    plan = batches.plan_batches(specs, dataset=DATASET)
+    assert [batch.numbers for batch in plan.batches] == [(0, 2), (1, 3)]
+    assert "proximal" not in plan.experiments[0].plan.hyper

@@ -146,7 +146,10 @@ def plan_batches(
             dealt[partition] = deal(spec, *loaded[source])
         experiment = assemble(spec, loaded[source][0], *dealt[partition])
         experiments.append(experiment)
-        key = (program(spec), experiment.partition.size.tobytes(), planned_rounds(experiment), spec.eval_every)
+        name = " ".join(
+            [program(spec), *sorted(experiment.plan.hyper)]
+        )  # a method may leave out a value that is 0
+        key = (name, experiment.partition.size.tobytes(), planned_rounds(experiment), spec.eval_every)
         groups.setdefault(key, []).append(number)
     batches = []
     for (name, sizes, num_rounds, _), members in groups.items():
