@@ -340,3 +340,14 @@ def test_a_client_whose_update_is_not_finite_ends_the_run_or_is_left_out(tmp_pat
     summary = json.loads((tmp_path / "b" / "summary.json").read_text())
     assert sum(summary["refused"].values()) > 0
     assert any("left out" in note for note in summary["notes"])
+
+
+def test_several_tables_are_one_for_each_institution():
+    from dither.cli.runs import _source
+    from dither.errors import SpecError
+
+    assert _source(["a.csv", "b.parquet"]) == {"data.path": ["a.csv", "b.parquet"]}
+    assert _source(["adult"]) == "adult"
+    assert _source([]) is None
+    with pytest.raises(SpecError, match=r"'my.toml' is not a table"):
+        _source(["a.csv", "my.toml"])
