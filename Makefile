@@ -27,6 +27,12 @@ test: $(VENV)/.dev  ## Run linter, type checker and the fast tests
 test-slow: $(VENV)/.dev  ## Run the slow tests too (minutes)
 	@$(BIN)/python -m pytest -m "slow or not slow"
 
+.PHONY: test-torch
+test-torch:  ## Try a PyTorch model in an environment of its own, .venv-torch (torch for CPUs: 190 MB, 750 MB unpacked)
+	@test -x .venv-torch/bin/python || $(PYTHON) -m venv .venv-torch
+	@.venv-torch/bin/python -m pip install -qq --disable-pip-version-check -e '.[torch]' pytest 'torch==2.13.0+cpu'
+	@.venv-torch/bin/python -m pytest -o addopts= -q tests/e2e/test_examples.py -k torch
+
 .PHONY: web
 web: $(VENV)/.installed  ## Look at your runs, plans and privacy in a browser
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[web]'

@@ -94,8 +94,8 @@ def measured(where: Path, args: argparse.Namespace) -> dict[str, Any]:
         print(json.dumps(row), flush=True)
         rows.append(row)
         if "seconds" in row:
-            with np.load(where / f"run-{number}" / "model.npz") as file:
-                models.setdefault(partition, []).append({key: file[key].tobytes() for key in file.files})
+            model = (where / f"run-{number}" / "model.safetensors").read_bytes()
+            models.setdefault(partition, []).append(model)
     return {
         "clients": args.clients,
         "records": args.clients * RECORDS,

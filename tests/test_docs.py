@@ -22,7 +22,9 @@ IMPORT = re.compile(r"from (dither[\w.]*) import ([\w, ]+)")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SETTING = re.compile(r"--set[ =]([\w.]+)=")
-KEY = re.compile(r"`((?:data|model|privacy|secagg|federation|method_options)\.(?!npz|json)\w+)(?: ?=[^`]*)?`")
+KEY = re.compile(
+    r"`((?:data|model|privacy|secagg|federation|method_options)\.(?!npz|json|py`|safetensors)\w+)(?: ?=[^`]*)?`"
+)
 RUN = re.compile(r"\bdither (run|account|presets) +([\w./-]+)")
 
 
@@ -36,7 +38,8 @@ def options():
 
 def is_key(key):
     head, _, rest = key.partition(".")
-    return key in spec.all_keys() or (head == "method_options" and rest in options())
+    own = key.startswith("model.options.")  # whatever a factory takes
+    return key in spec.all_keys() or own or (head == "method_options" and rest in options())
 
 
 def resolve(name):

@@ -1,6 +1,6 @@
 """Do the tests notice? Random mutants of clipping, noise, sampling and accounting, and how many the tests kill.
 
-    python tools/mutants.py map                                          # which test reaches which line (pytest-cov)
+    python tools/mutants.py map                                          # which test reaches which line
     python tools/mutants.py run --seed 1 --results build/mutants.json    # draws and tests; resumes
     python tools/mutants.py run --seed 1 --results build/mutants.json --again    # survivors, against more tests
     python tools/mutants.py list --seed 1                                # the mutants of a seed

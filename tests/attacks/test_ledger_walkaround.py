@@ -101,7 +101,9 @@ def train(place, path, **arguments):
 def emptied(source, target):
     """A copy of a run folder in which no round has been made, by an owner who takes the digests away as well."""
     shutil.copytree(
-        source, target, ignore=shutil.ignore_patterns("local", "metrics.jsonl", "summary.json", "model.npz")
+        source,
+        target,
+        ignore=shutil.ignore_patterns("local", "metrics.jsonl", "summary.json", "model.safetensors"),
     )
     (target / "digests.json").unlink()
     text = (target / "provenance.json").read_text()
@@ -112,12 +114,12 @@ def emptied(source, target):
 def test_another_seed_in_a_copied_folder_is_charged(place):
     before = epsilon(place)
     spec = (place / "first" / "spec.toml").read_text()
-    models = {(place / "first" / "model.npz").read_bytes()}
+    models = {(place / "first" / "model.safetensors").read_bytes()}
     for seed in (1, 2):
         copy = emptied(place / "first", place / f"copy{seed}")
         (copy / "spec.toml").write_text(spec.replace("\nseed = 0\n", f"\nseed = {seed}\n"))
         resume(copy)
-        models.add((copy / "model.npz").read_bytes())
+        models.add((copy / "model.safetensors").read_bytes())
     assert len(models) == 3
     assert charges(place) == 3
     assert epsilon(place) > 1.2 * before  # of three runs together
@@ -125,10 +127,10 @@ def test_another_seed_in_a_copied_folder_is_charged(place):
 
 def test_the_same_bits_again_are_one_charge_and_a_moved_bit_is_another(place, monkeypatch):
     """A copy with nothing changed; then one whose records, and one whose compiler's settings are others."""
-    before = (place / "first" / "model.npz").read_bytes()
+    before = (place / "first" / "model.safetensors").read_bytes()
     resume(emptied(place / "first", place / "same"))
     assert charges(place) == 1
-    assert (place / "same" / "model.npz").read_bytes() == before
+    assert (place / "same" / "model.safetensors").read_bytes() == before
     monkeypatch.setenv("XLA_FLAGS", os.environ["XLA_FLAGS"] + " ")
     resume(emptied(place / "first", place / "flags"))
     assert charges(place) == 2

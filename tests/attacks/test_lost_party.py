@@ -70,7 +70,7 @@ def test_a_server_without_records_to_score_on(tmp_path):
     server._evaluation = server._evaluation._replace(x=server._evaluation.x[:0], y=server._evaluation.y[:0])
     report = server.run()
     assert not isinstance(report.test_accuracy, float)
-    assert (tmp_path / "run" / "model.npz").is_file()
+    assert (tmp_path / "run" / "model.safetensors").is_file()
 
 
 def test_a_second_server_is_kept_out_and_told_who_is_there(tmp_path):

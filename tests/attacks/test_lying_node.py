@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from dither.federation import mailbox, messages
 from dither.secagg import primitives
@@ -42,8 +43,8 @@ def recorded(parties):
 
 
 def largest(parties):
-    with np.load(parties.folder / "run" / "model.npz") as found:
-        return max(float(np.abs(found[name]).max()) for name in found.files)
+    found = load_file(parties.folder / "run" / "model.safetensors")
+    return max(float(np.abs(leaf).max()) for leaf in found.values())
 
 
 def named(parties, report, why, *, round=0):

@@ -47,7 +47,7 @@ def test_a_users_own_data_is_always_charged_and_the_budget_holds(place):
     assert 10 < summary["rounds"] < 40
     proven = {(r["view"], r["adjacency"], r["unit"]): r["value"] for r in summary["epsilon"]["proven"]}
     assert 2.7 < proven["upload", "zero-out", "run"] <= 3.0
-    assert (place / "one" / "model.npz").is_file()
+    assert (place / "one" / "model.safetensors").is_file()
     rows = json.loads(dither("budget", "show", "t.csv", "--json", cwd=place, **ledger).stdout)
     assert {row["client"] for row in rows} == {"every record", "north", "south"}
     assert all(float(row["spent"]) <= 3.0 for row in rows)
@@ -76,7 +76,9 @@ def test_a_raised_budget_lets_a_stopped_run_go_on(place):
     assert "stopped" not in finished
     # and it is the run that was never stopped
     dither("run", "spec.toml", "--out", "whole", "-q", cwd=place, **ledger)
-    assert (place / "one" / "model.npz").read_bytes() == (place / "whole" / "model.npz").read_bytes()
+    assert (place / "one" / "model.safetensors").read_bytes() == (
+        place / "whole" / "model.safetensors"
+    ).read_bytes()
 
 
 @pytest.mark.slow
@@ -116,7 +118,7 @@ def test_noise_for_a_users_own_data_comes_from_the_system(place):
     models = []
     for name in ("one", "two"):
         dither("run", "spec.toml", "--out", name, "-q", cwd=place, **ledger)
-        models.append((place / name / "model.npz").read_bytes())
+        models.append((place / name / "model.safetensors").read_bytes())
         assert json.loads((place / name / "provenance.json").read_text())["randomness"] == "os"
     assert models[0] != models[1]
     seeded = dither("run", "spec.toml", "--set", "randomness=seeded", "--out", "three", cwd=place, **ledger)

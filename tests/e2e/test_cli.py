@@ -40,7 +40,7 @@ def test_a_run_leaves_everything_the_readme_names(finished):
     folder, result = finished
     names = {path.name for path in folder.iterdir()}
     assert {
-        "spec.toml", "metrics.jsonl", "summary.json", "plot.png", "model.npz", "schema.toml",
+        "spec.toml", "metrics.jsonl", "summary.json", "plot.png", "model.safetensors", "schema.toml",
         "provenance.json", "digests.json", "local",
     } <= names  # fmt: skip
     assert "round 30/30" in result.stdout
@@ -60,9 +60,8 @@ def test_a_run_leaves_everything_the_readme_names(finished):
 def test_the_folders_spec_runs_again_to_the_same_bits(finished, tmp_path):
     folder, _ = finished
     dither("run", folder / "spec.toml", "--out", tmp_path / "again", "--quiet")
-    with np.load(folder / "model.npz") as one, np.load(tmp_path / "again" / "model.npz") as two:
-        for name in one.files:
-            assert one[name].tobytes() == two[name].tobytes()
+    again = tmp_path / "again" / "model.safetensors"
+    assert again.read_bytes() == (folder / "model.safetensors").read_bytes()
 
 
 def test_the_model_is_usable_afterwards(finished, tmp_path):
@@ -150,10 +149,8 @@ def test_kill_and_resume_is_bit_identical(tmp_path, moments):
         assert child.returncode == -signal.SIGKILL
         assert not (folder / "summary.json").exists()
     dither("run", "--resume", folder, "--quiet")
-    with np.load(tmp_path / "whole" / "model.npz") as one, np.load(folder / "model.npz") as two:
-        assert set(one.files) == set(two.files)
-        for name in one.files:
-            assert one[name].tobytes() == two[name].tobytes()
+    whole = tmp_path / "whole" / "model.safetensors"
+    assert whole.read_bytes() == (folder / "model.safetensors").read_bytes()
 
     def without_time(path):
         rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
@@ -343,3 +340,14 @@ def test_a_client_whose_update_is_not_finite_ends_the_run_or_is_left_out(tmp_pat
     summary = json.loads((tmp_path / "b" / "summary.json").read_text())
     assert sum(summary["refused"].values()) > 0
     assert any("left out" in note for note in summary["notes"])
+
+
+def test_several_tables_are_one_for_each_institution():
+    from dither.cli.runs import _source
+    from dither.errors import SpecError
+
+    assert _source(["a.csv", "b.parquet"]) == {"data.path": ["a.csv", "b.parquet"]}
+    assert _source(["adult"]) == "adult"
+    assert _source([]) is None
+    with pytest.raises(SpecError, match=r"'my.toml' is not a table"):
+        _source(["a.csv", "my.toml"])

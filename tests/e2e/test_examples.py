@@ -3,7 +3,10 @@
 import importlib.util
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+import dither
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -29,11 +32,33 @@ def test_data_with_a_natural_partition(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_model_of_equinox():
-    pytest.importorskip("equinox", reason="pip install 'dither[examples]'")
-    accuracy, epsilon = load("equinox_model").main(rounds=10)
-    assert 3.99 <= epsilon <= 4.0
-    assert accuracy > 0.3  # ten classes
+def test_a_model_of_equinox(tmp_path):
+    report = load("equinox_model").main(rounds=10, out=tmp_path / "run")
+    assert 3.99 <= report.epsilon.main[0].value <= 4.0
+    assert report.test_accuracy > 0.3  # ten classes
+
+
+@pytest.mark.slow
+def test_a_model_of_torch(tmp_path):
+    """`make test-torch`, in an environment of its own."""
+    pytest.importorskip("torch", reason="make test-torch")
+    name = f"{EXAMPLES / 'torch_model.py'}:cnn"
+    values = {"data.name": "digits", "num_clients": 4, "cohort_size": 4, "num_rounds": 5, "batch_size": 32}
+    report = dither.run("adult", values={**values, "model.name": name, "compare": False}, out=tmp_path / "run")
+    assert report.num_params == 16 * 9 + 16 + 2 * 16 + 16 * 16 * 10 + 10
+    assert report.epsilon.main[0].value <= 1
+    images = np.random.default_rng(0).random((4, 64), np.float32)
+    weights = {name: torch_of(leaf) for name, leaf in report.params.items()}
+    module = load("torch_model").cnn((8, 8, 1), 10)
+    module.load_state_dict(weights)
+    theirs = module(torch_of(images).reshape(4, 1, 8, 8)).detach().numpy()
+    np.testing.assert_allclose(report.model.apply(report.params, images), theirs, rtol=1e-4, atol=1e-4)
+
+
+def torch_of(array):
+    import torch
+
+    return torch.from_numpy(np.array(array))
 
 
 @pytest.mark.slow

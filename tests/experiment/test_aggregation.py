@@ -115,7 +115,9 @@ def test_discrete_noise_on_the_integers_is_proved_without_a_gap(tmp_path):
     """The noise comes after the rounding, so nothing is left uncovered; the price is the sampling's credit."""
     ideal = dither.run(Spec().with_values(DISCRETE), out=tmp_path / "ideal")
     real = dither.run(Spec().with_values({**DISCRETE, "secagg.mode": "real"}), out=tmp_path / "real")
-    assert (tmp_path / "ideal" / "model.npz").read_bytes() == (tmp_path / "real" / "model.npz").read_bytes()
+    assert (tmp_path / "ideal" / "model.safetensors").read_bytes() == (
+        tmp_path / "real" / "model.safetensors"
+    ).read_bytes()
     for run in (ideal, real):
         rows = {(r.view, r.adjacency, r.unit): r for r in run.epsilon.table}
         row = rows["sum", "replace-one", "run"]

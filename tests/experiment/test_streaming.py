@@ -65,8 +65,7 @@ def spec_of(folder, stream, **values):
 
 
 def outcome(run):
-    with np.load(run.folder / "model.npz") as file:
-        model = {name: file[name].tobytes() for name in file.files}
+    model = (run.folder / "model.safetensors").read_bytes()
     return model, [{k: v for k, v in row.items() if k != "seconds"} for row in run.evaluations]
 
 

@@ -129,10 +129,10 @@ def test_downloads(client, runs):
 
 
 def test_a_link_out_of_a_run_is_no_file_of_it(client, runs, tmp_path):
-    os.symlink(tmp_path / "secret.txt", runs / "one" / "model.npz")
+    os.symlink(tmp_path / "secret.txt", runs / "one" / "model.safetensors")
     (runs / "one" / "summary.json").unlink()
     os.symlink(tmp_path / "secret.txt", runs / "one" / "summary.json")
-    assert client.get("/api/file", params={"id": "one", "name": "model.npz"}).status_code == 404
+    assert client.get("/api/file", params={"id": "one", "name": "model.safetensors"}).status_code == 404
     assert "secret" not in client.get("/api/run", params={"id": "one"}).text
 
 

@@ -65,7 +65,9 @@ def presets(incomplete: str) -> list[str]:
     return sorted(n.removesuffix(".toml") for n in names if n.endswith(".toml") and n.startswith(incomplete))
 
 
-def spec_from(what: str | None, resume: Path | None, settings: list[str] | None, seed: int | None) -> Any:
+def spec_from(
+    what: str | dict[str, list[str]] | None, resume: Path | None, settings: list[str] | None, seed: int | None
+) -> Any:
     """The spec that a command names; for your own records without a method, what Dither chooses."""
     spec = source_from(what, resume, settings, seed)
     if isinstance(spec, dict):
@@ -75,7 +77,9 @@ def spec_from(what: str | None, resume: Path | None, settings: list[str] | None,
     return spec
 
 
-def source_from(what: str | None, resume: Path | None, settings: list[str] | None, seed: int | None) -> Any:
+def source_from(
+    what: str | dict[str, list[str]] | None, resume: Path | None, settings: list[str] | None, seed: int | None
+) -> Any:
     """A spec, or the values that are given where Dither chooses the others."""
     from dither.experiment.folder import RunFolder
     from dither.spec import Spec, parse_setting

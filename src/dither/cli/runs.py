@@ -47,10 +47,11 @@ DIVERGED_EXIT_CODE = 7  # of a run whose model is worthless, as public test reco
 def run(
     context: typer.Context,
     what: Annotated[
-        str | None,
+        list[str] | None,
         typer.Argument(
-            metavar="PRESET | SPEC.toml | TABLES",
-            help="What to run (default: adult). TABLES: your own table, or a folder or 'pattern' of tables.",
+            metavar="[PRESET | SPEC.toml | TABLES...]",
+            help="What to run (default: adult). TABLES: your own table, several (one for each institution), or a "
+            "folder of them.",
             autocompletion=common.presets,
         ),
     ] = None,
@@ -78,14 +79,15 @@ def run(
     """Train a preset or your own spec, and write a run folder with the model, metrics and a plot."""
     if resume is not None and out is not None:
         raise SpecError("--out and --resume exclude each other: a resumed run stays in its folder")
+    source = _source(what or [])
     if process:
         from dither.experiment import train
 
         with several(processes, process, coordinator, silent=quiet):
-            train.run(what or "adult", data_dir=data_dir)  # the spec of process 0 counts; exits after the rounds
+            train.run(source or "adult", data_dir=data_dir)  # the spec of process 0 counts; exits after the rounds
     if label:
         settings = [*(settings or []), f"data.label={label}"]
-    spec = source_from(what, resume, settings, seed)  # refuses mistakes before JAX is imported
+    spec = source_from(source, resume, settings, seed)  # refuses mistakes before JAX is imported
     from dither.experiment import train
 
     view = RunProgress(silent=quiet or as_json)
@@ -116,6 +118,16 @@ def run(
         sys.exit(BudgetExhausted.exit_code)
     if any(each.kind == DIVERGED for each in result.advice):
         sys.exit(DIVERGED_EXIT_CODE)
+
+
+def _source(given: list[str]) -> str | dict[str, list[str]] | None:
+    """What to run: one name or file, or several tables."""
+    if len(given) < 2:
+        return given[0] if given else None
+    others = [each for each in given if Path(each).suffix.lower() not in (".csv", ".tsv", ".parquet")]
+    if others:
+        raise SpecError(f"{others[0]!r} is not a table (.csv, .tsv, .parquet); only tables can be several")
+    return {"data.path": given}
 
 
 def _how_to_resume(folder: Path | None) -> str:

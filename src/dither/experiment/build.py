@@ -209,6 +209,8 @@ def _completion(experiment: Experiment, federated: bool) -> dict[str, Any]:
         not_covered.append("neighbours differ inside one client's training records: the split is taken as public")
         if spec.source_of_randomness == "seeded":
             not_covered.append("the noise comes from a seed: anyone who knows the seed can subtract the noise")
+    if spec.model.weights:
+        not_covered.append("what model.weights was made from: the file is taken as public")
     if plan.per_client and federated:
         not_covered.append("how many records a client holds: every party is told")
     # Clipping each record's gradient keeps the steps of a model with one linear score those of a convex loss: all

@@ -3,7 +3,7 @@
     spec.toml         the complete spec: the same file runs again
     provenance.json   versions, device
     metrics.jsonl     one line an evaluation, appended as it happens: scores on public test records
-    model.npz         the parameters, with the names of their leaves
+    model.safetensors the parameters by name
     model.py          the file of a model of your own
     schema.toml       how a table becomes features (tables whose schema is public)
     summary.json      the outcome: accuracy, loss, the three ε
@@ -49,7 +49,7 @@ _KEEP_CHECKPOINTS = 2
 _ADVICE = "restore it from a copy, or repeat the run"
 # Files that grow: what is listed of them is how much there was, and its digest.
 _LOGS = ("metrics.jsonl", "local/metrics.jsonl", "rounds.jsonl")
-_OUTCOME = ("model.npz", "plot.png", "summary.json", "local/summary.json")
+_OUTCOME = ("model.safetensors", "model.npz", "plot.png", "summary.json", "local/summary.json")
 _ONCE = ("local/key", "spec.toml", "provenance.json", "schema.toml", "local/schema.toml", "terms.json", "model.py")
 _LOCAL = """\
 Local, not private: no epsilon covers what is in this folder. It holds exact figures of the records (training
@@ -343,24 +343,29 @@ class RunFolder:
     # The outcome
 
     def save_model(self, leaves: Mapping[str, np.ndarray]) -> None:
-        """The parameters as model.npz, one array a leaf, named by its path in the tree."""
-        buffer = io.BytesIO()
-        arrays: dict[str, Any] = {name: np.asarray(leaf) for name, leaf in leaves.items()}
-        np.savez(buffer, **arrays)
-        write_bytes(self.path / "model.npz", buffer.getvalue())
+        """The parameters as model.safetensors, by name."""
+        from safetensors.numpy import save
+
+        arrays = {name: np.ascontiguousarray(leaf) for name, leaf in leaves.items()}
+        write_bytes(self.path / "model.safetensors", save(arrays))
 
     def load_model(self) -> dict[str, np.ndarray]:
         """The parameters by name."""
-        content = self.read("model.npz")
-        if content is None:
+        from safetensors.numpy import load
+
+        content, old = self.read("model.safetensors"), self.read("model.npz")  # as earlier versions wrote it
+        name = "model.npz" if content is None else "model.safetensors"
+        if content is None and old is None:
             raise SpecError(
                 f"{str(self.path)!r} has no model yet; finish it with `dither run --resume {self.path}`"
             )
         try:
-            with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+            if content is not None:
+                return dict(load(content))
+            with np.load(io.BytesIO(old or b""), allow_pickle=False) as archive:
                 return {name: archive[name] for name in archive.files}
         except Exception:  # whatever comes of damaged bytes
-            raise self._damaged("model.npz", "is damaged") from None
+            raise self._damaged(name, "is damaged") from None
 
     def save_summary(self, summary: Mapping[str, Any], local: Mapping[str, Any] | None = None) -> None:
         """summary.json: its presence, once it is listed, says that the run is complete."""

@@ -498,11 +498,13 @@ class Report(Overview):
         named = model_file(spec.name)
         if named and RunFolder(self.folder).read("model.py") is not None:
             spec = replace(spec, name=f"{self.folder / 'model.py'}:{named[1]}")
+        if spec.weights and (self.folder / "model.safetensors").is_file():  # with what stayed as it was
+            spec = replace(spec, weights=str(self.folder / "model.safetensors"))
         return models.from_spec(spec, self.num_features, len(self.classes), self.image_shape)
 
     @cached_property
     def params(self) -> Params:
-        """The trained parameters, as model.npz holds them."""
+        """The trained parameters, as model.safetensors holds them."""
         import jax
 
         from dither.models import leaf_name

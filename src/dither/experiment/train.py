@@ -407,7 +407,7 @@ def _finish(recorder: _Recorder, program: Compiled, outcome: _Outcome) -> Report
     """Write the model, the report and the plot."""
     folder, clock, spec = recorder.folder, recorder.clock, recorder.spec
     experiment = recorder.experiment.first_rounds(outcome.rounds)
-    folder.save_model(named_leaves(outcome.params))
+    folder.save_model({**experiment.model.frozen, **named_leaves(outcome.params)})
     report = _account_for(recorder, outcome)
     if spec.compare and not spec.data.path:
         simulation, rounds, _ = program

@@ -243,6 +243,9 @@ def _require_model(received: object) -> None:
     name = received.get("name") if isinstance(received, dict) else None
     named = model_file(name) if isinstance(name, str) else None
     good = name in MODELS or (named is not None and code.is_approved(named[0]))
+    weights = received.get("weights", "") if isinstance(received, dict) else ""
+    good = good and (weights == "" or code.is_approved(weights))
+    name = name if weights == "" else f"{name} with {weights}"
     _require(
         good, f"names model {name!r}, which is not one of Dither's; approve a file of yours with --model FILE"
     )
@@ -374,6 +377,8 @@ def federated_spec(spec: Spec, num_clients: int, name: str) -> Spec:
 
 def _approved_model(spec: Spec) -> Spec:
     """The spec with the file of its model named by content, as parties approve it."""
+    if spec.model.weights and not code.is_approved(spec.model.weights):
+        spec = replace(spec, model=replace(spec.model, weights=code.approve(spec.model.weights)))
     if spec.model.name in MODELS:
         return spec
     named = model_file(spec.model.name)

@@ -42,7 +42,7 @@ from dither.federation.state import Journal
 from dither.secagg import encoding
 from dither.secagg import state as secagg_state
 from dither.secagg.server import ServerSession
-from dither.spec import Spec, code, model_file
+from dither.spec import Spec, code
 from dither.types import __version__
 
 WAIT_SECONDS = 3600.0  # for parties to come and for their owners to agree
@@ -116,9 +116,8 @@ class Coordinator:
         self.journal, self._evaluation, self._event = journal, evaluation, on_event
         self._wait = wait_seconds
         self._asked_spec = spec
-        for file in (spec.method, (model_file(spec.model.name) or ("",))[0]):
-            if file.endswith(".py"):
-                code.approve(file)
+        for file in spec.files:
+            code.approve(file)
         self._waits = ("", 0.0)  # for what, and since when
         self._told = ("", 0.0)  # what was said of it, and when
 
@@ -607,7 +606,7 @@ class Coordinator:
                 "seal was false, or too few parties were left); what parties were charged for it stays charged"
             )
         params = self.engine.params()
-        folder.save_model(train.named_leaves(params))
+        folder.save_model({**self.experiment.model.frozen, **train.named_leaves(params)})
         if self.engine.scored:
             x, y = self._evaluation.x, self._evaluation.y
             records = Labelled(x, y, np.arange(len(y)), "the server's test records")

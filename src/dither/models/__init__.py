@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -81,6 +82,7 @@ class Model(NamedTuple):
     # Where every record's gradient has one direction, whatever the parameters (one linear score): a bound on the
     # loss's second derivative along (record, 1). Only then is a clipped gradient that of a convex loss.
     curvature: float | None = None
+    frozen: Mapping[str, Any] = MappingProxyType({})  # parameters that stay as they are, by name
 
 
 def losses(model: Model, params: Params, x: Array, y: Array) -> Array:
@@ -275,16 +277,17 @@ def make(
 
 def from_spec(spec: ModelSpec, num_features: int, num_classes: int, image_shape: Sequence[int]) -> Model:
     """The model of a spec for data of that shape, with the spec's loss; 0 classes: regression."""
-    if spec.name not in MODELS:
-        return with_loss(_own_model(spec, num_features, num_classes, image_shape), spec, num_classes)
-    model = make(
-        spec.name,
-        num_features=num_features,
-        num_classes=num_classes,
-        hidden=spec.hidden,
-        image_shape=image_shape,
-    )
-    return with_loss(model, spec, num_classes)
+    if spec.name in MODELS:
+        shape = {"num_features": num_features, "num_classes": num_classes}
+        model = make(spec.name, **shape, hidden=spec.hidden, image_shape=image_shape)
+    else:
+        model = _own_model(spec, num_features, num_classes, image_shape)
+    model = with_loss(model, spec, num_classes)
+    if not spec.weights and not spec.trainable:
+        return model
+    from dither.models import weights
+
+    return weights.started(model, spec)
 
 
 def with_loss(model: Model, spec: ModelSpec, num_classes: int) -> Model:

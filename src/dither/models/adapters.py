@@ -190,7 +190,7 @@ def _torch(make: Make, shape: Shape) -> Model:
     import torch
 
     interop, environment = _torchax()
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         module = make(jax.random.key(0)).eval()
     _refuse_mixing(type(layer).__name__ for layer in module.modules())
@@ -201,7 +201,7 @@ def _torch(make: Make, shape: Shape) -> Model:
         return {name: jnp.asarray(value) for name, value in start.items()}
 
     def apply(params: Params, x: Array) -> Array:
-        arrays = {**params, **{name: jnp.asarray(value) for name, value in buffers.items()}}
+        arrays = {name: jnp.asarray(value) for name, value in {**params, **buffers}.items()}
         records = interop.torch_view(shape.records(x, channels_first=True))
         with environment:
             scores = torch.func.functional_call(module, interop.torch_view(arrays), (records,))

@@ -154,6 +154,12 @@ class ModelSpec:
     name: str = _key("logistic", f"{', '.join(MODELS)}, or 'my_model.py:factory' for a model of your own")
     hidden: tuple[int, ...] = _key((), "widths of the hidden layers (cnn: channels)")
     options: dict[str, Any] = field(default_factory=dict)  # what your own model's factory is called with
+    weights: str = _key(
+        "", "public weights to start from: a safetensors file (the model.safetensors of a run, say)"
+    )
+    trainable: tuple[str, ...] = _key(
+        (), "names of the parameters that are trained, * for any text; the others stay as they are; empty: all"
+    )
     l2: float = _key(0.0, "coefficient of |parameters|^2 in the loss", at_least=0.0)
     l2_inside_clip: bool = _key(True, "clip the regulariser's gradient together with the batch's")
     loss: str = _key(
@@ -419,12 +425,19 @@ class Spec:
 
         return tomli_w.dumps(self.to_dict())
 
+    @property
+    def files(self) -> list[str]:
+        """The files of method, model and weights."""
+        named = model_file(self.model.name)
+        code_files = [self.method] * self.method.endswith(".py") + ([named[0]] if named else [])
+        return code_files + [self.model.weights] * bool(self.model.weights)
+
     def digest(self) -> str:
-        """SHA-256 of the canonical form, with the content of the files of code that it names: two specs with the
-        same digest are the same run."""
+        """SHA-256 of the canonical form, with the content of the files that it names: two specs with the same
+        digest are the same run."""
         text = json.dumps(self.to_dict(), sort_keys=True).encode()
-        for file in (self.method, (model_file(self.model.name) or ("",))[0]):
-            text += Path(file).read_bytes() if file.endswith(".py") and Path(file).is_file() else b""
+        for file in self.files:
+            text += Path(file).read_bytes() if Path(file).is_file() else b""
         return hashlib.sha256(text).hexdigest()
 
     def fingerprint(self) -> str:
@@ -706,6 +719,8 @@ def _convert(name: str, value: Any, wanted: Any) -> Any:
     if wanted is tuple or getattr(wanted, "__origin__", None) is tuple:
         items = value if isinstance(value, list | tuple) else [value]
         inner = getattr(wanted, "__args__", (int,))[0]
+        if inner is str:
+            return tuple(_convert(name, item, str) for item in items)
         try:
             converted = tuple(_convert(name, item, inner) for item in items)
         except SpecError:

@@ -54,6 +54,7 @@ def safe_spec(text: str, where: str, own_data: bool = False) -> Spec:
         )
     source = plain.get("data", {})
     names_a_file = not isinstance(source, dict) or any(source.get(key) for key in ("path", "test_path", "schema"))
+    names_a_file = names_a_file or bool(model.get("weights"))
     if names_a_file and not own_data:
         raise PageRefusal(
             "this run uses your own table, and the page opens files outside the runs folder only if it is started "

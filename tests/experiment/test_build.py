@@ -1,0 +1,46 @@
+"""What a proof for sums may use of model and data (the gate of R6')."""
+
+import numpy as np
+import pytest
+
+from dither import data
+from dither.data.dataset import TableOptions, dataset_from_tables
+from dither.experiment.build import build_experiment
+from dither.spec import Spec
+
+
+def stays(label: data.Label):
+    """40 patients with two public features, and how long they stayed or whether they came back."""
+    pd = pytest.importorskip("pandas")
+    rng = np.random.default_rng(0)
+    days = rng.uniform(0, 40, 40)
+    frame = pd.DataFrame({"age": rng.uniform(0, 100, 40), "bmi": rng.uniform(10, 50, 40), "days": days})
+    frame["back"] = np.where(days > 20, "yes", "no")
+    columns = tuple(data.Numeric(name, (0, 100), (50, 25), 50) for name in ("age", "bmi"))
+    schema = data.Schema(label=label, columns=columns)
+    return dataset_from_tables("stays", frame, None, schema, TableOptions())
+
+
+STAY, BACK = data.Label("days", bounds=(0, 40)), data.Label("back", ("no", "yes"))
+SPEC = {"method": "cpfed", "num_clients": 4, "cohort_size": 4, "num_rounds": 2, "local_steps": 3, "batch_size": 4}
+
+
+@pytest.mark.parametrize(
+    ("label", "values", "smoothness"),
+    [
+        (STAY, {"model.name": "linear"}, 3.0),  # R² = 1 + 1 + 1, and squares have curvature 1
+        (STAY, {"model.name": "linear", "model.loss": "huber"}, 3.0),
+        (STAY, {"model.name": "linear", "privacy.clip": "batch"}, None),
+        (STAY, {"model.name": "mlp"}, None),
+        (BACK, {"model.name": "logistic"}, 3 / 4),
+        (BACK, {"model.name": "logistic", "model.class_weight": [0.5, 6.0]}, 6 * 3 / 4),
+        (BACK, {"model.name": "softmax"}, 3 / 2),
+    ],
+)
+def test_only_one_linear_score_clipped_by_record_gets_a_bound_on_its_smoothness(label, values, smoothness):
+    spec = Spec.from_any(
+        {**SPEC, "data.name": "adult", "privacy.noise": "given", "privacy.noise_std": 1.0, **values}
+    )
+    plan = build_experiment(spec, dataset=stays(label)).plan
+    assert plan.convex == (smoothness is not None)
+    assert plan.smoothness == (None if smoothness is None else pytest.approx(smoothness))
