@@ -391,6 +391,7 @@ def test_mixed_releases_compose():
     assert both.recipe == "R1+R2"
 
 
+@pytest.mark.slow
 def test_times_are_printed(capsys):
     """Accounting of long runs; numbers for people, no assertion on time."""
     cases = {

@@ -117,8 +117,8 @@ def test_an_interrupted_run_with_a_damaged_newest_checkpoint_counts_what_it_repe
     assert made.summary["repeated_rounds"] == 2
     # Also where no ledger counts: it is the ε of eight rounds, two of them made twice.
     experiment = build_experiment(made.spec)
-    happened = {"proven": experiment.realised([(0, 4), (2, 6)]).accountant().table()}
-    planned = {"proven": experiment.accountant().table()}
+    happened = {"proven": [row.to_json() for row in experiment.realised([(0, 4), (2, 6)]).accountant().table()]}
+    planned = {"proven": [row.to_json() for row in experiment.accountant().table()]}
     assert proven(made.summary) == proven({"epsilon": happened})
     assert proven(made.summary)["replace-one"] > 1.1 * proven({"epsilon": planned})["replace-one"]
 

@@ -98,7 +98,7 @@ def proven(summary: dict, view: str = "upload") -> dict[str, float]:
 # H6
 
 
-@pytest.mark.parametrize(("cohort_size", "decay"), [(4, 0.7), (2, 1.0)])
+@pytest.mark.parametrize(("cohort_size", "decay"), [pytest.param(4, 0.7, marks=pytest.mark.slow), (2, 1.0)])
 def test_a_run_killed_and_resumed_with_fresh_noise_reports_what_the_ledger_does(tmp_path, cohort_size, decay):
     """Also where cohorts differ from stretch to stretch: the ledger adds to what the most exposed client of all of
     them has revealed, not to that of each."""

@@ -60,6 +60,7 @@ def test_a_users_own_data_is_always_charged_and_the_budget_holds(place):
     assert any("rounds 0 to 9" in row["what"] for row in history)
 
 
+@pytest.mark.slow
 def test_a_raised_budget_lets_a_stopped_run_go_on(place):
     ledger = {"DITHER_LEDGER": str(place / "ledger.sqlite")}
     dither("budget", "set", "t.csv", "--epsilon", "3", cwd=place, **ledger)

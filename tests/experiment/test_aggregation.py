@@ -53,7 +53,7 @@ def test_a_sum_that_could_overflow_is_refused_with_the_numbers():
     assert engine_options(wide)["aggregation"].how.bound == 1000.0
 
 
-@pytest.mark.parametrize("mode", ["off", "ideal", "real"])
+@pytest.mark.parametrize("mode", ["off", pytest.param("ideal", marks=pytest.mark.slow), "real"])
 def test_every_run_reports_what_it_sends(tmp_path, mode):
     changes = {"secagg.mode": mode, "federation.dropout": 0.2, "num_rounds": 6, "eval_every": 6}
     seen = dither.run(cpfed(**changes), out=tmp_path / "run").summary["traffic"]

@@ -67,7 +67,14 @@ def vector(result, run=0):
     return np.concatenate([np.asarray(leaf)[run].ravel() for leaf in jax.tree.leaves(result.params)])
 
 
-@pytest.fixture(params=sorted(METHODS))
+# Baselines that run the code of one of the others: DP-SGD and DP-DSGD that of CPFed, SCAFFOLD that of DP-SCAFFOLD,
+# FedProx that of FedAvg.
+SHARED = {"dp-sgd", "dp-dsgd", "scaffold", "fedprox"}
+
+
+@pytest.fixture(
+    params=[pytest.param(name, marks=pytest.mark.slow if name in SHARED else ()) for name in sorted(METHODS)]
+)
 def name(request):
     return request.param
 

@@ -56,7 +56,7 @@ def randomised(model, seed=0):
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("clip_norm", [0.3, 2.0, 1e6])
+@pytest.mark.parametrize("clip_norm", [0.3, *(pytest.param(each, marks=pytest.mark.slow) for each in (2.0, 1e6))])
 def test_example_clipping_equals_the_record_by_record_sum(name, clip_norm):
     make, classes = MODELS[name]
     model = make()

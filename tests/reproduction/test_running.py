@@ -22,7 +22,7 @@ NUMBERS_OF_VERSION_1 = 2.286355
 @pytest.mark.parametrize(
     "what",
     [
-        ["secure-fedavg/fig1", "dp-scaffold/fig3"],
+        pytest.param(["secure-fedavg/fig1", "dp-scaffold/fig3"], marks=pytest.mark.slow),
         ["nbafl/fig2"],  # proven noise
         pytest.param(["nbafl/fig8", "nbafl/fig10"], marks=pytest.mark.slow),  # constants, a corrected lemma
         ["cpfed/fig6"],

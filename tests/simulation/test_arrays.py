@@ -34,10 +34,10 @@ def trained(layout, shards=ONE_DEVICE):
 @pytest.mark.parametrize(
     ("layout", "shards"),
     [
-        ("vmap", Shards(2, 1)),
-        ("vmap", Shards(1, 2)),
+        pytest.param("vmap", Shards(2, 1), marks=pytest.mark.slow),
+        pytest.param("vmap", Shards(1, 2), marks=pytest.mark.slow),
         ("vmap", Shards(2, 2)),
-        ("loop", Shards(4, 1)),
+        pytest.param("loop", Shards(4, 1), marks=pytest.mark.slow),
         ("loop", Shards(1, 4)),
     ],
 )

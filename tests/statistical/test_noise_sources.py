@@ -104,6 +104,7 @@ def test_both_sources_are_standard_normal_and_independent(draws):
     assert problems(draws) == set()
 
 
+@pytest.mark.slow
 def test_the_checks_reject_noise_that_is_a_little_off():
     z = np.random.default_rng(1).normal(size=(ROUNDS, CLIENTS, STEPS, 800))
     assert problems(z) == set()

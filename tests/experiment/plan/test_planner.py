@@ -87,6 +87,7 @@ def test_a_vacuous_bound_gives_way_to_measurement(measured):
     assert [trial.epsilon for trial in front] == sorted(trial.epsilon for trial in front)
 
 
+@pytest.mark.slow
 def test_the_plan_runs_unchanged_within_its_budget(measured, tmp_path):
     file = tmp_path / "plan.toml"
     file.write_text(measured.to_toml(), encoding="utf-8")
