@@ -1,5 +1,6 @@
 """What may be imported where: the layers by import-linter (pyproject.toml), the rest here."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -38,3 +39,16 @@ def test_a_run_starts_without_what_it_does_not_use():
     """Half of the time to the first round was the import of these."""
     heavy = {"scipy.stats", "scipy.signal", "sklearn", "pandas", "matplotlib"}
     assert not heavy & imported("import dither; dither.run")
+
+
+def test_what_is_asked_for_by_name_is_installed_with_dither():
+    """A run asks for the versions of these packages: each must be a dependency, or come with one."""
+    import tomllib
+
+    from dither.cli import doctor
+    from dither.experiment import build
+
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    names = {re.split(r"[<>=!~ \[]", each, maxsplit=1)[0] for each in project["dependencies"]} | {"jaxlib"}
+    assert set(build.LIBRARIES) <= names
+    assert set(doctor._NEEDED) <= names

@@ -23,7 +23,6 @@ _NEEDED = (
     "scikit-learn",
     "matplotlib",
     "cryptography",
-    "jax-privacy",
     "dp-accounting",
 )
 _EXTRAS = {"deploy": "flwr", "web": "fastapi", "pdf": "fpdf2", "docs": "mkdocs-material"}

@@ -34,6 +34,7 @@ from dither.simulation.arrays import ONE_DEVICE, Shards, aligned
 from dither.spec import IN_MEMORY, METHODS, MODELS, Spec
 from dither.types import Claim, Prepared, PrivacyPlan, RoundInfo
 
+LIBRARIES = ("jaxlib", "optax", "scipy")  # whose code compiled rounds are traced from
 _BEGAN = time.time() - 60  # not later than this process read its code
 
 
@@ -794,7 +795,7 @@ def program_key(experiment: Experiment, options: Mapping[str, Any]) -> str:
     seeded = options["randomness"] == "seeded"
     if not (ours and seeded) or distributed.count() > 1 or newest > _BEGAN:
         return ""
-    libraries = [(name, metadata.version(name)) for name in ("jaxlib", "optax", "jax-privacy", "scipy")]
+    libraries = [(name, metadata.version(name)) for name in LIBRARIES]
     plan = {name: value for name, value in experiment.plan._asdict().items() if name != "cohorts"}
     about = (origin(experiment, {}), code, libraries, sorted(options.items(), key=lambda item: item[0]), plan)
     return hashlib.sha256(repr(about).encode()).hexdigest()
