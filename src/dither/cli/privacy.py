@@ -15,6 +15,7 @@ from dither.cli.common import (
     DataDir,
     Json,
     LedgerFile,
+    NewLedger,
     Quiet,
     Settings,
     epsilon_text,
@@ -591,6 +592,7 @@ def stats(
     delta: Annotated[float, typer.Option(help="δ of that ε.")] = 1e-5,
     columns: Annotated[str, typer.Option(help="Names of columns, with commas between (default: all).")] = "",
     ledger: LedgerFile = None,
+    new_ledger: NewLedger = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -600,7 +602,7 @@ def stats(
     tables = [statistics.read(file) for file in files]  # mistakes show before anything is charged
     wanted = [name.strip() for name in columns.split(",") if name.strip()]
     statistics.check(tables, epsilon, delta, wanted)
-    statistics.charge(_ledger(ledger), files, epsilon, delta)
+    statistics.charge(_ledger(ledger), files, epsilon, delta, new_ledger=new_ledger)
     result = statistics.statistics(tables, epsilon=epsilon, delta=delta, columns=wanted)
     if as_json:
         typer.echo(result.to_json())

@@ -186,6 +186,7 @@ def evaluate(
     ] = None,
     delta: Annotated[float, typer.Option(help="δ of that ε.")] = 1e-5,
     ledger: LedgerFile = None,
+    new_ledger: NewLedger = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -196,7 +197,7 @@ def evaluate(
 
     trained = load(run_folder)
     if epsilon is not None:
-        _evaluate_privately(trained, data, (epsilon, delta), ledger, as_json=as_json, quiet=quiet)
+        _evaluate_privately(trained, data, (epsilon, delta), (ledger, new_ledger), as_json=as_json, quiet=quiet)
         return
     if len(data) > 1:
         raise SpecError(
@@ -230,7 +231,7 @@ def _evaluate_privately(
     trained: Report,
     data: list[Path],
     budget: tuple[float, float],
-    ledger: Path | None,
+    ledger: tuple[Path | None, bool],
     *,
     as_json: bool,
     quiet: bool,
@@ -242,7 +243,9 @@ def _evaluate_privately(
     epsilon, delta = budget
     for file in data:
         trained.outputs(file)  # mistakes show before anything is charged
-    charge(Ledger(ledger or Ledger.default_path()), data, epsilon, delta, what="evaluation")
+    path, new_ledger = ledger
+    book = Ledger(path or Ledger.default_path())
+    charge(book, data, epsilon, delta, what="evaluation", new_ledger=new_ledger)
     result = evaluate_privately(trained, data, epsilon=epsilon, delta=delta)
     if as_json:
         typer.echo(result.to_json())

@@ -172,7 +172,8 @@ def statement(run: Report | str | Path, *, party: str = "", ledger: str | Path |
         _evidence(report),
     )
     who = f", {party}" if party else ""
-    return Statement(f"Privacy statement: {report.method} on {Path(report.data).name}{who}", sections)
+    names = ", ".join(Path(each).name for each in report.data.split(", "))
+    return Statement(f"Privacy statement: {report.method} on {names}{who}", sections)
 
 
 def _is_client(row: ProvenRow) -> bool:
@@ -289,18 +290,18 @@ def _composition(report: Report, ledger: str | Path | None) -> Section:
     if not path.is_file():
         return Section(question, (f"The ledger {path.name} is not here; `--ledger FILE` names it.",))
     row = report.epsilon.main[0]
-    head = ("account", "runs", "spent ε", "budget", "δ")
+    head = ("records", "runs", "spent ε", "budget", "δ")
+    book = Ledger(path)
     table = [
         (
-            spent.client,
+            book.called(dataset),
             str(len(spent.runs)),
             epsilon_text(spent.epsilon),
             epsilon_text(spent.budget.epsilon) if spent.budget else "none set",
             f"{spent.delta:g}",
         )
-        for spent in Ledger(path).spent(
-            report.ledger.dataset, EVERY_RECORD, delta=row.delta, view=row.view, adjacency=row.adjacency
-        )
+        for dataset in report.ledger.dataset.split(", ")  # one for each file
+        for spent in book.spent(dataset, EVERY_RECORD, delta=row.delta, view=row.view, adjacency=row.adjacency)
     ]
     sentence = (
         "All runs on these records that were charged to this ledger, this one included. Releases by others add."

@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,7 +27,7 @@ from dither.accounting.ledger import Charge, Ledger
 from dither.errors import DataError, SpecError
 from dither.experiment.folder import to_json
 from dither.privacy.discrete import Words, discrete_gaussian, os_words
-from dither.types import Release, Sampling
+from dither.types import ExactNoise, Release, Sampling
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,6 +39,7 @@ _BINS = 64  # of a number's range
 _UNITS = 1 << 16  # in which sums are counted: of the largest value that a record may have
 _EXPONENTS = range(-20, 41)  # ranges are found among powers of two
 _ROUNDING = 4.0  # variance of a discrete Gaussian that the proof gives away (s = 2, docs/privacy.md)
+_DISTANCE = 1e-24  # of all cells of all questions from a rounded Gaussian: below 10^9 of them, 10^-33 each
 _CONFIDENCE = 1.96
 
 
@@ -151,7 +153,8 @@ def _mu_and_slip(epsilon: float, delta: float) -> tuple[float, float]:
 def release(epsilon: float, delta: float) -> Release:
     """What all questions together reveal, for a ledger: one Gaussian, and a name that slips through."""
     mu, slip = _mu_and_slip(epsilon, delta)
-    return Release("uplink", 1.0 / mu, 1.0, 1, Sampling("full", 1.0, ZERO_OUT, slip), "private statistics")
+    sampling = Sampling("full", 1.0, ZERO_OUT, slip)
+    return Release("uplink", 1.0 / mu, 1.0, 1, sampling, "private statistics", exact=ExactNoise(0.0, _DISTANCE))
 
 
 def statistics(
@@ -184,7 +187,16 @@ def check(tables: Sequence[pd.DataFrame], epsilon: float, delta: float, columns:
     _columns(tables, columns)
 
 
-def charge(ledger: Ledger, files: Sequence[Path], epsilon: float, delta: float, what: str = "statistics") -> None:
+# reason: what is released of which files, and where it is charged
+def charge(
+    ledger: Ledger,
+    files: Sequence[Path],
+    epsilon: float,
+    delta: float,
+    *,
+    what: str = "statistics",
+    new_ledger: bool = False,
+) -> None:
     """Charge private statistics to the account of every file. `BudgetExhausted` says that one cannot pay; those
     before it stay charged."""
     from dither.accounting.ledger.runs import EVERY_RECORD, data_id
@@ -194,7 +206,7 @@ def charge(ledger: Ledger, files: Sequence[Path], epsilon: float, delta: float, 
     asked = [Charge(EVERY_RECORD, [((release(epsilon, delta),), 1)])]
     for file in files:
         dataset = data_id(ledger, path=str(file))
-        ledger.identify(dataset, lambda file=file: hash_records(file), file=file.name)  # type: ignore[misc]
+        ledger.identify(dataset, partial(hash_records, file), file=file.name, new_ledger=new_ledger)
         ledger.charge(run, dataset, asked, rounds=(0, 1), plan=lambda: asked)
 
 
