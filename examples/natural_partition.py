@@ -12,11 +12,30 @@ import numpy as np
 import pandas as pd
 
 import dither
-from dither import data
-from dither.experiment.train import Run
 
 SITES = {"north": 0.4, "south": 0.25, "east": 0.15, "west": 0.12, "island": 0.08}
-PUBLIC = {"age": (0.0, 110.0), "pressure": (40.0, 260.0)}  # known without looking at anybody
+SCHEMA = """
+origin = "public"                 # every value below is known without looking at anybody
+
+[label]
+column = "ill"
+classes = ["no", "yes"]
+
+[[columns]]
+name = "age"
+type = "numeric"
+bounds = [0.0, 110.0]
+
+[[columns]]
+name = "pressure"
+type = "numeric"
+bounds = [40.0, 260.0]
+
+[[columns]]
+name = "smoker"
+type = "categorical"
+categories = ["no", "yes"]
+"""
 
 
 def patients(count: int = 12_000) -> pd.DataFrame:
@@ -31,28 +50,11 @@ def patients(count: int = 12_000) -> pd.DataFrame:
     return pd.DataFrame({"age": age, "pressure": pressure, "smoker": smoker, "site": site, "ill": ill})
 
 
-def public_schema(table: Path, out: Path) -> None:
-    """A drafted schema with every value replaced by public knowledge, and marked so."""
-    data.draft_schema(table, "ill").save(out)
-    text = out.read_text(encoding="utf-8").replace("read from data", "public")
-    lines, name = [], ""
-    for line in text.splitlines():
-        key, _, value = line.partition(" = ")
-        name = value.strip('"') if key == "name" else name
-        if name in PUBLIC:
-            low, high = PUBLIC[name]
-            middle = (low + high) / 2
-            known = {"bounds": [low, high], "standard": [middle, (high - low) / 6], "missing": middle}
-            line = f"{key} = {known[key]}" if key in known else line
-        lines.append(line)
-    out.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def main(folder: Path, rounds: int = 40) -> Run:
+def main(folder: Path, rounds: int = 40) -> dither.Report:
     """Write the table and its schema, train, return the run."""
     table, schema = folder / "patients.csv", folder / "schema.toml"
     patients().to_csv(table, index=False)
-    public_schema(table, schema)
+    schema.write_text(SCHEMA, encoding="utf-8")
     values = {
         "data.name": "",
         "data.path": str(table),

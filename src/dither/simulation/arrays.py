@@ -343,6 +343,8 @@ class Scored(NamedTuple):
 
     def score(self, rows: Array, weights: Array) -> tuple[Array, Array]:
         """Weighted accuracy (for regression: squared error) and loss over those rows; the devices share them."""
+        if not rows.shape[0]:  # of private test records nothing is scored
+            return jnp.zeros(()), jnp.zeros(())
         hits, losses = self.shards.joined(self._rows_scored(self.shards.part(_filled(rows, self._shared_block))))
         scores = (weights, hits[: rows.shape[0]], losses[: rows.shape[0]])
         accuracy, loss = self._summed(_weighted, (jnp.zeros(()), jnp.zeros(())), *scores)
