@@ -127,6 +127,8 @@ def test_the_command(tmp_path):
     options = [each for file in files for each in ("--data", str(file))]
     arguments = ["evaluate", str(run.folder), *options, "--ledger", str(tmp_path / "second.sqlite"), "--json"]
     assert CliRunner().invoke(app, arguments).exit_code != 0  # exact scores are of one file
+    assert CliRunner().invoke(app, [*arguments, "--epsilon", "0"]).exit_code != 0  # and costs nothing
+    assert Ledger(tmp_path / "second.sqlite").datasets() == []
     result = CliRunner().invoke(app, [*arguments, "--epsilon", "5"])
     assert result.exit_code == 0, result.output
     scores = json.loads(result.stdout)

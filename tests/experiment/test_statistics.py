@@ -41,7 +41,7 @@ def test_estimates_are_near_and_their_intervals_hold_the_exact_values():
     everyone = pd.concat(tables())
     inside = []
     for seed in range(6):
-        result = dither.statistics(tables(), epsilon=3.0, words=seeded(seed))
+        result = dither.statistics(tables(), public=True, epsilon=3.0, words=seeded(seed))
         assert [each.kind for each in result.columns] == ["number", "number", "category", "category", "empty"]
         age, change = result.column("age"), result.column("change")
         assert age.range == (0.0, 128.0)
@@ -63,7 +63,7 @@ def test_estimates_are_near_and_their_intervals_hold_the_exact_values():
 
 
 def test_a_name_that_one_record_has_is_not_shown():
-    result = dither.statistics(tables(), epsilon=50.0, words=seeded(1))
+    result = dither.statistics(tables(), public=True, epsilon=50.0, words=seeded(1))
     assert result.column("code").categories == {}
 
 
@@ -92,7 +92,7 @@ def test_blanking_a_record_moves_no_question_further_than_its_noise_is_for(monke
         frame = pd.concat(
             [tables(1)[0].astype(object), pd.DataFrame([{**last, "empty": None}])], ignore_index=True
         )
-        dither.statistics(frame, epsilon=1.0, words=seeded(2))
+        dither.statistics(frame, public=True, epsilon=1.0, words=seeded(2))
         worlds.append(list(asked))
     with_record, blanked = worlds
     assert len(with_record) == len(blanked) == 6
@@ -139,16 +139,16 @@ def test_noise_has_its_variance():
 )
 def test_wrong_values_are_named(values, message):
     with pytest.raises(SpecError, match=message):
-        dither.statistics(tables(1), **{"epsilon": 1.0, **values})
+        dither.statistics(tables(1), public=True, **{"epsilon": 1.0, **values})
 
 
 def test_wrong_tables_are_named():
     with pytest.raises(DataError, match="'weight' is not in every table"):
-        dither.statistics(tables(1), epsilon=1.0, columns=["weight"])
+        dither.statistics(tables(1), public=True, epsilon=1.0, columns=["weight"])
     with pytest.raises(DataError, match="no column in common"):
-        dither.statistics([pd.DataFrame({"a": [1]}), pd.DataFrame({"b": [1]})], epsilon=1.0)
+        dither.statistics([pd.DataFrame({"a": [1]}), pd.DataFrame({"b": [1]})], public=True, epsilon=1.0)
     with pytest.raises(SpecError, match="int is not a table"):
-        dither.statistics([3], epsilon=1.0)
+        dither.statistics([3], public=True, epsilon=1.0)
 
 
 def test_the_command_charges_every_file_before_it_looks(tmp_path):
@@ -171,3 +171,16 @@ def test_the_command_charges_every_file_before_it_looks(tmp_path):
     assert "H3" not in CliRunner().invoke(app, ["budget", "show", "--ledger", book]).output  # the noise is exact
     stats("--quiet")
     assert all(1.2 < spent.epsilon < 1.6 for each in ledger.datasets() for spent in ledger.spent(each))
+
+
+def test_nothing_is_counted_without_a_charge(tmp_path):
+    with pytest.raises(SpecError, match="declare public=True"):
+        dither.statistics(tables(1), epsilon=1.0)
+    file, book = tmp_path / "site.csv", tmp_path / "ledger.sqlite"
+    tables(1, 300)[0].to_csv(file, index=False)
+    with pytest.raises(SpecError, match="epsilon=0"):
+        dither.statistics(file, epsilon=0.0, ledger=book)
+    assert not book.exists()
+    dither.statistics(file, epsilon=1.0, ledger=book, words=seeded(0))
+    ledger = Ledger(book)
+    assert [round(each.epsilon, 3) for dataset in ledger.datasets() for each in ledger.spent(dataset)] == [1.0]

@@ -599,11 +599,14 @@ def stats(
     """Print private statistics of tables: counts, means, quantiles and categories, with one ε for all of them."""
     from dither.experiment import statistics
 
-    tables = [statistics.read(file) for file in files]  # mistakes show before anything is charged
-    wanted = [name.strip() for name in columns.split(",") if name.strip()]
-    statistics.check(tables, epsilon, delta, wanted)
-    statistics.charge(_ledger(ledger), files, epsilon, delta, new_ledger=new_ledger)
-    result = statistics.statistics(tables, epsilon=epsilon, delta=delta, columns=wanted)
+    result = statistics.statistics(
+        files,
+        epsilon=epsilon,
+        delta=delta,
+        columns=[name.strip() for name in columns.split(",") if name.strip()],
+        ledger=ledger,
+        new_ledger=new_ledger,
+    )
     if as_json:
         typer.echo(result.to_json())
         return

@@ -236,17 +236,10 @@ def _evaluate_privately(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    from dither.accounting.ledger import Ledger
     from dither.experiment.evaluation import evaluate_privately
-    from dither.experiment.statistics import charge
 
-    epsilon, delta = budget
-    for file in data:
-        trained.outputs(file)  # mistakes show before anything is charged
-    path, new_ledger = ledger
-    book = Ledger(path or Ledger.default_path())
-    charge(book, data, epsilon, delta, what="evaluation", new_ledger=new_ledger)
-    result = evaluate_privately(trained, data, epsilon=epsilon, delta=delta)
+    (epsilon, delta), (path, new_ledger) = budget, ledger
+    result = evaluate_privately(trained, data, epsilon=epsilon, delta=delta, ledger=path, new_ledger=new_ledger)
     if as_json:
         typer.echo(result.to_json())
         return

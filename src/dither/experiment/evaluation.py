@@ -15,10 +15,11 @@ import numpy as np
 import pandas as pd
 
 from dither import models
+from dither.accounting.ledger import Ledger
 from dither.experiment.folder import to_json
 from dither.experiment.metrics import NAMES, probabilities_of
 from dither.experiment.report import Report
-from dither.experiment.statistics import Counting, Estimate, check
+from dither.experiment.statistics import Counting, Estimate, charge, check
 from dither.privacy.discrete import Words, os_words
 
 _BINS = 32  # of a predicted probability: even, so that 0.5 is a border
@@ -48,17 +49,23 @@ class PrivateScores:
         ]
 
 
+# reason: keyword options of a public function
 def evaluate_privately(
     report: Report,
     data: Sequence[str | Path],
     *,
     epsilon: float,
     delta: float = 1e-5,
+    ledger: str | Path | None = None,
+    new_ledger: bool = False,
     words: Words = os_words,
 ) -> PrivateScores:
-    """Scores of a trained run on the labelled records of several institutions, one file each."""
+    """Scores of a trained run on the labelled records of several institutions, one file each. Every file is
+    charged before anything is counted."""
     tables = [_scored(report, path) for path in data]
     check(tables, epsilon, delta)
+    book = Ledger(ledger or Ledger.default_path())
+    charge(book, data, epsilon, delta, what="evaluation", new_ledger=new_ledger)
     counting = Counting(tables, epsilon, delta, words)
     if not report.classes:
         return _regression(counting, report.label.bounds or (0.0, 1.0), epsilon, delta)

@@ -157,25 +157,33 @@ def release(epsilon: float, delta: float) -> Release:
     return Release("uplink", 1.0 / mu, 1.0, 1, sampling, "private statistics", exact=ExactNoise(0.0, _DISTANCE))
 
 
+# reason: keyword options of a public function
 def statistics(
     data: Any,
     *,
     epsilon: float,
     delta: float = 1e-5,
     columns: Sequence[str] = (),
+    ledger: str | Path | None = None,
+    new_ledger: bool = False,
+    public: bool = False,
     words: Words = os_words,
 ) -> Statistics:
-    """Private statistics of one table or of several, one for each institution: files or data frames."""
-    tables = [read(each) for each in (data if isinstance(data, list | tuple) else [data])]
+    """Private statistics of one table or of several, one for each institution. Every file is charged before the
+    first look, to `ledger` or to the user's own. Data frames have no account: they must be declared `public`."""
+    given = list(data) if isinstance(data, list | tuple) else [data]
+    tables = [read(each) for each in given]
     check(tables, epsilon, delta, columns)
+    if not public:
+        charge(Ledger(ledger or Ledger.default_path()), given, epsilon, delta, new_ledger=new_ledger)
     names = _columns(tables, columns)
     counting = Counting(tables, epsilon, delta, words)
     kinds, present = _kinds(counting, names)
     numbers = [name for name in names if kinds[name] == NUMBER]
     texts = [name for name in names if kinds[name] == CATEGORY]
-    found = {**_numbers(counting, numbers, present), **_categories(counting, texts)}
-    described = tuple(ColumnStatistics(name, kinds[name], present[name], **found.get(name, {})) for name in names)
-    return Statistics(described, epsilon, delta, len(tables))
+    described = {**_numbers(counting, numbers, present), **_categories(counting, texts)}
+    each = (ColumnStatistics(name, kinds[name], present[name], **described.get(name, {})) for name in names)
+    return Statistics(tuple(each), epsilon, delta, len(tables))
 
 
 def check(tables: Sequence[pd.DataFrame], epsilon: float, delta: float, columns: Sequence[str] = ()) -> None:
@@ -190,7 +198,7 @@ def check(tables: Sequence[pd.DataFrame], epsilon: float, delta: float, columns:
 # reason: what is released of which files, and where it is charged
 def charge(
     ledger: Ledger,
-    files: Sequence[Path],
+    given: Sequence[Any],
     epsilon: float,
     delta: float,
     *,
@@ -204,7 +212,9 @@ def charge(
 
     run = f"{what}-{os.urandom(16).hex()}"
     asked = [Charge(EVERY_RECORD, [((release(epsilon, delta),), 1)])]
-    for file in files:
+    if any(not isinstance(each, str | Path) for each in given):
+        raise SpecError("data frames cannot be charged to a ledger: give files, or declare public=True")
+    for file in map(Path, given):
         dataset = data_id(ledger, path=str(file))
         ledger.identify(dataset, partial(hash_records, file), file=file.name, new_ledger=new_ledger)
         ledger.charge(run, dataset, asked, rounds=(0, 1), plan=lambda: asked)
