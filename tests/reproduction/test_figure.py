@@ -172,6 +172,7 @@ def test_literal_and_deployed():
     assert proven.base == deployed.base
     printed, deployed, _ = figures.load("concentrated/fig5").views("full")
     assert printed.base.method_options["exact_epochs"]
+    assert printed.base.privacy.clip == "example"
     assert not deployed.base.method_options.get("exact_epochs")
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from dither.methods import dp_scaffold
 from dither.methods.dp_scaffold import NoiseScheme, ScaffoldParams
-from dither.reproduction.figure import Line, Panel, Table, Values, View
+from dither.reproduction.figure import WITHOUT_NOISE, Line, Panel, Table, Values, View
 from dither.reproduction.judging import (
     HOLDS,
     INCONCLUSIVE,
@@ -176,6 +176,7 @@ def accuracy_panels(view: View) -> list[Panel]:
     for similarity in view.grid("similarity"):
         settings = zip(SCHEMES, schemes(view, similarity), strict=True)
         lines = [Line(name, values, until=stop(scheme)) for scheme, (name, values) in enumerate(settings)]
+        lines.append(Line("without noise", {**WITHOUT_NOISE, "data.similarity": similarity}, dashed=True))
         panels.append(Panel(f"{similarity:g}% similarity", lines, "test_accuracy"))
     return panels
 

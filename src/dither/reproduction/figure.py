@@ -540,10 +540,7 @@ def paper(name: str) -> Paper:
     declared = _declared(name)
     module = declared.get("figures_of", name).replace("-", "_")
     declared = _filled(declared, declared.get("names", {}))
-    settings = {
-        key: OpenSetting(key, **{**fields, "reference": str(fields["reference"])})
-        for key, fields in declared.get("open", {}).items()
-    }
+    settings = {key: _open_setting(key, **fields) for key, fields in declared.get("open", {}).items()}
     figures = []
     for number, own_fields in enumerate(declared["figures"], declared["first_figure"]):
         alike = declared[own_fields.pop("like")] if "like" in own_fields else {}
@@ -559,6 +556,11 @@ def paper(name: str) -> Paper:
             fields[key] = _function(module, fields[key])
         figures.append(Figure(id=f"{name}/fig{number}", criteria=criteria, **fields))
     return Paper(declared["title"], tuple(figures))
+
+
+def _open_setting(name: str, *, reference: Any, alternatives: Mapping[str, Any], **texts: str) -> OpenSetting:
+    kept = {label: values for label, values in alternatives.items() if values is not False}
+    return OpenSetting(name, reference=str(reference), alternatives=kept, **texts)
 
 
 def _declared(name: str) -> dict[str, Any]:
