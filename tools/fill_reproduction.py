@@ -2,8 +2,8 @@
 
 python tools/fill_reproduction.py [results/report.json]
 
-Keys: `counts VIEW`, `status ID VIEW`, `text ID VIEW`, `robust ID`, `robust-counts`, `row FIGURE COLUMN NUMBER` (a cell
-of the figure's first table), `made NAME`, `findings-table`. VIEW is printed, deployed or proven.
+Keys: `counts VIEW`, `status ID VIEW`, `text ID VIEW`, `robust ID`, `robust-counts`, `row FIGURE COLUMN NUMBER` (a
+cell of the figure's first table), `made NAME`, `findings-table`. VIEW is printed, deployed or proven.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Numbers:
         return str(getattr(self, name.replace("-", "_"))(*arguments))
 
     def counts(self, view: str) -> str:
-        return ", ".join(f"{number} {status}" for status, number in counts(self.findings, view).items())
+        plural = {"holds": "hold", "fails": "fail", "inconclusive": "are inconclusive"}
+        return ", ".join(f"{n} {plural.get(status, status)}" for status, n in counts(self.findings, view).items())
 
     def status(self, criterion: str, view: str = "printed") -> str:
         return self._by_id[criterion].status(view)
