@@ -138,7 +138,7 @@ WRONG = [
     (
         f"run secure-fedavg {SPLIT} --set privacy.delta=0.9",
         2,
-        "q = local_steps*batch_size/client_size > 0.8*delta",
+        "local_steps*batch_size/client_size > 0.8*delta",
     ),
     ("run adult --set num_clients=0", 2, "num_clients=0"),
     ("run adult --set num_clients=1000000", 2, "num_clients"),
