@@ -351,7 +351,7 @@ def file_error(error: OSError) -> str:
 class _PatientFile(io.FileIO):
     """Standard output whose reader may leave: what is written afterwards goes nowhere, and the command goes on."""
 
-    def write(self, data: Any) -> int | None:
+    def write(self, data: Any) -> int:
         try:
             return super().write(data)
         except BrokenPipeError:
