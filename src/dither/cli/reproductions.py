@@ -43,6 +43,17 @@ def reproduce(
     only_compute: Annotated[
         bool, typer.Option("--only-compute", help="Fill the cache and stop; draw the report later.")
     ] = False,
+    robust: Annotated[
+        str,
+        typer.Option(
+            "--robustness",
+            metavar="SCALE",
+            help="Also judge each finding with open settings changed, at this scale.",
+        ),
+    ] = "",
+    minutes: Annotated[
+        float, typer.Option(help="Start no further batch of runs after this many minutes; 0: no limit.")
+    ] = 0.0,
     against: Annotated[
         Path | None,
         typer.Option(metavar="REPORT.json", help="Also list criteria that another report decides differently."),
@@ -81,6 +92,8 @@ def reproduce(
             cache=throwaway if no_cache else cache,
             data_dir=data_dir,
             only_compute=only_compute,
+            robust=robust,
+            minutes=minutes,
             command=shlex.join(["dither", *sys.argv[1:]]),
             on_progress=bar.update,
             on_figure=drawn,
@@ -92,7 +105,7 @@ def reproduce(
         summary = {"report": str(result.report), **result.to_dict(), "disagreements": differing}
         typer.echo(to_json({key: value for key, value in summary.items() if key != "scale"}, indent=2))
     elif only_compute:
-        bar.say(f"{result.provenance['computed']} runs computed and kept")
+        bar.say(f"{result.provenance['computed']} runs computed and kept; {result.provenance['missing']} missing")
     elif not quiet:
         _print_claims(result.claims)
         for line in differing:
@@ -124,13 +137,16 @@ def _claims_of(path: Path) -> list[JudgedCriterion]:
 def _print_claims(claims: Sequence[JudgedCriterion]) -> None:
     from rich.table import Table
 
+    from dither.reproduction.figure import VIEW_TITLES
+
     table = Table(title="Criteria", title_justify="left")
-    for name in ("criterion", "as printed", "at equal proven ε", "what the paper finds"):
+    for name in ("criterion", *VIEW_TITLES.values(), "with open settings changed", "what the paper finds"):
         table.add_column(name, overflow="fold")
     for claim in claims:
         name = claim.id + (f"\n  {claim.variant}" if claim.variant else "")
-        verdicts = _coloured(claim.printed.status), _coloured(claim.proven_status)
-        table.add_row(escape(name), *verdicts, escape(claim.claim))
+        verdicts = [_coloured(claim.status(which)) for which in VIEW_TITLES]
+        robust = claim.robustness.text if claim.robustness else ""
+        table.add_row(escape(name), *verdicts, escape(robust), escape(claim.claim))
     terminal().print(table)
 
 
