@@ -40,6 +40,9 @@ ServerFolder = Annotated[
 Hosts = Annotated[
     list[str] | None, typer.Option("--host", help="Name or address under which parties reach the server.")
 ]
+Transport = Annotated[
+    str, typer.Option(help="What carries messages: flower, or nvflare (NVIDIA FLARE, for many parties).")
+]
 Days = Annotated[int, typer.Option(help="Days until the server's certificate expires.")]
 PartyFolder = Annotated[
     Path,
@@ -236,9 +239,7 @@ def init(
     ] = None,
     host: Hosts = None,
     days: Days = 825,
-    transport: Annotated[
-        str, typer.Option(help="What carries messages: flower, or nvflare (NVIDIA FLARE, for many parties).")
-    ] = "flower",
+    transport: Transport = "flower",
     port: Annotated[int, typer.Option(help="Port of the server (nvflare).")] = 9440,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -249,16 +250,12 @@ def init(
     names, hosts = [name.strip() for name in parties.split(",") if name.strip()], host or ["localhost"]
     if bool(names) == bool(requests):
         raise ConfigError("give either --request FILE for each party, or --parties NAMES to make their keys here")
-    if transport not in ("flower", "nvflare"):
-        raise ConfigError(f"--transport {transport!r}: choose flower or nvflare")
-    if transport == "nvflare":
+    if transport != "flower":
         if requests:
             raise ConfigError(
                 "--transport nvflare makes its kits in one place: give --parties instead of --request"
             )
-        from dither.federation import nvflare
-
-        nvflare.require()
+        _require(transport)
     if requests:
         keyring = keys.create_from(folder, [keys.read_request(path) for path in requests], hosts=hosts, days=days)
         _print_members(folder, keyring, as_json=as_json, quiet=quiet)
@@ -278,6 +275,14 @@ def init(
         typer.echo(f"hand to {name}: {folder / 'parties' / name}")
     typer.echo(f"keep offline: {folder / 'ca'} (whoever holds it can pose as the server)")
     typer.echo("this machine has seen every private key; with --request the parties make their own")
+
+
+def _require(transport: str) -> None:
+    from dither.federation import flower, nvflare
+
+    if transport not in ("flower", "nvflare"):
+        raise ConfigError(f"--transport {transport!r}: choose flower or nvflare")
+    (nvflare if transport == "nvflare" else flower).require()
 
 
 def _print_members(folder: Path, keyring: Any, *, as_json: bool, quiet: bool) -> None:
@@ -454,6 +459,7 @@ def check(
     terminal().print(f"nothing stands in the way of taking part{rest}", soft_wrap=True)
 
 
+# reason: one parameter an option, as Typer has it
 @app.command("demo")
 def demo(
     folder: Annotated[
@@ -462,16 +468,16 @@ def demo(
             "--out", help="Folder for it (default: runs/federation-demo-TIME); one that was stopped is continued."
         ),
     ] = None,
+    parties: Annotated[int, typer.Option(min=3, max=64, help="How many institutions.")] = 4,
+    transport: Transport = "flower",
     data_dir: DataDir = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """A server and four parties on this machine: TLS, authenticated nodes, secure aggregation, CPFed on Adult."""
+    """A server and its parties on this machine: TLS, authenticated nodes, secure aggregation, CPFed on Adult."""
     from datetime import datetime
 
-    from dither.federation import flower
-
-    flower.require()
+    _require(transport)
     from dither.federation import demo
     from dither.federation.local import free_port
 
@@ -481,7 +487,10 @@ def demo(
     _term_as_interrupt()
     flags = ["--json"] * as_json + ["--quiet"] * (quiet and not as_json)
     with on_interrupt(f"go on with: dither federation demo --out {shlex.quote(str(folder))}"):
-        code = demo.run(folder, port=free_port(), data_dir=data_dir, say=_notes(as_json, quiet), flags=flags)
+        code = demo.run(
+            folder, port=free_port(), parties=parties, transport=transport, data_dir=data_dir,
+            say=_notes(as_json, quiet), flags=flags,
+        )  # fmt: skip
     sys.exit(code)
 
 

@@ -130,6 +130,8 @@ def point_site(kit: Path, server: str) -> None:
 class FlareServer:
     """`with FlareServer(...)`: FLARE's server on an address, its files in the run folder."""
 
+    controller = _CONTROLLER
+
     def __init__(
         self, run_folder: Path, keys_folder: Path, address: tuple[str, int], env: Mapping[str, str]
     ) -> None:
@@ -258,7 +260,7 @@ class FlareServer:
         shutil.rmtree(job, ignore_errors=True)
         meta = {"name": "dither", "resource_spec": {}, "min_clients": len(sites)}
         _write(job / "meta.json", meta | {"deploy_map": {"app": ["server", *sites]}})
-        workflow = {"id": "coordinator", "path": _CONTROLLER, "args": {"config": dict(config)}}
+        workflow = {"id": "coordinator", "path": self.controller, "args": {"config": dict(config)}}
         _write(
             job / "app" / "config" / "config_fed_server.json",
             {"format_version": 2, "workflows": [workflow], "components": []},
