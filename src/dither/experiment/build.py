@@ -146,6 +146,10 @@ def build_experiment(
         dataset = load_data(spec, data_dir=data_dir, stream=stream)
     x, y = arrays = arrays or pooled(dataset)
     count = len(dataset.y_train)
+    if spec.batch_size > count:
+        raise SpecError(
+            f"batch_size={spec.batch_size} exceeds the {count} training records of all clients together"
+        )
     # Parts of the pooled arrays from here on, so that the records are held once.
     dataset = dataset._replace(x_train=x[:count], y_train=y[:count], x_test=x[count:], y_test=y[count:])
     partition, problem = deal(spec, dataset, arrays)

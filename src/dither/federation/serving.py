@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dither.errors import ConfigError, DitherError, FederationError, RunExists
+from dither.errors import ConfigError, DitherError, FederationError, RunExists, did_you_mean
 from dither.experiment.folder import lock, write_text
 from dither.experiment.report import Report
 from dither.federation import keys
@@ -56,6 +56,10 @@ def serve(
     over_flare = nvflare.is_used(keys_folder)
     (nvflare if over_flare else flower).require()
     keyring = keys.Keyring.load(keys_folder)
+    names = [party.name for party in keyring.parties]
+    for name in without:
+        if name not in names:
+            raise ConfigError(f"--without {name!r} is no party of this federation{did_you_mean(name, names)}")
     ends = keys.expiry(keys_folder / "server.pem")
     if ends < datetime.now(UTC):
         raise FederationError(
