@@ -165,7 +165,9 @@ def measure_flare(count: int, rounds: int, size: int, folder: Path) -> list[dict
 def measure_sum(count: int, words: int) -> dict[str, float]:
     """CPU of the server in one masked round, of which a third of the parties may collude."""
     session.time = SimpleNamespace(perf_counter=time.process_time)  # CPU in place of seconds
-    federation = session.LocalFederation(count, FixedPoint(num_clients=count, bound=1.0, scale_bits=16), colluders=-(-count // 3))
+    federation = session.LocalFederation(
+        count, FixedPoint(num_clients=count, bound=1.0, scale_bits=16), colluders=-(-count // 3)
+    )
     rows = np.random.default_rng(0).integers(0, 1000, (count, words), dtype=np.uint32)
     summed = federation.sum(0, dict(enumerate(rows)))
     np.testing.assert_array_equal(summed.total, rows.sum(0, dtype=np.uint32))
