@@ -183,7 +183,7 @@ def data_schema(
         raise SpecError(f"--task {task!r} is not one of 'auto', 'classification', 'regression'")
     drafted = data.draft(file, label, drop=drop or (), keep=keep or (), task=task)
     schema = drafted.schema.as_public() if public else drafted.schema
-    schema.save(out)
+    schema.save(out, comments=drafted.comments())
     if as_json:
         facts = {
             "file": str(out),
@@ -195,17 +195,11 @@ def data_schema(
         }
         typer.echo(json.dumps(facts, ensure_ascii=False))
     elif not quiet:
-        _print_draft(drafted.excluded, schema, out, asked=task != "auto")
+        _print_draft(drafted.comments(), schema, out, asked=task != "auto")
 
 
-def _print_draft(excluded: dict[str, str], schema: Schema, out: Path, *, asked: bool) -> None:
-    from dither.data.drafts import DROPPED
-
-    typer.echo(f"{out}: {len(schema.columns)} columns, label {schema.label.column!r}")
-    for column, why in excluded.items():
-        typer.echo(f"left out: {column!r} {why}")
-    if any(why != DROPPED for why in excluded.values()):
-        typer.echo("To use one of them all the same, draft again with --keep COLUMN.")
+def _print_draft(comments: list[str], schema: Schema, out: Path, *, asked: bool) -> None:
+    typer.echo("\n".join([f"{out}: {len(schema.columns)} columns, label {schema.label.column!r}", *comments]))
     if not asked and schema.label.bounds is not None:
         low, high = schema.label.bounds
         typer.echo(

@@ -49,6 +49,13 @@ class Draft(NamedTuple):
     schema: Schema
     excluded: dict[str, str]
 
+    def comments(self) -> list[str]:
+        """A line for each column that is left out, with the option that keeps it."""
+        return [
+            f"left out: {column!r} {why}" + f" (--keep {column!r} keeps it)" * (why != DROPPED)
+            for column, why in self.excluded.items()
+        ]
+
 
 def draft_schema(
     path: StrPath | Sequence[StrPath], label: str, *, exclude: Collection[str] = (), task: str = "auto"
@@ -167,7 +174,8 @@ class _Drafting:
         if self._is_date():
             return "holds dates: make a number of it, such as an age or the days between two dates"
         if self._is_id():
-            return f"looks like an id: {levels:,} different values in {rows:,} rows"
+            grows = " that grow from row to row" if self.is_number and self._grows() else ""
+            return f"looks like an id: {levels:,} different values in {rows:,} rows{grows}"
         if self._copies_label():
             return f"follows from the label {self.target.column!r}, or the label from it"
         if not self.is_number:
@@ -200,8 +208,10 @@ class _Drafting:
             return single and (named or levels > 0.9 * rows)
         if not bool((self.levels == np.round(self.levels)).all()):
             return False
-        grows = levels > rows // 20 and bool(np.mean(np.diff(self.values) > 0) > 0.99)
-        return named or grows or levels == rows
+        return named or (levels > rows // 20 and self._grows()) or levels == rows
+
+    def _grows(self) -> bool:
+        return bool(np.mean(np.diff(self.values) > 0) > 0.99)
 
     def _copies_label(self) -> bool:
         labels = self.labels[self.held]
