@@ -206,10 +206,10 @@ def _completion(experiment: Experiment, federated: bool) -> dict[str, Any]:
         num_rounds=min(prepared.num_rounds or spec.num_rounds, spec.num_rounds),
     )
     not_covered = [text for text in (*dataset.notes, *prepared.caveats) if "not covered" in text]
-    if spec.data.path:
+    if spec.data.path and spec.data.split != "rows":
         not_covered.append("neighbours differ inside one client's training records: the split is taken as public")
-        if spec.source_of_randomness == "seeded":
-            not_covered.append("the noise comes from a seed: anyone who knows the seed can subtract the noise")
+    if spec.data.path and spec.source_of_randomness == "seeded":
+        not_covered.append("the noise comes from a seed: anyone who knows the seed can subtract the noise")
     if spec.model.weights:
         not_covered.append("what model.weights was made from: the file is taken as public")
     if plan.per_client and federated:
@@ -418,6 +418,7 @@ def load_data(
         stream=stream or d.stream,
         task=spec.task,
         label_bounds=d.label_bounds,
+        split_by_rows=d.split == "rows",
     )
     dataset = data.pool(dataset) if d.split == "per-client" else dataset
     return dataset if d.part == "all" else data.public_part(dataset, d.part, d.public_fraction)
@@ -453,7 +454,7 @@ def deal(
         groups=dataset.groups,
         records_per_client=d.records_per_client,
     )
-    if d.split == "given":
+    if d.split != "per-client":
         count, scored = len(dataset.y_train), len(dataset.y_test)
         scored = scored if spec.scored else 0
         rows, even = np.arange(count, count + scored), np.full(scored, 1.0 / max(scored, 1))

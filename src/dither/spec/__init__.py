@@ -116,8 +116,9 @@ class DataSpec:
     records_per_client: int = _key(0, "records each client holds; 0: all are dealt out", at_least=0)
     split: str = _key(
         "given",
-        "test records: the set's own, or 80/10/10 train/test/validation inside each client",
-        ("given", "per-client"),
+        "test records: the set's own (of your own tables test_fraction, the classes in proportion), 80/10/10 "
+        "train/test/validation inside each client, or test_fraction of your own tables by row number alone",
+        ("given", "per-client", "rows"),
     )
     public_fraction: float = _key(
         0.0, "share of the training records declared public, chosen by row number alone", at_least=0.0, below=1.0
@@ -655,6 +656,13 @@ def _check_together(spec: Spec) -> None:
         raise SpecError("data.public is for your own records (data.path); those of the catalogue are public")
     if spec.data.test_path and spec.data.split == "per-client":
         raise SpecError("data.test_path with data.split='per-client' would train on the test file; leave one out")
+    if spec.data.split == "rows":
+        d = spec.data
+        if not d.path or d.test_path or d.partition not in ("iid", "files", "column") or d.part != "all":
+            raise SpecError(
+                "data.split='rows' holds out rows of your own tables (data.path) by their numbers: it goes with "
+                "data.partition 'iid', 'files' or 'column', without data.test_path and data.part"
+            )
     if spec.data.part != "all" and spec.data.public_fraction == 0:
         raise SpecError(f"data.part={spec.data.part!r} needs data.public_fraction, the share declared public")
     clips = {f"method_options.{key}": spec.method_options.get(key, 0) for key in ("update_clip", "param_clip")}
