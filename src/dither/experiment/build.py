@@ -400,6 +400,8 @@ def load_data(
 ) -> data.Dataset:
     """The spec's data set, encoded. `stream` is used instead of data.stream, `records` instead of a file."""
     d = spec.data
+    if d.split == "rows" and not d.path:
+        raise SpecError("data.split='rows' is for your own tables (data.path); leave it out")
     if d.path == IN_MEMORY and records is None:
         raise SpecError("the records of this run were given in Python; give them again: dither.run(..., data=...)")
     dataset = data.load(

@@ -25,17 +25,20 @@ from dither.accounting.ledger import Charge, Ledger
 from dither.data.tables import MISSING, MISSING_NUMBER, factorize, parse_numbers
 from dither.errors import DataError, SpecError
 from dither.privacy.discrete import Words, discrete_gaussian, os_words
+from dither.simulation.aggregation import seeded_words
 from dither.types import ExactNoise, Release, Sampling
 
 if TYPE_CHECKING:
     import pandas as pd
 
+PURPOSES = ("schema", "statistics", "evaluation")
 SURVEY, NAMES, HISTOGRAM, CATEGORIES, SUMS = "survey", "names", "histogram", "categories", "sums"
 BINS = 64  # of a number's range
 UNITS = 1 << 16  # in which sums are counted: of the largest value that a record may have
 EXPONENTS = range(-20, 41)  # ranges are found among powers of two
 MARK_CELL, TEXT_CELL, NUMBER_CELL, POWER_CELLS = 0, 1, 2, 3  # of a survey
 MOST_NAMES = 64  # of a column that an institution lists
+_SEED = 22  # tells streams of this noise from others of the same seed
 _LONGEST_NAME = 1000  # characters
 _MOST_CELLS = 1 << 20  # of one question
 _ROUNDING = 4.0  # variance of a discrete Gaussian that the proof gives away (s = 2, docs/privacy.md)
@@ -350,6 +353,11 @@ class Counting:
 
     def names(self, question: Question) -> list[list[str]]:
         return union([each.names(question) for each in self.institutions])
+
+
+def noise_words(randomness: str, seed: int, purpose: str, client: int) -> Words:
+    """Where an institution's noise comes from: the operating system, or, for research, a seed."""
+    return os_words if randomness != "seeded" else seeded_words(seed, _SEED, PURPOSES.index(purpose), client)
 
 
 def total_std(question: Question, mu: float, institutions: int) -> float:

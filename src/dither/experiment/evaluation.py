@@ -70,7 +70,7 @@ def evaluate_privately(
     ledger: str | Path | None = None,
     new_ledger: bool = False,
     held_out: bool = False,
-    words: Words = os_words,
+    words: Words | Sequence[Words] = os_words,
 ) -> PrivateScores:
     """Scores of a trained run on the labelled records of several institutions, one file each; with `held_out` on
     those of each file that training left out by their row numbers (data.split = "rows"). Every file is charged

@@ -71,7 +71,7 @@ def private_schema(
     delta: float = 1e-5,
     ledger: str | Path | None = None,
     new_ledger: bool = False,
-    words: Words = os_words,
+    words: Words | Sequence[Words] = os_words,
 ) -> Draft:
     """Estimate a schema for the tables of institutions, one file each. Every file is charged before the first
     look."""
@@ -218,7 +218,7 @@ class _Estimates:
         seen = significant(cells.sum(axis=0), self._std * math.sqrt(len(per_class)))
         left = float(np.sum(np.sort(cells[:, seen], axis=0)[:-1]))
         noise = 3 * self._std * math.sqrt(max(1, len(seen) * (len(per_class) - 1)))
-        return noise < 0.5 * errors and left < _COPY * errors + noise
+        return noise < 0.2 * errors and left < _COPY * errors + noise
 
     def column(self, name: str) -> Column:
         """The column with its estimated values."""

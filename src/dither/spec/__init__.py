@@ -208,6 +208,11 @@ class PrivacySpec:
         "clients that collude with the server; -1: none in a simulation, a third of the cohort in a federation",
         at_least=-1,
     )
+    project_epsilon: float = _key(
+        0.0,
+        "dither serve: one target for a private schema, training and a private evaluation; 0: training alone",
+        at_least=0.0,
+    )
     assume_credit: bool = _key(
         False, "credit the other clients' noise in sums where this is not proved (networks); labelled 'assumed'"
     )
@@ -658,7 +663,7 @@ def _check_together(spec: Spec) -> None:
         raise SpecError("data.test_path with data.split='per-client' would train on the test file; leave one out")
     if spec.data.split == "rows":
         d = spec.data
-        if not d.path or d.test_path or d.partition not in ("iid", "files", "column") or d.part != "all":
+        if d.test_path or d.partition not in ("iid", "files", "column") or d.part != "all":
             raise SpecError(
                 "data.split='rows' holds out rows of your own tables (data.path) by their numbers: it goes with "
                 "data.partition 'iid', 'files' or 'column', without data.test_path and data.part"
