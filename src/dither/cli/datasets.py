@@ -18,6 +18,7 @@ from dither.cli.common import (
     error_terminal,
     on_interrupt,
     print_table,
+    refuse_input,
     short,
 )
 from dither.errors import SpecError
@@ -107,6 +108,8 @@ def data_describe(
     own = bool(files) or Path(name).suffix in (*TABLE_SUFFIXES, ".npz") or Path(name).expanduser().is_dir()
     if files and partition == "iid":
         partition = "files"
+    path = picture or Path(f"{Path(name).stem}-{partition}.png")
+    refuse_input(path, Path(name), *files)
     dataset = data.load(
         "" if own else name,
         path=name if own else "",
@@ -125,7 +128,6 @@ def data_describe(
         groups=dataset.groups,
     )
     facts = data.describe(dataset)
-    path = picture or Path(f"{Path(name).stem}-{partition}.png")
     data.draw_partition(dataset, federation, path)
     table = data.partition_table(dataset, federation)
     if as_json:
