@@ -35,6 +35,7 @@ from dither.experiment.statistics import Estimate
 from dither.privacy.discrete import Words, os_words
 
 _BINS = 32  # of a predicted probability: even, so that 0.5 is a border
+_WIDE = 2.2  # standard deviations: some more than 1.96, as scores are ratios of noisy counts
 _REDRAWN = 200  # times that the noise is drawn again, for the intervals
 
 
@@ -125,7 +126,7 @@ def _estimates(
     rng = np.random.default_rng(0)  # of the interval's width, nothing that is released
     again = [scores(counts + std * rng.standard_normal(counts.shape)) for _ in range(_REDRAWN)]
     value = scores(counts)
-    spreads = {name: 1.96 * float(np.std([each[name] for each in again])) for name in value}
+    spreads = {name: _WIDE * float(np.std([each[name] for each in again])) for name in value}
     return {
         name: Estimate(value[name], value[name] - spreads[name], value[name] + spreads[name]) for name in value
     }
