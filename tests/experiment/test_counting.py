@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import norm
 
 import dither
 from dither.accounting import gaussian_mu, proven
@@ -124,6 +125,36 @@ def test_numbers_read_the_same_whatever_the_file_declares():
     assert declared.kinds("a") == texts.kinds("a") == (0, 1, 4)
 
 
+def test_an_empty_cell_changes_how_no_other_cell_is_read():
+    """Parquet has whole numbers, which become floats where a cell is empty."""
+    whole = pd.DataFrame({"a": [2**60 + 1, 7, 3]})
+    blanked = pd.DataFrame({"a": [2**60 + 1, 7, None]})
+    for read in (lambda columns: columns.numbers("a")[:2], lambda columns: np.array(columns.texts("a")[1])[:2]):
+        np.testing.assert_array_equal(read(Columns(whole))[:1], read(Columns(blanked))[:1])
+
+
+def test_powers_of_two_are_exact():
+    edges = 2.0 ** np.arange(-19.0, 40.0)
+    below, above = np.nextafter(edges, 0), np.nextafter(edges, np.inf)
+    for values, first in ((edges, -19), (below, -20), (above, -19)):
+        cells = counting._powers_of_two(np.concatenate([values, -values]))
+        positive = np.flatnonzero(cells[len(counting.EXPONENTS) + 1 :])
+        np.testing.assert_array_equal(positive, first + 20 + np.arange(len(edges)))
+        np.testing.assert_array_equal(cells, cells[::-1])
+
+
+@pytest.mark.parametrize("share", [1.0, 0.01])
+def test_the_chance_of_a_lone_name_follows_the_share(share):
+    """A server that asks again and again, with small shares, sees a name that one record has no more often."""
+    question, slip = Question("names", ("sex",), share), 1e-9
+    std = counting.noise_std(question, 1.0)
+    threshold = 2 + std * norm.isf(slip * share)
+    for count, listed in ((math.floor(threshold), [[]]), (math.floor(threshold) + 1, [["f"]])):
+        institution = Institution(Columns(pd.DataFrame({"sex": ["f"]})), 1.0, slip)
+        institution._noisy = lambda counts, std, count=count: np.array([count])
+        assert institution.names(question) == listed
+
+
 GOOD = Question("histogram", ("a",), 0.5, ((0.0, 1.0),)).to_dict()
 
 
@@ -132,6 +163,7 @@ GOOD = Question("histogram", ("a",), 0.5, ((0.0, 1.0),)).to_dict()
     [
         {"kind": "exact"},
         {"share": 0.0},
+        {"share": 1e-5},
         {"share": math.nan},
         {"share": 2.0},
         {"columns": []},

@@ -106,11 +106,17 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _print(done: Project) -> None:
+    from dither.experiment.report import uncovered
+
     for column, why in done.excluded.items():
         typer.echo(f"left out: {column!r} {why}")
     title = f"Private scores on {done.scores.records:,} records that training left out"
     print_table(done.scores.rows(), title=title, footer="intervals of 95% include the noise")
     print_split(done.split)
-    typer.echo(f"one ε = {done.epsilon.epsilon:.4g} at δ = {done.epsilon.delta:.3g} covers all of it")
+    gaps = uncovered(done.report.epsilon.main)
+    covers = "covers all of it" if not gaps else "covers all of it but what follows"
+    typer.echo(f"one ε = {done.epsilon.epsilon:.4g} at δ = {done.epsilon.delta:.3g} {covers}")
+    for text in gaps:
+        typer.echo(f"not covered: {text}")
     typer.echo(f"in {done.folder}: schema.toml, spec.toml, run/ (the model), project.json")
     typer.echo(f"next: dither account {done.folder / 'run'}; dither statement {done.folder / 'run'}")

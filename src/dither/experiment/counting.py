@@ -42,7 +42,8 @@ _SEED = 22  # tells streams of this noise from others of the same seed
 _LONGEST_NAME = 1000  # characters
 _MOST_CELLS = 1 << 20  # of one question
 _ROUNDING = 4.0  # variance of a discrete Gaussian that the proof gives away (s = 2, docs/privacy.md)
-_DISTANCE = 1e-24  # of all cells of all questions from a rounded Gaussian: below 10^9 of them, 10^-33 each
+_LEAST_SHARE = 1e-4  # so that there are at most 10,000 questions
+_DISTANCE = 1e-20  # of all cells of all questions from a rounded Gaussian: below 10^13 of them, 10^-33 each
 
 
 class Question(NamedTuple):
@@ -111,7 +112,7 @@ class Question(NamedTuple):
         """Itself, or `SpecError`."""
         if self.kind not in _COUNTERS and self.kind != NAMES:
             raise SpecError(f"a question of unknown kind {self.kind!r}")
-        if not (0 < self.share <= 1 and self.columns and 1 <= self.bins <= 1 << 12):
+        if not (_LEAST_SHARE <= self.share <= 1 and self.columns and 1 <= self.bins <= 1 << 12):
             raise SpecError(f"a question with share={self.share}, {len(self.columns)} columns, {self.bins} bins")
         if self.kind in (HISTOGRAM, SUMS):
             good = [-1e300 < low < high < 1e300 and high - low > 1e-300 for low, high in self.ranges]
@@ -144,8 +145,8 @@ class Columns:
     def texts(self, name: str) -> tuple[np.ndarray, list[str]]:
         """(codes, texts): cell i reads `texts[codes[i]]`; a missing cell has code -1."""
         if (name, False) not in self._read:
-            self._check(name)
-            self._read[name, False] = factorize(self.table[name], MISSING)
+            column = self.table[name] if not self._holds_numbers(name) else self._floats(name)
+            self._read[name, False] = factorize(column, MISSING)
         codes, texts = self._read[name, False]
         return codes, texts
 
@@ -153,7 +154,7 @@ class Columns:
         """The column as finite numbers, NaN for everything else."""
         if (name, True) not in self._read:
             if self._holds_numbers(name):  # the same numbers, without a detour by texts
-                values = self.table[name].to_numpy(np.float64, na_value=np.nan)
+                values = self._floats(name).to_numpy()
             else:
                 codes, texts = self.texts(name)
                 values = np.append(parse_numbers(texts), np.nan)[codes]
@@ -171,6 +172,12 @@ class Columns:
         mark = np.array([*(text in MISSING_NUMBER for text in texts), False])[codes]
         other = np.isnan(numbers) & (codes >= 0)
         return int((other & mark).sum()), int((other & ~mark).sum()), count
+
+    def _floats(self, name: str) -> pd.Series:
+        """A column of numbers as floats, whether or not a cell is empty: one that is makes floats of the others."""
+        import pandas as pd
+
+        return pd.Series(self.table[name].to_numpy(np.float64, na_value=np.nan))
 
     def _holds_numbers(self, name: str) -> bool:
         """Whether the file itself declares a type of numbers (Parquet)."""
@@ -224,9 +231,9 @@ class Institution:
                 (text, int(n)) for text, n in zip(texts, counts, strict=True) if n and len(text) <= _LONGEST_NAME
             ]
             values.append(kept)
-        # A text that one record alone has is listed where its noise exceeds this: in no column, but for chance
-        # `slip`. Of the 2, one is that record, one the difference of a discrete from a continuous Gaussian's tail.
-        threshold = 2 + std * norm.isf(self.slip / len(question.columns))
+        # A text that one record alone has is listed where its noise exceeds this: in no column of any question,
+        # but for chance `slip`. Of the 2, one is that record, one a discrete Gaussian's tail beyond a continuous.
+        threshold = 2 + std * norm.isf(self.slip * question.share / len(question.columns))
         listed = []
         for kept in values:
             noisy = self._noisy(np.array([n for _, n in kept], np.int64), std)
@@ -257,7 +264,8 @@ def _survey(question: Question, table: Columns) -> np.ndarray:
 
 def _powers_of_two(values: np.ndarray) -> np.ndarray:
     """How many values lie in each power of two: the negative ones from the largest down, 0, the positive ones."""
-    size = np.clip(np.floor(np.log2(np.maximum(np.abs(values), 1e-300))), EXPONENTS[0], EXPONENTS[-1])
+    # Exact, unlike a logarithm: a record counts in the same cell wherever it stands.
+    size = np.clip(np.frexp(values)[1] - 1, EXPONENTS[0], EXPONENTS[-1])
     tiny = np.abs(values) < 2.0 ** EXPONENTS[0]
     place = np.where(tiny, 0, np.sign(values) * (size - EXPONENTS[0] + 1)).astype(np.int64)
     cells: np.ndarray = np.bincount(place + len(EXPONENTS), minlength=2 * len(EXPONENTS) + 1)
