@@ -174,7 +174,7 @@ class Columns:
         return int((other & mark).sum()), int((other & ~mark).sum()), count
 
     def _floats(self, name: str) -> pd.Series:
-        """A column of numbers as floats, whether or not a cell is empty: one that is makes floats of the others."""
+        """A column of numbers as floats, whether or not a cell is empty (which makes floats of the others)."""
         import pandas as pd
 
         return pd.Series(self.table[name].to_numpy(np.float64, na_value=np.nan))

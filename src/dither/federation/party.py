@@ -133,6 +133,10 @@ class Party:
             return "accepted", *self._agree_to(message)
         if message.kind == "statistics":
             return "accepted", *self._agree_to_count(message)
+        if message.kind == "notice":  # what the server says of itself; nothing here depends on it
+            why = "".join(each if each.isprintable() else " " for each in message.field("why", str)[:400])
+            self.say(f"the server has stopped: {why}")
+            return "noted", {}, {}
         name = message.field("run", str)
         run = self._counting(name) or self._current(name)
         if message.kind == "question" and isinstance(run, _CountedRun):
