@@ -134,7 +134,7 @@ def print_split(split: Sequence[SpentPart]) -> None:
     """What was spent on the same records, part by part, and together."""
     if len(split) > 2:
         rows = [
-            {"": part.what, "proven ε": epsilon_text(part.epsilon), "δ": f"{part.delta:.3g}"} for part in split
+            {"": part.what, "proven ε": epsilon_text(part.epsilon), "δ": f"{part.delta:.5g}"} for part in split
         ]
         print_table(rows, title="Spent on these records (of several files, on the one that has spent most)")
 

@@ -115,7 +115,7 @@ def _print(done: Project) -> None:
     print_split(done.split)
     gaps = uncovered(done.report.epsilon.main)
     covers = "covers all of it" if not gaps else "covers all of it but what follows"
-    typer.echo(f"one ε = {done.epsilon.epsilon:.4g} at δ = {done.epsilon.delta:.3g} {covers}")
+    typer.echo(f"one ε = {done.epsilon.epsilon:.4g} at δ = {done.epsilon.delta:.5g} {covers}")
     for text in gaps:
         typer.echo(f"not covered: {text}")
     typer.echo(f"in {done.folder}: schema.toml, spec.toml, run/ (the model), project.json")
