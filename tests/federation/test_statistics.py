@@ -10,6 +10,7 @@ from dither.errors import FederationError
 from dither.experiment import counting
 from dither.experiment.account import TOGETHER
 from dither.experiment.counting import Counting, Question, noise_words
+from dither.experiment.evaluation import PrivateScores
 from dither.experiment.private_schema import Wanted
 from dither.experiment.start import plan_project, start_project
 from dither.federation import keys, mailbox
@@ -194,5 +195,6 @@ def test_one_epsilon_for_a_federation(tmp_path):
     federated = (tmp_path / "run" / "schema" / "schema.toml").read_text().split("[privacy]")[0]
     simulated = (tmp_path / "sim" / "schema.toml").read_text().split("[privacy]")[0]
     assert federated.splitlines()[4:] == simulated.splitlines()[4:]
+    assert PrivateScores.from_json(json.dumps(scores)).model.keys() == scores["model"].keys()
     for name, (value, low, high) in scores["model"].items():
         assert (value, low, high) == pytest.approx(tuple(project.scores.model[name]), abs=1e-6)

@@ -108,7 +108,7 @@ class StatisticsCoordinator(Coordinator):
             self._event("accepted", {"party": name})
 
         facts = {"digest": terms.digest, "parties": list(terms.names), "collusion": "", "warning": ""}
-        self._event("terms", facts)
+        self._event("terms", {**facts, "upload_bytes": 8 * counting.MOST_CELLS + (1 << 16)})
         self._everybody("statistics", terms.names, ({"terms": terms.to_dict()}, {}), take, "approve")
         return terms
 
