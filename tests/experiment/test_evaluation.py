@@ -1,6 +1,7 @@
 """Tests of `dither.experiment.evaluation`: private scores from noisy counts."""
 
 import json
+import types
 
 import numpy as np
 import pandas as pd
@@ -37,7 +38,7 @@ def test_scores_of_two_classes_are_near_and_their_intervals_hold_the_exact_ones(
     inside = []
     for seed in range(8):
         counting = Counting(binary_tables(), 1.0, 1e-5, seeded(seed))
-        scores = evaluation._classification(counting, 2, 1.0, 1e-5)
+        scores = evaluation.classification_scores(counting, 2, 1.0, 1e-5)
         assert scores.model["auc"].value == pytest.approx(exact["auc"], abs=0.03)
         inside += [
             scores.model[name].low - 0.003 <= value <= scores.model[name].high + 0.003
@@ -51,7 +52,7 @@ def test_scores_of_two_classes_are_near_and_their_intervals_hold_the_exact_ones(
     # without noise the binned scores are the exact ones, up to the width of a bin
     silent = Counting(binary_tables(), 1.0, 1e-5, seeded(0))
     silent.mu = 1e6
-    quiet = evaluation._classification(silent, 2, 1.0, 1e-5)
+    quiet = evaluation.classification_scores(silent, 2, 1.0, 1e-5)
     for name, value in exact.items():
         assert quiet.model[name].value == pytest.approx(value, abs=0.004)
 
@@ -61,7 +62,7 @@ def test_scores_of_several_classes():
     truth = rng.integers(0, 4, 9000)
     predicted = np.where(rng.random(9000) < 0.7, truth, rng.integers(0, 4, 9000))
     table = pd.DataFrame({"probability": rng.uniform(0.3, 1.0, 9000), "predicted": predicted, "truth": truth})
-    scores = evaluation._classification(Counting([table], 1.0, 1e-5, seeded(2)), 4, 1.0, 1e-5)
+    scores = evaluation.classification_scores(Counting([table], 1.0, 1e-5, seeded(2)), 4, 1.0, 1e-5)
     assert scores.model["accuracy"].low <= np.mean(truth == predicted) <= scores.model["accuracy"].high
     assert scores.model["f1"].value == pytest.approx(metrics.f1_score(truth, predicted, average="macro"), abs=0.03)
     assert scores.trivial["accuracy"].value == pytest.approx(np.bincount(truth).max() / 9000, abs=0.03)
@@ -72,7 +73,7 @@ def test_scores_of_a_regression():
     truth = rng.random(9000)
     predicted = np.clip(truth + rng.normal(0, 0.1, 9000), 0, 1)
     table = pd.DataFrame({"predicted": predicted, "truth": truth})
-    scores = evaluation._regression(Counting([table], 1.0, 1e-5, seeded(2)), (10.0, 30.0), 1.0, 1e-5)
+    scores = evaluation.regression_scores(Counting([table], 1.0, 1e-5, seeded(2)), (10.0, 30.0), 1.0, 1e-5)
     for name, value in (
         ("r2", metrics.r2_score(truth, predicted)),
         ("mae", 20 * metrics.mean_absolute_error(truth, predicted)),
@@ -91,9 +92,9 @@ def test_one_record_moves_no_question_further_than_its_noise_is_for(monkeypatch,
     )
     table = binary_tables(1, 50)[0]
     ask = {
-        "binary": lambda counting: evaluation._classification(counting, 2, 1.0, 1e-5),
-        "several": lambda counting: evaluation._classification(counting, 3, 1.0, 1e-5),
-        "numbers": lambda counting: evaluation._regression(counting, (0.0, 1.0), 1.0, 1e-5),
+        "binary": lambda counting: evaluation.classification_scores(counting, 2, 1.0, 1e-5),
+        "several": lambda counting: evaluation.classification_scores(counting, 3, 1.0, 1e-5),
+        "numbers": lambda counting: evaluation.regression_scores(counting, (0.0, 1.0), 1.0, 1e-5),
     }[kind]
     worlds = []
     for frame in (table, table.iloc[1:], table.assign(truth=1, predicted=0, probability=1.0).iloc[:1]):
@@ -138,3 +139,30 @@ def test_the_command(tmp_path):
     second = Ledger(tmp_path / "second.sqlite")
     spent = [each.epsilon for dataset in second.datasets() for each in second.spent(dataset)]
     assert spent == pytest.approx([5.0, 5.0], rel=1e-3)
+
+
+@pytest.mark.parametrize("classes", [("no", "yes"), ("a", "b", "c"), ()])
+def test_a_record_of_which_a_model_says_nothing_finite_is_counted_like_any_other(classes):
+    """No failure, and no sum beyond its unit, whatever the outputs: both would tell of one record."""
+    strange = np.array([np.nan, np.inf, -np.inf, 3e38, 0.0], np.float32)
+    outputs = strange if len(classes) < 3 else np.stack([strange, np.zeros(5, np.float32), strange[::-1]], 1)
+
+    class Trained:
+        model = types.SimpleNamespace(task="classification" if classes else "regression")
+        label = types.SimpleNamespace(bounds=(0.0, 1.0))
+
+        def outputs(self, path):
+            truth = np.array([0, 1, 1, 0, 1], np.int32) if classes else np.array([np.nan, 2.0, -1.0, 0.5, 1.0])
+            return outputs, truth
+
+    Trained.classes = classes
+    table = evaluation._scored(Trained(), "records.csv")
+    counting = Counting([table], 1.0, 1e-5, seeded(0))
+    if not classes:
+        assert table.to_numpy().min() >= 0
+        assert table.to_numpy().max() <= 1
+        scores = evaluation.regression_scores(counting, (0.0, 1.0), 1.0, 1e-5)
+    else:
+        assert np.isfinite(table["probability"]).all()
+        scores = evaluation.classification_scores(counting, len(classes), 1.0, 1e-5)
+    assert scores.records.high > 0

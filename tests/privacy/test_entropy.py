@@ -8,7 +8,7 @@ import pytest
 
 from dither.accounting.lattice_noise import WIDTH
 from dither.errors import SpecError
-from dither.privacy import chacha, entropy, noise
+from dither.privacy import chacha, entropy, lattice, noise
 from dither.privacy.entropy import OsEntropy
 
 KEY = np.arange(32, dtype=np.uint8).view(np.uint32)  # 00 01 02 ... 1f, as in RFC 8439
@@ -123,6 +123,24 @@ def test_a_gpus_kernel_draws_what_xla_draws():
     assert abs(by_xla.std() / WIDTH - 1) < 6 / np.sqrt(2 * by_xla.size)
 
 
+def test_ties_are_decided_by_blocks_of_their_own():
+    """Words that tie with the table's threshold are told apart by blocks whose counter has its highest bit set."""
+    seed = jnp.asarray(np.arange(4, 15, dtype=np.uint32))
+    drawn = jax.jit(lambda seed: chacha.draws(seed, 2**18))(seed)
+
+    @jax.jit
+    def by_hand(seed, ties):
+        counter = jnp.arange(2**15, dtype=jnp.uint32)
+        words, low = (chacha.block(list(seed), counter | bit) for bit in (np.uint32(0), ties))
+        tied = sum(lattice.tied(word).sum() for word in words)
+        return jnp.concatenate([lattice.draw(words[i : i + 2], low[i : i + 2]) for i in range(0, 16, 2)]), tied
+
+    expected, tied = by_hand(seed, jnp.uint32(2**31))
+    assert tied > 0
+    np.testing.assert_array_equal(drawn, expected)
+    assert (drawn != by_hand(seed, jnp.uint32(2**30))[0]).any()
+
+
 def test_only_a_single_draw_outside_loops_may_be_drawn_ahead():
     value, source = jnp.ones(10), OsEntropy().over(jnp.int32(0))
 
@@ -138,8 +156,8 @@ def test_only_a_single_draw_outside_loops_may_be_drawn_ahead():
     def mapped(number):
         return jax.vmap(lambda row: noise.gaussian(source.at(number), row, noise_std=1.0))(jnp.ones((4, 10)))
 
-    expected = {once: 30, jax.jit(once): 30, twice: 0, in_a_loop: 0, mapped: 0, jnp.sin: 0}
+    expected = {once: 32, jax.jit(once): 32, twice: 0, in_a_loop: 0, mapped: 0, jnp.sin: 0}
     for function, words in expected.items():
         assert entropy.words_of_one_draw(function, jnp.int32(3)) == words
-    with pytest.raises(SpecError, match="30 words, but 29"):
+    with pytest.raises(SpecError, match="32 words, but 29"):
         noise.gaussian(OsEntropy(ahead=jnp.zeros(29, jnp.uint32)), value, noise_std=1.0)

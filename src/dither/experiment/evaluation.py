@@ -68,22 +68,27 @@ def evaluate_privately(
     charge(book, data, epsilon, delta, what="evaluation", new_ledger=new_ledger)
     counting = Counting(tables, epsilon, delta, words)
     if not report.classes:
-        return _regression(counting, report.label.bounds or (0.0, 1.0), epsilon, delta)
-    return _classification(counting, len(report.classes), epsilon, delta)
+        return regression_scores(counting, report.label.bounds or (0.0, 1.0), epsilon, delta)
+    return classification_scores(counting, len(report.classes), epsilon, delta)
 
 
 def _scored(report: Report, path: str | Path) -> pd.DataFrame:
     """What a model says of each record of a file, and the truth. What is not finite counts as no knowledge."""
     outputs, y = report.outputs(path)
     if not report.classes:
-        predicted = np.clip(
-            np.nan_to_num(np.asarray(models.predict(outputs, report.model.task), np.float64), nan=0.5), 0, 1
-        )
-        return pd.DataFrame({"predicted": predicted, "truth": np.clip(y, 0.0, 1.0)})
+        predicted = np.asarray(models.predict(outputs, report.model.task), np.float64)
+        return pd.DataFrame({"predicted": _fraction(predicted), "truth": _fraction(y)})
     probabilities = probabilities_of(outputs)
+    finite = np.isfinite(probabilities).all(axis=1, keepdims=True)
+    probabilities = np.where(finite, probabilities, 1.0 / probabilities.shape[1])
     best = probabilities.argmax(axis=1)
     positive = probabilities[:, 1] if probabilities.shape[1] == 2 else probabilities.max(axis=1)
     return pd.DataFrame({"probability": positive, "predicted": best, "truth": y})
+
+
+def _fraction(values: np.ndarray) -> np.ndarray:
+    """Within 0 to 1, 0.5 for what is no number."""
+    return np.clip(np.nan_to_num(np.asarray(values, np.float64), nan=0.5), 0.0, 1.0)
 
 
 def _estimates(
@@ -102,7 +107,7 @@ def _estimates(
 # Classes
 
 
-def _classification(counting: Counting, num_classes: int, epsilon: float, delta: float) -> PrivateScores:
+def classification_scores(counting: Counting, num_classes: int, epsilon: float, delta: float) -> PrivateScores:
     binary = num_classes == 2
 
     def curve(table: pd.DataFrame) -> np.ndarray:
@@ -177,7 +182,9 @@ def _positive(value: float) -> float:
 # Numbers
 
 
-def _regression(counting: Counting, bounds: tuple[float, float], epsilon: float, delta: float) -> PrivateScores:
+def regression_scores(
+    counting: Counting, bounds: tuple[float, float], epsilon: float, delta: float
+) -> PrivateScores:
     width = bounds[1] - bounds[0]
 
     def sums(table: pd.DataFrame) -> np.ndarray:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from functools import partial
+from numbers import Number
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -39,6 +40,8 @@ _BINS = 64  # of a number's range
 _UNITS = 1 << 16  # in which sums are counted: of the largest value that a record may have
 _EXPONENTS = range(-20, 41)  # ranges are found among powers of two
 _ROUNDING = 4.0  # variance of a discrete Gaussian that the proof gives away (s = 2, docs/privacy.md)
+_FLOATS = 1e-10  # more noise, relatively, than all that float64 may have lost in μ, shares and variances
+_LONGEST = 100  # characters of a text that count
 _DISTANCE = 1e-24  # of all cells of all questions from a rounded Gaussian: below 10^9 of them, 10^-33 each
 _CONFIDENCE = 1.96
 
@@ -119,16 +122,25 @@ class Counting:
         self.mu, self.slip = _mu_and_slip(epsilon, delta)
         self._left = 1.0
 
+    def variance(self, touched: int, share: float) -> float:
+        """Of the noise on one institution's counts."""
+        return touched / (share * self.mu**2) * (1.0 + _FLOATS) + _ROUNDING
+
     def noise_std(self, touched: int, share: float) -> float:
         """Of one institution's counts."""
-        return math.sqrt(touched / (share * self.mu**2) + _ROUNDING)
+        return math.sqrt(self.variance(touched, share))
+
+    def threshold(self, columns: int, share: float) -> float:
+        """Noisy counts above it are shown by name: of a name that one record alone has, in no column but for the
+        chance `slip`."""
+        return 2 + self.noise_std(columns, share) * float(norm.isf(self.slip / columns))
 
     def noisy(self, counts: Sequence[np.ndarray], touched: int, share: float) -> list[np.ndarray]:
         """The counts of every institution, whole numbers, with noise."""
-        if share > self._left + 1e-9:
+        if share > self._left + 1e-12:
             raise SpecError(f"share={share:g} is more than the {self._left:g} of the budget that is left")
         self._left -= share
-        variance = Fraction(self.noise_std(touched, share) ** 2)
+        variance = Fraction(self.variance(touched, share))
         return [
             exact + discrete_gaussian(exact.size, variance, words=self._words).reshape(exact.shape)
             for exact in (np.asarray(each, np.int64) for each in counts)
@@ -176,14 +188,17 @@ def statistics(
     check(tables, epsilon, delta, columns)
     if not public:
         charge(Ledger(ledger or Ledger.default_path()), given, epsilon, delta, new_ledger=new_ledger)
-    names = _columns(tables, columns)
-    counting = Counting(tables, epsilon, delta, words)
+    described = describe(Counting(tables, epsilon, delta, words), _columns(tables, columns))
+    return Statistics(described, epsilon, delta, len(tables))
+
+
+def describe(counting: Counting, names: Sequence[str]) -> tuple[ColumnStatistics, ...]:
+    """The columns of these names; all questions together use the whole budget."""
     kinds, present = _kinds(counting, names)
     numbers = [name for name in names if kinds[name] == NUMBER]
     texts = [name for name in names if kinds[name] == CATEGORY]
     described = {**_numbers(counting, numbers, present), **_categories(counting, texts)}
-    each = (ColumnStatistics(name, kinds[name], present[name], **described.get(name, {})) for name in names)
-    return Statistics(tuple(each), epsilon, delta, len(tables))
+    return tuple(ColumnStatistics(name, kinds[name], present[name], **described.get(name, {})) for name in names)
 
 
 def check(tables: Sequence[pd.DataFrame], epsilon: float, delta: float, columns: Sequence[str] = ()) -> None:
@@ -248,19 +263,41 @@ def _columns(tables: Sequence[pd.DataFrame], wanted: Sequence[str]) -> list[str]
 # Cells. Of every column a record touches one cell in each of these.
 
 
-def _as_numbers(table: pd.DataFrame, name: str) -> np.ndarray:
-    """The column as finite numbers, NaN for everything else."""
+def _by_cell(column: pd.Series, function: Callable[[Any], Any], missing: Any) -> np.ndarray:
+    """`function` of each cell by itself. What pandas would infer from a whole column (a type, a format of dates)
+    depends on single records, so that one record could change how all others are counted."""
     import pandas as pd
 
-    values = pd.to_numeric(table[name], errors="coerce").to_numpy(np.float64, na_value=np.nan)
-    return np.where(np.isfinite(values), values, np.nan)
+    try:
+        codes, distinct = pd.factorize(column.astype(object))
+    except TypeError:  # cells that cannot be hashed, such as lists
+        codes, distinct = pd.factorize(column.map(str, na_action="ignore").astype(object))
+    values: np.ndarray = np.array([*map(function, distinct), missing])[codes]  # code -1: no value
+    return values
+
+
+def _number(cell: Any) -> float:
+    try:
+        value = math.nan if isinstance(cell, str) and "_" in cell else float(cell)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
+    return value if math.isfinite(value) else math.nan
+
+
+def _text(cell: Any) -> str:
+    if isinstance(cell, Number | np.generic):
+        return f"{_number(cell):.17g}"
+    return str(cell)[:_LONGEST].strip()
+
+
+def _as_numbers(table: pd.DataFrame, name: str) -> np.ndarray:
+    """The column as finite numbers, NaN for everything else."""
+    return _by_cell(table[name], _number, math.nan)
 
 
 def _as_text(table: pd.DataFrame, name: str) -> np.ndarray:
-    """The column as stripped text, empty where a value is missing."""
-    column = table[name]
-    text: np.ndarray = np.where(column.isna(), "", column.astype(str).str.strip()).astype(str)
-    return text
+    """The column as stripped text, of long cells the beginning, empty where a value is missing."""
+    return _by_cell(table[name], _text, "")
 
 
 def _kinds(counting: Counting, names: Sequence[str]) -> tuple[dict[str, str], dict[str, Estimate]]:
@@ -382,9 +419,7 @@ def _categories(counting: Counting, names: Sequence[str]) -> dict[str, dict[str,
     """Categories that enough records of one institution have, with their counts over all institutions."""
     if not names:
         return {}
-    std = counting.noise_std(len(names), _SHARES["names"])
-    # A name that one record alone has is shown where its noise exceeds this: in no column, but for chance `slip`.
-    threshold = 2 + std * norm.isf(counting.slip / len(names))
+    threshold = counting.threshold(len(names), _SHARES["names"])
     values = [[_distinct(table, name) for name in names] for table in counting.tables]
     counts = [np.concatenate([count for _, count in each]) for each in values]
     listed: list[set[str]] = [set() for _ in names]

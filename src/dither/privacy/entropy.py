@@ -105,12 +105,19 @@ class OsEntropy:
         if self.key is not None:
             drawn = _expanded(sum(sizes))(self.key, self._nonce(), mapped)
             return [drawn[part].reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
-        words = self.words(lattice.WORDS * sum(sizes)).reshape(lattice.WORDS, sum(sizes))
+        words, total = self.words(3 * sum(sizes) + 2), sum(sizes)
         # Drawn in the shape of use, for which `noise._in_shape` has the reasons.
-        return [
-            lattice.draw(words[:, part].reshape(lattice.WORDS, *shape))
-            for part, shape in zip(parts, shapes, strict=True)
-        ]
+        return [self._by_words(words, total, part, shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    def _by_words(self, words: Array, total: int, part: slice, shape: tuple[int, ...]) -> Array:
+        """Draws from two words each, and a third for ties: the second pick's is the sum of three draws' ones, so
+        that only four ties at once depend on each other (`accounting.lattice_noise`)."""
+
+        def at(offset: int) -> Array:
+            return words[offset + part.start : offset + part.stop].reshape(shape)
+
+        ties = at(2 * total)
+        return lattice.draw((at(0), at(total)), (ties, ties ^ at(2 * total + 1) ^ at(2 * total + 2)))
 
     def words(self, count: int) -> Array:
         """`count` uniform 32-bit words from the host, for each index that vmap maps over."""
