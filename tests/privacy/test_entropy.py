@@ -44,11 +44,21 @@ def as_words(text):
         ),
     ],
 )
-def test_chacha20_gives_the_vectors_of_rfc_8439(key, counter, nonce, expected):
+def test_twenty_rounds_give_the_vectors_of_rfc_8439(key, counter, nonce, expected):
     counters = np.array([counter, counter + 1], np.uint32)
     seed = [jnp.uint32(word) for word in (*key, *as_words(nonce))]
-    block = np.stack(jax.jit(chacha.block)(seed, counters))
+    block = np.stack(jax.jit(lambda seed: chacha.block(seed, counters, rounds=20))(seed))
     np.testing.assert_array_equal(block[:, 0], as_words(expected))
+
+
+def test_twelve_rounds_give_the_vector_of_chacha12():
+    """Test case 1 of draft-strombergson-chacha-test-vectors, 256 bits of key: all zero."""
+    block = jax.jit(chacha.block)([jnp.uint32(0)] * 11, np.zeros(1, np.uint32))
+    expected = (
+        "9bf49a6a0755f953811fce125f2683d50429c3bb49e074147e0089a52eae155f"
+        "0564f879d27ae3c02ce82834acfa8c793a629f2ca0de6919610be82f411326be"
+    )
+    np.testing.assert_array_equal(np.stack(block)[:, 0], as_words(expected))
 
 
 def test_the_host_gives_the_vector_of_nist_sp_800_38a(monkeypatch):
@@ -123,22 +133,19 @@ def test_a_gpus_kernel_draws_what_xla_draws():
     assert abs(by_xla.std() / WIDTH - 1) < 6 / np.sqrt(2 * by_xla.size)
 
 
-def test_ties_are_decided_by_blocks_of_their_own():
-    """Words that tie with the table's threshold are told apart by blocks whose counter has its highest bit set."""
+def test_the_words_of_a_block_make_five_draws():
+    """Ten words pick, five decide ties, and the last one is added to these for the second picks."""
     seed = jnp.asarray(np.arange(4, 15, dtype=np.uint32))
-    drawn = jax.jit(lambda seed: chacha.draws(seed, 2**18))(seed)
+    drawn = jax.jit(lambda seed: chacha.draws(seed, 5 * 2**16))(seed)
 
     @jax.jit
-    def by_hand(seed, ties):
-        counter = jnp.arange(2**15, dtype=jnp.uint32)
-        words, low = (chacha.block(list(seed), counter | bit) for bit in (np.uint32(0), ties))
-        tied = sum(lattice.tied(word).sum() for word in words)
-        return jnp.concatenate([lattice.draw(words[i : i + 2], low[i : i + 2]) for i in range(0, 16, 2)]), tied
+    def by_hand(seed, last):
+        words = chacha.block(list(seed), jnp.arange(2**16, dtype=jnp.uint32))
+        low = [(words[10 + i], words[10 + i] ^ words[15] ^ last) for i in range(5)]
+        return jnp.concatenate([lattice.draw(words[2 * i : 2 * i + 2], low[i]) for i in range(5)])
 
-    expected, tied = by_hand(seed, jnp.uint32(2**31))
-    assert tied > 0
-    np.testing.assert_array_equal(drawn, expected)
-    assert (drawn != by_hand(seed, jnp.uint32(2**30))[0]).any()
+    np.testing.assert_array_equal(drawn, by_hand(seed, jnp.uint32(0)))
+    assert 0 < (drawn != by_hand(seed, jnp.uint32(2**32 - 1))).sum() < 10  # ties of the second picks
 
 
 def test_only_a_single_draw_outside_loops_may_be_drawn_ahead():

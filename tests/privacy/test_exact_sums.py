@@ -67,7 +67,8 @@ def check_movement(name, count, fixed_places, multiplier):
     blanked, replaced = furthest(rows)
     assert blanked <= reach * (1 + error) + np.sqrt(dimension)
     assert replaced <= 2 * reach * (1 + error) + np.sqrt(dimension)
-    assert blanked > 0.99 * CLIP / float(step)  # some record uses all of the clip
+    if np.abs(rows).max() < lattice.REACH:  # some record uses all of the clip
+        assert blanked > 0.99 * CLIP / float(step)
 
 
 @pytest.mark.parametrize(("name", "fixed_places"), [("mlp", False), ("mlp", True), ("cnn", True)])

@@ -8,7 +8,7 @@ gigabytes a second. No key outlives its call and nothing is kept: a forked child
 round or a second thread has nothing to share with its twin. On several devices each asks for itself; what all
 must share (the server's noise) is the first one's.
 
-*On an accelerator* the host would be too slow, so the compiled program expands a key with ChaCha20
+*On an accelerator* the host would be too slow, so the compiled program expands a key with ChaCha12
 (`privacy.chacha`).
 The key is an argument of the program, drawn from `os.urandom` for each call of it (`fresh_key`), never a
 constant of it and never saved. The nonce holds round, client and step, 31 bits each, and a bit that tells the
@@ -61,7 +61,7 @@ def host_words(count: int) -> np.ndarray:
 
 
 def fresh_key(runs: int) -> np.ndarray:
-    """A ChaCha20 key for each run, `[runs, 8]`, from the operating system."""
+    """A ChaCha key for each run, `[runs, 8]`, from the operating system."""
     return np.frombuffer(os.urandom(32 * runs), np.uint32).reshape(runs, 8)
 
 

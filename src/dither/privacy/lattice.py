@@ -2,7 +2,7 @@
 
 The sampler is one alias table (Walker 1977; Vose 1991) of a discrete Gaussian, used twice a draw.
 `accounting.lattice_noise` has its constants and the proof of what it draws. It has no branches and takes the same
-time for every draw, up to the processor's caches. (A GPU makes the words that ties need only where there is one.)
+time for every draw, up to the processor's caches.
 """
 
 from __future__ import annotations
@@ -96,19 +96,10 @@ def table() -> np.ndarray:
 
 
 def draw(high: Sequence[Array], low: Sequence[Array], look_up: LookUp | None = None) -> Array:
-    """Integers of std WIDTH, int32, from two arrays of uniform uint32 and two further ones, of which 1 in 2^18 is
-    read (`tied`). `look_up` reads the table's columns."""
+    """Integers of std WIDTH, int32, from two arrays of uniform uint32 and two further ones, which decide ties: one
+    draw in 2^17 has one. `look_up` reads the table's columns."""
     look_up = look_up or _look_up
     return SPREAD * _pick(high[0], low[0], look_up) + _pick(high[1], low[1], look_up)
-
-
-def tied(high: Array, look_up: LookUp | None = None) -> Array:
-    """Where the low word decides."""
-    return high & np.uint32(2**_HIGH_BITS - 1) == (look_up or _look_up)(_bin(high))[0] >> np.uint32(TABLE_BITS)
-
-
-def _bin(high: Array) -> Array:
-    return (high >> np.uint32(_HIGH_BITS)).astype(jnp.int32)
 
 
 def _look_up(bins: Array) -> tuple[Array, Array]:
@@ -118,7 +109,7 @@ def _look_up(bins: Array) -> tuple[Array, Array]:
 
 def _pick(high: Array, low: Array, look_up: LookUp = _look_up) -> Array:
     """One draw from the table."""
-    own = _bin(high)
+    own = (high >> np.uint32(_HIGH_BITS)).astype(jnp.int32)
     packed, threshold_low = look_up(own)
     compared = high & np.uint32(2**_HIGH_BITS - 1)
     threshold = packed >> np.uint32(TABLE_BITS)
