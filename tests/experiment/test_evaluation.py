@@ -81,6 +81,19 @@ def test_scores_of_a_regression():
     ):
         assert scores.model[name].low <= value <= scores.model[name].high
     assert scores.trivial["rmse"].value == pytest.approx(20 * truth.std(), rel=0.05)
+    assert (scores.epsilon, scores.delta) == (1.0, 1e-5)
+
+
+def test_calibration_is_said_of_eighths_that_stand_out_of_their_noise():
+    """Four bins are an eighth: noise of std 2 on each moves its count by 1.96 · 2 · √4 = 7.84."""
+    cells = np.zeros((2, 32), int)
+    cells[:, :4] = [[60, 80, 100, 60], [10, 20, 30, 40]]
+    cells[:, 4] = [20, 11]  # 31 of 4 · 7.84 = 31.36
+    cells[:, 28:] = [[0, 0, 1, 0], [25, 25, 25, 24]]
+    (first, low), (last, high) = evaluation._calibration(cells, 2.0)
+    assert (first, last) == (1 / 16, 15 / 16)
+    assert low == pytest.approx((0.25, 0.25 - 0.0196, 0.25 + 0.0196))
+    assert high == pytest.approx((0.99, 0.99 - 0.0784, 1.0))
 
 
 @pytest.mark.parametrize("kind", ["binary", "several", "numbers"])
@@ -159,8 +172,8 @@ def test_a_record_of_which_a_model_says_nothing_finite_is_counted_like_any_other
     table = evaluation._scored(Trained(), "records.csv")
     counting = Counting([table], 1.0, 1e-5, seeded(0))
     if not classes:
-        assert table.to_numpy().min() >= 0
-        assert table.to_numpy().max() <= 1
+        np.testing.assert_array_equal(table["truth"], [0.5, 1.0, 0.0, 0.5, 1.0])
+        np.testing.assert_array_equal(table["predicted"], [0.5, 1.0, 0.0, 1.0, 0.0])
         scores = evaluation.regression_scores(counting, (0.0, 1.0), 1.0, 1e-5)
     else:
         assert np.isfinite(table["probability"]).all()

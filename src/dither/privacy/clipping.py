@@ -152,7 +152,7 @@ def on_lattice(
     mode: str,
     scale: Array,
     l2: Array | float = 0.0,
-    fixed_places: bool = False,
+    fixed_places: bool,
 ) -> Clipped:
     """What exact noise is added to, as integers (R7): the sum of a batch's clipped gradients (mode "example"), or
     the clipped mean, `l2` inside the clip (mode "batch"), at the lattice's `scale`.
