@@ -94,6 +94,7 @@ def test_calibration_is_said_of_eighths_that_stand_out_of_their_noise():
     assert (first, last) == (1 / 16, 15 / 16)
     assert low == pytest.approx((0.25, 0.25 - 0.0196, 0.25 + 0.0196))
     assert high == pytest.approx((0.99, 0.99 - 0.0784, 1.0))
+    assert evaluation._total(np.array([[3, -2], [0, 0]]), 1.0) == pytest.approx((1.0, 0.0, 1.0 + 2 * 1.96))
 
 
 @pytest.mark.parametrize("kind", ["binary", "several", "numbers"])

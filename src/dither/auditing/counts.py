@@ -97,8 +97,9 @@ def draw_case(rng: np.random.Generator) -> CountsCase:
     blank.loc[len(blank) - 1] = None
     if kind != "statistics":  # a record that is not there
         first, blank = first.infer_objects(), tables[0]
-    values = {"method": kind if kind == "statistics" else f"evaluation, {kind}"}
-    values |= {"epsilon": epsilon, "delta": delta, "record": {name: str(cell) for name, cell in record.items()}}
+    method = kind if kind == "statistics" else f"evaluation, {kind}"
+    cells = {name: str(cell) for name, cell in record.items()}
+    values = {"method": method, "epsilon": epsilon, "delta": delta, "record": cells}
     others = tables[1:]
     return CountsCase(values, sizes, [first, *others], [blank, *others], ask, epsilon, delta)
 
@@ -117,9 +118,9 @@ def _described(
         )
         for size in sizes
     ]
-    high = rng.choice(np.array([1e12, "1e12", np.inf, -1e300, "a", 2.0**-30, 3], object), numbers)
-    high = [1e12] * numbers if rng.random() < 0.6 else high.tolist()
-    record = {f"number {at}": value for at, value in enumerate(high)} | {f"text {at}": "a" for at in range(texts)}
+    strange = rng.choice(np.array([1e12, "1e12", np.inf, -1e300, "a", 2.0**-30, 3], object), numbers).tolist()
+    cells = [1e12] * numbers if rng.random() < 0.6 else strange
+    record = {f"number {at}": cell for at, cell in enumerate(cells)} | {f"text {at}": "a" for at in range(texts)}
     return tables, record, lambda counting: statistics.describe(counting, list(record))
 
 
