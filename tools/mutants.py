@@ -50,7 +50,7 @@ TARGETS = {
         *("__init__", "local", "cpfed", "concentrated", "baselines"),
         *("dp_scaffold", "nbafl", "secure_fedavg"),
     ),
-    "experiment": ("statistics", "evaluation"),
+    "experiment": ("counting", "statistics", "evaluation"),
 }
 END = "\n# Convergence\n"  # what follows is no part of privacy
 ROOMS = ("accounting", "privacy", "methods", "vectors", "statistical", "attacks", "equivalence", "simulation")

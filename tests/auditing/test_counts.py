@@ -6,7 +6,7 @@ import pytest
 
 from dither.auditing import fuzz
 from dither.auditing.counts import check_counts, draw_case
-from dither.experiment import evaluation, statistics
+from dither.experiment import counting
 
 KINDS = {"statistics", "evaluation, two classes", "evaluation, classes", "evaluation, regression"}
 
@@ -23,28 +23,22 @@ def test_no_question_shows_more_than_is_proved():
 
 
 def too_little_noise(monkeypatch):
-    variance = statistics.Counting.variance
-    monkeypatch.setattr(statistics.Counting, "variance", lambda *values: variance(*values) / 2)
+    noise_std = counting.noise_std
+    monkeypatch.setattr(counting, "noise_std", lambda question, mu: 0.7 * noise_std(question, mu))
 
 
 def sums_that_move_further(monkeypatch):
-    monkeypatch.setattr(evaluation, "_fraction", lambda values: values)
-    monkeypatch.setattr(evaluation, "_UNITS", 1 << 17)
-    totals = statistics.Counting.total
-    monkeypatch.setattr(
-        statistics.Counting, "total", lambda self, count, touched, share: totals(self, count, touched // 4, share)
-    )
+    monkeypatch.setattr(counting.Question, "touched", property(lambda self: len(self.columns)))
 
 
 def one_budget_for_every_question(monkeypatch):
-    monkeypatch.setattr(statistics, "_SHARES", dict.fromkeys(statistics._SHARES, 1.0))
-    noisy = statistics.Counting.noisy
+    spend = counting.Institution.spend
 
-    def forgetful(self, counts, touched, share):
-        self._left = 1.0
-        return noisy(self, counts, touched, share)
+    def forgetful(self, question):
+        self.left = 1.0
+        return spend(self, question._replace(share=1.0))
 
-    monkeypatch.setattr(statistics.Counting, "noisy", forgetful)
+    monkeypatch.setattr(counting.Institution, "spend", forgetful)
 
 
 @pytest.mark.parametrize("hole", [too_little_noise, sums_that_move_further, one_budget_for_every_question])
