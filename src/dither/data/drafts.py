@@ -49,10 +49,12 @@ class Draft(NamedTuple):
     schema: Schema
     excluded: dict[str, str]
 
-    def comments(self) -> list[str]:
-        """A line for each column that is left out, with the option that keeps it."""
+    def lines(self, *, counts: bool = True) -> list[str]:
+        """A line for each column that is left out, with the option that keeps it. Without `counts` it says nothing
+        exact about the records, as in a file that will be shared."""
         return [
-            f"left out: {column!r} {why}" + f" (--keep {column!r} keeps it)" * (why != DROPPED)
+            f"left out: {column!r} {why if counts else why.partition(':')[0]}"
+            + f" (--keep {column!r} keeps it)" * (why != DROPPED)
             for column, why in self.excluded.items()
         ]
 
@@ -184,7 +186,7 @@ class _Drafting:
                 return f"is free text: {levels:,} different values"
             top = np.sort(self.counts)[::-1][:MAX_CATEGORIES].sum()
             if levels > MAX_CATEGORIES and top < _COVERED * rows:
-                return f"has {levels:,} different values, too many for categories: group them"
+                return f"has too many different values for categories: {levels:,}; group them"
         return ""
 
     def _is_date(self) -> bool:
