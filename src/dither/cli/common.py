@@ -6,14 +6,17 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Self
 
 import click
@@ -435,6 +438,8 @@ class Program(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         with on_interrupt(_AGAIN):
+            if ctx.obj == OWN_PROCESS and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                signal.signal(signal.SIGINT, _interrupt)
             return super().invoke(ctx)
 
 
@@ -443,6 +448,21 @@ def _usage(error: click.ClickException) -> str:
     context = error.ctx if isinstance(error, click.UsageError) else None
     look = f"; see: {context.command_path} --help" if context is not None else ""
     return f"{error.format_message().rstrip('.')}{look}"
+
+
+_IN_COLLECTOR = "_xla_gc_callback"  # of JAX: Python drops what is raised in a callback of the garbage collector
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt; where it would be dropped, a moment later."""
+    while frame is not None:
+        if frame.f_code.co_name == _IN_COLLECTOR:
+            again = threading.Timer(0.05, os.kill, (os.getpid(), number))
+            again.daemon = True
+            again.start()
+            return
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 @contextmanager
