@@ -6,12 +6,14 @@ import sys
 
 
 def main() -> None:
-    """The command line; a Ctrl-C while its modules are imported ends it quietly."""
+    """The command line; a Ctrl-C before a command begins ends it quietly."""
     try:
         from dither.cli import main as run
+
+        run()
     except KeyboardInterrupt:
+        print("interrupted before anything was done", file=sys.stderr)
         sys.exit(130)
-    run()
 
 
 if __name__ == "__main__":

@@ -419,11 +419,11 @@ def _finish(recorder: _Recorder, program: Compiled, outcome: _Outcome) -> Report
         else:
             report = replace(report, test_accuracy_without_noise=score)
     rows = folder.metrics()
-    if spec.scored:
-        with clock("plot"):
-            plots.draw_run(rows, folder.path / "plot.png", title=_title(spec), subtitle=_subtitle(experiment))
     with clock("scores"):
         report, judged = _judged(report, experiment, outcome.params, folder)
+    if spec.scored:
+        with clock("plot"):
+            plots.draw_run(report, rows, folder.path / "plot.png")
     if isinstance(program.rounds, Streamed):
         report = replace(report, streamed=DiskReads(**program.rounds.report()))
     report = replace(report, timing=clock.report())  # of this process: what a resumed run did before is not in it
@@ -837,18 +837,3 @@ def _check_refused(state: engine.State, round: int) -> None:
             f"client {names} sent an update that is not finite by round {round}; lower client_lr "
             "or the noise, or check that client's records"
         )
-
-
-def _title(spec: Spec) -> str:
-    return f"{spec.method} on {spec.data.title}"
-
-
-def _subtitle(experiment: Experiment) -> str:
-    claim, spec = experiment.prepared.claim, experiment.spec
-    value = (
-        "no noise"
-        if np.isinf(claim.value)
-        else f"claimed ε = {claim.value:.3g} per {claim.unit}, δ = {claim.delta:g}"
-    )
-    steps = f"{spec.local_steps} local step{'s' if spec.local_steps > 1 else ''}"
-    return f"{len(experiment.partition.size)} clients, {spec.cohort_size} a round, {steps}; {value}"
