@@ -42,6 +42,7 @@ from dither.experiment.build import (
 )
 from dither.experiment.defaults import choose
 from dither.experiment.folder import Checkpoint, RunFolder, lock, to_json, write_text
+from dither.experiment.notebook import NotebookProgress, in_notebook
 from dither.experiment.report import (
     DiskReads,
     Epsilon,
@@ -122,6 +123,9 @@ def run(
     Among several processes (`simulation.distributed`) each calls this. Process 0's spec counts, and process 0
     alone writes and returns; the others exit when the rounds are done.
     """
+    if on_start is None and on_evaluation is None and in_notebook():
+        bar = NotebookProgress()
+        on_start, on_evaluation = bar.start, bar.update
     options = RunOptions(
         out,
         resume,

@@ -231,6 +231,16 @@ class _Planner:
         if not self.planning.public:
             notes.append("planned on synthetic records: the choice is only as good as their resemblance to yours")
         seconds = self.measured_seconds(chosen.spec) if self.extras else math.nan
+        if chosen.spec.data.features != "all":
+            notes.append(
+                f"data.features={chosen.spec.data.features!r}, as the preset has it: other columns are not used, "
+                "and a model of all of them may be better (--set data.features=all)"
+            )
+        if chosen.spec.data.public_fraction:
+            share = f"{1 - chosen.spec.data.public_fraction:.0%}"
+            notes.append(
+                f"the plan trains on the private {share} of the records; a run on all of them may be better"
+            )
         return replace(chosen, notes=(*notes, *chosen.notes), seconds=seconds)
 
     def by_theory(self, given: Mapping[str, float]) -> Plan:
