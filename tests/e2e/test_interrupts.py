@@ -247,7 +247,7 @@ def test_an_interrupt_inside_a_callback_of_the_garbage_collector_is_not_lost():
     """JAX has such a callback; Python prints an exception that is raised there, and drops it."""
     sent = []
 
-    def _xla_gc_callback(*_):
+    def callback(*_):
         if not sent:
             sent.append(True)
             signal.raise_signal(signal.SIGINT)  # handled here
@@ -258,10 +258,10 @@ def test_an_interrupt_inside_a_callback_of_the_garbage_collector_is_not_lost():
 
     before = signal.signal(signal.SIGINT, common._interrupt)
     try:
-        gc.callbacks.append(_xla_gc_callback)
+        gc.callbacks.append(callback)
         with pytest.raises(KeyboardInterrupt):
             collect()
         assert sent
     finally:
-        gc.callbacks.remove(_xla_gc_callback)
+        gc.callbacks.remove(callback)
         signal.signal(signal.SIGINT, before)

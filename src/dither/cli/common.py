@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import os
@@ -450,13 +451,12 @@ def _usage(error: click.ClickException) -> str:
     return f"{error.format_message().rstrip('.')}{look}"
 
 
-_IN_COLLECTOR = "_xla_gc_callback"  # of JAX: Python drops what is raised in a callback of the garbage collector
-
-
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt; where it would be dropped, a moment later."""
+    """Raise KeyboardInterrupt; inside a callback of the garbage collector (JAX has one), where Python would drop it,
+    a moment later."""
+    callbacks = [getattr(callback, "__code__", None) for callback in gc.callbacks]
     while frame is not None:
-        if frame.f_code.co_name == _IN_COLLECTOR:
+        if frame.f_code in callbacks:
             again = threading.Timer(0.05, os.kill, (os.getpid(), number))
             again.daemon = True
             again.start()
