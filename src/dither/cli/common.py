@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import gc
 import io
 import json
 import os
@@ -17,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Self
 
 import click
@@ -439,8 +437,8 @@ class Program(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         with on_interrupt(_AGAIN):
-            if ctx.obj == OWN_PROCESS and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-                signal.signal(signal.SIGINT, _interrupt)
+            if ctx.obj == OWN_PROCESS:
+                sys.unraisablehook = raise_again
             return super().invoke(ctx)
 
 
@@ -451,18 +449,15 @@ def _usage(error: click.ClickException) -> str:
     return f"{error.format_message().rstrip('.')}{look}"
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt; inside a callback of the garbage collector (JAX has one), where Python would drop it,
-    a moment later."""
-    callbacks = [getattr(callback, "__code__", None) for callback in gc.callbacks]
-    while frame is not None:
-        if frame.f_code in callbacks:
-            again = threading.Timer(0.05, os.kill, (os.getpid(), number))
-            again.daemon = True
-            again.start()
-            return
-        frame = frame.f_back
-    raise KeyboardInterrupt
+def raise_again(dropped: sys.UnraisableHookArgs) -> None:
+    """What Python calls with an exception that it drops: one raised in a callback of the garbage collector (JAX has
+    one), of a weak reference or in `__del__`. A Ctrl-C that comes there is sent again a moment later."""
+    if dropped.exc_type is not KeyboardInterrupt:
+        sys.__unraisablehook__(dropped)
+        return
+    again = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
+    again.daemon = True
+    again.start()
 
 
 @contextmanager
