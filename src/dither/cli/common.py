@@ -450,8 +450,8 @@ def _usage(error: click.ClickException) -> str:
 
 
 def raise_again(dropped: sys.UnraisableHookArgs) -> None:
-    """What Python calls with an exception that it drops: one raised in a callback of the garbage collector (JAX has
-    one), of a weak reference or in `__del__`. A Ctrl-C that comes there is sent again a moment later."""
+    """What Python calls with an exception that it drops: one raised in a callback of the garbage collector (JAX
+    has one), of a weak reference or in `__del__`. A Ctrl-C that comes there is sent again a moment later."""
     if dropped.exc_type is not KeyboardInterrupt:
         sys.__unraisablehook__(dropped)
         return
