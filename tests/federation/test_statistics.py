@@ -10,15 +10,17 @@ from dither.errors import FederationError
 from dither.experiment import counting
 from dither.experiment.account import TOGETHER
 from dither.experiment.counting import Counting, Question, noise_words
+from dither.experiment.evaluation import PrivateScores
 from dither.experiment.private_schema import Wanted
 from dither.experiment.start import plan_project, start_project
+from dither.experiment.statistics import describe
 from dither.federation import keys, mailbox
 from dither.federation.agreement import PartyData
 from dither.federation.party import Party
 from dither.federation.server import Coordinator, load_evaluation_data
 from dither.federation.state import Journal
 from dither.federation.statistics import StatisticsTerms
-from dither.federation.surveys import PartyCounter, StatisticsCoordinator
+from dither.federation.surveys import PartyCounter, StatisticsCoordinator, write_statistics
 from dither.spec import Spec
 from tests.experiment.test_private_schema import clinic
 from tests.federation.parties import FIRST, LocalTransport
@@ -124,6 +126,13 @@ def test_sums_are_those_of_the_simulation(tmp_path, mode):
         asking.total(QUESTIONS[0])
 
 
+def test_statistics_of_all_columns_are_those_of_the_simulation(tmp_path):
+    clinics = Clinics(tmp_path, 200, **{"privacy.statistics_epsilon": 9.0})
+    result = write_statistics(clinics.coordinator())
+    assert result.columns == describe(clinics.simulated((9.0, 1e-5)), list(clinic(1).columns))
+    assert json.loads((tmp_path / "run" / "statistics.json").read_text())["epsilon"] == 9.0
+
+
 def test_a_party_answers_once_and_within_its_terms(tmp_path):
     clinics = Clinics(tmp_path, 200)
     asking = clinics.asking()
@@ -194,5 +203,6 @@ def test_one_epsilon_for_a_federation(tmp_path):
     federated = (tmp_path / "run" / "schema" / "schema.toml").read_text().split("[privacy]")[0]
     simulated = (tmp_path / "sim" / "schema.toml").read_text().split("[privacy]")[0]
     assert federated.splitlines()[4:] == simulated.splitlines()[4:]
+    assert PrivateScores.from_json(json.dumps(scores)).model.keys() == scores["model"].keys()
     for name, (value, low, high) in scores["model"].items():
         assert (value, low, high) == pytest.approx(tuple(project.scores.model[name]), abs=1e-6)

@@ -130,11 +130,11 @@ class Coordinator:
     def run(self) -> Report:
         """Everything; returns the report. Whoever calls this holds the journal's lock."""
         began = time.monotonic()
-        project = None
-        if self.asked_spec.privacy.project_epsilon:
-            from dither.federation.surveys import FederatedProject
+        from dither.federation import surveys  # which subclasses this
 
-            project = FederatedProject(self)
+        if self.asked_spec.privacy.statistics_epsilon and not self._begun:
+            surveys.write_statistics(self)
+        project = surveys.FederatedProject(self) if self.asked_spec.privacy.project_epsilon else None
         if project is not None and not self._begun:
             self.asked_spec, self._evaluation = project.prepare()
         self.agreement = self._agree()
