@@ -1,7 +1,7 @@
 """An Equinox network of yours, trained on MNIST over ten institutions with a proven ε:
 
-    pip install equinox
-    dither run examples/mnist.toml --set model.name=examples/equinox_model.py:cnn
+pip install equinox
+dither run examples/mnist.toml --set model.name=examples/equinox_model.py:cnn
 """
 
 import equinox as eqx
