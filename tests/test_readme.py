@@ -50,7 +50,7 @@ def test_every_command_is_known():
 
 COMMANDS = [
     line.partition("#")[0].strip()
-    for block in re.findall(r"```\n(.*?)```", README, re.S)
+    for _, block in re.findall(r"^```(\w*)\n(.*?)^```", README, re.S | re.M)
     for line in block.splitlines()
     if line.startswith("dither ")
 ]
