@@ -52,8 +52,8 @@ def page(content: dict) -> str:
         `view,panel,line,metric,x,seed,value`."""
     criteria = f"""
         Criteria as printed: {verdicts}. "As deployed" is Dither's own form of the method, where it differs; "at
-        equal proven ε" the same criterion with noise set by the accountant; – where that is not judged. The column after
-        these says how the criterion fares where a setting that the paper leaves open is changed, at the smaller
+        equal proven ε" the same criterion with noise set by the accountant; – where that is not judged. The column
+        after these says how the criterion fares where a setting that the paper leaves open is changed, at the smaller
         scale `robust`. `docs/reproduction.md` discusses the results.
         A criterion that fails is a result: the last column says what is known about the reason, with errata.
         `dither reproduce all` makes the same report at a smaller scale in minutes."""
@@ -64,7 +64,7 @@ def page(content: dict) -> str:
         "",
         wrapped(criteria),
         "",
-        f"| criterion | figure | what the paper finds | {' | '.join(VIEW_TITLES.values())} | open settings | notes |",
+        f"| criterion | figure | what it finds | {' | '.join(VIEW_TITLES.values())} | open settings | notes |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for figure in figures:

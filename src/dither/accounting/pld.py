@@ -26,6 +26,7 @@ Tails = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 _ALL_STEPS_CELLS = 2**21  # at most so many cells for all different releases together
 _WINDOW_CELLS = 2**22  # and for the composed loss
+_LEAST_SPAN = 1e-12  # losses that all lie closer together are taken as this far apart
 
 
 class Resolution(NamedTuple):
@@ -338,8 +339,8 @@ def _step_size(
         row = []
         for curve, _ in event.curves:
             low, high = curve.span(quantile)
-            width = (high - low) / 4000.0
-            spans.append(high - low)
+            spans.append(max(high - low, _LEAST_SPAN))
+            width = spans[-1] / 4000.0
             row.append((_discretise(curve, width, quantile), width))
         coarse.append(row)
     variance = pure = 0.0

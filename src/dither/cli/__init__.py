@@ -12,8 +12,19 @@ from typing import Annotated
 
 import typer
 
-from dither.cli import datasets, doctor, federations, plans, privacy, reproductions, runs, sweeping, webpage
-from dither.cli.common import OWN_PROCESS, Program, print_error
+from dither.cli import (
+    datasets,
+    doctor,
+    federations,
+    plans,
+    privacy,
+    reproductions,
+    runs,
+    starting,
+    sweeping,
+    webpage,
+)
+from dither.cli.common import OWN_PROCESS, Program, file_error, outlive_readers, print_error
 from dither.errors import DitherError
 from dither.types import __version__
 
@@ -27,7 +38,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 COMMANDS = (
-    *(runs.run, runs.presets, runs.keys, runs.evaluate, runs.predict, sweeping.sweep),
+    *(starting.start, runs.run, runs.presets, runs.keys, runs.evaluate, runs.predict, sweeping.sweep),
     *(federations.serve, federations.join, plans.plan, reproductions.reproduce),
     *(privacy.stats, privacy.check, privacy.statement, privacy.account, privacy.audit, webpage.web, doctor.doctor),
 )
@@ -47,17 +58,15 @@ for _name, _group in GROUPS.items():
 
 
 def main() -> None:
-    """Entry point: errors raised on purpose become one line and an exit code."""
+    """Entry point: errors raised on purpose, and those of files, become one line and an exit code."""
+    outlive_readers()
     try:
-        app(obj=OWN_PROCESS)
+        app(prog_name="dither", obj=OWN_PROCESS)
     except DitherError as error:
-        print_error(error)
+        print_error(str(error))
         sys.exit(error.exit_code)
     except OSError as error:
-        if isinstance(error, BrokenPipeError):  # `dither ... | head`
-            sys.stderr.close()
-            sys.exit(0)
-        print_error(error)
+        print_error(file_error(error))
         sys.exit(2)
 
 

@@ -24,12 +24,12 @@ from dither.cli.common import (
     print_table,
     spec_from,
 )
-from dither.errors import SpecError
+from dither.errors import ConfigError, SpecError
 
 if TYPE_CHECKING:
     from dither.accounting import ProvenRow
     from dither.auditing.report import Audit, AuditRow
-    from dither.experiment.account import PrivacyReport
+    from dither.experiment.account import PrivacyReport, SpentPart
     from dither.experiment.report import AttackedRow
 
 budget = typer.Typer(
@@ -50,6 +50,7 @@ def account(
     ],
     settings: Settings = None,
     data_dir: DataDir = None,
+    ledger: LedgerFile = None,
     every_recipe: Annotated[
         bool,
         typer.Option(
@@ -73,6 +74,7 @@ def account(
         every_recipe=every_recipe,
         ex_ante=ex_ante,
         data_dir=data_dir,
+        ledger=ledger,
     )
     if as_json:
         typer.echo(report.to_json())
@@ -125,6 +127,16 @@ def _print_account(report: PrivacyReport) -> None:
         typer.echo(f"noise: {text}")
     for text in uncovered(epsilon.table):
         typer.echo(f"not covered: {text}")
+    print_split(report.split)
+
+
+def print_split(split: Sequence[SpentPart]) -> None:
+    """What was spent on the same records, part by part, and together."""
+    if len(split) > 2:
+        rows = [
+            {"": part.what, "proven ε": epsilon_text(part.epsilon), "δ": f"{part.delta:.5g}"} for part in split
+        ]
+        print_table(rows, title="Spent on these records (of several files, on the one that has spent most)")
 
 
 def _seen(row: ProvenRow | AttackedRow) -> dict[str, str]:
@@ -164,7 +176,8 @@ def audit(
     confidence: Annotated[float, typer.Option(help="Probability with which each attacked ε holds.")] = 0.95,
     canaries: Annotated[int, typer.Option(help="Also one run with this many canaries; 0: none.")] = 0,
     rounds: Annotated[
-        int | None, typer.Option(help="Look at the target's first rounds only (default: all that fit a minute).")
+        int | None,
+        typer.Option(min=1, help="Look at the target's first rounds only (default: all that fit a minute)."),
     ] = None,
     settings: Settings = None,
     seed: Annotated[int, typer.Option(help="Seed of the trials, or of the first random spec.")] = 0,
@@ -248,8 +261,8 @@ def _fuzz(count: int, seed: int, *, as_json: bool, quiet: bool) -> None:
             {
                 "seed": outcome.seed,
                 "method": outcome.drawn.values["method"],
-                "model": outcome.drawn.values["model.name"],
-                "batches": outcome.drawn.values["batch_sampling"],
+                "model": outcome.drawn.values.get("model.name", ""),
+                "batches": outcome.drawn.values.get("batch_sampling", ""),
                 "view": outcome.drawn.view,
                 "proof": outcome.recipe,
                 "proven ε": epsilon_text(outcome.proven),
@@ -321,16 +334,29 @@ def budget_show(
     ] = None,
     ledger_file: LedgerFile = None,
     delta: Annotated[float, typer.Option(help="δ for data sets without a budget.")] = 1e-5,
+    federation: Annotated[
+        Path | None,
+        typer.Option("--federation", metavar="DIR", help="A party's folder: take δ, view and neighbours from its "
+                     "approved agreement where no budget is set."),
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
-) -> None:
+) -> None:  # fmt: skip
     """Show what has been spent, by data set and client."""
     ledger = _ledger(ledger_file)
+    terms: dict[str, Any] = {"delta": delta}
+    if federation is not None:
+        from dither.federation.joining import approved_agreement
+
+        agreement = approved_agreement(federation)
+        if agreement is None:
+            raise ConfigError(f"{str(federation)!r} has no approved agreement; `dither join` shows one and asks")
+        terms = {key: getattr(agreement.spec.privacy, key) for key in ("delta", "view", "adjacency")}
     rows: list[dict[str, Any]] = []
     gaps: dict[str, None] = {}
     named = {_data_id(ledger, file): file for file in _files(data)} if data else {}
     for dataset in named or ledger.datasets():
-        for spent in ledger.spent(dataset, delta=delta):
+        for spent in ledger.spent(dataset, **terms):
             budget, not_covered = spent.budget, [gap for gap in (*spent.numbers, spent.not_covered) if gap]
             gaps |= dict.fromkeys(not_covered)
             rows.append(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dither.cli.common import Bar, DataDir, Json, Quiet, escape, on_interrupt, print_table, terminal
+from dither.errors import SpecError
 
 if TYPE_CHECKING:
     from dither.reproduction.figure import Figure
@@ -72,6 +73,7 @@ def reproduce(
     from dither.reproduction.report import disagreements
     from dither.reproduction.running import reproduce as run_figures
 
+    other = _claims_of(against) if against else []
     bar = Bar(silent=as_json or quiet)
     if scale != "full":
         for figure in chosen:
@@ -98,7 +100,7 @@ def reproduce(
             on_progress=bar.update,
             on_figure=drawn,
         )
-    differing = disagreements(result.claims, _claims_of(against)) if against else []
+    differing = disagreements(result.claims, other) if against else []
     if as_json:
         from dither.experiment.folder import to_json
 
@@ -130,8 +132,11 @@ def _claims_of(path: Path) -> list[JudgedCriterion]:
     from dither.experiment.report import decode
     from dither.reproduction.judging import JudgedCriterion
 
-    figures = json.loads(path.read_text(encoding="utf-8"))["figures"]
-    return [decode(JudgedCriterion, claim) for figure in figures for claim in figure["claims"]]
+    try:
+        figures = json.loads(path.read_text(encoding="utf-8"))["figures"]
+        return [decode(JudgedCriterion, claim) for figure in figures for claim in figure["claims"]]
+    except (ValueError, KeyError, TypeError):
+        raise SpecError(f"--against {str(path)!r} is not a report.json of dither reproduce") from None
 
 
 def _print_claims(claims: Sequence[JudgedCriterion]) -> None:

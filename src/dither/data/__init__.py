@@ -19,12 +19,13 @@ from dither.data.dataset import (
     per_client_split,
     pool,
     public_part,
+    row_split,
     stratified_split,
     stream,
     zeros_aligned,
 )
 from dither.data.drafts import Draft, draft, draft_frame, draft_schema
-from dither.data.hashing import hash_table
+from dither.data.hashing import file_digest, hash_table
 from dither.data.plots import class_counts, describe, draw_partition, partition_table
 from dither.data.schema import (
     Categorical,
@@ -55,6 +56,7 @@ __all__ = [
     "draft_schema",
     "draw_partition",
     "entries",
+    "file_digest",
     "folder_digest",
     "get",
     "hash_records",
@@ -70,6 +72,7 @@ __all__ = [
     "public_part",
     "read_arrays",
     "read_table",
+    "row_split",
     "stratified_split",
     "stream",
     "table_files",

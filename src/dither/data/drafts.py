@@ -36,7 +36,7 @@ DROPPED = "is dropped, as you asked"
 _COVERED = 0.8  # share of the rows that the listed categories must cover
 _FEW = 100  # rows below which nothing is said about a column but that it is empty or constant
 _RARE = 10  # rows below which a category of a large table is left to "(other)"
-_ID_NAME = re.compile(r"(^|[_\W])(id|uuid|guid|key|mrn|ssn|number|nr)$|(?<=[a-z])(Id|ID|Nr)$", re.ASCII)
+ID_NAME = re.compile(r"(^|[_\W])(id|uuid|guid|key|mrn|ssn|number|nr)$|(?<=[a-z])(Id|ID|Nr)$", re.ASCII)
 _DATE = re.compile(
     r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2}))"
     r"([ T]\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?\s*(Z|[+-]\d{2}:?\d{2}|[AaPp][Mm])?)?"
@@ -48,6 +48,15 @@ class Draft(NamedTuple):
 
     schema: Schema
     excluded: dict[str, str]
+
+    def lines(self, *, counts: bool = True) -> list[str]:
+        """A line for each column that is left out, with the option that keeps it. Without `counts` it says nothing
+        exact about the records, as in a file that will be shared."""
+        return [
+            f"left out: {column!r} {why if counts else why.partition(':')[0]}"
+            + f" (--keep {column!r} keeps it)" * (why != DROPPED)
+            for column, why in self.excluded.items()
+        ]
 
 
 def draft_schema(
@@ -167,7 +176,8 @@ class _Drafting:
         if self._is_date():
             return "holds dates: make a number of it, such as an age or the days between two dates"
         if self._is_id():
-            return f"looks like an id: {levels:,} different values in {rows:,} rows"
+            grows = " that grow from row to row" if self.is_number and self._grows() else ""
+            return f"looks like an id: {levels:,} different values in {rows:,} rows{grows}"
         if self._copies_label():
             return f"follows from the label {self.target.column!r}, or the label from it"
         if not self.is_number:
@@ -176,7 +186,7 @@ class _Drafting:
                 return f"is free text: {levels:,} different values"
             top = np.sort(self.counts)[::-1][:MAX_CATEGORIES].sum()
             if levels > MAX_CATEGORIES and top < _COVERED * rows:
-                return f"has {levels:,} different values, too many for categories: group them"
+                return f"has too many different values for categories: {levels:,}; group them"
         return ""
 
     def _is_date(self) -> bool:
@@ -194,14 +204,16 @@ class _Drafting:
 
     def _is_id(self) -> bool:
         rows, levels = len(self.codes), len(self.levels)
-        named = _ID_NAME.search(self.name) is not None and levels > rows // 20
+        named = ID_NAME.search(self.name) is not None and levels > rows // 20
         if not self.is_number:
             single = float(np.mean([" " not in text for text in self.texts[:1000]])) > 0.95
             return single and (named or levels > 0.9 * rows)
         if not bool((self.levels == np.round(self.levels)).all()):
             return False
-        grows = levels > rows // 20 and bool(np.mean(np.diff(self.values) > 0) > 0.99)
-        return named or grows or levels == rows
+        return named or (levels > rows // 20 and self._grows()) or levels == rows
+
+    def _grows(self) -> bool:
+        return bool(np.mean(np.diff(self.values) > 0) > 0.99)
 
     def _copies_label(self) -> bool:
         labels = self.labels[self.held]
@@ -221,7 +233,7 @@ class _Drafting:
         if not len(self.levels):
             raise DataError(f"column {self.name!r} holds no values; leave it out of --keep")
         if self.is_number:
-            bounds = _rounded_bounds(*np.quantile(self.values, (0.005, 0.995)).tolist())
+            bounds = rounded_bounds(*np.quantile(self.values, (0.005, 0.995)).tolist())
             return Numeric.with_bounds(self.name, bounds, READ_FROM_DATA)
         enough = self.counts >= (_RARE if len(self.codes) >= 100 * _RARE else 1)
         kept = [index for index in np.argsort(-self.counts, kind="stable")[:MAX_CATEGORIES] if enough[index]]
@@ -229,7 +241,7 @@ class _Drafting:
         return Categorical(self.name, texts, OTHER, READ_FROM_DATA)
 
 
-def _rounded_bounds(low: float, high: float) -> tuple[float, float]:
+def rounded_bounds(low: float, high: float) -> tuple[float, float]:
     """Round bounds outwards to multiples of 1, 2 or 5 times a power of ten, and to 0 where that is near."""
     if not low < high:
         low, high = low - 1, high + 1
