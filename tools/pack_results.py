@@ -53,8 +53,8 @@ def page(content: dict) -> str:
     criteria = f"""
         Criteria as printed: {verdicts}. "As deployed" is Dither's own form of the method, where it differs; "at
         equal proven ε" the same criterion with noise set by the accountant; – where that is not judged. The column
-        after these says how the criterion fares where a setting that the paper leaves open is changed, at the smaller
-        scale `robust`. `docs/reproduction.md` discusses the results.
+        after these says how the criterion fares where a setting that the paper leaves open is changed, at the
+        smaller scale `robust`. `docs/reproduction.md` discusses the results.
         A criterion that fails is a result: the last column says what is known about the reason, with errata.
         `dither reproduce all` makes the same report at a smaller scale in minutes."""
     lines = [
