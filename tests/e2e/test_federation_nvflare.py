@@ -11,9 +11,10 @@ from tests.federation.parties import NAMES, Parties, small_spec
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("method", ["cpfed", "dp-scaffold"])
-def test_processes_give_the_bits_of_the_simulator_and_end_by_themselves(tmp_path, method):
-    with Processes(Parties(tmp_path, small_spec(method, **{"secagg.mode": "real"})), transport="nvflare") as run:
+@pytest.mark.parametrize(("method", "own_kits"), [("cpfed", False), ("dp-scaffold", True)])
+def test_processes_give_the_bits_of_the_simulator_and_end_by_themselves(tmp_path, method, own_kits):
+    parties = Parties(tmp_path, small_spec(method, **{"secagg.mode": "real"}))
+    with Processes(parties, transport="nvflare", own_kits=own_kits) as run:
         run.serve()
         run.join_all()
         assert run.wait("server", 300) == 0, run.output("server")
