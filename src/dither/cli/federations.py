@@ -152,13 +152,14 @@ def join(
     _term_as_interrupt()
 
     def ask(agreement: Any, experiment: Any) -> str:
-        rows = describe(agreement, experiment, agreed_name(federation))
+        name, purpose = agreed_name(federation), getattr(agreement, "purpose", "")
+        rows = agreement.describe(name) if purpose else describe(agreement, experiment, name)
         if as_json:
             print_event("terms", digest=agreement.digest, terms=dict(rows))
         elif not quiet:
             table = [{"what": what, "agreement": value} for what, value in rows]
             print_table(table, title="What you are asked to agree to")
-        before = approved_digest(federation)
+        before = approved_digest(federation, purpose)
         return _approval(agreement.digest, before, yes=yes, named=approve, silent=as_json or quiet)
 
     with on_interrupt("the same command takes up where this one ended"):

@@ -362,6 +362,15 @@ class Book:
         """Proven ε of all releases of an account, at the δ, view and adjacency of a budget."""
         return self._filtered(account, self._blocks(account, terms), terms)
 
+    def by_run(self, account: Account, terms: Budget) -> dict[str, float]:
+        """Proven ε of each run by itself, in the order in which they began."""
+        segments = {run: [i for i, owner in enumerate(account.owners) if owner == run] for run in account.order}
+        return {
+            run: self._row(self._together(account, terms, parts), terms, ideal=False).value
+            for run, parts in segments.items()
+            if parts
+        }
+
     def delta(self, account: Account, terms: Budget) -> float:
         """The δ of `epsilon`: that of the budget, or a thousandth more for the tails of sampled runs that follow a
         Gaussian one; and with the errors of samplers, where there are several runs."""
@@ -518,6 +527,17 @@ class Book:
         noise_std = 0.0 if mu == math.inf else 1.0 / mu
         sampling = Sampling("full", 1.0, terms.adjacency)
         return self._number((Release("uplink", noise_std, 1.0, 1, sampling, "shuffled epochs of one run (D2)"),))
+
+
+def composed(runs: Sequence[tuple[Sequence[Charge], Conditions]], terms: Budget) -> tuple[float, float]:
+    """(ε, δ) of several runs, each with all that it reveals, as a ledger would find it: later ones may be chosen
+    after looking at earlier ones."""
+    book, account = Book(), Account()
+    for number, (charges, conditions) in enumerate(runs):
+        charged = entries.decode_charges(entries.encode_charges(charges, (0, 1), conditions, charges))
+        for _, counts, plan in book._by_client(charged):
+            _charge(account, f"run {number}", charged, counts, plan)
+    return book.epsilon(account, terms), book.delta(account, terms)
 
 
 def _ideal(release: Release) -> Release:
