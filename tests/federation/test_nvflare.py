@@ -105,6 +105,7 @@ def test_a_kit_lets_the_server_run_one_class_and_read_nothing(tmp_path):
     assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / "fed").rglob("*.key"))
 
 
+@pytest.mark.slow
 def test_a_kit_from_a_partys_own_key(tmp_path):
     """The organiser's folder never holds it, and a kit for another CA is refused."""
     home, folder = tmp_path / "ann", tmp_path / "fed"
