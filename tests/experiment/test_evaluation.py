@@ -99,6 +99,35 @@ def test_scores_of_a_regression():
         inside += [scores.model[name].low <= value <= scores.model[name].high for name, value in exact.items()]
     assert np.mean(inside) >= 0.9
     assert scores.trivial["rmse"].value == pytest.approx(20 * truth.std(), rel=0.05)
+    assert (scores.epsilon, scores.delta) == (1.0, 1e-5)
+
+
+def test_calibration_is_said_of_eighths_that_stand_out_of_their_noise():
+    """Four bins are an eighth: noise of std 2 on each moves its count by 1.96 · 2 · √4 = 7.84."""
+    cells = np.zeros((2, 32), int)
+    cells[:, :4] = [[60, 80, 100, 60], [10, 20, 30, 40]]
+    cells[:, 4] = [20, 11]  # 31 of 4 · 7.84 = 31.36
+    cells[:, 28:] = [[0, 0, 1, 0], [25, 25, 25, 24]]
+    (first, low), (last, high) = evaluation._calibration(cells, 2.0)
+    assert (first, last) == (1 / 16, 15 / 16)
+    assert low == pytest.approx((0.25, 0.25 - 0.0196, 0.25 + 0.0196))
+    assert high == pytest.approx((0.99, 0.99 - 0.0784, 1.0))
+
+
+@pytest.mark.parametrize("classes", [2, 3, 0])
+def test_no_output_of_a_model_makes_counting_fail(classes):
+    """A failure would tell of one record. What is no number is counted nowhere."""
+    strange = np.array([np.nan, np.inf, -np.inf, 3e38, 0.0], np.float32)
+    outputs = strange if classes < 3 else np.stack([strange, np.zeros(5, np.float32), strange[::-1]], 1)
+    truth = np.array([0, 1, 1, 0, 1], np.int32) if classes else np.array([np.nan, 2.0, -1.0, 0.5, 1.0])
+    with np.errstate(invalid="ignore"):
+        table = evaluation.score_columns(outputs, truth, "classification" if classes else "regression", classes)
+    if not classes:
+        np.testing.assert_array_equal(table["truth"], [np.nan, 1.0, 0.0, 0.5, 1.0])
+        np.testing.assert_array_equal(table["error"], [np.nan, 0.0, 0.0, 0.5, 1.0])
+    counter = Counting([table], 1.0, 1e-5, seeded(0), lists_names=False)
+    scores = evaluation.private_scores(counter, range(classes), (0.0, 1.0), 1.0, 1e-5)
+    assert scores.records == 5
 
 
 def test_the_command(tmp_path):

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import dither
 from dither.accounting.ledger import Ledger
 from dither.cli import app
-from dither.errors import DataError, SpecError
+from dither.errors import DataError, DitherError, SpecError
 
 
 def seeded(seed):
@@ -116,3 +116,6 @@ def test_nothing_is_counted_without_a_charge(tmp_path):
     dither.statistics(file, epsilon=1.0, ledger=book, words=seeded(0))
     ledger = Ledger(book)
     assert [round(each.epsilon, 3) for dataset in ledger.datasets() for each in ledger.spent(dataset)] == [1.0]
+    tables(1, 300)[0].rename(columns={"age": "years"}).to_csv(tmp_path / "other.csv", index=False)
+    with pytest.raises(DitherError, match="share 100%"):  # the same people under another name
+        dither.statistics(tmp_path / "other.csv", epsilon=1.0, ledger=book)

@@ -10,15 +10,17 @@ from dither.errors import FederationError
 from dither.experiment import counting
 from dither.experiment.account import TOGETHER
 from dither.experiment.counting import Counting, Question, noise_words
+from dither.experiment.evaluation import PrivateScores
 from dither.experiment.private_schema import Wanted
 from dither.experiment.start import plan_project, start_project
+from dither.experiment.statistics import describe
 from dither.federation import keys, mailbox
 from dither.federation.agreement import PartyData
 from dither.federation.party import Party
 from dither.federation.server import Coordinator, load_evaluation_data
 from dither.federation.state import Journal
 from dither.federation.statistics import StatisticsTerms
-from dither.federation.surveys import PartyCounter, StatisticsCoordinator
+from dither.federation.surveys import PartyCounter, StatisticsCoordinator, write_statistics
 from dither.spec import Spec
 from tests.experiment.test_private_schema import clinic
 from tests.federation.parties import FIRST, LocalTransport
@@ -124,6 +126,13 @@ def test_sums_are_those_of_the_simulation(tmp_path, mode):
         asking.total(QUESTIONS[0])
 
 
+def test_statistics_of_all_columns_are_those_of_the_simulation(tmp_path):
+    clinics = Clinics(tmp_path, 200, **{"privacy.statistics_epsilon": 9.0})
+    result = write_statistics(clinics.coordinator())
+    assert result.columns == describe(clinics.simulated((9.0, 1e-5)), list(clinic(1).columns))
+    assert json.loads((tmp_path / "run" / "statistics.json").read_text())["epsilon"] == 9.0
+
+
 def test_a_party_answers_once_and_within_its_terms(tmp_path):
     clinics = Clinics(tmp_path, 200)
     asking = clinics.asking()
@@ -134,18 +143,31 @@ def test_a_party_answers_once_and_within_its_terms(tmp_path):
     clinics.nodes = {name: clinics.node(name) for name in NAMES}
     np.testing.assert_array_equal(again.total(QUESTIONS[0])[0][0], first[0])
     assert len(clinics.approved) == 3
-    # the same number for another question is refused, and so is a folder that forgot what it answered
-    asking._index = 0
-    asking._save({"headers": asking._saved()["headers"], "answers": [[0]]})
-    asking._index = -1
-    path = tmp_path / "run" / "statistics" / "answers.json"
-    saved = json.loads(path.read_text())
-    assert saved["answers"] == [[0]]
-    party = tmp_path / "keys" / "parties" / "ann" / "runs" / asking.agreement.run / "answers.json"
-    party.unlink()
-    node = clinics.node("ann")
+    # a folder that forgot what it answered gives no second answer with fresh noise
+    (tmp_path / "keys" / "parties" / "ann" / "runs" / asking.agreement.run / "answers.json").unlink()
     with pytest.raises(FederationError, match="does not remember"):
-        node._counting(asking.agreement.run)
+        clinics.node("ann")._counting(asking.agreement.run)
+
+
+def test_a_server_that_asks_more_than_was_agreed_is_refused(tmp_path):
+    clinics = Clinics(tmp_path, 200, **{"secagg.mode": "off"})
+    asking = clinics.asking()
+    first, _ = asking.total(QUESTIONS[0])
+    forgotten = {"headers": asking._saved()["headers"], "answers": []}
+
+    def again(question):
+        asking._save(forgotten)
+        asking._index = -1
+        return asking.total(question)
+
+    np.testing.assert_array_equal(again(QUESTIONS[0])[0][0], first[0])  # no fresh noise to average over
+    for other in (QUESTIONS[3], QUESTIONS[0]._replace(share=0.3), QUESTIONS[0]._replace(columns=("age",))):
+        with pytest.raises(FederationError, match="not answered by all"):
+            again(other)
+    asking._save({**forgotten, "answers": [0]})
+    asking._index = 0
+    with pytest.raises(FederationError, match="not answered by all"):  # 0.2 of the budget is spent
+        asking.total(QUESTIONS[0]._replace(share=0.81))
 
 
 def test_terms_from_strangers_are_checked(tmp_path):
@@ -194,5 +216,6 @@ def test_one_epsilon_for_a_federation(tmp_path):
     federated = (tmp_path / "run" / "schema" / "schema.toml").read_text().split("[privacy]")[0]
     simulated = (tmp_path / "sim" / "schema.toml").read_text().split("[privacy]")[0]
     assert federated.splitlines()[4:] == simulated.splitlines()[4:]
+    assert PrivateScores.from_json(json.dumps(scores)).model.keys() == scores["model"].keys()
     for name, (value, low, high) in scores["model"].items():
         assert (value, low, high) == pytest.approx(tuple(project.scores.model[name]), abs=1e-6)

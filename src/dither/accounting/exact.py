@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from dither.accounting.lattice_noise import STD_FACTOR, TV_PER_DRAW, WIDTH
+from dither.accounting.lattice_noise import FAILURE_PER_DRAW, STD_FACTOR, TV_PER_DRAW, WIDTH
 from dither.types import ExactNoise
 
 UNIT = 2.0**-24  # relative error of a float32 operation
@@ -27,7 +27,8 @@ def accumulated(operations: float) -> float:
 
 def noise(dimension: int) -> ExactNoise:
     """What each use of a release of so many coordinates owes to noise on integers."""
-    return ExactNoise(math.sqrt(dimension) / (WIDTH * STD_FACTOR), dimension * TV_PER_DRAW)
+    rounding = math.sqrt(dimension) / (WIDTH * STD_FACTOR)
+    return ExactNoise(rounding, dimension * TV_PER_DRAW, dimension * FAILURE_PER_DRAW)
 
 
 def norm_error(squares: int) -> float:

@@ -659,6 +659,16 @@ def _print_outcome(report: Report, folder: Path) -> None:
     lines.append(("run folder", str(folder)))
     rows = [{"": what, " ": text} for what, text in lines]
     print_table(rows, title=f"{report.method}, {report.num_clients} parties")
+    if (folder / "scores.json").is_file():
+        from dither.experiment.evaluation import PrivateScores
+
+        scores = PrivateScores.from_json((folder / "scores.json").read_text(encoding="utf-8"))
+        print_table(
+            scores.rows(),
+            title=f"Private scores on {scores.records:,} records that training left out",
+            footer=f"one ε = {report.spec.privacy.project_epsilon:g} at δ = {report.spec.privacy.delta:g} covers "
+            "schema, training and evaluation, if nothing else was spent: each party's ledger says so",
+        )
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -261,8 +261,8 @@ def _fuzz(count: int, seed: int, *, as_json: bool, quiet: bool) -> None:
             {
                 "seed": outcome.seed,
                 "method": outcome.drawn.values["method"],
-                "model": outcome.drawn.values["model.name"],
-                "batches": outcome.drawn.values["batch_sampling"],
+                "model": outcome.drawn.values.get("model.name", ""),
+                "batches": outcome.drawn.values.get("batch_sampling", ""),
                 "view": outcome.drawn.view,
                 "proof": outcome.recipe,
                 "proven ε": epsilon_text(outcome.proven),

@@ -40,7 +40,7 @@ MARK_CELL, TEXT_CELL, NUMBER_CELL, POWER_CELLS = 0, 1, 2, 3  # of a survey
 MOST_NAMES = 64  # of a column that an institution lists
 _SEED = 22  # tells streams of this noise from others of the same seed
 _LONGEST_NAME = 1000  # characters
-_MOST_CELLS = 1 << 20  # of one question
+MOST_CELLS = 1 << 20  # of one question
 _ROUNDING = 4.0  # variance of a discrete Gaussian that the proof gives away (s = 2, docs/privacy.md)
 _LEAST_SHARE = 1e-4  # so that there are at most 10,000 questions
 _DISTANCE = 1e-20  # of all cells of all questions from a rounded Gaussian: below 10^13 of them, 10^-33 each
@@ -120,8 +120,8 @@ class Question(NamedTuple):
                 raise SpecError("a question needs a range low < high for each of its columns")
         if self.kind == CATEGORIES and len(self.categories) != len(self.columns):
             raise SpecError("a question needs categories for each of its columns")
-        if sum(math.prod(shape) for shape in self.shapes()) > _MOST_CELLS:
-            raise SpecError(f"a question of more than {_MOST_CELLS:,} cells")
+        if sum(math.prod(shape) for shape in self.shapes()) > MOST_CELLS:
+            raise SpecError(f"a question of more than {MOST_CELLS:,} cells")
         return self
 
 

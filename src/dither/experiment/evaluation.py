@@ -6,6 +6,7 @@ calibration and the errors of a regression follow from the sums. A record touche
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -52,6 +53,15 @@ class PrivateScores:
 
     def to_json(self) -> str:
         return to_json(asdict(self), indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> PrivateScores:
+        saved = json.loads(text)
+        model, trivial = (
+            {name: Estimate(*each) for name, each in saved[who].items()} for who in ("model", "trivial")
+        )
+        calibration = tuple((at, Estimate(*each)) for at, each in saved["calibration"])
+        return cls(model, trivial, calibration, saved["records"], saved["epsilon"], saved["delta"])
 
     def rows(self) -> list[dict[str, str]]:
         """One line for the model and one for the trivial predictor."""

@@ -130,11 +130,11 @@ class Coordinator:
     def run(self) -> Report:
         """Everything; returns the report. Whoever calls this holds the journal's lock."""
         began = time.monotonic()
-        project = None
-        if self.asked_spec.privacy.project_epsilon:
-            from dither.federation.surveys import FederatedProject
+        from dither.federation import surveys  # which subclasses this
 
-            project = FederatedProject(self)
+        if self.asked_spec.privacy.statistics_epsilon and not self._begun:
+            surveys.write_statistics(self)
+        project = surveys.FederatedProject(self) if self.asked_spec.privacy.project_epsilon else None
         if project is not None and not self._begun:
             self.asked_spec, self._evaluation = project.prepare()
         self.agreement = self._agree()
@@ -647,8 +647,7 @@ class Coordinator:
             records = Labelled(x, y, np.arange(len(y)), "the server's test records")
             judgement = judge(completed, params, [(row["round"], row["loss"]) for row in rows], records)
             report = replace(report, scores=judgement.scores, advice=judgement.advice)
-            title = f"{self.agreement.spec.method}, {len(self.agreement.names)} parties"
-            plots.draw_run(rows, folder.path / "plot.png", title=title, subtitle=self._evaluation.name)
+            plots.draw_run(report, rows, folder.path / "plot.png")
         report.save()
         self.journal.sign(self._identity, self.keyring.id)
         outcome = {"run": self.agreement.run, "rounds": len(lines), "accuracy": rows[-1].get("test_accuracy")}

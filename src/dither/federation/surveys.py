@@ -23,6 +23,7 @@ from dither.experiment.evaluation import PrivateScores, private_scores
 from dither.experiment.folder import read_checked, write_checked, write_text
 from dither.experiment.private_schema import Wanted, estimate_schema
 from dither.experiment.start import Budgets, calibrated
+from dither.experiment.statistics import Statistics, describe
 from dither.federation.agreement import Agreement, federated_spec, held_out_rows
 from dither.federation.messages import SignedMessage
 from dither.federation.server import Coordinator, EvaluationData, RoundResult
@@ -108,7 +109,7 @@ class StatisticsCoordinator(Coordinator):
             self._event("accepted", {"party": name})
 
         facts = {"digest": terms.digest, "parties": list(terms.names), "collusion": "", "warning": ""}
-        self._event("terms", facts)
+        self._event("terms", {**facts, "upload_bytes": 8 * counting.MOST_CELLS + (1 << 16)})
         self._everybody("statistics", terms.names, ({"terms": terms.to_dict()}, {}), take, "approve")
         return terms
 
@@ -230,6 +231,17 @@ class PartyCounter:
 
     def names(self, question: Question) -> list[list[str]]:
         return self._asking.names_of(question)
+
+
+def write_statistics(coordinator: Coordinator) -> Statistics:
+    """Private statistics of all columns that parties share, in statistics.json of the run folder."""
+    coordinator.gather(coordinator.names, len(coordinator.names))
+    privacy = coordinator.asked_spec.privacy
+    budget = (privacy.statistics_epsilon, privacy.delta)
+    asking = StatisticsCoordinator(coordinator, "statistics", budget)
+    result = Statistics(describe(PartyCounter(asking), asking.header), *budget, len(coordinator.names))
+    write_text(coordinator.journal.path / "statistics.json", result.to_json())
+    return result
 
 
 class FederatedProject:

@@ -219,6 +219,11 @@ class PrivacySpec:
         "dither serve: one target for a private schema, training and a private evaluation; 0: training alone",
         at_least=0.0,
     )
+    statistics_epsilon: float = _key(
+        0.0,
+        "dither serve: also private statistics of the parties' tables, before training, at this target; 0: none",
+        at_least=0.0,
+    )
     assume_credit: bool = _key(
         False, "credit the other clients' noise in sums where this is not proved (networks); labelled 'assumed'"
     )

@@ -23,7 +23,7 @@ from dither.accounting.ledger.entries import About, Budget, Charge, Charged, Row
 from dither.accounting.ledger.sketch import Scan, Sketch
 from dither.accounting.views import NUMBERS, SAMPLER_ERROR, sampler_error
 from dither.errors import BudgetExhausted, ConfigError, LedgerError
-from dither.types import Release, Sampling
+from dither.types import ExactNoise, Release, Sampling
 
 _CACHED = 4096  # values of ε that are remembered
 _FINE = 1e-15  # δ at which Gaussian releases are turned into one Gaussian
@@ -394,12 +394,12 @@ class Book:
         for run, counts in zip(account.owners, account.counts, strict=True):
             made.setdefault(run, []).append(counts)
 
-        def distance(stretches: list[Counts]) -> float:
+        def error(stretches: list[Counts]) -> ExactNoise:
             return sampler_error((self._participations[i], n) for counts in stretches for i, n in counts.items())
 
-        drawn = sum(max(distance(made.get(run, [])), distance(plans.get(run, []))) for run in {**plans, **made})
-        epsilon = max(terms.epsilon, self.epsilon(account, terms)) if drawn else 0.0
-        return drawn * (1.0 + math.exp(min(epsilon, 700.0)))
+        runs = [map(max, error(made.get(run, [])), error(plans.get(run, []))) for run in {**plans, **made}]
+        total = ExactNoise(*map(math.fsum, zip((0.0,) * 3, *runs, strict=True)))
+        return total.delta(max(terms.epsilon, self.epsilon(account, terms))) if any(total) else 0.0
 
     def not_covered(self, dataset: str, account: Account, terms: Budget) -> str:
         """Why ε does not hold for rounds and runs that were chosen after looking at earlier results."""
@@ -544,7 +544,7 @@ def _ideal(release: Release) -> Release:
     """The release as if noise were drawn as it is proved."""
     if release.exact is None:
         return release
-    return release._replace(exact=release.exact._replace(distance=0.0))
+    return release._replace(exact=release.exact._replace(distance=0.0, failure=0.0))
 
 
 def _charge(
