@@ -17,8 +17,8 @@ import numpy as np
 
 from dither.accounting import ClientRange
 from dither.accounting.ledger.runs import JointSpending, Ledger, Spending, data_id
-from dither.data import Dataset, hash_records
-from dither.errors import BudgetExhausted, ClientRefused, DitherError, RunExists, SpecError
+from dither.data import Dataset, file_digest, hash_records
+from dither.errors import BudgetExhausted, ClientRefused, DataError, DitherError, RunExists, SpecError
 from dither.experiment import plots
 from dither.experiment.advice import judge_run
 from dither.experiment.build import (
@@ -276,6 +276,12 @@ def check_public(experiment: Experiment) -> None:
 def _identified(experiment: Experiment, book: Ledger, *, new_ledger: bool) -> list[str]:
     """The ledger's ids of the records: one for each file, after saying which records it holds."""
     spec, dataset = experiment.spec, experiment.dataset
+    files = [(str(source.path), source.content) for source in dataset.sources] or [
+        (spec.data.path, dataset.content)
+    ]
+    for path, content in files:
+        if content and file_digest(path) != content:
+            raise DataError(f"{path!r} changed after it was read; start the run again")
     if dataset.sources:
         ids = [data_id(book, path=str(source.path), digest=source.digest) for source in dataset.sources]
         for each, source in zip(ids, dataset.sources, strict=True):
