@@ -70,12 +70,14 @@ class Round(NamedTuple):
 
 class ClientResult(NamedTuple):
     """What a client returns: `upload` leaves the machine (already multiplied by `weight`), `state` stays,
-    `metrics` are scalars that only the simulator sees (never sent)."""
+    `metrics` are scalars that only the simulator sees (never sent). Where `integers` are given and uploads are
+    aggregated securely, they leave the machine instead of `upload`, which is computed from them."""
 
     upload: Upload
     weight: Array
     state: ClientState
     metrics: Mapping[str, Array]
+    integers: Upload | None = None
 
 
 class Cohort(NamedTuple):
@@ -111,10 +113,13 @@ class ExactNoise(NamedTuple):
 
     rounding   how much further apart rounding may move neighbours, in units of the noise std
     distance   total variation distance between the noise that is drawn and the noise that is proved
+    sums       the noisy integers of all clients are summed as they are, on one lattice: the credit for the others'
+               noise is exact too, and `distance` counts the noise of a whole cohort
     """
 
     rounding: float
     distance: float
+    sums: bool = False
 
 
 class Release(NamedTuple):
@@ -167,6 +172,8 @@ class Algorithm(NamedTuple):
     server: Callable[[Key, ServerState, Upload, Cohort], ServerState]
     params: Callable[[ServerState], Params]
     releases: Callable[[RoundInfo], tuple[Release, ...]]
+    # The sum of a round's uploads, from the state, the sum of their `integers`, the round's number and cohort size
+    decode: Callable[[ServerState, Upload, Array, Array], Upload] | None = None
 
 
 class Participation(NamedTuple):
@@ -281,6 +288,7 @@ class PrivacyPlan(NamedTuple):
     discrete_noise: bool = False  # noise on the encoded integers of an upload
     scale_bits: int = 0  # fractional bits of that encoding
     exact_noise: bool = False  # randomness "os": noise on integers, and proofs of what float32 computes (R7)
+    max_norm: float = 0.0  # uploads are projected onto the ball of this radius; 0: they are not
     assume_credit: bool = False  # take the credit of the others' noise where it is unproved, labelled so
 
     # From the method
@@ -295,6 +303,7 @@ class PrivacyPlan(NamedTuple):
     exposures: int = 0  # uploads of one client that an outsider sees beside the broadcasts
     upload_noise: str = ""  # the entry of `hyper` whose noise is added once, to the finished upload; "": none is
     upload_unit: float = 0.0  # least factor from the unit of an uplink release to that of the upload; 0: unknown
+    exact_sums: bool = False  # secure aggregation sums the noisy integers of one release a round (R9)
     ignores_counts: bool = False  # noise, weights, rounds and claim are the same whatever the record counts
 
     # From the experiment

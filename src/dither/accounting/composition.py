@@ -307,16 +307,20 @@ def absorption_cost(shifts: Iterable[float], variances: Iterable[float]) -> floa
     return sum(rise**2 / length for rise, length in segments if rise)
 
 
+_ONE_STEP = "; with local_steps=1 there is nothing to prove, and the credit is exact (R9)"
+
+
 def credit_refusal(rates: Sequence[float], smoothness: float | None, convex: bool) -> str:
     """Why R6' proves nothing for a round of these rates; empty where it holds."""
     if len(rates) == 1:
         return ""  # noise is added once, after the only look at the data
     if not convex:
-        return "the credit for the other clients' noise is proved for convex losses only (G7b)"
+        return f"the credit for the other clients' noise is proved for convex losses only (G7b){_ONE_STEP}"
     if smoothness is None:
         return "G7b needs non-expansive steps, and no bound on learning rate x smoothness is known"
     if max(rates) * smoothness > 2.0:
-        return f"learning rate x smoothness = {max(rates) * smoothness:g} > 2: local steps may expand (G7b)"
+        far = max(rates) * smoothness
+        return f"learning rate x smoothness = {far:g} > 2: local steps may expand (G7b){_ONE_STEP}"
     return ""
 
 

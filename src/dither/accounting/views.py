@@ -254,6 +254,7 @@ def _gaps(bound: Bound, rounds: Rounds, conditions: Conditions, adjacency: str) 
     channel = "downlink" if recipe.endswith(" downlink") else "uplink"
     releases = [r for group, _, _ in rounds.groups for r in group if r.channel == channel and r.uses]
     exact = all(release.exact is not None for release in releases)
+    integers = all(release.exact is not None and release.exact.sums for release in releases)
     if conditions.lattice is not None:  # noise on integers that are summed as such
         return () if exact else (FLOAT_SUMS,)
     summed = recipe.startswith("R6") or recipe.endswith(" sum")
@@ -262,10 +263,10 @@ def _gaps(bound: Bound, rounds: Rounds, conditions: Conditions, adjacency: str) 
     ideal = bound.sampler_delta is None and any(r.exact and r.exact.distance for r in releases)
     gaps = {
         FLOAT_NOISE: not exact,
-        _FLOAT_CREDIT: exact and (summed or recipe.endswith(" joint")),
+        _FLOAT_CREDIT: exact and not integers and (summed or recipe.endswith(" joint")),
         _FLOAT_PLACES: exact and adjacency == ADD_REMOVE and recipe != NO_PROOF,
         SAMPLER_ERROR: ideal and recipe != NO_PROOF,
-        _ROUNDING: rounded,
+        _ROUNDING: rounded and not integers,
     }
     return tuple(text for text, applies in gaps.items() if applies)
 

@@ -183,6 +183,8 @@ def draw(rng: np.random.Generator) -> Drawn:
         values["privacy.colluders"] = int(rng.integers(1, values["cohort_size"] - 1))
     # Protected runs compute what they noise in another way. No further draw: a seed's specs stay what they were.
     values["randomness"] = "os" if round(1000 * values["client_lr"]) % 2 else "seeded"
+    if values["randomness"] == "os" and values["local_steps"] == 1:
+        values["secagg.mode"] = "ideal"  # exact sums, where the method has them (R9)
     ex_ante = view == "upload" and sampling == "full" and not everyone
     return Drawn(
         values,

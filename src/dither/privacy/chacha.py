@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dither.accounting.lattice_noise import SPREAD
 from dither.errors import SpecError
 from dither.privacy import lattice
 from dither.types import Array
@@ -46,7 +47,9 @@ def _quarter_round(state: list[Array], a: int, b: int, c: int, d: int) -> None:
         state[z] = turned << np.uint32(bits) | turned >> np.uint32(32 - bits)
 
 
-def draws(seed: Array, count: int, *, kernel: bool = False, interpret: bool = False) -> Array:
+def draws(
+    seed: Array, count: int, *, spread: int = SPREAD, kernel: bool = False, interpret: bool = False
+) -> Array:
     """`[..., count]` integers for seeds `[..., 11]` of key and nonce. The block counter goes on from seed to seed:
     equal seeds still give different integers."""
     batch, seeds = seed.shape[:-1], math.prod(seed.shape[:-1])
@@ -54,22 +57,22 @@ def draws(seed: Array, count: int, *, kernel: bool = False, interpret: bool = Fa
     if seeds * blocks >= 2**32:
         raise SpecError(f"{seeds * count} random integers in one draw; draw at most {_DRAWS * 2**32} at a time")
     flat = seed.reshape(seeds, 11)
-    drawn = _on_gpu(flat, blocks, interpret) if kernel else _by_xla(flat, blocks)
+    drawn = _on_gpu(flat, blocks, spread, interpret) if kernel else _by_xla(flat, blocks, spread)
     return drawn.reshape(*batch, _DRAWS * blocks)[..., :count]
 
 
-def _by_xla(seed: Array, blocks: int) -> Array:
+def _by_xla(seed: Array, blocks: int, spread: int) -> Array:
     counter = jax.lax.iota(jnp.uint32, len(seed) * blocks).reshape(-1, blocks)
     words = block([seed[:, i, None] for i in range(11)], counter)
-    return jnp.stack([lattice.draw(words[3 * i : 3 * i + 3]) for i in range(_DRAWS)], axis=1)
+    return jnp.stack([lattice.draw(words[3 * i : 3 * i + 3], spread=spread) for i in range(_DRAWS)], axis=1)
 
 
-def _on_gpu(seed: Array, blocks: int, interpret: bool) -> Array:
+def _on_gpu(seed: Array, blocks: int, spread: int, interpret: bool) -> Array:
     from jax.experimental import pallas
 
     high, low = jnp.asarray(lattice.table())
     make = pallas.pallas_call(
-        functools.partial(_kernel, blocks),
+        functools.partial(_kernel, blocks, spread),
         out_shape=jax.ShapeDtypeStruct((len(seed), _DRAWS, blocks), jnp.int32),
         grid=(len(seed), blocks // _LANES),
         interpret=interpret,
@@ -78,7 +81,7 @@ def _on_gpu(seed: Array, blocks: int, interpret: bool) -> Array:
     return drawn
 
 
-def _kernel(blocks: int, seed: Array, high: Array, low: Array, out: Array) -> None:
+def _kernel(blocks: int, spread: int, seed: Array, high: Array, low: Array, out: Array) -> None:
     """The draws of `_LANES` blocks of one seed. The arguments are references to arrays in the GPU's memory."""
     from jax.experimental import pallas
 
@@ -88,5 +91,5 @@ def _kernel(blocks: int, seed: Array, high: Array, low: Array, out: Array) -> No
     words = block([seed[number, i] for i in range(11)], counter)
     for i in range(_DRAWS):
         out[number, i, pallas.ds(first, _LANES)] = lattice.draw(
-            words[3 * i : 3 * i + 3], lambda own: (high[own], low[own])
+            words[3 * i : 3 * i + 3], lambda own: (high[own], low[own]), spread=spread
         )

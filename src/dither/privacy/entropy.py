@@ -36,6 +36,7 @@ import numpy as np
 from jax.custom_batching import custom_vmap
 from jax.experimental import io_callback
 
+from dither.accounting.lattice_noise import SPREAD
 from dither.errors import SpecError
 from dither.privacy import chacha, lattice
 from dither.types import Array
@@ -97,18 +98,18 @@ class OsEntropy:
         number = jnp.asarray(number).astype(jnp.int32)
         return replace(self, mapped=number if self.mapped is None else self.mapped + number)
 
-    def integers(self, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
+    def integers(self, shapes: Sequence[tuple[int, ...]], spread: int = SPREAD) -> list[Array]:
         """Discrete Gaussian integers (`privacy.lattice`) in these shapes, for each index that vmap maps over."""
         mapped = jnp.int32(0) if self.mapped is None else self.mapped
         sizes = [math.prod(shape) for shape in shapes]
         parts = [slice(end - size, end) for size, end in zip(sizes, np.cumsum(sizes).tolist(), strict=True)]
         if self.key is not None:
-            drawn = _expanded(sum(sizes))(self.key, self._nonce(), mapped)
+            drawn = _expanded(sum(sizes), spread)(self.key, self._nonce(), mapped)
             return [drawn[part].reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
         words = self.words(lattice.WORDS * sum(sizes)).reshape(lattice.WORDS, sum(sizes))
         # Drawn in the shape of use, for which `noise._in_shape` has the reasons.
         return [
-            lattice.draw(words[:, part].reshape(lattice.WORDS, *shape))
+            lattice.draw(words[:, part].reshape(lattice.WORDS, *shape), spread=spread)
             for part, shape in zip(parts, shapes, strict=True)
         ]
 
@@ -193,7 +194,7 @@ def _is_traced(value: object) -> bool:
 
 
 @functools.cache
-def _expanded(count: int) -> Callable[[Array, Array, Array], Array]:
+def _expanded(count: int, spread: int = SPREAD) -> Callable[[Array, Array, Array], Array]:
     """A function of key, nonce and a mapped number: that many integers. Each index that vmap maps over has
     blocks of its own, even at one place."""
 
@@ -201,7 +202,10 @@ def _expanded(count: int) -> Callable[[Array, Array, Array], Array]:
     def draw(key: Array, nonce: Array, mapped: Array) -> Array:
         seed = jnp.concatenate([key, nonce], axis=-1)
         return chacha.draws(
-            jnp.broadcast_to(seed, (*mapped.shape, 11)), count, kernel=jax.default_backend() == "gpu"
+            jnp.broadcast_to(seed, (*mapped.shape, 11)),
+            count,
+            spread=spread,
+            kernel=jax.default_backend() == "gpu",
         )
 
     @draw.def_vmap
