@@ -66,6 +66,7 @@ def test_noisy_integers_are_summed_as_they_are(tmp_path, monkeypatch):
     options = build.engine_options
     monkeypatch.setattr(build, "engine_options", lambda of: {**options(of), "randomness": "seeded"})
     values = {"local_steps": 1, "batch_sampling": "full", "model.l2": 0.01, "lr_decay": 0.1, "num_rounds": 2}
+    values |= {"server_optimizer": "momentum", "server_average": 0.5}
     spec = small_spec("dp-sgd", **{"randomness": "os", "secagg.mode": "real", "secagg.modulus_bits": 64, **values})
     parties = Parties(tmp_path, spec)
     assert parties.experiment.plan.exact_sums

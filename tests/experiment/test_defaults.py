@@ -50,6 +50,8 @@ def test_only_what_is_not_given_is_chosen(tmp_path: Path) -> None:
     assert build_experiment(spec, dataset=chosen.dataset).proven_epsilon() <= 1.0
     named = choose({**source, "method": "cpfed", "num_clients": 3, "cohort_size": 3})
     assert (named.dataset, named.note, named.spec.num_rounds) == (None, "", 200)
+    sums = choose({**source, "secagg.mode": "ideal", "privacy.view": "sum"}).spec
+    assert (sums.local_steps, sums.cohort_size) == (1, 10)
     path = tmp_path / "spec.toml"
     path.write_text(f'[data]\npath = "{tmp_path}/patients.csv"\nlabel = "ill"\n')
     assert choose(path).spec == choose(source).spec

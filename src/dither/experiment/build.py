@@ -93,8 +93,7 @@ class Experiment:
         if missing == self.plan.missing:
             return Accountant(self.plan, self.prepared.releases, self._alike)
         plan = self.plan._replace(missing=missing)
-        noise = "none" if plan.noise == "proven" else plan.noise
-        return Accountant(plan, self.prepare(missing=missing, noise=noise).build(plan.hyper).releases)
+        return Accountant(plan, self.prepare(missing=missing).build(plan.hyper).releases)
 
     def proven_epsilon(self, rounds: int | None = None, begun: Sequence[tuple[int, int]] = ()) -> float:
         """Proven ε of the first rounds, or of those `begun`, for the spec's own view and adjacency."""

@@ -29,7 +29,6 @@ _CLIENTS = 10  # that a single table is dealt out to
 _START = {
     "method": "cpfed",
     "num_clients": 0,
-    "cohort_size": 1,
     "batch_sampling": "poisson",
     "eval_every": 10,
     "data.encoding": "standard",
@@ -101,7 +100,8 @@ def choose(
     if not given.get("data.path") or "method" in given:
         spec = Spec.from_any(given)
         return Chosen(spec, None if records is None else load_data(spec, records=records))
-    spec = Spec.from_any({**_START, **given})
+    sums = given.get("secagg.mode") in ("ideal", "real")  # of at least two uploads
+    spec = Spec.from_any({**_START, "cohort_size": 2 if sums else 1, **given})
     dataset = load_data(spec, data_dir=data_dir, records=records)
     chosen: dict[str, Any] = {}
     if spec.num_clients == 0 and spec.data.partition == "iid" and not dataset.sources:
@@ -113,8 +113,7 @@ def choose(
     delta = chosen.get("privacy.delta", spec.privacy.delta)
     features = dataset.x_train.shape[1]
     norm = _usual_norm(dataset, spec.data.encoding)
-    sums = spec.secagg.mode in ("ideal", "real") and spec.privacy.view != "upload"
-    summed = max(len(sizes) - spec.colluders, 1) if sums else 1
+    summed = max(len(sizes) - spec.colluders, 1) if sums and spec.privacy.view != "upload" else 1
     chosen |= defaults_for(sizes, features, spec.privacy.epsilon, delta=delta, norm=norm, summed=summed)
     chosen["model.name"] = {0: "linear", 2: "logistic"}.get(len(dataset.classes), "softmax")
     chosen = {key: value for key, value in chosen.items() if key not in given}

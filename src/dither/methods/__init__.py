@@ -96,7 +96,10 @@ def prepare(
         max_norm=spec.federation.max_norm,
         assume_credit=privacy.assume_credit,
     )
-    return (chosen or method(spec.method)).prepare(model, plan)
+    prepared = (chosen or method(spec.method)).prepare(model, plan)
+    from dither.methods.server import with_optimizer  # which imports this package
+
+    return with_optimizer(prepared, spec)
 
 
 def _method(module: Any) -> Method:
