@@ -122,6 +122,20 @@ class ExactNoise(NamedTuple):
     sums: bool = False
 
 
+class Uses(NamedTuple):
+    """A release after several local steps, by how many of them use the record (E3): where no step moves two models
+    apart, j uses of the record move what is released by at most j times `share` of the sensitivity.
+
+    steps  local steps of the round, each on a batch of its own
+    share  of the sensitivity, for one use in which the record is replaced
+    rate   the largest learning rate of any round: a step must not expand at it
+    """
+
+    steps: int
+    share: float
+    rate: float
+
+
 class Release(NamedTuple):
     """What one participation of one client reveals about one of its records, for the accountant.
 
@@ -140,6 +154,7 @@ class Release(NamedTuple):
     source: str  # where the number comes from: equation, lemma or erratum
     rates: tuple[float, ...] = ()
     exact: ExactNoise | None = None
+    by_use: Uses | None = None  # None: only the sensitivity is known
 
 
 class RoundInfo(NamedTuple):

@@ -493,7 +493,12 @@ class Book:
             for conditions, counts in zip(all_conditions, all_counts, strict=True)
         ]
         # no credit besides the uploads' own noise
-        uploads_alone = Conditions(lattice=_coarsest(all_conditions), counts_shown=_counts_shown(all_conditions))
+        uploads_alone = Conditions(
+            lattice=_coarsest(all_conditions),
+            counts_shown=_counts_shown(all_conditions),
+            convex=all(each.convex for each in all_conditions),
+            smoothness=_most(each.smoothness for each in all_conditions),
+        )
         if len(all_counts) == 1:
             plain = terms.view == "upload" and not shuffled[0]
             return _Together(uploads_alone if plain else all_conditions[0], all_counts[0])
