@@ -26,9 +26,10 @@ import time
 from pathlib import Path
 
 from dither.federation import demo, keys, serving
-from dither.federation.flower import TlsFiles, apps, fleet
+from dither.federation.flower import TlsFiles, fleet
 from dither.federation.flower.gate import Gate
-from dither.federation.flower.superlink import SuperLink, environment, free_port, separate_process, stop
+from dither.federation.flower.superlink import SuperLink, environment
+from dither.federation.local import answer_at, free_port, separate_process, stop
 
 SERVER_APP = """
 import json, time
@@ -95,7 +96,7 @@ def measure(how: str, count: int, rounds: int, size: int, folder: Path) -> list[
                 own = folder / "keys" / "parties" / party.name
                 if how == "before":
                     children.append(_supernode(own, port))
-                    work = (apps.answer_at, (own / "node.sock", lambda body: body), {"until": over.is_set})
+                    work = (answer_at, (own / "node.sock", lambda body: body), {"until": over.is_set})
                 else:
                     at = fleet.Server(f"127.0.0.1:{port}", own / "ca.pem", own / "node.key", own / "node.number")
                     work = (fleet.serve, (at, lambda body: body), {"until": over.is_set, "patience": 120.0})

@@ -266,3 +266,10 @@ def test_truncation_is_charged():
     assert accounting.charge_truncation(plain, 1e-5, 1e-5, others_failure=2e-6) == pytest.approx(
         plain(8e-6), rel=1e-5
     )
+
+
+def test_the_length_of_a_transform_is_the_least_that_is_quick():
+    from scipy.fft import next_fast_len
+
+    lengths = [*range(1, 3000), *np.random.default_rng(0).integers(3000, 2**23, 500).tolist()]
+    assert [pld._fast_size(length) for length in lengths] == [next_fast_len(n, real=True) for n in lengths]

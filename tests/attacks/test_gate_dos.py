@@ -12,7 +12,7 @@ from dither.federation import keys
 from dither.federation.flower import TlsFiles
 from dither.federation.flower import gate as gate_module
 from dither.federation.flower.gate import Gate
-from dither.federation.flower.superlink import free_port
+from dither.federation.local import free_port
 
 MEBIBYTE = 1 << 20
 

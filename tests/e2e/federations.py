@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dither.experiment.folder import write_text
-from dither.federation.flower.superlink import free_port
+from dither.federation.local import free_port
 from tests.federation.parties import Parties
 
 
@@ -25,9 +25,14 @@ class Processes:
     running: dict[str, subprocess.Popen] = field(default_factory=dict)
     through: dict[str, int] = field(default_factory=dict)  # party -> port by which it reaches the server
     taps: Path | None = None  # where processes write down what they are given (tests/e2e/faults)
+    transport: str = "flower"
 
     def __post_init__(self) -> None:
         self.folder = self.parties.folder
+        if self.transport == "nvflare":
+            from dither.federation.nvflare.system import provision
+
+            provision(self.folder / "keys", self.parties.names, host="localhost", port=self.port)
         write_text(self.folder / "spec.toml", self.parties.spec.to_toml())
 
     def __enter__(self) -> Processes:
@@ -36,6 +41,11 @@ class Processes:
     def __exit__(self, *_: object) -> None:
         for name in list(self.running):
             self.kill(name)
+        if self.transport == "nvflare":
+            from dither.federation.nvflare import relay
+
+            for name in self.parties.names:
+                relay.end(self.folder / "keys" / "parties" / name)
 
     def serve(self, *more: str) -> None:
         self._start(

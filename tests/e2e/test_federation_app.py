@@ -13,7 +13,8 @@ pytest.importorskip("flwr", reason="the extra 'deploy' is not installed")
 from dither.experiment.folder import write_text
 from dither.federation import keys, serving
 from dither.federation.flower import TlsFiles
-from dither.federation.flower.superlink import SuperLink, environment, free_port, separate_process, stop
+from dither.federation.flower.superlink import SuperLink, environment
+from dither.federation.local import free_port, separate_process, stop
 from tests.e2e.federations import Processes
 from tests.federation.parties import Parties, small_spec
 

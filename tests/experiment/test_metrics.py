@@ -1,4 +1,4 @@
-"""Scores by scikit-learn, beside the best constant prediction."""
+"""Scores as scikit-learn defines them, beside the best constant prediction."""
 
 import numpy as np
 import pytest
@@ -58,3 +58,32 @@ def test_scores_of_a_regression_are_in_the_unit_of_the_label():
     assert scores.model["rmse"] == pytest.approx(10, abs=1e-4)
     assert scores.trivial == pytest.approx({"r2": 0, "rmse": np.std(labels), "mae": 62.5}, abs=1e-4)
     assert scores.trivial_predictor == "always the mean, 187.5 (MAE: the median, 175)"
+
+
+@pytest.mark.parametrize("num_classes", [2, 3, 6])
+def test_every_metric_is_scikit_learns_with_ties_and_classes_that_are_never_predicted(num_classes):
+    rng = np.random.default_rng(num_classes)
+    for trial in range(20):
+        y = rng.integers(0, num_classes, 60).astype(np.int32)
+        whole = 2 ** (3 + trial % 4)  # few different probabilities: many ties
+        p = rng.multinomial(whole, np.full(num_classes, 1 / num_classes), 60) / whole
+        scores = metrics.classification_scores(p, y, [str(k) for k in range(num_classes)])
+        binary, predicted, truth = num_classes == 2, p.argmax(axis=1), np.eye(num_classes)[y]
+        columns = [1] if binary else np.unique(y)
+        average = "binary" if binary else "macro"
+        assert scores.model == pytest.approx(
+            {
+                "accuracy": reference.accuracy_score(y, predicted),
+                "auc": reference.roc_auc_score(truth[:, columns], p[:, columns]),
+                "average_precision": reference.average_precision_score(truth[:, columns], p[:, columns]),
+                "f1": reference.f1_score(y, predicted, average=average, zero_division=0),
+                "log_loss": reference.log_loss(y, p, labels=range(num_classes)),
+                "brier": reference.brier_score_loss(y, p[:, 1] if binary else p, labels=range(num_classes)),
+            }
+        )
+
+
+def test_constant_labels_have_the_r2_of_scikit_learn():
+    for predicted in ([3.0, 3.0], [3.0, 4.0]):
+        scores = metrics.regression_scores(np.array(predicted), np.array([3.0, 3.0]))
+        assert scores.model["r2"] == reference.r2_score([3.0, 3.0], predicted)

@@ -17,7 +17,8 @@ from dither.errors import FederationError
 from dither.federation import keys
 from dither.federation.flower import TlsFiles, fleet
 from dither.federation.flower.gate import Gate
-from dither.federation.flower.superlink import SuperLink, free_port
+from dither.federation.flower.superlink import SuperLink
+from dither.federation.local import free_port
 
 
 @pytest.fixture(scope="module")

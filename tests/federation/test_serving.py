@@ -9,7 +9,7 @@ from dither.federation import serving
 
 pytest.importorskip("flwr", reason="the extra 'deploy' is not installed")
 
-from dither.federation.flower import fleet
+from dither.federation import local
 
 
 class Played:
@@ -75,8 +75,8 @@ def test_a_superlink_that_dies_is_started_again(tmp_path):
 
 def test_a_party_says_since_when_it_was_asked_nothing_and_gives_up(monkeypatch):
     now, said = [0.0], []
-    monkeypatch.setattr(fleet.time, "monotonic", lambda: now[0])
-    timer = fleet.IdleTimer("the server at x", 1000.0, said.append)
+    monkeypatch.setattr(local.time, "monotonic", lambda: now[0])
+    timer = local.IdleTimer("the server at x", 1000.0, said.append)
     for now[0] in range(0, 1000, 10):
         timer.check()
     assert len(said) == 5  # after 1, 2, 4, 8 and 16 minutes

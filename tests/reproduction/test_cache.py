@@ -85,7 +85,28 @@ def test_a_changed_figure_recomputes_only_what_changed(tmp_path, trained):
 def test_figures_share_runs():
     both = running.points([load("nbafl/fig2"), load("nbafl/fig7")], "full")
     alone = [running.points([load(name)], "full") for name in ("nbafl/fig2", "nbafl/fig7")]
-    assert len(both) == sum(map(len, alone)) - 5 * 3  # T = 25 at ε 50, 60 and 100
+    assert len(both) == sum(map(len, alone)) - 5 * 4  # T = 25 at ε 50, 60, 100 and ∞
+
+
+def test_undecided_criteria_get_more_seeds(tmp_path, trained):
+    """The accuracy of these runs is their seed, whatever ε is: never decided, so all 30 seeds are computed."""
+    smoke = replace(FIGURE.scales["smoke"], seeds=5, max_seeds=30, proven_seeds=0)
+    figure = replace(FIGURE, scales={**FIGURE.scales, "smoke": smoke})
+    work = running._Work([figure], "smoke", "", Cache(tmp_path), None)
+    work.compute(data_dir=None, on_progress=None, deadline=float("inf"))
+    assert {outcome.spec.seed for outcome in trained} == set(range(30))
+    verdict = running.settled(figure.criteria[0], figure.views("smoke", Cache(tmp_path))[0])
+    assert {row["seeds"] for row in verdict.numbers} == {30}
+
+
+def test_work_stops_at_its_deadline_and_continues(tmp_path, trained):
+    def compute(deadline):
+        work = running._Work([FIGURE], "smoke", "", Cache(tmp_path), None)
+        return work.compute(data_dir=None, on_progress=None, deadline=deadline)[1]
+
+    assert compute(deadline=0.0) == 2  # one batch
+    assert compute(deadline=float("inf")) == len(running.points([FIGURE], "smoke")) - 2
+    assert len(trained) == len(running.points([FIGURE], "smoke"))
 
 
 def test_a_damaged_file_counts_as_missing(tmp_path):

@@ -25,7 +25,7 @@ NUMBERS_OF_VERSION_1 = 2.286355
         pytest.param(["secure-fedavg/fig1", "dp-scaffold/fig3"], marks=pytest.mark.slow),
         ["nbafl/fig2"],  # proven noise
         pytest.param(["nbafl/fig8", "nbafl/fig10"], marks=pytest.mark.slow),  # constants, a corrected lemma
-        ["cpfed/fig6"],
+        pytest.param(["cpfed/fig6"], marks=pytest.mark.slow),  # tuned lines
         pytest.param(["all"], marks=pytest.mark.slow),  # its 15 programs take a minute to compile
     ],
 )
@@ -53,6 +53,16 @@ def test_the_smallest_scale(what, tmp_path):
         loss = view.final({"privacy.epsilon": float("inf")}, "train_loss")[0]
         message = "training gives other numbers: raise reproduction.cache.NUMERICS and put the new one here"
         assert loss == pytest.approx(NUMBERS_OF_VERSION_1, rel=1e-3), message
+
+
+@pytest.mark.slow
+def test_robustness_at_the_smallest_scale(tmp_path):
+    result = reproduce("cpfed/fig8", scale="smoke", robust="smoke", cache=tmp_path / "cache", out=tmp_path / "out")
+    (claim,) = result.claims
+    assert (
+        len(claim.robustness.computed) == len(claim.robustness.verdicts) == 1 + len(load("cpfed/fig8").changes())
+    )
+    assert claim.robustness.text in result.report.read_text()
 
 
 def test_the_command_line(tmp_path):

@@ -61,10 +61,16 @@ def test_without_a_key_nothing_is_kept_and_what_is_broken_is_traced(folder):
     assert programs.kept_numbers("", lambda: (5,)) == (5,)
 
 
-def test_what_came_out_of_the_cache_of_jax_is_not_stored(folder, monkeypatch):
+def test_what_comes_out_of_the_cache_of_jax_is_compiled_anew_at_the_second_start(folder, monkeypatch):
     monkeypatch.setattr(programs, "_misses", lambda: 7)
-    kept("one", [])(jnp.arange(3.0), power=2)
-    assert not folder.exists()
+    traced, x = [], jnp.arange(3.0)
+    kept("one", traced)(x, power=2)
+    assert [(path.suffix, path.stat().st_size) for path in folder.iterdir()] == [(".again", 0)]
+    kept("one", traced)(x, power=2)
+    assert [path.suffix for path in folder.iterdir()] == [""]
+    assert np.array_equal(kept("one", traced)(x, power=2), 2 * x**2)
+    assert traced == ["one", "one"]
+    assert jax.config.jax_enable_compilation_cache
 
 
 def experiment(values=None, **changes):

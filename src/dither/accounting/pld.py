@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.fft import irfft, next_fast_len, rfft
 from scipy.linalg.lapack import dtbtrs
 from scipy.special import log_ndtr, ndtr, ndtri
 
@@ -27,6 +26,7 @@ Tails = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 _ALL_STEPS_CELLS = 2**21  # at most so many cells for all different releases together
 _WINDOW_CELLS = 2**22  # and for the composed loss
+_LEAST_SPAN = 1e-12  # losses that all lie closer together are taken as this far apart
 
 
 class Resolution(NamedTuple):
@@ -330,12 +330,12 @@ def compose(events: Sequence[Events], delta: float, resolution: Resolution = FIN
         step *= (upper - lower) / step / _WINDOW_CELLS * 1.1
     first, last = math.floor(lower / step), math.ceil(upper / step)
     widest = max(len(grid.masses) for row in grids for grid in row)
-    size = next_fast_len(max(last - first + 1, widest, 2), real=True)
+    size = _fast_size(max(last - first + 1, widest, 2))
 
     total, log_finite = _transform(events, grids, size)
     if total is None:
         return LossDistribution(0, 1.0, np.ones(1), 0.0)
-    masses = np.roll(irfft(total, size), -first)
+    masses = np.roll(np.fft.irfft(total, size), -first)
     # Mass that left the window wraps around: from below to the top, which is pessimistic; from above to the
     # bottom, which is at most `tail` and charged. Negative cells show how large the rounding of the FFT is.
     rounding = float(-masses[masses < 0].sum())
@@ -352,8 +352,8 @@ def _step_size(
         row = []
         for curve, _ in event.curves:
             low, high = curve.span(quantile)
-            width = (high - low) / 4000.0
-            spans.append(high - low)
+            spans.append(max(high - low, _LEAST_SPAN))
+            width = spans[-1] / 4000.0
             row.append((_discretise(curve, width, quantile), width))
         coarse.append(row)
     variance = pure = 0.0
@@ -373,6 +373,13 @@ def _step_size(
     return step, variance, max(spans)
 
 
+def _fast_size(least: int) -> int:
+    """The least length from `least` on without prime factors above 5: the FFT is quick there. (scipy.fft has this,
+    and takes longer to import than most proofs to compute.)"""
+    odd: list[int] = [3**i * 5**j for i in range(20) for j in range(14)]
+    return min(part << max(0, -(-least // part) - 1).bit_length() for part in odd)
+
+
 def _transform(events: Sequence[Events], grids: list[list[_Grid]], size: int) -> tuple[np.ndarray | None, float]:
     """The transform of the whole loss (None where nothing happens), and the logarithm of its finite mass."""
     total: np.ndarray | None = None
@@ -383,7 +390,7 @@ def _transform(events: Sequence[Events], grids: list[list[_Grid]], size: int) ->
         for (_, count), grid in zip(event.curves, grid_row, strict=True):
             cyclic = np.zeros(size)
             cyclic[np.arange(grid.start, grid.start + len(grid.masses)) % size] = grid.masses
-            factor = _power(rfft(cyclic), count)
+            factor = _power(np.fft.rfft(cyclic), count)
             transform = factor if transform is None else transform * factor
             log_kept += count * math.log1p(-grid.infinite)
         if transform is None:

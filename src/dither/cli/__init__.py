@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from dither.cli import datasets, doctor, federations, plans, privacy, reproductions, runs, sweeping, webpage
-from dither.cli.common import OWN_PROCESS, Program, print_error
+from dither.cli.common import OWN_PROCESS, Program, file_error, outlive_readers, print_error
 from dither.errors import DitherError
 from dither.types import __version__
 
@@ -47,17 +47,15 @@ for _name, _group in GROUPS.items():
 
 
 def main() -> None:
-    """Entry point: errors raised on purpose become one line and an exit code."""
+    """Entry point: errors raised on purpose, and those of files, become one line and an exit code."""
+    outlive_readers()
     try:
-        app(obj=OWN_PROCESS)
+        app(prog_name="dither", obj=OWN_PROCESS)
     except DitherError as error:
-        print_error(error)
+        print_error(str(error))
         sys.exit(error.exit_code)
     except OSError as error:
-        if isinstance(error, BrokenPipeError):  # `dither ... | head`
-            sys.stderr.close()
-            sys.exit(0)
-        print_error(error)
+        print_error(file_error(error))
         sys.exit(2)
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import socket
@@ -15,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Self
 
+import click
 import typer
 from typer.core import TyperGroup
 
@@ -94,6 +96,14 @@ def source_from(
         return given
     spec = RunFolder.open(resume).spec() if continued and resume else Spec.from_any(what or "adult")
     return spec.with_values(values)
+
+
+def refuse_input(out: Path, *inputs: Path) -> None:
+    """`SpecError` where a file to write is one that is read, or is no file."""
+    if out.is_dir():
+        raise SpecError(f"--out {str(out)!r} is a folder; give the name of a file")
+    if out.is_file() and any(each.exists() and out.samefile(each) for each in inputs):
+        raise SpecError(f"--out {str(out)!r} would replace a file that is read; give another name")
 
 
 # Printing
@@ -326,9 +336,39 @@ def error_terminal() -> Console:
     return Console(stderr=True)
 
 
-def print_error(error: Exception) -> None:
+def print_error(text: str) -> None:
     """An error as one line."""
-    error_terminal().print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
+    line = " ".join(text.split())
+    error_terminal().print(f"[bold red]error:[/] {escape(line)}", soft_wrap=True, highlight=False)
+
+
+def file_error(error: OSError) -> str:
+    """What the operating system refused, in words."""
+    reason = (error.strerror or str(error) or type(error).__name__).lower()
+    return f"{str(error.filename)!r}: {reason}" if error.filename is not None else reason
+
+
+class _PatientFile(io.FileIO):
+    """Standard output whose reader may leave: what is written afterwards goes nowhere, and the command goes on."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+            return super().write(data)
+
+
+def outlive_readers() -> None:
+    """Let `dither run | head -1` train to the end."""
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        stream = getattr(sys, name)
+        if stream is getattr(sys, f"__{name}__") and stream is not None and stream.fileno() == number:
+            patient = io.BufferedWriter(_PatientFile(number, "w", closefd=False))
+            lines = stream.line_buffering or number == 2
+            setattr(sys, name, io.TextIOWrapper(patient, stream.encoding, stream.errors, line_buffering=lines))
 
 
 def escape(text: str) -> str:
@@ -383,9 +423,26 @@ _AGAIN = "no file is left half-written; run the same command to start again"
 class Program(TyperGroup):
     """The program. A command without advice of its own on Ctrl-C gets the general one."""
 
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        """As Typer's, but a mistake on the command line is one line too."""
+        try:
+            outcome = super().main(*arguments, **{**options, "standalone_mode": False})
+        except click.ClickException as error:
+            if not isinstance(error, click.exceptions.NoArgsIsHelpError):  # help is printed by now
+                print_error(_usage(error))
+            sys.exit(error.exit_code)
+        sys.exit(outcome if isinstance(outcome, int) else 0)
+
     def invoke(self, ctx: Any) -> Any:
         with on_interrupt(_AGAIN):
             return super().invoke(ctx)
+
+
+def _usage(error: click.ClickException) -> str:
+    """What is wrong with a command line, and where to look."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    look = f"; see: {context.command_path} --help" if context is not None else ""
+    return f"{error.format_message().rstrip('.')}{look}"
 
 
 @contextmanager
@@ -560,7 +617,7 @@ def _leave(error: BaseException, advice: Callable[[], str], children: Sequence[s
         return
     code = 1
     if isinstance(error, DitherError):
-        print_error(error)
+        print_error(str(error))
         code = error.exit_code
     elif isinstance(error, KeyboardInterrupt):
         code = INTERRUPTED

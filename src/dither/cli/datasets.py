@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dither.cli.common import LOCAL, DataDir, Json, Quiet, error_terminal, on_interrupt, print_table, short
+from dither.cli.common import (
+    LOCAL,
+    DataDir,
+    Json,
+    Quiet,
+    error_terminal,
+    on_interrupt,
+    print_table,
+    refuse_input,
+    short,
+)
 from dither.errors import SpecError
 
 if TYPE_CHECKING:
@@ -96,6 +106,8 @@ def data_describe(
     own = bool(files) or Path(name).suffix in (*TABLE_SUFFIXES, ".npz") or Path(name).expanduser().is_dir()
     if files and partition == "iid":
         partition = "files"
+    path = picture or Path(f"{Path(name).stem}-{partition}.png")
+    refuse_input(path, Path(name), *files)
     dataset = data.load(
         "" if own else name,
         path=name if own else "",
@@ -114,7 +126,6 @@ def data_describe(
         groups=dataset.groups,
     )
     facts = data.describe(dataset)
-    path = picture or Path(f"{Path(name).stem}-{partition}.png")
     data.draw_partition(dataset, federation, path)
     table = data.partition_table(dataset, federation)
     if as_json:

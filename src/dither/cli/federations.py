@@ -207,12 +207,17 @@ def agreed_name(folder: Path) -> str:
     return keys.party_name(folder)
 
 
+# reason: one parameter an option, as Typer has it
 @app.command("init")
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to make.")],
     parties: Annotated[str, typer.Option(help="Names of the parties, separated by commas.")],
     host: Hosts = None,
     days: Days = 825,
+    transport: Annotated[
+        str, typer.Option(help="What carries messages: flower, or nvflare (NVIDIA FLARE, for many parties).")
+    ] = "flower",
+    port: Annotated[int, typer.Option(help="Port of the server (nvflare).")] = 9440,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -220,7 +225,16 @@ def init(
     from dither.federation import keys
 
     names = [name.strip() for name in parties.split(",") if name.strip()]
+    if transport not in ("flower", "nvflare"):
+        raise ConfigError(f"--transport {transport!r}: choose flower or nvflare")
     keys.create(folder, names, hosts=host or ["localhost"], days=days)
+    if transport == "nvflare":
+        from dither.federation import nvflare
+
+        nvflare.require()
+        from dither.federation.nvflare.system import provision
+
+        provision(folder, names, host=(host or ["localhost"])[0], port=port)
     if as_json:
         handed = {name: folder / "parties" / name for name in names}
         _print_json({"server": folder / "server", "parties": handed, "keep_offline": folder / "ca"})
@@ -301,7 +315,7 @@ def demo(
 
     flower.require()
     from dither.federation import demo
-    from dither.federation.flower.superlink import free_port
+    from dither.federation.local import free_port
 
     folder = folder or Path("runs") / f"federation-demo-{datetime.now():%Y%m%d-%H%M%S}"
     if folder.exists() and not demo.stopped(folder):

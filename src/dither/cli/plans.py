@@ -18,6 +18,7 @@ from dither.cli.common import (
     escape,
     on_interrupt,
     print_table,
+    refuse_input,
     terminal,
 )
 from dither.errors import SpecError
@@ -79,6 +80,8 @@ def plan(
     for file in (out, picture):
         if file is not None and not file.resolve().parent.is_dir():
             raise SpecError(f"the folder of {str(file)!r} does not exist")
+        if file is not None:
+            refuse_input(file, Path(method), Path(proxy))
     with on_interrupt("measured runs are kept: the same command continues"), Bar(as_json or quiet) as bar:
         result = make_plan(
             method, epsilon=epsilon, delta=delta, clients=clients, records=records, model=model, dim=dim,
@@ -130,6 +133,8 @@ def _constant(text: str) -> tuple[str, float]:
 
 def report(plan: Plan) -> dict[str, Any]:
     """The plan as plain values, for --json."""
+    from dither.experiment.plan.records import planned_gaps
+
     chosen, constants = plan.candidate, plan.constants
     return {
         "method": plan.spec.method,
@@ -161,7 +166,7 @@ def report(plan: Plan) -> dict[str, Any]:
         ],
         "source": plan.source,
         "notes": list(plan.notes),
-        "not_covered": _not_covered(plan),
+        "not_covered": planned_gaps(plan.spec),
         "spec": plan.spec.to_dict(),
     }
 
@@ -204,16 +209,9 @@ def print_plan(plan: Plan) -> None:
         print_table(rows, title="Pareto front: no other point is better in accuracy, ε and bytes at once")
 
 
-def _not_covered(plan: Plan) -> list[str]:
-    """What computing with numbers leaves uncovered: nothing for exact noise against a server that sees uploads."""
-    from dither.accounting import FLOAT_NOISE
-
-    covered = plan.spec.source_of_randomness == "os" and plan.spec.privacy.view == "upload"
-    return [] if covered else [FLOAT_NOISE]
-
-
 def _choice(plan: Plan) -> list[tuple[str, str]]:
     """The rows of the first table."""
+    from dither.experiment.plan.records import planned_gaps
     from dither.experiment.report import ADVERSARIES
 
     chosen, claim, privacy = plan.candidate, plan.candidate.claimed, plan.spec.privacy
@@ -241,7 +239,7 @@ def _choice(plan: Plan) -> list[tuple[str, str]]:
             f"[bold]{plan.proven_epsilon:.4g}[/] per run, δ = {privacy.delta:g}, {plan.spec.adjacency}, "
             f"against {ADVERSARIES[privacy.view]}",
         ),
-        *(("not covered", text) for text in _not_covered(plan)),
+        *(("not covered", text) for text in planned_gaps(plan.spec)),
         ("uploads", traffic),
     ]
     if not math.isnan(plan.seconds):

@@ -164,7 +164,8 @@ def audit(
     confidence: Annotated[float, typer.Option(help="Probability with which each attacked ε holds.")] = 0.95,
     canaries: Annotated[int, typer.Option(help="Also one run with this many canaries; 0: none.")] = 0,
     rounds: Annotated[
-        int | None, typer.Option(help="Look at the target's first rounds only (default: all that fit a minute).")
+        int | None,
+        typer.Option(min=1, help="Look at the target's first rounds only (default: all that fit a minute)."),
     ] = None,
     settings: Settings = None,
     seed: Annotated[int, typer.Option(help="Seed of the trials, or of the first random spec.")] = 0,

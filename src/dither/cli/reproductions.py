@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dither.cli.common import Bar, DataDir, Json, Quiet, escape, on_interrupt, print_table, terminal
+from dither.errors import SpecError
 
 if TYPE_CHECKING:
     from dither.reproduction.figure import Figure
@@ -43,6 +44,17 @@ def reproduce(
     only_compute: Annotated[
         bool, typer.Option("--only-compute", help="Fill the cache and stop; draw the report later.")
     ] = False,
+    robust: Annotated[
+        str,
+        typer.Option(
+            "--robustness",
+            metavar="SCALE",
+            help="Also judge each finding with open settings changed, at this scale.",
+        ),
+    ] = "",
+    minutes: Annotated[
+        float, typer.Option(help="Start no further batch of runs after this many minutes; 0: no limit.")
+    ] = 0.0,
     against: Annotated[
         Path | None,
         typer.Option(metavar="REPORT.json", help="Also list criteria that another report decides differently."),
@@ -61,6 +73,7 @@ def reproduce(
     from dither.reproduction.report import disagreements
     from dither.reproduction.running import reproduce as run_figures
 
+    other = _claims_of(against) if against else []
     bar = Bar(silent=as_json or quiet)
     if scale != "full":
         for figure in chosen:
@@ -81,18 +94,20 @@ def reproduce(
             cache=throwaway if no_cache else cache,
             data_dir=data_dir,
             only_compute=only_compute,
+            robust=robust,
+            minutes=minutes,
             command=shlex.join(["dither", *sys.argv[1:]]),
             on_progress=bar.update,
             on_figure=drawn,
         )
-    differing = disagreements(result.claims, _claims_of(against)) if against else []
+    differing = disagreements(result.claims, other) if against else []
     if as_json:
         from dither.experiment.folder import to_json
 
         summary = {"report": str(result.report), **result.to_dict(), "disagreements": differing}
         typer.echo(to_json({key: value for key, value in summary.items() if key != "scale"}, indent=2))
     elif only_compute:
-        bar.say(f"{result.provenance['computed']} runs computed and kept")
+        bar.say(f"{result.provenance['computed']} runs computed and kept; {result.provenance['missing']} missing")
     elif not quiet:
         _print_claims(result.claims)
         for line in differing:
@@ -117,20 +132,26 @@ def _claims_of(path: Path) -> list[JudgedCriterion]:
     from dither.experiment.report import decode
     from dither.reproduction.judging import JudgedCriterion
 
-    figures = json.loads(path.read_text(encoding="utf-8"))["figures"]
-    return [decode(JudgedCriterion, claim) for figure in figures for claim in figure["claims"]]
+    try:
+        figures = json.loads(path.read_text(encoding="utf-8"))["figures"]
+        return [decode(JudgedCriterion, claim) for figure in figures for claim in figure["claims"]]
+    except (ValueError, KeyError, TypeError):
+        raise SpecError(f"--against {str(path)!r} is not a report.json of dither reproduce") from None
 
 
 def _print_claims(claims: Sequence[JudgedCriterion]) -> None:
     from rich.table import Table
 
+    from dither.reproduction.figure import VIEW_TITLES
+
     table = Table(title="Criteria", title_justify="left")
-    for name in ("criterion", "as printed", "at equal proven ε", "what the paper finds"):
+    for name in ("criterion", *VIEW_TITLES.values(), "with open settings changed", "what the paper finds"):
         table.add_column(name, overflow="fold")
     for claim in claims:
         name = claim.id + (f"\n  {claim.variant}" if claim.variant else "")
-        verdicts = _coloured(claim.printed.status), _coloured(claim.proven_status)
-        table.add_row(escape(name), *verdicts, escape(claim.claim))
+        verdicts = [_coloured(claim.status(which)) for which in VIEW_TITLES]
+        robust = claim.robustness.text if claim.robustness else ""
+        table.add_row(escape(name), *verdicts, escape(robust), escape(claim.claim))
     terminal().print(table)
 
 

@@ -31,6 +31,7 @@ from dither.cli.common import (
     on_interrupt,
     print_report,
     print_table,
+    refuse_input,
     several,
     short,
     source_from,
@@ -38,6 +39,8 @@ from dither.cli.common import (
 from dither.errors import BudgetExhausted, SpecError
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from dither.experiment.report import Report
 
 DIVERGED_EXIT_CODE = 7  # of a run whose model is worthless, as public test records show; its files are kept
@@ -68,7 +71,7 @@ def run(
     ledger: LedgerFile = None,
     new_ledger: NewLedger = False,
     checkpoint_seconds: Annotated[
-        float, typer.Option(help="Minimum seconds between checkpoints; 0 writes one at every evaluation.")
+        float, typer.Option(min=0, help="Minimum seconds between checkpoints; 0 writes one at every evaluation.")
     ] = 5.0,
     processes: Processes = None,
     process: Process = None,
@@ -107,6 +110,8 @@ def run(
         typer.echo(to_json({"folder": str(result.folder), **result.to_dict()}, indent=2))
     elif not quiet:
         print_report(result)
+        if resume is not None and view.folder is None:
+            typer.echo(f"{resume} was finished before: nothing was trained")
     from dither.experiment.advice import DIVERGED
 
     if result.stopped:
@@ -256,27 +261,47 @@ def _evaluate_privately(
 def predict(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.")],
     data: Annotated[Path, typer.Option("--data", help="Records: CSV, Parquet, npz or a folder.")],
-    out: Annotated[Path, typer.Option("--out", help="CSV to write: the class and its probabilities.")],
+    out: Annotated[
+        Path, typer.Option("--out", help="CSV to write: the class and its probabilities; - prints it.")
+    ],
+    ids: Annotated[
+        list[str] | None,
+        typer.Option("--id", metavar="COLUMN", help="Copy this column (a record's number, say) into the CSV."),
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Predict the class (or the number) of each record of a file with a trained run."""
-    from dither.experiment.folder import write_text
+    from dither.data.tables import existing_file, read_table, text_column
+    from dither.errors import DataError, did_you_mean
+    from dither.experiment.folder import RunFolder, write_text
     from dither.experiment.report import load
 
-    trained = load(run_folder)
+    trained, printed = load(run_folder), str(out) == "-"
+    refuse_input(out, data, *RunFolder(run_folder).path.rglob("*"))
+    columns: dict[str, np.ndarray] = {}
+    if ids:
+        table = read_table(existing_file(data))
+        for name in ids:
+            if name not in table.columns:
+                raise DataError(f"{data.name!r} has no column {name!r}{did_you_mean(name, table.columns)}")
+            columns[name] = text_column(table[name], "")
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(["prediction", *(f"p({name})" for name in trained.classes)])
+    lines.writerow([*columns, "prediction", *(f"p({name})" for name in trained.classes)])
     if trained.classes:
         probabilities = trained.predict_proba(data)
         best = [trained.classes[number] for number in probabilities.argmax(axis=1)]
         rows = [[name, *(f"{p:.6f}" for p in row)] for name, row in zip(best, probabilities, strict=True)]
     else:
         rows = [[f"{value:.6g}"] for value in trained.predict(data)]
-    lines.writerows(rows)
+    lines.writerows([*before, *row] for *before, row in zip(*columns.values(), rows, strict=True))
+    if printed:
+        typer.echo(text.getvalue(), nl=False)
+        return
     write_text(out, text.getvalue())
     if as_json:
         typer.echo(json.dumps({"predictions": len(rows), "file": str(out)}))
     elif not quiet:
-        typer.echo(f"{len(rows)} predictions in {out}")
+        order = "" if ids else ", in the order of the records (--id COLUMN copies a column)"
+        typer.echo(f"{len(rows)} predictions in {out}{order}")

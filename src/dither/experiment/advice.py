@@ -258,7 +258,8 @@ def gradient_norms(model: Model, params: Params, x: np.ndarray, y: np.ndarray) -
     from dither.privacy import clipping
 
     if len(model.layers) == 1:  # an outer product: the loss's slope in the scores, times (record, 1)
-        slopes = np.asarray(jax.grad(lambda scores: jnp.sum(model.loss(scores, y)))(model.apply(params, x)), float)
+        slope = jax.jit(jax.grad(lambda scores, y: jnp.sum(model.loss(scores, y))))
+        slopes = np.asarray(slope(model.apply(params, x), y), float)
         squares = np.square(slopes).reshape(len(y), -1).sum(axis=1)
         norms: np.ndarray = np.sqrt(squares * (1 + np.square(x, dtype=float).sum(axis=1)))
         return norms

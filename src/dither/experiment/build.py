@@ -145,6 +145,10 @@ def build_experiment(
         dataset = load_data(spec, data_dir=data_dir, stream=stream)
     x, y = arrays = arrays or pooled(dataset)
     count = len(dataset.y_train)
+    if spec.batch_size > count:
+        raise SpecError(
+            f"batch_size={spec.batch_size} exceeds the {count} training records of all clients together"
+        )
     # Parts of the pooled arrays from here on, so that the records are held once.
     dataset = dataset._replace(x_train=x[:count], y_train=y[:count], x_test=x[count:], y_test=y[count:])
     partition, problem = deal(spec, dataset, arrays)
@@ -319,7 +323,7 @@ def _counts_shown(experiment: Experiment, smoothness: float | None, federated: b
         return "the sampling rate is batch_size over the count (set sampling_rate, a public number)"
     if spec.batch_sampling == "poisson":
         return "batches are cut at a length that depends on the largest count ('poisson-full' cuts none)"
-    if spec.data.split == "per-client" or spec.data.part != "all" or experiment.dataset.streamed:
+    if spec.data.split != "given" or spec.data.part != "all" or experiment.dataset.streamed:
         return "the summary says how many records were pooled, taken or read"
     if smoothness is not None and spec.local_steps > 1:
         return "the proof for sums of several steps uses the longest batch, which depends on the largest count"
@@ -421,7 +425,7 @@ def load_data(
         task=spec.task,
         label_bounds=d.label_bounds,
     )
-    dataset = data.pool(dataset) if d.split == "per-client" else dataset
+    dataset = data.pool(dataset) if d.split != "given" else dataset
     return dataset if d.part == "all" else data.public_part(dataset, d.part, d.public_fraction)
 
 
@@ -460,8 +464,9 @@ def deal(
         scored = scored if spec.scored else 0
         rows, even = np.arange(count, count + scored), np.full(scored, 1.0 / max(scored, 1))
         return everything, engine.Problem(x, y, [everything], [rows], [even], _as_stored(dataset, everything))
-    # Each client keeps 80% for training; accuracy is the mean over the clients' own test records.
-    train, test, _ = data.per_client_split(everything, fractions=(0.8, 0.1, 0.1), seed=spec.seed)
+    # Each client keeps 80% for training; accuracy is the mean over the clients' own test or validation records.
+    train, test, validation = data.per_client_split(everything, fractions=(0.8, 0.1, 0.1), seed=spec.seed)
+    test = validation if d.split == "validation" else test
     weights = np.repeat(1.0 / (len(test.size) * np.maximum(test.size, 1)), test.size)
     at = np.argsort(test.order) if dataset.digest else slice(None)
     at = at if spec.scored else slice(0)

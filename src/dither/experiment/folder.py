@@ -403,7 +403,12 @@ def write_text(path: Path, text: str) -> None:
 
 def write_bytes(path: Path, data: bytes, *, private: bool = False) -> None:
     """Write a file beside its place, push it to the disk, and move it there. A `private` one can be read by its
-    owner alone, at every moment."""
+    owner alone, at every moment. A link stays a link; a device or a pipe is written to, not replaced."""
+    if not private:
+        path = path.resolve()
+        if path.exists() and not path.is_file() and not path.is_dir():
+            path.write_bytes(data)
+            return
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:

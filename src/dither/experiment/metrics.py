@@ -1,7 +1,8 @@
-"""How good a model is on labelled records, by scikit-learn, beside the best constant prediction.
+"""How good a model is on labelled records, beside the best constant prediction.
 
-Scores on public test records follow from the released model and are released with it; scores on anybody's private
-records are exact and stay local.
+The metrics are scikit-learn's, and tests hold them to it; they are computed here because its import takes longer
+than a small run. Scores on public test records follow from the released model and are released with it; scores on
+anybody's private records are exact and stay local.
 """
 
 from __future__ import annotations
@@ -69,8 +70,6 @@ class TestScores:
 
 def classification_scores(probabilities: np.ndarray, y: np.ndarray, classes: Sequence[str]) -> TestScores:
     """Scores of class probabilities `[n, classes]` against class numbers."""
-    from sklearn.metrics import confusion_matrix
-
     # A network that diverged may give NaN: no class is then more likely than another.
     probabilities = np.where(np.isfinite(probabilities), probabilities, 1 / len(classes)).astype(np.float64)
     probabilities /= probabilities.sum(axis=1, keepdims=True)
@@ -79,8 +78,7 @@ def classification_scores(probabilities: np.ndarray, y: np.ndarray, classes: Seq
     predicted = probabilities.argmax(axis=1)
     confusion: tuple[tuple[int, ...], ...] = ()
     if len(classes) <= _MOST_CONFUSED:
-        table = confusion_matrix(y, predicted, labels=range(len(classes)))
-        confusion = tuple(tuple(int(count) for count in row) for row in table)
+        confusion = tuple(tuple(row) for row in _confusion(y, predicted, len(classes)).tolist())
     return TestScores(
         records=len(y),
         model=_class_metrics(probabilities, y),
@@ -91,24 +89,38 @@ def classification_scores(probabilities: np.ndarray, y: np.ndarray, classes: Seq
     )
 
 
-def _class_metrics(probabilities: np.ndarray, y: np.ndarray) -> dict[str, float]:
-    from sklearn import metrics
+def _confusion(y: np.ndarray, predicted: np.ndarray, num_classes: int) -> np.ndarray:
+    return np.bincount(y * num_classes + predicted, minlength=num_classes**2).reshape(num_classes, num_classes)
 
-    present = np.unique(y)
+
+def _class_metrics(probabilities: np.ndarray, y: np.ndarray) -> dict[str, float]:
     num_classes = probabilities.shape[1]
-    predicted, truth = probabilities.argmax(axis=1), np.eye(num_classes)[y]
     binary = num_classes == 2
-    found = {"accuracy": metrics.accuracy_score(y, predicted)}
-    if len(present) > 1:
-        ones = [1] if binary else present.tolist()  # classes that are not there have no curve
-        found["auc"] = metrics.roc_auc_score(truth[:, ones], probabilities[:, ones])
-        found["average_precision"] = metrics.average_precision_score(truth[:, ones], probabilities[:, ones])
-    average = "binary" if binary else "macro"
-    found["f1"] = metrics.f1_score(y, predicted, average=average, zero_division=0)
-    found["log_loss"] = metrics.log_loss(y, probabilities, labels=range(num_classes))
+    truth, table = np.eye(num_classes)[y], _confusion(y, probabilities.argmax(axis=1), num_classes)
+    right, actual, claimed = table.diagonal(), table.sum(axis=1), table.sum(axis=0)
+    values = {"accuracy": right.sum() / len(y)}
+    present = np.flatnonzero(actual)
+    if len(present) > 1:  # classes that are not there have no curve
+        curves = [_curve_areas(truth[:, k], probabilities[:, k]) for k in ([1] if binary else present)]
+        values["auc"], values["average_precision"] = np.mean(curves, axis=0)
+    f1 = 2 * right / np.maximum(actual + claimed, 1)
+    values["f1"] = f1[1] if binary else f1[actual + claimed > 0].mean()
+    likely = np.clip(probabilities[np.arange(len(y)), y], np.finfo(np.float64).eps, 1 - np.finfo(np.float64).eps)
+    values["log_loss"] = -np.log(likely).mean()
     squares = np.square(probabilities - truth)
-    found["brier"] = squares[:, 1].mean() if binary else squares.sum(axis=1).mean()
-    return {name: float(value) for name, value in found.items()}
+    values["brier"] = squares[:, 1].mean() if binary else squares.sum(axis=1).mean()
+    return {name: float(value) for name, value in values.items()}
+
+
+def _curve_areas(truth: np.ndarray, scores: np.ndarray) -> tuple[float, float]:
+    """AUC and average precision of one class: sums over the distinct scores, from the highest down."""
+    distinct, place = np.unique(-scores, return_inverse=True)
+    hits = np.cumsum(np.bincount(place, weights=truth, minlength=len(distinct)))
+    false = np.cumsum(np.bincount(place, weights=1 - truth, minlength=len(distinct)))
+    new_hits, new_false = np.diff(hits, prepend=0), np.diff(false, prepend=0)
+    auc = np.sum(new_false * (hits - new_hits / 2)) / (hits[-1] * false[-1])
+    precision = np.sum(new_hits * hits / (hits + false)) / hits[-1]
+    return float(auc), float(precision)
 
 
 def _calibration(probabilities: np.ndarray, y: np.ndarray) -> tuple[CalibrationBin, ...]:
@@ -139,12 +151,12 @@ def regression_scores(predicted: np.ndarray, labels: np.ndarray) -> TestScores:
 
 
 def _number_metrics(predicted: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    from sklearn import metrics
-
-    found = {"r2": metrics.r2_score(labels, predicted)} if len(labels) > 1 else {}
-    found["rmse"] = metrics.root_mean_squared_error(labels, predicted)
-    found["mae"] = metrics.mean_absolute_error(labels, predicted)
-    return {name: float(value) for name, value in found.items()}
+    errors = predicted - labels
+    squares, spread = np.square(errors).sum(), np.square(labels - labels.mean()).sum()
+    values = {"rmse": np.sqrt(squares / len(labels)), "mae": np.abs(errors).mean()}
+    if len(labels) > 1:
+        values["r2"] = 1 - squares / spread if spread else float(squares == 0)
+    return {name: float(value) for name, value in values.items()}
 
 
 def probabilities_of(scores: np.ndarray) -> np.ndarray:

@@ -12,12 +12,11 @@ BLUE, ORANGE, GREEN, VERMILION, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00
 
 
 def preload() -> None:
-    """Import Matplotlib and scikit-learn in a thread of its own, while compiled rounds run."""
+    """Import Matplotlib in a thread of its own, while compiled rounds run."""
 
     def load() -> None:
         import matplotlib.backends.backend_agg
         import matplotlib.figure  # noqa: F401
-        import sklearn.metrics  # noqa: F401
 
     threading.Thread(target=load, name="imports").start()
 

@@ -1,4 +1,4 @@
-"""A real federation, without any transport (`dither.federation.flower` carries the messages).
+"""A real federation, without any transport (`federation.flower` or `federation.nvflare` carries the messages).
 
 keys        who belongs to it: certificates, transport keys and signing keys, one folder for each party
 messages    signed messages: a header and arrays, as bytes
@@ -8,7 +8,8 @@ engines     one client, or the server, of a simulated round by itself
 party       a party: it answers messages, charges its own ledger, adds its own noise
 mailbox     questions to parties and their answers
 server      the coordinator: enrolment, rounds, deadlines, who was missing
-serving     `dither serve`: the SuperLink, the gate and the coordinator as processes
+local       ports, processes and sockets of this machine
+serving     `dither serve`: the transport's server and the coordinator as processes
 joining     `dither join` and `dither federation check`
 demo        `dither federation demo`
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -19,11 +20,13 @@ from dither.errors import DitherError, FederationError
 from dither.experiment.folder import lock
 from dither.federation import keys
 from dither.federation.agreement import Agreement, PartyData, approved_digest
+from dither.federation.local import IdleTimer, answer_at
 from dither.federation.party import Approve, Party
 from dither.federation.state import PartyStore
 from dither.spec import code
 from dither.types import __version__
 
+_LINGER_SECONDS = 2.0  # for the last answer to reach the server
 CLOCK_SECONDS = 10.0  # by more than this a SuperLink takes a node's signature for a replay
 
 
@@ -54,11 +57,10 @@ def join(
     say: Callable[[str], None] = lambda line: None,
 ) -> JoinOutcome:
     """Take part until the run is over."""
-    from dither.federation import flower
+    from dither.federation import flower, nvflare
 
-    flower.require()
-    from dither.federation.flower import apps, fleet
-
+    over_flare = nvflare.is_used(folder)
+    (nvflare if over_flare else flower).require()
     if not behind_supernode:
         _host_and_port(server)
     with alone(folder):
@@ -79,11 +81,21 @@ def join(
         def over() -> bool:
             return party.outcome is not None or party.refusal is not None
 
-        if behind_supernode:
+        if over_flare:
+            from dither.federation.nvflare import relay
+
+            relay.start(folder, server)
+            timer = IdleTimer(f"the server at {server}", idle, say)
+            answer_at(relay.socket_of(folder), party.answer, until=over, timer=timer)
+            time.sleep(_LINGER_SECONDS)
+            relay.end(folder)
+        elif behind_supernode:
             say(f"waiting for the SuperNode at {folder / 'node.sock'}")
-            timer = fleet.IdleTimer("the SuperNode", idle, say)
-            apps.answer_at(folder / "node.sock", party.answer, until=over, timer=timer)
+            timer = IdleTimer("the SuperNode", idle, say)
+            answer_at(folder / "node.sock", party.answer, until=over, timer=timer)
         else:
+            from dither.federation.flower import fleet
+
             where = fleet.Server(server, folder / "ca.pem", folder / "node.key", folder / "node.number")
             fleet.serve(where, party.answer, until=over, patience=patience, idle=idle, say=say)
     if party.refusal is not None:

@@ -1,4 +1,6 @@
-"""`dither serve`: a SuperLink, the gate before it, and the coordinator as a Flower ServerApp, watched from here.
+"""`dither serve`: the transport's server and the coordinator inside it, watched from here. That is Flower's
+SuperLink behind a gate, with the coordinator as its ServerApp, or NVIDIA FLARE's server, with the coordinator as a
+job.
 
 This process starts no JAX. The coordinator runs in the ServerApp that Flower starts; what it does stands in
 progress.jsonl of the run folder, which is read here. A coordinator or a SuperLink that dies is started again, and
@@ -19,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dither.errors import ConfigError, DitherError, FederationError, RunExists
+from dither.errors import ConfigError, DitherError, FederationError, RunExists, did_you_mean
 from dither.experiment.folder import lock, write_text
 from dither.experiment.report import Report
 from dither.federation import keys
@@ -47,16 +49,17 @@ def serve(
     on_event: Event = lambda event, facts: None,
 ) -> Report:
     """Run a federation to its end; returns the report. The run folder may hold the beginning of this very run."""
-    from dither.federation import flower
-
-    flower.require()
-    from dither.federation.flower.gate import Gate
-    from dither.federation.flower.superlink import SuperLink
+    from dither.federation import flower, nvflare
 
     keys_folder, run_folder = keys_folder.resolve(), run_folder.resolve()
-    tls = flower.TlsFiles.of(keys_folder)
+    over_flare = nvflare.is_used(keys_folder)
+    (nvflare if over_flare else flower).require()
     keyring = keys.Keyring.load(keys_folder)
-    ends = keys.expiry(tls.certificate)
+    names = [party.name for party in keyring.parties]
+    for name in without:
+        if name not in names:
+            raise ConfigError(f"--without {name!r} is no party of this federation{did_you_mean(name, names)}")
+    ends = keys.expiry(keys_folder / "server.pem")
     if ends < datetime.now(UTC):
         raise FederationError(
             f"the server's certificate expired on {ends:%Y-%m-%d}; issue a new one with `dither federation renew`"
@@ -74,9 +77,20 @@ def serve(
             "without": ",".join(without),
             "wait": f"{wait_seconds:g}",
         }
-        link = SuperLink(run_folder, tls, environment)
-        gate = Gate(host, port, inside=link.inside, tls=tls, nodes=[party.node_key for party in keyring.parties])
-        _supervise(link, gate, keyring, config, on_event)
+        if over_flare:
+            from dither.federation.nvflare.system import FlareServer
+
+            _supervise_flare(
+                FlareServer(run_folder, keys_folder, (host, port), environment), keyring, config, on_event
+            )
+        else:
+            from dither.federation.flower.gate import Gate
+            from dither.federation.flower.superlink import SuperLink
+
+            tls = flower.TlsFiles.of(keys_folder)
+            link = SuperLink(run_folder, tls, environment)
+            nodes = [party.node_key for party in keyring.parties]
+            _supervise(link, Gate(host, port, inside=link.inside, tls=tls, nodes=nodes), keyring, config, on_event)
         report = Report.read(run_folder)
         if report is None:
             raise FederationError(f"{str(run_folder)!r} is done and has no summary: start the server again")
@@ -117,6 +131,36 @@ def _supervise(link: Any, gate: Any, keyring: keys.Keyring, config: Mapping[str,
         link.__exit__()
 
 
+def _supervise_flare(system: Any, keyring: keys.Keyring, config: Mapping[str, str], on_event: Event) -> None:
+    """Keep NVIDIA FLARE's server and the coordinator's job running until the run is done."""
+    coordinators: list[int] = []
+    without = set(config["without"].split(","))
+    sites = [party.name for party in keyring.parties if party.name not in without]
+    told: set[str] = set()
+
+    def waiting(missing: set[str]) -> None:
+        nonlocal told
+        if missing != told:
+            on_event("waiting", {"to": "connect", "parties": sorted(missing)})
+        told = missing
+
+    def start() -> None:
+        if not system.alive():
+            system.__exit__()
+            system.__enter__()
+        begun = (system.folder / "spec.toml").is_file()
+        system.run(config, sites, everybody=not begun, on_wait=waiting, seconds=float(config["wait"]))
+
+    try:
+        system.__enter__()
+        on_event("listening", {"address": system.address, "parties": [party.name for party in keyring.parties]})
+        _watch(system.folder, start, system.alive, on_event, coordinators, "NVIDIA FLARE's server")
+    finally:
+        for process in coordinators:
+            _end(process, system.folder / "lock")
+        system.__exit__()
+
+
 @contextmanager
 def alone(run_folder: Path) -> Iterator[None]:
     """Keep a second server out of a run folder; one that was killed lets go by itself."""
@@ -148,7 +192,12 @@ def _ask(run_folder: Path, spec: Spec) -> None:
 
 
 def _watch(
-    run_folder: Path, start: Callable[[], None], alive: Callable[[], bool], on_event: Event, processes: list[int]
+    run_folder: Path,
+    start: Callable[[], None],
+    alive: Callable[[], bool],
+    on_event: Event,
+    processes: list[int],
+    engine: str = "Flower's SuperLink",
 ) -> None:
     """Start the coordinator, hand on what it says, and start it again where it dies, until it is done. `processes`
     receives the number of each coordinator's process: Flower starts them out of our reach."""
@@ -183,7 +232,7 @@ def _watch(
                     if event == "done":
                         return
             if not alive():
-                on_event("restart", {"what": "Flower's SuperLink"})
+                on_event("restart", {"what": engine})
                 for process in processes:
                     _end(process, run_folder / "lock")
                 break

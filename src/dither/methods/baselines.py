@@ -212,12 +212,21 @@ def central_noise_multiplier(plan: PrivacyPlan) -> float:
 @lru_cache(maxsize=256)
 def _calibrated_multiplier(rate: float, num_rounds: int, epsilon: float, delta: float) -> float:
     import dp_accounting
-    from dp_accounting import rdp
 
     def event(multiplier: float) -> Any:
         return _central_event(rate, num_rounds, multiplier)
 
-    return float(dp_accounting.calibrate_dp_mechanism(rdp.RdpAccountant, event, epsilon, delta, tol=1e-6))
+    return float(dp_accounting.calibrate_dp_mechanism(_moments_accountant, event, epsilon, delta, tol=1e-6))
+
+
+def _moments_accountant() -> Any:
+    """dp-accounting's. Orders whose series does not converge are left out, which is sound, and not worth a warning
+    each."""
+    from absl import logging
+    from dp_accounting import rdp
+
+    logging.set_verbosity(logging.ERROR)
+    return rdp.RdpAccountant()
 
 
 def _central_event(rate: float, num_rounds: int, multiplier: float) -> Any:
@@ -234,10 +243,8 @@ def _central_claim(plan: PrivacyPlan, multiplier: float) -> types.Claim:
     """ε for a whole client by the moments accountant, which takes cohorts as drawn by coins."""
     if multiplier == 0:
         return local.no_noise(plan)
-    from dp_accounting import rdp
-
     event = _central_event(plan.cohort_size / plan.num_clients, plan.num_rounds, multiplier)
-    value = rdp.RdpAccountant().compose(event).get_epsilon(plan.delta)
+    value = _moments_accountant().compose(event).get_epsilon(plan.delta)
     coins = ("cohorts are drawn by independent coins (here: a uniform subset of fixed size)", False)
     source = "McMahan et al. 2018, moments accountant, per client"
     return types.Claim(float(value), "run", plan.delta, source, (coins,), "add/remove")

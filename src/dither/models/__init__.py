@@ -155,9 +155,9 @@ def softmax(num_features: int, num_classes: int) -> Model:
     return Model(init, apply, layers=layers, convex=True, name="softmax", curvature=curvature)
 
 
-def mlp(num_features: int, num_classes: int, hidden: Sequence[int]) -> Model:
-    """ReLU network with dense layers of the given widths; weights and biases uniform in ±1/√fan_in. With 0 classes
-    it has one output, for regression."""
+def mlp(num_features: int, num_classes: int, hidden: Sequence[int], start: str = "uniform") -> Model:
+    """ReLU network with dense layers of the given widths; weights and biases uniform in ±1/√fan_in, or weights as
+    "glorot" or "he" have them and zero biases. With 0 classes it has one output, for regression."""
     widths = [num_features, *hidden, num_classes or 1]
     last = _identity if num_classes else _from_middle
     layers = tuple(Dense(f"dense{i}", jax.nn.relu if i < len(hidden) else last) for i in range(len(widths) - 1))
@@ -169,13 +169,17 @@ def mlp(num_features: int, num_classes: int, hidden: Sequence[int]) -> Model:
             reach = 1 / math.sqrt(fan_in)
             return jax.random.uniform(which, shape, minval=-reach, maxval=reach)
 
-        return {
-            layer.name: {
-                "w": uniform(keys[2 * i], widths[i], (widths[i], widths[i + 1])),
-                "b": uniform(keys[2 * i + 1], widths[i], (widths[i + 1],)),
-            }
-            for i, layer in enumerate(layers)
-        }
+        def dense(i: int) -> Params:
+            shape = (widths[i], widths[i + 1])
+            if start == "uniform":
+                return {
+                    "w": uniform(keys[2 * i], widths[i], shape),
+                    "b": uniform(keys[2 * i + 1], widths[i], shape[1:]),
+                }
+            weights = {"glorot": jax.nn.initializers.glorot_uniform, "he": jax.nn.initializers.he_normal}[start]()
+            return {"w": weights(keys[2 * i], shape), "b": jnp.zeros(shape[1:])}
+
+        return {layer.name: dense(i) for i, layer in enumerate(layers)}
 
     def apply(params: Params, x: Array) -> Array:
         for layer in layers:
@@ -245,6 +249,7 @@ def make(
     num_classes: int,
     hidden: Sequence[int] = (),
     image_shape: Sequence[int] = (),
+    start: str = "uniform",
 ) -> Model:
     """The model of that name for data of that shape; 0 classes: regression."""
     if num_classes == 0 and name in ("logistic", "softmax"):
@@ -267,7 +272,7 @@ def make(
     if name == "softmax":
         return softmax(num_features, num_classes)
     if name == "mlp":
-        return mlp(num_features, num_classes, hidden or (64,))
+        return mlp(num_features, num_classes, hidden or (64,), start)
     if name == "cnn":
         if len(image_shape) != 3:
             raise SpecError("model.name='cnn' needs images; this data set is a table, use 'mlp'")
@@ -279,7 +284,7 @@ def from_spec(spec: ModelSpec, num_features: int, num_classes: int, image_shape:
     """The model of a spec for data of that shape, with the spec's loss; 0 classes: regression."""
     if spec.name in MODELS:
         shape = {"num_features": num_features, "num_classes": num_classes}
-        model = make(spec.name, **shape, hidden=spec.hidden, image_shape=image_shape)
+        model = make(spec.name, **shape, hidden=spec.hidden, image_shape=image_shape, start=spec.init)
     else:
         model = _own_model(spec, num_features, num_classes, image_shape)
     model = with_loss(model, spec, num_classes)

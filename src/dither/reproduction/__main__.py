@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 
 from dither.errors import DitherError
+from dither.reproduction.figure import SCALES
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,11 +24,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "python -m dither.reproduction", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("what", nargs="*", default=["all"], help="all, a paper (nbafl) or a figure (nbafl/fig2)")
-    parser.add_argument("--scale", default="quick", choices=("smoke", "quick", "full"))
+    parser.add_argument("--scale", default="quick", choices=SCALES)
     parser.add_argument("--out", default="reproduced", help="folder for pictures, CSVs and report.html")
     parser.add_argument("--cache", help="folder of finished runs (default: the platform's cache folder)")
     parser.add_argument("--data-dir", help="folder with local copies of the data sets")
     parser.add_argument("--only-compute", action="store_true", help="fill the cache and stop")
+    parser.add_argument("--robust", default="", help="also judge with open settings changed, at this scale")
+    parser.add_argument("--minutes", type=float, default=0.0, help="start no further batch of runs after this")
     parser.add_argument("--estimate", action="store_true", help="print what is missing and how long it may take")
     options = vars(parser.parse_args(arguments))
     estimate = options.pop("estimate")
@@ -36,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from dither.reproduction.running import estimates
 
     try:
-        for line in estimates(options["what"], options["scale"], options["cache"]):
+        for line in estimates(options["what"], options["scale"], options["cache"], options["robust"]):
             print(line, flush=True)
         if estimate:
             return 0
@@ -45,8 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     for claim in result.claims:
-        print(f"{claim.id:7} {claim.printed.status:13} proven: {claim.proven_status:13} {claim.variant}")
-    print(f"{result.provenance['computed']} runs computed; report: {result.report or 'not drawn'}")
+        print(f"{claim.id:7} {claim.text}  {claim.variant}")
+    made = result.provenance
+    print(f"{made['computed']} runs computed, {made['missing']} missing; report: {result.report or 'not drawn'}")
     return 0
 
 

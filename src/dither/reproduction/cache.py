@@ -21,7 +21,7 @@ from dither.experiment.folder import to_json, write_bytes
 from dither.reproduction.figure import FinishedRun
 from dither.spec import Spec
 
-NUMERICS = 2  # raise it when the same spec trains to other numbers (tests/reproduction/test_cache.py notices)
+NUMERICS = 3  # raise it when the same spec trains to other numbers (tests/reproduction/test_cache.py notices)
 ACCOUNTING = 1  # raise it when the same spec is accounted to another ε
 
 

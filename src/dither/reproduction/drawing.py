@@ -181,7 +181,7 @@ def to_csv(figure: Figure, views: Sequence[View]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["view", "panel", "line", "metric", "x", "seed", "value"])
     for view in views:
-        name = "proven" if view.proven else "printed"
+        name = view.kind
         for panel in figure.panels(view):
             for line in panel.lines:
                 points = series(view, panel, line)

@@ -5,27 +5,33 @@ The figures of a paper are declared in papers/PAPER.toml. Its [[figures]] are `F
 `judge` name functions of the module of that paper, which take a `View`; further arguments of a judge stand beside
 its name. A paper with `figures_of` has the figures of that other paper, with its own [names] in their {places}.
 
-A `View` is a figure at one scale, as printed or at equal proven ε. It turns settings into specs and, once they are
-computed, into numbers. A figure names settings only by what differs from its base, so the same panel and the same
-criterion serve both views and every scale.
+A `View` is a figure at one scale: as printed, as Dither deploys the method, or at equal proven ε. It turns
+settings into specs and, once they are computed, into numbers. A figure names settings only by what differs from
+its base, so the same panel and the same criterion serve every view and every scale, the twin without noise, and
+the figure with one of its open settings changed.
+
+[open.NAME] of a paper's file is a setting that the paper leaves open: what the paper says, what is taken here,
+why, and what else is plausible. Each figure lists the NAMEs that bear on it.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from importlib.resources import files
+from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from dither.errors import DitherError, SpecError, did_you_mean
-from dither.reproduction.judging import Verdict
+from dither.reproduction.judging import FAILS, HOLDS, Verdict
 from dither.spec import Spec
 
 if TYPE_CHECKING:
@@ -33,7 +39,7 @@ if TYPE_CHECKING:
 
 Values = Mapping[str, Any]
 Setting = tuple[str, Values]  # a label, and what differs from the base
-SCALES = ("smoke", "quick", "full")
+SCALES = ("smoke", "quick", "robust", "full")  # robust: where open settings are changed; as quick if not declared
 NOTHING: Values = MappingProxyType({})
 AXIS_LABELS = {
     "test_accuracy": "test accuracy",
@@ -41,6 +47,20 @@ AXIS_LABELS = {
     "gradient_sq": "‖∇f‖² of the training loss",
 }
 PAPERS = ("secure-fedavg", "nbafl", "dp-scaffold", "cpfed", "concentrated")
+PRINTED, DEPLOYED, PROVEN = "printed", "deployed", "proven"
+VIEW_TITLES = {PRINTED: "as printed", DEPLOYED: "as deployed by Dither", PROVEN: "at equal proven ε"}
+TUNING_SEEDS = 3
+# Settings that differ only in their noise are one run without it.
+WITHOUT_NOISE: Values = {
+    "privacy.epsilon": math.inf,
+    "privacy.noise": "paper",
+    "privacy.noise_std": 0.0,
+    "privacy.noise_schedule": "constant",
+    "privacy.noise_decay": 1.0,
+    "privacy.noise_decay_start": 0,
+}
+FORMULA = "formula."  # keys of changes that are no part of a spec, but of a formula
+TIMES = "× "  # an alternative "× 0.3" is that multiple of the figure's own value
 
 
 class MissingRun(DitherError):
@@ -56,7 +76,27 @@ class Scale:
     values: Values = field(default_factory=dict)
     proven_seeds: int | None = None  # at equal proven ε; None: as many as `seeds`, 0: not at this scale
     proven_grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # where it differs from `grid`
+    max_seeds: int = 0  # an undecided criterion gets more seeds, up to this many
     note: str = ""
+
+
+class OpenSetting(NamedTuple):
+    """A setting that a paper does not give, and its plausible values."""
+
+    name: str  # one word: "rate"
+    title: str
+    paper: str  # what the paper says about it
+    reference: str  # what is taken here
+    why: str
+    alternatives: Mapping[str, Values]  # by label: what changes
+
+
+class Change(NamedTuple):
+    """A figure's reference with one open setting changed, or two that interact."""
+
+    label: str
+    settings: tuple[str, ...]  # names of the open settings
+    values: Values
 
 
 class Line(NamedTuple):
@@ -98,8 +138,24 @@ class Criterion(NamedTuple):
     judge: Callable[[View], Verdict]
     variant: str = ""  # "": as the paper states it; else what was changed to test it ("equal credit")
     proven: bool = True  # whether it makes sense at equal proven ε too
+    control: bool = False  # it is about noise: it must not hold in the twin without noise
     errata: tuple[str, ...] = ()
     why: str = ""  # why it fails or cannot be seen, where that is known
+
+    def verdict(self, view: View) -> Verdict:
+        """What the seeds say. A statement about noise holds only where it does not hold without noise too."""
+        verdict = self.judge(view)
+        if not self.control or verdict.status != HOLDS:
+            return verdict
+        twin = self.judge(view.twin())
+        if twin.status != HOLDS:
+            return replace(verdict, text=f"{verdict.text}; without noise: {twin.status}")
+        text = f"{verdict.text}; but it is not the noise, for without noise the same holds: {twin.text}"
+        return Verdict(FAILS, text, verdict.numbers)
+
+    def needs(self, view: View) -> dict[str, Spec]:
+        """The runs that `verdict` asks for, by key."""
+        return view.needs(self.judge) | (view.twin().needs(self.judge) if self.control else {})
 
 
 @dataclass(frozen=True)
@@ -122,8 +178,11 @@ class Figure:
     panels: Callable[[View], Sequence[Panel]]
     criteria: Sequence[Criterion]
     scales: Mapping[str, Scale]
+    literal: Values = field(default_factory=dict)  # what the paper's algorithm changes of what Dither deploys
     proven: Values | None = None  # what hands the noise to the accountant; None: does not apply
     proven_note: str = ""  # what the proven panels are, or why there are none
+    open: Sequence[OpenSetting] = ()
+    interacting: Sequence[Sequence[str]] = ()  # pairs of open settings that are changed together too
     gradient_norm: bool = False
     tables: Callable[[View], Sequence[Table]] | None = None
     notes: Sequence[str] = ()
@@ -142,13 +201,32 @@ class Figure:
     def views(
         self, scale: str, runs: Mapping[str, FinishedRun] | None = None, accounts: Accounts | None = None
     ) -> list[View]:
-        """The figure as printed and, where that applies at this scale, at equal proven ε."""
+        """As printed; as deployed, where that differs; and at equal proven ε, where that applies at this scale."""
         if scale not in self.scales:
             raise SpecError(f"{self.id} has no scale {scale!r}; it has {', '.join(self.scales)}")
-        views = [View(self, scale, {} if runs is None else runs, accounts, proven=False)]
+        kinds = [PRINTED]
+        if self.literal and self.scales[scale].seeds:
+            kinds.append(DEPLOYED)
         if self.proven is not None and self.scales[scale].proven_seeds != 0:
-            views.append(View(self, scale, views[0].runs, accounts, proven=True))
-        return views
+            kinds.append(PROVEN)
+        return [View(self, scale, {} if runs is None else runs, accounts, kind) for kind in kinds]
+
+    def changes(self) -> list[Change]:
+        """One open setting at a time, then pairs that interact."""
+        each = {
+            setting.name: [
+                Change(f"{setting.name}: {label}", (setting.name,), values)
+                for label, values in setting.alternatives.items()
+            ]
+            for setting in self.open
+        }
+        pairs = [
+            Change(f"{a.label}, {b.label}", a.settings + b.settings, {**a.values, **b.values})
+            for first, second in self.interacting
+            for a in each[first]
+            for b in each[second]
+        ]
+        return [change for changes in each.values() for change in changes] + pairs
 
 
 class FinishedRun(NamedTuple):
@@ -162,25 +240,42 @@ class FinishedRun(NamedTuple):
 
 
 class View:
-    """A figure at one scale, as printed or at equal proven ε."""
+    """A figure at one scale: as printed, as deployed, or at equal proven ε.
 
+    `changed` are open settings with other values than the reference, `seeds` more seeds than the scale has, and
+    `noiseless` makes the twin: the same runs without noise."""
+
+    # reason: what a view is of, and the three ways in which it may differ from the figure
     def __init__(
         self,
         figure: Figure,
         scale: str,
         runs: Mapping[str, FinishedRun],
         accounts: Accounts | None,
+        kind: str = PRINTED,
         *,
-        proven: bool,
+        changed: Values = NOTHING,
+        seeds: int = 0,
+        noiseless: bool = False,
     ) -> None:
         self.figure, self.scale_name, self.scale = figure, scale, figure.scales[scale]
-        self.proven = proven
+        self.kind, self.changed, self.noiseless = kind, changed, noiseless
         self.runs, self._accounts = runs, accounts
-        self._specs: dict[tuple[str, int], tuple[Spec, str]] = {}
-        chosen = self.scale.proven_seeds if proven else None
-        self.seeds = list(range(self.scale.seeds if chosen is None else chosen))
-        values = {**figure.base, **self.scale.values}
-        self.base = Spec.from_preset(values.pop("preset")).with_values(values)
+        self.asked: dict[str, Spec] = {}  # the runs whose numbers were asked for
+        self.tuning: dict[str, Spec] = {}  # the runs that tuned a line
+        self._specs: dict[tuple[str, int, bool], tuple[Spec, str]] = {}
+        chosen = self.scale.proven_seeds if self.proven else None
+        self.seeds = list(range(max(seeds, self.scale.seeds if chosen is None else chosen)))
+        keys = {key: value for key, value in changed.items() if not key.startswith(FORMULA)}
+        self.formula = {key.removeprefix(FORMULA): value for key, value in changed.items() if key not in keys}
+        literal = figure.literal if kind == PRINTED else NOTHING
+        values = {**figure.base, **literal, **self.scale.values}
+        self.base = _base(json.dumps(values), json.dumps(keys))
+
+    @property
+    def proven(self) -> bool:
+        """Whether the accountant sets the noise."""
+        return self.kind == PROVEN
 
     @property
     def accounts(self) -> Accounts:
@@ -188,6 +283,27 @@ class View:
         if self._accounts is None:
             raise MissingRun(f"{self.figure.id}: nothing is accounted while runs are being computed")
         return self._accounts
+
+    def like(self, runs: Mapping[str, FinishedRun] | None = None, **differing: Any) -> View:
+        """The same view, except for what is given."""
+        same = {"changed": self.changed, "seeds": len(self.seeds), "noiseless": self.noiseless}
+        runs = self.runs if runs is None else runs
+        other = View(self.figure, self.scale_name, runs, self._accounts, self.kind, **{**same, **differing})
+        other._specs = self._specs  # named by values, seed and noise
+        return other
+
+    def twin(self) -> View:
+        """The same runs without noise."""
+        return self.like(noiseless=True)
+
+    def needs(self, judge: Callable[[View], Any]) -> dict[str, Spec]:
+        """The runs that a judge asks for, by key: it is tried on invented numbers. Where a line is not tuned yet,
+        the runs that tune it."""
+        trial = self.like(runs=_Invented(self.runs))
+        trial._accounts = _INVENTED_ACCOUNTS
+        judge(trial)
+        untuned = {key: spec for key, spec in trial.tuning.items() if key not in self.runs}
+        return untuned or trial.asked
 
     # What to compute
 
@@ -203,18 +319,47 @@ class View:
         """One setting for each value of an axis (that of the first key), which these keys take."""
         return [(f"{label} = {value:g}", dict.fromkeys(keys, value)) for value in self.grid(grid or keys[0])]
 
+    def tuned(self, values: Values) -> Values:
+        """The settings with the value of the key `options.tuned`, of its grid, that does best on the validation
+        records, by mean final accuracy over the first seeds. Every line has the same grid: equal effort. A change
+        of that key as an open setting is taken instead; at equal proven ε, the value of what is deployed."""
+        key = self.figure.options["tuned"]
+        if key in self.changed:
+            return values
+        if self.proven:
+            deployed = View(self.figure, self.scale_name, self.runs, None, DEPLOYED, seeds=len(self.seeds))
+            tuned = deployed.tuned(values)
+            self.tuning |= deployed.tuning
+            return tuned
+        grid = self.grid(key)
+        candidates = [{**values, key: value, **self._validated} for value in grid]
+        runs = self.runs.runs if isinstance(self.runs, _Invented) else self.runs
+        scores = []
+        for candidate in candidates:
+            keyed = [self._keyed(candidate, seed) for seed in self.seeds[:TUNING_SEEDS]]
+            self.tuning |= {run: spec for spec, run in keyed}
+            if all(run in runs for _, run in keyed):
+                scores.append(float(np.mean([runs[run].metrics["test_accuracy"][-1] for _, run in keyed])))
+        best = int(np.argmax(scores)) if len(scores) == len(grid) else 0
+        return {**values, key: grid[best]}
+
+    @property
+    def _validated(self) -> Values:
+        return {"data.split": "validation", "eval_every": self.base.num_rounds}
+
     def spec(self, values: Values, seed: int) -> Spec:
         """The run of these settings with this seed."""
         return self._keyed(values, seed)[0]
 
     def _keyed(self, values: Values, seed: int) -> tuple[Spec, str]:
         """A run and its key in the cache; kept, because panels and criteria ask for the same few repeatedly."""
-        which = (repr(sorted(values.items())), seed)
+        which = (repr(sorted(values.items())), seed, self.noiseless)
         if which not in self._specs:
-            spec = self.base.with_values({**values, "seed": seed})
+            own = {**values, "seed": seed, **(WITHOUT_NOISE if self.noiseless else {})}
+            spec = self.base.with_values(own)
             noiseless = math.isinf(spec.privacy.epsilon) or spec.privacy.noise == "none"  # the same in both views
             if self.proven and self.figure.proven is not None and not noiseless:
-                spec = self.base.with_values({**self.figure.proven, **values, "seed": seed})
+                spec = self.base.with_values({**self.figure.proven, **own})
             self._specs[which] = (spec, run_key(spec, self.figure.gradient_norm))
         return self._specs[which]
 
@@ -234,9 +379,18 @@ class View:
                     settings.setdefault(self._keyed(values, 0)[1], (name, values))
         return list(settings.values())
 
-    def specs(self) -> list[Spec]:
-        """Every run of the figure."""
-        return [self.spec(values, seed) for _, values in self.settings() for seed in self.seeds]
+    def needed(self) -> dict[str, Spec]:
+        """Every run of the figure by key: what its panels show and its criteria ask for. Where a line is not tuned
+        yet, the runs that tune it."""
+        shown = [self._keyed(values, seed) for _, values in self.settings() for seed in self.seeds]
+        needed = {key: spec for key, spec in self.tuning.items() if key not in self.runs}
+        needed = needed or {key: spec for spec, key in shown}
+        if self.figure.tables is not None and self.kind == PRINTED:
+            needed |= self.needs(self.figure.tables)
+        for criterion in self.figure.criteria:
+            if criterion.proven or not self.proven:
+                needed |= criterion.needs(self)
+        return needed
 
     def reductions(self) -> list[str]:
         """What this scale leaves out of the full one, in sentences."""
@@ -259,7 +413,8 @@ class View:
 
     def run(self, values: Values, seed: int) -> FinishedRun:
         """The finished run of these settings."""
-        key = self._keyed(values, seed)[1]
+        spec, key = self._keyed(values, seed)
+        self.asked[key] = spec
         if key not in self.runs:
             raise MissingRun(f"{self.figure.id}: no run yet of {dict(values)}, seed {seed}")
         return self.runs[key]
@@ -292,6 +447,62 @@ class View:
         rounds, column = np.asarray(metrics["round"]), np.asarray(metrics[metric], float)
         shown = len(rounds) if until is None else max(1, np.searchsorted(rounds, until(self, seed), "right"))
         return rounds[:shown], column[:shown]
+
+
+class _Invented(Mapping[str, FinishedRun]):
+    """A run for every key, for judges that are only asked what they need."""
+
+    def __init__(self, runs: Mapping[str, FinishedRun]) -> None:
+        self.runs = runs  # those that are there
+        columns = ("test_accuracy", "train_loss", "loss", "gradient_sq")
+        metrics = {"round": [0.0, 1.0, 2.0], **{name: [0.5, 0.5, 0.5] for name in columns}}
+        self._run = FinishedRun(metrics, {"value": 1.0, "unit": "run"}, 0.0, "", {})
+
+    def __getitem__(self, key: str) -> FinishedRun:
+        return self._run
+
+    def __contains__(self, key: object) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.runs)
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+
+class _InventedAccounts:
+    """Answers for such judges."""
+
+    def proven_epsilon(self, spec: Spec, unit: str = "run") -> float:
+        return 1.0
+
+    def proven_stop(self, spec: Spec, budget: float) -> int:
+        return 1
+
+    def estimated(self, name: str, spec: Spec, estimate: Callable[[Any], Values]) -> Values:
+        names = ("smoothness", "lipschitz", "pl_constant", "dissimilarity", "initial_gap")
+        return {**dict.fromkeys(names, 1.0), "rounds": [0]}
+
+
+_INVENTED_ACCOUNTS: Any = _InventedAccounts()
+
+
+@cache
+def _base(values: str, changed: str) -> Spec:
+    """The spec of a preset with other values, of which some are changed in turn; both as JSON."""
+    differing = json.loads(values)
+    base = Spec.from_preset(differing.pop("preset")).with_values(differing)
+    return base.with_values({key: _scaled(value, base, key) for key, value in json.loads(changed).items()})
+
+
+def _scaled(value: Any, base: Spec, key: str) -> Any:
+    """The value of a change, which may be a multiple of what the base has."""
+    if not (isinstance(value, str) and value.startswith(TIMES)):
+        return value
+    before = attrgetter(key)(base)
+    scaled = float(value.removeprefix(TIMES)) * before
+    return round(scaled) if isinstance(before, int) else scaled
 
 
 def run_key(spec: Spec, gradient_norm: bool) -> str:
@@ -329,15 +540,21 @@ def paper(name: str) -> Paper:
     declared = _declared(name)
     module = declared.get("figures_of", name).replace("-", "_")
     declared = _filled(declared, declared.get("names", {}))
+    settings = {
+        key: OpenSetting(key, **{**fields, "reference": str(fields["reference"])})
+        for key, fields in declared.get("open", {}).items()
+    }
     figures = []
     for number, own_fields in enumerate(declared["figures"], declared["first_figure"]):
         alike = declared[own_fields.pop("like")] if "like" in own_fields else {}
         fields = _merged(_merged(declared["every_figure"], alike), own_fields)
+        fields.setdefault("robust", fields["quick"])
         fields["scales"] = {scale: Scale(**fields.pop(scale)) for scale in SCALES}
         criteria = [
             Criterion(**{**criterion, "judge": _function(module, criterion["judge"])})
             for criterion in fields.pop("criteria")
         ]
+        fields["open"] = [settings[key] for key in fields.get("open", ())]
         for key in {"panels", "tables"} & fields.keys():
             fields[key] = _function(module, fields[key])
         figures.append(Figure(id=f"{name}/fig{number}", criteria=criteria, **fields))
@@ -356,13 +573,15 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
     return {**below, **above, **both}
 
 
-def _filled(value: Any, names: Mapping[str, str]) -> Any:
-    """The value with names put into every {place} of its texts."""
+def _filled(value: Any, names: Mapping[str, Any]) -> Any:
+    """The value with names put into every {place} of its texts; a text that is one place becomes what it names."""
     if isinstance(value, dict):
         return {key: _filled(inner, names) for key, inner in value.items()}
     if isinstance(value, list):
         return [_filled(inner, names) for inner in value]
-    return value.format_map(names) if isinstance(value, str) and names else value
+    if not isinstance(value, str) or not names:
+        return value
+    return names[value[1:-1]] if value[1:-1] in names and value[0] == "{" else value.format_map(names)
 
 
 def _function(module: str, declared: str | Mapping[str, Any]) -> Callable[..., Any]:

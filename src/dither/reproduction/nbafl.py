@@ -51,9 +51,9 @@ def _over_rounds(title: str, lines: list[Setting]) -> Panel:
     return curves(title, lines, LOSS, log=True, x_label="aggregation t")
 
 
-def falls(view: View) -> judging.Verdict:
+def falls(view: View, metric: str = LOSS) -> judging.Verdict:
     """The final loss falls from setting to setting."""
-    return judging.ordered_within_noise(*view.finals(settings(view), LOSS), rising=False)
+    return judging.ordered_within_noise(*view.finals(settings(view), metric), rising=False)
 
 
 def round_counts(view: View) -> list[Setting]:
@@ -363,10 +363,9 @@ def cohort_panels(view: View) -> list[Panel]:
 def fewer_clients_win(view: View, lemma4: str) -> judging.Verdict:
     verdicts = []
     for name, level in cohort_levels(view, lemma4):
-        losses, names = view.finals(cohorts(view, lemma4), LOSS, level)
         if isinf(level["privacy.epsilon"]):
-            verdicts.append(judging.ordered_within_noise(losses, names, rising=False, what=name))
             continue
+        losses, names = view.finals(cohorts(view, lemma4), LOSS, level)
         best = int(np.argmin([np.mean(loss) for loss in losses[:-1]]))
         verdicts.append(
             judging.greater_by(losses[-1], losses[best], (names[-1], names[best]), what=f"loss, {name}")

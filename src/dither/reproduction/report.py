@@ -11,14 +11,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dither.reproduction.figure import PAPERS, Table, paper
+from dither.reproduction.figure import PAPERS, VIEW_TITLES, Table, paper
 from dither.reproduction.judging import FAILS, HOLDS, INCONCLUSIVE, NOT_JUDGED, JudgedCriterion, Verdict
 
 if TYPE_CHECKING:
     from dither.reproduction.running import Reproduction
 
 _CLASS = {HOLDS: "holds", FAILS: "fails", INCONCLUSIVE: "open", NOT_JUDGED: "mute"}
-_VIEWS = {"printed": "as printed", "proven": "at equal proven ε"}
 
 
 @dataclass(frozen=True)
@@ -48,6 +47,7 @@ class FigureResult:
     settings: str
     proven_note: str
     notes: tuple[str, ...]
+    open: tuple[dict[str, str], ...]  # what the paper leaves open
     refused: str  # why it could not be computed
     tables: tuple[Table, ...]
     epsilons: tuple[SettingEpsilon, ...]
@@ -95,7 +95,7 @@ def disagreements(ours: Sequence[JudgedCriterion], theirs: Sequence[JudgedCriter
     others = {claim.name: claim for claim in theirs}
     lines = []
     for claim in ours:
-        for which in _VIEWS:
+        for which in VIEW_TITLES:
             here, there = getattr(claim, which), getattr(others.get(claim.name), which, None)
             if here and there and {here.status, there.status} == {HOLDS, FAILS}:
                 lines.append(f"{claim.name}, {which}: {here.status} here, {there.status} there")
@@ -105,15 +105,13 @@ def disagreements(ours: Sequence[JudgedCriterion], theirs: Sequence[JudgedCriter
 def _head(result: Reproduction) -> str:
     devices = dict.fromkeys(name for figure in result.figures for name in figure.devices)
     versions = ", ".join(f"{name} {value}" for name, value in result.provenance["versions"].items())
-    printed, proven = (
-        ", ".join(f"{number} {status}" for status, number in counts(result.claims, which).items())
-        for which in _VIEWS
-    )
     rows = [
         ("scale", result.scale),
         ("command", result.provenance["command"]),
-        ("criteria as printed", printed),
-        ("criteria at equal proven ε", proven or "none at this scale"),
+        *(
+            (f"criteria {title}", ", ".join(f"{n} {status}" for status, n in counts(result.claims, which).items()))
+            for which, title in VIEW_TITLES.items()
+        ),
         ("runs", f"{result.provenance['runs']:,} in {result.provenance['seconds'] / 60:.1f} minutes"),
         ("device", ", ".join(devices)),
         ("drawn", f"{result.provenance['when']}, {versions}"),
@@ -121,8 +119,10 @@ def _head(result: Reproduction) -> str:
     return (
         f"<header><h1>{len(result.figures)} figures of five papers, and what they show</h1>"
         "<p>Every figure is drawn from runs of this code. A criterion is a statistical statement over seeds: it "
-        "<b>holds</b>, it <b>fails</b>, the seeds are <b>inconclusive</b>, or this scale cannot judge it. The "
-        "second column judges the same criterion at equal <em>proven</em> ε, with noise set by the accountant.</p>"
+        "<b>holds</b>, it <b>fails</b>, the seeds are <b>inconclusive</b>, or this scale cannot judge it. A "
+        "statement about noise holds only if it does not hold without noise too. Three views judge it: the "
+        "algorithm as printed, as Dither deploys it, and at equal <em>proven</em> ε, with noise set by the "
+        "accountant.</p>"
         f"{_definitions(rows)}</header>"
     )
 
@@ -139,16 +139,20 @@ def _summary(result: Reproduction) -> str:
             name = claim.id + (f"<small>{escape(claim.variant)}</small>" if claim.variant else "")
             lines.append(
                 f'<tr class="{"variant" if claim.variant else ""}"><th scope="row">{name}</th>'
-                f"<td>{escape(claim.claim)}</td><td>{_badge(claim.printed)}</td><td>{_badge(claim.proven)}</td>"
+                f"<td>{escape(claim.claim)}</td>"
+                f"{''.join(f'<td>{_badge(getattr(claim, which))}</td>' for which in VIEW_TITLES)}"
+                f"<td>{escape(claim.robustness.text if claim.robustness else '')}</td>"
                 f'<td><a href="#{_anchor(figure)}">{escape(figure.id)}</a></td></tr>'
             )
     criteria = len({claim.id for claim in result.claims})
     return (
         f'<section id="claims"><h2>{criteria} criteria</h2><div class="scroll"><table class="claims"><thead><tr>'
-        "<th>criterion</th><th>what the paper finds</th><th>as printed</th><th>at equal proven ε</th>"
+        "<th>criterion</th><th>what the paper finds</th>"
+        f"{''.join(f'<th>{title}</th>' for title in VIEW_TITLES.values())}<th>with open settings changed</th>"
         f"<th>figure</th></tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
         "<p class='small'>An indented row tests the criterion above it under another reading or a correction. "
-        "– : not judged, because noise plays no part or the proven noise leaves nothing to compare.</p></section>"
+        "– : not judged, because the view is that of the column before, noise plays no part or the proven noise "
+        "leaves nothing to compare.</p></section>"
     )
 
 
@@ -189,7 +193,8 @@ def _figure(figure: FigureResult, folder: Path) -> str:
         f'<article id="{_anchor(figure)}"><h3>Fig. {figure.number}: {escape(figure.title)}</h3>'
         f"<figure>{picture}<figcaption>{escape(' '.join([figure.shows, *figure.notes]))}</figcaption></figure>"
         f'<div class="beside">{"".join(_claim(claim) for claim in figure.claims)}</div>'
-        f"{tables}{_details(f'claimed and proven ε of {len(epsilons)} settings', epsilons)}"
+        f"{tables}{_details('what the paper leaves open', figure.open)}"
+        f"{_details(f'claimed and proven ε of {len(epsilons)} settings', epsilons)}"
         f"{_definitions(rows)}</article>"
     )
 
@@ -198,7 +203,7 @@ def _claim(claim: JudgedCriterion) -> str:
     variant = f" <small>{escape(claim.variant)}</small>" if claim.variant else ""
     parts = [f"<h4>{claim.id}{variant}</h4><p>{escape(claim.claim)}</p>"]
     numbers = []
-    for which, name in _VIEWS.items():
+    for which, name in VIEW_TITLES.items():
         verdict = getattr(claim, which)
         if verdict is not None:
             text = f"<span class='text'>{escape(verdict.text)}</span>"
@@ -207,7 +212,11 @@ def _claim(claim: JudgedCriterion) -> str:
     why = " ".join((claim.note, f"({', '.join(claim.errata)})" if claim.errata else "")).strip()
     if why:
         parts.append(f'<p class="why">{escape(why)}</p>')
-    return f'<div class="claim">{"".join(parts)}{_details("numbers", numbers)}</div>'
+    robust = claim.robustness
+    if robust:
+        parts.append(f"<p>{escape(robust.text)} (scale {escape(robust.scale)})</p>")
+    tables = _details("numbers", numbers) + _details("open settings", robust.verdicts if robust else ())
+    return f'<div class="claim">{"".join(parts)}{tables}</div>'
 
 
 def _details(title: str, rows: Sequence[Mapping[str, Any]]) -> str:

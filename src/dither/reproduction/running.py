@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -18,10 +19,19 @@ from dither.experiment import build
 from dither.experiment.folder import to_json, write_bytes, write_text
 from dither.experiment.report import ADVERSARIES, Overview, epsilon_text
 from dither.experiment.sweep import Outcome, batches
-from dither.reproduction import drawing, report
+from dither.reproduction import drawing, report, robustness
 from dither.reproduction.cache import Accounts, Cache
-from dither.reproduction.figure import Criterion, Figure, FinishedRun, MissingRun, View, run_key, select
-from dither.reproduction.judging import NOT_JUDGED, JudgedCriterion, Verdict
+from dither.reproduction.figure import (
+    PROVEN,
+    VIEW_TITLES,
+    Criterion,
+    Figure,
+    FinishedRun,
+    MissingRun,
+    View,
+    select,
+)
+from dither.reproduction.judging import INCONCLUSIVE, LOOKS, NOT_JUDGED, JudgedCriterion, Robustness, Verdict
 from dither.reproduction.report import FigureResult, SettingEpsilon
 from dither.simulation import devices
 from dither.spec import Spec
@@ -51,12 +61,8 @@ class Reproduction(Overview):
         return f"reproduction at scale {self.scale}"
 
     def overview(self) -> list[tuple[str, str]]:
-        """One line a criterion: its name, and the verdicts as printed and at equal proven ε."""
-        return [
-            (f"{figure.id} {claim.name}", f"{claim.printed.status}; at equal proven ε: {claim.proven_status}")
-            for figure in self.figures
-            for claim in figure.claims
-        ]
+        """One line a criterion: its name, and its verdict in each view."""
+        return [(f"{figure.id} {claim.name}", claim.text) for figure in self.figures for claim in figure.claims]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as report.json has them."""
@@ -76,6 +82,8 @@ def reproduce(
     cache: str | Path | None = None,
     data_dir: str | Path | None = None,
     only_compute: bool = False,
+    robust: str = "",
+    minutes: float = 0.0,
     command: str = "",
     on_progress: OnProgress | None = None,
     on_figure: Callable[[FigureResult], None] | None = None,
@@ -84,16 +92,20 @@ def reproduce(
 
     `out` is the folder for pictures, CSVs and report.html; without it nothing is drawn. Finished runs are kept in
     `cache` (default: the platform's cache folder). `only_compute` fills the cache and stops: draw the report from
-    the same folder later, on any machine.
+    the same folder later, on any machine. `robust` is the scale at which each finding is judged with open settings
+    changed too. After `minutes` no further batch of runs is started: the same call continues.
     """
     chosen, runs = select(what), Cache(cache)
-    wanted = points(chosen, scale)
-    missing = [point for point in wanted if point.key not in runs]
-    refused = compute(missing, runs, data_dir=data_dir, on_progress=on_progress)
+    accounts = None if only_compute else Accounts(runs, data_dir)
+    work = _Work(chosen, scale, robust, runs, accounts)
+    deadline = time.perf_counter() + 60 * minutes if minutes else float("inf")
+    refused, computed = work.compute(data_dir=data_dir, on_progress=on_progress, deadline=deadline)
+    wanted = work.points()
     provenance = {
         "command": command,
         "when": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "computed": len(missing),
+        "computed": computed,
+        "missing": sum(point.key not in runs for point in wanted),
         "runs": len(wanted),
         "seconds": round(sum(runs[point.key].seconds for point in wanted if point.key in runs), 1),
         "versions": devices.versions(),
@@ -105,7 +117,8 @@ def reproduce(
     accounts, folder, figures = Accounts(runs, data_dir), Path(out) if out else None, []
     for figure in chosen:
         views = figure.views(scale, runs, accounts)
-        judged = _judged_figure(figure, views, refused)
+        robust_verdicts = robustness.judge(figure, robust, runs, accounts) if robust else {}
+        judged = _judged_figure(figure, views, refused, robust_verdicts)
         if folder is not None and not judged.refused:
             judged = replace(judged, files=_draw(figure, views, folder))
         figures.append(judged)
@@ -118,11 +131,13 @@ def reproduce(
     return result
 
 
-def estimates(what: str | Sequence[str], scale: str, cache: str | Path | None = None) -> list[str]:
+def estimates(
+    what: str | Sequence[str], scale: str, cache: str | Path | None = None, robust: str = ""
+) -> list[str]:
     """How many runs each figure still needs, and about how long they take: a sentence for each figure."""
     runs, kind = Cache(cache), devices.device_kind()
     missing: dict[str, list[float]] = {}
-    for point in points(select(what), scale):
+    for point in _Work(select(what), scale, robust, runs, None).points():
         if point.key not in runs:
             missing.setdefault(point.figure, []).append(batches.estimated_seconds(point.spec, kind))
     return [
@@ -143,15 +158,91 @@ class Point(NamedTuple):
     figure: str
 
 
-def points(figures: Iterable[Figure], scale: str) -> list[Point]:
-    """Every run that figures need at a scale, each once."""
+def points(figures: Iterable[Figure], scale: str, runs: Mapping[str, FinishedRun] | None = None) -> list[Point]:
+    """Every run that figures need at a scale, each once; of a line that is not tuned yet, those that tune it."""
+    return _unique(
+        (figure, view.needed()) for figure in figures for view in figure.views(scale, {} if runs is None else runs)
+    )
+
+
+def _unique(needs: Iterable[tuple[Figure, Mapping[str, Spec]]]) -> list[Point]:
     by_key: dict[str, Point] = {}
-    for figure in figures:
-        for view in figure.views(scale):
-            for spec in view.specs():
-                key = run_key(spec, figure.gradient_norm)
-                by_key.setdefault(key, Point(key, spec, figure.gradient_norm, figure.id))
+    for figure, specs in needs:
+        for key, spec in specs.items():
+            by_key.setdefault(key, Point(key, spec, figure.gradient_norm, figure.id))
     return list(by_key.values())
+
+
+class _Work:
+    """What is to be computed: figures at a scale, and their findings with open settings changed at another."""
+
+    def __init__(
+        self, figures: Sequence[Figure], scale: str, robust: str, runs: Cache, accounts: Accounts | None
+    ) -> None:
+        self.runs = runs
+        self._views = [view for figure in figures for view in figure.views(scale, runs, accounts)]
+        changed = [robustness.views(figure, robust, runs) for figure in figures] if robust else []
+        self._changed = [view for views in changed for _, view in views]
+
+    def points(self) -> list[Point]:
+        """Every run that is known to be needed so far."""
+        needs = [(view.figure, view.needed()) for view in self._views]
+        needs += [(view.figure, lacking) for view in self._views for lacking in self._undecided(view)]
+        for view in self._changed:
+            criteria = robustness.judged_criteria(view.figure)
+            needs += [(view.figure, criterion.needs(view)) for criterion in criteria]
+        return _unique(needs)
+
+    def _undecided(self, view: View) -> Iterator[dict[str, Spec]]:
+        """More seeds for criteria that are undecided."""
+        for criterion in view.figure.criteria:
+            lacking: dict[str, Spec] = {}
+            with suppress(MissingRun, DataError):
+                settled(criterion, view, lacking)
+            yield lacking
+
+    def compute(
+        self, *, data_dir: str | Path | None, on_progress: OnProgress | None, deadline: float
+    ) -> tuple[dict[str, str], int]:
+        """Compute what is missing, then what follows from it: tuned lines, more seeds. Returns the data sets that
+        are not available, and the number of runs computed."""
+        refused: dict[str, str] = {}
+        computed, tried = 0, set[str]()
+        while True:
+            missing = [point for point in self.points() if point.key not in self.runs and point.key not in tried]
+            if not missing:
+                return refused, computed
+            tried |= {point.key for point in missing}
+            try:
+                refused |= compute(
+                    missing, self.runs, data_dir=data_dir, on_progress=on_progress, deadline=deadline
+                )
+            except _OutOfTime:
+                return refused, computed + sum(point.key in self.runs for point in missing)
+            computed += sum(point.key in self.runs for point in missing)
+
+
+def settled(criterion: Criterion, view: View, lacking: dict[str, Spec] | None = None) -> Verdict:
+    """The verdict with as many seeds as decide it, up to the scale's `max_seeds`. What one more look needs and is
+    not computed yet is put into `lacking`."""
+    first = len(view.seeds)
+    more = [] if view.kind == PROVEN else [seeds for seeds in LOOKS if first < seeds <= view.scale.max_seeds]
+    verdict = criterion.verdict(view)
+    for seeds in more:
+        if verdict.status != INCONCLUSIVE:
+            break
+        wider = view.like(seeds=seeds)
+        missing = {key: spec for key, spec in criterion.needs(wider).items() if key not in view.runs}
+        if missing:
+            if lacking is not None:
+                lacking |= missing
+            break
+        verdict = criterion.verdict(wider)
+    return verdict
+
+
+class _OutOfTime(Exception):
+    """The time for computing is over; what was finished is kept."""
 
 
 def compute(
@@ -160,8 +251,9 @@ def compute(
     *,
     data_dir: str | Path | None = None,
     on_progress: OnProgress | None = None,
+    deadline: float = float("inf"),
 ) -> dict[str, str]:
-    """Compute runs, program by program, and keep each batch as it is done.
+    """Compute runs, program by program, and keep each batch as it is done, until the deadline.
 
     Returns the data sets that are not available, by name, and why: their runs are left out."""
     groups: dict[tuple[Any, ...], list[Point]] = {}
@@ -196,15 +288,16 @@ def compute(
             [member.spec for member in members],
             dataset=loaded[1],
             on_evaluation=on_evaluation,
-            on_batch=_keeper(members, cache),
+            on_batch=_keeper(members, cache, deadline),
             max_runs=lambda experiment: batches.runs_at_once(experiment, kind),
             gradient_norm=gradient_norm,
+            from_start=True,
         )
         done += share
     return refused
 
 
-def _keeper(members: Sequence[Point], cache: Cache) -> Callable[[dict[int, Outcome]], None]:
+def _keeper(members: Sequence[Point], cache: Cache, deadline: float) -> Callable[[dict[int, Outcome]], None]:
     """Keeps each batch of a program as it is done, with its share of the time."""
     since = time.perf_counter()
 
@@ -214,6 +307,8 @@ def _keeper(members: Sequence[Point], cache: Cache) -> Callable[[dict[int, Outco
         for number, outcome in batch.items():
             cache.put(members[number].key, _finished(outcome, (now - since) / len(batch)))
         since = now
+        if now > deadline:
+            raise _OutOfTime
 
     return keep
 
@@ -232,18 +327,26 @@ def _finished(outcome: Outcome, seconds: float) -> FinishedRun:
 # The figures
 
 
-def _judged_figure(figure: Figure, views: Sequence[View], refused: dict[str, str]) -> FigureResult:
+def _judged_figure(
+    figure: Figure,
+    views: Sequence[View],
+    refused: dict[str, str],
+    robust: Mapping[str, Robustness],
+) -> FigureResult:
     """One figure, judged; not judged where its data are not available."""
     printed, why = views[0], ""
     try:
-        claims = [_judged(criterion, views) for criterion in figure.criteria]
+        claims = [
+            replace(_judged(criterion, views), robustness=None if criterion.variant else robust.get(criterion.id))
+            for criterion in figure.criteria
+        ]
         tables = figure.tables(printed) if figure.tables else ()
         epsilons = [row for view in views for row in _epsilons(view)]
     except (MissingRun, DataError) as error:
         why = refused.get(printed.base.data.name, str(error))
-        claims = [_claim(criterion, Verdict(NOT_JUDGED, why), None) for criterion in figure.criteria]
+        claims = [_claim(criterion, {"printed": Verdict(NOT_JUDGED, why)}) for criterion in figure.criteria]
         tables, epsilons = (), []
-    keys = [run_key(spec, figure.gradient_norm) for view in views for spec in view.specs()]
+    keys = dict.fromkeys(key for view in views for key in view.needed())
     runs = [printed.runs[key] for key in keys if key in printed.runs]  # may be shared with other figures
     return FigureResult(
         id=figure.id,
@@ -258,6 +361,16 @@ def _judged_figure(figure: Figure, views: Sequence[View], refused: dict[str, str
         settings=_settings(printed.base) if printed.seeds else "",
         proven_note=figure.proven_note,
         notes=tuple(figure.notes),
+        open=tuple(
+            {
+                "setting": s.title,
+                "the paper": s.paper,
+                "here": s.reference,
+                "also tried": ", ".join(s.alternatives),
+                "why": s.why,
+            }
+            for s in figure.open
+        ),
         refused=why,
         tables=tuple(tables),
         epsilons=tuple(epsilons),
@@ -280,13 +393,21 @@ def _draw(figure: Figure, views: Sequence[View], folder: Path) -> tuple[str, ...
 
 
 def _judged(criterion: Criterion, views: Sequence[View]) -> JudgedCriterion:
-    proven = criterion.judge(views[1]) if criterion.proven and len(views) > 1 else None
-    return _claim(criterion, criterion.judge(views[0]), proven)
+    judged = [view for view in views if criterion.proven or not view.proven]
+    return _claim(criterion, {view.kind: settled(criterion, view) for view in judged})
 
 
-def _claim(criterion: Criterion, printed: Verdict, proven: Verdict | None) -> JudgedCriterion:
-    errata = tuple(criterion.errata)
-    return JudgedCriterion(criterion.id, criterion.variant, criterion.text, errata, criterion.why, printed, proven)
+def _claim(criterion: Criterion, verdicts: Mapping[str, Verdict]) -> JudgedCriterion:
+    return JudgedCriterion(
+        id=criterion.id,
+        variant=criterion.variant,
+        claim=criterion.text,
+        errata=tuple(criterion.errata),
+        note=criterion.why,
+        printed=verdicts["printed"],
+        deployed=verdicts.get("deployed"),
+        proven=verdicts.get("proven"),
+    )
 
 
 def _settings(base: Spec) -> str:
@@ -317,7 +438,7 @@ def _epsilons(view: View) -> list[SettingEpsilon]:
             proven += f", {epsilon_text(view.accounts.proven_epsilon(spec, 'message'))} per message"
         rows.append(
             SettingEpsilon(
-                view="at equal proven ε" if view.proven else "as printed",
+                view=VIEW_TITLES[view.kind],
                 setting=name,
                 claimed=f"{epsilon_text(claim['value'])} per {claim['unit']}",
                 proven=proven,

@@ -57,9 +57,5 @@ def ordered(view: View, panel: int, rising: bool = True) -> Verdict:
     )
 
 
-def not_monotone(view: View, panel: int) -> Verdict:
-    return judging.not_monotone(*view.finals(settings(view), ACCURACY, cases(view)[panel][1]))
-
-
-def best_inside(view: View, panel: int) -> Verdict:
-    return judging.interior_optimum(*view.finals(settings(view), ACCURACY, cases(view)[panel][1]), lowest=False)
+def order_is_broken(view: View, panel: int, rising: bool = True) -> Verdict:
+    return judging.order_is_broken(*view.finals(settings(view), ACCURACY, cases(view)[panel][1]), rising=rising)

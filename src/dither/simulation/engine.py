@@ -692,12 +692,14 @@ def train(
     eval_every: int = 10,
     on_evaluation: Callable[[Evaluation], None] | None = None,
     clock: Clock | None = None,
+    from_start: bool = False,
 ) -> SimulationResult:
-    """All rounds of a batch of runs, from the start. A second batch of the same shape compiles nothing."""
+    """All rounds of a batch of runs, from the start. `from_start` scores the initial model too, as round 0. A
+    second batch of the same shape compiles nothing."""
     clock = clock or Clock()
     with clock("start_up"):
         state = simulation.start(inputs)
-    history = []
+    history = [Evaluation(0, simulation.evaluate(state, inputs))] if from_start else []
     for start, stop in chunks(0, num_rounds, eval_every):
         with clock("rounds"):
             state = jax.block_until_ready(simulation.advance(state, inputs, start, stop))

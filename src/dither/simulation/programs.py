@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 from jax.experimental import serialize_executable
+from jax.experimental.compilation_cache import compilation_cache
 
 _KEPT = 128  # programs in the folder; the oldest go
 _BROKEN = (
@@ -52,14 +53,33 @@ class KeptProgram:
 
     def _made(self, signature: str, values: tuple[Any, ...], constants: Mapping[str, Any]) -> Callable[..., Any]:
         path = _path(signature)
-        program = _loaded(path, values) if path else None
-        if program is None:
-            lowered, before = self._jitted.lower(*values, **constants), _misses()
-            program = lowered.compile()
-            # Only what was compiled here: JAX cannot store a program again that came from its own cache.
-            if path and _misses() > before:
+        kept = _loaded(path, values) if path else None
+        if kept is not None:
+            return kept
+        lowered, before = self._jitted.lower(*values, **constants), _misses()
+        # JAX cannot store a program again that came from its own cache (of another version of Dither, say). The
+        # first start notes that, and the second goes past that cache.
+        noted = path.with_suffix(".again") if path else None
+        again = noted is not None and noted.exists()
+        program: Any = _compiled_anew(lowered) if again else lowered.compile()
+        if path and noted:
+            if again or _misses() > before:
                 _store(path, lambda: pickle.dumps(serialize_executable.serialize(program)))
-        return program
+                noted.unlink(missing_ok=True)
+            else:
+                _store(noted, bytes)
+        made: Callable[..., Any] = program
+        return made
+
+
+def _compiled_anew(lowered: Any) -> Any:
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()
+    try:
+        return lowered.compile()
+    finally:
+        jax.config.update("jax_enable_compilation_cache", True)
+        compilation_cache.reset_cache()
 
 
 def kept_numbers(key: str, compute: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:

@@ -116,8 +116,9 @@ class DataSpec:
     records_per_client: int = _key(0, "records each client holds; 0: all are dealt out", at_least=0)
     split: str = _key(
         "given",
-        "test records: the set's own, or 80/10/10 train/test/validation inside each client",
-        ("given", "per-client"),
+        "test records: the set's own; 80/10/10 train/test/validation inside each client; or the same, scored on "
+        "the validation records",
+        ("given", "per-client", "validation"),
     )
     public_fraction: float = _key(
         0.0, "share of the training records declared public, chosen by row number alone", at_least=0.0, below=1.0
@@ -153,6 +154,11 @@ class ModelSpec:
 
     name: str = _key("logistic", f"{', '.join(MODELS)}, or 'my_model.py:factory' for a model of your own")
     hidden: tuple[int, ...] = _key((), "widths of the hidden layers (cnn: channels)")
+    init: str = _key(
+        "uniform",
+        "how an mlp starts: weights and biases in ±1/√fan_in, or Glorot's or He's weights and zero biases",
+        ("uniform", "glorot", "he"),
+    )
     options: dict[str, Any] = field(default_factory=dict)  # what your own model's factory is called with
     weights: str = _key(
         "", "public weights to start from: a safetensors file (the model.safetensors of a run, say)"
@@ -643,6 +649,8 @@ def _check_model(model: ModelSpec) -> None:
     if model.name not in MODELS and not own:
         hint = "; a model of your own is 'my_model.py:factory'" if ".py" in model.name else ""
         raise SpecError(f"unknown model.name={model.name!r}{did_you_mean(model.name, MODELS)}{hint}")
+    if model.init != "uniform" and model.name != "mlp":
+        raise SpecError(f"model.init={model.init!r} is for 'mlp', not for {model.name!r}; leave it out")
     if own and model.hidden:
         raise SpecError(f"model.hidden is for mlp and cnn, not for {model.name!r}; use model.options")
     if model.options and not own:
@@ -670,8 +678,10 @@ def _check_together(spec: Spec) -> None:
         raise SpecError("give data.name (dither data list) or data.path")
     if spec.data.public and not spec.data.path:
         raise SpecError("data.public is for your own records (data.path); those of the catalogue are public")
-    if spec.data.test_path and spec.data.split == "per-client":
-        raise SpecError("data.test_path with data.split='per-client' would train on the test file; leave one out")
+    if spec.data.test_path and spec.data.split != "given":
+        raise SpecError(
+            f"data.test_path with data.split={spec.data.split!r} would train on the test file; leave one out"
+        )
     if spec.data.part != "all" and spec.data.public_fraction == 0:
         raise SpecError(f"data.part={spec.data.part!r} needs data.public_fraction, the share declared public")
     clips = {f"method_options.{key}": spec.method_options.get(key, 0) for key in ("update_clip", "param_clip")}

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import itertools
 import sys
+import traceback
 import types
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,12 @@ def module_of_content(name: str, content: bytes, required: tuple[str, ...], kind
     module = types.ModuleType(f"dither_{kind}_{hashlib.sha256(content).hexdigest()[:16]}")
     module.__file__ = name
     sys.modules[module.__name__] = module  # dataclasses, and so Equinox modules, look their module up
-    exec(compile(content, name, "exec"), module.__dict__)  # noqa: S102
+    try:
+        exec(compile(content, name, "exec"), module.__dict__)  # noqa: S102
+    except Exception as error:  # whatever a user's file does
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == name]
+        where = f"line {lines[-1]} of {name!r}" if lines else repr(name)
+        raise SpecError(f"{where} fails: {type(error).__name__}: {error}") from error
     missing = [each for each in required if not hasattr(module, each)]
     if missing:
         raise SpecError(f"{name!r} is not a {kind}: it has no {' and no '.join(missing)}")

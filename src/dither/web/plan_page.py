@@ -23,7 +23,7 @@ from dither.errors import NoProof, SpecError
 from dither.experiment.plan import bounds as theory
 from dither.experiment.plan.bounds import ProblemConstants, estimate
 from dither.experiment.plan.candidates import INTEGER_KEYS, Candidate, clip_key
-from dither.experiment.plan.records import PROVEN_NOISE, synthetic_data
+from dither.experiment.plan.records import PROVEN_NOISE, planned_gaps, synthetic_data
 from dither.methods import prepare
 from dither.spec import Spec
 from dither.types import Prepared, Release, RoundInfo
@@ -297,7 +297,7 @@ def answer(request: PlanRequest) -> dict[str, Any]:
     return {
         "request": {**request._asdict(), "cohort": request.cohort, "each": request.each},
         **noise._asdict(),
-        "not_covered": [accounting.FLOAT_NOISE],
+        "not_covered": planned_gaps(spec),
         "certain": request.cohort == request.clients or request.method == "concentrated",
         "claimed": {"value": claim.value, "unit": claim.unit, "source": claim.source},
         "averaged_std": noise.noise_std / math.sqrt(request.cohort),

@@ -89,6 +89,7 @@ def train_specs(
     on_batch: Callable[[dict[int, Outcome]], None] | None = None,
     max_runs: Callable[[Experiment], int] | None = None,
     gradient_norm: bool = False,
+    from_start: bool = False,
     simulations: Simulations | None = None,
 ) -> list[Outcome]:
     """Train every spec, with as few compiled programs as possible. Outcomes have the order of `specs`.
@@ -97,6 +98,7 @@ def train_specs(
     on_evaluation  called with the number of rounds done and their total, over all runs
     on_batch       called with each finished batch, by position in `specs`
     max_runs       how many runs like the given experiment may train side by side
+    from_start     score the initial model too, as round 0
     simulations    compiled programs, to be shared by calls with the same data
     """
     plan = plan_batches(specs, data_dir=data_dir, dataset=dataset, max_runs=max_runs)
@@ -107,7 +109,12 @@ def train_specs(
             on_evaluation(sum(rounds[:at]) + round * len(plan.batches[at].numbers), sum(rounds))
 
     outcomes = train_batches(
-        plan, on_evaluation=count, on_batch=on_batch, gradient_norm=gradient_norm, simulations=simulations
+        plan,
+        on_evaluation=count,
+        on_batch=on_batch,
+        gradient_norm=gradient_norm,
+        from_start=from_start,
+        simulations=simulations,
     )
     return [outcomes[number] for number in range(len(specs))]
 
@@ -167,6 +174,7 @@ def train_batches(
     on_evaluation: Callable[[int, int], None] | None = None,
     on_batch: Callable[[dict[int, Outcome]], None] | None = None,
     gradient_norm: bool = False,
+    from_start: bool = False,
     simulations: Simulations | None = None,
     clock: Clock | None = None,
     scores: bool = False,
@@ -208,6 +216,7 @@ def train_batches(
             eval_every=first.spec.eval_every,
             on_evaluation=evaluated,
             clock=clock,
+            from_start=from_start,
         )
         batch = dict(zip(numbers, _outcomes(experiments[: len(numbers)], result, scores=scores), strict=True))
         outcomes |= batch

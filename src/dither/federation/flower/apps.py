@@ -8,8 +8,6 @@ path is the node configuration's "dither-socket".
 
 from __future__ import annotations
 
-import socket
-import struct
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -19,11 +17,9 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from dither.federation.flower.fleet import Answers, IdleTimer, body_of, content
+from dither.federation.flower.fleet import Answers, body_of, content
+from dither.federation.local import hand_over
 
-_LENGTH = struct.Struct("<Q")
-_MOST_BYTES = 1 << 31
-_ANSWER_SECONDS = 3600.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.03, 0.3  # seconds between two looks: right after something came, and at most
 
 
@@ -82,60 +78,3 @@ def client_app() -> ClientApp:
         return Message(content(answer), reply_to=message)
 
     return app
-
-
-def hand_over(path: Path, body: bytes) -> bytes:
-    """One message through a Unix socket."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
-        line.settimeout(_ANSWER_SECONDS)
-        line.connect(str(path))
-        line.sendall(_LENGTH.pack(len(body)) + body)
-        return _read(line)
-
-
-def answer_at(
-    path: Path, answer: Callable[[bytes], bytes], *, until: Callable[[], bool], timer: IdleTimer | None = None
-) -> None:
-    """Serve `hand_over` at a Unix socket that its owner alone may use, until `until()`."""
-    path.unlink(missing_ok=True)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(str(path))
-        path.chmod(0o600)
-        listener.listen(8)
-        listener.settimeout(0.2)
-        try:
-            while not until():
-                try:
-                    line, _ = listener.accept()
-                except TimeoutError:
-                    if timer is not None:
-                        timer.check()
-                    continue
-                with line:
-                    line.settimeout(60.0)
-                    try:
-                        body = answer(_read(line))
-                        line.sendall(_LENGTH.pack(len(body)) + body)
-                        if timer is not None:
-                            timer.reset()
-                    except (OSError, ValueError):
-                        continue  # whoever called has gone, or did not speak our language
-        finally:
-            path.unlink(missing_ok=True)
-
-
-def _read(line: socket.socket) -> bytes:
-    (length,) = _LENGTH.unpack(_exactly(line, _LENGTH.size))
-    if length > _MOST_BYTES:
-        raise ValueError(f"a message of {length} bytes")
-    return _exactly(line, length)
-
-
-def _exactly(line: socket.socket, count: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < count:
-        part = line.recv(min(1 << 20, count - len(parts)))
-        if not part:
-            raise OSError("the line was closed")
-        parts += part
-    return bytes(parts)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from dither.errors import FederationError
+from dither.federation.local import IdleTimer, clock
 
 RECORD, BODY = "dither", "body"
 _FIRST_POLL, _LONGEST_POLL = 0.03, 0.5  # seconds between two polls: right after a message, and at most
@@ -49,7 +50,6 @@ _POLL_SHARE = 4.0  # times as long as the last poll took: a server with many nod
 _HEARTBEAT_SECONDS = 10.0  # the shortest that a SuperLink takes; it gives a silent node up after two
 _LINGER_SECONDS = 2.0  # a SuperLink throws away a node's last answer if the node leaves before it is fetched
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 5.0  # between attempts to connect
-_IDLE_SECONDS = 60.0  # without a question before that is reported; then twice as long, and so on
 _FETCH_SECONDS = 0.1  # how long one `Answers.pull` waits for answers that are being fetched
 _COMPLETE_SECONDS = 600.0  # for an answer that was begun to become complete
 
@@ -76,35 +76,6 @@ class _RequestRejected(ConnectionLost):
 
 class UnreadableMessage(ConnectionLost):
     """Parts that make no message of Flower's."""
-
-
-class IdleTimer:
-    """How long nothing has been asked: reported now and then, and ended with `FederationError` after `seconds`."""
-
-    def __init__(self, where: str, seconds: float, say: Callable[[str], None]) -> None:
-        self._where, self._seconds, self._say = where, seconds, say
-        self.reset()
-
-    def reset(self) -> None:
-        """Something was asked, and answered."""
-        self._since, self._next = time.monotonic(), _IDLE_SECONDS
-
-    def check(self) -> None:
-        idle = time.monotonic() - self._since
-        if idle > self._seconds:
-            raise FederationError(
-                f"{self._where} has asked nothing for {self._seconds:.0f} s; this party gives up: start it again "
-                "when the server's owner says so"
-            )
-        if idle > self._next:
-            end = _clock(self._seconds - idle)
-            self._say(f"{self._where} has asked nothing since {_clock(-idle)}; waiting until {end}")
-            self._next *= 2
-
-
-def _clock(seconds: float) -> str:
-    """The time of day so many seconds from now."""
-    return f"{datetime.now(UTC) + timedelta(seconds=seconds):%d %b %H:%M:%S} UTC"
 
 
 # A party's connection
@@ -153,8 +124,8 @@ def serve(
             tries += 1
             if tries & (tries - 1) == 0:  # the first, second, fourth, eighth ...
                 say(
-                    f"no connection to {server.address} since {_clock(-away)}, try {tries} ({error}); the next in "
-                    f"{pause:.1f} s, the last at {_clock(patience - away)}"
+                    f"no connection to {server.address} since {clock(-away)}, try {tries} ({error}); the next in "
+                    f"{pause:.1f} s, the last at {clock(patience - away)}"
                 )
             end = time.monotonic() + pause
             while time.monotonic() < end and not until():

@@ -3,10 +3,8 @@ gone."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -14,10 +12,10 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from dither.errors import FederationError
 from dither.federation.flower import QUIET, TlsFiles, fleet
+from dither.federation.local import free_port, separate_process, stop
 
 _START_SECONDS = 60.0
 _NAME = "dither"
@@ -99,34 +97,6 @@ class SuperLink:
         if done.returncode:
             lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
             raise FederationError(f"`flwr run` failed: {lines[-1] if lines else done.returncode}")
-
-
-def free_port() -> int:
-    """A port of 127.0.0.1 that nobody uses at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def separate_process() -> dict[str, Any]:
-    """Arguments of Popen: a group of its own, so that Ctrl-C reaches us alone, and an end when we end (Linux)."""
-    return {"start_new_session": True, "preexec_fn": _die_with_parent if sys.platform == "linux" else None}
-
-
-def _die_with_parent() -> None:
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-
-
-def stop(process: subprocess.Popen[bytes], seconds: float = 8.0) -> None:
-    """End a process and its group."""
-    with suppress(ProcessLookupError):
-        process.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(seconds)
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def environment(folder: Path, **env: str) -> dict[str, str]:

@@ -118,7 +118,8 @@ function start({ limits, methods, defaults }) {
         tile("The paper's claim", epsilon(plan.claimed.value), `per ${plan.claimed.unit}, at this noise`, "claimed"),
         tile("Rounds per client", String(plan.participations), plan.certain ? "for every client" : "at most, with 95% probability"),
         tile("Uploaded", bytes(plan.bytes), `${request.cohort} clients per round, ${request.each.toLocaleString("en")} records each`)),
-      h("p", { class: "muted small" }, `Not covered: ${plan.not_covered.join("; ")}. ${plan.evaluations} evaluations of the accountant, ${Math.round(took)} ms`));
+      ...(plan.not_covered.length ? [h("p", { class: "muted small" }, `Not covered while this spec is seeded: ${plan.not_covered.join("; ")}. Noise for your own records (data.path) is drawn by the operating system and exact: this line does not apply to it.`)] : []),
+      h("p", { class: "muted small" }, `${plan.evaluations} evaluations of the accountant, ${Math.round(took)} ms`));
     answerBox.dataset.multiplier = String(plan.multiplier);
     specBox.textContent = plan.spec;
   }

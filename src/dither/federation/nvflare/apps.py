@@ -1,0 +1,196 @@
+"""The FLARE job: what runs in the job processes of the server and of the sites.
+
+The Controller hands one task to every site, "take_part", which lasts as long as the job: so no site polls for
+tasks. Meanwhile questions and answers travel as auxiliary messages. At a site the Executor hands each question to
+`dither join` over its Unix socket, and tells the server every few seconds whether somebody is there.
+
+A question has an identifier of 128 random bits, which only its receiver learns: no site can answer in the place of
+another. What an answer says is checked by the signature inside it.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.controller_spec import Task
+from nvflare.apis.event_type import EventType
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.impl.controller import Controller
+from nvflare.apis.shareable import Shareable, make_reply
+
+from dither.federation.local import answers_at, hand_over
+
+SOCKET = "DITHER_SOCKET"  # in the environment of a site's FLARE client: where `dither join` answers
+_TASK = "take_part"
+_QUESTION, _ANSWER, _PRESENCE = "dither.question", "dither.answer", "dither.presence"
+_BEAT_SECONDS = 3.0  # between two messages of a site that says who is there
+_LOOK_SECONDS = 0.2  # between two looks at the socket
+_SILENT_SECONDS = 15.0  # after which a site is gone
+_LOST_SECONDS = 5.0  # after which a question that the site does not list was lost on the way
+_ACKNOWLEDGED_SECONDS = 20.0  # for the server to confirm an answer
+_SENDS = 10  # of an answer that is not confirmed
+_LISTED = 64  # newest questions that a site confirms
+
+
+class AuxTransport:
+    """Implements `dither.federation.mailbox.Transport`."""
+
+    def __init__(self, engine: Any, context: Any) -> None:
+        self._engine, self._context = engine, context
+        self._news = threading.Condition()
+        self._numbers: dict[str, int] = {}  # site -> address
+        self._present: dict[int, tuple[str, float]] = {}  # address -> mark, when it was heard
+        self._open: dict[str, tuple[int, float]] = {}  # question -> address, when it was sent
+        self._answers: dict[str, bytes | None] = {}  # question -> its answer; None where there will be none
+        engine.register_aux_message_handler(_ANSWER, self._on_answer)
+        engine.register_aux_message_handler(_PRESENCE, self._on_presence)
+
+    def nodes(self) -> dict[int, str]:
+        now = time.monotonic()
+        with self._news:
+            return {at: mark for at, (mark, heard) in self._present.items() if now - heard < _SILENT_SECONDS}
+
+    def push(self, bodies: Mapping[int, bytes], *, ttl: float) -> dict[int, str]:
+        del ttl  # a question that nobody waits for any more is answered to nobody
+        sites = {number: site for site, number in self._numbers.items()}
+        numbers = {address: secrets.token_hex(16) for address in bodies if address in sites}
+        requests = {sites[at]: _shareable(number=number, body=bodies[at]) for at, number in numbers.items()}
+        with self._news:
+            self._open |= {number: (address, time.monotonic()) for address, number in numbers.items()}
+        self._engine.multicast_aux_requests(_QUESTION, requests, 0.0, self._context)
+        return numbers
+
+    def pull(self, ids: Collection[str]) -> list[tuple[str, bytes | None]]:
+        with self._news:
+            return [(number, self._answers.pop(number)) for number in ids if number in self._answers]
+
+    def pause(self) -> None:
+        """Until an answer comes, but not for long: the caller also looks at who is there."""
+        with self._news:
+            if not self._answers:
+                self._news.wait(0.2)
+
+    def _on_answer(self, topic: str, request: Any, fl_ctx: Any) -> Any:
+        number, body = request.get("number"), request.get("body")
+        with self._news:
+            if number in self._open and (body is None or isinstance(body, bytes)):
+                del self._open[number]
+                self._answers[number] = body
+                self._news.notify_all()
+        return make_reply(ReturnCode.OK)
+
+    def _on_presence(self, topic: str, request: Any, fl_ctx: Any) -> Any:
+        site = str(fl_ctx.get_peer_context().get_identity_name())
+        mark, listed = str(request.get("mark") or ""), request.get("received")
+        received = set(listed) if isinstance(listed, list) else set()
+        now = time.monotonic()
+        with self._news:
+            address = self._numbers.setdefault(site, len(self._numbers))
+            if mark:
+                self._present[address] = mark, now
+            else:
+                self._present.pop(address, None)
+            for number, (at, sent) in list(self._open.items()):
+                if at == address and now - sent > _LOST_SECONDS and number not in received:
+                    del self._open[number]
+                    self._answers[number] = None
+                    self._news.notify_all()
+        return make_reply(ReturnCode.OK)
+
+
+class CoordinatorController(Controller):  # type: ignore[misc]
+    """Runs the coordinator of `dither serve`."""
+
+    def __init__(self, config: dict[str, str]) -> None:
+        super().__init__()
+        self._config = config
+
+    def start_controller(self, fl_ctx: Any) -> None:
+        self._transport = AuxTransport(fl_ctx.get_engine(), fl_ctx)
+
+    def control_flow(self, abort_signal: Any, fl_ctx: Any) -> None:
+        from dither.federation import serving
+
+        self.broadcast(Task(_TASK, Shareable()), fl_ctx, min_responses=0)
+        serving.coordinate(self._transport, self._config)
+
+    def stop_controller(self, fl_ctx: Any) -> None:
+        """Nothing is open: the coordinator's files are whole at any moment."""
+
+    def process_result_of_unknown_task(self, client: Any, task_name: str, *_: Any) -> None:
+        """A site that comes back with a task of an earlier job."""
+
+
+class RelayExecutor(Executor):  # type: ignore[misc]
+    """Hands questions to `dither join` on this machine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._path = Path(os.environ[SOCKET])
+        self._questions: queue.Queue[tuple[str, bytes]] = queue.Queue()
+        self._received: list[str] = []
+
+    def handle_event(self, event_type: str, fl_ctx: Any) -> None:
+        if event_type == EventType.START_RUN:
+            self._engine = fl_ctx.get_engine()
+            self._engine.register_aux_message_handler(_QUESTION, self._on_question)
+            threading.Thread(target=self._answer_all, daemon=True).start()
+
+    def execute(self, task_name: str, shareable: Any, fl_ctx: Any, abort_signal: Any) -> Any:
+        """Say who is there until the job is over."""
+        said, at = "", 0.0
+        while not abort_signal.triggered:
+            mark = self._mark()
+            if mark != said or time.monotonic() - at > _BEAT_SECONDS:
+                presence = _shareable(mark=mark, received=self._received[-_LISTED:])
+                self._engine.send_aux_request(None, _PRESENCE, presence, 0.0, fl_ctx)
+                said, at = mark, time.monotonic()
+            time.sleep(_LOOK_SECONDS)
+        return make_reply(ReturnCode.OK)
+
+    def _mark(self) -> str:
+        """Changes with the process behind the socket; empty where there is none."""
+        try:
+            return str(self._path.stat().st_ctime_ns) if answers_at(self._path) else ""
+        except OSError:
+            return ""
+
+    def _on_question(self, topic: str, request: Any, fl_ctx: Any) -> Any:
+        number, body = request.get("number"), request.get("body")
+        if isinstance(number, str) and isinstance(body, bytes):
+            self._received.append(number)
+            self._questions.put((number, body))
+        return make_reply(ReturnCode.OK)
+
+    def _answer_all(self) -> None:
+        while True:
+            number, body = self._questions.get()
+            try:
+                answer: bytes | None = hand_over(self._path, body)
+            except OSError:  # the process died with the question in its hands, or there is none
+                answer = None
+            for _ in range(_SENDS):
+                if self._send(number, answer):
+                    break
+                time.sleep(1.0)
+
+    def _send(self, number: str, answer: bytes | None) -> bool:
+        with self._engine.new_context() as context:
+            replies = self._engine.send_aux_request(
+                None, _ANSWER, _shareable(number=number, body=answer), _ACKNOWLEDGED_SECONDS, context
+            )
+        return any(reply.get_return_code() == ReturnCode.OK for reply in (replies or {}).values())
+
+
+def _shareable(**values: Any) -> Any:
+    shareable = Shareable()
+    shareable.update(values)
+    return shareable

@@ -1,0 +1,109 @@
+"""NVIDIA FLARE as transport, without its processes: questions and answers, who is there, what a site allows."""
+
+import json
+
+import pytest
+
+pytest.importorskip("nvflare", reason="the extra 'nvflare' is not installed")
+
+from nvflare.apis.shareable import Shareable
+
+from dither.errors import ConfigError
+from dither.federation import keys
+from dither.federation.nvflare import KIT, apps, system
+
+
+class Engine:
+    """What the job process offers: handlers by topic, and what was sent."""
+
+    def __init__(self):
+        self.handlers, self.sent = {}, []
+
+    def register_aux_message_handler(self, topic, handler):
+        self.handlers[topic] = handler
+
+    def multicast_aux_requests(self, topic, requests, timeout, context):
+        assert timeout == 0.0  # nothing blocks
+        self.sent.extend((site, request["number"], request["body"]) for site, request in requests.items())
+
+    def tell(self, topic, site, **values):
+        shareable = Shareable()
+        shareable.update(values)
+        self.handlers[topic](topic=topic, request=shareable, fl_ctx=Peer(site))
+
+
+class Peer:
+    def __init__(self, site):
+        self.get_peer_context, self.get_identity_name = lambda: self, lambda: site
+
+
+@pytest.fixture
+def line(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(apps.time, "monotonic", lambda: now[0])
+    engine = Engine()
+    transport = apps.AuxTransport(engine, None)
+    for site in ("ann", "bob"):
+        engine.tell(apps._PRESENCE, site, mark="1", received=[])
+    return engine, transport, now
+
+
+def test_a_question_gets_its_answer_once(line):
+    engine, transport, _ = line
+    ids = transport.push({0: b"q0", 1: b"q1", 7: b"nobody"}, ttl=1.0)
+    assert set(ids) == {0, 1}
+    assert [(site, body) for site, _, body in engine.sent] == [("ann", b"q0"), ("bob", b"q1")]
+    engine.tell(apps._ANSWER, "ann", number=ids[0], body=b"a0")
+    engine.tell(apps._ANSWER, "ann", number=ids[0], body=b"again")
+    engine.tell(apps._ANSWER, "bob", number="00" * 16, body=b"to no question")
+    engine.tell(apps._ANSWER, "bob", number=ids[1], body=["no bytes"])
+    assert transport.pull(list(ids.values())) == [(ids[0], b"a0")]
+    assert transport.pull(list(ids.values())) == []
+    engine.tell(apps._ANSWER, "bob", number=ids[1], body=None)  # the process behind the site died
+    assert transport.pull(list(ids.values())) == [(ids[1], None)]
+
+
+def test_who_is_there(line):
+    engine, transport, now = line
+    assert transport.nodes() == {0: "1", 1: "1"}
+    engine.tell(apps._PRESENCE, "bob", mark="", received=[])  # the site is there, `dither join` is not
+    assert transport.nodes() == {0: "1"}
+    now[0] += apps._SILENT_SECONDS + 1
+    engine.tell(apps._PRESENCE, "bob", mark="2", received=[])
+    assert transport.nodes() == {1: "2"}
+
+
+def test_a_question_that_was_lost_on_the_way_is_given_back(line):
+    engine, transport, now = line
+    (number,) = transport.push({0: b"q"}, ttl=1.0).values()
+    engine.tell(apps._PRESENCE, "ann", mark="1", received=[])
+    assert transport.pull([number]) == []  # it may still be on its way
+    now[0] += apps._LOST_SECONDS + 1
+    engine.tell(apps._PRESENCE, "ann", mark="1", received=[number])
+    engine.tell(apps._PRESENCE, "bob", mark="1", received=[])
+    assert transport.pull([number]) == []  # ann has it
+    engine.tell(apps._PRESENCE, "ann", mark="1", received=[])
+    assert transport.pull([number]) == [(number, None)]
+
+
+def test_a_kit_lets_the_server_run_one_class_and_read_nothing(tmp_path):
+    keys.create(tmp_path / "fed", ["ann", "bob"], hosts=["localhost"])
+    system.provision(tmp_path / "fed", ["ann", "bob"], host="localhost", port=9440)
+    kit = tmp_path / "fed" / "parties" / "ann" / KIT
+    resources = json.loads((kit / "local" / "resources.json").read_text())
+    assert resources["class_allow_list"] == ["dither.federation.nvflare.apps.RelayExecutor"]
+    assert resources["class_list_enforcement_mode"] == "enforce"
+    assert resources["allow_log_streaming"] is False
+    assert not any("log" in each["path"].lower().split(".")[-1] for each in resources["components"])
+    rights = json.loads((kit / "local" / "authorization.json").read_text())["permissions"]
+    assert list(rights) == ["project_admin"]
+    assert {rights["project_admin"][each] for each in ("byoc", "shell_commands", "download_job")} == {"none"}
+    client = json.loads((kit / "startup" / "fed_client.json").read_text())
+    assert client["client"]["connection_security"] == "mtls"
+    assert not any((tmp_path / "fed" / "parties").rglob("rootCA.key"))
+    assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / "fed").rglob("*.key"))
+
+
+def test_a_name_that_flare_does_not_take(tmp_path):
+    with pytest.raises(ConfigError, match=r"party name 'a.b': NVIDIA FLARE takes letters, digits"):
+        system.provision(tmp_path, ["a.b", "c"], host="localhost", port=9440)
