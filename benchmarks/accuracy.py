@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy import stats
 
 from dither import data
 from dither.errors import NoProof, SpecError
@@ -247,6 +248,145 @@ def run(arguments: argparse.Namespace) -> None:
         print(f"{path.stem}: {mean:.4f} {result.get('refused', '')} {result.get('seconds', 0):.0f} s", flush=True)
 
 
+# The table
+
+
+class Interval(NamedTuple):
+    """A mean with its 95% t interval."""
+
+    mean: float
+    half: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Interval:
+        spread = float(np.std(values, ddof=1)) / math.sqrt(len(values))
+        return cls(float(np.mean(values)), float(stats.t.ppf(0.975, len(values) - 1)) * spread)
+
+
+# What was aimed at: data, view, ε, accuracy
+GOALS = [
+    ("adult", "sums", 0.1, 0.846),
+    ("adult", "sums", 0.3, 0.851),
+    ("adult", "sums", 1.0, 0.852),
+    ("adult", "uploads", 0.1, 0.825),
+    ("adult", "uploads", 0.3, 0.845),
+    ("adult", "uploads", 1.0, 0.851),
+]
+
+
+def summary(made: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """All that the table says: intervals, who beats whom, goals."""
+    rows = [
+        {**cell, **Interval.of(cell["accuracy"])._asdict()} if "accuracy" in cell else cell
+        for cell in made
+        if math.isfinite(cell["epsilon"])
+    ]
+    scored = [row for row in rows if "accuracy" in row]
+    beats = []
+    for first, second in itertools.permutations(scored, 2):
+        if all(first[key] == second[key] for key in ("data", "view", "epsilon")):
+            gain = Interval.of(np.subtract(first["accuracy"], second["accuracy"]))
+            if gain.mean > gain.half:
+                where = {key: first[key] for key in ("data", "view", "epsilon")}
+                beats.append({**where, "method": first["method"], "beats": second["method"], **gain._asdict()})
+    goals = []
+    for data_name, view, epsilon, goal in GOALS:
+        of = [row for row in scored if (row["data"], row["view"], row["epsilon"]) == (data_name, view, epsilon)]
+        # The method is the one that the proxy records prefer, not the one that the test records do
+        best = max(of, key=lambda row: max(row["proxy"].values()), default=None)
+        reached = {"method": best["method"], "mean": best["mean"], "half": best["half"]} if best else {}
+        goals.append({"data": data_name, "view": view, "epsilon": epsilon, "goal": goal, **reached})
+    return {
+        "cells": rows,
+        "floor": {name: Splits(name).floor for name in {row["data"] for row in rows}},
+        "ceiling": {c["data"]: Interval.of(c["accuracy"])._asdict() for c in made if math.isinf(c["epsilon"])},
+        "beats": beats,
+        "goals": goals,
+    }
+
+
+def latex(result: dict[str, Any]) -> str:
+    """A table for each data set: methods by view and ε."""
+    lines = []
+    for data_name in sorted(result["floor"]):
+        rows = [row for row in result["cells"] if row["data"] == data_name]
+        epsilons = sorted({row["epsilon"] for row in rows})
+        lines += [f"% {data_name}: accuracy at proven epsilon, 5 seeds, 95% intervals"]
+        lines += ["\\begin{tabular}{ll" + "r" * len(epsilons) + "}", "\\toprule"]
+        lines += [
+            "server sees & method & " + " & ".join(f"$\\varepsilon={e:g}$" for e in epsilons) + r" \\",
+            "\\midrule",
+        ]
+        for view, method in itertools.product(VIEWS, METHODS):
+            of = {row["epsilon"]: row for row in rows if (row["view"], row["method"]) == (view, method)}
+            if of:
+                numbers = [
+                    f"${of[e]['mean']:.4f} \\pm {of[e]['half']:.4f}$" if e in of and "mean" in of[e] else "--"
+                    for e in epsilons
+                ]
+                lines.append(f"{view} & {method} & " + " & ".join(numbers) + r" \\")
+        lines += ["\\bottomrule", "\\end{tabular}"]
+    return "\n".join(lines) + "\n"
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    names = sorted(result["floor"])
+    figure, axes = plt.subplots(
+        len(names), len(VIEWS), figsize=(4.2 * len(VIEWS), 3.6 * len(names)), squeeze=False, sharey="row"
+    )
+    for row_axes, data_name in zip(axes, names, strict=True):
+        for axis, view in zip(row_axes, VIEWS, strict=True):
+            for method in METHODS:
+                of = [
+                    row
+                    for row in result["cells"]
+                    if (row["data"], row["view"], row["method"]) == (data_name, view, method) and "mean" in row
+                ]
+                of.sort(key=lambda row: row["epsilon"])
+                if of:
+                    x, y, half = zip(*((row["epsilon"], row["mean"], row["half"]) for row in of), strict=True)
+                    axis.errorbar(x, y, half, label=method, marker="o", markersize=3, capsize=2, linewidth=1)
+            axis.axhline(result["floor"][data_name], color="0.6", linestyle=":", linewidth=1)
+            if data_name in result["ceiling"]:
+                axis.axhline(result["ceiling"][data_name]["mean"], color="0.3", linestyle="--", linewidth=1)
+            axis.set(xscale="log", xlabel="proven ε", title=f"{data_name}: {view}")
+            axis.grid(alpha=0.2)
+        row_axes[0].set_ylabel("test accuracy")
+    axes[0, 0].legend(fontsize=7, loc="lower right")
+    figure.text(
+        0.5,
+        0.005,
+        "dashed: without noise; dotted: most frequent class; bars: 95%, 5 seeds",
+        ha="center",
+        fontsize=7,
+    )
+    figure.tight_layout(rect=(0, 0.02, 1, 1))
+    figure.savefig(path, dpi=150)
+
+
+def table(arguments: argparse.Namespace) -> None:
+    """The results of all cells with today's settings, and what they say."""
+    del arguments
+    every = argparse.Namespace(data=None, epsilon=None, view=None, method=None)
+    paths = [path_of(cell) for cell in cells(every)]
+    result = summary([json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()])
+    (RESULTS / "accuracy.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    (RESULTS / "accuracy.tex").write_text(latex(result), encoding="utf-8")
+    draw(result, RESULTS / "accuracy.png")
+    for row in result["cells"]:
+        said = f"{row['mean']:.4f} ± {row['half']:.4f}" if "mean" in row else row["refused"]
+        print(f"{row['data']:6} {row['view']:24} ε={row['epsilon']:<4g} {row['method']:28} {said}")
+    for goal in result["goals"]:
+        if "mean" in goal:
+            met = "met" if goal["mean"] >= goal["goal"] else "missed"
+            where = f"{goal['data']}, {goal['view']}, ε={goal['epsilon']:g}"
+            print(
+                f"{where}: goal {goal['goal']}, {goal['mean']:.4f} ± {goal['half']:.4f} ({goal['method']}): {met}"
+            )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
@@ -256,6 +396,7 @@ def main() -> None:
     running.add_argument("--view", nargs="+", choices=list(VIEWS))
     running.add_argument("--method", nargs="+", choices=list(METHODS))
     running.set_defaults(call=run)
+    commands.add_parser("table").set_defaults(call=table)
     arguments = parser.parse_args()
     arguments.call(arguments)
 
