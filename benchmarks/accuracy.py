@@ -71,7 +71,7 @@ DATA: dict[str, dict[str, Any]] = {
         "cohort_size": 16,
         "batch_size": 137,
     },
-    # Public features: no data has shaped them (`dither.data.scattering`). The root brings large and small channels together.
+    # Public features, which no data has shaped; their root brings large and small channels together.
     "mnist": {
         "data.name": "mnist",
         "model.name": "softmax",
