@@ -380,8 +380,9 @@ def _releases(
 
 
 def _by_use(plan: PrivacyPlan, hyper: Hyper, index: int, divisor: int, sensitivity: float) -> types.Uses | None:
-    """One use of a record, replaced, moves a step by 2G/b times its rate (E3, E4); rates never rise."""
-    if plan.clip != "example" or not 0 < sensitivity < np.inf:
+    """One use of a record, replaced, moves a step by 2G/b times its rate (E3, E4); rates never rise. Not where the
+    proof is for what float32 computes: it has no bound on how local steps round (R7)."""
+    if plan.clip != "example" or local.is_exact(plan) or not 0 < sensitivity < np.inf:
         return None
     first = float(hyper["client_lr"]) / (1 + float(hyper["lr_decay"]) * index * plan.local_steps)
     share = 2 * float(hyper["clip_norm"]) / divisor * first / sensitivity
