@@ -44,8 +44,8 @@ web: $(VENV)/.installed  ## Look at your runs, plans and privacy in a browser
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[web]'
 	@mkdir -p runs && $(BIN)/dither web
 
-federation-demo: $(VENV)/.dev  ## A server and four parties as processes here: TLS, secure aggregation, CPFed on Adult
-	@$(BIN)/dither federation demo
+federation-demo: $(VENV)/.dev  ## A server and PARTIES=4 parties as processes here: TLS, secure aggregation, CPFed on Adult
+	@$(BIN)/dither federation demo --parties $(or $(PARTIES),4)
 
 bench: $(VENV)/.installed  ## Dither and its peers on the same work: makes their environments, about 30 minutes
 	@$(BIN)/python benchmarks/bench.py

@@ -1,13 +1,21 @@
-"""Seconds of a round over Flower on loopback, before and after, and how many nodes one SuperLink holds.
+"""What a federation costs on loopback: an exchange over Flower and over NVIDIA FLARE, and a masked round.
 
     python benchmarks/federation.py              # all, writes benchmarks/federation.json
     python benchmarks/federation.py --only nodes
+    python benchmarks/federation.py --only flare --parameters 100000 --counts 4,16
+    python benchmarks/federation.py --only sums --parameters 100000 --counts 4,16,64,256
 
 before, after, nodes: an exchange, which is one message of a model's size to every node and its answer, without
 training. "before" is Flower as it comes: SuperNodes that start a process for every message, `send_and_receive`,
 and a worker behind a Unix socket so that no process imports JAX. "after" is the node and the loop of
 `dither serve` and `dither join`. Both have TLS and node authentication and run on the same machine in the same
 minutes: compare them with each other, not with another machine.
+
+flare: the same exchange over NVIDIA FLARE, with mutual TLS: sites as processes of FLARE, their parties as threads
+here. server_ms and job_ms are the CPU of FLARE's server and of its job, for each party and exchange.
+
+sums: a masked round in one process, without any transport: parties that really mask, and the server, which checks
+signatures, adds up and opens the sum. CPU for each party, at the party and at the server.
 
 open, masked: whole rounds of the demonstration (Adult, four institutions, all of it in processes), with sums in
 the open or by secure aggregation. Overhead is what a round takes beyond the training of its slowest party.
@@ -24,12 +32,17 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
 
 from dither.federation import demo, keys, serving
 from dither.federation.flower import TlsFiles, fleet
 from dither.federation.flower.gate import Gate
 from dither.federation.flower.superlink import SuperLink, environment
 from dither.federation.local import answer_at, free_port, separate_process, stop
+from dither.secagg import session
+from dither.secagg.encoding import FixedPoint
 
 SERVER_APP = """
 import json, time
@@ -116,6 +129,52 @@ def measure(how: str, count: int, rounds: int, size: int, folder: Path) -> list[
     return json.loads(result.read_text())
 
 
+def measure_flare(count: int, rounds: int, size: int, folder: Path) -> list[dict[str, float]]:
+    """Seconds and CPU of each exchange with that many sites of NVIDIA FLARE."""
+    from dither.federation.nvflare import KIT, relay, system
+
+    class Server(system.FlareServer):
+        controller = "flare_exchange.ExchangeController"
+
+    names, port = [f"site-{number}" for number in range(count)], free_port()
+    keys.create(folder / "keys", names, hosts=["localhost"])
+    system.provision(folder / "keys", names, host="localhost", port=port)
+    local = folder / "keys" / "server" / KIT / "local" / "resources.json"
+    local.write_text(local.read_text().replace(system.FlareServer.controller, Server.controller))
+    over, result = threading.Event(), folder / "result.json"
+    path = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
+    with Server(folder, folder / "keys" / "server", ("127.0.0.1", port), path) as server:
+        homes = [folder / "keys" / "parties" / name for name in names]
+        for home in homes:
+            work = {"target": answer_at, "args": (relay.socket_of(home), lambda body: body)}
+            threading.Thread(**work, kwargs={"until": over.is_set}, daemon=True).start()
+            relay.start(home, f"127.0.0.1:{port}")
+        config = {"nodes": str(count), "rounds": str(rounds), "size": str(size), "result": str(result)}
+        server.run(config, names, everybody=True, on_wait=lambda missing: None, seconds=400)
+        until = time.monotonic() + 300
+        while not result.is_file() or not result.read_text():
+            if time.monotonic() > until:
+                raise SystemExit(f"no result; see {folder / 'nvflare.log'}")
+            time.sleep(0.2)
+        over.set()
+        for home in homes:
+            relay.end(home)
+    return json.loads(result.read_text())
+
+
+def measure_sum(count: int, words: int) -> dict[str, float]:
+    """CPU of the server in one masked round, of which a third of the parties may collude."""
+    session.time = SimpleNamespace(perf_counter=time.process_time)  # CPU in place of seconds
+    federation = session.LocalFederation(
+        count, FixedPoint(num_clients=count, bound=1.0, scale_bits=16), colluders=-(-count // 3)
+    )
+    rows = np.random.default_rng(0).integers(0, 1000, (count, words), dtype=np.uint32)
+    summed = federation.sum(0, dict(enumerate(rows)))
+    np.testing.assert_array_equal(summed.total, rows.sum(0, dtype=np.uint32))
+    spent = {"party_ms": summed.mask_seconds, "server_ms": summed.unmask_seconds}
+    return {name: round(1e3 * seconds / count, 3) for name, seconds in spent.items()}
+
+
 def _supernode(own: Path, port: int) -> subprocess.Popen:
     program = Path(sys.executable).parent / "flower-supernode"
     command = [str(program), "--superlink", f"127.0.0.1:{port}", "--root-certificates", str(own / "ca.pem")]
@@ -149,7 +208,7 @@ def _median(values: list[float]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=["before", "after", "nodes", "open", "masked"])
+    parser.add_argument("--only", choices=["before", "after", "nodes", "flare", "sums", "open", "masked"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--parameters", type=int, default=114, help="float32 numbers in a message (Adult: 114)")
     parser.add_argument("--counts", default="4,16,64,128")
@@ -168,6 +227,20 @@ def main() -> None:
             found[f"rounds-{how}"] = {"nodes": 4, **facts, "load": round(os.getloadavg()[0], 1)}
             print(f"rounds {how}: {facts}  (load {os.getloadavg()[0]:.1f})", flush=True)
             arguments.out.write_text(json.dumps(found, indent=2) + "\n")
+    for count in map(int, arguments.counts.split(",")) if arguments.only == "flare" else []:
+        with tempfile.TemporaryDirectory(prefix="dither-bench-") as folder:
+            rows = measure_flare(count, arguments.rounds, size, Path(folder))
+        each = 1e3 / (count * len(rows))
+        facts = {"nodes": count, "bytes": size, "median_s": _median([row["seconds"] for row in rows])}
+        facts |= {f"{name}_ms": round(each * sum(row[name] for row in rows), 2) for name in ("server", "job")}
+        found[f"flare-{count}"] = {**facts, "load": round(os.getloadavg()[0], 1)}
+        print(f"flare: {found[f'flare-{count}']}", flush=True)
+        arguments.out.write_text(json.dumps(found, indent=2) + "\n")
+    for count in map(int, arguments.counts.split(",")) if arguments.only == "sums" else []:
+        facts = {"parties": count, "words": arguments.parameters, **measure_sum(count, arguments.parameters)}
+        found[f"sums-{count}"] = {**facts, "load": round(os.getloadavg()[0], 1)}
+        print(f"sums: {found[f'sums-{count}']}", flush=True)
+        arguments.out.write_text(json.dumps(found, indent=2) + "\n")
     for how, count in plan:
         with tempfile.TemporaryDirectory(prefix="dither-bench-") as folder:
             seconds = measure("after" if how == "nodes" else how, count, arguments.rounds, size, Path(folder))

@@ -24,6 +24,7 @@ class Processes:
     port: int = field(default_factory=free_port)
     running: dict[str, subprocess.Popen] = field(default_factory=dict)
     through: dict[str, int] = field(default_factory=dict)  # party -> port by which it reaches the server
+    more: tuple[str, ...] = ()  # options of every `dither join`
     taps: Path | None = None  # where processes write down what they are given (tests/e2e/faults)
     transport: str = "flower"
 
@@ -64,12 +65,12 @@ class Processes:
             *(
                 "--data",
                 str(self.parties.file(name)),
-                "--label",
-                "diagnosis",
+                *(("--label", self.parties.label) if self.parties.label else ()),
                 "--server",
                 f"127.0.0.1:{self.through.get(name, self.port)}",
             ),
-            *("--federation", str(own), "--ledger", str(self.folder / f"{name}.sqlite"), "--yes", "--test", *more),
+            *("--federation", str(own), "--ledger", str(self.folder / f"{name}.sqlite"), "--yes", "--test"),
+            *(*self.more, *more),
         )
 
     def join_all(self) -> None:

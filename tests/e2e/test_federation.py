@@ -4,17 +4,22 @@ import json
 import random
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 pytest.importorskip("flwr", reason="the extra 'deploy' is not installed")
 
+from sklearn.datasets import load_diabetes
+
+from dither import data
 from dither.experiment.folder import RunFolder
 from tests.e2e.federations import Processes
 from tests.federation.parties import NAMES, Parties, simulated, small_spec
 
 pytestmark = pytest.mark.slow
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture
@@ -43,6 +48,43 @@ def test_processes_give_the_bits_of_the_simulator_and_end_by_themselves(folder, 
         assert "Rounds by party" in run.output("server")
         assert "What you are asked to agree to" in run.output("ann")
         assert "this party answered 3" in run.output("ann")
+
+
+def equinox_parties(folder):
+    """MNIST with the example's network: images, and a file that each party's owner approves."""
+    values = {"data.name": "mnist", "model.name": f"{EXAMPLES / 'equinox_model.py'}:cnn"}
+    return Parties(folder, small_spec(**values))
+
+
+def regression_parties(folder):
+    """Linear regression on diabetes, with public bounds of every column."""
+    table = load_diabetes(as_frame=True, scaled=False).frame
+    table.to_csv(folder / "diabetes.csv", index=False)
+    bounds = {name: (float(np.floor(table[name].min())), float(np.ceil(table[name].max()))) for name in table}
+    columns = tuple(data.Numeric.with_bounds(name, bounds[name], "public") for name in table if name != "target")
+    schema = data.Schema(data.Label("target", bounds=(0.0, 400.0)), columns, name="diabetes")
+    (folder / "schema.toml").write_text(schema.to_toml())
+    values = {
+        "data.name": "",
+        "data.path": str(folder / "diabetes.csv"),
+        "data.schema": str(folder / "schema.toml"),
+        "data.test_path": str(folder / "diabetes.csv"),
+        "data.test_public": True,
+        "model.name": "linear",
+    }
+    return Parties(folder, small_spec(**values), table=table)
+
+
+@pytest.mark.parametrize("made", [equinox_parties, regression_parties])
+def test_a_network_of_yours_and_a_regression_give_the_bits_of_the_simulator(folder, made):
+    approved = ("--model", str(EXAMPLES / "equinox_model.py")) if made is equinox_parties else ()
+    with Processes(made(folder), more=approved) as run:
+        run.serve()
+        run.join_all()
+        assert run.wait("server", 600) == 0, run.output("server")
+        for name in NAMES:
+            assert run.wait(name, 90) == 0, run.output(name)
+        same_bits(run.parties)
 
 
 def test_killed_nodes_and_a_killed_server(folder):

@@ -9,6 +9,7 @@ import pickle
 import random
 import signal
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +59,15 @@ SERVER_OPEN = [
 ]
 
 
+TRANSPORTS = [
+    "flower",
+    pytest.param(
+        "nvflare", marks=pytest.mark.skipif(find_spec("nvflare") is None, reason="needs dither[nvflare]")
+    ),
+]
+KILLS = int(os.environ.get("DITHER_STORM_KILLS", "100"))
+
+
 def test_every_phase_is_tried():
     assert {phase for phase, _ in [*NODE, *SERVER, *SERVER_OPEN]} == set(PHASES)
 
@@ -97,9 +107,12 @@ def outlive(run, who, phases):
     assert run.died(who) == len(phases), run.output(who)
 
 
-def test_a_node_killed_in_each_phase_changes_nothing(tmp_path):
-    """Four parties, all of which are needed: the one that dies thirteen times is waited for and asked again. The
-    model has the bits of a simulation in which nobody died; every round is charged once."""
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_node_killed_in_each_phase_changes_nothing(tmp_path, transport):
+    """Four parties, all of which are needed: the one that dies thirteen times (over FLARE ten: its own process
+    sends nothing) is waited for and asked again. The model has the bits of a simulation in which nobody died;
+    every round is charged once."""
+    phases = NODE if transport == "flower" else [each for each in NODE if "fleet" not in PHASES[each[0]][0]]
     spec = small_spec(
         **{
             "num_rounds": 12,
@@ -108,8 +121,8 @@ def test_a_node_killed_in_each_phase_changes_nothing(tmp_path):
             "federation.round_timeout": 90.0,
         }
     )
-    with Processes(Parties(tmp_path, spec)) as run:
-        outlive(run, "dan", NODE)
+    with Processes(Parties(tmp_path, spec), transport=transport) as run:
+        outlive(run, "dan", phases)
         assert [line["counted"] for line in rounds(run)] == [list(NAMES)] * 12
         assert [line["attempts"] for line in rounds(run)] == [1] * 12
         same_bits(run.parties)
@@ -143,6 +156,46 @@ def test_a_server_killed_in_each_phase(tmp_path, mode):
         assert ledgers(run) == {name: list(range(count)) for name in NAMES}
         for name in NAMES:
             assert run.wait(name, 60) == 0, run.output(name)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_storm_of_kills_in_mid_round(tmp_path, transport):
+    """A hundred times a party that has just computed a round is killed (SIGKILL), at a random moment of the next
+    one, and started again at once. All four are needed, so every round is computed by all of them in the end, and
+    is in every ledger once."""
+    rng = random.Random(5)
+    spec = small_spec(**{"num_rounds": 5000, "secagg.mode": "real", "eval_every": 5000})
+    spec = spec.with_values({"federation.round_timeout": 120.0, "federation.min_clients": 4})
+    with Processes(Parties(tmp_path, spec), transport=transport) as run:
+        run.start_until_round(1, 300)
+        begun, at = len(rounds(run)), dict.fromkeys(NAMES, 0)
+        for kill in range(KILLS):
+            until, victim = time.monotonic() + 120, ""
+            while not victim:
+                assert time.monotonic() < until, f"nobody answers after {kill} kills: {run.output('server')}"
+                assert run.running["server"].poll() is None, run.output("server")
+                logs = {name: next(iter(party_logs(run, name)), None) for name in NAMES}
+                ready = [name for name, log in logs.items() if log is not None and log.stat().st_size > at[name]]
+                victim = rng.choice(ready) if ready else ""
+                time.sleep(0.05)
+            time.sleep(rng.uniform(0.0, 0.5))
+            run.kill(victim)
+            at[victim] = next(iter(party_logs(run, victim))).stat().st_size
+            run.join(victim)
+        done = len(rounds(run))
+        print(f"{KILLS} kills over {transport}: {done - begun} rounds completed in between")
+        run.until_round(done + 2, 300)
+        run.kill("server")
+        time.sleep(5)  # a party may be computing what it was asked
+        for name in list(run.running):
+            run.kill(name)
+        for charged in ledgers(run).values():
+            assert charged == list(range(len(charged)))
+            assert len(charged) >= done + 2
+
+
+def party_logs(run, name):
+    return (run.folder / "keys" / "parties" / name / "runs").glob("*/log.jsonl")
 
 
 def test_progress_under_a_kill_every_twenty_seconds(tmp_path):
@@ -182,11 +235,12 @@ def test_a_superlink_that_dies_is_started_again(tmp_path):
             assert run.wait(name, 60) == 0, run.output(name)
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("how", ["refused", "silent"])
-def test_a_network_that_is_cut_and_healed(tmp_path, how):
+def test_a_network_that_is_cut_and_healed(tmp_path, how, transport):
     """Refused: connections break, and new ones are not taken. Silent: they stay open and carry nothing."""
     spec = small_spec(**{"num_rounds": 12, "secagg.mode": "real", "federation.round_timeout": 8.0})
-    with Processes(Parties(tmp_path, spec)) as run, Forwarder(run.port) as line:
+    with Processes(Parties(tmp_path, spec), transport=transport) as run, Forwarder(run.port) as line:
         run.through["dan"] = line.port
         run.start_until_round(2, 300)
         line.cut(silent=how == "silent")

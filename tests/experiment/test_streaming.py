@@ -106,7 +106,7 @@ def test_a_streamed_run_that_was_killed_ends_as_one_in_memory(folder, tmp_path, 
     ledger = Ledger(book)
     assert ledger.datasets() == [data_id(ledger, path=str(folder))]
     assert streamed.evaluate(folder) == in_memory.evaluate(folder)
-    assert streamed.evaluate(folder)["records"] == 2400
+    assert streamed.evaluate(folder).scores.records == 2400
     assert streamed.predict(folder).tolist() == streamed.predict(np.load(folder / "x.npy")).tolist()
 
 

@@ -112,10 +112,12 @@ class LocalTransport:
 
 @dataclass
 class Parties:
-    """Keys, files, nodes and a coordinator in one folder."""
+    """Keys, files, nodes and a coordinator in one folder. Each party has its part of the training records: rows of
+    `table` (breast cancer's by default), or arrays where the data set is one of images."""
 
     folder: Path
     spec: Spec
+    table: Any = None
     said: list[str] = field(default_factory=list)
     events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
@@ -125,10 +127,16 @@ class Parties:
         dataset, federation = self.experiment.dataset, self.experiment.partition
         if not (self.folder / "keys").exists():
             keys.create(self.folder / "keys", self.names, hosts=["localhost"])
+            table = raw_training_table() if self.table is None else self.table
             for number, name in enumerate(self.names):
-                raw_training_table().iloc[federation.rows(number)].to_csv(self.file(name), index=False)
+                rows = federation.rows(number)
+                if dataset.schema is None:
+                    images = dataset.x_train[rows].reshape(-1, *dataset.image_shape)
+                    np.savez(self.file(name), x=images, y=dataset.y_train[rows])
+                    continue
+                table.iloc[rows].to_csv(self.file(name), index=False)
                 encoded = dataset.schema.encode(data.read_table(self.file(name)))
-                np.testing.assert_array_equal(encoded.x, dataset.x_train[federation.rows(number)])
+                np.testing.assert_array_equal(encoded.x, dataset.x_train[rows])
         self.nodes = {name: self.node(name) for name in self.names}
         self.transport = LocalTransport(
             {FIRST + number: self._answering(name) for number, name in enumerate(self.names)}
@@ -138,14 +146,19 @@ class Parties:
         return lambda body: self.nodes[name].answer(body)
 
     def file(self, name: str) -> Path:
-        return self.folder / f"{name}.csv"
+        return self.folder / f"{name}.{'csv' if self.experiment.dataset.schema else 'npz'}"
+
+    @property
+    def label(self) -> str:
+        schema = self.experiment.dataset.schema
+        return schema.label.column if schema else ""
 
     def node(self, name: str, **changes: Any) -> Party:
         """A node as it is after a (re)start."""
         arguments = {"approve": lambda agreement, experiment: "test", "seeded": True, "say": self.said.append}
         return Party(
             self.folder / "keys" / "parties" / name,
-            PartyData(self.file(name), "diagnosis"),
+            PartyData(self.file(name), self.label),
             **{"ledger": Ledger(self.folder / f"{name}.sqlite"), **arguments, **changes},
         )
 
@@ -153,7 +166,7 @@ class Parties:
         """A coordinator as it is after a (re)start."""
         dataset = self.experiment.dataset
         evaluation = coordinator.EvaluationData(
-            dataset.schema, dataset.classes, (), dataset.x_test, dataset.y_test, "breast-cancer"
+            dataset.schema, dataset.classes, dataset.image_shape, dataset.x_test, dataset.y_test, dataset.name
         )
         return coordinator.Coordinator(
             self.transport,

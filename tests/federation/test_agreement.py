@@ -1,13 +1,17 @@
 """The agreement: what a party's records must fit, what its digest covers, and what a federation runs on."""
 
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dither import data
 from dither.errors import ConfigError, DataError, FederationError
-from dither.federation.agreement import Agreement, PartyData, federated_spec
+from dither.federation.agreement import Agreement, PartyData, describe, federated_spec
+from dither.federation.server import load_evaluation_data
+from dither.spec import Spec
 from tests.federation.parties import small_spec
 
 SCHEMA = data.Schema(
@@ -115,3 +119,27 @@ def test_a_federation_never_runs_on_a_simulations_settings():
         federated_spec(small_spec(), 5, "wards")
     with pytest.raises(ConfigError, match=r"dropout"):
         federated_spec(small_spec(**{"federation.dropout": 0.1}), 4, "wards")
+
+
+def test_the_spec_and_the_schema_in_the_manual_are_whole(tmp_path, monkeypatch):
+    """As a reader copies them: the server's agreement with five parties, each of which accepts its settings."""
+    page = Path(__file__).parents[2] / "docs" / "deployment.md"
+    schema, spec = re.findall(r"```toml\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
+    monkeypatch.chdir(tmp_path)
+    Path("schema.toml").write_text(schema)
+    Path("spec.toml").write_text(spec)
+    asked = Spec.from_any(Path("spec.toml"))
+    evaluation = load_evaluation_data(asked)
+    names = tuple("abcde")
+    offered = agreement(
+        schema=evaluation.schema,
+        spec=federated_spec(asked, 5, evaluation.name),
+        classes=evaluation.classes,
+        num_features=evaluation.x.shape[1],
+        names=names,
+        sizes=(640,) * 5,
+    )
+    assert federated_spec(offered.spec, 5, offered.spec.data.name) == offered.spec
+    experiment = offered.experiment(evaluation.x, evaluation.y)
+    rows = dict(describe(offered, experiment, "a"))
+    assert any("colludes with up to 2 of the 5" in str(value) for value in rows.values())

@@ -7,7 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from dither.errors import ConfigError, FederationError
+from dither.errors import ConfigError, DamagedFile, FederationError
+from dither.experiment.folder import read_checked, write_checked
 from dither.federation import keys
 
 
@@ -100,3 +101,82 @@ def test_another_name_another_ca_and_an_old_certificate_are_refused(made, tmp_pa
         handshake(tmp_path / "old" / "server", tmp_path / "old" / "ca" / "ca.pem", "fed.example")
     keys.issue(tmp_path / "old", hosts=["fed.example"])  # what `renew` does; parties keep their folders
     handshake(tmp_path / "old" / "server", tmp_path / "old" / "parties" / "ann" / "ca.pem", "fed.example")
+
+
+# Parties that make their own keys
+
+
+@pytest.fixture
+def joined(tmp_path):
+    """A federation of ann and bob, who made their own keys; the organiser's folder, and theirs."""
+    homes = {name: tmp_path / name for name in ("ann", "bob", "eve")}
+    for name, home in homes.items():
+        keys.request(home, name)
+    requests = [keys.read_request(homes[name] / f"{name}.request.json") for name in ("ann", "bob")]
+    keys.create_from(tmp_path / "fed", requests, hosts=["localhost"])
+    for name in ("ann", "bob"):
+        keys.accept(homes[name], keys.invitation_file(tmp_path / "fed", name))
+    return tmp_path / "fed", homes
+
+
+def test_the_organiser_sees_no_private_key_of_a_party(joined):
+    folder, homes = joined
+    secret = [path.read_bytes() for home in homes.values() for path in home.glob("*.key")]
+    assert len(secret) == 6
+    seen = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+    seen += b"".join((home / f"{name}.request.json").read_bytes() for name, home in homes.items())
+    assert not any(each.strip() in seen for each in secret)
+    for name in ("ann", "bob"):
+        keys.check_party(homes[name])
+        assert keys.Keyring.load(homes[name]) == keys.Keyring.load(folder / "server")
+
+
+def test_parties_are_added_and_revoked(joined):
+    folder, homes = joined
+    before = keys.Keyring.load(homes["ann"])
+    keys.add(folder, keys.read_request(homes["eve"] / "eve.request.json"))
+    after, known = keys.accept(homes["ann"], keys.invitation_file(folder, "ann"))
+    assert known == before
+    assert [party.name for party in after.parties] == ["ann", "bob", "eve"]
+    assert after.id == before.id
+    assert after.fingerprint != before.fingerprint
+    with pytest.raises(ConfigError, match="belongs to this federation already"):
+        keys.add(folder, keys.read_request(homes["eve"] / "eve.request.json"))
+    keys.revoke(folder, "bob")
+    rest, _ = keys.accept(homes["ann"], keys.invitation_file(folder, "ann"))
+    assert [party.name for party in rest.parties] == ["ann", "eve"]
+    assert not (folder / "server" / "nodes" / "bob.pub").exists()
+    with pytest.raises(ConfigError, match="at least 2"):
+        keys.revoke(folder, "eve")
+
+
+def test_a_request_that_its_key_did_not_sign(joined):
+    _, homes = joined
+    path = homes["eve"] / "eve.request.json"
+    saved = read_checked(path, "")
+    write_checked(path, {**saved, "name": "ann"})
+    with pytest.raises(DamagedFile, match="not signed with the key it names"):
+        keys.read_request(path)
+
+
+def test_invitations_that_are_refused(joined, tmp_path):
+    folder, homes = joined
+    path = keys.invitation_file(folder, "ann")
+    saved = read_checked(path, "")
+    keys.request(tmp_path / "mallory", "bob")
+    mallory = keys.read_request(tmp_path / "mallory" / "bob.request.json").to_dict()
+    members = [each if each["name"] == "ann" else mallory for each in saved["federation"]["parties"]]
+    forged = {**saved, "federation": {**saved["federation"], "parties": members}}
+    write_checked(tmp_path / "forged.json", forged)
+    with pytest.raises(DamagedFile, match="not signed by the CA it brings"):
+        keys.accept(homes["ann"], tmp_path / "forged.json")
+    # Somebody with the CA's key: another key for bob, or another federation
+    keys._publish(folder, keys.Keyring.from_dict(forged["federation"], path))
+    with pytest.raises(FederationError, match="changes the keys of bob"):
+        keys.accept(homes["ann"], path)
+    parties = [keys.read_request(homes[name] / f"{name}.request.json") for name in ("ann", "bob")]
+    keys.create_from(tmp_path / "other", parties, hosts=["localhost"])
+    with pytest.raises(FederationError, match="another CA"):
+        keys.accept(homes["ann"], keys.invitation_file(tmp_path / "other", "ann"))
+    with pytest.raises(FederationError, match="'eve' is no party"):
+        keys.accept(homes["eve"], path)

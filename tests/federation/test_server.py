@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dither.errors import FederationError
+from dither.errors import DamagedFile, FederationError
 from dither.experiment.report import PartyTotals
 from dither.federation.agreement import describe
 from tests.federation.parties import (
@@ -18,6 +18,21 @@ from tests.federation.parties import (
     small_spec,
 )
 
+
+def signed_by_the_server(coordinator):
+    """The finished run is what the server signed, and nobody else; the check itself is seen to fail."""
+    keyring, journal = coordinator.keyring, coordinator.journal
+    signed = journal.verify(keyring)["files"]
+    assert {"summary.json", "model.safetensors", "rounds.jsonl", "terms.json", "excluded.json"} <= set(signed)
+    with pytest.raises(DamagedFile, match="not signed by the server"):
+        journal.verify(replace(keyring, server=keyring.parties[0].identity))
+    model = (journal.path / "model.safetensors").read_bytes()
+    (journal.path / "model.safetensors").write_bytes(model[:-1] + bytes([model[-1] ^ 1]))
+    with pytest.raises(DamagedFile, match=r"model.safetensors' is not the file that the server signed"):
+        journal.verify(keyring)
+    (journal.path / "model.safetensors").write_bytes(model)
+
+
 # In the open
 
 
@@ -25,7 +40,9 @@ def test_what_no_honest_party_sends_excludes_it_and_the_round_goes_on(parties):
     """A signed upload of another type, whatever the spec says of updates that are not finite. (tests/attacks has
     the others.)"""
     lies(parties, "dan", np.zeros(parties.experiment.num_params, np.int32))
-    report = parties.coordinator().run()
+    coordinator = parties.coordinator()
+    report = coordinator.run()
+    signed_by_the_server(coordinator)
     assert [line["counted"] for line in lines(parties)] == [["ann", "bob", "cat"]] * 3
     assert [list(line["refused"]) for line in lines(parties)] == [["dan"], [], []]
     assert "type int32" in lines(parties)[0]["excluded"]["dan"]
@@ -193,3 +210,11 @@ def test_small_federations_run_with_the_colluders_they_take_by_default(tmp_path,
     for row in report.epsilon.table:
         if row.recipe.startswith("R6"):
             assert row.against == f"against a server that colludes with {colluders} of the {count} parties"
+
+
+def test_the_reason_of_a_failure_reaches_every_party(parties):
+    coordinator = parties.coordinator()
+    coordinator._gather(parties.names, 4)
+    coordinator.tell_failure("no help from dan\x1b[31m")
+    assert parties.said == ["the server has stopped: no help from dan [31m"] * 4
+    assert all(node.outcome is None and node.refusal is None for node in parties.nodes.values())

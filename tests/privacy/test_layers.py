@@ -69,12 +69,12 @@ def standardised(params, x):
 CASES = {
     "strided convolution": (strided_convolution, {"w": (3, 2, 1, 5), "b": (5,), "out": (60, 3)}, "_Convolution"),
     "channels first": (channels_first, {"w": (5, 1, 3, 3), "b": (5,), "out": (5, 3)}, "_Convolution"),
-    "grouped convolution": (grouped_convolution, {"w": (2, 2, 1, 4), "out": (48, 3)}, "_Rule"),
+    "grouped convolution": (grouped_convolution, {"w": (2, 2, 1, 4), "out": (48, 3)}, "_Generic"),
     "rows": (rows, {"w": (4, 5), "scale": (5,), "shift": (5,), "out": (5, 3)}, "_Product"),
     "embedding": (embedding, {"table": (10, 4), "out": (4, 3)}, "_Embedding"),
-    "shared": (shared, {"w": (4, 4), "out": (4, 3)}, "_Rule"),
-    "looped": (looped, {"w": (4, 4), "out": (4, 3)}, "_Rule"),
-    "standardised": (standardised, {"w": (4, 4), "out": (4, 3)}, "_Rule"),
+    "shared": (shared, {"w": (4, 4), "out": (4, 3)}, "_Generic"),
+    "looped": (looped, {"w": (4, 4), "out": (4, 3)}, "_Generic"),
+    "standardised": (standardised, {"w": (4, 4), "out": (4, 3)}, "_Generic"),
 }
 
 

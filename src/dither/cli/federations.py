@@ -40,6 +40,9 @@ ServerFolder = Annotated[
 Hosts = Annotated[
     list[str] | None, typer.Option("--host", help="Name or address under which parties reach the server.")
 ]
+Transport = Annotated[
+    str, typer.Option(help="What carries messages: flower, or nvflare (NVIDIA FLARE, for many parties).")
+]
 Days = Annotated[int, typer.Option(help="Days until the server's certificate expires.")]
 PartyFolder = Annotated[
     Path,
@@ -63,6 +66,9 @@ def serve(
         list[str] | None, typer.Option("--without", metavar="PARTY", help="Leave a party out of this run.")
     ] = None,
     wait: Annotated[float, typer.Option(help="Seconds to wait for the parties to connect and agree.")] = 3600.0,
+    health: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Answer GET /health there, in plain HTTP.")
+    ] = "",
     data_dir: DataDir = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -80,7 +86,10 @@ def serve(
     _term_as_interrupt()
     view = _Silent() if quiet else _Events() if as_json else _ServerView()
     try:
-        with on_interrupt(f"go on with the same command and --out {shlex.quote(str(folder))}"):
+        with (
+            on_interrupt(f"go on with the same command and --out {shlex.quote(str(folder))}"),
+            _health_endpoint(health, folder),
+        ):
             report = serving.serve(
                 spec, keys_folder=federation, run_folder=folder, host=host, port=port,
                 without=tuple(without or ()), wait_seconds=wait, data_dir=data_dir, on_event=view,
@@ -91,6 +100,16 @@ def serve(
         print_event("done", folder=str(folder), **report.to_dict())
     elif not quiet:
         _print_outcome(report, folder)
+
+
+def _health_endpoint(address: str, folder: Path) -> Any:
+    from contextlib import nullcontext
+
+    if not address:
+        return nullcontext()
+    from dither.federation.health import Endpoint
+
+    return Endpoint(*_address(address), folder)
 
 
 # reason: one parameter an option, as Typer has it
@@ -211,30 +230,41 @@ def agreed_name(folder: Path) -> str:
 @app.command("init")
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to make.")],
-    parties: Annotated[str, typer.Option(help="Names of the parties, separated by commas.")],
+    parties: Annotated[
+        str, typer.Option(help="Names of the parties, separated by commas: their keys are made here, too.")
+    ] = "",
+    requests: Annotated[
+        list[Path] | None,
+        typer.Option("--request", metavar="FILE", help="A party's request (`dither federation request`)."),
+    ] = None,
     host: Hosts = None,
     days: Days = 825,
-    transport: Annotated[
-        str, typer.Option(help="What carries messages: flower, or nvflare (NVIDIA FLARE, for many parties).")
-    ] = "flower",
+    transport: Transport = "flower",
     port: Annotated[int, typer.Option(help="Port of the server (nvflare).")] = 9440,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Create the keys and certificates: a folder for the server and one for each party."""
+    """Create a federation from the requests of its parties, or with everybody's keys in one place."""
     from dither.federation import keys
 
-    names = [name.strip() for name in parties.split(",") if name.strip()]
-    if transport not in ("flower", "nvflare"):
-        raise ConfigError(f"--transport {transport!r}: choose flower or nvflare")
-    keys.create(folder, names, hosts=host or ["localhost"], days=days)
+    names, hosts = [name.strip() for name in parties.split(",") if name.strip()], host or ["localhost"]
+    if bool(names) == bool(requests):
+        raise ConfigError("give either --request FILE for each party, or --parties NAMES to make their keys here")
+    if transport != "flower":
+        if requests:
+            raise ConfigError(
+                "--transport nvflare makes its kits in one place: give --parties instead of --request"
+            )
+        _require(transport)
+    if requests:
+        keyring = keys.create_from(folder, [keys.read_request(path) for path in requests], hosts=hosts, days=days)
+        _print_members(folder, keyring, as_json=as_json, quiet=quiet)
+        return
+    keys.create(folder, names, hosts=hosts, days=days)
     if transport == "nvflare":
-        from dither.federation import nvflare
-
-        nvflare.require()
         from dither.federation.nvflare.system import provision
 
-        provision(folder, names, host=(host or ["localhost"])[0], port=port)
+        provision(folder, names, host=hosts[0], port=port)
     if as_json:
         handed = {name: folder / "parties" / name for name in names}
         _print_json({"server": folder / "server", "parties": handed, "keep_offline": folder / "ca"})
@@ -244,6 +274,139 @@ def init(
     for name in names:
         typer.echo(f"hand to {name}: {folder / 'parties' / name}")
     typer.echo(f"keep offline: {folder / 'ca'} (whoever holds it can pose as the server)")
+    typer.echo("this machine has seen every private key; with --request the parties make their own")
+
+
+def _require(transport: str) -> None:
+    from dither.federation import flower, nvflare
+
+    if transport not in ("flower", "nvflare"):
+        raise ConfigError(f"--transport {transport!r}: choose flower or nvflare")
+    (nvflare if transport == "nvflare" else flower).require()
+
+
+def _print_members(folder: Path, keyring: Any, *, as_json: bool, quiet: bool) -> None:
+    from dither.federation import keys
+
+    invitations = {party.name: keys.invitation_file(folder, party.name) for party in keyring.parties}
+    if as_json:
+        _print_json({"server": folder / "server", "invitations": invitations, "fingerprint": keyring.fingerprint})
+    elif not quiet:
+        typer.echo(f"server: {folder / 'server'}; keep offline: {folder / 'ca'}")
+        for name, path in invitations.items():
+            typer.echo(f"send to {name}: {path} (nothing in it is secret)")
+        typer.echo(f"fingerprint, for the parties to compare: {keyring.fingerprint}")
+
+
+@app.command("request")
+def request(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Your party's name in the federation.")],
+    folder: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder to make (default: NAME).")
+    ] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Make your party's own keys, and the request that you send to the organiser."""
+    from dither.federation import keys
+
+    folder = folder or Path(name)
+    party = keys.request(folder, name)
+    path = folder / f"{name}.request.json"
+    if as_json:
+        _print_json({"folder": folder, "request": path, "identity": party.identity.hex()})
+    elif not quiet:
+        typer.echo(f"your folder: {folder} (its private keys never leave it)")
+        typer.echo(f"send to the organiser: {path} (public keys, signed)")
+
+
+@app.command("accept")
+def accept(
+    invitation: Annotated[Path, typer.Argument(metavar="FILE", help="The organiser's invitation.")],
+    federation: PartyFolder,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Store the list of members in your party's folder, and show what changed."""
+    from dither.federation import keys
+
+    keyring, before = keys.accept(federation, invitation)
+    names = [party.name for party in keyring.parties]
+    known = names if before is None else [party.name for party in before.parties]
+    added, removed = [name for name in names if name not in known], [name for name in known if name not in names]
+    if as_json:
+        facts = {"parties": names, "added": added, "removed": removed, "fingerprint": keyring.fingerprint}
+        _print_json(facts)
+    elif not quiet:
+        typer.echo(f"members: {', '.join(names)}")
+        for what, changed in (("added", added), ("removed", removed)):
+            if changed:
+                typer.echo(f"{what}: {', '.join(changed)}")
+        typer.echo(f"fingerprint: {keyring.fingerprint}; compare it with the other parties by telephone")
+
+
+@app.command("add")
+def add(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that init made, with its ca.")],
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="The new party's request.")],
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Let a party in. Everybody gets a new invitation; runs that have begun are not affected."""
+    from dither.federation import keys
+
+    _print_members(folder, keys.add(folder, keys.read_request(path)), as_json=as_json, quiet=quiet)
+
+
+@app.command("revoke")
+def revoke(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that init made, with its ca.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The party to take out.")],
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Take a party out. Copy server/federation.json to the server and start it again: it no longer admits it."""
+    from dither.federation import keys
+
+    _print_members(folder, keys.revoke(folder, name), as_json=as_json, quiet=quiet)
+
+
+@app.command("status")
+def status(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder, or a server's or party's folder.")],
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Show how a run stands, or who belongs to a federation. Exit code 6 where something is wrong."""
+    from dither.federation import health
+
+    facts = health.of_folder(folder)
+    if as_json:
+        _print_json(facts)
+    elif not quiet:
+        for name, value in facts.items():
+            shown = ", ".join(map(str, value)) if isinstance(value, list) else value
+            if value not in (None, "", []):
+                typer.echo(f"{name.replace('_', ' ')}: {shown}")
+    sys.exit(0 if facts["healthy"] else FederationError.exit_code)
+
+
+@app.command("verify")
+def verify(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    federation: PartyFolder,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Check that a run folder is what this federation's server signed at the end of the run."""
+    from dither.federation import keys
+    from dither.federation.state import Journal
+
+    signed = Journal(folder).verify(keys.Keyring.load(federation))
+    if as_json:
+        _print_json(signed)
+    elif not quiet:
+        typer.echo(f"signed by the server of this federation: {', '.join(sorted(signed['files']))}")
 
 
 @app.command("renew")
@@ -296,6 +459,7 @@ def check(
     terminal().print(f"nothing stands in the way of taking part{rest}", soft_wrap=True)
 
 
+# reason: one parameter an option, as Typer has it
 @app.command("demo")
 def demo(
     folder: Annotated[
@@ -304,16 +468,16 @@ def demo(
             "--out", help="Folder for it (default: runs/federation-demo-TIME); one that was stopped is continued."
         ),
     ] = None,
+    parties: Annotated[int, typer.Option(min=3, max=64, help="How many institutions.")] = 4,
+    transport: Transport = "flower",
     data_dir: DataDir = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """A server and four parties on this machine: TLS, authenticated nodes, secure aggregation, CPFed on Adult."""
+    """A server and its parties on this machine: TLS, authenticated nodes, secure aggregation, CPFed on Adult."""
     from datetime import datetime
 
-    from dither.federation import flower
-
-    flower.require()
+    _require(transport)
     from dither.federation import demo
     from dither.federation.local import free_port
 
@@ -323,7 +487,10 @@ def demo(
     _term_as_interrupt()
     flags = ["--json"] * as_json + ["--quiet"] * (quiet and not as_json)
     with on_interrupt(f"go on with: dither federation demo --out {shlex.quote(str(folder))}"):
-        code = demo.run(folder, port=free_port(), data_dir=data_dir, say=_notes(as_json, quiet), flags=flags)
+        code = demo.run(
+            folder, port=free_port(), parties=parties, transport=transport, data_dir=data_dir,
+            say=_notes(as_json, quiet), flags=flags,
+        )  # fmt: skip
     sys.exit(code)
 
 

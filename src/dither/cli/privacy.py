@@ -24,7 +24,7 @@ from dither.cli.common import (
     print_table,
     spec_from,
 )
-from dither.errors import SpecError
+from dither.errors import ConfigError, SpecError
 
 if TYPE_CHECKING:
     from dither.accounting import ProvenRow
@@ -322,16 +322,29 @@ def budget_show(
     ] = None,
     ledger_file: LedgerFile = None,
     delta: Annotated[float, typer.Option(help="δ for data sets without a budget.")] = 1e-5,
+    federation: Annotated[
+        Path | None,
+        typer.Option("--federation", metavar="DIR", help="A party's folder: take δ, view and neighbours from its "
+                     "approved agreement where no budget is set."),
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
-) -> None:
+) -> None:  # fmt: skip
     """Show what has been spent, by data set and client."""
     ledger = _ledger(ledger_file)
+    terms: dict[str, Any] = {"delta": delta}
+    if federation is not None:
+        from dither.federation.joining import approved_agreement
+
+        agreement = approved_agreement(federation)
+        if agreement is None:
+            raise ConfigError(f"{str(federation)!r} has no approved agreement; `dither join` shows one and asks")
+        terms = {key: getattr(agreement.spec.privacy, key) for key in ("delta", "view", "adjacency")}
     rows: list[dict[str, Any]] = []
     gaps: dict[str, None] = {}
     named = {_data_id(ledger, file): file for file in _files(data)} if data else {}
     for dataset in named or ledger.datasets():
-        for spent in ledger.spent(dataset, delta=delta):
+        for spent in ledger.spent(dataset, **terms):
             budget, not_covered = spent.budget, [gap for gap in (*spent.numbers, spent.not_covered) if gap]
             gaps |= dict.fromkeys(not_covered)
             rows.append(

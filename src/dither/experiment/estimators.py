@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import math
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -34,6 +35,7 @@ from dither.spec import Spec
 _MANY_RECORDS = 10_000  # of an institution: the noise then allows more rounds
 
 
+@dataclass(kw_only=True, eq=False, repr=False)  # scikit-learn wants every parameter in the signature
 class _PrivateFederated(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """What the classifier and the regressor share."""
 
@@ -43,35 +45,18 @@ class _PrivateFederated(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         0.2  # of a parameter by noise alone, over all rounds: limits the rate where there are few records
     )
 
-    # reason: scikit-learn wants every parameter in the signature
-    def __init__(
-        self,
-        *,
-        epsilon: float = 1.0,
-        delta: float = 1e-5,
-        feature_bounds: Any = None,
-        num_rounds: int | None = None,
-        client_lr: float | None = None,
-        clip_norm: float | None = None,
-        hidden: tuple[int, ...] = (),
-        values: Any = None,
-        random_state: Any = None,
-        ledger: Any = None,
-        new_ledger: bool = False,
-        out: Any = None,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.feature_bounds = feature_bounds
-        self.num_rounds = num_rounds
-        self.client_lr = client_lr
-        self.clip_norm = clip_norm
-        self.hidden = hidden
-        self.values = values
-        self.random_state = random_state
-        self.ledger = ledger
-        self.new_ledger = new_ledger
-        self.out = out
+    epsilon: float = 1.0
+    delta: float = 1e-5
+    feature_bounds: Any = None
+    num_rounds: int | None = None
+    client_lr: float | None = None
+    clip_norm: float | None = None
+    hidden: tuple[int, ...] = ()
+    values: Any = None
+    random_state: Any = None
+    ledger: Any = None
+    new_ledger: bool = False
+    out: Any = None
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -163,6 +148,7 @@ class _PrivateFederated(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         return np.asarray(model.apply(self._params, self._encode(x)), np.float64)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PrivateFederatedClassifier(ClassifierMixin, _PrivateFederated):  # type: ignore[misc]
     """Private federated classification: logistic or softmax regression, or a network with `hidden` layers.
 
@@ -177,30 +163,7 @@ class PrivateFederatedClassifier(ClassifierMixin, _PrivateFederated):  # type: i
     After `fit`: `epsilon_`, `delta_`, `report_`, `classes_`. `fit` takes `groups`, the institution of each record.
     """
 
-    # reason: scikit-learn wants every parameter in the signature
-    def __init__(
-        self,
-        *,
-        epsilon: float = 1.0,
-        delta: float = 1e-5,
-        feature_bounds: Any = None,
-        classes: Any = None,
-        num_rounds: int | None = None,
-        client_lr: float | None = None,
-        clip_norm: float | None = None,
-        hidden: tuple[int, ...] = (),
-        values: Any = None,
-        random_state: Any = None,
-        ledger: Any = None,
-        new_ledger: bool = False,
-        out: Any = None,
-    ) -> None:
-        super().__init__(
-            epsilon=epsilon, delta=delta, feature_bounds=feature_bounds, num_rounds=num_rounds,
-            client_lr=client_lr, clip_norm=clip_norm, hidden=hidden, values=values, random_state=random_state,
-            ledger=ledger, new_ledger=new_ledger, out=out,
-        )  # fmt: skip
-        self.classes = classes
+    classes: Any = None
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -247,6 +210,7 @@ class PrivateFederatedClassifier(ClassifierMixin, _PrivateFederated):  # type: i
         return predicted
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PrivateFederatedRegressor(RegressorMixin, _PrivateFederated):  # type: ignore[misc]
     """Private federated regression: linear, or a network with `hidden` layers; squared loss, or Huber's.
 
@@ -260,32 +224,8 @@ class PrivateFederatedRegressor(RegressorMixin, _PrivateFederated):  # type: ign
     _default_clip = 0.25
     _most_drift = 0.05
 
-    # reason: scikit-learn wants every parameter in the signature
-    def __init__(
-        self,
-        *,
-        epsilon: float = 1.0,
-        delta: float = 1e-5,
-        feature_bounds: Any = None,
-        label_bounds: Any = None,
-        loss: str = "squared",
-        num_rounds: int | None = None,
-        client_lr: float | None = None,
-        clip_norm: float | None = None,
-        hidden: tuple[int, ...] = (),
-        values: Any = None,
-        random_state: Any = None,
-        ledger: Any = None,
-        new_ledger: bool = False,
-        out: Any = None,
-    ) -> None:
-        super().__init__(
-            epsilon=epsilon, delta=delta, feature_bounds=feature_bounds, num_rounds=num_rounds,
-            client_lr=client_lr, clip_norm=clip_norm, hidden=hidden, values=values, random_state=random_state,
-            ledger=ledger, new_ledger=new_ledger, out=out,
-        )  # fmt: skip
-        self.label_bounds = label_bounds
-        self.loss = loss
+    label_bounds: Any = None
+    loss: str = "squared"
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

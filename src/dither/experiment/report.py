@@ -282,9 +282,6 @@ class Evaluated:
     loss: float
     scores: TestScores
 
-    def __getitem__(self, name: str) -> Any:  # of the dictionary that this was: records, accuracy, loss, ...
-        return self.to_dict()[name]
-
     def to_dict(self) -> dict[str, Any]:
         """One entry for each metric, and those of the trivial predictor beside them."""
         about = {"trivial": self.scores.trivial, "trivial_predictor": self.scores.trivial_predictor}

@@ -1,8 +1,9 @@
-"""A federation on one machine: a server and four parties as processes, over loopback, to see what it looks like.
+"""A federation on one machine: a server and its parties as processes, over loopback, to see what it looks like.
 
 Adult is dealt out by where people work: private companies, the government, the self-employed and all others are an
-institution each, with 1,857 to 22,696 training records. Everything else is as between institutions: TLS, node
-authentication, secure aggregation, noise from the operating system, a ledger at each party.
+institution each, with 1,857 to 22,696 training records; any other number of institutions gets equal parts.
+Everything else is as between institutions: TLS, node authentication, secure aggregation, noise from the operating
+system, a ledger at each party.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ INSTITUTIONS = {
     "self-employed": ("Self-emp-inc", "Self-emp-not-inc"),
 }
 OTHERS = "others"
+_ANY_PORT = 9440  # in the kits; `serve` and `join` are told the one that is used
 MARK = ".demonstration"  # a folder of this module's own
 
 SPEC = """\
-# CPFed over four institutions: proven ε = 1 against a server that sees every upload, and it sees sums alone
+# CPFed over several institutions: proven ε = 1 against a server that sees every upload, and it sees sums alone
 method = "cpfed"
 num_clients = 4
 cohort_size = 4
@@ -63,31 +65,34 @@ round_timeout = 60.0
 """
 
 
-def tables(folder: Path, *, data_dir: str | Path | None = None) -> tuple[str, dict[str, Path]]:
-    """The training records of Adult as one CSV an institution; where Adult cannot be had, four parts of a small
-    set that needs no download. Returns the data set's name and the files."""
+def tables(folder: Path, *, data_dir: str | Path | None = None, parties: int = 4) -> tuple[str, dict[str, Path]]:
+    """The training records of Adult as one CSV an institution; where Adult cannot be had, parts of a small set
+    that needs no download. Returns the data set's name and the files."""
     from dither import data
     from dither.data.catalog import read_adult
 
     try:
         (train, *_) = data.get("adult", data_dir=data_dir)
     except DataError:
-        return "breast-cancer", _small_tables(folder)
+        return "breast-cancer", _small_tables(folder, parties)
     frame = read_adult(train)
+    if parties != 4:
+        parts = {f"institution-{part + 1}": frame.iloc[part::parties] for part in range(parties)}
+        return "adult", _written(folder, parts)
     where = frame["workclass"].astype(str).str.strip()
     home = {value: name for name, values in INSTITUTIONS.items() for value in values}
     institution = where.map(lambda value: home.get(value, OTHERS))
     return "adult", _written(folder, {name: frame[institution == name] for name in (*INSTITUTIONS, OTHERS)})
 
 
-def _small_tables(folder: Path) -> dict[str, Path]:
+def _small_tables(folder: Path, parties: int) -> dict[str, Path]:
     import pandas as pd
     from sklearn.datasets import load_breast_cancer
 
     bunch = load_breast_cancer()
     frame = pd.DataFrame(bunch.data, columns=list(bunch.feature_names))
     frame["diagnosis"] = [str(bunch.target_names[target]) for target in bunch.target]
-    return _written(folder, {f"clinic-{part + 1}": frame.iloc[part::4] for part in range(4)})
+    return _written(folder, {f"clinic-{part + 1}": frame.iloc[part::parties] for part in range(parties)})
 
 
 def _written(folder: Path, frames: dict[str, Any]) -> dict[str, Path]:
@@ -102,7 +107,7 @@ def stopped(folder: Path) -> bool:
     return (folder / MARK).is_file() and not (folder / "run" / "summary.json").is_file()
 
 
-def _prepared(folder: Path, data_dir: Path | None) -> dict[str, Path]:
+def _prepared(folder: Path, data_dir: Path | None, parties: int, transport: str) -> dict[str, Path]:
     """The parties' files; made with keys and spec where they are not all there yet. The spec is written last."""
     from dither.federation import keys
 
@@ -111,24 +116,33 @@ def _prepared(folder: Path, data_dir: Path | None) -> dict[str, Path]:
     write_text(folder / MARK, "")
     for begun in ("data", "keys"):
         shutil.rmtree(folder / begun, ignore_errors=True)
-    name_of_data, paths = tables(folder / "data", data_dir=data_dir)
+    name_of_data, paths = tables(folder / "data", data_dir=data_dir, parties=parties)
     keys.create(folder / "keys", list(paths), hosts=["localhost"])
-    write_text(folder / "spec.toml", SPEC.replace('"adult"', f'"{name_of_data}"'))
+    if transport == "nvflare":
+        from dither.federation.nvflare.system import provision
+
+        provision(folder / "keys", list(paths), host="localhost", port=_ANY_PORT)
+    spec = SPEC.replace('"adult"', f'"{name_of_data}"')
+    spec = spec.replace("num_clients = 4", f"num_clients = {parties}")
+    write_text(folder / "spec.toml", spec.replace("cohort_size = 4", f"cohort_size = {parties}"))
     return paths
 
 
+# reason: one parameter for each option of the command
 def run(
     folder: Path,
     *,
     port: int,
+    parties: int = 4,
+    transport: str = "flower",
     data_dir: Path | None = None,
     settings: Sequence[str] = (),
     say: Callable[[str], None] = print,
     flags: Sequence[str] = (),
 ) -> int:
-    """Make keys, start a server and four parties, and wait for the end. Returns the server's exit code. `settings`
+    """Make keys, start a server and the parties, and wait for the end. Returns the server's exit code. `settings`
     are given to the server as --set, `flags` as they are. A folder that was stopped is continued."""
-    paths = _prepared(folder, data_dir)
+    paths = _prepared(folder, data_dir, parties, transport)
     spec = folder / "spec.toml"
     say(f"keys, certificates, data and logs of this demonstration: {folder}")
     program = [sys.executable, "-m", "dither"]

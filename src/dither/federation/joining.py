@@ -18,7 +18,7 @@ from dither.accounting.ledger import Spent
 from dither.accounting.ledger.runs import EVERY_RECORD, Ledger, data_id
 from dither.errors import DitherError, FederationError
 from dither.experiment.folder import lock
-from dither.federation import keys
+from dither.federation import flower, keys, nvflare
 from dither.federation.agreement import Agreement, PartyData, approved_digest
 from dither.federation.local import IdleTimer, answer_at
 from dither.federation.party import Approve, Party
@@ -57,8 +57,6 @@ def join(
     say: Callable[[str], None] = lambda line: None,
 ) -> JoinOutcome:
     """Take part until the run is over."""
-    from dither.federation import flower, nvflare
-
     over_flare = nvflare.is_used(folder)
     (nvflare if over_flare else flower).require()
     if not behind_supernode:
@@ -138,7 +136,7 @@ class Finding(NamedTuple):
 
 def check(folder: Path, *, data: Path | None, label: str, server: str, ledger: Path | None) -> list[Finding]:
     """Keys, versions, data, budget, connection and clock; what was not given is not looked at."""
-    steps = [_check_keys(folder), _check_versions()]
+    steps = [_check_keys(folder), _check_versions(folder)]
     if data is not None:
         steps += [_check_data(folder, data, label), _check_budget(data, ledger)]
     if server:
@@ -164,18 +162,21 @@ def _check_keys(folder: Path) -> Iterator[Finding]:
         yield Finding(False, f"{', '.join(open_files)} can be read by others: chmod 600")
 
 
-def _check_versions() -> Iterator[Finding]:
+def _check_versions(folder: Path) -> Iterator[Finding]:
     yield Finding(True, f"Dither {__version__}")
-    if find_spec("flwr") is None:
-        yield Finding(False, "Flower is not installed: pip install 'dither[deploy]'")
+    package, name, extra = ("flwr", "Flower", "deploy")
+    if nvflare.is_used(folder):
+        package, name, extra = ("nvflare", "NVIDIA FLARE", "nvflare")
+    if find_spec(package) is None:
+        yield Finding(False, f"{name} is not installed: pip install 'dither[{extra}]'")
     else:
-        yield Finding(True, f"Flower {version('flwr')}")
+        yield Finding(True, f"{name} {version(package)}")
 
 
 def _check_data(folder: Path, data: Path, label: str) -> Iterator[Finding]:
     records = PartyData(data, label)
     yield Finding(True, f"{data.name} has {records.count:,} records")
-    agreement = _approved_agreement(folder)
+    agreement = approved_agreement(folder)
     if agreement is None:
         yield Finding(True, "no agreement is approved here yet: `dither join` shows it and asks")
         return
@@ -186,7 +187,8 @@ def _check_data(folder: Path, data: Path, label: str) -> Iterator[Finding]:
         yield Finding(False, f"the approved agreement counts {agreed:,} records")
 
 
-def _approved_agreement(folder: Path) -> Agreement | None:
+def approved_agreement(folder: Path) -> Agreement | None:
+    """The agreement that the owner of this party's folder approved last."""
     digest = approved_digest(folder)
     for path in sorted((folder / "runs").glob("*")) if digest else []:
         agreement = PartyStore(path).agreement()
@@ -208,6 +210,13 @@ def _check_budget(data: Path, ledger: Path | None) -> Iterator[Finding]:
 
 def _check_connection(folder: Path, server: str) -> Iterator[Finding]:
     host, port = _host_and_port(server)
+    if nvflare.is_used(folder):  # whose TLS asks for this party's certificate: `dither join` brings it
+        try:
+            socket.create_connection((host, port), 10.0).close()
+        except OSError as error:
+            raise FederationError(f"{server} cannot be reached: {error}") from None
+        yield Finding(True, f"{server} takes connections")
+        return
     trust = ssl.create_default_context(cafile=str(folder / "ca.pem"))
     try:
         with (

@@ -3,6 +3,7 @@
     DIR/
       ca/            ca.key, ca.pem                         keep offline once everything is made
       server/        ca.pem, server.key, server.pem, identity.key, federation.json, nodes/NAME.pub
+      invitations/   NAME.json                              public: members, ca.pem, signature
       parties/NAME/  ca.pem, node.key, node.pub, identity.key, federation.json, party.json
 
 TLS: the parties know the server by its certificate, which must come from this CA. Transport: the server knows a
@@ -11,17 +12,21 @@ the sender's identity key (Ed25519), and `federation.json`, the same in all fold
 cannot add parties that the others do not know, and no party can speak for another. The same identity signs in
 secure aggregation.
 
-Whoever runs `init` holds every private key until the folders are handed out. If secure aggregation is to protect
-the parties from the server, somebody other than the server's operator must run it.
+Each party makes its own keys (`request`) and hands over public ones; the list of members comes back as an
+invitation that the CA's key signs (`accept`), also when parties are added or revoked. `create` makes everybody's
+keys in one place, for demonstrations: whoever runs it holds every private key.
 """
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
+import json
 import re
 import secrets
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -52,6 +57,9 @@ class PartyKeys:
     identity: bytes  # Ed25519 public key
     node_key: str  # OpenSSH public key of its transport
 
+    def to_dict(self) -> dict[str, str]:
+        return {"name": self.name, "identity": self.identity.hex(), "node_key": self.node_key}
+
 
 @dataclass(frozen=True)
 class Keyring:
@@ -73,15 +81,24 @@ class Keyring:
             "format": FORMAT,
             "id": self.id,
             "server": self.server.hex(),
-            "parties": [{**vars(party), "identity": party.identity.hex()} for party in self.parties],
+            "parties": [party.to_dict() for party in self.parties],
         }
+
+    @property
+    def fingerprint(self) -> str:
+        """For people to compare over the telephone: who belongs to the federation, and with which keys."""
+        digest = hashlib.sha256(canonical(self.to_dict())).hexdigest()
+        return " ".join(digest[at : at + 4] for at in range(0, 32, 4))
 
     @classmethod
     def load(cls, folder: Path) -> Keyring:
         path = folder / "federation.json"
         if not path.is_file():
             raise ConfigError(f"{str(folder)!r} has no federation.json; make one with `dither federation init`")
-        saved = read_checked(path, _ADVICE, old=("format", "id", "server", "parties"))
+        return cls.from_dict(read_checked(path, _ADVICE, old=("format", "id", "server", "parties")), path)
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any], path: Path) -> Keyring:
         try:
             if saved["format"] != FORMAT:
                 raise ConfigError(f"{str(path)!r} has format {saved['format']}, this Dither reads {FORMAT}")
@@ -130,14 +147,35 @@ def create(
     days: int = SERVER_DAYS,
     now: datetime | None = None,
 ) -> Keyring:
-    """A new federation of these parties, whose server is reached under these host names or addresses."""
-    if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"{str(folder)!r} already exists and is not empty; give another folder")
-    if len(names) < 2 or len(set(names)) < len(names):
-        raise ConfigError(f"parties {list(names)}: at least 2 different names are needed")
+    """A new federation whose parties' keys are made here, too: one folder for each of them, to be handed over."""
+    _check_new(folder)
+    _check_names(names)
+    requests = [request(folder / "parties" / name, name) for name in names]
+    keyring = _establish(folder, requests, hosts=hosts, days=days, now=now)
     for name in names:
-        if not _NAME.fullmatch(name):
-            raise ConfigError(f"party name {name!r}: use letters, digits, '.', '_' and '-' (at most 63)")
+        accept(folder / "parties" / name, invitation_file(folder, name))
+        (folder / "parties" / name / f"{name}.request.json").unlink()
+    shutil.rmtree(folder / "invitations")
+    return keyring
+
+
+def create_from(
+    folder: Path,
+    requests: Sequence[PartyKeys],
+    *,
+    hosts: Sequence[str],
+    days: int = SERVER_DAYS,
+) -> Keyring:
+    """A new federation of parties that made their own keys. Whoever runs this sees no private key of theirs."""
+    _check_new(folder)
+    _check_names([party.name for party in requests])
+    return _establish(folder, requests, hosts=hosts, days=days, now=None)
+
+
+def _establish(
+    folder: Path, requests: Sequence[PartyKeys], *, hosts: Sequence[str], days: int, now: datetime | None
+) -> Keyring:
+    """The CA, the server's folder, the list of members and their invitations."""
     ca_key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Dither federation {secrets.token_hex(4)}")])
     ca = _certificate(subject, subject, ca_key.public_key(), now=now, days=CA_DAYS, is_ca=True).sign(
@@ -146,39 +184,151 @@ def create(
     ca_pem = ca.public_bytes(serialization.Encoding.PEM)
     _write_secret(folder / "ca" / "ca.key", _pem(ca_key))
     write_bytes(folder / "ca" / "ca.pem", ca_pem)
-    node_keys = {name: ec.generate_private_key(ec.SECP384R1()) for name in names}
-    identities = {name: Identity(secrets.token_bytes(32)) for name in names}
     server = Identity(secrets.token_bytes(32))
-    parties = tuple(PartyKeys(name, identities[name].public, _openssh(node_keys[name])) for name in names)
-    keyring = Keyring(secrets.token_hex(32), server.public, parties)
-    for party in parties:
-        home = folder / "parties" / party.name
-        private = node_keys[party.name].private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-        )
-        _write_secret(home / "node.key", private)
-        write_text(home / "node.pub", party.node_key + "\n")
-        write_checked(home / "party.json", {"name": party.name})
-        write_text(folder / "server" / "nodes" / f"{party.name}.pub", party.node_key + "\n")
-    homes = {folder / "server": server} | {folder / "parties" / name: each for name, each in identities.items()}
-    for home, identity in homes.items():
-        _write_secret(home / "identity.key", identity.private.hex().encode())
-        write_checked(home / "federation.json", keyring.to_dict())
-        write_bytes(home / "ca.pem", ca_pem)
+    _write_secret(folder / "server" / "identity.key", server.private.hex().encode())
+    write_bytes(folder / "server" / "ca.pem", ca_pem)
+    keyring = Keyring(secrets.token_hex(32), server.public, tuple(requests))
+    _publish(folder, keyring)
     issue(folder, hosts=hosts, days=days, now=now)
     return keyring
+
+
+def _check_new(folder: Path) -> None:
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"{str(folder)!r} already exists and is not empty; give another folder")
+
+
+def _check_names(names: Sequence[str]) -> None:
+    if len(names) < 2 or len(set(names)) < len(names):
+        raise ConfigError(f"parties {list(names)}: at least 2 different names are needed")
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise ConfigError(f"party name {name!r}: use letters, digits, '.', '_' and '-' (at most 63)")
+
+
+# Who belongs to it: requests, invitations, and what changes later
+
+
+def request(folder: Path, name: str) -> PartyKeys:
+    """Make a party's two private keys in a new folder, and its request to be let in: `NAME.request.json`, which
+    holds public keys, signed with the private one."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"party name {name!r}: use letters, digits, '.', '_' and '-' (at most 63)")
+    _check_new(folder)
+    node_key, identity = ec.generate_private_key(ec.SECP384R1()), Identity(secrets.token_bytes(32))
+    party = PartyKeys(name, identity.public, _openssh(node_key))
+    private = node_key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    )
+    _write_secret(folder / "node.key", private)
+    _write_secret(folder / "identity.key", identity.private.hex().encode())
+    write_text(folder / "node.pub", party.node_key + "\n")
+    write_checked(folder / "party.json", {"name": name})
+    content = party.to_dict()
+    signature = identity.sign(canonical(content)).hex()
+    write_checked(folder / f"{name}.request.json", {**content, "signature": signature})
+    return party
+
+
+def read_request(path: Path) -> PartyKeys:
+    """The keys in a party's request, if their holder signed it."""
+    advice = "ask that party for its request again (`dither federation request`)"
+    saved = read_checked(path, advice)
+    try:
+        party = PartyKeys(str(saved["name"]), bytes.fromhex(saved["identity"]), str(saved["node_key"]))
+        signature = bytes.fromhex(saved["signature"])
+        serialization.load_ssh_public_key(party.node_key.encode())
+    except (KeyError, TypeError, ValueError):
+        raise DamagedFile(f"{str(path)!r} is not a party's request; {advice}") from None
+    if not verify(party.identity, signature, canonical(party.to_dict())):
+        raise DamagedFile(f"{str(path)!r} is not signed with the key it names; {advice}")
+    return party
+
+
+def add(folder: Path, party: PartyKeys) -> Keyring:
+    """Let one more party in; everybody gets a new invitation."""
+    keyring = Keyring.load(folder / "server")
+    if any(each.name == party.name for each in keyring.parties):
+        raise ConfigError(f"{party.name!r} belongs to this federation already; revoke it first for new keys")
+    keyring = replace(keyring, parties=(*keyring.parties, party))
+    _publish(folder, keyring)
+    return keyring
+
+
+def revoke(folder: Path, name: str) -> Keyring:
+    """Take a party out: the server admits it no more, and the others learn it from their new invitation."""
+    keyring = Keyring.load(folder / "server")
+    keyring.party(name)
+    rest = tuple(each for each in keyring.parties if each.name != name)
+    _check_names([each.name for each in rest])
+    keyring = replace(keyring, parties=rest)
+    (folder / "server" / "nodes" / f"{name}.pub").unlink(missing_ok=True)
+    (folder / "invitations" / f"{name}.json").unlink(missing_ok=True)
+    _publish(folder, keyring)
+    return keyring
+
+
+def invitation_file(folder: Path, name: str) -> Path:
+    return folder / "invitations" / f"{name}.json"
+
+
+def _publish(folder: Path, keyring: Keyring) -> None:
+    """Write the list of members for the server, and an invitation for each party, signed with the CA's key."""
+    _check_names([party.name for party in keyring.parties])
+    ca_key = _ca_key(folder)
+    ca_pem = (folder / "ca" / "ca.pem").read_text(encoding="ascii")
+    content = {"federation": keyring.to_dict(), "ca": ca_pem}
+    signature = ca_key.sign(canonical(content), ec.ECDSA(hashes.SHA256())).hex()
+    write_checked(folder / "server" / "federation.json", keyring.to_dict())
+    for party in keyring.parties:
+        write_text(folder / "server" / "nodes" / f"{party.name}.pub", party.node_key + "\n")
+        write_checked(invitation_file(folder, party.name), {**content, "signature": signature})
+
+
+def accept(folder: Path, invitation: Path) -> tuple[Keyring, Keyring | None]:
+    """Store an invitation in a party's folder; the members, and those before where there were any. It must list
+    this party's own keys, and a later one must come from the same CA and speak of the same federation."""
+    advice = "ask for the invitation again"
+    saved = read_checked(invitation, advice)
+    try:
+        content = {"federation": saved["federation"], "ca": saved["ca"]}
+        keyring, signature = Keyring.from_dict(saved["federation"], invitation), bytes.fromhex(saved["signature"])
+        ca: Any = x509.load_pem_x509_certificate(saved["ca"].encode()).public_key()
+        ca.verify(signature, canonical(content), ec.ECDSA(hashes.SHA256()))
+    except InvalidSignature:
+        raise DamagedFile(f"{str(invitation)!r} is not signed by the CA it brings; {advice}") from None
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise DamagedFile(f"{str(invitation)!r} is not an invitation; {advice}") from None
+    name = party_name(folder)
+    if keyring.party(name).identity != Identity.load(folder).public:
+        raise FederationError(f"{str(invitation)!r} lists another key for {name!r} than identity.key")
+    before = Keyring.load(folder) if (folder / "federation.json").is_file() else None
+    if before is not None:
+        if (folder / "ca.pem").read_text(encoding="ascii") != saved["ca"]:
+            raise FederationError(
+                f"{str(invitation)!r} comes from another CA than this folder's; use a new folder"
+            )
+        if before.id != keyring.id or before.server != keyring.server:
+            raise FederationError(f"{str(invitation)!r} belongs to another federation than this folder")
+        changed = [each.name for each in before.parties if each not in keyring.parties]
+        renamed = [each for each in changed if any(each == other.name for other in keyring.parties)]
+        if renamed:
+            raise FederationError(f"{str(invitation)!r} changes the keys of {', '.join(renamed)}; ask them why")
+    write_checked(folder / "federation.json", keyring.to_dict())
+    write_text(folder / "ca.pem", saved["ca"])
+    return keyring, before
+
+
+def canonical(content: Mapping[str, Any]) -> bytes:
+    """The bytes of a JSON object that are signed."""
+    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
 
 
 def issue(folder: Path, *, hosts: Sequence[str], days: int = SERVER_DAYS, now: datetime | None = None) -> None:
     """A server key and certificate from the federation's CA, new or in place of the old ones."""
     if days < 1:
         raise ConfigError(f"days={days} must be at least 1")
-    path = folder / "ca" / "ca.key"
-    if not path.is_file():
-        raise ConfigError(f"{str(path)!r} is missing: only its holder can issue certificates")
-    ca_key = _parsed(path, lambda text: serialization.load_pem_private_key(text, None))
-    if not isinstance(ca_key, ec.EllipticCurvePrivateKey):
-        raise ConfigError(f"{str(path)!r} is not an elliptic-curve key")
+    ca_key = _ca_key(folder)
     key = ec.generate_private_key(ec.SECP256R1())
     names = list(dict.fromkeys([*hosts, "localhost", "127.0.0.1"]))  # the server's own processes use loopback
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64])])
@@ -192,6 +342,16 @@ def issue(folder: Path, *, hosts: Sequence[str], days: int = SERVER_DAYS, now: d
     )
     _write_secret(folder / "server" / "server.key", _pem(key))
     write_bytes(folder / "server" / "server.pem", certificate.public_bytes(serialization.Encoding.PEM))
+
+
+def _ca_key(folder: Path) -> ec.EllipticCurvePrivateKey:
+    path = folder / "ca" / "ca.key"
+    if not path.is_file():
+        raise ConfigError(f"{str(path)!r} is missing: only its holder can issue certificates")
+    ca_key = _parsed(path, lambda text: serialization.load_pem_private_key(text, None))
+    if not isinstance(ca_key, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"{str(path)!r} is not an elliptic-curve key")
+    return ca_key
 
 
 def _certificate(

@@ -44,6 +44,10 @@ class Transport(Protocol):
         """Wait a little."""
 
 
+class TransportRestart(Exception):
+    """The transport must be started anew: it cannot reach a party that has come back."""
+
+
 class Failures(NamedTuple):
     """Parties whose answer does not count, and why. Those in neither gave none."""
 

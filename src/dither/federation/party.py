@@ -123,6 +123,10 @@ class Party:
             return "hello", self._hello(), {}
         if message.kind == "terms":
             return "accepted", *self._agree_to(message)
+        if message.kind == "notice":  # what the server says of itself; nothing here depends on it
+            why = "".join(each if each.isprintable() else " " for each in message.field("why", str)[:400])
+            self._say(f"the server has stopped: {why}")
+            return "noted", {}, {}
         run = self._current(message.field("run", str))
         if message.kind in ("roster", "confirmed", "unseal", "release"):
             return message.kind, {}, run.secagg(message)

@@ -560,6 +560,12 @@ class Coordinator:
 
     # After the rounds
 
+    def tell_failure(self, why: str) -> None:
+        """Tell connected parties why the run does not go on; they wait for the server to come back."""
+        names = self.mailbox.present() - set(self._out)
+        question: Question = {"why": why[:_LONGEST_NOTICE]}, {}
+        self.mailbox.ask("notice", dict.fromkeys(names, question), seconds=5.0, take=lambda name, answer: None)
+
     def _finish(self) -> Report:
         lines = self.journal.rounds()
         folder = self.journal.folder
@@ -615,6 +621,7 @@ class Coordinator:
             title = f"{self.agreement.spec.method}, {len(self.agreement.names)} parties"
             plots.draw_run(rows, folder.path / "plot.png", title=title, subtitle=self._evaluation.name)
         report.save()
+        self.journal.sign(self._identity, self.keyring.id)
         outcome = {"run": self.agreement.run, "rounds": len(lines), "accuracy": rows[-1].get("test_accuracy")}
         self.mailbox.ask(
             "finish",
@@ -627,6 +634,7 @@ class Coordinator:
 
 
 _MOST_TRIES = 3
+_LONGEST_NOTICE = 400
 _ROUNDING = 1e-5  # of a norm that a party computed in float32
 
 

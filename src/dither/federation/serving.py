@@ -30,6 +30,7 @@ from dither.spec import Spec
 APP = Path(__file__).parent / "app"  # the Flower app: what `flwr run` takes
 _WATCHED = "DITHER_SERVE_PROCESS"  # tells the coordinator whose end is its end
 _STARTS = 4  # of the coordinator in a row, without a completed round between them
+_UNLOCK_SECONDS = 60.0  # for the coordinator before to end
 _QUIET_SECONDS = 120.0  # for a coordinator to say its first word
 
 Event = Callable[[str, dict[str, Any]], None]
@@ -154,7 +155,7 @@ def _supervise_flare(system: Any, keyring: keys.Keyring, config: Mapping[str, st
     try:
         system.__enter__()
         on_event("listening", {"address": system.address, "parties": [party.name for party in keyring.parties]})
-        _watch(system.folder, start, system.alive, on_event, coordinators, "NVIDIA FLARE's server")
+        _watch(system.folder, start, system.watch, on_event, coordinators, "NVIDIA FLARE's server")
     finally:
         for process in coordinators:
             _end(process, system.folder / "lock")
@@ -237,15 +238,21 @@ def _watch(
                     _end(process, run_folder / "lock")
                 break
             if not up and time.monotonic() - heard > _QUIET_SECONDS:
-                raise FederationError(f"the coordinator did not start; see {run_folder / 'superlink.log'}")
+                raise FederationError(f"the coordinator did not start; see {_log(run_folder)}")
             if up and not lines and _unlocked(run_folder / "lock") and not _new_lines(progress, at)[1]:
                 on_event("restart", {"what": "the coordinator"})
                 break
             time.sleep(0.1)
     said = f" ({why})" if why else ""
     raise FederationError(
-        f"the coordinator died {_STARTS} times and completed no round{said}; see {run_folder / 'superlink.log'}"
+        f"the coordinator died {_STARTS} times and completed no round{said}; see {_log(run_folder)}"
     )
+
+
+def _log(run_folder: Path) -> Path:
+    """What the transport's server says."""
+    flare = run_folder / "nvflare.log"
+    return flare if flare.is_file() else run_folder / "superlink.log"
 
 
 def _new_lines(path: Path, at: int) -> tuple[int, list[dict[str, Any]]]:
@@ -304,9 +311,9 @@ def _exists(process: int) -> bool:
     return True
 
 
-def coordinate(transport: Any, config: Mapping[str, Any]) -> None:
-    """The coordinator, for `dither.federation.flower.apps.server_app`."""
-    from dither.federation import server
+def coordinate(transport: Any, config: Mapping[str, Any], after_round: Callable[[], None] = lambda: None) -> None:
+    """The coordinator, inside the transport. `after_round` may raise `TransportRestart`."""
+    from dither.federation import mailbox, server
     from dither.federation.state import Journal
 
     if not config.get("keys") or not config.get("run"):
@@ -314,11 +321,17 @@ def coordinate(transport: Any, config: Mapping[str, Any]) -> None:
     run = Path(str(config["run"]))
     journal = Journal(run)
     _end_with(os.environ.get(_WATCHED, ""))
+
+    def tell(event: str, facts: dict[str, Any]) -> None:
+        journal.progress(event, **facts)
+        if event == "round":
+            after_round()
+
     try:
-        journal.lock()
+        journal.lock(_UNLOCK_SECONDS)
         journal.progress("up", process=os.getpid())
         spec = Spec.from_any(run / "asked.toml")
-        server.Coordinator(
+        coordinator = server.Coordinator(
             transport,
             Path(str(config["keys"])),
             spec,
@@ -326,8 +339,15 @@ def coordinate(transport: Any, config: Mapping[str, Any]) -> None:
             server.load_evaluation_data(spec),
             without=tuple(name for name in str(config.get("without", "")).split(",") if name),
             wait_seconds=float(str(config.get("wait") or 3600)),
-            on_event=lambda event, facts: journal.progress(event, **facts),
-        ).run()
+            on_event=tell,
+        )
+        try:
+            coordinator.run()
+        except DitherError as error:
+            coordinator.tell_failure(str(error))
+            raise
+    except mailbox.TransportRestart as error:
+        journal.progress("failed", error=str(error), exit_code=1, final=False)
     except DitherError as error:
         journal.progress("failed", error=str(error), exit_code=error.exit_code)
     except Exception as error:

@@ -23,6 +23,7 @@ At the server (`Journal`), a run folder with a few files more:
     excluded.json   who was caught in a lie, in which round and in which lie: asked nothing any more
     secagg.json     keys and the open round of secure aggregation (mode 0600)
     progress.jsonl  what happens, for whoever watches
+    signature.json  the server's signature of the finished run
 
 A round is complete when its checkpoint is on the disk; lines past the checkpoint are dropped when a server starts
 again, and that round is announced anew. One server at a time: the folder is locked while one is at work.
@@ -37,6 +38,7 @@ import os
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -45,11 +47,17 @@ import numpy as np
 from dither.errors import DamagedFile, RunExists
 from dither.experiment.folder import Checkpoint, RunFolder, lock, read_checked, to_json, write_bytes, write_checked
 from dither.federation.agreement import Agreement
+from dither.federation.keys import Identity, Keyring, canonical, verify
 
 # Never from a copy: see above.
 _PARTY_ADVICE = "this party cannot go on with the run: the others can without it, or start a new run"
 _SERVER_ADVICE = "restore it from a copy, or start a new run in another folder"
 COMPUTED = "computed"
+_SIGNATURE = "signature.json"
+_SIGNED = (
+    *("spec.toml", "schema.toml", "terms.json", "provenance.json", "rounds.jsonl", "metrics.jsonl"),
+    *("excluded.json", "summary.json", "model.safetensors", "plot.png"),
+)
 
 
 class _RunFiles:
@@ -252,8 +260,37 @@ class Journal(_RunFiles):
         self.folder.write("excluded.json", (json.dumps(excluded, indent=1) + "\n").encode())
 
     def progress(self, event: str, **facts: Any) -> None:
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
         with open(self.path / "progress.jsonl", "a", encoding="utf-8") as file:
-            file.write(to_json({"event": event, **facts}) + "\n")
+            file.write(to_json({"event": event, "time": now, **facts}) + "\n")
+
+    def sign(self, identity: Identity, federation: str) -> None:
+        """The server's signature of the finished run, beside it: signature.json."""
+        present = [name for name in _SIGNED if (self.path / name).is_file()]
+        files = {name: hashlib.sha256((self.path / name).read_bytes()).hexdigest() for name in present}
+        content = {"federation": federation, "files": files}
+        write_checked(self.path / _SIGNATURE, {**content, "signature": identity.sign(canonical(content)).hex()})
+
+    def verify(self, keyring: Keyring) -> dict[str, Any]:
+        """What the server of this federation signed; DamagedFile where the files are not those."""
+        path = self.path / _SIGNATURE
+        if not path.is_file():
+            raise DamagedFile(
+                f"{str(self.path)!r} has no {_SIGNATURE}: its run is not complete, or no federation's"
+            )
+        saved = read_checked(path, _SERVER_ADVICE)
+        content = {name: saved.get(name) for name in ("federation", "files")}
+        try:
+            signature = bytes.fromhex(saved["signature"])
+        except (KeyError, TypeError, ValueError):
+            signature = b""
+        if content["federation"] != keyring.id or not verify(keyring.server, signature, canonical(content)):
+            raise DamagedFile(f"{str(path)!r} is not signed by the server of this federation")
+        for name, digest in saved["files"].items():
+            file = self.path / name
+            if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != digest:
+                raise DamagedFile(f"{str(file)!r} is not the file that the server signed")
+        return content
 
 
 def _append(path: Path, entry: Mapping[str, Any]) -> None:

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from dither.errors import SpecError, did_you_mean
+from dither.models.windows import max_pool
 from dither.spec import MODELS, code, model_file
 from dither.types import Array, Key, Params
 
@@ -234,7 +235,7 @@ def cnn(
                 x, layer["w"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
             )
             x = jnp.tanh(x + layer["b"])
-            x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+            x = max_pool(x, (1, 2, 2, 1), (1, 2, 2, 1), ((0, 0),) * 4)
         x = x.reshape(x.shape[0], -1)
         scores = _dense(params["out"], jnp.tanh(_dense(params["dense"], x)))
         return scores if num_classes else _from_middle(scores)

@@ -18,20 +18,21 @@ from __future__ import annotations
 
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 
 from dither.models import Model, losses
+from dither.models.windows import MOST_CUTS, MOST_POOLED, convolve, cuts, max_pool
 from dither.privacy.clipping import EXACT, LOST, TINY, product
 from dither.types import Array, Params, PyTree
 
 BLOCK = 64  # records whose contributions are summed at a time, at most
 _BLOCK_NUMBERS = 1 << 24  # that a block forms, about
-_MOST_OFFSETS = 64  # of a convolution's window whose patches are cut out one by one
 _MOVES = ("reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim", "convert_element_type", "copy")
 _CALLS = ("jit", "pjit")
 
@@ -203,9 +204,49 @@ def _real(value: Array) -> bool:
 
 def _evaluated(eqn: JaxprEqn, values: Sequence[Any]) -> list[Array]:
     """The results of one operation."""
+    if eqn.primitive.name == "reduce_window_max" and _plain_pooling(eqn):
+        padding = tuple(map(tuple, eqn.params["padding"]))
+        return [max_pool(values[0], eqn.params["window_dimensions"], eqn.params["window_strides"], padding)]
+    if eqn.primitive.name == "conv_general_dilated" and _plain_convolution(eqn):
+        return [_convolved(eqn.params, *values)]
     named = {var: value for var, value in zip(eqn.invars, values, strict=True) if not isinstance(var, Literal)}
     jaxpr = Jaxpr((), tuple(named), tuple(eqn.outvars), [eqn], eqn.effects)
     return list(jaxpr_as_fun(ClosedJaxpr(jaxpr, ()))(*named.values()))
+
+
+def _plain_pooling(eqn: JaxprEqn) -> bool:
+    undilated = all(step == 1 for key in ("base_dilation", "window_dilation") for step in eqn.params[key])
+    return undilated and math.prod(eqn.params["window_dimensions"]) <= MOST_POOLED
+
+
+def _plain_convolution(eqn: JaxprEqn) -> bool:
+    params = eqn.params
+    image: Any
+    kernel: Any
+    result: Any
+    image, kernel, result = (each.aval for each in (*eqn.invars, *eqn.outvars))
+    window = math.prod(kernel.shape[axis] for axis in params["dimension_numbers"].rhs_spec[2:])
+    return (
+        params["feature_group_count"] == params["batch_group_count"] == 1
+        and all(step == 1 for step in params["lhs_dilation"])
+        and all(side >= 0 for pair in params["padding"] for side in pair)
+        and window <= MOST_CUTS
+        and image.dtype == kernel.dtype == result.dtype == jnp.float32
+        and params["precision"] is None
+    )
+
+
+def _convolved(params: dict[str, Any], image: Array, kernel: Array) -> Array:
+    """A plain convolution, in the order of axes that XLA's quick kernels want."""
+    (batch, channel, *space), (out, into, *window), out_spec = params["dimension_numbers"]
+    x, w = image.transpose(batch, *space, channel), kernel.transpose(*window, into, out)
+    result = convolve(x, w, params["window_strides"], params["padding"], params["rhs_dilation"])
+    return result.transpose(_inverse([out_spec[0], *out_spec[2:], out_spec[1]]))
+
+
+def _inverse(order: Sequence[int]) -> list[int]:
+    """The transposition that undoes another."""
+    return [order.index(axis) for axis in range(len(order))]
 
 
 def _interpreted(
@@ -263,7 +304,18 @@ class _Part(NamedTuple):
     contribution: Callable[[Array, Array], Array] | None = None
 
 
-class _Rule:
+class _Rule(Protocol):
+    """What the gradients of the parameters in one meeting are, for a block of records."""
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers a record forms, about."""
+
+    def __call__(self, leaves: Sequence[Array], operands: list[Array], derivatives: list[Array]) -> _Part:
+        """From the record's operands and the loss's derivatives in the results."""
+
+
+class _Generic:
     """The rule for all else: the derivative of the operation, formed for each record."""
 
     def __init__(self, meeting: _Meeting, leaves: Sequence[Array]) -> None:
@@ -290,26 +342,22 @@ class _Rule:
         return _Part(dict(zip(chosen, jax.vmap(one)(operands, derivatives), strict=True)))
 
 
-class _Rows(_Rule):
-    """A product of rows with parameters, and what is one: `_factors` gives the rows and their derivatives."""
+class _OneLeaf(ABC):
+    """A rule for an operation with one weight that holds the numbers of one leaf, which is used nowhere else."""
 
     def __init__(self, meeting: _Meeting, leaves: Sequence[Array]) -> None:
         self.meeting = meeting
         self.at = next(number for number, each in enumerate(meeting.operands) if each is not None)
         self.weight: _Weight = meeting.operands[self.at]
         (self.leaf,) = self.weight.leaves
-        self.shape = meeting.shape(self.at)
-        self.numbers = self._numbers(leaves[self.leaf].size)
+        self.shape, self.size = meeting.shape(self.at), int(leaves[self.leaf].size)
 
-    def _numbers(self, size: int) -> int:
-        """How many numbers a record forms, about, when the leaf has `size`."""
-        raise NotImplementedError
+    @property
+    @abstractmethod
+    def numbers(self) -> int: ...
 
-    def _factors(self, operand: Array, derivative: Array) -> tuple[Array, Array]:
-        raise NotImplementedError
-
-    def _in_shape(self, gradient: Array) -> Array:
-        raise NotImplementedError
+    @abstractmethod
+    def __call__(self, leaves: Sequence[Array], operands: list[Array], derivatives: list[Array]) -> _Part: ...
 
     def _moved_back(self, leaves: Sequence[Array], gradient: Array) -> Array:
         """A gradient in the shape of the weight, as it was used, in the shape of its leaf."""
@@ -319,6 +367,18 @@ class _Rows(_Rule):
 
         moved: Array = jax.vjp(used, leaves[self.leaf])[1](gradient)[0]
         return moved
+
+
+class _Rows(_OneLeaf):
+    """A product of rows with parameters, or what is one."""
+
+    @abstractmethod
+    def _factors(self, operand: Array, derivative: Array) -> tuple[Array, Array]:
+        """The rows of each record and the derivatives in their products."""
+
+    @abstractmethod
+    def _in_shape(self, gradient: Array) -> Array:
+        """A gradient [in, out] in the shape of the weight."""
 
     def __call__(self, leaves: Sequence[Array], operands: list[Array], derivatives: list[Array]) -> _Part:
         a, d = self._factors(operands[0], derivatives[0])  # [records, rows, in], [records, rows, out]
@@ -348,13 +408,16 @@ class _Rows(_Rule):
 class _Product(_Rows):
     """dot_general without batch dimensions."""
 
-    def __init__(self, meeting: _Meeting, leaves: Sequence[Array]) -> None:
-        self.contracted = meeting.eqn.params["dimension_numbers"][0]
-        super().__init__(meeting, leaves)
+    @property
+    def contracted(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The axes that are summed over, of each operand."""
+        axes: tuple[tuple[int, ...], tuple[int, ...]] = self.meeting.eqn.params["dimension_numbers"][0]
+        return axes
 
-    def _numbers(self, size: int) -> int:
+    @property
+    def numbers(self) -> int:
         rows: int = math.prod(self.meeting.results[0].shape) // max(self._columns, 1)
-        return (size if rows > 1 else 0) + rows * (self._columns + size // max(self._columns, 1))
+        return (self.size if rows > 1 else 0) + rows * (self._columns + self.size // max(self._columns, 1))
 
     @property
     def _columns(self) -> int:
@@ -373,21 +436,22 @@ class _Product(_Rows):
         inner = list(self.contracted[self.at])
         order = inner + [axis for axis in range(len(self.shape)) if axis not in inner]
         moved = gradient.reshape([self.shape[axis] for axis in order])
-        return moved.transpose([order.index(axis) for axis in range(len(order))])
+        return moved.transpose(_inverse(order))
 
 
 class _Convolution(_Rows):
     """conv_general_dilated without groups: a product with the patches of the image."""
 
     def __init__(self, meeting: _Meeting, leaves: Sequence[Array]) -> None:
+        super().__init__(meeting, leaves)
         self.params = meeting.eqn.params
         self.numbering = self.params["dimension_numbers"]
-        super().__init__(meeting, leaves)
 
-    def _numbers(self, size: int) -> int:
+    @property
+    def numbers(self) -> int:
         columns: int = self.shape[self.numbering.rhs_spec[0]]
         rows: int = math.prod(self.meeting.results[0].shape) // columns
-        return size + rows * (columns + size // columns)
+        return self.size + rows * (columns + self.size // columns)
 
     def _factors(self, operand: Array, derivative: Array) -> tuple[Array, Array]:
         (batch, channel, *spatial), (out_batch, out_channel, *out_spatial) = (
@@ -396,16 +460,9 @@ class _Convolution(_Rows):
         image = operand.transpose(0, batch, *spatial, channel)
         image = jnp.pad(image, [(0, 0), (0, 0), *self.params["padding"], (0, 0)])
         d = derivative.transpose(0, out_batch, *out_spatial, out_channel)
-        window = [self.shape[axis] for axis in self.numbering.rhs_spec[2:]]
-        patches = []
-        for offset in itertools.product(*map(range, window)):
-            cut = [slice(None), slice(None)]
-            for at, step, dilation, count in zip(
-                offset, self.params["window_strides"], self.params["rhs_dilation"], d.shape[2:-1], strict=True
-            ):
-                start = at * dilation
-                cut.append(slice(start, start + (count - 1) * step + 1, step))
-            patches.append(image[tuple(cut)])
+        window = tuple(self.shape[axis] for axis in self.numbering.rhs_spec[2:])
+        counts, steps = d.shape[2:-1], self.params["window_strides"]
+        patches = [image[:, :, *cut] for cut in cuts(window, counts, steps, self.params["rhs_dilation"])]
         a = jnp.concatenate(patches, -1)
         return a.reshape(len(a), -1, a.shape[-1]), d.reshape(len(d), -1, d.shape[-1])
 
@@ -413,13 +470,14 @@ class _Convolution(_Rows):
         out, into, *spatial = self.numbering.rhs_spec
         order = [*spatial, into, out]
         moved = gradient.reshape([self.shape[axis] for axis in order])
-        return moved.transpose([order.index(axis) for axis in range(len(order))])
+        return moved.transpose(_inverse(order))
 
 
-class _Embedding(_Rows):
+class _Embedding(_OneLeaf):
     """gather of whole rows of a table."""
 
-    def _numbers(self, size: int) -> int:
+    @property
+    def numbers(self) -> int:
         width = math.prod(self.shape[1:])
         rows: int = math.prod(self.meeting.results[0].shape) // width
         return rows * (rows + 3 * width)
@@ -454,26 +512,14 @@ def _rule(meeting: _Meeting, uses: Sequence[int], leaves: Sequence[Array]) -> _R
     at, weight = weights[0]
     params, name = meeting.eqn.params, meeting.eqn.primitive.name
     if len(weights) > 1 or not weight.moved or any(uses[leaf] > 1 for leaf in weight.leaves):
-        return _Rule(meeting, leaves)
+        return _Generic(meeting, leaves)
     if name == "dot_general" and params["dimension_numbers"][1] == ((), ()):
         return _Product(meeting, leaves)
-    if name == "conv_general_dilated" and at == 1 and _plain_convolution(meeting):
+    if name == "conv_general_dilated" and at == 1 and _plain_convolution(meeting.eqn):
         return _Convolution(meeting, leaves)
     if name == "gather" and at == 0 and _takes_rows(meeting):
         return _Embedding(meeting, leaves)
-    return _Rule(meeting, leaves)
-
-
-def _plain_convolution(meeting: _Meeting) -> bool:
-    params = meeting.eqn.params
-    spec = params["dimension_numbers"].rhs_spec
-    window = math.prod(meeting.shape(1)[axis] for axis in spec[2:])
-    return (
-        params["feature_group_count"] == params["batch_group_count"] == 1
-        and all(step == 1 for step in params["lhs_dilation"])
-        and all(side >= 0 for pair in params["padding"] for side in pair)
-        and window <= _MOST_OFFSETS
-    )
+    return _Generic(meeting, leaves)
 
 
 def _takes_rows(meeting: _Meeting) -> bool:

@@ -24,6 +24,7 @@ from pathlib import Path
 from dither.errors import ConfigError
 
 KIT = "nvflare"  # folder of a startup kit, in the folder of the server or of a party
+CONNECTED = "connected.json"  # in the run folder's: sites that are connected, for the coordinator
 ADMIN_KIT = "nvflare-admin"  # in the server's folder: submits the job
 
 

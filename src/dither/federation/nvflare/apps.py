@@ -10,6 +10,7 @@ another. What an answer says is checked by the signature inside it.
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import secrets
@@ -27,6 +28,8 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable, make_reply
 
 from dither.federation.local import answers_at, hand_over
+from dither.federation.mailbox import TransportRestart
+from dither.federation.nvflare import CONNECTED, KIT
 
 SOCKET = "DITHER_SOCKET"  # in the environment of a site's FLARE client: where `dither join` answers
 _TASK = "take_part"
@@ -37,14 +40,18 @@ _SILENT_SECONDS = 15.0  # after which a site is gone
 _LOST_SECONDS = 5.0  # after which a question that the site does not list was lost on the way
 _ACKNOWLEDGED_SECONDS = 20.0  # for the server to confirm an answer
 _SENDS = 10  # of an answer that is not confirmed
+_STUCK_SECONDS = 3.0  # without an answer, before the coordinator looks at who has come back
+_JOIN_SECONDS = 20.0  # for a connected site's job process to speak
 _LISTED = 64  # newest questions that a site confirms
 
 
 class AuxTransport:
     """Implements `dither.federation.mailbox.Transport`."""
 
-    def __init__(self, engine: Any, context: Any) -> None:
-        self._engine, self._context = engine, context
+    def __init__(self, engine: Any, context: Any, connected: Path | None = None) -> None:
+        self._engine, self._context, self._connected = engine, context, connected
+        self._began = self._heard_anything = time.monotonic()
+        self._heard: dict[str, float] = {}  # site -> when its job process last spoke
         self._news = threading.Condition()
         self._numbers: dict[str, int] = {}  # site -> address
         self._present: dict[int, tuple[str, float]] = {}  # address -> mark, when it was heard
@@ -77,6 +84,22 @@ class AuxTransport:
         with self._news:
             if not self._answers:
                 self._news.wait(0.2)
+        if time.monotonic() - self._heard_anything > _STUCK_SECONDS:
+            self.check_sites()
+
+    def check_sites(self) -> None:
+        """`TransportRestart` where a site is connected whose job process is not there: FLARE lets it take part in
+        the next job, not in this one."""
+        if self._connected is None or time.monotonic() - self._began < _JOIN_SECONDS:
+            return
+        try:
+            sites = json.loads(self._connected.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return
+        now = time.monotonic()
+        absent = [site for site in sites if now - self._heard.get(site, -_JOIN_SECONDS) >= _JOIN_SECONDS]
+        if absent:
+            raise TransportRestart(f"{', '.join(absent)} came back")
 
     def _on_answer(self, topic: str, request: Any, fl_ctx: Any) -> Any:
         number, body = request.get("number"), request.get("body")
@@ -84,6 +107,7 @@ class AuxTransport:
             if number in self._open and (body is None or isinstance(body, bytes)):
                 del self._open[number]
                 self._answers[number] = body
+                self._heard_anything = time.monotonic()
                 self._news.notify_all()
         return make_reply(ReturnCode.OK)
 
@@ -93,6 +117,7 @@ class AuxTransport:
         received = set(listed) if isinstance(listed, list) else set()
         now = time.monotonic()
         with self._news:
+            self._heard[site] = now
             address = self._numbers.setdefault(site, len(self._numbers))
             if mark:
                 self._present[address] = mark, now
@@ -114,13 +139,13 @@ class CoordinatorController(Controller):  # type: ignore[misc]
         self._config = config
 
     def start_controller(self, fl_ctx: Any) -> None:
-        self._transport = AuxTransport(fl_ctx.get_engine(), fl_ctx)
+        self._transport = AuxTransport(fl_ctx.get_engine(), fl_ctx, Path(self._config["run"]) / KIT / CONNECTED)
 
     def control_flow(self, abort_signal: Any, fl_ctx: Any) -> None:
         from dither.federation import serving
 
         self.broadcast(Task(_TASK, Shareable()), fl_ctx, min_responses=0)
-        serving.coordinate(self._transport, self._config)
+        serving.coordinate(self._transport, self._config, self._transport.check_sites)
 
     def stop_controller(self, fl_ctx: Any) -> None:
         """Nothing is open: the coordinator's files are whole at any moment."""

@@ -19,13 +19,14 @@ from typing import Any
 from dither.errors import ConfigError, FederationError
 from dither.experiment.folder import write_text
 from dither.federation.local import separate_process, stop
-from dither.federation.nvflare import ADMIN_KIT, KIT
+from dither.federation.nvflare import ADMIN_KIT, CONNECTED, KIT
 
 _PROJECT, _ORGANISATION, _ADMIN = "dither", "dither", "coordinator@dither.org"
 _CONTROLLER = "dither.federation.nvflare.apps.CoordinatorController"
 _EXECUTOR = "dither.federation.nvflare.apps.RelayExecutor"
 _START_SECONDS = 90.0
-_SETTLE_SECONDS = 6.0  # for sites to connect again before a job begins without them
+_LOOK_SECONDS = 5.0  # between two looks at who is connected
+_SETTLE_SECONDS = 12.0  # for sites to connect again before a job begins without them
 _MOST_SITES = 10_000
 
 # At a site nobody but the party itself may run code or read files; jobs are started and stopped from the server.
@@ -129,6 +130,8 @@ def point_site(kit: Path, server: str) -> None:
 class FlareServer:
     """`with FlareServer(...)`: FLARE's server on an address, its files in the run folder."""
 
+    controller = _CONTROLLER
+
     def __init__(
         self, run_folder: Path, keys_folder: Path, address: tuple[str, int], env: Mapping[str, str]
     ) -> None:
@@ -138,6 +141,7 @@ class FlareServer:
         self.address = f"{self._host}:{self._port}"
         self._process: subprocess.Popen[bytes] | None = None
         self._session: Any = None
+        self._next_look = 0.0
 
     def __enter__(self) -> FlareServer:
         shutil.rmtree(self.folder / KIT, ignore_errors=True)  # what a killed server left: its jobs are over
@@ -200,6 +204,13 @@ class FlareServer:
     def alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    def watch(self) -> bool:
+        """Whether it is alive; every few seconds the coordinator is told which sites are connected."""
+        if time.monotonic() > self._next_look:
+            self._next_look = time.monotonic() + _LOOK_SECONDS
+            _write(self.folder / KIT / CONNECTED, sorted(self.connected()))
+        return self.alive()
+
     def __exit__(self, *_: object) -> None:
         if self._session is not None:
             with suppress(Exception):
@@ -249,7 +260,7 @@ class FlareServer:
         shutil.rmtree(job, ignore_errors=True)
         meta = {"name": "dither", "resource_spec": {}, "min_clients": len(sites)}
         _write(job / "meta.json", meta | {"deploy_map": {"app": ["server", *sites]}})
-        workflow = {"id": "coordinator", "path": _CONTROLLER, "args": {"config": dict(config)}}
+        workflow = {"id": "coordinator", "path": self.controller, "args": {"config": dict(config)}}
         _write(
             job / "app" / "config" / "config_fed_server.json",
             {"format_version": 2, "workflows": [workflow], "components": []},
@@ -278,5 +289,5 @@ def _read(path: Path) -> dict[str, Any]:
     return loaded
 
 
-def _write(path: Path, content: Mapping[str, Any]) -> None:
+def _write(path: Path, content: Any) -> None:
     write_text(path, json.dumps(content, indent=2) + "\n")
