@@ -39,7 +39,7 @@ def _scattered(pictures: np.ndarray, angles: int) -> np.ndarray:
     spectrum = fft.fft2(padded).astype(np.complex64)
 
     def average(spectrum: np.ndarray) -> np.ndarray:
-        smooth = fft.ifft2(spectrum * low).real[:, edge:-edge:edge, edge:-edge:edge]
+        smooth: np.ndarray = fft.ifft2(spectrum * low).real[:, edge:-edge:edge, edge:-edge:edge]
         return smooth.reshape(len(smooth), -1)
 
     channels = [average(spectrum)]
