@@ -356,7 +356,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     )
     for row_axes, data_name in zip(axes, names, strict=True):
         for axis, view in zip(row_axes, VIEWS, strict=True):
-            for method in METHODS:
+            for number, method in enumerate(METHODS):
                 of = [
                     row
                     for row in result["cells"]
@@ -365,14 +365,17 @@ def draw(result: dict[str, Any], path: Path) -> None:
                 of.sort(key=lambda row: row["epsilon"])
                 if of:
                     x, y, half = zip(*((row["epsilon"], row["mean"], row["half"]) for row in of), strict=True)
-                    axis.errorbar(x, y, half, label=method, marker="o", markersize=3, capsize=2, linewidth=1)
+                    axis.errorbar(x, y, half, label=method, color=f"C{number}", marker="o", ms=3, capsize=2, lw=1)
             axis.axhline(result["floor"][data_name], color="0.6", linestyle=":", linewidth=1)
             if data_name in result["ceiling"]:
                 axis.axhline(result["ceiling"][data_name]["mean"], color="0.3", linestyle="--", linewidth=1)
             axis.set(xscale="log", xlabel="proven ε", title=f"{data_name}: {view}")
             axis.grid(alpha=0.2)
         row_axes[0].set_ylabel("test accuracy")
-    axes[0, 0].legend(fontsize=7, loc="lower right")
+    entries = {
+        name: line for axis in axes.flat for line, name in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
+    axes[0, 0].legend(list(entries.values()), list(entries), fontsize=7, loc="lower right")
     figure.text(
         0.5,
         0.005,

@@ -75,3 +75,19 @@ def test_the_page_shows_the_stored_results() -> None:
     rows = json.loads(stored.read_text())["rows"]
     # python benchmarks/bench.py --show --markdown
     assert report.table(rows, markdown=True) in page
+
+
+@pytest.mark.slow
+def test_one_epsilon_simulated_and_federated(tmp_path, monkeypatch) -> None:
+    """A small version of `benchmarks/one_epsilon.py show`, at a larger ε for fewer records."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    messy, one_epsilon = importlib.import_module("messy"), importlib.import_module("one_epsilon")
+    messy.make(tmp_path / "hospitals", 12_000, 4_000)
+    result = one_epsilon.show(tmp_path / "hospitals", tmp_path / "out", epsilon=8.0)
+    assert result["its one ε"] <= 8.0
+    assert result["ε, seeded, federated, of the party that spent most"] <= 8.0
+    for name in ("AUC", "private AUC", "ε"):
+        simulated = result[f"{name}, seeded, simulated"]
+        federated = [value for key, value in result.items() if key.startswith(f"{name}, seeded, federated")]
+        assert federated == pytest.approx([simulated], abs=1e-4)
+    assert result["AUC, one ε for everything"] > 0.8

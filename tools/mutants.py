@@ -7,7 +7,8 @@
 
 A mutant is one small change of one line. Each line that can be changed is equally likely, so files count by their
 length; then each kind of change on that line. A mutant meets the default tests that reach its line, quick files
-first, in a copy of the tree. Docstrings, messages, annotations and the papers' convergence bounds are left alone.
+first, in a copy of the tree; without a map, the test files that import its module. Docstrings, messages,
+annotations and the papers' convergence bounds are left alone.
 """
 
 from __future__ import annotations
@@ -42,17 +43,19 @@ RESULTS = ROOT / "benchmarks" / "results" / "mutants.json"
 FORK = multiprocessing.get_context("fork")
 MAP = ROOT / "build" / "mutants-map.json"
 TARGETS = {
-    "privacy": ("clipping", "noise", "sampling", "discrete", "entropy", "lattice"),
+    "privacy": ("clipping", "noise", "sampling", "discrete", "entropy", "lattice", "chacha"),
     "accounting": ("*",),
     "accounting/ledger": ("filter", "book"),
     "methods": (
         *("__init__", "local", "cpfed", "concentrated", "baselines"),
         *("dp_scaffold", "nbafl", "secure_fedavg"),
     ),
+    "experiment": ("counting", "statistics", "evaluation"),
 }
 END = "\n# Convergence\n"  # what follows is no part of privacy
 ROOMS = ("accounting", "privacy", "methods", "vectors", "statistical", "attacks", "equivalence", "simulation")
 MAPPED = [f"tests/{room}" for room in (*ROOMS, "experiment", "auditing")]
+WITHOUT_MAP = 600.0  # seconds after which a mutant counts as one that loops, where no test's time is known
 MOST_SECONDS = 60.0  # of tests that a mutant meets at first; survivors meet the rest with --again
 
 COMPARISONS = "Lt LtE GtE|LtE Lt Gt|Gt GtE LtE|GtE Gt Lt|Eq NotEq|NotEq Eq|In NotIn|NotIn In|Is IsNot|IsNot Is"
@@ -92,14 +95,15 @@ class Edit(NamedTuple):
 
 
 class Mutator:
-    """Finds all mutants of the project's files."""
+    """Finds all mutants of the project's files, or of those named, such as privacy/lattice.py."""
 
-    def __init__(self) -> None:
+    def __init__(self, only: list[str] | None = None) -> None:
         self.sources = {
             str(path.relative_to(ROOT)): path.read_text("utf-8")
             for room, names in TARGETS.items()
             for name in names
             for path in sorted((SOURCE / room).glob(f"{name}.py"))
+            if not only or str(path.relative_to(SOURCE)) in only
         }
         # The types of parameters: two arguments may be swapped where both fit both places.
         self.types: dict[str, set[tuple[str, ...]]] = defaultdict(set)
@@ -315,6 +319,21 @@ def tests_for(edit: Edit, known: dict[str, Any], most: float) -> list[str]:
     return chosen
 
 
+def importing(edit: Edit) -> list[str]:
+    """The test files that import a mutant's module: the one named for it, those of its room, others."""
+    package, _, module = edit.file.removeprefix("src/").removesuffix(".py").replace("/", ".").rpartition(".")
+    room, files = f"tests/{edit.file.split('/')[2]}/", []
+    for path in (path for place in MAPPED for path in sorted((ROOT / place).rglob("test_*.py"))):
+        imports = [
+            node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.ImportFrom)
+        ]
+        names = {f"{node.module}.{alias.name}" for node in imports for alias in node.names}
+        modules = {node.module for node in imports}
+        if path.name == f"test_{module}.py" or f"{package}.{module}" in names | modules:
+            files.append(str(path.relative_to(ROOT)))
+    return sorted(files, key=lambda file: (not file.endswith(f"/test_{module}.py"), not file.startswith(room)))
+
+
 def run_tests(arguments: list[str], tree: Path, limit: float | None = None) -> tuple[int | None, str]:
     """pytest's exit status (None after `limit` seconds) and output. In a fork: libraries are imported once."""
     with tempfile.NamedTemporaryFile("r") as output:
@@ -374,7 +393,8 @@ def judge_in_copy(folder: str, number: int, edit: Edit, tests: list[str], limit:
     return {"number": number, **edit._asdict(), **judge(edit, tree, tests, limit)}
 
 
-def run(count: int, seed: int, jobs: int, results: Path, *, again: bool) -> None:
+# reason: the options of a command
+def run(count: int, seed: int, jobs: int, results: Path, *, again: bool, only: list[str]) -> None:
     """Test the mutants that have no result yet; with `again` those that survived."""
     for library in (
         "jax.numpy",
@@ -386,14 +406,17 @@ def run(count: int, seed: int, jobs: int, results: Path, *, again: bool) -> None
         "hypothesis",
     ):
         importlib.import_module(library)
-    known, drawn = json.loads(MAP.read_text()), Mutator().draw(count, seed)
+    known, drawn = json.loads(MAP.read_text()) if MAP.exists() else None, Mutator(only).draw(count, seed)
     done = {e["number"]: e for e in json.loads(results.read_text("utf-8"))["mutants"]} if results.exists() else {}
     waiting = [i for i in range(count) if i not in done or (again and done[i]["status"] == "survived")]
     with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(jobs, mp_context=FORK) as pool:
         futures = []
         for number in waiting:
-            tests = tests_for(drawn[number], known, math.inf if again else MOST_SECONDS)
-            limit = 60.0 + 8.0 * sum(known["seconds"][test] for test in tests)
+            if known is None:
+                tests, limit = importing(drawn[number]), WITHOUT_MAP
+            else:
+                tests = tests_for(drawn[number], known, math.inf if again else MOST_SECONDS)
+                limit = 60.0 + 8.0 * sum(known["seconds"][test] for test in tests)
             futures.append(pool.submit(judge_in_copy, folder, number, drawn[number], tests, limit))
         for future in as_completed(futures):
             entry = future.result()
@@ -434,14 +457,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--again", action="store_true", help="test the survivors once more, against more tests")
+    parser.add_argument("--only", nargs="*", default=[], help="files to change, such as privacy/lattice.py")
     parser.add_argument("--results", type=Path, default=RESULTS, help="those that are there are not tested again")
     options = parser.parse_args()
     if options.action == "map":
         make_map()
     elif options.action == "run":
-        run(options.count, options.seed, options.jobs, options.results, again=options.again)
+        run(options.count, options.seed, options.jobs, options.results, again=options.again, only=options.only)
     elif options.action == "list":
-        for number, edit in enumerate(Mutator().draw(options.count, options.seed)):
+        for number, edit in enumerate(Mutator(options.only).draw(options.count, options.seed)):
             print(line_of({"number": number, **edit._asdict()}))
     else:
         print_table(json.loads(options.results.read_text("utf-8"))["mutants"])

@@ -31,6 +31,7 @@ _ROOMS = {
     "experiment.estimators": ("PrivateFederatedClassifier", "PrivateFederatedRegressor"),
     "experiment.plan": ("Plan", "plan"),
     "experiment.report": ("Report", "load"),
+    "experiment.start": ("Project", "start"),
     "experiment.statistics": ("Statistics", "statistics"),
     "experiment.statement": ("Statement", "statement"),
     "experiment.sweep": ("Sweep", "sweep"),
@@ -61,6 +62,8 @@ if TYPE_CHECKING:
     from dither.experiment.plan import plan as plan
     from dither.experiment.report import Report as Report
     from dither.experiment.report import load as load
+    from dither.experiment.start import Project as Project
+    from dither.experiment.start import start as start
     from dither.experiment.statement import Statement as Statement
     from dither.experiment.statement import statement as statement
     from dither.experiment.statistics import Statistics as Statistics

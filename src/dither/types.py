@@ -7,6 +7,7 @@ import JAX: the arrays are whatever the caller puts in.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -113,13 +114,19 @@ class ExactNoise(NamedTuple):
 
     rounding   how much further apart rounding may move neighbours, in units of the noise std
     distance   total variation distance between the noise that is drawn and the noise that is proved
+    failure    probability of a coin, independent of the records, with which other noise is drawn
     sums       the noisy integers of all clients are summed as they are, on one lattice: the credit for the others'
-               noise is exact too, and `distance` counts the noise of a whole cohort
+               noise is exact too, and `distance` and `failure` count the noise of a whole cohort
     """
 
     rounding: float
     distance: float
+    failure: float = 0.0
     sums: bool = False
+
+    def delta(self, epsilon: float) -> float:
+        """What distance and failure add to δ at this ε (docs/privacy.md, Exact noise)."""
+        return self.failure + self.distance * (1.0 + math.exp(min(epsilon, 700.0)))
 
 
 class Uses(NamedTuple):

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from dither import data
-from dither.data.drafts import MAX_CATEGORIES, _rounded_bounds, draft_frame
+from dither.data.drafts import MAX_CATEGORIES, draft_frame, rounded_bounds
 from dither.data.schema import OTHER
 from dither.errors import DataError
 
@@ -109,7 +109,7 @@ def test_draft_orders_numeric_classes_as_numbers() -> None:
     [((18.3, 93.1), (0, 95)), ((82, 174), (80, 175)), ((-0.031, 0.027), (-0.035, 0.03)), ((5, 5), (4, 6))],
 )
 def test_bounds_are_rounded_outwards(read: tuple[float, float], proposed: tuple[float, float]) -> None:
-    assert _rounded_bounds(*read) == pytest.approx(proposed)
+    assert rounded_bounds(*read) == pytest.approx(proposed)
 
 
 def test_a_draft_proposes_regression_and_can_be_told_otherwise(tmp_path: Path) -> None:

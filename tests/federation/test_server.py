@@ -214,7 +214,7 @@ def test_small_federations_run_with_the_colluders_they_take_by_default(tmp_path,
 
 def test_the_reason_of_a_failure_reaches_every_party(parties):
     coordinator = parties.coordinator()
-    coordinator._gather(parties.names, 4)
+    coordinator.gather(parties.names, 4)
     coordinator.tell_failure("no help from dan\x1b[31m")
     assert parties.said == ["the server has stopped: no help from dan [31m"] * 4
     assert all(node.outcome is None and node.refusal is None for node in parties.nodes.values())

@@ -1,6 +1,8 @@
 """Exact noise (R7) in every method: no record moves the integers that noise is added to further than the release
 says, and rows say what is covered and what is not."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -201,6 +203,19 @@ def test_a_sampler_error_that_is_not_small_is_said():
     quiet = views.account([(release._replace(noise_std=4.0), 1)], 1e-5, adjacency="zero-out", views=("upload",))[0]
     assert 0 < quiet.sampler_delta < 1e-9
     assert quiet.not_covered == ()
+
+
+def test_the_sampler_takes_little_of_delta_at_an_epsilon_of_ten_and_many_draws():
+    """1,000 steps of 200,000 parameters: what multiplies e^ε is far smaller than what does not."""
+    sampling = Sampling("full", 1.0, "zero-out")
+    release = Release("uplink", 15.0, 1.0, 1000, sampling, "test", exact=exact.noise(200_000))
+    (row,) = views.account([(release, 1)], 1e-5, adjacency="zero-out", views=("upload",))
+    assert 9 < row.value < 12
+    assert row.sampler_delta == pytest.approx(
+        2e8 * 2.0**-49 + 2e8 * 2.0**-65 * (1 + math.exp(row.value)), rel=1e-9
+    )
+    assert row.sampler_delta < 1e-6
+    assert row.not_covered == ()
 
 
 def test_rounding_is_charged_once_whatever_the_neighbours():

@@ -8,7 +8,7 @@ import pytest
 
 from dither.accounting.lattice_noise import WIDTH
 from dither.errors import SpecError
-from dither.privacy import chacha, entropy, noise
+from dither.privacy import chacha, entropy, lattice, noise
 from dither.privacy.entropy import OsEntropy
 
 KEY = np.arange(32, dtype=np.uint8).view(np.uint32)  # 00 01 02 ... 1f, as in RFC 8439
@@ -44,11 +44,21 @@ def as_words(text):
         ),
     ],
 )
-def test_chacha20_gives_the_vectors_of_rfc_8439(key, counter, nonce, expected):
+def test_twenty_rounds_give_the_vectors_of_rfc_8439(key, counter, nonce, expected):
     counters = np.array([counter, counter + 1], np.uint32)
     seed = [jnp.uint32(word) for word in (*key, *as_words(nonce))]
-    block = np.stack(jax.jit(chacha.block)(seed, counters))
+    block = np.stack(jax.jit(lambda seed: chacha.block(seed, counters, rounds=20))(seed))
     np.testing.assert_array_equal(block[:, 0], as_words(expected))
+
+
+def test_twelve_rounds_give_the_vector_of_chacha12():
+    """Test case 1 of draft-strombergson-chacha-test-vectors, 256 bits of key: all zero."""
+    block = jax.jit(chacha.block)([jnp.uint32(0)] * 11, np.zeros(1, np.uint32))
+    expected = (
+        "9bf49a6a0755f953811fce125f2683d50429c3bb49e074147e0089a52eae155f"
+        "0564f879d27ae3c02ce82834acfa8c793a629f2ca0de6919610be82f411326be"
+    )
+    np.testing.assert_array_equal(np.stack(block)[:, 0], as_words(expected))
 
 
 def test_the_host_gives_the_vector_of_nist_sp_800_38a(monkeypatch):
@@ -123,6 +133,21 @@ def test_a_gpus_kernel_draws_what_xla_draws():
     assert abs(by_xla.std() / WIDTH - 1) < 6 / np.sqrt(2 * by_xla.size)
 
 
+def test_the_words_of_a_block_make_five_draws():
+    """Ten words pick, five decide ties, and the last one is added to these for the second picks."""
+    seed = jnp.asarray(np.arange(4, 15, dtype=np.uint32))
+    drawn = jax.jit(lambda seed: chacha.draws(seed, 5 * 2**16))(seed)
+
+    @jax.jit
+    def by_hand(seed, last):
+        words = chacha.block(list(seed), jnp.arange(2**16, dtype=jnp.uint32))
+        low = [(words[10 + i], words[10 + i] ^ words[15] ^ last) for i in range(5)]
+        return jnp.concatenate([lattice.draw(words[2 * i : 2 * i + 2], low[i]) for i in range(5)])
+
+    np.testing.assert_array_equal(drawn, by_hand(seed, jnp.uint32(0)))
+    assert 0 < (drawn != by_hand(seed, jnp.uint32(2**32 - 1))).sum() < 10  # ties of the second picks
+
+
 def test_only_a_single_draw_outside_loops_may_be_drawn_ahead():
     value, source = jnp.ones(10), OsEntropy().over(jnp.int32(0))
 
@@ -138,8 +163,8 @@ def test_only_a_single_draw_outside_loops_may_be_drawn_ahead():
     def mapped(number):
         return jax.vmap(lambda row: noise.gaussian(source.at(number), row, noise_std=1.0))(jnp.ones((4, 10)))
 
-    expected = {once: 30, jax.jit(once): 30, twice: 0, in_a_loop: 0, mapped: 0, jnp.sin: 0}
+    expected = {once: 32, jax.jit(once): 32, twice: 0, in_a_loop: 0, mapped: 0, jnp.sin: 0}
     for function, words in expected.items():
         assert entropy.words_of_one_draw(function, jnp.int32(3)) == words
-    with pytest.raises(SpecError, match="30 words, but 29"):
+    with pytest.raises(SpecError, match="32 words, but 29"):
         noise.gaussian(OsEntropy(ahead=jnp.zeros(29, jnp.uint32)), value, noise_std=1.0)

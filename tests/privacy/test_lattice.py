@@ -1,7 +1,10 @@
 """The sampler of protected noise: its law is the stated one exactly, and what comes out of it has that law, tails
 included."""
 
+import functools
+import itertools
 import math
+import operator
 from fractions import Fraction
 
 import jax
@@ -12,6 +15,7 @@ import scipy.signal
 from scipy import stats
 
 from dither.accounting.lattice_noise import (
+    FAILURE_PER_DRAW,
     SPREAD,
     STD_FACTOR,
     SUM_SPREAD,
@@ -28,7 +32,12 @@ released = jax.jit(lattice.released)
 
 
 def words_of(seed, count):
-    return np.random.default_rng(seed).integers(2**32, size=(3, count), dtype=np.uint32)
+    return np.random.default_rng(seed).integers(2**32, size=(4, count), dtype=np.uint32)
+
+
+@jax.jit
+def draw(words):
+    return lattice.draw(words[:2], words[2:])
 
 
 def unpacked():
@@ -56,16 +65,19 @@ def test_the_table_draws_its_law_exactly():
 
 
 def test_the_stated_constants_hold():
-    """Items 1 to 4 of the proof in `accounting.lattice_noise`."""
+    """Items 1 to 5 of the proof in `accounting.lattice_noise`."""
     weights = lattice._weights(2 * BINS)  # beyond these, less than 2^-900 in all
     total = weights[0] + 2 * sum(weights[1:])
     cases = {x - BINS // 2: int(count) for x, count in enumerate(lattice.law())}
-    apart = sum(abs(cases.get(x, 0) * total - (weights[abs(x)] << 64)) for x in range(-2 * BINS, 2 * BINS + 1))
-    table_tv = Fraction(apart, total << 65)
+    within = sum(weights[abs(x)] for x in cases)
+    cut = float(Fraction(total - within, total))
+    # what each case lacks of its probability given the table's reach, relatively
+    lacking = max(1 - Fraction(count * within, weights[abs(x)] << 64) for x, count in cases.items())
+    assert FAILURE_PER_DRAW / 2 < 2 * float(lacking) <= FAILURE_PER_DRAW
     smooth = 2.1 * math.exp(-2 * math.pi**2 * TABLE_STD**2 / (SPREAD**2 + 1)), 2.1 * math.exp(-8 * math.pi**2)
     assert smooth[0] < 2.0**-82
     assert smooth[1] < 2.0**-112
-    per_draw = 2 * float(table_tv) + 2.0**-51 + 4 * smooth[0] + 2 * smooth[1]
+    per_draw = 2 * cut + 2.0**-70 + 4 * smooth[0] + 2 * smooth[1]
     assert TV_PER_DRAW / 2 < per_draw <= TV_PER_DRAW
     assert abs(WIDTH**2 / (TABLE_STD**2 * (SPREAD**2 + 1)) - 1) < 1e-15
     assert 1 - 3e-7 < STD_FACTOR < math.sqrt(1 - 4 / WIDTH**2)
@@ -90,8 +102,8 @@ def test_integers_that_are_summed_leave_room_for_all_clients():
     for clients in (2, 16, 1000):
         most = lattice.sum_reach(clients) + BINS // 2 * (SUM_SPREAD + 1)
         assert clients * most < 2**31
-    words = [jnp.full(4, word, jnp.uint32) for word in (2**32 - 1, 2**32 - 1, 0)]
-    assert int(jnp.max(lattice.draw(words, spread=SUM_SPREAD))) <= BINS // 2 * (SUM_SPREAD + 1)
+    words = [jnp.full(4, word, jnp.uint32) for word in (2**32 - 1, 2**32 - 1, 0, 0)]
+    assert int(jnp.max(lattice.draw(words[:2], words[2:], spread=SUM_SPREAD))) <= BINS // 2 * (SUM_SPREAD + 1)
 
 
 def test_a_pick_compares_all_fifty_bits():
@@ -126,13 +138,30 @@ def fit(drawn, reach=6.0, cells=200):
 
 
 def test_what_is_drawn_fits_tails_included():
-    drawn = jax.jit(lattice.draw)(words_of(3, 2_000_000))
+    drawn = draw(words_of(3, 2_000_000))
     assert drawn.dtype == jnp.int32
     assert min(fit(drawn).values()) > 1e-6
     # and the check would see a table that is a little off
     assert fit(np.rint(np.asarray(drawn) * 1.005).astype(np.int64))["variance"] < 1e-6
     assert fit(np.clip(drawn, -4 * WIDTH, 4 * WIDTH).astype(np.int64))["above"] < 1e-6
     assert fit(np.asarray(drawn) // 2 * 2)["residues"] < 1e-6
+
+
+def test_the_words_for_ties_depend_on_each_other_by_fours():
+    """Item 5 of the proof: of the words that neighbouring draws on a CPU read at ties, the smallest sets whose sum
+    is always 0 have four words, and two of them begin at each draw."""
+    draws = 7
+    single = [1 << i for i in range(draws + 2)]
+    reads = [*single[:draws], *(single[i] ^ single[i + 1] ^ single[i + 2] for i in range(draws))]
+    dependent = [
+        picks
+        for size in (1, 2, 3, 4)
+        for picks in itertools.combinations(range(len(reads)), size)
+        if functools.reduce(operator.xor, (reads[at] for at in picks)) == 0
+    ]
+    expected = [(i, i + 1, i + 2, draws + i) for i in range(draws - 2)]
+    expected += [(i, i + 3, draws + i, draws + i + 1) for i in range(draws - 3)]
+    assert sorted(dependent) == sorted(expected)
 
 
 @pytest.mark.slow
@@ -150,7 +179,7 @@ def test_the_release_is_an_integer_plus_an_integer():
     value = jnp.asarray(np.random.default_rng(1).normal(size=1000).astype(np.float32))
     std = jnp.float32(0.37)
     step = float(std) / WIDTH
-    drawn = jax.jit(lattice.draw)(words_of(4, 1000))
+    drawn = draw(words_of(4, 1000))
     noisy = np.asarray(released(value, drawn, std), np.float64) / step
     np.testing.assert_allclose(noisy, np.rint(np.asarray(value, np.float64) / step) + drawn, rtol=3e-7, atol=1)
     np.testing.assert_array_equal(released(value, drawn, jnp.float32(0)), value)
@@ -160,10 +189,11 @@ def test_the_release_is_an_integer_plus_an_integer():
 
 def test_noise_from_given_words_is_what_the_formula_says(monkeypatch):
     """The path of protected noise with words that are known: a party's release can be computed by hand."""
-    words = words_of(5, 14)
-    monkeypatch.setattr(entropy, "host_words", lambda count: words.reshape(-1)[:count].copy())
+    words = words_of(5, 14).reshape(-1)
+    monkeypatch.setattr(entropy, "host_words", lambda count: words[:count].copy())
     tree = {"a": jnp.linspace(-1, 1, 10).reshape(2, 5), "b": jnp.ones(4)}
     noisy = jax.jit(lambda std: noise.gaussian(OsEntropy(), tree, noise_std=std))(0.5)
-    drawn = np.asarray(jax.jit(lattice.draw)(words))
+    ties = words[28:44]
+    drawn = np.asarray(draw(np.stack([words[:14], words[14:28], ties[:14], ties[:14] ^ ties[1:15] ^ ties[2:]])))
     for name, part in (("a", drawn[:10].reshape(2, 5)), ("b", drawn[10:])):
         np.testing.assert_array_equal(noisy[name], released(tree[name], part, jnp.float32(0.5)))

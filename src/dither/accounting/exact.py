@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from dither.accounting.lattice_noise import STD_FACTOR, SUM_WIDTH, TV_PER_DRAW, WIDTH
+from dither.accounting.lattice_noise import FAILURE_PER_DRAW, STD_FACTOR, SUM_WIDTH, TV_PER_DRAW, WIDTH
 from dither.types import ExactNoise
 
 UNIT = 2.0**-24  # relative error of a float32 operation
@@ -28,10 +28,9 @@ def accumulated(operations: float) -> float:
 def noise(dimension: int, *, summed: int = 0) -> ExactNoise:
     """What each use of a release of so many coordinates owes to noise on integers; `summed` clients' integers are
     summed as they are."""
-    steps = SUM_WIDTH if summed else WIDTH
-    return ExactNoise(
-        math.sqrt(dimension) / (steps * STD_FACTOR), max(summed, 1) * dimension * TV_PER_DRAW, bool(summed)
-    )
+    rounding = math.sqrt(dimension) / ((SUM_WIDTH if summed else WIDTH) * STD_FACTOR)
+    draws = max(summed, 1) * dimension
+    return ExactNoise(rounding, draws * TV_PER_DRAW, draws * FAILURE_PER_DRAW, bool(summed))
 
 
 def norm_error(squares: int) -> float:

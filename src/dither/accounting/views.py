@@ -50,7 +50,7 @@ from dither.accounting.gaussian import (
 from dither.accounting.mixtures import mixture_epsilon, shuffled_round_pattern
 from dither.accounting.pld import FINE, Resolution
 from dither.errors import NoProof
-from dither.types import Conditions, Lattice, Participation, Release
+from dither.types import Conditions, ExactNoise, Lattice, Participation, Release
 
 Participations = Sequence[tuple[Release | tuple[Release, ...], int]]
 
@@ -262,7 +262,9 @@ def _gaps(bound: Bound, rounds: Rounds, conditions: Conditions, adjacency: str) 
     summed = recipe.startswith("R6") or recipe.endswith(" sum")
     # A broadcast's noise counts that of the uploads.
     rounded = summed or (conditions.encoded and recipe.endswith((" downlink", " joint")))
-    ideal = bound.sampler_delta is None and any(r.exact and r.exact.distance for r in releases)
+    ideal = bound.sampler_delta is None and any(
+        r.exact and (r.exact.distance or r.exact.failure) for r in releases
+    )
     gaps = {
         FLOAT_NOISE: not exact,
         _FLOAT_CREDIT: exact and not integers and (summed or recipe.endswith(" joint")),
@@ -280,28 +282,28 @@ _SHARES = (1e-4, 1e-2, 0.1, 0.5)  # of δ that the sampler's error may take, tri
 def _with_sampler_error(
     recipe: _Recipe, rounds: Rounds, delta: float, conditions: Conditions, adjacency: str
 ) -> Bound:
-    """The recipe's bound for noise as it is drawn: at a total variation distance D from the proved noise, (ε, δ)
-    becomes (ε, δ + (1 + e^ε) D). Where that would take most of δ the bound is for ideal noise, and labelled so."""
-    distance = sampler_error((group, count) for group, count, _ in rounds.groups)
-    if not distance:
+    """The recipe's bound for noise as it is drawn (`ExactNoise.delta`). Where the sampler's error would take most
+    of δ the bound is for ideal noise, and labelled so."""
+    error = sampler_error((group, count) for group, count, _ in rounds.groups)
+    if not any(error):
         return recipe(rounds, delta, conditions, adjacency)
     for share in _SHARES:
         bound = recipe(rounds, delta * (1 - share), conditions, adjacency)
-        added = distance * (1 + math.exp(min(bound.value, 700.0)))
+        added = error.delta(bound.value)
         if added <= share * delta:
             return bound._replace(sampler_delta=added)
     return recipe(rounds, delta, conditions, adjacency)
 
 
-def sampler_error(participations: Iterable[tuple[Sequence[Release], int]]) -> float:
-    """Total variation distance between all noise that is drawn in these participations and the noise that is
-    proved."""
-    return math.fsum(
-        count * release.uses * release.exact.distance
+def sampler_error(participations: Iterable[tuple[Sequence[Release], int]]) -> ExactNoise:
+    """Distance and failure of all noise that is drawn in these participations."""
+    errors = [
+        (count * release.uses * release.exact.distance, count * release.uses * release.exact.failure)
         for releases, count in participations
         for release in releases
         if release.exact is not None
-    )
+    ]
+    return ExactNoise(0.0, math.fsum(error[0] for error in errors), math.fsum(error[1] for error in errors))
 
 
 def _recipes(view: str, rounds: Rounds, conditions: Conditions) -> tuple[_Recipe, ...]:

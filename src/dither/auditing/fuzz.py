@@ -1,13 +1,14 @@
 """Random accepted specs, each attacked with the worst neighbouring data sets at hand: attacked ε against proven ε.
 
 `check(seed)` draws one spec with `draw`, builds it, runs its compiled client with and without noise on constructed
-records, and compares what that exhibits with what the accountant proves. Four attacks:
+records, and compares what that exhibits with what the accountant proves. Five attacks:
 
 totality    records of extreme floats (infinite, NaN, near overflow): an upload that is not finite tells all
 exhibited   the largest shift of a noiseless upload over neighbouring records, the measured noise, then R1 or R5
 sum         the same against the noise of the honest others; where local steps contract it, the exact value for
             quadratic losses, which the theorem's hypotheses include (rates as they run, R6')
 ex ante     the rounds in which everyone takes part are no draw (R4)
+counts      private statistics and evaluations: the counts of every question (`auditing.counts`)
 
 Noise is measured, so each answer may be wrong with probability 1e-7; everything is drawn from the seed.
 """
@@ -27,6 +28,7 @@ from scipy.stats import chi2
 
 from dither import accounting
 from dither.auditing import bounds
+from dither.auditing.counts import check_counts
 from dither.auditing.neighbours import CANARY_NORM, certain_start
 from dither.auditing.trials import CodeUnderAudit, float32
 from dither.data import ClientPartition, Dataset
@@ -38,6 +40,8 @@ from dither.types import Records, Round
 
 FEATURES = 8
 _ERROR = 1e-7  # probability that one spec is reported wrongly
+_MIDDLE, _FAR = np.float32(0.5), 1e4  # labels of a regression
+_COUNTS = 5  # seeds of this remainder by 8 draw statistics
 _CHUNK = 512  # cases of one call, always as many: one compilation a spec
 _TRIALS = 2048  # with noise, and draws by which the use of a record is counted
 _ADDING = ("cpfed", "dp-sgd", "dp-dsgd", "secure-fedavg")  # servers that add the sum of the uploads to the model
@@ -49,11 +53,11 @@ class Drawn(NamedTuple):
 
     values: dict[str, Any]
     sizes: tuple[int, ...]
-    view: str
-    classes: int
-    ex_ante: bool
-    missing: int  # clients that lack in every sum
-    twice: int  # the round that was made again after a kill; -1: none
+    view: str = "upload"
+    classes: int = 0  # of a regression
+    ex_ante: bool = False
+    missing: int = 0  # clients that lack in every sum
+    twice: int = -1  # the round that was made again after a kill; -1: none
 
 
 class Outcome(NamedTuple):
@@ -93,8 +97,13 @@ def fuzz(count: int, *, seed: int = 0, on_outcome: Callable[[Outcome], None] | N
 
 
 def check(seed: int) -> Outcome:
-    """Draw specs from a seed until one is accepted and has a proof, and attack it."""
-    for drawn in _draws(np.random.default_rng(seed)):
+    """Draw specs from a seed until one is accepted and has a proof, and attack it. Every eighth seed draws private
+    statistics or a private evaluation instead of training."""
+    rng = np.random.default_rng(seed)
+    if seed % 8 == _COUNTS:
+        case, proven, attacked = check_counts(rng, _ERROR)
+        return Outcome(seed, Drawn(case.values, case.sizes), "R1", proven, attacked, "counts")
+    for drawn in _draws(rng):
         try:
             experiment = build(drawn)
             recipe, proven = _proven(experiment, drawn)
@@ -181,6 +190,11 @@ def draw(rng: np.random.Generator) -> Drawn:
         values |= {"cohort_size": 2, "num_rounds": one(1, 1, 2), "method_options.first_round": "all"}
     if values["cohort_size"] > 2 and rng.random() < 0.25:
         values["privacy.colluders"] = int(rng.integers(1, values["cohort_size"] - 1))
+    if values["model.name"] == "softmax" and classes == 3 and sampling == "full" and clients < 24:
+        # A regression, whose loss is twice as steep: half as fast. (No further draw here either.)
+        classes = 0
+        values |= {"model.name": "linear", "client_lr": round(values["client_lr"] / 2, 3)}
+        values |= {"model.loss": "squared" if clients == 3 else "huber"}
     # Protected runs compute what they noise in another way. No further draw: a seed's specs stay what they were.
     values["randomness"] = "os" if round(1000 * values["client_lr"]) % 2 else "seeded"
     if values["randomness"] == "os" and values["local_steps"] == 1:
@@ -203,11 +217,13 @@ def build(drawn: Drawn) -> Experiment:
     sizes = np.array(drawn.sizes, np.int32)
     count = int(sizes.sum())
     x = np.full((count + 4, FEATURES), 0.5, np.float32)
-    y = (np.arange(count + 4) % drawn.classes).astype(np.int32)
+    y = (np.arange(count + 4) % drawn.classes).astype(np.int32) if drawn.classes else np.full(count + 4, _MIDDLE)
     names = tuple(f"pixel {number}" for number in range(FEATURES))
     labels = tuple(f"class {number}" for number in range(drawn.classes))
     parts = x[:count], y[:count], x[count:], y[count:]
-    dataset = Dataset("fuzz", *parts, labels, names, (FEATURES, 1, 1), None, None, None, (), True)
+    dataset = Dataset("fuzz", *parts, labels, names, (FEATURES, 1, 1), covered=True)
+    if not drawn.classes:
+        dataset = dataset._replace(label_bounds=(0.0, 1.0))
     start = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int32)
     clients = tuple(f"client {number}" for number in range(len(sizes)))
     partition = ClientPartition(np.arange(count, dtype=np.int32), start, sizes, clients)
@@ -309,6 +325,8 @@ class _Attack:
         opposite = -CANARY_NORM / math.sqrt(FEATURES) if self.opposing else 0.0
         others_x = np.full((rows - 1, FEATURES), opposite, np.float32)
         others_y = np.full(rows - 1, int(self.opposing), np.int32)
+        if not self.drawn.classes:  # a label so far away that no step comes near it; the others have no gradient
+            y, others_y = np.where(y > 0, _FAR * y, y).astype(np.float32), np.full(rows - 1, _MIDDLE)
 
         def one(case: dict[str, Any]) -> Any:
             hyper = {k: quiet[k] + case["noise"] * (loud[k] - quiet[k]) for k in loud}

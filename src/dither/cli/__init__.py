@@ -12,7 +12,18 @@ from typing import Annotated
 
 import typer
 
-from dither.cli import datasets, doctor, federations, plans, privacy, reproductions, runs, sweeping, webpage
+from dither.cli import (
+    datasets,
+    doctor,
+    federations,
+    plans,
+    privacy,
+    reproductions,
+    runs,
+    starting,
+    sweeping,
+    webpage,
+)
 from dither.cli.common import OWN_PROCESS, Program, file_error, outlive_readers, print_error
 from dither.errors import DitherError
 from dither.types import __version__
@@ -27,7 +38,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 COMMANDS = (
-    *(runs.run, runs.presets, runs.keys, runs.evaluate, runs.predict, sweeping.sweep),
+    *(starting.start, runs.run, runs.presets, runs.keys, runs.evaluate, runs.predict, sweeping.sweep),
     *(federations.serve, federations.join, plans.plan, reproductions.reproduce),
     *(privacy.stats, privacy.check, privacy.statement, privacy.account, privacy.audit, webpage.web, doctor.doctor),
 )

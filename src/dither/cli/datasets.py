@@ -12,6 +12,8 @@ from dither.cli.common import (
     LOCAL,
     DataDir,
     Json,
+    LedgerFile,
+    NewLedger,
     Quiet,
     error_terminal,
     on_interrupt,
@@ -156,8 +158,11 @@ def data_describe(
 # reason: one parameter an option, as Typer has it
 @app.command("schema")
 def data_schema(
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="CSV or Parquet table; or a folder or 'pattern' of such files.")
+    tables: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TABLES...", help="A table (CSV, Parquet), several, or a folder or 'pattern' of such files."
+        ),
     ],
     label: Annotated[str, typer.Option(help="Label column.")],
     out: Annotated[Path, typer.Option(help="Schema to write.")] = Path("schema.toml"),
@@ -169,19 +174,38 @@ def data_schema(
         list[str] | None, typer.Option(metavar="COLUMN", help="Keep this column, whatever it looks like.")
     ] = None,
     public: Annotated[
-        bool, typer.Option("--public", help="The records of FILE are public, and so is what is read from them.")
+        bool, typer.Option("--public", help="The records are public, and so is what is read from them.")
     ] = False,
+    private: Annotated[
+        bool, typer.Option("--private", help="Estimate it with noise, at --epsilon: only the header is public.")
+    ] = False,
+    epsilon: Annotated[float | None, typer.Option(help="ε of a private schema.")] = None,
+    delta: Annotated[float, typer.Option(help="δ of that ε.")] = 1e-5,
+    classes: Annotated[str, typer.Option(help="Public classes of the label, with commas between.")] = "",
+    ledger: LedgerFile = None,
+    new_ledger: NewLedger = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write a draft schema for your own table. It is marked as read from the data until you confirm it."""
+    """Write a schema for your own tables: a draft that is read from the records until you confirm it, or, with
+    --private, one that an ε covers."""
     from dither import data
+    from dither.experiment.private_schema import Wanted, private_schema
 
     if out.exists():
         raise SpecError(f"{str(out)!r} already exists; give another --out")
     if task not in ("auto", "classification", "regression"):
         raise SpecError(f"--task {task!r} is not one of 'auto', 'classification', 'regression'")
-    drafted = data.draft(file, label, drop=drop or (), keep=keep or (), task=task)
+    if private != (epsilon is not None) or (private and public):
+        raise SpecError("--private needs --epsilon, which is for private schemas alone; --public excludes both")
+    path = tables if len(tables) > 1 else tables[0]
+    if private and epsilon is not None:
+        names = tuple(name.strip() for name in classes.split(",") if name.strip())
+        wanted = Wanted(label, task, names, drop or (), keep or ())
+        files = data.table_files(path) or [Path(tables[0])]
+        drafted = private_schema(files, wanted, epsilon=epsilon, delta=delta, ledger=ledger, new_ledger=new_ledger)
+    else:
+        drafted = data.draft(path, label, drop=drop or (), keep=keep or (), task=task)
     schema = drafted.schema.as_public() if public else drafted.schema
     schema.save(out)
     if as_json:
@@ -192,13 +216,14 @@ def data_schema(
             "task": "classification" if schema.label.bounds is None else "regression",
             "read_from_data": list(schema.read_from_data),
             "left_out": drafted.excluded,
+            **({} if schema.privacy is None else {"privacy": schema.privacy._asdict()}),
         }
         typer.echo(json.dumps(facts, ensure_ascii=False))
     elif not quiet:
-        _print_draft(drafted.excluded, schema, out, asked=task != "auto")
+        print_draft(drafted.excluded, schema, out, asked=task != "auto")
 
 
-def _print_draft(excluded: dict[str, str], schema: Schema, out: Path, *, asked: bool) -> None:
+def print_draft(excluded: dict[str, str], schema: Schema, out: Path, *, asked: bool) -> None:
     from dither.data.drafts import DROPPED
 
     typer.echo(f"{out}: {len(schema.columns)} columns, label {schema.label.column!r}")
@@ -217,4 +242,9 @@ def _print_draft(excluded: dict[str, str], schema: Schema, out: Path, *, asked: 
             "Its bounds and categories were read from the records, which no ε covers. Replace what you would not "
             'have written without the records, then set origin = "public" at the top of the file. Until then, '
             "every ε carries the note 'preprocessing not covered'."
+        )
+    if schema.privacy is not None:
+        typer.echo(
+            f"Its bounds and categories were estimated with noise: ε = {schema.privacy.epsilon:g} at δ = "
+            f"{schema.privacy.delta:g}, charged to the ledger for every file. It adds to the ε of each run."
         )

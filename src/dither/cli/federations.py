@@ -152,13 +152,14 @@ def join(
     _term_as_interrupt()
 
     def ask(agreement: Any, experiment: Any) -> str:
-        rows = describe(agreement, experiment, agreed_name(federation))
+        name, purpose = agreed_name(federation), getattr(agreement, "purpose", "")
+        rows = agreement.describe(name) if purpose else describe(agreement, experiment, name)
         if as_json:
             print_event("terms", digest=agreement.digest, terms=dict(rows))
         elif not quiet:
             table = [{"what": what, "agreement": value} for what, value in rows]
             print_table(table, title="What you are asked to agree to")
-        before = approved_digest(federation)
+        before = approved_digest(federation, purpose)
         return _approval(agreement.digest, before, yes=yes, named=approve, silent=as_json or quiet)
 
     with on_interrupt("the same command takes up where this one ended"):
@@ -623,6 +624,16 @@ def _print_outcome(report: Report, folder: Path) -> None:
     lines.append(("run folder", str(folder)))
     rows = [{"": what, " ": text} for what, text in lines]
     print_table(rows, title=f"{report.method}, {report.num_clients} parties")
+    if (folder / "scores.json").is_file():
+        from dither.experiment.evaluation import PrivateScores
+
+        scores = PrivateScores.from_json((folder / "scores.json").read_text(encoding="utf-8"))
+        print_table(
+            scores.rows(),
+            title=f"Private scores on {scores.records:,} records that training left out",
+            footer=f"one ε = {report.spec.privacy.project_epsilon:g} at δ = {report.spec.privacy.delta:g} covers "
+            "schema, training and evaluation, if nothing else was spent: each party's ledger says so",
+        )
 
 
 def _address(text: str) -> tuple[str, int]:

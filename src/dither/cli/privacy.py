@@ -29,7 +29,7 @@ from dither.errors import ConfigError, SpecError
 if TYPE_CHECKING:
     from dither.accounting import ProvenRow
     from dither.auditing.report import Audit, AuditRow
-    from dither.experiment.account import PrivacyReport
+    from dither.experiment.account import PrivacyReport, SpentPart
     from dither.experiment.report import AttackedRow
 
 budget = typer.Typer(
@@ -50,6 +50,7 @@ def account(
     ],
     settings: Settings = None,
     data_dir: DataDir = None,
+    ledger: LedgerFile = None,
     every_recipe: Annotated[
         bool,
         typer.Option(
@@ -73,6 +74,7 @@ def account(
         every_recipe=every_recipe,
         ex_ante=ex_ante,
         data_dir=data_dir,
+        ledger=ledger,
     )
     if as_json:
         typer.echo(report.to_json())
@@ -125,6 +127,16 @@ def _print_account(report: PrivacyReport) -> None:
         typer.echo(f"noise: {text}")
     for text in uncovered(epsilon.table):
         typer.echo(f"not covered: {text}")
+    print_split(report.split)
+
+
+def print_split(split: Sequence[SpentPart]) -> None:
+    """What was spent on the same records, part by part, and together."""
+    if len(split) > 2:
+        rows = [
+            {"": part.what, "proven ε": epsilon_text(part.epsilon), "δ": f"{part.delta:.5g}"} for part in split
+        ]
+        print_table(rows, title="Spent on these records (of several files, on the one that has spent most)")
 
 
 def _seen(row: ProvenRow | AttackedRow) -> dict[str, str]:
@@ -249,8 +261,8 @@ def _fuzz(count: int, seed: int, *, as_json: bool, quiet: bool) -> None:
             {
                 "seed": outcome.seed,
                 "method": outcome.drawn.values["method"],
-                "model": outcome.drawn.values["model.name"],
-                "batches": outcome.drawn.values["batch_sampling"],
+                "model": outcome.drawn.values.get("model.name", ""),
+                "batches": outcome.drawn.values.get("batch_sampling", ""),
                 "view": outcome.drawn.view,
                 "proof": outcome.recipe,
                 "proven ε": epsilon_text(outcome.proven),

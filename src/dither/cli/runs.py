@@ -248,11 +248,10 @@ def _evaluate_privately(
     if as_json:
         typer.echo(result.to_json())
         return
-    spread = result.records.high - result.records.value
     print_table(
         result.rows(),
         quiet=quiet,
-        title=f"{result.records.value:,.0f} ± {spread:,.0f} records",
+        title=f"{result.records:,} records",
         footer=f"proven ε = {epsilon:g}, δ = {delta:g}, zero-out, against a server that sees every institution's "
         "counts; intervals of 95% include the noise",
     )

@@ -283,6 +283,7 @@ def load(
     task: str = "auto",
     label_bounds: Sequence[float] = (),
     records: Any = None,
+    split_by_rows: bool = False,
 ) -> Dataset:
     """Load a data set by its `name`, or a user's own file by its `path` (.csv, .parquet, .npz, a folder of .npy).
     A folder, a pattern (`data/*.csv`) or a list of tables has one file for each institution.
@@ -299,9 +300,11 @@ def load(
     label_bounds         public bounds of the label, for regression
     records              instead of a path: a DataFrame, a list or mapping of them (one for each institution), or
                          arrays (x, y) or (x, y, groups)
+    split_by_rows        hold out rows of your own tables by their number alone, not stratified by class
     """
     if records is not None:
-        options = TableOptions(encoding, features, group_column, test_fraction, seed, task, tuple(label_bounds))
+        bounds = tuple(label_bounds)
+        options = TableOptions(encoding, features, group_column, test_fraction, seed, task, bounds, split_by_rows)
         return _checked(_load_records(records, test_path, label, schema, options), task)
     if bool(name) == bool(path):
         given = f"both name={name!r} and path={str(path)!r}" if name else "neither name nor path"
@@ -316,7 +319,7 @@ def load(
             "or save the records as such a folder"
         )
     bounds = tuple(label_bounds)
-    table = TableOptions(encoding, features, group_column, test_fraction, seed, task, bounds)
+    table = TableOptions(encoding, features, group_column, test_fraction, seed, task, bounds, split_by_rows)
     if name:
         for key, value in (("label", label), ("test_path", test_path)):
             if value:
@@ -328,6 +331,8 @@ def load(
     if not is_folder and Path(path).suffix.lower() != ".npz":
         return _checked(_load_own_table(path, test_path, label, schema, table), task)
     kind = "folder of .npy files" if is_folder else ".npz file"
+    if split_by_rows:
+        raise DataError(f"a split by row numbers is for tables, not for a {kind}; leave data.split out")
     for key, option in (("schema", schema), ("label", label), ("group_column", group_column)):
         if option:
             raise DataError(f"{key} is given, but a {kind} holds arrays, which are used as they are; leave it out")
@@ -422,6 +427,8 @@ def _load_records(
     import pandas as pd
 
     if isinstance(records, tuple):
+        if options.split_by_rows:
+            raise DataError("a split by row numbers is for tables, not for arrays; leave data.split out")
         arrays = ArrayOptions(options.test_fraction, options.seed, options.task, options.label_bounds)
         if len(records) not in (2, 3):
             raise DataError(f"data is a tuple of {len(records)}; give arrays as (X, y) or (X, y, groups)")

@@ -324,12 +324,25 @@ def stratified_split(labels: np.ndarray, test_count: int, seed: int) -> tuple[np
     return np.flatnonzero(~is_test), np.flatnonzero(is_test)
 
 
-def hold_out(dataset: Dataset, test_fraction: float, seed: int) -> Dataset:
-    """Move `test_fraction` of the training records, stratified by class, to the test part."""
+def row_split(count: int, test_fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Row numbers (train, test), both ascending, that follow from the number of rows alone: no record decides
+    where another one goes."""
+    if not 0.0 <= test_fraction < 1.0:
+        raise DataError(f"test_fraction={test_fraction} must be at least 0 and below 1")
+    order = stream(seed, "row split").permutation(count)
+    held = round(count * test_fraction)
+    return np.sort(order[held:]), np.sort(order[:held])
+
+
+def hold_out(dataset: Dataset, test_fraction: float, seed: int, *, by_rows: bool = False) -> Dataset:
+    """Move `test_fraction` of the training records to the test part, stratified by class or by row number."""
     if not 0.0 <= test_fraction < 1.0:
         raise DataError(f"test_fraction={test_fraction} must be at least 0 and below 1")
     x, y, groups = dataset.x_train, dataset.y_train, dataset.groups
-    train, test = stratified_split(y, round(len(y) * test_fraction), seed)
+    if by_rows:
+        train, test = row_split(len(y), test_fraction, seed)
+    else:
+        train, test = stratified_split(y, round(len(y) * test_fraction), seed)
     return dataset._replace(
         x_train=x[train],
         y_train=y[train],
@@ -350,12 +363,13 @@ class TableOptions(NamedTuple):
     seed: int = 0
     task: str = "auto"
     label_bounds: tuple[float, ...] = ()
+    split_by_rows: bool = False
 
 
 def dataset_from_tables(
     name: str, train: pd.DataFrame, test: pd.DataFrame | None, schema: Schema, options: TableOptions
 ) -> Dataset:
-    """Encode tables by the schema; without a test table, hold out a stratified part of the rows."""
+    """Encode tables by the schema; without a test table, hold out a part of the rows."""
     x, y, groups = _encode(train, schema, options)
     x_test, y_test, groups_test = (x[:0], y[:0], None) if test is None else _encode(test, schema, options)
     dataset = Dataset(
@@ -373,7 +387,9 @@ def dataset_from_tables(
         notes=schema.coverage_notes(),
         covered=schema.covered,
     )
-    return hold_out(dataset, options.test_fraction, options.seed) if test is None else dataset
+    if test is not None:
+        return dataset
+    return hold_out(dataset, options.test_fraction, options.seed, by_rows=options.split_by_rows)
 
 
 def dataset_from_sources(

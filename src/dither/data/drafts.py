@@ -36,7 +36,7 @@ DROPPED = "is dropped, as you asked"
 _COVERED = 0.8  # share of the rows that the listed categories must cover
 _FEW = 100  # rows below which nothing is said about a column but that it is empty or constant
 _RARE = 10  # rows below which a category of a large table is left to "(other)"
-_ID_NAME = re.compile(r"(^|[_\W])(id|uuid|guid|key|mrn|ssn|number|nr)$|(?<=[a-z])(Id|ID|Nr)$", re.ASCII)
+ID_NAME = re.compile(r"(^|[_\W])(id|uuid|guid|key|mrn|ssn|number|nr)$|(?<=[a-z])(Id|ID|Nr)$", re.ASCII)
 _DATE = re.compile(
     r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2}))"
     r"([ T]\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?\s*(Z|[+-]\d{2}:?\d{2}|[AaPp][Mm])?)?"
@@ -194,7 +194,7 @@ class _Drafting:
 
     def _is_id(self) -> bool:
         rows, levels = len(self.codes), len(self.levels)
-        named = _ID_NAME.search(self.name) is not None and levels > rows // 20
+        named = ID_NAME.search(self.name) is not None and levels > rows // 20
         if not self.is_number:
             single = float(np.mean([" " not in text for text in self.texts[:1000]])) > 0.95
             return single and (named or levels > 0.9 * rows)
@@ -221,7 +221,7 @@ class _Drafting:
         if not len(self.levels):
             raise DataError(f"column {self.name!r} holds no values; leave it out of --keep")
         if self.is_number:
-            bounds = _rounded_bounds(*np.quantile(self.values, (0.005, 0.995)).tolist())
+            bounds = rounded_bounds(*np.quantile(self.values, (0.005, 0.995)).tolist())
             return Numeric.with_bounds(self.name, bounds, READ_FROM_DATA)
         enough = self.counts >= (_RARE if len(self.codes) >= 100 * _RARE else 1)
         kept = [index for index in np.argsort(-self.counts, kind="stable")[:MAX_CATEGORIES] if enough[index]]
@@ -229,7 +229,7 @@ class _Drafting:
         return Categorical(self.name, texts, OTHER, READ_FROM_DATA)
 
 
-def _rounded_bounds(low: float, high: float) -> tuple[float, float]:
+def rounded_bounds(low: float, high: float) -> tuple[float, float]:
     """Round bounds outwards to multiples of 1, 2 or 5 times a power of ten, and to 0 where that is near."""
     if not low < high:
         low, high = low - 1, high + 1

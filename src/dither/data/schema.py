@@ -1,9 +1,10 @@
 """The schema: everything the encoding of a table depends on, fixed before any record is read.
 
 Bounds, categories and imputation values taken from private records leak information, so a schema says where its
-values came from: "public" or "read from data". A schema with any value of the second kind, or that does not say,
-leaves the preprocessing outside the privacy claim (`Schema.read_from_data`). A drafted schema has only such
-values: the owner of the records replaces them by what is publicly known.
+values came from: "public", "private" or "read from data". A private value was estimated with noise; `[privacy]`
+says at which ε, which adds to that of every run. A schema with any value that was read from the records, or that
+does not say, leaves the preprocessing outside the privacy claim (`Schema.read_from_data`). A drafted schema has
+only such values: the owner of the records replaces them by what is publicly known.
 
 In `schema.toml`:
 
@@ -24,6 +25,10 @@ In `schema.toml`:
     type = "categorical"
     categories = ["female", "male"]     # everything else goes to one more column, "(other)"
     missing = "female"             # by default "(other)"
+    [privacy]                      # where a value is "private": what `dither data schema --private` spent
+    epsilon = 0.1
+    delta = 1e-5
+    charge = "schema-5d1f..."      # its name in the ledger
 """
 
 from __future__ import annotations
@@ -54,8 +59,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PUBLIC = "public"
+PRIVATE = "private"  # estimated with noise, at the ε that the schema states
 READ_FROM_DATA = "read from data"
 UNSTATED = "not stated"  # a file that does not say where a value came from: not covered
+_ORIGINS = (PUBLIC, PRIVATE, READ_FROM_DATA, UNSTATED)
 OTHER = "(other)"  # in brackets: "Other" is itself a category of Adult's race
 
 _MEANINGS = {
@@ -94,7 +101,8 @@ class Numeric(NamedTuple):
 
     def scaled(self, series: pd.Series, encoding: str) -> np.ndarray:
         """Imputed, clamped to the bounds, then scaled by the bounds to [0, 1], or by centre and scale."""
-        values = number_column(series, self.name)
+        # Nobody has looked at the cells of a private schema: one that is no number counts as missing.
+        values = number_column(series, self.name, strict=self.bounds_from != PRIVATE)
         values = np.where(np.isnan(values), self.missing, values).clip(*self.bounds)
         if encoding == "standard":
             return (values - self.standard[0]) / self.standard[1]
@@ -142,6 +150,14 @@ class Encoded(NamedTuple):
     feature_names: tuple[str, ...]
 
 
+class SchemaPrivacy(NamedTuple):
+    """What the private values of a schema cost together, and the name of that charge in the ledger."""
+
+    epsilon: float
+    delta: float
+    charge: str = ""
+
+
 @dataclass(frozen=True)
 class Schema:
     """The label and the feature columns of a table; see the module docstring for the file."""
@@ -149,6 +165,7 @@ class Schema:
     label: Label
     columns: tuple[Column, ...]
     name: str = ""
+    privacy: SchemaPrivacy | None = None
 
     def __post_init__(self) -> None:
         _validate(self)
@@ -174,14 +191,15 @@ class Schema:
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Schema:
         """From the parsed TOML (or any mapping of that shape)."""
-        _check_keys("the schema", content, ("label", "columns"), ("name", "origin"))
+        _check_keys("the schema", content, ("label", "columns"), ("name", "origin", "privacy"))
         if not isinstance(content["label"], Mapping) or not isinstance(content["columns"], list):
             raise DataError("the schema needs a [label] table and [[columns]] tables")
         origin = content.get("origin", UNSTATED)
-        _choice("origin of the schema", origin, (PUBLIC, READ_FROM_DATA, UNSTATED))
+        _choice("origin of the schema", origin, _ORIGINS)
         label = _label_from_dict(content["label"], origin)
         columns = tuple(_column_from_dict(column, origin) for column in content["columns"])
-        return cls(label=label, columns=columns, name=str(content.get("name", "")))
+        privacy = _privacy_from_dict(content["privacy"]) if "privacy" in content else None
+        return cls(label=label, columns=columns, name=str(content.get("name", "")), privacy=privacy)
 
     def to_dict(self) -> dict[str, Any]:
         """The shape of the TOML file."""
@@ -199,7 +217,8 @@ class Schema:
         key = "classes" if self.label.bounds is None else "bounds"
         values = self.label._asdict()
         label = {"column": self.label.column, key: list(values[key]), f"{key}_from": values[f"{key}_from"]}
-        return {"name": self.name, "label": label, "columns": columns}
+        privacy = {} if self.privacy is None else {"privacy": self.privacy._asdict()}
+        return {"name": self.name, "label": label, "columns": columns, **privacy}
 
     def to_toml(self) -> str:
         """The text of a TOML file with every value and its origin."""
@@ -208,6 +227,8 @@ class Schema:
     def to_short_toml(self) -> str:
         """The same schema in as few keys as can say it."""
         content, origin = self.to_dict(), READ_FROM_DATA if self.read_from_data else PUBLIC
+        if self.covered and PRIVATE in self._origins():
+            origin = PRIVATE
         for part, column in ((content["label"], None), *zip(content["columns"], self.columns, strict=True)):
             for key in [key for key in part if f"{key}_from" in part]:
                 if part[f"{key}_from"] == origin:
@@ -229,6 +250,11 @@ class Schema:
                 "# These values were read from the records, which no ε covers. Replace each by one that is known\n"
                 f'# without looking at the records, or confirm that it is; then set origin = "{PUBLIC}".\n\n'
             )
+        elif self.privacy is not None:
+            head = (
+                f"# These values were estimated with noise at ε = {self.privacy.epsilon:g}, which the ledger has\n"
+                "# charged: it adds to the ε of every run.\n\n"
+            )
         target = Path(path)
         partial = target.with_name(f"{target.name}.tmp")
         partial.write_text(head + self.to_short_toml(), encoding="utf-8")
@@ -248,12 +274,12 @@ class Schema:
             f"{_MEANINGS[key]} of {part[0]!r}"
             for part in (self.label, *self.columns)
             for key, value in part._asdict().items()
-            if key in _MEANINGS and value != PUBLIC
+            if key in _MEANINGS and value not in (PUBLIC, PRIVATE)
         )
 
     @property
     def covered(self) -> bool:
-        """Whether the encoding depends on public values only."""
+        """Whether the encoding depends on public values, and on private ones whose ε is stated, only."""
         return not self.read_from_data
 
     def as_public(self) -> Schema:
@@ -262,11 +288,15 @@ class Schema:
         def declared(part: Any) -> Any:
             return part._replace(**{key: PUBLIC for key in part._asdict() if key in _MEANINGS})
 
-        return replace(self, label=declared(self.label), columns=tuple(map(declared, self.columns)))
+        columns = tuple(map(declared, self.columns))
+        return replace(self, label=declared(self.label), columns=columns, privacy=None)
 
     def coverage_notes(self) -> tuple[str, ...]:
         """The note to print beside an ε; () when every value is public."""
         values = self.read_from_data
+        if not values and self.privacy is not None:
+            epsilon, delta, _ = self.privacy
+            return (f"the schema was estimated privately: its ε = {epsilon:g} (δ = {delta:g}) adds to this one",)
         if not values:
             return ()
         more = f" and {len(values) - 3} more values" if len(values) > 3 else ""
@@ -470,6 +500,14 @@ def _number(where: str, value: Any) -> float:
     return float(value)
 
 
+def _privacy_from_dict(content: Any) -> SchemaPrivacy:
+    _check_keys("[privacy]", content, ("epsilon", "delta"), ("charge",))
+    epsilon, delta = (_number(f"{key} of [privacy]", content[key]) for key in ("epsilon", "delta"))
+    if epsilon <= 0 or not 0 < delta < 1:
+        raise DataError(f"[privacy] has epsilon={epsilon:g} and delta={delta:g}; ε > 0 and 0 < δ < 1 are possible")
+    return SchemaPrivacy(epsilon, delta, str(content.get("charge", "")))
+
+
 def _label_from_dict(content: Mapping[str, Any], origin: str) -> Label:
     key = "bounds" if "bounds" in content else "classes"
     _check_keys("[label]", content, ("column", key), (f"{key}_from",))
@@ -531,7 +569,9 @@ def _validate(schema: Schema) -> None:
     for part in (label, *schema.columns):
         for key, value in part._asdict().items():
             if key.endswith("_from"):
-                _choice(f"{key} of {part[0]!r}", value, (PUBLIC, READ_FROM_DATA, UNSTATED))
+                _choice(f"{key} of {part[0]!r}", value, _ORIGINS)
+    if PRIVATE in schema._origins() and schema.privacy is None:
+        raise DataError(f'a value of the schema is "{PRIVATE}", but it has no [privacy] with the ε that was spent')
 
 
 def _no_repeats(where: str, values: Iterable[str]) -> None:

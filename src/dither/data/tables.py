@@ -319,13 +319,14 @@ def is_number_column(series: pd.Series) -> bool:
     return bool(texts) and not bool(np.isnan(parse_numbers(texts)).any())
 
 
-def number_column(series: pd.Series, column: str) -> np.ndarray:
-    """A column as float64, NaN where missing; text or an infinite value is an error that names its row."""
+def number_column(series: pd.Series, column: str, *, strict: bool = True) -> np.ndarray:
+    """A column as float64, NaN where missing; text or an infinite value is an error that names its row, or,
+    unless `strict`, missing."""
     values = cast_numbers(series, MISSING_NUMBER)
     if values is None:
         codes, texts = factorize(series, MISSING_NUMBER)
         parsed = parse_numbers(texts)
-        if np.isnan(parsed).any():
+        if strict and np.isnan(parsed).any():
             code = int(np.flatnonzero(np.isnan(parsed))[0])
             row = int(np.flatnonzero(codes == code)[0]) + 1
             raise DataError(
@@ -333,6 +334,8 @@ def number_column(series: pd.Series, column: str) -> np.ndarray:
                 f"declare the column categorical in the schema"
             )
         values = np.append(parsed, np.nan)[codes]
+    if not strict:
+        return np.where(np.isfinite(values), values, np.nan)
     infinite = np.flatnonzero(np.isinf(values))
     if len(infinite):
         row = int(infinite[0])

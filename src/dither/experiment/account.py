@@ -10,10 +10,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dither.accounting import ProvenRow
+from dither.accounting import Conditions, ProvenRow
+from dither.accounting.ledger import Budget, Charge, Ledger, composed
+from dither.accounting.ledger.runs import EVERY_RECORD
 from dither.errors import DataError
+from dither.experiment.counting import release
 from dither.experiment.folder import to_json, write_text
 from dither.experiment.report import (
     Epsilon,
@@ -26,6 +29,9 @@ from dither.experiment.report import (
     run_folder,
 )
 from dither.spec import MODELS, Spec
+
+if TYPE_CHECKING:
+    from dither.experiment.build import Experiment
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,6 +47,7 @@ class PrivacyReport(Overview):
     why: str  # why claim and proof differ
     tried: tuple[ProvenRow, ...] = ()
     ex_ante: tuple[ProvenRow, ...] = ()
+    split: tuple[SpentPart, ...] = ()  # with what else was spent on the same records; the last part is all of it
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -50,6 +57,7 @@ class PrivacyReport(Overview):
             "method": self.method,
             **self.epsilon.to_json(),
             "why": self.why,
+            **({"split": [part._asdict() for part in self.split]} if self.split else {}),
         }
 
     def to_json(self) -> str:
@@ -65,7 +73,62 @@ class PrivacyReport(Overview):
             ("claimed ε", claim_text(self.epsilon.claimed)),
             *((label(row), proven_text(row)) for row in self.epsilon.notable),
             *(("attacked ε", attacked_text(row)) for row in self.epsilon.attacked),
+            *((f"ε of {part.what}", f"{part.epsilon:.4g} at δ = {part.delta:.3g}") for part in self.split),
         ]
+
+
+class SpentPart(NamedTuple):
+    """One part of what was spent on the same records, or all parts together."""
+
+    what: str
+    epsilon: float
+    delta: float
+
+
+TOGETHER = "everything together"
+_PARTS = ("schema", "statistics", "evaluation")
+
+
+def spent_parts(report: Report, ledger: str | Path | None = None) -> tuple[SpentPart, ...]:
+    """What the ledger holds of a run's records: each part by itself, and all together as they compose. Of several
+    files the one that has spent most. Empty where the ledger is not here."""
+    if report.ledger is None or not Path(ledger or report.ledger.file).is_file():
+        return ()
+    book, row = Ledger(ledger or report.ledger.file), report.epsilon.main[0]
+    accounts = [
+        (dataset, spent)
+        for dataset in report.ledger.dataset.split(", ")  # one for each file
+        for spent in book.spent(dataset, EVERY_RECORD, delta=row.delta, view=row.view, adjacency=row.adjacency)
+    ]
+    if not accounts:
+        return ()
+    dataset, spent = max(accounts, key=lambda pair: pair[1].epsilon)
+    terms = Budget(0.0, spent.budget.delta if spent.budget else row.delta, spent.view, spent.adjacency)
+    parts = [
+        SpentPart(run.partition("-")[0] if run.startswith(_PARTS) else "training", value, terms.delta)
+        for run, value in book.spent_by_run(dataset, EVERY_RECORD, terms).items()
+    ]
+    return (*parts, SpentPart(TOGETHER, spent.epsilon, spent.delta))
+
+
+def _with_schema(experiment: Experiment) -> tuple[SpentPart, ...]:
+    """The ε of a private schema, of the run, and of both together."""
+    schema, spec = experiment.dataset.schema, experiment.spec
+    if schema is None or schema.privacy is None:
+        return ()
+    accountant = experiment.accountant()
+    terms = Budget(0.0, spec.privacy.delta, accountant.plan.view, accountant.plan.adjacency)
+    privacy = schema.privacy
+    schema_run = ([Charge(EVERY_RECORD, [((release(privacy.epsilon, privacy.delta),), 1)])], Conditions())
+    together = max(
+        composed([schema_run, ([Charge(EVERY_RECORD, group.most)], accountant.conditions)], terms)
+        for group in accountant.clients
+    )
+    return (
+        SpentPart("schema", privacy.epsilon, privacy.delta),
+        SpentPart("training", accountant.epsilon(), terms.delta),
+        SpentPart(TOGETHER, *together),
+    )
 
 
 def account(
@@ -76,18 +139,20 @@ def account(
     ex_ante: bool = False,
     data_dir: str | Path | None = None,
     model: Any = None,
+    ledger: str | Path | None = None,
 ) -> PrivacyReport:
     """Claimed and proven ε of a preset, a TOML file, a mapping, a `Spec` or a run folder, without training.
 
     `values` are dotted keys put on top of the spec. `every_recipe` also lists each bound that was tried, `ex_ante`
-    each bound before the cohorts are drawn.
+    each bound before the cohorts are drawn. With a private schema, and for a run whose ledger is here (or named),
+    the report also says what was spent on the same records besides.
     """
     if model is not None:
         values = {**(values or {}), "model.name": model}
     folder = run_folder(what)
     finished = Report.read(folder.path) if folder is not None else None
     if finished is not None and not (values or every_recipe or ex_ante):
-        return PrivacyReport(finished.method, finished.epsilon, finished.why)
+        return PrivacyReport(finished.method, finished.epsilon, finished.why, split=spent_parts(finished, ledger))
     spec = (folder.spec() if folder is not None else Spec.from_any(what)).with_values(values or {})
     if folder is None and not (every_recipe or ex_ante):
         return _remembered(spec, data_dir, lambda: _compute(spec, data_dir))
@@ -138,6 +203,7 @@ def _compute(
         why=experiment.method.why,
         tried=tuple(accountant.tried()) if every_recipe else (),
         ex_ante=tuple(accountant.before_the_draw(experiment.prepared.cohort_size_at)) if ex_ante else (),
+        split=_with_schema(experiment),
     )
 
 

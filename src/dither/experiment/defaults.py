@@ -112,7 +112,7 @@ def choose(
         chosen["privacy.delta"] = min(spec.privacy.delta, 10.0 ** -math.ceil(math.log10(sizes.sum())))
     delta = chosen.get("privacy.delta", spec.privacy.delta)
     features = dataset.x_train.shape[1]
-    norm = _usual_norm(dataset, spec.data.encoding)
+    norm = _usual_norm(dataset.schema, spec.data.encoding)
     summed = max(len(sizes) - spec.colluders, 1) if sums and spec.privacy.view != "upload" else 1
     chosen |= defaults_for(sizes, features, spec.privacy.epsilon, delta=delta, norm=norm, summed=summed)
     chosen["model.name"] = {0: "linear", 2: "logistic"}.get(len(dataset.classes), "softmax")
@@ -122,10 +122,24 @@ def choose(
     return Chosen(spec, dataset, f"chosen by Dither from the counts, the number of features and ε: {shown}")
 
 
-def _usual_norm(dataset: data.Dataset, encoding: str) -> float:
+def federated_defaults(schema: data.Schema, sizes: Sequence[int], epsilon: float, delta: float) -> dict[str, Any]:
+    """What `choose` chooses, for the parties of a federation, of whom only the counts are known."""
+    norm = _usual_norm(schema, str(_START["data.encoding"]))
+    features = len(schema.feature_names())
+    return {
+        **_START,
+        "num_clients": len(sizes),
+        **defaults_for(sizes, features, epsilon, delta=delta, norm=norm),
+        "model.name": {0: "linear", 2: "logistic"}.get(len(schema.label.classes), "softmax"),
+        "privacy.epsilon": epsilon,
+        "privacy.delta": delta,
+    }
+
+
+def _usual_norm(schema: data.Schema | None, encoding: str) -> float:
     """The norm of a usual record and its bias, from the schema alone; 0 where there is none."""
-    if dataset.schema is None:
+    if schema is None:
         return 0.0
-    categories = sum(isinstance(column, Categorical) for column in dataset.schema.columns)
-    numbers = len(dataset.schema.columns) - categories
+    categories = sum(isinstance(column, Categorical) for column in schema.columns)
+    numbers = len(schema.columns) - categories
     return math.sqrt(1 + categories + numbers * (2.0 if encoding == "standard" else 0.35))

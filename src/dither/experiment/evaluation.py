@@ -1,11 +1,12 @@
 """Private evaluation: how good a model is on records that institutions hold, with an ε of its own.
 
-Each institution counts its records by label and score, with noise (`statistics.Counting`). Accuracy, AUC,
+Each institution counts its records by label and score, with noise (`experiment.counting`). Accuracy, AUC,
 calibration and the errors of a regression follow from the sums. A record touches one cell: a small ε suffices.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,14 +17,26 @@ import pandas as pd
 
 from dither import models
 from dither.accounting.ledger import Ledger
+from dither.data import row_split
+from dither.experiment.counting import (
+    CATEGORIES,
+    HISTOGRAM,
+    SUMS,
+    UNITS,
+    Counter,
+    Counting,
+    Question,
+    charge,
+    check_budget,
+)
 from dither.experiment.folder import to_json
 from dither.experiment.metrics import NAMES, probabilities_of
 from dither.experiment.report import Report
-from dither.experiment.statistics import Counting, Estimate, charge, check
+from dither.experiment.statistics import Estimate
 from dither.privacy.discrete import Words, os_words
 
 _BINS = 32  # of a predicted probability: even, so that 0.5 is a border
-_UNITS = 1 << 16  # in which errors of a regression are counted
+_WIDE = 2.2  # standard deviations: some more than 1.96, as scores are ratios of noisy counts
 _REDRAWN = 200  # times that the noise is drawn again, for the intervals
 
 
@@ -34,12 +47,21 @@ class PrivateScores:
     model: Mapping[str, Estimate]
     trivial: Mapping[str, Estimate]
     calibration: tuple[tuple[float, Estimate], ...]  # predicted probability, how often it was right
-    records: Estimate
+    records: int  # public: how many there are (zero-out)
     epsilon: float
     delta: float
 
     def to_json(self) -> str:
         return to_json(asdict(self), indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> PrivateScores:
+        saved = json.loads(text)
+        model, trivial = (
+            {name: Estimate(*each) for name, each in saved[who].items()} for who in ("model", "trivial")
+        )
+        calibration = tuple((at, Estimate(*each)) for at, each in saved["calibration"])
+        return cls(model, trivial, calibration, saved["records"], saved["epsilon"], saved["delta"])
 
     def rows(self) -> list[dict[str, str]]:
         """One line for the model and one for the trivial predictor."""
@@ -58,32 +80,53 @@ def evaluate_privately(
     delta: float = 1e-5,
     ledger: str | Path | None = None,
     new_ledger: bool = False,
-    words: Words = os_words,
+    held_out: bool = False,
+    words: Words | Sequence[Words] = os_words,
 ) -> PrivateScores:
-    """Scores of a trained run on the labelled records of several institutions, one file each. Every file is
-    charged before anything is counted."""
-    tables = [_scored(report, path) for path in data]
-    check(tables, epsilon, delta)
+    """Scores of a trained run on the labelled records of several institutions, one file each; with `held_out` on
+    those of each file that training left out by their row numbers (data.split = "rows"). Every file is charged
+    before anything is counted."""
+    check_budget(epsilon, delta)
+    tables = [scored_table(report, path, held_out=held_out) for path in data]
     book = Ledger(ledger or Ledger.default_path())
-    charge(book, data, epsilon, delta, what="evaluation", new_ledger=new_ledger)
-    counting = Counting(tables, epsilon, delta, words)
-    if not report.classes:
-        return _regression(counting, report.label.bounds or (0.0, 1.0), epsilon, delta)
-    return _classification(counting, len(report.classes), epsilon, delta)
+    charge(book, data, epsilon, delta, what="evaluation", lists_names=False, new_ledger=new_ledger)
+    counter = Counting(tables, epsilon, delta, words, lists_names=False)
+    return private_scores(counter, report.classes, report.label.bounds, epsilon, delta)
 
 
-def _scored(report: Report, path: str | Path) -> pd.DataFrame:
+def private_scores(
+    counter: Counter,
+    classes: Sequence[str],
+    bounds: tuple[float, float] | None,
+    epsilon: float,
+    delta: float,
+) -> PrivateScores:
+    """Scores from the counts of scored tables (`scored_table`)."""
+    if not classes:
+        return _regression(counter, bounds or (0.0, 1.0), epsilon, delta)
+    return _classification(counter, len(classes), epsilon, delta)
+
+
+def scored_table(report: Report, path: str | Path, *, held_out: bool = False) -> pd.DataFrame:
     """What a model says of each record of a file, and the truth. What is not finite counts as no knowledge."""
     outputs, y = report.outputs(path)
-    if not report.classes:
-        predicted = np.clip(
-            np.nan_to_num(np.asarray(models.predict(outputs, report.model.task), np.float64), nan=0.5), 0, 1
-        )
-        return pd.DataFrame({"predicted": predicted, "truth": np.clip(y, 0.0, 1.0)})
+    if held_out:
+        kept = row_split(len(y), report.spec.data.test_fraction, report.spec.seed)[1]
+        outputs, y = outputs[kept], y[kept]
+    return score_columns(outputs, y, report.model.task, len(report.classes))
+
+
+def score_columns(outputs: np.ndarray, y: np.ndarray, task: str, num_classes: int) -> pd.DataFrame:
+    """Of each record: the predicted class, its probability and the true class; of a regression truth and error."""
+    if not num_classes:
+        predicted = np.clip(np.nan_to_num(np.asarray(models.predict(outputs, task), np.float64), nan=0.5), 0, 1)
+        truth = np.clip(np.asarray(y, np.float64), 0.0, 1.0)
+        return pd.DataFrame({"error": np.abs(predicted - truth), "truth": truth})
     probabilities = probabilities_of(outputs)
     best = probabilities.argmax(axis=1)
-    positive = probabilities[:, 1] if probabilities.shape[1] == 2 else probabilities.max(axis=1)
-    return pd.DataFrame({"probability": positive, "predicted": best, "truth": y})
+    positive = probabilities[:, 1] if num_classes == 2 else probabilities.max(axis=1)
+    right = y == 1 if num_classes == 2 else y == best
+    return pd.DataFrame({"probability": positive, "predicted": best, "truth": y, "right": right.astype(int)})
 
 
 def _estimates(
@@ -93,7 +136,7 @@ def _estimates(
     rng = np.random.default_rng(0)  # of the interval's width, nothing that is released
     again = [scores(counts + std * rng.standard_normal(counts.shape)) for _ in range(_REDRAWN)]
     value = scores(counts)
-    spreads = {name: 1.96 * float(np.std([each[name] for each in again])) for name in value}
+    spreads = {name: _WIDE * float(np.std([each[name] for each in again])) for name in value}
     return {
         name: Estimate(value[name], value[name] - spreads[name], value[name] + spreads[name]) for name in value
     }
@@ -102,28 +145,30 @@ def _estimates(
 # Classes
 
 
-def _classification(counting: Counting, num_classes: int, epsilon: float, delta: float) -> PrivateScores:
+def _classification(counter: Counter, num_classes: int, epsilon: float, delta: float) -> PrivateScores:
     binary = num_classes == 2
-
-    def curve(table: pd.DataFrame) -> np.ndarray:
-        """Records by predicted probability, and by whether the second class (or the prediction) is true."""
-        right = table["truth"] == 1 if binary else table["truth"] == table["predicted"]
-        place = np.minimum((table["probability"].to_numpy() * _BINS).astype(int), _BINS - 1)
-        cells = np.bincount(place + _BINS * right.to_numpy(), minlength=2 * _BINS)
-        return cells.reshape(2, _BINS)
-
-    def confusion(table: pd.DataFrame) -> np.ndarray:
-        cells = table["truth"].to_numpy(int) * num_classes + table["predicted"].to_numpy(int)
-        return np.bincount(cells, minlength=num_classes**2).reshape(num_classes, num_classes)
-
-    cells, std = counting.total(curve, 1, 1.0 if binary else 0.5)
+    # Records by predicted probability, and by whether the second class (or the prediction) is true.
+    curve = Question(
+        HISTOGRAM,
+        ("probability",),
+        1.0 if binary else 0.5,
+        ((0.0, 1.0),),
+        bins=_BINS,
+        label="right",
+        classes=("0", "1"),
+    )
+    (cells,), std = counter.total(curve)
+    cells = cells[:2]
     if binary:
         model, trivial = _estimates(cells, std, _binary_scores), _estimates(cells, std, _majority)
     else:
-        table, table_std = counting.total(confusion, 1, 0.5)
+        names = tuple(map(str, range(num_classes)))
+        confusion = Question(CATEGORIES, ("predicted",), 0.5, categories=(names,), label="truth", classes=names)
+        (table,), table_std = counter.total(confusion)
+        table = table[:num_classes, :num_classes]
         model = _estimates(table, table_std, _class_scores)
         trivial = _estimates(table.sum(axis=1, keepdims=True), table_std * math.sqrt(num_classes), _majority)
-    return PrivateScores(model, trivial, _calibration(cells, std), _total(cells, std), epsilon, delta)
+    return PrivateScores(model, trivial, _calibration(cells, std), counter.records, epsilon, delta)
 
 
 def _binary_scores(cells: np.ndarray) -> dict[str, float]:
@@ -165,11 +210,6 @@ def _calibration(cells: np.ndarray, std: float) -> tuple[tuple[float, Estimate],
     return tuple(described)
 
 
-def _total(cells: np.ndarray, std: float) -> Estimate:
-    value, spread = float(cells.sum()), 1.96 * std * math.sqrt(cells.size)
-    return Estimate(value, max(0.0, value - spread), value + spread)
-
-
 def _positive(value: float) -> float:
     return max(1.0, float(value))
 
@@ -177,34 +217,22 @@ def _positive(value: float) -> float:
 # Numbers
 
 
-def _regression(counting: Counting, bounds: tuple[float, float], epsilon: float, delta: float) -> PrivateScores:
-    width = bounds[1] - bounds[0]
-
-    def sums(table: pd.DataFrame) -> np.ndarray:
-        """Records, and in units: |error|, error², truth, truth². Each is at most one unit a record."""
-        truth = table["truth"].to_numpy(np.float64)
-        error = table["predicted"].to_numpy(np.float64) - truth
-        each = (np.ones_like(truth), np.abs(error), error**2, truth, truth**2)
-        return np.array([np.rint(values * _UNITS).astype(np.int64).sum() for values in each])
-
-    totals, std = counting.total(sums, 5 * _UNITS**2, 1.0)
+def _regression(counter: Counter, bounds: tuple[float, float], epsilon: float, delta: float) -> PrivateScores:
+    width, count = bounds[1] - bounds[0], _positive(counter.records)
+    parts, std = counter.total(Question(SUMS, ("error", "truth"), 1.0, ((0.0, 1.0), (0.0, 1.0))))
 
     def scores(units: np.ndarray) -> dict[str, float]:
-        count, absolute, square, truth, truth_square = (units / _UNITS).tolist()
-        count = _positive(count)
-        spread = truth_square / count - (truth / count) ** 2
+        absolute, square, truth, truth_square = (units / (UNITS * count)).tolist()
         return {
-            "r2": 1 - (square / count) / max(spread, 1e-12),
-            "rmse": width * math.sqrt(max(0.0, square / count)),
-            "mae": width * absolute / count,
+            "r2": 1 - square / max(truth_square - truth**2, 1e-12),
+            "rmse": width * math.sqrt(max(0.0, square)),
+            "mae": width * absolute,
         }
 
     def constant(units: np.ndarray) -> dict[str, float]:
-        count, _, _, truth, truth_square = (units / _UNITS).tolist()
-        count = _positive(count)
-        return {"r2": 0.0, "rmse": width * math.sqrt(max(0.0, truth_square / count - (truth / count) ** 2))}
+        _, _, truth, truth_square = (units / (UNITS * count)).tolist()
+        return {"r2": 0.0, "rmse": width * math.sqrt(max(0.0, truth_square - truth**2))}
 
-    records = Estimate(*(float(totals[0] + e) / _UNITS for e in (0.0, -1.96 * std, 1.96 * std)))
-    return PrivateScores(
-        _estimates(totals, std, scores), _estimates(totals, std, constant), (), records, epsilon, delta
-    )
+    totals = np.concatenate([part[0] for part in parts])
+    model, trivial = _estimates(totals, std, scores), _estimates(totals, std, constant)
+    return PrivateScores(model, trivial, (), counter.records, epsilon, delta)

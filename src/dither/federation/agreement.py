@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -53,8 +53,30 @@ _MOST = {
 }
 
 
+class Terms:
+    """What every agreement has: parties, a spec, and a digest that changes with any of it."""
+
+    names: tuple[str, ...]
+    spec: Spec
+
+    def to_dict(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the canonical form."""
+        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def number(self, name: str) -> int:
+        """A party's number among the clients."""
+        if name not in self.names:
+            raise FederationError(f"{name!r} is not among the parties of this run: {', '.join(self.names)}")
+        return self.names.index(name)
+
+
 @dataclass(frozen=True)
-class Agreement:
+class Agreement(Terms):
     """The agreement of one run."""
 
     federation: str
@@ -86,8 +108,8 @@ class Agreement:
     def from_dict(cls, received: Mapping[str, Any]) -> Agreement:
         """An agreement from JSON that anybody may have written. Nothing it names is opened, imported or allocated
         before all of it is known to be in bounds."""
-        _check_json(received)
-        _require(
+        check_json(received)
+        require(
             received.get("format") == FORMAT, f"has format {received.get('format')!r}; this Dither reads {FORMAT}"
         )
         spec, schema = received.get("spec"), received.get("schema")
@@ -95,33 +117,33 @@ class Agreement:
             raise FederationError("the agreement cannot be read: spec or schema is not a table")
         name = spec.get("method")
         advice = "approve a file of yours with --method FILE"
-        _require(method_available(name), f"names method {name!r}, which is not one of Dither's; {advice}")
+        require(method_available(name), f"names method {name!r}, which is not one of Dither's; {advice}")
         _require_model(spec.get("model"))
         return cls(
-            federation=_typed(received, "federation", str),
-            run=_typed(received, "run", str),
+            federation=typed(received, "federation", str),
+            run=typed(received, "run", str),
             spec=Spec.from_any(spec),
             schema=schema,
-            classes=_listed(received, "classes", str),
-            num_features=_typed(received, "num_features", int),
-            image_shape=_listed(received, "image_shape", int),
-            names=_listed(received, "names", str),
-            sizes=_listed(received, "sizes", int),
+            classes=listed(received, "classes", str),
+            num_features=typed(received, "num_features", int),
+            image_shape=listed(received, "image_shape", int),
+            names=listed(received, "names", str),
+            sizes=listed(received, "sizes", int),
         ).check()
 
     def check(self) -> Agreement:
         """Itself, or an error where the parts do not fit together."""
         spec, names, sizes = self.spec, self.names, self.sizes
         parts = f"{len(names)} parties, {len(sizes)} sizes and num_clients={spec.num_clients}"
-        _require(len(names) == len(sizes) == spec.num_clients, f"has {parts}")
-        _require(len(set(names)) == len(names), "names a party twice")
+        require(len(names) == len(sizes) == spec.num_clients, f"has {parts}")
+        require(len(set(names)) == len(names), "names a party twice")
         empty = [name for name, size in zip(names, sizes, strict=True) if size < 1]
         if empty:
             raise FederationError(f"no records: {', '.join(empty)}; leave such parties out with --without")
         adjacency = spec.privacy.adjacency
-        _require(adjacency in NEIGHBOURS, f"has {_unequal_counts(adjacency)}")
+        require(adjacency in NEIGHBOURS, f"has {_unequal_counts(adjacency)}")
         plain = self.run.isascii() and self.run.isalnum() and len(self.run) <= 64
-        _require(plain, f"has run {self.run[:80]!r}; use up to 64 letters and digits")
+        require(plain, f"has run {self.run[:80]!r}; use up to 64 letters and digits")
         self._check_numbers()
         self._check_size()
         return self
@@ -132,30 +154,30 @@ class Agreement:
             for value in listed if isinstance(listed, list) else [listed]:
                 if isinstance(value, int):
                     most = _MOST.get(key, 2**32)
-                    _require(value <= most, f"has {key}={value}: at most {most} is possible")
+                    require(value <= most, f"has {key}={value}: at most {most} is possible")
                 elif isinstance(value, float) and value:
                     bounds = f"0 and {_LEAST_REAL:g} to {_MOST_REAL:g} are possible"
-                    _require(_LEAST_REAL <= abs(value) <= _MOST_REAL, f"has {key}={value:g}: {bounds}")
-        _require(max(self.sizes) < 2**31, f"has a party of {max(self.sizes)} records: below 2^31 is possible")
+                    require(_LEAST_REAL <= abs(value) <= _MOST_REAL, f"has {key}={value:g}: {bounds}")
+        require(max(self.sizes) < 2**31, f"has a party of {max(self.sizes)} records: below 2^31 is possible")
         classes, sides = len(self.classes), self.image_shape
         label = {} if self.schema is None else self.schema.get("label")
         regression = isinstance(label, dict) and "bounds" in label
         distinct = 2 <= classes <= _MOST_CLASSES and len(set(self.classes)) == classes
         possible = classes == 0 if regression else distinct
-        _require(
+        require(
             possible, f"has {classes} classes: 2 to {_MOST_CLASSES} are possible, each once, 0 for a regression"
         )
         possible = 1 <= self.num_features <= _MOST_PARAMETERS
-        _require(possible, f"has {self.num_features} features: 1 to {_MOST_PARAMETERS} are possible")
+        require(possible, f"has {self.num_features} features: 1 to {_MOST_PARAMETERS} are possible")
         fits = not sides or (len(sides) <= 3 and min(sides) >= 1 and math.prod(sides) == self.num_features)
-        _require(fits, f"has pictures of {sides[:4]} and {self.num_features} features")
+        require(fits, f"has pictures of {sides[:4]} and {self.num_features} features")
 
     def _check_size(self) -> None:
         """`FederationError` where the agreement asks for more than a machine can give."""
         spec, widths = self.spec, self.spec.model.hidden
         widest = max(widths, default=0)
         small = len(widths) <= _MOST_LAYERS and widest <= _MOST_PARAMETERS
-        _require(small, f"has {len(widths)} hidden layers of up to {widest}: too large a model")
+        require(small, f"has {len(widths)} hidden layers of up to {widest}: too large a model")
         parameters = models.count_params(jax.eval_shape(self._model().init, jax.random.key(0)))
         batch = max(self.sizes) if spec.batch_sampling in ("full", "poisson-full") else spec.batch_size
         for what, amount, limit in (
@@ -166,24 +188,12 @@ class Agreement:
             ("numbers in a batch's gradients", batch * parameters, 2.0**34),
             ("operations", spec.num_rounds * spec.local_steps * batch * parameters, _MOST_WORK),
         ):
-            _require(amount <= limit, f"asks for {amount:.3g} {what}: at most {limit:.3g} are possible")
+            require(amount <= limit, f"asks for {amount:.3g} {what}: at most {limit:.3g} are possible")
 
     def _model(self) -> models.Model:
         return models.from_spec(self.spec.model, self.num_features, len(self.classes), self.image_shape)
 
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the canonical form: spec, schema, parties and their sizes."""
-        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()
-
     # What follows from them
-
-    def number(self, name: str) -> int:
-        """A party's number among the clients."""
-        if name not in self.names:
-            raise FederationError(f"{name!r} is not among the parties of this run: {', '.join(self.names)}")
-        return self.names.index(name)
 
     @property
     def may_lack(self) -> int:
@@ -220,9 +230,15 @@ class Agreement:
         problem = Problem(x, y, [partition], [np.zeros(0)], [np.zeros(0)])
         return build.assemble(self.spec, dataset, partition, problem, missing=self.may_lack, federated=True)
 
-    def encode(self, source: PartyData, *, empty: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """A party's records as arrays, by the schema; with `empty` none of them, and no value is looked at."""
+    def encode(
+        self, source: PartyData, *, empty: bool = False, held_out: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """A party's training records as arrays, by the schema, or those that are held out of training by their row
+        numbers; with `empty` none of them, and no value is looked at."""
         x, y = source.encode(self, empty=empty)
+        if held_out or (self.spec.data.split == "rows" and not empty):
+            rows = held_out_rows(self.spec, len(y))[held_out]
+            x, y = x[rows], y[rows]
         if x.shape[1] != self.num_features:
             raise DataError(
                 f"{source.name!r} has {x.shape[1]} features a record, the federation's model takes "
@@ -232,8 +248,26 @@ class Agreement:
             raise DataError(f"{source.name!r} has labels beyond the {len(self.classes)} classes of the federation")
         return x, y
 
+    def with_parameters(self, leaf: Callable[[int], np.ndarray]) -> tuple[models.Model, Any]:
+        """The model, and parameters from numbered arrays, if these have its shapes."""
+        model = self._model()
+        shapes, structure = jax.tree.flatten(jax.eval_shape(model.init, jax.random.key(0)))
+        leaves = [leaf(number) for number in range(len(shapes))]
+        for given, due in zip(leaves, shapes, strict=True):
+            if given.shape != due.shape or given.dtype != due.dtype:
+                raise FederationError(
+                    f"a model with {given.dtype} {given.shape} where {due.dtype} {due.shape} is due"
+                )
+        return model, jax.tree.unflatten(structure, [jax.numpy.asarray(each) for each in leaves])
 
-def _require(good: bool, otherwise: str) -> None:
+
+def held_out_rows(spec: Spec, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Row numbers of a party's records (training, held out): all are for training unless data.split is 'rows'."""
+    fraction = spec.data.test_fraction if spec.data.split == "rows" else 0.0
+    return data.row_split(count, fraction, spec.seed)
+
+
+def require(good: bool, otherwise: str) -> None:
     if not good:
         raise FederationError(f"the agreement {otherwise}")
 
@@ -246,12 +280,10 @@ def _require_model(received: object) -> None:
     weights = received.get("weights", "") if isinstance(received, dict) else ""
     good = good and (weights == "" or code.is_approved(weights))
     name = name if weights == "" else f"{name} with {weights}"
-    _require(
-        good, f"names model {name!r}, which is not one of Dither's; approve a file of yours with --model FILE"
-    )
+    require(good, f"names model {name!r}, which is not one of Dither's; approve a file of yours with --model FILE")
 
 
-def _check_json(received: object) -> None:
+def check_json(received: object) -> None:
     """`FederationError` unless this is plain JSON of moderate size, whose numbers are finite."""
     left, count = [(received, 0)], 0
     while left:
@@ -263,25 +295,25 @@ def _check_json(received: object) -> None:
         elif isinstance(value, list):
             inner = value
         elif isinstance(value, str):
-            _require(len(value) <= _MOST_TEXT, f"has a text of {len(value)} characters: at most {_MOST_TEXT}")
+            require(len(value) <= _MOST_TEXT, f"has a text of {len(value)} characters: at most {_MOST_TEXT}")
         elif isinstance(value, float):
-            _require(math.isfinite(value), f"has {value}, which is not a finite number")
+            require(math.isfinite(value), f"has {value}, which is not a finite number")
         elif isinstance(value, int):
-            _require(abs(value) <= 2**53, "has a whole number beyond 2^53")
+            require(abs(value) <= 2**53, "has a whole number beyond 2^53")
         moderate = depth <= 12 and count + len(left) + len(inner) <= _MOST_VALUES
-        _require(moderate, f"has more than {_MOST_VALUES} values, or is nested more than 12 deep")
+        require(moderate, f"has more than {_MOST_VALUES} values, or is nested more than 12 deep")
         left += [(each, depth + 1) for each in inner]
 
 
-def _typed(received: Mapping[str, Any], key: str, kind: type) -> Any:
+def typed(received: Mapping[str, Any], key: str, kind: type) -> Any:
     value = received.get(key)
-    _require(type(value) is kind, f"has a {key} of type {type(value).__name__}, not {kind.__name__}")
+    require(type(value) is kind, f"has a {key} of type {type(value).__name__}, not {kind.__name__}")
     return value
 
 
-def _listed(received: Mapping[str, Any], key: str, kind: type) -> tuple[Any, ...]:
-    value = _typed(received, key, list)
-    _require(all(type(each) is kind for each in value), f"has {key} that are not all of type {kind.__name__}")
+def listed(received: Mapping[str, Any], key: str, kind: type) -> tuple[Any, ...]:
+    value = typed(received, key, list)
+    require(all(type(each) is kind for each in value), f"has {key} that are not all of type {kind.__name__}")
     return tuple(value)
 
 
@@ -372,6 +404,8 @@ def federated_spec(spec: Spec, num_clients: int, name: str) -> Spec:
     files = ("path", "public", "test_path", "test_public", "id", "label", "schema")
     for key in (*files, "partition", "column", "split", "records_per_client"):
         values[f"data.{key}"] = Spec.default(f"data.{key}")
+    if spec.data.split == "rows":  # by a public rule, which every party can follow by itself
+        values["data.split"] = "rows"
     return spec.with_values(values)
 
 
@@ -520,9 +554,13 @@ def _noise_words(agreement: Agreement, experiment: build.Experiment, number: int
 # Approval
 
 
-def approved_digest(folder: Path) -> str | None:
-    """The digest the owner approved, or None."""
-    path = folder / "approved.json"
+def _approval_file(folder: Path, purpose: str) -> Path:
+    return folder / (f"approved-{purpose}.json" if purpose else "approved.json")
+
+
+def approved_digest(folder: Path, purpose: str = "") -> str | None:
+    """The digest the owner approved, for training or for the `purpose` of statistics, or None."""
+    path = _approval_file(folder, purpose)
     if not path.is_file():
         return None
     advice = "delete it to be asked again"
@@ -532,8 +570,8 @@ def approved_digest(folder: Path) -> str | None:
     return str(saved["digest"])
 
 
-def record_approval(folder: Path, agreement: Agreement, answer: str) -> None:
+def record_approval(folder: Path, agreement: Terms, run: str, answer: str, purpose: str = "") -> None:
     """Write down that the owner approved this agreement."""
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    content = {"digest": agreement.digest, "run": agreement.run, "approved": at, "how": answer}
-    write_checked(folder / "approved.json", content)
+    content = {"digest": agreement.digest, "run": run, "approved": at, "how": answer}
+    write_checked(_approval_file(folder, purpose), content)

@@ -19,7 +19,7 @@ from dither.accounting.ledger.runs import EVERY_RECORD, Ledger, data_id
 from dither.errors import DitherError, FederationError
 from dither.experiment.folder import lock
 from dither.federation import flower, keys, nvflare
-from dither.federation.agreement import Agreement, PartyData, approved_digest
+from dither.federation.agreement import Agreement, PartyData, approved_digest, held_out_rows
 from dither.federation.local import IdleTimer, answer_at
 from dither.federation.party import Approve, Party
 from dither.federation.state import PartyStore
@@ -183,7 +183,7 @@ def _check_data(folder: Path, data: Path, label: str) -> Iterator[Finding]:
     x, _ = agreement.encode(records)
     yield Finding(True, f"it fits the approved agreement: {x.shape[1]} features, {len(agreement.classes)} classes")
     agreed = agreement.sizes[agreement.number(keys.party_name(folder))]
-    if agreed != records.count:
+    if agreed != len(held_out_rows(agreement.spec, records.count)[0]):
         yield Finding(False, f"the approved agreement counts {agreed:,} records")
 
 

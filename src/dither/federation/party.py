@@ -29,24 +29,31 @@ from dither.accounting.ledger import Charge, Entry
 from dither.accounting.ledger.runs import EVERY_RECORD, Ledger, data_id
 from dither.errors import BudgetExhausted, ClientRefused, DitherError, FederationError, ProtocolAbort
 from dither.experiment import build
+from dither.experiment.counting import NAMES
+from dither.experiment.folder import read_checked, write_checked
 from dither.federation import engines, keys, messages
 from dither.federation.agreement import (
     Agreement,
     PartyData,
+    Terms,
     approved_digest,
     federated_spec,
+    held_out_rows,
     record_approval,
     secagg_rules,
 )
 from dither.federation.state import COMPUTED, ChargedRound, PartyStore, PendingUpload
+from dither.federation.statistics import PartyStatistics, StatisticsTerms
 from dither.privacy import clipping, noise
 from dither.secagg import state as secagg_state
 from dither.secagg.client import ClientSession
+from dither.secagg.roster import Rules
 from dither.simulation import devices
 from dither.spec import PrivacySpec
 from dither.types import Release, RoundInfo
 
-Approve = Callable[[Agreement, build.Experiment], str]  # how the owner agreed; raises FederationError when not
+# How the owner agreed to a run, or to statistics (without an experiment); raises FederationError when not.
+Approve = Callable[[Agreement | StatisticsTerms, build.Experiment | None], str]
 
 # All that a server can hear of a party that does not do what it was asked. Reasons depend on the party's files,
 # records, budget and other projects; these sentences do not.
@@ -82,8 +89,9 @@ class Party:
         self.identity = keys.Identity.load(folder)
         if self.keyring.party(self.name).identity != self.identity.public:
             raise FederationError(f"identity.key in {str(folder)!r} is not the one federation.json lists")
-        self._approve, self._seeded, self._say = approve, seeded, say
+        self._approve, self._seeded, self.say = approve, seeded, say
         self._run: _Run | None = None
+        self._counted: _CountedRun | None = None
         self.outcome: dict[str, Any] | None = None  # what the server said at the end
         self.refusal: DitherError | None = None  # why this party does not take part
 
@@ -112,8 +120,8 @@ class Party:
             reason = error if isinstance(error, DitherError) else fault
             # It may quote the server, which must not write to the owner's terminal as it likes.
             reason.args = ("".join(each if each.isprintable() else " " for each in str(reason)),)
-            self._say(f"refused: {' '.join(str(reason).split())}")
-            if asked == "terms":
+            self.say(f"refused: {' '.join(str(reason).split())}")
+            if asked in ("terms", "statistics"):
                 self.refusal = reason
             return self._pack("refused", {"why": _for_the_server(error, asked)}, quoted=quoted)
         return self._pack(kind, fields, arrays, quoted=quoted)
@@ -123,14 +131,19 @@ class Party:
             return "hello", self._hello(), {}
         if message.kind == "terms":
             return "accepted", *self._agree_to(message)
+        if message.kind == "statistics":
+            return "accepted", *self._agree_to_count(message)
         if message.kind == "notice":  # what the server says of itself; nothing here depends on it
             why = "".join(each if each.isprintable() else " " for each in message.field("why", str)[:400])
-            self._say(f"the server has stopped: {why}")
+            self.say(f"the server has stopped: {why}")
             return "noted", {}, {}
-        run = self._current(message.field("run", str))
+        name = message.field("run", str)
+        run = self._counting(name) or self._current(name)
+        if message.kind == "question" and isinstance(run, _CountedRun):
+            return "upload", *run.question(message)
         if message.kind in ("roster", "confirmed", "unseal", "release"):
             return message.kind, {}, run.secagg(message)
-        if message.kind == "round":
+        if message.kind == "round" and isinstance(run, _Run):
             return "upload", *run.round(message)
         if message.kind == "finish":
             rounds, accuracy = message.field("rounds", int), message.fields.get("accuracy")
@@ -154,7 +167,8 @@ class Party:
             self._check_noise(agreement)
             if federated_spec(agreement.spec, len(agreement.names), agreement.spec.data.name) != agreement.spec:
                 raise FederationError("the agreement has settings that a federation never runs with")
-            agreed, held = agreement.sizes[agreement.number(self.name)], self.source.count
+            agreed = agreement.sizes[agreement.number(self.name)]
+            held = len(held_out_rows(agreement.spec, self.source.count)[0])
             if agreed != held:
                 raise FederationError(f"the agreement counts {agreed} records here; this party holds {held}")
             # Without the records: whether they fit a schema is for a server whose agreement was approved.
@@ -172,13 +186,56 @@ class Party:
             )
             records = agreement.encode(self.source)
             if answer:
-                record_approval(self.folder, agreement, answer)
+                record_approval(self.folder, agreement, agreement.run, answer)
             PartyStore(self.folder / "runs" / agreement.run).save_agreement(agreement)
             self._run = _Run(self, agreement, *records)
-            self._say(f"taking part in run {agreement.run[:8]} as client {agreement.number(self.name)}")
+            self.say(f"taking part in run {agreement.run[:8]} as client {agreement.number(self.name)}")
         return {"digest": agreement.digest}, self._run.enrol()
 
-    def _check_noise(self, agreement: Agreement) -> None:
+    def _agree_to_count(self, message: messages.SignedMessage) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Statistics: what is counted and its ε are approved like an agreement."""
+        terms = StatisticsTerms.from_dict(message.field("terms", dict))
+        if terms.federation != self.keyring.id:
+            raise FederationError("the agreement belongs to another federation")
+        for name in terms.names:
+            self.keyring.party(name)
+        if self._counted is None or self._counted.agreement.digest != terms.digest:
+            self._check_noise(terms)
+            agreed, counted = terms.sizes[terms.number(self.name)], self.source.count
+            if terms.trained is not None:
+                counted = len(held_out_rows(terms.trained.spec, counted)[1])
+                if approved_digest(self.folder) != terms.trained.digest:
+                    raise FederationError("the model to evaluate was trained under an agreement not approved here")
+            if agreed != counted:
+                raise FederationError(f"the agreement counts {agreed} records here; this party has {counted}")
+            folder = self.folder / "runs" / terms.run
+            if folder.exists() and StatisticsTerms.from_dict(_saved_terms(folder)).digest != terms.digest:
+                raise FederationError(f"run {terms.run[:8]} has another agreement already")
+            if approved_digest(self.folder, terms.purpose) != terms.digest:
+                answer = self._approve(terms, None)
+                record_approval(self.folder, terms, terms.run, answer, terms.purpose)
+            PartyStore(folder)
+            write_checked(folder / "statistics.json", terms.to_dict())
+            self._counted = _CountedRun(self, terms)
+            self.say(f"taking part in run {terms.run[:8]}: {terms.purpose}")
+        fields = {"digest": terms.digest, **({"columns": self._counted.header} if terms.lists_names else {})}
+        return fields, self._counted.enrol()
+
+    def _counting(self, run: str) -> _CountedRun | None:
+        """The statistics that a message speaks of, also after a restart; None where it speaks of a run."""
+        if self._counted is not None and self._counted.agreement.run == run:
+            return self._counted
+        folder = self.folder / "runs" / run
+        if not run.isalnum() or not (folder / "statistics.json").is_file():
+            return None
+        terms = StatisticsTerms.from_dict(_saved_terms(folder))
+        if approved_digest(self.folder, terms.purpose) != terms.digest:
+            raise FederationError(f"run {run[:8]} has another agreement than the one the owner approved")
+        self._check_noise(terms)
+        self._counted = _CountedRun(self, terms)
+        return self._counted
+
+    def _check_noise(self, agreement: Terms) -> None:
         if agreement.spec.randomness != "os" and not self._seeded:
             raise FederationError(
                 "the agreement draws noise from a public seed, which protects nothing; allow it with --test"
@@ -204,7 +261,7 @@ class Party:
         if len(y) != agreement.sizes[agreement.number(self.name)]:
             raise FederationError(f"this party no longer holds the records of run {run[:8]}")
         self._run = _Run(self, agreement, x, y)
-        self._say(f"back in run {run[:8]}")
+        self.say(f"back in run {run[:8]}")
         return self._run
 
     def _pack(
@@ -222,62 +279,15 @@ class Party:
         )
 
 
-class _Run:
-    """One run at one party."""
+class _Masked:
+    """What a run and statistics share at a party: enrolment for secure aggregation, and opening a sum."""
 
-    def __init__(self, party: Party, agreement: Agreement, x: np.ndarray, y: np.ndarray) -> None:
-        self.agreement, self.experiment = agreement, (experiment := agreement.experiment(x, y))
-        self.store, self._ledger = PartyStore(party.folder / "runs" / agreement.run), party.ledger
+    def __init__(self, party: Party, agreement: Agreement | StatisticsTerms, store: PartyStore) -> None:
+        self.agreement, self.store = agreement, store
         self.client = agreement.number(party.name)
-        self._dataset = data_id(party.ledger, path=str(party.source.path))
-        self._check_memory()
-        # Under secure aggregation this party itself sees to it that enough others are in the sum; in the open no
-        # other's noise hides an upload.
-        open_sums = agreement.spec.aggregation == "off"
-        lacking = agreement.spec.cohort_size - 1 if open_sums else agreement.may_lack
-        accountant = experiment.accountant(missing=lacking)
-        self._conditions, self._releases = accountant.conditions, accountant.ledger_releases
-        secret = None
-        if agreement.spec.randomness == "os":
-            secret = noise.wrap(np.frombuffer(self.store.secret()[:8], np.uint32)[None])
-        self._engine = engines.ClientEngine(
-            build.make_simulation(experiment),
-            x,
-            y,
-            client=self.client,
-            seed=agreement.spec.seed,
-            hyper=build.compiled_hyper(experiment),
-            design=experiment.plan.design,
-            secret=secret,
-        )
-        self._engine.warm()
-        self._session = self._secagg_session(party)
+        self._session: ClientSession | None = None
 
-    def _check_memory(self) -> None:
-        """A run goes on with the records and the ledger it began with. And an intent is older than its charge: a
-        folder that knows less than the ledger was deleted or restored, so that this party no longer knows what it
-        sent or which batches it used, and must not go on."""
-        if self.store.dataset() not in (None, self._dataset):
-            raise FederationError(
-                f"run {self.agreement.run[:8]} began with other records or another ledger: "
-                "bring those back, or start a new run"
-            )
-        charged = [entry.rounds[0] for entry in self._charges()]
-        newest = self.store.charged()
-        forgotten = charged and (newest is None or newest.round < max(charged))
-        if newest is not None and self.agreement.spec.randomness == "os":
-            forgotten = forgotten or not self.store.has_secret()
-        if forgotten:
-            raise FederationError(
-                f"this party has answered rounds of run {self.agreement.run[:8]} that its folder does not "
-                "remember: it was deleted or restored from a copy. Go on without this party, or start a new run"
-            )
-        self.store.save_dataset(self._dataset)
-
-    # Secure aggregation
-
-    def _secagg_session(self, party: Party) -> ClientSession | None:
-        rules = secagg_rules(self.experiment)
+    def _secagg_session(self, party: Party, rules: Rules | None) -> ClientSession | None:
         if rules is None:
             return None
         saved = self.store.secagg()
@@ -312,6 +322,97 @@ class _Run:
         self.store.save_secagg(secagg_state.save_client(session))
         return {} if answer is None else {"secagg": answer}
 
+    def _upload(self, announced: bytes | None, row: np.ndarray) -> bytes | np.ndarray:
+        """The row, masked where sums are secure."""
+        if self._session is None or announced is None:
+            return row
+        masked = self._session.upload(announced, row)
+        self.store.save_secagg(secagg_state.save_client(self._session))
+        return masked
+
+
+class _CountedRun(_Masked):
+    """Statistics at one party."""
+
+    agreement: StatisticsTerms
+
+    def __init__(self, party: Party, terms: StatisticsTerms) -> None:
+        super().__init__(party, terms, PartyStore(party.folder / "runs" / terms.run))
+        self._answers = PartyStatistics(terms, party.source, party.ledger, self.store.path, party.name, party.say)
+        self._session = self._secagg_session(party, terms.rules)
+
+    @property
+    def header(self) -> list[str]:
+        return self._answers.header
+
+    def question(self, message: messages.SignedMessage) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The answer to a question: names, or counts with noise, masked."""
+        index, announced = message.field("round", int), None
+        is_list = message.field("question", dict).get("kind") == NAMES
+        if self._session is not None and not is_list:
+            announced = message.bytes("announce")
+            if set(self._session.announced(announced).ids) != set(range(len(self.agreement.names))):
+                raise ProtocolAbort(f"question {index} is announced for some of the parties only")
+        names, row = self._answers.answer(message)
+        if names is not None:
+            return {"round": index, "names": names}, {}
+        return {"round": index}, {"upload": self._upload(announced, row)}
+
+
+class _Run(_Masked):
+    """One run at one party."""
+
+    agreement: Agreement
+
+    def __init__(self, party: Party, agreement: Agreement, x: np.ndarray, y: np.ndarray) -> None:
+        super().__init__(party, agreement, PartyStore(party.folder / "runs" / agreement.run))
+        self.experiment = experiment = agreement.experiment(x, y)
+        self._ledger = party.ledger
+        self._dataset = data_id(party.ledger, path=str(party.source.path))
+        self._check_memory()
+        # Under secure aggregation this party itself sees to it that enough others are in the sum; in the open no
+        # other's noise hides an upload.
+        open_sums = agreement.spec.aggregation == "off"
+        lacking = agreement.spec.cohort_size - 1 if open_sums else agreement.may_lack
+        accountant = experiment.accountant(missing=lacking)
+        self._conditions, self._releases = accountant.conditions, accountant.ledger_releases
+        secret = None
+        if agreement.spec.randomness == "os":
+            secret = noise.wrap(np.frombuffer(self.store.secret()[:8], np.uint32)[None])
+        self._engine = engines.ClientEngine(
+            build.make_simulation(experiment),
+            x,
+            y,
+            client=self.client,
+            seed=agreement.spec.seed,
+            hyper=build.compiled_hyper(experiment),
+            design=experiment.plan.design,
+            secret=secret,
+        )
+        self._engine.warm()
+        self._session = self._secagg_session(party, secagg_rules(experiment))
+
+    def _check_memory(self) -> None:
+        """A run goes on with the records and the ledger it began with. And an intent is older than its charge: a
+        folder that knows less than the ledger was deleted or restored, so that this party no longer knows what it
+        sent or which batches it used, and must not go on."""
+        if self.store.dataset() not in (None, self._dataset):
+            raise FederationError(
+                f"run {self.agreement.run[:8]} began with other records or another ledger: "
+                "bring those back, or start a new run"
+            )
+        charged = [entry.rounds[0] for entry in self._charges()]
+        newest = self.store.charged()
+        forgotten = charged and (newest is None or newest.round < max(charged))
+        if newest is not None and self.agreement.spec.randomness == "os":
+            forgotten = forgotten or not self.store.has_secret()
+        if forgotten:
+            raise FederationError(
+                f"this party has answered rounds of run {self.agreement.run[:8]} that its folder does not "
+                "remember: it was deleted or restored from a copy. Go on without this party, or start a new run"
+            )
+        self.store.save_dataset(self._dataset)
+
     # Rounds
 
     def round(self, message: messages.SignedMessage) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -333,11 +434,7 @@ class _Run:
         else:
             self._check_open(index, before)
             pending = self._answer(index, broadcast, message.field("last_counted", int), before)
-        if self._session is None or announced is None:
-            return {"round": index}, {"upload": pending.row}
-        masked = self._session.upload(announced, pending.row)
-        self.store.save_secagg(secagg_state.save_client(self._session))
-        return {"round": index}, {"upload": masked}
+        return {"round": index}, {"upload": self._upload(announced, pending.row)}
 
     def _check_turn(self, index: int) -> None:
         if not 0 <= index < len(self.experiment.cohorts):
@@ -440,7 +537,11 @@ class _Run:
         ]
 
 
-def session_id(agreement: Agreement) -> bytes:
+def _saved_terms(folder: Path) -> dict[str, Any]:
+    return read_checked(folder / "statistics.json", "delete this run's folder, and start a new run")
+
+
+def session_id(agreement: Agreement | StatisticsTerms) -> bytes:
     """What secure aggregation calls the federation: one for each run, so that no mask is ever used in two."""
     return hashlib.sha256(f"dither {agreement.federation} {agreement.digest}".encode()).digest()
 
@@ -451,7 +552,7 @@ def _for_the_server(error: Exception, asked: str) -> str:
         return REFUSALS["budget"]
     if isinstance(error, ClientRefused):
         return REFUSALS["update"]
-    return REFUSALS["terms" if asked == "terms" else "other"]
+    return REFUSALS["terms" if asked in ("terms", "statistics") else "other"]
 
 
 def _digest(leaves: list[np.ndarray]) -> str:

@@ -31,6 +31,7 @@ from dither.federation.agreement import (
     Agreement,
     collusion_notes,
     federated_spec,
+    held_out_rows,
     largest_norm,
     least_clients,
     secagg_rules,
@@ -41,6 +42,7 @@ from dither.federation.party import session_id
 from dither.federation.state import Journal
 from dither.secagg import encoding
 from dither.secagg import state as secagg_state
+from dither.secagg.roster import Rules
 from dither.secagg.server import ServerSession
 from dither.spec import Spec, code
 from dither.types import __version__
@@ -63,13 +65,15 @@ def load_evaluation_data(spec: Spec, *, data_dir: str | Path | None = None) -> E
     """From a spec: the catalogue's test records, or those of data.test_path; data.schema says how to encode
     them."""
     d = spec.data
-    if not d.path and not d.schema:
+    if not d.path and not d.schema and not spec.privacy.project_epsilon:
         dataset = build.load_data(
             spec.with_values({"data.split": "given", "data.partition": "iid"}), data_dir=data_dir
         )
         return EvaluationData(
             dataset.schema, dataset.classes, dataset.image_shape, dataset.x_test, dataset.y_test, d.name
         )
+    if spec.privacy.project_epsilon and not d.schema:  # parties estimate it, privately
+        return EvaluationData(None, (), (), np.zeros((0, 1), np.float32), np.zeros(0, np.int32), "own data")
     if not d.schema:
         raise SpecError(
             "a federation needs data.schema: bounds and categories that are known without looking at anybody's "
@@ -89,6 +93,8 @@ def load_evaluation_data(spec: Spec, *, data_dir: str | Path | None = None) -> E
 
 class Coordinator:
     """One run of a federation, from the first hello to the summary."""
+
+    _round_kind = "round"  # of message
 
     # reason: the options of `dither serve`, and what it was given to work with
     def __init__(
@@ -115,7 +121,7 @@ class Coordinator:
         self.mailbox = Mailbox(transport, self.keyring, self._identity)
         self.journal, self._evaluation, self._event = journal, evaluation, on_event
         self._wait = wait_seconds
-        self._asked_spec = spec
+        self.asked_spec = spec
         for file in spec.files:
             code.approve(file)
         self._waits = ("", 0.0)  # for what, and since when
@@ -124,6 +130,13 @@ class Coordinator:
     def run(self) -> Report:
         """Everything; returns the report. Whoever calls this holds the journal's lock."""
         began = time.monotonic()
+        from dither.federation import surveys  # which subclasses this
+
+        if self.asked_spec.privacy.statistics_epsilon and not self._begun:
+            surveys.write_statistics(self)
+        project = surveys.FederatedProject(self) if self.asked_spec.privacy.project_epsilon else None
+        if project is not None and not self._begun:
+            self.asked_spec, self._evaluation = project.prepare()
         self.agreement = self._agree()
         self._least = least_clients(self.agreement.spec)
         self.experiment = self.agreement.experiment(self._evaluation.x[:0], self._evaluation.y[:0])
@@ -164,6 +177,8 @@ class Coordinator:
             self.journal.complete(line, self.engine.save(), self.agreement)
             self._last_counted |= dict.fromkeys(line["counted"], index)
             self._event("round", {**line, **scores, "of": total})
+        if project is not None:
+            project.evaluate()
         return self._finish()
 
     # Before the rounds
@@ -179,13 +194,13 @@ class Coordinator:
         if agreement is not None and self._begun:
             self._out |= {name: each["why"] for name, each in self.journal.excluded().items()}
             self._check_left(agreement)
-            self._gather(self._left(agreement), least_clients(agreement.spec))
+            self.gather(self._left(agreement), least_clients(agreement.spec))
             return agreement
         if agreement is not None and set(agreement.names) != set(self.names):
             self.journal.forget_agreement()
             agreement = None
         names = self.names
-        self._gather(names, len(names))
+        self.gather(names, len(names))
         if agreement is None:
             agreement = self._new_agreement(names)
             self.journal.save_agreement(agreement)
@@ -211,16 +226,21 @@ class Coordinator:
         agreement = Agreement(
             federation=self.keyring.id,
             run=secrets.token_hex(8),
-            spec=federated_spec(self._asked_spec, len(names), evaluation.name),
+            spec=federated_spec(self.asked_spec, len(names), evaluation.name),
             schema=None if evaluation.schema is None else evaluation.schema.to_dict(),
             classes=evaluation.classes,
             num_features=evaluation.x.shape[1],
             image_shape=evaluation.image_shape,
             names=names,
-            sizes=tuple(int(self.mailbox.greeted[name]["records"]) for name in names),
+            sizes=self.training_sizes(names),
         ).check()
         agreement.experiment(evaluation.x[:0], evaluation.y[:0])  # a spec that cannot run is refused before asking
         return agreement
+
+    def training_sizes(self, names: Sequence[str]) -> tuple[int, ...]:
+        """How many records each party trains on."""
+        counts = (int(self.mailbox.greeted[name]["records"]) for name in names)
+        return tuple(len(held_out_rows(self.asked_spec, count)[0]) for count in counts)
 
     def _other_versions(self) -> dict[str, str]:
         """Parties with another version of Dither than the server's."""
@@ -240,7 +260,7 @@ class Coordinator:
                 "without them"
             )
 
-    def _gather(self, names: tuple[str, ...], least: int) -> None:
+    def gather(self, names: tuple[str, ...], least: int) -> None:
         """Wait for these parties: all of them, or `least` of them when no other has come for a while."""
         until, seen = time.monotonic() + self._wait, time.monotonic()
         heard: set[str] = set()
@@ -305,14 +325,17 @@ class Coordinator:
         schema = {} if self._evaluation.schema is None else {"schema.toml": self._evaluation.schema.to_toml()}
         spec = self.agreement.spec  # with the files of method and model as this machine knows them
         options = {f"method_options.{key}": value for key, value in spec.method_options.items()}
-        spec = spec.with_values({"method": self._asked_spec.method, **options})
-        spec = replace(spec, model=self._asked_spec.model)
+        spec = spec.with_values({"method": self.asked_spec.method, **options})
+        spec = replace(spec, model=self.asked_spec.model)
         files = {**schema, **train.model_source(self.agreement.spec)}
         self.journal.folder.begin_files({"run": self.agreement.run, **provenance}, spec, files)
 
+    def _rules(self) -> Rules | None:
+        return secagg_rules(self.experiment)
+
     def _enrol(self) -> ServerSession | None:
         """Secure aggregation: everybody signs the same roster, once for a run."""
-        rules = secagg_rules(self.experiment)
+        rules = self._rules()
         if rules is None:
             return None
         saved = self.journal.secagg()
@@ -351,7 +374,7 @@ class Coordinator:
         self._check_left(self.agreement)
         before, left = set(self.journal.excluded()), self._left(self.agreement)
         asked = [client for client in cohort if names[client] in left]
-        result = _RoundResult(np.zeros(self.engine.dimension, np.float32))
+        result = RoundResult(np.zeros(self.engine.dimension, np.float32))
         if len(asked) >= self._least:  # else without effect: nobody is asked, so nobody is charged
             result = (
                 self._collect_open(index, asked) if self._session is None else self._collect_masked(index, asked)
@@ -401,11 +424,13 @@ class Coordinator:
             arrays["announce"] = announcement
         questions: dict[str, Question] = {}
         for name in (self.agreement.names[client] for client in clients):
-            last = self._last_counted.get(name, -1)
-            questions[name] = {"run": self.agreement.run, "round": index, "last_counted": last}, arrays
-        return self._ask(index, "round", questions, take, least=least)
+            questions[name] = {"run": self.agreement.run, "round": index, **self._round_fields(name)}, arrays
+        return self._ask(index, self._round_kind, questions, take, least=least)
 
-    def _collect_open(self, index: int, cohort: list[int]) -> _RoundResult:
+    def _round_fields(self, name: str) -> dict[str, Any]:
+        return {"last_counted": self._last_counted.get(name, -1)}
+
+    def _collect_open(self, index: int, cohort: list[int]) -> RoundResult:
         """Uploads as they are; the server checks each."""
         rows: dict[int, np.ndarray] = {}
         refused: dict[int, str] = {}
@@ -421,7 +446,7 @@ class Coordinator:
             left = [client for client in cohort if client not in rows and client not in refused]
             refused |= self._ask_for_uploads(index, left, take, least=self._least - len(rows))
         total = self.engine.sum([rows[client] for client in cohort if client in rows])
-        return _RoundResult(total, set(rows), refused, attempts)
+        return RoundResult(total, set(rows), refused, attempts)
 
     def _checked(self, answer: SignedMessage, index: int) -> np.ndarray:
         if answer.kind != "upload" or answer.fields.get("round") != index:
@@ -439,12 +464,12 @@ class Coordinator:
             raise FederationError(f"its upload has norm {norm:.4g}, federation.max_norm is {largest:g}")
         return row
 
-    def _collect_masked(self, index: int, cohort: list[int]) -> _RoundResult:
+    def _collect_masked(self, index: int, cohort: list[int]) -> RoundResult:
         """Sums by secure aggregation: the server sees masked words, and opens the sum of those who stayed."""
         session, names = self._secagg, self.agreement.names
         standing = session.standing(index)
         if standing == "over":  # killed while it was being opened: this round stays without effect
-            return _RoundResult(np.zeros(self.engine.dimension, np.float32))
+            return RoundResult(np.zeros(self.engine.dimension, np.float32))
         if standing == "new":
             session.announce(index, cohort, self.engine.dimension)
         refused: dict[int, str] = {}
@@ -469,7 +494,7 @@ class Coordinator:
             tries += 1
             self._too_few(index, came, session.missing, tries, refused)
 
-    def _open_sum(self, index: int, refused: dict[int, str]) -> _RoundResult:
+    def _open_sum(self, index: int, refused: dict[int, str]) -> RoundResult:
         """Have the seals taken off; who made one that cannot be is excluded, and the round is without effect."""
         session, names = self._secagg, self.agreement.names
         requests = session.unseal()
@@ -488,12 +513,16 @@ class Coordinator:
             if names[client] not in self._out:
                 self._exclude(index, names[client], liars[client])
         nothing = np.zeros(self.engine.dimension, np.float32)
-        result = _RoundResult(nothing, set(), refused, session.attempt + 1, disputed)
+        result = RoundResult(nothing, set(), refused, session.attempt + 1, disputed)
         if not session.ready:
             self._rest(index, silent)
             return result._replace(silent=sorted(silent))
         if liars:
             return result
+        return result._replace(total=self._decoded(session), counted=set(session.cohort))
+
+    def _decoded(self, session: ServerSession) -> np.ndarray:
+        """The numbers behind the words of an opened sum."""
         aggregation = build.aggregation(self.experiment)
         if aggregation is None:
             raise ProtocolAbort("a sum was opened under an agreement without secure aggregation")
@@ -502,7 +531,7 @@ class Coordinator:
             # A masked vector cannot be looked at. Honest ones lie in a ball, so their sum lies in one, too.
             largest = largest_norm(self.agreement.spec, self.engine.dimension) * len(session.cohort)
             total *= min(1.0, largest / max(float(np.linalg.norm(total)), largest))
-        return result._replace(total=total, counted=set(session.cohort))
+        return total
 
     def _ask_for_shares(
         self, index: int, kind: str, requests: Mapping[int, bytes], take: Callable[[bytes], None]
@@ -638,7 +667,7 @@ _LONGEST_NOTICE = 400
 _ROUNDING = 1e-5  # of a norm that a party computed in float32
 
 
-class _RoundResult(NamedTuple):
+class RoundResult(NamedTuple):
     """A round's sum, and who is in it."""
 
     total: np.ndarray

@@ -117,7 +117,7 @@ def _supervise(link: Any, gate: Any, keyring: keys.Keyring, config: Mapping[str,
         link.run(APP, config)
 
     def hear(event: str, facts: dict[str, Any]) -> None:
-        if event == "start":
+        if "upload_bytes" in facts:
             gate.most_bytes = int(facts["upload_bytes"])
         on_event(event, facts)
 

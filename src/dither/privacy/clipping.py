@@ -12,6 +12,8 @@ Zeros are put in before the scale is applied, not after: the compiler then round
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -25,6 +27,7 @@ from dither.types import Array, Params, PyTree
 
 REACH = 2.0**40  # of a coordinate that a client reads or sends: sums and products of such numbers are finite
 TINY = 1e-30  # a zero vector is scaled by 1, not by 0/0
+_SIDE_BY_SIDE = 16  # blocks of a batch
 LOST = 2.0**-126  # a smaller square is flushed to 0
 EXACT = jax.lax.Precision.HIGHEST  # a GPU's shortened products would let a record count for more than the clip
 
@@ -149,7 +152,7 @@ def on_lattice(
     mode: str,
     scale: Array,
     l2: Array | float = 0.0,
-    fixed_places: bool = False,
+    fixed_places: bool,
 ) -> Clipped:
     """What exact noise is added to, as integers (R7): the sum of a batch's clipped gradients (mode "example"), or
     the clipped mean, `l2` inside the clip (mode "batch"), at the lattice's `scale`.
@@ -162,23 +165,35 @@ def on_lattice(
         fraction = (norm(mean) > clip_norm).astype(jnp.float32)
         return Clipped(lattice.rounded(exact_clip(mean, clip_norm), scale), fraction)
     size = exact.block_size(x.shape[0])
-    filled = [jnp.pad(a, [(0, -len(a) % size)] + [(0, 0)] * (a.ndim - 1)) for a in (x, y, weights)]
-    blocks = [a.reshape(-1, size, *a.shape[1:]) for a in filled]
+    # An accelerator sums blocks side by side, in groups that fit its memory; a CPU one after the other.
+    together = 1 if jax.default_backend() == "cpu" else min(-(-x.shape[0] // size), _SIDE_BY_SIDE)
+    filled = [jnp.pad(a, [(0, -len(a) % (size * together))] + [(0, 0)] * (a.ndim - 1)) for a in (x, y, weights)]
+    groups = [a.reshape(-1, together, size, *a.shape[1:]) for a in filled]
 
     def one(block: list[Array]) -> tuple[PyTree, Array]:
         total, fraction = example_clipped_sum(model, params, *block, clip_norm=clip_norm, stored=True)
         return lattice.rounded(total, scale) if fixed_places else total, fraction * jnp.sum(block[2])
 
-    def add(sum_so_far: tuple[PyTree, Array], block: list[Array]) -> tuple[tuple[PyTree, Array], None]:
-        total, clipped = one(block)
-        before, count = sum_so_far
-        joined = lattice.added(before, total) if fixed_places else jax.tree.map(jnp.add, before, total)
-        return (joined, count + clipped), None
+    def joined(a: tuple[PyTree, Array], b: tuple[PyTree, Array]) -> tuple[PyTree, Array]:
+        total = lattice.added(a[0], b[0]) if fixed_places else jax.tree.map(jnp.add, a[0], b[0])
+        return total, a[1] + b[1]
 
-    total, clipped = one([a[0] for a in blocks])
-    if len(blocks[0]) > 1:
-        few = len(blocks[0]) <= 8  # a loop costs a small model more than its sums do
-        (total, clipped), _ = jax.lax.scan(add, (total, clipped), [a[1:] for a in blocks], unroll=few or 1)
+    def one_group(group: list[Array]) -> tuple[PyTree, Array]:
+        if together == 1:
+            return one([a[0] for a in group])
+        sums = jax.vmap(one)(group)
+        each: list[tuple[PyTree, Array]] = [jax.tree.map(operator.itemgetter(i), sums) for i in range(together)]
+        return functools.reduce(joined, each)
+
+    total, clipped = one_group([a[0] for a in groups])
+    if len(groups[0]) > 1:
+        few = len(groups[0]) * together <= 8  # a loop costs a small model more than its sums do
+        (total, clipped), _ = jax.lax.scan(
+            lambda before, group: (joined(before, one_group(group)), None),
+            (total, clipped),
+            [a[1:] for a in groups],
+            unroll=few or 1,
+        )
     integers = total if fixed_places else lattice.rounded(total, scale)
     return Clipped(integers, clipped / jnp.maximum(jnp.sum(weights), 1.0))
 
@@ -231,8 +246,8 @@ def _dense_clipped_sum(
     model: Model, params: Params, x: Array, y: Array, weights: Array, *, clip_norm: Array, stored: bool
 ) -> tuple[PyTree, Array]:
     inputs, derivatives = _backward(model, params, x, y, jnp.ones(x.shape[0]))
-    if stored:
-        derivatives, inputs = jax.lax.optimization_barrier((derivatives, inputs))
+    if stored:  # all but the records, which no arithmetic has made
+        derivatives, inputs[1:] = jax.lax.optimization_barrier((derivatives, inputs[1:]))
     # What d² loses below LOST a large a² could bring back: it is added, so that no norm is too small.
     squared = sum(
         (jnp.sum(jnp.square(d), 1) + d.shape[1] * LOST) * (1 + jnp.sum(jnp.square(a), 1))

@@ -8,7 +8,7 @@ gigabytes a second. No key outlives its call and nothing is kept: a forked child
 round or a second thread has nothing to share with its twin. On several devices each asks for itself; what all
 must share (the server's noise) is the first one's.
 
-*On an accelerator* the host would be too slow, so the compiled program expands a key with ChaCha20
+*On an accelerator* the host would be too slow, so the compiled program expands a key with ChaCha12
 (`privacy.chacha`).
 The key is an argument of the program, drawn from `os.urandom` for each call of it (`fresh_key`), never a
 constant of it and never saved. The nonce holds round, client and step, 31 bits each, and a bit that tells the
@@ -62,7 +62,7 @@ def host_words(count: int) -> np.ndarray:
 
 
 def fresh_key(runs: int) -> np.ndarray:
-    """A ChaCha20 key for each run, `[runs, 8]`, from the operating system."""
+    """A ChaCha key for each run, `[runs, 8]`, from the operating system."""
     return np.frombuffer(os.urandom(32 * runs), np.uint32).reshape(runs, 8)
 
 
@@ -106,12 +106,22 @@ class OsEntropy:
         if self.key is not None:
             drawn = _expanded(sum(sizes), spread)(self.key, self._nonce(), mapped)
             return [drawn[part].reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
-        words = self.words(lattice.WORDS * sum(sizes)).reshape(lattice.WORDS, sum(sizes))
+        words, total = self.words(3 * sum(sizes) + 2), sum(sizes)
         # Drawn in the shape of use, for which `noise._in_shape` has the reasons.
         return [
-            lattice.draw(words[:, part].reshape(lattice.WORDS, *shape), spread=spread)
-            for part, shape in zip(parts, shapes, strict=True)
+            self._by_words(words, total, part, shape, spread) for part, shape in zip(parts, shapes, strict=True)
         ]
+
+    def _by_words(self, words: Array, total: int, part: slice, shape: tuple[int, ...], spread: int) -> Array:
+        """Draws from two words each, and a third for ties: the second pick's is the sum of three draws' ones, so
+        that only four ties at once depend on each other (`accounting.lattice_noise`)."""
+
+        def at(offset: int) -> Array:
+            return words[offset + part.start : offset + part.stop].reshape(shape)
+
+        ties = at(2 * total)
+        further = (ties, ties ^ at(2 * total + 1) ^ at(2 * total + 2))
+        return lattice.draw((at(0), at(total)), further, spread=spread)
 
     def words(self, count: int) -> Array:
         """`count` uniform 32-bit words from the host, for each index that vmap maps over."""

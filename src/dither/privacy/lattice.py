@@ -18,13 +18,16 @@ import numpy as np
 from dither.accounting.lattice_noise import SPREAD, SUM_SPREAD, SUM_WIDTH, TABLE_BITS, TABLE_STD, WIDTH
 from dither.types import Array, PyTree
 
-WORDS = 3  # 32-bit words a draw
 REACH = np.float32(
     2**30 - 64
 )  # two such integers add up in int32; lattice values are cut here, some 2,000 noise stds from 0
 _BINS = 1 << TABLE_BITS
 _HIGH_BITS = 32 - TABLE_BITS  # bits of a word, beside the bin, that are compared with the threshold
+_CENTRE = 3 * TABLE_STD // 2
 _FRACTION_BITS = 256  # of the integers that probabilities are computed with
+
+
+LookUp = Callable[[Array], tuple[Array, Array]]
 
 
 # The table, made once
@@ -32,11 +35,14 @@ _FRACTION_BITS = 256  # of the integers that probabilities are computed with
 
 @functools.cache
 def law() -> np.ndarray:
-    """How many of 2^64 equally likely cases give x = -2^13, ..., 2^13 - 1: P(x)·2^64, rounded, as uint64."""
+    """How many of 2^64 equally likely cases give x = -2^13, ..., 2^13 - 1, as uint64: P(x)·2^64, beyond ±_CENTRE
+    rounded up. What that takes is missing inside, in proportion."""
     weights = _weights(_BINS // 2)
-    total = weights[0] + 2 * sum(weights[1:])
-    half = [((weight << 65) // total + 1) >> 1 for weight in weights]  # rounded to the nearest
-    half[0] = 2**64 - 2 * sum(half[1:-1]) - half[-1]
+    total = weights[0] + 2 * sum(weights[1:-1]) + weights[-1]
+    outer = [(weight << 64) // total + 1 for weight in weights[_CENTRE + 1 :]]
+    left, inside = 2**64 - 2 * sum(outer[:-1]) - outer[-1], weights[0] + 2 * sum(weights[1 : _CENTRE + 1])
+    centre = [weight * left // inside for weight in weights[1 : _CENTRE + 1]]
+    half = [left - 2 * sum(centre), *centre, *outer]
     return np.array([*half[:0:-1], *half[:-1]], np.uint64)
 
 
@@ -90,16 +96,12 @@ def table() -> np.ndarray:
 
 
 def draw(
-    words: Sequence[Array],
-    look_up: Callable[[Array], tuple[Array, Array]] | None = None,
-    *,
-    spread: int = SPREAD,
+    high: Sequence[Array], low: Sequence[Array], look_up: LookUp | None = None, *, spread: int = SPREAD
 ) -> Array:
-    """Integers of std `width(spread)`, int32, from three arrays of uniform uint32. `look_up` reads the table's
-    columns."""
+    """Integers of std `width(spread)`, int32, from two arrays of uniform uint32 and two further ones, which decide
+    ties: one draw in 2^17 has one. `look_up` reads the table's columns."""
     look_up = look_up or _look_up
-    swapped = words[2] << np.uint32(16) | words[2] >> np.uint32(16)
-    return spread * _pick(words[0], words[2], look_up) + _pick(words[1], swapped, look_up)
+    return spread * _pick(high[0], low[0], look_up) + _pick(high[1], low[1], look_up)
 
 
 def _look_up(bins: Array) -> tuple[Array, Array]:
@@ -107,7 +109,7 @@ def _look_up(bins: Array) -> tuple[Array, Array]:
     return high.at[bins].get(mode="promise_in_bounds"), low.at[bins].get(mode="promise_in_bounds")
 
 
-def _pick(high: Array, low: Array, look_up: Callable[[Array], tuple[Array, Array]] = _look_up) -> Array:
+def _pick(high: Array, low: Array, look_up: LookUp = _look_up) -> Array:
     """One draw from the table."""
     own = (high >> np.uint32(_HIGH_BITS)).astype(jnp.int32)
     packed, threshold_low = look_up(own)

@@ -116,9 +116,10 @@ class DataSpec:
     records_per_client: int = _key(0, "records each client holds; 0: all are dealt out", at_least=0)
     split: str = _key(
         "given",
-        "test records: the set's own; 80/10/10 train/test/validation inside each client; or the same, scored on "
-        "the validation records",
-        ("given", "per-client", "validation"),
+        "test records: the set's own (of your own tables test_fraction, the classes in proportion); 80/10/10 "
+        "train/test/validation inside each client; the same, scored on the validation records; or test_fraction "
+        "of your own tables by row number alone",
+        ("given", "per-client", "validation", "rows"),
     )
     public_fraction: float = _key(
         0.0, "share of the training records declared public, chosen by row number alone", at_least=0.0, below=1.0
@@ -212,6 +213,16 @@ class PrivacySpec:
         -1,
         "clients that collude with the server; -1: none in a simulation, a third of the cohort in a federation",
         at_least=-1,
+    )
+    project_epsilon: float = _key(
+        0.0,
+        "dither serve: one target for a private schema, training and a private evaluation; 0: training alone",
+        at_least=0.0,
+    )
+    statistics_epsilon: float = _key(
+        0.0,
+        "dither serve: also private statistics of the parties' tables, before training, at this target; 0: none",
+        at_least=0.0,
     )
     assume_credit: bool = _key(
         False, "credit the other clients' noise in sums where this is not proved (networks); labelled 'assumed'"
@@ -681,6 +692,12 @@ def _check_together(spec: Spec) -> None:
     if spec.data.test_path and spec.data.split != "given":
         raise SpecError(
             f"data.test_path with data.split={spec.data.split!r} would train on the test file; leave one out"
+        )
+    dealt_by_rows = spec.data.partition in ("iid", "files", "column") and spec.data.part == "all"
+    if spec.data.split == "rows" and not dealt_by_rows:
+        raise SpecError(
+            "data.split='rows' holds out rows of your own tables (data.path) by their numbers: it goes with "
+            "data.partition 'iid', 'files' or 'column', without data.part"
         )
     if spec.data.part != "all" and spec.data.public_fraction == 0:
         raise SpecError(f"data.part={spec.data.part!r} needs data.public_fraction, the share declared public")

@@ -267,10 +267,11 @@ def test_the_samplers_error_is_part_of_delta(ledger):
     assert alone.numbers == ()
     ledger.charge("two", "data", all_of(["ann"], one, 2), rounds=(0, 2))
     both = spent(ledger)
-    ideal = value((tuple(r._replace(exact=r.exact._replace(distance=0.0)) for r in one), 5))
+    ideal = value((tuple(r._replace(exact=r.exact._replace(distance=0.0, failure=0.0)) for r in one), 5))
     assert both.epsilon == pytest.approx(ideal, rel=1e-9)
-    drawn = 5 * one[0].exact.distance
-    assert both.delta == pytest.approx(DELTA + drawn * (1 + math.exp(both.epsilon)), rel=1e-12)
+    error = one[0].exact
+    added = 5 * error.failure + 5 * error.distance * (1 + math.exp(both.epsilon))
+    assert both.delta - DELTA == pytest.approx(added, rel=1e-4)
     assert both.numbers == ()
 
 

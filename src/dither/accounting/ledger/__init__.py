@@ -44,8 +44,9 @@ What is **not detected** at all:
 - releases that a program makes without charging them.
 """
 
+from dither.accounting.ledger.book import composed
 from dither.accounting.ledger.entries import Budget, Charge, Entry, Spent
 from dither.accounting.ledger.ledger import Ledger
 from dither.accounting.ledger.store import Anchor, read_anchor
 
-__all__ = ["Anchor", "Budget", "Charge", "Entry", "Ledger", "Spent", "read_anchor"]
+__all__ = ["Anchor", "Budget", "Charge", "Entry", "Ledger", "Spent", "composed", "read_anchor"]

@@ -23,7 +23,7 @@ from dither.accounting.ledger.entries import About, Budget, Charge, Charged, Row
 from dither.accounting.ledger.sketch import Scan, Sketch
 from dither.accounting.views import NUMBERS, SAMPLER_ERROR, sampler_error
 from dither.errors import BudgetExhausted, ConfigError, LedgerError
-from dither.types import Release, Sampling
+from dither.types import ExactNoise, Release, Sampling
 
 _CACHED = 4096  # values of ε that are remembered
 _FINE = 1e-15  # δ at which Gaussian releases are turned into one Gaussian
@@ -362,6 +362,15 @@ class Book:
         """Proven ε of all releases of an account, at the δ, view and adjacency of a budget."""
         return self._filtered(account, self._blocks(account, terms), terms)
 
+    def by_run(self, account: Account, terms: Budget) -> dict[str, float]:
+        """Proven ε of each run by itself, in the order in which they began."""
+        segments = {run: [i for i, owner in enumerate(account.owners) if owner == run] for run in account.order}
+        return {
+            run: self._row(self._together(account, terms, parts), terms, ideal=False).value
+            for run, parts in segments.items()
+            if parts
+        }
+
     def delta(self, account: Account, terms: Budget) -> float:
         """The δ of `epsilon`: that of the budget, or a thousandth more for the tails of sampled runs that follow a
         Gaussian one; and with the errors of samplers, where there are several runs."""
@@ -385,12 +394,16 @@ class Book:
         for run, counts in zip(account.owners, account.counts, strict=True):
             made.setdefault(run, []).append(counts)
 
-        def distance(stretches: list[Counts]) -> float:
+        def error(stretches: list[Counts]) -> ExactNoise:
             return sampler_error((self._participations[i], n) for counts in stretches for i, n in counts.items())
 
-        drawn = sum(max(distance(made.get(run, [])), distance(plans.get(run, []))) for run in {**plans, **made})
-        epsilon = max(terms.epsilon, self.epsilon(account, terms)) if drawn else 0.0
-        return drawn * (1.0 + math.exp(min(epsilon, 700.0)))
+        runs = [(error(made.get(run, [])), error(plans.get(run, []))) for run in {**plans, **made}]
+        total = ExactNoise(
+            rounding=0.0,
+            distance=math.fsum(max(each.distance for each in both) for both in runs),
+            failure=math.fsum(max(each.failure for each in both) for both in runs),
+        )
+        return total.delta(max(terms.epsilon, self.epsilon(account, terms))) if any(total) else 0.0
 
     def not_covered(self, dataset: str, account: Account, terms: Budget) -> str:
         """Why ε does not hold for rounds and runs that were chosen after looking at earlier results."""
@@ -525,11 +538,22 @@ class Book:
         return self._number((Release("uplink", noise_std, 1.0, 1, sampling, "shuffled epochs of one run (D2)"),))
 
 
+def composed(runs: Sequence[tuple[Sequence[Charge], Conditions]], terms: Budget) -> tuple[float, float]:
+    """(ε, δ) of several runs, each with all that it reveals, as a ledger would find it: later ones may be chosen
+    after looking at earlier ones."""
+    book, account = Book(), Account()
+    for number, (charges, conditions) in enumerate(runs):
+        charged = entries.decode_charges(entries.encode_charges(charges, (0, 1), conditions, charges))
+        for _, counts, plan in book._by_client(charged):
+            _charge(account, f"run {number}", charged, counts, plan)
+    return book.epsilon(account, terms), book.delta(account, terms)
+
+
 def _ideal(release: Release) -> Release:
     """The release as if noise were drawn as it is proved."""
     if release.exact is None:
         return release
-    return release._replace(exact=release.exact._replace(distance=0.0))
+    return release._replace(exact=release.exact._replace(distance=0.0, failure=0.0))
 
 
 def _charge(

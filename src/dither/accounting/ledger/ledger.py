@@ -360,6 +360,12 @@ class Ledger:
                 )
             return result
 
+    def spent_by_run(self, dataset: str, client: str, terms: Budget) -> dict[str, float]:
+        """Proven ε of each run of a client by itself, oldest first, at the terms of a budget."""
+        with self._lock:
+            self._catch_up()
+            return self._book.by_run(self._book.account(dataset, client), terms.check())
+
     def datasets(self) -> list[str]:
         """The data sets with a charge or a budget, by id."""
         with self._lock:

@@ -1,0 +1,279 @@
+"""`dither start`: from raw tables to an evaluated model, with one ε that covers everything.
+
+project = dither.start("hospitals/", label="readmitted", epsilon=1.0)
+project.scores.model["auc"]        # private, on records that training left out
+project.split                      # what schema, training and evaluation spent, and together
+
+ε is split before anything is looked at: a private schema, training on rows that a public rule chooses, a private
+evaluation on the others. Each file gets a budget of that ε in the ledger, so that nothing more can be spent on it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dither import data
+from dither.accounting import Conditions, gaussian_epsilon, gaussian_mu
+from dither.accounting.ledger import Budget, Charge, Ledger, composed
+from dither.accounting.ledger.runs import EVERY_RECORD, data_id
+from dither.errors import DataError, SpecError
+from dither.experiment import counting
+from dither.experiment.account import SpentPart, spent_parts
+from dither.experiment.build import Experiment, build_experiment
+from dither.experiment.defaults import choose
+from dither.experiment.evaluation import PrivateScores, evaluate_privately
+from dither.experiment.folder import to_json, write_text
+from dither.experiment.private_schema import Wanted, private_schema
+from dither.experiment.report import Report
+from dither.experiment.train import run
+from dither.privacy.discrete import Words
+from dither.spec import Spec
+
+SHARES = (0.05, 0.85, 0.10)  # of μ²: schema, training, evaluation
+_FILTER = 0.75  # of δ that is left where a sampled run comes among others (`ledger.filter`)
+_TARGET = 0.9995, 0.993  # of ε: most and least that the parts may come to
+_STEPS = 8
+_LABELS = re.compile(
+    r"^(label|target|outcome|class|y|result|response|diagnosis|readmitted|survived|income)$", re.I
+)
+
+
+class Budgets(NamedTuple):
+    """One (ε, δ) for everything, and ε of each part by itself: together they come to less than their sum."""
+
+    epsilon: float
+    delta: float
+    schema: float
+    training: float
+    evaluation: float
+
+    @classmethod
+    def split(cls, epsilon: float, records: int, delta: float = 0.0, shares: Sequence[float] = SHARES) -> Budgets:
+        """Split ε by shares of μ². `delta` 0: below one over the number of records."""
+        if len(shares) != 3 or min(shares) <= 0 or not math.isclose(sum(shares), 1.0, abs_tol=1e-6):
+            raise SpecError(f"shares={tuple(shares)} must be three numbers above 0 that add up to 1")
+        delta = delta or min(1e-5, 10.0 ** -math.ceil(math.log10(records)))
+        counting.check_budget(epsilon, delta)
+        mu = gaussian_mu(epsilon, _FILTER * delta)
+        parts = (float(f"{gaussian_epsilon(mu * math.sqrt(share), delta):.4g}") for share in shares)
+        return cls(epsilon, delta, *parts)
+
+
+@dataclass(frozen=True)
+class ProjectPlan:
+    """What will be spent on which files, decided by their headers and record counts alone."""
+
+    files: tuple[Path, ...]
+    records: tuple[int, ...]
+    wanted: Wanted
+    budgets: Budgets
+
+    def lines(self) -> list[tuple[str, str]]:
+        """What a person should know before anything is looked at."""
+        total = sum(self.records)
+        return [
+            ("tables", f"{len(self.files)}, {total:,} records, label {self.wanted.label!r}"),
+            (
+                "ε in all",
+                f"{self.budgets.epsilon:g} at δ = {self.budgets.delta:g}, for each file: its budget in the ledger",
+            ),
+            ("schema", f"ε = {self.budgets.schema:.3g}: kinds, bounds, categories"),
+            ("training", f"ε = {self.budgets.training:.3g}, about: on 4 of 5 records"),
+            ("evaluation", f"ε = {self.budgets.evaluation:.3g}: on the others"),
+        ]
+
+
+@dataclass(frozen=True)
+class Project:
+    """A trained and privately evaluated model, and everything that was spent."""
+
+    folder: Path
+    report: Report
+    scores: PrivateScores
+    split: tuple[SpentPart, ...]  # the last part is everything together
+    excluded: Mapping[str, str]
+
+    @property
+    def epsilon(self) -> SpentPart:
+        """The one ε."""
+        return self.split[-1]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "folder": str(self.folder),
+            "scores": asdict(self.scores),
+            "split": [part._asdict() for part in self.split],
+            "left_out": dict(self.excluded),
+        }
+
+
+def propose_label(path: str | Path | Sequence[str | Path]) -> tuple[str, list[str]]:
+    """The label by the names of the columns alone, and these names: one that is called like a label, else the last
+    one."""
+    header = counting.shared_columns([counting.read(file) for file in table_files(path)])
+    return next((name for name in header if _LABELS.match(name)), header[-1]), header
+
+
+def table_files(path: str | Path | Sequence[str | Path]) -> list[Path]:
+    """The tables of a folder, a pattern or a list; a single table by itself."""
+    files = data.table_files(path)
+    if not files and isinstance(path, str | Path):
+        files = [Path(path).expanduser()]
+    return files
+
+
+# reason: the options of `dither start`
+def plan_project(
+    path: str | Path | Sequence[str | Path],
+    wanted: Wanted,
+    *,
+    epsilon: float = 1.0,
+    delta: float = 0.0,
+    shares: Sequence[float] = SHARES,
+) -> ProjectPlan:
+    """Split ε over schema, training and evaluation. `shares` are those of μ²: ε of the parts is larger than their
+    share, as parts compose better than they add up."""
+    files = table_files(path)
+    tables = [counting.read(file) for file in files]
+    wanted.features(counting.shared_columns(tables))
+    records = tuple(map(len, tables))
+    return ProjectPlan(tuple(files), records, wanted, Budgets.split(epsilon, sum(records), delta, shares))
+
+
+# reason: keyword options of a public function
+def start_project(
+    plan: ProjectPlan,
+    *,
+    out: str | Path | None = None,
+    ledger: str | Path | None = None,
+    new_ledger: bool = False,
+    values: Mapping[str, Any] | None = None,
+    on_step: Callable[[str], None] = lambda line: None,
+    **options: Any,
+) -> Project:
+    """Estimate a schema, train and evaluate, all privately. `values` are keys of a spec put on top of what Dither
+    chooses, `options` those of `train.run`."""
+    folder = Path(out) if out is not None else Path("runs") / time.strftime("start-%Y%m%d-%H%M%S")
+    if folder.exists():
+        raise SpecError(f"{str(folder)!r} exists; nothing is overwritten, give another --out")
+    book = Ledger(ledger or Ledger.default_path())
+    _set_budgets(book, plan)
+    on_step("estimating the schema")
+    budget: dict[str, Any] = {"delta": plan.budgets.delta, "ledger": book.path, "new_ledger": new_ledger}
+    values = values or {}
+
+    def words(purpose: str) -> list[Words]:
+        source = str(values.get("randomness", "os")), int(values.get("seed", 0)), purpose
+        return [counting.noise_words(*source, number) for number in range(len(plan.files))]
+
+    schema_budget, score_budget = plan.budgets.schema, plan.budgets.evaluation
+    drafted = private_schema(plan.files, plan.wanted, epsilon=schema_budget, words=words("schema"), **budget)
+    folder.mkdir(parents=True)
+    drafted.schema.save(folder / "schema.toml")
+    on_step("choosing the noise")
+    spec = training_spec(plan, folder / "schema.toml", values)
+    write_text(folder / "spec.toml", spec.to_toml())
+    on_step("training")
+    report = run(spec, out=folder / "run", ledger=book.path, new_ledger=new_ledger, **options)
+    on_step("evaluating")
+    scores = evaluate_privately(
+        report, plan.files, epsilon=score_budget, held_out=True, words=words("evaluation"), **budget
+    )
+    project = Project(folder, report, scores, spent_parts(report, book.path), drafted.excluded)
+    write_text(folder / "project.json", to_json(project.to_dict(), indent=2))
+    return project
+
+
+def _set_budgets(book: Ledger, plan: ProjectPlan) -> None:
+    """The one ε as the budget of every file, which must have spent nothing before."""
+    datasets = [data_id(book, path=str(file)) for file in plan.files]
+    for file, dataset in zip(plan.files, datasets, strict=True):
+        limit = book.budget(dataset)
+        if any(spent.participations for spent in book.spent(dataset, delta=plan.budgets.delta)):
+            raise DataError(
+                f"{file.name!r} has spent ε before, by {book.path}: one ε for everything needs records on which "
+                "nothing was spent; see `dither budget show`, and go on with `dither run`"
+            )
+        if limit is not None and not Budget(plan.budgets.epsilon, plan.budgets.delta).within(limit):
+            raise SpecError(f"{file.name!r} has a budget of {limit}; give an --epsilon and --delta within it")
+    for dataset in datasets:
+        if book.budget(dataset) is None:
+            book.set_budget(dataset, Budget(plan.budgets.epsilon, plan.budgets.delta))
+
+
+def training_spec(plan: ProjectPlan, schema: Path, values: Mapping[str, Any]) -> Spec:
+    """What Dither chooses for these files, with as much ε as schema and evaluation leave."""
+    files = [str(file.resolve()) for file in plan.files]
+    given = {
+        "data.path": files if len(files) > 1 else files[0],
+        **({"cohort_size": len(files)} if len(files) > 1 else {}),
+        "data.schema": str(schema.resolve()),
+        "data.split": "rows",
+        "privacy.epsilon": plan.budgets.training,
+        "privacy.delta": plan.budgets.delta,
+        **values,
+    }
+    chosen = choose(given)
+    return calibrated(chosen.spec, lambda spec: build_experiment(spec, dataset=chosen.dataset), plan.budgets)
+
+
+def calibrated(spec: Spec, build: Callable[[Spec], Experiment], budgets: Budgets) -> Spec:
+    """The spec with the largest ε for training (to a hundredth) at which all parts compose to at most the one
+    ε, as the ledger will find it."""
+    most, least = (share * budgets.epsilon for share in _TARGET)
+    target = spec.privacy.epsilon
+    for _ in range(_STEPS):
+        spec = spec.with_values({"privacy.epsilon": float(f"{target:.4g}")})
+        total = everything(build(spec), budgets)
+        if least <= total <= most:
+            return spec
+        target *= (0.5 * (most + least) / total) ** (1 / SHARES[1])
+    if total > most:
+        raise SpecError(
+            f"schema, training and evaluation come to ε = {total:.4g}, not {budgets.epsilon:g}; give other shares"
+        )
+    return spec
+
+
+def everything(experiment: Experiment, budgets: Budgets) -> float:
+    """ε of schema, training and evaluation as they compose, for the client that reveals most."""
+    accountant = experiment.accountant()
+
+    def looked(epsilon: float, *, lists_names: bool) -> tuple[list[Charge], Conditions]:
+        release = counting.release(epsilon, budgets.delta, lists_names=lists_names)
+        return [Charge(EVERY_RECORD, [((release,), 1)])], Conditions()
+
+    first = looked(budgets.schema, lists_names=True)
+    last = looked(budgets.evaluation, lists_names=False)
+    terms = Budget(budgets.epsilon, budgets.delta)
+    return max(
+        composed([first, ([Charge(EVERY_RECORD, group.most)], accountant.conditions), last], terms)[0]
+        for group in accountant.clients
+    )
+
+
+# reason: keyword options of a public function
+def start(
+    path: str | Path | Sequence[str | Path],
+    *,
+    label: str = "",
+    task: str = "auto",
+    classes: Sequence[str] = (),
+    drop: Sequence[str] = (),
+    keep: Sequence[str] = (),
+    epsilon: float = 1.0,
+    delta: float = 0.0,
+    shares: Sequence[float] = SHARES,
+    **options: Any,
+) -> Project:
+    """From a table, a folder or a list of tables to an evaluated model, with one ε for everything. Without `label`
+    the header proposes one. `options` are those of `start_project`."""
+    label = label or propose_label(path)[0]
+    wanted = Wanted(label, task, tuple(classes), tuple(drop), tuple(keep))
+    return start_project(plan_project(path, wanted, epsilon=epsilon, delta=delta, shares=shares), **options)

@@ -1,0 +1,318 @@
+"""The server's side of private statistics, and of a project with one ε: schema, training, evaluation.
+
+`StatisticsCoordinator` asks the parties of a federation what `Counting` asks in a simulation, by the same secure
+sums as a round of training: a question is a round whose upload is a vector of counts. `FederatedProject` ties a
+private schema, the training and a private evaluation together, with one ε for all (`privacy.project_epsilon`).
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from dither import data
+from dither.data.schema import Schema, SchemaPrivacy
+from dither.errors import FederationError, SpecError
+from dither.experiment import counting
+from dither.experiment.counting import MOST_NAMES, Question
+from dither.experiment.defaults import federated_defaults
+from dither.experiment.evaluation import PrivateScores, private_scores
+from dither.experiment.folder import read_checked, write_checked, write_text
+from dither.experiment.private_schema import Wanted, estimate_schema
+from dither.experiment.start import Budgets, calibrated
+from dither.experiment.statistics import Statistics, describe
+from dither.federation.agreement import Agreement, federated_spec, held_out_rows
+from dither.federation.messages import SignedMessage
+from dither.federation.server import Coordinator, EvaluationData, RoundResult
+from dither.federation.state import Journal
+from dither.federation.statistics import StatisticsTerms
+from dither.secagg.roster import Rules
+from dither.secagg.server import ServerSession
+from dither.spec import Spec
+
+_ADVICE = "start a new run"
+
+
+class _Asked(NamedTuple):
+    """What a question has in the place of an engine: how long its answer is, and what is broadcast."""
+
+    dimension: int
+    leaves: list[np.ndarray]
+
+    def message(self) -> list[np.ndarray]:
+        return self.leaves
+
+
+class StatisticsCoordinator(Coordinator):
+    """Asks all parties of a coordinator for one purpose, within (ε, δ): a `counting.Counter`. Every party must
+    answer every question. Answers are on the disk: a server that is started again asks none of them twice."""
+
+    _round_kind = "question"
+    agreement: StatisticsTerms  # type: ignore[assignment]  # of the rounds' methods it needs names, spec, digest
+    engine: _Asked  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        purpose: str,
+        budget: tuple[float, float],
+        trained: tuple[Agreement, list[np.ndarray]] | None = None,
+    ) -> None:
+        vars(self).update(vars(coordinator))  # the same mailbox, keys and parties
+        self.journal = Journal(coordinator.journal.path / purpose)
+        self.journal.path.mkdir(parents=True, exist_ok=True)
+        self._trained = trained[0] if trained else None
+        self._leaves = trained[1] if trained else []
+        self._headers: dict[str, list[str]] = {}
+        self.agreement = self._agree_to_count(purpose, budget)
+        self._least, self.records = len(self.agreement.names), sum(self.agreement.sizes)
+        self._session = self._enrol()
+        if not self._begun:
+            self._save({"headers": self._headers, "answers": []})
+        self._mu, _ = counting.mu_and_slip(*budget, lists_names=self.agreement.lists_names)
+        self._index = -1
+
+    @property
+    def _begun(self) -> bool:
+        return (self.journal.path / "answers.json").is_file()
+
+    @property
+    def header(self) -> list[str]:
+        """The columns that all parties have."""
+        first, *others = (self._saved()["headers"][name] for name in self.agreement.names)
+        shared = [name for name in first if all(name in other for other in others)]
+        if not shared:
+            raise FederationError("the parties' tables have no column in common; give them the same header")
+        return shared
+
+    def _agree_to_count(self, purpose: str, budget: tuple[float, float]) -> StatisticsTerms:
+        """Terms that every party has accepted: those of the journal, or new ones."""
+        path = self.journal.path / "statistics.json"
+        if path.is_file():
+            terms = StatisticsTerms.from_dict(read_checked(path, _ADVICE))
+        else:
+            terms = self._new_terms(purpose, budget)
+            write_checked(path, terms.to_dict())
+        self._hellos = {}
+        masked = terms.rules is not None
+
+        def take(name: str, answer: SignedMessage) -> None:
+            if answer.kind != "accepted" or answer.fields.get("digest") != terms.digest:
+                raise FederationError("it accepted another agreement")
+            if masked:
+                self._hellos[name] = answer.bytes("hello")
+            if terms.lists_names:
+                self._headers[name] = [str(column) for column in answer.field("columns", list)]
+            self._event("accepted", {"party": name})
+
+        facts = {"digest": terms.digest, "parties": list(terms.names), "collusion": "", "warning": ""}
+        self._event("terms", {**facts, "upload_bytes": 8 * counting.MOST_CELLS + (1 << 16)})
+        self._everybody("statistics", terms.names, ({"terms": terms.to_dict()}, {}), take, "approve")
+        return terms
+
+    def _new_terms(self, purpose: str, budget: tuple[float, float]) -> StatisticsTerms:
+        names = self.names
+        counts = [int(self.mailbox.greeted[name]["records"]) for name in names]
+        if self._trained is not None:
+            names, spec = self._trained.names, self._trained.spec
+            counts = [len(held_out_rows(spec, int(self.mailbox.greeted[name]["records"]))[1]) for name in names]
+        else:
+            asked = self.asked_spec.with_values({"num_clients": len(names), "cohort_size": len(names)})
+            spec = federated_spec(asked, len(names), "own data")
+        return StatisticsTerms(
+            federation=self.keyring.id,
+            run=secrets.token_hex(8),
+            purpose=purpose,
+            epsilon=float(budget[0]),
+            delta=float(budget[1]),
+            spec=spec,
+            names=tuple(names),
+            sizes=tuple(counts),
+            trained=self._trained,
+        ).check()
+
+    # Questions
+
+    def total(self, question: Question) -> tuple[list[np.ndarray], float]:
+        """The sum over the parties, column by column, and the standard deviation of its noise."""
+        dimension = sum(rows * cells for rows, cells in question.shapes())
+
+        def ask(index: int) -> list[int]:
+            self._question, self.engine = question, _Asked(dimension, self._leaves)
+            everyone = list(range(len(self.agreement.names)))
+            collect = self._collect_open if self._session is None else self._collect_masked
+            result = collect(index, everyone)
+            if set(result.counted) != set(everyone):
+                said = "; ".join(
+                    f"{self.agreement.names[client]}: {why}" for client, why in result.refused.items()
+                )
+                raise FederationError(
+                    f"question {index + 1} of {self.agreement.purpose} was not answered by all parties"
+                    + (f": {said}" if said else "; start the server again when they are back")
+                )
+            cells: list[int] = result.total.tolist()
+            return cells
+
+        cells = np.array(self._once(ask), np.int64)
+        return question.split(cells), counting.total_std(question, self._mu, len(self.agreement.names))
+
+    def names_of(self, question: Question) -> list[list[str]]:
+        def ask(index: int) -> list[list[str]]:
+            answers: dict[str, list[list[str]]] = {}
+
+            def take(name: str, answer: SignedMessage) -> None:
+                listed = answer.field("names", list)
+                good = len(listed) == len(question.columns) and all(
+                    isinstance(names, list) and len(names) <= MOST_NAMES and all(type(n) is str for n in names)
+                    for names in listed
+                )
+                if not good:
+                    raise FederationError("it lists names that nobody asked for")
+                answers[name] = listed
+
+            fields = {"run": self.agreement.run, "round": index, "question": question.to_dict()}
+            self._everybody("question", self.agreement.names, (fields, {}), take, "answer")
+            return counting.union([answers[name] for name in self.agreement.names])
+
+        listed: list[list[str]] = self._once(ask)
+        return listed
+
+    def _once(self, ask: Any) -> Any:
+        """The answer to the next question: from the disk where it was asked before."""
+        self._index += 1
+        saved = self._saved()
+        if self._index == len(saved["answers"]):
+            saved["answers"].append(ask(self._index))
+            self._save(saved)
+        return saved["answers"][self._index]
+
+    def _saved(self) -> dict[str, Any]:
+        return read_checked(self.journal.path / "answers.json", _ADVICE)
+
+    def _save(self, content: dict[str, Any]) -> None:
+        write_checked(self.journal.path / "answers.json", content)
+
+    # In the place of a training round
+
+    def _rules(self) -> Rules | None:
+        return self.agreement.rules
+
+    def _round_fields(self, name: str) -> dict[str, Any]:
+        return {"question": self._question.to_dict()}
+
+    def _decoded(self, session: ServerSession) -> np.ndarray:
+        return np.asarray(session.open(), np.uint64).view(np.int64)
+
+    def _collect_open(self, index: int, cohort: list[int]) -> RoundResult:
+        rows: dict[int, np.ndarray] = {}
+
+        def take(name: str, answer: SignedMessage) -> None:
+            row = answer.array("upload", "<u8")
+            if row.shape != (self.engine.dimension,):
+                raise FederationError(f"its answer has shape {row.shape}, expected ({self.engine.dimension},)")
+            rows[self.agreement.number(name)] = row.view(np.int64)
+
+        refused = self._ask_for_uploads(index, cohort, take, least=self._least)
+        total = np.sum(list(rows.values()), axis=0) if rows else np.zeros(self.engine.dimension, np.int64)
+        return RoundResult(total, set(rows), refused, 1)
+
+
+class PartyCounter:
+    """A `counting.Counter` over the parties of a federation."""
+
+    def __init__(self, asking: StatisticsCoordinator) -> None:
+        self._asking, self.records = asking, asking.records
+
+    def total(self, question: Question) -> tuple[list[np.ndarray], float]:
+        return self._asking.total(question)
+
+    def names(self, question: Question) -> list[list[str]]:
+        return self._asking.names_of(question)
+
+
+def write_statistics(coordinator: Coordinator) -> Statistics:
+    """Private statistics of all columns that parties share, in statistics.json of the run folder."""
+    coordinator.gather(coordinator.names, len(coordinator.names))
+    privacy = coordinator.asked_spec.privacy
+    budget = (privacy.statistics_epsilon, privacy.delta)
+    asking = StatisticsCoordinator(coordinator, "statistics", budget)
+    result = Statistics(describe(PartyCounter(asking), asking.header), *budget, len(coordinator.names))
+    write_text(coordinator.journal.path / "statistics.json", result.to_json())
+    return result
+
+
+class FederatedProject:
+    """A private schema before the training of a coordinator, and a private evaluation after it."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator, self._spec = coordinator, coordinator.asked_spec
+        if not self._spec.data.label:
+            raise SpecError("privacy.project_epsilon needs data.label, the name of the label column")
+
+    def _budgets(self, names: tuple[str, ...]) -> Budgets:
+        records = sum(int(self._coordinator.mailbox.greeted[name]["records"]) for name in names)
+        return Budgets.split(self._spec.privacy.project_epsilon, records)
+
+    def prepare(self) -> tuple[Spec, EvaluationData]:
+        """The spec of the training, and what the server knows of the data: the schema that parties made."""
+        coordinator = self._coordinator
+        names = coordinator.names
+        coordinator.gather(names, len(names))
+        budgets = self._budgets(names)
+        path = coordinator.journal.path / "schema" / "schema.toml"
+        if not path.is_file():
+            asking = StatisticsCoordinator(coordinator, "schema", (budgets.schema, budgets.delta))
+            wanted = Wanted(self._spec.data.label, self._spec.task)
+            privacy = SchemaPrivacy(budgets.schema, budgets.delta, f"schema-{asking.agreement.run}")
+            drafted = estimate_schema(PartyCounter(asking), asking.header, wanted, privacy, "parties")
+            drafted.schema.save(path)
+        schema = Schema.load(path)
+        width, regression = len(schema.feature_names()), schema.label.bounds is not None
+        y = np.zeros(0, np.float32 if regression else np.int32)
+        evaluation = EvaluationData(
+            schema, schema.label.classes, (), np.zeros((0, width), np.float32), y, schema.name or "own data"
+        )
+        return self._training_spec(schema, names, budgets), evaluation
+
+    def _training_spec(self, schema: Schema, names: tuple[str, ...], budgets: Budgets) -> Spec:
+        """What Dither chooses for these parties, with as much ε as schema and evaluation leave."""
+        counts = [int(self._coordinator.mailbox.greeted[name]["records"]) for name in names]
+        asked = self._spec.with_values({"data.split": "rows"})
+        sizes = tuple(len(held_out_rows(asked, count)[0]) for count in counts)
+        chosen = federated_defaults(schema, sizes, budgets.training, budgets.delta)
+        options = {key: value for key, value in chosen.items() if key.startswith("method_options.")}
+        values = {key: value for key, value in chosen.items() if key not in options}
+        spec = asked.with_values({**values, "data.split": "rows"}).with_values(options)
+
+        def build(spec: Spec) -> Any:
+            agreement = Agreement(
+                federation="",
+                run="plan",
+                spec=federated_spec(spec, len(names), "own data"),
+                schema=schema.to_dict(),
+                classes=schema.label.classes,
+                num_features=len(schema.feature_names()),
+                image_shape=(),
+                names=names,
+                sizes=sizes,
+            )
+            empty = np.zeros((0, agreement.num_features), np.float32)
+            return agreement.experiment(empty, np.zeros(0, np.int32 if schema.label.classes else np.float32))
+
+        return calibrated(spec, build, budgets)
+
+    def evaluate(self) -> PrivateScores:
+        """Scores of the trained model on the records that parties held out, in scores.json of the run folder."""
+        coordinator = self._coordinator
+        agreement = coordinator.agreement
+        budgets = self._budgets(agreement.names)
+        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(coordinator.engine.params())]
+        budget = (budgets.evaluation, budgets.delta)
+        asking = StatisticsCoordinator(coordinator, "evaluation", budget, (agreement, leaves))
+        schema = data.Schema.from_dict(agreement.schema or {})
+        scores = private_scores(PartyCounter(asking), agreement.classes, schema.label.bounds, *budget)
+        write_text(coordinator.journal.path / "scores.json", scores.to_json())
+        return scores

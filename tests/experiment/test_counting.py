@@ -1,0 +1,194 @@
+"""Tests of `dither.experiment.counting`: what a record can change, the noise, and questions from strangers."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import norm
+
+import dither
+from dither.accounting import gaussian_mu, proven
+from dither.errors import DataError, SpecError
+from dither.experiment import counting, evaluation, statistics
+from dither.experiment.counting import Columns, Counting, Institution, Question
+from tests.experiment.test_statistics import seeded, tables
+
+NASTY = [
+    {"age": 1e308, "change": -1e-300, "sex": "m", "code": "x"},
+    {"age": math.inf, "change": "1e400", "sex": " f ", "code": ""},
+    {"age": "forty", "change": "text", "sex": 3, "code": None},
+    {"age": -(2.0**40), "change": 2.0**70, "sex": "f" * 10_000, "code": "\x00"},
+    {"age": "18446744073709551615", "change": "-", "sex": "unknown", "code": "9" * 5000},
+]
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """(question, exact counts) of every question that is answered; of names the counts of all texts."""
+    seen, spend, noisy = [], Institution.spend, Institution._noisy
+
+    def spending(self, question):
+        seen.append((question, []))
+        return spend(self, question)
+
+    def watching(self, counts, std):
+        seen[-1][1].append(np.asarray(counts, np.float64).reshape(-1))
+        return noisy(self, counts, std)
+
+    monkeypatch.setattr(Institution, "spend", spending)
+    monkeypatch.setattr(Institution, "_noisy", watching)
+    return seen
+
+
+@pytest.mark.parametrize("record", NASTY)
+def test_blanking_a_record_moves_no_question_further_than_its_noise_is_for(asked, record):
+    worlds = []
+    for last in (record, dict.fromkeys(record)):
+        asked.clear()
+        frame = pd.concat(
+            [tables(1)[0].astype(object), pd.DataFrame([{**last, "empty": None}])], ignore_index=True
+        )
+        dither.statistics(frame, public=True, epsilon=1.0, words=seeded(2))
+        worlds.append(list(asked))
+    with_record, blanked = worlds
+    assert len(with_record) == len(blanked) == 6
+    assert {question.kind for question, _ in blanked} == {*counting._COUNTERS, counting.NAMES}
+    moved = 0.0
+    for (question, counts), (_, others) in zip(with_record, blanked, strict=True):
+        if question.kind == counting.NAMES:  # one more cell, for a text that nobody else has
+            assert all(abs(one.size - other.size) <= 1 for one, other in zip(counts, others, strict=True))
+            continue
+        square = float(np.sum(np.square(counts[0] - others[0])))
+        assert square <= question.touched
+        moved += square
+    assert moved > 0
+
+
+@pytest.mark.parametrize("kind", ["binary", "several", "numbers"])
+def test_one_record_moves_no_score_further_than_its_noise_is_for(asked, kind):
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3 if kind == "several" else 2, 50)
+    outputs = rng.normal(size=(50, 3) if kind == "several" else 50)
+    number = {"binary": 2, "several": 3, "numbers": 0}[kind]
+    table = evaluation.score_columns(outputs, y, "regression" if kind == "numbers" else "classification", number)
+    worlds = []
+    for frame in (table, table.iloc[1:], table.iloc[:1]):
+        asked.clear()
+        counter = Counting([frame], 1.0, 1e-5, seeded(0), lists_names=False)
+        evaluation.private_scores(counter, range(number), (0.0, 1.0), 1.0, 1e-5)
+        worlds.append(list(asked))
+    for (question, counts), (_, others), (_, alone) in zip(*worlds, strict=True):
+        assert np.sum(np.square(counts[0] - others[0])) <= question.touched
+        assert 0 < np.sum(np.square(alone[0])) <= question.touched
+    assert sum(question.share for question, _ in worlds[0]) <= 1
+
+
+def test_shares_and_noise_make_the_mu_that_is_charged():
+    assert sum(statistics._SHARES.values()) == pytest.approx(1.0)
+    counter = Counting([], 0.5, 1e-5)
+    release = counting.release(0.5, 1e-5)
+    assert counter.mu == 1 / release.noise_std <= gaussian_mu(0.5, 1e-5)
+    questions = [Question("names", tuple("abcdefg"), share) for share in statistics._SHARES.values()]
+    total = sum(7 / (counting.noise_std(question, counter.mu) ** 2 - 4) for question in questions)
+    assert math.sqrt(total) == pytest.approx(counter.mu)
+    for epsilon in (0.01, 0.5, 20.0):
+        for names in (True, False):
+            released = counting.release(epsilon, 1e-5, lists_names=names)
+            charged = proven([((released,), 1)], 1e-5, view="upload")
+            assert 0.99 * epsilon < charged.value <= epsilon * (1 + 1e-6)
+
+
+def test_a_share_is_not_spent_twice():
+    counter = Counting(tables(1), 1.0, 1e-5)
+    counter.total(Question("survey", ("age",), 0.7))
+    with pytest.raises(SpecError, match="left"):
+        counter.total(Question("survey", ("age",), 0.4))
+
+
+def test_without_names_in_the_budget_none_is_listed():
+    counter = Counting(tables(1), 50.0, 1e-5, lists_names=False)
+    assert counter.names(Question("names", ("sex",), 1.0)) == [[]]
+
+
+def test_noise_has_its_variance():
+    question = Question("histogram", ("a",), 0.5, ((0.0, 1.0),), bins=4000)
+    (noise,), std = Counting([pd.DataFrame({"a": [None, None]})], 1.0, 1e-5, seeded(3)).total(question)
+    assert np.std(noise) == pytest.approx(std, rel=0.06)
+
+
+def test_numbers_read_the_same_whatever_the_file_declares():
+    values = [1.0, -0.5, 1e300, math.inf, math.nan, 3.0]
+    declared = Columns(pd.DataFrame({"a": values}))
+    texts = Columns(pd.DataFrame({"a": ["1", "-0.5", "1e300", "inf", "", "3.0"]}))
+    np.testing.assert_array_equal(declared.numbers("a"), texts.numbers("a"))
+    assert declared.kinds("a") == texts.kinds("a") == (0, 1, 4)
+
+
+def test_an_empty_cell_changes_how_no_other_cell_is_read():
+    """Parquet has whole numbers, which become floats where a cell is empty."""
+    whole = pd.DataFrame({"a": [2**60 + 1, 7, 3]})
+    blanked = pd.DataFrame({"a": [2**60 + 1, 7, None]})
+    for read in (lambda columns: columns.numbers("a")[:2], lambda columns: np.array(columns.texts("a")[1])[:2]):
+        np.testing.assert_array_equal(read(Columns(whole))[:1], read(Columns(blanked))[:1])
+
+
+def test_powers_of_two_are_exact():
+    edges = 2.0 ** np.arange(-19.0, 40.0)
+    below, above = np.nextafter(edges, 0), np.nextafter(edges, np.inf)
+    for values, first in ((edges, -19), (below, -20), (above, -19)):
+        cells = counting._powers_of_two(np.concatenate([values, -values]))
+        positive = np.flatnonzero(cells[len(counting.EXPONENTS) + 1 :])
+        np.testing.assert_array_equal(positive, first + 20 + np.arange(len(edges)))
+        np.testing.assert_array_equal(cells, cells[::-1])
+
+
+@pytest.mark.parametrize("share", [1.0, 0.01])
+def test_the_chance_of_a_lone_name_follows_the_share(share):
+    """A server that asks again and again, with small shares, sees a name that one record has no more often."""
+    question, slip = Question("names", ("sex",), share), 1e-9
+    std = counting.noise_std(question, 1.0)
+    threshold = 2 + std * norm.isf(slip * share)
+    for count, listed in ((math.floor(threshold), [[]]), (math.floor(threshold) + 1, [["f"]])):
+        institution = Institution(Columns(pd.DataFrame({"sex": ["f"]})), 1.0, slip)
+        institution._noisy = lambda counts, std, count=count: np.array([count])
+        assert institution.names(question) == listed
+
+
+GOOD = Question("histogram", ("a",), 0.5, ((0.0, 1.0),)).to_dict()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kind": "exact"},
+        {"share": 0.0},
+        {"share": 1e-5},
+        {"share": math.nan},
+        {"share": 2.0},
+        {"columns": []},
+        {"ranges": []},
+        {"ranges": [[1.0, 1.0]]},
+        {"ranges": [[0.0, math.inf]]},
+        {"bins": 10**9},
+        {"bins": 0},
+        {"kind": "categories"},
+        {"columns": None},
+        {"ranges": [[0.0]]},
+    ],
+)
+def test_questions_from_strangers_are_checked(change):
+    assert Question.from_dict(GOOD).to_dict() == GOOD
+    with pytest.raises(SpecError, match="a question"):
+        Question.from_dict({**GOOD, **change})
+
+
+def test_a_category_that_is_asked_for_twice_counts_once():
+    question = Question("categories", ("sex",), 1.0, categories=(("f", "f", "m"),))
+    counts = counting._categories(question, Columns(pd.DataFrame({"sex": ["f"]})))
+    assert counts.sum() == 1
+
+
+def test_a_column_that_is_not_there_is_named():
+    with pytest.raises(DataError, match="'weight' is not in the table"):
+        Counting(tables(1), 1.0, 1e-5).total(Question("survey", ("weight",), 0.5))

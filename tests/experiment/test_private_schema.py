@@ -1,0 +1,190 @@
+"""Tests of `dither.experiment.private_schema`: a schema that an ε covers."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from dither.accounting.ledger import Ledger
+from dither.cli import app
+from dither.data import Categorical, Numeric, Schema
+from dither.data.schema import PRIVATE, PUBLIC, SchemaPrivacy
+from dither.errors import BudgetExhausted, DataError, SpecError
+from dither.experiment.account import account
+from dither.experiment.counting import NAMES, Counting
+from dither.experiment.private_schema import Wanted, estimate_schema, private_schema
+from tests.experiment.test_counting import asked as asked
+from tests.experiment.test_statistics import seeded
+
+
+def clinic(records=3000, seed=0):
+    rng = np.random.default_rng(seed)
+    age, grade = rng.normal(60, 12, records).round(), rng.choice(["low", "high"], records)
+    ill = rng.random(records) < 1 / (1 + np.exp(-(age - 60) / 6))
+    return pd.DataFrame(
+        {
+            "patient_id": np.arange(records),
+            "age": np.where(rng.random(records) < 0.05, "-", age.astype(str)),
+            "year": rng.integers(1995, 2025, records),
+            "grade": np.where(rng.random(records) < 0.1, "", grade),
+            "visit": [f"V{seed}{row:06}" for row in range(records)],
+            "country": "NL",
+            "constant": 4.2,
+            "copy": np.where(ill, "RE", "FI"),
+            "number_copy": ill.astype(int),
+            "dose": age * 0.1 + rng.normal(0, 0.2, records),
+            "ill": np.where(ill, "yes", "no"),
+        }
+    )
+
+
+def estimated(wanted=Wanted("ill"), epsilon=8.0, frames=None, seed=0):
+    frames = frames or [clinic(seed=0), clinic(seed=1)]
+    counter = Counting(frames, epsilon, 1e-5, seeded(seed))
+    return estimate_schema(counter, list(frames[0].columns), wanted, SchemaPrivacy(epsilon, 1e-5), "clinics")
+
+
+def test_what_is_estimated():
+    schema, excluded = estimated()
+    columns = {column.name: column for column in schema.columns}
+    assert set(columns) == {"age", "year", "grade", "dose"}
+    assert schema.label.classes == ("no", "yes")
+    assert columns["grade"].categories == ("high", "low")
+    age, year = columns["age"], columns["year"]
+    assert age.bounds[0] < 40
+    assert age.bounds[1] > 80
+    assert age.standard == pytest.approx((60, 12), abs=2)
+    assert age.missing == pytest.approx(60, abs=3)
+    assert 1970 < year.bounds[0] <= 1995
+    assert 2024 <= year.bounds[1] < 2045
+    assert year.standard[1] == pytest.approx(8.7, rel=0.2)
+    assert "id" in excluded["patient_id"]
+    assert "enough records" in excluded["visit"]
+    assert "same value" in excluded["country"]
+    assert "same value" in excluded["constant"]
+    assert "follows from the label" in excluded["copy"]
+    assert "follows from the label" in excluded["number_copy"]
+    assert schema.covered
+    assert schema.read_from_data == ()
+
+
+def test_a_label_of_numbers_is_a_regression_and_declared_classes_are_public():
+    schema, _ = estimated(Wanted("dose", drop=("copy",)))
+    assert schema.label.bounds is not None
+    assert schema.label.bounds_from == PRIVATE
+    low, high = schema.label.bounds
+    assert 1 < low < 4.5
+    assert 7.5 < high < 12
+    schema, excluded = estimated(Wanted("ill", classes=("yes", "no"), keep=("patient_id",)), epsilon=2.0)
+    assert (schema.label.classes, schema.label.classes_from) == (("yes", "no"), PUBLIC)
+    assert "patient_id" not in excluded
+
+
+def test_the_file_says_what_it_cost_and_is_read_back(tmp_path):
+    schema, _ = estimated()
+    schema.save(tmp_path / "schema.toml")
+    assert Schema.load(tmp_path / "schema.toml") == schema
+    text = (tmp_path / "schema.toml").read_text()
+    assert 'origin = "private"' in text
+    assert "ε = 8" in text
+    assert "adds to this one" in schema.coverage_notes()[0]
+    assert schema.as_public().privacy is None
+    with pytest.raises(DataError, match="no \\[privacy\\]"):
+        Schema.from_dict({key: value for key, value in schema.to_dict().items() if key != "privacy"})
+    with pytest.raises(DataError, match="epsilon=0"):
+        Schema.from_dict({**schema.to_dict(), "privacy": {"epsilon": 0.0, "delta": 1e-5}})
+    # a cell that is no number counts as missing: nobody has looked at it
+    odd = clinic(20).assign(age=["forty", "inf", *["50"] * 18])
+    assert np.isfinite(schema.encode(odd, labels="ignore").x).all()
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"age": "9e99", "grade": "unique", "ill": "no"},
+        {"age": "text", "grade": "low", "ill": "maybe"},
+        {"year": -5},
+    ],
+)
+def test_blanking_a_record_moves_no_question_further_than_its_noise_is_for(asked, record):
+    frame, worlds = clinic(400).astype(object), []
+    for last in ({**frame.iloc[0].to_dict(), **record}, {}):
+        asked.clear()
+        estimated(frames=[pd.concat([frame, pd.DataFrame([last])], ignore_index=True)], epsilon=50.0)
+        worlds.append(list(asked))
+    for (question, counts), (same, others) in zip(*worlds, strict=True):
+        assert question == same  # the noise is so small that nothing else follows from the answers
+        if question.kind != NAMES:
+            assert np.sum(np.square(counts[0] - others[0])) <= question.touched
+    assert sum(question.share for question, _ in worlds[0]) <= 1 + 1e-9
+
+
+def test_every_file_is_charged_before_the_first_look(tmp_path):
+    files = [tmp_path / "north.csv", tmp_path / "south.csv"]
+    for seed, file in enumerate(files):
+        clinic(600, seed).to_csv(file, index=False)
+    book = tmp_path / "ledger.sqlite"
+    arguments = ["data", "schema", *map(str, files), "--label", "ill", "--ledger", str(book), "--private"]
+    assert CliRunner().invoke(app, arguments).exit_code != 0  # --epsilon is missing
+    for wrong in (["--epsilon", "0"], ["--epsilon", "1", "--drop", "weight"]):
+        assert CliRunner().invoke(app, [*arguments, *wrong]).exit_code != 0
+    assert not book.exists()
+    out = tmp_path / "schema.toml"
+    result = CliRunner().invoke(app, [*arguments, "--epsilon", "9", "--out", str(out), "--json"])
+    assert result.exit_code == 0, result.output
+    facts = json.loads(result.stdout)
+    assert facts["privacy"]["epsilon"] == 9.0
+    assert facts["read_from_data"] == []
+    ledger = Ledger(book)
+    spent = [each for dataset in ledger.datasets() for each in ledger.spent(dataset)]
+    assert all(8.9 < each.epsilon <= 9.0 for each in spent)
+    assert spent[0].runs == spent[1].runs == (facts["privacy"]["charge"],)
+    spec = {
+        "data.path": [str(file) for file in files],
+        "data.schema": str(out),
+        "data.split": "rows",
+        "privacy.epsilon": 1.0,
+    }
+    report = account(_chosen(spec))
+    assert [part.what for part in report.split] == ["schema", "training", "everything together"]
+    schema, training, together = (part.epsilon for part in report.split)
+    assert max(schema, training) < together < schema + training
+    assert not any("split" in text for row in report.epsilon.table for text in row.not_covered)
+
+
+def _chosen(spec):
+    from dither.experiment.defaults import choose
+
+    return choose(spec).spec
+
+
+def test_a_budget_that_cannot_pay_stops_it(tmp_path, monkeypatch):
+    file = tmp_path / "north.csv"
+    clinic(300).to_csv(file, index=False)
+    monkeypatch.setattr(Counting, "total", lambda *_: pytest.fail("looked"))
+    assert (
+        CliRunner()
+        .invoke(app, ["budget", "set", str(file), "--epsilon", "0.1", "--ledger", str(tmp_path / "l.sqlite")])
+        .exit_code
+        == 0
+    )
+    with pytest.raises(BudgetExhausted):
+        private_schema([file], Wanted("ill"), epsilon=1.0, ledger=tmp_path / "l.sqlite")
+
+
+def test_mistakes_are_named(tmp_path):
+    with pytest.raises(DataError, match="label column 'il' is not in every table; did you mean 'ill'"):
+        estimated(Wanted("il"))
+    with pytest.raises(SpecError, match="task='ranking'"):
+        estimated(Wanted("ill", task="ranking"))
+    with pytest.raises(DataError, match="declare its classes"):
+        estimated(Wanted("visit", task="classification"))
+    with pytest.raises(DataError, match="no column besides"):
+        estimated(Wanted("ill"), frames=[clinic()[["patient_id", "ill"]]])
+
+
+def test_columns_are_of_the_expected_kinds():
+    kinds = {column.name: type(column) for column in estimated(seed=3).schema.columns}
+    assert kinds == {"age": Numeric, "year": Numeric, "grade": Categorical, "dose": Numeric}

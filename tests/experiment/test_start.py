@@ -1,0 +1,85 @@
+"""Tests of `dither.experiment.start`: from raw tables to an evaluated model with one ε."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from dither.accounting.ledger import Ledger
+from dither.cli import app
+from dither.data import Schema
+from dither.errors import DataError, SpecError
+from dither.experiment import start
+from dither.experiment.account import account
+from dither.experiment.private_schema import Wanted
+from dither.experiment.statement import statement
+from tests.experiment.test_private_schema import clinic
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "clinics").mkdir()
+    for seed, name in enumerate(("north", "south")):
+        clinic(1200, seed).to_csv(tmp_path / "clinics" / f"{name}.csv", index=False)
+    return tmp_path / "clinics"
+
+
+def test_a_plan_needs_headers_and_counts_alone(folder, monkeypatch):
+    monkeypatch.setattr(start, "private_schema", lambda *_: pytest.fail("looked"))
+    plan = start.plan_project(folder, Wanted("ill"))
+    assert plan.records == (1200, 1200)
+    budgets = plan.budgets
+    assert (budgets.epsilon, budgets.delta) == (1.0, 1e-5)
+    assert budgets.schema < budgets.evaluation < budgets.training < 1.0
+    assert budgets.schema + budgets.evaluation + budgets.training > 1.0  # they compose better than they add up
+    assert start.plan_project(folder, Wanted("ill"), delta=1e-7).budgets.delta == 1e-7
+    with pytest.raises(SpecError, match="add up to 1"):
+        start.plan_project(folder, Wanted("ill"), shares=(0.5, 0.5, 0.5))
+    with pytest.raises(DataError, match="label column 'il'"):
+        start.plan_project(folder, Wanted("il"))
+
+
+def test_the_header_proposes_a_label(folder, tmp_path):
+    assert start.propose_label(folder) == ("ill", list(clinic(1).columns))  # the last column
+    clinic(20).rename(columns={"year": "Outcome"}).to_csv(tmp_path / "one.csv", index=False)
+    assert start.propose_label(tmp_path / "one.csv")[0] == "Outcome"
+
+
+def test_one_epsilon_covers_everything(folder, tmp_path):
+    out, book = tmp_path / "out", tmp_path / "ledger.sqlite"
+    arguments = [
+        "start",
+        str(folder),
+        "--yes",
+        "--epsilon",
+        "6",
+        "--out",
+        str(out),
+        "--ledger",
+        str(book),
+        "--json",
+    ]
+    quick = ["--set", "num_rounds=4", "--set", "local_steps=1", "--drop", "copy", "--drop", "number_copy"]
+    result = CliRunner().invoke(app, [*arguments, *quick, "--json"])
+    assert result.exit_code == 0, result.output
+    facts = json.loads(result.stdout)
+    assert [part["what"] for part in facts["split"]] == ["schema", "training", "evaluation", "everything together"]
+    *parts, together = (part["epsilon"] for part in facts["split"])
+    assert 0.99 * 6 < together <= 6.0
+    assert max(parts) < together < sum(parts)
+    assert facts["scores"]["records"] == 480
+    assert Schema.load(out / "schema.toml").covered
+    report = account(out / "run")
+    assert [part.epsilon for part in report.split] == pytest.approx([*parts, together])
+    assert not any("split" in text or "preprocessing" in text for text in report.epsilon.main[0].not_covered)
+    assert "| 3 |" in statement(out / "run").to_markdown()  # three runs on each file
+    # the budget of every file is spent: nothing more can be taken from it
+    ledger = Ledger(book)
+    assert {spent.budget.epsilon for each in ledger.datasets() for spent in ledger.spent(each)} == {6.0}
+    more = ["stats", str(folder / "north.csv"), "--epsilon", "0.5", "--ledger", str(book)]
+    assert CliRunner().invoke(app, more).exit_code != 0
+    with pytest.raises(SpecError, match="nothing is overwritten"):
+        start.start(folder, label="ill", out=out, ledger=book)
+    with pytest.raises(DataError, match="has spent ε before"):
+        start.start(folder, label="ill", out=tmp_path / "second", ledger=book)
+    assert not (tmp_path / "second").exists()

@@ -1,0 +1,208 @@
+"""Private statistics over a federation: the numbers of a simulation, charged at each party, under its terms."""
+
+import json
+
+import numpy as np
+import pytest
+
+from dither.accounting.ledger import Ledger
+from dither.errors import FederationError
+from dither.experiment import counting
+from dither.experiment.account import TOGETHER
+from dither.experiment.counting import Counting, Question, noise_words
+from dither.experiment.evaluation import PrivateScores
+from dither.experiment.private_schema import Wanted
+from dither.experiment.start import plan_project, start_project
+from dither.experiment.statistics import describe
+from dither.federation import keys, mailbox
+from dither.federation.agreement import PartyData
+from dither.federation.party import Party
+from dither.federation.server import Coordinator, load_evaluation_data
+from dither.federation.state import Journal
+from dither.federation.statistics import StatisticsTerms
+from dither.federation.surveys import PartyCounter, StatisticsCoordinator, write_statistics
+from dither.spec import Spec
+from tests.experiment.test_private_schema import clinic
+from tests.federation.parties import FIRST, LocalTransport
+
+NAMES = ("ann", "bob", "cat")
+ASKED = {
+    "data.label": "ill",
+    "privacy.project_epsilon": 4.0,
+    "secagg.mode": "real",
+    "randomness": "seeded",
+    "num_clients": 0,
+    "cohort_size": 3,
+    "data.partition": "files",
+    "federation.round_timeout": 20.0,
+}
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(mailbox, "_LOOK_SECONDS", 0.0)
+
+
+class Clinics:
+    """Three parties with a table each, and their server."""
+
+    def __init__(self, folder, records=1500, **changes):
+        self.folder, self.spec, self.approved = folder, Spec.from_any({**ASKED, **changes}), []
+        keys.create(folder / "keys", NAMES, hosts=["localhost"])
+        for seed, name in enumerate(NAMES):
+            clinic(records, seed).to_csv(self.file(name), index=False)
+        self.nodes = {name: self.node(name) for name in NAMES}
+        self.transport = LocalTransport(
+            {FIRST + n: (lambda body, name=name: self.nodes[name].answer(body)) for n, name in enumerate(NAMES)}
+        )
+
+    def file(self, name):
+        return self.folder / f"{name}.csv"
+
+    def approve(self, terms, experiment):
+        self.approved.append(terms)
+        return "test"
+
+    def node(self, name):
+        return Party(
+            self.folder / "keys" / "parties" / name,
+            PartyData(self.file(name)),
+            ledger=Ledger(self.folder / f"{name}.sqlite"),
+            approve=self.approve,
+            seeded=True,
+        )
+
+    def coordinator(self):
+        place = self.folder / "run"
+        place.mkdir(exist_ok=True)
+        return Coordinator(
+            self.transport,
+            self.folder / "keys" / "server",
+            self.spec,
+            Journal(place),
+            load_evaluation_data(self.spec),
+            wait_seconds=20.0,
+        )
+
+    def asking(self, budget=(4.0, 1e-5)):
+        coordinator = self.coordinator()
+        coordinator.gather(coordinator.names, 3)
+        return StatisticsCoordinator(coordinator, "statistics", budget)
+
+    def simulated(self, budget=(4.0, 1e-5)):
+        words = [noise_words("seeded", self.spec.seed, "statistics", client) for client in range(3)]
+        return Counting([counting.read(self.file(name)) for name in NAMES], *budget, words)
+
+    def spent(self, name):
+        ledger = self.nodes[name].ledger
+        return [each for dataset in ledger.datasets() for each in ledger.spent(dataset)]
+
+
+QUESTIONS = [
+    Question("survey", ("age", "grade"), 0.2),
+    Question("histogram", ("age", "year"), 0.2, ((0.0, 128.0), (1980.0, 2040.0)), label="ill", classes=("no",)),
+    Question("sums", ("age",), 0.2, ((0.0, 128.0),)),
+    Question("categories", ("grade",), 0.1, categories=(("low", "high"),)),
+]
+
+
+@pytest.mark.parametrize("mode", ["real", "off"])
+def test_sums_are_those_of_the_simulation(tmp_path, mode):
+    clinics = Clinics(tmp_path, 200, **{"secagg.mode": mode})
+    asking, simulated = PartyCounter(clinics.asking()), clinics.simulated()
+    for question in QUESTIONS:
+        ours, std = asking.total(question)
+        theirs, expected = simulated.total(question)
+        assert std == expected
+        for one, other in zip(ours, theirs, strict=True):
+            np.testing.assert_array_equal(one, other)
+    names = Question("names", ("grade", "visit"), 0.3)
+    assert asking.names(names) == simulated.names(names) == [["high", "low"], []]
+    assert asking.records == simulated.records == 600
+    for name in NAMES:
+        (spent,) = clinics.spent(name)
+        assert 3.9 < spent.epsilon <= 4.0
+    with pytest.raises(FederationError, match=r"was not answered by all|the party's own output says why"):  # spent
+        asking.total(QUESTIONS[0])
+
+
+def test_statistics_of_all_columns_are_those_of_the_simulation(tmp_path):
+    clinics = Clinics(tmp_path, 200, **{"privacy.statistics_epsilon": 9.0})
+    result = write_statistics(clinics.coordinator())
+    assert result.columns == describe(clinics.simulated((9.0, 1e-5)), list(clinic(1).columns))
+    assert json.loads((tmp_path / "run" / "statistics.json").read_text())["epsilon"] == 9.0
+
+
+def test_a_party_answers_once_and_within_its_terms(tmp_path):
+    clinics = Clinics(tmp_path, 200)
+    asking = clinics.asking()
+    assert [terms.purpose for terms in clinics.approved] == ["statistics"] * 3
+    first, _ = asking.total(QUESTIONS[0])
+    # a server that starts again asks nothing twice; parties that start again give the same answers
+    again = clinics.asking()
+    clinics.nodes = {name: clinics.node(name) for name in NAMES}
+    np.testing.assert_array_equal(again.total(QUESTIONS[0])[0][0], first[0])
+    assert len(clinics.approved) == 3
+    # the same number for another question is refused, and so is a folder that forgot what it answered
+    asking._index = 0
+    asking._save({"headers": asking._saved()["headers"], "answers": [[0]]})
+    asking._index = -1
+    path = tmp_path / "run" / "statistics" / "answers.json"
+    saved = json.loads(path.read_text())
+    assert saved["answers"] == [[0]]
+    party = tmp_path / "keys" / "parties" / "ann" / "runs" / asking.agreement.run / "answers.json"
+    party.unlink()
+    node = clinics.node("ann")
+    with pytest.raises(FederationError, match="does not remember"):
+        node._counting(asking.agreement.run)
+
+
+def test_terms_from_strangers_are_checked(tmp_path):
+    good = Clinics(tmp_path, 50).asking().agreement
+    assert StatisticsTerms.from_dict(good.to_dict()).digest == good.digest
+    for change in (
+        {"purpose": "curiosity"},
+        {"epsilon": 1},
+        {"epsilon": -1.0},
+        {"purpose": "evaluation"},
+        {"names": ["ann", "ann", "cat"]},
+        {"sizes": [50, 50]},
+        {"run": "../.."},
+        {"format": 2},
+    ):
+        with pytest.raises(Exception, match=r"agreement|epsilon"):
+            StatisticsTerms.from_dict({**good.to_dict(), **change})
+    words = dict(good.describe("ann"))
+    assert "at most 4" in words["proven ε"]
+    assert "masked" in words["what leaves"]
+
+
+@pytest.mark.slow
+def test_one_epsilon_for_a_federation(tmp_path):
+    clinics = Clinics(tmp_path)
+    report = clinics.coordinator().run()
+    assert [terms.__class__.__name__ for terms in clinics.approved].count("StatisticsTerms") == 6
+    scores = json.loads((tmp_path / "run" / "scores.json").read_text())
+    for name in NAMES:
+        (spent,) = clinics.spent(name)
+        assert len(spent.runs) == 3
+    delta = report.spec.privacy.delta
+    ledger = clinics.nodes["ann"].ledger
+    (dataset,) = ledger.datasets()
+    (spent,) = ledger.spent(dataset, delta=delta)
+    assert 3.9 < spent.epsilon <= 4.0
+    # the same in a simulation
+    files = [clinics.file(name) for name in NAMES]
+    plan = plan_project(files, Wanted("ill"), epsilon=4.0)
+    values = {"randomness": "seeded", "secagg.mode": "real", "privacy.colluders": 1}
+    project = start_project(
+        plan, out=tmp_path / "sim", ledger=tmp_path / "sim.sqlite", new_ledger=True, values=values
+    )
+    assert project.split[-1].what == TOGETHER
+    assert project.epsilon.epsilon == pytest.approx(spent.epsilon, abs=1e-6)
+    federated = (tmp_path / "run" / "schema" / "schema.toml").read_text().split("[privacy]")[0]
+    simulated = (tmp_path / "sim" / "schema.toml").read_text().split("[privacy]")[0]
+    assert federated.splitlines()[4:] == simulated.splitlines()[4:]
+    assert PrivateScores.from_json(json.dumps(scores)).model.keys() == scores["model"].keys()
+    for name, (value, low, high) in scores["model"].items():
+        assert (value, low, high) == pytest.approx(tuple(project.scores.model[name]), abs=1e-6)
