@@ -1,6 +1,6 @@
 """What per-example clipping costs: one gradient step of two networks on MNIST's shapes, batch 64, on this device.
 
-    python benchmarks/clipping.py [--json] [--opacus PYTHON]
+    python benchmarks/clipping.py [--json] [--repeats N] [--opacus PYTHON]
 
 Times the same step without a clip, with Dither's layer rules, and with jax-privacy's `clipped_grad` (all examples
 at once, and one at a time), interleaved. Prints the quickest of each, and its ratio to the step without a clip.
@@ -24,7 +24,7 @@ from jax_privacy import clipping as jax_privacy
 from dither import models
 from dither.privacy import clipping
 
-BATCH, REPEATS = 64, 30
+BATCH = 64
 MODELS = {"mlp 784-256-10": models.mlp(784, 10, (256,)), "cnn 16-32-32-10": models.cnn((28, 28, 1), 10)}
 
 
@@ -58,7 +58,7 @@ def _step(gradient, x, y):
     return lambda params: compiled(params, x, y)
 
 
-def measured(name: str, model: models.Model) -> dict:
+def measured(name: str, model: models.Model, repeats: int) -> dict:
     """The quickest of interleaved repetitions: other programs only ever slow a step down."""
     params = model.init(jax.random.key(0))
     ways = steps(model)
@@ -70,7 +70,7 @@ def measured(name: str, model: models.Model) -> dict:
         for a, b in zip(jax.tree.leaves(outcome), first, strict=True)
     )
     times: dict[str, list[float]] = {way: [] for way in ways}
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         for way, run in ways.items():
             began = time.perf_counter()
             for _ in range(3):
@@ -87,12 +87,15 @@ def measured(name: str, model: models.Model) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--repeats", type=int, default=30, help="of three steps each")
     parser.add_argument("--opacus", metavar="PYTHON", default="")
     options = parser.parse_args()
-    results = [measured(name, model) for name, model in MODELS.items()]
+    results = [measured(name, model, options.repeats) for name, model in MODELS.items()]
     if options.opacus:
         script = Path(__file__).parent / "peers" / "opacus_clipping.py"
-        told = subprocess.run([options.opacus, script], capture_output=True, text=True, check=True)
+        told = subprocess.run(
+            [options.opacus, script, str(3 * options.repeats)], capture_output=True, text=True, check=True
+        )
         results += json.loads(told.stdout)
     if options.json:
         print(json.dumps({"results": results, "batch": BATCH, "jax": jax.__version__}, indent=2))

@@ -1,7 +1,7 @@
-"""An Equinox network of yours, trained on MNIST over ten institutions with a proven ε:
+"""An Equinox network of yours, trained on MNIST over ten institutions with a proven ε.
 
-    pip install equinox
-    dither run examples/mnist.toml --set model.name=examples/equinox_model.py:cnn
+Run it:   pip install equinox
+          dither run examples/mnist.toml --set model.name=examples/equinox_model.py:cnn --ledger ledger.sqlite
 """
 
 import equinox as eqx

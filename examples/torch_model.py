@@ -1,7 +1,7 @@
-"""A PyTorch network of yours, trained on MNIST over ten institutions with a proven ε:
+"""A PyTorch network of yours, trained on MNIST over ten institutions with a proven ε.
 
-    pip install 'dither[torch]'
-    dither run examples/mnist.toml --set model.name=examples/torch_model.py:cnn
+Run it:   pip install 'dither[torch]'
+          dither run examples/mnist.toml --set model.name=examples/torch_model.py:cnn --ledger ledger.sqlite
 """
 
 from torch import nn

@@ -1,11 +1,12 @@
 """The steps of ../clipping.py in torch: without a clip, and with Opacus, plain and with ghost norms; as JSON.
 
-python opacus_clipping.py
+python opacus_clipping.py [REPEATS]
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import time
 import warnings
 
@@ -17,7 +18,7 @@ from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import nn
 
 warnings.filterwarnings("ignore")
-BATCH, REPEATS = 64, 90
+BATCH, REPEATS = 64, int(sys.argv[1]) if len(sys.argv) > 1 else 90
 
 
 def cnn() -> nn.Module:

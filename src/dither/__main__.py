@@ -1,5 +1,20 @@
-"""`python -m dither`: the command line."""
+"""`python -m dither` and `dither`."""
 
-from dither.cli import main
+from __future__ import annotations
 
-main()
+import sys
+
+
+def main() -> None:
+    """The command line; a Ctrl-C before a command begins ends it quietly."""
+    try:
+        from dither.cli import main as run
+
+        run()
+    except KeyboardInterrupt:
+        print("interrupted before anything was done", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

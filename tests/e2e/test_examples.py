@@ -32,27 +32,26 @@ def test_data_with_a_natural_partition(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_model_of_equinox(tmp_path):
-    report = load("equinox_model").main(rounds=10, out=tmp_path / "run")
-    assert 3.99 <= report.epsilon.main[0].value <= 4.0
-    assert report.test_accuracy > 0.3  # ten classes
-
-
-@pytest.mark.slow
-def test_a_model_of_torch(tmp_path):
-    """`make test-torch`, in an environment of its own."""
-    pytest.importorskip("torch", reason="make test-torch")
-    name = f"{EXAMPLES / 'torch_model.py'}:cnn"
-    values = {"data.name": "digits", "num_clients": 4, "cohort_size": 4, "num_rounds": 5, "batch_size": 32}
-    report = dither.run("adult", values={**values, "model.name": name, "compare": False}, out=tmp_path / "run")
-    assert report.num_params == 16 * 9 + 16 + 2 * 16 + 16 * 16 * 10 + 10
-    assert report.epsilon.main[0].value <= 1
-    images = np.random.default_rng(0).random((4, 64), np.float32)
-    weights = {name: torch_of(leaf) for name, leaf in report.params.items()}
-    module = load("torch_model").cnn((8, 8, 1), 10)
-    module.load_state_dict(weights)
-    theirs = module(torch_of(images).reshape(4, 1, 8, 8)).detach().numpy()
-    np.testing.assert_allclose(report.model.apply(report.params, images), theirs, rtol=1e-4, atol=1e-4)
+@pytest.mark.parametrize("framework", ["equinox", "torch"])
+def test_a_network_of_yours_on_mnist_over_ten_institutions(framework, tmp_path, monkeypatch):
+    """PyTorch: `make test-torch`, in an environment of its own."""
+    pytest.importorskip(framework, reason="make test-torch")
+    monkeypatch.chdir(EXAMPLES.parent)
+    small = {"num_rounds": 4, "eval_every": 4, "data.records_per_client": 600, "batch_size": 30}
+    values = {**small, "model.name": f"examples/{framework}_model.py:cnn"}
+    report = dither.run(EXAMPLES / "mnist.toml", values=values, out=tmp_path / "run", ledger=tmp_path / "ledger")
+    assert report.num_clients == 10
+    assert report.num_params == (64 + 1) * 16 + (16 * 16 + 1) * 32 + (512 + 1) * 32 + (32 + 1) * 10
+    assert 2.99 <= report.epsilon.main[0].value <= 3.0
+    assert report.ledger is not None
+    assert report.test_accuracy > 0.15
+    images = np.random.default_rng(0).random((4, 784), np.float32)
+    assert dither.load(tmp_path / "run").predict(images).shape == (4,)
+    if framework == "torch":
+        module = load("torch_model").cnn((28, 28, 1), 10)
+        module.load_state_dict({name: torch_of(leaf) for name, leaf in report.params.items()})
+        theirs = module(torch_of(images).reshape(4, 1, 28, 28)).detach().numpy()
+        np.testing.assert_allclose(report.model.apply(report.params, images), theirs, rtol=1e-4, atol=1e-4)
 
 
 def torch_of(array):

@@ -53,7 +53,7 @@ def test_processes_give_the_bits_of_the_simulator_and_end_by_themselves(folder, 
 def equinox_parties(folder):
     """MNIST with the example's network: images, and a file that each party's owner approves."""
     values = {"data.name": "mnist", "model.name": f"{EXAMPLES / 'equinox_model.py'}:cnn"}
-    return Parties(folder, small_spec(**values))
+    return Parties(folder, small_spec(**values, **{"federation.round_timeout": 120.0}))  # it compiles first
 
 
 def regression_parties(folder):
@@ -71,6 +71,7 @@ def regression_parties(folder):
         "data.test_path": str(folder / "diabetes.csv"),
         "data.test_public": True,
         "model.name": "linear",
+        "federation.round_timeout": 120.0,
     }
     return Parties(folder, small_spec(**values), table=table)
 

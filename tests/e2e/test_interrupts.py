@@ -1,5 +1,6 @@
 """Ctrl-C as the terminal sends it: exit code 130, one line that says how to go on, and it does go on."""
 
+import gc
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import dither
+from dither.cli import common
 from dither.experiment import folder as runs
 
 PLAN = [
@@ -239,3 +241,28 @@ def test_a_server_and_a_party_go_on(tmp_path):
         assert (last["event"], last["rounds"]) == ("done", 8)
         last = json.loads(run.output("bob").splitlines()[-1])
         assert (last["event"], last["party"]) == ("done", "bob")
+
+
+def test_an_interrupt_that_python_drops_is_sent_again(monkeypatch):
+    """Python drops what is raised in a callback of the garbage collector, and JAX has one."""
+    sent = []
+
+    def callback(*_):
+        if not sent:
+            sent.append(True)
+            signal.raise_signal(signal.SIGINT)  # handled here
+
+    def collect():
+        gc.collect()
+        time.sleep(30)
+
+    monkeypatch.setattr(sys, "unraisablehook", common.raise_again)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        gc.callbacks.append(callback)
+        with pytest.raises(KeyboardInterrupt):
+            collect()
+        assert sent
+    finally:
+        gc.callbacks.remove(callback)
+        signal.signal(signal.SIGINT, before)

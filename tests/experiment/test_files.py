@@ -11,7 +11,7 @@ import dither
 from dither import data
 from dither.accounting.ledger.runs import Budget, Ledger, data_id
 from dither.errors import BudgetExhausted, DataError
-from dither.experiment import build
+from dither.experiment import build, train
 from tests.federation.parties import NAMES, Parties, server_bits, simulated, small_spec
 
 SETTINGS = {
@@ -53,6 +53,17 @@ def test_a_folder_a_pattern_and_a_list_are_one_client_a_file(hospitals: Path) ->
         assert experiment.partition.names == names
         assert dict(zip(names, experiment.partition.size.tolist(), strict=True)) == {"north": 48, "south": 32}
         assert dither.Spec.from_toml(spec.to_toml()) == spec
+
+
+@pytest.mark.parametrize("one", [True, False])
+def test_a_file_that_changed_after_it_was_read_is_not_charged(hospitals: Path, *, one: bool) -> None:
+    file = hospitals / "north.csv"
+    values = {"data.path": str(file), "num_clients": 2} if one else {"data.path": str(hospitals)}
+    experiment = build.build_experiment(dither.Spec.from_any({**SETTINGS, **values}))
+    with file.open("a") as table:
+        table.write("0.5,yes\n")
+    with pytest.raises(DataError, match=r"north\.csv' changed after it was read; start the run again"):
+        train._identified(experiment, Ledger(hospitals.parent / "ledger.json"), new_ledger=True)
 
 
 @pytest.mark.slow

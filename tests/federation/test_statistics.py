@@ -143,18 +143,31 @@ def test_a_party_answers_once_and_within_its_terms(tmp_path):
     clinics.nodes = {name: clinics.node(name) for name in NAMES}
     np.testing.assert_array_equal(again.total(QUESTIONS[0])[0][0], first[0])
     assert len(clinics.approved) == 3
-    # the same number for another question is refused, and so is a folder that forgot what it answered
-    asking._index = 0
-    asking._save({"headers": asking._saved()["headers"], "answers": [[0]]})
-    asking._index = -1
-    path = tmp_path / "run" / "statistics" / "answers.json"
-    saved = json.loads(path.read_text())
-    assert saved["answers"] == [[0]]
-    party = tmp_path / "keys" / "parties" / "ann" / "runs" / asking.agreement.run / "answers.json"
-    party.unlink()
-    node = clinics.node("ann")
+    # a folder that forgot what it answered gives no second answer with fresh noise
+    (tmp_path / "keys" / "parties" / "ann" / "runs" / asking.agreement.run / "answers.json").unlink()
     with pytest.raises(FederationError, match="does not remember"):
-        node._counting(asking.agreement.run)
+        clinics.node("ann")._counting(asking.agreement.run)
+
+
+def test_a_server_that_asks_more_than_was_agreed_is_refused(tmp_path):
+    clinics = Clinics(tmp_path, 200, **{"secagg.mode": "off"})
+    asking = clinics.asking()
+    first, _ = asking.total(QUESTIONS[0])
+    forgotten = {"headers": asking._saved()["headers"], "answers": []}
+
+    def again(question):
+        asking._save(forgotten)
+        asking._index = -1
+        return asking.total(question)
+
+    np.testing.assert_array_equal(again(QUESTIONS[0])[0][0], first[0])  # no fresh noise to average over
+    for other in (QUESTIONS[3], QUESTIONS[0]._replace(share=0.3), QUESTIONS[0]._replace(columns=("age",))):
+        with pytest.raises(FederationError, match="not answered by all"):
+            again(other)
+    asking._save({**forgotten, "answers": [0]})
+    asking._index = 0
+    with pytest.raises(FederationError, match="not answered by all"):  # 0.2 of the budget is spent
+        asking.total(QUESTIONS[0]._replace(share=0.81))
 
 
 def test_terms_from_strangers_are_checked(tmp_path):

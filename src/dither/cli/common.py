@@ -6,9 +6,11 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -435,6 +437,8 @@ class Program(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         with on_interrupt(_AGAIN):
+            if ctx.obj == OWN_PROCESS:
+                sys.unraisablehook = raise_again
             return super().invoke(ctx)
 
 
@@ -443,6 +447,17 @@ def _usage(error: click.ClickException) -> str:
     context = error.ctx if isinstance(error, click.UsageError) else None
     look = f"; see: {context.command_path} --help" if context is not None else ""
     return f"{error.format_message().rstrip('.')}{look}"
+
+
+def raise_again(dropped: sys.UnraisableHookArgs) -> None:
+    """What Python calls with an exception that it drops: one raised in a callback of the garbage collector (JAX
+    has one), of a weak reference or in `__del__`. A Ctrl-C that comes there is sent again a moment later."""
+    if dropped.exc_type is not KeyboardInterrupt:
+        sys.__unraisablehook__(dropped)
+        return
+    again = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
+    again.daemon = True
+    again.start()
 
 
 @contextmanager

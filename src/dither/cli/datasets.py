@@ -24,7 +24,7 @@ from dither.cli.common import (
 from dither.errors import SpecError
 
 if TYPE_CHECKING:
-    from dither.data import Schema
+    from dither.data import Draft, Schema
 
 app = typer.Typer(
     help="List, download and describe data sets; draft a schema for your own table.", no_args_is_help=True
@@ -207,7 +207,7 @@ def data_schema(
     else:
         drafted = data.draft(path, label, drop=drop or (), keep=keep or (), task=task)
     schema = drafted.schema.as_public() if public else drafted.schema
-    schema.save(out)
+    schema.save(out, comments=drafted.lines(counts=False))
     if as_json:
         facts = {
             "file": str(out),
@@ -220,17 +220,12 @@ def data_schema(
         }
         typer.echo(json.dumps(facts, ensure_ascii=False))
     elif not quiet:
-        print_draft(drafted.excluded, schema, out, asked=task != "auto")
+        print_draft(drafted, schema, out, asked=task != "auto")
 
 
-def print_draft(excluded: dict[str, str], schema: Schema, out: Path, *, asked: bool) -> None:
-    from dither.data.drafts import DROPPED
-
-    typer.echo(f"{out}: {len(schema.columns)} columns, label {schema.label.column!r}")
-    for column, why in excluded.items():
-        typer.echo(f"left out: {column!r} {why}")
-    if any(why != DROPPED for why in excluded.values()):
-        typer.echo("To use one of them all the same, draft again with --keep COLUMN.")
+def print_draft(drafted: Draft, schema: Schema, out: Path, *, asked: bool) -> None:
+    lines = [f"{out}: {len(schema.columns)} columns, label {schema.label.column!r}", *drafted.lines()]
+    typer.echo("\n".join(lines))
     if not asked and schema.label.bounds is not None:
         low, high = schema.label.bounds
         typer.echo(

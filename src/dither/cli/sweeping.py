@@ -106,7 +106,7 @@ _SHOWN = ("auc", "f1", "rmse", "mae")  # the other metrics are in runs.csv
 def _print(result: Sweep, folder: Path) -> None:
     from dither.experiment.metrics import NAMES
 
-    table, spec = result.table(), result.specs[0]
+    table = result.table()
     proven = "assumed ε" if any(row.get("assumed") for row in table) else "proven ε"
     shown = [
         {
@@ -123,7 +123,7 @@ def _print(result: Sweep, folder: Path) -> None:
     seeds = "mean ± standard error over seeds; " if any(row["runs"] > 1 for row in table) else ""
     print_table(
         shown,
-        title=f"{spec.method} on {spec.data.title}: {len(result)} runs",
+        title=result.title(),
         footer=f"{seeds}{proven}: the largest over seeds, {_guarantee(result)}",
     )
     for line in result.warnings():

@@ -25,7 +25,7 @@ from dither.data.dataset import (
     zeros_aligned,
 )
 from dither.data.drafts import Draft, draft, draft_frame, draft_schema
-from dither.data.hashing import hash_table
+from dither.data.hashing import file_digest, hash_table
 from dither.data.plots import class_counts, describe, draw_partition, partition_table
 from dither.data.schema import (
     Categorical,
@@ -56,6 +56,7 @@ __all__ = [
     "draft_schema",
     "draw_partition",
     "entries",
+    "file_digest",
     "folder_digest",
     "get",
     "hash_records",

@@ -36,7 +36,7 @@ from dither.data.dataset import (
 )
 from dither.data.downloads import Download, Origin, Progress, obtain
 from dither.data.drafts import draft_frame
-from dither.data.hashing import hash_table
+from dither.data.hashing import file_digest, hash_table
 from dither.data.schema import Schema, with_label_bounds
 from dither.data.tables import StrPath, join_tables, read_table, table_files
 from dither.errors import DataError, did_you_mean
@@ -339,7 +339,8 @@ def load(
     arrays = ArrayOptions(test_fraction, seed, task, bounds)
     if is_folder:
         return load_folder(path, test_path=test_path, options=arrays, stream=stream)
-    return load_npz(path, test_path=test_path, options=arrays)
+    content = file_digest(path)
+    return load_npz(path, test_path=test_path, options=arrays)._replace(content=content)
 
 
 def _checked(dataset: Dataset, task: str) -> Dataset:
@@ -392,24 +393,25 @@ def _load_own_table(
     options: TableOptions,
 ) -> Dataset:
     """A user's own table."""
-    frame, name = read_table(path), Path(path).name
+    content, frame, name = file_digest(path), read_table(path), Path(path).name
     agreed, notes = _own_schema(frame, name, label, schema, options)
     test = read_table(test_path) if test_path else None
     dataset = dataset_from_tables(name, frame, test, agreed, options)
-    return dataset._replace(record_hashes=hash_table(frame), notes=(*dataset.notes, *notes))
+    return dataset._replace(record_hashes=hash_table(frame), content=content, notes=(*dataset.notes, *notes))
 
 
 def _load_own_tables(
     files: Sequence[Path], test_path: StrPath, label: str, schema: Schema | StrPath, options: TableOptions
 ) -> Dataset:
     """Tables of several institutions, one file each."""
+    contents = [file_digest(file) for file in files]
     tables = [read_table(file) for file in files]
     frame = tables[0] if schema else join_tables(files, tables)
     agreed, notes = _own_schema(frame, files[0].resolve().parent.name, label, schema, options)
     test = read_table(test_path) if test_path else None
     sources = [
-        Source(name, file, hash_table(table))
-        for name, file, table in zip(_client_names(files), files, tables, strict=True)
+        Source(name, file, hash_table(table), content=content)
+        for name, file, table, content in zip(_client_names(files), files, tables, contents, strict=True)
     ]
     for file, table in zip(files, tables, strict=True):
         try:

@@ -189,12 +189,14 @@ MISSING_GROUP = "(missing)"
 
 class Source(NamedTuple):
     """One institution's file among several: the client's name, the file, and the hash of each record. Of records
-    that were given in Python, `digest` is that of all of them."""
+    that were given in Python, `digest` is that of all of them; of a file, `content` is the SHA-256 of its bytes as
+    they were before it was read."""
 
     name: str
     path: Path
     record_hashes: np.ndarray
     digest: str = ""
+    content: str = ""
 
 
 class Dataset(NamedTuple):
@@ -226,6 +228,7 @@ class Dataset(NamedTuple):
     record_hashes: np.ndarray | None = None  # of a user's own file: `data.hashing`
     label_bounds: tuple[float, float] | None = None  # of a regression
     sources: tuple[Source, ...] = ()
+    content: str = ""  # SHA-256 of the one file's bytes, before it was read
 
     @property
     def streamed(self) -> bool:

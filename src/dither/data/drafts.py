@@ -49,6 +49,15 @@ class Draft(NamedTuple):
     schema: Schema
     excluded: dict[str, str]
 
+    def lines(self, *, counts: bool = True) -> list[str]:
+        """A line for each column that is left out, with the option that keeps it. Without `counts` it says nothing
+        exact about the records, as in a file that will be shared."""
+        return [
+            f"left out: {column!r} {why if counts else why.partition(':')[0]}"
+            + f" (--keep {column!r} keeps it)" * (why != DROPPED)
+            for column, why in self.excluded.items()
+        ]
+
 
 def draft_schema(
     path: StrPath | Sequence[StrPath], label: str, *, exclude: Collection[str] = (), task: str = "auto"
@@ -167,7 +176,8 @@ class _Drafting:
         if self._is_date():
             return "holds dates: make a number of it, such as an age or the days between two dates"
         if self._is_id():
-            return f"looks like an id: {levels:,} different values in {rows:,} rows"
+            grows = " that grow from row to row" if self.is_number and self._grows() else ""
+            return f"looks like an id: {levels:,} different values in {rows:,} rows{grows}"
         if self._copies_label():
             return f"follows from the label {self.target.column!r}, or the label from it"
         if not self.is_number:
@@ -176,7 +186,7 @@ class _Drafting:
                 return f"is free text: {levels:,} different values"
             top = np.sort(self.counts)[::-1][:MAX_CATEGORIES].sum()
             if levels > MAX_CATEGORIES and top < _COVERED * rows:
-                return f"has {levels:,} different values, too many for categories: group them"
+                return f"has too many different values for categories: {levels:,}; group them"
         return ""
 
     def _is_date(self) -> bool:
@@ -200,8 +210,10 @@ class _Drafting:
             return single and (named or levels > 0.9 * rows)
         if not bool((self.levels == np.round(self.levels)).all()):
             return False
-        grows = levels > rows // 20 and bool(np.mean(np.diff(self.values) > 0) > 0.99)
-        return named or grows or levels == rows
+        return named or (levels > rows // 20 and self._grows()) or levels == rows
+
+    def _grows(self) -> bool:
+        return bool(np.mean(np.diff(self.values) > 0) > 0.99)
 
     def _copies_label(self) -> bool:
         labels = self.labels[self.held]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dither.data.tables import cast_numbers
+from dither.data.tables import StrPath, cast_numbers, existing_file
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,6 +25,12 @@ MAX_UNORDERED_COLUMNS = 64
 _EMPTY = ("", "?", "NA", "N/A", "NaN", "nan", "null", "NULL")  # fixed: ledgers compare hashes of all times
 _BOOLEANS = {"true": "1", "false": "0"}
 _BLOCK_CELLS = 1 << 20  # cells hashed at a time
+
+
+def file_digest(path: StrPath) -> str:
+    """SHA-256 of a file's bytes."""
+    with existing_file(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def hash_table(frame: pd.DataFrame) -> np.ndarray:

@@ -242,19 +242,20 @@ class Schema:
                 part.pop("missing"), part.pop("missing_from", None)
         return _toml({"name": content.pop("name"), "origin": origin, **content})
 
-    def save(self, path: StrPath) -> None:
-        """Write `schema.toml` atomically."""
-        head = ""
+    def save(self, path: StrPath, *, comments: Sequence[str] = ()) -> None:
+        """Write `schema.toml` atomically, with a comment on each of its first lines."""
+        lines = list(comments)
         if not self.covered:
-            head = (
-                "# These values were read from the records, which no ε covers. Replace each by one that is known\n"
-                f'# without looking at the records, or confirm that it is; then set origin = "{PUBLIC}".\n\n'
-            )
+            lines += [
+                "These values were read from the records, which no ε covers. Replace each by one that is known",
+                f'without looking at the records, or confirm that it is; then set origin = "{PUBLIC}".',
+            ]
         elif self.privacy is not None:
-            head = (
-                f"# These values were estimated with noise at ε = {self.privacy.epsilon:g}, which the ledger has\n"
-                "# charged: it adds to the ε of every run.\n\n"
-            )
+            lines += [
+                f"These values were estimated with noise at ε = {self.privacy.epsilon:g}, which the ledger has",
+                "charged: it adds to the ε of every run.",
+            ]
+        head = "".join(f"# {' '.join(line.split())}\n" for line in lines) + "\n" * bool(lines)
         target = Path(path)
         partial = target.with_name(f"{target.name}.tmp")
         partial.write_text(head + self.to_short_toml(), encoding="utf-8")

@@ -101,17 +101,20 @@ def judge_run(
 
 def final_scores(experiment: Experiment, params: Params) -> dict[str, float]:
     """scikit-learn's metrics on the public test records, without accuracy and R², which evaluations have."""
-    problem, dataset = experiment.problem, experiment.dataset
+    problem = experiment.problem
     rows = problem.test_rows[0]
     if not len(rows) or not experiment.spec.scored:
         return {}
-    records = Labelled(problem.x, problem.y, rows, "public test records")
-    outputs = np.concatenate([np.asarray(experiment.model.apply(params, x)) for x in records.pieces()])
-    bounds = dataset.label_bounds
-    scores = metrics.evaluate(
-        experiment.model, outputs, problem.y[rows], classes=dataset.classes, label_bounds=bounds
-    )
+    _, scores = _scored(experiment, params, Labelled(problem.x, problem.y, rows, "public test records"))
     return {name: value for name, value in scores.model.items() if name not in ("accuracy", "r2")}
+
+
+def _scored(experiment: Experiment, params: Params, records: Labelled) -> tuple[np.ndarray, TestScores]:
+    """What the model says of each record, and how good that is."""
+    model, dataset, y = experiment.model, experiment.dataset, records.y[records.rows]
+    outputs = np.concatenate([np.asarray(model.apply(params, x)) for x in records.pieces()])
+    bounds = dataset.label_bounds
+    return outputs, metrics.evaluate(model, outputs, y, classes=dataset.classes, label_bounds=bounds)
 
 
 def judge(
@@ -120,9 +123,7 @@ def judge(
     """Scores and advice for a model on given records; `losses` are those of its evaluations, with their rounds."""
     model, spec, dataset = experiment.model, experiment.spec, experiment.dataset
     y = records.y[records.rows]
-    outputs = np.concatenate([np.asarray(model.apply(params, x)) for x in records.pieces()])
-    bounds = dataset.label_bounds
-    scores = metrics.evaluate(model, outputs, y, classes=dataset.classes, label_bounds=bounds)
+    outputs, scores = _scored(experiment, params, records)
     norms = np.zeros(0)
     if spec.privacy.clip == "example" and spec.privacy.noise != "none":
         some = records._replace(rows=records.rows[:_MOST_RECORDS])

@@ -28,6 +28,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from dither import models
 from dither.accounting.gaussian import gaussian_mu
 from dither.errors import SpecError
+from dither.experiment import metrics
 from dither.experiment.report import Report, load
 from dither.experiment.train import run
 from dither.spec import Spec
@@ -196,12 +197,7 @@ class PrivateFederatedClassifier(ClassifierMixin, _PrivateFederated):  # type: i
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Class probabilities `[n, classes]`."""
-        from scipy.special import softmax
-
-        scores = self._scores(X)
-        both = np.stack([np.zeros_like(scores), scores], axis=1) if scores.ndim == 1 else scores
-        probabilities: np.ndarray = softmax(both, axis=1)
-        return probabilities
+        return metrics.probabilities_of(self._scores(X))
 
     def predict(self, X: Any) -> np.ndarray:
         """The class of each record."""

@@ -7,7 +7,7 @@
     model.py          the file of a model of your own
     schema.toml       how a table becomes features (tables whose schema is public)
     summary.json      the outcome: accuracy, loss, the three ε
-    plot.png          accuracy and loss against rounds
+    plot.png, .svg    accuracy and loss against rounds
     digests.json      what the finished files hold, and which rounds were begun
     local/            what no ε covers: it stays with the owner of the records
         metrics.jsonl     training loss and the clients' own figures
@@ -49,7 +49,7 @@ _KEEP_CHECKPOINTS = 2
 _ADVICE = "restore it from a copy, or repeat the run"
 # Files that grow: what is listed of them is how much there was, and its digest.
 _LOGS = ("metrics.jsonl", "local/metrics.jsonl", "rounds.jsonl")
-_OUTCOME = ("model.safetensors", "model.npz", "plot.png", "summary.json", "local/summary.json")
+_OUTCOME = ("model.safetensors", "model.npz", "plot.png", "plot.svg", "summary.json", "local/summary.json")
 _ONCE = ("local/key", "spec.toml", "provenance.json", "schema.toml", "local/schema.toml", "terms.json", "model.py")
 _LOCAL = """\
 Local, not private: no epsilon covers what is in this folder. It holds exact figures of the records (training

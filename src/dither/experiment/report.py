@@ -456,6 +456,27 @@ class Report(Overview):
         value = self.scores.trivial.get("accuracy" if self.classes else "r2")
         return "" if value is None else f" ({self.scores.trivial_predictor}: {value:.4f})"
 
+    def privacy_line(self) -> str:
+        """The proven ε first, then what the paper's formula claims: for pictures."""
+        claimed = f"the paper's formula claims {epsilon_text(self.epsilon.claimed.value)}"
+        if not self.epsilon.main:
+            return f"no proven ε; {claimed}"
+        row = self.epsilon.main[0]
+        kind, adversary = label(row), ADVERSARIES[row.view]
+        if math.isinf(row.value):
+            return "no noise: not private" if math.isinf(self.epsilon.claimed.value) else f"{kind} ∞; {claimed}"
+        return (
+            f"{kind} {epsilon_text(row.value)} per {row.unit} (δ = {row.delta:g}, {row.adjacency}, against "
+            f"{adversary}); {claimed}"
+        )
+
+    def score_lines(self) -> dict[str, float]:
+        """What a score is compared with: the trivial predictor and the same run without noise, where known."""
+        trivial = None if self.scores is None else self.scores.trivial.get("accuracy" if self.classes else "r2")
+        without = self.test_accuracy_without_noise if self.classes else self.test_r2_without_noise
+        named = {self.scores.trivial_predictor if self.scores else "": trivial, "without noise": without}
+        return {name: value for name, value in named.items() if value is not None}
+
     def to_latex(self) -> str:
         """A small table, one line for each proven ε of the spec's view."""
         accuracy = "--" if self.test_score is None else f"{self.test_score:.4f}"

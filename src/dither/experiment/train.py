@@ -17,8 +17,8 @@ import numpy as np
 
 from dither.accounting import ClientRange
 from dither.accounting.ledger.runs import JointSpending, Ledger, Spending, data_id
-from dither.data import Dataset, hash_records
-from dither.errors import BudgetExhausted, ClientRefused, DitherError, RunExists, SpecError
+from dither.data import Dataset, file_digest, hash_records
+from dither.errors import BudgetExhausted, ClientRefused, DataError, DitherError, RunExists, SpecError
 from dither.experiment import plots
 from dither.experiment.advice import judge_run
 from dither.experiment.build import (
@@ -42,6 +42,7 @@ from dither.experiment.build import (
 )
 from dither.experiment.defaults import choose
 from dither.experiment.folder import Checkpoint, RunFolder, lock, to_json, write_text
+from dither.experiment.notebook import NotebookProgress, in_notebook
 from dither.experiment.report import (
     DiskReads,
     Epsilon,
@@ -122,6 +123,9 @@ def run(
     Among several processes (`simulation.distributed`) each calls this. Process 0's spec counts, and process 0
     alone writes and returns; the others exit when the rounds are done.
     """
+    if on_start is None and on_evaluation is None and in_notebook():
+        bar = NotebookProgress()
+        on_start, on_evaluation = bar.start, bar.update
     options = RunOptions(
         out,
         resume,
@@ -272,6 +276,12 @@ def check_public(experiment: Experiment) -> None:
 def _identified(experiment: Experiment, book: Ledger, *, new_ledger: bool) -> list[str]:
     """The ledger's ids of the records: one for each file, after saying which records it holds."""
     spec, dataset = experiment.spec, experiment.dataset
+    files = [(str(source.path), source.content) for source in dataset.sources] or [
+        (spec.data.path, dataset.content)
+    ]
+    for path, content in files:
+        if content and file_digest(path) != content:
+            raise DataError(f"{path!r} changed after it was read; start the run again")
     if dataset.sources:
         ids = [data_id(book, path=str(source.path), digest=source.digest) for source in dataset.sources]
         for each, source in zip(ids, dataset.sources, strict=True):
@@ -419,11 +429,11 @@ def _finish(recorder: _Recorder, program: Compiled, outcome: _Outcome) -> Report
         else:
             report = replace(report, test_accuracy_without_noise=score)
     rows = folder.metrics()
-    if spec.scored:
-        with clock("plot"):
-            plots.draw_run(rows, folder.path / "plot.png", title=_title(spec), subtitle=_subtitle(experiment))
     with clock("scores"):
         report, judged = _judged(report, experiment, outcome.params, folder)
+    if spec.scored:
+        with clock("plot"):
+            plots.draw_run(report, rows, folder.path / "plot.png")
     if isinstance(program.rounds, Streamed):
         report = replace(report, streamed=DiskReads(**program.rounds.report()))
     report = replace(report, timing=clock.report())  # of this process: what a resumed run did before is not in it
@@ -837,18 +847,3 @@ def _check_refused(state: engine.State, round: int) -> None:
             f"client {names} sent an update that is not finite by round {round}; lower client_lr "
             "or the noise, or check that client's records"
         )
-
-
-def _title(spec: Spec) -> str:
-    return f"{spec.method} on {spec.data.title}"
-
-
-def _subtitle(experiment: Experiment) -> str:
-    claim, spec = experiment.prepared.claim, experiment.spec
-    value = (
-        "no noise"
-        if np.isinf(claim.value)
-        else f"claimed ε = {claim.value:.3g} per {claim.unit}, δ = {claim.delta:g}"
-    )
-    steps = f"{spec.local_steps} local step{'s' if spec.local_steps > 1 else ''}"
-    return f"{len(experiment.partition.size)} clients, {spec.cohort_size} a round, {steps}; {value}"

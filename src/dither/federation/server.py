@@ -647,8 +647,7 @@ class Coordinator:
             records = Labelled(x, y, np.arange(len(y)), "the server's test records")
             judgement = judge(completed, params, [(row["round"], row["loss"]) for row in rows], records)
             report = replace(report, scores=judgement.scores, advice=judgement.advice)
-            title = f"{self.agreement.spec.method}, {len(self.agreement.names)} parties"
-            plots.draw_run(rows, folder.path / "plot.png", title=title, subtitle=self._evaluation.name)
+            plots.draw_run(report, rows, folder.path / "plot.png")
         report.save()
         self.journal.sign(self._identity, self.keyring.id)
         outcome = {"run": self.agreement.run, "rounds": len(lines), "accuracy": rows[-1].get("test_accuracy")}

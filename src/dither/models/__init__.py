@@ -114,45 +114,39 @@ def count_params(params: Params) -> int:
 # Models
 
 
+def _zeros(num_features: int, num_outputs: int) -> Callable[[Key], Params]:
+    """One dense layer that starts at 0."""
+    return lambda key: {"out": {"w": jnp.zeros((num_features, num_outputs)), "b": jnp.zeros((num_outputs,))}}
+
+
 def logistic(num_features: int) -> Model:
     """Binary logistic regression with a bias, started at 0 as in Secure FedAvg."""
-
-    def init(key: Key) -> Params:
-        del key
-        return {"out": {"w": jnp.zeros((num_features, 1)), "b": jnp.zeros((1,))}}
 
     def apply(params: Params, x: Array) -> Array:
         return _dense(params["out"], x)[..., 0]
 
-    return Model(init, apply, layers=(Dense("out", _squeeze),), convex=True, name="logistic", curvature=0.25)
+    init, layers = _zeros(num_features, 1), (Dense("out", _squeeze),)
+    return Model(init, apply, layers=layers, convex=True, name="logistic", curvature=0.25)
 
 
 def linear(num_features: int) -> Model:
     """Linear regression with a bias; parameters of 0 predict the middle of the label's bounds."""
 
-    def init(key: Key) -> Params:
-        del key
-        return {"out": {"w": jnp.zeros((num_features, 1)), "b": jnp.zeros((1,))}}
-
     def apply(params: Params, x: Array) -> Array:
         return _from_middle(_dense(params["out"], x))
 
-    layers = (Dense("out", _from_middle),)
+    init, layers = _zeros(num_features, 1), (Dense("out", _from_middle),)
     return Model(init, apply, layers, True, "linear", squared, "regression", curvature=1.0)
 
 
 def softmax(num_features: int, num_classes: int) -> Model:
     """Multinomial logistic regression with a bias, started at 0."""
 
-    def init(key: Key) -> Params:
-        del key
-        return {"out": {"w": jnp.zeros((num_features, num_classes)), "b": jnp.zeros((num_classes,))}}
-
     def apply(params: Params, x: Array) -> Array:
         return _dense(params["out"], x)
 
     curvature = 0.5 if num_classes == 2 else None
-    layers = (Dense("out", _identity),)
+    init, layers = _zeros(num_features, num_classes), (Dense("out", _identity),)
     return Model(init, apply, layers=layers, convex=True, name="softmax", curvature=curvature)
 
 

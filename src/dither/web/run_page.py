@@ -59,7 +59,10 @@ def details(folder: SafeFolder, row: Row) -> dict[str, Any]:
         "attacked": [_attacked_row(each) for each in entries(files.audit, "rows")],
         "overview": _overview(files.spec, files.report),
         "spec": folder.text(run, "spec.toml") or "",
-        "provenance": {key: text_of(value) for key, value in read_json(folder, run, "provenance.json").items()},
+        "provenance": {
+            key: " ".join(dict.fromkeys(text_of(value).split(": "))) if key == "device" else text_of(value)
+            for key, value in read_json(folder, run, "provenance.json").items()  # "cpu: cpu" is "cpu"
+        },
         "files": [
             {"name": name, "description": text, "bytes": path.stat().st_size}
             for name, text in DOWNLOADS.items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -231,6 +231,16 @@ class _Planner:
         if not self.planning.public:
             notes.append("planned on synthetic records: the choice is only as good as their resemblance to yours")
         seconds = self.measured_seconds(chosen.spec) if self.extras else math.nan
+        if chosen.spec.data.features != "all":
+            notes.append(
+                f"data.features={chosen.spec.data.features!r}, as the preset has it: other columns are not used, "
+                "and a model of all of them may be better (--set data.features=all)"
+            )
+        if chosen.spec.data.public_fraction:
+            share = f"{1 - chosen.spec.data.public_fraction:.0%}"
+            notes.append(
+                f"the plan trains on the private {share} of the records; a run on all of them may be better"
+            )
         return replace(chosen, notes=(*notes, *chosen.notes), seconds=seconds)
 
     def by_theory(self, given: Mapping[str, float]) -> Plan:
@@ -367,19 +377,26 @@ def draw_plan(plan: Plan, path: Path) -> None:
         scores = [trial.mean_accuracy for trial in trials]
         reason = f"{plan.search.runs} measured runs" if plan.search else ""
     keys = [*INTEGER_KEYS, clip_key(plan.spec.method), *([] if bounds is not None else ["client_lr"])]
-    curves = {key: _best_by_value(tried, scores, key, min if bounds is not None else max) for key in keys}
+    errors = [0.0] * len(tried) if bounds is not None else [trial.standard_error for trial in trials]
+    better = min if bounds is not None else max
+    curves = {key: _best_by_value(tried, zip(scores, errors, strict=True), key, better) for key in keys}
     curves = {key: curve for key, curve in curves.items() if len(curve) > 1}
     count = len(curves) + bool(plan.frontier)
     columns = 2 if count in (2, 4) else min(3, max(1, count))
     rows = math.ceil(max(1, count) / columns)
-    figure, axes = plots.new_figure(rows, columns, width=3.4 * columns, height=2.7 * rows + 0.4)
+    figure, axes = plots.new_figure(rows, columns, width=3.4 * columns, height=2.7 * rows + 0.6)
     panels = list(axes.flat)
+    shown = [score for curve in curves.values() for _, score, _ in curve]
     for axis, (key, curve) in zip(panels, curves.items(), strict=False):
         _draw_curve(axis, curve, float(plan.candidate.point[key]))
         _label(axis, LABELS[key], f"best {label}")
-        if bounds is not None:
-            axis.set_yscale("log")
-        if bounds is not None and plan.score <= _FAR * bounds.trivial:  # else the line would flatten the curves
+        if bounds is None:
+            plots.score_axis(axis, [*shown, *(trial.mean_accuracy for trial in plan.frontier)], {})
+            continue
+        axis.set_yscale("log")
+        axis.set_ylim(0.8 * min(shown), 1.25 * max(shown))  # the same for all panels
+        if plan.score <= _FAR * bounds.trivial:  # else the line would flatten the curves
+            axis.set_ylim(0.8 * min(*shown, bounds.trivial), 1.25 * max(*shown, bounds.trivial))
             axis.axhline(bounds.trivial, color=plots.GREY, linestyle=":", linewidth=1)
             axis.annotate(
                 "initial gap", (0.98, bounds.trivial), xycoords=("axes fraction", "data"), ha="right",
@@ -390,30 +407,36 @@ def draw_plan(plan: Plan, path: Path) -> None:
     for axis in panels[count:]:
         axis.set_visible(False)
     privacy = plan.spec.privacy
-    figure.suptitle(
-        f"Plan for {plan.spec.method}: proven ε ≤ {privacy.epsilon:g}, δ = {privacy.delta:g}, "
-        f"{plan.spec.num_clients} clients ({reason})",
-        fontsize=10, fontweight="bold", x=0.02, ha="left",
-    )  # fmt: skip
+    what = f"proven ε ≤ {privacy.epsilon:g} (δ = {privacy.delta:g}, {plan.spec.adjacency}, against "
+    bars = "; bars: ± standard error, where a point has several seeds" if bounds is None else ""
+    plots.headline(
+        figure,
+        f"Plan for {plan.spec.method} over {plan.spec.num_clients} clients ({reason})",
+        f"{what}{ADVERSARIES[privacy.view]}){bars}",
+    )
     plots.save(figure, path)
 
 
 def _best_by_value(
-    tried: Sequence[Candidate], scores: Sequence[float], key: str, better: Callable[[float, float], float]
-) -> list[tuple[float, float]]:
-    """The values of one key, each with the best score over all others."""
-    best: dict[float, float] = {}
+    tried: Sequence[Candidate],
+    scores: Iterable[tuple[float, float]],
+    key: str,
+    better: Callable[..., tuple[float, float]],
+) -> list[tuple[float, float, float]]:
+    """The values of one key, each with the best score over all others and its standard error."""
+    best: dict[float, tuple[float, float]] = {}
     for each, score in zip(tried, scores, strict=True):
         value = float(each.point[key])
-        if math.isfinite(score):
-            best[value] = better(best.get(value, float(score)), float(score))
-    return sorted(best.items())
+        if math.isfinite(score[0]):
+            best[value] = better(best.get(value, score), score, key=lambda pair: pair[0])
+    return [(value, *best[value]) for value in sorted(best)]
 
 
-def _draw_curve(axis: Any, curve: list[tuple[float, float]], chosen: float) -> None:
-    values, best = zip(*curve, strict=True)
-    axis.plot(values, best, color=plots.BLUE, marker="o", markersize=3.5, linewidth=1.4)
-    _star(axis, *min(curve, key=lambda point: abs(math.log(point[0] / chosen))))
+def _draw_curve(axis: Any, curve: list[tuple[float, float, float]], chosen: float) -> None:
+    values, best, errors = zip(*curve, strict=True)
+    bars = [0.0 if math.isnan(error) else error for error in errors]
+    axis.errorbar(values, best, bars, color=plots.BLUE, marker="o", markersize=3.5, linewidth=1.4, capsize=2)
+    _star(axis, *min(curve, key=lambda point: abs(math.log(point[0] / chosen)))[:2])
     axis.set_xscale("log")
     if len(values) <= 6:
         axis.set_xticks(values, [f"{value:,.4g}" for value in values])
@@ -429,6 +452,7 @@ def _draw_frontier(axis: Any, plan: Plan) -> None:
         x, y = zip(*sorted(line), strict=True)
         axis.plot(x, y, color=colour, marker="o", markersize=3.5, linewidth=1.2, label=name)
     measured = [point for line in lines.values() for point in line]
+    plots.score_axis(axis, [accuracy for _, accuracy in measured], {})
     _star(axis, *max((point for point in measured if point[0] == plan.spec.privacy.epsilon), key=lambda p: p[1]))
     axis.set_xscale("log")
     ticks = sorted({epsilon for epsilon, _ in measured})

@@ -25,7 +25,7 @@ from dither.accounting import ProvenRow
 from dither.errors import RunExists
 from dither.experiment import plots
 from dither.experiment.folder import read_checked, to_json, write_bytes, write_checked, write_text
-from dither.experiment.report import Overview, epsilon_text
+from dither.experiment.report import ADVERSARIES, Overview, epsilon_text
 from dither.experiment.sweep.batches import Outcome
 from dither.spec import Spec
 from dither.types import Claim
@@ -88,7 +88,9 @@ class Sweep(Overview, Sequence[Outcome]):
         return _SCORES[self.score]
 
     def title(self) -> str:
-        return f"{self.specs[0].method} on {self.specs[0].data.title}: {len(self)} runs"
+        methods = dict.fromkeys(Path(spec.method).stem for spec in self.specs)
+        sets = dict.fromkeys(spec.data.title for spec in self.specs)
+        return f"{', '.join(methods)} on {', '.join(sets)}: {len(self)} runs"
 
     def overview(self) -> list[tuple[str, str]]:
         """One line per setting: accuracy, claimed and proven ε."""
@@ -331,20 +333,35 @@ def draw_sweep(sweep: Sweep, path: Path) -> None:
     seeds = max(len(runs) for _, runs in settings)
     caption = f"mean of {seeds} seeds" if seeds > 1 else "one seed each"
     if seeds > 1 and len(lines) <= _MOST_BANDS:
-        caption += ", band: ± one standard deviation"
+        caption += ", band: ± standard error"
     if len(settings) > len(lines):
         caption += f"; {len(settings) - len(lines)} more settings in curves.csv"
     _caption(curves, caption)
     _draw_finals(finals, sweep, lines)
-    spec = sweep.specs[0]
-    title = f"{spec.method} on {spec.data.name}: {len(sweep)} runs"
-    figure.suptitle(title, fontsize=11, fontweight="bold", x=0.02, ha="left")
+    for axis in (curves, finals):
+        shown = [row[sweep.score] for _, runs in lines for run in runs for row in sweep[run].metrics]
+        plots.score_axis(axis, shown, {})
+    plots.headline(figure, sweep.title(), _privacy(sweep))
     if any(values for values, _ in lines):
         figure.legend(
             handles=handles, loc="outside right upper", frameon=False, fontsize=8, title=_names(sweep.keys),
             title_fontsize=8, ncols=1 + (len(handles) - 1) // _LEGEND_ROWS,
         )  # fmt: skip
     plots.save(figure, path)
+
+
+def _privacy(sweep: Sweep) -> str:
+    """The smallest and largest proven ε of the settings."""
+    rows = [run.proven for run in sweep.runs if run.proven is not None]
+    if not rows:
+        return "no proven ε"
+    values = [row.value for row in rows]
+    ends = dict.fromkeys(epsilon_text(value) for value in (min(values), max(values)))
+    guarantees = {f"δ = {row.delta:g}, {row.adjacency}, against {ADVERSARIES[row.view]}" for row in rows}
+    held_for = (
+        f" ({guarantees.pop()})" if len(guarantees) == 1 else ", each setting by its own δ, view and neighbours"
+    )
+    return f"proven ε {' to '.join(ends)} per run{held_for}"
 
 
 def _draw_curve(axis: Any, sweep: Sweep, setting: Setting, at: int, lines: int) -> Any:
@@ -358,7 +375,7 @@ def _draw_curve(axis: Any, sweep: Sweep, setting: Setting, at: int, lines: int) 
     if len(rounds) == 1:
         line.set_marker("o")
     if lines <= _MOST_BANDS and len(alike) > 1:
-        spread, alpha = accuracy.std(axis=0, ddof=1), 0.15 if lines <= 4 else 0.07
+        spread, alpha = accuracy.std(axis=0, ddof=1) / np.sqrt(len(alike)), 0.15 if lines <= 4 else 0.07
         axis.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=alpha, linewidth=0)
     return line
 
@@ -385,10 +402,8 @@ def _draw_finals(axis: Any, sweep: Sweep, lines: list[Setting]) -> None:
         for value, mean, error, at in points:
             axis.errorbar(value, mean, error, fmt=marker, color=_colour(at), markersize=5, capsize=3)
         if len(groups) > 1:
-            axis.annotate(
-                others, (x[-1], y[-1]), xytext=(6, 0), textcoords="offset points", va="center", fontsize=7.5,
-                color=plots.GREY,
-            )  # fmt: skip
+            dashes = _DASHES[number % len(_DASHES)]
+            axis.plot([], [], color=plots.GREY, linewidth=1.0, linestyle=dashes, marker=marker, label=others)
     ticks = sorted({float(values[key]) for values, _ in lines})
     if ticks[0] > 0 and ticks[-1] / ticks[0] >= 10:
         axis.set_xscale("log")
@@ -396,10 +411,11 @@ def _draw_finals(axis: Any, sweep: Sweep, lines: list[Setting]) -> None:
             axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
             axis.minorticks_off()
     axis.set_xlabel(key)
-    axis.margins(x=0.08 if len(groups) == 1 else 0.2)
+    axis.margins(x=0.08)
+    if len(groups) > 1:
+        axis.legend(frameon=False, fontsize=8, title=_names(sweep.keys, key), title_fontsize=8)
     if any(len(runs) > 1 for _, runs in lines):
-        labels = f", labels: {_names(sweep.keys, key)}" if len(groups) > 1 else ""
-        _caption(axis, "mean ± standard error over seeds" + labels)
+        _caption(axis, "mean ± standard error over seeds")
 
 
 def _draw_dots(axis: Any, sweep: Sweep, lines: list[Setting]) -> None:

@@ -42,6 +42,16 @@ function themed(layout) {
   return merged;
 }
 
+// An axis of scores is at least 0.1 wide: what differs by less does not look like a climb.
+export function scoreRange(values) {
+  const known = values.filter((value) => typeof value === "number");
+  if (!known.length) return [0, 1];
+  const low = Math.min(...known), high = Math.max(...known);
+  const pad = Math.max(0.05 * (high - low), (0.1 - (high - low)) / 2);
+  const top = Math.min(high + pad, Math.max(1, high));
+  return [Math.min(low - pad, top - 0.1), top];
+}
+
 // `make` gives { traces, layout } in the colours of the moment, so that a change of light and dark draws again.
 export async function draw(box, make) {
   drawn.set(box, make);

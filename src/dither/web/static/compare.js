@@ -1,7 +1,7 @@
 // Runs beside one another: accuracy and loss against rounds, proven ε or bytes; runs that differ in their seed alone
-// become one line, with a band from the smallest to the largest of them.
+// become one line, with a band of ± one standard error.
 import { failed, get, h, number, wait } from "./dom.js";
-import { chart, draw, faded } from "./charts.js";
+import { chart, draw, faded, scoreRange } from "./charts.js";
 
 const AXES = { round: "rounds", epsilon: "proven ε", bytes: "bytes uploaded" };
 let latest = 0;
@@ -89,7 +89,8 @@ export async function compare(panel, rows) {
         const x = full.map((same) => mean(same.map((p) => p.x)));
         const y = full.map((same) => mean(same.map((p) => p.y)));
         if (lines.length > 1) {
-          const low = full.map((same) => Math.min(...same.map((p) => p.y))), high = full.map((same) => Math.max(...same.map((p) => p.y)));
+          const error = full.map((same) => standardError(same.map((p) => p.y)));
+          const low = y.map((value, i) => value - error[i]), high = y.map((value, i) => value + error[i]);
           traces.push({
             x: [...x, ...x.slice().reverse()], y: [...high, ...low.slice().reverse()], fill: "toself", mode: "lines",
             line: { width: 0 }, fillcolor: faded(colour, 0.18), hoverinfo: "skip", showlegend: false,
@@ -102,7 +103,7 @@ export async function compare(panel, rows) {
       });
       // Names come from folders: Plotly reads a little markup in them, so its brackets are written out.
       for (const trace of traces) if (trace.name) trace.name = plain(trace.name);
-      return { traces, layout: { showlegend: true, xaxis: { title: AXES[axis], exponentformat: "SI" }, yaxis: { title, tickformat: percent ? ".3" : "" } } };
+      return { traces, layout: { showlegend: true, xaxis: { title: AXES[axis], exponentformat: "SI" }, yaxis: percent ? { title, tickformat: ".3", range: scoreRange(traces.flatMap((trace) => trace.y)) } : { title, rangemode: "tozero" } } };
     };
   }
 
@@ -115,7 +116,7 @@ export async function compare(panel, rows) {
       const missing = [...runs.values()].filter((run) => points(run, "test_accuracy").length === 0);
       const refused = [...new Set([...runs.values()].map((run) => run.epsilon?.problem).filter(Boolean))];
       note.textContent = [
-        many ? "A line is the mean over the seeds of one spec. The band spans the smallest to the largest value." : "",
+        many ? "A line is the mean over the seeds of one spec. The band is ± one standard error." : "",
         axis === "epsilon" ? "ε is proven for the view and adjacency of each run's spec." : "",
         missing.length ? `Not shown on this axis: ${missing.map((run) => run.row.name).join(", ")}.` : "",
         axis === "epsilon" && refused.length ? refused.join(" ") : "",
@@ -143,6 +144,11 @@ export async function compare(panel, rows) {
   }
 }
 
+const standardError = (values) => {
+  const middle = mean(values);
+  const variance = values.reduce((sum, value) => sum + (value - middle) ** 2, 0) / (values.length - 1);
+  return Math.sqrt(variance / values.length);
+};
 const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
 
 export const plain = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");

@@ -1,6 +1,6 @@
 // One run: curves, privacy explained, noise, cohorts, ε of each client, the convergence bound, provenance.
 import { ago, bytes, copy, epsilon, failed, get, h, number, short, show, wait } from "./dom.js";
-import { boundFigure, chart, draw } from "./charts.js";
+import { boundFigure, chart, draw, scoreRange } from "./charts.js";
 import { plain } from "./compare.js";
 
 const id = new URLSearchParams(location.search).get("id") ?? "";
@@ -41,14 +41,14 @@ function drawCurves(run) {
   const local = run.local;
   draw(curves.accuracy.box, (c) => ({
     traces: [{ x: round, y: score, mode: round.length > 25 ? "lines" : "lines+markers", line: { color: c[0], width: 2.2 }, marker: { size: 5 }, hovertemplate: "round %{x}: %{y:.4f}<extra></extra>" }],
-    layout: { xaxis: { title: "rounds" }, yaxis: { title: `test ${run.row.score}` } },
+    layout: { xaxis: { title: "rounds" }, yaxis: { title: `test ${run.row.score}`, range: scoreRange(score) } },
   }));
   draw(curves.loss.box, (c) => ({
     traces: [
       { x: round, y: loss, name: "test", mode: "lines", line: { color: c[1], width: 2.2 }, hovertemplate: "round %{x}: %{y:.4f}<extra>test</extra>" },
       { x: local.round ?? [], y: local.train_loss ?? [], name: "training (local, not private)", mode: "lines", line: { color: c[6], width: 2, dash: "dash" }, hovertemplate: "round %{x}: %{y:.4f}<extra>training</extra>" },
     ],
-    layout: { showlegend: true, xaxis: { title: "rounds" }, yaxis: { title: "loss" } },
+    layout: { showlegend: true, xaxis: { title: "rounds" }, yaxis: { title: "loss", rangemode: "tozero" } },
   }));
 }
 
@@ -134,12 +134,12 @@ async function computed() {
   const byRound = chart("Proven ε against rounds", `Against ${analysis.epsilon.adversary}, ${analysis.epsilon.adjacency}.`);
   const noise = chart("Noise of each round", "Noise over sensitivity for the first client. Higher is more private.");
   const map = chart("Which client took part in which round", mapCaption(analysis.cohorts), analysis.cohorts.clients.length > 30);
-  const clients = analysis.clients ? chart("Proven ε of each client", "ε of each client, from the rounds it took part in.") : null;
+  const clients = analysis.clients && !sameForAll(analysis) ? chart("Proven ε of each client", "ε of each client, from the rounds it took part in.") : null;
   lazy.replaceChildren(h("div", { class: "grid" },
     h("section", { class: "card" }, h("h2", {}, "ε by round"), byRound.figure),
     h("section", { class: "card" }, h("h2", {}, "Noise schedule"), noise.figure),
     h("section", { class: "card" }, h("h2", {}, "Participation"), map.figure),
-    h("section", { class: "card" }, h("h2", {}, "ε by client"), clients ? clients.figure : spreadOverClients())));
+    h("section", { class: "card" }, h("h2", {}, "ε by client"), clients ? clients.figure : sameForAll(analysis) ?? spreadOverClients())));
   const target = current.row.noise === "proven" ? number(current.row.target) : null;
   draw(byRound.box, (c, style) => ({
     traces: [
@@ -174,6 +174,13 @@ function mapCaption(cohorts) {
   if (cohorts.clients.length < cohorts.of) parts.push(`the first ${cohorts.clients.length} of ${cohorts.of} clients`);
   if (cohorts.every > 1) parts.push(`every ${cohorts.every}th round`);
   return parts.length ? `Shown: ${parts.join(", ")}.` : "A filled cell means that the client took part in that round.";
+}
+
+// Bars of one height say no more than one number.
+function sameForAll(analysis) {
+  const values = [...new Set(analysis.clients?.epsilon ?? [])];
+  if (values.length !== 1) return null;
+  return h("p", {}, `All ${analysis.clients.names.length} clients have the same proven ε: `, h("strong", {}, epsilon(values[0])), ".");
 }
 
 function spreadOverClients() {

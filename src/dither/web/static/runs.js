@@ -140,9 +140,8 @@ function spark(points) {
   const label = known.length ? `accuracy from ${short(known[0][1])} to ${short(known.at(-1)[1])}` : "no accuracy yet";
   const picture = svg("svg", { class: "spark", viewBox: "0 0 92 24", role: "img", "aria-label": label });
   if (!known.length) return picture;
-  const values = known.map(([, y]) => y);
-  const low = Math.min(...values), high = Math.max(...values);
-  const at = ([x, y]) => [3 + (points.length > 1 ? (86 * x) / (points.length - 1) : 43), 21 - (high > low ? (18 * (y - low)) / (high - low) : 9)];
+  // The same scale for all rows, 0 to 1, so that they compare.
+  const at = ([x, y]) => [3 + (points.length > 1 ? (86 * x) / (points.length - 1) : 43), 21 - 18 * Math.min(Math.max(y, 0), 1)];
   const end = at(known.at(-1));
   picture.append(
     svg("polyline", { points: known.map((point) => at(point).map((v) => v.toFixed(1)).join(",")).join(" ") }),
