@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dither.experiment.plots import GREY, new_canvas, tidy
-from dither.reproduction.figure import AXIS_LABELS, Figure, Line, Panel, View
+from dither.reproduction.figure import AXIS_LABELS, VIEW_TITLES, Figure, Line, Panel, View
 
 # Okabe-Ito without its yellow, which is lost on white; then the same colours with other marks.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -56,7 +56,7 @@ def series(view: View, panel: Panel, line: Line) -> Series:
 
 
 def draw(figure: Figure, views: Sequence[View]) -> Any:
-    """The figure as a matplotlib figure: rows of panels as printed, then at equal proven ε."""
+    """The figure as a matplotlib figure: rows of panels for each view."""
     rows = [
         (view, [panel for panel in panels if panel.row == number])
         for view in views
@@ -77,8 +77,7 @@ def draw(figure: Figure, views: Sequence[View]) -> Any:
         _share_scale(axes, panels)
         part.legend(handles.values(), handles.keys(), loc="outside right center", frameon=False, fontsize=8.5)
         if len(views) > 1 and panels[0].row == 0:
-            heading = "at equal proven ε" if view.proven else "as printed"
-            part.suptitle(heading, x=0.012, ha="left", fontsize=9.5, color=GREY, fontweight="bold")
+            part.suptitle(VIEW_TITLES[view.kind], x=0.012, ha="left", fontsize=9.5, color=GREY, fontweight="bold")
     seeds = views[0].seeds
     spread = f"mean and ±{BAND:g} standard errors over {len(seeds)} seeds" if len(seeds) > 1 else "one seed"
     if not seeds:
