@@ -42,11 +42,13 @@ class Series(NamedTuple):
 def series(view: View, panel: Panel, line: Line) -> Series:
     """A line's numbers."""
     if line.formula is not None:
-        x, y = line.formula(view)
-        return Series(np.asarray(x, float), np.asarray(y, float)[None], [])
+        x, y = (np.asarray(each, float) for each in line.formula(view))
+        shown = x <= (np.inf if line.until is None else line.until(view, 0))
+        return Series(x[shown], y[None, shown], [])
     if panel.axis is None:
         rounds, values = view.curve(line.values, panel.metric, line.until)
-        return Series(np.asarray(rounds, float), values, view.seeds)
+        scale = panel.per_round(view, line.values) if panel.per_round else 1.0
+        return Series(scale * np.asarray(rounds, float), values, view.seeds)
     finals = [view.final({**line.values, **more}, panel.metric, line.until) for _, more in panel.axis.points]
     places = np.array([x for x, _ in panel.axis.points], float)
     order = np.argsort(places)
