@@ -131,14 +131,14 @@ def measure(how: str, count: int, rounds: int, size: int, folder: Path) -> list[
 
 def measure_flare(count: int, rounds: int, size: int, folder: Path) -> list[dict[str, float]]:
     """Seconds and CPU of each exchange with that many sites of NVIDIA FLARE."""
-    from dither.federation.nvflare import KIT, relay, system
+    from dither.federation.nvflare import KIT, kits, relay, system
 
     class Server(system.FlareServer):
         controller = "flare_exchange.ExchangeController"
 
     names, port = [f"site-{number}" for number in range(count)], free_port()
     keys.create(folder / "keys", names, hosts=["localhost"])
-    system.provision(folder / "keys", names, host="localhost", port=port)
+    kits.provision(folder / "keys", names, host="localhost", port=port)
     local = folder / "keys" / "server" / KIT / "local" / "resources.json"
     local.write_text(local.read_text().replace(system.FlareServer.controller, Server.controller))
     over, result = threading.Event(), folder / "result.json"

@@ -71,12 +71,14 @@ class Round(NamedTuple):
 
 class ClientResult(NamedTuple):
     """What a client returns: `upload` leaves the machine (already multiplied by `weight`), `state` stays,
-    `metrics` are scalars that only the simulator sees (never sent)."""
+    `metrics` are scalars that only the simulator sees (never sent). Where `integers` are given and uploads are
+    aggregated securely, they leave the machine instead of `upload`, which is computed from them."""
 
     upload: Upload
     weight: Array
     state: ClientState
     metrics: Mapping[str, Array]
+    integers: Upload | None = None
 
 
 class Cohort(NamedTuple):
@@ -113,15 +115,32 @@ class ExactNoise(NamedTuple):
     rounding   how much further apart rounding may move neighbours, in units of the noise std
     distance   total variation distance between the noise that is drawn and the noise that is proved
     failure    probability of a coin, independent of the records, with which other noise is drawn
+    sums       the noisy integers of all clients are summed as they are, on one lattice: the credit for the others'
+               noise is exact too, and `distance` and `failure` count the noise of a whole cohort
     """
 
     rounding: float
     distance: float
     failure: float = 0.0
+    sums: bool = False
 
     def delta(self, epsilon: float) -> float:
         """What distance and failure add to δ at this ε (docs/privacy.md, Exact noise)."""
         return self.failure + self.distance * (1.0 + math.exp(min(epsilon, 700.0)))
+
+
+class Uses(NamedTuple):
+    """A release after several local steps, by how many of them use the record (E3): where no step moves two models
+    apart, j uses of the record move what is released by at most j times `share` of the sensitivity.
+
+    steps  local steps of the round, each on a batch of its own
+    share  of the sensitivity, for one use in which the record is replaced
+    rate   the largest learning rate of any round: a step must not expand at it
+    """
+
+    steps: int
+    share: float
+    rate: float
 
 
 class Release(NamedTuple):
@@ -142,6 +161,7 @@ class Release(NamedTuple):
     source: str  # where the number comes from: equation, lemma or erratum
     rates: tuple[float, ...] = ()
     exact: ExactNoise | None = None
+    by_use: Uses | None = None  # None: only the sensitivity is known
 
 
 class RoundInfo(NamedTuple):
@@ -174,6 +194,8 @@ class Algorithm(NamedTuple):
     server: Callable[[Key, ServerState, Upload, Cohort], ServerState]
     params: Callable[[ServerState], Params]
     releases: Callable[[RoundInfo], tuple[Release, ...]]
+    # The sum of a round's uploads, from the state, the sum of their `integers`, the round's number and cohort size
+    decode: Callable[[ServerState, Upload, Array, Array], Upload] | None = None
 
 
 class Participation(NamedTuple):
@@ -288,6 +310,7 @@ class PrivacyPlan(NamedTuple):
     discrete_noise: bool = False  # noise on the encoded integers of an upload
     scale_bits: int = 0  # fractional bits of that encoding
     exact_noise: bool = False  # randomness "os": noise on integers, and proofs of what float32 computes (R7)
+    max_norm: float = 0.0  # uploads are projected onto the ball of this radius; 0: they are not
     assume_credit: bool = False  # take the credit of the others' noise where it is unproved, labelled so
 
     # From the method
@@ -302,6 +325,7 @@ class PrivacyPlan(NamedTuple):
     exposures: int = 0  # uploads of one client that an outsider sees beside the broadcasts
     upload_noise: str = ""  # the entry of `hyper` whose noise is added once, to the finished upload; "": none is
     upload_unit: float = 0.0  # least factor from the unit of an uplink release to that of the upload; 0: unknown
+    exact_sums: bool = False  # secure aggregation sums the noisy integers of one release a round (R9)
     ignores_counts: bool = False  # noise, weights, rounds and claim are the same whatever the record counts
 
     # From the experiment

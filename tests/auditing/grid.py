@@ -90,6 +90,8 @@ def configurations() -> list[tuple[str, dict, tuple[str, ...]]]:
         rows.append(("cpfed", {**summed, "batch_sampling": sampler, "client_lr": rate}, ("sum",)))
     rows.append(("cpfed", {**summed, "privacy__colluders": 3, "batch_sampling": "full"}, ("sum", "broadcast")))
     rows.append(("secure-fedavg", {**summed, "privacy__colluders": 1, "privacy__clip": "batch"}, ("sum", "final")))
+    exact = {"randomness": "os", "secagg__mode": "ideal", "local_steps": 1, "batch_sampling": "full"}
+    rows.append(("dp-sgd", {**summed, **exact, "privacy__colluders": 2}, ("sum",)))
     # Noise that decays, other models, other budgets
     for schedule in ("rounds", "steps"):
         decays = {"privacy__noise_schedule": schedule, "privacy__noise_decay": 0.9}

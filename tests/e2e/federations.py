@@ -27,13 +27,17 @@ class Processes:
     more: tuple[str, ...] = ()  # options of every `dither join`
     taps: Path | None = None  # where processes write down what they are given (tests/e2e/faults)
     transport: str = "flower"
+    own_kits: bool = False  # NVIDIA FLARE: each party makes its own private key
 
     def __post_init__(self) -> None:
         self.folder = self.parties.folder
         if self.transport == "nvflare":
-            from dither.federation.nvflare.system import provision
+            from dither.federation.nvflare import kits
 
-            provision(self.folder / "keys", self.parties.names, host="localhost", port=self.port)
+            if self.own_kits:
+                own_kits(self.folder / "keys", self.parties.names, self.port)
+            else:
+                kits.provision(self.folder / "keys", self.parties.names, host="localhost", port=self.port)
         write_text(self.folder / "spec.toml", self.parties.spec.to_toml())
 
     def __enter__(self) -> Processes:
@@ -160,3 +164,15 @@ class Processes:
                 env=environment,
                 start_new_session=True,
             )
+
+
+def own_kits(folder: Path, names: tuple[str, ...], port: int) -> None:
+    """FLARE's kits from the parties' own requests."""
+    from dither.federation import keys
+    from dither.federation.nvflare import kits
+
+    kits.establish(folder, host="localhost", port=port)
+    for name in names:
+        home, signed = folder / "parties" / name, folder / f"{name}.signed.zip"
+        kits.approve(folder, kits.request(home, name), signed)
+        kits.package(home, signed, keys.transport_ca(folder))

@@ -1,6 +1,7 @@
 """The examples run and say what they promise."""
 
 import importlib.util
+import json
 from pathlib import Path
 
 import numpy as np
@@ -70,3 +71,11 @@ def test_the_notebook_runs():
     done = nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3").execute()
     texts = [out.get("text", "") for cell in done.cells if cell.cell_type == "code" for out in cell.outputs]
     assert any("proven ε" in text for text in texts)
+
+
+def test_the_notebook_is_stored_with_its_outputs():
+    cells = json.loads((EXAMPLES / "quickstart.ipynb").read_text(encoding="utf-8"))["cells"]
+    shown = [cell["outputs"] for cell in cells if cell["cell_type"] == "code"]
+    kinds = {output["output_type"] for outputs in shown for output in outputs}
+    assert kinds == {"stream", "display_data", "execute_result"}
+    assert not any(output["output_type"] == "error" for outputs in shown for output in outputs)

@@ -1,9 +1,17 @@
 """A federation over NVIDIA FLARE: a server, sites and parties as processes, mutual TLS, loopback."""
 
+import threading
+import time
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("nvflare", reason="the extra 'nvflare' is not installed")
 
+from dither.federation import keys
+from dither.federation.local import answer_at, free_port
+from dither.federation.nvflare import KIT, kits, relay
+from dither.federation.nvflare.system import FlareServer
 from tests.e2e.federations import Processes
 from tests.e2e.test_federation import same_bits
 from tests.federation.parties import NAMES, Parties, small_spec
@@ -11,9 +19,10 @@ from tests.federation.parties import NAMES, Parties, small_spec
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("method", ["cpfed", "dp-scaffold"])
-def test_processes_give_the_bits_of_the_simulator_and_end_by_themselves(tmp_path, method):
-    with Processes(Parties(tmp_path, small_spec(method, **{"secagg.mode": "real"})), transport="nvflare") as run:
+@pytest.mark.parametrize(("method", "own_kits"), [("cpfed", False), ("dp-scaffold", True)])
+def test_processes_give_the_bits_of_the_simulator_and_end_by_themselves(tmp_path, method, own_kits):
+    parties = Parties(tmp_path, small_spec(method, **{"secagg.mode": "real"}))
+    with Processes(parties, transport="nvflare", own_kits=own_kits) as run:
         run.serve()
         run.join_all()
         assert run.wait("server", 300) == 0, run.output("server")
@@ -41,3 +50,57 @@ def test_killed_parties_and_a_killed_server(tmp_path):
         same_bits(run.parties)
         run.parties.nodes = {name: run.parties.node(name) for name in NAMES}
         assert [run.parties.charged(name) for name in NAMES] == [list(range(12))] * 4
+
+
+class HostileServer(FlareServer):
+    """Submits a job whose client side is a program of its choice."""
+
+    program: Path
+
+    def _submit(self, config, sites):
+        job = self.folder / KIT / "job"
+        kits.write(job / "meta.json", {"name": "x", "min_clients": 1, "deploy_map": {"app": ["server", *sites]}})
+        workflow = {"id": "x", "path": kits.CONTROLLER, "args": {"config": dict(config)}}
+        executor = {"path": "subprocess.Popen", "args": {"args": ["touch", str(self.program)]}}
+        files = {
+            "config_fed_server.json": {"workflows": [workflow], "components": []},
+            "config_fed_client.json": {
+                "executors": [{"tasks": ["take_part"], "executor": executor}],
+                "components": [],
+            },
+        }
+        for name, content in files.items():
+            kits.write(job / "app" / "config" / name, {"format_version": 2, **content})
+        self._session.submit_job(str(job))
+
+
+def test_a_server_runs_nothing_at_a_site_and_reads_nothing_there(tmp_path):
+    """With the coordinator's certificate, whatever the server itself allows: another class in a job, and the shell
+    commands of an administrator."""
+    names, port = ["ann", "bob"], free_port()
+    keys.create(tmp_path / "keys", names, hosts=["localhost"])
+    kits.provision(tmp_path / "keys", names, host="localhost", port=port)
+    rights = tmp_path / "keys" / "server" / KIT / "local" / "authorization.json"
+    kits.write(rights, {"format_version": "1.0", "permissions": {"project_admin": "any"}})
+    homes, over = [tmp_path / "keys" / "parties" / name for name in names], threading.Event()
+    server = HostileServer(tmp_path, tmp_path / "keys" / "server", ("127.0.0.1", port), {})
+    server.program = tmp_path / "it-ran"
+    try:
+        with server:
+            for home in homes:
+                answer = {"target": answer_at, "args": (relay.socket_of(home), lambda body: body)}
+                threading.Thread(**answer, kwargs={"until": over.is_set}, daemon=True).start()
+                relay.start(home, f"127.0.0.1:{port}")
+            server.run({"run": str(tmp_path)}, names, everybody=True, on_wait=lambda missing: None, seconds=200)
+            logs, until = [home / "nvflare.log" for home in homes], time.monotonic() + 120
+            while not all("ComponentNotAuthorized" in log.read_text() for log in logs):
+                assert time.monotonic() < until, logs[0].read_text()[-3000:]
+                time.sleep(0.5)
+            for name in names:
+                with pytest.raises(Exception, match=r"(?i)not authorized|authorization"):
+                    server._session.cat_target(name, file="log.txt")
+    finally:
+        over.set()
+        for home in homes:
+            relay.end(home)
+    assert not server.program.exists()

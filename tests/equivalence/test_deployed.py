@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from dither.accounting.lattice_noise import SUM_WIDTH
+from dither.experiment import build
 from dither.federation import mailbox
 from dither.secagg import encoding
 from tests.federation.parties import Parties, assert_simulated, server_bits, simulated, small_spec
@@ -56,3 +58,21 @@ def test_discrete_noise_on_the_words_is_the_simulators(tmp_path):
     coordinator = parties.coordinator()
     coordinator.run()
     assert_simulated(coordinator, parties)
+
+
+def test_noisy_integers_are_summed_as_they_are(tmp_path, monkeypatch):
+    """Exact sums (R9): what secure aggregation opens is the sum of the parties' noisy integers, and the model that
+    follows has the simulator's bits. (A seed draws the noise here, so that both have the same.)"""
+    options = build.engine_options
+    monkeypatch.setattr(build, "engine_options", lambda of: {**options(of), "randomness": "seeded"})
+    values = {"local_steps": 1, "batch_sampling": "full", "model.l2": 0.01, "lr_decay": 0.1, "num_rounds": 2}
+    values |= {"server_optimizer": "momentum", "server_average": 0.5}
+    spec = small_spec("dp-sgd", **{"randomness": "os", "secagg.mode": "real", "secagg.modulus_bits": 64, **values})
+    parties = Parties(tmp_path, spec)
+    assert parties.experiment.plan.exact_sums
+    coordinator = parties.coordinator()
+    coordinator.run()
+    assert_simulated(coordinator, parties)
+    rows = [parties.nodes[name]._run.store.pending().row.view(np.int64) for name in parties.nodes]
+    assert max(np.abs(row).max() for row in rows) < 2**31 // 4
+    assert np.std(np.concatenate(rows)) > 0.5 * SUM_WIDTH

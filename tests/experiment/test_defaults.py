@@ -32,6 +32,10 @@ def test_defaults_follow_from_public_facts() -> None:
         2 * small["privacy.clip_norm"], rel=0.05
     )
     assert all(math.isfinite(value) for value in defaults_for([500] * 6, 100, math.inf).values())
+    sums = defaults_for([500] * 6, 100, 1.0, summed=6)  # noise once a round: the credit is exact
+    assert sums["local_steps"] == 1
+    assert sums["num_rounds"] == small["num_rounds"] * small["local_steps"]
+    assert sums["client_lr"] >= small["client_lr"]
 
 
 def test_only_what_is_not_given_is_chosen(tmp_path: Path) -> None:
@@ -46,6 +50,8 @@ def test_only_what_is_not_given_is_chosen(tmp_path: Path) -> None:
     assert build_experiment(spec, dataset=chosen.dataset).proven_epsilon() <= 1.0
     named = choose({**source, "method": "cpfed", "num_clients": 3, "cohort_size": 3})
     assert (named.dataset, named.note, named.spec.num_rounds) == (None, "", 200)
+    sums = choose({**source, "secagg.mode": "ideal", "privacy.view": "sum"}).spec
+    assert (sums.local_steps, sums.cohort_size) == (1, 10)
     path = tmp_path / "spec.toml"
     path.write_text(f'[data]\npath = "{tmp_path}/patients.csv"\nlabel = "ill"\n')
     assert choose(path).spec == choose(source).spec

@@ -171,7 +171,7 @@ def test_invitations_that_are_refused(joined, tmp_path):
     with pytest.raises(DamagedFile, match="not signed by the CA it brings"):
         keys.accept(homes["ann"], tmp_path / "forged.json")
     # Somebody with the CA's key: another key for bob, or another federation
-    keys._publish(folder, keys.Keyring.from_dict(forged["federation"], path))
+    keys.publish(folder, keys.Keyring.from_dict(forged["federation"], path))
     with pytest.raises(FederationError, match="changes the keys of bob"):
         keys.accept(homes["ann"], path)
     parties = [keys.read_request(homes[name] / f"{name}.request.json") for name in ("ann", "bob")]

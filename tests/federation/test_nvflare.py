@@ -8,9 +8,9 @@ pytest.importorskip("nvflare", reason="the extra 'nvflare' is not installed")
 
 from nvflare.apis.shareable import Shareable
 
-from dither.errors import ConfigError
+from dither.errors import ConfigError, FederationError
 from dither.federation import keys
-from dither.federation.nvflare import KIT, apps, system
+from dither.federation.nvflare import KIT, apps, kits
 
 
 class Engine:
@@ -88,7 +88,7 @@ def test_a_question_that_was_lost_on_the_way_is_given_back(line):
 
 def test_a_kit_lets_the_server_run_one_class_and_read_nothing(tmp_path):
     keys.create(tmp_path / "fed", ["ann", "bob"], hosts=["localhost"])
-    system.provision(tmp_path / "fed", ["ann", "bob"], host="localhost", port=9440)
+    kits.provision(tmp_path / "fed", ["ann", "bob"], host="localhost", port=9440)
     kit = tmp_path / "fed" / "parties" / "ann" / KIT
     resources = json.loads((kit / "local" / "resources.json").read_text())
     assert resources["class_allow_list"] == ["dither.federation.nvflare.apps.RelayExecutor"]
@@ -96,7 +96,8 @@ def test_a_kit_lets_the_server_run_one_class_and_read_nothing(tmp_path):
     assert resources["allow_log_streaming"] is False
     assert not any("log" in each["path"].lower().split(".")[-1] for each in resources["components"])
     rights = json.loads((kit / "local" / "authorization.json").read_text())["permissions"]
-    assert list(rights) == ["project_admin"]
+    assert list(rights) == ["project_admin", "lead"]
+    assert rights["lead"] == rights["project_admin"]
     assert {rights["project_admin"][each] for each in ("byoc", "shell_commands", "download_job")} == {"none"}
     client = json.loads((kit / "startup" / "fed_client.json").read_text())
     assert client["client"]["connection_security"] == "mtls"
@@ -104,6 +105,30 @@ def test_a_kit_lets_the_server_run_one_class_and_read_nothing(tmp_path):
     assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / "fed").rglob("*.key"))
 
 
+@pytest.mark.slow
+def test_a_kit_from_a_partys_own_key(tmp_path):
+    """The organiser's folder never holds it, and a kit for another CA is refused."""
+    home, folder = tmp_path / "ann", tmp_path / "fed"
+    requests = [keys.request(tmp_path / name, name) for name in ("ann", "bob")]
+    asked = kits.request(home, "ann")
+    keyring = keys.create_from(folder, requests, hosts=["localhost"])
+    kits.establish(folder, host="localhost", port=9440)
+    keys.publish(folder, keyring)
+    signed = tmp_path / "ann.signed.zip"
+    kits.approve(folder, asked, signed)
+    keys.accept(home, keys.invitation_file(folder, "ann"))
+    with pytest.raises(FederationError, match="nvflare package"):
+        kits.package(home, signed, "SHA256:" + ":".join(["00"] * 32))
+    kits.package(home, signed, keys.root_of_transport(keys.invitation_file(folder, "ann")))
+    private = (home / KIT / "startup" / "client.key").read_bytes()
+    assert not any(private in path.read_bytes() for path in folder.rglob("*") if path.is_file())
+    assert json.loads((home / KIT / "local" / "resources.json").read_text())["class_allow_list"] == [kits.EXECUTOR]
+    assert set(json.loads((home / KIT / "local" / "authorization.json").read_text())["permissions"]) == set(
+        kits._ROLES
+    )
+    assert (folder / "server" / KIT / "startup" / "server.key").is_file()
+
+
 def test_a_name_that_flare_does_not_take(tmp_path):
     with pytest.raises(ConfigError, match=r"party name 'a.b': NVIDIA FLARE takes letters, digits"):
-        system.provision(tmp_path, ["a.b", "c"], host="localhost", port=9440)
+        kits.provision(tmp_path, ["a.b", "c"], host="localhost", port=9440)

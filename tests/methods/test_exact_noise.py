@@ -10,7 +10,7 @@ import pytest
 
 from dither import accounting, models
 from dither.accounting import exact, views
-from dither.accounting.lattice_noise import WIDTH
+from dither.accounting.lattice_noise import SUM_WIDTH, WIDTH
 from dither.experiment import build
 from dither.methods import local, prepare
 from dither.privacy import noise
@@ -28,6 +28,7 @@ CASES = {
     "nbafl": ("nbafl", {"method_options__param_clip": 0.4}),
 }
 SLOW = {
+    "sums": ("cpfed", {"privacy__clip": "example", "secagg__mode": "ideal", "local_steps": 1}),
     "gradients, example": ("cpfed", {"privacy__clip": "example"}),
     "gradients, batch": ("cpfed", {"privacy__clip": "batch", "model__l2": 0.1}),
     "secure-fedavg, batch": ("secure-fedavg", {"privacy__clip": "batch"}),
@@ -49,14 +50,14 @@ def prepared(method, **changes):
 def integers_before_the_noise(monkeypatch, call):
     """The first integers that noise is added to in a call."""
     seen = []
-    original = noise.exact_gaussian
+    original = noise._with_noise
 
-    def watched(key, integers, **rest):
+    def watched(key, integers, *rest):
         row = jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(integers)])
         jax.debug.callback(lambda row: seen.append(np.asarray(row, np.float64)), row, ordered=True)
-        return original(key, integers, **rest)
+        return original(key, integers, *rest)
 
-    monkeypatch.setattr(noise, "exact_gaussian", watched)
+    monkeypatch.setattr(noise, "_with_noise", watched)
 
     def first(*arguments):
         seen.clear()
@@ -91,7 +92,8 @@ def check(monkeypatch, method, changes):
     blanked = release.sampling.adjacency != accounting.REPLACE_ONE and not release.sampling.kind.endswith("-round")
     reach = (2 if blanked else 1) * release.sensitivity / release.noise_std + release.exact.rounding
     moved = max(np.linalg.norm(a - b) for a in rows for b in rows)
-    assert 0.2 * reach * WIDTH < moved <= reach * WIDTH
+    width = SUM_WIDTH if release.exact.sums else WIDTH
+    assert 0.2 * reach * width < moved <= reach * width
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -154,6 +156,27 @@ def test_credit_for_the_noise_of_others_stays_a_proof_for_real_numbers():
         assert all(
             "several clients" in found[view][0] or "low bits" in found[view][0] for view in ("sum", "final")
         )
+
+
+def test_the_credit_is_exact_where_integers_are_summed_as_they_are():
+    """Exact sums (R9): r - c clients' noise, sampling kept, nothing uncovered, every client's draws charged."""
+    one = {"local_steps": 1, "batch_sampling": "poisson", "sampling_rate": 0.2, "secagg__mode": "ideal"}
+    changes = {**one, "privacy__noise": "given", "privacy__noise_std": 0.5, "cohort_size": 6}
+    experiment = build.build_experiment(small_spec("dp-sgd", randomness="os", **changes), dataset=small_dataset())
+    assert experiment.plan.exact_sums
+    (sampled,) = experiment.prepared.releases(RoundInfo(0, 0, 24, 6))
+    for colluders in (0, 2):
+        accountant = experiment.with_plan(colluders=colluders).accountant()
+        row = accountant.proven("sum", "zero-out")
+        assert row.not_covered == ()
+        assert row.recipe == "R3 sum"
+        alone = views.account(
+            [(sampled._replace(noise_std=sampled.noise_std * np.sqrt(6 - colluders)), 6)], 1e-3,
+            adjacency="zero-out", views=("upload",),
+        )[0]  # fmt: skip
+        assert row.value == pytest.approx(alone.value, rel=1e-3)
+    assert sampled.exact.distance == pytest.approx(6 * exact.noise(experiment.num_params).distance)
+    assert gaps("dp-sgd", **one, federation__max_norm=1.0)[0]["sum"] != []
 
 
 def test_records_that_change_places_are_not_covered():

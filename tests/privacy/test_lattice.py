@@ -11,9 +11,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.signal
 from scipy import stats
 
-from dither.accounting.lattice_noise import FAILURE_PER_DRAW, SPREAD, STD_FACTOR, TABLE_STD, TV_PER_DRAW, WIDTH
+from dither.accounting.lattice_noise import (
+    FAILURE_PER_DRAW,
+    SPREAD,
+    STD_FACTOR,
+    SUM_SPREAD,
+    SUM_WIDTH,
+    TABLE_STD,
+    TV_PER_DRAW,
+    WIDTH,
+)
 from dither.privacy import entropy, lattice, noise
 from dither.privacy.entropy import OsEntropy
 
@@ -72,6 +82,28 @@ def test_the_stated_constants_hold():
     assert abs(WIDTH**2 / (TABLE_STD**2 * (SPREAD**2 + 1)) - 1) < 1e-15
     assert 1 - 3e-7 < STD_FACTOR < math.sqrt(1 - 4 / WIDTH**2)
     assert abs(float(np.float32(WIDTH)) / WIDTH - 1) < 2.0**-24
+
+
+def test_the_sum_of_several_draws_is_near_a_wider_gaussian():
+    """Sums of the proof in `accounting.lattice_noise`: the exact law of three clients' noise, convolved."""
+    table = lattice.law().astype(np.float64) / 2.0**64
+    reach = BINS // 2 * (SUM_SPREAD + 1)
+    spread_out = np.zeros(BINS * SUM_SPREAD)
+    spread_out[::SUM_SPREAD] = table
+    drawn = scipy.signal.fftconvolve(spread_out, table)
+    total = scipy.signal.fftconvolve(scipy.signal.fftconvolve(drawn, drawn), drawn)
+    y = np.arange(total.size) - 3 * reach
+    gaussian = np.exp(-(y**2) / (6 * SUM_WIDTH**2)) / math.sqrt(6 * math.pi * SUM_WIDTH**2)
+    assert np.abs(total - gaussian).sum() / 2 < 1e-12
+    assert np.abs(drawn.sum() - 1) < 1e-12
+
+
+def test_integers_that_are_summed_leave_room_for_all_clients():
+    for clients in (2, 16, 1000):
+        most = lattice.sum_reach(clients) + BINS // 2 * (SUM_SPREAD + 1)
+        assert clients * most < 2**31
+    words = [jnp.full(4, word, jnp.uint32) for word in (2**32 - 1, 2**32 - 1, 0, 0)]
+    assert int(jnp.max(lattice.draw(words[:2], words[2:], spread=SUM_SPREAD))) <= BINS // 2 * (SUM_SPREAD + 1)
 
 
 def test_a_pick_compares_all_fifty_bits():

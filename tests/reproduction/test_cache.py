@@ -104,9 +104,15 @@ def test_work_stops_at_its_deadline_and_continues(tmp_path, trained):
         work = running._Work([FIGURE], "smoke", "", Cache(tmp_path), None)
         return work.compute(data_dir=None, on_progress=None, deadline=deadline)[1]
 
-    assert compute(deadline=0.0) == 2  # one batch
-    assert compute(deadline=float("inf")) == len(running.points([FIGURE], "smoke")) - 2
-    assert len(trained) == len(running.points([FIGURE], "smoke"))
+    points = running.points([FIGURE], "smoke")
+    assert compute(deadline=0.0) == 0
+    with pytest.raises(running._OutOfTime):  # after the first batch, which is kept
+        batches.train_specs(
+            [point.spec for point in points], on_batch=running._keeper(points, Cache(tmp_path), 0.0)
+        )
+    assert len(Cache(tmp_path)) == 2
+    assert compute(deadline=float("inf")) == len(points) - 2
+    assert missing(points, Cache(tmp_path)) == []
 
 
 def test_a_damaged_file_counts_as_missing(tmp_path):

@@ -48,7 +48,7 @@ class Answers:
 
     def estimated(self, name, spec, estimate):
         values = {"smoothness": 11.0, "lipschitz": 1.1, "pl_constant": 0.05, "dissimilarity": 3.6}
-        return {**values, "initial_gap": 2.3, "rounds": [0, 5], "loss": [2.3, 1.0]}
+        return {**values, "initial_gap": 2.3, "rounds": [0, 5], "loss": [2.3, 1.0], "num_params": 10}
 
 
 def test_all_27_figures_and_39_criteria():
@@ -172,6 +172,7 @@ def test_literal_and_deployed():
     assert proven.base == deployed.base
     printed, deployed, _ = figures.load("concentrated/fig5").views("full")
     assert printed.base.method_options["exact_epochs"]
+    assert printed.base.privacy.clip == "example"
     assert not deployed.base.method_options.get("exact_epochs")
 
 

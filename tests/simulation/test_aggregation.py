@@ -6,7 +6,7 @@ import pytest
 
 from dither import models
 from dither.errors import SpecError
-from dither.methods import dp_scaffold, secure_fedavg
+from dither.methods import baselines, dp_scaffold, secure_fedavg
 from dither.secagg.encoding import FixedPoint, decode, encode, traced_decode, traced_encode
 from dither.simulation import engine
 from dither.simulation.aggregation import Aggregation
@@ -59,6 +59,36 @@ def test_ideal_and_real_give_identical_parameters_and_nearly_those_of_a_plain_su
     assert bits(ideal) == bits(real) == bits(wide)
     np.testing.assert_allclose(flat(plain), flat(ideal), atol=5 * 6 * 2.0**-20)
     assert bits(plain) != bits(ideal)
+
+
+def test_exact_sums_are_the_same_in_every_ring_and_nearly_those_of_floats():
+    """Noisy integers (R9): one sum modulo 2^32 or 2^64, masked or not, lost clients included."""
+    model = models.logistic(6)
+    changes = {"clip": "example", "unit": "run", "noise": "given", "noise_std": 0.05, "lr_decay": 0.1, "l2": 0.01}
+    plan = make_plan(SIZES, cohort_size=4, options={"equal_credit": False}, local_steps=1, **changes)
+    plan = plan._replace(exact_noise=True, aggregation="ideal", batch_sampling="full")
+    prepared = baselines.prepare_dp_sgd(model, plan)
+    assert prepared.plan.exact_sums
+    assert not baselines.prepare_dp_sgd(model, plan._replace(max_norm=1.0)).plan.exact_sums
+    assert not baselines.prepare_dp_sgd(model, plan._replace(noise_scale=(1.0,) * 6)).plan.exact_sums
+    rings = [FixedPoint.fitting(6, scale_bits=0, modulus_bits=bits) for bits in (32, 64)]
+    results = [
+        engine.simulate(
+            prepared.build,
+            model,
+            problem(),
+            num_rounds=5,
+            cohort_size=4,
+            hyper={name: np.asarray(value)[None] for name, value in prepared.hyper.items()},
+            eval_every=5,
+            aggregation=aggregation,
+            dropout=0.1,
+        )
+        for aggregation in (None, Aggregation("ideal", rings[0]), Aggregation("real", rings[1]))
+    ]
+    plain, ideal, real = results
+    assert bits(ideal) == bits(real)
+    np.testing.assert_allclose(flat(plain), flat(ideal), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("layout", [pytest.param("vmap", marks=pytest.mark.slow), "loop"])

@@ -220,7 +220,7 @@ def test_words_drawn_ahead_are_used_once(layout, monkeypatch):
         return given[-1]
 
     monkeypatch.setattr(entropy, "host_words", host_words)
-    monkeypatch.setattr(engine, "_WORDS_AHEAD", 3 * 2 * 3 * 40)
+    monkeypatch.setattr(engine, "_WORDS_AHEAD", 3 * 2 * (3 * 40 + 2))
     zero = jnp.zeros(40)
 
     def client(keys, message, state, records, round):
@@ -251,9 +251,9 @@ def test_words_drawn_ahead_are_used_once(layout, monkeypatch):
     state = simulation.advance(state, inputs, 5, 8)
     rows = np.asarray(state.server).reshape(2 * 8 * 2, 40)
     assert len(np.unique(rows, axis=0)) == 2 * 8 * 2
-    assert [words.size for words in given if words.size > 1] == [2 * 3 * 2 * 3 * 40] * 3  # rounds 0-2, 3-4, 5-7
-    drawn = jax.jit(lattice.draw)
-    words = given[-1].reshape(2, 3, 2, 3, 40)  # the last call: rounds 5 to 7 of both runs
+    assert [words.size for words in given if words.size > 1] == [2 * 3 * 2 * 122] * 3  # rounds 0-2, 3-4, 5-7
+    words = given[-1].reshape(2, 3, 2, 122)  # the last call: rounds 5 to 7 of both runs
     for run, index, number in ((0, 5, 0), (1, 7, 1)):
-        expected = np.asarray(drawn(words[run, index - 5, number]))
+        high, ties = words[run, index - 5, number, :80].reshape(2, 40), words[run, index - 5, number, 80:]
+        expected = np.asarray(jax.jit(lattice.draw)(high, (ties[:40], ties[:40] ^ ties[1:41] ^ ties[2:])))
         np.testing.assert_allclose(np.asarray(state.server)[run, index, number], expected, rtol=1e-6)

@@ -178,6 +178,7 @@ def _bound_class(
         # Rates put rounds in no order of strength: where clients took part in different rounds they are left out,
         # and with them the credit that needs them.
         return _bound_class(members, taking_part, lambda client, index: without_rates(at(client, index)), lattice)
+    revealed = [_with_largest_share(releases, revealed) for releases in revealed]
     own = [taking_part.rounds(int(member)) for member in members]
     # Rounds of a class differ in noise or sensitivity alone: by strength they stand in one row, so that rank
     # by rank the strongest over the members reveals at least as much as any member.
@@ -206,6 +207,21 @@ def without_rates(releases: tuple[Release, ...]) -> tuple[Release, ...]:
     if not any(release.rates for release in releases):
         return releases  # the very same object: rounds that are alike are told by it
     return tuple(release._replace(rates=()) for release in releases)
+
+
+def _with_largest_share(
+    releases: tuple[Release, ...], alternatives: Iterable[tuple[Release, ...]]
+) -> tuple[Release, ...]:
+    """The releases with the largest share of one use (E3) among alternatives, so that these differ in strength
+    alone; without it where one has none."""
+    uses = {r.by_use for each in alternatives for r in each}
+    if len(uses) == 1:
+        return releases
+    known = [each for each in uses if each is not None]
+    worst = max(known, key=lambda each: each.share) if len(known) == len(uses) else None
+    if worst and any((each.steps, each.rate) != (worst.steps, worst.rate) for each in known):
+        worst = None
+    return tuple(release._replace(by_use=worst) for release in releases)
 
 
 def _of_a_record(release: Release) -> Release:
@@ -237,6 +253,7 @@ def _worst_of(
         worst = []
         if len({tuple(r.rates for r in releases) for releases in everyone}) > 1:
             everyone = [without_rates(releases) for releases in everyone]
+        everyone = [_with_largest_share(releases, everyone) for releases in everyone]
         for alternatives in zip(*everyone, strict=True):
             fastest = max(alternatives, key=lambda r: (r.sampling.rate, -r.sampling.population))
             if lattice is not None:
@@ -503,7 +520,8 @@ def question_of(
         for releases, count in each:
             counts[without_rates(releases)] += count
         plain.append(tuple(counts.items()))
-    return tuple(plain), conditions._replace(smoothness=None)
+    by_use = any(release.by_use for each in plain for releases, _ in each for release in releases)
+    return tuple(plain), conditions if by_use else conditions._replace(smoothness=None)
 
 
 def scaled(participations: Iterable[tuple[tuple[Release, ...], int]], noise: float) -> Participations:

@@ -25,12 +25,14 @@ ADJACENCIES = (ZERO_OUT, REPLACE_ONE, ADD_REMOVE)
 
 
 class Item(NamedTuple):
-    """`uses` releases of one kind: "plain" (R1), "fixed" (R2/R5), "poisson" or "poisson_replace" (R3)."""
+    """`uses` releases of one kind: "plain" (R1), "fixed" (R2/R5), "poisson" or "poisson_replace" (R3), "mixture"
+    (E3, with its (weight, share of the distance) pairs)."""
 
     kind: str
     rate: float
     noise_multiplier: float
     uses: int
+    shares: tuple[tuple[float, float], ...] = ()
 
 
 class Group(NamedTuple):
@@ -124,6 +126,33 @@ def sampled_item(release: Release, adjacency: str, *, gain: float = 1.0) -> Item
     raise NoProof(f"no theorem for batches of kind {kind!r}")
 
 
+_MOST_USES = 12  # of a record in one round that are told apart
+
+
+def item_by_use(release: Release, adjacency: str, *, gain: float = 1.0) -> Item:
+    """The release by how many local steps use the record (E3); they must not expand. With J ~ Bin(Q, q) uses the
+    worlds are at most J shares of the sensitivity apart. One profile serves both directions."""
+    kind, rate, uses = release.sampling.kind, float(release.sampling.rate), release.by_use
+    if uses is None or adjacency == ADD_REMOVE:
+        raise NoProof("how far one use of a record moves the upload is not known, or not for add/remove (E3)")
+    z = step_multiplier(release, adjacency) * gain
+    # A blank moves a sum half as far as a replacement, unless another record takes the place of one not drawn.
+    share = uses.share * (0.5 if adjacency == ZERO_OUT and kind in ("full-round", "poisson-round") else 1.0)
+    count = int(release.uses)
+    if kind == "full-round":
+        return Item("plain", 1.0, z / min(1.0, uses.steps * share), count)
+    if kind == "disjoint-round":
+        return Item("fixed", rate, z / min(1.0, share), count)
+    if kind not in ("fixed-round", "poisson-round") or not 0 < rate < 1:
+        raise NoProof(f"no theorem by use for batches of kind {kind!r} (E3)")
+    one_step = -math.expm1(math.log1p(-rate) / uses.steps)
+    weights = binomial_pmf(uses.steps, one_step)[1:] / rate
+    told = [(float(w), min(1.0, (j + 1) * share)) for j, w in enumerate(weights[: _MOST_USES - 1])]
+    rest = max(0.0, 1.0 - math.fsum(w for w, _ in told))  # more uses count as all of them
+    shares = [*told, (rest, 1.0)] if uses.steps >= _MOST_USES else told
+    return Item("mixture", rate, z, count, tuple((w, s) for w, s in shares if w > 0))
+
+
 def batches_per_epoch(release: Release) -> int:
     """Whole batches in one epoch; the partial last one is dropped (D2)."""
     sampling = release.sampling
@@ -181,7 +210,7 @@ def groups_epsilon(
 
 def _normalise(groups: Sequence[Group]) -> tuple[Group, ...]:
     """Drop what reveals nothing, add up plain releases, round long schedules down, merge equal groups."""
-    sure: dict[tuple[str, float, float], int] = {}
+    sure: dict[tuple[str, float, float, tuple[tuple[float, float], ...]], int] = {}
     chance: dict[tuple[tuple[Item, ...], float], int] = {}
     plain = 0.0
     levels: dict[str, dict[tuple[float, float], tuple[float, float]]] = {}
@@ -191,24 +220,24 @@ def _normalise(groups: Sequence[Group]) -> tuple[Group, ...]:
     for group in groups:
         if not 0.0 <= group.probability <= 1.0 or group.repeats < 0:
             raise ValueError(f"probability={group.probability}, repeats={group.repeats} of a group")
-        counts: dict[tuple[str, float, float], int] = {}
-        for kind, rate, z, count in group.items:
+        counts: dict[tuple[str, float, float, tuple[tuple[float, float], ...]], int] = {}
+        for kind, rate, z, count, shares in group.items:
             if not count or not group.repeats or not group.probability or rate == 0 or z == math.inf:
                 continue
             if kind == "plain" and group.probability == 1.0:
                 # R1: μ² adds up exactly, so that no schedule is too long
                 plain += group.repeats * count / z**2 if z > 0 else math.inf
                 continue
-            key = (kind, *levels[kind][rate, z])
+            key = (kind, *levels[kind][rate, z], shares)
             counts[key] = counts.get(key, 0) + count
         if group.probability == 1.0:  # certain rounds need not stay apart
             for key, count in counts.items():
                 sure[key] = sure.get(key, 0) + count * group.repeats
         elif counts:
-            items = tuple(Item(*key, count) for key, count in sorted(counts.items()))
+            items = tuple(Item(*key[:3], count, key[3]) for key, count in sorted(counts.items()))
             chance[items, group.probability] = chance.get((items, group.probability), 0) + group.repeats
     result = [Group((Item("plain", 1.0, 1.0 / math.sqrt(plain), 1),))] if plain > 0 else []
-    result += [Group((Item(*key, 1),), count) for key, count in sorted(sure.items())]
+    result += [Group((Item(*key[:3], 1, key[3]),), count) for key, count in sorted(sure.items())]
     result += [Group(items, repeats, probability) for (items, probability), repeats in chance.items()]
     return tuple(result)
 
@@ -240,12 +269,14 @@ def _distributions(
 ) -> tuple[pld.LossDistribution, ...]:
     """The composed loss, once a direction: a neighbour is a removal in all rounds or an addition in all."""
     kinds = {item.kind for group in groups for item in group.items}
-    directions = max((len(CURVES[kind]) for kind in kinds if kind != "plain"), default=1)
+    directions = max((len(CURVES[kind]) for kind in kinds if kind in CURVES), default=1)
 
     def curve(item: Item, direction: int) -> pld.Curve:
         mu = 1.0 / item.noise_multiplier
         if item.kind == "plain":
             return pld.removal(1.0, mu)
+        if item.kind == "mixture":
+            return pld.mixture(item.rate, mu, item.shares)
         choices = CURVES[item.kind]
         return choices[min(direction, len(choices) - 1)](item.rate, mu)
 
@@ -307,16 +338,20 @@ def absorption_cost(shifts: Iterable[float], variances: Iterable[float]) -> floa
     return sum(rise**2 / length for rise, length in segments if rise)
 
 
+_ONE_STEP = "; with local_steps=1 there is nothing to prove, and the credit is exact (R9)"
+
+
 def credit_refusal(rates: Sequence[float], smoothness: float | None, convex: bool) -> str:
     """Why R6' proves nothing for a round of these rates; empty where it holds."""
     if len(rates) == 1:
         return ""  # noise is added once, after the only look at the data
     if not convex:
-        return "the credit for the other clients' noise is proved for convex losses only (G7b)"
+        return f"the credit for the other clients' noise is proved for convex losses only (G7b){_ONE_STEP}"
     if smoothness is None:
         return "G7b needs non-expansive steps, and no bound on learning rate x smoothness is known"
     if max(rates) * smoothness > 2.0:
-        return f"learning rate x smoothness = {max(rates) * smoothness:g} > 2: local steps may expand (G7b)"
+        far = max(rates) * smoothness
+        return f"learning rate x smoothness = {far:g} > 2: local steps may expand (G7b){_ONE_STEP}"
     return ""
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from dither.accounting.lattice_noise import FAILURE_PER_DRAW, STD_FACTOR, TV_PER_DRAW, WIDTH
+from dither.accounting.lattice_noise import FAILURE_PER_DRAW, STD_FACTOR, SUM_WIDTH, TV_PER_DRAW, WIDTH
 from dither.types import ExactNoise
 
 UNIT = 2.0**-24  # relative error of a float32 operation
@@ -25,10 +25,12 @@ def accumulated(operations: float) -> float:
     return operations * UNIT / (1.0 - operations * UNIT)
 
 
-def noise(dimension: int) -> ExactNoise:
-    """What each use of a release of so many coordinates owes to noise on integers."""
-    rounding = math.sqrt(dimension) / (WIDTH * STD_FACTOR)
-    return ExactNoise(rounding, dimension * TV_PER_DRAW, dimension * FAILURE_PER_DRAW)
+def noise(dimension: int, *, summed: int = 0) -> ExactNoise:
+    """What each use of a release of so many coordinates owes to noise on integers; `summed` clients' integers are
+    summed as they are."""
+    rounding = math.sqrt(dimension) / ((SUM_WIDTH if summed else WIDTH) * STD_FACTOR)
+    draws = max(summed, 1) * dimension
+    return ExactNoise(rounding, draws * TV_PER_DRAW, draws * FAILURE_PER_DRAW, bool(summed))
 
 
 def norm_error(squares: int) -> float:

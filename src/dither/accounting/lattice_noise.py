@@ -48,6 +48,15 @@ Write φ_r for the density of N(0, r²), K for SPREAD and R for WIDTH = s·sqrt(
 Together 2·η <= FAILURE_PER_DRAW and 2·CUT + 2^-70 + 4·e1 + 2·e2 <= TV_PER_DRAW. A test computes η and CUT with
 integers of 256 bits.
 
+**Sums.** The steps hold for every SPREAD from 1 to 512, as e1 only falls with it; SUM_SPREAD leaves room for sums
+of many clients' integers in 32 bits. Let n_1, ..., n_M be independent draws. If the laws of one of them and of the
+sum of the others are φ_R and φ_{R·sqrt(M-1)} up to factors 1 ± a and 1 ± b, then, completing the square as in step
+2, the law of the whole sum is φ_{R·sqrt(M)} up to (1 ± a)(1 ± b)(1 ± e3), e3 = 2·Σ_j exp(-2π²j²R²(M-1)/M), which
+is below 2^-1000. By induction n_1 + ... + n_M is, unless one of the clients' coins fails, within M·TV_PER_DRAW of
+F(N), N ~ N(0, M·R² - 4) continuous, and k + Σ n_i of F(k + N) for every integer k: the sum of M clients' noisy
+integers is a post-processing of the Gaussian mechanism with M times the variance, up to M·TV_PER_DRAW for each
+coordinate and M·FAILURE_PER_DRAW for the coins. (It is not itself discrete Gaussian, nor need it be.)
+
 STD_FACTOR also covers that noise_std, WIDTH and their quotient are float32 when the value is scaled (2^-22
 together). Rounding y to the lattice, and the error of y itself, belong to the sensitivity.
 """
@@ -59,8 +68,15 @@ import math
 TABLE_BITS = 14  # the table has 2^14 bins: 128 KiB
 TABLE_STD = 880  # of a draw from the table, which reaches 9.3 of them
 SPREAD = 512
+SUM_SPREAD = 32  # where the integers of many clients are summed modulo 2^32: it leaves room for them
 
-WIDTH = TABLE_STD * math.sqrt(SPREAD**2 + 1)  # std of n
-STD_FACTOR = (1 - 2.0**-22) * math.sqrt(1 - 4 / WIDTH**2)
+
+def width(spread: int) -> float:
+    """The std of n = spread·x1 + x2."""
+    return TABLE_STD * math.sqrt(spread**2 + 1)
+
+
+WIDTH, SUM_WIDTH = width(SPREAD), width(SUM_SPREAD)
+STD_FACTOR = (1 - 2.0**-22) * math.sqrt(1 - 4 / SUM_WIDTH**2)
 FAILURE_PER_DRAW = 2.0**-49
 TV_PER_DRAW = 2.0**-65

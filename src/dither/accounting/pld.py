@@ -149,6 +149,19 @@ def fixed_size(rate: float, mu: float) -> Curve:
     return _symmetric(forward.upper, lambda k: forward.span(k)[1])
 
 
+def mixture(rate: float, mu: float, shares: Sequence[tuple[float, float]]) -> Curve:
+    """Σ w·(profile of `fixed_size` at rate and share·μ) over pairs of weight w and share (E3): the tails of a loss
+    are linear in its profile."""
+    parts = [(weight, removal(rate, share * mu)) for weight, share in shares]
+
+    def upper(epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        tails = [(weight, *part.upper(epsilon)) for weight, part in parts]
+        log_q = np.logaddexp.reduce([math.log(weight) + log_q for weight, _, log_q in tails])
+        return sum((weight * p for weight, p, _ in tails), np.zeros(())), log_q
+
+    return _symmetric(upper, lambda k: max(part.span(k)[1] for _, part in parts))
+
+
 def poisson_replacement(rate: float, mu: float) -> Curve:
     """(1-q) N(0,1) + q N(μ,1) against (1-q) N(0,1) + q N(-μ,1): R3 under replace-one.
 

@@ -34,6 +34,7 @@ from dither.accounting.composition import (
     epochs_in_round,
     groups_epsilon,
     honest_others,
+    item_by_use,
     sampled_item,
     smooth_round_mu,
     step_multiplier,
@@ -225,7 +226,7 @@ def account(
 
     table = []
     for view in views:
-        tried = [bound(recipe) for recipe in _recipes(view, conditions)]
+        tried = [bound(recipe) for recipe in _recipes(view, rounds, conditions)]
         best = min(tried, key=lambda b: (b.value, b.assumed))
         if best.recipe == NO_PROOF:
             best = best._replace(detail="; ".join(b.detail for b in tried))
@@ -254,18 +255,23 @@ def _gaps(bound: Bound, rounds: Rounds, conditions: Conditions, adjacency: str) 
     channel = "downlink" if recipe.endswith(" downlink") else "uplink"
     releases = [r for group, _, _ in rounds.groups for r in group if r.channel == channel and r.uses]
     exact = all(release.exact is not None for release in releases)
+    by_use = recipe.startswith("E3")  # local steps round, whatever the noise is
+    integers = all(release.exact is not None and release.exact.sums for release in releases)
     if conditions.lattice is not None:  # noise on integers that are summed as such
         return () if exact else (FLOAT_SUMS,)
     summed = recipe.startswith("R6") or recipe.endswith(" sum")
     # A broadcast's noise counts that of the uploads.
     rounded = summed or (conditions.encoded and recipe.endswith((" downlink", " joint")))
-    ideal = bound.sampler_delta is None and any(r.exact and any(r.exact[1:]) for r in releases)
+    ideal = bound.sampler_delta is None and any(
+        r.exact and (r.exact.distance or r.exact.failure) for r in releases
+    )
     gaps = {
         FLOAT_NOISE: not exact,
-        _FLOAT_CREDIT: exact and (summed or recipe.endswith(" joint")),
+        _FLOAT_CREDIT: exact and not integers and (summed or recipe.endswith(" joint")),
         _FLOAT_PLACES: exact and adjacency == ADD_REMOVE and recipe != NO_PROOF,
+        FLOAT_SUMS: exact and by_use,
         SAMPLER_ERROR: ideal and recipe != NO_PROOF,
-        _ROUNDING: rounded,
+        _ROUNDING: rounded and not integers,
     }
     return tuple(text for text, applies in gaps.items() if applies)
 
@@ -300,16 +306,19 @@ def sampler_error(participations: Iterable[tuple[Sequence[Release], int]]) -> Ex
     return ExactNoise(0.0, math.fsum(error[0] for error in errors), math.fsum(error[1] for error in errors))
 
 
-def _recipes(view: str, conditions: Conditions) -> tuple[_Recipe, ...]:
+def _recipes(view: str, rounds: Rounds, conditions: Conditions) -> tuple[_Recipe, ...]:
     """All recipes that are valid for a view; the value is their minimum."""
+    uploads, sums = [upload_bound], [sum_bound]
+    if _never_expands(rounds, conditions):
+        uploads, sums = [*uploads, convex_bound], [*sums, convex_sum_bound]
     if view == "upload":
-        return (upload_bound,)
+        return tuple(uploads)
     if view == "sum":
-        return (upload_bound, sum_bound)
+        return (*uploads, *sums)
     if view == "broadcast" and conditions.exposures:
         # the outsider sees some uploads too: sums alone no longer bound the view, all uploads still do
-        return (upload_bound, joint_bound)
-    return (upload_bound, sum_bound, downlink_bound)
+        return (*uploads, joint_bound)
+    return (*uploads, *sums, downlink_bound)
 
 
 def proven(
@@ -414,6 +423,40 @@ def upload_bound(rounds: Rounds, delta: float, conditions: Conditions, adjacency
     return _composed(_releases(rounds, "uplink"), rounds, delta, conditions, adjacency, gain=1.0)
 
 
+def _never_expands(rounds: Rounds, conditions: Conditions) -> bool:
+    """Whether E3 applies: one release after local steps that do not move two models apart, known by use."""
+    releases = [r for group, _, _ in _releases(rounds, "uplink") for r in group]
+    return conditions.lattice is None and all(
+        r.by_use is not None and not credit_refusal((r.by_use.rate,) * 2, conditions.smoothness, conditions.convex)
+        for r in releases
+    )
+
+
+def convex_bound(
+    rounds: Rounds, delta: float, conditions: Conditions, adjacency: str, *, gain: float = 1.0
+) -> Bound:
+    """E3: one release after local steps that do not expand, by how many of them use the record."""
+    groups = _releases(rounds, "uplink")
+    events = [
+        Group(tuple(item_by_use(r, adjacency, gain=gain) for r in group), count, probability)
+        for group, count, probability in groups
+    ]
+    failure, others_failure = _failures(groups)
+    value = groups_epsilon(
+        events, delta, failure=failure, others_failure=others_failure, resolution=rounds.resolution
+    )
+    return Bound(value, "E3" + ("+R4" if any(p < 1 for _, _, p in groups) else ""), rounds.how)
+
+
+def convex_sum_bound(rounds: Rounds, delta: float, conditions: Conditions, adjacency: str) -> Bound:
+    """E3 in a sum: the noise is added once, after the last look at the data, so that the credit is exact."""
+    gain = math.sqrt(1.0 + _others_noise(conditions))
+    bound = convex_bound(rounds, delta, conditions, adjacency, gain=gain)
+    return bound._replace(
+        recipe=f"{bound.recipe} sum", detail=f"{bound.detail}; noise of {gain**2:g} clients counts"
+    )
+
+
 def downlink_bound(rounds: Rounds, delta: float, conditions: Conditions, adjacency: str) -> Bound:
     """(iii) the broadcasts' own noise."""
     groups = _releases(rounds, "downlink")
@@ -513,8 +556,8 @@ def _shuffled_composition(
     return Bound(value, "R1", f"{uses} uses in shuffled epochs (D2), all participations counted")
 
 
-def sum_bound(rounds: Rounds, delta: float, conditions: Conditions, adjacency: str) -> Bound:
-    """(ii) R6: the honest others' noise counts too."""
+def _others_noise(conditions: Conditions) -> float:
+    """Variance of the honest others' noise in a sum, relative to the target's."""
     if conditions.cohort_size < 2 and conditions.others_noise is None:
         raise NoProof(f"cohort_size={conditions.cohort_size}: there is no other client's noise in the sum")
     if conditions.client_state:
@@ -524,6 +567,12 @@ def sum_bound(rounds: Rounds, delta: float, conditions: Conditions, adjacency: s
         others = float(honest_others(conditions.cohort_size, conditions.colluders))
     if others < 0:
         raise ValueError(f"others_noise={others} is negative")
+    return others
+
+
+def sum_bound(rounds: Rounds, delta: float, conditions: Conditions, adjacency: str) -> Bound:
+    """(ii) R6: the honest others' noise counts too."""
+    others = _others_noise(conditions)
     groups = _releases(rounds, "uplink")
     if conditions.lattice is not None:
         clients = 1 + honest_others(conditions.cohort_size, conditions.colluders)

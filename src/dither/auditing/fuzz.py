@@ -197,6 +197,8 @@ def draw(rng: np.random.Generator) -> Drawn:
         values |= {"model.loss": "squared" if clients == 3 else "huber"}
     # Protected runs compute what they noise in another way. No further draw: a seed's specs stay what they were.
     values["randomness"] = "os" if round(1000 * values["client_lr"]) % 2 else "seeded"
+    if values["randomness"] == "os" and values["local_steps"] == 1:
+        values["secagg.mode"] = "ideal"  # exact sums, where the method has them (R9)
     ex_ante = view == "upload" and sampling == "full" and not everyone
     return Drawn(
         values,
@@ -384,7 +386,7 @@ class _Attack:
         not depend on the draw: a record without a gradient, at the start that is certain of it."""
         names, blank, silent = self.names, self.names.index("blank"), self.names.index("silent")
         allowed = list(range(len(names)))
-        if self.recipe.startswith("R6"):
+        if self.recipe.startswith(("R6", "E3")):  # they rest on the public bound on norms
             allowed = [at for at in allowed if names[at] in ("blank", "silent") or names[at].startswith("largest")]
         best = _Pair(0, silent, silent, np.zeros(self.noiseless.shape[-1]))
         for start in range(self.num_starts - 1, -1 if not self.sampled else self.num_starts - 2, -1):

@@ -252,18 +252,21 @@ def init(
     if bool(names) == bool(requests):
         raise ConfigError("give either --request FILE for each party, or --parties NAMES to make their keys here")
     if transport != "flower":
-        if requests:
-            raise ConfigError(
-                "--transport nvflare makes its kits in one place: give --parties instead of --request"
-            )
         _require(transport)
     if requests:
         keyring = keys.create_from(folder, [keys.read_request(path) for path in requests], hosts=hosts, days=days)
+        if transport == "nvflare":
+            from dither.federation.nvflare import kits
+
+            kits.establish(folder, host=hosts[0], port=port)
+            keys.publish(folder, keyring)  # with the fingerprint of FLARE's CA
+            for path in requests:
+                _approve_kit(folder, path)
         _print_members(folder, keyring, as_json=as_json, quiet=quiet)
         return
     keys.create(folder, names, hosts=hosts, days=days)
     if transport == "nvflare":
-        from dither.federation.nvflare.system import provision
+        from dither.federation.nvflare.kits import provision
 
         provision(folder, names, host=hosts[0], port=port)
     if as_json:
@@ -276,6 +279,19 @@ def init(
         typer.echo(f"hand to {name}: {folder / 'parties' / name}")
     typer.echo(f"keep offline: {folder / 'ca'} (whoever holds it can pose as the server)")
     typer.echo("this machine has seen every private key; with --request the parties make their own")
+
+
+def _approve_kit(folder: Path, path: Path) -> None:
+    """Sign the request to NVIDIA FLARE that lies beside a party's request."""
+    from dither.federation import keys
+    from dither.federation.nvflare import kits
+
+    name = keys.read_request(path).name
+    asked = path.with_name(f"{name}.request.zip")
+    if not asked.is_file():
+        raise ConfigError(f"{str(asked)!r} is missing: {name} makes it with `dither federation request "
+                          f"{name} --transport nvflare`; put it beside {path.name!r}")  # fmt: skip
+    kits.approve(folder, asked, keys.invitation_file(folder, name).with_name(f"{name}.signed.zip"))
 
 
 def _require(transport: str) -> None:
@@ -295,7 +311,9 @@ def _print_members(folder: Path, keyring: Any, *, as_json: bool, quiet: bool) ->
     elif not quiet:
         typer.echo(f"server: {folder / 'server'}; keep offline: {folder / 'ca'}")
         for name, path in invitations.items():
-            typer.echo(f"send to {name}: {path} (nothing in it is secret)")
+            kit = path.with_name(f"{name}.signed.zip")
+            also = f" and {kit}" if kit.is_file() else ""
+            typer.echo(f"send to {name}: {path}{also} (nothing in it is secret)")
         typer.echo(f"fingerprint, for the parties to compare: {keyring.fingerprint}")
 
 
@@ -305,6 +323,7 @@ def request(
     folder: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Folder to make (default: NAME).")
     ] = None,
+    transport: Transport = "flower",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -312,13 +331,19 @@ def request(
     from dither.federation import keys
 
     folder = folder or Path(name)
+    if transport != "flower":
+        _require(transport)
     party = keys.request(folder, name)
-    path = folder / f"{name}.request.json"
+    paths = [folder / f"{name}.request.json"]
+    if transport == "nvflare":
+        from dither.federation.nvflare import kits
+
+        paths.append(kits.request(folder, name))
     if as_json:
-        _print_json({"folder": folder, "request": path, "identity": party.identity.hex()})
+        _print_json({"folder": folder, "request": paths[0], "also": paths[1:], "identity": party.identity.hex()})
     elif not quiet:
         typer.echo(f"your folder: {folder} (its private keys never leave it)")
-        typer.echo(f"send to the organiser: {path} (public keys, signed)")
+        typer.echo(f"send to the organiser: {' and '.join(map(str, paths))} (public keys, signed)")
 
 
 @app.command("accept")
@@ -332,6 +357,13 @@ def accept(
     from dither.federation import keys
 
     keyring, before = keys.accept(federation, invitation)
+    kit = invitation.with_name(f"{keys.party_name(federation)}.signed.zip")
+    if root := keys.root_of_transport(invitation):
+        if not kit.is_file():
+            raise ConfigError(f"{str(kit)!r} is missing: ask the organiser for it, it belongs to the invitation")
+        from dither.federation.nvflare import kits
+
+        kits.package(federation, kit, root)
     names = [party.name for party in keyring.parties]
     known = names if before is None else [party.name for party in before.parties]
     added, removed = [name for name in names if name not in known], [name for name in known if name not in names]
@@ -356,7 +388,10 @@ def add(
     """Let a party in. Everybody gets a new invitation; runs that have begun are not affected."""
     from dither.federation import keys
 
-    _print_members(folder, keys.add(folder, keys.read_request(path)), as_json=as_json, quiet=quiet)
+    keyring = keys.add(folder, keys.read_request(path))
+    if keys.transport_ca(folder):
+        _approve_kit(folder, path)
+    _print_members(folder, keyring, as_json=as_json, quiet=quiet)
 
 
 @app.command("revoke")

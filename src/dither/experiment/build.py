@@ -93,8 +93,7 @@ class Experiment:
         if missing == self.plan.missing:
             return Accountant(self.plan, self.prepared.releases, self._alike)
         plan = self.plan._replace(missing=missing)
-        noise = "none" if plan.noise == "proven" else plan.noise
-        return Accountant(plan, self.prepare(missing=missing, noise=noise).build(plan.hyper).releases)
+        return Accountant(plan, self.prepare(missing=missing).build(plan.hyper).releases)
 
     def proven_epsilon(self, rounds: int | None = None, begun: Sequence[tuple[int, int]] = ()) -> float:
         """Proven ε of the first rounds, or of those `begun`, for the spec's own view and adjacency."""
@@ -253,7 +252,9 @@ def aggregation(experiment: Experiment) -> Aggregation | None:
         return None
     largest = max(len(cohort) for cohort in plan.cohorts)
     room = 2 if plan.discrete_noise else 1  # half of the range for the noise
-    if secagg.bound:
+    if plan.exact_sums:  # uploads are integers already
+        encoding = FixedPoint.fitting(largest, scale_bits=0, modulus_bits=secagg.modulus_bits)
+    elif secagg.bound:
         encoding = FixedPoint(plan.scale_bits, secagg.modulus_bits, secagg.bound, room * largest).check()
     else:
         encoding = FixedPoint.fitting(room * largest, scale_bits=plan.scale_bits, modulus_bits=secagg.modulus_bits)
@@ -264,6 +265,7 @@ def aggregation(experiment: Experiment) -> Aggregation | None:
         min_clients=max(min(spec.federation.min_clients, plan.cohort_size), 2),
         threshold=secagg.threshold,
         neighbours=secagg.neighbours,
+        integers=plan.exact_sums,
     )
     for size in {len(cohort) for cohort in plan.cohorts}:
         secure_sum.check_cohort(size)
@@ -500,7 +502,7 @@ def rounding(experiment: Experiment, missing: int) -> dict[str, float] | None:
     """What rounding before the sum could add to the proven ε of sums, by the rule of thumb of errata G8: √d·2^-f
     on top of the sensitivity. Not a proof. None where nothing is rounded or the method's unit is unknown."""
     how = aggregation(experiment)
-    if how is None or how.noise_std or not experiment.plan.upload_unit:
+    if how is None or how.noise_std or how.integers or not experiment.plan.upload_unit:
         return None
     accountant, plan = experiment.accountant(missing=missing), experiment.plan
     uplink = [r for g in accountant.clients for releases, _ in g.most for r in releases if r.channel == "uplink"]

@@ -29,7 +29,6 @@ _CLIENTS = 10  # that a single table is dealt out to
 _START = {
     "method": "cpfed",
     "num_clients": 0,
-    "cohort_size": 1,
     "batch_sampling": "poisson",
     "eval_every": 10,
     "data.encoding": "standard",
@@ -45,11 +44,19 @@ class Chosen(NamedTuple):
     note: str = ""
 
 
+# reason: the public facts that a choice may follow from, each by its name
 def defaults_for(
-    sizes: Sequence[int] | np.ndarray, num_features: int, epsilon: float, *, delta: float = 1e-5, norm: float = 0.0
+    sizes: Sequence[int] | np.ndarray,
+    num_features: int,
+    epsilon: float,
+    *,
+    delta: float = 1e-5,
+    norm: float = 0.0,
+    summed: int = 1,
 ) -> dict[str, Any]:
     """Values of a spec for clients that hold `sizes` records of `num_features` features. `norm` is the norm of a
-    usual record (by default √num_features).
+    usual record (by default √num_features), `summed` the number of clients whose noise counts in a secure sum:
+    then each needs 1/√summed of the noise, if it is added once a round.
 
     Noisy gradient descent on Poisson batches. Over all steps the noise in a parameter is about
     (step size · steps) · clip · √clients / (μ · records). So step size times steps, which says how far the model
@@ -61,11 +68,11 @@ def defaults_for(
     mu = min(gaussian_mu(epsilon, delta), 10.0)
     steps = NUM_ROUNDS * LOCAL_STEPS
     rate = float(f"{min(max(_RATE, _MULTIPLIER * mu / math.sqrt(steps)), 1.0):.2g}")
-    path = 2.5 * mu * float(sizes.sum()) / (clip * math.sqrt(len(sizes) * (num_features + 1)))
+    path = 2.5 * mu * math.sqrt(summed) * float(sizes.sum()) / (clip * math.sqrt(len(sizes) * (num_features + 1)))
     return {
         "cohort_size": len(sizes),
-        "num_rounds": NUM_ROUNDS,
-        "local_steps": LOCAL_STEPS,
+        "num_rounds": steps if summed > 1 else NUM_ROUNDS,
+        "local_steps": 1 if summed > 1 else LOCAL_STEPS,
         "sampling_rate": rate,
         "batch_size": max(round(rate * float(sizes.mean())), 1),
         "client_lr": float(f"{min(max(path, _LEAST_PATH), _MOST_PATH) / steps:.2g}"),
@@ -93,7 +100,8 @@ def choose(
     if not given.get("data.path") or "method" in given:
         spec = Spec.from_any(given)
         return Chosen(spec, None if records is None else load_data(spec, records=records))
-    spec = Spec.from_any({**_START, **given})
+    sums = given.get("secagg.mode") in ("ideal", "real")  # of at least two uploads
+    spec = Spec.from_any({**_START, "cohort_size": 2 if sums else 1, **given})
     dataset = load_data(spec, data_dir=data_dir, records=records)
     chosen: dict[str, Any] = {}
     if spec.num_clients == 0 and spec.data.partition == "iid" and not dataset.sources:
@@ -105,7 +113,8 @@ def choose(
     delta = chosen.get("privacy.delta", spec.privacy.delta)
     features = dataset.x_train.shape[1]
     norm = _usual_norm(dataset.schema, spec.data.encoding)
-    chosen |= defaults_for(sizes, features, spec.privacy.epsilon, delta=delta, norm=norm)
+    summed = max(len(sizes) - spec.colluders, 1) if sums and spec.privacy.view != "upload" else 1
+    chosen |= defaults_for(sizes, features, spec.privacy.epsilon, delta=delta, norm=norm, summed=summed)
     chosen["model.name"] = {0: "linear", 2: "logistic"}.get(len(dataset.classes), "softmax")
     chosen = {key: value for key, value in chosen.items() if key not in given}
     spec = Spec.from_any({**_START, **chosen, **given})

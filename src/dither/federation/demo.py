@@ -119,7 +119,7 @@ def _prepared(folder: Path, data_dir: Path | None, parties: int, transport: str)
     name_of_data, paths = tables(folder / "data", data_dir=data_dir, parties=parties)
     keys.create(folder / "keys", list(paths), hosts=["localhost"])
     if transport == "nvflare":
-        from dither.federation.nvflare.system import provision
+        from dither.federation.nvflare.kits import provision
 
         provision(folder / "keys", list(paths), host="localhost", port=_ANY_PORT)
     spec = SPEC.replace('"adult"', f'"{name_of_data}"')

@@ -93,7 +93,7 @@ class ClientEngine:
         aggregation = self.simulation.aggregation
         if aggregation is not None and finite:
             if row.dtype == np.int32:
-                row = row.view(np.uint32)
+                row = encoding.words(row, aggregation.how)
             else:
                 row, clamped = encoding.encode(row, aggregation.how)
             if aggregation.noise_std is not None:

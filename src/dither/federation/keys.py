@@ -188,7 +188,7 @@ def _establish(
     _write_secret(folder / "server" / "identity.key", server.private.hex().encode())
     write_bytes(folder / "server" / "ca.pem", ca_pem)
     keyring = Keyring(secrets.token_hex(32), server.public, tuple(requests))
-    _publish(folder, keyring)
+    publish(folder, keyring)
     issue(folder, hosts=hosts, days=days, now=now)
     return keyring
 
@@ -251,7 +251,7 @@ def add(folder: Path, party: PartyKeys) -> Keyring:
     if any(each.name == party.name for each in keyring.parties):
         raise ConfigError(f"{party.name!r} belongs to this federation already; revoke it first for new keys")
     keyring = replace(keyring, parties=(*keyring.parties, party))
-    _publish(folder, keyring)
+    publish(folder, keyring)
     return keyring
 
 
@@ -264,7 +264,7 @@ def revoke(folder: Path, name: str) -> Keyring:
     keyring = replace(keyring, parties=rest)
     (folder / "server" / "nodes" / f"{name}.pub").unlink(missing_ok=True)
     (folder / "invitations" / f"{name}.json").unlink(missing_ok=True)
-    _publish(folder, keyring)
+    publish(folder, keyring)
     return keyring
 
 
@@ -272,12 +272,12 @@ def invitation_file(folder: Path, name: str) -> Path:
     return folder / "invitations" / f"{name}.json"
 
 
-def _publish(folder: Path, keyring: Keyring) -> None:
+def publish(folder: Path, keyring: Keyring) -> None:
     """Write the list of members for the server, and an invitation for each party, signed with the CA's key."""
     _check_names([party.name for party in keyring.parties])
     ca_key = _ca_key(folder)
     ca_pem = (folder / "ca" / "ca.pem").read_text(encoding="ascii")
-    content = {"federation": keyring.to_dict(), "ca": ca_pem}
+    content = {"federation": keyring.to_dict(), "ca": ca_pem, "transport_ca": transport_ca(folder)}
     signature = ca_key.sign(canonical(content), ec.ECDSA(hashes.SHA256())).hex()
     write_checked(folder / "server" / "federation.json", keyring.to_dict())
     for party in keyring.parties:
@@ -291,7 +291,7 @@ def accept(folder: Path, invitation: Path) -> tuple[Keyring, Keyring | None]:
     advice = "ask for the invitation again"
     saved = read_checked(invitation, advice)
     try:
-        content = {"federation": saved["federation"], "ca": saved["ca"]}
+        content = {name: saved[name] for name in ("federation", "ca", "transport_ca")}
         keyring, signature = Keyring.from_dict(saved["federation"], invitation), bytes.fromhex(saved["signature"])
         ca: Any = x509.load_pem_x509_certificate(saved["ca"].encode()).public_key()
         ca.verify(signature, canonical(content), ec.ECDSA(hashes.SHA256()))
@@ -317,6 +317,20 @@ def accept(folder: Path, invitation: Path) -> tuple[Keyring, Keyring | None]:
     write_checked(folder / "federation.json", keyring.to_dict())
     write_text(folder / "ca.pem", saved["ca"])
     return keyring, before
+
+
+def transport_ca(folder: Path) -> str:
+    """The fingerprint of the transport's own CA (NVIDIA FLARE), as invitations carry it; empty without one."""
+    path = folder / "ca" / "nvflare" / "rootCA.pem"
+    if not path.is_file():
+        return ""
+    content = certificate_of(path).public_bytes(serialization.Encoding.DER)
+    return f"SHA256:{hashlib.sha256(content).digest().hex(':').upper()}"
+
+
+def root_of_transport(invitation: Path) -> str:
+    """The fingerprint in an invitation that was accepted."""
+    return str(read_checked(invitation, "ask for the invitation again")["transport_ca"])
 
 
 def canonical(content: Mapping[str, Any]) -> bytes:

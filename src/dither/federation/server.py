@@ -527,7 +527,7 @@ class Coordinator:
         if aggregation is None:
             raise ProtocolAbort("a sum was opened under an agreement without secure aggregation")
         total = encoding.decode(session.open(), aggregation.how)
-        if aggregation.noise_std is None:  # noise on the integers comes after the projection, and leaves the ball
+        if aggregation.noise_std is None and not aggregation.integers:  # noise on integers leaves the ball
             # A masked vector cannot be looked at. Honest ones lie in a ball, so their sum lies in one, too.
             largest = largest_norm(self.agreement.spec, self.engine.dimension) * len(session.cohort)
             total *= min(1.0, largest / max(float(np.linalg.norm(total)), largest))

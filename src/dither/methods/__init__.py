@@ -93,9 +93,13 @@ def prepare(
         discrete_noise=spec.secagg.noise == "discrete",
         scale_bits=spec.secagg.scale_bits,
         exact_noise=spec.source_of_randomness == "os",
+        max_norm=spec.federation.max_norm,
         assume_credit=privacy.assume_credit,
     )
-    return (chosen or method(spec.method)).prepare(model, plan)
+    prepared = (chosen or method(spec.method)).prepare(model, plan)
+    from dither.methods.server import with_optimizer  # which imports this package
+
+    return with_optimizer(prepared, spec)
 
 
 def _method(module: Any) -> Method:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 ClientFunction = Callable[[Keys, types.Message, types.ClientState, Records, Round], ClientResult]
 ServerFunction = Callable[[types.Key, types.ServerState, types.Upload, types.Cohort], types.ServerState]
 _SMALL_STEP = 4096  # numbers in a batch
+_LEAST_SUM_REACH = 2**20  # of integers that are summed over clients: 37 noise stds
 
 
 class Batch(NamedTuple):
@@ -216,10 +217,12 @@ def clipped_gradients(
 
 
 class NoisyGradients(NamedTuple):
-    """`at(hyper, keys, params, batch, records, round, step)` gives (noisy gradient, fraction clipped);
-    `releases(hyper, info)` what those gradients reveal."""
+    """`at(hyper, keys, params, batch, records, round, step)` gives (noisy gradient, fraction clipped), or, where
+    the plan has `exact_sums`, (its noisy integers, fraction clipped); `mean(hyper, integers, index)` is then the
+    gradient that such integers stand for. `releases(hyper, info)` says what those gradients reveal."""
 
     at: Callable[..., tuple[Params, Array]]
+    mean: Callable[[Hyper, Params, Array], Params]
     releases: Callable[[Hyper, types.RoundInfo], tuple[types.Release, ...]]
     sampler: sampling.BatchSampler
 
@@ -240,12 +243,18 @@ def noisy_gradients(model: Model, plan: PrivacyPlan, *, source: str) -> NoisyGra
             "noise_schedule='steps' has no proof for batch_sampling='disjoint'; use 'rounds' or 'fixed'"
         )
 
+    def factor_of(hyper: Hyper, index: Array, step: Array) -> Array:
+        return schedule.factor(index, step, hyper["noise_log_decay"], hyper["noise_decay_start"])
+
+    def mean(hyper: Hyper, integers: Params, index: Array) -> Params:
+        noise_std = hyper["noise_std"][0] * factor_of(hyper, index, 0)  # the same for all clients
+        return scale(1 / lattice.sum_scale(noise_std, hyper["clip_norm"]), integers)
+
     # reason: all that one client knows in one step
     def at(
         hyper: Hyper, keys: Keys, params: Params, batch: Batch, records: Records, round: Round, step: Array
     ) -> tuple[Params, Array]:
-        factor = schedule.factor(round.index, step, hyper["noise_log_decay"], hyper["noise_decay_start"])
-        noise_std = hyper["noise_std"][round.client] * factor
+        noise_std = hyper["noise_std"][round.client] * factor_of(hyper, round.index, step)
         key = noise.for_step(keys.noise, step)
         if exactly:
             return exact_gradient(hyper, key, params, batch, records.size, noise_std)
@@ -256,6 +265,7 @@ def noisy_gradients(model: Model, plan: PrivacyPlan, *, source: str) -> NoisyGra
         one = sampler.sampling(info.size)
         if plan.clip == "example" and one.adjacency == sampling.REPLACE_ONE:
             one = one._replace(adjacency=sampling.ZERO_OUT)  # each contribution lies in a ball around zero
+        summed = plan.cohort_size if plan.exact_sums else 0
         first = types.Release(
             channel="uplink",
             noise_std=float(np.asarray(hyper["noise_std"])[info.client]),
@@ -265,7 +275,7 @@ def noisy_gradients(model: Model, plan: PrivacyPlan, *, source: str) -> NoisyGra
             sampling=one,
             source=source,
             rates=round_rates(hyper, info.index, plan.local_steps),
-            exact=exact.noise(plan.num_params) if exactly else None,
+            exact=exact.noise(plan.num_params, summed=summed) if exactly else None,
         )
         decay, start = float(hyper["noise_log_decay"]), float(hyper["noise_decay_start"])
         if schedule.name != "steps":
@@ -278,7 +288,7 @@ def noisy_gradients(model: Model, plan: PrivacyPlan, *, source: str) -> NoisyGra
             for step in range(plan.local_steps)
         )
 
-    return NoisyGradients(at, releases, sampler)
+    return NoisyGradients(at, mean, releases, sampler)
 
 
 def _scheduled(release: types.Release, factor: float) -> types.Release:
@@ -293,6 +303,14 @@ def _scheduled(release: types.Release, factor: float) -> types.Release:
 def is_exact(plan: PrivacyPlan) -> bool:
     """Whether the method's noise is drawn on integers. (Discrete noise is added to encoded uploads instead.)"""
     return plan.exact_noise and plan.noise != "none" and not plan.discrete_noise
+
+
+def sums_exactly(plan: PrivacyPlan) -> bool:
+    """Whether secure aggregation sums the noisy integers of the clients as they are (R9): one release a round, all
+    on one lattice, with room for their sum."""
+    alike = plan.local_steps == 1 and not plan.noise_scale and plan.clip != "none" and not plan.max_norm
+    room = lattice.sum_reach(plan.cohort_size) >= _LEAST_SUM_REACH
+    return is_exact(plan) and plan.aggregation != "off" and alike and room
 
 
 def noisy_vector(plan: PrivacyPlan, key: types.Key, tree: Params, *, noise_std: Array, reach: Array) -> Params:
@@ -311,9 +329,9 @@ def clip_whole(plan: PrivacyPlan, tree: Params, clip_norm: Array) -> Params:
 def _exact_gradients(
     model: Model, plan: PrivacyPlan, sampler: sampling.BatchSampler
 ) -> Callable[..., tuple[Params, Array]]:
-    """The plan's noisy gradient: noise on the sum of the clipped gradients before it is divided, or on the clipped
-    mean. What follows is post-processing."""
-    inside = plan.l2 if plan.clip == "batch" and plan.l2_inside_clip else 0.0
+    """The plan's noisy gradient, or its integers: noise on the sum of the clipped gradients before it is divided,
+    or on the clipped mean. What follows is post-processing."""
+    inside = _inside_clip(plan)
 
     # reason: all that one client knows in one step
     def at(
@@ -322,7 +340,10 @@ def _exact_gradients(
         clip_norm, divisor = hyper["clip_norm"], sampler.divisor(client_size)
         summed, longest = (divisor, sampler.width) if plan.clip == "example" else (jnp.float32(1.0), 1)
         std = noise_std * summed
-        scale = lattice.scale_of(std, clip_norm * longest)
+        if plan.exact_sums:
+            scale = lattice.sum_scale(noise_std, clip_norm) / summed
+        else:
+            scale = lattice.scale_of(std, clip_norm * longest)
         integers, clipped = clipping.on_lattice(
             model,
             params,
@@ -334,11 +355,18 @@ def _exact_gradients(
             l2=inside,
             fixed_places=_fixed_places(sampler),
         )
+        if plan.exact_sums:
+            return noise.integers_to_sum(key, integers, noise_std=std, clients=plan.cohort_size), clipped
         noisy = noise.exact_gaussian(key, integers, noise_std=std, scale=scale)
         mean = jax.tree.map(lambda leaf: leaf / summed, noisy)
         return clipping.regularised(mean, params, plan.l2 - inside), clipped
 
     return at
+
+
+def _inside_clip(plan: PrivacyPlan) -> float:
+    """The regulariser that is clipped with the mean gradient."""
+    return plan.l2 if plan.clip == "batch" and plan.l2_inside_clip else 0.0
 
 
 def _fixed_places(sampler: sampling.BatchSampler) -> bool:
@@ -425,18 +453,33 @@ def averaging(plan: PrivacyPlan, gradients: NoisyGradients) -> Callable[[Hyper],
                 rate = learning_rate(hyper, round.index * plan.local_steps + number)
                 return axpy(-rate, gradient, params), clipped
 
-            batches = gradients.sampler.draw(keys, done, records.size)
-            end, clipped = train(message, records, batches, step)
+            def integers_of(_: Params, batch: Batch, number: Array) -> tuple[Params, Array]:
+                return gradients.at(hyper, keys, message, batch, records, round, number)
+
+            batches, integers = gradients.sampler.draw(keys, done, records.size), None
             weight = 1 / round.cohort_size
-            upload = scale(weight, subtract(end, message))
-            return ClientResult(upload, weight, {"steps": done + plan.local_steps}, {"clipped": clipped})
+            if plan.exact_sums:
+                nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.int32), message)
+                integers, clipped = train(nothing, records, batches, integers_of)
+                change = step_of(message, integers, round.index, jnp.float32(1))
+            else:
+                end, clipped = train(message, records, batches, step)
+                change = subtract(end, message)
+            state = {"steps": done + plan.local_steps}
+            return ClientResult(scale(weight, change), weight, state, {"clipped": clipped}, integers)
+
+        def step_of(params: Params, integers: Params, index: Array, clients: Array) -> Params:
+            """The step of a round, from the sum of the integers of so many clients."""
+            mean = gradients.mean(hyper, scale(1 / clients, integers), index)
+            mean = clipping.regularised(mean, params, plan.l2 - _inside_clip(plan))
+            return scale(-learning_rate(hyper, index), mean)
 
         return model_as_state(
             client_init=counted_steps,
             client=client,
             server=lambda key, state, upload, cohort: add(state, upload),
             releases=lambda info: gradients.releases(hyper, info),
-        )
+        )._replace(decode=step_of if plan.exact_sums else None)
 
     return build
 
@@ -452,6 +495,7 @@ def noisy_averaging(
 ) -> Prepared:
     """A method that averages noisy local steps. Its paper gives the noise, `noise_std(params, epsilon=, delta=)`,
     and the ε, `claim(params, noise_std=, delta=)`; `params` is what its theorem speaks of."""
+    plan = plan._replace(exact_sums=sums_exactly(plan))
     calibrated = partial(noise_std, params, epsilon=plan.epsilon, delta=plan.delta)
     hyper = gradient_hyper(plan, chosen_noise_std(plan, calibrated))
 

@@ -362,6 +362,7 @@ def _releases(
     @cache
     def upload(index: int, client: int, size: int) -> tuple[types.Release, ...]:
         printed, proven = of_round(index)
+        by_use = _by_use(plan, hyper, index, of_size(size).batch_size, proven)
         return (
             types.Release(
                 channel="uplink",
@@ -371,10 +372,21 @@ def _releases(
                 sampling=of_size(size),
                 source="Secure FedAvg eq (9), Lemma 1; errata R5",
                 exact=exact.noise(plan.num_params) if local.is_exact(plan) else None,
+                by_use=by_use,
             ),
         )
 
     return lambda info: upload(info.index if float(hyper["lr_decay"]) else 0, info.client, info.size)
+
+
+def _by_use(plan: PrivacyPlan, hyper: Hyper, index: int, divisor: int, sensitivity: float) -> types.Uses | None:
+    """One use of a record, replaced, moves a step by 2G/b times its rate (E3, E4); rates never rise. Not where the
+    proof is for what float32 computes: it has no bound on how local steps round (R7)."""
+    if plan.clip != "example" or local.is_exact(plan) or not 0 < sensitivity < np.inf:
+        return None
+    first = float(hyper["client_lr"]) / (1 + float(hyper["lr_decay"]) * index * plan.local_steps)
+    share = 2 * float(hyper["clip_norm"]) / divisor * first / sensitivity
+    return types.Uses(plan.local_steps, min(1.0, share), float(hyper["client_lr"]))
 
 
 def _round_sensitivities(

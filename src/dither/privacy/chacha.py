@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dither.accounting.lattice_noise import SPREAD
 from dither.errors import SpecError
 from dither.privacy import lattice
 from dither.types import Array
@@ -50,7 +51,9 @@ def _quarter_round(state: list[Array], a: int, b: int, c: int, d: int) -> None:
         state[z] = turned << np.uint32(bits) | turned >> np.uint32(32 - bits)
 
 
-def draws(seed: Array, count: int, *, kernel: bool = False, interpret: bool = False) -> Array:
+def draws(
+    seed: Array, count: int, *, spread: int = SPREAD, kernel: bool = False, interpret: bool = False
+) -> Array:
     """`[..., count]` integers for seeds `[..., 11]` of key and nonce. The block counter goes on from seed to seed:
     equal seeds still give different integers."""
     batch, seeds = seed.shape[:-1], math.prod(seed.shape[:-1])
@@ -58,28 +61,31 @@ def draws(seed: Array, count: int, *, kernel: bool = False, interpret: bool = Fa
     if seeds * blocks >= 2**32:
         raise SpecError(f"{seeds * count} random integers in one draw; draw at most {_DRAWS * 2**32} at a time")
     flat = seed.reshape(seeds, 11)
-    drawn = _on_gpu(flat, blocks, interpret) if kernel else _by_xla(flat, blocks)
+    drawn = _on_gpu(flat, blocks, spread, interpret) if kernel else _by_xla(flat, blocks, spread)
     return drawn.reshape(*batch, _DRAWS * blocks)[..., :count]
 
 
-def _by_xla(seed: Array, blocks: int) -> Array:
+def _by_xla(seed: Array, blocks: int, spread: int) -> Array:
     counter = jax.lax.iota(jnp.uint32, len(seed) * blocks).reshape(-1, blocks)
-    return jnp.stack(_drawn([seed[:, i, None] for i in range(11)], counter), axis=1)
+    return jnp.stack(_drawn([seed[:, i, None] for i in range(11)], counter, spread), axis=1)
 
 
-def _drawn(seed: list[Array], counter: Array, look_up: lattice.LookUp | None = None) -> list[Array]:
+def _drawn(seed: list[Array], counter: Array, spread: int, look_up: lattice.LookUp | None = None) -> list[Array]:
     """The draws of each block, one array for each of the block's places."""
     words = block(seed, counter)
     high, ties = words[: 2 * _DRAWS], words[2 * _DRAWS : -1]
-    return [lattice.draw(high[2 * i : 2 * i + 2], (ties[i], ties[i] ^ words[-1]), look_up) for i in range(_DRAWS)]
+    return [
+        lattice.draw(high[2 * i : 2 * i + 2], (ties[i], ties[i] ^ words[-1]), look_up, spread=spread)
+        for i in range(_DRAWS)
+    ]
 
 
-def _on_gpu(seed: Array, blocks: int, interpret: bool) -> Array:
+def _on_gpu(seed: Array, blocks: int, spread: int, interpret: bool) -> Array:
     from jax.experimental import pallas
 
     high, low = jnp.asarray(lattice.table())
     make = pallas.pallas_call(
-        functools.partial(_kernel, blocks),
+        functools.partial(_kernel, blocks, spread),
         out_shape=jax.ShapeDtypeStruct((len(seed), _DRAWS, blocks), jnp.int32),
         grid=(len(seed), blocks // _LANES),
         interpret=interpret,
@@ -88,13 +94,13 @@ def _on_gpu(seed: Array, blocks: int, interpret: bool) -> Array:
     return drawn
 
 
-def _kernel(blocks: int, seed: Array, high: Array, low: Array, out: Array) -> None:
+def _kernel(blocks: int, spread: int, seed: Array, high: Array, low: Array, out: Array) -> None:
     """The draws of `_LANES` blocks of one seed. The arguments are references to arrays in the GPU's memory."""
     from jax.experimental import pallas
 
     number, first = pallas.program_id(0), pallas.program_id(1) * _LANES
     lanes = jax.lax.broadcasted_iota(jnp.int32, (_LANES,), 0)
     counter = (number * blocks + first + lanes).astype(jnp.uint32)
-    drawn = _drawn([seed[number, i] for i in range(11)], counter, lambda own: (high[own], low[own]))
+    drawn = _drawn([seed[number, i] for i in range(11)], counter, spread, lambda own: (high[own], low[own]))
     for i, integers in enumerate(drawn):
         out[number, i, pallas.ds(first, _LANES)] = integers

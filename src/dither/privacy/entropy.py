@@ -36,6 +36,7 @@ import numpy as np
 from jax.custom_batching import custom_vmap
 from jax.experimental import io_callback
 
+from dither.accounting.lattice_noise import SPREAD
 from dither.errors import SpecError
 from dither.privacy import chacha, lattice
 from dither.types import Array
@@ -97,19 +98,21 @@ class OsEntropy:
         number = jnp.asarray(number).astype(jnp.int32)
         return replace(self, mapped=number if self.mapped is None else self.mapped + number)
 
-    def integers(self, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
+    def integers(self, shapes: Sequence[tuple[int, ...]], spread: int = SPREAD) -> list[Array]:
         """Discrete Gaussian integers (`privacy.lattice`) in these shapes, for each index that vmap maps over."""
         mapped = jnp.int32(0) if self.mapped is None else self.mapped
         sizes = [math.prod(shape) for shape in shapes]
         parts = [slice(end - size, end) for size, end in zip(sizes, np.cumsum(sizes).tolist(), strict=True)]
         if self.key is not None:
-            drawn = _expanded(sum(sizes))(self.key, self._nonce(), mapped)
+            drawn = _expanded(sum(sizes), spread)(self.key, self._nonce(), mapped)
             return [drawn[part].reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
         words, total = self.words(3 * sum(sizes) + 2), sum(sizes)
         # Drawn in the shape of use, for which `noise._in_shape` has the reasons.
-        return [self._by_words(words, total, part, shape) for part, shape in zip(parts, shapes, strict=True)]
+        return [
+            self._by_words(words, total, part, shape, spread) for part, shape in zip(parts, shapes, strict=True)
+        ]
 
-    def _by_words(self, words: Array, total: int, part: slice, shape: tuple[int, ...]) -> Array:
+    def _by_words(self, words: Array, total: int, part: slice, shape: tuple[int, ...], spread: int) -> Array:
         """Draws from two words each, and a third for ties: the second pick's is the sum of three draws' ones, so
         that only four ties at once depend on each other (`accounting.lattice_noise`)."""
 
@@ -117,7 +120,8 @@ class OsEntropy:
             return words[offset + part.start : offset + part.stop].reshape(shape)
 
         ties = at(2 * total)
-        return lattice.draw((at(0), at(total)), (ties, ties ^ at(2 * total + 1) ^ at(2 * total + 2)))
+        further = (ties, ties ^ at(2 * total + 1) ^ at(2 * total + 2))
+        return lattice.draw((at(0), at(total)), further, spread=spread)
 
     def words(self, count: int) -> Array:
         """`count` uniform 32-bit words from the host, for each index that vmap maps over."""
@@ -200,7 +204,7 @@ def _is_traced(value: object) -> bool:
 
 
 @functools.cache
-def _expanded(count: int) -> Callable[[Array, Array, Array], Array]:
+def _expanded(count: int, spread: int = SPREAD) -> Callable[[Array, Array, Array], Array]:
     """A function of key, nonce and a mapped number: that many integers. Each index that vmap maps over has
     blocks of its own, even at one place."""
 
@@ -208,7 +212,10 @@ def _expanded(count: int) -> Callable[[Array, Array, Array], Array]:
     def draw(key: Array, nonce: Array, mapped: Array) -> Array:
         seed = jnp.concatenate([key, nonce], axis=-1)
         return chacha.draws(
-            jnp.broadcast_to(seed, (*mapped.shape, 11)), count, kernel=jax.default_backend() == "gpu"
+            jnp.broadcast_to(seed, (*mapped.shape, 11)),
+            count,
+            spread=spread,
+            kernel=jax.default_backend() == "gpu",
         )
 
     @draw.def_vmap

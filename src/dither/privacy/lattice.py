@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dither.accounting.lattice_noise import SPREAD, TABLE_BITS, TABLE_STD, WIDTH
+from dither.accounting.lattice_noise import SPREAD, SUM_SPREAD, SUM_WIDTH, TABLE_BITS, TABLE_STD, WIDTH
 from dither.types import Array, PyTree
 
 REACH = np.float32(
@@ -95,11 +95,13 @@ def table() -> np.ndarray:
 # Draws
 
 
-def draw(high: Sequence[Array], low: Sequence[Array], look_up: LookUp | None = None) -> Array:
-    """Integers of std WIDTH, int32, from two arrays of uniform uint32 and two further ones, which decide ties: one
-    draw in 2^17 has one. `look_up` reads the table's columns."""
+def draw(
+    high: Sequence[Array], low: Sequence[Array], look_up: LookUp | None = None, *, spread: int = SPREAD
+) -> Array:
+    """Integers of std `width(spread)`, int32, from two arrays of uniform uint32 and two further ones, which decide
+    ties: one draw in 2^17 has one. `look_up` reads the table's columns."""
     look_up = look_up or _look_up
-    return SPREAD * _pick(high[0], low[0], look_up) + _pick(high[1], low[1], look_up)
+    return spread * _pick(high[0], low[0], look_up) + _pick(high[1], low[1], look_up)
 
 
 def _look_up(bins: Array) -> tuple[Array, Array]:
@@ -125,6 +127,19 @@ def scale_of(noise_std: Array, reach: Array) -> Array:
     """Steps of the lattice in 1 for noise of that std; for a std of 0 such that values up to `reach` fit."""
     noise_std = jnp.asarray(noise_std, jnp.float32)
     return jnp.minimum(jnp.where(noise_std > 0, np.float32(WIDTH) / noise_std, 2.0**28 / reach), np.float32(1e30))
+
+
+def sum_reach(clients: int) -> int:
+    """Where a client's integers are cut, so that no sum over so many clients overflows 32 bits with its noise."""
+    return 2**31 // clients - (SUM_SPREAD + 1) * _BINS
+
+
+def sum_scale(noise_std: Array, clip_norm: Array) -> Array:
+    """`scale_of` for integers that are summed over clients, of means whose records are clipped."""
+    noise_std = jnp.asarray(noise_std, jnp.float32)
+    return jnp.minimum(
+        jnp.where(noise_std > 0, np.float32(SUM_WIDTH) / noise_std, 2.0**18 / clip_norm), np.float32(1e30)
+    )
 
 
 def rounded(tree: PyTree, scale: Array) -> PyTree:

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.random import define_prng_impl
 
-from dither.accounting.lattice_noise import WIDTH
+from dither.accounting.lattice_noise import SPREAD, SUM_SPREAD, width
 from dither.errors import SpecError, did_you_mean
 from dither.privacy import lattice
 from dither.privacy.entropy import OsEntropy
@@ -277,23 +277,35 @@ def gaussian(key: Key, tree: PyTree, *, noise_std: Array) -> PyTree:
 def exact_gaussian(key: Key, integers: PyTree, *, noise_std: Array, scale: Array) -> PyTree:
     """Integers of `lattice.rounded`, at that `scale`, plus noise of std `noise_std`. A std of 0 adds nothing."""
     with jax.named_scope("noise"):
-        drawn = _lattice_noise(key, integers)
-        return jax.tree.map(
-            lambda k, n: (k + jnp.where(noise_std > 0, n, 0)).astype(jnp.float32) / scale, integers, drawn
-        )
+        noisy = _with_noise(key, integers, noise_std, SPREAD)
+        return jax.tree.map(lambda k: k.astype(jnp.float32) / scale, noisy)
 
 
-def _lattice_noise(key: Key, tree: PyTree) -> PyTree:
-    """Independent integers of std WIDTH. From a seed: normals, rounded, for audits and tests."""
+def integers_to_sum(key: Key, integers: PyTree, *, noise_std: Array, clients: int) -> PyTree:
+    """Integers at the scale of `lattice.sum_scale`, cut to what a sum over so many clients has room for, plus
+    noise of std `noise_std`, as integers."""
+    with jax.named_scope("noise"):
+        reach = lattice.sum_reach(clients)
+        cut = jax.tree.map(lambda k: jnp.clip(k, -reach, reach), integers)
+        return _with_noise(key, cut, noise_std, SUM_SPREAD)
+
+
+def _with_noise(key: Key, integers: PyTree, noise_std: Array, spread: int) -> PyTree:
+    drawn = _lattice_noise(key, integers, spread)
+    return jax.tree.map(lambda k, n: k + jnp.where(noise_std > 0, n, 0), integers, drawn)
+
+
+def _lattice_noise(key: Key, tree: PyTree, spread: int = SPREAD) -> PyTree:
+    """Independent integers of std `width(spread)`. From a seed: normals, rounded, for audits and tests."""
     if not isinstance(key, OsEntropy):
         drawn = standard_normal(key, tree)
-        return jax.tree.map(lambda z: jnp.rint(z * np.float32(WIDTH)).astype(jnp.int32), drawn)
+        return jax.tree.map(lambda z: jnp.rint(z * np.float32(width(spread))).astype(jnp.int32), drawn)
     leaves, structure = jax.tree.flatten(tree)
     for leaf in leaves:
         if isinstance(leaf, jax.Array) and leaf.size:
             # Should a caller have forgotten to derive the source: clients whose values differ never share a draw.
             key = key.over(leaf[(0,) * leaf.ndim] != 0)
-    return jax.tree.unflatten(structure, key.integers([jnp.shape(leaf) for leaf in leaves]))
+    return jax.tree.unflatten(structure, key.integers([jnp.shape(leaf) for leaf in leaves], spread))
 
 
 # Schedules: how the noise changes over a run, for any method that noises gradients

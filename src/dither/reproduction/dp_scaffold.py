@@ -9,7 +9,7 @@ import numpy as np
 
 from dither.methods import dp_scaffold
 from dither.methods.dp_scaffold import NoiseScheme, ScaffoldParams
-from dither.reproduction.figure import Line, Panel, Table, Values, View
+from dither.reproduction.figure import WITHOUT_NOISE, Line, Panel, Table, Values, View
 from dither.reproduction.judging import (
     HOLDS,
     INCONCLUSIVE,
@@ -63,17 +63,32 @@ def excess(scheme: int, rounds: np.ndarray) -> np.ndarray:
 
 
 def formula_panels(view: View) -> list[Panel]:
+    """Noise over rounds (the paper's Fig. 2), bound and leakage; a line ends where its budget, that of scheme 0
+    after all rounds, is spent."""
+
     def lines(formula: Callable[[int, np.ndarray], np.ndarray], first: int) -> list[Line]:
         def line(scheme: int) -> Line:
-            rounds = np.arange(first, LAST_ROUND + 1, 5)
-            return Line(SCHEMES[scheme], formula=lambda _: (rounds, formula(scheme, rounds)), dashed=scheme == 0)
+            rounds = np.arange(first, LAST_ROUND + 1)
+            spent = dp_scaffold.last_round_within(schedule(scheme, LAST_ROUND))
+            name, dashed = SCHEMES[scheme], scheme == 0
+            return Line(
+                name, formula=lambda _: (rounds, formula(scheme, rounds)), dashed=dashed, until=lambda *_: spent
+            )
 
         return [line(scheme) for scheme in (0, 1, 2)]
 
     return [
+        Panel("noise (Fig. 2)", lines(variance, 1), "variance", y_label="noise variance at the round's start"),
         Panel("convergence bound", lines(bound, 100), "bound", y_label="bound on f(w̄) − f*"),
         Panel("leakage above ln(1/δ)", lines(excess, 10), "epsilon", y_label="claimed ε − 11.5129"),
     ]
+
+
+def variance(scheme: int, rounds: np.ndarray) -> np.ndarray:
+    """Noise variance of the first step of a round, eqs (6) and (7)."""
+    after = np.maximum(rounds - DECAY_START, 0)
+    steps = np.maximum(LOCAL_STEPS * (after - 1), 0) if scheme == 2 else after
+    return np.asarray(INITIAL_VARIANCE * DECAY[scheme] ** steps)
 
 
 def decay_converges_better(view: View) -> Verdict:
@@ -176,6 +191,7 @@ def accuracy_panels(view: View) -> list[Panel]:
     for similarity in view.grid("similarity"):
         settings = zip(SCHEMES, schemes(view, similarity), strict=True)
         lines = [Line(name, values, until=stop(scheme)) for scheme, (name, values) in enumerate(settings)]
+        lines.append(Line("without noise", {**WITHOUT_NOISE, "data.similarity": similarity}, dashed=True))
         panels.append(Panel(f"{similarity:g}% similarity", lines, "test_accuracy"))
     return panels
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dither.experiment.plots import GREY, new_canvas, tidy
-from dither.reproduction.figure import AXIS_LABELS, Figure, Line, Panel, View
+from dither.reproduction.figure import AXIS_LABELS, VIEW_TITLES, Figure, Line, Panel, View
 
 # Okabe-Ito without its yellow, which is lost on white; then the same colours with other marks.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -42,11 +42,13 @@ class Series(NamedTuple):
 def series(view: View, panel: Panel, line: Line) -> Series:
     """A line's numbers."""
     if line.formula is not None:
-        x, y = line.formula(view)
-        return Series(np.asarray(x, float), np.asarray(y, float)[None], [])
+        x, y = (np.asarray(each, float) for each in line.formula(view))
+        shown = x <= (np.inf if line.until is None else line.until(view, 0))
+        return Series(x[shown], y[None, shown], [])
     if panel.axis is None:
         rounds, values = view.curve(line.values, panel.metric, line.until)
-        return Series(np.asarray(rounds, float), values, view.seeds)
+        scale = panel.per_round(view, line.values) if panel.per_round else 1.0
+        return Series(scale * np.asarray(rounds, float), values, view.seeds)
     finals = [view.final({**line.values, **more}, panel.metric, line.until) for _, more in panel.axis.points]
     places = np.array([x for x, _ in panel.axis.points], float)
     order = np.argsort(places)
@@ -54,7 +56,7 @@ def series(view: View, panel: Panel, line: Line) -> Series:
 
 
 def draw(figure: Figure, views: Sequence[View]) -> Any:
-    """The figure as a matplotlib figure: rows of panels as printed, then at equal proven ε."""
+    """The figure as a matplotlib figure: rows of panels for each view."""
     rows = [
         (view, [panel for panel in panels if panel.row == number])
         for view in views
@@ -75,8 +77,7 @@ def draw(figure: Figure, views: Sequence[View]) -> Any:
         _share_scale(axes, panels)
         part.legend(handles.values(), handles.keys(), loc="outside right center", frameon=False, fontsize=8.5)
         if len(views) > 1 and panels[0].row == 0:
-            heading = "at equal proven ε" if view.proven else "as printed"
-            part.suptitle(heading, x=0.012, ha="left", fontsize=9.5, color=GREY, fontweight="bold")
+            part.suptitle(VIEW_TITLES[view.kind], x=0.012, ha="left", fontsize=9.5, color=GREY, fontweight="bold")
     seeds = views[0].seeds
     spread = f"mean and ±{BAND:g} standard errors over {len(seeds)} seeds" if len(seeds) > 1 else "one seed"
     if not seeds:

@@ -128,6 +128,7 @@ class Panel(NamedTuple):
     row: int = 0  # panels of one row share a legend
     x_label: str = "communication round"
     y_label: str = ""  # "": that of the metric
+    per_round: Callable[[View, Values], float] | None = None  # what a round costs, where x is that and not rounds
 
 
 class Criterion(NamedTuple):
@@ -379,12 +380,16 @@ class View:
                     settings.setdefault(self._keyed(values, 0)[1], (name, values))
         return list(settings.values())
 
+    def shown(self) -> dict[str, Spec]:
+        """The runs that the panels show, by key."""
+        keyed = [self._keyed(values, seed) for _, values in self.settings() for seed in self.seeds]
+        return {key: spec for spec, key in keyed}
+
     def needed(self) -> dict[str, Spec]:
         """Every run of the figure by key: what its panels show and its criteria ask for. Where a line is not tuned
         yet, the runs that tune it."""
-        shown = [self._keyed(values, seed) for _, values in self.settings() for seed in self.seeds]
-        needed = {key: spec for key, spec in self.tuning.items() if key not in self.runs}
-        needed = needed or {key: spec for spec, key in shown}
+        shown = self.shown()
+        needed = {key: spec for key, spec in self.tuning.items() if key not in self.runs} or shown
         if self.figure.tables is not None and self.kind == PRINTED:
             needed |= self.needs(self.figure.tables)
         for criterion in self.figure.criteria:
@@ -540,10 +545,7 @@ def paper(name: str) -> Paper:
     declared = _declared(name)
     module = declared.get("figures_of", name).replace("-", "_")
     declared = _filled(declared, declared.get("names", {}))
-    settings = {
-        key: OpenSetting(key, **{**fields, "reference": str(fields["reference"])})
-        for key, fields in declared.get("open", {}).items()
-    }
+    settings = {key: _open_setting(key, **fields) for key, fields in declared.get("open", {}).items()}
     figures = []
     for number, own_fields in enumerate(declared["figures"], declared["first_figure"]):
         alike = declared[own_fields.pop("like")] if "like" in own_fields else {}
@@ -559,6 +561,12 @@ def paper(name: str) -> Paper:
             fields[key] = _function(module, fields[key])
         figures.append(Figure(id=f"{name}/fig{number}", criteria=criteria, **fields))
     return Paper(declared["title"], tuple(figures))
+
+
+def _open_setting(name: str, *, reference: Any, alternatives: Mapping[str, Any], **texts: str) -> OpenSetting:
+    kept = {label: values for label, values in alternatives.items() if values is not False}
+    # noise_rate and tuned_rate are a rate: a figure has one of them
+    return OpenSetting(name.split("_")[-1], reference=str(reference), alternatives=kept, **texts)
 
 
 def _declared(name: str) -> dict[str, Any]:

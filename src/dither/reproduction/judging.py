@@ -49,8 +49,8 @@ class Robustness:
 
     @property
     def computed(self) -> list[dict[str, str]]:
-        """The settings that were computed."""
-        return [row for row in self.verdicts if row["verdict"] != NOT_COMPUTED]
+        """The settings that were computed and judged."""
+        return [row for row in self.verdicts if row["verdict"] not in (NOT_COMPUTED, NOT_JUDGED)]
 
     @property
     def deciding(self) -> list[str]:
@@ -64,9 +64,11 @@ class Robustness:
     @property
     def text(self) -> str:
         """ "holds in 11 of 14 settings; rate decides"."""
-        held = sum(row["verdict"] == HOLDS for row in self.computed)
-        missing = len(self.verdicts) - len(self.computed)
-        parts = [f"holds in {held} of {len(self.computed)} settings"]
+        held, failed = (sum(row["verdict"] == status for row in self.computed) for status in (HOLDS, FAILS))
+        missing = sum(row["verdict"] == NOT_COMPUTED for row in self.verdicts)
+        if not self.computed:
+            return f"not judged at scale {self.scale}"
+        parts = [f"holds in {held} of {len(self.computed)} settings" + (f", fails in {failed}" if failed else "")]
         if self.deciding:
             names = [name.replace(", ", " with ") for name in self.deciding]
             listed = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

@@ -120,7 +120,8 @@ def reproduce(
         robust_verdicts = robustness.judge(figure, robust, runs, accounts) if robust else {}
         judged = _judged_figure(figure, views, refused, robust_verdicts)
         if folder is not None and not judged.refused:
-            judged = replace(judged, files=_draw(figure, views, folder))
+            complete = [view for view in views if all(key in runs for key in view.shown())]
+            judged = replace(judged, files=_draw(figure, complete, folder))
         figures.append(judged)
         if on_figure:
             on_figure(judged)
@@ -274,6 +275,8 @@ def compute(
     for (records, _, gradient_norm), members in groups.items():
         if records.name in refused:
             continue
+        if time.perf_counter() > deadline:
+            raise _OutOfTime
         if loaded is None or loaded[0] != records:
             loaded = None  # one data set in memory at a time
             try:
@@ -341,7 +344,7 @@ def _judged_figure(
             for criterion in figure.criteria
         ]
         tables = figure.tables(printed) if figure.tables else ()
-        epsilons = [row for view in views for row in _epsilons(view)]
+        epsilons = [row for view in views if not _left_out([view]) for row in _epsilons(view)]
     except (MissingRun, DataError) as error:
         why = refused.get(printed.base.data.name, str(error))
         claims = [_claim(criterion, {"printed": Verdict(NOT_JUDGED, why)}) for criterion in figure.criteria]
@@ -357,7 +360,7 @@ def _judged_figure(
         data=printed.base.data.name if printed.seeds else "",
         scale=printed.scale_name,
         seeds=len(printed.seeds),
-        reduced=tuple(printed.reductions()),
+        reduced=(*printed.reductions(), *_left_out(views)),
         settings=_settings(printed.base) if printed.seeds else "",
         proven_note=figure.proven_note,
         notes=tuple(figure.notes),
@@ -382,6 +385,12 @@ def _judged_figure(
     )
 
 
+def _left_out(views: Sequence[View]) -> list[str]:
+    """How much of each view is not computed."""
+    missing = {view.kind: sum(key not in view.runs for key in view.shown()) for view in views}
+    return [f"{number} runs not computed {VIEW_TITLES[kind]}" for kind, number in missing.items() if number]
+
+
 def _draw(figure: Figure, views: Sequence[View], folder: Path) -> tuple[str, ...]:
     """Write the picture and its numbers; returns the files' names."""
     stem, canvas = figure.id.replace("/", "-"), drawing.draw(figure, views)
@@ -393,8 +402,17 @@ def _draw(figure: Figure, views: Sequence[View], folder: Path) -> tuple[str, ...
 
 
 def _judged(criterion: Criterion, views: Sequence[View]) -> JudgedCriterion:
-    judged = [view for view in views if criterion.proven or not view.proven]
-    return _claim(criterion, {view.kind: settled(criterion, view) for view in judged})
+    """The verdict in each view whose runs are there; as printed they must be."""
+    verdicts = {}
+    for view in views:
+        if view.proven and not criterion.proven:
+            continue
+        try:
+            verdicts[view.kind] = settled(criterion, view)
+        except MissingRun:
+            if view is views[0]:
+                raise
+    return _claim(criterion, verdicts)
 
 
 def _claim(criterion: Criterion, verdicts: Mapping[str, Verdict]) -> JudgedCriterion:

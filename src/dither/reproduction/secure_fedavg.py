@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from dither.methods import secure_fedavg
 from dither.reproduction import judging
-from dither.reproduction.figure import Panel, Setting, Values, View, curves
+from dither.reproduction.figure import Line, Panel, Setting, Values, View, curves
 from dither.reproduction.judging import Verdict
 
 ACCURACY = "test_accuracy"
@@ -30,7 +33,63 @@ def cases(view: View) -> list[tuple[str, Values]]:
 
 
 def panels(view: View) -> list[Panel]:
-    return [curves(title, settings(view), ACCURACY, more) for title, more in cases(view)]
+    """Accuracy against rounds; then Theorem 1 over the same rounds (Fig. 1) or accuracy against bytes (Fig. 2)."""
+    shown = [curves(title, settings(view), ACCURACY, more) for title, more in cases(view)]
+    if not view.figure.options and not view.proven:
+        shown += [theorem_panel(view, title, more) for title, more in cases(view)]
+    if view.figure.options.get("key") == "cohort_size":
+        sent = {"row": 1, "x_label": "megabytes sent, up and down", "per_round": megabytes}
+        shown += [curves(title, settings(view), ACCURACY, more, **sent) for title, more in cases(view)]
+    return shown
+
+
+def megabytes(view: View, values: Values) -> float:
+    """What a round sends: a model to and from each client, four bytes a parameter."""
+    spec = view.spec(values, 0)
+    count = view.accounts.estimated("num-params", view.spec({}, 0), lambda run: {"num_params": run.num_params})
+    return 2e-6 * 4 * spec.cohort_size * float(count["num_params"])
+
+
+# Theorem 1, with what is public: 14 columns of at most 1 and the bias bound a record's norm
+
+NORM_SQ, RECORDS, PARAMS, VARIANCE = 15.0, 32_561, 104, 4.0  # γ_k² ≤ G²
+INITIAL_DISTANCE_SQ = 1.0  # not known; B exceeds its term by orders of magnitude
+
+
+def theorem_panel(view: View, title: str, more: Values) -> Panel:
+    """The bound of Theorem 1 on F − F* for each ε."""
+
+    def line(label: str, level: Values) -> Line:
+        spec = view.spec({**level, **more}, 0)
+
+        def bound(view: View) -> tuple[np.ndarray, np.ndarray]:
+            rounds, convexity = np.arange(1, spec.num_rounds + 1), 2 * spec.model.l2
+            training = secure_fedavg.SecureFedavgTraining(
+                smoothness=NORM_SQ / 4 + convexity,
+                local_steps=spec.local_steps,
+                batch_size=spec.batch_size,
+                clip_norm=spec.privacy.clip_norm,
+                num_params=PARAMS,
+                num_records=RECORDS,
+                epsilon=min(spec.privacy.epsilon, 1e12),  # ∞: without noise
+                delta=spec.privacy.delta,
+                cohort_size=spec.cohort_size,
+                weighted_variance=VARIANCE / spec.num_clients,
+                heterogeneity=0.0,
+                num_clients=spec.num_clients,
+            )
+            total = secure_fedavg.convergence(
+                training,
+                strong_convexity=convexity,
+                num_steps=rounds * spec.local_steps,
+                initial_distance_sq=INITIAL_DISTANCE_SQ,
+            ).total
+            return rounds, np.asarray(total)
+
+        return Line(label, formula=bound)
+
+    lines = [line(*setting) for setting in settings(view)]
+    return Panel(f"Theorem 1, {title}", lines, "bound", log=True, row=1, y_label="bound on F − F*")
 
 
 def rises_with_epsilon(view: View) -> Verdict:

@@ -70,6 +70,11 @@ def encode(values: np.ndarray, fixed_point: FixedPoint) -> tuple[np.ndarray, int
     return scaled.astype(np.int64).astype(np.uint64).astype(fixed_point.dtype), clamped
 
 
+def words(integers: np.ndarray, fixed_point: FixedPoint) -> np.ndarray:
+    """Integers of 32 bits as ring elements."""
+    return np.asarray(integers.astype(np.int64).astype(np.uint64).astype(fixed_point.dtype))
+
+
 def traced_encode(values: Array, fixed_point: FixedPoint) -> tuple[Array, Array]:
     """`encode` inside a compiled program, for 32-bit words: the same integers, as int32. What is not finite
     becomes 0; whoever calls this leaves such a vector out.

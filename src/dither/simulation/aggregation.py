@@ -32,6 +32,7 @@ class Aggregation(NamedTuple):
     threshold: int = 0  # 0: the smallest safe one
     neighbours: int = 0  # 0: the whole cohort
     noise_std: Callable[[int, int, int], float] | None = None  # discrete noise: at round, client, cohort size
+    integers: bool = False  # uploads are noisy integers already (`ClientResult.integers`)
 
     def check(self) -> Aggregation:
         """Itself, or `SpecError`."""

@@ -426,6 +426,9 @@ class Simulation:
             _records(run, shared, number),
             Round(index, number, jnp.int32(cohort_size)),
         )
+        if self.aggregation and result.integers is not None:
+            weight, kept, metrics = result.weight, clipping.reined(result.state), dict(result.metrics)
+            return ClientUpload(result.integers, weight, kept, metrics, jnp.array(True), jnp.int32(0))
         # Of what was released already (post-processing), so that it takes no proof.
         upload, kept = result.upload, result.state
         if not self.refuse:
@@ -486,6 +489,8 @@ class Simulation:
         # Updates that were left out are made up for by the others, so that the weights still sum to one.
         share = cohort.size / jnp.maximum(used, 1)
         total = jax.tree.map(lambda leaf: leaf * share, gathered.total)
+        if self.aggregation and algorithm.decode:
+            total = algorithm.decode(state.server, total, index, cohort.size)
         key = noise.for_round(noise.stream(self.shards.shared(self._noise_root(run)), "server"), index)
         server = algorithm.server(key, state.server, total, cohort._replace(active=counted, size=used))
         server = server if self.refuse else clipping.reined(server)
@@ -539,7 +544,7 @@ class Simulation:
             words = {}
             for row, client in enumerate(clients[run, :cohort_size].tolist()):
                 if vectors.dtype == np.int32:
-                    vector = vectors[run, row].view(np.uint32)
+                    vector = encoding.words(vectors[run, row], aggregation.how)
                 else:
                     # Whoever is lost never sends: its words are only there to be missed.
                     kept = vectors[run, row] if counted[run, row] else np.zeros_like(vectors[run, row])

@@ -317,6 +317,23 @@ class Spec:
     client_lr: float = _key(0.2, "step size of a client", above=0.0)
     lr_decay: float = _key(0.0, "client_lr is divided by 1 + lr_decay * (local steps done)", at_least=0.0)
     server_lr: float = _key(1.0, "step size of the server", above=0.0)
+    server_optimizer: str = _key(
+        "sgd",
+        "how the server applies a round's change of the model (costs no ε): as it is, FedAvgM or FedAdam",
+        ("sgd", "momentum", "adam"),
+    )
+    server_momentum: float = _key(0.9, "decay of the server's momentum (Adam's b1)", at_least=0.0, below=1.0)
+    server_schedule: str = _key(
+        "constant",
+        "how the server's step falls to 0 over num_rounds (costs no ε)",
+        ("constant", "linear", "cosine"),
+    )
+    server_average: float = _key(
+        0.0,
+        "share of the last rounds whose models are averaged in the end (costs no ε); 0: the last model",
+        at_least=0.0,
+        at_most=1.0,
+    )
     eval_every: int = _key(10, "rounds between evaluations", at_least=1)
     randomness: str = _key(
         "auto",

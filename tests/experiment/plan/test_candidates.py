@@ -156,3 +156,12 @@ def test_printed_noise_is_beside_it():
     printed = cpfed.noise_std(params, epsilon=1.0, delta=1e-5)
     assert found.printed_noise_std == pytest.approx(float(printed))
     assert np.isfinite(found.claimed.value)
+
+
+def test_a_plan_from_a_preset_with_a_sampling_rate_sets_its_own_batches():
+    base, _ = records.base_spec("adult", {"privacy.epsilon": 1.0}, {}, {})
+    assert base.sampling_rate == 0
+    point = {"num_rounds": 5, "local_steps": 1, "batch_size": 50, "privacy.clip_norm": 1.0}
+    fixed = base.with_values({"sampling_rate": 0.1})
+    assert base.with_values(candidates.completed(fixed, point, 1.0, 50)).batch_sampling == "full"
+    assert "sampling_rate" not in candidates.completed(fixed, point, 1.0, 100)

@@ -397,8 +397,12 @@ class Book:
         def error(stretches: list[Counts]) -> ExactNoise:
             return sampler_error((self._participations[i], n) for counts in stretches for i, n in counts.items())
 
-        runs = [map(max, error(made.get(run, [])), error(plans.get(run, []))) for run in {**plans, **made}]
-        total = ExactNoise(*map(math.fsum, zip((0.0,) * 3, *runs, strict=True)))
+        runs = [(error(made.get(run, [])), error(plans.get(run, []))) for run in {**plans, **made}]
+        total = ExactNoise(
+            rounding=0.0,
+            distance=math.fsum(max(each.distance for each in both) for both in runs),
+            failure=math.fsum(max(each.failure for each in both) for both in runs),
+        )
         return total.delta(max(terms.epsilon, self.epsilon(account, terms))) if any(total) else 0.0
 
     def not_covered(self, dataset: str, account: Account, terms: Budget) -> str:
@@ -502,7 +506,12 @@ class Book:
             for conditions, counts in zip(all_conditions, all_counts, strict=True)
         ]
         # no credit besides the uploads' own noise
-        uploads_alone = Conditions(lattice=_coarsest(all_conditions), counts_shown=_counts_shown(all_conditions))
+        uploads_alone = Conditions(
+            lattice=_coarsest(all_conditions),
+            counts_shown=_counts_shown(all_conditions),
+            convex=all(each.convex for each in all_conditions),
+            smoothness=_most(each.smoothness for each in all_conditions),
+        )
         if len(all_counts) == 1:
             plain = terms.view == "upload" and not shuffled[0]
             return _Together(uploads_alone if plain else all_conditions[0], all_counts[0])

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from dither.accounting import ADJACENCIES, VIEWS, ZERO_OUT, Conditions, Lattice, Participation
 from dither.accounting.ledger.sketch import Sketch
 from dither.errors import ConfigError, LedgerError
-from dither.types import ExactNoise, Release, Sampling
+from dither.types import ExactNoise, Release, Sampling, Uses
 
 GENESIS, CHARGE, BUDGET, DATA = "genesis", "charge", "budget", "data"
 FORMAT = 2  # 2 knows DATA entries; files of format 1 are read, and become 2 with the first of them
@@ -238,16 +238,28 @@ def _encode_release(release: Release) -> list[Any]:
             bool(fixed_rate),
         ],
         str(release.source),
-        *([[float(rate) for rate in release.rates]] if release.rates or release.exact else []),
-        *([[float(part) for part in release.exact]] if release.exact else []),
+        *_without_empty_end(
+            [
+                [float(rate) for rate in release.rates],
+                [float(part) for part in release.exact or ()],
+                [float(part) for part in release.by_use or ()],
+            ]
+        ),
     ]
+
+
+def _without_empty_end(parts: list[list[float]]) -> list[list[float]]:
+    while parts and not parts[-1]:
+        parts.pop()
+    return parts
 
 
 def _decode_release(fields: list[Any]) -> Release:
     channel, noise_std, sensitivity, uses, sampling, source, *more = fields  # old entries have no more
     rates = tuple(more[0]) if more else ()
-    exact = ExactNoise(*more[1]) if len(more) > 1 else None
-    return Release(channel, noise_std, sensitivity, uses, Sampling(*sampling), source, rates, exact)
+    exact = ExactNoise(*more[1]) if len(more) > 1 and more[1] else None
+    by_use = Uses(int(more[2][0]), *more[2][1:]) if len(more) > 2 else None
+    return Release(channel, noise_std, sensitivity, uses, Sampling(*sampling), source, rates, exact, by_use)
 
 
 def _whole(what: str, value: Any) -> int:

@@ -142,6 +142,8 @@ def completed(base: Spec, point: Mapping[str, Any], reach: float, smallest: int)
         full["client_lr"] = reach / (full["num_rounds"] * full["local_steps"] * full[clip_key(base.method)])
     # A batch of all records is the full batch, whatever the sampler.
     full["batch_sampling"] = "full" if full["batch_size"] >= smallest else base.batch_sampling
+    if full["batch_sampling"] == "full" and base.sampling_rate:
+        full["sampling_rate"] = 0.0
     return full
 
 

@@ -408,7 +408,7 @@ def draw_plan(plan: Plan, path: Path) -> None:
         axis.set_visible(False)
     privacy = plan.spec.privacy
     what = f"proven ε ≤ {privacy.epsilon:g} (δ = {privacy.delta:g}, {plan.spec.adjacency}, against "
-    bars = "; bars: ± standard error, where a point has several seeds" if bounds is None else ""
+    bars = "; bars: ± standard error" if bounds is None else ""
     plots.headline(
         figure,
         f"Plan for {plan.spec.method} over {plan.spec.num_clients} clients ({reason})",

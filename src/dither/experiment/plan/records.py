@@ -58,6 +58,7 @@ def base_spec(
         "data.split": "given",
         "data.records_per_client": 0,
         "lr_decay": 0.0,
+        "sampling_rate": 0.0,  # batches of the planned size
         "compare": False,
         **{key: value for key, value in facts.items() if value is not None},
     }

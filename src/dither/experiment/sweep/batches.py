@@ -264,7 +264,10 @@ def program(spec: Spec) -> str:
     aggregation = {"secagg.mode": spec.aggregation}  # before the options that may depend on it
     colluders = {"privacy.colluders": spec.colluders if spec.aggregation != "off" else 0}
     plain = {**{key: Spec.default(key) for key in traced}, **options, **aggregation, **colluders}
-    return spec.with_values(plain).digest()
+    # Protected noise is drawn on integers: a run without noise computes in another way.
+    noiseless = spec.privacy.noise == "none" or math.isinf(spec.privacy.epsilon)
+    exactly = spec.source_of_randomness == "os" and not noiseless
+    return spec.with_values(plain).digest() + ("" if not exactly else " exact")
 
 
 def batch_size(runs: int, limit: int) -> int:

@@ -1,14 +1,15 @@
 """NVIDIA FLARE as the transport of a federation: the only importer of `nvflare`.
 
     apps        the job: a Controller that runs the coordinator, an Executor that hands messages to `dither join`
-    system      provisioning, the server as a process of ours, the job that is submitted to it
+    kits        startup kits, made in one place or from the parties' own requests
+    system      the server as a process of ours, the job that is submitted to it
     relay       the FLARE client at a party, as a process that outlives a `dither join` that was killed
 
-Used as documented: `nvflare provision`, the programs and options in the startup kits, the FLARE API session
-(`submit_job`, `get_connected_client_list`), Controller and Executor, and auxiliary messages. A question is an
-auxiliary message that is sent and forgotten; its answer is another one, in the other direction. So nothing is
-polled, and nobody waits for the slowest party. (`multicast_aux_requests` with a timeout does not work in 2.9.0: it
-passes an argument that the cell below does not take.)
+Used as documented: `nvflare provision`, `nvflare cert` and `nvflare package`, the programs and options in the
+startup kits, the FLARE API session (`submit_job`, `get_connected_client_list`), Controller and Executor, and
+auxiliary messages. A question is an auxiliary message that is sent and forgotten; its answer is another one, in
+the other direction. So nothing is polled, and nobody waits for the slowest party. (`multicast_aux_requests` with a
+timeout does not work in 2.9.0: it passes an argument that the cell below does not take.)
 
 FLARE would let a server do more at a site than a party of Dither allows. The kits that `dither federation init`
 makes therefore allow one class in jobs, no code in jobs, no shell commands, and no logs to the server.

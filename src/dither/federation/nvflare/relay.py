@@ -21,7 +21,7 @@ from dither.experiment.folder import lock
 from dither.federation import keys
 from dither.federation.local import answers_at, separate_process, stop
 from dither.federation.nvflare import KIT
-from dither.federation.nvflare.system import point_site
+from dither.federation.nvflare.kits import point_site
 
 _ALONE_SECONDS = 60.0  # without a `dither join`
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0

@@ -1,128 +1,26 @@
-"""FLARE's side of `dither federation init` and `dither serve`: startup kits, the server's process, the job."""
+"""FLARE's side of `dither serve`: the server's process, and the job that is submitted to it."""
 
 from __future__ import annotations
 
 import io
 import ipaddress
-import json
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
-from dither.errors import ConfigError, FederationError
-from dither.experiment.folder import write_text
+from dither.errors import FederationError
 from dither.federation.local import separate_process, stop
-from dither.federation.nvflare import ADMIN_KIT, CONNECTED, KIT
+from dither.federation.nvflare import ADMIN_KIT, CONNECTED, KIT, kits
 
-_PROJECT, _ORGANISATION, _ADMIN = "dither", "dither", "coordinator@dither.org"
-_CONTROLLER = "dither.federation.nvflare.apps.CoordinatorController"
-_EXECUTOR = "dither.federation.nvflare.apps.RelayExecutor"
 _START_SECONDS = 90.0
 _LOOK_SECONDS = 5.0  # between two looks at who is connected
 _SETTLE_SECONDS = 12.0  # for sites to connect again before a job begins without them
-_MOST_SITES = 10_000
-
-# At a site nobody but the party itself may run code or read files; jobs are started and stopped from the server.
-_RIGHTS = {
-    **dict.fromkeys(("submit_job", "manage_job", "view", "operate"), "any"),
-    **dict.fromkeys(("clone_job", "download_job", "shell_commands", "byoc", "server-predeployed-flwr"), "none"),
-}
-
-
-# Startup kits
-
-
-def provision(folder: Path, names: Sequence[str], *, host: str, port: int) -> None:
-    """Make FLARE's startup kits for a federation that `keys.create` made: mutual TLS, one site for each party."""
-    for name in names:
-        if not name.replace("-", "").replace("_", "").isalnum():
-            raise ConfigError(f"party name {name!r}: NVIDIA FLARE takes letters, digits, '-' and '_'")
-    with tempfile.TemporaryDirectory(prefix="dither-nvflare-") as scratch:
-        project = Path(scratch) / "project.json"  # JSON is YAML
-        project.write_text(json.dumps(_project(names, host, port)), encoding="utf-8")
-        command = [sys.executable, "-m", "nvflare.cli", "provision", "-p", str(project), "-w", scratch]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=scratch)
-        kits = Path(scratch) / _PROJECT / "prod_00"
-        if done.returncode or not kits.is_dir():
-            lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-            raise FederationError(f"`nvflare provision` failed: {lines[-1] if lines else done.returncode}")
-        shutil.copytree(kits / host, folder / "server" / KIT)
-        shutil.copytree(kits / _ADMIN, folder / "server" / ADMIN_KIT)
-        for name in names:
-            shutil.copytree(kits / name, folder / "parties" / name / KIT)
-        shutil.copytree(Path(scratch) / _PROJECT / "state", folder / "ca" / KIT)  # FLARE's own CA
-    _protect_server(folder / "server" / KIT)
-    for name in names:
-        _protect_site(folder / "parties" / name / KIT)
-    for path in folder.rglob("*.key"):
-        path.chmod(0o600)
-
-
-def _project(names: Sequence[str], host: str, port: int) -> dict[str, Any]:
-    def participant(name: str, kind: str, **more: Any) -> dict[str, Any]:
-        return {"name": name, "type": kind, "org": _ORGANISATION, **more}
-
-    lighter = "nvflare.lighter.impl"
-    return {
-        "api_version": 3,
-        "name": _PROJECT,
-        "description": "A federation of Dither",
-        "participants": [
-            participant(host, "server", fed_learn_port=port, admin_port=port),
-            *(participant(name, "client") for name in names),
-            participant(_ADMIN, "admin", role="project_admin"),
-        ],
-        "builders": [
-            {
-                "path": f"{lighter}.workspace.WorkspaceBuilder",
-                "args": {"template_file": ["master_template.yml"]},
-            },
-            {
-                "path": f"{lighter}.static_file.StaticFileBuilder",
-                "args": {"config_folder": "config", "scheme": "tcp"},
-            },
-            {"path": f"{lighter}.cert.CertBuilder"},
-            {"path": f"{lighter}.signature.SignatureBuilder"},
-        ],
-    }
-
-
-def _protect_site(kit: Path) -> None:
-    """One class in jobs, no code in jobs, no shell commands, no logs to the server."""
-    resources = _read(kit / "local" / "resources.json.default")
-    resources |= {"class_allow_list": [_EXECUTOR], "allow_log_streaming": False}
-    resources["components"] = [each for each in resources["components"] if each["id"] != "site_log_streamer"]
-    _write(kit / "local" / "resources.json", resources)
-    _write(
-        kit / "local" / "authorization.json",
-        {"format_version": "1.0", "permissions": {"project_admin": _RIGHTS}},
-    )
-
-
-def _protect_server(kit: Path) -> None:
-    resources = _read(kit / "local" / "resources.json.default")
-    resources |= {"class_allow_list": [_CONTROLLER]}
-    resources["servers"][0]["max_num_clients"] = _MOST_SITES
-    _write(kit / "local" / "resources.json", resources)
-    _write(
-        kit / "local" / "authorization.json",
-        {"format_version": "1.0", "permissions": {"project_admin": _RIGHTS}},
-    )
-
-
-def point_site(kit: Path, server: str) -> None:
-    """Let a site's kit name the server's address as the party gives it."""
-    config = _read(kit / "startup" / "fed_client.json")
-    config["servers"][0]["service"]["target"] = server
-    _write(kit / "startup" / "fed_client.json", config)
-
 
 # The server
 
@@ -130,7 +28,7 @@ def point_site(kit: Path, server: str) -> None:
 class FlareServer:
     """`with FlareServer(...)`: FLARE's server on an address, its files in the run folder."""
 
-    controller = _CONTROLLER
+    controller = kits.CONTROLLER
 
     def __init__(
         self, run_folder: Path, keys_folder: Path, address: tuple[str, int], env: Mapping[str, str]
@@ -150,7 +48,7 @@ class FlareServer:
         self._place()
         command = [sys.executable, "-m", "nvflare.private.fed.app.server.server_train"]
         command += ["-m", str(self._kit), "-s", "fed_server.json", "--set", "secure_train=true"]
-        command += ["config_folder=config", f"org={_ORGANISATION}"]
+        command += ["config_folder=config", f"org={kits.ORGANISATION}"]
         with open(self.folder / "nvflare.log", "ab") as log:
             streams: dict[str, Any] = {
                 "stdout": log,
@@ -168,23 +66,23 @@ class FlareServer:
     def _place(self) -> None:
         """Where it listens, and where its own files go."""
         startup = self._kit / "startup" / "fed_server.json"
-        config = _read(startup)
+        config = kits.read(startup)
         config["servers"][0]["service"]["target"] = f"{self._host}:{self._port}"
         config["servers"][0] |= {"admin_server": self._host, "admin_port": self._port}
-        _write(startup, config)
+        kits.write(startup, config)
         local = self._kit / "local" / "resources.json"
-        resources = _read(local)
+        resources = kits.read(local)
         resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(
             self.folder / KIT / "snapshots"
         )
         for component in resources["components"]:
             if component["id"] == "job_manager":
                 component["args"]["uri_root"] = str(self.folder / KIT / "jobs")
-        _write(local, resources)
+        kits.write(local, resources)
         admin = self._admin_kit / "startup" / "fed_admin.json"
-        config = _read(admin)
+        config = kits.read(admin)
         config["admin"] |= {"host": _reachable(self._host), "port": self._port}
-        _write(admin, config)
+        kits.write(admin, config)
 
     def _connect(self) -> None:
         from nvflare.fuel.flare_api.flare_api import new_secure_session
@@ -193,7 +91,7 @@ class FlareServer:
         while self.alive() and time.monotonic() < until:
             # It is not up yet, whatever FLARE calls that; and it prints what is not for our standard output.
             with suppress(Exception), redirect_stdout(io.StringIO()):
-                self._session = new_secure_session(_ADMIN, str(self._admin_kit), timeout=5.0)
+                self._session = new_secure_session(kits.ADMIN, str(self._admin_kit), timeout=5.0)
                 return
             time.sleep(0.2)
         raise FederationError(
@@ -208,7 +106,7 @@ class FlareServer:
         """Whether it is alive; every few seconds the coordinator is told which sites are connected."""
         if time.monotonic() > self._next_look:
             self._next_look = time.monotonic() + _LOOK_SECONDS
-            _write(self.folder / KIT / CONNECTED, sorted(self.connected()))
+            kits.write(self.folder / KIT / CONNECTED, sorted(self.connected()))
         return self.alive()
 
     def __exit__(self, *_: object) -> None:
@@ -259,14 +157,14 @@ class FlareServer:
         job = self.folder / KIT / "job"
         shutil.rmtree(job, ignore_errors=True)
         meta = {"name": "dither", "resource_spec": {}, "min_clients": len(sites)}
-        _write(job / "meta.json", meta | {"deploy_map": {"app": ["server", *sites]}})
+        kits.write(job / "meta.json", meta | {"deploy_map": {"app": ["server", *sites]}})
         workflow = {"id": "coordinator", "path": self.controller, "args": {"config": dict(config)}}
-        _write(
+        kits.write(
             job / "app" / "config" / "config_fed_server.json",
             {"format_version": 2, "workflows": [workflow], "components": []},
         )
-        executor = {"tasks": ["take_part"], "executor": {"path": _EXECUTOR, "args": {}}}
-        _write(
+        executor = {"tasks": ["take_part"], "executor": {"path": kits.EXECUTOR, "args": {}}}
+        kits.write(
             job / "app" / "config" / "config_fed_client.json",
             {"format_version": 2, "executors": [executor], "components": []},
         )
@@ -282,12 +180,3 @@ def _reachable(host: str) -> str:
         return "localhost" if ipaddress.ip_address(host).is_unspecified else host
     except ValueError:
         return host
-
-
-def _read(path: Path) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return loaded
-
-
-def _write(path: Path, content: Any) -> None:
-    write_text(path, json.dumps(content, indent=2) + "\n")

@@ -39,7 +39,9 @@ function drawCurves(run) {
   const { round = [], loss = [] } = run.metrics;
   const score = run.metrics.test_r2 ?? run.metrics.test_accuracy ?? [];
   const local = run.local;
-  draw(curves.accuracy.box, (c) => ({
+  if (run.row.state === "finished" && !score.some((value) => value !== null)) {
+    curves.accuracy.figure.replaceChildren(h("p", { class: "muted" }, "Not scored: the test records are not public. `dither evaluate` scores a file for you alone."));
+  } else draw(curves.accuracy.box, (c) => ({
     traces: [{ x: round, y: score, mode: round.length > 25 ? "lines" : "lines+markers", line: { color: c[0], width: 2.2 }, marker: { size: 5 }, hovertemplate: "round %{x}: %{y:.4f}<extra></extra>" }],
     layout: { xaxis: { title: "rounds" }, yaxis: { title: `test ${run.row.score}`, range: scoreRange(score) } },
   }));
