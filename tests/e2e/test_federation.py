@@ -52,7 +52,7 @@ def test_processes_give_the_bits_of_the_simulator_and_end_by_themselves(folder, 
 
 def equinox_parties(folder):
     """MNIST with the example's network: images, and a file that each party's owner approves."""
-    values = {"data.name": "mnist", "model.name": f"{EXAMPLES / 'equinox_model.py'}:cnn"}
+    values = {"data.name": "mnist", "model.name": f"{EXAMPLES / 'equinox_model.py'}:cnn", "eval_every": 3}
     return Parties(folder, small_spec(**values, **{"federation.round_timeout": 120.0}))  # it compiles first
 
 
