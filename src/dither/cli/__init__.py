@@ -45,7 +45,7 @@ COMMANDS = (
 GROUPS = {"federation": federations.app, "budget": privacy.budget, "data": datasets.app}
 # How `dither --help` groups them.
 PANELS = {
-    "Train": ("run", "sweep", "evaluate", "predict", "presets", "keys", "data"),
+    "Train": ("start", "run", "sweep", "evaluate", "predict", "presets", "keys", "data"),
     "Privacy": ("account", "audit", "check", "plan", "statement", "stats", "budget"),
     "Look": ("web", "reproduce", "doctor"),
     "A real federation": ("serve", "join", "federation"),
