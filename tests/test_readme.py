@@ -64,6 +64,7 @@ LIGHTER = {  # the same command with less work
     "run": "--set num_rounds=2 --set compare=false",
     "audit": "--trials 300 --rounds 1",
     "plan": "--quick --seeds 1 --grid num_rounds=5",
+    "start": "--yes --epsilon 50 --set num_rounds=2",
 }
 
 

@@ -355,7 +355,8 @@ def budget_show(
     rows: list[dict[str, Any]] = []
     gaps: dict[str, None] = {}
     named = {_data_id(ledger, file): file for file in _files(data)} if data else {}
-    for dataset in named or ledger.datasets():
+    by_file = sorted(ledger.datasets(), key=lambda dataset: ledger.called(dataset).partition("(")[::-1])
+    for dataset in named or by_file:
         for spent in ledger.spent(dataset, **terms):
             budget, not_covered = spent.budget, [gap for gap in (*spent.numbers, spent.not_covered) if gap]
             gaps |= dict.fromkeys(not_covered)
