@@ -176,6 +176,7 @@ def assemble(
             "secagg.noise='discrete' is for methods that noise the finished upload (secure-fedavg, nbafl), not "
             f"for {spec.method}, whose noise is inside the local steps"
         )
+    _check_targets(prepared, spec.method)
     experiment = Experiment(spec, dataset, partition, problem, model, prepared, chosen)
     experiment = experiment.with_plan(**_completion(experiment, federated))
     if prepared.stop_when_proven and math.isfinite(spec.privacy.epsilon):
@@ -186,14 +187,42 @@ def assemble(
         raise SpecError(
             "privacy.noise='proven' cannot rest on an assumption: drop assume_credit and sensitivity='paper'"
         )
-    factor, plan = experiment.accountant(missing).noise_factor(), experiment.plan
+    factor, plan = experiment.accountant(missing).noise_factors(), experiment.plan
     hyper = {
         name: np.asarray(value) * factor if name in plan.noise_names else value
         for name, value in plan.hyper.items()
     }
-    claim = prepared.reclaim(hyper) if prepared.reclaim else prepared.claim
     calibrated = experiment.with_plan(hyper=hyper)
+    if plan.epsilons:
+        calibrated = _weighted(calibrated, 1 / factor)
+    claim = prepared.reclaim(calibrated.plan.hyper) if prepared.reclaim else prepared.claim
     return replace(calibrated, prepared=calibrated.prepared._replace(claim=claim))
+
+
+def _weighted(experiment: Experiment, weights: np.ndarray) -> Experiment:
+    """The experiment with these weights of the clients in a sum, up to a factor."""
+    plan, weights = experiment.plan, weights / np.mean(weights)
+    algorithm = experiment.prepared.build(plan.hyper)
+    return experiment.with_plan(
+        hyper={**plan.hyper, "client_weight": weights},
+        weights=weights,
+        noise_ratio=noise_ratio(algorithm, plan.client_sizes, weights),
+        upload_unit=plan.upload_unit * float(weights.min()),
+    )
+
+
+def _check_targets(prepared: Prepared, method: str) -> None:
+    """Refuse targets of single clients where the method does not weigh clients by them."""
+    plan = prepared.plan
+    if not plan.epsilons:
+        return
+    if len(plan.epsilons) != plan.num_clients:
+        raise SpecError(f"privacy.epsilons has {len(plan.epsilons)} entries for {plan.num_clients} clients")
+    if "client_weight" not in plan.hyper:
+        raise SpecError(
+            f"privacy.epsilons is for methods that average noisy local steps (cpfed, concentrated, dp-sgd, dp-dsgd), "
+            f"not {method}"
+        )
 
 
 def _completion(experiment: Experiment, federated: bool) -> dict[str, Any]:
