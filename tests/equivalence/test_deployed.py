@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from dither.accounting.lattice_noise import SUM_WIDTH
+from dither.errors import FederationError
 from dither.experiment import build
 from dither.federation import mailbox
+from dither.federation.party import Target
 from dither.secagg import encoding
 from tests.federation.parties import Parties, assert_simulated, server_bits, simulated, small_spec
 
@@ -58,6 +60,33 @@ def test_discrete_noise_on_the_words_is_the_simulators(tmp_path):
     coordinator = parties.coordinator()
     coordinator.run()
     assert_simulated(coordinator, parties)
+
+
+def test_parties_set_their_own_targets(tmp_path):
+    """The targets that parties name when they join become the agreement's, with the simulator's bits; a party that
+    an agreement would cost more refuses by itself, whatever the server says."""
+    changes = {"local_steps": 1, "batch_sampling": "full", "secagg.mode": "real", "num_rounds": 2}
+    changes |= {"privacy.noise": "proven", "privacy.epsilon": 2.0, "privacy.view": "sum"}
+    changes |= {"privacy.adjacency": "zero-out", "privacy.delta": 1e-5}
+    changes |= {"federation.min_clients": 4}  # nobody may be missing, as in the simulation
+    targets = [0.5, 2.0, 1.0, 2.0]
+    parties = Parties(tmp_path, small_spec("dp-sgd", **changes, **{"privacy.epsilons": targets}))
+    for name, target in zip(parties.names, targets, strict=True):
+        parties.nodes[name] = parties.node(name, target=Target(target))
+    coordinator = parties.coordinator()
+    coordinator.asked_spec = parties.spec.with_values({"privacy.epsilons": []})
+    report = coordinator.run()
+    assert_simulated(coordinator, parties)
+    assert list(coordinator.agreement.spec.privacy.epsilons) == targets
+    assert [row.target for row in report.epsilon.clients] == targets
+    assert all(0.9 * row.target < row.proven <= row.target for row in report.epsilon.clients)
+
+    strict = parties.node(parties.names[0], target=Target(0.25))
+    with pytest.raises(FederationError, match=r"proves ε = 0.4\d+ .* above its own target; raise --epsilon 0.25"):
+        strict._check_target(coordinator.agreement, coordinator.experiment)
+    exacting = parties.node(parties.names[0], target=Target(0.5, 1e-9))
+    with pytest.raises(FederationError, match="δ = 1e-05, above this party's 1e-09"):
+        exacting._check_target(coordinator.agreement, coordinator.experiment)
 
 
 def test_noisy_integers_are_summed_as_they_are(tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from dither import data
-from dither.accounting import REPLACE_ONE, ZERO_OUT, step_multiplier
+from dither.accounting import REPLACE_ONE, ZERO_OUT, ClientEpsilon, step_multiplier
 from dither.accounting.accountant import Accountant, alike, noise_ratio
 from dither.errors import RunExists, SpecError
 from dither.methods import Method, method, prepare
@@ -220,8 +220,8 @@ def _check_targets(prepared: Prepared, method: str) -> None:
         raise SpecError(f"privacy.epsilons has {len(plan.epsilons)} entries for {plan.num_clients} clients")
     if "client_weight" not in plan.hyper:
         raise SpecError(
-            f"privacy.epsilons is for methods that average noisy local steps (cpfed, concentrated, dp-sgd, dp-dsgd), "
-            f"not {method}"
+            "privacy.epsilons is for methods that average noisy local steps (cpfed, concentrated, dp-sgd, "
+            f"dp-dsgd), not {method}"
         )
 
 
@@ -548,13 +548,38 @@ def rounding(experiment: Experiment, missing: int) -> dict[str, float] | None:
     return {"step": step, "margin": margin, "epsilon": value}
 
 
-def claim_after(experiment: Experiment, rounds: int) -> Claim:
-    """The paper's ε for the rounds that were made, at the noise that was used."""
+def claim_after(experiment: Experiment, rounds: int, client: int | None = None) -> Claim:
+    """The paper's ε for the rounds that were made, at the noise that was used: the largest over the clients, or
+    that of one client's noise."""
     plan = experiment.plan
     again = experiment.prepare(
         num_rounds=rounds, noise="none", noise_decay_start=min(plan.noise_decay_start, rounds)
     )
-    return again.reclaim(plan.hyper) if again.reclaim else experiment.prepared.claim
+    hyper = dict(plan.hyper)
+    if client is not None:
+        hyper |= {name: np.asarray(hyper[name])[client] for name in plan.noise_names}
+    return again.reclaim(hyper) if again.reclaim else experiment.prepared.claim
+
+
+def client_epsilons(experiment: Experiment, missing: int | None = None) -> tuple[ClientEpsilon, ...]:
+    """A row for each client where clients have targets of their own."""
+    plan = experiment.plan
+    if not plan.epsilons:
+        return ()
+    accountant, proven = experiment.accountant(missing), np.zeros(plan.num_clients)
+    for group in accountant.clients:
+        proven[group.members] = accountant.of(group.members[:1]).epsilon(unit=plan.unit)
+    rounds = min(len(plan.cohorts), plan.num_rounds)
+    claims = {
+        std: claim_after(experiment, rounds, client).value
+        for client, std in enumerate(np.asarray(plan.hyper["noise_std"]).tolist())
+    }
+    names = experiment.partition.names or tuple(map(str, range(plan.num_clients)))
+    columns = (names, plan.epsilons, plan.hyper["noise_std"], proven, plan.hyper["client_weight"])
+    return tuple(
+        ClientEpsilon(str(name), target, claims[float(std)], float(value), float(weight))
+        for name, target, std, value, weight in zip(*columns, strict=True)
+    )
 
 
 def claimed(claim: Claim) -> dict[str, Any]:

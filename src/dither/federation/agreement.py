@@ -515,8 +515,15 @@ def describe(agreement: Agreement, experiment: build.Experiment, name: str) -> l
     safe, warning = collusion_notes(spec)
     rows += [("collusion", safe)] * bool(safe) + [("WARNING", warning)] * bool(warning)
     rows.append(("your noise", _noise_words(agreement, experiment, number, mine)))
+    accountant = experiment.accountant(agreement.may_lack)
+    if spec.privacy.epsilons:
+        accountant = accountant.of([number])
+        weight = float(experiment.plan.hyper["client_weight"][number])
+        rows.append(
+            ("your target", f"ε = {spec.privacy.epsilons[number]:g}; your weight is {weight:.3g} (mean 1)")
+        )
     shown = set()
-    for row in experiment.accountant(agreement.may_lack).table():
+    for row in accountant.table():
         if row.adjacency != spec.adjacency or row.unit.startswith("message"):
             continue
         value = "∞ (no proof)" if not np.isfinite(row.value) else f"at most {row.value:.3g}"
