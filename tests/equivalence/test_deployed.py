@@ -64,7 +64,7 @@ def test_discrete_noise_on_the_words_is_the_simulators(tmp_path):
 
 def test_noisy_integers_are_summed_as_they_are(tmp_path, monkeypatch):
     """Exact sums (R9) of parties that set their own targets when they join: what secure aggregation opens is the
-    sum of the parties' noisy integers, and the model that follows has the simulator's bits. (A seed draws the noise
+    sum of the noisy integers, and the model that follows has the simulator's bits. (A seed draws the noise
     here, so that both have the same.) A party whom an agreement would cost more refuses by itself."""
     options = build.engine_options
     monkeypatch.setattr(build, "engine_options", lambda of: {**options(of), "randomness": "seeded"})

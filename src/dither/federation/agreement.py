@@ -184,6 +184,7 @@ class Agreement(Terms):
             ("parameters", parameters, _MOST_PARAMETERS),
             ("places in cohorts", spec.num_rounds * spec.cohort_size, 1e7),
             ("local steps", spec.num_rounds * spec.local_steps, 1e7),
+            ("different targets", len(set(spec.privacy.epsilons)), 100),  # each is calibrated for
             ("records in a round", spec.local_steps * batch, 1e9),
             ("numbers in a batch's gradients", batch * parameters, 2.0**34),
             ("operations", spec.num_rounds * spec.local_steps * batch * parameters, _MOST_WORK),
