@@ -196,6 +196,18 @@ def assemble(
     return replace(calibrated, prepared=calibrated.prepared._replace(claim=claim))
 
 
+def large_delta(spec: Spec, records: int, federated: bool) -> list[str]:
+    """A warning where δ is no longer small beside one record's share; some papers' δ on public data is not."""
+    delta, is_own = spec.privacy.delta, federated or bool(spec.data.path)
+    if delta <= (1 / records if is_own else 0.01):
+        return []
+    enough = 10.0 ** -math.ceil(math.log10(records))
+    return [
+        f"δ = {delta:g} lets the guarantee fail for {delta * records:,.0f} of {records:,} records: "
+        f"set privacy.delta={enough:g} or smaller"
+    ]
+
+
 def _completion(experiment: Experiment, federated: bool) -> dict[str, Any]:
     """What the plan still lacks when the method is ready: who takes part, and what proofs may use of model and
     data."""
@@ -215,6 +227,7 @@ def _completion(experiment: Experiment, federated: bool) -> dict[str, Any]:
         not_covered.append("the noise comes from a seed: anyone who knows the seed can subtract the noise")
     if spec.model.weights:
         not_covered.append("what model.weights was made from: the file is taken as public")
+    not_covered += large_delta(spec, int(np.sum(plan.client_sizes)), federated)
     if plan.per_client and federated:
         not_covered.append("how many records a client holds: every party is told")
     # Clipping each record's gradient keeps the steps of a model with one linear score those of a convex loss: all

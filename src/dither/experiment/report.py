@@ -424,7 +424,7 @@ class Report(Overview):
 
     def overview(self) -> list[tuple[str, str]]:
         """The report in a few lines of (what, value)."""
-        remarks = len(uncovered(self.epsilon.main)) + len(self.notes)
+        remarks = len(uncovered(self.epsilon.main)) + len(other_notes(self))
         more = f"{remarks}, in report.notes and report.epsilon.proven().not_covered"
         return [*self.main_lines(), *([("notes", more)] if remarks else []), ("folder", str(self.folder))]
 
@@ -704,7 +704,15 @@ def attacked_text(row: AttackedRow) -> str:
 def uncovered(rows: Sequence[ProvenRow]) -> list[str]:
     """What no proof of these rows covers, each once."""
     texts = dict.fromkeys(text for row in rows for text in row.not_covered)
-    return [text.removeprefix("not covered: ") for text in texts]
+    return [
+        text.removeprefix("not covered: ").replace("preprocessing not covered", "preprocessing") for text in texts
+    ]
+
+
+def other_notes(report: Report) -> list[str]:
+    """The notes of a report that do not stand among what is not covered."""
+    texts = {text for row in report.epsilon.main for text in row.not_covered}
+    return [note for note in report.notes if note not in texts]
 
 
 def sampler_text(rows: Sequence[ProvenRow]) -> list[str]:
