@@ -36,6 +36,17 @@ _START = {
 }
 
 
+TUNED = (  # chosen here, unless a spec says otherwise
+    "num_rounds",
+    "local_steps",
+    "sampling_rate",
+    "batch_size",
+    "client_lr",
+    "eval_every",
+    "privacy.clip_norm",
+)
+
+
 class Chosen(NamedTuple):
     """A spec, its records where they are loaded already, and a note on what was chosen."""
 
