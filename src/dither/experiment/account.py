@@ -16,7 +16,6 @@ from dither.accounting import Conditions, ProvenRow
 from dither.accounting.ledger import Budget, Charge, Ledger, composed
 from dither.accounting.ledger.runs import EVERY_RECORD
 from dither.errors import DataError
-from dither.experiment.counting import release
 from dither.experiment.folder import to_json, write_text
 from dither.experiment.report import (
     Epsilon,
@@ -116,6 +115,8 @@ def _with_schema(experiment: Experiment) -> tuple[SpentPart, ...]:
     schema, spec = experiment.dataset.schema, experiment.spec
     if schema is None or schema.privacy is None:
         return ()
+    from dither.experiment.counting import release  # brings JAX, which a kept answer does without
+
     accountant = experiment.accountant()
     terms = Budget(0.0, spec.privacy.delta, accountant.plan.view, accountant.plan.adjacency)
     privacy = schema.privacy

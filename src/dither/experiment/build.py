@@ -343,6 +343,17 @@ def _counts_shown(experiment: Experiment, smoothness: float | None, federated: b
     return ""
 
 
+def squared_norm_bound(spec: Spec, dataset: data.Dataset) -> float | None:
+    """A public bound on the squared norm of any record as the model reads it; None where there is none."""
+    if spec.data.transform != "none":
+        return data.NORM_BOUND**2
+    if dataset.schema is not None:
+        return dataset.schema.squared_norm_bound(spec.data.encoding, spec.data.features)
+    if dataset.image_shape and not spec.data.path:
+        return float(dataset.x_train.shape[1])  # every pixel lies in [0, 1]
+    return None
+
+
 def _smoothness(experiment: Experiment) -> float | None:
     """A bound on the smoothness of any client's loss, from public bounds alone: the curvature of the loss in its
     score (1/4 for one sigmoid output, 1/2 for two softmax outputs, 1 for squared and Huber loss, times the largest
@@ -350,11 +361,8 @@ def _smoothness(experiment: Experiment) -> float | None:
     spec, dataset = experiment.spec, experiment.dataset
     if not dataset.covered or experiment.model.curvature is None:
         return None  # bounds that were read from the records are no public bounds
-    if dataset.schema is not None:
-        squared = dataset.schema.squared_norm_bound(spec.data.encoding, spec.data.features)
-    elif dataset.image_shape and not spec.data.path:
-        squared = float(dataset.x_train.shape[1])  # every pixel lies in [0, 1]
-    else:
+    squared = squared_norm_bound(spec, dataset)
+    if squared is None:
         return None
     curvature = (squared + 1) * experiment.model.curvature
     if spec.batch_sampling.startswith("poisson"):
@@ -441,6 +449,7 @@ def load_data(
         label_bounds=d.label_bounds,
         split_by_rows=d.split == "rows",
     )
+    dataset = data.transformed(dataset, d.transform)
     dataset = dataset if d.split in ("given", "rows") else data.pool(dataset)
     return dataset if d.part == "all" else data.public_part(dataset, d.part, d.public_fraction)
 

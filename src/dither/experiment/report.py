@@ -588,15 +588,15 @@ class Report(Overview):
         for encoded in self._pieces(path, labels="required"):
             if encoded.y is None:
                 raise DataError(f"{str(path)!r} has no labels to evaluate on")
-            outputs.append(np.asarray(self.model.apply(self.params, self._check_width(encoded.x))))
+            outputs.append(np.asarray(self.model.apply(self.params, self._model_input(encoded.x))))
             labels.append(encoded.y)
         return np.concatenate(outputs), np.concatenate(labels)
 
     def _scores(self, features: Any) -> Any:
         if isinstance(features, np.ndarray | list):
-            return self.model.apply(self.params, self._check_width(np.asarray(features, np.float32)))
+            return self.model.apply(self.params, self._model_input(np.asarray(features, np.float32)))
         pieces = [
-            self.model.apply(self.params, self._check_width(encoded.x))
+            self.model.apply(self.params, self._model_input(encoded.x))
             for encoded in self._pieces(features, labels="ignore")
         ]
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
@@ -632,7 +632,12 @@ class Report(Overview):
             raise DataError(f"this run was trained on arrays; give a .npz file instead of {str(features)!r}")
         return self.schema.encode(data.read_table(features), *encoding, labels=labels)
 
-    def _check_width(self, x: np.ndarray) -> np.ndarray:
+    def _model_input(self, x: np.ndarray) -> np.ndarray:
+        """Encoded records as the model reads them."""
+        from dither import data
+
+        if x.ndim == 2:
+            x = data.transform(x, self.spec.data.transform)
         if x.ndim != 2 or x.shape[1] != self.num_features:
             raise DataError(f"the data has shape {x.shape}, the model takes {self.num_features} features a record")
         return x
