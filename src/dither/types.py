@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     import numpy as np
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 Array = Any  # a jax.Array inside a traced function, a NumPy array on the host
 PyTree = Any  # nested tuples, dicts, named tuples of arrays

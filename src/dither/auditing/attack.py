@@ -31,7 +31,7 @@ from dither.auditing.trials import (
     target_schedule,
 )
 from dither.errors import SpecError, did_you_mean
-from dither.experiment.build import Experiment, build_experiment, claim_after, claimed
+from dither.experiment.build import Experiment, build_experiment, claim_after, claimed, squared_norm_bound
 from dither.experiment.partial import Unfinished
 from dither.experiment.report import Report, run_folder
 from dither.privacy import sampling
@@ -336,11 +336,8 @@ class _Auditor:
         features = experiment.problem.x.shape[1]
         norm_bound = None
         if any(row.recipe.startswith("R6") for row in proofs):  # it rests on a bound of the records' norm
-            schema = experiment.dataset.schema
-            squared = float(features)
-            if schema is not None:
-                squared = min(squared, schema.squared_norm_bound(spec.data.encoding, spec.data.features))
-            norm_bound = math.sqrt(squared)
+            bound = squared_norm_bound(spec, experiment.dataset)
+            norm_bound = math.sqrt(min(float(features), math.inf if bound is None else bound))
         setting = PairSetting(
             adjacency=spec.adjacency,
             movement=self._movement(view, schedule),

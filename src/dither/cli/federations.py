@@ -631,7 +631,7 @@ class _ServerView(_Silent):
 
 
 def _print_outcome(report: Report, folder: Path) -> None:
-    from dither.experiment.report import claim_text, label, proven_text, sampler_text, uncovered
+    from dither.experiment.report import claim_text, label, other_notes, proven_text, sampler_text, uncovered
 
     totals = report.federation
     if totals is None:
@@ -662,7 +662,7 @@ def _print_outcome(report: Report, folder: Path) -> None:
     lines += [(label(row), proven_text(row)) for row in report.epsilon.main]
     lines += [("noise", text) for text in sampler_text(report.epsilon.main)]
     lines += [("not covered", text) for text in uncovered(report.epsilon.main)]
-    lines += [("note", note) for note in report.notes]
+    lines += [("note", note) for note in other_notes(report)]
     lines.append(("run folder", str(folder)))
     rows = [{"": what, " ": text} for what, text in lines]
     print_table(rows, title=f"{report.method}, {report.num_clients} parties")

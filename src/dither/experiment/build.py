@@ -225,6 +225,18 @@ def _check_targets(prepared: Prepared, method: str) -> None:
         )
 
 
+def large_delta(spec: Spec, records: int, federated: bool) -> list[str]:
+    """A warning where δ is no longer small beside one record's share; some papers' δ on public data is not."""
+    delta, is_own = spec.privacy.delta, federated or bool(spec.data.path)
+    if delta <= (1 / records if is_own else 0.01):
+        return []
+    enough = 10.0 ** -math.ceil(math.log10(records))
+    return [
+        f"δ = {delta:g} lets the guarantee fail for {delta * records:,.0f} of {records:,} records: "
+        f"set privacy.delta={enough:g} or smaller"
+    ]
+
+
 def _completion(experiment: Experiment, federated: bool) -> dict[str, Any]:
     """What the plan still lacks when the method is ready: who takes part, and what proofs may use of model and
     data."""
@@ -244,6 +256,7 @@ def _completion(experiment: Experiment, federated: bool) -> dict[str, Any]:
         not_covered.append("the noise comes from a seed: anyone who knows the seed can subtract the noise")
     if spec.model.weights:
         not_covered.append("what model.weights was made from: the file is taken as public")
+    not_covered += large_delta(spec, int(np.sum(plan.client_sizes)), federated)
     if plan.per_client and federated:
         not_covered.append("how many records a client holds: every party is told")
     # Clipping each record's gradient keeps the steps of a model with one linear score those of a convex loss: all
@@ -359,6 +372,17 @@ def _counts_shown(experiment: Experiment, smoothness: float | None, federated: b
     return ""
 
 
+def squared_norm_bound(spec: Spec, dataset: data.Dataset) -> float | None:
+    """A public bound on the squared norm of any record as the model reads it; None where there is none."""
+    if spec.data.transform != "none":
+        return data.NORM_BOUND**2
+    if dataset.schema is not None:
+        return dataset.schema.squared_norm_bound(spec.data.encoding, spec.data.features)
+    if dataset.image_shape and not spec.data.path:
+        return float(dataset.x_train.shape[1])  # every pixel lies in [0, 1]
+    return None
+
+
 def _smoothness(experiment: Experiment) -> float | None:
     """A bound on the smoothness of any client's loss, from public bounds alone: the curvature of the loss in its
     score (1/4 for one sigmoid output, 1/2 for two softmax outputs, 1 for squared and Huber loss, times the largest
@@ -366,11 +390,8 @@ def _smoothness(experiment: Experiment) -> float | None:
     spec, dataset = experiment.spec, experiment.dataset
     if not dataset.covered or experiment.model.curvature is None:
         return None  # bounds that were read from the records are no public bounds
-    if dataset.schema is not None:
-        squared = dataset.schema.squared_norm_bound(spec.data.encoding, spec.data.features)
-    elif dataset.image_shape and not spec.data.path:
-        squared = float(dataset.x_train.shape[1])  # every pixel lies in [0, 1]
-    else:
+    squared = squared_norm_bound(spec, dataset)
+    if squared is None:
         return None
     curvature = (squared + 1) * experiment.model.curvature
     if spec.batch_sampling.startswith("poisson"):
@@ -457,6 +478,7 @@ def load_data(
         label_bounds=d.label_bounds,
         split_by_rows=d.split == "rows",
     )
+    dataset = data.transformed(dataset, d.transform)
     dataset = dataset if d.split in ("given", "rows") else data.pool(dataset)
     return dataset if d.part == "all" else data.public_part(dataset, d.part, d.public_fraction)
 

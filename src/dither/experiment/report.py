@@ -447,7 +447,7 @@ class Report(Overview):
 
     def overview(self) -> list[tuple[str, str]]:
         """The report in a few lines of (what, value)."""
-        remarks = len(uncovered(self.epsilon.main)) + len(self.notes)
+        remarks = len(uncovered(self.epsilon.main)) + len(other_notes(self))
         more = f"{remarks}, in report.notes and report.epsilon.proven().not_covered"
         return [*self.main_lines(), *([("notes", more)] if remarks else []), ("folder", str(self.folder))]
 
@@ -614,15 +614,15 @@ class Report(Overview):
         for encoded in self._pieces(path, labels="required"):
             if encoded.y is None:
                 raise DataError(f"{str(path)!r} has no labels to evaluate on")
-            outputs.append(np.asarray(self.model.apply(self.params, self._check_width(encoded.x))))
+            outputs.append(np.asarray(self.model.apply(self.params, self._model_input(encoded.x))))
             labels.append(encoded.y)
         return np.concatenate(outputs), np.concatenate(labels)
 
     def _scores(self, features: Any) -> Any:
         if isinstance(features, np.ndarray | list):
-            return self.model.apply(self.params, self._check_width(np.asarray(features, np.float32)))
+            return self.model.apply(self.params, self._model_input(np.asarray(features, np.float32)))
         pieces = [
-            self.model.apply(self.params, self._check_width(encoded.x))
+            self.model.apply(self.params, self._model_input(encoded.x))
             for encoded in self._pieces(features, labels="ignore")
         ]
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
@@ -658,7 +658,12 @@ class Report(Overview):
             raise DataError(f"this run was trained on arrays; give a .npz file instead of {str(features)!r}")
         return self.schema.encode(data.read_table(features), *encoding, labels=labels)
 
-    def _check_width(self, x: np.ndarray) -> np.ndarray:
+    def _model_input(self, x: np.ndarray) -> np.ndarray:
+        """Encoded records as the model reads them."""
+        from dither import data
+
+        if x.ndim == 2:
+            x = data.transform(x, self.spec.data.transform)
         if x.ndim != 2 or x.shape[1] != self.num_features:
             raise DataError(f"the data has shape {x.shape}, the model takes {self.num_features} features a record")
         return x
@@ -736,7 +741,15 @@ def attacked_text(row: AttackedRow) -> str:
 def uncovered(rows: Sequence[ProvenRow]) -> list[str]:
     """What no proof of these rows covers, each once."""
     texts = dict.fromkeys(text for row in rows for text in row.not_covered)
-    return [text.removeprefix("not covered: ") for text in texts]
+    return [
+        text.removeprefix("not covered: ").replace("preprocessing not covered", "preprocessing") for text in texts
+    ]
+
+
+def other_notes(report: Report) -> list[str]:
+    """The notes of a report that do not stand among what is not covered."""
+    texts = {text for row in report.epsilon.main for text in row.not_covered}
+    return [note for note in report.notes if note not in texts]
 
 
 def sampler_text(rows: Sequence[ProvenRow]) -> list[str]:

@@ -358,11 +358,12 @@ class PartyData:
                 )
             table = self.table[:0] if empty else self.table
             encoded = schema.encode(table, agreement.spec.data.encoding, agreement.spec.data.features)
+        name = agreement.spec.data.transform
         if empty:
-            return encoded.x[:0], np.zeros(0, np.int32 if agreement.classes else np.float32)
+            return data.transform(encoded.x[:0], name), np.zeros(0, np.int32 if agreement.classes else np.float32)
         if encoded.y is None:
             raise DataError(f"{self.name!r} has no labels")
-        return encoded.x, encoded.y
+        return data.transform(encoded.x, name), encoded.y
 
 
 def _unequal_counts(adjacency: str) -> str:
@@ -507,6 +508,8 @@ def describe(agreement: Agreement, experiment: build.Experiment, name: str) -> l
         ("your records", f"{agreement.sizes[number]:,}; this count is shown to everybody"),
         ("parties", ", ".join(f"{each} ({size:,})" for each, size in parties)),
     ]
+    if spec.data.transform != "none":
+        rows.append(("features", f"{spec.data.transform}, computed here from each record by a fixed public rule"))
     leaves = "numbers with your noise, readable by the server"
     if spec.aggregation != "off":
         leaves = (

@@ -85,11 +85,13 @@ def load_evaluation_data(spec: Spec, *, data_dir: str | Path | None = None) -> E
     if not d.test_path or not spec.scored:
         width = len(schema.feature_names(d.features))
         y = np.zeros(0, np.int32 if schema.label.bounds is None else np.float32)
-        return EvaluationData(schema, schema.label.classes, (), np.zeros((0, width), np.float32), y, name)
+        x = data.transform(np.zeros((0, width), np.float32), d.transform)
+        return EvaluationData(schema, schema.label.classes, (), x, y, name)
     encoded = schema.encode(data.read_table(d.test_path), d.encoding, d.features)
     if encoded.y is None:
         raise SpecError(f"data.test_path={d.test_path!r} has no labels")
-    return EvaluationData(schema, schema.label.classes, (), encoded.x, encoded.y, name)
+    x = data.transform(encoded.x, d.transform)
+    return EvaluationData(schema, schema.label.classes, (), x, encoded.y, name)
 
 
 class Coordinator:

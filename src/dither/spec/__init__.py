@@ -104,6 +104,12 @@ class DataSpec:
     schema: str = _key("", "schema.toml that fixes the encoding (dither data schema FILE)")
     encoding: str = _key("minmax", "numeric columns: by bounds to [0, 1], or centred", ("minmax", "standard"))
     features: str = _key("all", "columns used", ("all", "categorical", "ordinal"))
+    transform: str = _key(
+        "none",
+        "public features, computed from each encoded record by itself by a fixed rule: scattering of square "
+        "pictures, or random Fourier features",
+        ("none", "scattering", "random"),
+    )
     test_fraction: float = _key(0.2, "held out of path when there is no test_path", at_least=0.0, below=1.0)
     partition: str = _key(
         "iid",
@@ -701,6 +707,11 @@ def _check_together(spec: Spec) -> None:
         raise SpecError(
             "data.split='rows' holds out rows of your own tables (data.path) by their numbers: it goes with "
             "data.partition 'iid', 'files' or 'column', without data.part"
+        )
+    if spec.data.transform != "none" and spec.privacy.project_epsilon:
+        raise SpecError(
+            f"data.transform={spec.data.transform!r} does not go with privacy.project_epsilon, which chooses the "
+            "model from the schema; leave one of the two out"
         )
     if spec.data.part != "all" and spec.data.public_fraction == 0:
         raise SpecError(f"data.part={spec.data.part!r} needs data.public_fraction, the share declared public")
