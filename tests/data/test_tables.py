@@ -53,7 +53,9 @@ def test_the_records_do_not_decide_how_a_file_is_read(tmp_path: Path) -> None:
 OTHERS = ['1, x,"2, 3"', ' 01,"the ""old""", "q, r"', ',  ,5" disk', '" y",02,"two\nlines"']
 
 
-@pytest.mark.parametrize("record", ["x,y,z", "short", '1, "quoted",2', '"a, ""b""", "c",d', "7,;;;;;;;;;;;,||", "a,,"])
+@pytest.mark.parametrize(
+    "record", ["x,y,z", "short", '1, "quoted",2', '"a, ""b""", "c",d', "7,;;;;;;;;;;;,||", "a,,"]
+)
 @pytest.mark.parametrize(("header", "end"), [("a,b,c", "\n"), (",b,c", "\r\n"), ('a, "b", c', "\r")])
 def test_no_record_changes_how_another_one_is_read(tmp_path: Path, record: str, header: str, end: str) -> None:
     """A cell too few, a quote after a space, delimiters of other dialects, a column without a name (whose type no
