@@ -159,7 +159,7 @@ def run_parties(folder: Path, transport: str, address: str, index: int, processe
         for number, party in parties.items():
             home = homes[number]
             at = fleet.Server(address, home / "ca.pem", home / "node.key", home / "node.number")
-            work = {"until": lambda: False, "patience": PATIENCE}
+            work = {"until": lambda: False, "patience": PATIENCE, "nodes": len(homes)}
             threading.Thread(target=fleet.serve, args=(at, party.answer), kwargs=work, daemon=True).start()
     else:
         from dither.federation.nvflare import relay
