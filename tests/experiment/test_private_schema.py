@@ -70,6 +70,14 @@ def test_what_is_estimated():
     assert schema.read_from_data == ()
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_feature_whose_values_hardly_stand_out_is_no_copy_of_the_label(seed):
+    """At a small ε few bins of a histogram stand out from the noise: what is not seen speaks for no copy."""
+    schema, excluded = estimated(epsilon=0.25, seed=seed)
+    assert {"age", "dose", "year"} <= {column.name for column in schema.columns}
+    assert "follows from the label" in excluded["copy"]
+
+
 def test_a_label_of_numbers_is_a_regression_and_declared_classes_are_public():
     schema, _ = estimated(Wanted("dose", drop=("copy",)))
     assert schema.label.bounds is not None

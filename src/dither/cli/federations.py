@@ -136,6 +136,11 @@ def join(
         list[Path] | None,
         typer.Option(metavar="FILE.py", help="A model's file that the agreement may name. Read it first."),
     ] = None,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(help="The most ε that a run may cost a record here; the server is asked to keep to it."),
+    ] = None,
+    delta: Annotated[float, typer.Option(help="The largest δ at which --epsilon counts.")] = 1e-5,
     test: Annotated[bool, typer.Option("--test", help="Accept noise from a public seed: no protection.")] = False,
     patience: Annotated[float, typer.Option(help="Seconds to keep trying without a connection.")] = 3600.0,
     idle: Annotated[float, typer.Option(help="Seconds to wait for a request from the server.")] = 86400.0,
@@ -148,6 +153,7 @@ def join(
     """Take part in a federation with your own records, until the run is over."""
     from dither.federation import joining
     from dither.federation.agreement import approved_digest, describe
+    from dither.federation.party import Target
 
     _term_as_interrupt()
 
@@ -166,7 +172,8 @@ def join(
         result = joining.join(
             data, label=label, server=server, folder=federation, ledger=ledger, new_ledger=new_ledger,
             approve=ask, files=[*(method or ()), *(model or ())], seeded=test, patience=patience, idle=idle,
-            behind_supernode=behind_supernode, say=_notes(as_json, quiet),
+            target=None if epsilon is None else Target(epsilon, delta), behind_supernode=behind_supernode,
+            say=_notes(as_json, quiet),
         )  # fmt: skip
     outcome = result.outcome or {}
     if as_json:
@@ -640,7 +647,7 @@ class _ServerView(_Silent):
 
 
 def _print_outcome(report: Report, folder: Path) -> None:
-    from dither.experiment.report import claim_text, label, proven_text, sampler_text, uncovered
+    from dither.experiment.report import claim_text, label, other_notes, proven_text, sampler_text, uncovered
 
     totals = report.federation
     if totals is None:
@@ -671,7 +678,7 @@ def _print_outcome(report: Report, folder: Path) -> None:
     lines += [(label(row), proven_text(row)) for row in report.epsilon.main]
     lines += [("noise", text) for text in sampler_text(report.epsilon.main)]
     lines += [("not covered", text) for text in uncovered(report.epsilon.main)]
-    lines += [("note", note) for note in report.notes]
+    lines += [("note", note) for note in other_notes(report)]
     lines.append(("run folder", str(folder)))
     rows = [{"": what, " ": text} for what, text in lines]
     print_table(rows, title=f"{report.method}, {report.num_clients} parties")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from dither.accounting import ZERO_OUT, gaussian_mu
 from dither.accounting.ledger import Charge, Ledger
@@ -233,7 +233,7 @@ class Institution:
             values.append(kept)
         # A text that one record alone has is listed where its noise exceeds this: in no column of any question,
         # but for chance `slip`. Of the 2, one is that record, one a discrete Gaussian's tail beyond a continuous.
-        threshold = 2 + std * norm.isf(self.slip * question.share / len(question.columns))
+        threshold = 2 - std * ndtri(self.slip * question.share / len(question.columns))
         listed = []
         for kept in values:
             noisy = self._noisy(np.array([n for _, n in kept], np.int64), std)
