@@ -436,20 +436,36 @@ def status(
 
 @app.command("verify")
 def verify(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a party's folder of a run.")],
     federation: PartyFolder,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Check that a run folder is what this federation's server signed at the end of the run."""
-    from dither.federation import keys
+    """Check a run folder against the signatures of the server and the parties, or a party's own record of what it
+    released in a run."""
+    from dither.federation import keys, releases
     from dither.federation.state import Journal
 
-    signed = Journal(folder).verify(keys.Keyring.load(federation))
+    keyring = keys.Keyring.load(federation)
+    if (folder / releases.RECORD).is_file():
+        signed = releases.check_record(folder, keyring)
+        last = f"{signed['releases']} releases, the last is {signed['head'][:16]}"
+        said = [f"signed by {signed['party']}, nothing changed or missing: {last}"]
+    else:
+        journal = Journal(folder)
+        signed = journal.verify(keyring)
+        said = [f"signed by the server of this federation: {', '.join(sorted(signed['files']))}"]
+        agreement = journal.agreement()
+        stated = releases.load_statements(folder, agreement.digest, keyring) if agreement is not None else {}
+        signed["releases"] = stated
+        said += [
+            f"{n} released {each['releases']} uploads, the last is {each['head'][:16]}"
+            for n, each in stated.items()
+        ]
     if as_json:
         _print_json(signed)
     elif not quiet:
-        typer.echo(f"signed by the server of this federation: {', '.join(sorted(signed['files']))}")
+        typer.echo("\n".join(said))
 
 
 @app.command("renew")

@@ -97,7 +97,8 @@ def join(
             from dither.federation.flower import fleet
 
             where = fleet.Server(server, folder / "ca.pem", folder / "node.key", folder / "node.number")
-            fleet.serve(where, party.answer, until=over, patience=patience, idle=idle, say=say)
+            nodes = len(party.keyring.parties)
+            fleet.serve(where, party.answer, until=over, patience=patience, idle=idle, nodes=nodes, say=say)
     if party.refusal is not None:
         raise party.refusal
     privacy = (

@@ -43,6 +43,7 @@ from dither.federation.agreement import (
     record_approval,
     secagg_rules,
 )
+from dither.federation.releases import ReleaseRecord
 from dither.federation.state import COMPUTED, ChargedRound, PartyStore, PendingUpload
 from dither.federation.statistics import PartyStatistics, StatisticsTerms
 from dither.privacy import clipping, noise
@@ -168,7 +169,7 @@ class Party:
             if not isinstance(accuracy, int | float | None):
                 raise FederationError("a run that ends with an accuracy that is no number")
             self.outcome = {"rounds": rounds, "accuracy": accuracy}
-            return "bye", {}, {}
+            return "bye", {"releases": run.releases.statement()}, {}
         raise FederationError(f"a message of unknown kind {message.kind!r}")
 
     def _hello(self) -> dict[str, Any]:
@@ -328,6 +329,7 @@ class _Masked:
     def __init__(self, party: Party, agreement: Agreement | StatisticsTerms, store: PartyStore) -> None:
         self.agreement, self.store = agreement, store
         self.client = agreement.number(party.name)
+        self.releases = ReleaseRecord(store.path, party.name, agreement.digest, party.identity)
         self._session: ClientSession | None = None
 
     def _secagg_session(self, party: Party, rules: Rules | None) -> ClientSession | None:
@@ -365,12 +367,14 @@ class _Masked:
         self.store.save_secagg(secagg_state.save_client(session))
         return {} if answer is None else {"secagg": answer}
 
-    def _upload(self, announced: bytes | None, row: np.ndarray) -> bytes | np.ndarray:
-        """The row, masked where sums are secure."""
+    def _upload(self, index: int, announced: bytes | None, row: np.ndarray) -> bytes | np.ndarray:
+        """The row, masked where sums are secure; this party's record has it before it leaves."""
         if self._session is None or announced is None:
+            self.releases.append(index, row.tobytes())
             return row
         masked = self._session.upload(announced, row)
         self.store.save_secagg(secagg_state.save_client(self._session))
+        self.releases.append(index, masked)
         return masked
 
 
@@ -399,7 +403,7 @@ class _CountedRun(_Masked):
         names, row = self._answers.answer(message)
         if names is not None:
             return {"round": index, "names": names}, {}
-        return {"round": index}, {"upload": self._upload(announced, row)}
+        return {"round": index}, {"upload": self._upload(index, announced, row)}
 
 
 class _Run(_Masked):
@@ -473,7 +477,7 @@ class _Run(_Masked):
         else:
             self._check_open(index, before)
             pending = self._answer(index, broadcast, message.field("last_counted", int), before)
-        return {"round": index}, {"upload": self._upload(announced, pending.row)}
+        return {"round": index}, {"upload": self._upload(index, announced, pending.row)}
 
     def _check_turn(self, index: int) -> None:
         if not 0 <= index < len(self.experiment.cohorts):

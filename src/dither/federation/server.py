@@ -27,7 +27,7 @@ from dither.errors import FederationError, ProtocolAbort, SpecError
 from dither.experiment import build, plots, train
 from dither.experiment.advice import Labelled, judge
 from dither.experiment.report import Exclusion, FederationTotals, PartyTotals, Report
-from dither.federation import engines, keys, mailbox
+from dither.federation import engines, keys, mailbox, releases
 from dither.federation.agreement import (
     Agreement,
     collusion_notes,
@@ -664,15 +664,21 @@ class Coordinator:
             plots.draw_run(report, rows, folder.path / "plot.png")
         report.save()
         self.journal.sign(self._identity, self.keyring.id)
-        outcome = {"run": self.agreement.run, "rounds": len(lines), "accuracy": rows[-1].get("test_accuracy")}
-        self.mailbox.ask(
-            "finish",
-            {name: (outcome, {}) for name in self.agreement.names},
-            seconds=10.0,
-            take=lambda name, answer: None,
-        )
+        self._say_goodbye({"rounds": len(lines), "accuracy": rows[-1].get("test_accuracy")})
         self._event("done", {"folder": str(folder.path)})
         return report
+
+    def _say_goodbye(self, outcome: dict[str, Any]) -> None:
+        """Tell the parties how the run ended, and keep what they say of their releases."""
+        statements: dict[str, dict[str, Any]] = {}
+
+        def take(name: str, answer: SignedMessage) -> None:
+            statement = answer.fields.get("releases")
+            statements[name] = releases.check_statement(statement, name, self.agreement.digest, self.keyring)
+
+        question: Question = {"run": self.agreement.run, **outcome}, {}
+        self.mailbox.ask("finish", dict.fromkeys(self.agreement.names, question), seconds=10.0, take=take)
+        releases.save_statements(self.journal.path, statements)
 
 
 _MOST_TRIES = 3
