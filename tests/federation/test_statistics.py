@@ -50,7 +50,9 @@ class Clinics:
         self.folder, self.spec, self.approved = folder, Spec.from_any({**ASKED, **changes}), []
         keys.create(folder / "keys", NAMES, hosts=["localhost"])
         for seed, name in enumerate(NAMES):
-            clinic(records, seed).to_csv(self.file(name), index=False)
+            table = clinic(records, seed)
+            table.loc[:3, "ill"] = ["maybe", ""] * 2  # blanks: no party refuses because of them
+            table.to_csv(self.file(name), index=False)
         self.nodes = {name: self.node(name) for name in NAMES}
         self.transport = LocalTransport(
             {FIRST + n: (lambda body, name=name: self.nodes[name].answer(body)) for n, name in enumerate(NAMES)}
