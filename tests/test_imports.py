@@ -41,6 +41,11 @@ def test_a_run_starts_without_what_it_does_not_use():
     assert not heavy & imported("import dither; dither.run")
 
 
+def test_a_kept_account_is_read_without_jax():
+    """`dither account PRESET` answers a second time in under a second."""
+    assert not {"jax", "scipy.stats", "pandas"} & imported("import dither.experiment.account")
+
+
 def test_what_is_asked_for_by_name_is_installed_with_dither():
     """A run asks for the versions of these packages: each must be a dependency, or come with one."""
     import tomllib

@@ -24,7 +24,7 @@ def test_flat_pictures_have_their_brightness_and_no_waves():
 
 def test_stripes_are_seen_by_the_wavelets_across_them():
     stripes = np.tile((np.arange(28) % 4 < 2)[:, None], (1, 28)).astype(np.float32)
-    across, along = scattering(np.stack([stripes, stripes.T]), angles=2).reshape(2, -1, 49).mean(2)[:, [1, 4]]
+    across, along = scattering(np.stack([stripes, stripes.T]), angles=2).reshape(2, -1, 49).mean(2)[:, [1, 2]]
     assert across[0] > 3 * across[1]
     assert along[1] > 3 * along[0]
 

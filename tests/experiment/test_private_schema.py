@@ -70,6 +70,14 @@ def test_what_is_estimated():
     assert schema.read_from_data == ()
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_feature_whose_values_hardly_stand_out_is_no_copy_of_the_label(seed):
+    """At a small ε few bins of a histogram stand out from the noise: what is not seen speaks for no copy."""
+    schema, excluded = estimated(epsilon=0.25, seed=seed)
+    assert {"age", "dose", "year"} <= {column.name for column in schema.columns}
+    assert "follows from the label" in excluded["copy"]
+
+
 def test_a_label_of_numbers_is_a_regression_and_declared_classes_are_public():
     schema, _ = estimated(Wanted("dose", drop=("copy",)))
     assert schema.label.bounds is not None
@@ -98,6 +106,23 @@ def test_the_file_says_what_it_cost_and_is_read_back(tmp_path):
     # a cell that is no number counts as missing: nobody has looked at it
     odd = clinic(20).assign(age=["forty", "inf", *["50"] * 18])
     assert np.isfinite(schema.encode(odd, labels="ignore").x).all()
+
+
+def test_a_label_that_is_no_class_blanks_its_record():
+    """An error would show that there is such a record: to everybody, where a party no longer takes part."""
+    odd = clinic(20).assign(ill=["maybe", "", *["yes", "no"] * 9])
+    schema, _ = estimated()
+    assert schema.encode_labels(odd).tolist() == [-1, -1, *[1, 0] * 9]
+    declared, _ = estimated(Wanted("ill", classes=("no", "yes")))
+    assert declared.encode_labels(odd).tolist() == [-1, -1, *[1, 0] * 9]
+    with pytest.raises(DataError, match="is empty in row 2"):
+        schema.as_public().encode_labels(odd)
+    numbers, _ = estimated(Wanted("dose", drop=("copy",)))
+    doses = numbers.encode_labels(clinic(20).assign(dose=["x", "", "inf", *["6"] * 17]))
+    assert doses[:3].tolist() == [-1] * 3
+    assert (doses[3:] > 0).all()
+    with pytest.raises(DataError, match="row 1 holds 'x'"):
+        numbers.as_public().encode_labels(clinic(20).assign(dose=["x", *["6"] * 19]))
 
 
 @pytest.mark.parametrize(
@@ -183,6 +208,14 @@ def test_mistakes_are_named(tmp_path):
         estimated(Wanted("visit", task="classification"))
     with pytest.raises(DataError, match="no column besides"):
         estimated(Wanted("ill"), frames=[clinic()[["patient_id", "ill"]]])
+    empty = pd.DataFrame({"age": [""] * 50, "ill": ["yes", "no"] * 25})
+    with pytest.raises(DataError, match="no column of 'clinics' can be a feature at this ε"):
+        estimated(Wanted("ill", classes=("yes", "no")), frames=[empty])
+    file = tmp_path / "north.csv"
+    empty.to_csv(file, index=False)
+    with pytest.raises(DataError, match=r"'north\.csv' is given twice"):
+        private_schema([file, file], Wanted("ill"), epsilon=1.0, ledger=tmp_path / "l.sqlite")
+    assert not Ledger(tmp_path / "l.sqlite").datasets()
 
 
 def test_columns_are_of_the_expected_kinds():

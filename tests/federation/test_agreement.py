@@ -51,6 +51,18 @@ def test_a_table_is_encoded_by_the_federations_schema(table):
     assert y.tolist() == [1, 0, 0]
 
 
+def test_a_party_computes_the_public_features_that_were_agreed_on(table):
+    spec = federated_spec(small_spec(**{"data.transform": "random", "batch_size": 2}), 4, "wards")
+    agreed = agreement(spec=spec, num_features=1024)
+    plain, _ = agreement().encode(PartyData(table, "outcome"))
+    np.testing.assert_array_equal(agreed.encode(PartyData(table, "outcome"))[0], data.transform(plain, "random"))
+    empty = agreed.encode(PartyData(table, "outcome"), empty=True)
+    assert empty[0].shape == (0, 1024)
+    shown = dict(describe(agreed, agreed.experiment(*empty), "ann"))
+    assert shown["features"].startswith("random, computed here")
+    assert agreed.digest != agreement().digest
+
+
 def test_a_missing_label_column(table):
     with pytest.raises(DataError, match=r"label column 'result' is not in 'own.csv'.*outcome"):
         PartyData(table, "result")

@@ -192,8 +192,9 @@ def test_terms_from_strangers_are_checked(tmp_path):
 
 @pytest.mark.slow
 def test_one_epsilon_for_a_federation(tmp_path):
-    clinics = Clinics(tmp_path)
+    clinics = Clinics(tmp_path, num_rounds=40)
     report = clinics.coordinator().run()
+    assert report.spec.num_rounds == report.rounds == 40  # the spec's, not Dither's choice
     assert [terms.__class__.__name__ for terms in clinics.approved].count("StatisticsTerms") == 6
     scores = json.loads((tmp_path / "run" / "scores.json").read_text())
     for name in NAMES:
@@ -207,10 +208,13 @@ def test_one_epsilon_for_a_federation(tmp_path):
     # the same in a simulation
     files = [clinics.file(name) for name in NAMES]
     plan = plan_project(files, Wanted("ill"), epsilon=4.0)
-    values = {"randomness": "seeded", "secagg.mode": "real", "privacy.colluders": 1}
+    values = {"randomness": "seeded", "secagg.mode": "real", "privacy.colluders": 1, "num_rounds": 40}
     project = start_project(
         plan, out=tmp_path / "sim", ledger=tmp_path / "sim.sqlite", new_ledger=True, values=values
     )
+    deployed = Spec.from_any(tmp_path / "sim" / "federation.toml")
+    for key in ("data.label", "privacy.project_epsilon", "secagg.mode", "cohort_size", "data.partition"):
+        assert deployed.flat()[key] == clinics.spec.flat()[key]
     assert project.split[-1].what == TOGETHER
     assert project.epsilon.epsilon == pytest.approx(spent.epsilon, abs=1e-6)
     federated = (tmp_path / "run" / "schema" / "schema.toml").read_text().split("[privacy]")[0]

@@ -31,7 +31,7 @@ from dither.auditing.trials import (
     target_schedule,
 )
 from dither.errors import SpecError, did_you_mean
-from dither.experiment.build import Experiment, build_experiment, claim_after, claimed
+from dither.experiment.build import Experiment, build_experiment, claim_after, claimed, squared_norm_bound
 from dither.experiment.partial import Unfinished
 from dither.experiment.report import Report, run_folder
 from dither.privacy import sampling
@@ -101,7 +101,12 @@ def audit(
         raise SpecError(f"{experiment.spec.method} protects whole clients; an audit replaces one record")
     code = CodeUnderAudit.of(experiment)
     code = code._replace(build=build or code.build, keys=keys or code.keys)
-    proofs, claim = experiment.accountant().table(), claimed(experiment.prepared.claim)
+    accountant, claim = experiment.accountant(), claimed(experiment.prepared.claim)
+    if experiment.plan.epsilons:  # the proof on trial is that of the client that is attacked
+        sizes = np.asarray(experiment.partition.size)
+        attacked = target_schedule(experiment.cohorts, sizes, view="upload", rounds=None).target
+        accountant = accountant.of([attacked])
+    proofs = accountant.table()
     auditor = _Auditor(experiment, code, proofs, options)
     attacks = _attacks(views, options, experiment, claim)
     about = [experiment.spec.digest(), experiment.data_digest, options, completed_rounds, attacks]
@@ -331,11 +336,8 @@ class _Auditor:
         features = experiment.problem.x.shape[1]
         norm_bound = None
         if any(row.recipe.startswith("R6") for row in proofs):  # it rests on a bound of the records' norm
-            schema = experiment.dataset.schema
-            squared = float(features)
-            if schema is not None:
-                squared = min(squared, schema.squared_norm_bound(spec.data.encoding, spec.data.features))
-            norm_bound = math.sqrt(squared)
+            bound = squared_norm_bound(spec, experiment.dataset)
+            norm_bound = math.sqrt(min(float(features), math.inf if bound is None else bound))
         setting = PairSetting(
             adjacency=spec.adjacency,
             movement=self._movement(view, schedule),

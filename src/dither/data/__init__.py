@@ -37,8 +37,10 @@ from dither.data.schema import (
     with_label_bounds,
 )
 from dither.data.tables import read_table, table_files
+from dither.data.transforms import NORM_BOUND, transform, transformed
 
 __all__ = [
+    "NORM_BOUND",
     "Categorical",
     "ClientPartition",
     "Dataset",
@@ -76,6 +78,8 @@ __all__ = [
     "stratified_split",
     "stream",
     "table_files",
+    "transform",
+    "transformed",
     "with_label_bounds",
     "zeros_aligned",
 ]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from dither.accounting import ZERO_OUT, gaussian_mu
 from dither.accounting.ledger import Charge, Ledger
@@ -233,7 +233,7 @@ class Institution:
             values.append(kept)
         # A text that one record alone has is listed where its noise exceeds this: in no column of any question,
         # but for chance `slip`. Of the 2, one is that record, one a discrete Gaussian's tail beyond a continuous.
-        threshold = 2 + std * norm.isf(self.slip * question.share / len(question.columns))
+        threshold = 2 - std * ndtri(self.slip * question.share / len(question.columns))
         listed = []
         for kept in values:
             noisy = self._noisy(np.array([n for _, n in kept], np.int64), std)
@@ -424,8 +424,11 @@ def charge(
     asked = [Charge(EVERY_RECORD, [((release(epsilon, delta, lists_names=lists_names),), 1)])]
     if any(not isinstance(each, str | Path) for each in given):
         raise SpecError("data frames cannot be charged to a ledger: give files, or declare public=True")
-    for file in map(Path, given):
-        dataset = data_id(ledger, path=str(file))
+    files = [(file, data_id(ledger, path=str(file))) for file in map(Path, given)]
+    for number, (file, dataset) in enumerate(files):
+        if dataset in [other for _, other in files[:number]]:
+            raise DataError(f"{file.name!r} is given twice: its records would count, and be charged, twice")
+    for file, dataset in files:
         ledger.identify(dataset, partial(hash_records, file), file=file.name, new_ledger=new_ledger)
         ledger.charge(run, dataset, asked, rounds=(0, 1), plan=lambda: asked)
     return run

@@ -36,6 +36,17 @@ _START = {
 }
 
 
+TUNED = (  # chosen here, unless a spec says otherwise
+    "num_rounds",
+    "local_steps",
+    "sampling_rate",
+    "batch_size",
+    "client_lr",
+    "eval_every",
+    "privacy.clip_norm",
+)
+
+
 class Chosen(NamedTuple):
     """A spec, its records where they are loaded already, and a note on what was chosen."""
 
@@ -112,7 +123,8 @@ def choose(
         chosen["privacy.delta"] = min(spec.privacy.delta, 10.0 ** -math.ceil(math.log10(sizes.sum())))
     delta = chosen.get("privacy.delta", spec.privacy.delta)
     features = dataset.x_train.shape[1]
-    norm = _usual_norm(dataset.schema, spec.data.encoding)
+    transformed = spec.data.transform != "none"
+    norm = math.hypot(1, data.NORM_BOUND) if transformed else _usual_norm(dataset.schema, spec.data.encoding)
     summed = max(len(sizes) - spec.colluders, 1) if sums and spec.privacy.view != "upload" else 1
     chosen |= defaults_for(sizes, features, spec.privacy.epsilon, delta=delta, norm=norm, summed=summed)
     chosen["model.name"] = {0: "linear", 2: "logistic"}.get(len(dataset.classes), "softmax")

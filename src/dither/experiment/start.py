@@ -26,7 +26,7 @@ from dither.errors import DataError, SpecError
 from dither.experiment import counting
 from dither.experiment.account import SpentPart, spent_parts
 from dither.experiment.build import Experiment, build_experiment
-from dither.experiment.defaults import choose
+from dither.experiment.defaults import TUNED, choose
 from dither.experiment.evaluation import PrivateScores, evaluate_privately
 from dither.experiment.folder import to_json, write_text
 from dither.experiment.private_schema import Wanted, private_schema
@@ -179,6 +179,7 @@ def start_project(
     on_step("choosing the noise")
     spec = training_spec(plan, folder / "schema.toml", values)
     write_text(folder / "spec.toml", spec.to_toml())
+    write_text(folder / "federation.toml", federation_toml(plan, values))
     on_step("training")
     report = run(spec, out=folder / "run", ledger=book.path, new_ledger=new_ledger, **options)
     on_step("evaluating")
@@ -221,6 +222,27 @@ def training_spec(plan: ProjectPlan, schema: Path, values: Mapping[str, Any]) ->
     }
     chosen = choose(given)
     return calibrated(chosen.spec, lambda spec: build_experiment(spec, dataset=chosen.dataset), plan.budgets)
+
+
+def federation_toml(plan: ProjectPlan, values: Mapping[str, Any]) -> str:
+    """A spec with which `dither serve` does the same where every table stays with its owner."""
+    import tomli_w
+
+    tuned = {key: value for key, value in values.items() if key in TUNED}
+    content = {
+        "num_clients": 0,
+        "cohort_size": len(plan.files),
+        **{key: value for key, value in tuned.items() if "." not in key},
+        "data": {"label": plan.wanted.label, "partition": "files"},
+        "privacy": {
+            "project_epsilon": plan.budgets.epsilon,
+            **{key.partition(".")[2]: value for key, value in tuned.items() if "." in key},
+        },
+        "secagg": {"mode": "real"},
+    }
+    return "# The same project with each table at its owner's: dither serve federation.toml\n" + tomli_w.dumps(
+        content
+    )
 
 
 def calibrated(spec: Spec, build: Callable[[Spec], Experiment], budgets: Budgets) -> Spec:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from dither.accounting.ledger import Ledger
 from dither.errors import SpecError
@@ -188,7 +188,7 @@ def _range(counts: np.ndarray, std: float) -> Range:
 
 def significant(counts: np.ndarray, std: float) -> np.ndarray:
     """Where counts stand out of their noise: by chance in one of a hundred such rows."""
-    return np.flatnonzero(counts > std * norm.isf(0.01 / counts.size))
+    return np.flatnonzero(counts > -std * ndtri(0.01 / counts.size))
 
 
 def zoom(counter: Counter, ranges: Mapping[str, Range], share: float) -> dict[str, Range]:

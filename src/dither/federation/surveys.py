@@ -18,7 +18,7 @@ from dither.data.schema import Schema, SchemaPrivacy
 from dither.errors import FederationError, SpecError
 from dither.experiment import counting
 from dither.experiment.counting import MOST_NAMES, Question
-from dither.experiment.defaults import federated_defaults
+from dither.experiment.defaults import TUNED, federated_defaults
 from dither.experiment.evaluation import PrivateScores, private_scores
 from dither.experiment.folder import read_checked, write_checked, write_text
 from dither.experiment.private_schema import Wanted, estimate_schema
@@ -284,7 +284,10 @@ class FederatedProject:
         sizes = tuple(len(held_out_rows(asked, count)[0]) for count in counts)
         chosen = federated_defaults(schema, sizes, budgets.training, budgets.delta)
         options = {key: value for key, value in chosen.items() if key.startswith("method_options.")}
-        values = {key: value for key, value in chosen.items() if key not in options}
+        asked_for = {
+            key for key, value in self._spec.flat().items() if key in TUNED and value != Spec.default(key)
+        }
+        values = {key: value for key, value in chosen.items() if key not in options and key not in asked_for}
         spec = asked.with_values({**values, "data.split": "rows"}).with_values(options)
 
         def build(spec: Spec) -> Any:

@@ -88,6 +88,7 @@ def prepare(
         noise_decay=privacy.noise_decay,
         noise_decay_start=privacy.noise_decay_start,
         noise_scale=privacy.noise_scale,
+        epsilons=privacy.epsilons,
         seed=spec.seed,
         aggregation=spec.aggregation,
         discrete_noise=spec.secagg.noise == "discrete",

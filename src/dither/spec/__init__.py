@@ -104,6 +104,12 @@ class DataSpec:
     schema: str = _key("", "schema.toml that fixes the encoding (dither data schema FILE)")
     encoding: str = _key("minmax", "numeric columns: by bounds to [0, 1], or centred", ("minmax", "standard"))
     features: str = _key("all", "columns used", ("all", "categorical", "ordinal"))
+    transform: str = _key(
+        "none",
+        "public features, computed from each encoded record by itself by a fixed rule: scattering of square "
+        "pictures, or random Fourier features",
+        ("none", "scattering", "random"),
+    )
     test_fraction: float = _key(0.2, "held out of path when there is no test_path", at_least=0.0, below=1.0)
     partition: str = _key(
         "iid",
@@ -204,6 +210,9 @@ class PrivacySpec:
     noise_decay: float = _key(1.0, "factor of the noise variance per round or step", above=0.0, at_most=1.0)
     noise_decay_start: int = _key(0, "rounds before the noise starts to decay", at_least=0)
     noise_scale: tuple[float, ...] = _key((), "factor of each client's noise, one for each client; empty: 1")
+    epsilons: tuple[float, ...] = _key(
+        (), "target of each client, at most epsilon, one for each client; empty: epsilon for all"
+    )
     clip: str = _key(
         "example", "what is clipped: each record's gradient, or the batch's", ("example", "batch", "none")
     )
@@ -699,6 +708,11 @@ def _check_together(spec: Spec) -> None:
             "data.split='rows' holds out rows of your own tables (data.path) by their numbers: it goes with "
             "data.partition 'iid', 'files' or 'column', without data.part"
         )
+    if spec.data.transform != "none" and spec.privacy.project_epsilon:
+        raise SpecError(
+            f"data.transform={spec.data.transform!r} does not go with privacy.project_epsilon, which chooses the "
+            "model from the schema; leave one of the two out"
+        )
     if spec.data.part != "all" and spec.data.public_fraction == 0:
         raise SpecError(f"data.part={spec.data.part!r} needs data.public_fraction, the share declared public")
     clips = {f"method_options.{key}": spec.method_options.get(key, 0) for key in ("update_clip", "param_clip")}
@@ -710,6 +724,8 @@ def _check_together(spec: Spec) -> None:
     scales = len(spec.privacy.noise_scale)
     if scales and spec.num_clients and scales != spec.num_clients:
         raise SpecError(f"privacy.noise_scale has {scales} entries for num_clients={spec.num_clients}")
+    if spec.privacy.epsilons:
+        _check_epsilons(spec.privacy, spec.num_clients)
     if spec.privacy.noise_decay_start > spec.num_rounds:
         raise SpecError(
             f"privacy.noise_decay_start={spec.privacy.noise_decay_start} exceeds num_rounds={spec.num_rounds}"
@@ -725,6 +741,21 @@ def _check_together(spec: Spec) -> None:
         raise SpecError("secagg.noise='discrete' is noise on integers; set secagg.mode to 'ideal' or 'real'")
     if spec.data.partition == "column" and not spec.data.column and (table or not spec.data.path):
         raise SpecError("data.partition='column' needs data.column, the column that names the client")
+
+
+def _check_epsilons(privacy: PrivacySpec, num_clients: int) -> None:
+    targets, most = privacy.epsilons, privacy.epsilon
+    if num_clients and len(targets) != num_clients:
+        raise SpecError(f"privacy.epsilons has {len(targets)} entries for num_clients={num_clients}")
+    if math.isinf(most) or max(targets) > most:
+        raise SpecError(
+            f"privacy.epsilons has {max(targets):g}, but no client may exceed privacy.epsilon={most:g}, which is "
+            "finite; set privacy.epsilon to the largest target"
+        )
+    if privacy.noise != "proven":
+        raise SpecError(f"privacy.epsilons needs privacy.noise='proven', not {privacy.noise!r}")
+    if privacy.noise_scale:
+        raise SpecError("give privacy.epsilons or privacy.noise_scale, not both")
 
 
 def _check_task(spec: Spec) -> None:

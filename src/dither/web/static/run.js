@@ -81,7 +81,7 @@ function privacySection(run) {
     failing.length ? [h("h3", {}, "Conditions of the claim that fail"), h("ul", {}, failing.map((one) => h("li", {}, one.text)))] : null,
     Object.keys(run.errata).length ? h("details", {}, h("summary", {}, "Errata mentioned above"), h("dl", { class: "facts" }, Object.entries(run.errata).flatMap(([name, text]) => [h("dt", {}, name), h("dd", {}, text)]))) : null,
     recipes.length ? h("details", {}, h("summary", {}, "How ε was proved"), h("ul", {}, recipes.map((text) => h("li", {}, text)), [...new Set(run.proven.map((row) => row.no_credit).filter(Boolean))].map((text) => h("li", {}, `The noise of other clients in a sum is not counted: ${text}.`)))) : null,
-    uncovered.length ? [h("h3", {}, "Not covered by the proof"), h("ul", {}, uncovered.map((text) => h("li", {}, text.replace(/^not covered: /, ""))))] : null,
+    uncovered.length ? [h("h3", {}, "Not covered by the proof"), h("ul", {}, uncovered.map((text) => h("li", {}, text.replace(/^not covered: /, "").replace("preprocessing not covered", "preprocessing"))))] : null,
     run.notes.length ? [h("h3", {}, "Notes"), h("ul", {}, run.notes.map((text) => h("li", {}, text)))] : null);
 }
 

@@ -1,0 +1,100 @@
+"""Public features: what data.transform computes of each record, between the encoding and the model.
+
+A transform is fixed: no data has shaped it. The features of a record follow from that record alone. So it costs no
+ε, neighbouring data sets stay neighbours, and every party computes the same. The features of a record have a norm
+of at most 1.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import numpy as np
+
+from dither.data.dataset import Dataset, MappedArray, zeros_aligned
+from dither.errors import DataError
+
+NORM_BOUND = 1.0 + 1e-5  # of transformed records, with what float32 rounds
+_WIDTH = 1024  # number of random features
+_BANDWIDTH = 2.0  # of the kernel that random features approximate, for records of norm 1
+_ANGLES = 4  # of the scattering
+_BLOCK = 4096  # records at a time
+
+
+def transform(x: np.ndarray, name: str) -> np.ndarray:
+    """Features `[records, features]` in float32 of encoded records; the records themselves for "none"."""
+    if name == "none":
+        return x
+    width = _features(x[:0], name).shape[1]
+    features = zeros_aligned((len(x), width), np.dtype(np.float32))
+    for at in range(0, len(x), _BLOCK):
+        features[at : at + _BLOCK] = _features(x[at : at + _BLOCK], name)
+    if not np.isfinite(features).all():
+        record = int(np.flatnonzero(~np.isfinite(features).all(1))[0])
+        raise DataError(f"record {record} has no finite {name} features; scale its values to [0, 1]")
+    return features
+
+
+def transformed(dataset: Dataset, name: str) -> Dataset:
+    """The data set with public features instead of its encoded records."""
+    if name == "none":
+        return dataset
+    if isinstance(dataset.x_train, MappedArray):
+        raise DataError(f"data.transform={name!r} needs the records in memory; set data.stream='no'")
+    count = len(dataset.x_train)
+    features = transform(np.concatenate([dataset.x_train, dataset.x_test]), name)
+    return dataset._replace(
+        x_train=features[:count],
+        x_test=features[count:],
+        feature_names=tuple(f"{name} {number}" for number in range(features.shape[1])),
+        image_shape=(),
+        notes=(*dataset.notes, f"{name} features, computed from each record by itself by a fixed public rule"),
+    )
+
+
+def _features(x: np.ndarray, name: str) -> np.ndarray:
+    return _normalised_scattering(x) if name == "scattering" else _random_features(x)
+
+
+def _normalised_scattering(x: np.ndarray) -> np.ndarray:
+    """The square roots of a picture's scattering coefficients, centred and scaled by order to a joint norm of 1.
+    The root brings large and small coefficients together."""
+    from dither.data.scattering import scattering
+
+    side = math.isqrt(x.shape[1])
+    if side * side != x.shape[1] or side % 4 or side < 8:
+        raise DataError(
+            "data.transform='scattering' is for square grey pictures with a side of 8, 12, 16, ... pixels, not "
+            f"for records of {x.shape[1]} features; leave it out, or use 'random'"
+        )
+    roots = np.sqrt(np.maximum(scattering(x.reshape(-1, side, side), angles=_ANGLES), 0))
+    places = (side // 4) ** 2
+    orders = np.split(roots, [places, places * (1 + 2 * _ANGLES)], axis=1)
+    centred = [order - order.mean(1, keepdims=True) for order in orders]
+    scaled = [order / np.sqrt(np.square(order).mean(1, keepdims=True) + 1e-6) for order in centred]
+    return _unit(np.concatenate(scaled, axis=1))
+
+
+def _random_features(x: np.ndarray) -> np.ndarray:
+    """Random Fourier features of a Gaussian kernel on records of norm 1 (Rahimi and Recht 2007)."""
+    directions, shifts = _random_waves(x.shape[1])
+    return np.asarray(np.cos(_unit(x) @ directions + shifts) / math.sqrt(_WIDTH), np.float32)
+
+
+def _unit(x: np.ndarray) -> np.ndarray:
+    """Each record with a norm of 1; a record of zeros stays as it is."""
+    norm = np.sqrt(np.square(x, dtype=np.float64).sum(1, keepdims=True))
+    return np.asarray(x / np.maximum(norm, 1e-30), np.float32)
+
+
+@cache
+def _random_waves(width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Directions and shifts. They come from raw bits, which every version of NumPy draws alike."""
+    from scipy.special import ndtri
+
+    bits = np.random.PCG64(0).random_raw((width + 1) * _WIDTH)
+    uniform = ((bits >> np.uint64(11)) + 0.5) / 2.0**53
+    directions, shifts = np.split(uniform.reshape(width + 1, _WIDTH), [width])
+    waves = _BANDWIDTH * ndtri(directions)
+    return waves.astype(np.float32), (2 * np.pi * shifts[0]).astype(np.float32)
