@@ -1,6 +1,7 @@
 """Private statistics over a federation: the numbers of a simulation, charged at each party, under its terms."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -190,6 +191,8 @@ def test_terms_from_strangers_are_checked(tmp_path):
     words = dict(good.describe("ann"))
     assert "at most 4" in words["proven ε"]
     assert "masked" in words["what leaves"]
+    careless = replace(good, delta=0.1, spec=good.spec.with_values({"randomness": "os"}))
+    assert "lets the guarantee fail for 5 of 50 records" in dict(careless.describe("ann"))["WARNING"]
 
 
 @pytest.mark.slow
