@@ -184,6 +184,13 @@ def zcdp_of_gaussian(*, sensitivity: Float, noise_std: Float) -> Float:
     return Delta**2 / (2.0 * sigma**2)
 
 
+def composed_zcdp(rhos: Float, *, disjoint: bool = False) -> Float:
+    """Σ ρ_j of mechanisms one after another (CPFed Lemma 2, Concentrated Lemma 2), or max_j ρ_j where each sees
+    its own part of a random partition of the records (Concentrated Lemma 3). They lie on the last axis."""
+    (values,) = f64(rhos)
+    return scalar(values.max(axis=-1) if disjoint else values.sum(axis=-1))
+
+
 def epsilon_from_zcdp(*, rho: Float, delta: Float) -> Float:
     """ε = ρ + 2√(ρ ln(1/δ)) (CPFed Lemma 3, Concentrated Lemma 4)."""
     check_delta(delta)
