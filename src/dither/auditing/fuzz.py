@@ -36,7 +36,7 @@ from dither.errors import NoProof, SpecError
 from dither.experiment.build import Experiment, assemble
 from dither.simulation import devices, engine
 from dither.spec import Spec
-from dither.types import Records, Round
+from dither.types import PrivacyPlan, Records, Round
 
 FEATURES = 8
 _ERROR = 1e-7  # probability that one spec is reported wrongly
@@ -45,6 +45,7 @@ _COUNTS = 5  # seeds of this remainder by 8 draw statistics
 _CHUNK = 512  # cases of one call, always as many: one compilation a spec
 _TRIALS = 2048  # with noise, and draws by which the use of a record is counted
 _ADDING = ("cpfed", "dp-sgd", "dp-dsgd", "secure-fedavg")  # servers that add the sum of the uploads to the model
+_OWN_TARGETS = ("cpfed", "concentrated", "dp-sgd", "dp-dsgd")  # methods with an ε for each client
 _ROUNDING = 1e-3  # of float32, relative
 
 
@@ -199,6 +200,10 @@ def draw(rng: np.random.Generator) -> Drawn:
     values["randomness"] = "os" if round(1000 * values["client_lr"]) % 2 else "seeded"
     if values["randomness"] == "os" and values["local_steps"] == 1:
         values["secagg.mode"] = "ideal"  # exact sums, where the method has them (R9)
+    number = round(100 * values["privacy.epsilon"])
+    if method in _OWN_TARGETS and values["privacy.noise"] == "proven" and number % 3 == 0:
+        shares = [(1.0, 0.5, 0.25)[(client + number // 3) % 3] for client in range(clients)]
+        values["privacy.epsilons"] = tuple(values["privacy.epsilon"] * share for share in shares)
     ex_ante = view == "upload" and sampling == "full" and not everyone
     return Drawn(
         values,
@@ -236,8 +241,10 @@ def build(drawn: Drawn) -> Experiment:
 
 
 def _proven(experiment: Experiment, drawn: Drawn) -> tuple[str, float]:
-    """Recipe and value of the bound that is on trial."""
+    """Recipe and value of the bound that is on trial: where clients have targets of their own, of the target's."""
     accountant = experiment.accountant(drawn.missing)
+    if experiment.plan.epsilons and not drawn.ex_ante:
+        accountant = accountant.of([_attacked_client(experiment.plan)])
     adjacency = experiment.plan.adjacency
     if drawn.ex_ante:
         rows = accountant.before_the_draw(experiment.prepared.cohort_size_at)
@@ -245,6 +252,13 @@ def _proven(experiment: Experiment, drawn: Drawn) -> tuple[str, float]:
     else:
         row = accountant.proven(drawn.view, adjacency)
     return row.recipe, row.value
+
+
+def _attacked_client(plan: PrivacyPlan) -> int:
+    """The client that takes part most often; of several, the one with the fewest records."""
+    counts = np.bincount(np.concatenate(plan.cohorts), minlength=plan.num_clients)
+    most = np.flatnonzero(counts == counts.max())
+    return int(most[np.argmin(np.asarray(plan.client_sizes)[most])])
 
 
 # Records
@@ -296,9 +310,7 @@ class _Attack:
         self.records = _target_records(CANARY_NORM * heavier)
         self.names = list(self.records)
         self.numbers = plan.round_numbers or tuple(range(len(plan.cohorts)))
-        counts = np.bincount(np.concatenate(plan.cohorts), minlength=len(self.sizes))
-        most = np.flatnonzero(counts == counts.max())
-        self.target = int(most[np.argmin(self.sizes[most])])
+        self.target = _attacked_client(plan)
         first = model.init(jax.random.key(0))
         starts = [jax.tree.map(jnp.zeros_like, first) if self.linear else first]
         if self.linear:
@@ -425,7 +437,9 @@ class _Attack:
         """For each round: the target's shift (0 where it is absent), its variance, and the honest others'."""
         rows, known = [], {}
         for number, cohort in zip(self.numbers, self.plan.cohorts, strict=True):
-            kinds = {int(self.sizes[k]): int(k) for k in cohort}  # the noise follows the count of records
+            # The noise follows the count of records and the client's target.
+            kind_of = {int(k): (int(self.sizes[k]), *self.plan.epsilons[k : k + 1]) for k in cohort}
+            kinds = {kind: k for k, kind in kind_of.items()}
 
             def of(client: int, number: int = number, cohort: np.ndarray = cohort) -> float:
                 key = (number, len(cohort), client)
@@ -435,7 +449,7 @@ class _Attack:
 
             others: list[float] = []
             if self.drawn.view != "upload":
-                others = sorted(of(kinds[int(self.sizes[k])]) for k in cohort if k != self.target)
+                others = sorted(of(kinds[kind_of[int(k)]]) for k in cohort if k != self.target)
             silent = min(self.plan.colluders + self.drawn.missing, len(others))
             honest = math.fsum(others[: len(others) - silent])  # the loudest collude
             if self.target not in cohort:

@@ -93,6 +93,7 @@ def judge_run(
     records. None where there are no such records."""
     problem = experiment.problem
     rows = experiment.partition.order[:_MOST_RECORDS] if local else problem.test_rows[0]
+    rows = rows[np.asarray(problem.y)[rows] >= 0]  # without blanks
     records = Labelled(problem.x, problem.y, rows, "your records" if local else "public test records")
     name = "train_loss" if local else "loss"
     losses = [(row["round"], float(row[name])) for row in evaluations]  # "inf" and "nan" are text in a folder

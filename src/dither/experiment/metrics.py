@@ -182,9 +182,10 @@ def evaluate(
     classes: Sequence[str],
     label_bounds: tuple[float, float] | None,
 ) -> TestScores:
-    """Scores of a model from what it says of each record, and the encoded labels."""
+    """Scores of a model from what it says of each record, and the encoded labels; without blanks (below 0)."""
     from dither import models
 
+    scores, y = scores[y >= 0], y[y >= 0]
     if label_bounds is None:
         return classification_scores(probabilities_of(scores.astype(np.float64)), y, classes)
     low, high = label_bounds

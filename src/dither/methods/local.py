@@ -247,7 +247,8 @@ def noisy_gradients(model: Model, plan: PrivacyPlan, *, source: str) -> NoisyGra
         return schedule.factor(index, step, hyper["noise_log_decay"], hyper["noise_decay_start"])
 
     def mean(hyper: Hyper, integers: Params, index: Array) -> Params:
-        noise_std = hyper["noise_std"][0] * factor_of(hyper, index, 0)  # the same for all clients
+        # The same for all clients; or, weighted, that of a client of weight 1 (integers are in units of noise).
+        noise_std = hyper["noise_std"][0] * factor_of(hyper, index, 0) * weight_of(hyper, 0)
         return scale(1 / lattice.sum_scale(noise_std, hyper["clip_norm"]), integers)
 
     # reason: all that one client knows in one step
@@ -257,7 +258,8 @@ def noisy_gradients(model: Model, plan: PrivacyPlan, *, source: str) -> NoisyGra
         noise_std = hyper["noise_std"][round.client] * factor_of(hyper, round.index, step)
         key = noise.for_step(keys.noise, step)
         if exactly:
-            return exact_gradient(hyper, key, params, batch, records.size, noise_std)
+            weight = weight_of(hyper, round.client)
+            return exact_gradient(hyper, key, params, batch, records.size, noise_std, weight)
         gradient, clipped = clipped_gradient(hyper, params, batch, records.size)
         return noise.gaussian(key, gradient, noise_std=noise_std), clipped
 
@@ -335,13 +337,20 @@ def _exact_gradients(
 
     # reason: all that one client knows in one step
     def at(
-        hyper: Hyper, key: types.Key, params: Params, batch: Batch, client_size: Array, noise_std: Array
+        hyper: Hyper,
+        key: types.Key,
+        params: Params,
+        batch: Batch,
+        client_size: Array,
+        noise_std: Array,
+        weight: Array,
     ) -> tuple[Params, Array]:
         clip_norm, divisor = hyper["clip_norm"], sampler.divisor(client_size)
         summed, longest = (divisor, sampler.width) if plan.clip == "example" else (jnp.float32(1.0), 1)
         std = noise_std * summed
         if plan.exact_sums:
-            scale = lattice.sum_scale(noise_std, clip_norm) / summed
+            # In units of the noise a client's numbers are weighted by 1/noise_std; without noise, by its weight.
+            scale = lattice.sum_scale(noise_std, clip_norm / weight) / summed
         else:
             scale = lattice.scale_of(std, clip_norm * longest)
         integers, clipped = clipping.on_lattice(
@@ -412,6 +421,13 @@ def gradient_hyper(plan: PrivacyPlan, noise_std: float) -> dict[str, Any]:
     }
 
 
+def weight_of(hyper: Hyper, client: Array) -> Array:
+    """A client's weight in the mean, 1 at the mean over all clients: in inverse proportion to its noise where
+    clients have targets of their own, so that every client adds the same noise to a sum. Else a plain 1, which
+    changes no bit."""
+    return hyper["client_weight"][client] if "client_weight" in hyper else 1
+
+
 def chosen_noise_std(plan: PrivacyPlan, calibrated: Callable[[], Array]) -> float:
     """The noise std the plan asks for: none, as given, or `calibrated()` by the paper's formula."""
     if plan.noise == "none":
@@ -457,16 +473,17 @@ def averaging(plan: PrivacyPlan, gradients: NoisyGradients) -> Callable[[Hyper],
                 return gradients.at(hyper, keys, message, batch, records, round, number)
 
             batches, integers = gradients.sampler.draw(keys, done, records.size), None
-            weight = 1 / round.cohort_size
+            weight = weight_of(hyper, round.client) / round.cohort_size
             if plan.exact_sums:
                 nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.int32), message)
                 integers, clipped = train(nothing, records, batches, integers_of)
                 change = step_of(message, integers, round.index, jnp.float32(1))
+                upload = scale(1 / round.cohort_size, change)  # the integers are weighted already
             else:
                 end, clipped = train(message, records, batches, step)
-                change = subtract(end, message)
+                upload = scale(weight, subtract(end, message))
             state = {"steps": done + plan.local_steps}
-            return ClientResult(scale(weight, change), weight, state, {"clipped": clipped}, integers)
+            return ClientResult(upload, weight, state, {"clipped": clipped}, integers)
 
         def step_of(params: Params, integers: Params, index: Array, clients: Array) -> Params:
             """The step of a round, from the sum of the integers of so many clients."""
@@ -498,6 +515,8 @@ def noisy_averaging(
     plan = plan._replace(exact_sums=sums_exactly(plan))
     calibrated = partial(noise_std, params, epsilon=plan.epsilon, delta=plan.delta)
     hyper = gradient_hyper(plan, chosen_noise_std(plan, calibrated))
+    if plan.epsilons:
+        hyper["client_weight"] = np.ones(plan.num_clients)  # until the accountant has set the noise
 
     def claimed(other: Hyper) -> types.Claim:
         std = quietest(other)
