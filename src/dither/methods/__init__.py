@@ -89,6 +89,7 @@ def prepare(
         noise_decay_start=privacy.noise_decay_start,
         noise_scale=privacy.noise_scale,
         epsilons=privacy.epsilons,
+        clip_quantile=privacy.clip_quantile,
         seed=spec.seed,
         aggregation=spec.aggregation,
         discrete_noise=spec.secagg.noise == "discrete",
