@@ -44,17 +44,19 @@ def transformed(dataset: Dataset, name: str) -> Dataset:
         raise DataError(f"data.transform={name!r} needs the records in memory; set data.stream='no'")
     count = len(dataset.x_train)
     features = transform(np.concatenate([dataset.x_train, dataset.x_test]), name)
+    if name != "unit":
+        names = tuple(f"{name} {number}" for number in range(features.shape[1]))
+        dataset = dataset._replace(feature_names=names, image_shape=())
     return dataset._replace(
         x_train=features[:count],
         x_test=features[count:],
-        feature_names=tuple(f"{name} {number}" for number in range(features.shape[1])),
-        image_shape=(),
         notes=(*dataset.notes, f"{name} features, computed from each record by itself by a fixed public rule"),
     )
 
 
 def _features(x: np.ndarray, name: str) -> np.ndarray:
-    return _normalised_scattering(x) if name == "scattering" else _random_features(x)
+    rules = {"unit": _unit, "scattering": _normalised_scattering, "random": _random_features}
+    return rules[name](x)
 
 
 def _normalised_scattering(x: np.ndarray) -> np.ndarray:
