@@ -10,11 +10,13 @@ export DITHER_DATA := $(abspath $(LOCAL_DATA))
 endif
 endif
 
-.PHONY: bench bench-quick bench-scale federation-demo run test test-slow lint types format docs wheel clean help
+.PHONY: bench bench-quick bench-scale federation-demo install run test test-slow lint types format docs wheel clean help
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+install: $(VENV)/.installed  ## Make the environment .venv with Dither in it
 
 run: $(VENV)/.installed  ## Train on Adult over 16 institutions with proven ε = 1
 	@$(BIN)/dither run adult

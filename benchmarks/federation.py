@@ -1,18 +1,20 @@
 """What a federation costs on loopback: an exchange over Flower and over NVIDIA FLARE, and a masked round.
 
     python benchmarks/federation.py              # all, writes benchmarks/federation.json
-    python benchmarks/federation.py --only nodes
-    python benchmarks/federation.py --only flare --parameters 100000 --counts 4,16
+    python benchmarks/federation.py --only scale --counts 4,16,64
+    python benchmarks/federation.py --only scale --transport nvflare --parameters 100000 --counts 4,16,64
     python benchmarks/federation.py --only sums --parameters 100000 --counts 4,16,64,256
 
-before, after, nodes: an exchange, which is one message of a model's size to every node and its answer, without
+before, after: an exchange, which is one message of a model's size to every node and its answer, without
 training. "before" is Flower as it comes: SuperNodes that start a process for every message, `send_and_receive`,
 and a worker behind a Unix socket so that no process imports JAX. "after" is the node and the loop of
 `dither serve` and `dither join`. Both have TLS and node authentication and run on the same machine in the same
 minutes: compare them with each other, not with another machine.
 
-flare: the same exchange over NVIDIA FLARE, with mutual TLS: sites as processes of FLARE, their parties as threads
-here. server_ms and job_ms are the CPU of FLARE's server and of its job, for each party and exchange.
+scale: masked rounds of light parties over a transport, with TLS (benchmarks/masked_exchange.py): they really mask,
+sign and open, and train nothing; a third of them may collude. A round is two exchanges: "round" (the model down,
+the masked words up) and "unseal". CPU is that of all processes of the server (transport, gate, coordinator) or of
+the parties, for each party and exchange; memory the peak of each process, added up.
 
 sums: a masked round in one process, without any transport: parties that really mask, and the server, which checks
 signatures, adds up and opens the sum. CPU for each party, at the party and at the server.
@@ -26,14 +28,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
+import masked_exchange
 import numpy as np
 
 from dither.federation import demo, keys, serving
@@ -43,6 +49,9 @@ from dither.federation.flower.superlink import SuperLink, environment
 from dither.federation.local import answer_at, free_port, separate_process, stop
 from dither.secagg import session
 from dither.secagg.encoding import FixedPoint
+
+_SITES = 16  # of NVIDIA FLARE at most, each two processes: more parties share them
+_PARTY_PROCESSES = 2  # divides _SITES
 
 SERVER_APP = """
 import json, time
@@ -129,37 +138,110 @@ def measure(how: str, count: int, rounds: int, size: int, folder: Path) -> list[
     return json.loads(result.read_text())
 
 
-def measure_flare(count: int, rounds: int, size: int, folder: Path) -> list[dict[str, float]]:
-    """Seconds and CPU of each exchange with that many sites of NVIDIA FLARE."""
-    from dither.federation.nvflare import KIT, kits, relay, system
+def measure_scale(transport: str, count: int, rounds: int, words: int, folder: Path) -> dict[str, float]:
+    """A masked round of light parties: seconds, CPU and memory of the server, CPU of the parties."""
+    names, port, sites = [f"party-{number}" for number in range(count)], free_port(), min(count, _SITES)
+    keys.create(folder / "keys", names, hosts=["localhost"])
+    result, over_flare = folder / "result.json", transport == "nvflare"
+    config = {
+        "folder": folder,
+        "result": result,
+        "rounds": rounds,
+        "words": words,
+        "parties": count,
+        "sites": sites,
+    }
+    config |= {"colluders": -(-count // 3), "process": os.getpid()}
+    config = {name: str(value) for name, value in config.items()}
+    (folder / "config.json").write_text(json.dumps(config))
+    path = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
+    children = []
+    with (
+        _flare_server(folder, names[:sites], port, path)
+        if over_flare
+        else _flower_server(folder, port, path) as run
+    ):
+        for index in range(_PARTY_PROCESSES):
+            command = [sys.executable, masked_exchange.__file__, str(folder), transport, f"127.0.0.1:{port}"]
+            command += [str(number) for number in (index, _PARTY_PROCESSES, sites)]
+            with open(folder / "parties.log", "ab") as log:
+                children.append(subprocess.Popen(command, stdout=log, stderr=log, **separate_process()))
+        (folder / "parties.json").write_text(json.dumps([child.pid for child in children]))
+        try:
+            run(config)
+            until = time.monotonic() + 1800
+            while not result.is_file() or not result.read_text():
+                if time.monotonic() > until:
+                    raise SystemExit(f"no result; see the logs in {folder}")
+                time.sleep(0.2)
+        finally:
+            for name in names[:sites] if over_flare else []:
+                _end_relay(folder / "keys" / "parties" / name)
+            for child in children:
+                stop(child)
+    rows = json.loads(result.read_text())
+    facts: dict[str, float] = (
+        {"parties": count, "words": words, "sites": sites} if over_flare else {"parties": count, "words": words}
+    )
+    facts["round_s"] = _median([sum(row["seconds"] for row in rows[at : at + 2]) for at in range(0, len(rows), 2)])
+    for kind in ("round", "unseal"):
+        chosen = [row for row in rows if row["kind"] == kind]
+        for who in ("server", "parties"):
+            facts[f"{kind}_{who}_ms"] = round(1e3 * sum(row[who] for row in chosen) / (count * len(chosen)), 2)
+    facts["server_MB"] = round(max(row["server_bytes"] for row in rows) / 1e6)
+    facts["parties_MB"] = round(max(row["party_bytes"] for row in rows) / 1e6)
+    return facts
+
+
+@contextmanager
+def _flower_server(folder: Path, port: int, path: dict[str, str]) -> Iterator[Callable[[dict[str, str]], None]]:
+    keyring, tls, app = (
+        keys.Keyring.load(folder / "keys" / "server"),
+        TlsFiles.of(folder / "keys" / "server"),
+        folder / "app",
+    )
+    (app / "dither_app").mkdir(parents=True)
+    with SuperLink(folder, tls, path) as link:
+        for party in keyring.parties:
+            link.register(party.node_key, party.name)
+        nodes = [party.node_key for party in keyring.parties]
+        with Gate("127.0.0.1", port, inside=link.inside, nodes=nodes, tls=tls) as gate:
+            gate.most_bytes = 1 << 28
+
+            def run(config: dict[str, str]) -> None:
+                declared = "".join(f'{name} = ""\n' for name in config)
+                head = (serving.APP / "pyproject.toml").read_text().split("[tool.flwr.app.config]")[0]
+                (app / "pyproject.toml").write_text(f"{head}[tool.flwr.app.config]\n{declared}")
+                for name in ("__init__.py", "client_app.py"):
+                    shutil.copy(serving.APP / "dither_app" / name, app / "dither_app")
+                source = (serving.APP / "dither_app" / "server_app.py").read_text()
+                source = source.replace("dither.federation.serving", "masked_exchange")
+                (app / "dither_app" / "server_app.py").write_text(source)
+                link.run(app, config)
+
+            yield run
+
+
+@contextmanager
+def _flare_server(
+    folder: Path, sites: list[str], port: int, path: dict[str, str]
+) -> Iterator[Callable[[dict[str, str]], None]]:
+    from dither.federation.nvflare import KIT, kits, system
 
     class Server(system.FlareServer):
         controller = "flare_exchange.ExchangeController"
 
-    names, port = [f"site-{number}" for number in range(count)], free_port()
-    keys.create(folder / "keys", names, hosts=["localhost"])
-    kits.provision(folder / "keys", names, host="localhost", port=port)
+    kits.provision(folder / "keys", sites, host="localhost", port=port)
     local = folder / "keys" / "server" / KIT / "local" / "resources.json"
     local.write_text(local.read_text().replace(system.FlareServer.controller, Server.controller))
-    over, result = threading.Event(), folder / "result.json"
-    path = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
     with Server(folder, folder / "keys" / "server", ("127.0.0.1", port), path) as server:
-        homes = [folder / "keys" / "parties" / name for name in names]
-        for home in homes:
-            work = {"target": answer_at, "args": (relay.socket_of(home), lambda body: body)}
-            threading.Thread(**work, kwargs={"until": over.is_set}, daemon=True).start()
-            relay.start(home, f"127.0.0.1:{port}")
-        config = {"nodes": str(count), "rounds": str(rounds), "size": str(size), "result": str(result)}
-        server.run(config, names, everybody=True, on_wait=lambda missing: None, seconds=400)
-        until = time.monotonic() + 300
-        while not result.is_file() or not result.read_text():
-            if time.monotonic() > until:
-                raise SystemExit(f"no result; see {folder / 'nvflare.log'}")
-            time.sleep(0.2)
-        over.set()
-        for home in homes:
-            relay.end(home)
-    return json.loads(result.read_text())
+        yield lambda config: server.run(config, sites, everybody=True, on_wait=lambda missing: None, seconds=400)
+
+
+def _end_relay(home: Path) -> None:
+    from dither.federation.nvflare import relay
+
+    relay.end(home)
 
 
 def measure_sum(count: int, words: int) -> dict[str, float]:
@@ -208,18 +290,17 @@ def _median(values: list[float]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=["before", "after", "nodes", "flare", "sums", "open", "masked"])
+    parser.add_argument("--only", choices=["before", "after", "scale", "sums", "open", "masked"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--parameters", type=int, default=114, help="float32 numbers in a message (Adult: 114)")
     parser.add_argument("--counts", default="4,16,64,128")
+    parser.add_argument("--transport", choices=["flower", "nvflare"], default="flower")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     arguments = parser.parse_args()
     found = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {}
     size = 4 * arguments.parameters
     plan = [("before", 4), ("after", 4)]
     plan = [(how, count) for how, count in plan if arguments.only in (None, how)]
-    if arguments.only in (None, "nodes"):
-        plan += [("nodes", int(count)) for count in arguments.counts.split(",")]
     for how, mode in (("open", "off"), ("masked", "real")):
         if arguments.only in (None, how):
             with tempfile.TemporaryDirectory(prefix="dither-bench-") as folder:
@@ -227,14 +308,12 @@ def main() -> None:
             found[f"rounds-{how}"] = {"nodes": 4, **facts, "load": round(os.getloadavg()[0], 1)}
             print(f"rounds {how}: {facts}  (load {os.getloadavg()[0]:.1f})", flush=True)
             arguments.out.write_text(json.dumps(found, indent=2) + "\n")
-    for count in map(int, arguments.counts.split(",")) if arguments.only == "flare" else []:
+    for count in map(int, arguments.counts.split(",")) if arguments.only == "scale" else []:
         with tempfile.TemporaryDirectory(prefix="dither-bench-") as folder:
-            rows = measure_flare(count, arguments.rounds, size, Path(folder))
-        each = 1e3 / (count * len(rows))
-        facts = {"nodes": count, "bytes": size, "median_s": _median([row["seconds"] for row in rows])}
-        facts |= {f"{name}_ms": round(each * sum(row[name] for row in rows), 2) for name in ("server", "job")}
-        found[f"flare-{count}"] = {**facts, "load": round(os.getloadavg()[0], 1)}
-        print(f"flare: {found[f'flare-{count}']}", flush=True)
+            facts = measure_scale(arguments.transport, count, arguments.rounds, arguments.parameters, Path(folder))
+        name = f"scale-{arguments.transport}-{count}-{arguments.parameters}"
+        found[name] = {**facts, "load": round(os.getloadavg()[0], 1)}
+        print(f"{name}: {found[name]}", flush=True)
         arguments.out.write_text(json.dumps(found, indent=2) + "\n")
     for count in map(int, arguments.counts.split(",")) if arguments.only == "sums" else []:
         facts = {"parties": count, "words": arguments.parameters, **measure_sum(count, arguments.parameters)}
@@ -243,7 +322,7 @@ def main() -> None:
         arguments.out.write_text(json.dumps(found, indent=2) + "\n")
     for how, count in plan:
         with tempfile.TemporaryDirectory(prefix="dither-bench-") as folder:
-            seconds = measure("after" if how == "nodes" else how, count, arguments.rounds, size, Path(folder))
+            seconds = measure(how, count, arguments.rounds, size, Path(folder))
         median = _median(seconds)
         found[f"{how}-{count}"] = {"nodes": count, "median_s": median, "load": round(os.getloadavg()[0], 1)}
         print(f"{how:7} {count:4} nodes  {median:7.3f} s a round  (load {os.getloadavg()[0]:.1f})", flush=True)

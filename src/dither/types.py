@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     import numpy as np
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 Array = Any  # a jax.Array inside a traced function, a NumPy array on the host
 PyTree = Any  # nested tuples, dicts, named tuples of arrays
@@ -305,6 +305,8 @@ class PrivacyPlan(NamedTuple):
     noise_decay: float = 1.0
     noise_decay_start: int = 0
     noise_scale: tuple[float, ...] = ()  # factor of each client's noise; empty: 1 for all
+    epsilons: tuple[float, ...] = ()  # target of each client; empty: `epsilon` for all
+    clip_quantile: float = 0.0  # share of the gradients that an adaptive clip should not shorten; 0: it is fixed
     seed: int = 0  # for participation designs that are drawn beforehand
     aggregation: str = "off"  # how uploads are summed: "off" (in the open), "ideal" or "real"
     discrete_noise: bool = False  # noise on the encoded integers of an upload

@@ -262,6 +262,41 @@ def test_accounting_of_unequal_noise_is_per_client():
     assert spread.min < spread.max
 
 
+def test_more_classes_than_are_bounded_one_by_one_do_not_mix_targets():
+    """Of 30 clients of different sizes, those with the smaller target have rows of their own."""
+    sizes, targets = 50 + np.arange(30), (0.5, 2.0) * 15
+
+    def releases(info):
+        sampling = Sampling("fixed", 5 / info.size, "replace-one", 0.0, 5, info.size)
+        return (Release("uplink", 2.0 / targets[info.client], 1.0, 1, sampling, "test"),)
+
+    plan = make_plan(sizes, cohorts=(np.arange(30),) * 4, cohort_size=30, delta=1e-5, epsilons=targets)
+    joint = accountant.Accountant(plan, releases)
+    assert len(joint.clients) == 30  # 15 classes of each target
+    many = accountant.Accountant(plan._replace(epsilons=(), adjacency="replace-one"), releases)
+    assert len(many.clients) == 1
+    strict = joint.of([0]).epsilon(adjacency="replace-one")
+    own = accounting.compress(releases(RoundInfo(t, 0, 50, 30)) for t in range(4))
+    assert strict == pytest.approx(accounting.proven(own, 1e-5, view="upload", adjacency="replace-one").value)
+    assert strict < 0.5 * many.epsilon(adjacency="replace-one")
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"privacy.epsilons": [1.0, 2.0]}, "epsilons has 2 entries for num_clients=6"),
+        ({"privacy.epsilons": [2.0] * 6}, "no client may exceed privacy.epsilon=1.5"),
+        ({"privacy.epsilons": [1.0] * 6, "privacy.noise": "paper"}, "needs privacy.noise='proven'"),
+        ({"privacy.epsilons": [1.0] * 6, "privacy.noise_scale": [1.0] * 6}, "not both"),
+        ({"privacy.epsilons": [1.0] * 6, "method": "secure-fedavg"}, "not secure-fedavg"),
+        ({"privacy.epsilons": [1.0] * 6, "method": "dp-scaffold"}, "not dp-scaffold"),
+    ],
+)
+def test_targets_that_cannot_be_kept_are_refused(values, problem):
+    with pytest.raises(SpecError, match=problem):
+        build.build_experiment(spec_for("cpfed", cohort_size=6).with_values(values))
+
+
 def test_cohorts_on_the_host_are_those_of_the_compiled_rounds():
     from dither.simulation import engine
 

@@ -178,6 +178,8 @@ JUNK = {
     "no clip": {"spec__privacy__clip_norm": 0.0},
     "a clip without measure": {"spec__privacy__clip_norm": 1e300},
     "noise scales": {"spec__privacy__noise_scale": [1.0, 1.0]},
+    "targets": {"spec__privacy__epsilons": [1.0, 1.0]},
+    "a target without measure": {"spec__privacy__epsilons": [1e300] * 4},
     "norms below 0": {"spec__federation__max_norm": -3.0},
     "a wait without measure": {"spec__federation__round_timeout": 1e300},
 }

@@ -163,7 +163,7 @@ def test_a_storm_of_kills_in_mid_round(tmp_path, transport):
     """A hundred times a party that has just computed a round is killed (SIGKILL), at a random moment of the next
     one, and started again at once. All four are needed, so every round is computed by all of them in the end, and
     is in every ledger once."""
-    rng = random.Random(5)
+    rng, started = random.Random(5), time.monotonic()
     spec = small_spec(**{"num_rounds": 5000, "secagg.mode": "real", "eval_every": 5000})
     spec = spec.with_values({"federation.round_timeout": 120.0, "federation.min_clients": 4})
     with Processes(Parties(tmp_path, spec), transport=transport) as run:
@@ -182,14 +182,16 @@ def test_a_storm_of_kills_in_mid_round(tmp_path, transport):
             run.kill(victim)
             at[victim] = next(iter(party_logs(run, victim))).stat().st_size
             run.join(victim)
-        done = len(rounds(run))
-        print(f"{KILLS} kills over {transport}: {done - begun} rounds completed in between")
+        done, seconds = len(rounds(run)), time.monotonic() - started
+        print(f"{KILLS} kills over {transport} in {seconds:.0f} s: {done - begun} rounds completed in between")
         run.until_round(done + 2, 300)
         run.kill("server")
         time.sleep(5)  # a party may be computing what it was asked
         for name in list(run.running):
             run.kill(name)
-        for charged in ledgers(run).values():
+        charges = ledgers(run)
+        print(f"charges: { ({name: len(charged) for name, charged in charges.items()}) }")
+        for charged in charges.values():
             assert charged == list(range(len(charged)))
             assert len(charged) >= done + 2
 

@@ -1,13 +1,16 @@
 """A model in a file of yours, or given as an object, everywhere a built-in one works."""
 
 import hashlib
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import dither
 from dither import models
+from dither.cli import app
 from dither.errors import FederationError, RunExists, SpecError
 from dither.federation import agreement, mailbox
 from dither.spec import code
@@ -48,6 +51,33 @@ def test_a_file_of_yours_is_trained_proved_resumed_and_used(own, tmp_path):
     (tmp_path / "my_model.py").unlink()
     x = np.random.default_rng(0).random((5, 30), np.float32)
     assert dither.load("run").predict(x).shape == (5,)
+
+
+@pytest.mark.slow
+def test_every_command_that_takes_a_spec_takes_a_file_of_yours(own):
+    """account, sweep, audit, an interrupted run and predictions, as for a model of Dither's."""
+
+    def output(*command):
+        result = CliRunner().invoke(app, command)
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    def stop(row):
+        raise KeyboardInterrupt
+
+    settings = [
+        word for key, value in own.items() for word in ("--set", f"{key}={value}".replace("False", "false"))
+    ]
+    assert "proven" in output("account", "adult", *settings)
+    output("sweep", "adult", *settings, "--vary", "seed=0,1", "--out", "sweep")
+    output("audit", "adult", *settings, "--trials", "200", "--rounds", "1")
+    with pytest.raises(KeyboardInterrupt):
+        dither.run("adult", values=own, out="run", on_evaluation=stop, checkpoint_seconds=0)
+    output("run", "--resume", "run")
+    dataset = dither.data.load("breast-cancer")
+    np.savez("records.npz", x=dataset.x_test)
+    output("predict", "run", "--data", "records.npz", "--out", "predictions.csv")
+    assert len(Path("predictions.csv").read_text().splitlines()) == len(dataset.x_test) + 1
 
 
 @pytest.mark.slow

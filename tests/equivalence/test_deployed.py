@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from dither.accounting.lattice_noise import SUM_WIDTH
+from dither.errors import FederationError
 from dither.experiment import build
 from dither.federation import mailbox
+from dither.federation.party import Target
 from dither.secagg import encoding
 from tests.federation.parties import Parties, assert_simulated, server_bits, simulated, small_spec
 
@@ -61,18 +63,34 @@ def test_discrete_noise_on_the_words_is_the_simulators(tmp_path):
 
 
 def test_noisy_integers_are_summed_as_they_are(tmp_path, monkeypatch):
-    """Exact sums (R9): what secure aggregation opens is the sum of the parties' noisy integers, and the model that
-    follows has the simulator's bits. (A seed draws the noise here, so that both have the same.)"""
+    """Exact sums (R9) of parties that set their own targets when they join: what secure aggregation opens is the
+    sum of the noisy integers, and the model that follows has the simulator's bits. (A seed draws the noise
+    here, so that both have the same.) A party whom an agreement would cost more refuses by itself."""
     options = build.engine_options
     monkeypatch.setattr(build, "engine_options", lambda of: {**options(of), "randomness": "seeded"})
     values = {"local_steps": 1, "batch_sampling": "full", "model.l2": 0.01, "lr_decay": 0.1, "num_rounds": 2}
-    values |= {"server_optimizer": "momentum", "server_average": 0.5}
-    spec = small_spec("dp-sgd", **{"randomness": "os", "secagg.mode": "real", "secagg.modulus_bits": 64, **values})
-    parties = Parties(tmp_path, spec)
+    values |= {"server_optimizer": "momentum", "server_average": 0.5, "secagg.modulus_bits": 64}
+    values |= {"privacy.noise": "proven", "privacy.epsilon": 2.0, "privacy.view": "sum", "privacy.delta": 1e-5}
+    values |= {"privacy.adjacency": "zero-out", "randomness": "os", "secagg.mode": "real"}
+    values |= {"federation.min_clients": 4}  # nobody may be missing, as in the simulation
+    targets = [0.5, 2.0, 1.0, 2.0]
+    parties = Parties(tmp_path, small_spec("dp-sgd", **values, **{"privacy.epsilons": targets}))
     assert parties.experiment.plan.exact_sums
+    for name, target in zip(parties.names, targets, strict=True):
+        parties.nodes[name] = parties.node(name, target=Target(target))
     coordinator = parties.coordinator()
-    coordinator.run()
+    coordinator.asked_spec = parties.spec.with_values({"privacy.epsilons": []})
+    report = coordinator.run()
     assert_simulated(coordinator, parties)
     rows = [parties.nodes[name]._run.store.pending().row.view(np.int64) for name in parties.nodes]
     assert max(np.abs(row).max() for row in rows) < 2**31 // 4
-    assert np.std(np.concatenate(rows)) > 0.5 * SUM_WIDTH
+    assert all(np.std(row) > 0.5 * SUM_WIDTH for row in rows)
+    assert [row.target for row in report.epsilon.clients] == targets
+    assert all(0.998 * row.target < row.proven <= row.target for row in report.epsilon.clients)
+
+    agreement, experiment = coordinator.agreement, coordinator.experiment
+    strict, exacting = (parties.node("ann", target=Target(*each)) for each in ((0.25,), (0.5, 1e-9)))
+    with pytest.raises(FederationError, match=r"proves ε = 0.4\d+ .* above its own target; raise --epsilon 0.25"):
+        strict._check_target(agreement, experiment)
+    with pytest.raises(FederationError, match="δ = 1e-05, above this party's 1e-09"):
+        exacting._check_target(agreement, experiment)

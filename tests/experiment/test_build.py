@@ -5,7 +5,7 @@ import pytest
 
 from dither import data
 from dither.data.dataset import TableOptions, dataset_from_tables
-from dither.experiment.build import build_experiment
+from dither.experiment.build import build_experiment, large_delta
 from dither.spec import Spec
 
 
@@ -44,3 +44,27 @@ def test_only_one_linear_score_clipped_by_record_gets_a_bound_on_its_smoothness(
     plan = build_experiment(spec, dataset=stays(label)).plan
     assert plan.convex == (smoothness is not None)
     assert plan.smoothness == (None if smoothness is None else pytest.approx(smoothness))
+
+
+@pytest.mark.parametrize(
+    ("values", "records", "words"),
+    [
+        (
+            {"data.path": "t.csv", "data.label": "y", "privacy.delta": 0.5},
+            1800,
+            "fail for 900 of 1,800 records: set privacy.delta=0.0001",
+        ),
+        (
+            {"data.path": "t.csv", "data.label": "y", "privacy.delta": 1e-5},
+            200_000,
+            "set privacy.delta=1e-06 or smaller",
+        ),
+        ({"data.path": "t.csv", "data.label": "y", "privacy.delta": 1e-5}, 99_999, ""),
+        ({"privacy.delta": 1e-4}, 32_561, ""),  # as papers do, on public records
+        ({"privacy.delta": 0.5}, 32_561, "set privacy.delta=1e-05"),
+    ],
+)
+def test_a_large_delta_is_named_beside_every_epsilon(values, records, words):
+    warnings = large_delta(Spec().with_values(values), records, False)
+    assert bool(warnings) == bool(words)
+    assert words in "".join(warnings)

@@ -64,8 +64,8 @@ def experiment_of(values):
         return None
 
 
-def uploads(experiment, index):
-    """Uploads `[3, trials, dimension]` of client 0 in one round, each trial with keys of its own: without noise,
+def uploads(experiment, index, client=0):
+    """Uploads `[3, trials, dimension]` of a client in one round, each trial with keys of its own: without noise,
     with it, and without noise where record 0 has the other label."""
     plan, prepared = experiment.plan, experiment.prepared
     values = {name: jnp.asarray(value, jnp.float32) for name, value in plan.hyper.items()}
@@ -79,7 +79,7 @@ def uploads(experiment, index):
         records = Records(jnp.eye(SIZE), labels, jnp.arange(SIZE), jnp.int32(0), jnp.int32(SIZE))
         keys = Keys(*jax.random.split(jax.random.key(seed), 3))
         message = algorithm.message(algorithm.init(params))
-        round = Round(jnp.int32(index), jnp.int32(0), jnp.int32(cohort_size))
+        round = Round(jnp.int32(index), jnp.int32(client), jnp.int32(cohort_size))
         result = algorithm.client(keys, message, algorithm.client_init(params), records, round)
         upload = result.upload["params"] if experiment.spec.method == "dp-scaffold" else result.upload
         return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(upload)])
@@ -89,14 +89,17 @@ def uploads(experiment, index):
     return np.asarray(every(jnp.array([0.0, 1.0, 0.0]), jnp.array([0, 0, 1]), jnp.arange(TRIALS)), np.float64)
 
 
-def check(experiment):
+def check(experiment, client=0):
+    """Returns the std of the noise on the client's upload."""
     plan, index = experiment.plan, 2
-    info = RoundInfo(index, 0, SIZE, len(experiment.cohorts[index]))
+    info = RoundInfo(index, client, SIZE, len(experiment.cohorts[index]))
     (release,) = [r for r in experiment.prepared.releases(info) if r.channel == "uplink"]
-    quiet, loud, neighbour = uploads(experiment, index)
+    quiet, loud, neighbour = uploads(experiment, index, client)
     # Noise: what is added has the variance that the release states, in the unit of the upload.
     unit = plan.upload_unit or plan.client_lr / plan.cohort_size  # DP-SCAFFOLD keeps no unit
     unit *= max(map(len, plan.cohorts)) / len(plan.cohorts[index])  # it is stated for the largest cohort
+    if plan.weights is not None:
+        unit *= plan.weights[client] / plan.weights.min()  # it is stated for the least weight
     std = float(np.std(loud - quiet))
     assert std == pytest.approx(unit * release.noise_std, rel=0.03)
     # Frequencies: how often record 0 is in the batch.
@@ -110,6 +113,7 @@ def check(experiment):
     factor = 2 if release.sampling.adjacency != "replace-one" else 1  # stated for a blanked record
     assert moved <= factor * release.sensitivity * unit * (1 + 1e-4)
     assert moved > 0
+    return std
 
 
 @given(specs())
@@ -127,6 +131,44 @@ def test_engine_and_accountant_read_the_same_plan_many_times(values):
     experiment = experiment_of(values)
     assume(experiment is not None)
     check(experiment)
+
+
+OWN_TARGETS = {
+    "method": "dp-sgd", "num_clients": 4, "cohort_size": 4, "num_rounds": 3, "local_steps": 1, "batch_size": 12,
+    "batch_sampling": "full", "client_lr": 0.1, "privacy.clip": "example", "privacy.clip_norm": 0.2,
+    "privacy.noise": "proven", "privacy.epsilon": 4.0, "privacy.epsilons": (0.5, 1.0, 1.0, 4.0),
+    "privacy.adjacency": "zero-out", "model.l2": 0.0,
+}  # fmt: skip
+
+
+# Floats, and integers that are summed exactly
+@pytest.mark.parametrize(("view", "randomness"), [("upload", "seeded"), ("sum", "os")])
+def test_every_client_runs_with_the_noise_of_its_own_target(view, randomness):
+    values = {**OWN_TARGETS, "privacy.view": view, "randomness": randomness, "secagg.mode": "ideal"}
+    experiment = experiment_of(values)
+    assert experiment.plan.exact_sums == (randomness == "os")
+    accountant = experiment.accountant()
+    for client, target in enumerate(OWN_TARGETS["privacy.epsilons"]):
+        assert 0.998 * target <= accountant.of([client]).epsilon() <= target
+    stds = [check(experiment, client) for client in (0, 1, 3)]
+    assert max(stds) <= 1.05 * min(stds)  # weighted, all add the same noise to a sum
+    weights = experiment.plan.weights
+    assert weights.mean() == pytest.approx(1.0)
+    assert weights[0] < weights[1] == weights[2] < weights[3]
+
+
+def test_a_weight_that_is_not_the_stated_one_is_noticed():
+    experiment = experiment_of({**OWN_TARGETS, "randomness": "seeded"})
+    hyper = {**experiment.plan.hyper, "client_weight": np.ones(4)}
+    with pytest.raises(AssertionError):
+        check(experiment.with_plan(hyper=hyper), 0)
+
+
+def test_equal_targets_are_one_target():
+    alone = {**OWN_TARGETS, "privacy.epsilons": (), "privacy.epsilon": 2.0, "randomness": "seeded"}
+    one, each = (experiment_of({**alone, "privacy.epsilons": targets}) for targets in ((), (2.0,) * 4))
+    np.testing.assert_array_equal(one.plan.hyper["noise_std"], each.plan.hyper["noise_std"])
+    np.testing.assert_array_equal(each.plan.weights, np.ones(4))
 
 
 def test_a_client_that_adds_less_noise_than_it_states_is_noticed(monkeypatch):

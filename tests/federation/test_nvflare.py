@@ -1,6 +1,7 @@
 """NVIDIA FLARE as transport, without its processes: questions and answers, who is there, what a site allows."""
 
 import json
+from contextlib import contextmanager
 
 import pytest
 
@@ -24,7 +25,12 @@ class Engine:
 
     def multicast_aux_requests(self, topic, requests, timeout, context):
         assert timeout == 0.0  # nothing blocks
-        self.sent.extend((site, request["number"], request["body"]) for site, request in requests.items())
+        keys = ("numbers",) if topic == apps._AGAIN else ("number", "body")
+        self.sent.extend((site, *(request[key] for key in keys)) for site, request in requests.items())
+
+    @contextmanager
+    def new_context(self):
+        yield None
 
     def tell(self, topic, site, **values):
         shareable = Shareable()
@@ -84,6 +90,28 @@ def test_a_question_that_was_lost_on_the_way_is_given_back(line):
     assert transport.pull([number]) == []  # ann has it
     engine.tell(apps._PRESENCE, "ann", mark="1", received=[])
     assert transport.pull([number]) == [(number, None)]
+
+
+def test_an_answer_that_was_lost_on_the_way_is_asked_for_again(line, monkeypatch, tmp_path):
+    engine, transport, _ = line
+    (number,) = transport.push({0: b"q"}, ttl=1.0).values()
+    engine.sent.clear()
+    for listed in (["unknown", 3, ["x"]], "no list", None):
+        engine.tell(apps._PRESENCE, "ann", mark="1", received=[number], answered=listed)
+    engine.tell(apps._PRESENCE, "bob", mark="1", received=[], answered=[number])  # it is not bob's
+    assert engine.sent == []
+    engine.tell(apps._PRESENCE, "ann", mark="1", received=[number], answered=[number])
+    assert engine.sent == [("ann", [number])]
+    engine.tell(apps._ANSWER, "ann", number=number, body=b"a")
+    engine.tell(apps._PRESENCE, "ann", mark="1", received=[number], answered=[number])
+    assert len(engine.sent) == 1  # it has come
+    monkeypatch.setenv(apps.SOCKET, str(tmp_path / "nobody.sock"))
+    site, site_engine = apps.RelayExecutor(), Engine()
+    site._engine = site_engine
+    site._answers = {number: b"a", "newer": None}
+    site_engine.register_aux_message_handler(apps._AGAIN, site._on_again)
+    site_engine.tell(apps._AGAIN, "server", numbers=[number, "forgotten", 1])
+    assert site_engine.sent == [("server", number, b"a")]
 
 
 def test_a_kit_lets_the_server_run_one_class_and_read_nothing(tmp_path):

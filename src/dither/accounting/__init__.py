@@ -64,6 +64,7 @@ from dither.accounting.views import (
     REALISED,
     VIEWS,
     WORST,
+    ClientEpsilon,
     ClientRange,
     Participations,
     ProvenRow,

@@ -58,7 +58,7 @@ def classes(
 
     `cohorts[t]` are the clients of round t, or of round `numbers[t]` where rounds were made twice. `joint` makes
     one group of all clients. `lattice` says that the noise is discrete: then the grid takes part in how strong a
-    round is. `groups` are those of `alike`, for callers that ask more than once.
+    round is. `groups` are those of `alike`, for callers that ask more than once, or some of them.
     """
     num_clients = len(sizes)
     taking_part = _TakingPart(cohorts, num_clients)
@@ -77,7 +77,7 @@ def classes(
         groups = alike(releases, sizes, cohorts, numbers)
     if len(groups) > _MOST_CLASSES or (joint and len(groups) > 1):
         worst = _worst_of(at, [int(group[0]) for group in groups], lattice)
-        return [_bound_class(np.arange(num_clients), taking_part, worst, lattice)]
+        return [_bound_class(np.sort(np.concatenate(groups)), taking_part, worst, lattice)]
     return [_bound_class(group, taking_part, at, lattice) for group in groups]
 
 
@@ -294,25 +294,49 @@ class Accountant:
     """Proven ε of a plan, planned or realised.
 
     `releases` are the method's at the plan's noise; `alike` are the classes of clients that `alike()` finds, for
-    callers that ask about one method more than once.
+    callers that ask about one method more than once. Where `members` are given, the rows are theirs alone.
     """
 
-    def __init__(self, plan: PrivacyPlan, releases: Releases, alike: Sequence[np.ndarray] | None = None) -> None:
-        self.plan, self.releases, self._alike = plan, releases, alike
+    def __init__(
+        self,
+        plan: PrivacyPlan,
+        releases: Releases,
+        alike: Sequence[np.ndarray] | None = None,
+        members: Sequence[int] | np.ndarray | None = None,
+    ) -> None:
+        self.plan, self.releases, self._alike, self._members = plan, releases, alike, members
         self.conditions = plan.conditions()
 
     @cached_property
     def clients(self) -> list[ClientClass]:
-        """Classes of clients with the same releases, and what their members reveal."""
-        plan = self.plan
-        return classes(
-            self.releases,
-            plan.client_sizes,
-            plan.cohorts,
-            lattice=plan.lattice,
-            groups=self._alike,
-            numbers=plan.round_numbers,
-        )
+        """Classes of clients with the same releases and the same target, and what their members reveal."""
+        plan, groups = self.plan, self._alike
+
+        def bounded(groups: Sequence[np.ndarray] | None) -> list[ClientClass]:
+            return classes(
+                self.releases,
+                plan.client_sizes,
+                plan.cohorts,
+                lattice=plan.lattice,
+                groups=groups,
+                numbers=plan.round_numbers,
+            )
+
+        if not plan.epsilons and self._members is None:
+            return bounded(groups)
+        if groups is None:
+            groups = alike(self.releases, plan.client_sizes, plan.cohorts, plan.round_numbers)
+        targets = np.asarray(plan.epsilons or np.ones(plan.num_clients))
+        members = np.arange(plan.num_clients) if self._members is None else np.asarray(self._members)
+        found = []
+        for target in np.unique(targets[members]):  # so that no bound is joint over different targets
+            same = [group[targets[group] == target] for group in groups]
+            found += bounded([group for group in same if len(group)])
+        return [each for each in found if np.isin(each.members, members).any()]
+
+    def of(self, clients: Sequence[int] | np.ndarray) -> Accountant:
+        """The accountant of these clients alone. Its rows hold for their whole classes."""
+        return Accountant(self.plan, self.releases, self._alike, clients)
 
     @property
     def ledger_releases(self) -> Releases:
@@ -474,9 +498,22 @@ class Accountant:
 
     # Noise
 
-    def noise_factor(self) -> float:
-        """The factor on all noise for which the proven ε is at most the plan's and within 0.1% of it."""
+    def noise_factors(self) -> np.ndarray:
+        """`noise_factor` for the target of each client; where all have the plan's, one for all."""
         plan = self.plan
+        if not plan.epsilons:
+            return np.asarray(self.noise_factor())
+        factors = np.zeros(plan.num_clients)
+        for target in sorted(set(plan.epsilons)):
+            members = np.flatnonzero(np.asarray(plan.epsilons) == target)
+            factors[members] = self.of(members).noise_factor(target)
+        return factors
+
+    def noise_factor(self, epsilon: float | None = None) -> float:
+        """The factor on all noise for which the proven ε is at most `epsilon` (by default the plan's) and within
+        0.1% of it."""
+        plan = self.plan
+        epsilon = plan.epsilon if epsilon is None else epsilon
         if not plan.noise_names:
             raise SpecError("this method adds no noise, so privacy.noise='proven' has nothing to set; use 'none'")
 
@@ -491,10 +528,10 @@ class Accountant:
                     f"no noise has a proven ε for view={plan.view!r} under {plan.adjacency}: {most.detail}; "
                     "choose another privacy.adjacency, privacy.view or batch_sampling"
                 )
-            return calibrate(plan.epsilon, at)
+            return calibrate(epsilon, at)
 
         asked, conditions = question_of((group.most for group in self.clients), self.conditions, plan.view)
-        question = (asked, conditions, plan.epsilon, plan.delta, plan.view, plan.adjacency, plan.unit)
+        question = (asked, conditions, epsilon, plan.delta, plan.view, plan.adjacency, plan.unit)
         factor: float = _answered(question, solve)
         return factor
 

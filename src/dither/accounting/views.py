@@ -65,6 +65,18 @@ class ClientRange:
 
 
 @dataclass(frozen=True)
+class ClientEpsilon:
+    """A client with a target of its own: the paper's ε at its noise, the ε that is proved for it (for the spec's
+    view, adjacency and unit), and its weight in a sum, 1 at the mean over the clients."""
+
+    client: str
+    target: float
+    claimed: float
+    proven: float
+    weight: float
+
+
+@dataclass(frozen=True)
 class ProvenRow:
     """A rigorous ε with everything it depends on, for one view, adjacency and unit; ∞ by recipe "no proof" where
     none is known. In a run's table it is the largest over all clients.

@@ -101,7 +101,12 @@ def audit(
         raise SpecError(f"{experiment.spec.method} protects whole clients; an audit replaces one record")
     code = CodeUnderAudit.of(experiment)
     code = code._replace(build=build or code.build, keys=keys or code.keys)
-    proofs, claim = experiment.accountant().table(), claimed(experiment.prepared.claim)
+    accountant, claim = experiment.accountant(), claimed(experiment.prepared.claim)
+    if experiment.plan.epsilons:  # the proof on trial is that of the client that is attacked
+        sizes = np.asarray(experiment.partition.size)
+        attacked = target_schedule(experiment.cohorts, sizes, view="upload", rounds=None).target
+        accountant = accountant.of([attacked])
+    proofs = accountant.table()
     auditor = _Auditor(experiment, code, proofs, options)
     attacks = _attacks(views, options, experiment, claim)
     about = [experiment.spec.digest(), experiment.data_digest, options, completed_rounds, attacks]

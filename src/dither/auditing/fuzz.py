@@ -34,9 +34,10 @@ from dither.auditing.trials import CodeUnderAudit, float32
 from dither.data import ClientPartition, Dataset
 from dither.errors import NoProof, SpecError
 from dither.experiment.build import Experiment, assemble
+from dither.methods import local
 from dither.simulation import devices, engine
 from dither.spec import Spec
-from dither.types import Records, Round
+from dither.types import PrivacyPlan, Records, Round
 
 FEATURES = 8
 _ERROR = 1e-7  # probability that one spec is reported wrongly
@@ -45,6 +46,7 @@ _COUNTS = 5  # seeds of this remainder by 8 draw statistics
 _CHUNK = 512  # cases of one call, always as many: one compilation a spec
 _TRIALS = 2048  # with noise, and draws by which the use of a record is counted
 _ADDING = ("cpfed", "dp-sgd", "dp-dsgd", "secure-fedavg")  # servers that add the sum of the uploads to the model
+_AVERAGING = ("cpfed", "concentrated", "dp-sgd", "dp-dsgd")  # with targets of clients and an adaptive clip
 _ROUNDING = 1e-3  # of float32, relative
 
 
@@ -199,6 +201,13 @@ def draw(rng: np.random.Generator) -> Drawn:
     values["randomness"] = "os" if round(1000 * values["client_lr"]) % 2 else "seeded"
     if values["randomness"] == "os" and values["local_steps"] == 1:
         values["secagg.mode"] = "ideal"  # exact sums, where the method has them (R9)
+    number = round(100 * values["privacy.epsilon"])
+    if method in _AVERAGING and values["privacy.noise"] == "proven" and number % 3 == 0:
+        shares = [(1.0, 0.5, 0.25)[(client + number // 3) % 3] for client in range(clients)]
+        values["privacy.epsilons"] = tuple(values["privacy.epsilon"] * share for share in shares)
+    adapts = values["local_steps"] == 1 and values["privacy.clip"] == "example" and method in _AVERAGING
+    if adapts and round(1000 * values["client_lr"]) % 3 == 0:
+        values["privacy.clip_quantile"] = 0.5
     ex_ante = view == "upload" and sampling == "full" and not everyone
     return Drawn(
         values,
@@ -236,8 +245,10 @@ def build(drawn: Drawn) -> Experiment:
 
 
 def _proven(experiment: Experiment, drawn: Drawn) -> tuple[str, float]:
-    """Recipe and value of the bound that is on trial."""
+    """Recipe and value of the bound that is on trial: where clients have targets of their own, of the target's."""
     accountant = experiment.accountant(drawn.missing)
+    if experiment.plan.epsilons and not drawn.ex_ante:
+        accountant = accountant.of([_attacked_client(experiment.plan)])
     adjacency = experiment.plan.adjacency
     if drawn.ex_ante:
         rows = accountant.before_the_draw(experiment.prepared.cohort_size_at)
@@ -245,6 +256,13 @@ def _proven(experiment: Experiment, drawn: Drawn) -> tuple[str, float]:
     else:
         row = accountant.proven(drawn.view, adjacency)
     return row.recipe, row.value
+
+
+def _attacked_client(plan: PrivacyPlan) -> int:
+    """The client that takes part most often; of several, the one with the fewest records."""
+    counts = np.bincount(np.concatenate(plan.cohorts), minlength=plan.num_clients)
+    most = np.flatnonzero(counts == counts.max())
+    return int(most[np.argmin(np.asarray(plan.client_sizes)[most])])
 
 
 # Records
@@ -296,9 +314,7 @@ class _Attack:
         self.records = _target_records(CANARY_NORM * heavier)
         self.names = list(self.records)
         self.numbers = plan.round_numbers or tuple(range(len(plan.cohorts)))
-        counts = np.bincount(np.concatenate(plan.cohorts), minlength=len(self.sizes))
-        most = np.flatnonzero(counts == counts.max())
-        self.target = int(most[np.argmin(self.sizes[most])])
+        self.target = _attacked_client(plan)
         first = model.init(jax.random.key(0))
         starts = [jax.tree.map(jnp.zeros_like, first) if self.linear else first]
         if self.linear:
@@ -347,6 +363,10 @@ class _Attack:
                 Round(case["index"], case["client"], case["cohort"]),
             )
             upload = result.upload["params"] if code.client_state else result.upload
+            if self.plan.clip_quantile:  # the count in the unit of the model's change, so that all noise is alike
+                rate = local.learning_rate(hyper, case["index"])
+                unit = local.COUNT_SHARE * hyper["clip_norm"] * rate
+                upload = {**upload, "unclipped": upload["unclipped"] * unit}
             return ravel_pytree(upload)[0]
 
         return jax.vmap(one)(cases)
@@ -425,7 +445,9 @@ class _Attack:
         """For each round: the target's shift (0 where it is absent), its variance, and the honest others'."""
         rows, known = [], {}
         for number, cohort in zip(self.numbers, self.plan.cohorts, strict=True):
-            kinds = {int(self.sizes[k]): int(k) for k in cohort}  # the noise follows the count of records
+            # The noise follows the count of records and the client's target.
+            kind_of = {int(k): (int(self.sizes[k]), *self.plan.epsilons[k : k + 1]) for k in cohort}
+            kinds = {kind: k for k, kind in kind_of.items()}
 
             def of(client: int, number: int = number, cohort: np.ndarray = cohort) -> float:
                 key = (number, len(cohort), client)
@@ -435,7 +457,7 @@ class _Attack:
 
             others: list[float] = []
             if self.drawn.view != "upload":
-                others = sorted(of(kinds[int(self.sizes[k])]) for k in cohort if k != self.target)
+                others = sorted(of(kinds[kind_of[int(k)]]) for k in cohort if k != self.target)
             silent = min(self.plan.colluders + self.drawn.missing, len(others))
             honest = math.fsum(others[: len(others) - silent])  # the loudest collude
             if self.target not in cohort:
@@ -507,7 +529,8 @@ class _Attack:
     def _sums(self, view: str) -> dict[str, float]:
         """The sum of the cohort's uploads, the broadcasts that it makes, or the model that all of them make."""
         if view == "final" and len(self.rounds) > 1:
-            if self.plan.round_numbers or self.experiment.spec.method not in _ADDING or self.pair.start != 1:
+            adds = self.experiment.spec.method in _ADDING and not self.plan.clip_quantile
+            if self.plan.round_numbers or not adds or self.pair.start != 1:
                 return {}
             moved = math.fsum(shift for shift, _, _ in self.rounds)
             own = math.fsum(own + others for shift, own, others in self.rounds if shift)

@@ -197,7 +197,7 @@ def print_report(report: Report) -> None:
     """The outcome of a run."""
     from rich.table import Table
 
-    from dither.experiment.report import sampler_text, uncovered
+    from dither.experiment.report import other_notes, sampler_text, uncovered
 
     table = Table(show_header=False, title=escape(report.title()), title_justify="left")
     table.add_column(style="bold")
@@ -220,7 +220,7 @@ def print_report(report: Report) -> None:
     if score_without is not None:
         without = f"test {'accuracy' if report.classes else 'R²'} {score_without:.4f}"
         lines.append(("without noise", f"{without} (not private: the same run with its noise left out)"))
-    lines += [("note", note) for note in report.notes]
+    lines += [("note", note) for note in other_notes(report)]
     if (report.folder / "plot.png").is_file():
         lines.append(("plot", str(report.folder / "plot.png")))
     lines.append(("run folder", str(report.folder)))

@@ -236,7 +236,7 @@ def print_draft(drafted: Draft, schema: Schema, out: Path, *, asked: bool) -> No
         typer.echo(
             "Its bounds and categories were read from the records, which no ε covers. Replace what you would not "
             'have written without the records, then set origin = "public" at the top of the file. Until then, '
-            "every ε carries the note 'preprocessing not covered'."
+            "every ε carries 'not covered: preprocessing'."
         )
     if schema.privacy is not None:
         typer.echo(

@@ -41,10 +41,11 @@ def doctor(ledger: LedgerFile = None, as_json: Json = False, quiet: Quiet = Fals
     """Look at this installation: versions, devices, data, caches, the ledger (exit code 1: something is wrong)."""
     looks: tuple[Callable[[], list[Finding]], ...] = (_software, _devices, _data, _disk, lambda: _ledger(ledger))
     findings = [finding for look in looks for finding in look()]
-    wrong = [finding for finding in findings if not finding.fine]
+    extras = [finding for finding in findings if not finding.fine and finding.what.startswith("extra")]
+    wrong = [finding for finding in findings if not finding.fine and finding not in extras]
     rows = [
         {
-            "state": "ok" if each.fine else "missing" if each.what.startswith("extra") else "wrong",
+            "state": "ok" if each.fine else "missing" if each in extras else "wrong",
             "what": each.what,
             "seen": each.seen,
             "to fix": "" if each.fine else each.fix,
@@ -52,6 +53,7 @@ def doctor(ledger: LedgerFile = None, as_json: Json = False, quiet: Quiet = Fals
         for each in findings
     ]
     footer = "all is well" if not wrong else f"{len(wrong)} of {len(findings)} need attention"
+    footer += f"; {len(extras)} optional extras are not installed" if extras else ""
     print_table(rows, as_json=as_json, quiet=quiet, title=f"Dither {__version__}", footer=footer)
     if any(finding.what in ("python", "packages", "device", "ledger") for finding in wrong):
         sys.exit(1)

@@ -136,6 +136,11 @@ def join(
         list[Path] | None,
         typer.Option(metavar="FILE.py", help="A model's file that the agreement may name. Read it first."),
     ] = None,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(help="The most ε that a run may cost a record here; the server is asked to keep to it."),
+    ] = None,
+    delta: Annotated[float, typer.Option(help="The largest δ at which --epsilon counts.")] = 1e-5,
     test: Annotated[bool, typer.Option("--test", help="Accept noise from a public seed: no protection.")] = False,
     patience: Annotated[float, typer.Option(help="Seconds to keep trying without a connection.")] = 3600.0,
     idle: Annotated[float, typer.Option(help="Seconds to wait for a request from the server.")] = 86400.0,
@@ -148,6 +153,7 @@ def join(
     """Take part in a federation with your own records, until the run is over."""
     from dither.federation import joining
     from dither.federation.agreement import approved_digest, describe
+    from dither.federation.party import Target
 
     _term_as_interrupt()
 
@@ -166,7 +172,8 @@ def join(
         result = joining.join(
             data, label=label, server=server, folder=federation, ledger=ledger, new_ledger=new_ledger,
             approve=ask, files=[*(method or ()), *(model or ())], seeded=test, patience=patience, idle=idle,
-            behind_supernode=behind_supernode, say=_notes(as_json, quiet),
+            target=None if epsilon is None else Target(epsilon, delta), behind_supernode=behind_supernode,
+            say=_notes(as_json, quiet),
         )  # fmt: skip
     outcome = result.outcome or {}
     if as_json:
@@ -429,20 +436,36 @@ def status(
 
 @app.command("verify")
 def verify(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a party's folder of a run.")],
     federation: PartyFolder,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Check that a run folder is what this federation's server signed at the end of the run."""
-    from dither.federation import keys
+    """Check a run folder against the signatures of the server and the parties, or a party's own record of what it
+    released in a run."""
+    from dither.federation import keys, releases
     from dither.federation.state import Journal
 
-    signed = Journal(folder).verify(keys.Keyring.load(federation))
+    keyring = keys.Keyring.load(federation)
+    if (folder / releases.RECORD).is_file():
+        signed = releases.check_record(folder, keyring)
+        last = f"{signed['releases']} releases, the last is {signed['head'][:16]}"
+        said = [f"signed by {signed['party']}, nothing changed or missing: {last}"]
+    else:
+        journal = Journal(folder)
+        signed = journal.verify(keyring)
+        said = [f"signed by the server of this federation: {', '.join(sorted(signed['files']))}"]
+        agreement = journal.agreement()
+        stated = releases.load_statements(folder, agreement.digest, keyring) if agreement is not None else {}
+        signed["releases"] = stated
+        said += [
+            f"{n} released {each['releases']} uploads, the last is {each['head'][:16]}"
+            for n, each in stated.items()
+        ]
     if as_json:
         _print_json(signed)
     elif not quiet:
-        typer.echo(f"signed by the server of this federation: {', '.join(sorted(signed['files']))}")
+        typer.echo("\n".join(said))
 
 
 @app.command("renew")
@@ -624,7 +647,7 @@ class _ServerView(_Silent):
 
 
 def _print_outcome(report: Report, folder: Path) -> None:
-    from dither.experiment.report import claim_text, label, proven_text, sampler_text, uncovered
+    from dither.experiment.report import claim_text, label, other_notes, proven_text, sampler_text, uncovered
 
     totals = report.federation
     if totals is None:
@@ -655,7 +678,7 @@ def _print_outcome(report: Report, folder: Path) -> None:
     lines += [(label(row), proven_text(row)) for row in report.epsilon.main]
     lines += [("noise", text) for text in sampler_text(report.epsilon.main)]
     lines += [("not covered", text) for text in uncovered(report.epsilon.main)]
-    lines += [("note", note) for note in report.notes]
+    lines += [("note", note) for note in other_notes(report)]
     lines.append(("run folder", str(folder)))
     rows = [{"": what, " ": text} for what, text in lines]
     print_table(rows, title=f"{report.method}, {report.num_clients} parties")

@@ -113,6 +113,13 @@ def _print_account(report: PrivacyReport) -> None:
             typer.echo(f"{where}: the proof holds {row.against}")
         if row.no_credit:
             typer.echo(f"{where}: no credit for the other clients' noise: {row.no_credit}")
+    targets = [
+        {"target ε": f"{row.target:g}", "proven ε": epsilon_text(row.proven),
+         "claimed ε": epsilon_text(row.claimed), "weight": f"{row.weight:.3g}", "clients": who}
+        for who, row in epsilon.by_target()
+    ]  # fmt: skip
+    if targets:
+        print_table(targets, title=f"Each client's own target: {SHORT_VIEWS[epsilon.view]}, {epsilon.adjacency}")
     for bounds, title in (
         (report.tried, "Every bound that was tried, for the client with the largest ε"),
         (report.ex_ante, "The same bounds before the cohorts are drawn (R4)"),

@@ -23,6 +23,7 @@ from dither.experiment.report import (
     Report,
     attacked_text,
     claim_text,
+    client_text,
     label,
     proven_text,
     run_folder,
@@ -71,6 +72,7 @@ class PrivacyReport(Overview):
         return [
             ("claimed ε", claim_text(self.epsilon.claimed)),
             *((label(row), proven_text(row)) for row in self.epsilon.notable),
+            *((f"target ε {row.target:g}", f"{who}: {client_text(row)}") for who, row in self.epsilon.by_target()),
             *(("attacked ε", attacked_text(row)) for row in self.epsilon.attacked),
             *((f"ε of {part.what}", f"{part.epsilon:.4g} at δ = {part.delta:.3g}") for part in self.split),
         ]
@@ -197,10 +199,11 @@ def _compute(
     if rounds is not None and rounds < build.planned_rounds(experiment):
         claim = build.claim_after(experiment, rounds)
         experiment = experiment if begun else experiment.first_rounds(rounds)
-    accountant = (experiment.realised(begun) if begun else experiment).accountant()
+    released = experiment.realised(begun) if begun else experiment
+    accountant = released.accountant()
     return PrivacyReport(
         method=spec.method,
-        epsilon=Epsilon.of(spec, claim, accountant.table()),
+        epsilon=Epsilon.of(spec, claim, accountant.table(), clients=build.client_epsilons(released)),
         why=experiment.method.why,
         tried=tuple(accountant.tried()) if every_recipe else (),
         ex_ante=tuple(accountant.before_the_draw(experiment.prepared.cohort_size_at)) if ex_ante else (),

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from dither import data
-from dither.accounting import REPLACE_ONE, ZERO_OUT, step_multiplier
+from dither.accounting import REPLACE_ONE, ZERO_OUT, ClientEpsilon, step_multiplier
 from dither.accounting.accountant import Accountant, alike, noise_ratio
 from dither.errors import RunExists, SpecError
 from dither.methods import Method, method, prepare
@@ -176,6 +176,7 @@ def assemble(
             "secagg.noise='discrete' is for methods that noise the finished upload (secure-fedavg, nbafl), not "
             f"for {spec.method}, whose noise is inside the local steps"
         )
+    _check_supported(prepared, spec.method)
     experiment = Experiment(spec, dataset, partition, problem, model, prepared, chosen)
     experiment = experiment.with_plan(**_completion(experiment, federated))
     if prepared.stop_when_proven and math.isfinite(spec.privacy.epsilon):
@@ -186,14 +187,54 @@ def assemble(
         raise SpecError(
             "privacy.noise='proven' cannot rest on an assumption: drop assume_credit and sensitivity='paper'"
         )
-    factor, plan = experiment.accountant(missing).noise_factor(), experiment.plan
+    factor, plan = experiment.accountant(missing).noise_factors(), experiment.plan
     hyper = {
         name: np.asarray(value) * factor if name in plan.noise_names else value
         for name, value in plan.hyper.items()
     }
-    claim = prepared.reclaim(hyper) if prepared.reclaim else prepared.claim
     calibrated = experiment.with_plan(hyper=hyper)
+    if plan.epsilons:
+        calibrated = _weighted(calibrated, 1 / factor)
+    claim = prepared.reclaim(calibrated.plan.hyper) if prepared.reclaim else prepared.claim
     return replace(calibrated, prepared=calibrated.prepared._replace(claim=claim))
+
+
+def _weighted(experiment: Experiment, weights: np.ndarray) -> Experiment:
+    """The experiment with these weights of the clients in a sum, up to a factor."""
+    plan, weights = experiment.plan, weights / np.mean(weights)
+    algorithm = experiment.prepared.build(plan.hyper)
+    return experiment.with_plan(
+        hyper={**plan.hyper, "client_weight": weights},
+        weights=weights,
+        noise_ratio=noise_ratio(algorithm, plan.client_sizes, weights),
+        upload_unit=plan.upload_unit * float(weights.min()),
+    )
+
+
+def _check_supported(prepared: Prepared, method: str) -> None:
+    """Refuse targets of single clients, and an adaptive clip, where the method would ignore them."""
+    plan = prepared.plan
+    if plan.epsilons and len(plan.epsilons) != plan.num_clients:
+        raise SpecError(f"privacy.epsilons has {len(plan.epsilons)} entries for {plan.num_clients} clients")
+    needs = {"epsilons": (plan.epsilons, "client_weight"), "clip_quantile": (plan.clip_quantile, "clip_quantile")}
+    for key, (asked, entry) in needs.items():
+        if asked and entry not in plan.hyper:
+            raise SpecError(
+                f"privacy.{key} is for methods that average noisy local steps (cpfed, concentrated, dp-sgd, "
+                f"dp-dsgd), not {method}"
+            )
+
+
+def large_delta(spec: Spec, records: int, federated: bool) -> list[str]:
+    """A warning where δ is no longer small beside one record's share; some papers' δ on public data is not."""
+    delta, is_own = spec.privacy.delta, federated or bool(spec.data.path)
+    if delta <= (1 / records if is_own else 0.01):
+        return []
+    enough = 10.0 ** -math.ceil(math.log10(records))
+    return [
+        f"δ = {delta:g} lets the guarantee fail for {delta * records:,.0f} of {records:,} records: "
+        f"set privacy.delta={enough:g} or smaller"
+    ]
 
 
 def _completion(experiment: Experiment, federated: bool) -> dict[str, Any]:
@@ -215,6 +256,7 @@ def _completion(experiment: Experiment, federated: bool) -> dict[str, Any]:
         not_covered.append("the noise comes from a seed: anyone who knows the seed can subtract the noise")
     if spec.model.weights:
         not_covered.append("what model.weights was made from: the file is taken as public")
+    not_covered += large_delta(spec, int(np.sum(plan.client_sizes)), federated)
     if plan.per_client and federated:
         not_covered.append("how many records a client holds: every party is told")
     # Clipping each record's gradient keeps the steps of a model with one linear score those of a convex loss: all
@@ -528,13 +570,38 @@ def rounding(experiment: Experiment, missing: int) -> dict[str, float] | None:
     return {"step": step, "margin": margin, "epsilon": value}
 
 
-def claim_after(experiment: Experiment, rounds: int) -> Claim:
-    """The paper's ε for the rounds that were made, at the noise that was used."""
+def claim_after(experiment: Experiment, rounds: int, client: int | None = None) -> Claim:
+    """The paper's ε for the rounds that were made, at the noise that was used: the largest over the clients, or
+    that of one client's noise."""
     plan = experiment.plan
     again = experiment.prepare(
         num_rounds=rounds, noise="none", noise_decay_start=min(plan.noise_decay_start, rounds)
     )
-    return again.reclaim(plan.hyper) if again.reclaim else experiment.prepared.claim
+    hyper = dict(plan.hyper)
+    if client is not None:
+        hyper |= {name: np.asarray(hyper[name])[client] for name in plan.noise_names}
+    return again.reclaim(hyper) if again.reclaim else experiment.prepared.claim
+
+
+def client_epsilons(experiment: Experiment, missing: int | None = None) -> tuple[ClientEpsilon, ...]:
+    """A row for each client where clients have targets of their own."""
+    plan = experiment.plan
+    if not plan.epsilons:
+        return ()
+    accountant, proven = experiment.accountant(missing), np.zeros(plan.num_clients)
+    for group in accountant.clients:
+        proven[group.members] = accountant.of(group.members[:1]).epsilon(unit=plan.unit)
+    rounds = min(len(plan.cohorts), plan.num_rounds)
+    claims = {
+        std: claim_after(experiment, rounds, client).value
+        for client, std in enumerate(np.asarray(plan.hyper["noise_std"]).tolist())
+    }
+    names = experiment.partition.names or tuple(map(str, range(plan.num_clients)))
+    columns = (names, plan.epsilons, plan.hyper["noise_std"], proven, plan.hyper["client_weight"])
+    return tuple(
+        ClientEpsilon(str(name), target, claims[float(std)], float(value), float(weight))
+        for name, target, std, value, weight in zip(*columns, strict=True)
+    )
 
 
 def claimed(claim: Claim) -> dict[str, Any]:

@@ -97,7 +97,7 @@ def estimate_schema(
     texts = [column for column in features if kinds[column] == CATEGORY]
     label_number = kinds[wanted.label] == NUMBER and wanted.task != "classification" and not wanted.classes
     named = [*texts, *([] if wanted.classes else [wanted.label])]
-    look = _SHARES["look"] / (len(numbers) + len(named) + label_number)
+    look = _SHARES["look"] / max(1, len(numbers) + len(named) + label_number)
     closer = {**numbers, **({wanted.label: ranges[wanted.label]} if label_number else {})}
     closer = zoom(counter, closer, look * len(closer)) if closer else {}
     listed = counter.names(Question(NAMES, tuple(named), look * len(named))) if named else []
@@ -217,7 +217,10 @@ class _Estimates:
         cells = cells[: len(per_class)]
         seen = significant(cells.sum(axis=0), self._std * math.sqrt(len(per_class)))
         left = float(np.sum(np.sort(cells[:, seen], axis=0)[:-1]))
-        noise = 3 * self._std * math.sqrt(max(1, len(seen) * (len(per_class) - 1)))
+        left += max(
+            0.0, float(per_class.sum() - cells[:, seen].sum())
+        )  # values too rare to stand out explain nothing
+        noise = 3 * self._std * math.sqrt(max(1, len(seen) * len(per_class)))
         return noise < 0.2 * errors and left < _COPY * errors + noise
 
     def column(self, name: str) -> Column:

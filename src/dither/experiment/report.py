@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union, cast, get_args, get_origi
 
 import numpy as np
 
-from dither.accounting import ClientRange, ProvenRow
+from dither.accounting import ClientEpsilon, ClientRange, ProvenRow
 from dither.errors import DamagedFile, DataError, RunExists, SpecError, did_you_mean
 from dither.experiment.advice import Advice
 from dither.experiment.folder import RunFolder, to_json
@@ -52,6 +52,7 @@ ADVERSARIES = {
     "broadcast": "an outsider who sees every broadcast",
     "final": "an outsider who sees only the final model",
 }
+_NAMED_CLIENTS = 4  # clients of one target that are named one by one
 _SCORED_AT_ONCE = 16_384  # records of a folder of arrays
 
 
@@ -100,7 +101,7 @@ class Epsilon:
 
     `claimed` is what the paper's formula says, `table` what is proved for each adversary, neighbour relation and
     unit, `attacked` what `dither audit` has shown (empty before an audit). `view`, `adjacency` and `unit` are
-    those of the spec.
+    those of the spec. `clients` has a row for each client where clients have targets of their own.
     """
 
     claimed: Claim
@@ -109,6 +110,7 @@ class Epsilon:
     view: str = "upload"
     adjacency: str = "zero-out"
     unit: str = "run"
+    clients: tuple[ClientEpsilon, ...] = ()
 
     def proven(self, view: str = "", adjacency: str = "", unit: str = "run") -> ProvenRow:
         """The proven ε against one adversary.
@@ -160,7 +162,21 @@ class Epsilon:
             "claimed": {name: claimed[name] for name in order},
             "proven": [row.to_json() for row in self.table],
             "attacked": None,
+            **({"clients": [dict(vars(row)) for row in self.clients]} if self.clients else {}),
         }
+
+    def by_target(self) -> list[tuple[str, ClientEpsilon]]:
+        """Who has which target, in words, and the largest claimed and proven ε among them, by rising target."""
+        groups: dict[float, list[ClientEpsilon]] = {}
+        for row in sorted(self.clients, key=lambda row: row.target):
+            groups.setdefault(row.target, []).append(row)
+        return [
+            (
+                ", ".join(row.client for row in rows) if len(rows) <= _NAMED_CLIENTS else f"{len(rows)} clients",
+                max(rows, key=lambda row: (row.proven, row.claimed)),
+            )
+            for rows in groups.values()
+        ]
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any], spec: Spec, attacked: Sequence[AttackedRow] = ()) -> Epsilon:
@@ -173,14 +189,21 @@ class Epsilon:
             conditions=tuple((str(each["condition"]), bool(each["holds"])) for each in claim["conditions"]),
             adjacency=str(claim["adjacency"]),
         )
-        return cls.of(spec, claimed, [ProvenRow.from_json(row) for row in value["proven"]], attacked)
+        clients = decode(tuple[ClientEpsilon, ...], value.get("clients", ()))
+        return cls.of(spec, claimed, [ProvenRow.from_json(row) for row in value["proven"]], attacked, clients)
 
     @classmethod
     def of(
-        cls, spec: Spec, claimed: Claim, table: Sequence[ProvenRow], attacked: Sequence[AttackedRow] = ()
+        cls,
+        spec: Spec,
+        claimed: Claim,
+        table: Sequence[ProvenRow],
+        attacked: Sequence[AttackedRow] = (),
+        clients: Sequence[ClientEpsilon] = (),
     ) -> Epsilon:
         """The ε of a spec."""
-        return cls(claimed, tuple(table), tuple(attacked), spec.privacy.view, spec.adjacency, spec.privacy.unit)
+        asked = (spec.privacy.view, spec.adjacency, spec.privacy.unit)
+        return cls(claimed, tuple(table), tuple(attacked), *asked, tuple(clients))
 
 
 @dataclass(frozen=True)
@@ -424,7 +447,7 @@ class Report(Overview):
 
     def overview(self) -> list[tuple[str, str]]:
         """The report in a few lines of (what, value)."""
-        remarks = len(uncovered(self.epsilon.main)) + len(self.notes)
+        remarks = len(uncovered(self.epsilon.main)) + len(other_notes(self))
         more = f"{remarks}, in report.notes and report.epsilon.proven().not_covered"
         return [*self.main_lines(), *([("notes", more)] if remarks else []), ("folder", str(self.folder))]
 
@@ -445,6 +468,9 @@ class Report(Overview):
         if failing := len(self.epsilon.failing_conditions):
             lines.append(("", f"{failing} of the claim's conditions fail: dither account {self.folder}"))
         lines += [(label(row), proven_text(row)) for row in self.epsilon.main]
+        lines += [
+            (f"target ε {row.target:g}", f"{who}: {client_text(row)}") for who, row in self.epsilon.by_target()
+        ]
         lines += [("attacked ε", attacked_text(row)) for row in self.epsilon.attacked]
         if self.stopped:
             lines.append(("stopped", self.stopped))
@@ -578,6 +604,7 @@ class Report(Overview):
     def evaluate(self, path: str | Path) -> Evaluated:
         """Scores on a file with labels: exact, and so local, not private."""
         scores, y = self.outputs(path)
+        scores, y = scores[y >= 0], y[y >= 0]  # without blanks
         loss = float(np.mean(np.asarray(self.model.loss(scores, y))))
         bounds = self.label.bounds
         return Evaluated(loss, evaluate(self.model, scores, y, classes=self.classes, label_bounds=bounds))
@@ -699,6 +726,12 @@ def proven_text(row: ProvenRow) -> str:
     )
 
 
+def client_text(row: ClientEpsilon) -> str:
+    """What a client with a target of its own gets, in one line."""
+    claimed = f"claimed {epsilon_text(row.claimed)}"
+    return f"proven {epsilon_text(row.proven)}, {claimed}, weight {row.weight:.3g} (mean 1)"
+
+
 def attacked_text(row: AttackedRow) -> str:
     return (
         f"at least {epsilon_text(row.value)} per {row.unit}, {row.adjacency}, against {ADVERSARIES[row.view]} "
@@ -709,7 +742,15 @@ def attacked_text(row: AttackedRow) -> str:
 def uncovered(rows: Sequence[ProvenRow]) -> list[str]:
     """What no proof of these rows covers, each once."""
     texts = dict.fromkeys(text for row in rows for text in row.not_covered)
-    return [text.removeprefix("not covered: ") for text in texts]
+    return [
+        text.removeprefix("not covered: ").replace("preprocessing not covered", "preprocessing") for text in texts
+    ]
+
+
+def other_notes(report: Report) -> list[str]:
+    """The notes of a report that do not stand among what is not covered."""
+    texts = {text for row in report.epsilon.main for text in row.not_covered}
+    return [note for note in report.notes if note not in texts]
 
 
 def sampler_text(rows: Sequence[ProvenRow]) -> list[str]:

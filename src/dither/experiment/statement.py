@@ -164,6 +164,7 @@ def statement(run: Report | str | Path, *, party: str = "", ledger: str | Path |
         _in_short(report, row),
         _protected(report, row, party),
         _adversaries(report),
+        *_targets(report, party),
         _strength(row),
         _composition(report, ledger),
         _mechanism(report),
@@ -251,6 +252,24 @@ def _adversaries(report: Report) -> Section:
         trust = "No noise protects these records against anyone."
     known = "The adversary may know everything else, all other records included."
     return Section("Against whom?", (trust, known), (head, *table))
+
+
+def _targets(report: Report, party: str) -> list[Section]:
+    """What each institution asked for and got, where they have targets of their own."""
+    epsilon = report.epsilon
+    rows = [row for row in epsilon.clients if party in ("", row.client)]
+    if not rows:
+        return []
+    head = ("institution", "its target ε", "proven ε", "claimed ε", "weight in the model")
+    table = [
+        (row.client, f"{row.target:g}", epsilon_text(row.proven), epsilon_text(row.claimed), f"{row.weight:.3g}")
+        for row in rows
+    ]
+    answer = (
+        f"Each institution set its own target, {ADVERSARIES[epsilon.view]} being the adversary. Who asks for a "
+        "smaller ε adds more noise to its contribution, and weighs less in the model (1 is the mean weight).",
+    )
+    return [Section("What does each institution get?", answer, (head, *table))]
 
 
 def _one_in(probability: float) -> str:

@@ -184,6 +184,7 @@ class Agreement(Terms):
             ("parameters", parameters, _MOST_PARAMETERS),
             ("places in cohorts", spec.num_rounds * spec.cohort_size, 1e7),
             ("local steps", spec.num_rounds * spec.local_steps, 1e7),
+            ("different targets", len(set(spec.privacy.epsilons)), 100),  # each is calibrated for
             ("records in a round", spec.local_steps * batch, 1e9),
             ("numbers in a batch's gradients", batch * parameters, 2.0**34),
             ("operations", spec.num_rounds * spec.local_steps * batch * parameters, _MOST_WORK),
@@ -244,7 +245,8 @@ class Agreement(Terms):
                 f"{source.name!r} has {x.shape[1]} features a record, the federation's model takes "
                 f"{self.num_features}; bring the columns into the form of the schema"
             )
-        if len(y) and (y.min() < 0 or y.max() > (len(self.classes) - 1 if self.classes else 1)):
+        least = 0 if self.schema is None or "privacy" not in self.schema else -1  # a blank
+        if len(y) and (y.min() < least or y.max() > (len(self.classes) - 1 if self.classes else 1)):
             raise DataError(f"{source.name!r} has labels beyond the {len(self.classes)} classes of the federation")
         return x, y
 
@@ -518,8 +520,15 @@ def describe(agreement: Agreement, experiment: build.Experiment, name: str) -> l
     safe, warning = collusion_notes(spec)
     rows += [("collusion", safe)] * bool(safe) + [("WARNING", warning)] * bool(warning)
     rows.append(("your noise", _noise_words(agreement, experiment, number, mine)))
+    accountant = experiment.accountant(agreement.may_lack)
+    if spec.privacy.epsilons:
+        accountant = accountant.of([number])
+        weight = float(experiment.plan.hyper["client_weight"][number])
+        rows.append(
+            ("your target", f"ε = {spec.privacy.epsilons[number]:g}; your weight is {weight:.3g} (mean 1)")
+        )
     shown = set()
-    for row in experiment.accountant(agreement.may_lack).table():
+    for row in accountant.table():
         if row.adjacency != spec.adjacency or row.unit.startswith("message"):
             continue
         value = "∞ (no proof)" if not np.isfinite(row.value) else f"at most {row.value:.3g}"

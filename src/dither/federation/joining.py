@@ -21,7 +21,7 @@ from dither.experiment.folder import lock
 from dither.federation import flower, keys, nvflare
 from dither.federation.agreement import Agreement, PartyData, approved_digest, held_out_rows
 from dither.federation.local import IdleTimer, answer_at
-from dither.federation.party import Approve, Party
+from dither.federation.party import Approve, Party, Target
 from dither.federation.state import PartyStore
 from dither.spec import code
 from dither.types import __version__
@@ -51,6 +51,7 @@ def join(
     new_ledger: bool = False,
     files: Iterable[Path] = (),
     seeded: bool = False,
+    target: Target | None = None,
     patience: float = 3600.0,
     idle: float = 86400.0,
     behind_supernode: bool = False,
@@ -73,6 +74,7 @@ def join(
             new_ledger=new_ledger,
             approve=approve,
             seeded=seeded,
+            target=target,
             say=say,
         )
 
@@ -95,7 +97,8 @@ def join(
             from dither.federation.flower import fleet
 
             where = fleet.Server(server, folder / "ca.pem", folder / "node.key", folder / "node.number")
-            fleet.serve(where, party.answer, until=over, patience=patience, idle=idle, say=say)
+            nodes = len(party.keyring.parties)
+            fleet.serve(where, party.answer, until=over, patience=patience, idle=idle, nodes=nodes, say=say)
     if party.refusal is not None:
         raise party.refusal
     privacy = (

@@ -9,6 +9,7 @@ party that connects anew is asked again, because it may have died with the quest
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -211,7 +212,13 @@ def _facts(hello: messages.SignedMessage) -> dict[str, Any] | None:
         return None
     if not isinstance(theirs, dict):
         return None
-    return {"records": records, "versions": {name: _plain(str(theirs.get(name)))[:40] for name in _VERSIONS}}
+    facts = {"records": records, "versions": {name: _plain(str(theirs.get(name)))[:40] for name in _VERSIONS}}
+    if "epsilon" in hello.fields:  # a target of its own
+        target = hello.fields["epsilon"]
+        if not isinstance(target, int | float) or isinstance(target, bool) or not 0 < target < math.inf:
+            return None
+        facts["epsilon"] = float(target)
+    return facts
 
 
 def _plain(text: str) -> str:

@@ -16,11 +16,12 @@ Whatever goes wrong, the server hears one of the sentences in `REFUSALS`; the re
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -42,6 +43,7 @@ from dither.federation.agreement import (
     record_approval,
     secagg_rules,
 )
+from dither.federation.releases import ReleaseRecord
 from dither.federation.state import COMPUTED, ChargedRound, PartyStore, PendingUpload
 from dither.federation.statistics import PartyStatistics, StatisticsTerms
 from dither.privacy import clipping, noise
@@ -65,6 +67,21 @@ REFUSALS = {
 }
 
 
+class Target(NamedTuple):
+    """The most that a party allows a run to reveal: the ε of one record, at a δ of at most `delta`."""
+
+    epsilon: float
+    delta: float = 1e-5
+
+    def check(self) -> Target:
+        """Itself, or an error where no run could meet it."""
+        if not (0 < self.epsilon < math.inf and 0 < self.delta < 1):
+            raise FederationError(
+                f"--epsilon {self.epsilon:g} --delta {self.delta:g}: ε must be positive and finite, δ in (0, 1)"
+            )
+        return self
+
+
 class Party:
     """One party's side of a federation. `answer` turns each message into its answer."""
 
@@ -78,9 +95,11 @@ class Party:
         new_ledger: bool = False,
         approve: Approve,
         seeded: bool = False,
+        target: Target | None = None,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.folder, self.source, self.ledger = folder, source, ledger
+        self._target = target and target.check()
         # Here, before any message: what is said of the records stays with their owner.
         dataset = data_id(ledger, path=str(source.path))
         ledger.identify(dataset, source.rows, file=source.name, new_ledger=new_ledger)
@@ -150,12 +169,13 @@ class Party:
             if not isinstance(accuracy, int | float | None):
                 raise FederationError("a run that ends with an accuracy that is no number")
             self.outcome = {"rounds": rounds, "accuracy": accuracy}
-            return "bye", {}, {}
+            return "bye", {"releases": run.releases.statement()}, {}
         raise FederationError(f"a message of unknown kind {message.kind!r}")
 
     def _hello(self) -> dict[str, Any]:
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        return {"records": self.source.count, "versions": devices.versions(), "time": now}
+        target = {} if self._target is None else {"epsilon": self._target.epsilon}
+        return {"records": self.source.count, "versions": devices.versions(), "time": now, **target}
 
     def _agree_to(self, message: messages.SignedMessage) -> tuple[dict[str, Any], dict[str, Any]]:
         agreement = Agreement.from_dict(message.field("terms", dict))
@@ -175,6 +195,7 @@ class Party:
             experiment = agreement.experiment(*agreement.encode(self.source, empty=True))
             if experiment.plan.assumed:
                 raise FederationError("the method's releases rest on an assumption, which no ledger can charge")
+            self._check_target(agreement, experiment)
             # A run's folder belongs to one agreement: what was charged and masked in it was so under that one.
             before = self._saved_agreement(agreement.run)
             if before is not None and before.digest != agreement.digest:
@@ -241,6 +262,27 @@ class Party:
                 "the agreement draws noise from a public seed, which protects nothing; allow it with --test"
             )
 
+    def _check_target(self, agreement: Agreement, experiment: build.Experiment) -> None:
+        """`FederationError` unless this party's own target holds against the server itself: for all that this
+        party sends, whatever the view that the agreement names, and whatever the server says of its noise."""
+        if self._target is None:
+            return
+        (most, largest), delta = self._target, agreement.spec.privacy.delta
+        hidden = agreement.spec.aggregation != "off"
+        accountant = experiment.accountant(lacking(agreement)).of([agreement.number(self.name)])
+        row = accountant.proven("sum" if hidden else "upload")
+        if delta > largest:
+            raise FederationError(
+                f"the agreement has δ = {delta:g}, above this party's {largest:g}; raise --delta, or do not join"
+            )
+        if row.assumed or not row.value <= most:
+            kind = "assumes" if row.assumed else "proves"
+            raise FederationError(
+                f"the agreement {kind} ε = {row.value:.4g} for this party against a server that sees "
+                f"{'sums' if hidden else 'its uploads'}, above its own target; raise --epsilon {most:g}, or ask "
+                "for privacy.noise='proven' and that view"
+            )
+
     def _saved_agreement(self, run: str) -> Agreement | None:
         folder = self.folder / "runs" / run
         return PartyStore(folder).agreement() if folder.is_dir() else None
@@ -260,7 +302,9 @@ class Party:
         x, y = agreement.encode(self.source)
         if len(y) != agreement.sizes[agreement.number(self.name)]:
             raise FederationError(f"this party no longer holds the records of run {run[:8]}")
-        self._run = _Run(self, agreement, x, y)
+        resumed = _Run(self, agreement, x, y)
+        self._check_target(agreement, resumed.experiment)
+        self._run = resumed
         self.say(f"back in run {run[:8]}")
         return self._run
 
@@ -285,6 +329,7 @@ class _Masked:
     def __init__(self, party: Party, agreement: Agreement | StatisticsTerms, store: PartyStore) -> None:
         self.agreement, self.store = agreement, store
         self.client = agreement.number(party.name)
+        self.releases = ReleaseRecord(store.path, party.name, agreement.digest, party.identity)
         self._session: ClientSession | None = None
 
     def _secagg_session(self, party: Party, rules: Rules | None) -> ClientSession | None:
@@ -322,12 +367,14 @@ class _Masked:
         self.store.save_secagg(secagg_state.save_client(session))
         return {} if answer is None else {"secagg": answer}
 
-    def _upload(self, announced: bytes | None, row: np.ndarray) -> bytes | np.ndarray:
-        """The row, masked where sums are secure."""
+    def _upload(self, index: int, announced: bytes | None, row: np.ndarray) -> bytes | np.ndarray:
+        """The row, masked where sums are secure; this party's record has it before it leaves."""
         if self._session is None or announced is None:
+            self.releases.append(index, row.tobytes())
             return row
         masked = self._session.upload(announced, row)
         self.store.save_secagg(secagg_state.save_client(self._session))
+        self.releases.append(index, masked)
         return masked
 
 
@@ -356,7 +403,7 @@ class _CountedRun(_Masked):
         names, row = self._answers.answer(message)
         if names is not None:
             return {"round": index, "names": names}, {}
-        return {"round": index}, {"upload": self._upload(announced, row)}
+        return {"round": index}, {"upload": self._upload(index, announced, row)}
 
 
 class _Run(_Masked):
@@ -370,11 +417,7 @@ class _Run(_Masked):
         self._ledger = party.ledger
         self._dataset = data_id(party.ledger, path=str(party.source.path))
         self._check_memory()
-        # Under secure aggregation this party itself sees to it that enough others are in the sum; in the open no
-        # other's noise hides an upload.
-        open_sums = agreement.spec.aggregation == "off"
-        lacking = agreement.spec.cohort_size - 1 if open_sums else agreement.may_lack
-        accountant = experiment.accountant(missing=lacking)
+        accountant = experiment.accountant(missing=lacking(agreement))
         self._conditions, self._releases = accountant.conditions, accountant.ledger_releases
         secret = None
         if agreement.spec.randomness == "os":
@@ -434,7 +477,7 @@ class _Run(_Masked):
         else:
             self._check_open(index, before)
             pending = self._answer(index, broadcast, message.field("last_counted", int), before)
-        return {"round": index}, {"upload": self._upload(announced, pending.row)}
+        return {"round": index}, {"upload": self._upload(index, announced, pending.row)}
 
     def _check_turn(self, index: int) -> None:
         if not 0 <= index < len(self.experiment.cohorts):
@@ -535,6 +578,12 @@ class _Run(_Masked):
             for entry in self._ledger.history(self._dataset)
             if entry.kind == "charge" and entry.run == self.agreement.run
         ]
+
+
+def lacking(agreement: Agreement) -> int:
+    """How many others' noise no proof of a party counts on. Under secure aggregation the party itself sees to it
+    that enough others are in the sum; in the open no other's noise hides an upload."""
+    return agreement.spec.cohort_size - 1 if agreement.spec.aggregation == "off" else agreement.may_lack
 
 
 def _saved_terms(folder: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ others it is a party that is lost, so their proofs and rules hold as for any tha
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -26,7 +27,7 @@ from dither.errors import FederationError, ProtocolAbort, SpecError
 from dither.experiment import build, plots, train
 from dither.experiment.advice import Labelled, judge
 from dither.experiment.report import Exclusion, FederationTotals, PartyTotals, Report
-from dither.federation import engines, keys, mailbox
+from dither.federation import engines, keys, mailbox, releases
 from dither.federation.agreement import (
     Agreement,
     collusion_notes,
@@ -228,7 +229,7 @@ class Coordinator:
         agreement = Agreement(
             federation=self.keyring.id,
             run=secrets.token_hex(8),
-            spec=federated_spec(self.asked_spec, len(names), evaluation.name),
+            spec=self._with_targets(federated_spec(self.asked_spec, len(names), evaluation.name), names),
             schema=None if evaluation.schema is None else evaluation.schema.to_dict(),
             classes=evaluation.classes,
             num_features=evaluation.x.shape[1],
@@ -238,6 +239,17 @@ class Coordinator:
         ).check()
         agreement.experiment(evaluation.x[:0], evaluation.y[:0])  # a spec that cannot run is refused before asking
         return agreement
+
+    def _with_targets(self, spec: Spec, names: Sequence[str]) -> Spec:
+        """The spec with the targets that parties have set for themselves. Each of them checks its own anyway."""
+        privacy, greeted = spec.privacy, self.mailbox.greeted
+        asked = privacy.epsilons or (privacy.epsilon,) * len(names)
+        targets = [
+            min(target, greeted[name].get("epsilon", math.inf)) for name, target in zip(names, asked, strict=True)
+        ]
+        if privacy.noise != "proven" or (not privacy.epsilons and min(targets) >= privacy.epsilon):
+            return spec
+        return spec.with_values({"privacy.epsilons": targets})
 
     def training_sizes(self, names: Sequence[str]) -> tuple[int, ...]:
         """How many records each party trains on."""
@@ -652,15 +664,21 @@ class Coordinator:
             plots.draw_run(report, rows, folder.path / "plot.png")
         report.save()
         self.journal.sign(self._identity, self.keyring.id)
-        outcome = {"run": self.agreement.run, "rounds": len(lines), "accuracy": rows[-1].get("test_accuracy")}
-        self.mailbox.ask(
-            "finish",
-            {name: (outcome, {}) for name in self.agreement.names},
-            seconds=10.0,
-            take=lambda name, answer: None,
-        )
+        self._say_goodbye({"rounds": len(lines), "accuracy": rows[-1].get("test_accuracy")})
         self._event("done", {"folder": str(folder.path)})
         return report
+
+    def _say_goodbye(self, outcome: dict[str, Any]) -> None:
+        """Tell the parties how the run ended, and keep what they say of their releases."""
+        statements: dict[str, dict[str, Any]] = {}
+
+        def take(name: str, answer: SignedMessage) -> None:
+            statement = answer.fields.get("releases")
+            statements[name] = releases.check_statement(statement, name, self.agreement.digest, self.keyring)
+
+        question: Question = {"run": self.agreement.run, **outcome}, {}
+        self.mailbox.ask("finish", dict.fromkeys(self.agreement.names, question), seconds=10.0, take=take)
+        releases.save_statements(self.journal.path, statements)
 
 
 _MOST_TRIES = 3

@@ -10,6 +10,7 @@ anyone who could time them closely; do not use this file where that is not so.
 
 from __future__ import annotations
 
+import functools
 import secrets
 from collections.abc import Mapping
 
@@ -18,6 +19,7 @@ from dither.errors import ProtocolAbort
 PRIME = 2**257 - 93
 SECRET_BYTES = 32
 SHARE_BYTES = 33
+_REDUCE = 16  # steps of a polynomial between two reductions modulo the prime
 
 
 def split(secret: bytes, *, shares: int, threshold: int) -> list[bytes]:
@@ -30,8 +32,10 @@ def split(secret: bytes, *, shares: int, threshold: int) -> list[bytes]:
     values = []
     for x in range(1, shares + 1):
         value = 0
-        for coefficient in reversed(coefficients):
-            value = (value * x + coefficient) % PRIME
+        for at in range(threshold - 1, -1, -1):
+            value = value * x + coefficients[at]
+            if not at % _REDUCE:
+                value %= PRIME
         values.append(value.to_bytes(SHARE_BYTES, "big"))
     return values
 
@@ -41,7 +45,7 @@ def join(shares: Mapping[int, bytes], *, threshold: int) -> bytes:
     if len(shares) < threshold:
         raise ProtocolAbort(f"{len(shares)} shares received, threshold is {threshold}")
     values = {x: read(share) for x, share in shares.items()}
-    points = sorted(values)[:threshold]
+    points = tuple(sorted(values)[:threshold])
     for x in sorted(values)[threshold:]:
         if _interpolate(values, points, x) != values[x]:
             raise ProtocolAbort(f"share {x} does not fit the others")
@@ -61,14 +65,20 @@ def read(share: bytes) -> int:
     return value
 
 
-def _interpolate(values: Mapping[int, int], points: list[int], at: int) -> int:
+def _interpolate(values: Mapping[int, int], points: tuple[int, ...], at: int) -> int:
     """The polynomial through the points, at another one (Lagrange)."""
-    total = 0
+    return sum(values[x] * weight for x, weight in zip(points, _weights(points, at), strict=True)) % PRIME
+
+
+@functools.lru_cache(16)
+def _weights(points: tuple[int, ...], at: int) -> list[int]:
+    """What each point counts for: the same for all secrets that are shared among the same receivers."""
+    weights = []
     for x in points:
         above = below = 1
         for other in points:
             if other != x:
                 above = above * (at - other) % PRIME
                 below = below * (x - other) % PRIME
-        total += values[x] * above * pow(below, -1, PRIME)
-    return total % PRIME
+        weights.append(above * pow(below, -1, PRIME) % PRIME)
+    return weights

@@ -210,10 +210,20 @@ class PrivacySpec:
     noise_decay: float = _key(1.0, "factor of the noise variance per round or step", above=0.0, at_most=1.0)
     noise_decay_start: int = _key(0, "rounds before the noise starts to decay", at_least=0)
     noise_scale: tuple[float, ...] = _key((), "factor of each client's noise, one for each client; empty: 1")
+    epsilons: tuple[float, ...] = _key(
+        (), "target of each client, at most epsilon, one for each client; empty: epsilon for all"
+    )
     clip: str = _key(
         "example", "what is clipped: each record's gradient, or the batch's", ("example", "batch", "none")
     )
     clip_norm: float = _key(1.0, "bound on that gradient's norm", above=0.0)
+    clip_quantile: float = _key(
+        0.0,
+        "share of the records' gradients that the clip should leave as they are: it adapts, from clip_norm on, by "
+        "a noisy count that is charged with the gradients; 0: it is fixed",
+        at_least=0.0,
+        below=1.0,
+    )
     view: str = _key("upload", "what the adversary sees", ("upload", "sum", "broadcast", "final"))
     colluders: int = _key(
         -1,
@@ -721,6 +731,13 @@ def _check_together(spec: Spec) -> None:
     scales = len(spec.privacy.noise_scale)
     if scales and spec.num_clients and scales != spec.num_clients:
         raise SpecError(f"privacy.noise_scale has {scales} entries for num_clients={spec.num_clients}")
+    if spec.privacy.epsilons:
+        _check_epsilons(spec.privacy, spec.num_clients)
+    if spec.privacy.clip_quantile and (spec.local_steps > 1 or spec.privacy.clip != "example"):
+        raise SpecError(
+            f"privacy.clip_quantile={spec.privacy.clip_quantile:g} needs local_steps=1 and "
+            f"privacy.clip='example', not local_steps={spec.local_steps} and {spec.privacy.clip!r}"
+        )
     if spec.privacy.noise_decay_start > spec.num_rounds:
         raise SpecError(
             f"privacy.noise_decay_start={spec.privacy.noise_decay_start} exceeds num_rounds={spec.num_rounds}"
@@ -736,6 +753,21 @@ def _check_together(spec: Spec) -> None:
         raise SpecError("secagg.noise='discrete' is noise on integers; set secagg.mode to 'ideal' or 'real'")
     if spec.data.partition == "column" and not spec.data.column and (table or not spec.data.path):
         raise SpecError("data.partition='column' needs data.column, the column that names the client")
+
+
+def _check_epsilons(privacy: PrivacySpec, num_clients: int) -> None:
+    targets, most = privacy.epsilons, privacy.epsilon
+    if num_clients and len(targets) != num_clients:
+        raise SpecError(f"privacy.epsilons has {len(targets)} entries for num_clients={num_clients}")
+    if math.isinf(most) or max(targets) > most:
+        raise SpecError(
+            f"privacy.epsilons has {max(targets):g}, but no client may exceed privacy.epsilon={most:g}, which is "
+            "finite; set privacy.epsilon to the largest target"
+        )
+    if privacy.noise != "proven":
+        raise SpecError(f"privacy.epsilons needs privacy.noise='proven', not {privacy.noise!r}")
+    if privacy.noise_scale:
+        raise SpecError("give privacy.epsilons or privacy.noise_scale, not both")
 
 
 def _check_task(spec: Spec) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from dither.accounting import ProvenRow
 from dither.errors import DitherError
 from dither.experiment.metrics import NAMES, TestScores
-from dither.experiment.report import ADVERSARIES, Epsilon, Report
+from dither.experiment.report import ADVERSARIES, Epsilon, Report, other_notes
 from dither.types import Claim
 from dither.web.files import (
     SafeFolder,
@@ -84,6 +84,7 @@ def _outcome(report: Report | None, cohort: float | None) -> dict[str, Any]:
             "notes": [],
             "advice": [],
             "scores": None,
+            "references": [],
             "traffic": None,
             "bytes": None,
         }
@@ -94,9 +95,10 @@ def _outcome(report: Report | None, cohort: float | None) -> dict[str, Any]:
         "proven": sorted(proven, key=lambda each: (not each["of_spec"], each["value"] in (None, math.inf))),
         "why": text_of(report.why, _MAX_TEXT),
         "errata": errata_in(_texts(report)),
-        "notes": [text_of(note, _MAX_TEXT) for note in report.notes[:_MAX_NOTES]],
+        "notes": [text_of(note, _MAX_TEXT) for note in other_notes(report)[:_MAX_NOTES]],
         "advice": [text_of(each.text, _MAX_TEXT) for each in report.advice],
         "scores": report.scores and _scores(report.scores, report.classes),
+        "references": [{"name": text_of(name), "value": value} for name, value in report.score_lines().items()],
         "traffic": traffic and fields(vars(traffic), numbers="upload_bytes download_bytes lost"),
         "bytes": traffic and cohort and traffic.upload_bytes * cohort,  # of all clients, each round
     }

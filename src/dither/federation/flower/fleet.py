@@ -4,9 +4,9 @@ Three things: a party's connection to the SuperLink (`serve`), registered keys a
 `signer`), and how the coordinator fetches answers (`Answers`).
 
 A SuperNode starts a process for every message, sleeps 3 s whenever there is none, and runs the app that the server
-sends. `serve` asks often while messages come (every 30 ms, then ever less, down to twice a second), hands each
-message to a function of this process, and never looks at the app: the server can make it compute nothing but what
-Dither answers.
+sends. `serve` asks often while messages come (every 30 ms, then ever less, down to twice a second; less often
+where there are many nodes), hands each message to a function of this process, and never looks at the app: the
+server can make it compute nothing but what Dither answers.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ from dither.federation.local import IdleTimer, clock
 
 RECORD, BODY = "dither", "body"
 _FIRST_POLL, _LONGEST_POLL = 0.03, 0.5  # seconds between two polls: right after a message, and at most
-_POLL_SHARE = 4.0  # times as long as the last poll took: a server with many nodes is asked less often by each
+_POLL_SHARE = 4.0  # times as long as the last poll took: a server with much to do is asked less often
+_POLLS = 50.0  # a second, of all nodes together: each poll costs the server some milliseconds
 _HEARTBEAT_SECONDS = 10.0  # the shortest that a SuperLink takes; it gives a silent node up after two
 _LINGER_SECONDS = 2.0  # a SuperLink throws away a node's last answer if the node leaves before it is fetched
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 5.0  # between attempts to connect
@@ -81,6 +82,7 @@ class UnreadableMessage(ConnectionLost):
 # A party's connection
 
 
+# reason: where, what to answer, and four limits
 def serve(
     server: Server,
     answer: Callable[[bytes], bytes],
@@ -88,18 +90,19 @@ def serve(
     until: Callable[[], bool],
     patience: float,
     idle: float = 86400.0,
+    nodes: int = 1,
     say: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Answer messages until `until()`. A broken connection is made again, with growing pauses. `FederationError`
-    after `patience` seconds without one, after `idle` seconds in which nothing was asked and answered, and when
-    the server may not be trusted or does not know this node."""
-    pause, since, tries = _FIRST_PAUSE, time.monotonic(), 0
+    """Answer messages until `until()`, as one of so many `nodes`. A broken connection is made again, with growing
+    pauses. `FederationError` after `patience` seconds without one, after `idle` seconds in which nothing was asked
+    and answered, and when the server may not be trusted or does not know this node."""
+    pause, since, tries, shortest = _FIRST_PAUSE, time.monotonic(), 0, max(_FIRST_POLL, nodes / _POLLS)
     timer = IdleTimer(f"the server at {server.address}", idle, say)
     while not until():
         try:
             with _Connection(server) as connection:
                 say(f"connected to {server.address}")
-                pause, poll, tries = _FIRST_PAUSE, _FIRST_POLL, 0
+                pause, poll, tries = _FIRST_PAUSE, shortest, 0
                 while not until():
                     asked = time.monotonic()
                     body = connection.next()
@@ -107,11 +110,11 @@ def serve(
                     if body is None:
                         timer.check()
                         time.sleep(max(poll, _POLL_SHARE * (since - asked)))
-                        poll = min(1.3 * poll, _LONGEST_POLL)
+                        poll = min(1.3 * poll, max(shortest, _LONGEST_POLL))
                     else:
                         connection.reply(answer(body))
                         timer.reset()
-                        poll = _FIRST_POLL
+                        poll = shortest
                 time.sleep(_LINGER_SECONDS)
         except ConnectionLost as error:
             away = time.monotonic() - since

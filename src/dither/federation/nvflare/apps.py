@@ -2,7 +2,10 @@
 
 The Controller hands one task to every site, "take_part", which lasts as long as the job: so no site polls for
 tasks. Meanwhile questions and answers travel as auxiliary messages. At a site the Executor hands each question to
-`dither join` over its Unix socket, and tells the server every few seconds whether somebody is there.
+`dither join` over its Unix socket, and tells the server every few seconds whether somebody is there, which
+questions it has received and which of its answers it still keeps: so the server notices a question or an answer
+that was lost on the way. (A request that waits for its reply would be confirmed at once, but FLARE streams those:
+an answer then takes four messages in place of one.)
 
 A question has an identifier of 128 random bits, which only its receiver learns: no site can answer in the place of
 another. What an answer says is checked by the signature inside it.
@@ -16,6 +19,7 @@ import queue
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -33,16 +37,16 @@ from dither.federation.nvflare import CONNECTED, KIT
 
 SOCKET = "DITHER_SOCKET"  # in the environment of a site's FLARE client: where `dither join` answers
 _TASK = "take_part"
-_QUESTION, _ANSWER, _PRESENCE = "dither.question", "dither.answer", "dither.presence"
+_QUESTION, _ANSWER, _PRESENCE, _AGAIN = "dither.question", "dither.answer", "dither.presence", "dither.again"
+_SERVER = "server"  # FLARE's name for it
 _BEAT_SECONDS = 3.0  # between two messages of a site that says who is there
 _LOOK_SECONDS = 0.2  # between two looks at the socket
 _SILENT_SECONDS = 15.0  # after which a site is gone
 _LOST_SECONDS = 5.0  # after which a question that the site does not list was lost on the way
-_ACKNOWLEDGED_SECONDS = 20.0  # for the server to confirm an answer
-_SENDS = 10  # of an answer that is not confirmed
 _STUCK_SECONDS = 3.0  # without an answer, before the coordinator looks at who has come back
 _JOIN_SECONDS = 20.0  # for a connected site's job process to speak
 _LISTED = 64  # newest questions that a site confirms
+_KEPT = 2  # newest answers that a site can send again
 
 
 class AuxTransport:
@@ -113,8 +117,8 @@ class AuxTransport:
 
     def _on_presence(self, topic: str, request: Any, fl_ctx: Any) -> Any:
         site = str(fl_ctx.get_peer_context().get_identity_name())
-        mark, listed = str(request.get("mark") or ""), request.get("received")
-        received = set(listed) if isinstance(listed, list) else set()
+        mark = str(request.get("mark") or "")
+        received, answered = (_strings(request.get(key)) for key in ("received", "answered"))
         now = time.monotonic()
         with self._news:
             self._heard[site] = now
@@ -128,6 +132,9 @@ class AuxTransport:
                     del self._open[number]
                     self._answers[number] = None
                     self._news.notify_all()
+            lost = [number for number in answered if self._open.get(number, (None, 0.0))[0] == address]
+        if lost:
+            self._engine.multicast_aux_requests(_AGAIN, {site: _shareable(numbers=lost)}, 0.0, fl_ctx)
         return make_reply(ReturnCode.OK)
 
 
@@ -161,12 +168,14 @@ class RelayExecutor(Executor):  # type: ignore[misc]
         super().__init__()
         self._path = Path(os.environ[SOCKET])
         self._questions: queue.Queue[tuple[str, bytes]] = queue.Queue()
-        self._received: list[str] = []
+        self._received: deque[str] = deque(maxlen=_LISTED)
+        self._answers: dict[str, bytes | None] = {}  # the newest, by question
 
     def handle_event(self, event_type: str, fl_ctx: Any) -> None:
         if event_type == EventType.START_RUN:
             self._engine = fl_ctx.get_engine()
             self._engine.register_aux_message_handler(_QUESTION, self._on_question)
+            self._engine.register_aux_message_handler(_AGAIN, self._on_again)
             threading.Thread(target=self._answer_all, daemon=True).start()
 
     def execute(self, task_name: str, shareable: Any, fl_ctx: Any, abort_signal: Any) -> Any:
@@ -175,8 +184,7 @@ class RelayExecutor(Executor):  # type: ignore[misc]
         while not abort_signal.triggered:
             mark = self._mark()
             if mark != said or time.monotonic() - at > _BEAT_SECONDS:
-                presence = _shareable(mark=mark, received=self._received[-_LISTED:])
-                self._engine.send_aux_request(None, _PRESENCE, presence, 0.0, fl_ctx)
+                self._send(_PRESENCE, mark=mark, received=list(self._received), answered=list(self._answers))
                 said, at = mark, time.monotonic()
             time.sleep(_LOOK_SECONDS)
         return make_reply(ReturnCode.OK)
@@ -202,20 +210,30 @@ class RelayExecutor(Executor):  # type: ignore[misc]
                 answer: bytes | None = hand_over(self._path, body)
             except OSError:  # the process died with the question in its hands, or there is none
                 answer = None
-            for _ in range(_SENDS):
-                if self._send(number, answer):
-                    break
-                time.sleep(1.0)
+            self._answers[number] = answer
+            for old in list(self._answers)[:-_KEPT]:
+                del self._answers[old]
+            self._send(_ANSWER, number=number, body=answer)
 
-    def _send(self, number: str, answer: bytes | None) -> bool:
+    def _on_again(self, topic: str, request: Any, fl_ctx: Any) -> Any:
+        """The server misses an answer that this site gave."""
+        for number in _strings(request.get("numbers")):
+            if number in self._answers:
+                self._send(_ANSWER, number=number, body=self._answers[number])
+        return make_reply(ReturnCode.OK)
+
+    def _send(self, topic: str, **values: Any) -> None:
+        """One message to the server, which is not waited for."""
         with self._engine.new_context() as context:
-            replies = self._engine.send_aux_request(
-                None, _ANSWER, _shareable(number=number, body=answer), _ACKNOWLEDGED_SECONDS, context
-            )
-        return any(reply.get_return_code() == ReturnCode.OK for reply in (replies or {}).values())
+            self._engine.multicast_aux_requests(topic, {_SERVER: _shareable(**values)}, 0.0, context)
 
 
 def _shareable(**values: Any) -> Any:
     shareable = Shareable()
     shareable.update(values)
     return shareable
+
+
+def _strings(listed: Any) -> set[str]:
+    """The strings in what should be a list of them."""
+    return {each for each in listed if isinstance(each, str)} if isinstance(listed, list) else set()

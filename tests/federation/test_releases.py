@@ -1,0 +1,74 @@
+"""A party's signed record of what it released: nothing in it can be changed, taken out or put in."""
+
+import json
+
+import pytest
+
+from dither.errors import DamagedFile, FederationError
+from dither.federation import keys, releases
+
+
+@pytest.fixture
+def record(tmp_path):
+    keyring = keys.create(tmp_path / "fed", ["ann", "bob"], hosts=["localhost"])
+    homes = {name: tmp_path / "fed" / "parties" / name for name in ("ann", "bob")}
+    identities = {name: keys.Identity.load(home) for name, home in homes.items()}
+
+    def opened(name="ann", terms="t"):
+        return releases.ReleaseRecord(tmp_path, name, terms, identities[name])
+
+    ann = opened()
+    for index, content in enumerate((b"zero", b"one", b"one", b"one again", b"two")):
+        ann.append(min(index, 1) if index < 4 else 2, content)
+    return tmp_path, keyring, opened
+
+
+def lines(folder):
+    return (folder / releases.RECORD).read_text().splitlines(keepends=True)
+
+
+def test_a_repeated_upload_is_no_new_release_and_a_new_attempt_is_one(record):
+    folder, keyring, opened = record
+    assert [json.loads(line)["round"] for line in lines(folder)] == [0, 1, 1, 2]
+    again = opened()  # after a restart
+    again.append(2, b"two")
+    assert len(lines(folder)) == 4
+    again.append(3, b"three")
+    assert releases.check_record(folder, keyring)["releases"] == 5
+    statement = again.statement()
+    assert releases.check_statement(statement, "ann", "t", keyring)["releases"] == 5
+    for who, terms in (("bob", "t"), ("ann", "other")):
+        with pytest.raises(FederationError, match="another"):
+            releases.check_statement(statement, who, terms, keyring)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda all_: [all_[0], *all_[2:]], "line 2 does not follow"),
+        (lambda all_: [all_[0], all_[0], *all_[1:]], "line 2 does not follow"),
+        (lambda all_: [all_[1], all_[0], *all_[2:]], "line 1 does not follow"),
+        (lambda all_: [*all_[:-1], all_[-1].replace('"round": 2', '"round": 3')], "line 4 is not signed by 'ann'"),
+        (lambda all_: [*all_[:-1], all_[-1].replace('"signature": "', '"signature": "x')], "line 4 is not signed"),
+        (lambda all_: [*all_, "[]\n"], "cannot be read"),
+    ],
+)
+def test_a_record_that_was_changed_is_refused(record, change, why):
+    folder, keyring, _ = record
+    before = lines(folder)
+    changed = change(before)
+    assert changed != before
+    (folder / releases.RECORD).write_text("".join(changed))
+    with pytest.raises(DamagedFile, match=why):
+        releases.check_record(folder, keyring)
+
+
+def test_half_a_line_is_dropped_and_another_partys_line_refused(record):
+    folder, keyring, opened = record
+    whole = lines(folder)
+    (folder / releases.RECORD).write_text("".join(whole) + whole[-1][:40])  # the power failed: nothing left
+    opened().append(3, b"three")
+    assert releases.check_record(folder, keyring)["releases"] == 5
+    opened("bob").append(4, b"four")
+    with pytest.raises(DamagedFile, match="line 6 does not follow"):
+        releases.check_record(folder, keyring)
