@@ -143,7 +143,11 @@ def measure_scale(
 ) -> dict[str, float]:
     """A masked round of light parties: seconds, CPU and memory of the server, CPU of the parties."""
     names, port, sites = [f"party-{number}" for number in range(count)], free_port(), min(count, sites)
-    keys.create(folder / "keys", names, hosts=["localhost"])
+    requests = [keys.request(folder / "homes" / name, name) for name in names]
+    keys.create_from(folder / "keys", requests, hosts=["localhost"])
+    (folder / "homes").rename(folder / "keys" / "parties")
+    for name in names:
+        shutil.copy(folder / "keys" / "ca" / "ca.pem", folder / "keys" / "parties" / name)
     result, over_flare = folder / "result.json", transport == "nvflare"
     config = {
         "folder": folder,
