@@ -50,7 +50,8 @@ TARGETS = {
         *("__init__", "local", "cpfed", "concentrated", "baselines"),
         *("dp_scaffold", "nbafl", "secure_fedavg"),
     ),
-    "experiment": ("counting", "statistics", "evaluation"),
+    "experiment": ("counting", "statistics", "evaluation", "private_schema"),
+    "auditing": ("counts",),
 }
 END = "\n# Convergence\n"  # what follows is no part of privacy
 ROOMS = ("accounting", "privacy", "methods", "vectors", "statistical", "attacks", "equivalence", "simulation")

@@ -1,6 +1,6 @@
-"""Make `results/` from a full reproduction: small pictures, compressed numbers, the table of findings.
+"""Make `results/` from a full reproduction: pictures, compressed drawings and numbers, the table of findings.
 
-python -m dither.reproduction all --scale full --cache CACHE --out REPORT
+python -m dither.reproduction all --scale full --robust robust --cache CACHE --jobs 16 --out REPORT
 python tools/pack_results.py REPORT results
 """
 
@@ -27,7 +27,7 @@ def main(report: Path, out: Path) -> None:
     out.mkdir(exist_ok=True)
     for path in sorted(report.glob("*.png")):
         Image.open(path).convert("RGB").save(out / path.name, optimize=True)
-    for path in sorted(report.glob("*.csv")):
+    for path in sorted([*report.glob("*.csv"), *report.glob("*.svg")]):
         # No name and no time inside: the same numbers give the same bytes.
         with open(out / f"{path.name}.gz", "wb") as file, gzip.GzipFile("", "wb", 9, file, mtime=0) as packed:
             packed.write(path.read_bytes())

@@ -50,7 +50,7 @@ def steps(page: Path) -> list[Step]:
 
 def block_steps(found: re.Match[str]) -> Iterator[Step]:
     """The steps of one fenced block; the block after it may be its output."""
-    language, body, output = found[1], found[2], found[3] or ""
+    language, body, output = found[1] or guessed(found[2]), found[2], found[3] or ""
     name = FILE.match(body)
     if name:
         yield Step("file", body, name=name[1])
@@ -67,7 +67,14 @@ def block_steps(found: re.Match[str]) -> Iterator[Step]:
             command, _, shown = part.partition("\n")
             yield Step("command", command, shown)
     elif language not in ("text", "toml"):
-        raise ValueError(f"a block in {language or 'no language'}: use sh, console, python, toml or text\n{body}")
+        raise ValueError(f"a block in {language}: use sh, console, python, toml or text\n{body}")
+
+
+def guessed(body: str) -> str:
+    """The language of a block that does not say it."""
+    if body.startswith("$ "):
+        return "console"
+    return "sh" if re.match(r"(dither|python|make|pip) ", body) else "text"
 
 
 def run(step: Step, folder: Path, columns: int = 100) -> subprocess.CompletedProcess[str]:

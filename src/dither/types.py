@@ -306,6 +306,7 @@ class PrivacyPlan(NamedTuple):
     noise_decay_start: int = 0
     noise_scale: tuple[float, ...] = ()  # factor of each client's noise; empty: 1 for all
     epsilons: tuple[float, ...] = ()  # target of each client; empty: `epsilon` for all
+    clip_quantile: float = 0.0  # share of the gradients that an adaptive clip should not shorten; 0: it is fixed
     seed: int = 0  # for participation designs that are drawn beforehand
     aggregation: str = "off"  # how uploads are summed: "off" (in the open), "ideal" or "real"
     discrete_noise: bool = False  # noise on the encoded integers of an upload

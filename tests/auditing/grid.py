@@ -96,6 +96,10 @@ def configurations() -> list[tuple[str, dict, tuple[str, ...]]]:
     own = {"privacy__epsilons": (0.5, 2.0, 1.0, 2.0, 1.0, 2.0)}
     rows.append(("cpfed", {**own, "batch_sampling": "full"}, ("upload",)))
     rows.append(("dp-sgd", {**summed, **exact, **own, "privacy__colluders": 1}, ("sum",)))
+    # A clip that adapts: the count of unclipped records is released beside the gradient
+    adapts = {"privacy__clip_quantile": 0.5, "local_steps": 1, "batch_sampling": "full"}
+    rows.append(("cpfed", adapts, ("upload",)))
+    rows.append(("dp-sgd", {**summed, **exact, **adapts}, ("sum",)))
     # Noise that decays, other models, other budgets
     for schedule in ("rounds", "steps"):
         decays = {"privacy__noise_schedule": schedule, "privacy__noise_decay": 0.9}

@@ -8,7 +8,7 @@ from dither.auditing import fuzz
 from dither.auditing.counts import check_counts, draw_case
 from dither.experiment import counting
 
-KINDS = {"statistics", "evaluation, two classes", "evaluation, classes", "evaluation, regression"}
+KINDS = {"statistics", "evaluation, two classes", "evaluation, classes", "evaluation, regression", "schema"}
 
 
 def checked(seeds):

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from dither import data
-from dither.data.tables import number_column, table_files
+from dither.data.tables import canonical, factorize, number_column, table_files
 from dither.errors import DataError
 
 TABLE = pd.DataFrame(
@@ -48,6 +48,61 @@ def test_the_records_do_not_decide_how_a_file_is_read(tmp_path: Path) -> None:
     after = data.read_table(path)
     pd.testing.assert_frame_equal(before.iloc[:1], after.iloc[:1])
     assert after["name"][1] == "a;b;c;d;ëÿ"
+
+
+OTHERS = ['1, x,"2, 3"', ' 01,"the ""old""", "q, r"', ',  ,5" disk', '" y",02,"two\nlines"']
+
+
+@pytest.mark.parametrize(
+    "record", ["x,y,z", "short", '1, "quoted",2', '"a, ""b""", "c",d', "7,;;;;;;;;;;;,||", "a,,"]
+)
+@pytest.mark.parametrize(("header", "end"), [("a,b,c", "\n"), (",b,c", "\r\n"), ('a, "b", c', "\r")])
+def test_no_record_changes_how_another_one_is_read(tmp_path: Path, record: str, header: str, end: str) -> None:
+    """A cell too few, a quote after a space, delimiters of other dialects, a column without a name (whose type no
+    reader may guess), line ends of any kind: the other cells stay as they were."""
+    path = tmp_path / "table.csv"
+    path.write_text(end.join([header, *OTHERS, record, ""]), newline="")
+    cells = [[canonical(cell) for cell in row] for row in data.read_table(path).to_numpy()]
+    assert cells[:-1] == [
+        ["1", "x", "2, 3"],
+        ["01", 'the "old"', "q, r"],
+        ["", "", '5" disk'],
+        ["y", "02", "two\nlines"],
+    ]
+
+
+@pytest.mark.parametrize("record", ["03,1", "x,1"])
+def test_no_reader_guesses_what_a_column_without_a_name_holds(tmp_path: Path, record: str) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text(f",label\n01,0\n02,1\n{record}\n")
+    assert data.read_table(path)[""].tolist()[:2] == ["01", "02"]
+
+
+def test_a_quote_that_is_never_closed_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text('name,weight\na,1\nb,"2\nc,3\n')
+    with pytest.raises(DataError, match="never closed"):
+        data.read_table(path)
+    path.write_text("name,name,weight\na,1,2\nb\n")
+    with pytest.raises(DataError, match="two columns called 'name'"):
+        data.read_table(path)
+
+
+def test_a_parquet_cell_is_read_by_itself(tmp_path: Path) -> None:
+    path = tmp_path / "table.parquet"
+    first = []
+    for last in (0.0, -0.0, None):
+        big = [2**53 + 1, 7, None if last is None else 1]
+        pd.DataFrame({"sign": [last, 0.0, 1.0], "whole": big}).to_parquet(path)
+        frame = data.read_table(path)
+        texts = [factorize(frame[name]) for name in frame]
+        first.append([[names[code] for code in codes[1:]] for codes, names in texts])
+        assert texts[1][1][texts[1][0][0]] == "9007199254740992"
+    assert first[0] == first[1] == [["0", "1"], ["7", "1"]]
+    assert first[2][0] == first[0][0]
+    pd.DataFrame({"scans": [[1], [2, 3]], "label": [0, 1]}).to_parquet(path)
+    with pytest.raises(DataError, match=r"column 'scans' holds list.*make columns of its parts"):
+        data.read_table(path)
 
 
 def test_numbers_with_thousands_and_excels_first_line(tmp_path: Path) -> None:

@@ -141,6 +141,8 @@ def test_powers_of_two_are_exact():
         positive = np.flatnonzero(cells[len(counting.EXPONENTS) + 1 :])
         np.testing.assert_array_equal(positive, first + 20 + np.arange(len(edges)))
         np.testing.assert_array_equal(cells, cells[::-1])
+    tiny = counting._powers_of_two(np.array([0.0, -0.0, 1e-9, -1e-9, 5e-324]))
+    assert tiny[len(counting.EXPONENTS)] == tiny.sum() == 5
 
 
 @pytest.mark.parametrize("share", [1.0, 0.01])

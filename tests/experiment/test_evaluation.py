@@ -123,11 +123,26 @@ def test_no_output_of_a_model_makes_counting_fail(classes):
     with np.errstate(invalid="ignore"):
         table = evaluation.score_columns(outputs, truth, "classification" if classes else "regression", classes)
     if not classes:
-        np.testing.assert_array_equal(table["truth"], [np.nan, 1.0, 0.0, 0.5, 1.0])
-        np.testing.assert_array_equal(table["error"], [np.nan, 0.0, 0.0, 0.5, 1.0])
+        np.testing.assert_array_equal(table["truth"], [np.nan, 1.0, np.nan, 0.5, 1.0])  # below 0: a blank
+        np.testing.assert_array_equal(table["error"], [np.nan, 0.0, np.nan, 0.5, 1.0])
     counter = Counting([table], 1.0, 1e-5, seeded(0), lists_names=False)
     scores = evaluation.private_scores(counter, range(classes), (0.0, 1.0), 1.0, 1e-5)
     assert scores.records == 5
+
+
+@pytest.mark.parametrize("classes", [0, 2, 3])
+def test_a_blank_is_counted_nowhere(classes):
+    """A record whose label is no class of a private schema has the label -1."""
+    outputs = np.ones((4, 3)) if classes == 3 else np.ones(4)
+    table = evaluation.score_columns(outputs, np.array([-1, 1, 0, -1]), "classification", classes)
+    seen = table.dropna() if not classes else table[table["right"] >= 0]
+    assert len(seen) == 2
+    counters = []
+    for frame in (table, seen):
+        counter = Counting([frame], 1e6, 1e-5, seeded(0), lists_names=False)
+        counter.records = 2
+        counters.append(evaluation.private_scores(counter, range(classes), (0.0, 1.0), 1.0, 1e-5).model)
+    assert counters[0] == counters[1]
 
 
 def test_the_command(tmp_path):

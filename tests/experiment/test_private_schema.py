@@ -13,8 +13,8 @@ from dither.data import Categorical, Numeric, Schema
 from dither.data.schema import PRIVATE, PUBLIC, SchemaPrivacy
 from dither.errors import BudgetExhausted, DataError, SpecError
 from dither.experiment.account import account
-from dither.experiment.counting import NAMES, Counting
-from dither.experiment.private_schema import Wanted, estimate_schema, private_schema
+from dither.experiment.counting import HISTOGRAM, NAMES, Counting
+from dither.experiment.private_schema import Wanted, _Estimates, estimate_schema, private_schema
 from tests.experiment.test_counting import asked as asked
 from tests.experiment.test_statistics import seeded
 
@@ -78,6 +78,13 @@ def test_a_feature_whose_values_hardly_stand_out_is_no_copy_of_the_label(seed):
     assert "follows from the label" in excluded["copy"]
 
 
+def test_bounds_are_a_tenth_wider_than_the_values_that_stand_out():
+    values = [0.0] * 940 + [100.0] * 30 + [-100.0] * 30
+    frame = pd.DataFrame({"level": values, "ill": ["yes", "no"] * 500})
+    (level,) = estimated(epsilon=50.0, frames=[frame]).schema.columns
+    assert level.bounds == (-140, 140)  # 120 and more, rounded
+
+
 def test_a_label_of_numbers_is_a_regression_and_declared_classes_are_public():
     schema, _ = estimated(Wanted("dose", drop=("copy",)))
     assert schema.label.bounds is not None
@@ -108,6 +115,30 @@ def test_the_file_says_what_it_cost_and_is_read_back(tmp_path):
     assert np.isfinite(schema.encode(odd, labels="ignore").x).all()
 
 
+def test_a_column_whose_values_do_not_stand_out_keeps_the_bounds_of_the_survey():
+    estimates = object.__new__(_Estimates)
+    estimates._names, estimates._ranges, estimates._sum_std = {}, {"level": (0.0, 1.0)}, 10.0
+    estimates._cells = {"level": np.full((3, 64), 2)}
+    assert estimates.column("level") == Numeric.with_bounds("level", (0.0, 1.0), PRIVATE)
+
+
+def test_a_label_that_is_no_class_blanks_its_record():
+    """An error would show that there is such a record: to everybody, where a party no longer takes part."""
+    odd = clinic(20).assign(ill=["maybe", "", *["yes", "no"] * 9])
+    schema, _ = estimated()
+    assert schema.encode_labels(odd).tolist() == [-1, -1, *[1, 0] * 9]
+    declared, _ = estimated(Wanted("ill", classes=("no", "yes")))
+    assert declared.encode_labels(odd).tolist() == [-1, -1, *[1, 0] * 9]
+    with pytest.raises(DataError, match="is empty in row 2"):
+        schema.as_public().encode_labels(odd)
+    numbers, _ = estimated(Wanted("dose", drop=("copy",)))
+    doses = numbers.encode_labels(clinic(20).assign(dose=["x", "", "inf", *["6"] * 17]))
+    assert doses[:3].tolist() == [-1] * 3
+    assert (doses[3:] > 0).all()
+    with pytest.raises(DataError, match="row 1 holds 'x'"):
+        numbers.as_public().encode_labels(clinic(20).assign(dose=["x", *["6"] * 19]))
+
+
 @pytest.mark.parametrize(
     "record",
     [
@@ -126,7 +157,9 @@ def test_blanking_a_record_moves_no_question_further_than_its_noise_is_for(asked
         assert question == same  # the noise is so small that nothing else follows from the answers
         if question.kind != NAMES:
             assert np.sum(np.square(counts[0] - others[0])) <= question.touched
-    assert sum(question.share for question, _ in worlds[0]) <= 1 + 1e-9
+    questions = [question for question, _ in worlds[0]]
+    assert sum(question.share for question in questions) == pytest.approx(1)  # all of the budget, no more
+    assert not any("ill" in question.columns for question in questions if question.kind == HISTOGRAM)
 
 
 def test_every_file_is_charged_before_the_first_look(tmp_path):
@@ -145,6 +178,7 @@ def test_every_file_is_charged_before_the_first_look(tmp_path):
     facts = json.loads(result.stdout)
     assert facts["privacy"]["epsilon"] == 9.0
     assert facts["read_from_data"] == []
+    assert Schema.load(out).name == tmp_path.name
     ledger = Ledger(book)
     spent = [each for dataset in ledger.datasets() for each in ledger.spent(dataset)]
     assert all(8.9 < each.epsilon <= 9.0 for each in spent)
@@ -191,6 +225,14 @@ def test_mistakes_are_named(tmp_path):
         estimated(Wanted("visit", task="classification"))
     with pytest.raises(DataError, match="no column besides"):
         estimated(Wanted("ill"), frames=[clinic()[["patient_id", "ill"]]])
+    empty = pd.DataFrame({"age": [""] * 50, "ill": ["yes", "no"] * 25})
+    with pytest.raises(DataError, match="no column of 'clinics' can be a feature at this ε"):
+        estimated(Wanted("ill", classes=("yes", "no")), frames=[empty])
+    file = tmp_path / "north.csv"
+    empty.to_csv(file, index=False)
+    with pytest.raises(DataError, match=r"'north\.csv' is given twice"):
+        private_schema([file, file], Wanted("ill"), epsilon=1.0, ledger=tmp_path / "l.sqlite")
+    assert not Ledger(tmp_path / "l.sqlite").datasets()
 
 
 def test_columns_are_of_the_expected_kinds():

@@ -20,7 +20,9 @@ from tests.experiment.test_private_schema import clinic
 def folder(tmp_path):
     (tmp_path / "clinics").mkdir()
     for seed, name in enumerate(("north", "south")):
-        clinic(1200, seed).to_csv(tmp_path / "clinics" / f"{name}.csv", index=False)
+        table = clinic(1200, seed)
+        table.loc[:9, "ill"] = ["maybe", ""] * 5  # no classes of a private schema: such records are blanks
+        table.to_csv(tmp_path / "clinics" / f"{name}.csv", index=False)
     return tmp_path / "clinics"
 
 

@@ -1,6 +1,7 @@
 """Private statistics over a federation: the numbers of a simulation, charged at each party, under its terms."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -50,7 +51,9 @@ class Clinics:
         self.folder, self.spec, self.approved = folder, Spec.from_any({**ASKED, **changes}), []
         keys.create(folder / "keys", NAMES, hosts=["localhost"])
         for seed, name in enumerate(NAMES):
-            clinic(records, seed).to_csv(self.file(name), index=False)
+            table = clinic(records, seed)
+            table.loc[:3, "ill"] = ["maybe", ""] * 2  # blanks: no party refuses because of them
+            table.to_csv(self.file(name), index=False)
         self.nodes = {name: self.node(name) for name in NAMES}
         self.transport = LocalTransport(
             {FIRST + n: (lambda body, name=name: self.nodes[name].answer(body)) for n, name in enumerate(NAMES)}
@@ -188,6 +191,8 @@ def test_terms_from_strangers_are_checked(tmp_path):
     words = dict(good.describe("ann"))
     assert "at most 4" in words["proven ε"]
     assert "masked" in words["what leaves"]
+    careless = replace(good, delta=0.1, spec=good.spec.with_values({"randomness": "os"}))
+    assert "lets the guarantee fail for 5 of 50 records" in dict(careless.describe("ann"))["WARNING"]
 
 
 @pytest.mark.slow

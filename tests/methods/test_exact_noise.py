@@ -25,6 +25,10 @@ CASES = {
         "secure-fedavg",
         {"privacy__clip": "batch", "model__l2": 0.3, "model__l2_inside_clip": False},
     ),
+    "an adaptive clip, sums": (
+        "cpfed",
+        {"privacy__clip": "example", "privacy__clip_quantile": 0.5, "secagg__mode": "ideal", "local_steps": 1},
+    ),
     "nbafl": ("nbafl", {"method_options__param_clip": 0.4}),
 }
 SLOW = {

@@ -56,6 +56,21 @@ def test_the_smallest_scale(what, tmp_path):
 
 
 @pytest.mark.slow
+def test_processes_give_what_one_process_gives(tmp_path):
+    what, drawn = ["cpfed/fig8", "dp-scaffold/fig3"], []
+    alone = reproduce(what, scale="smoke", cache=tmp_path / "alone")
+    shared = reproduce(
+        what, scale="smoke", cache=tmp_path / "cache", out=tmp_path / "out", jobs=2, on_figure=drawn.append
+    )
+    assert [figure.id for figure in shared.figures] == [figure.id for figure in alone.figures]
+    assert [claim.text for claim in shared.claims] == [claim.text for claim in alone.claims]
+    assert {figure.id for figure in drawn} == set(what)
+    assert shared.provenance["computed"] == alone.provenance["computed"] > 0
+    assert shared.provenance["missing"] == 0
+    assert (tmp_path / "out" / "cpfed-fig8.png").is_file()
+
+
+@pytest.mark.slow
 def test_robustness_at_the_smallest_scale(tmp_path):
     result = reproduce("cpfed/fig8", scale="smoke", robust="smoke", cache=tmp_path / "cache", out=tmp_path / "out")
     (claim,) = result.claims

@@ -149,3 +149,24 @@ def test_corrected_terms_double_and_add_up():
 
 def test_bounds_over_a_grid():
     bounds_fall_with_epsilon(cd, FIG5, TRAINING)
+
+
+def test_lemmas_1_to_5_give_the_cost_of_a_round():
+    params = FIG5._replace(participations=1, cohort_size=1, local_steps=10, batch_size=50, client_size=500)
+    step = methods.zcdp_of_gaussian(
+        sensitivity=cd.step_sensitivity(clip_norm=params.clip_norm, batch_size=50), noise_std=0.05
+    )
+    epoch = methods.composed_zcdp(np.full(10, step), disjoint=True)  # Lemma 3: ten disjoint batches
+    assert methods.composed_zcdp([epoch]) == pytest.approx(cd.rho_total(params, noise_std=0.05))  # Lemma 2
+    assert methods.composed_zcdp([0.1, 0.2]) == pytest.approx(0.3)
+    upload = cd.upload_sensitivity(clip_norm=1.0, batch_size=50, client_lr=0.1, local_steps=10)  # Lemma 5
+    assert upload == pytest.approx(0.1 * 10 * 2 / 50)
+
+
+def test_lemmas_6_and_7_are_cpfeds_with_the_noise_divided_by_the_cohort():
+    squares = np.array([1.0, 2.0, 3.0, 4.0])
+    run = TRAINING._replace(num_params=7, noise_std=0.3, gradient_variance=2.0, batch_size=5, cohort_size=2)
+    variance = cd.mean_gradient_variance(run, client_gradients_sq=squares)
+    assert variance == pytest.approx(7 * 0.09 / 2 + 2 / 5 + 4 * 4 / 64 * 10)
+    error = cd.network_error(run._replace(client_lr=0.1), step=3, client_gradients_sq=squares)
+    assert error == pytest.approx(0.01 * (18 * (7 * 0.09 * 3 / 2 + 4 / 5) + 12 * (8 + 16) / 64 * 10))

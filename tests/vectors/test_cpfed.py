@@ -113,3 +113,42 @@ def test_communication_factor():
 
 def test_bounds_over_a_grid():
     bounds_fall_with_epsilon(cpfed, FIG6, TRAINING)
+
+
+def federation(records, noise_std, *, cohort_size, local_steps, rate=0.1, trials=4000):
+    """n clients with losses ‖θ − x‖²/2 over their records x, from θ = 0: the mean noisy gradient of the last step,
+    and the models, of `trials` rounds."""
+    rng = np.random.default_rng(0)
+    n, m, d = records.shape
+    models = np.zeros((trials, cohort_size, d))
+    cohorts = rng.permuted(np.tile(np.arange(n), (trials, 1)), axis=1)[:, :cohort_size]
+    mean = np.zeros((trials, d))
+    for _ in range(local_steps):
+        drawn = records[cohorts, rng.integers(m, size=cohorts.shape)]
+        gradients = models - drawn + noise_std * rng.normal(size=drawn.shape)
+        mean = gradients.mean(axis=1)
+        models = models - rate * gradients
+    return mean, models
+
+
+def test_lemmas_5_to_7_bound_what_happens():
+    rng = np.random.default_rng(1)
+    n, m, d, r, sigma = 6, 40, 3, 4, 0.5
+    records = rng.normal(size=(n, m, d)) + rng.normal(size=(n, 1, d))
+    centres = records.mean(axis=1)
+    beta = float(np.mean(np.sum((records - centres.mean(axis=0)) ** 2, axis=-1)))
+    run = TRAINING._replace(num_params=d, noise_std=sigma, gradient_variance=beta, client_size=m, client_lr=0.1)
+    assert sum(cpfed.sampling_variances(gradient_variance=beta, client_size=m)) == pytest.approx(beta)
+    squares = np.sum(centres**2, axis=-1)  # ‖∇f_i‖² at the start
+
+    mean, _ = federation(records, sigma, cohort_size=r, local_steps=1)
+    variance = float(np.mean(np.sum((mean + centres.mean(axis=0)) ** 2, axis=-1)))
+    assert variance <= cpfed.mean_gradient_variance(run, cohort_size=r, client_gradients_sq=squares)
+    assert cpfed.skipped_clients(n, squares) == 0.0
+
+    for step in (1, 3):
+        _, models = federation(records, sigma, cohort_size=r, local_steps=step)
+        error = float(np.mean(np.sum((models - models.mean(axis=1, keepdims=True)) ** 2, axis=-1)))
+        fields = {"step": step, "cohort_size": r, "client_gradients_sq": step * squares}
+        printed, corrected = (cpfed.network_error(run, **fields, corrected=each) for each in (False, True))
+        assert error <= printed <= corrected

@@ -175,6 +175,38 @@ def test_general_weights():
     assert std == pytest.approx(np.sqrt(0.16 + 0.09 * 0.375))
 
 
+@pytest.mark.parametrize(("exposures", "num_rounds"), [(1, 25), (25, 25)])
+def test_unequal_clients_get_the_noise_that_their_claim_needs(exposures, num_rounds):
+    sizes = np.array([300, 100, 100, 500])
+    run = NbaflParams(20.0, 100, exposures, num_rounds, 4, weights=sizes / sizes.sum())
+    total = nb.required_aggregate_noise_std(run, **BUDGET)
+    up, down = nb.uplink_noise_std(run, **BUDGET), nb.downlink_noise_std(run, **BUDGET)
+    assert total == pytest.approx(
+        nb.aggregate_noise_std(uplink_std=up, downlink_std=down, weights_sq_sum=run.weights_sq_sum)
+    )
+    claimed = nb.channel_claims(run, uplink_std=float(up), aggregate_std=float(total), delta=0.01)
+    assert claimed[0].value == pytest.approx(50)
+    # Uploads that are all seen carry more noise than the broadcasts need.
+    assert claimed[1].value == pytest.approx(50) if exposures == 1 else claimed[1].value < 50
+    same = nb.required_aggregate_noise_std(run._replace(weights=np.full(4, 1 / 4)), **BUDGET)
+    assert same == pytest.approx(nb.required_aggregate_noise_std(run._replace(weights=None), **BUDGET))
+    corrected = nb.convergence_corrected(LOSS, run, **BUDGET, num_params=100)
+    even = nb.convergence_corrected(LOSS, run._replace(weights=None), **BUDGET, num_params=100)
+    assert corrected.total > even.total
+
+
+def test_lemma_2_is_met_and_no_smaller_constant_is():
+    rng = np.random.default_rng(0)
+    weights = np.array([0.5, 0.2, 0.3])
+    gradients = rng.normal(size=(3, 5)) + 1
+    mean = weights @ gradients
+    divergences = np.linalg.norm(gradients - mean, axis=1)
+    B = nb.dissimilarity(gradient_norm=np.linalg.norm(mean), divergences=divergences, weights=weights)
+    assert weights @ np.sum(gradients**2, axis=1) == pytest.approx(B**2 * np.sum(mean**2))
+    assert nb.dissimilarity(gradient_norm=0.0, divergences=divergences) == np.inf
+    assert nb.dissimilarity(gradient_norm=2.0, divergences=np.zeros(3)) == 1.0
+
+
 def test_claims_per_channel():
     up, down = nb.channel_claims(
         RUN,

@@ -51,6 +51,19 @@ def test_pages_forbid_outside_hosts_and_inline_scripts(client, path):
     assert 'lang="en"' in answer.text
 
 
+def test_a_run_tells_what_its_score_lies_between(client, runs):
+    scores = {
+        "records": 9,
+        "model": {"accuracy": 0.7},
+        "trivial": {"accuracy": 0.6},
+        "trivial_predictor": "always 'a'",
+    }
+    make_run(runs, "scored", scores=scores, test_accuracy_without_noise=0.8, classes=["a", "b"])
+    answer = client.get("/api/run", params={"id": "scored"}).json()
+    assert answer["references"] == [{"name": "always 'a'", "value": 0.6}, {"name": "without noise", "value": 0.8}]
+    assert client.get("/api/run", params={"id": "one"}).json()["references"] == []
+
+
 def test_scripts_never_parse_html_and_name_no_other_host():
     for path in files("dither.web").joinpath("static").iterdir():
         text = path.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")

@@ -1,5 +1,5 @@
-"""Private statistics and evaluation under attack: how far one record moves the counts of every question, against
-the noise that is added to them.
+"""Private statistics, schemas and evaluation under attack: how far one record moves the counts of every question,
+against the noise that is added to them.
 
 `check_counts(rng)` draws tables, a budget and a record, asks all questions with the record, and once more with a
 blank in its place, with the first world's noisy answers given back: both worlds are asked the same questions. The
@@ -8,6 +8,7 @@ distances of the exact counts and the measured noise are one Gaussian pair (R1).
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -18,8 +19,11 @@ import pandas as pd
 from scipy.stats import chi2
 
 from dither import accounting
+from dither.data.schema import SchemaPrivacy
+from dither.errors import DataError
 from dither.experiment import counting, evaluation, statistics
 from dither.experiment.counting import Columns, Counter, Institution, Question
+from dither.experiment.private_schema import Wanted, estimate_schema
 from dither.privacy.discrete import Words
 
 _TRIALS = 2048  # draws of each question's noise
@@ -116,19 +120,20 @@ def draw_case(rng: np.random.Generator) -> CountsCase:
     """Tables of one to three institutions, and what is asked of them. The record is the first institution's."""
     epsilon, delta = round(float(rng.uniform(0.1, 8.0)), 2), float(rng.choice([1e-5, 1e-3]))
     sizes = tuple(int(rng.integers(40, 400)) for _ in range(int(rng.integers(1, 4))))
-    kind = str(rng.choice(["statistics", "statistics", "two classes", "classes", "regression"]))
-    tables, record, ask = (_described if kind == "statistics" else _scored)(rng, sizes, kind, epsilon, delta)
+    kind = str(rng.choice(["statistics", "schema", "two classes", "classes", "regression"]))
+    of_tables = kind in ("statistics", "schema")
+    tables, record, ask = (_described if of_tables else _scored)(rng, sizes, kind, epsilon, delta)
     first = pd.concat([tables[0], pd.DataFrame([record])], ignore_index=True).astype(object)
     blank = first.copy()
     blank.loc[len(blank) - 1] = None
-    if kind != "statistics":  # a record that is not there
+    if not of_tables:  # a record that is not there
         first, blank = first.infer_objects(), tables[0]
-    method = kind if kind == "statistics" else f"evaluation, {kind}"
+    method = kind if of_tables else f"evaluation, {kind}"
     cells = {name: str(cell) for name, cell in record.items()}
     values = {"method": method, "epsilon": epsilon, "delta": delta, "record": cells}
     others = tables[1:]
     both = [first, *others], [blank, *others]
-    return CountsCase(values, sizes, *both, ask, epsilon, delta, lists_names=kind == "statistics")
+    return CountsCase(values, sizes, *both, ask, epsilon, delta, lists_names=of_tables)
 
 
 # reason: one table of what is drawn
@@ -148,7 +153,15 @@ def _described(
     strange = rng.choice(np.array([1e12, "1e12", np.inf, -1e300, "a", 2.0**-30, 3], object), numbers).tolist()
     cells = [1e12] * numbers if rng.random() < 0.6 else strange
     record = {f"number {at}": cell for at, cell in enumerate(cells)} | {f"text {at}": "a" for at in range(texts)}
-    return tables, record, lambda counter: statistics.describe(counter, list(record))
+    if kind == "statistics":
+        return tables, record, lambda counter: statistics.describe(counter, list(record))
+    wanted, privacy = Wanted(next(reversed(record)), "auto"), SchemaPrivacy(epsilon, delta)
+
+    def ask(counter: Counter) -> None:
+        with contextlib.suppress(DataError):  # no column is a feature: what noisy answers say
+            estimate_schema(counter, list(record), wanted, privacy, "tables")
+
+    return tables, record, ask
 
 
 # reason: as above

@@ -34,6 +34,7 @@ from dither.auditing.trials import CodeUnderAudit, float32
 from dither.data import ClientPartition, Dataset
 from dither.errors import NoProof, SpecError
 from dither.experiment.build import Experiment, assemble
+from dither.methods import local
 from dither.simulation import devices, engine
 from dither.spec import Spec
 from dither.types import PrivacyPlan, Records, Round
@@ -45,7 +46,7 @@ _COUNTS = 5  # seeds of this remainder by 8 draw statistics
 _CHUNK = 512  # cases of one call, always as many: one compilation a spec
 _TRIALS = 2048  # with noise, and draws by which the use of a record is counted
 _ADDING = ("cpfed", "dp-sgd", "dp-dsgd", "secure-fedavg")  # servers that add the sum of the uploads to the model
-_OWN_TARGETS = ("cpfed", "concentrated", "dp-sgd", "dp-dsgd")  # methods with an ε for each client
+_AVERAGING = ("cpfed", "concentrated", "dp-sgd", "dp-dsgd")  # with targets of clients and an adaptive clip
 _ROUNDING = 1e-3  # of float32, relative
 
 
@@ -201,9 +202,12 @@ def draw(rng: np.random.Generator) -> Drawn:
     if values["randomness"] == "os" and values["local_steps"] == 1:
         values["secagg.mode"] = "ideal"  # exact sums, where the method has them (R9)
     number = round(100 * values["privacy.epsilon"])
-    if method in _OWN_TARGETS and values["privacy.noise"] == "proven" and number % 3 == 0:
+    if method in _AVERAGING and values["privacy.noise"] == "proven" and number % 3 == 0:
         shares = [(1.0, 0.5, 0.25)[(client + number // 3) % 3] for client in range(clients)]
         values["privacy.epsilons"] = tuple(values["privacy.epsilon"] * share for share in shares)
+    adapts = values["local_steps"] == 1 and values["privacy.clip"] == "example" and method in _AVERAGING
+    if adapts and round(1000 * values["client_lr"]) % 3 == 0:
+        values["privacy.clip_quantile"] = 0.5
     ex_ante = view == "upload" and sampling == "full" and not everyone
     return Drawn(
         values,
@@ -359,6 +363,10 @@ class _Attack:
                 Round(case["index"], case["client"], case["cohort"]),
             )
             upload = result.upload["params"] if code.client_state else result.upload
+            if self.plan.clip_quantile:  # the count in the unit of the model's change, so that all noise is alike
+                rate = local.learning_rate(hyper, case["index"])
+                unit = local.COUNT_SHARE * hyper["clip_norm"] * rate
+                upload = {**upload, "unclipped": upload["unclipped"] * unit}
             return ravel_pytree(upload)[0]
 
         return jax.vmap(one)(cases)
@@ -521,7 +529,8 @@ class _Attack:
     def _sums(self, view: str) -> dict[str, float]:
         """The sum of the cohort's uploads, the broadcasts that it makes, or the model that all of them make."""
         if view == "final" and len(self.rounds) > 1:
-            if self.plan.round_numbers or self.experiment.spec.method not in _ADDING or self.pair.start != 1:
+            adds = self.experiment.spec.method in _ADDING and not self.plan.clip_quantile
+            if self.plan.round_numbers or not adds or self.pair.start != 1:
                 return {}
             moved = math.fsum(shift for shift, _, _ in self.rounds)
             own = math.fsum(own + others for shift, own, others in self.rounds if shift)

@@ -55,6 +55,7 @@ def reproduce(
     minutes: Annotated[
         float, typer.Option(help="Start no further batch of runs after this many minutes; 0: no limit.")
     ] = 0.0,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes that share the figures.")] = 1,
     against: Annotated[
         Path | None,
         typer.Option(metavar="REPORT.json", help="Also list criteria that another report decides differently."),
@@ -96,6 +97,7 @@ def reproduce(
             only_compute=only_compute,
             robust=robust,
             minutes=minutes,
+            jobs=jobs,
             command=shlex.join(["dither", *sys.argv[1:]]),
             on_progress=bar.update,
             on_figure=drawn,

@@ -36,7 +36,7 @@ def describe(dataset: Dataset) -> dict[str, Any]:
     """A summary of a data set, ready for a table or JSON."""
     bounds, dataset = dataset.label_bounds, binned(dataset)
     labels = np.concatenate([dataset.y_train, dataset.y_test])
-    counts = np.bincount(labels, minlength=len(dataset.classes))
+    counts = np.bincount(labels[labels >= 0], minlength=len(dataset.classes))  # without blanks
     return {
         "name": dataset.name,
         "train_records": len(dataset.y_train),
@@ -73,8 +73,9 @@ def class_counts(dataset: Dataset, partition: ClientPartition) -> np.ndarray:
     dataset = binned(dataset)
     num_classes = len(dataset.classes)
     client_of = np.repeat(np.arange(len(partition.size)), partition.size)
-    pair = client_of * num_classes + dataset.y_train[partition.order]
-    return np.bincount(pair, minlength=len(partition.size) * num_classes).reshape(-1, num_classes)
+    labels = dataset.y_train[partition.order]
+    pair = client_of * num_classes + labels
+    return np.bincount(pair[labels >= 0], minlength=len(partition.size) * num_classes).reshape(-1, num_classes)
 
 
 def partition_table(dataset: Dataset, partition: ClientPartition, *, width: int = 24) -> list[PartitionRow]:

@@ -382,25 +382,38 @@ class Schema:
         return total
 
     def encode_labels(self, frame: pd.DataFrame) -> np.ndarray:
-        """Class numbers, int32 [rows]; for regression labels scaled by their bounds to [0, 1], float32."""
+        """Class numbers, int32 [rows]; for regression labels scaled by their bounds to [0, 1], float32.
+
+        Nobody has looked at the labels of a private schema: one that is no class, or no number, is -1, and its
+        record counts as a blank. An error would tell others that there is such a record.
+        """
         _need_columns(frame, [self.label.column])
+        strict = self.privacy is None
         if self.label.bounds is not None:
-            values = number_column(frame[self.label.column], self.label.column)
-            return scaled_labels(values, self.label.bounds, f"label column {self.label.column!r}")
+            values = number_column(frame[self.label.column], self.label.column, strict=strict)
+            known = np.isfinite(values) | strict
+            values = np.where(known, values, self.label.bounds[0])
+            labels = scaled_labels(values, self.label.bounds, f"label column {self.label.column!r}")
+            return np.where(known, labels, np.float32(-1))
         codes, texts = factorize(frame[self.label.column])
+        number_of = {name: number for number, name in enumerate(self.label.classes)}
+        if strict:
+            self._check_labels(codes, texts)
+        numbers: np.ndarray = np.array([*(number_of.get(value, -1) for value in texts), -1], dtype=np.int32)[codes]
+        return numbers
+
+    def _check_labels(self, codes: np.ndarray, texts: Sequence[str]) -> None:
+        """`DataError` where a label is missing, or no class."""
         missing = np.flatnonzero(codes < 0)
         if len(missing):
             raise DataError(f"label column {self.label.column!r} is empty in row {missing[0] + 1}; remove the row")
-        number_of = {name: number for number, name in enumerate(self.label.classes)}
         for code, value in enumerate(texts):
-            if value not in number_of:
+            if value not in self.label.classes:
                 row = int(np.flatnonzero(codes == code)[0]) + 1
                 raise DataError(
                     f"label {value!r} (column {self.label.column!r}, row {row}) is not a class of the schema"
                     f"{did_you_mean(value, self.label.classes)}"
                 )
-        numbers: np.ndarray = np.array([number_of[value] for value in texts], dtype=np.int32)[codes]
-        return numbers
 
 
 def scaled_labels(values: np.ndarray, bounds: tuple[float, float], where: str) -> np.ndarray:

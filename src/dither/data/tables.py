@@ -29,6 +29,7 @@ MISSING = ("", "?", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "null", "NULL")
 # What else stands for one among numbers. In a column of categories these may be categories ("-": Rh negative).
 MISSING_NUMBER = (*MISSING, "-", "--", ".", "na", "none", "None", "missing", "unknown")
 _DELIMITERS = (",;\t|", "^~:\x01\x1f")  # the second ones only where the header has none of the first
+_LAST = "\x1e"  # what a row is made of that is put after the last one (the ASCII record separator)
 _WHOLE_NUMBER = re.compile(r"[+-]?\d+\.0+")
 _ENCODINGS = {
     codecs.BOM_UTF32_LE: "utf-32",
@@ -58,7 +59,7 @@ def read_table(path: StrPath) -> pd.DataFrame:
     if path.stat().st_size == 0:
         raise DataError(f"{path.name!r} is empty; it needs a header and at least one row")
     try:
-        frame = pd.read_parquet(path) if suffix == ".parquet" else _read_csv(path)
+        frame = _read_parquet(path) if suffix == ".parquet" else _read_csv(path)
     except DataError:
         raise
     except Exception as error:  # pandas and pyarrow raise many unrelated kinds for one bad file
@@ -72,50 +73,90 @@ def read_table(path: StrPath) -> pd.DataFrame:
     return frame
 
 
+def _read_parquet(path: Path) -> pd.DataFrame:
+    """A Parquet file. Whole numbers are floats, as pandas makes of them where one record has none."""
+    import pandas as pd
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    for field in parquet.read_schema(path):
+        if pa.types.is_nested(field.type):
+            raise DataError(
+                f"{path.name!r}: column {field.name!r} holds {field.type} in every cell; make columns of its parts"
+            )
+    frame = pd.read_parquet(path)
+    return frame.astype(dict.fromkeys(frame.select_dtypes("integer").columns, np.float64))
+
+
 def _read_csv(path: Path) -> pd.DataFrame:
     """A CSV file, every cell as text."""
     import pandas as pd
     import pyarrow as pa
     from pyarrow import csv
 
-    text = _as_utf8(path)
+    text = _as_utf8(path).replace(b"\r\n", b"\n").replace(b"\r", b"\n").lstrip(b"\n")
     header = text[: text.find(b"\n") + 1 or None]
     if header.lower().startswith(b"sep="):  # how Excel names the delimiter
         delimiter, text = header[4:5].decode(), text[len(header) :]
     else:
         delimiter = _delimiter(header.decode("utf-8"))
+    text = _without_spaces_before_quotes(text, delimiter)
+    names = _names(text, delimiter)
+    # One more row, to be found again: a quote that is never closed would take the rest of the file for one cell.
+    text += f"\n{delimiter.join([_LAST] * len(names))}\n".encode()
+    numbers = [str(number) for number in range(len(names))]  # two columns may have one name
     try:
-        if f'{delimiter} "'.encode() in text:  # a quote after a space opens a quoted cell: pandas knows this
-            raise pa.ArrowInvalid
         table = csv.read_csv(
             pa.BufferReader(text),
-            read_options=csv.ReadOptions(block_size=1 << 24),
+            read_options=csv.ReadOptions(block_size=1 << 24, column_names=numbers, skip_rows_after_names=1),
             parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
             convert_options=csv.ConvertOptions(
-                column_types={name: pa.string() for name in _names(text, delimiter)}, strings_can_be_null=False
+                column_types=dict.fromkeys(numbers, pa.string()), strings_can_be_null=False
             ),
         )
         frame: pd.DataFrame = table.to_pandas()
-    except pa.ArrowInvalid:  # rows of unequal length
+    except pa.ArrowInvalid:  # rows of unequal length: pandas reads the others alike
         # index_col=False: a trailing comma must not shift the columns by one.
         frame = pd.read_csv(
             io.BytesIO(text),
             sep=delimiter,
             dtype=str,
+            header=0,
+            names=numbers,
             keep_default_na=False,
             skipinitialspace=True,
             index_col=False,
             encoding="utf-8",
         )
+    if not len(frame) or (frame.iloc[-1] != _LAST).any():
+        raise DataError(f"{path.name!r} has a quote that is never closed; save the table as CSV (UTF-8) again")
+    frame = frame.iloc[:-1].set_axis(names, axis=1)
     return frame if delimiter == "," else frame.apply(_with_points)
 
 
 def _names(text: bytes, delimiter: str) -> list[str]:
-    """The column names of a CSV file."""
+    """The column names of a CSV file: its first row."""
     import pandas as pd
 
-    head = pd.read_csv(io.BytesIO(text[: 1 << 20]), sep=delimiter, nrows=0, dtype=str, index_col=False)
-    return [str(name) for name in head.columns]
+    head = pd.read_csv(
+        io.BytesIO(text[: 1 << 20]),
+        sep=delimiter,
+        header=None,
+        nrows=1,
+        dtype=str,
+        keep_default_na=False,
+        index_col=False,
+    )
+    return [str(name) for name in head.iloc[0]]
+
+
+def _without_spaces_before_quotes(text: bytes, delimiter: str) -> bytes:
+    """The text without spaces between a delimiter and a quote, so that every reader takes it for a quoted cell."""
+    if b' "' not in text:
+        return text
+    between = re.escape(delimiter.encode()) + rb"\n"
+    cell = rb'(^|[%b])(?: +(?="))?((?:"[^"]*+")*+[^%b]*+)' % (between, between)
+    return re.sub(cell, rb"\1\2", text)
 
 
 def _as_utf8(path: Path) -> bytes:
@@ -249,7 +290,7 @@ def first_line(error: Exception) -> str:
 def canonical(value: Any) -> str:
     """One spelling for each value: '1.0', 1.0 and 1 are all '1', wherever they were read from."""
     if isinstance(value, float | np.floating):
-        value = repr(float(value))
+        value = repr(float(value) + 0.0)  # -0.0 equals 0.0: which of them comes first must not matter
     text = str(value).strip()
     return text.partition(".")[0] if _WHOLE_NUMBER.fullmatch(text) else text
 

@@ -93,6 +93,7 @@ def judge_run(
     records. None where there are no such records."""
     problem = experiment.problem
     rows = experiment.partition.order[:_MOST_RECORDS] if local else problem.test_rows[0]
+    rows = rows[np.asarray(problem.y)[rows] >= 0]  # without blanks
     records = Labelled(problem.x, problem.y, rows, "your records" if local else "public test records")
     name = "train_loss" if local else "loss"
     losses = [(row["round"], float(row[name])) for row in evaluations]  # "inf" and "nan" are text in a folder
@@ -100,13 +101,13 @@ def judge_run(
 
 
 def final_scores(experiment: Experiment, params: Params) -> dict[str, float]:
-    """scikit-learn's metrics on the public test records, without accuracy and R², which evaluations have."""
+    """Scores on the public test records that evaluations do not have."""
     problem = experiment.problem
     rows = problem.test_rows[0]
     if not len(rows) or not experiment.spec.scored:
         return {}
     _, scores = _scored(experiment, params, Labelled(problem.x, problem.y, rows, "public test records"))
-    return {name: value for name, value in scores.model.items() if name not in ("accuracy", "r2")}
+    return scores.beside_evaluations()
 
 
 def _scored(experiment: Experiment, params: Params, records: Labelled) -> tuple[np.ndarray, TestScores]:

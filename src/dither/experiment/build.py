@@ -176,7 +176,7 @@ def assemble(
             "secagg.noise='discrete' is for methods that noise the finished upload (secure-fedavg, nbafl), not "
             f"for {spec.method}, whose noise is inside the local steps"
         )
-    _check_targets(prepared, spec.method)
+    _check_supported(prepared, spec.method)
     experiment = Experiment(spec, dataset, partition, problem, model, prepared, chosen)
     experiment = experiment.with_plan(**_completion(experiment, federated))
     if prepared.stop_when_proven and math.isfinite(spec.privacy.epsilon):
@@ -211,18 +211,18 @@ def _weighted(experiment: Experiment, weights: np.ndarray) -> Experiment:
     )
 
 
-def _check_targets(prepared: Prepared, method: str) -> None:
-    """Refuse targets of single clients where the method does not weigh clients by them."""
+def _check_supported(prepared: Prepared, method: str) -> None:
+    """Refuse targets of single clients, and an adaptive clip, where the method would ignore them."""
     plan = prepared.plan
-    if not plan.epsilons:
-        return
-    if len(plan.epsilons) != plan.num_clients:
+    if plan.epsilons and len(plan.epsilons) != plan.num_clients:
         raise SpecError(f"privacy.epsilons has {len(plan.epsilons)} entries for {plan.num_clients} clients")
-    if "client_weight" not in plan.hyper:
-        raise SpecError(
-            "privacy.epsilons is for methods that average noisy local steps (cpfed, concentrated, dp-sgd, "
-            f"dp-dsgd), not {method}"
-        )
+    needs = {"epsilons": (plan.epsilons, "client_weight"), "clip_quantile": (plan.clip_quantile, "clip_quantile")}
+    for key, (asked, entry) in needs.items():
+        if asked and entry not in plan.hyper:
+            raise SpecError(
+                f"privacy.{key} is for methods that average noisy local steps (cpfed, concentrated, dp-sgd, "
+                f"dp-dsgd), not {method}"
+            )
 
 
 def large_delta(spec: Spec, records: int, federated: bool) -> list[str]:

@@ -424,8 +424,11 @@ def charge(
     asked = [Charge(EVERY_RECORD, [((release(epsilon, delta, lists_names=lists_names),), 1)])]
     if any(not isinstance(each, str | Path) for each in given):
         raise SpecError("data frames cannot be charged to a ledger: give files, or declare public=True")
-    for file in map(Path, given):
-        dataset = data_id(ledger, path=str(file))
+    files = [(file, data_id(ledger, path=str(file))) for file in map(Path, given)]
+    for number, (file, dataset) in enumerate(files):
+        if dataset in [other for _, other in files[:number]]:
+            raise DataError(f"{file.name!r} is given twice: its records would count, and be charged, twice")
+    for file, dataset in files:
         ledger.identify(dataset, partial(hash_records, file), file=file.name, new_ledger=new_ledger)
         ledger.charge(run, dataset, asked, rounds=(0, 1), plan=lambda: asked)
     return run

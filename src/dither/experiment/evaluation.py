@@ -117,16 +117,17 @@ def scored_table(report: Report, path: str | Path, *, held_out: bool = False) ->
 
 
 def score_columns(outputs: np.ndarray, y: np.ndarray, task: str, num_classes: int) -> pd.DataFrame:
-    """Of each record: the predicted class, its probability and the true class; of a regression truth and error."""
+    """Of each record: the predicted class, its probability and the true class; of a regression truth and error. A
+    blank (a label below 0) has no truth and is counted nowhere."""
     if not num_classes:
         predicted = np.clip(np.nan_to_num(np.asarray(models.predict(outputs, task), np.float64), nan=0.5), 0, 1)
-        truth = np.clip(np.asarray(y, np.float64), 0.0, 1.0)
+        truth = np.where(y >= 0, np.clip(np.asarray(y, np.float64), 0.0, 1.0), np.nan)
         return pd.DataFrame({"error": np.abs(predicted - truth), "truth": truth})
     probabilities = probabilities_of(outputs)
     best = probabilities.argmax(axis=1)
     positive = probabilities[:, 1] if num_classes == 2 else probabilities.max(axis=1)
-    right = y == 1 if num_classes == 2 else y == best
-    return pd.DataFrame({"probability": positive, "predicted": best, "truth": y, "right": right.astype(int)})
+    right = np.where(y >= 0, y == 1 if num_classes == 2 else y == best, -1)
+    return pd.DataFrame({"probability": positive, "predicted": best, "truth": y, "right": right})
 
 
 def _estimates(

@@ -7,6 +7,7 @@ anybody's private records are exact and stay local.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -59,6 +60,11 @@ class TestScores:
     trivial_predictor: str
     confusion: tuple[tuple[int, ...], ...] = ()
     calibration: tuple[CalibrationBin, ...] = ()
+
+    def beside_evaluations(self) -> dict[str, float]:
+        """What an evaluation does not have: metrics but accuracy and R², and the trivial predictor's score."""
+        score = next((self.trivial[name] for name in _MAIN if name in self.trivial), math.nan)
+        return {**{name: value for name, value in self.model.items() if name not in _MAIN}, "trivial": score}
 
     def text(self, predictor: str = "model") -> str:
         """All metrics but accuracy and R² in one line, of the "model" or the "trivial" predictor."""
@@ -176,9 +182,10 @@ def evaluate(
     classes: Sequence[str],
     label_bounds: tuple[float, float] | None,
 ) -> TestScores:
-    """Scores of a model from what it says of each record, and the encoded labels."""
+    """Scores of a model from what it says of each record, and the encoded labels; without blanks (below 0)."""
     from dither import models
 
+    scores, y = scores[y >= 0], y[y >= 0]
     if label_bounds is None:
         return classification_scores(probabilities_of(scores.astype(np.float64)), y, classes)
     low, high = label_bounds

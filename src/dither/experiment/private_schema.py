@@ -97,7 +97,7 @@ def estimate_schema(
     texts = [column for column in features if kinds[column] == CATEGORY]
     label_number = kinds[wanted.label] == NUMBER and wanted.task != "classification" and not wanted.classes
     named = [*texts, *([] if wanted.classes else [wanted.label])]
-    look = _SHARES["look"] / (len(numbers) + len(named) + label_number)
+    look = _SHARES["look"] / max(1, len(numbers) + len(named) + label_number)
     closer = {**numbers, **({wanted.label: ranges[wanted.label]} if label_number else {})}
     closer = zoom(counter, closer, look * len(closer)) if closer else {}
     listed = counter.names(Question(NAMES, tuple(named), look * len(named))) if named else []

@@ -604,6 +604,7 @@ class Report(Overview):
     def evaluate(self, path: str | Path) -> Evaluated:
         """Scores on a file with labels: exact, and so local, not private."""
         scores, y = self.outputs(path)
+        scores, y = scores[y >= 0], y[y >= 0]  # without blanks
         loss = float(np.mean(np.asarray(self.model.loss(scores, y))))
         bounds = self.label.bounds
         return Evaluated(loss, evaluate(self.model, scores, y, classes=self.classes, label_bounds=bounds))

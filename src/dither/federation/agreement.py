@@ -245,7 +245,8 @@ class Agreement(Terms):
                 f"{source.name!r} has {x.shape[1]} features a record, the federation's model takes "
                 f"{self.num_features}; bring the columns into the form of the schema"
             )
-        if len(y) and (y.min() < 0 or y.max() > (len(self.classes) - 1 if self.classes else 1)):
+        least = 0 if self.schema is None or "privacy" not in self.schema else -1  # a blank
+        if len(y) and (y.min() < least or y.max() > (len(self.classes) - 1 if self.classes else 1)):
             raise DataError(f"{source.name!r} has labels beyond the {len(self.classes)} classes of the federation")
         return x, y
 

@@ -23,6 +23,7 @@ from dither.accounting.ledger import Charge
 from dither.accounting.ledger.runs import EVERY_RECORD, Ledger, data_id
 from dither.errors import FederationError
 from dither.experiment import counting
+from dither.experiment.build import large_delta
 from dither.experiment.counting import NAMES, PURPOSES, Columns, Institution, Question
 from dither.experiment.evaluation import score_columns
 from dither.experiment.folder import read_checked, write_checked
@@ -142,6 +143,8 @@ class StatisticsTerms(Terms):
         safe, warning = collusion_notes(self.spec)
         rows += [("collusion", safe)] * bool(safe) + [("WARNING", warning)] * bool(warning)
         rows.append(("proven ε", f"at most {self.epsilon:.3g} at δ = {self.delta:g} (zero-out) against anybody"))
+        asked = self.spec.with_values({"privacy.delta": self.delta})
+        rows += [("WARNING", text) for text in large_delta(asked, self.sizes[number], federated=True)]
         if self.spec.randomness == "seeded":
             rows.append(("WARNING", "a test: the noise comes from a public seed and protects nothing"))
         return [*rows, ("digest", self.digest)]

@@ -89,6 +89,7 @@ def prepare(
         noise_decay_start=privacy.noise_decay_start,
         noise_scale=privacy.noise_scale,
         epsilons=privacy.epsilons,
+        clip_quantile=privacy.clip_quantile,
         seed=spec.seed,
         aggregation=spec.aggregation,
         discrete_noise=spec.secagg.noise == "discrete",
@@ -181,6 +182,13 @@ def zcdp_of_gaussian(*, sensitivity: Float, noise_std: Float) -> Float:
     check_positive(noise_std=noise_std)
     Delta, sigma = f64(sensitivity, noise_std)
     return Delta**2 / (2.0 * sigma**2)
+
+
+def composed_zcdp(rhos: Float, *, disjoint: bool = False) -> Float:
+    """Σ ρ_j of mechanisms one after another (CPFed Lemma 2, Concentrated Lemma 2), or max_j ρ_j where each sees
+    its own part of a random partition of the records (Concentrated Lemma 3). They lie on the last axis."""
+    (values,) = f64(rhos)
+    return scalar(values.max(axis=-1) if disjoint else values.sum(axis=-1))
 
 
 def epsilon_from_zcdp(*, rho: Float, delta: Float) -> Float:

@@ -28,8 +28,9 @@ import numpy as np
 
 from dither import methods
 from dither.errors import SpecError
-from dither.methods import BoundTerms, Condition, Float, check_cohort, check_positive, f64, local
-from dither.methods.cpfed import step_sensitivity  # 2G/γ here: the same Corollary 1
+from dither.methods import BoundTerms, Condition, Float, check_cohort, check_positive, f64, local, scalar
+from dither.methods.cpfed import skipped_clients, step_sensitivity  # 2G/γ here: the same Corollary 1
+from dither.methods.cpfed import upload_sensitivity as upload_sensitivity  # 2ητG/γ: Lemma 5
 from dither.models import Model
 from dither.spec import METHODS
 from dither.types import Claim, Prepared, PrivacyPlan
@@ -234,6 +235,28 @@ class ConcentratedTraining(NamedTuple):
     cohort_size: Float
     initial_gap: Float
     strong_convexity: Float = 0.0
+
+
+def mean_gradient_variance(training: ConcentratedTraining, *, client_gradients_sq: Float) -> Float:
+    """Lemma 6, eq (15): dσ²/r + β²/γ + 4(n−r)²/n³ Σ_i ‖∇f_i‖², the variance of a cohort's mean noisy gradient.
+
+    Clients lie on the last axis of `client_gradients_sq`, which holds ‖∇f_i‖² of all n."""
+    t = training
+    d, sigma, r, beta_sq, gamma = f64(t.num_params, t.noise_std, t.cohort_size, t.gradient_variance, t.batch_size)
+    return d * sigma**2 / r + beta_sq / gamma + skipped_clients(t.cohort_size, client_gradients_sq)
+
+
+def network_error(training: ConcentratedTraining, *, step: Float, client_gradients_sq: Float) -> Float:
+    """Lemma 7, eq (16): how far local models are from their mean after `step` = s steps of a round, mean square.
+
+    `client_gradients_sq` holds Σ_{h<s} ‖∇f_i‖² of all n clients on its last axis."""
+    t = training
+    s, eta, d, sigma, r = f64(step, t.client_lr, t.num_params, t.noise_std, t.cohort_size)
+    beta_sq, gamma, squares = f64(t.gradient_variance, t.batch_size, client_gradients_sq)
+    n = squares.shape[-1]
+    noise = 2.0 * s**2 * (d * sigma**2 * (r + 1.0) / r + 2.0 * beta_sq / gamma)
+    gradients = 4.0 * s * (2.0 * (n - r) ** 2 + n**2) / n**3 * squares.sum(axis=-1)
+    return scalar(eta**2 * (noise + gradients))
 
 
 def convergence_nonconvex(training: ConcentratedTraining, *, corrected: bool = False) -> BoundTerms:

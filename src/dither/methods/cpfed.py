@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dither import methods
-from dither.methods import BoundTerms, Condition, Float, check_cohort, check_positive, f64, local
+from dither.methods import BoundTerms, Condition, Float, check_cohort, check_positive, f64, local, scalar
 from dither.models import Model
 from dither.spec import METHODS
 from dither.types import Claim, Prepared, PrivacyPlan
@@ -164,13 +164,60 @@ class CpfedTraining(NamedTuple):
     strong_convexity: Float = 0.0
 
 
+def sampling_variances(*, gradient_variance: Float, client_size: Float) -> tuple[Float, Float]:
+    """(β/m, β − β/m) of Lemma 5: E‖∇f_i − ∇f‖², and E‖g − ∇f_i‖² of one record's gradient."""
+    beta, m = f64(gradient_variance, client_size)
+    return beta / m, beta - beta / m
+
+
+def mean_gradient_variance(training: CpfedTraining, *, cohort_size: Float, client_gradients_sq: Float) -> Float:
+    """Lemma 6, eq (18): dσ² + β − β/m + 4(n−r)²/n³ Σ_i ‖∇f_i‖², the variance of a cohort's mean noisy gradient.
+
+    Clients lie on the last axis of `client_gradients_sq`, which holds ‖∇f_i‖² of all n."""
+    return _step_variance(training) + skipped_clients(cohort_size, client_gradients_sq)
+
+
+def network_error(
+    training: CpfedTraining,
+    *,
+    step: Float,
+    cohort_size: Float,
+    client_gradients_sq: Float,
+    corrected: bool = False,
+) -> Float:
+    """Lemma 7, eq (19): how far local models are from their mean after `step` = s steps of a round, mean square.
+
+    `client_gradients_sq` holds Σ_{h<s} ‖∇f_i‖² of all n clients on its last axis. `corrected` takes 4s²η² before
+    dσ² + β − β/m, as the proof has, in place of 2sη² (C6)."""
+    s, eta, r, squares = f64(step, training.client_lr, cohort_size, client_gradients_sq)
+    n = squares.shape[-1]
+    factor = 4.0 * s**2 if corrected else 2.0 * s
+    gradients = 4.0 * s * (3.0 * n**2 + 2.0 * (n - r) ** 2) / n**3 * squares.sum(axis=-1)
+    return scalar(eta**2 * (factor * _step_variance(training) + gradients))
+
+
+def skipped_clients(cohort_size: Float, client_gradients_sq: Float) -> Float:
+    """4(n−r)²/n³ Σ_i ‖∇f_i‖²: what drawing r of n clients adds to the variance (Lemma 6)."""
+    r, squares = f64(cohort_size, client_gradients_sq)
+    n = squares.shape[-1]
+    check_cohort(cohort_size, n)
+    return scalar(4.0 * (n - r) ** 2 / n**3 * squares.sum(axis=-1))
+
+
+def _step_variance(training: CpfedTraining) -> Float:
+    """dσ² + β − β/m: noise and sampling of one record's gradient."""
+    d, sigma = f64(training.num_params, training.noise_std)
+    sampled = sampling_variances(gradient_variance=training.gradient_variance, client_size=training.client_size)
+    return d * sigma**2 + sampled[1]
+
+
 def _terms(start: Float, scale: Float, training: CpfedTraining, corrected: bool) -> BoundTerms:
     """start + scale·(4ηL(τ−1)(2τ−1) + 1)(dσ² + β − β/m), taken apart."""
     eta, L, tau = f64(training.client_lr, training.smoothness, training.local_steps)
     d, sigma, m = f64(training.num_params, training.noise_std, training.client_size)
     (beta,) = f64(training.gradient_variance)
     drift = (4.0 / 6.0 if corrected else 4.0) * eta * L * (tau - 1.0) * (2.0 * tau - 1.0)  # C6
-    noise, variance = d * sigma**2, beta - beta / m
+    noise, variance = d * sigma**2, sampling_variances(gradient_variance=beta, client_size=m)[1]
     return BoundTerms(
         optimisation=start,
         privacy_noise=scale * noise,

@@ -216,6 +216,14 @@ def clipped_gradients(
 # Methods that add noise to every gradient: CPFed, Concentrated, DP-SCAFFOLD and their baselines
 
 
+class CountedGradient(NamedTuple):
+    """What is noised with an adaptive clip: the clipped gradient, and the count of unclipped less clipped records,
+    each counted as `COUNT_SHARE` of the clip."""
+
+    gradient: Params
+    count: Array
+
+
 class NoisyGradients(NamedTuple):
     """`at(hyper, keys, params, batch, records, round, step)` gives (noisy gradient, fraction clipped), or, where
     the plan has `exact_sums`, (its noisy integers, fraction clipped); `mean(hyper, integers, index)` is then the
@@ -237,6 +245,13 @@ def noisy_gradients(model: Model, plan: PrivacyPlan, *, source: str) -> NoisyGra
     exact_gradient = _exact_gradients(model, plan, sampler)
     exactly = is_exact(plan) and plan.clip != "none"
     error = _gradient_error(model, plan, sampler) if exactly else 0.0
+    if plan.clip_quantile:
+        if sampler.width > _MOST_COUNTED:
+            raise SpecError(
+                f"privacy.clip_quantile with batches of {sampler.width:,} records: at most {_MOST_COUNTED:,} are "
+                "possible; lower batch_size"
+            )
+        error = _with_count(error, sampler.width if exactly else 0)
     schedule = noise.schedule(plan.noise_schedule, local_steps=plan.local_steps)
     if schedule.name == "steps" and sampler.kind == "disjoint":
         raise SpecError(
@@ -261,6 +276,9 @@ def noisy_gradients(model: Model, plan: PrivacyPlan, *, source: str) -> NoisyGra
             weight = weight_of(hyper, round.client)
             return exact_gradient(hyper, key, params, batch, records.size, noise_std, weight)
         gradient, clipped = clipped_gradient(hyper, params, batch, records.size)
+        if plan.clip_quantile:
+            count = _count(hyper, batch, clipped) / sampler.divisor(records.size)
+            return noise.gaussian(key, CountedGradient(gradient, count), noise_std=noise_std), clipped
         return noise.gaussian(key, gradient, noise_std=noise_std), clipped
 
     def releases(hyper: Hyper, info: types.RoundInfo) -> tuple[types.Release, ...]:
@@ -277,7 +295,7 @@ def noisy_gradients(model: Model, plan: PrivacyPlan, *, source: str) -> NoisyGra
             sampling=one,
             source=source,
             rates=round_rates(hyper, info.index, plan.local_steps),
-            exact=exact.noise(plan.num_params, summed=summed) if exactly else None,
+            exact=exact.noise(plan.num_params + bool(plan.clip_quantile), summed=summed) if exactly else None,
         )
         decay, start = float(hyper["noise_log_decay"]), float(hyper["noise_decay_start"])
         if schedule.name != "steps":
@@ -364,13 +382,22 @@ def _exact_gradients(
             l2=inside,
             fixed_places=_fixed_places(sampler),
         )
+        if plan.clip_quantile:
+            integers = CountedGradient(integers, lattice.rounded(_count(hyper, batch, clipped), scale))
         if plan.exact_sums:
             return noise.integers_to_sum(key, integers, noise_std=std, clients=plan.cohort_size), clipped
         noisy = noise.exact_gaussian(key, integers, noise_std=std, scale=scale)
         mean = jax.tree.map(lambda leaf: leaf / summed, noisy)
-        return clipping.regularised(mean, params, plan.l2 - inside), clipped
+        return _regularised(mean, params, plan.l2 - inside), clipped
 
     return at
+
+
+def _regularised(mean: Params, params: Params, l2: float) -> Params:
+    """The mean gradient with that of the regulariser outside the clip."""
+    if isinstance(mean, CountedGradient):
+        return mean._replace(gradient=clipping.regularised(mean.gradient, params, l2))
+    return clipping.regularised(mean, params, l2)
 
 
 def _inside_clip(plan: PrivacyPlan) -> float:
@@ -395,6 +422,53 @@ def whole_error(model: Model) -> float:
     """The same for a vector of the model's size that is clipped as a whole, last of all, and then rounded."""
     shapes = jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)))
     return exact.whole_error(math.prod(leaf.shape) for leaf in shapes)
+
+
+# An adaptive clip (Andrew et al. 2021): the count of unclipped records is one more coordinate of the gradient
+
+COUNT_SHARE = 0.1  # of the clip, which one record adds to the count or takes from it
+CLIP_RATE = 0.2  # by which the clip's logarithm follows the count
+_CLIP_RANGE = 2.0**10  # how far the clip may go from where it began
+_MOST_COUNTED = 2**21  # records in a batch, whose count float32 holds
+
+
+def _count(hyper: Hyper, batch: Batch, clipped: Array) -> Array:
+    """Records that the clip left as they are less those that it shortened, times their share. Both are whole
+    numbers: `clipped` is a fraction of them."""
+    records = jnp.sum(batch.weights)
+    balance = records - 2 * jnp.rint(clipped * jnp.maximum(records, 1.0))
+    return COUNT_SHARE * hyper["clip_norm"] * balance
+
+
+def _with_count(error: float, longest: int) -> float:
+    """How much further than by the clip one record may move gradient and count together, relatively: `error` is
+    that of the gradient alone, `longest` the largest count that float32 multiplies. Clip and noise of a round are
+    products."""
+    count = COUNT_SHARE * (1 + 2 * longest * exact.accumulated(4))
+    return math.hypot(1 + error, count) * (1 + (exact.accumulated(4) if longest else 0.0)) - 1
+
+
+def _counting(model: Params, balance: Array | float = 0.0) -> dict[str, Any]:
+    """A model, or its change, and unclipped less clipped records, as a share of all."""
+    return {"model": model, "unclipped": jnp.asarray(balance, jnp.float32)}
+
+
+def _balance(hyper: Hyper, mean: CountedGradient) -> Array:
+    return mean.count / (COUNT_SHARE * hyper["clip_norm"])
+
+
+def _at_clip(hyper: Hyper, factor: Array) -> Hyper:
+    """`hyper` in a round whose clip is `factor` times the first: its noise is, too. Whatever is broadcast, the
+    factor is a number in a range that float32 computes with."""
+    factor = jnp.where(factor >= 1 / _CLIP_RANGE, jnp.minimum(factor, _CLIP_RANGE), 1 / _CLIP_RANGE)
+    return {**hyper, "clip_norm": hyper["clip_norm"] * factor, "noise_std": hyper["noise_std"] * factor}
+
+
+def _next_clip(hyper: Hyper, factor: Array, balance: Array) -> Array:
+    """The clip's factor after a round; `balance` is unclipped less clipped records, as a noisy share of all."""
+    unclipped = jnp.clip((balance + 1) / 2, -1, 2)
+    factor = factor * jnp.exp(-CLIP_RATE * (unclipped - hyper["clip_quantile"]))
+    return jnp.clip(factor, 1 / _CLIP_RANGE, _CLIP_RANGE)
 
 
 def gradient_sensitivity(clip: str, clip_norm: float, divisor: float, adjacency: str) -> float:
@@ -462,11 +536,14 @@ def averaging(plan: PrivacyPlan, gradients: NoisyGradients) -> Callable[[Hyper],
         def client(
             keys: Keys, message: Params, state: types.ClientState, records: Records, round: Round
         ) -> ClientResult:
-            done = state["steps"]
+            done, start = state["steps"], _counting(message) if plan.clip_quantile else message
 
-            def step(params: Params, batch: Batch, number: Array) -> tuple[Params, Array]:
+            def step(carry: Params, batch: Batch, number: Array) -> tuple[Params, Array]:
+                params = carry["model"] if plan.clip_quantile else carry
                 gradient, clipped = gradients.at(hyper, keys, params, batch, records, round, number)
                 rate = learning_rate(hyper, round.index * plan.local_steps + number)
+                if isinstance(gradient, CountedGradient):
+                    return _counting(axpy(-rate, gradient.gradient, params), _balance(hyper, gradient)), clipped
                 return axpy(-rate, gradient, params), clipped
 
             def integers_of(_: Params, batch: Batch, number: Array) -> tuple[Params, Array]:
@@ -475,20 +552,23 @@ def averaging(plan: PrivacyPlan, gradients: NoisyGradients) -> Callable[[Hyper],
             batches, integers = gradients.sampler.draw(keys, done, records.size), None
             weight = weight_of(hyper, round.client) / round.cohort_size
             if plan.exact_sums:
-                nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.int32), message)
+                summed = CountedGradient(message, jnp.float32(0)) if plan.clip_quantile else message
+                nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.int32), summed)
                 integers, clipped = train(nothing, records, batches, integers_of)
                 change = step_of(message, integers, round.index, jnp.float32(1))
                 upload = scale(1 / round.cohort_size, change)  # the integers are weighted already
             else:
-                end, clipped = train(message, records, batches, step)
-                upload = scale(weight, subtract(end, message))
+                end, clipped = train(start, records, batches, step)
+                upload = scale(weight, subtract(end, start))
             state = {"steps": done + plan.local_steps}
             return ClientResult(upload, weight, state, {"clipped": clipped}, integers)
 
         def step_of(params: Params, integers: Params, index: Array, clients: Array) -> Params:
             """The step of a round, from the sum of the integers of so many clients."""
             mean = gradients.mean(hyper, scale(1 / clients, integers), index)
-            mean = clipping.regularised(mean, params, plan.l2 - _inside_clip(plan))
+            mean = _regularised(mean, params, plan.l2 - _inside_clip(plan))
+            if isinstance(mean, CountedGradient):
+                return _counting(scale(-learning_rate(hyper, index), mean.gradient), _balance(hyper, mean))
             return scale(-learning_rate(hyper, index), mean)
 
         return model_as_state(
@@ -498,7 +578,38 @@ def averaging(plan: PrivacyPlan, gradients: NoisyGradients) -> Callable[[Hyper],
             releases=lambda info: gradients.releases(hyper, info),
         )._replace(decode=step_of if plan.exact_sums else None)
 
-    return build
+    return _adaptive(build) if plan.clip_quantile else build
+
+
+def _adaptive(build: Callable[[Hyper], types.Algorithm]) -> Callable[[Hyper], types.Algorithm]:
+    """The method with a clip that the server keeps and broadcasts beside the model, as a factor of the first."""
+
+    def adaptive(hyper: Hyper) -> types.Algorithm:
+        fixed = build(hyper)
+
+        def client(
+            keys: Keys, message: dict[str, Any], state: types.ClientState, records: Records, round: Round
+        ) -> ClientResult:
+            now = build(_at_clip(hyper, message["clip"]))
+            return now.client(keys, message["model"], state, records, round)
+
+        def server(key: types.Key, state: dict[str, Any], upload: types.Upload, cohort: types.Cohort) -> Any:
+            model = fixed.server(key, state["model"], upload["model"], cohort)
+            return {"model": model, "clip": _next_clip(hyper, state["clip"], upload["unclipped"])}
+
+        def decode(state: dict[str, Any], *rest: Any) -> types.Upload:
+            now = build(_at_clip(hyper, state["clip"])).decode
+            return None if now is None else now(state["model"], *rest)
+
+        return fixed._replace(
+            init=lambda params: {"model": params, "clip": jnp.float32(1)},
+            client=client,
+            server=server,
+            params=lambda state: state["model"],
+            decode=fixed.decode and decode,
+        )
+
+    return adaptive
 
 
 def noisy_averaging(
@@ -518,8 +629,11 @@ def noisy_averaging(
     if plan.epsilons:
         hyper["client_weight"] = np.ones(plan.num_clients)  # until the accountant has set the noise
 
+    if plan.clip_quantile:
+        hyper["clip_quantile"] = plan.clip_quantile
+
     def claimed(other: Hyper) -> types.Claim:
-        std = quietest(other)
+        std = quietest(other) / (math.hypot(1, COUNT_SHARE) if plan.clip_quantile else 1)
         return claim(params, noise_std=std, delta=plan.delta) if std else no_noise(plan)
 
     return Prepared(
@@ -527,7 +641,7 @@ def noisy_averaging(
             hyper=hyper,
             noise_names=("noise_std",),
             own_epochs=True,
-            upload_unit=upload_unit(plan),
+            upload_unit=0.0 if plan.clip_quantile else upload_unit(plan),  # noise follows the clip
         ),
         build=averaging(plan, noisy_gradients(model, plan, source=source)),
         claim=claimed(hyper),

@@ -57,11 +57,22 @@ class NbaflParams(NamedTuple):
     num_rounds: Float
     num_clients: Float
     cohort_size: Float | None = None
+    weights: np.ndarray | None = None  # p_i of all clients, where they take part and differ; None: each 1/N
 
     @property
     def cohort(self) -> Float:
         """K, which is N where all clients take part."""
         return self.num_clients if self.cohort_size is None else self.cohort_size
+
+    @property
+    def max_weight(self) -> Float:
+        """max_i p_i, which is 1/K unless weights are given."""
+        return 1.0 / f64(self.cohort)[0] if self.weights is None else np.max(self.weights)
+
+    @property
+    def weights_sq_sum(self) -> Float:
+        """Σ p_i², which is 1/K unless weights are given."""
+        return 1.0 / f64(self.cohort)[0] if self.weights is None else np.sum(np.square(self.weights))
 
     @property
     def uplink_sensitivity(self) -> Float:
@@ -154,16 +165,14 @@ def uplink_noise_std(params: NbaflParams, *, epsilon: Float, delta: Float) -> Fl
     return methods.gaussian_constant(delta) * L * params.uplink_sensitivity / eps
 
 
-def downlink_noise_std(
-    params: NbaflParams, *, epsilon: Float, delta: Float, weights: np.ndarray | None = None
-) -> Float:
+def downlink_noise_std(params: NbaflParams, *, epsilon: Float, delta: Float) -> Float:
     """σ_D = 2cC√(T² − L²N)/(mNε) if T > L√N, else 0 (Theorem 1, eq (10); p_i = 1/N).
 
-    With unequal `weights` p_i the same derivation from eq (9), σ_D² = (cTΔs_D/ε)² − σ_U² Σ p_i² where positive:
-    N max p_i and N Σ p_i² take the places of 1."""
+    With unequal p_i the same derivation from eq (9), σ_D² = (cTΔs_D/ε)² − σ_U² Σ p_i² where positive: N max p_i
+    and N Σ p_i² take the places of 1."""
     eps, C, m, L, T, N, _ = _letters(params, epsilon)
-    if weights is not None:
-        T, L = T * N * np.max(weights), L * np.sqrt(N * np.sum(np.square(weights)))
+    if params.weights is not None:
+        T, L = T * N * params.max_weight, L * np.sqrt(N * params.weights_sq_sum)
     missing = np.where(L * np.sqrt(N) < T, T**2 - L**2 * N, 0.0)  # eq (10), branch first
     return scalar(2.0 * methods.gaussian_constant(delta) * C * np.sqrt(np.maximum(missing, 0.0)) / (m * N * eps))
 
@@ -172,7 +181,7 @@ def _letters(params: NbaflParams, epsilon: Float) -> tuple[Float, ...]:
     """ε, C, m, L, T, N and K, of which ε, L, T and N are checked."""
     named = {"epsilon": epsilon, "exposures": params.exposures}
     check_positive(**named, num_rounds=params.num_rounds, num_clients=params.num_clients)
-    return f64(epsilon, *params._replace(cohort_size=params.cohort))
+    return f64(epsilon, *params[:5], params.cohort)
 
 
 def aggregate_noise_std(*, uplink_std: Float, downlink_std: Float, weights_sq_sum: Float) -> Float:
@@ -182,11 +191,12 @@ def aggregate_noise_std(*, uplink_std: Float, downlink_std: Float, weights_sq_su
 
 
 def required_aggregate_noise_std(params: NbaflParams, *, epsilon: Float, delta: Float) -> Float:
-    """σ_A of eq (13): cTΔs_D/ε if T > L√N, else cLΔs_U/(√N ε)."""
-    eps, _, _, L, T, N, _ = _letters(params, epsilon)
-    Delta_U = params.uplink_sensitivity
-    scale = np.where(L * np.sqrt(N) < T, T * Delta_U / N, L * Delta_U / np.sqrt(N))  # eq (13)
-    return scalar(methods.gaussian_constant(delta) * scale / eps)
+    """σ_A of eq (13), for all clients: cTΔs_D/ε if T > L√N, else cLΔs_U/(√N ε), which is the larger of the two.
+    With unequal p_i Δs_D has max p_i in place of 1/N, and √(Σ p_i²) takes the place of 1/√N."""
+    eps, _, _, L, T, _, _ = _letters(params, epsilon)
+    everyone, Delta_U = params._replace(cohort_size=None), params.uplink_sensitivity
+    broadcasts, uploads = T * Delta_U * everyone.max_weight, L * Delta_U * np.sqrt(everyone.weights_sq_sum)
+    return scalar(methods.gaussian_constant(delta) * np.maximum(broadcasts, uploads) / eps)  # eq (13)
 
 
 def scheduling_gamma(params: NbaflParams, *, epsilon: Float) -> Float:
@@ -329,7 +339,7 @@ def noise_stds(plan: PrivacyPlan) -> tuple[float, float]:
     uplink = float(uplink_noise_std(params, **budget))
     form = plan.options["scheduling"]
     if everyone:
-        return uplink, float(downlink_noise_std(params, **budget, weights=_weights(plan)))
+        return uplink, float(downlink_noise_std(params, **budget))
     if form == "printed":
         return uplink, float(scheduled_downlink_noise_std(params, **budget))
     downlink = scheduled_downlink_noise_std_corrected(params, **budget, sampling_credit=form == "corrected")
@@ -344,6 +354,7 @@ def _params(plan: PrivacyPlan) -> NbaflParams:
         plan.num_rounds,
         plan.num_clients,
         plan.cohort_size,
+        None if plan.cohort_size < plan.num_clients else _weights(plan),
     )
 
 
@@ -400,17 +411,18 @@ def conditions(params: NbaflParams, *, uplink_epsilon: float, downlink_epsilon: 
 
 
 def channel_claims(
-    params: NbaflParams, *, uplink_std: float, aggregate_std: float, delta: float, max_weight: float | None = None
+    params: NbaflParams, *, uplink_std: float, aggregate_std: float, delta: float
 ) -> tuple[types.Claim, types.Claim]:
     """The paper's ε of the uplink and of the downlink for the noise that ran, each with all conditions.
 
-    A cohort below N asks for Lemma 4; `max_weight` is max_i p_i (1/K unless given)."""
+    A cohort below N asks for Lemma 4."""
     Delta_U, K = params.uplink_sensitivity, params.cohort
-    share = 1.0 / K if max_weight is None else max_weight
     up = uplink_epsilon_of_noise(
         noise_std=uplink_std, sensitivity=Delta_U, delta=delta, exposures=params.exposures
     )
-    down = scheduled_epsilon_of_noise(params, noise_std=aggregate_std, sensitivity=Delta_U * share, delta=delta)
+    down = scheduled_epsilon_of_noise(
+        params, noise_std=aggregate_std, sensitivity=Delta_U * params.max_weight, delta=delta
+    )
     up, down = float(up), float(down)
     base = conditions(params, uplink_epsilon=up, downlink_epsilon=down)
     if params.num_clients > K:
@@ -444,7 +456,6 @@ def _claim(plan: PrivacyPlan, uplink: float, downlink: float) -> types.Claim:
         uplink_std=uplink,
         aggregate_std=aggregate_std(plan, uplink, downlink),
         delta=plan.delta,
-        max_weight=float(_weights(plan).max()),
     )
     larger = max(channels, key=lambda channel: channel.value)
     channel = larger.unit.removeprefix("run, ")
@@ -509,6 +520,17 @@ def _bound(optimisation: Float, linear: Float, quadratic: Float) -> BoundTerms:
     """On E[F] − F* after T aggregations: what is left of the start, and the terms of E‖n‖ and of E‖n‖²."""
     terms = {"optimisation": optimisation, "noise_linear": linear, "noise_quadratic": quadratic}
     return BoundTerms({name: scalar(term) for name, term in terms.items()})
+
+
+def dissimilarity(*, gradient_norm: Float, divergences: Float, weights: np.ndarray | None = None) -> Float:
+    """The least B of Lemma 2, eq (11), for ‖∇F_i − ∇F‖ <= ε_i: √(1 + Σ p_i ε_i²/‖∇F‖²).
+
+    Clients lie on the last axis of `divergences`; without `weights` p_i = 1/N. ∞ where the gradient vanishes (N8).
+    """
+    norm, divergence = f64(gradient_norm, divergences)
+    spread = np.average(np.square(divergence), axis=-1, weights=weights)
+    with np.errstate(divide="ignore"):
+        return scalar(np.sqrt(1.0 + np.divide(spread, np.square(norm))))
 
 
 def increment_coefficients(loss: LossConstants, *, corrected: bool = False) -> IncrementCoefficients:
@@ -633,7 +655,7 @@ def scheduled_convergence(loss: LossConstants, params: NbaflParams, *, epsilon: 
     rho, B, mu, beta, Theta = f64(
         loss.smoothness, loss.dissimilarity, loss.proximal, loss.lipschitz, loss.initial_gap
     )
-    C, m, _, T, N, K = f64(*params._replace(cohort_size=params.cohort))
+    C, m, _, T, N, K = f64(*params[:5], params.cohort)
     c, Q = methods.gaussian_constant(delta), scheduled_contraction(loss, cohort_size=params.cohort)
     alpha_0 = 2.0 * rho * K / N + rho
     alpha_1 = 1.0 + 2.0 * rho * B / mu + 2.0 * rho * B * np.sqrt(K) / (mu * N)

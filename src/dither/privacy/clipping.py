@@ -172,7 +172,8 @@ def on_lattice(
 
     def one(block: list[Array]) -> tuple[PyTree, Array]:
         total, fraction = example_clipped_sum(model, params, *block, clip_norm=clip_norm, stored=True)
-        return lattice.rounded(total, scale) if fixed_places else total, fraction * jnp.sum(block[2])
+        clipped = jnp.rint(fraction * jnp.sum(block[2]))  # a whole number again
+        return lattice.rounded(total, scale) if fixed_places else total, clipped
 
     def joined(a: tuple[PyTree, Array], b: tuple[PyTree, Array]) -> tuple[PyTree, Array]:
         total = lattice.added(a[0], b[0]) if fixed_places else jax.tree.map(jnp.add, a[0], b[0])

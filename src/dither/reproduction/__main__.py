@@ -31,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only-compute", action="store_true", help="fill the cache and stop")
     parser.add_argument("--robust", default="", help="also judge with open settings changed, at this scale")
     parser.add_argument("--minutes", type=float, default=0.0, help="start no further batch of runs after this")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that share the figures")
     parser.add_argument("--estimate", action="store_true", help="print what is missing and how long it may take")
     options = vars(parser.parse_args(arguments))
     estimate = options.pop("estimate")
@@ -39,8 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from dither.reproduction.running import estimates
 
     try:
-        for line in estimates(options["what"], options["scale"], options["cache"], options["robust"]):
-            print(line, flush=True)
+        if estimate or options["jobs"] == 1:  # else this process leaves the device to the others
+            for line in estimates(options["what"], options["scale"], options["cache"], options["robust"]):
+                print(line, flush=True)
         if estimate:
             return 0
         result = reproduce(**options, command=command, on_progress=_Printed())
@@ -50,7 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for claim in result.claims:
         print(f"{claim.id:7} {claim.text}  {claim.variant}")
     made = result.provenance
-    print(f"{made['computed']} runs computed, {made['missing']} missing; report: {result.report or 'not drawn'}")
+    done = f"{made['computed']} runs computed, {made['missing']} missing, {made['elapsed']:.0f} s"
+    print(f"{done}; report: {result.report or 'not drawn'}")
     return 0
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from math import isinf
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +32,7 @@ from dither.reproduction.figure import (
     FinishedRun,
     MissingRun,
     View,
+    load,
     select,
 )
 from dither.reproduction.judging import INCONCLUSIVE, LOOKS, NOT_JUDGED, JudgedCriterion, Robustness, Verdict
@@ -84,6 +88,7 @@ def reproduce(
     only_compute: bool = False,
     robust: str = "",
     minutes: float = 0.0,
+    jobs: int = 1,
     command: str = "",
     on_progress: OnProgress | None = None,
     on_figure: Callable[[FigureResult], None] | None = None,
@@ -93,43 +98,125 @@ def reproduce(
     `out` is the folder for pictures, CSVs and report.html; without it nothing is drawn. Finished runs are kept in
     `cache` (default: the platform's cache folder). `only_compute` fills the cache and stops: draw the report from
     the same folder later, on any machine. `robust` is the scale at which each finding is judged with open settings
-    changed too. After `minutes` no further batch of runs is started: the same call continues.
+    changed too. After `minutes` no further batch of runs is started: the same call continues. With `jobs` above 1
+    that many processes share the figures, proofs and pictures included.
     """
-    chosen, runs = select(what), Cache(cache)
-    accounts = None if only_compute else Accounts(runs, data_dir)
-    work = _Work(chosen, scale, robust, runs, accounts)
-    deadline = time.perf_counter() + 60 * minutes if minutes else float("inf")
-    refused, computed = work.compute(data_dir=data_dir, on_progress=on_progress, deadline=deadline)
-    wanted = work.points()
+    began, chosen, runs = time.perf_counter(), select(what), Cache(cache)
+    folder = Path(out) if out and not only_compute else None
+    task = _Task(scale, robust, runs.folder, data_dir, folder, only_compute)
+    deadline = time.time() + 60 * minutes if minutes else float("inf")
+    if jobs > 1 and len(chosen) > 1:
+        parts = _in_processes(task, chosen, min(jobs, len(chosen)), deadline, on_progress, on_figure)
+    else:
+        parts = [_reproduced(task, chosen, runs, deadline, on_progress, on_figure)]
+    computed = sum(part.computed for part in parts)
+    refused = {name: why for part in parts for name, why in part.refused.items()}
+    wanted = {key: seconds for part in parts for key, seconds in part.wanted.items()}
     provenance = {
         "command": command,
         "when": datetime.now().astimezone().isoformat(timespec="seconds"),
         "computed": computed,
-        "missing": sum(point.key not in runs for point in wanted),
+        "missing": sum(seconds is None for seconds in wanted.values()),
         "runs": len(wanted),
-        "seconds": round(sum(runs[point.key].seconds for point in wanted if point.key in runs), 1),
+        "seconds": round(sum(seconds or 0.0 for seconds in wanted.values()), 1),
+        "elapsed": round(time.perf_counter() - began, 1),
         "versions": devices.versions(),
     }
-    if only_compute:
-        if refused:
-            raise DataError("; ".join(refused.values()))
-        return Reproduction(scale, (), provenance, None)
-    accounts, folder, figures = Accounts(runs, data_dir), Path(out) if out else None, []
-    for figure in chosen:
-        views = figure.views(scale, runs, accounts)
-        robust_verdicts = robustness.judge(figure, robust, runs, accounts) if robust else {}
-        judged = _judged_figure(figure, views, refused, robust_verdicts)
-        if folder is not None and not judged.refused:
-            complete = [view for view in views if all(key in runs for key in view.shown())]
-            judged = replace(judged, files=_draw(figure, complete, folder))
-        figures.append(judged)
-        if on_figure:
-            on_figure(judged)
-    result = Reproduction(scale, tuple(figures), provenance, folder / "report.html" if folder else None)
+    if only_compute and refused:
+        raise DataError("; ".join(refused.values()))
+    by_id = {figure.id: figure for part in parts for figure in part.figures}
+    figures = tuple(by_id[figure.id] for figure in chosen if figure.id in by_id)
+    result = Reproduction(scale, figures, provenance, folder / "report.html" if folder else None)
     if folder is not None:
         write_text(folder / "report.html", report.page(result, folder))
         write_text(folder / "report.json", to_json(result.to_dict(), indent=1))
     return result
+
+
+class _Task(NamedTuple):
+    """What is to be done with each figure."""
+
+    scale: str
+    robust: str
+    cache: Path
+    data_dir: str | Path | None
+    folder: Path | None  # for pictures
+    only_compute: bool
+
+
+class _Part(NamedTuple):
+    """What came of some of the figures."""
+
+    figures: tuple[FigureResult, ...]
+    computed: int
+    refused: dict[str, str]  # data sets that are not available, and why
+    wanted: dict[str, float | None]  # seconds of each run by its key; None: not computed
+
+
+# reason: what to do, and whom to tell
+def _reproduced(
+    task: _Task,
+    chosen: Sequence[Figure],
+    runs: Cache,
+    deadline: float,
+    on_progress: OnProgress | None = None,
+    on_figure: Callable[[FigureResult], None] | None = None,
+) -> _Part:
+    """Compute figures; judge and draw them."""
+    accounts = Accounts(runs, task.data_dir)
+    work = _Work(chosen, task.scale, task.robust, runs, None if task.only_compute else accounts)
+    refused, computed = work.compute(data_dir=task.data_dir, on_progress=on_progress, deadline=deadline)
+    figures = []
+    for figure in chosen if not task.only_compute else ():
+        views = figure.views(task.scale, runs, accounts)
+        robust_verdicts = robustness.judge(figure, task.robust, runs, accounts) if task.robust else {}
+        judged = _judged_figure(figure, views, refused, robust_verdicts)
+        if task.folder is not None and not judged.refused:
+            complete = [view for view in views if all(key in runs for key in view.shown())]
+            judged = replace(judged, files=_draw(figure, complete, task.folder))
+        figures.append(judged)
+        if on_figure:
+            on_figure(judged)
+    wanted = {point.key: runs[point.key].seconds if point.key in runs else None for point in work.points()}
+    return _Part(tuple(figures), computed, refused, wanted)
+
+
+def _reproduced_alone(task: _Task, figure: str, deadline: float) -> _Part:
+    """One figure, in a process of its own."""
+    return _reproduced(task, [load(figure)], Cache(task.cache), deadline)
+
+
+# reason: as for `_reproduced`
+def _in_processes(
+    task: _Task,
+    chosen: Sequence[Figure],
+    jobs: int,
+    deadline: float,
+    on_progress: OnProgress | None,
+    on_figure: Callable[[FigureResult], None] | None,
+) -> list[_Part]:
+    """Figures shared out among processes, the longest first. A run that two figures need may be computed twice."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the processes share a GPU's memory
+    seconds = dict.fromkeys((figure.id for figure in chosen), 1.0)
+    for point in points(chosen, task.scale):
+        seconds[point.figure] += batches.estimated_seconds(point.spec, "cpu")
+    parts: list[_Part] = []
+    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
+    try:
+        longest_first = sorted(seconds, key=lambda name: -seconds[name])
+        futures = {pool.submit(_reproduced_alone, task, name, deadline): name for name in longest_first}
+        done = 0.0
+        for future in as_completed(futures):
+            parts.append(future.result())
+            done += seconds[futures[future]]
+            if on_progress:
+                on_progress(done, sum(seconds.values()), futures[future])
+            for figure in parts[-1].figures:
+                if on_figure:
+                    on_figure(figure)
+    finally:
+        pool.shutdown(cancel_futures=True)  # after an error or Ctrl-C nothing further is started
+    return parts
 
 
 def estimates(
@@ -275,7 +362,7 @@ def compute(
     for (records, _, gradient_norm), members in groups.items():
         if records.name in refused:
             continue
-        if time.perf_counter() > deadline:
+        if time.time() > deadline:
             raise _OutOfTime
         if loaded is None or loaded[0] != records:
             loaded = None  # one data set in memory at a time
@@ -302,11 +389,11 @@ def compute(
 
 def _keeper(members: Sequence[Point], cache: Cache, deadline: float) -> Callable[[dict[int, Outcome]], None]:
     """Keeps each batch of a program as it is done, with its share of the time."""
-    since = time.perf_counter()
+    since = time.time()
 
     def keep(batch: dict[int, Outcome]) -> None:
         nonlocal since
-        now = time.perf_counter()
+        now = time.time()
         for number, outcome in batch.items():
             cache.put(members[number].key, _finished(outcome, (now - since) / len(batch)))
         since = now

@@ -217,6 +217,13 @@ class PrivacySpec:
         "example", "what is clipped: each record's gradient, or the batch's", ("example", "batch", "none")
     )
     clip_norm: float = _key(1.0, "bound on that gradient's norm", above=0.0)
+    clip_quantile: float = _key(
+        0.0,
+        "share of the records' gradients that the clip should leave as they are: it adapts, from clip_norm on, by "
+        "a noisy count that is charged with the gradients; 0: it is fixed",
+        at_least=0.0,
+        below=1.0,
+    )
     view: str = _key("upload", "what the adversary sees", ("upload", "sum", "broadcast", "final"))
     colluders: int = _key(
         -1,
@@ -726,6 +733,11 @@ def _check_together(spec: Spec) -> None:
         raise SpecError(f"privacy.noise_scale has {scales} entries for num_clients={spec.num_clients}")
     if spec.privacy.epsilons:
         _check_epsilons(spec.privacy, spec.num_clients)
+    if spec.privacy.clip_quantile and (spec.local_steps > 1 or spec.privacy.clip != "example"):
+        raise SpecError(
+            f"privacy.clip_quantile={spec.privacy.clip_quantile:g} needs local_steps=1 and "
+            f"privacy.clip='example', not local_steps={spec.local_steps} and {spec.privacy.clip!r}"
+        )
     if spec.privacy.noise_decay_start > spec.num_rounds:
         raise SpecError(
             f"privacy.noise_decay_start={spec.privacy.noise_decay_start} exceeds num_rounds={spec.num_rounds}"

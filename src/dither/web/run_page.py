@@ -84,6 +84,7 @@ def _outcome(report: Report | None, cohort: float | None) -> dict[str, Any]:
             "notes": [],
             "advice": [],
             "scores": None,
+            "references": [],
             "traffic": None,
             "bytes": None,
         }
@@ -97,6 +98,7 @@ def _outcome(report: Report | None, cohort: float | None) -> dict[str, Any]:
         "notes": [text_of(note, _MAX_TEXT) for note in other_notes(report)[:_MAX_NOTES]],
         "advice": [text_of(each.text, _MAX_TEXT) for each in report.advice],
         "scores": report.scores and _scores(report.scores, report.classes),
+        "references": [{"name": text_of(name), "value": value} for name, value in report.score_lines().items()],
         "traffic": traffic and fields(vars(traffic), numbers="upload_bytes download_bytes lost"),
         "bytes": traffic and cohort and traffic.upload_bytes * cohort,  # of all clients, each round
     }

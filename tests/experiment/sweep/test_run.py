@@ -93,6 +93,7 @@ def test_the_folder_says_what_the_sweep_returned(folders):
     assert first["loss"] == pytest.approx(np.mean(of_first))
     assert first["loss_error"] == pytest.approx(np.std(of_first, ddof=1) / np.sqrt(3))
     assert (place / "whole" / "plot.png").read_bytes()[:4] == b"\x89PNG"
+    assert f"trivial predictor {whole[0].metrics[-1]['trivial']:.3f}" in (place / "whole" / "plot.svg").read_text()
     lines = (place / "whole" / "curves.csv").read_text().splitlines()
     assert len(lines) == 1 + 6 * 2 * (len(whole[0].metrics[0]) - 1)
 

@@ -78,6 +78,5 @@ def train_runs(
 def _outcome(spec: Spec, report: Report) -> Outcome:
     """What the run released, as a sweep keeps it."""
     rows = [dict(row) for row in report.evaluations]
-    scores = {} if report.scores is None else report.scores.model
-    rows[-1] |= {name: value for name, value in scores.items() if name not in ("accuracy", "r2")}
+    rows[-1] |= {} if report.scores is None else report.scores.beside_evaluations()
     return Outcome(spec, rows, report.epsilon.claimed, np.zeros(0, np.int64))

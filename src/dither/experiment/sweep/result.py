@@ -133,7 +133,7 @@ class Sweep(Overview, Sequence[Outcome]):
             for varied in [_csv_values(self.varied(number))]
             for row in outcome.metrics
             for name, value in row.items()
-            if name != "round" and name not in _FINAL
+            if name not in ("round", "trivial", *_FINAL)
         ]
 
     def settings(self) -> list[Setting]:
@@ -338,9 +338,11 @@ def draw_sweep(sweep: Sweep, path: Path) -> None:
         caption += f"; {len(settings) - len(lines)} more settings in curves.csv"
     _caption(curves, caption)
     _draw_finals(finals, sweep, lines)
+    shown = [row[sweep.score] for _, runs in lines for run in runs for row in sweep[run].metrics]
+    trivial = {round(run.metrics[-1].get("trivial", math.nan), 6) for run in sweep}
+    references = {"trivial predictor": trivial.pop()} if len(trivial) == 1 else {}  # one for each data set
     for axis in (curves, finals):
-        shown = [row[sweep.score] for _, runs in lines for run in runs for row in sweep[run].metrics]
-        plots.score_axis(axis, shown, {})
+        plots.score_axis(axis, shown, references)
     plots.headline(figure, sweep.title(), _privacy(sweep))
     if any(values for values, _ in lines):
         figure.legend(

@@ -52,6 +52,15 @@ export function scoreRange(values) {
   return [Math.min(low - pad, top - 0.1), top];
 }
 
+// Plotly reads a little markup in names, so its brackets are written out.
+export const plain = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+
+// Dotted lines between which a score lies: the trivial predictor, and the same run without noise.
+export const referenceLines = (references, x, colour) => references.map(({ name, value }, i) => ({
+  x: [Math.min(...x), Math.max(...x)], y: [value, value], name: plain(name), mode: "lines", line: { color: colour, dash: ["dot", "dash"][i % 2], width: 1.5 },
+  hovertemplate: "%{y:.4f}<extra>%{fullData.name}</extra>",
+}));
+
 // `make` gives { traces, layout } in the colours of the moment, so that a change of light and dark draws again.
 export async function draw(box, make) {
   drawn.set(box, make);

@@ -1,7 +1,7 @@
 // Runs beside one another: accuracy and loss against rounds, proven ε or bytes; runs that differ in their seed alone
 // become one line, with a band of ± one standard error.
-import { failed, get, h, number, wait } from "./dom.js";
-import { chart, draw, faded, scoreRange } from "./charts.js";
+import { epsilon, failed, get, h, number, wait } from "./dom.js";
+import { chart, draw, faded, plain, referenceLines, scoreRange } from "./charts.js";
 
 const AXES = { round: "rounds", epsilon: "proven ε", bytes: "bytes uploaded" };
 let latest = 0;
@@ -72,11 +72,18 @@ export async function compare(panel, rows) {
 
   function label(group) {
     const [first] = group;
-    return group.length > 1 ? `${common(group.map((run) => run.row.name))} (${group.length} seeds)` : first.row.name;
+    const name = group.length > 1 ? `${common(group.map((run) => run.row.name))} (${group.length} seeds)` : first.row.name;
+    return first.row.proven ? `${name}, proven ε ${epsilon(first.row.proven.value)}` : name;
+  }
+
+  // The trivial predictor's score, where the runs share one.
+  function trivial() {
+    const lines = [...runs.values()].map((run) => run.references.find((one) => one.name !== "without noise"));
+    return lines[0] && lines.every((line) => line?.value === lines[0].value) ? [lines[0]] : [];
   }
 
   function figure(name, title, percent) {
-    return (palette) => {
+    return (palette, style) => {
       const traces = [];
       groups().forEach((group, i) => {
         const colour = palette[i % palette.length];
@@ -101,8 +108,8 @@ export async function compare(panel, rows) {
           hovertemplate: `%{y:.4f}<br>${AXES[axis]} %{x:.4s}<extra>%{fullData.name}</extra>`,
         });
       });
-      // Names come from folders: Plotly reads a little markup in them, so its brackets are written out.
       for (const trace of traces) if (trace.name) trace.name = plain(trace.name);
+      if (percent && traces.length) traces.push(...referenceLines(trivial(), traces.flatMap((trace) => trace.x), style("--muted")));
       return { traces, layout: { showlegend: true, xaxis: { title: AXES[axis], exponentformat: "SI" }, yaxis: percent ? { title, tickformat: ".3", range: scoreRange(traces.flatMap((trace) => trace.y)) } : { title, rangemode: "tozero" } } };
     };
   }
@@ -150,8 +157,6 @@ const standardError = (values) => {
   return Math.sqrt(variance / values.length);
 };
 const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
-
-export const plain = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 
 function common(names) {
   let start = names[0];

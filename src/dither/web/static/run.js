@@ -1,7 +1,6 @@
 // One run: curves, privacy explained, noise, cohorts, ε of each client, the convergence bound, provenance.
 import { ago, bytes, copy, epsilon, failed, get, h, number, short, show, wait } from "./dom.js";
-import { boundFigure, chart, draw, scoreRange } from "./charts.js";
-import { plain } from "./compare.js";
+import { boundFigure, chart, draw, plain, referenceLines, scoreRange } from "./charts.js";
 
 const id = new URLSearchParams(location.search).get("id") ?? "";
 const curves = { accuracy: chart("Test accuracy against rounds"), loss: chart("Loss against rounds") };
@@ -41,10 +40,12 @@ function drawCurves(run) {
   const local = run.local;
   if (run.row.state === "finished" && !score.some((value) => value !== null)) {
     curves.accuracy.figure.replaceChildren(h("p", { class: "muted" }, "Not scored: the test records are not public. `dither evaluate` scores a file for you alone."));
-  } else draw(curves.accuracy.box, (c) => ({
-    traces: [{ x: round, y: score, mode: round.length > 25 ? "lines" : "lines+markers", line: { color: c[0], width: 2.2 }, marker: { size: 5 }, hovertemplate: "round %{x}: %{y:.4f}<extra></extra>" }],
-    layout: { xaxis: { title: "rounds" }, yaxis: { title: `test ${run.row.score}`, range: scoreRange(score) } },
+  } else draw(curves.accuracy.box, (c, style) => ({
+    traces: [{ x: round, y: score, name: "this run", mode: round.length > 25 ? "lines" : "lines+markers", line: { color: c[0], width: 2.2 }, marker: { size: 5 }, hovertemplate: "round %{x}: %{y:.4f}<extra></extra>" }, ...referenceLines(run.references, round, style("--muted"))],
+    layout: { showlegend: run.references.length > 0, xaxis: { title: "rounds" }, yaxis: { title: `test ${run.row.score}`, range: scoreRange([...score, ...run.references.map((one) => one.value)]) } },
   }));
+  const proved = run.proven.find((row) => row.of_spec);
+  curves.accuracy.caption.textContent = proved ? `Proven ε ${epsilon(proved.value)} per ${proved.unit}, ${proved.adjacency}; the adversary sees ${proved.sees}.` : "";
   draw(curves.loss.box, (c) => ({
     traces: [
       { x: round, y: loss, name: "test", mode: "lines", line: { color: c[1], width: 2.2 }, hovertemplate: "round %{x}: %{y:.4f}<extra>test</extra>" },
@@ -136,11 +137,12 @@ async function computed() {
   const byRound = chart("Proven ε against rounds", `Against ${analysis.epsilon.adversary}, ${analysis.epsilon.adjacency}.`);
   const noise = chart("Noise of each round", "Noise over sensitivity for the first client. Higher is more private.");
   const map = chart("Which client took part in which round", mapCaption(analysis.cohorts), analysis.cohorts.clients.length > 30);
+  const everybody = analysis.cohorts.took_part.every((row) => row.every((value) => value === 1));
   const clients = analysis.clients && !sameForAll(analysis) ? chart("Proven ε of each client", "ε of each client, from the rounds it took part in.") : null;
   lazy.replaceChildren(h("div", { class: "grid" },
     h("section", { class: "card" }, h("h2", {}, "ε by round"), byRound.figure),
     h("section", { class: "card" }, h("h2", {}, "Noise schedule"), noise.figure),
-    h("section", { class: "card" }, h("h2", {}, "Participation"), map.figure),
+    h("section", { class: "card" }, h("h2", {}, "Participation"), everybody ? h("p", {}, "Every client took part in every round.") : map.figure),
     h("section", { class: "card" }, h("h2", {}, "ε by client"), clients ? clients.figure : sameForAll(analysis) ?? spreadOverClients())));
   const target = current.row.noise === "proven" ? number(current.row.target) : null;
   draw(byRound.box, (c, style) => ({
@@ -154,7 +156,7 @@ async function computed() {
     traces: Object.entries(analysis.noise).map(([channel, one], i) => ({ x: one.rounds, y: one.multiplier, name: channel, mode: "lines+markers", marker: { size: 4 }, line: { color: c[i + 2], width: 2.2 }, customdata: one.std, hovertemplate: `round %{x}: σ/Δ = %{y:.4g}, σ = %{customdata:.4g}<extra>${channel}</extra>` })),
     layout: { showlegend: Object.keys(analysis.noise).length > 1, xaxis: { title: "rounds" }, yaxis: { title: "noise multiplier σ/Δ", rangemode: "tozero" } },
   }));
-  draw(map.box, (c, style) => ({
+  if (!everybody) draw(map.box, (c, style) => ({
     traces: [{ type: "heatmap", x: analysis.cohorts.rounds, y: analysis.cohorts.clients.map(plain), z: analysis.cohorts.took_part, colorscale: [[0, style("--soft")], [1, c[0]]], zmin: 0, zmax: 1, showscale: false, xgap: analysis.cohorts.rounds.length < 80 ? 1 : 0, ygap: analysis.cohorts.clients.length < 60 ? 1 : 0, hovertemplate: "%{y}, round %{x}<extra></extra>" }],
     layout: { xaxis: { title: "rounds", showgrid: false }, yaxis: { autorange: "reversed", showgrid: false, title: analysis.cohorts.clients.length > 30 ? "clients" : "", showticklabels: analysis.cohorts.clients.length <= 30, type: "category" } },
   }));
@@ -180,9 +182,9 @@ function mapCaption(cohorts) {
 
 // Bars of one height say no more than one number.
 function sameForAll(analysis) {
-  const values = [...new Set(analysis.clients?.epsilon ?? [])];
+  const values = [...new Set((analysis.clients?.epsilon ?? []).map((value) => epsilon(value)))];
   if (values.length !== 1) return null;
-  return h("p", {}, `All ${analysis.clients.names.length} clients have the same proven ε: `, h("strong", {}, epsilon(values[0])), ".");
+  return h("p", {}, `All ${analysis.clients.names.length} clients have the same proven ε, to three digits: `, h("strong", {}, values[0]), ".");
 }
 
 function spreadOverClients() {

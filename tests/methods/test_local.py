@@ -1,0 +1,127 @@
+"""An adaptive clip: what its count reveals is in the release, and the clip follows the quantile."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dither import models
+from dither.errors import SpecError
+from dither.experiment import build
+from dither.methods import baselines, local
+from dither.simulation import engine
+from dither.types import Keys, Records, Round, RoundInfo
+from tests.auditing.grid import small_dataset, small_spec
+from tests.conftest import make_federation, make_plan
+
+SIZE, FEATURES, CLIP = 8, 4, 0.6
+ADAPTS = {"clip": "example", "clip_norm": CLIP, "clip_quantile": 0.5, "l2": 0.0, "lr_decay": 0.0, "client_lr": 1.0}
+
+
+def prepared(size, **changes):
+    values = {"noise": "given", "noise_std": 0.05, "unit": "run", "local_steps": 1, "batch_sampling": "full"}
+    plan = make_plan([size] * 3, cohort_size=3, options={"equal_credit": False}, **{**values, **ADAPTS, **changes})
+    return baselines.prepare_dp_sgd(models.logistic(FEATURES), plan)
+
+
+@pytest.fixture(scope="module")
+def ready():
+    return prepared(SIZE)
+
+
+def compiled(ready):
+    """A compiled function of a record, its label, the clip that is broadcast, a factor of the noise and a seed,
+    each along a first axis: uploads `[count, FEATURES + 2]` of client 0 from a model of zeros, the change of the
+    model and then the balance, in units of the first clip. The other records are blank."""
+    hyper = {name: jnp.asarray(value, jnp.float32) for name, value in ready.hyper.items()}
+    params = jax.tree.map(jnp.zeros_like, models.logistic(FEATURES).init(jax.random.key(0)))
+
+    def one(record, label, clip, noise, seed):
+        algorithm = ready.build({**hyper, "noise_std": hyper["noise_std"] * noise})
+        message = {**algorithm.message(algorithm.init(params)), "clip": clip}
+        x = jnp.zeros((SIZE, FEATURES)).at[0].set(record)
+        y = jnp.full(SIZE, -1, jnp.int32).at[0].set(label)
+        records = Records(x, y, jnp.arange(SIZE), jnp.int32(0), jnp.int32(SIZE))
+        keys = Keys(*jax.random.split(jax.random.key(seed), 3))
+        round = Round(jnp.int32(0), jnp.int32(0), jnp.int32(1))
+        sent = algorithm.client(keys, message, algorithm.client_init(params), records, round).upload
+        leaves = [*jax.tree.leaves(sent["model"]), local.COUNT_SHARE * CLIP * sent["unclipped"]]
+        return jnp.concatenate([leaf.ravel() for leaf in leaves])
+
+    return jax.jit(jax.vmap(one))
+
+
+_COMPILED = functools.cache(lambda: compiled(prepared(SIZE)))
+
+
+def upload(record, label, *, clip=1.0, noise=0.0):
+    """Uploads of 1,000 seeds."""
+    filled = [np.full(1000, each, np.float32) for each in (record, clip, noise)]
+    record, clip, noise = np.repeat(filled[0][:, None], FEATURES, 1), *filled[1:]
+    rows = _COMPILED()(record, np.full(1000, label), clip, noise, np.arange(1000))
+    return np.asarray(rows, np.float64)
+
+
+def test_the_count_is_in_the_sensitivity(ready):
+    """A clipped and a blanked record are as far apart as the release says: without the charge for the count the
+    release would promise too much."""
+    (release,) = ready.releases(RoundInfo(0, 0, SIZE, 3))
+    far, blank, small = (upload(x, y)[0] for x, y in ((9.0, 1), (0.0, -1), (0.01, 1)))
+    assert np.linalg.norm(far - blank) == pytest.approx(release.sensitivity, rel=1e-5)
+    assert np.linalg.norm(far - blank) > CLIP / SIZE * 1.004
+    assert (far - small)[-1] == pytest.approx(-2 * local.COUNT_SHARE * CLIP / SIZE)
+    assert np.linalg.norm(far - small) <= 2 * release.sensitivity
+
+
+@pytest.mark.parametrize("clip", [8.0, 1e30, 0.0, -3.0, np.nan, np.inf])
+def test_whatever_clip_is_broadcast_noise_and_clip_stay_in_proportion(ready, clip):
+    """A hostile server chooses the clip. The noise multiplier is the same, and every upload is finite."""
+    (release,) = ready.releases(RoundInfo(0, 0, SIZE, 3))
+    quiet = upload(9e4, 1, clip=clip), upload(0.0, -1, clip=clip)
+    loud = upload(9e4, 1, clip=clip, noise=1.0)
+    assert np.isfinite(loud).all()
+    factor = 2.0**-10 if not clip > 0 else min(clip, 2.0**10)
+    unit = np.r_[np.ones(FEATURES + 1) / factor, 1.0]  # of the clip at hand; the balance is so already
+    distance = np.linalg.norm((quiet[0] - quiet[1])[0] * unit)
+    assert distance == pytest.approx(release.sensitivity, rel=1e-4)
+    assert np.std((loud - quiet[0]) * unit) == pytest.approx(release.noise_std, rel=0.04)
+
+
+def test_the_clip_follows_the_quantile():
+    """Of records whose gradients have norms √(1 + length²)/2, at a model that hardly moves."""
+    rng = np.random.default_rng(0)
+    lengths = rng.uniform(0.5, 4.5, 90)
+    x = (lengths[:, None] * np.eye(FEATURES)[np.arange(90) % FEATURES]).astype(np.float32)
+    y = rng.integers(0, 2, 90).astype(np.int32)
+    adapts = prepared(30, clip_quantile=0.8, client_lr=1e-6, noise_std=0.01)
+    model = models.logistic(FEATURES)
+    simulation = engine.Simulation(model, adapts.build, num_clients=3, cohort_size_at=lambda index: 3)
+    inputs = simulation.inputs(
+        engine.problem(x, y, make_federation([30] * 3), x[:4], y[:4]),
+        seeds=[0],
+        hyper={name: np.asarray(value)[None] for name, value in adapts.hyper.items()},
+    )
+    state = simulation.advance(simulation.start(inputs), inputs, 0, 100)
+    norms = 0.5 * np.sqrt(1 + lengths**2)
+    clip = CLIP * float(state.server["clip"][0])
+    assert np.mean(norms <= clip) == pytest.approx(0.8, abs=0.08)
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "problem"),
+    [
+        ("cpfed", {"local_steps": 3}, "needs local_steps=1"),
+        ("cpfed", {"local_steps": 1, "privacy__clip": "batch"}, "and privacy.clip='example'"),
+        ("dp-scaffold", {"local_steps": 1}, "not dp-scaffold"),
+        ("secure-fedavg", {"local_steps": 1, "privacy__clip": "example"}, "not secure-fedavg"),
+    ],
+)
+def test_an_adaptive_clip_that_would_be_ignored_is_refused(method, changes, problem):
+    def built():
+        spec = small_spec(method, **changes, privacy__clip_quantile=0.5)
+        return build.build_experiment(spec, dataset=small_dataset())
+
+    with pytest.raises(SpecError, match=problem):
+        built()
