@@ -107,6 +107,7 @@ class Line(NamedTuple):
     formula: Callable[[View], tuple[np.ndarray, np.ndarray]] | None = None  # (x, y) in float64
     dashed: bool = False
     until: Callable[[View, int], int] | None = None  # the last round shown, given the seed
+    style: str = ""  # lines with the same one have the same colour; "": the label
 
 
 class Axis(NamedTuple):
@@ -129,6 +130,7 @@ class Panel(NamedTuple):
     x_label: str = "communication round"
     y_label: str = ""  # "": that of the metric
     per_round: Callable[[View, Values], float] | None = None  # what a round costs, where x is that and not rounds
+    first: float = 0.0  # where x begins
 
 
 class Criterion(NamedTuple):

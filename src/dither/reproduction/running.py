@@ -172,7 +172,7 @@ def _reproduced(
         robust_verdicts = robustness.judge(figure, task.robust, runs, accounts) if task.robust else {}
         judged = _judged_figure(figure, views, refused, robust_verdicts)
         if task.folder is not None and not judged.refused:
-            complete = [view for view in views if all(key in runs for key in view.shown())]
+            complete = [_widest(view) for view in views if all(key in runs for key in view.shown())]
             judged = replace(judged, files=_draw(figure, complete, task.folder))
         figures.append(judged)
         if on_figure:
@@ -476,6 +476,14 @@ def _left_out(views: Sequence[View]) -> list[str]:
     """How much of each view is not computed."""
     missing = {view.kind: sum(key not in view.runs for key in view.shown()) for view in views}
     return [f"{number} runs not computed {VIEW_TITLES[kind]}" for kind, number in missing.items() if number]
+
+
+def _widest(view: View) -> View:
+    """The view with as many seeds as all its lines have: undecided criteria have asked for more."""
+    if view.kind == PROVEN:
+        return view
+    wider = [view.like(seeds=seeds) for seeds in LOOKS if len(view.seeds) < seeds <= view.scale.max_seeds]
+    return next((each for each in reversed(wider) if all(key in each.runs for key in each.shown())), view)
 
 
 def _draw(figure: Figure, views: Sequence[View], folder: Path) -> tuple[str, ...]:
