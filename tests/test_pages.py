@@ -50,6 +50,7 @@ NOT_RUN = {
     "dither federation check": "tests/e2e/test_federation.py",
     "dither federation demo": "tests/e2e/test_federation.py",
     "dither federation verify": "tests/e2e/test_federation.py",
+    "dither budget show north.csv --federation": "needs a party that has approved an agreement",
     "flower-supernode": "tests/e2e/test_federation_app.py",
     "flwr run": "tests/e2e/test_federation_app.py",
     "dither run mnist.toml --out runs/large --processes 2": "tests/e2e/test_processes.py",
@@ -86,6 +87,8 @@ EXIT = {  # the exit code where it is not 0
 FORGET = "rm -rf ledger.sqlite* state"  # alternatives on one page spend the same ε twice
 BEFORE = {  # what a page, or a command, takes as done
     "dither run north.csv south.csv west.csv": FORGET,
+    "dither federation accept": "cp fed/invitations/north.json invitation.json",  # the organiser has sent it
+    "dither federation init fed --parties": "rm -r fed",  # the other way to make keys
     "docs/deployment.md": "dither federation request north; cp north/north.request.json .; rm -r north; "
     "dither federation request south; cp south/south.request.json .; dither federation request east; "
     "cp east/east.request.json .",
