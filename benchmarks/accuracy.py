@@ -1,20 +1,29 @@
-"""Methods at equal proven ε: accuracy on Adult and MNIST, by what the server sees.
+"""Methods at equal proven ε: accuracy on Adult, MNIST and Fashion-MNIST, by what the server sees.
 
+    python benchmarks/accuracy.py run --goals               # the cells that goals are about, if they are missing
     python benchmarks/accuracy.py run                       # all cells that are missing, one after the other
     python benchmarks/accuracy.py run --data adult --epsilon 0.1 0.3 --method dp-sgd
-    python benchmarks/accuracy.py table                     # results/accuracy.{json,png,tex} from the cells
+    python benchmarks/accuracy.py table                     # results/accuracy.{json,png,svg,tex} from the cells
 
 A cell is a data set, a method, an ε and a view: "uploads" (the server sees every upload), "sums" (secure
 aggregation, nobody colludes) or "sums, a third colludes". All ε are proven for the whole run, zero-out neighbours,
-δ = 1e-5. Every method makes as many gradient steps and is tuned with the same effort: the same candidates of step
-size and clip, each trained on two folds of proxy records. Those are a tenth of the training records, declared
-public by row number alone and repeated up to the count of the others; a fold is scored on the proxy records that
-it leaves out. The chosen candidate is then trained with five seeds on the other nine tenths, and only those five
-models see the test records. Intervals are t intervals over the seeds, and of paired differences where methods are
-compared. The floor predicts the most frequent class; the ceiling is the first method without noise.
+δ = 1e-5. The features are public (`data.transform`).
+
+Every method makes as many gradient steps and is tuned with the same effort: the same candidates of step size and
+clip, each trained on two folds of proxy records. Those are a tenth of the training records, declared public by row
+number alone and repeated up to the count of all; a fold is scored on the proxy records that it leaves out. The
+chosen candidate is then trained with five seeds on all training records, and only those five models see the test
+records. The ε holds for the nine tenths that were not declared public: of the proxy records it covers the training
+but not the tuning.
+
+Intervals are t intervals over the seeds, and of paired differences where methods are compared. The floor predicts
+the most frequent class; the ceiling is the first method without noise.
 
 Seeded runs: their proof is for real numbers. A protected run (randomness = "os") adds the same noise on integers
 and has the same ε for what the computer does.
+
+Fashion-MNIST's files are those of the catalogue. `--arrays fashion-mnist=FILE.npz` takes a file of your own
+instead (x_train, y_train, x_test, y_test, classes), and the cells say so.
 
 Cells are kept in results/accuracy/ as they are made, so that the table can be made in pieces.
 """
@@ -36,9 +45,8 @@ import numpy as np
 from scipy import stats
 
 from dither import data
-from dither.data.scattering import scattering
 from dither.errors import NoProof, SpecError
-from dither.experiment import build
+from dither.experiment import build, plots
 from dither.experiment.sweep.batches import joined_problem, program
 from dither.simulation import engine
 from dither.spec import Spec
@@ -48,12 +56,9 @@ CELLS = RESULTS / "accuracy"
 SEEDS, FOLDS = 5, 2
 PROXY = 0.1  # share of the training records that is declared public
 EPSILONS = (0.1, 0.3, 1.0, 3.0)
-STEPS = 400  # gradient steps of a client in a run, however many a round has
 
 COMMON = {
     "batch_sampling": "poisson",
-    "sampling_rate": 0.0625,
-    "eval_every": STEPS,
     "randomness": "seeded",
     "compare": False,
     "privacy.noise": "proven",
@@ -62,25 +67,50 @@ COMMON = {
     "privacy.adjacency": "zero-out",
     "privacy.delta": 1e-5,
 }
-DATA: dict[str, dict[str, Any]] = {
-    "adult": {
-        "data.name": "adult",
-        "data.encoding": "standard",
-        "model.name": "logistic",
-        "num_clients": 16,
-        "cohort_size": 16,
-        "batch_size": 137,
-    },
-    # Public features, which no data has shaped; their root brings large and small channels together.
-    "mnist": {
-        "data.name": "mnist",
+
+
+class Setting(NamedTuple):
+    """A data set: its values in a spec, the gradient steps of a client in a run, however many a round has, and the
+    candidates that every method is tuned over."""
+
+    values: dict[str, Any]
+    steps: int
+    rates: tuple[float, ...]
+    clips: tuple[float, ...]
+
+
+def _pictures(name: str) -> Setting:
+    values = {
+        "data.name": name,
+        "data.transform": "scattering",
         "model.name": "softmax",
         "num_clients": 10,
         "cohort_size": 10,
-        "batch_size": 337,
-    },
+        "sampling_rate": 0.125,
+        "batch_size": 750,
+    }
+    return Setting(values, steps=100, rates=(16.0, 64.0, 256.0), clips=(0.5, 1.0))
+
+
+DATA = {
+    "adult": Setting(
+        {
+            "data.name": "adult",
+            "data.encoding": "standard",
+            "data.transform": "unit",
+            "model.name": "logistic",
+            "num_clients": 16,
+            "cohort_size": 16,
+            "sampling_rate": 0.0625,
+            "batch_size": 127,
+        },
+        steps=400,
+        rates=(2.0, 4.0, 8.0, 16.0),
+        clips=(0.2, 0.4, 0.8),
+    ),
+    "mnist": _pictures("mnist"),
+    "fashion-mnist": _pictures("fashion-mnist"),
 }
-FEATURES = {"mnist": lambda x: np.sqrt(np.maximum(scattering(x.reshape(-1, 28, 28)), 0))}
 VIEWS = {
     "uploads": lambda clients: {"privacy.view": "upload", "secagg.mode": "off"},
     "sums": lambda clients: {"privacy.view": "sum", "secagg.mode": "ideal", "privacy.colluders": 0},
@@ -105,8 +135,6 @@ METHODS: dict[str, dict[str, Any]] = {
         "method_options.first_round": "cohort",
     },
 }
-RATES = (0.25, 1.0, 4.0, 16.0)
-CLIPS = (0.25, 0.7, 2.0)
 
 
 class Cell(NamedTuple):
@@ -125,15 +153,17 @@ def spec_of(
     values, (rate, clip) = dict(METHODS[method]), candidate
     factor = values.pop("rate_factor", 1.0)
     setting = DATA[data_name]
+    rounds = setting.steps // values["local_steps"]
     return (
         Spec()
         .with_values({"method": values.pop("method")})
         .with_values(
             {
                 **COMMON,
-                **setting,
-                **VIEWS[view](setting["num_clients"]),
-                "num_rounds": STEPS // values["local_steps"],
+                **setting.values,
+                **VIEWS[view](setting.values["num_clients"]),
+                "num_rounds": rounds,
+                "eval_every": rounds,
                 # A clipped gradient is no longer than the clip: the same step then goes as far
                 "client_lr": rate * factor / clip,
                 "privacy.clip_norm": clip,
@@ -146,27 +176,28 @@ def spec_of(
 
 
 class Splits:
-    """One data set, and who holds which of its rows: proxy records for tuning, the private part for the result."""
+    """One data set, and who holds which of its rows: proxy records for tuning, all records for the result."""
 
-    def __init__(self, data_name: str) -> None:
+    def __init__(self, data_name: str, arrays: Path | None) -> None:
         spec = spec_of(data_name, next(iter(METHODS)), 1.0, "uploads", (1.0, 1.0), 0)
-        dataset = build.load_data(spec)
-        if data_name in FEATURES:
-            x_train, x_test = map(FEATURES[data_name], (dataset.x_train, dataset.x_test))
-            dataset = dataset._replace(x_train=x_train, x_test=x_test, image_shape=(), feature_names=())
-        self.dataset = dataset
+        self.source = "catalogue"
+        if arrays is None:
+            self.dataset = build.load_data(spec)
+        else:
+            self.dataset = data.transformed(data.load(path=arrays), spec.data.transform)
+            self.source = f"own arrays, SHA-256 {data.file_digest(arrays)}"
         self.arrays = build.pooled(self.dataset)
         count = len(self.dataset.y_train)
         order = np.random.default_rng(0).permutation(count)  # by row number alone
-        self.public, self.private = np.split(order, [round(PROXY * count)])
-        self.public = self.public[: len(self.public) // FOLDS * FOLDS]
-        self.test = np.arange(count, count + len(self.dataset.y_test))
+        public = order[: round(PROXY * count)]
+        self.public = public[: len(public) // FOLDS * FOLDS]
+        self.train, self.test = np.arange(count), np.arange(count, count + len(self.dataset.y_test))
         self.clients = spec.num_clients
         self.floor = float(np.bincount(self.dataset.y_test).max() / len(self.test))
 
     def problem(self, rows: np.ndarray, scored: np.ndarray, seed: int) -> engine.Problem:
-        """These rows dealt out to the clients at random, as many as the private part has."""
-        each = len(self.private) // self.clients
+        """These rows dealt out to the clients at random, repeated up to the count of all."""
+        each = len(self.train) // self.clients
         rows = np.random.default_rng(seed).permutation(np.resize(rows, each * self.clients)).astype(np.int32)
         start = np.arange(self.clients, dtype=np.int32) * each
         names = tuple(f"client {number}" for number in range(self.clients))
@@ -175,13 +206,13 @@ class Splits:
         return engine.Problem(*self.arrays, [partition], [scored], [weights], [np.zeros(1, np.int32)])
 
     def fold(self, number: int) -> engine.Problem:
-        """The proxy records outside a fold, repeated up to the count of the private ones; scored on the fold."""
+        """The proxy records outside a fold; scored on the fold."""
         folds = self.public.reshape(FOLDS, -1)
         return self.problem(np.delete(folds, number, axis=0).ravel(), folds[number], number)
 
     def final(self, seed: int) -> engine.Problem:
-        """The private records; scored on the test records."""
-        return self.problem(self.private, self.test, seed)
+        """All training records; scored on the test records."""
+        return self.problem(self.train, self.test, seed)
 
     def assemble(self, spec: Spec, problem: engine.Problem) -> build.Experiment:
         return build.assemble(spec, self.dataset, problem.partitions[0], problem)
@@ -209,7 +240,7 @@ _SIMULATIONS: dict[str, engine.Simulation] = {}  # noise is a value: cells that 
 def make_cell(splits: Splits, cell: Cell) -> dict[str, Any]:
     """Tune on the proxies, then five seeds."""
     began = time.process_time()
-    candidates = list(itertools.product(RATES, CLIPS))
+    candidates = list(itertools.product(DATA[cell.data].rates, DATA[cell.data].clips))
     folds = [splits.fold(number) for number in range(FOLDS)]
     tried = [splits.assemble(spec_of(*cell, candidate, 0), folds[0]) for candidate in candidates]
     runs = [(fold, seed, build.compiled_hyper(each)) for each in tried for seed, fold in enumerate(folds)]
@@ -219,6 +250,8 @@ def make_cell(splits: Splits, cell: Cell) -> dict[str, Any]:
     row = tried[best].accountant().proven()
     return {
         **cell._asdict(),
+        "source": splits.source,
+        "floor": splits.floor,
         "proven": row.value,
         "recipe": row.recipe,
         "rate": candidates[best][0],
@@ -231,24 +264,28 @@ def make_cell(splits: Splits, cell: Cell) -> dict[str, Any]:
 
 def cells(arguments: argparse.Namespace) -> Iterator[Cell]:
     """The cells that are asked for; without noise (ε = ∞) only the first method, as the ceiling."""
+    goals = {(data_name, view, epsilon) for data_name, view, epsilon, _ in GOALS}
     for data_name in arguments.data or DATA:
         for epsilon in arguments.epsilon or (math.inf, *EPSILONS):
             for view in arguments.view or VIEWS:
                 for method in arguments.method or METHODS:
-                    if math.isfinite(epsilon) or (method == next(iter(METHODS)) and view == "uploads"):
+                    if math.isinf(epsilon) and (method != next(iter(METHODS)) or view != "uploads"):
+                        continue
+                    if not arguments.goals or (data_name, view, epsilon) in goals:
                         yield Cell(data_name, method, epsilon, view)
 
 
 def path_of(cell: Cell) -> Path:
     data_name, method, epsilon, view = cell
     name = "-".join(f"{data_name} {epsilon:g} {view} {method}".replace(",", "").split())
-    settings = json.dumps([COMMON, DATA[data_name], METHODS[method], RATES, CLIPS, STEPS, SEEDS, FOLDS])
+    settings = json.dumps([COMMON, DATA[data_name], METHODS[method], SEEDS, FOLDS, PROXY])
     return CELLS / f"{name}-{hashlib.sha256(settings.encode()).hexdigest()[:8]}.json"
 
 
 def run(arguments: argparse.Namespace) -> None:
     CELLS.mkdir(parents=True, exist_ok=True)
-    splits = cache(Splits)
+    arrays = {name: Path(path) for name, _, path in (given.partition("=") for given in arguments.arrays)}
+    splits = cache(lambda name: Splits(name, arrays.get(name)))
     for cell in cells(arguments):
         path = path_of(cell)
         if path.exists():
@@ -289,6 +326,7 @@ GOALS = [
     ("mnist", "sums", 3.0, 0.982),
     ("mnist", "uploads", 1.0, 0.965),
     ("mnist", "uploads", 3.0, 0.975),
+    ("fashion-mnist", "sums", 3.0, 0.885),
 ]
 
 
@@ -316,7 +354,7 @@ def summary(made: Sequence[dict[str, Any]]) -> dict[str, Any]:
         goals.append({"data": data_name, "view": view, "epsilon": epsilon, "goal": goal, **reached})
     return {
         "cells": rows,
-        "floor": {name: Splits(name).floor for name in {row["data"] for row in rows}},
+        "floor": {cell["data"]: cell["floor"] for cell in made if "floor" in cell},
         "ceiling": {c["data"]: Interval.of(c["accuracy"])._asdict() for c in made if math.isinf(c["epsilon"])},
         "beats": beats,
         "goals": goals,
@@ -348,57 +386,49 @@ def latex(result: dict[str, Any]) -> str:
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    import matplotlib.pyplot as plt
-
-    names = sorted(result["floor"])
-    figure, axes = plt.subplots(
-        len(names), len(VIEWS), figsize=(4.2 * len(VIEWS), 3.6 * len(names)), squeeze=False, sharey="row"
+    """Accuracy by ε: a row for each data set, a column for each view; PNG and SVG."""
+    names = [name for name in DATA if name in result["floor"]]
+    figure, axes = plots.new_figure(len(names), len(VIEWS), width=4.0 * len(VIEWS), height=0.9 + 2.9 * len(names))
+    entries: dict[str, Any] = {}
+    for (data_name, view), axis in zip(itertools.product(names, VIEWS), axes.flat, strict=True):
+        every = [row for row in result["cells"] if row["data"] == data_name and "mean" in row]
+        for number, method in enumerate(METHODS):
+            rows = [row for row in every if (row["view"], row["method"]) == (view, method)]
+            rows.sort(key=lambda row: row["epsilon"])
+            if rows:
+                x, y, half = zip(*((row["epsilon"], row["mean"], row["half"]) for row in rows), strict=True)
+                style = {"color": f"C{number}", "marker": "o", "ms": 3, "capsize": 2, "lw": 1}
+                entries[method] = axis.errorbar(x, y, half, label=method, **style)
+        ceiling = result["ceiling"].get(data_name, {}).get("mean", math.nan)
+        plots.score_axis(axis, [row["mean"] for row in every], {"no noise": ceiling})
+        axis.set(xscale="log", xlim=(0.08, 4), title=f"{data_name}: {view}", xlabel="proven ε")
+        axis.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
+    for axis in axes[:, 0]:
+        axis.set_ylabel("test accuracy")
+    figure.legend(list(entries.values()), list(entries), fontsize=7, loc="outside lower center", ncols=4)
+    floors = ", ".join(f"{name} {result['floor'][name]:.3f}" for name in names)
+    plots.headline(
+        figure,
+        "Methods at equal proven ε",
+        f"whole run, zero-out, δ = 1e-5; bars: 95% intervals of 5 seeds; most frequent class: {floors}",
     )
-    for row_axes, data_name in zip(axes, names, strict=True):
-        for axis, view in zip(row_axes, VIEWS, strict=True):
-            for number, method in enumerate(METHODS):
-                of = [
-                    row
-                    for row in result["cells"]
-                    if (row["data"], row["view"], row["method"]) == (data_name, view, method) and "mean" in row
-                ]
-                of.sort(key=lambda row: row["epsilon"])
-                if of:
-                    x, y, half = zip(*((row["epsilon"], row["mean"], row["half"]) for row in of), strict=True)
-                    axis.errorbar(x, y, half, label=method, color=f"C{number}", marker="o", ms=3, capsize=2, lw=1)
-            axis.axhline(result["floor"][data_name], color="0.6", linestyle=":", linewidth=1)
-            if data_name in result["ceiling"]:
-                axis.axhline(result["ceiling"][data_name]["mean"], color="0.3", linestyle="--", linewidth=1)
-            axis.set(xscale="log", xlabel="proven ε", title=f"{data_name}: {view}")
-            axis.grid(alpha=0.2)
-        row_axes[0].set_ylabel("test accuracy")
-    entries = {
-        name: line for axis in axes.flat for line, name in zip(*axis.get_legend_handles_labels(), strict=True)
-    }
-    axes[0, 0].legend(list(entries.values()), list(entries), fontsize=7, loc="lower right")
-    figure.text(
-        0.5,
-        0.005,
-        "dashed: without noise; dotted: most frequent class; bars: 95%, 5 seeds",
-        ha="center",
-        fontsize=7,
-    )
-    figure.tight_layout(rect=(0, 0.02, 1, 1))
-    figure.savefig(path, dpi=150)
+    plots.save(figure, path)
 
 
 def table(arguments: argparse.Namespace) -> None:
     """The results of all cells with today's settings, and what they say."""
     del arguments
-    every = argparse.Namespace(data=None, epsilon=None, view=None, method=None)
+    every = argparse.Namespace(data=None, epsilon=None, view=None, method=None, goals=False)
     paths = [path_of(cell) for cell in cells(every)]
     result = summary([json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()])
     (RESULTS / "accuracy.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     (RESULTS / "accuracy.tex").write_text(latex(result), encoding="utf-8")
     draw(result, RESULTS / "accuracy.png")
+    for name, ceiling in result["ceiling"].items():
+        print(f"{name}: floor {result['floor'][name]:.4f}, no noise {ceiling['mean']:.4f} ± {ceiling['half']:.4f}")
     for row in result["cells"]:
         said = f"{row['mean']:.4f} ± {row['half']:.4f}" if "mean" in row else row["refused"]
-        print(f"{row['data']:6} {row['view']:24} ε={row['epsilon']:<4g} {row['method']:28} {said}")
+        print(f"{row['data']:13} {row['view']:24} ε={row['epsilon']:<4g} {row['method']:28} {said}")
     for goal in result["goals"]:
         if "mean" in goal:
             met = "met" if goal["mean"] >= goal["goal"] else "missed"
@@ -416,6 +446,8 @@ def main() -> None:
     running.add_argument("--epsilon", nargs="+", type=float)
     running.add_argument("--view", nargs="+", choices=list(VIEWS))
     running.add_argument("--method", nargs="+", choices=list(METHODS))
+    running.add_argument("--goals", action="store_true", help="only cells that a goal is about")
+    running.add_argument("--arrays", nargs="+", default=[], metavar="NAME=FILE.npz", help="files of your own")
     running.set_defaults(call=run)
     commands.add_parser("table").set_defaults(call=table)
     arguments = parser.parse_args()

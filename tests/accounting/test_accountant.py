@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import dither
 from dither import accounting, models
-from dither.accounting import accountant
+from dither.accounting import accountant, views
 from dither.errors import BudgetExhausted, NoProof, SpecError
 from dither.experiment import build
 from dither.methods import prepare
@@ -432,6 +432,32 @@ def test_dp_fedavg_counts_participations_or_credits_sampling_but_not_both():
     most = int(np.bincount(np.concatenate(experiment.cohorts)).max())
     row = next(r for r in experiment.accountant().table() if (r.view, r.adjacency) == ("broadcast", "replace-one"))
     assert row.value == pytest.approx(accounting.gaussian_epsilon(2 * math.sqrt(most), 1e-4), rel=1e-6)
+    # Before the draw, if nobody outside learns who takes part, a cohort is a batch of clients (R2).
+    ex_ante = experiment.accountant()._hidden_cohorts(30)  # among the rows of `before_the_draw`
+    hidden = [r for r in ex_ante if r.recipe == "R2 downlink hidden" and r.view == "broadcast"]
+    assert [r.adjacency for r in hidden] == ["zero-out", "replace-one"]
+    assert all(r.assumed and "who takes part" in r.detail for r in hidden)
+    client = Release("downlink", 1.0, 1.0, 1, Sampling("fixed", 0.5, "zero-out"), "test")
+    uploads = Release("uplink", 0.0, math.inf, 1, Sampling("full", 1.0, "replace-one"), "test")
+    by_hand = accounting.proven([((uploads, client), 30)], 1e-4, view="broadcast", adjacency="replace-one")
+    assert hidden[1].value == pytest.approx(by_hand.value, rel=1e-9)
+    assert build.build_experiment(spec_for("cpfed", num_rounds=2)).accountant()._hidden_cohorts(2) == []
+
+
+def test_poisson_batches_amplify_nbafl_and_every_batch_of_a_round_is_charged():
+    values = {"batch_sampling": "poisson", "sampling_rate": 0.02, "batch_size": 10, "local_steps": 3}
+    values |= {"privacy.clip": "none", "method_options.param_clip": 1.0, "privacy.adjacency": "zero-out"}
+    experiment = build.build_experiment(spec_for("nbafl", **values))
+    (release,) = [r for r in experiment.prepared.releases(RoundInfo(0, 0, 70, 3)) if r.channel == "uplink"]
+    assert release.sampling.kind == "poisson-round"
+    assert release.sampling.rate == pytest.approx(1 - 0.98**3)
+    row = experiment.accountant().proven("upload")
+    assert row.recipe == "R5"
+    # The rate of a batch is 0.02, not batch_size over the count: three batches of a round may be cut.
+    cut = release._replace(sampling=release.sampling._replace(truncation=1e-9))
+    failure, others = views._failures([((cut,), 1, 1.0)])
+    assert failure >= 3e-9
+    assert others >= 3e-9 / 0.02 * (1 - 1e-6)
 
 
 def test_secure_fedavg_without_a_clip_has_no_proof():

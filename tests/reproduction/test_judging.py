@@ -133,7 +133,7 @@ def robust(*verdicts):
 
 def test_robustness_names_what_decides():
     table = robust(("", HOLDS), ("rate", HOLDS), ("rate", FAILS), ("clip", INCONCLUSIVE), ("rate, clip", FAILS))
-    assert table.text == "holds in 2 of 5 settings, fails in 2; rate decides"
+    assert table.text == "holds in 2 of 5 settings, fails in 2, undecided in 1; rate decides"
     assert (
         robust(("", FAILS), ("rate", HOLDS), ("L", HOLDS)).text
         == "holds in 2 of 3 settings, fails in 1; rate and L decide"
@@ -148,5 +148,5 @@ def test_a_pair_decides_where_neither_does_alone():
 
 def test_settings_that_were_not_computed_are_counted_apart():
     table = robust(("", HOLDS), ("rate", judging.NOT_COMPUTED), ("clip", NOT_JUDGED))
-    assert table.text == "holds in 1 of 1 settings; 1 not computed"
+    assert table.text == "holds in 1 of 1 setting; 1 not computed"
     assert robust(("", NOT_JUDGED)).text == "not judged at scale robust"

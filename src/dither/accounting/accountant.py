@@ -482,7 +482,42 @@ class Accountant:
         ]
         rate = max((share for share in shares if share < 1), default=1.0)
         participation = views.binomial(rounds, rate, certain=sum(share >= 1 for share in shares))
-        return self._tried(joined, self.conditions._replace(participation=participation))
+        rows = self._tried(joined, self.conditions._replace(participation=participation))
+        return [*rows, *self._hidden_cohorts(rounds)]
+
+    def _hidden_cohorts(self, rounds: int) -> list[ProvenRow]:
+        """What outsiders learn of a whole client if they do not learn who takes part: a cohort is then a batch of
+        clients (R2). Nothing like it holds for records (docs/privacy.md, Hidden cohorts)."""
+        plan, everyone = self.plan, np.arange(self.plan.num_clients)
+        rate = plan.cohort_size / plan.num_clients
+        if not plan.per_client or rate >= 1:
+            return []
+
+        def hidden(info: RoundInfo) -> tuple[Release, ...]:
+            return tuple(
+                release._replace(sampling=release.sampling._replace(kind="fixed", rate=rate))
+                if release.channel == "downlink"
+                else release
+                for release in self.releases(info)
+            )
+
+        groups = classes(hidden, plan.client_sizes, [everyone] * rounds, lattice=plan.lattice)
+        condition = "assumed: nobody outside learns who takes part; the seed, which spec.toml holds, would tell"
+        rows = []
+        for adjacency in ADJACENCIES:
+            proved = [
+                views.account(
+                    group.most, plan.delta, self.conditions, adjacency=adjacency, views=("broadcast", "final")
+                )
+                for group in groups
+            ]
+            worst = [max(same, key=lambda row: row.value) for same in zip(*proved, strict=True)]
+            rows += [
+                replace(self.row(row), assumed=True, recipe=f"{row.recipe} hidden", detail=condition)
+                for row in worst
+                if math.isfinite(row.value)
+            ]
+        return rows
 
     def row(self, p: ProvenRow, **more: Any) -> ProvenRow:
         """A proven ε as reports show it: with the adversary it holds against."""

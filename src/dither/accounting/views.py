@@ -758,6 +758,13 @@ def _plain(mu: float, count: int) -> Item:
     return Item("plain", 1.0, math.inf if mu == 0 else 1.0 / mu, count)
 
 
+def _unsampled(release: Release) -> Release:
+    """One release at the end of a round, without credit for batches that may not hold the record."""
+    if not release.sampling.kind.endswith("-round"):
+        return release
+    return release._replace(sampling=release.sampling._replace(kind="full-round", rate=1.0, truncation=0.0))
+
+
 def joint_bound(rounds: Rounds, delta: float, conditions: Conditions, adjacency: str) -> Bound:
     """(iii) with L exposed uploads, N1: μ² = L (Δ_U/σ_U)² + (T-L) (Δ_D/σ_A)².
 
@@ -769,8 +776,10 @@ def joint_bound(rounds: Rounds, delta: float, conditions: Conditions, adjacency:
     for group, count, _ in rounds.groups:
         if not _has_downlink(group):
             raise NoProof("some rounds have no noisy broadcast")
-        up = [sampled_item(r, adjacency) for r in group if r.channel == "uplink"]
-        down = [sampled_item(r, adjacency) for r in group if r.channel == "downlink"]
+        up, down = (
+            [sampled_item(_unsampled(r), adjacency) for r in group if r.channel == channel]
+            for channel in ("uplink", "downlink")
+        )
         if any(item.kind != "plain" for item in (*up, *down)):
             raise NoProof("exposed uploads are accounted for unsampled Gaussian releases only (N1)")
         exposed, hidden = _square(up), _square(down)

@@ -201,6 +201,9 @@ def draw(rng: np.random.Generator) -> Drawn:
     values["randomness"] = "os" if round(1000 * values["client_lr"]) % 2 else "seeded"
     if values["randomness"] == "os" and values["local_steps"] == 1:
         values["secagg.mode"] = "ideal"  # exact sums, where the method has them (R9)
+    if method == "nbafl" and view == "upload" and model != "mlp" and round(1000 * values["client_lr"]) % 3:
+        sampling = "poisson"  # a record may be in none of a round's batches
+        values |= {"batch_sampling": sampling, "sampling_rate": 0.4, "batch_size": 4}
     number = round(100 * values["privacy.epsilon"])
     if method in _AVERAGING and values["privacy.noise"] == "proven" and number % 3 == 0:
         shares = [(1.0, 0.5, 0.25)[(client + number // 3) % 3] for client in range(clients)]

@@ -44,22 +44,26 @@ def transformed(dataset: Dataset, name: str) -> Dataset:
         raise DataError(f"data.transform={name!r} needs the records in memory; set data.stream='no'")
     count = len(dataset.x_train)
     features = transform(np.concatenate([dataset.x_train, dataset.x_test]), name)
+    if name != "unit":
+        names = tuple(f"{name} {number}" for number in range(features.shape[1]))
+        dataset = dataset._replace(feature_names=names, image_shape=())
     return dataset._replace(
         x_train=features[:count],
         x_test=features[count:],
-        feature_names=tuple(f"{name} {number}" for number in range(features.shape[1])),
-        image_shape=(),
         notes=(*dataset.notes, f"{name} features, computed from each record by itself by a fixed public rule"),
     )
 
 
 def _features(x: np.ndarray, name: str) -> np.ndarray:
-    return _normalised_scattering(x) if name == "scattering" else _random_features(x)
+    rules = {"unit": _unit, "scattering": _normalised_scattering, "random": _random_features}
+    return rules[name](x)
 
 
 def _normalised_scattering(x: np.ndarray) -> np.ndarray:
-    """The square roots of a picture's scattering coefficients, centred and scaled by order to a joint norm of 1.
-    The root brings large and small coefficients together."""
+    """A picture's scattering coefficients, scaled by themselves to a joint norm of 1.
+
+    Square roots bring large and small coefficients together. At each place the mean over an order's channels is
+    split from the contrast between them, and the contrast is divided by its size there and elsewhere."""
     from dither.data.scattering import scattering
 
     side = math.isqrt(x.shape[1])
@@ -68,12 +72,23 @@ def _normalised_scattering(x: np.ndarray) -> np.ndarray:
             "data.transform='scattering' is for square grey pictures with a side of 8, 12, 16, ... pixels, not "
             f"for records of {x.shape[1]} features; leave it out, or use 'random'"
         )
+    channels = [1, 2 * _ANGLES, _ANGLES**2]
     roots = np.sqrt(np.maximum(scattering(x.reshape(-1, side, side), angles=_ANGLES), 0))
-    places = (side // 4) ** 2
-    orders = np.split(roots, [places, places * (1 + 2 * _ANGLES)], axis=1)
-    centred = [order - order.mean(1, keepdims=True) for order in orders]
-    scaled = [order / np.sqrt(np.square(order).mean(1, keepdims=True) + 1e-6) for order in centred]
-    return _unit(np.concatenate(scaled, axis=1))
+    roots = roots.reshape(len(x), sum(channels), (side // 4) ** 2)
+    blurred, *orders = np.split(roots, np.cumsum(channels)[:-1], axis=1)
+    groups = [blurred]
+    for order in orders:
+        mean = order.mean(1, keepdims=True)
+        energy = np.square(order - mean).mean(1, keepdims=True)
+        groups += [mean, (order - mean) / np.sqrt(energy + energy.mean(2, keepdims=True) + 1e-6)]
+    return _unit(np.concatenate([_standardised(group) for group in groups], axis=1))
+
+
+def _standardised(group: np.ndarray) -> np.ndarray:
+    """Each record's numbers in a row, with a mean of 0 and a spread of 1."""
+    rows = group.reshape(len(group), group.shape[1] * group.shape[2])
+    rows = rows - rows.mean(1, keepdims=True)
+    return np.asarray(rows / (np.sqrt(np.square(rows).mean(1, keepdims=True)) + 1e-3))
 
 
 def _random_features(x: np.ndarray) -> np.ndarray:

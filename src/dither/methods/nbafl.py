@@ -464,14 +464,17 @@ def _claim(plan: PrivacyPlan, uplink: float, downlink: float) -> types.Claim:
 
 def _releases(info: types.RoundInfo, hyper: Hyper, plan: PrivacyPlan, error: float) -> tuple[types.Release, ...]:
     """An upload and a broadcast a round. Clipping alone proves a sensitivity of 2C, not 2C/m (N2); float32 may
-    exceed it by `error`. A broadcast's noise is that of many uploads, whose sum is a float32 one."""
+    exceed it by `error`. A broadcast's noise is that of many uploads, whose sum is a float32 one. Poisson batches
+    may not use a record at all in a round (R5); other samplers, those of the paper, are credited with nothing."""
     reach = 2 * float(hyper["param_clip"]) * (1 + error)
     source = "with the sensitivity 2C of errata N2"
     if plan.options["sensitivity"] == "paper":
         reach /= int(plan.client_sizes.min())
         source = "with the sensitivity 2C/m of eq (4), assumed"
     weights = _weights(plan)
-    everything = types.Sampling("full", 1.0, sampling.REPLACE_ONE, 0.0, info.size, info.size)
+    used = types.Sampling("full", 1.0, sampling.REPLACE_ONE, 0.0, info.size, info.size)
+    if plan.batch_sampling.startswith("poisson"):
+        used = sampling.of_round(local.batch_sampler(plan).sampling(info.size), plan.local_steps)
     uplink, downlink = float(hyper["uplink_std"]), float(hyper["downlink_std"])
     return (
         types.Release(
@@ -479,7 +482,7 @@ def _releases(info: types.RoundInfo, hyper: Hyper, plan: PrivacyPlan, error: flo
             uplink,
             reach,
             1,
-            everything,
+            used,
             f"NbAFL eq (4) {source}",
             exact=exact.noise(plan.num_params) if local.is_exact(plan) else None,
         ),
@@ -488,7 +491,7 @@ def _releases(info: types.RoundInfo, hyper: Hyper, plan: PrivacyPlan, error: flo
             aggregate_std(plan, uplink, downlink, plan.silent),
             reach * float(weights.max()),
             1,
-            everything,
+            used,
             f"NbAFL Theorem 1 {source}",
         ),
     )

@@ -419,14 +419,8 @@ def _proven_sensitivity(plan: PrivacyPlan, sampler: BatchSampler, clip_norm: flo
 
 
 def _round_sampling(size: int, plan: PrivacyPlan, sampler: BatchSampler) -> types.Sampling:
-    """A record is used at all with probability `used_in_round`. The weight p_k follows the client's record count:
-    proved for a replaced record only."""
-    one_batch = sampler.sampling(size)
-    return one_batch._replace(
-        kind=f"{one_batch.kind}-round",
-        rate=sampling.used_in_round(one_batch, plan.local_steps),
-        adjacency=sampling.REPLACE_ONE,
-    )
+    """The weight p_k follows the client's record count: proved for a replaced record only."""
+    return sampling.of_round(sampler.sampling(size), plan.local_steps)
 
 
 # Convergence

@@ -235,6 +235,20 @@ def used_in_round(sampling: Sampling, local_steps: int) -> float:
     return 1.0 - (1.0 - sampling.rate) ** local_steps
 
 
+def of_round(one_batch: Sampling, local_steps: int) -> Sampling:
+    """The sampling of one release at the end of a round of `local_steps` batches: how likely it is that a record
+    was used at all (R5). Only the distance between any two ends of a round is known: that of a replacement."""
+    population = one_batch.population
+    if one_batch.kind == "poisson":  # so that the rate of one batch, and with it their number, can be told from it
+        population = math.ceil(one_batch.batch_size / one_batch.rate - 1e-6)
+    return one_batch._replace(
+        kind=f"{one_batch.kind}-round",
+        rate=used_in_round(one_batch, local_steps),
+        adjacency=REPLACE_ONE,
+        population=population,
+    )
+
+
 # Subsets
 
 

@@ -31,7 +31,8 @@ def noise_panels(view: View) -> list[Panel]:
     for row, name in enumerate((metric, ACCURACY)):
         for label, values in levels(view, louder=False):
             taus = [(f"τ = {tau}", {"local_steps": tau}) for tau in steps]
-            panels.append(curves(label, taus, name, values, log=name == GRADIENT, row=row))
+            log = name == GRADIENT or (view.proven and name != ACCURACY)
+            panels.append(curves(label, taus, name, values, log=log, row=row))
     key = "privacy.epsilon" if view.proven else "privacy.noise_std"
     points = [(values[key], values) for _, values in levels(view)]
     axis = Axis("proven ε" if view.proven else "noise std σ", points, log=True)
@@ -152,7 +153,10 @@ def baseline_lines(view: View) -> list[Line]:
     """Method and baselines, each with the rate that does best on the validation records. At equal proven ε the
     credits make no difference, so one baseline."""
     named = [(view.figure.options["method"], NOTHING), *rivals(view)[: 1 if view.proven else None]]
-    return [Line(name, view.tuned(values), dashed=number > 1) for number, (name, values) in enumerate(named)]
+    return [
+        Line(name, view.tuned(values), dashed=number > 1, style=name if number > 1 else name.split(",")[0])
+        for number, (name, values) in enumerate(named)
+    ]
 
 
 def baseline_panels(view: View) -> list[Panel]:

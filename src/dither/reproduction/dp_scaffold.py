@@ -193,7 +193,12 @@ def accuracy_panels(view: View) -> list[Panel]:
         lines = [Line(name, values, until=stop(scheme)) for scheme, (name, values) in enumerate(settings)]
         lines.append(Line("without noise", {**WITHOUT_NOISE, "data.similarity": similarity}, dashed=True))
         panels.append(Panel(f"{similarity:g}% similarity", lines, "test_accuracy"))
-    return panels
+    start = view.base.privacy.noise_decay_start
+    later = [
+        panel._replace(title=f"{panel.title}, from R_th on", lines=panel.lines[:-1], row=1, first=start)
+        for panel in panels
+    ]
+    return panels + later
 
 
 def stops(view: View) -> list[list[int]]:

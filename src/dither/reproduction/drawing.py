@@ -16,6 +16,7 @@ from dither.reproduction.figure import AXIS_LABELS, VIEW_TITLES, Figure, Line, P
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKS = ("o", "s", "^", "D", "v", "P", "X")
 BAND = 2.0  # standard errors
+LEAST_RANGE = 0.02  # of an axis of accuracies: what differs by less does not look like a climb
 
 
 class Series(NamedTuple):
@@ -40,7 +41,13 @@ class Series(NamedTuple):
 
 
 def series(view: View, panel: Panel, line: Line) -> Series:
-    """A line's numbers."""
+    """A line's numbers, from where the panel begins."""
+    points = _series(view, panel, line)
+    shown = points.x >= panel.first
+    return Series(points.x[shown], points.values[:, shown], points.seeds)
+
+
+def _series(view: View, panel: Panel, line: Line) -> Series:
     if line.formula is not None:
         x, y = (np.asarray(each, float) for each in line.formula(view))
         shown = x <= (np.inf if line.until is None else line.until(view, 0))
@@ -66,19 +73,20 @@ def draw(figure: Figure, views: Sequence[View]) -> Any:
     columns = max(len(panels) for _, panels in rows)
     canvas = new_canvas(width=max(3.25 * columns + 2.5, 8.6), height=2.75 * len(rows) + 0.55)
     styles: dict[str, int] = {}
+    seeds = views[0].seeds
     parts = canvas.subfigures(len(rows), 1, squeeze=False)[:, 0]
     for (view, panels), part in zip(rows, parts, strict=True):
-        axes = part.subplots(1, columns, squeeze=False)[0]
-        for spare in axes[len(panels) :]:
-            spare.set_visible(False)
+        axes = part.subplots(1, len(panels), squeeze=False)[0]
         handles: dict[str, Any] = {}
         for axis, panel in zip(axes, panels, strict=False):
             _draw_panel(axis, view, panel, styles, handles)
         _share_scale(axes, panels)
         part.legend(handles.values(), handles.keys(), loc="outside right center", frameon=False, fontsize=8.5)
         if len(views) > 1 and panels[0].row == 0:
-            part.suptitle(VIEW_TITLES[view.kind], x=0.012, ha="left", fontsize=9.5, color=GREY, fontweight="bold")
-    seeds = views[0].seeds
+            title = VIEW_TITLES[view.kind] + (
+                "" if len(view.seeds) == len(seeds) else f" ({len(view.seeds)} seeds)"
+            )
+            part.suptitle(title, x=0.012, ha="left", fontsize=9.5, color=GREY, fontweight="bold")
     spread = f"mean and ±{BAND:g} standard errors over {len(seeds)} seeds" if len(seeds) > 1 else "one seed"
     if not seeds:
         spread = "formulas, no runs"
@@ -95,7 +103,7 @@ def _draw_panel(axis: Any, view: View, panel: Panel, styles: dict[str, int], han
     positive, largest, smallest = True, 0.0, np.inf
     for line in panel.lines:
         points = series(view, panel, line)
-        number = styles.setdefault(line.label, len(styles))
+        number = styles.setdefault(line.style or line.label, len(styles))
         colour = COLOURS[number % len(COLOURS)]
         marked = panel.axis is not None
         mean, error = points.mean, points.error
@@ -143,12 +151,14 @@ def _draw_panel(axis: Any, view: View, panel: Panel, styles: dict[str, int], han
 
 def _share_scale(axes: Sequence[Any], panels: Sequence[Panel]) -> None:
     """Panels of a row that show the same metric have the same vertical axis, so that they can be compared."""
-    kinds = [(panel.metric, panel.axis is None) for panel in panels]
+    kinds = [(panel.metric, panel.axis is None, panel.first) for panel in panels]
     for kind in set(kinds):
         alike = [axis for axis, other in zip(axes, kinds, strict=False) if other == kind]
         limits = [axis.get_ylim() for axis in alike]
         scale = "log" if any(axis.get_yscale() == "log" for axis in alike) else "linear"
         low, high = min(a for a, _ in limits), max(b for _, b in limits)
+        if kind[0] == "test_accuracy" and high - low < LEAST_RANGE:
+            low, high = (low + high - LEAST_RANGE) / 2, (low + high + LEAST_RANGE) / 2
         for axis in alike:
             if scale == "log" and low > 0:
                 axis.set_yscale(scale)
@@ -177,13 +187,13 @@ def encoded(canvas: Any, kind: str) -> bytes:
 
 
 def to_csv(figure: Figure, views: Sequence[View]) -> str:
-    """Every number that the figure shows, one a line."""
+    """Every number that the figure shows, one a line; a panel that repeats the end of another adds none."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["view", "panel", "line", "metric", "x", "seed", "value"])
     for view in views:
         name = view.kind
-        for panel in figure.panels(view):
+        for panel in (each for each in figure.panels(view) if not each.first):
             for line in panel.lines:
                 points = series(view, panel, line)
                 for seed, values in zip(points.seeds or ("",), points.values, strict=True):

@@ -107,6 +107,7 @@ class Line(NamedTuple):
     formula: Callable[[View], tuple[np.ndarray, np.ndarray]] | None = None  # (x, y) in float64
     dashed: bool = False
     until: Callable[[View, int], int] | None = None  # the last round shown, given the seed
+    style: str = ""  # lines with the same one have the same colour; "": the label
 
 
 class Axis(NamedTuple):
@@ -129,6 +130,7 @@ class Panel(NamedTuple):
     x_label: str = "communication round"
     y_label: str = ""  # "": that of the metric
     per_round: Callable[[View, Values], float] | None = None  # what a round costs, where x is that and not rounds
+    first: float = 0.0  # where x begins
 
 
 class Criterion(NamedTuple):
@@ -408,7 +410,7 @@ class View:
                 less.append(f"{name}: {_listed(scale.grid.get(name, ()))} of {_listed(values)}")
         for key, value in scale.values.items():
             before = full.values.get(key, self.figure.base.get(key, "the preset's"))
-            if full.values.get(key) != value:
+            if before != value:
                 less.append(f"{key} = {value} instead of {before}")
         if scale.proven_seeds == 0 and full.proven_seeds != 0 and self.figure.proven is not None:
             less.append("nothing at equal proven ε")

@@ -16,6 +16,7 @@ with the numbers it looked at. A criterion may rest on many comparisons: the num
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -63,12 +64,14 @@ class Robustness:
 
     @property
     def text(self) -> str:
-        """ "holds in 11 of 14 settings; rate decides"."""
-        held, failed = (sum(row["verdict"] == status for row in self.computed) for status in (HOLDS, FAILS))
+        """ "holds in 11 of 14 settings, fails in 1, undecided in 2; rate decides"."""
+        tally = Counter(row["verdict"] for row in self.computed)
         missing = sum(row["verdict"] == NOT_COMPUTED for row in self.verdicts)
         if not self.computed:
             return f"not judged at scale {self.scale}"
-        parts = [f"holds in {held} of {len(self.computed)} settings" + (f", fails in {failed}" if failed else "")]
+        others = {"fails": tally[FAILS], "undecided": tally[INCONCLUSIVE]}
+        counts = [f"holds in {tally[HOLDS]} of {counted(len(self.computed), 'setting')}"]
+        parts = [", ".join(counts + [f"{status} in {number}" for status, number in others.items() if number])]
         if self.deciding:
             names = [name.replace(", ", " with ") for name in self.deciding]
             listed = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
@@ -108,6 +111,11 @@ class JudgedCriterion:
             f"{self.printed.status}; deployed: {self.status('deployed')}; equal proven ε: {self.status('proven')}"
         )
         return f"{line}; {self.robustness.text}" if self.robustness else line
+
+
+def counted(number: int, thing: str) -> str:
+    """ "1 figure", "2 figures"."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 class Difference(NamedTuple):
@@ -158,8 +166,7 @@ def too_few(*groups: np.ndarray) -> Verdict | None:
     """The verdict where there are not enough seeds, or runs that diverged."""
     seeds = min(len(group) for group in groups)
     if seeds < FEWEST:
-        plural = "s" if seeds != 1 else ""
-        return Verdict(NOT_JUDGED, f"{seeds} seed{plural}: fewer than {FEWEST} show no spread")
+        return Verdict(NOT_JUDGED, f"{counted(seeds, 'seed')}: fewer than {FEWEST} show no spread")
     if not all(np.all(np.isfinite(group)) for group in groups):
         return Verdict(INCONCLUSIVE, "some runs diverged: no finite value to compare")
     return None

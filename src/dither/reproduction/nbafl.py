@@ -32,6 +32,7 @@ from dither.reproduction.figure import Axis, Line, Panel, Setting, Values, View,
 from dither.simulation.engine import Simulation
 from dither.types import Array, Params
 
+LAST = 10  # aggregations that are shown by themselves
 LONG = 60  # aggregations from which on a run tells of "large T"
 LOSS = "train_loss"
 
@@ -43,8 +44,9 @@ def settings(view: View) -> list[Setting]:
 
 
 def over_rounds(view: View) -> list[Panel]:
-    """Training loss against aggregations."""
-    return [_over_rounds("", settings(view))]
+    """Training loss against aggregations, and the last of them by themselves."""
+    first = max(view.base.num_rounds - LAST, 0)
+    return [_over_rounds("", settings(view)), _over_rounds("the end", settings(view))._replace(first=first)]
 
 
 def _over_rounds(title: str, lines: list[Setting]) -> Panel:
@@ -243,7 +245,8 @@ def theorem_panel(view: View) -> Panel:
     """Theorem 2 over T with estimated and with reference constants."""
 
     def line(name: str, loss: Callable[[View], nbafl.LossConstants], e: float, dashed: bool) -> Line:
-        return Line(f"{figure.eps(e)}, {name}", formula=lambda view: bound(view, loss(view), e), dashed=dashed)
+        label = f"{figure.eps(e)}, {name}"
+        return Line(label, formula=lambda view: bound(view, loss(view), e), dashed=dashed, style=figure.eps(e))
 
     bounds = [line("estimated constants", loss_constants, e, False) for e in view.grid("epsilon")]
     bounds += [line("reference constants", lambda view: REFERENCE, e, True) for e in view.grid("epsilon")]
@@ -307,7 +310,7 @@ def schedules(view: View) -> list[Setting]:
 
 def schedule_panels(view: View) -> list[Panel]:
     lines = [
-        Line(f"{name}, {schedule}", {**level, **values}, dashed=bool(values))
+        Line(f"{name}, {schedule}", {**level, **values}, dashed=bool(values), style=name)
         for name, level in view.levels()
         for schedule, values in schedules(view)
     ]
@@ -362,7 +365,7 @@ def cohort_panels(view: View) -> list[Panel]:
     panels = []
     for title, lemma4 in (("Lemma 4 as printed", "printed"), ("Lemma 4 corrected (N4)", "corrected")):
         axis = Axis("scheduled clients K", [(v["cohort_size"], v) for _, v in cohorts(view, lemma4)])
-        panels.append(Panel(title, [Line(*level) for level in cohort_levels(view, lemma4)], LOSS, axis))
+        panels.append(Panel(title, [Line(*level) for level in cohort_levels(view, lemma4)], LOSS, axis, log=True))
     return panels
 
 

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dither.reproduction.figure import PAPERS, VIEW_TITLES, Table, paper
-from dither.reproduction.judging import FAILS, HOLDS, INCONCLUSIVE, NOT_JUDGED, JudgedCriterion, Verdict
+from dither.reproduction.judging import FAILS, HOLDS, INCONCLUSIVE, NOT_JUDGED, JudgedCriterion, Verdict, counted
 
 if TYPE_CHECKING:
     from dither.reproduction.running import Reproduction
 
+_WIDE = 1200  # pixels from which on a picture has the page's whole width
+_LONG = 260  # characters of a verdict that are shown at once
 _CLASS = {HOLDS: "holds", FAILS: "fails", INCONCLUSIVE: "open", NOT_JUDGED: "mute"}
 
 
@@ -76,7 +78,7 @@ def page(result: Reproduction, folder: Path) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Dither: {len(result.figures)} figures reproduced, scale {escape(result.scale)}</title>"
+        f"<title>Dither: {counted(len(result.figures), 'figure')} reproduced, scale {escape(result.scale)}</title>"
         f"<style>{style}</style></head><body>"
         f'<nav><strong>Dither</strong><a href="#claims">Criteria</a>{"".join(links)}</nav>'
         f"<main>{_head(result)}{_summary(result)}{''.join(sections)}</main></body></html>\n"
@@ -112,12 +114,13 @@ def _head(result: Reproduction) -> str:
             (f"criteria {title}", ", ".join(f"{n} {status}" for status, n in counts(result.claims, which).items()))
             for which, title in VIEW_TITLES.items()
         ),
-        ("runs", f"{result.provenance['runs']:,} in {result.provenance['seconds'] / 60:.1f} minutes"),
+        ("runs", f"{counted(result.provenance['runs'], 'run')}, {result.provenance['seconds'] / 60:.1f} minutes"),
         ("device", ", ".join(devices)),
         ("drawn", f"{result.provenance['when']}, {versions}"),
     ]
     return (
-        f"<header><h1>{len(result.figures)} figures of five papers, and what they show</h1>"
+        f"<header><h1>{counted(len(result.figures), 'figure')} of "
+        f"{counted(len({figure.paper for figure in result.figures}), 'paper')}</h1>"
         "<p>Every figure is drawn from runs of this code. A criterion is a statistical statement over seeds: it "
         "<b>holds</b>, it <b>fails</b>, the seeds are <b>inconclusive</b>, or this scale cannot judge it. A "
         "statement about noise holds only if it does not hold without noise too. Three views judge it: the "
@@ -137,23 +140,29 @@ def _summary(result: Reproduction) -> str:
     for figure in result.figures:
         for claim in figure.claims:
             name = claim.id + (f"<small>{escape(claim.variant)}</small>" if claim.variant else "")
+            robust = claim.robustness.text if claim.robustness else ""
             lines.append(
                 f'<tr class="{"variant" if claim.variant else ""}"><th scope="row">{name}</th>'
                 f"<td>{escape(claim.claim)}</td>"
-                f"{''.join(f'<td>{_badge(getattr(claim, which))}</td>' for which in VIEW_TITLES)}"
-                f"<td>{escape(claim.robustness.text if claim.robustness else '')}</td>"
-                f'<td><a href="#{_anchor(figure)}">{escape(figure.id)}</a></td></tr>'
+                f"{''.join(_view_cell(claim, which) for which in VIEW_TITLES)}"
+                f'<td data-label="with open settings changed">{escape(robust)}</td>'
+                f'<td data-label="figure"><a href="#{_anchor(figure)}">{escape(figure.id)}</a></td></tr>'
             )
-    criteria = len({claim.id for claim in result.claims})
+    number = len({claim.id for claim in result.claims})
+    title = "1 criterion" if number == 1 else f"{number} criteria"
     return (
-        f'<section id="claims"><h2>{criteria} criteria</h2><div class="scroll"><table class="claims"><thead><tr>'
+        f'<section id="claims"><h2>{title}</h2><div class="scroll"><table class="claims"><thead><tr>'
         "<th>criterion</th><th>what the paper finds</th>"
-        f"{''.join(f'<th>{title}</th>' for title in VIEW_TITLES.values())}<th>with open settings changed</th>"
+        f"{''.join(f'<th>{name}</th>' for name in VIEW_TITLES.values())}<th>with open settings changed</th>"
         f"<th>figure</th></tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
         "<p class='small'>An indented row tests the criterion above it under another reading or a correction. "
         "– : not judged, because the view is that of the column before, noise plays no part or the proven noise "
         "leaves nothing to compare.</p></section>"
     )
+
+
+def _view_cell(claim: JudgedCriterion, which: str) -> str:
+    return f'<td data-label="{VIEW_TITLES[which]}">{_badge(getattr(claim, which))}</td>'
 
 
 def _anchor(figure: FigureResult) -> str:
@@ -167,13 +176,15 @@ def _badge(verdict: Verdict | None) -> str:
 
 
 def _figure(figure: FigureResult, folder: Path) -> str:
+    wide = ""
     if figure.refused:
         picture = f'<p class="refused">Not computed: {escape(figure.refused)}</p>'
     else:
-        source = base64.b64encode((folder / figure.files[0]).read_bytes()).decode()
+        drawn = (folder / figure.files[0]).read_bytes()
+        wide = ' class="wide"' if int.from_bytes(drawn[16:20], "big") > _WIDE else ""
         alt = escape(f"{figure.title}. {figure.shows}")
-        picture = f'<img alt="{alt}" src="data:image/png;base64,{source}">'
-    compute = f"{figure.runs} runs, {figure.seconds:.0f} s on {', '.join(figure.devices)}; "
+        picture = f'<img alt="{alt}" src="data:image/png;base64,{base64.b64encode(drawn).decode()}">'
+    compute = f"{counted(figure.runs, 'run')}, {figure.seconds:.0f} s on {', '.join(figure.devices)}; "
     rows = [
         ("data", figure.data),
         ("seeds", str(figure.seeds or "")),
@@ -189,12 +200,13 @@ def _figure(figure: FigureResult, folder: Path) -> str:
         for table in figure.tables
     )
     epsilons = [asdict(row) for row in figure.epsilons]
+    spent = f"claimed and proven ε of {counted(len(epsilons), 'setting')}"
     return (
-        f'<article id="{_anchor(figure)}"><h3>Fig. {figure.number}: {escape(figure.title)}</h3>'
+        f'<article id="{_anchor(figure)}"{wide}><h3>Fig. {figure.number}: {escape(figure.title)}</h3>'
         f"<figure>{picture}<figcaption>{escape(' '.join([figure.shows, *figure.notes]))}</figcaption></figure>"
         f'<div class="beside">{"".join(_claim(claim) for claim in figure.claims)}</div>'
         f"{tables}{_details('what the paper leaves open', figure.open)}"
-        f"{_details(f'claimed and proven ε of {len(epsilons)} settings', epsilons)}"
+        f"{_details(spent, epsilons)}"
         f"{_definitions(rows)}</article>"
     )
 
@@ -206,8 +218,8 @@ def _claim(claim: JudgedCriterion) -> str:
     for which, name in VIEW_TITLES.items():
         verdict = getattr(claim, which)
         if verdict is not None:
-            text = f"<span class='text'>{escape(verdict.text)}</span>"
-            parts.append(f"<p>{_badge(verdict)} <b>{name}</b> {text}</p>")
+            text = _verdict_text(verdict.text)
+            parts.append(f'<div class="verdict">{_badge(verdict)} <b>{name}</b> {text}</div>')
             numbers += [{"view": which, **row} for row in verdict.numbers]
     why = " ".join((claim.note, f"({', '.join(claim.errata)})" if claim.errata else "")).strip()
     if why:
@@ -217,6 +229,15 @@ def _claim(claim: JudgedCriterion) -> str:
         parts.append(f"<p>{escape(robust.text)} (scale {escape(robust.scale)})</p>")
     tables = _details("numbers", numbers) + _details("open settings", robust.verdicts if robust else ())
     return f'<div class="claim">{"".join(parts)}{tables}</div>'
+
+
+def _verdict_text(text: str) -> str:
+    """The text of a verdict; a long one is folded after its first words."""
+    if len(text) <= _LONG:
+        return f"<span class='text'>{escape(text)}</span>"
+    first = text[: text.rindex(" ", 0, _LONG)]
+    rest = text.removeprefix(first)
+    return f"<details class='text'><summary>{escape(first)} …</summary>…{escape(rest)}</details>"
 
 
 def _details(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
