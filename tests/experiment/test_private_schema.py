@@ -120,6 +120,9 @@ def test_a_column_whose_values_do_not_stand_out_keeps_the_bounds_of_the_survey()
     estimates._names, estimates._ranges, estimates._sum_std = {}, {"level": (0.0, 1.0)}, 10.0
     estimates._cells = {"level": np.full((3, 64), 2)}
     assert estimates.column("level") == Numeric.with_bounds("level", (0.0, 1.0), PRIVATE)
+    estimates._cells["level"][0, [8, 16, 56]] = 1000
+    estimates._outer = {"level": (0.0, 1.0)}
+    assert estimates.column("level").missing == pytest.approx(16.5 / 64, abs=0.01)  # the median
 
 
 def test_a_label_that_is_no_class_blanks_its_record():
