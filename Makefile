@@ -46,7 +46,7 @@ web: $(VENV)/.installed  ## Look at your runs, plans and privacy in a browser
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[web]'
 	@mkdir -p runs && $(BIN)/dither web
 
-federation-demo: $(VENV)/.dev  ## A server and PARTIES=4 parties as processes here: TLS, secure aggregation, CPFed on Adult
+federation-demo: $(VENV)/.deploy  ## A server and PARTIES=4 parties as processes here: TLS, secure aggregation, CPFed on Adult
 	@$(BIN)/dither federation demo --parties $(or $(PARTIES),4)
 
 bench: $(VENV)/.installed  ## Dither and its peers on the same work: makes their environments, about 30 minutes
@@ -84,6 +84,10 @@ $(VENV)/.installed: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing Dither into $(VENV) (about a minute the first time)"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/.deploy: $(VENV)/.installed
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[deploy]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.installed

@@ -50,8 +50,7 @@ from dither.federation.local import answer_at, free_port, separate_process, stop
 from dither.secagg import session
 from dither.secagg.encoding import FixedPoint
 
-_SITES = 16  # of NVIDIA FLARE at most, each two processes: more parties share them
-_PARTY_PROCESSES = 2  # divides _SITES
+_PARTY_PROCESSES = 2
 
 SERVER_APP = """
 import json, time
@@ -138,10 +137,17 @@ def measure(how: str, count: int, rounds: int, size: int, folder: Path) -> list[
     return json.loads(result.read_text())
 
 
-def measure_scale(transport: str, count: int, rounds: int, words: int, folder: Path) -> dict[str, float]:
+# reason: what is measured, and where
+def measure_scale(
+    transport: str, count: int, rounds: int, words: int, sites: int, folder: Path
+) -> dict[str, float]:
     """A masked round of light parties: seconds, CPU and memory of the server, CPU of the parties."""
-    names, port, sites = [f"party-{number}" for number in range(count)], free_port(), min(count, _SITES)
-    keys.create(folder / "keys", names, hosts=["localhost"])
+    names, port, sites = [f"party-{number}" for number in range(count)], free_port(), min(count, sites)
+    requests = [keys.request(folder / "homes" / name, name) for name in names]
+    keys.create_from(folder / "keys", requests, hosts=["localhost"])
+    (folder / "homes").rename(folder / "keys" / "parties")
+    for name in names:
+        shutil.copy(folder / "keys" / "ca" / "ca.pem", folder / "keys" / "parties" / name)
     result, over_flare = folder / "result.json", transport == "nvflare"
     config = {
         "folder": folder,
@@ -295,6 +301,9 @@ def main() -> None:
     parser.add_argument("--parameters", type=int, default=114, help="float32 numbers in a message (Adult: 114)")
     parser.add_argument("--counts", default="4,16,64,128")
     parser.add_argument("--transport", choices=["flower", "nvflare"], default="flower")
+    parser.add_argument(
+        "--sites", type=int, default=16, help="of NVIDIA FLARE at most, an even number: more parties share them"
+    )
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     arguments = parser.parse_args()
     found = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {}
@@ -310,7 +319,9 @@ def main() -> None:
             arguments.out.write_text(json.dumps(found, indent=2) + "\n")
     for count in map(int, arguments.counts.split(",")) if arguments.only == "scale" else []:
         with tempfile.TemporaryDirectory(prefix="dither-bench-") as folder:
-            facts = measure_scale(arguments.transport, count, arguments.rounds, arguments.parameters, Path(folder))
+            facts = measure_scale(
+                arguments.transport, count, arguments.rounds, arguments.parameters, arguments.sites, Path(folder)
+            )
         name = f"scale-{arguments.transport}-{count}-{arguments.parameters}"
         found[name] = {**facts, "load": round(os.getloadavg()[0], 1)}
         print(f"{name}: {found[name]}", flush=True)

@@ -12,7 +12,6 @@ its own.
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import sys
@@ -27,7 +26,6 @@ import numpy as np
 from dither.federation import keys, messages
 from dither.federation.local import answer_at
 from dither.federation.mailbox import Mailbox
-from dither.secagg import primitives
 from dither.secagg.client import ClientSession
 from dither.secagg.roster import Rules
 from dither.secagg.server import ServerSession
@@ -138,17 +136,8 @@ class LightParty:
         )
 
 
-def share_checks() -> None:
-    """Parties of one process check the signatures of a roster once: only rounds are measured."""
-    check = primitives.verify
-    primitives.verify = functools.lru_cache(1 << 17)(
-        lambda public, signature, message, whose: check(public, signature, message, whose)
-    )
-
-
 def run_parties(folder: Path, transport: str, address: str, index: int, processes: int, sites: int) -> None:
     """Until this process is ended."""
-    share_checks()
     config = json.loads((folder / "config.json").read_text())
     keyring = keys.Keyring.load(folder / "keys" / "server")
     homes = [folder / "keys" / "parties" / party.name for party in keyring.parties]

@@ -50,6 +50,7 @@ NOT_RUN = {
     "dither federation check": "tests/e2e/test_federation.py",
     "dither federation demo": "tests/e2e/test_federation.py",
     "dither federation verify": "tests/e2e/test_federation.py",
+    "dither budget show north.csv --federation": "needs a party that has approved an agreement",
     "flower-supernode": "tests/e2e/test_federation_app.py",
     "flwr run": "tests/e2e/test_federation_app.py",
     "dither run mnist.toml --out runs/large --processes 2": "tests/e2e/test_processes.py",
@@ -59,8 +60,12 @@ NOT_RUN = {
 SAME = {"make run": "dither run adult"}  # in an environment that is there already
 # Less work: what is replaced in a command or in Python whose output is not compared.
 LIGHTER = [
-    (r"^dither run (?!--resume)(.*)", r"dither run \1 --set num_rounds=2 --set eval_every=2 --set compare=false"),
+    (
+        r"^dither run (?!--resume|diabetes)(.*)",
+        r"dither run \1 --set num_rounds=2 --set eval_every=2 --set compare=false",
+    ),
     (r"^(dither run .*mnist.*)", r"\1 --set data.records_per_client=100 --set batch_size=5"),
+    (r"^(dither run dp-scaffold.*)", r"\1 --set privacy.noise_decay_start=1"),
     (r"^dither sweep (.*)", r"dither sweep \1 --set num_rounds=2 --set compare=false"),
     (r"^dither plan (.*)", r"dither plan \1 --quick --seeds 1 --grid num_rounds=5"),
     (r"^dither start (.*)", r"dither start \1 --yes --set num_rounds=2"),
@@ -86,13 +91,15 @@ EXIT = {  # the exit code where it is not 0
 FORGET = "rm -rf ledger.sqlite* state"  # alternatives on one page spend the same ε twice
 BEFORE = {  # what a page, or a command, takes as done
     "dither run north.csv south.csv west.csv": FORGET,
-    "docs/deployment.md": "dither federation request north; cp north/north.request.json .; rm -r north; "
-    "dither federation request south; cp south/south.request.json .; dither federation request east; "
-    "cp east/east.request.json .",
+    "dither federation accept": "cp fed/invitations/north.json invitation.json",  # the organiser has sent it
+    "dither federation init fed --parties": "rm -r fed",  # the other way to make keys
+    "docs/deployment.md": "for name in south east; do dither federation request $name; cp $name/*.json .; done",
+    "dither federation init fed --request": "cp north/north.request.json .",  # the party has sent it
     "docs/performance.md": "mkdir records",
     "docs/privacy.md": "python make_patients.py; cp patients.csv renamed.csv; dither run patients.toml --out run",
 }
 COLUMNS = {"docs/tutorial.md": 200}  # the width of the terminal where it is not 100
+NOISY = ("dither stats",)  # which categories and bounds are printed depends on the noise
 PROMISES = [  # page, command, pattern of a number, its least and its largest value
     ("docs/tutorial.md", "dither run patients.toml --out hospital", r"proven ε +│ ([\d.]+) per run", 0.99, 1.0),
     ("docs/tutorial.md", "dither run patients.toml --out hospital", r"test accuracy +│ ([\d.]+)", 0.73, 0.78),
@@ -153,7 +160,7 @@ def with_values(code):
     """Python that checks the numbers in comments at the end of its lines: `f(x)  # 0.702`."""
     lines, checked = code.splitlines(), []
     for node in ast.parse(code).body:
-        promised = re.search(r"\)  # ([\d.]+)$", lines[node.end_lineno - 1])
+        promised = re.search(r"  # ([\d.]+)$", lines[node.end_lineno - 1])
         source = ast.get_source_segment(code, node)
         checked.append(f"_value = {source}" if promised and isinstance(node, ast.Expr) else source)
         if promised:
@@ -216,7 +223,8 @@ def test_the_commands_of_a_page_run(page, place, tmp_path):
         allowed = next((codes for start, codes in EXIT.items() if step.text.startswith(start)), (0,))
         assert done.returncode in allowed, f"{step.text}\n{printed}"
         assert "Traceback" not in printed, f"{step.text}\n{printed}"
-        assert missing_lines(step.output, printed) == [], f"{step.text}\n{printed}"
+        if not step.text.startswith(NOISY):
+            assert missing_lines(step.output, printed) == [], f"{step.text}\n{printed}"
         for where, command, pattern, least, most in PROMISES:
             if where == name and step.text.startswith(command):
                 assert least <= float(re.search(pattern, printed)[1]) <= most, printed

@@ -280,9 +280,15 @@ def publish(folder: Path, keyring: Keyring) -> None:
     content = {"federation": keyring.to_dict(), "ca": ca_pem, "transport_ca": transport_ca(folder)}
     signature = ca_key.sign(canonical(content), ec.ECDSA(hashes.SHA256())).hex()
     write_checked(folder / "server" / "federation.json", keyring.to_dict())
+    invitation = b""  # the same for all
     for party in keyring.parties:
         write_text(folder / "server" / "nodes" / f"{party.name}.pub", party.node_key + "\n")
-        write_checked(invitation_file(folder, party.name), {**content, "signature": signature})
+        path = invitation_file(folder, party.name)
+        if invitation:
+            write_bytes(path, invitation)
+        else:
+            write_checked(path, {**content, "signature": signature})
+            invitation = path.read_bytes()
 
 
 def accept(folder: Path, invitation: Path) -> tuple[Keyring, Keyring | None]:

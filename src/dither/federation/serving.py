@@ -31,7 +31,9 @@ APP = Path(__file__).parent / "app"  # the Flower app: what `flwr run` takes
 _WATCHED = "DITHER_SERVE_PROCESS"  # tells the coordinator whose end is its end
 _STARTS = 4  # of the coordinator in a row, without a completed round between them
 _UNLOCK_SECONDS = 60.0  # for the coordinator before to end
-_QUIET_SECONDS = 120.0  # for a coordinator to say its first word
+# For a coordinator to say its first word. Flower gives a ServerApp 30 s to start. Where a machine is too busy for
+# that, it refuses the token of the one that comes late, and starts another.
+_QUIET_SECONDS = 300.0
 
 Event = Callable[[str, dict[str, Any]], None]
 

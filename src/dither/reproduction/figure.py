@@ -410,7 +410,7 @@ class View:
                 less.append(f"{name}: {_listed(scale.grid.get(name, ()))} of {_listed(values)}")
         for key, value in scale.values.items():
             before = full.values.get(key, self.figure.base.get(key, "the preset's"))
-            if full.values.get(key) != value:
+            if before != value:
                 less.append(f"{key} = {value} instead of {before}")
         if scale.proven_seeds == 0 and full.proven_seeds != 0 and self.figure.proven is not None:
             less.append("nothing at equal proven ε")

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from math import isinf
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dither import data
-from dither.errors import DataError
+from dither.errors import DataError, DitherError
 from dither.experiment import build
 from dither.experiment.folder import to_json, write_bytes, write_text
 from dither.experiment.report import ADVERSARIES, Overview, epsilon_text
@@ -201,7 +203,8 @@ def _in_processes(
     for point in points(chosen, task.scale):
         seconds[point.figure] += batches.estimated_seconds(point.spec, "cpu")
     parts: list[_Part] = []
-    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
+    others = set(active_children())
+    pool = ProcessPoolExecutor(jobs, get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_IGN))
     try:
         longest_first = sorted(seconds, key=lambda name: -seconds[name])
         futures = {pool.submit(_reproduced_alone, task, name, deadline): name for name in longest_first}
@@ -214,8 +217,16 @@ def _in_processes(
             for figure in parts[-1].figures:
                 if on_figure:
                     on_figure(figure)
+    except BrokenProcessPool:
+        raise DitherError(
+            f"one of {jobs} processes died, perhaps for lack of memory; finished runs are kept: try fewer --jobs"
+        ) from None
+    except BaseException:  # Ctrl-C too
+        for process in set(active_children()) - others:
+            process.terminate()
+        raise
     finally:
-        pool.shutdown(cancel_futures=True)  # after an error or Ctrl-C nothing further is started
+        pool.shutdown(cancel_futures=True)
     return parts
 
 

@@ -29,13 +29,15 @@ def split(secret: bytes, *, shares: int, threshold: int) -> list[bytes]:
     if not 1 <= threshold <= shares:
         raise ValueError(f"threshold={threshold} must lie in 1 to shares={shares}")
     coefficients = [int.from_bytes(secret, "big"), *(secrets.randbelow(PRIME) for _ in range(threshold - 1))]
+    downwards = coefficients[::-1]
+    parts = [downwards[start : start + _REDUCE] for start in range(0, threshold, _REDUCE)]
     values = []
     for x in range(1, shares + 1):
         value = 0
-        for at in range(threshold - 1, -1, -1):
-            value = value * x + coefficients[at]
-            if not at % _REDUCE:
-                value %= PRIME
+        for part in parts:
+            for coefficient in part:
+                value = value * x + coefficient
+            value %= PRIME
         values.append(value.to_bytes(SHARE_BYTES, "big"))
     return values
 

@@ -45,7 +45,7 @@ _SILENT_SECONDS = 15.0  # after which a site is gone
 _LOST_SECONDS = 5.0  # after which a question that the site does not list was lost on the way
 _STUCK_SECONDS = 3.0  # without an answer, before the coordinator looks at who has come back
 _JOIN_SECONDS = 20.0  # for a connected site's job process to speak
-_LISTED = 64  # newest questions that a site confirms
+_LISTED = 1024  # newest questions that a site confirms
 _KEPT = 2  # newest answers that a site can send again
 
 
