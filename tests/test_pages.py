@@ -77,6 +77,7 @@ LIGHTER = [
     (r"num_rounds=(100|50|30)\b", "num_rounds=3"),
     (r'"seed": range\(5\)', '"seed": range(2), "num_rounds": [2]'),
     (r"public_fraction=0.5\)", 'public_fraction=0.5, effort="quick", seeds=1, grid={"num_rounds": [5]})'),
+    (r"6_400_000", "64_000"),
     (r"runs/\.\.\.", "runs/done"),
 ]
 EXIT = {  # the exit code where it is not 0
@@ -138,7 +139,7 @@ def to_run(page):
     for step in pages.steps(page):
         if step.kind in ("command", "inline") and why_not(step.text):
             continue
-        if step.kind == "inline" and (is_mention(step.text) or page.name in ("upgrade.md",)):
+        if step.kind == "inline" and is_mention(step.text):
             continue
         found.append(lighter(step))
     return found

@@ -43,14 +43,19 @@ def test_same_bits_as_the_simulator(tmp_path, method, mode):
 
 
 def test_the_opened_sum_is_the_sum_of_the_encodings(tmp_path, monkeypatch):
-    parties = Parties(tmp_path, small_spec(**{"secagg.mode": "real", "num_rounds": 1}))
+    """With a clip that adapts: it is broadcast beside the model, and its count is summed with the updates."""
+    adapts = {"local_steps": 1, "privacy.clip": "example", "privacy.clip_quantile": 0.8}
+    parties = Parties(tmp_path, small_spec(**{"secagg.mode": "real", "num_rounds": 2, **adapts}))
     opened = []
     decode = encoding.decode
     monkeypatch.setattr(encoding, "decode", lambda words, how: opened.append(words.copy()) or decode(words, how))
-    parties.coordinator().run()
+    coordinator = parties.coordinator()
+    coordinator.run()
     rows = [parties.nodes[name]._run.store.pending().row for name in parties.nodes]
     assert all(row.dtype == np.uint32 for row in rows)
-    np.testing.assert_array_equal(opened[0], np.add.reduce(rows, dtype=np.uint32))
+    np.testing.assert_array_equal(opened[-1], np.add.reduce(rows, dtype=np.uint32))
+    assert coordinator.engine.state.server["clip"] != 1
+    assert_simulated(coordinator, parties)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import dither
-from dither.accounting import ClientRange, ProvenRow
+from dither.accounting import ClientEpsilon, ClientRange, ProvenRow
 from dither.errors import DamagedFile, RunExists, SpecError
 from dither.experiment.folder import RunFolder
 from dither.experiment.report import (
@@ -180,3 +180,16 @@ def test_latex_escapes_every_special_character(report):
     assert r"\textless{}script\textgreater{}" in text
     assert r"\& 5\% of a\_b \textasciicircum{} \{c\} \textbackslash{} \$d\$ \textasciitilde{} \#1" in text
     assert text.count(r"\\") == 1 + len(report.epsilon.main)
+
+
+def test_targets_of_clients_are_kept_and_told_by_target(report):
+    clients = tuple(ClientEpsilon(f"c{n}", 0.5 + n % 2, math.inf, 0.49 + n % 2, 0.7) for n in range(6))
+    report = replace(report, epsilon=replace(report.epsilon, clients=clients))
+    report.save()
+    again = Report.read(report.folder)
+    assert again.epsilon.clients == clients
+    assert [(who, row.target) for who, row in again.epsilon.by_target()] == [
+        ("c0, c2, c4", 0.5),
+        ("c1, c3, c5", 1.5),
+    ]
+    assert ("target ε 0.5", "c0, c2, c4: proven 0.49, claimed ∞, weight 0.7 (mean 1)") in again.main_lines()

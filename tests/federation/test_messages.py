@@ -62,6 +62,13 @@ def test_nobody_speaks_for_another():
         read(messages.pack(EVE, federation="f", kind="upload", sender="ann", to=messages.SERVER, answers="q"))
 
 
+def test_an_array_keeps_its_shape():
+    arrays = {"number": np.array(2.5, np.float32), "none": np.zeros((0, 3), np.float32)}
+    message = read(packed(arrays=arrays))
+    assert {name: array.shape for name, array in message.arrays.items()} == {"number": (), "none": (0, 3)}
+    assert message.array("number") == 2.5
+
+
 def test_only_a_hello_is_for_anyone():
     content = packed(to=messages.ANYONE)
     with pytest.raises(FederationError, match=r"for '\(anyone\)'"):

@@ -138,7 +138,7 @@ def join(
     ] = None,
     epsilon: Annotated[
         float | None,
-        typer.Option(help="The most ε that a run may cost a record here; the server is asked to keep to it."),
+        typer.Option(help="The most ε that a run may cost a record here; a run that would cost more is refused."),
     ] = None,
     delta: Annotated[float, typer.Option(help="The largest δ at which --epsilon counts.")] = 1e-5,
     test: Annotated[bool, typer.Option("--test", help="Accept noise from a public seed: no protection.")] = False,

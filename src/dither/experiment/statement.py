@@ -266,8 +266,8 @@ def _targets(report: Report, party: str) -> list[Section]:
         for row in rows
     ]
     answer = (
-        f"Each institution set its own target, {ADVERSARIES[epsilon.view]} being the adversary. Who asks for a "
-        "smaller ε adds more noise to its contribution, and weighs less in the model (1 is the mean weight).",
+        f"Each institution set its own target ε, against {ADVERSARIES[epsilon.view]}. A smaller target means more "
+        "noise on the institution's contribution and less weight in the model (1 is the mean weight).",
     )
     return [Section("What does each institution get?", answer, (head, *table))]
 

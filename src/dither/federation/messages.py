@@ -78,7 +78,7 @@ def pack(
     """A signed message. `answers` is the digest of the message that is answered."""
     listed, bodies = [], []
     for name, given in (arrays or {}).items():
-        array = np.frombuffer(given, np.uint8) if isinstance(given, bytes) else np.ascontiguousarray(given)
+        array = np.frombuffer(given, np.uint8) if isinstance(given, bytes) else np.asarray(given, order="C")
         array = array.astype(array.dtype.newbyteorder("<"), copy=False)
         if array.dtype.str not in _TYPES:
             raise FederationError(f"array {name!r} has type {array.dtype}, which messages do not carry")
