@@ -99,7 +99,8 @@ BEFORE = {  # what a page, or a command, takes as done
     "docs/deployment.md": "for name in south east; do dither federation request $name; cp $name/*.json .; done",
     "dither federation init fed --request": "cp north/north.request.json .",  # the party has sent it
     "docs/performance.md": "mkdir records",
-    "docs/privacy.md": "python make_patients.py; cp patients.csv renamed.csv; dither run patients.toml --out run",
+    "docs/privacy.md": "python make_patients.py; head -19000 patients.csv > renamed.csv; "
+    "dither run patients.toml --out run",
 }
 COLUMNS = {"docs/tutorial.md": 200}  # the width of the terminal where it is not 100
 NOISY = ("dither stats",)  # which categories and bounds are printed depends on the noise
