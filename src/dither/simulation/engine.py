@@ -490,7 +490,9 @@ class Simulation:
         share = cohort.size / jnp.maximum(used, 1)
         total = jax.tree.map(lambda leaf: leaf * share, gathered.total)
         if self.aggregation and algorithm.decode:
-            total = algorithm.decode(state.server, total, index, cohort.size)
+            # A program of its own within any other: the compiler rounds it alike in a simulation and at a server.
+            server, total = jax.lax.optimization_barrier((state.server, total))
+            total = jax.lax.optimization_barrier(algorithm.decode(server, total, index, cohort.size))
         key = noise.for_round(noise.stream(self.shards.shared(self._noise_root(run)), "server"), index)
         server = algorithm.server(key, state.server, total, cohort._replace(active=counted, size=used))
         server = server if self.refuse else clipping.reined(server)
