@@ -89,7 +89,7 @@ def _pictures(name: str) -> Setting:
         "sampling_rate": 0.125,
         "batch_size": 750,
     }
-    return Setting(values, steps=100, rates=(16.0, 64.0, 256.0), clips=(0.5, 1.0))
+    return Setting(values, steps=1600, rates=(16.0, 64.0, 256.0, 1024.0), clips=(0.2, 0.5, 1.0))
 
 
 DATA = {
