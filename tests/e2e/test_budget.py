@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from dither import run
 from tests.e2e.test_cli import dither, table, write_table
 
 SPEC = """
@@ -113,16 +114,19 @@ def test_another_partition_of_the_same_file_is_no_new_budget(place):
     assert not (place / "two").exists()
 
 
-def test_noise_for_a_users_own_data_comes_from_the_system(place):
-    ledger = {"DITHER_LEDGER": str(place / "ledger.sqlite")}
+def test_noise_for_a_users_own_data_comes_from_the_system(place, monkeypatch):
+    monkeypatch.chdir(place)
+    ledger = place / "ledger.sqlite"
     (place / "spec.toml").write_text(SPEC.replace('randomness = "seeded"\n', "").replace("= 40", "= 4"))
     models = []
     for name in ("one", "two"):
-        dither("run", "spec.toml", "--out", name, "-q", cwd=place, **ledger)
+        run("spec.toml", out=name, ledger=ledger)
         models.append((place / name / "model.safetensors").read_bytes())
         assert json.loads((place / name / "provenance.json").read_text())["randomness"] == "os"
     assert models[0] != models[1]
-    seeded = dither("run", "spec.toml", "--set", "randomness=seeded", "--out", "three", cwd=place, **ledger)
+    seeded = dither(
+        "run", "spec.toml", "--set", "randomness=seeded", "--out", "three", cwd=place, DITHER_LEDGER=str(ledger)
+    )
     assert "a simulation, not a protection" in seeded.stdout.replace("\n", " ")
 
 

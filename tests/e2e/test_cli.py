@@ -10,7 +10,9 @@ import time
 import numpy as np
 import pytest
 
+from dither import run
 from dither.experiment.train import UNSCORED
+from dither.spec import parse_setting
 from tests.cli.test_wrong_inputs import run_command
 from tests.e2e.test_interrupts import HEEDING
 
@@ -209,7 +211,8 @@ cli.main()
 def test_kill_and_resume_is_bit_identical(tmp_path, moments):
     """SIGKILL at two moments, resumed each time: the final parameters are those of an undisturbed run."""
     options = [*QUICK, "--set", "num_rounds=60", "--set", "eval_every=2", "--checkpoint-seconds", "0"]
-    dither("run", "secure-fedavg", *options, "--out", tmp_path / "whole", "--quiet")
+    settings = dict(map(parse_setting, options[1:-2:2]))
+    run("secure-fedavg", values=settings, out=tmp_path / "whole")
     folder = tmp_path / "killed"
     again = ["run", "--resume", folder, "--quiet", "--checkpoint-seconds", "0"]
     start = ["run", "secure-fedavg", *options, "--out", folder, "--quiet"]
