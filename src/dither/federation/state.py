@@ -56,7 +56,15 @@ COMPUTED = "computed"
 _SIGNATURE = "signature.json"
 _SIGNED = (
     *("spec.toml", "schema.toml", "terms.json", "provenance.json", "rounds.jsonl", "metrics.jsonl"),
-    *("excluded.json", "summary.json", "model.safetensors", "plot.png"),
+    *(
+        "excluded.json",
+        "summary.json",
+        "model.safetensors",
+        "plot.png",
+        "plot.svg",
+        "statistics.json",
+        "scores.json",
+    ),
 )
 
 
