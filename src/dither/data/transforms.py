@@ -55,12 +55,9 @@ def transformed(dataset: Dataset, name: str) -> Dataset:
 
 
 def _features(x: np.ndarray, name: str) -> np.ndarray:
-    rules = {
-        "unit": _unit,
-        "scattering": _normalised_scattering,
-        "random": _random_features,
-        "scattering-random": lambda x: _unit(_random_features(_normalised_scattering(x), _SCATTERED_WIDTH)),
-    }
+    if name == "scattering-random":
+        return _unit(_random_features(_normalised_scattering(x), _SCATTERED_WIDTH))
+    rules = {"unit": _unit, "scattering": _normalised_scattering, "random": _random_features}
     return rules[name](x)
 
 
