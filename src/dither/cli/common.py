@@ -39,7 +39,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only; the exit code tells the outcome.")]
 DataDir = Annotated[
     Path | None,
-    typer.Option("--data-dir", help="Folder with local copies of the data sets (or set $DITHER_DATA)."),
+    typer.Option("--data-dir", help="Folder with local copies of the data sets (default: $DITHER_DATA)."),
 ]
 LedgerFile = Annotated[
     Path | None,
@@ -50,7 +50,7 @@ LedgerFile = Annotated[
 NewLedger = Annotated[
     bool,
     typer.Option(
-        "--new-ledger", help="Allow a second account for records that another ledger of yours already has."
+        "--new-ledger", help="Allow a second account for records that another of your ledgers already has."
     ),
 ]
 Settings = Annotated[

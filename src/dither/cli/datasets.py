@@ -88,7 +88,7 @@ def data_describe(
     partition: Annotated[
         str, typer.Option(help="iid, one-class, similarity, dirichlet, column or files.")
     ] = "iid",
-    num_clients: Annotated[int, typer.Option("--clients", help="How many clients.")] = 10,
+    num_clients: Annotated[int, typer.Option("--clients", help="Number of clients.")] = 10,
     similarity: Annotated[float, typer.Option(help="Percent of i.i.d. records (partition=similarity).")] = 0.0,
     alpha: Annotated[float, typer.Option(help="Concentration (partition=dirichlet).")] = 0.5,
     column: Annotated[str, typer.Option(help="Column that names the client (partition=column).")] = "",
@@ -167,21 +167,22 @@ def data_schema(
     label: Annotated[str, typer.Option(help="Label column.")],
     out: Annotated[Path, typer.Option(help="Schema to write.")] = Path("schema.toml"),
     task: Annotated[
-        str, typer.Option(help="classification, regression, or auto: by the label's values.")
+        str, typer.Option(help="classification, regression, or auto (from the label's values).")
     ] = "auto",
     drop: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Leave this column out.")] = None,
     keep: Annotated[
         list[str] | None, typer.Option(metavar="COLUMN", help="Keep this column, whatever it looks like.")
     ] = None,
     public: Annotated[
-        bool, typer.Option("--public", help="The records are public, and so is what is read from them.")
+        bool, typer.Option("--public", help="Declare the records public, and everything read from them.")
     ] = False,
     private: Annotated[
-        bool, typer.Option("--private", help="Estimate it with noise, at --epsilon: only the header is public.")
+        bool,
+        typer.Option("--private", help="Estimate the schema privately with --epsilon; only the header is public."),
     ] = False,
     epsilon: Annotated[float | None, typer.Option(help="ε of a private schema.")] = None,
     delta: Annotated[float, typer.Option(help="δ of that ε.")] = 1e-5,
-    classes: Annotated[str, typer.Option(help="Public classes of the label, with commas between.")] = "",
+    classes: Annotated[str, typer.Option(help="Public classes of the label, separated by commas.")] = "",
     ledger: LedgerFile = None,
     new_ledger: NewLedger = False,
     as_json: Json = False,

@@ -38,7 +38,7 @@ class Finding(NamedTuple):
 
 
 def doctor(ledger: LedgerFile = None, as_json: Json = False, quiet: Quiet = False) -> None:
-    """Look at this installation: versions, devices, data, caches, the ledger (exit code 1: something is wrong)."""
+    """Check this installation: versions, devices, data, caches, the ledger (exit code 1: something is wrong)."""
     looks: tuple[Callable[[], list[Finding]], ...] = (_software, _devices, _data, _disk, lambda: _ledger(ledger))
     findings = [finding for look in looks for finding in look()]
     extras = [finding for finding in findings if not finding.fine and finding.what.startswith("extra")]
@@ -99,7 +99,9 @@ def _data() -> list[Finding]:
     folder = os.environ.get("DITHER_DATA", "")
     if folder and not Path(folder).is_dir():
         return [
-            Finding("data folder", False, f"DITHER_DATA={folder} is no folder", "unset DITHER_DATA, or create it")
+            Finding(
+                "data folder", False, f"DITHER_DATA={folder} is not a folder", "unset DITHER_DATA, or create it"
+            )
         ]
     from dither.data.downloads import cache_folder
 

@@ -41,7 +41,7 @@ Hosts = Annotated[
     list[str] | None, typer.Option("--host", help="Name or address under which parties reach the server.")
 ]
 Transport = Annotated[
-    str, typer.Option(help="What carries messages: flower, or nvflare (NVIDIA FLARE, for many parties).")
+    str, typer.Option(help="Transport of the messages: flower, or nvflare (NVIDIA FLARE, for many parties).")
 ]
 Days = Annotated[int, typer.Option(help="Days until the server's certificate expires.")]
 PartyFolder = Annotated[
@@ -55,9 +55,7 @@ def serve(
     what: Annotated[str, typer.Argument(metavar="PRESET | SPEC.toml", help="What to train.")],
     federation: ServerFolder,
     address: Annotated[str, typer.Option(help="Where to listen: HOST:PORT.")] = "127.0.0.1:9440",
-    out: Annotated[
-        Path | None, typer.Option(help="Run folder; one that a server left behind is continued.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; an unfinished one is continued.")] = None,
     settings: Settings = None,
     min_clients: Annotated[
         int | None, typer.Option(help="Smallest number of answers for a round (federation.min_clients).")
@@ -73,7 +71,7 @@ def serve(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run a federation: wait for the parties, make an agreement, train, and leave a run folder."""
+    """Run a federation: wait for the parties, agree, train, and write a run folder."""
     from dither.spec import Spec, parse_setting
 
     host, port = _address(address)
@@ -130,15 +128,15 @@ def join(
     ] = "",
     method: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE.py", help="A method's file that the agreement may name. Read it first."),
+        typer.Option(metavar="FILE.py", help="File of a method that the agreement may name. Read it first."),
     ] = None,
     model: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE.py", help="A model's file that the agreement may name. Read it first."),
+        typer.Option(metavar="FILE.py", help="File of a model that the agreement may name. Read it first."),
     ] = None,
     epsilon: Annotated[
         float | None,
-        typer.Option(help="The most ε that a run may cost a record here; a run that would cost more is refused."),
+        typer.Option(help="Largest ε that a run may cost a record here; more is refused."),
     ] = None,
     delta: Annotated[float, typer.Option(help="The largest δ at which --epsilon counts.")] = 1e-5,
     test: Annotated[bool, typer.Option("--test", help="Accept noise from a public seed: no protection.")] = False,
@@ -223,7 +221,7 @@ def _approval(digest: str, before: str | None, *, yes: bool, named: str, silent:
             f"this is not the agreement approved here ({before[:16]}); approve it with --approve {digest}"
         )
     if silent or not sys.stdin.isatty():
-        raise FederationError(f"nobody is here to approve the agreement; approve it with --approve {digest}")
+        raise FederationError(f"nobody can be asked to approve the agreement; approve it with --approve {digest}")
     if not typer.confirm("Take part under this agreement?"):
         raise FederationError("the owner does not approve the agreement")
     return "asked"
@@ -238,9 +236,9 @@ def agreed_name(folder: Path) -> str:
 # reason: one parameter an option, as Typer has it
 @app.command("init")
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to make.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create.")],
     parties: Annotated[
-        str, typer.Option(help="Names of the parties, separated by commas: their keys are made here, too.")
+        str, typer.Option(help="Comma-separated names of parties whose keys are created here, too.")
     ] = "",
     requests: Annotated[
         list[Path] | None,
@@ -285,7 +283,7 @@ def init(
     typer.echo(f"server: {folder / 'server'}")
     for name in names:
         typer.echo(f"hand to {name}: {folder / 'parties' / name}")
-    typer.echo(f"keep offline: {folder / 'ca'} (whoever holds it can pose as the server)")
+    typer.echo(f"keep offline: {folder / 'ca'} (anyone who has it can pose as the server)")
     typer.echo("this machine has seen every private key; with --request the parties make their own")
 
 
@@ -298,7 +296,7 @@ def _approve_kit(folder: Path, path: Path) -> None:
     asked = path.with_name(f"{name}.request.zip")
     if not asked.is_file():
         raise ConfigError(f"{str(asked)!r} is missing: {name} makes it with `dither federation request "
-                          f"{name} --transport nvflare`; put it beside {path.name!r}")  # fmt: skip
+                          f"{name} --transport nvflare`; put it next to {path.name!r}")  # fmt: skip
     kits.approve(folder, asked, keys.invitation_file(folder, name).with_name(f"{name}.signed.zip"))
 
 
@@ -329,13 +327,13 @@ def _print_members(folder: Path, keyring: Any, *, as_json: bool, quiet: bool) ->
 def request(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Your party's name in the federation.")],
     folder: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Folder to make (default: NAME).")
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder to create (default: NAME).")
     ] = None,
     transport: Transport = "flower",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Make your party's own keys, and the request that you send to the organiser."""
+    """Create your party's keys and the request to send to the organiser."""
     from dither.federation import keys
 
     folder = folder or Path(name)
@@ -388,12 +386,12 @@ def accept(
 
 @app.command("add")
 def add(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that init made, with its ca.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder created by `init`, with its ca.")],
     path: Annotated[Path, typer.Argument(metavar="FILE", help="The new party's request.")],
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Let a party in. Everybody gets a new invitation; runs that have begun are not affected."""
+    """Add a party. Everybody gets a new invitation; runs that have begun are not affected."""
     from dither.federation import keys
 
     keyring = keys.add(folder, keys.read_request(path))
@@ -404,12 +402,12 @@ def add(
 
 @app.command("revoke")
 def revoke(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that init made, with its ca.")],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The party to take out.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder created by `init`, with its ca.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The party to remove.")],
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Take a party out. Copy server/federation.json to the server and start it again: it no longer admits it."""
+    """Remove a party. Copy server/federation.json to the server and restart it: it no longer admits the party."""
     from dither.federation import keys
 
     _print_members(folder, keys.revoke(folder, name), as_json=as_json, quiet=quiet)
@@ -421,7 +419,7 @@ def status(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Show how a run stands, or who belongs to a federation. Exit code 6 where something is wrong."""
+    """Show the state of a run, or the members of a federation (exit code 6: something is wrong)."""
     from dither.federation import health
 
     facts = health.of_folder(folder)
@@ -471,13 +469,13 @@ def verify(
 
 @app.command("renew")
 def renew(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that init made, with its ca.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder created by `init`, with its ca.")],
     host: Hosts = None,
     days: Days = 825,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Issue a new certificate for the server; parties notice nothing."""
+    """Issue a new certificate for the server; parties need not change anything."""
     from dither.federation import keys
 
     keys.issue(folder, hosts=host or ["localhost"], days=days)
@@ -525,7 +523,7 @@ def demo(
     folder: Annotated[
         Path | None,
         typer.Option(
-            "--out", help="Folder for it (default: runs/federation-demo-TIME); one that was stopped is continued."
+            "--out", help="Folder (default: runs/federation-demo-TIME); a stopped demonstration is continued."
         ),
     ] = None,
     parties: Annotated[int, typer.Option(min=3, max=64, help="How many institutions.")] = 4,
@@ -534,7 +532,7 @@ def demo(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """A server and its parties on this machine: TLS, authenticated nodes, secure aggregation, CPFed on Adult."""
+    """Run a server and its parties on this machine: TLS, authenticated nodes, secure aggregation, CPFed, Adult."""
     from datetime import datetime
 
     _require(transport)

@@ -61,7 +61,7 @@ def plan(
     metric: Annotated[str, typer.Option(help="What to optimise when measuring: accuracy or loss.")] = "accuracy",
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds for the last candidates.")] = 5,
     quick: Annotated[bool, typer.Option("--quick", help="Use a small grid, for a first impression.")] = False,
-    anyway: Annotated[bool, typer.Option("--anyway", help="Plan even if noise drowns all signal.")] = False,
+    anyway: Annotated[bool, typer.Option("--anyway", help="Plan even if the noise exceeds every signal.")] = False,
     settings: Settings = None,
     out: Annotated[
         Path | None, typer.Option(help="Write the plan to this file, as a spec for dither run.")

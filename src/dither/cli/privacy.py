@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from dither.experiment.report import AttackedRow
 
 budget = typer.Typer(
-    help="Show and set privacy budgets: what was spent on which data, and how much may be.", no_args_is_help=True
+    help="Show and set privacy budgets: what was spent on which data, and how much may be spent.",
+    no_args_is_help=True,
 )
 Data = Annotated[str, typer.Argument(metavar="DATA", help="Your own file, or the name of a data set.")]
 Known = Annotated[str, typer.Argument(metavar="KNOWN", help="A data set of the ledger: its id, name or file.")]
@@ -181,15 +182,15 @@ def audit(
     ] = None,
     trials: Annotated[int, typer.Option(help="Trials with the record, and as many without.")] = 10_000,
     confidence: Annotated[float, typer.Option(help="Probability with which each attacked ε holds.")] = 0.95,
-    canaries: Annotated[int, typer.Option(help="Also one run with this many canaries; 0: none.")] = 0,
+    canaries: Annotated[int, typer.Option(min=0, help="Also audit one run with this many canaries.")] = 0,
     rounds: Annotated[
         int | None,
-        typer.Option(min=1, help="Look at the target's first rounds only (default: all that fit a minute)."),
+        typer.Option(min=1, help="Attack only the target's first rounds (default: as many as fit into a minute)."),
     ] = None,
     settings: Settings = None,
     seed: Annotated[int, typer.Option(help="Seed of the trials, or of the first random spec.")] = 0,
     fuzz: Annotated[
-        int | None, typer.Option(metavar="N", help="Attack N random specs instead of one that is given.")
+        int | None, typer.Option(metavar="N", help="Attack N random specs instead of a given one.")
     ] = None,
     out: Annotated[
         Path | None,
@@ -199,7 +200,7 @@ def audit(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Attack a method, a spec or a run: a lower bound on ε for each adversary, measured on the code that runs.
+    """Attack a method, a spec or a run: a lower bound on ε for each adversary, measured on the running code.
 
     The exit code is 5 if an attacked ε exceeds the proven one: a bug in the method, its noise or the proof.
     """
@@ -456,7 +457,7 @@ def budget_other(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Declare that a file holds other people's records than a data set with which it shares rows."""
+    """Declare that a file holds different people's records than a data set with which it shares rows."""
     ledger = _ledger(ledger_file)
     dataset, than = _data_id(ledger, data), _known(ledger, known)
     if not yes and not as_json and sys.stdin.isatty():
@@ -624,7 +625,7 @@ def stats(
     ],
     epsilon: Annotated[float, typer.Option(help="ε of all these statistics together.")],
     delta: Annotated[float, typer.Option(help="δ of that ε.")] = 1e-5,
-    columns: Annotated[str, typer.Option(help="Names of columns, with commas between (default: all).")] = "",
+    columns: Annotated[str, typer.Option(help="Names of columns, separated by commas (default: all).")] = "",
     ledger: LedgerFile = None,
     new_ledger: NewLedger = False,
     as_json: Json = False,

@@ -150,7 +150,7 @@ def presets(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """List the presets, or print one as TOML, as a start for your own spec."""
+    """List the presets, or print one as TOML to start your own spec from."""
     from dither import spec
 
     if name is not None:
@@ -166,7 +166,7 @@ def presets(
 
 
 def keys(
-    method: Annotated[str | None, typer.Argument(help="Also list the constants of this method.")] = None,
+    method: Annotated[str | None, typer.Argument(help="Also list the options of this method.")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -197,7 +197,7 @@ def evaluate(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Print the scores of a trained run on a file, beside those of a constant. Without --epsilon they are exact:
+    """Score a trained run on a file, next to a constant prediction. Without --epsilon the scores are exact:
     do not publish them."""
     from dither.experiment.metrics import NAMES
     from dither.experiment.report import load
@@ -262,9 +262,7 @@ def _evaluate_privately(
 def predict(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.")],
     data: Annotated[Path, typer.Option("--data", help="Records: CSV, Parquet, npz or a folder.")],
-    out: Annotated[
-        Path, typer.Option("--out", help="CSV to write: the class and its probabilities; - prints it.")
-    ],
+    out: Annotated[Path, typer.Option("--out", help="CSV to write, with classes and probabilities; - prints it.")],
     ids: Annotated[
         list[str] | None,
         typer.Option("--id", metavar="COLUMN", help="Copy this column (a record's number, say) into the CSV."),

@@ -36,17 +36,19 @@ def start(
         ),
     ],
     label: Annotated[
-        str, typer.Option(metavar="COLUMN", help="Label column (default: by the header; you are asked).")
+        str, typer.Option(metavar="COLUMN", help="Label column (default: proposed from the header).")
     ] = "",
-    epsilon: Annotated[float, typer.Option(help="The one ε that covers everything.")] = 1.0,
-    delta: Annotated[float, typer.Option(help="δ of that ε (default: below one over the records).")] = 0.0,
+    epsilon: Annotated[float, typer.Option(help="The ε that covers everything.")] = 1.0,
+    delta: Annotated[
+        float, typer.Option(help="δ of that ε (default: from the record count).", show_default=False)
+    ] = 0.0,
     split: Annotated[
-        str, typer.Option(help="Percent of the budget (μ²) for schema, training and evaluation.")
+        str, typer.Option(help="Percentages of the budget (μ²) for schema, training and evaluation.")
     ] = "5,85,10",
     task: Annotated[
-        str, typer.Option(help="classification, regression, or auto: by the label's values.")
+        str, typer.Option(help="classification, regression, or auto (from the label's values).")
     ] = "auto",
-    classes: Annotated[str, typer.Option(help="Public classes of the label, with commas between.")] = "",
+    classes: Annotated[str, typer.Option(help="Public classes of the label, separated by commas.")] = "",
     drop: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Leave this column out.")] = None,
     keep: Annotated[
         list[str] | None, typer.Option(metavar="COLUMN", help="Keep this column, whatever it looks like.")
@@ -55,7 +57,7 @@ def start(
     out: Annotated[Path | None, typer.Option(help="Folder to create (default: runs/start-TIME).")] = None,
     ledger: LedgerFile = None,
     new_ledger: NewLedger = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Ask nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

@@ -41,7 +41,7 @@ def sweep(
         typer.Option(
             "--vary",
             metavar="KEY=VALUES",
-            help="Values of a key: privacy.epsilon=0.1,1 or seed=0:5 (0 to 4). Repeat it for more keys.",
+            help="Values of a key: privacy.epsilon=0.1,1 or seed=0:5 (0 to 4). May be repeated.",
         ),
     ] = None,
     settings: Settings = None,
@@ -51,7 +51,7 @@ def sweep(
     ] = None,
     max_memory: Annotated[
         str | None,
-        typer.Option(metavar="BYTES", help="Memory limit for runs that train side by side, e.g. 4GB."),
+        typer.Option(metavar="BYTES", help="Memory limit for runs that train in parallel, e.g. 4GB."),
     ] = None,
     data_dir: DataDir = None,
     ledger: LedgerFile = None,

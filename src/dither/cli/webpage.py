@@ -22,7 +22,7 @@ def web(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder with run folders.")] = Path("runs"),
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any free port.")] = 8765,
     host: Annotated[
-        str, typer.Option(help="Address to listen on. Visitors of any but a loopback address need a token.")
+        str, typer.Option(help="Address to listen on. Other than on a loopback address, visitors need a token.")
     ] = "127.0.0.1",
     open_browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = True,
     reports: Annotated[Path, typer.Option(help="Folder with reports of dither reproduce.")] = Path("reproduced"),
@@ -36,7 +36,7 @@ def web(
     as_json: Json = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the address.")] = False,
 ) -> None:
-    """Look at runs, plans and privacy in a browser. Nothing is sent to any other host."""
+    """Show runs, plans and privacy in a browser. Nothing is sent to any other host."""
     if not folder.is_dir():
         raise SpecError(f"no folder {str(folder)!r}; give the folder of your runs, or make a run with: dither run")
     try:

@@ -51,7 +51,7 @@ def adapted(source: Any, shape: Shape, options: Mapping[str, Any]) -> Model:
         make = _factory(source, shape, options)
     else:
         raise SpecError(
-            f"model={source!r:.60} is no model; give a dither.Model, an Equinox, Flax or PyTorch module, or a "
+            f"model={source!r:.60} is not a model; give a dither.Model, an Equinox, Flax or PyTorch module, or a "
             "function that returns one"
         )
     first = make(jax.random.key(0))

@@ -65,7 +65,7 @@ def _read(file: str, sizes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarr
     try:
         arrays = numpy.load(code.file_content(file))
     except (SafetensorError, ValueError, KeyError) as error:
-        raise SpecError(f"model.weights={file!r} is no safetensors file: {error}") from None
+        raise SpecError(f"model.weights={file!r} is not a safetensors file: {error}") from None
     for name, value in arrays.items():
         if name not in sizes:
             raise SpecError(f"{file!r} holds {name!r}, which the model has not; it has {', '.join(sizes)}")
