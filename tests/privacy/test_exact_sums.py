@@ -10,7 +10,7 @@ import pytest
 
 from dither import models
 from dither.accounting import exact
-from dither.accounting.lattice_noise import WIDTH
+from dither.accounting.exact import WIDTH
 from dither.privacy import clipping, lattice, noise
 from tests.privacy.test_totality import FEATURES, MODELS, strange_records
 

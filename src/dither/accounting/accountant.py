@@ -449,10 +449,12 @@ class Accountant:
 
     def _tried(self, groups: Sequence[ClientClass], conditions: Conditions) -> list[ProvenRow]:
         rows = []
+        # Whoever took no part has no releases, of which every recipe holds; others' recipes depend on theirs.
+        revealed = [group.most for group in groups if group.most] or [[]]
         for adjacency in ADJACENCIES:
             found = [
-                views.account(group.most, self.plan.delta, conditions, adjacency=adjacency, every_recipe=True)
-                for group in groups
+                views.account(each, self.plan.delta, conditions, adjacency=adjacency, every_recipe=True)
+                for each in revealed
             ]
             rows += [self.row(max(same, key=lambda row: row.value)) for same in zip(*found, strict=True)]
         return rows

@@ -285,9 +285,9 @@ def from_spec(spec: ModelSpec, num_features: int, num_classes: int, image_shape:
     model = with_loss(model, spec, num_classes)
     if not spec.weights and not spec.trainable:
         return model
-    from dither.models import weights
+    from dither.models import adapters
 
-    return weights.started(model, spec)
+    return adapters.started(model, spec)
 
 
 def with_loss(model: Model, spec: ModelSpec, num_classes: int) -> Model:

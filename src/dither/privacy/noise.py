@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.random import define_prng_impl
 
-from dither.accounting.lattice_noise import SPREAD, SUM_SPREAD, width
+from dither.accounting.exact import SPREAD, SUM_SPREAD, width
 from dither.errors import SpecError, did_you_mean
 from dither.privacy import lattice
 from dither.privacy.entropy import OsEntropy

@@ -45,8 +45,7 @@ from dither.simulation.arrays import (
     sum_in_memory,
     sum_unfused,
 )
-from dither.simulation.devices import Clock
-from dither.simulation.programs import KeptProgram, kept_numbers
+from dither.simulation.devices import Clock, KeptProgram, kept_numbers
 from dither.types import Algorithm, Array, Cohort, Hyper, Keys, Params, PyTree, Records, Round
 
 __all__ = [
@@ -112,7 +111,7 @@ class Simulation:
     gradient_norm adds "gradient_sq" to the evaluation: |∇f|² of the mean loss over all clients' records.
 
     `program_key` names all that the compiled programs depend on besides the arguments' shapes; with it they are
-    kept for the next process (`simulation.programs`).
+    kept for the next process (`devices.KeptProgram`).
     """
 
     # reason: a federation's shape and how its rounds are computed; each has a default that fits one small run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
 from dither.accounting import (
@@ -284,61 +284,6 @@ class Book:
                     f"client {client!r} has spent ε={spent:.6g} of its budget {budget}; "
                     f"rounds {first} to {stop - 1} of run {run[:16]!r} would make it ε={would_be:.6g}"
                 )
-
-    def affordable(
-        self,
-        dataset: str,
-        run: str,
-        start: int,
-        per_round: Callable[[int], Sequence[Charge]],
-        num_rounds: int,
-        conditions: Conditions,
-    ) -> int:
-        """The largest n such that every client can pay for the first n rounds."""
-        coming: dict[str, list[tuple[int, int, int]]] = {}  # client -> (round, participation, count)
-        numbers: dict[tuple[Release, ...], int] = {}
-        for round in range(num_rounds):
-            for client, participations in per_round(round):
-                for releases, count in participations:
-                    releases = tuple(releases)
-                    if releases not in numbers:
-                        content = entries.encode_charges(
-                            [Charge(client, [(releases, 1)])], (round, round + 1), conditions
-                        )
-                        numbers[releases] = self._number(entries.decode_charges(content).participations[0])
-                    coming.setdefault(client, []).append((round, numbers[releases], int(count)))
-
-        limit = num_rounds
-        for client, items in coming.items():
-            budget = self.budget(dataset, client)
-            if budget is None:
-                continue
-            before = self.account(dataset, client)
-
-            def pays(
-                rounds: int,
-                client: str = client,
-                items: list[tuple[int, int, int]] = items,
-                budget: Budget = budget,
-                before: Account = before,
-            ) -> bool:
-                due = [(participation, count) for round, participation, count in items if round < rounds]
-                if not due:
-                    return True
-                after = before.copy()
-                after.add(run, (start, start + rounds), conditions, due)
-                return self._affords(dataset, client, after, budget)
-
-            if pays(limit):
-                continue
-            low, high = 0, limit  # pays(low), not pays(high)
-            while high - low > 1:
-                middle = (low + high) // 2
-                low, high = (middle, high) if pays(middle) else (low, middle)
-            limit = low
-            if limit == 0:
-                break
-        return limit
 
     def account(self, dataset: str, client: str) -> Account:
         """The client's history; an empty one if it has none."""
