@@ -122,7 +122,7 @@ def scaffold(plan: PrivacyPlan, gradients: local.NoisyGradients, hyper: Hyper) -
         start, server_control, control = message["params"], message["control"], state["control"]
         correction = local.subtract(server_control, control)  # c(r-1) - c_k(r-1)
 
-        def step(params: Params, batch: local.Batch, number: types.Array) -> tuple[Params, types.Array]:
+        def step(params: Params, batch: types.Batch, number: types.Array) -> tuple[Params, types.Array]:
             gradient, clipped = gradients.at(hyper, keys, params, batch, records, round, number)
             direction = local.add(gradient, correction)
             return local.axpy(-hyper["client_lr"], direction, params), clipped

@@ -17,7 +17,7 @@ from dither.errors import SpecError
 from dither.models import Model
 from dither.privacy import clipping, lattice, noise, sampling
 from dither.privacy.sampling import Batches
-from dither.types import Array, ClientResult, Hyper, Keys, Params, Prepared, PrivacyPlan, Records, Round
+from dither.types import Array, Batch, ClientResult, Hyper, Keys, Params, Prepared, PrivacyPlan, Records, Round
 
 if TYPE_CHECKING:
     import optax
@@ -27,14 +27,6 @@ ClientFunction = Callable[[Keys, types.Message, types.ClientState, Records, Roun
 ServerFunction = Callable[[types.Key, types.ServerState, types.Upload, types.Cohort], types.ServerState]
 _SMALL_STEP = 4096  # numbers in a batch
 _LEAST_SUM_REACH = 2**20  # of integers that are summed over clients: 37 noise stds
-
-
-class Batch(NamedTuple):
-    """One local step's records, with 0/1 weights (0 is padding)."""
-
-    x: Array
-    y: Array
-    weights: Array
 
 
 def train(
@@ -174,7 +166,7 @@ def proximal_training(
             gradient, _ = clipping.gradient(
                 model,
                 params,
-                *batch,
+                batch,
                 divisor=-divisor / rate if at_once else divisor,
                 clip_norm=jnp.inf,
                 mode="none",
@@ -202,7 +194,7 @@ def clipped_gradients(
         return clipping.gradient(
             model,
             params,
-            *batch,
+            batch,
             divisor=sampler.divisor(client_size),
             clip_norm=hyper["clip_norm"],
             mode=plan.clip,
@@ -374,7 +366,7 @@ def _exact_gradients(
         integers, clipped = clipping.on_lattice(
             model,
             params,
-            *batch,
+            batch,
             divisor=divisor,
             clip_norm=clip_norm,
             mode=plan.clip,

@@ -105,7 +105,7 @@ def _client(model: Model, plan: PrivacyPlan, sampler: BatchSampler, hyper: Hyper
         first = round.index * local_steps
         batches = sampler.draw(keys, first, records.size)
 
-        def step(params: Params, batch: local.Batch, number: types.Array) -> tuple[Params, types.Array]:
+        def step(params: Params, batch: types.Batch, number: types.Array) -> tuple[Params, types.Array]:
             gradient, clipped = clipped_gradient(hyper, params, batch, records.size)
             return local.axpy(-local.learning_rate(hyper, first + number), gradient, params), clipped
 

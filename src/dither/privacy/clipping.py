@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from dither.accounting import exact
 from dither.models import Model, count_params, losses
 from dither.privacy import lattice
-from dither.types import Array, Params, PyTree
+from dither.types import Array, Batch, Params, PyTree
 
 REACH = 2.0**40  # of a coordinate that a client reads or sends: sums and products of such numbers are finite
 TINY = 1e-30  # a zero vector is scaled by 1, not by 0/0
@@ -101,9 +101,7 @@ def reined(tree: PyTree) -> PyTree:
 def gradient(
     model: Model,
     params: Params,
-    x: Array,
-    y: Array,
-    weights: Array,
+    batch: Batch,
     *,
     divisor: Array,
     clip_norm: Array,
@@ -111,16 +109,16 @@ def gradient(
     l2: Array | float = 0.0,
     l2_inside_clip: bool = True,
 ) -> Clipped:
-    """Mean gradient over a batch with 0/1 `weights`, clipped, plus that of l2·|params|².
+    """Mean gradient over a batch, clipped, plus that of l2·|params|².
 
     mode "batch" clips the mean (with the regulariser when `l2_inside_clip`), "example" clips each record's
     gradient before the mean (the regulariser does not touch data and stays outside), "none" clips nothing.
     """
     if mode == "example":
-        total, fraction = example_clipped_sum(model, params, x, y, weights, clip_norm=clip_norm)
+        total, fraction = example_clipped_sum(model, params, *batch, clip_norm=clip_norm)
         mean = jax.tree.map(lambda leaf: leaf / divisor, total)
         return Clipped(regularised(mean, params, l2), fraction)
-    mean = _batch_mean(model, params, x, y, weights, divisor)
+    mean = _batch_mean(model, params, batch, divisor)
     if mode == "none":
         return Clipped(regularised(mean, params, l2), jnp.zeros(()))
     if l2_inside_clip:
@@ -130,27 +128,23 @@ def gradient(
     return Clipped(mean if l2_inside_clip else regularised(mean, params, l2), fraction)
 
 
-def _batch_mean(model: Model, params: Params, x: Array, y: Array, weights: Array, divisor: Array) -> PyTree:
+def _batch_mean(model: Model, params: Params, batch: Batch, divisor: Array) -> PyTree:
     # What stands in the place of padding is of no record: 0 · NaN would poison the sum.
-    used = weights > 0
-    x = jnp.where(used.reshape(-1, *([1] * (x.ndim - 1))), x, 0)
-    y = jnp.where(used, y, 0)
-
-    return _mean_gradient(model, params, x, y, weights / divisor)
+    used = batch.weights > 0
+    x = jnp.where(used.reshape(-1, *([1] * (batch.x.ndim - 1))), batch.x, 0)
+    return _mean_gradient(model, params, x, jnp.where(used, batch.y, 0), batch.weights / divisor)
 
 
 # reason: a batch, the rule it is clipped by, and the lattice
 def on_lattice(
     model: Model,
     params: Params,
-    x: Array,
-    y: Array,
-    weights: Array,
+    batch: Batch,
     *,
+    scale: Array,
+    mode: str,
     divisor: Array,
     clip_norm: Array,
-    mode: str,
-    scale: Array,
     l2: Array | float = 0.0,
     fixed_places: bool,
 ) -> Clipped:
@@ -161,13 +155,14 @@ def on_lattice(
     those of its own block alone (`exact.sum_error`).
     """
     if mode == "batch":
-        mean = regularised(_batch_mean(model, params, x, y, weights, divisor), params, l2)
+        mean = regularised(_batch_mean(model, params, batch, divisor), params, l2)
         fraction = (norm(mean) > clip_norm).astype(jnp.float32)
         return Clipped(lattice.rounded(exact_clip(mean, clip_norm), scale), fraction)
-    size = exact.block_size(x.shape[0])
+    length = batch.x.shape[0]
+    size = exact.block_size(length)
     # An accelerator sums blocks side by side, in groups that fit its memory; a CPU one after the other.
-    together = 1 if jax.default_backend() == "cpu" else min(-(-x.shape[0] // size), _SIDE_BY_SIDE)
-    filled = [jnp.pad(a, [(0, -len(a) % (size * together))] + [(0, 0)] * (a.ndim - 1)) for a in (x, y, weights)]
+    together = 1 if jax.default_backend() == "cpu" else min(-(-length // size), _SIDE_BY_SIDE)
+    filled = [jnp.pad(a, [(0, -len(a) % (size * together))] + [(0, 0)] * (a.ndim - 1)) for a in batch]
     groups = [a.reshape(-1, together, size, *a.shape[1:]) for a in filled]
 
     def one(block: list[Array]) -> tuple[PyTree, Array]:
@@ -196,7 +191,7 @@ def on_lattice(
             unroll=few or 1,
         )
     integers = total if fixed_places else lattice.rounded(total, scale)
-    return Clipped(integers, clipped / jnp.maximum(jnp.sum(weights), 1.0))
+    return Clipped(integers, clipped / jnp.maximum(jnp.sum(batch.weights), 1.0))
 
 
 def _mean_gradient(model: Model, params: Params, x: Array, y: Array, weights: Array) -> PyTree:

@@ -119,22 +119,15 @@ class Streamed:
         self._read = {"blocks": 0, "records_read": 0, "records_scored": 0}
         self._waited = 0.0
 
-    def inputs(
-        self,
-        problem: Problem,
-        *,
-        seeds: Sequence[int],
-        hyper: Mapping[str, Any],
-        cohorts: Sequence[np.ndarray] | None = None,
-    ) -> Inputs:
-        """What all blocks have in common; a block brings its own records, `order` and `start`."""
+    def inputs(self, problem: Problem, *, seeds: Sequence[int], **others: Any) -> Inputs:
+        """`Simulation.inputs`, as far as all blocks share them: a block brings its own records and whose they are."""
         if len(seeds) != 1 or problem is not self._problem:
             raise SpecError(f"{len(seeds)} runs: streaming takes one run, on the problem given at the start")
         size, none = self._partition.size, np.zeros(0, np.int32)
         nobody = ClientPartition(np.zeros(self.held.rows, np.int32), np.zeros_like(size), size, ())
         one = np.zeros((1, problem.x.shape[1]), np.float32)
         empty = Problem(one, np.zeros(1, problem.y.dtype), [nobody], [none], [none])
-        self._common = self.simulation.inputs(empty, seeds=seeds, hyper=hyper, cohorts=cohorts)
+        self._common = self.simulation.inputs(empty, seeds=seeds, **others)
         return self._common
 
     def advance(self, state: State, inputs: Inputs, start: int, stop: int) -> State:
