@@ -150,8 +150,8 @@ def claim(params: CpfedParams, *, noise_std: float, delta: float) -> Claim:
 
 
 class AveragingTraining(NamedTuple):
-    """What Theorems 2 and 3 speak of, and those of Concentrated DP-FL. Only bounds on the loss itself (convex) need
-    strong convexity; CPFed's need the size of a client, Concentrated's those of a batch and of a cohort."""
+    """What Theorems 2 and 3 speak of, and those of Concentrated DP-FL. Only convex bounds need strong convexity;
+    CPFed's need the size of a client, Concentrated's those of a batch and of a cohort."""
 
     client_lr: Float
     smoothness: Float
