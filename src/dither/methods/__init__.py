@@ -53,13 +53,13 @@ def method(name: str) -> Method:
 
 # What a plan takes as the spec has it
 _OF_SPEC = (
-    "cohort_size num_rounds local_steps batch_size batch_sampling sampling_rate client_lr lr_decay server_lr "
-    "colluders adjacency seed aggregation"
-).split()
+    *("cohort_size", "num_rounds", "local_steps", "batch_size", "batch_sampling", "sampling_rate", "client_lr"),
+    *("lr_decay", "server_lr", "colluders", "adjacency", "seed", "aggregation"),
+)
 _OF_PRIVACY = (
-    "clip_norm clip clip_quantile epsilon epsilons delta unit view assume_credit noise_std noise_schedule "
-    "noise_decay noise_decay_start noise_scale"
-).split()
+    *("clip_norm", "clip", "clip_quantile", "epsilon", "epsilons", "delta", "unit", "view", "assume_credit"),
+    *("noise_std", "noise_schedule", "noise_decay", "noise_decay_start", "noise_scale"),
+)
 
 
 def prepare(

@@ -120,7 +120,7 @@ class Streamed:
         self._waited = 0.0
 
     def inputs(self, problem: Problem, *, seeds: Sequence[int], **others: Any) -> Inputs:
-        """`Simulation.inputs`, as far as all blocks share them: a block brings its own records, `order`, `start`."""
+        """`Simulation.inputs`, as far as blocks share them: each brings its own records, `order` and `start`."""
         if len(seeds) != 1 or problem is not self._problem:
             raise SpecError(f"{len(seeds)} runs: streaming takes one run, on the problem given at the start")
         size, none = self._partition.size, np.zeros(0, np.int32)
