@@ -54,7 +54,6 @@ from dither.accounting.views import (
     FLOAT_NOISE,
     REALISED,
     VIEWS,
-    WORST,
     ClientEpsilon,
     ClientRange,
     Participations,

@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -56,7 +56,8 @@ from dither.types import Conditions, ExactNoise, Lattice, Participation, Release
 Participations = Sequence[tuple[Release | tuple[Release, ...], int]]
 
 
-class ClientRange(NamedTuple):
+@dataclass(frozen=True)
+class ClientRange:
     """A figure over the clients of a run, such as their ε: the least, the median and the largest."""
 
     min: float
@@ -109,36 +110,14 @@ class ProvenRow:
     sampler_delta: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The row as summary.json has it; ∞ is still a float here."""
+        """The row as summary.json has it; ∞ is still a float here. `experiment.report.decode` reads it."""
         row = {**vars(self), "not_covered": list(self.not_covered)}
-        row["clients"] = None if self.clients is None else self.clients._asdict()
+        row["clients"] = None if self.clients is None else dict(vars(self.clients))
         optional = ("clients", "no_credit", "sampler_delta")
         return {name: value for name, value in row.items() if name not in optional or value is not None}
 
-    @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> ProvenRow:
-        """The row that `to_json` wrote; ∞ may be a float or the string "inf". KeyError, TypeError or ValueError
-        if it is not such a row."""
-        clients, no_credit, sampler = row.get("clients"), row.get("no_credit"), row.get("sampler_delta")
-        return cls(
-            view=str(row["view"]),
-            adjacency=str(row["adjacency"]),
-            value=float(row["value"]),
-            delta=float(row["delta"]),
-            unit=str(row["unit"]),
-            recipe=str(row["recipe"]),
-            assumed=bool(row["assumed"]),
-            not_covered=tuple(str(text) for text in row["not_covered"]),
-            detail=str(row.get("detail", "")),
-            against=str(row.get("against", "")),
-            clients=None if clients is None else ClientRange(*(float(clients[n]) for n in ClientRange._fields)),
-            no_credit=None if no_credit is None else str(no_credit),
-            sampler_delta=None if sampler is None else float(sampler),
-        )
-
 
 REALISED = Participation()
-WORST = Participation("worst")
 
 
 def binomial(num_rounds: int, rate: float, *, adaptive: bool = False, certain: int = 0) -> Participation:

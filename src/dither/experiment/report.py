@@ -190,7 +190,7 @@ class Epsilon:
             adjacency=str(claim["adjacency"]),
         )
         clients = decode(tuple[ClientEpsilon, ...], value.get("clients", ()))
-        return cls.of(spec, claimed, [ProvenRow.from_json(row) for row in value["proven"]], attacked, clients)
+        return cls.of(spec, claimed, [decode(ProvenRow, row) for row in value["proven"]], attacked, clients)
 
     @classmethod
     def of(

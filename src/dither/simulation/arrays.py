@@ -345,7 +345,8 @@ class Scored(NamedTuple):
         """Weighted accuracy (for regression: squared error) and loss over those rows; the devices share them."""
         if not rows.shape[0]:  # of private test records nothing is scored
             return jnp.zeros(()), jnp.zeros(())
-        hits, losses = self.shards.joined(self._rows_scored(self.shards.part(_filled(rows, self._shared_block))))
+        whole = _filled(rows, _block() * self.shards.clients)
+        hits, losses = self.shards.joined(self._rows_scored(self.shards.part(whole)))
         scores = (weights, hits[: rows.shape[0]], losses[: rows.shape[0]])
         accuracy, loss = self._summed(_weighted, (jnp.zeros(()), jnp.zeros(())), *scores)
         return accuracy, loss
@@ -356,10 +357,6 @@ class Scored(NamedTuple):
         scores = (weights, *self._rows_scored(jnp.arange(weights.shape[0])))
         accuracy, loss = _add_up(_weighted, total, [part.reshape(-1, SCORED_ROWS) for part in scores])
         return accuracy, loss
-
-    @property
-    def _shared_block(self) -> int:
-        return _block() * self.shards.clients
 
     def _rows_scored(self, rows: Array) -> tuple[Array, Array]:
         """Whether each row is classified correctly (for regression: its squared error), and its loss; whole blocks

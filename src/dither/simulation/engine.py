@@ -33,36 +33,20 @@ from dither.simulation.arrays import (
     ONE_DEVICE,
     ClientUpload,
     Gathered,
-    Inputs,
-    Problem,
     RunInputs,
     Shards,
     Shared,
-    State,
     all_finite,
     masked_sum,
     running_sum,
     sum_in_memory,
     sum_unfused,
 )
+from dither.simulation.arrays import Inputs as Inputs  # also under this module's name
+from dither.simulation.arrays import Problem as Problem
+from dither.simulation.arrays import State as State
 from dither.simulation.devices import Clock, KeptProgram, kept_numbers
 from dither.types import Algorithm, Array, Cohort, Hyper, Keys, Params, PyTree, Records, Round
-
-__all__ = [
-    "Evaluation",
-    "Inputs",
-    "Problem",
-    "Simulation",
-    "SimulationResult",
-    "State",
-    "chunks",
-    "client_keys",
-    "planned_cohorts",
-    "problem",
-    "reset_metrics",
-    "simulate",
-    "train",
-]
 
 _WORDS_AHEAD = 1 << 19  # words of protected noise, 2 MiB, that the host may draw at a time for later rounds
 

@@ -540,7 +540,10 @@ def weakest(conditions: Sequence[Conditions], *, one_run: bool) -> Conditions:
     return epochs._replace(
         cohort_size=min(f.cohort_size for f in conditions),
         colluders=max(f.colluders for f in conditions),
-        others_noise=min(_others(f) for f in conditions),
+        others_noise=min(
+            float(honest_others(f.cohort_size, f.colluders)) if f.others_noise is None else f.others_noise
+            for f in conditions
+        ),
         convex=all(f.convex for f in conditions),
         smoothness=_most(f.smoothness for f in conditions),
         lipschitz=_most(f.lipschitz for f in conditions),
@@ -559,12 +562,6 @@ def _coarsest(conditions: Sequence[Conditions]) -> Lattice | None:
         return None
     steps, dimensions, least = zip(*found, strict=True)
     return Lattice(max(steps), max(dimensions), min(least))
-
-
-def _others(conditions: Conditions) -> float:
-    if conditions.others_noise is not None:
-        return conditions.others_noise
-    return float(honest_others(conditions.cohort_size, conditions.colluders))
 
 
 def _most(values: Iterable[_Number | None]) -> _Number | None:
