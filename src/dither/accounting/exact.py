@@ -106,7 +106,7 @@ def accumulated(operations: float) -> float:
 
 
 def noise(dimension: int, *, summed: int = 0) -> ExactNoise:
-    """What each use of a release of so many coordinates owes to noise on integers; `summed` clients' integers are
+    """What integer noise costs each use of a release of this dimension; the integers of `summed` clients are
     summed as they are."""
     rounding = math.sqrt(dimension) / ((SUM_WIDTH if summed else WIDTH) * STD_FACTOR)
     draws = max(summed, 1) * dimension
@@ -114,7 +114,8 @@ def noise(dimension: int, *, summed: int = 0) -> ExactNoise:
 
 
 def norm_error(squares: int) -> float:
-    """How much longer than the clip a vector may be whose squared norm float32 sums in so many operations."""
+    """By how much, relatively, a vector may exceed the clip if float32 sums its squared norm in this many
+    operations."""
     return 0.5 * accumulated(squares + 4) * 1.01 + _SCALE
 
 
@@ -124,7 +125,7 @@ def blocked_norm_error(sizes: Iterable[int]) -> float:
 
 
 def block_size(records: int) -> int:
-    """Records that are summed at once in a batch of so many."""
+    """How many records of a batch are summed at once."""
     return records if records <= 2 * BLOCK else BLOCK
 
 

@@ -243,8 +243,8 @@ def account(
 
 
 def _gaps(bound: Bound, question: Question) -> tuple[str, ...]:
-    """What floating-point numbers leave uncovered. Exact noise (R7) covers releases whose bound rests on their own
-    noise alone."""
+    """What floating-point arithmetic leaves uncovered. Exact noise (R7) covers releases whose bound rests on their
+    own noise alone."""
     recipe, conditions = bound.recipe, question.conditions
     channel = "downlink" if recipe.endswith(" downlink") else "uplink"
     releases = [r for group, _, _ in question.of(channel) for r in group if r.uses]
@@ -386,7 +386,7 @@ def _failures(groups: _Groups) -> tuple[float, float]:
 
 
 def _name(groups: _Groups) -> str:
-    """The recipes behind a composition, for people."""
+    """The recipes behind a composition, as a readable name."""
     names = {"full": "R1", "full-round": "R1", "poisson": "R3"}
     kinds = {release.sampling.kind for group, _, _ in groups for release in group}
     used = {names.get(kind, "R5" if kind.endswith("-round") else "R2") for kind in kinds} or {"R1"}
@@ -607,7 +607,7 @@ def _noise_inside_steps(groups: _Groups, question: Question, others: float) -> B
         noise += "; assumed: convex losses and non-expansive steps"
 
     def cost(group: tuple[Release, ...], uses: int) -> float:
-        """μ² of a participation that uses the record so often."""
+        """μ² of a participation that uses the record this many times."""
         rates, multipliers = steps[group]
         if by_lipschitz:
             bound = float(conditions.lipschitz or 0.0)

@@ -70,7 +70,7 @@ def adapted(source: Any, shape: Shape, options: Mapping[str, Any]) -> Model:
 
 
 def _framework(module: Any) -> str:
-    """The framework that a module is of; empty for what is no module."""
+    """The framework a module belongs to; empty if it is not a module."""
     for base in type(module).__mro__:
         for kind in _ADAPTERS:
             if base.__name__ == "Module" and f"{base.__module__}.".startswith(f"{kind}."):
@@ -83,7 +83,7 @@ def _constant(module: Any) -> Make:
 
 
 def _factory(function: Callable[..., Any], shape: Shape, options: Mapping[str, Any]) -> Make:
-    """A call of the factory for a key, with what its signature names."""
+    """Calls the factory with a key and whatever else its signature names."""
     called: Any = getattr(function, "__init__") if isinstance(function, type) else function  # noqa: B009
     signature = inspect.signature(called)
     named = {name: each for name, each in signature.parameters.items() if name != "self"}

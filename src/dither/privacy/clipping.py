@@ -56,7 +56,7 @@ def _rows(leaf: Array) -> Array:
 
 
 def norm_error(model: Model) -> float:
-    """How much longer than the clip float32 may leave a record's clipped gradient, relatively (R7)."""
+    """By how much, relatively, float32 may leave a record's clipped gradient longer than the clip (R7)."""
     params = jax.eval_shape(model.init, jax.random.key(0))
     if not model.layers:
         return exact.norm_error(count_params(params) + 4 * len(jax.tree.leaves(params)) + 16)
@@ -79,7 +79,8 @@ def exact_clip(tree: PyTree, clip_norm: Array) -> PyTree:
 
 
 def projected(tree: PyTree, radius: float) -> PyTree:
-    """The tree, finite, in the ball of that radius around 0, less 2^-10 of it for what a norm may err; 0: any."""
+    """The (finite) tree projected onto the ball of that radius, less 2^-10 of it for the error of the norm; 0: any
+    radius."""
     if not radius:
         return tree
     scale = jnp.minimum(1.0, radius * (1 - 2.0**-10) / jnp.maximum(norm(tree), TINY))
@@ -87,7 +88,7 @@ def projected(tree: PyTree, radius: float) -> PyTree:
 
 
 def reined(tree: PyTree) -> PyTree:
-    """The tree with every real number within ±REACH, 0 for what is none."""
+    """The tree with every number clamped to ±REACH, and 0 in place of NaN."""
 
     def rein(leaf: Array) -> Array:
         if not jnp.issubdtype(leaf.dtype, jnp.floating):

@@ -98,7 +98,7 @@ def for_one_run(*, round_flops: float, record_bytes: int) -> Shards:
 
 
 def worth_sharing(round_flops: float) -> bool:
-    """Whether a round is so long that devices gain by sharing its clients."""
+    """Whether a round is long enough for devices to gain by sharing its clients."""
     return round_flops > _WORTH_SHARING
 
 
@@ -296,7 +296,7 @@ def _compiled_anew(lowered: Any) -> Any:
 
 
 def kept_numbers(key: str, compute: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
-    """Numbers that follow from what the key names; computed where they are not kept, or the key is empty."""
+    """Numbers determined by what the key names; computed if they are not kept yet or the key is empty."""
     path = _path(hashlib.sha256(key.encode()).hexdigest()) if key else None
     if path is None:
         return compute()
@@ -341,7 +341,7 @@ def _place(leaf: Any) -> str:
 
 
 def _loaded(path: Path, values: tuple[Any, ...]) -> Callable[..., Any] | None:
-    """The stored program, or None where there is none that this machine can run."""
+    """The stored program, or None if there is none that this machine can run."""
     arrays = [leaf for leaf in jax.tree.leaves(values) if isinstance(leaf, jax.Array)]
     devices = sorted({device for array in arrays for device in array.devices()}, key=lambda device: device.id)
     try:
@@ -355,7 +355,7 @@ def _loaded(path: Path, values: tuple[Any, ...]) -> Callable[..., Any] | None:
 
 
 def _store(path: Path, content: Callable[[], bytes]) -> None:
-    """Keep the content, whole or not at all."""
+    """Store the content atomically."""
     try:
         written = content()
         path.parent.mkdir(mode=0o700, exist_ok=True)

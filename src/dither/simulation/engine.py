@@ -380,7 +380,8 @@ class Simulation:
     def _client(
         self, state: State, run: RunInputs, shared: Shared, index: Array, cohort_size: int
     ) -> Callable[..., ClientUpload]:
-        """The round of the client with a given number, and with the words of its noise where they are drawn."""
+        """A function that runs the round of one client, given its number and, if they were drawn ahead, the words
+        of its noise."""
         message = self.build(run.hyper).message(state.server)
 
         def client(number: Array, words: Array | None = None) -> ClientUpload:
@@ -401,7 +402,7 @@ class Simulation:
         cohort_size: int,
         words: Array | None = None,
     ) -> ClientUpload:
-        """What one client makes of a broadcast with the state it has kept: here, and at a real party."""
+        """What one client makes of a broadcast and the state it has kept, here and at a real party."""
         result = self.build(run.hyper).client(
             client_keys(run.secret, index, number, self._noise_root(run, words)),
             message,
@@ -591,7 +592,7 @@ class Simulation:
         return jax.vmap(close)(state, inputs.runs, gathered, totals)
 
     def _least(self, cohort_size: int) -> int:
-        """Clients without which a round is void."""
+        """The number of clients below which a round is void."""
         needed = self.aggregation.least(cohort_size) if self.aggregation else 0
         return max(self.min_clients, needed)
 

@@ -33,7 +33,7 @@ Counts = dict[int, int]  # participation -> how often
 
 
 class _Together(NamedTuple):
-    """Releases of a client, ready for the accountant."""
+    """A client's releases and the conditions that hold for all of them, ready for the accountant."""
 
     conditions: Conditions
     counts: Counts
@@ -495,7 +495,7 @@ def composed(runs: Sequence[tuple[Sequence[Charge], Conditions]], terms: Budget)
 
 
 def _ideal(release: Release) -> Release:
-    """The release as if noise were drawn as it is proved."""
+    """The release with ideal noise: without the sampler's error."""
     if release.exact is None:
         return release
     return release._replace(exact=release.exact._replace(distance=0.0, failure=0.0))
