@@ -57,15 +57,6 @@ Participations = Sequence[tuple[Release | tuple[Release, ...], int]]
 
 
 @dataclass(frozen=True)
-class ClientRange:
-    """A figure over the clients of a run, such as their ε: the least, the median and the largest."""
-
-    min: float
-    median: float
-    max: float
-
-
-@dataclass(frozen=True)
 class ClientEpsilon:
     """A client with a target of its own: the paper's ε at its noise, the ε that is proved for it (for the spec's
     view, adjacency and unit), and its weight in a sum, 1 at the mean over the clients."""
@@ -115,6 +106,15 @@ class ProvenRow:
         row["clients"] = None if self.clients is None else dict(vars(self.clients))
         optional = ("clients", "no_credit", "sampler_delta")
         return {name: value for name, value in row.items() if name not in optional or value is not None}
+
+
+@dataclass(frozen=True)
+class ClientRange:
+    """A figure over the clients of a run, such as their ε: the least, the median and the largest."""
+
+    min: float
+    median: float
+    max: float
 
 
 REALISED = Participation()

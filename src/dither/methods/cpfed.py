@@ -161,9 +161,9 @@ class AveragingTraining(NamedTuple):
     noise_std: Float
     gradient_variance: Float
     initial_gap: Float
-    client_size: Float = 1
-    batch_size: Float = 1
-    cohort_size: Float = 1
+    client_size: Float = np.nan
+    batch_size: Float = np.nan
+    cohort_size: Float = np.nan
     strong_convexity: Float = 0.0
 
 
