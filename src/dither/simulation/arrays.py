@@ -250,6 +250,13 @@ def masked_sum(leaf: Array, counted: Array) -> Array:
     return jnp.sum(jnp.where(mask, leaf, 0), axis=0, dtype=leaf.dtype)
 
 
+def gathered(sent: ClientUpload, total: PyTree, finite: Array, present: Array) -> Gathered:
+    """A round's clients with the sum of the uploads that count; all of `sent` has a leading axis of clients."""
+    counted = finite & present
+    metrics = {name: masked_sum(value, counted) for name, value in sent.metrics.items()}
+    return Gathered(total, sent.state, metrics, counted, finite, masked_sum(sent.clamped, counted))
+
+
 def sum_unfused(words: Array, counted: Array) -> Array:
     """`masked_sum` of integers, in a loop of two halves.
 

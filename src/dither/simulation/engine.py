@@ -441,15 +441,7 @@ class Simulation:
             total, finite = sum_in_memory(sent.upload, present, index)
         else:  # an accelerator would wait for the loop
             total = jax.tree.map(lambda leaf: masked_sum(leaf, finite & present), sent.upload)
-        counted = finite & present
-        return Gathered(
-            total=total,
-            states=sent.state,
-            metrics={name: masked_sum(value, counted) for name, value in sent.metrics.items()},
-            counted=counted,
-            finite=finite,
-            clamped=masked_sum(sent.clamped, counted),
-        )
+        return arrays.gathered(sent, total, finite, present)
 
     def _each(self, client: Callable[[PyTree], ClientUpload], clients: PyTree) -> ClientUpload:
         """Every client's round, side by side or one after the other."""
@@ -559,15 +551,8 @@ class Simulation:
         def gather(state: State, run: RunInputs) -> tuple[PyTree, Array, Gathered, Array]:
             cohort, present = self.cohort(run, index, cohort_size)
             sent = self._each(self._client(state, run, inputs.shared, index, cohort_size), cohort.clients)
-            counted = sent.finite & present
-            metrics = {name: masked_sum(value, counted) for name, value in sent.metrics.items()}
-            clamped = masked_sum(sent.clamped, counted)
-            return (
-                sent.upload,
-                sent.weight,
-                Gathered((), sent.state, metrics, counted, sent.finite, clamped),
-                cohort.clients,
-            )
+            everything = arrays.gathered(sent, (), sent.finite, present)
+            return sent.upload, sent.weight, everything, cohort.clients
 
         return jax.vmap(gather)(state, inputs.runs)
 

@@ -14,11 +14,11 @@ import re
 import secrets
 import sqlite3
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
@@ -345,11 +345,17 @@ class Store:
 
 def _place(anchor: Path) -> str:
     """Where the ledger of an anchor outside lay."""
+    return str(_anchor_fields(anchor, path=str)[0])
+
+
+def _anchor_fields(source: Path | str, **kinds: Callable[[Any], Any]) -> list[Any]:
+    """Fields of an anchor's file, each of its kind."""
     try:
-        return str(json.loads(anchor.read_text(encoding="utf-8"))["path"])
+        fields = json.loads(Path(source).read_text(encoding="utf-8"))
+        return [kind(fields[name]) for name, kind in kinds.items()]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LedgerError(
-            f"{anchor}: not a readable anchor ({type(error).__name__}); restore it, or delete it if its ledger is "
+            f"{source}: not a readable anchor ({type(error).__name__}); restore it, or delete it if its ledger is "
             "known to be complete"
         ) from error
 
@@ -358,14 +364,8 @@ def read_anchor(source: Path | str) -> Anchor:
     """An anchor from its file, or from a head ("position:hash") that somebody remembered."""
     if isinstance(source, str) and (match := _HEAD.fullmatch(source)):
         return Anchor("", int(match[1]), match[2], f"the remembered head {match[1]}:{match[2][:8]}…")
-    try:
-        fields = json.loads(Path(source).read_text(encoding="utf-8"))
-        return Anchor(str(fields["ledger"]), int(fields["position"]), str(fields["head"]), f"anchor {source}")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise LedgerError(
-            f"{source}: not a readable anchor ({type(error).__name__}); restore it, "
-            "or delete it if its ledger is known to be complete"
-        ) from error
+    ledger, position, head = _anchor_fields(source, ledger=str, position=int, head=str)
+    return Anchor(ledger, position, head, f"anchor {source}")
 
 
 def write_atomically(path: Path, text: str, *, mode: int, sync_folder: bool = True) -> None:
