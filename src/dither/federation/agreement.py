@@ -28,7 +28,7 @@ from dither.privacy import clipping
 from dither.secagg.roster import Rules
 from dither.simulation.arrays import Problem
 from dither.spec import MODELS, Spec, code, method_available, model_file
-from dither.types import RoundInfo
+from dither.types import PrivacyPlan, RoundInfo
 
 FORMAT = 1
 NEIGHBOURS = ("zero-out", "replace-one")  # under add/remove the counts, which all parties see, would tell
@@ -497,6 +497,18 @@ _ADVERSARIES = {
 }
 
 
+def lacking(agreement: Agreement, plan: PrivacyPlan) -> int:
+    """How many others' noise no proof of a party counts on. Where integers are summed that carry their noise, the
+    party itself sees to it that enough others are in the sum. In the open no other's noise hides an upload. Nor in
+    a sum of floats: a server that broadcasts 2^40 to the others rounds all their noise away."""
+    return agreement.may_lack if sums_integers(plan) else agreement.spec.cohort_size - 1
+
+
+def sums_integers(plan: PrivacyPlan) -> bool:
+    """Whether secure aggregation sums integers with noise that no broadcast can take from them."""
+    return plan.aggregation != "off" and (plan.exact_sums or plan.discrete_noise)
+
+
 def describe(agreement: Agreement, experiment: build.Experiment, name: str) -> list[tuple[str, str]]:
     """The agreement in plain words, for the owner of one party's data."""
     spec, number = agreement.spec, agreement.number(name)
@@ -520,6 +532,8 @@ def describe(agreement: Agreement, experiment: build.Experiment, name: str) -> l
     safe, warning = collusion_notes(spec)
     rows += [("collusion", safe)] * bool(safe) + [("WARNING", warning)] * bool(warning)
     rows.append(("your noise", _noise_words(agreement, experiment, number, mine)))
+    if spec.aggregation != "off" and not sums_integers(experiment.plan):
+        rows.append(("hostile server", "may broadcast numbers that round the others' noise away: count on yours"))
     accountant = experiment.accountant(agreement.may_lack)
     if spec.privacy.epsilons:
         accountant = accountant.of([number])

@@ -26,10 +26,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dither.accounting import compress
-from dither.accounting.ledger import Charge, Entry
+from dither.accounting.ledger import Budget, Charge, Entry, composed
 from dither.accounting.ledger.runs import EVERY_RECORD, Ledger, data_id
 from dither.errors import BudgetExhausted, ClientRefused, DitherError, FederationError, ProtocolAbort
-from dither.experiment import build
+from dither.experiment import build, counting
 from dither.experiment.counting import NAMES
 from dither.experiment.folder import read_checked, write_checked
 from dither.federation import engines, keys, messages
@@ -40,8 +40,10 @@ from dither.federation.agreement import (
     approved_digest,
     federated_spec,
     held_out_rows,
+    lacking,
     record_approval,
     secagg_rules,
+    sums_integers,
 )
 from dither.federation.releases import ReleaseRecord
 from dither.federation.state import COMPUTED, ChargedRound, PartyStore, PendingUpload
@@ -52,7 +54,7 @@ from dither.secagg.client import ClientSession
 from dither.secagg.roster import Rules
 from dither.simulation import devices
 from dither.spec import PrivacySpec
-from dither.types import Release, RoundInfo
+from dither.types import Conditions, Release, RoundInfo
 
 # How the owner agreed to a run, or to statistics (without an experiment); raises FederationError when not.
 Approve = Callable[[Agreement | StatisticsTerms, build.Experiment | None], str]
@@ -232,6 +234,7 @@ class Party:
             folder = self.folder / "runs" / terms.run
             if folder.exists() and StatisticsTerms.from_dict(_saved_terms(folder)).digest != terms.digest:
                 raise FederationError(f"run {terms.run[:8]} has another agreement already")
+            self._check_counted(terms)
             if approved_digest(self.folder, terms.purpose) != terms.digest:
                 answer = self._approve(terms, None)
                 record_approval(self.folder, terms, terms.run, answer, terms.purpose)
@@ -253,6 +256,7 @@ class Party:
         if approved_digest(self.folder, terms.purpose) != terms.digest:
             raise FederationError(f"run {run[:8]} has another agreement than the one the owner approved")
         self._check_noise(terms)
+        self._check_counted(terms)
         self._counted = _CountedRun(self, terms)
         return self._counted
 
@@ -262,25 +266,57 @@ class Party:
                 "the agreement draws noise from a public seed, which protects nothing; allow it with --test"
             )
 
-    def _check_target(self, agreement: Agreement, experiment: build.Experiment) -> None:
+    def _check_target(
+        self, agreement: Agreement, experiment: build.Experiment, counted: StatisticsTerms | None = None
+    ) -> None:
         """`FederationError` unless this party's own target holds against the server itself: for all that this
-        party sends, whatever the view that the agreement names, and whatever the server says of its noise."""
+        party sends in a run, with all that was `counted` here, whatever the view that the agreement names, and
+        whatever the server says of its noise."""
         if self._target is None:
             return
-        (most, largest), delta = self._target, agreement.spec.privacy.delta
-        hidden = agreement.spec.aggregation != "off"
-        accountant = experiment.accountant(lacking(agreement)).of([agreement.number(self.name)])
-        row = accountant.proven("sum" if hidden else "upload")
+        view = "sum" if sums_integers(experiment.plan) else "upload"
+        delta = agreement.spec.privacy.delta
+        accountant = experiment.accountant(lacking(agreement, experiment.plan)).of([agreement.number(self.name)])
+        row, looks = accountant.proven(view), self._looks(counted)
+        value = row.value
+        if looks:
+            run = [Charge(EVERY_RECORD, accountant.clients[0].most)]
+            terms = Budget(self._target.epsilon, delta, view, experiment.plan.adjacency)
+            value = composed([*looks, (run, accountant.conditions)], terms)[0]
+        kind = "assumes" if row.assumed else "proves"
+        whom = "against a server that sees " + ("sums" if view == "sum" else "its uploads")
+        whom += ", with what was counted here," * bool(looks)
+        self._within_target(math.inf if row.assumed else value, delta, f"{kind} ε = {value:.4g}", whom)
+
+    def _check_counted(self, terms: StatisticsTerms) -> None:
+        """The same for what is to be counted: by itself, and with the run whose model it scores."""
+        if self._target is None:
+            return
+        if terms.trained is not None:
+            trained = terms.trained
+            self._check_target(trained, trained.experiment(*trained.encode(self.source, empty=True)), terms)
+        value, _ = composed(self._looks(terms), Budget(self._target.epsilon, terms.delta))
+        self._within_target(value, terms.delta, f"proves ε = {value:.4g}", "with what was counted here before")
+
+    def _looks(self, more: StatisticsTerms | None) -> list[tuple[list[Charge], Conditions]]:
+        """What was counted here under terms that the owner approved, and what is asked now."""
+        saved = [_saved_terms(path.parent) for path in sorted((self.folder / "runs").glob("*/statistics.json"))]
+        every = {terms.digest: terms for terms in (*map(StatisticsTerms.from_dict, saved), *filter(None, [more]))}
+        releases = [
+            counting.release(each.epsilon, each.delta, lists_names=each.lists_names) for each in every.values()
+        ]
+        return [([Charge(EVERY_RECORD, [((release,), 1)])], Conditions()) for release in releases]
+
+    def _within_target(self, value: float, delta: float, said: str, whom: str) -> None:
+        most, largest = self._target or (math.inf, 1.0)
         if delta > largest:
             raise FederationError(
                 f"the agreement has δ = {delta:g}, above this party's {largest:g}; raise --delta, or do not join"
             )
-        if row.assumed or not row.value <= most:
-            kind = "assumes" if row.assumed else "proves"
+        if not value <= most:
             raise FederationError(
-                f"the agreement {kind} ε = {row.value:.4g} for this party against a server that sees "
-                f"{'sums' if hidden else 'its uploads'}, above its own target; raise --epsilon {most:g}, or ask "
-                "for privacy.noise='proven' and that view"
+                f"the agreement {said} for this party {whom}, above its own target; raise --epsilon {most:g}, or "
+                "ask for privacy.noise='proven' and that view"
             )
 
     def _saved_agreement(self, run: str) -> Agreement | None:
@@ -417,7 +453,7 @@ class _Run(_Masked):
         self._ledger = party.ledger
         self._dataset = data_id(party.ledger, path=str(party.source.path))
         self._check_memory()
-        accountant = experiment.accountant(missing=lacking(agreement))
+        accountant = experiment.accountant(missing=lacking(agreement, experiment.plan))
         self._conditions, self._releases = accountant.conditions, accountant.ledger_releases
         secret = None
         if agreement.spec.randomness == "os":
@@ -578,12 +614,6 @@ class _Run(_Masked):
             for entry in self._ledger.history(self._dataset)
             if entry.kind == "charge" and entry.run == self.agreement.run
         ]
-
-
-def lacking(agreement: Agreement) -> int:
-    """How many others' noise no proof of a party counts on. Under secure aggregation the party itself sees to it
-    that enough others are in the sum; in the open no other's noise hides an upload."""
-    return agreement.spec.cohort_size - 1 if agreement.spec.aggregation == "off" else agreement.may_lack
 
 
 def _saved_terms(folder: Path) -> dict[str, Any]:
