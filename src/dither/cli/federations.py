@@ -109,7 +109,7 @@ def _health_endpoint(address: str, folder: Path) -> Any:
         return nullcontext()
     from dither.federation.health import Endpoint
 
-    return Endpoint(*_address(address), folder)
+    return Endpoint(*_address(address, "--health"), folder)
 
 
 # reason: one parameter an option, as Typer has it
@@ -151,6 +151,7 @@ def join(
     quiet: Quiet = False,
 ) -> None:
     """Take part in a federation with your own records, until the run is over."""
+    from dither.experiment.report import ADVERSARIES
     from dither.federation import joining
     from dither.federation.agreement import approved_digest, describe
     from dither.federation.party import Target
@@ -191,8 +192,8 @@ def join(
         gaps = "".join(f"; not covered: {gap}" for gap in charged.numbers)
         typer.echo(
             f"ledger: proven ε {epsilon_text(charged.epsilon)}{limit} spent on this file in "
-            f"{charged.participations} rounds (δ = {charged.delta:.4g}, {charged.adjacency}, one who sees "
-            f"{charged.view}){gaps}"
+            f"{charged.participations} rounds (δ = {charged.delta:.4g}, {charged.adjacency}, against "
+            f"{ADVERSARIES[charged.view]}){gaps}"
         )
 
 
@@ -592,7 +593,7 @@ class _ServerView(_Silent):
         self._console = terminal()
         self._bar: Any = None
         self._task: Any = None
-        self._score = "accuracy -"
+        self._score = ""  # of a server without test records
 
     def __call__(self, event: str, facts: dict[str, Any]) -> None:
         line = self._line(event, facts)
@@ -625,7 +626,7 @@ class _ServerView(_Silent):
             if facts["missing"]:
                 parts.append(f"missing {', '.join(facts['missing'])}")
             parts += [f"{name} refused: {why}" for name, why in facts["refused"].items()]
-            return "  ".join([*parts, self._score, f"{facts['seconds']:.2f} s"])
+            return "  ".join([*parts, *filter(None, [self._score]), f"{facts['seconds']:.2f} s"])
         return _LINES.get(event, "").format_map(facts)
 
     def _start_bar(self, facts: dict[str, Any]) -> None:
@@ -694,10 +695,10 @@ def _print_outcome(report: Report, folder: Path) -> None:
         )
 
 
-def _address(text: str) -> tuple[str, int]:
+def _address(text: str, option: str = "--address") -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ConfigError(f"--address {text!r} is not of the form HOST:PORT")
+        raise ConfigError(f"{option} {text!r} is not of the form HOST:PORT")
     return host.strip("[]"), int(port)
 
 

@@ -31,6 +31,7 @@ MISSING_NUMBER = (*MISSING, "-", "--", ".", "na", "none", "None", "missing", "un
 _DELIMITERS = (",;\t|", "^~:\x01\x1f")  # the second ones only where the header has none of the first
 _LAST = "\x1e"  # what a row is made of that is put after the last one (the ASCII record separator)
 _MORE = "more"  # the column of a cell beyond the last one: a delimiter may end a row
+_UNEQUAL = re.compile(r".*Expected (\d+) fields in line (\d+), saw (\d+)")  # as pandas says it
 _WHOLE_NUMBER = re.compile(r"[+-]?\d+\.0+")
 _ENCODINGS = {
     codecs.BOM_UTF32_LE: "utf-32",
@@ -64,14 +65,25 @@ def read_table(path: StrPath) -> pd.DataFrame:
     except DataError:
         raise
     except Exception as error:  # pandas and pyarrow raise many unrelated kinds for one bad file
-        raise DataError(f"{path.name!r} cannot be read as a {suffix[1:]} table: {first_line(error)}") from None
+        why = _UNEQUAL.sub(_too_long, first_line(error))
+        raise DataError(f"{path.name!r} cannot be read as a {suffix[1:]} table: {why}") from None
     frame.columns = pd.Index([str(column).strip() for column in frame.columns])
+    check_table(frame, path.name)
+    return frame
+
+
+def _too_long(said: re.Match[str]) -> str:
+    most, line, cells = map(int, said.groups())  # of `_uneven_rows`, which reads one line and one cell more
+    return f"line {line - 1} has {cells} cells, the header {most - 1}; correct the line"
+
+
+def check_table(frame: pd.DataFrame, name: str) -> None:
+    """`DataError` where a table has no rows, or two columns of one name."""
     if len(frame) == 0:
-        raise DataError(f"{path.name!r} has a header but no rows; it needs at least one")
+        raise DataError(f"{name!r} has a header but no rows; it needs at least one")
     repeated = frame.columns[frame.columns.duplicated()]
     if len(repeated):
-        raise DataError(f"{path.name!r} has two columns called {repeated[0]!r}; rename one")
-    return frame
+        raise DataError(f"{name!r} has two columns called {repeated[0]!r}; rename one")
 
 
 def _read_parquet(path: Path) -> pd.DataFrame:
@@ -86,7 +98,8 @@ def _read_parquet(path: Path) -> pd.DataFrame:
                 f"{path.name!r}: column {field.name!r} holds {field.type} in every cell; make columns of its parts"
             )
     frame = pd.read_parquet(path)
-    return frame.astype(dict.fromkeys(frame.select_dtypes("integer").columns, np.float64))
+    whole = frame.select_dtypes("integer", exclude="timedelta").columns
+    return frame.astype(dict.fromkeys(whole, np.float64))
 
 
 def _read_csv(path: Path) -> pd.DataFrame:
@@ -118,7 +131,9 @@ def _read_csv(path: Path) -> pd.DataFrame:
     except pa.ArrowInvalid:  # rows of unequal length: pandas reads the others alike
         frame = _uneven_rows(text, delimiter, numbers)
         if (longer := np.flatnonzero(frame.pop(_MORE).fillna("").to_numpy() != "")).size:
-            raise DataError(f"{path.name!r}: row {longer[0] + 1} has more cells than the header") from None
+            raise DataError(
+                f"{path.name!r}: row {longer[0] + 1} has more cells than the header; correct the row"
+            ) from None
     if not len(frame) or (frame.iloc[-1] != _LAST).any():
         raise DataError(f"{path.name!r} has a quote that is never closed; save the table as CSV (UTF-8) again")
     frame = frame.iloc[:-1].set_axis(names, axis=1)
@@ -311,10 +326,15 @@ def factorize(series: pd.Series, missing: Collection[str] = MISSING) -> tuple[np
     once, so the cost grows with the distinct values and not with the rows."""
     import pandas as pd
 
-    raw_codes, raw_values = pd.factorize(series, use_na_sentinel=True)
-    if series.dtype == object and not all(isinstance(value, str) for value in raw_values):
-        # To pandas True, 1 and 1.0 are one value, spelled as the first of them: cells are spelled one by one.
-        raw_codes, raw_values = pd.factorize(series.map(canonical, na_action="ignore"), use_na_sentinel=True)
+    try:
+        raw_codes, raw_values = pd.factorize(series, use_na_sentinel=True)
+        if series.dtype == object and not all(isinstance(value, str) for value in raw_values):
+            # To pandas True, 1 and 1.0 are one value, spelled as the first of them: spell each cell by itself.
+            raw_codes, raw_values = pd.factorize(series.map(canonical, na_action="ignore"), use_na_sentinel=True)
+    except TypeError:
+        raise DataError(
+            f"column {series.name!r} holds lists or other objects; make columns of their parts"
+        ) from None
     spelled = [canonical(value) for value in raw_values]
     texts = sorted(set(spelled) - set(missing))
     code_of = {text: code for code, text in enumerate(texts)}
