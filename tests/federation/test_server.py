@@ -9,7 +9,6 @@ import pytest
 from dither.errors import DamagedFile, FederationError
 from dither.experiment.report import PartyTotals
 from dither.federation import releases
-from dither.federation.agreement import describe
 from tests.federation.parties import (
     FIRST,
     NAMES,
@@ -220,7 +219,7 @@ def test_small_federations_run_with_the_colluders_they_take_by_default(tmp_path,
     parties = Parties(tmp_path, spec)
 
     def owner(agreement, experiment):
-        seen.append(describe(agreement, experiment, "ann"))
+        seen.append(agreement.describe("ann", experiment))
         return "asked"
 
     parties.nodes["ann"] = parties.node("ann", approve=owner)

@@ -149,7 +149,7 @@ def test_a_party_answers_once_and_within_its_terms(tmp_path):
     # a folder that forgot what it answered gives no second answer with fresh noise
     (tmp_path / "keys" / "parties" / "ann" / "runs" / asking.agreement.run / "answers.json").unlink()
     with pytest.raises(FederationError, match="does not remember"):
-        clinics.node("ann")._counting(asking.agreement.run)
+        clinics.node("ann")._current(asking.agreement.run)
 
 
 def test_a_server_that_asks_more_than_was_agreed_is_refused(tmp_path):

@@ -152,20 +152,19 @@ def join(
 ) -> None:
     """Take part in a federation with your own records, until the run is over."""
     from dither.federation import joining
-    from dither.federation.agreement import approved_digest, describe
+    from dither.federation.agreement import approved_digest
     from dither.federation.party import Target
 
     _term_as_interrupt()
 
     def ask(agreement: Any, experiment: Any) -> str:
-        name, purpose = agreed_name(federation), getattr(agreement, "purpose", "")
-        rows = agreement.describe(name) if purpose else describe(agreement, experiment, name)
+        rows = agreement.describe(agreed_name(federation), experiment)
         if as_json:
             print_event("terms", digest=agreement.digest, terms=dict(rows))
         elif not quiet:
             table = [{"what": what, "agreement": value} for what, value in rows]
             print_table(table, title="What you are asked to agree to")
-        before = approved_digest(federation, purpose)
+        before = approved_digest(federation, agreement.purpose)
         return _approval(agreement.digest, before, yes=yes, named=approve, silent=as_json or quiet)
 
     with on_interrupt("the same command takes up where this one ended"):

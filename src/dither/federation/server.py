@@ -30,6 +30,7 @@ from dither.experiment.report import Exclusion, FederationTotals, PartyTotals, R
 from dither.federation import engines, keys, mailbox, releases
 from dither.federation.agreement import (
     Agreement,
+    Terms,
     collusion_notes,
     federated_spec,
     held_out_rows,
@@ -42,7 +43,6 @@ from dither.federation.messages import SignedMessage
 from dither.federation.party import session_id
 from dither.federation.state import Journal
 from dither.secagg import encoding
-from dither.secagg import state as secagg_state
 from dither.secagg.roster import Rules
 from dither.secagg.server import ServerSession
 from dither.spec import Spec, code
@@ -207,21 +207,27 @@ class Coordinator:
         if agreement is None:
             agreement = self._new_agreement(names)
             self.journal.save_agreement(agreement)
-        digest, masked = agreement.digest, agreement.spec.aggregation != "off"
+        safe, warning = collusion_notes(agreement.spec)
+        self._have_accepted("terms", agreement, lambda name, answer: None, collusion=safe, warning=warning)
+        return agreement
+
+    def _have_accepted(self, kind: str, terms: Terms, take: Take, **facts: Any) -> None:
+        """Have every party accept these terms, and keep its hello for secure aggregation."""
+        digest, masked = terms.digest, terms.spec.aggregation != "off"
         self._hellos: dict[str, bytes] = {}
 
-        def take(name: str, answer: SignedMessage) -> None:
+        def accepted(name: str, answer: SignedMessage) -> None:
             if answer.kind != "accepted" or answer.fields.get("digest") != digest:
                 raise FederationError("it accepted another agreement")
             if masked:
                 self._hellos[name] = answer.bytes("hello")
+            take(name, answer)
             self._event("accepted", {"party": name})
 
-        safe, warning = collusion_notes(agreement.spec)
-        facts = {"digest": digest, "parties": list(names), "collusion": safe, "warning": warning}
-        self._event("terms", facts)
-        self._everybody("terms", names, ({"terms": agreement.to_dict()}, {}), take, "approve")
-        return agreement
+        self._event(
+            "terms", {"digest": digest, "parties": list(terms.names), "collusion": "", "warning": "", **facts}
+        )
+        self._everybody(kind, terms.names, ({"terms": terms.to_dict()}, {}), accepted, "approve")
 
     def _new_agreement(self, names: tuple[str, ...]) -> Agreement:
         """What follows from the spec, the server's data and what parties say they hold."""
@@ -235,7 +241,7 @@ class Coordinator:
             num_features=evaluation.x.shape[1],
             image_shape=evaluation.image_shape,
             names=names,
-            sizes=self.training_sizes(names),
+            sizes=tuple(len(held_out_rows(self.asked_spec, count)[0]) for count in self.records_of(names)),
         ).check()
         agreement.experiment(evaluation.x[:0], evaluation.y[:0])  # a spec that cannot run is refused before asking
         return agreement
@@ -251,10 +257,9 @@ class Coordinator:
             return spec
         return spec.with_values({"privacy.epsilons": targets})
 
-    def training_sizes(self, names: Sequence[str]) -> tuple[int, ...]:
-        """How many records each party trains on."""
-        counts = (int(self.mailbox.greeted[name]["records"]) for name in names)
-        return tuple(len(held_out_rows(self.asked_spec, count)[0]) for count in counts)
+    def records_of(self, names: Iterable[str]) -> list[int]:
+        """How many records each party says that it holds."""
+        return [int(self.mailbox.greeted[name]["records"]) for name in names]
 
     def _other_versions(self) -> dict[str, str]:
         """Parties with another version of Dither than the server's."""
@@ -354,7 +359,7 @@ class Coordinator:
             return None
         saved = self.journal.secagg()
         if saved is not None:
-            session = secagg_state.load_server(saved)
+            session = ServerSession.load(saved)
         else:
             session = ServerSession(
                 federation=session_id(self.agreement),
@@ -366,7 +371,7 @@ class Coordinator:
             for name in self.agreement.names:
                 session.hello(self._hellos[name])
         roster = session.make_roster()
-        self.journal.save_secagg(secagg_state.save_server(session))
+        self.journal.save_secagg(session.save())
         if self._begun:
             return session
 
@@ -375,7 +380,7 @@ class Coordinator:
             self._everybody(kind, self.agreement.names, question, take, "enrol")
 
         ask("roster", roster, lambda name, answer: session.confirm(answer.bytes("secagg")))
-        self.journal.save_secagg(secagg_state.save_server(session))
+        self.journal.save_secagg(session.save())
         ask("confirmed", session.confirmed(), lambda name, answer: None)
         self._event("enrolled", {"parties": list(self.agreement.names)})
         return session
@@ -490,7 +495,7 @@ class Coordinator:
         tries = 0
         while True:
             announcement = session.announcement()
-            self.journal.save_secagg(secagg_state.save_server(session))
+            self.journal.save_secagg(session.save())
             left = self._left(self.agreement)
             refused |= self._ask_for_uploads(
                 index,
@@ -512,7 +517,7 @@ class Coordinator:
         """Have the seals taken off; who made one that cannot be is excluded, and the round is without effect."""
         session, names = self._secagg, self.agreement.names
         requests = session.unseal()
-        self.journal.save_secagg(secagg_state.save_server(session))
+        self.journal.save_secagg(session.save())
         silent, _ = self._ask_for_shares(index, "unseal", requests, session.shares)
         disputed = [f"{names[maker]}'s share for {names[who]}" for maker, who in session.disputed]
         liars: dict[int, str] = {}

@@ -50,7 +50,7 @@ from dither.federation.agreement import Agreement
 from dither.federation.keys import Identity, Keyring, canonical, verify
 
 # Never from a copy: see above.
-_PARTY_ADVICE = "this party cannot go on with the run: the others can without it, or start a new run"
+PARTY_ADVICE = "this party cannot go on with the run: the others can without it, or start a new run"
 _SERVER_ADVICE = "restore it from a copy, or start a new run in another folder"
 COMPUTED = "computed"
 _SIGNATURE = "signature.json"
@@ -67,10 +67,10 @@ class _RunFiles:
         self.path, self._advice = path, advice
 
     def agreement(self) -> Agreement | None:
-        return Agreement.load(self.path / "terms.json", self._advice)
+        return Agreement.load(self.path, self._advice)
 
     def save_agreement(self, agreement: Agreement) -> None:
-        agreement.save(self.path / "terms.json")
+        agreement.save(self.path)
 
     def secagg(self) -> bytes | None:
         path = self.path / "secagg.json"
@@ -108,7 +108,7 @@ class PartyStore(_RunFiles):
     """The files of one run at one party."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, _PARTY_ADVICE)
+        super().__init__(path, PARTY_ADVICE)
         path.mkdir(parents=True, exist_ok=True)
         path.chmod(0o700)
 
@@ -128,7 +128,7 @@ class PartyStore(_RunFiles):
             write_bytes(path, fresh + hashlib.sha256(fresh).digest(), private=True)
         saved = path.read_bytes()
         if len(saved) != 16 and hashlib.sha256(saved[:16]).digest() != saved[16:]:  # 16: of an earlier version
-            raise DamagedFile(f"{str(path)!r} does not hold what was written; {_PARTY_ADVICE}")
+            raise DamagedFile(f"{str(path)!r} does not hold what was written; {PARTY_ADVICE}")
         return saved[:16]
 
     def has_secret(self) -> bool:
@@ -176,9 +176,9 @@ class PartyStore(_RunFiles):
         path = self.path / name
         if not path.is_file():
             return None
-        saved = read_checked(path, _PARTY_ADVICE, old=keys)
+        saved = read_checked(path, PARTY_ADVICE, old=keys)
         if set(saved) != set(keys):
-            raise DamagedFile(f"{str(path)!r} does not hold {', '.join(keys)}; {_PARTY_ADVICE}")
+            raise DamagedFile(f"{str(path)!r} does not hold {', '.join(keys)}; {PARTY_ADVICE}")
         return saved
 
     def _arrays(self, name: str) -> tuple[dict[str, Any], list[np.ndarray]] | None:
@@ -190,7 +190,7 @@ class PartyStore(_RunFiles):
                 meta = json.loads(str(archive["meta"]))
                 return meta, [archive[f"leaf{index}"] for index in range(meta["leaves"])]
         except Exception:  # whatever comes of damaged bytes
-            raise DamagedFile(f"{str(path)!r} is damaged; {_PARTY_ADVICE}") from None
+            raise DamagedFile(f"{str(path)!r} is damaged; {PARTY_ADVICE}") from None
 
     def _save_arrays(self, name: str, meta: dict[str, Any], leaves: list[np.ndarray]) -> None:
         arrays: dict[str, Any] = {f"leaf{index}": leaf for index, leaf in enumerate(leaves)}

@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -30,17 +30,14 @@ from dither.experiment.folder import read_checked, write_checked
 from dither.federation.agreement import (
     Agreement,
     PartyData,
+    Rows,
     Terms,
-    check_json,
-    collusion_notes,
+    held_out_rows,
     least_clients,
-    listed,
     require,
-    typed,
 )
 from dither.privacy.discrete import Words
 from dither.secagg.roster import Rules
-from dither.spec import Spec
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,7 +45,6 @@ if TYPE_CHECKING:
     from dither.federation.messages import SignedMessage
 
 MODULUS_BITS = 64  # counts reach 2^31 records times 2^16 units
-_FORMAT = 1
 _ADVICE = "this party no longer knows what it answered: go on without it, or start a new run"
 
 
@@ -56,54 +52,27 @@ _ADVICE = "this party no longer knows what it answered: go on without it, or sta
 class StatisticsTerms(Terms):
     """What parties agree to have counted."""
 
-    federation: str
-    run: str
-    purpose: str
+    file = "statistics.json"
+
+    purpose: str  # type: ignore[misc]  # here it is part of the agreement
     epsilon: float
     delta: float
-    spec: Spec
-    names: tuple[str, ...]
-    sizes: tuple[int, ...]  # records of each party that are counted
     trained: Agreement | None = None  # evaluation: what the model was trained under
 
     def to_dict(self) -> dict[str, Any]:
-        trained = None if self.trained is None else self.trained.to_dict()
-        plain = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
-        return {"format": _FORMAT, **plain, "spec": self.spec.to_dict(), "trained": trained}
+        return {**super().to_dict(), "trained": None if self.trained is None else self.trained.to_dict()}
 
-    @classmethod
-    def from_dict(cls, received: Mapping[str, Any]) -> StatisticsTerms:
-        """Terms from JSON that anybody may have written."""
-        check_json(received)
-        require(received.get("format") == _FORMAT, f"has format {received.get('format')!r}; this reads {_FORMAT}")
-        trained, spec = received.get("trained"), received.get("spec")
-        if not isinstance(trained, dict | None) or not isinstance(spec, dict):
-            raise FederationError("the agreement cannot be read: its spec or the trained one is not a table")
-        return cls(
-            federation=typed(received, "federation", str),
-            run=typed(received, "run", str),
-            purpose=typed(received, "purpose", str),
-            epsilon=float(typed(received, "epsilon", float)),
-            delta=float(typed(received, "delta", float)),
-            spec=Spec.from_any(spec),
-            names=listed(received, "names", str),
-            sizes=listed(received, "sizes", int),
-            trained=None if trained is None else Agreement.from_dict(trained),
-        ).check()
-
-    def check(self) -> StatisticsTerms:
-        """Itself, or an error where the parts do not fit together."""
+    def check(self) -> Self:
+        super().check()
         counting.check_budget(self.epsilon, self.delta)
         require(self.purpose in PURPOSES, f"counts for {self.purpose!r}; known: {', '.join(PURPOSES)}")
-        require(
-            (self.purpose == "evaluation") == (self.trained is not None), "evaluates no model, or one too many"
-        )
-        parties = len(self.names) == len(self.sizes) == self.spec.num_clients == self.spec.cohort_size
-        require(parties and len(set(self.names)) == len(self.names), "does not ask each of its parties once")
-        require(min(self.sizes) >= 1 and max(self.sizes) < 2**31, "has a party without records, or too many")
-        plain = self.run.isascii() and self.run.isalnum() and len(self.run) <= 64
-        require(plain, f"has run {self.run[:80]!r}; use up to 64 letters and digits")
+        evaluated = (self.purpose == "evaluation") == (self.trained is not None)
+        require(evaluated, "evaluates no model, or one too many")
+        require(self.spec.num_clients == self.spec.cohort_size, "does not ask each of its parties once")
         return self
+
+    def counted(self, records: int) -> int:
+        return records if self.trained is None else len(held_out_rows(self.trained.spec, records)[1])
 
     @property
     def rules(self) -> Rules | None:
@@ -121,33 +90,24 @@ class StatisticsTerms(Terms):
         """Where a party's noise comes from."""
         return counting.noise_words(self.spec.randomness, self.spec.seed, self.purpose, client)
 
-    def describe(self, name: str) -> list[tuple[str, str]]:
-        """The terms in plain words, for the owner of one party's data."""
+    def _described(self, number: int, experiment: object) -> tuple[Rows, Rows, Rows]:
         what = {
             "schema": "what the columns hold, bounds, scales and categories, for a schema",
             "statistics": "counts, means, quantiles and categories of the columns",
             "evaluation": "how well the trained model predicts your records that training left out",
         }
-        number = self.number(name)
         counts = "counts with your noise, readable by the server"
         if self.rules is not None:
             counts = "masked counts with your noise; the server learns the sum over all parties"
-        rows = [
-            ("counted", what[self.purpose]),
-            ("your records", f"{self.sizes[number]:,}; this count is shown to everybody"),
-            ("parties", ", ".join(f"{each} ({n:,})" for each, n in zip(self.names, self.sizes, strict=True))),
-            ("what leaves", counts),
-        ]
+        leaves = [("what leaves", counts)]
         if self.lists_names:
-            rows.append(("also", "the names of your columns, and of categories that enough of your records have"))
-        safe, warning = collusion_notes(self.spec)
-        rows += [("collusion", safe)] * bool(safe) + [("WARNING", warning)] * bool(warning)
-        rows.append(("proven ε", f"at most {self.epsilon:.3g} at δ = {self.delta:g} (zero-out) against anybody"))
+            leaves.append(
+                ("also", "the names of your columns, and of categories that enough of your records have")
+            )
+        proven = f"at most {self.epsilon:.3g} at δ = {self.delta:g} (zero-out) against anybody"
         asked = self.spec.with_values({"privacy.delta": self.delta})
-        rows += [("WARNING", text) for text in large_delta(asked, self.sizes[number], federated=True)]
-        if self.spec.randomness == "seeded":
-            rows.append(("WARNING", "a test: the noise comes from a public seed and protects nothing"))
-        return [*rows, ("digest", self.digest)]
+        warnings = [("WARNING", text) for text in large_delta(asked, self.sizes[number], federated=True)]
+        return [("counted", what[self.purpose])], leaves, [("proven ε", proven), *warnings]
 
 
 class PartyStatistics:
