@@ -16,8 +16,7 @@ import httpx
 from dither.errors import FederationError
 from dither.federation import keys
 from dither.federation.flower import TlsFiles, fleet
-from dither.federation.flower.gate import Gate
-from dither.federation.flower.superlink import SuperLink
+from dither.federation.flower.superlink import Gate, SuperLink
 from dither.federation.local import free_port
 
 

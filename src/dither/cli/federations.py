@@ -442,20 +442,19 @@ def verify(
 ) -> None:
     """Check a run folder against the signatures of the server and the parties, or a party's own record of what it
     released in a run."""
-    from dither.federation import keys, releases
-    from dither.federation.state import Journal
+    from dither.federation import keys, state
 
     keyring = keys.Keyring.load(federation)
-    if (folder / releases.RECORD).is_file():
-        signed = releases.check_record(folder, keyring)
+    if (folder / state.RELEASES).is_file():
+        signed = state.check_record(folder, keyring)
         last = f"{signed['releases']} releases, the last is {signed['head'][:16]}"
         said = [f"signed by {signed['party']}, nothing changed or missing: {last}"]
     else:
-        journal = Journal(folder)
+        journal = state.Journal(folder)
         signed = journal.verify(keyring)
         said = [f"signed by the server of this federation: {', '.join(sorted(signed['files']))}"]
         agreement = journal.agreement()
-        stated = releases.load_statements(folder, agreement.digest, keyring) if agreement is not None else {}
+        stated = state.load_statements(folder, agreement.digest, keyring) if agreement is not None else {}
         signed["releases"] = stated
         said += [
             f"{n} released {each['releases']} uploads, the last is {each['head'][:16]}"

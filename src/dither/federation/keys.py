@@ -60,6 +60,10 @@ class PartyKeys:
     def to_dict(self) -> dict[str, str]:
         return {"name": self.name, "identity": self.identity.hex(), "node_key": self.node_key}
 
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> PartyKeys:
+        return cls(str(saved["name"]), bytes.fromhex(saved["identity"]), str(saved["node_key"]))
+
 
 @dataclass(frozen=True)
 class Keyring:
@@ -102,10 +106,7 @@ class Keyring:
         try:
             if saved["format"] != FORMAT:
                 raise ConfigError(f"{str(path)!r} has format {saved['format']}, this Dither reads {FORMAT}")
-            parties = tuple(
-                PartyKeys(each["name"], bytes.fromhex(each["identity"]), each["node_key"])
-                for each in saved["parties"]
-            )
+            parties = tuple(map(PartyKeys.from_dict, saved["parties"]))
             return cls(saved["id"], bytes.fromhex(saved["server"]), parties)
         except (ValueError, KeyError, TypeError) as error:
             if isinstance(error, ConfigError):
@@ -126,6 +127,10 @@ class Identity(SigningKey):
         except ValueError:
             raise DamagedFile(f"{str(path)!r} is damaged: 64 hexadecimal digits are needed; {_ADVICE}") from None
 
+    def signed(self, content: Mapping[str, Any]) -> dict[str, Any]:
+        """A JSON object with this key's signature in it."""
+        return {**content, "signature": self.sign(canonical(content)).hex()}
+
 
 def verify(public: bytes, signature: bytes, content: bytes) -> bool:
     """Whether the holder of the key signed the content."""
@@ -134,6 +139,15 @@ def verify(public: bytes, signature: bytes, content: bytes) -> bool:
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+def is_signed(content: Mapping[str, Any], public: bytes) -> bool:
+    """Whether the holder of the key signed this JSON object (`Identity.signed`)."""
+    try:
+        signature = bytes.fromhex(content["signature"])
+    except (KeyError, TypeError, ValueError):
+        return False
+    return verify(public, signature, canonical({k: v for k, v in content.items() if k != "signature"}))
 
 
 # Making
@@ -224,9 +238,7 @@ def request(folder: Path, name: str) -> PartyKeys:
     _write_secret(folder / "identity.key", identity.private.hex().encode())
     write_text(folder / "node.pub", party.node_key + "\n")
     write_checked(folder / "party.json", {"name": name})
-    content = party.to_dict()
-    signature = identity.sign(canonical(content)).hex()
-    write_checked(folder / f"{name}.request.json", {**content, "signature": signature})
+    write_checked(folder / f"{name}.request.json", identity.signed(party.to_dict()))
     return party
 
 
@@ -235,12 +247,11 @@ def read_request(path: Path) -> PartyKeys:
     advice = "ask that party for its request again (`dither federation request`)"
     saved = read_checked(path, advice)
     try:
-        party = PartyKeys(str(saved["name"]), bytes.fromhex(saved["identity"]), str(saved["node_key"]))
-        signature = bytes.fromhex(saved["signature"])
+        party = PartyKeys.from_dict(saved)
         serialization.load_ssh_public_key(party.node_key.encode())
     except (KeyError, TypeError, ValueError):
         raise DamagedFile(f"{str(path)!r} is not a party's request; {advice}") from None
-    if not verify(party.identity, signature, canonical(party.to_dict())):
+    if not is_signed({**party.to_dict(), "signature": saved.get("signature")}, party.identity):
         raise DamagedFile(f"{str(path)!r} is not signed with the key it names; {advice}")
     return party
 

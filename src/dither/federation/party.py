@@ -42,8 +42,7 @@ from dither.federation.agreement import (
     record_approval,
     secagg_rules,
 )
-from dither.federation.releases import ReleaseRecord
-from dither.federation.state import COMPUTED, PARTY_ADVICE, ChargedRound, PartyStore, PendingUpload
+from dither.federation.state import COMPUTED, PARTY_ADVICE, ChargedRound, PartyStore, PendingUpload, ReleaseRecord
 from dither.federation.statistics import PartyStatistics, StatisticsTerms
 from dither.privacy import clipping, noise
 from dither.secagg.client import ClientSession

@@ -27,7 +27,7 @@ from dither.errors import FederationError, ProtocolAbort, SpecError
 from dither.experiment import build, plots, train
 from dither.experiment.advice import Labelled, judge
 from dither.experiment.report import Exclusion, FederationTotals, PartyTotals, Report
-from dither.federation import engines, keys, mailbox, releases
+from dither.federation import engines, keys, mailbox, state
 from dither.federation.agreement import (
     Agreement,
     Terms,
@@ -679,11 +679,11 @@ class Coordinator:
 
         def take(name: str, answer: SignedMessage) -> None:
             statement = answer.fields.get("releases")
-            statements[name] = releases.check_statement(statement, name, self.agreement.digest, self.keyring)
+            statements[name] = state.check_statement(statement, name, self.agreement.digest, self.keyring)
 
         question: Question = {"run": self.agreement.run, **outcome}, {}
         self.mailbox.ask("finish", dict.fromkeys(self.agreement.names, question), seconds=10.0, take=take)
-        releases.save_statements(self.journal.path, statements)
+        state.save_statements(self.journal.path, statements)
 
 
 _MOST_TRIES = 3

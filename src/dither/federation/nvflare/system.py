@@ -6,16 +6,16 @@ import io
 import ipaddress
 import os
 import shutil
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
 from dither.errors import FederationError
-from dither.federation.local import separate_process, stop
+from dither.federation.keys import Keyring
+from dither.federation.local import Event, TransportServer
 from dither.federation.nvflare import ADMIN_KIT, CONNECTED, KIT, kits
 
 _START_SECONDS = 90.0
@@ -25,43 +25,31 @@ _SETTLE_SECONDS = 12.0  # for sites to connect again before a job begins without
 # The server
 
 
-class FlareServer:
+class FlareServer(TransportServer):
     """`with FlareServer(...)`: FLARE's server on an address, its files in the run folder."""
 
+    name, log = "NVIDIA FLARE's server", "nvflare.log"
     controller = kits.CONTROLLER
 
     def __init__(
         self, run_folder: Path, keys_folder: Path, address: tuple[str, int], env: Mapping[str, str]
     ) -> None:
-        self.folder, self._env = run_folder, {**os.environ, **env}
+        super().__init__(run_folder, {**os.environ, **env})
         self._keys, (self._host, self._port) = keys_folder, address
         self._kit, self._admin_kit = run_folder / KIT / "server", run_folder / KIT / "admin"
         self.address = f"{self._host}:{self._port}"
-        self._process: subprocess.Popen[bytes] | None = None
         self._session: Any = None
         self._next_look = 0.0
 
-    def __enter__(self) -> FlareServer:
+    def start(self) -> None:
         shutil.rmtree(self.folder / KIT, ignore_errors=True)  # what a killed server left: its jobs are over
         shutil.copytree(self._keys / KIT, self._kit)
         shutil.copytree(self._keys / ADMIN_KIT, self._admin_kit)
         self._place()
         command = [sys.executable, "-m", "nvflare.private.fed.app.server.server_train"]
         command += ["-m", str(self._kit), "-s", "fed_server.json", "--set", "secure_train=true"]
-        command += ["config_folder=config", f"org={kits.ORGANISATION}"]
-        with open(self.folder / "nvflare.log", "ab") as log:
-            streams: dict[str, Any] = {
-                "stdout": log,
-                "stderr": subprocess.STDOUT,
-                "stdin": subprocess.DEVNULL,
-            }
-            self._process = subprocess.Popen(command, env=self._env, **streams, **separate_process())
-        try:
-            self._connect()
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
+        self._launch([*command, "config_folder=config", f"org={kits.ORGANISATION}"])
+        self._connect()
 
     def _place(self) -> None:
         """Where it listens, and where its own files go."""
@@ -94,29 +82,21 @@ class FlareServer:
                 self._session = new_secure_session(kits.ADMIN, str(self._admin_kit), timeout=5.0)
                 return
             time.sleep(0.2)
-        raise FederationError(
-            f"NVIDIA FLARE's server did not start; is {self._host}:{self._port} in use? See "
-            f"{self.folder / 'nvflare.log'}"
-        )
-
-    def alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        raise self._died(f": is {self.address} in use?")
 
     def watch(self) -> bool:
-        """Whether it is alive; every few seconds the coordinator is told which sites are connected."""
+        """Every few seconds the coordinator is told which sites are connected."""
         if time.monotonic() > self._next_look:
             self._next_look = time.monotonic() + _LOOK_SECONDS
             kits.write(self.folder / KIT / CONNECTED, sorted(self.connected()))
         return self.alive()
 
-    def __exit__(self, *_: object) -> None:
+    def end(self) -> None:
         if self._session is not None:
             with suppress(Exception):
                 self._session.close()
             self._session = None
-        if self._process is not None:
-            stop(self._process)
-            self._process = None
+        super().end()
 
     def connected(self) -> set[str]:
         """Sites whose FLARE client is connected."""
@@ -128,28 +108,23 @@ class FlareServer:
             self._connect()
         return set()
 
-    def run(
-        self,
-        config: Mapping[str, str],
-        sites: Collection[str],
-        *,
-        everybody: bool,
-        on_wait: Callable[[set[str]], None],
-        seconds: float,
-    ) -> None:
-        """Wait for the sites, all of them or those that come soon, and start the job there."""
-        until, settled, before = time.monotonic() + seconds, time.monotonic(), set[str]()
-        while True:
-            here = self.connected() & set(sites)
-            settled = time.monotonic() if here != before else settled
-            before = here
-            enough = not everybody and len(here) > 1 and time.monotonic() - settled > _SETTLE_SECONDS
-            if here == set(sites) or enough:
+    def submit(self, config: Mapping[str, str], on_event: Event) -> None:
+        """Wait for the sites and start the job there: at all of them or, once the run has begun, at those that
+        come soon."""
+        without, seconds = config["without"].split(","), float(config["wait"])
+        sites = {party.name for party in Keyring.load(self._keys).parties if party.name not in without}
+        begun = (self.folder / "spec.toml").is_file()
+        until, settled = time.monotonic() + seconds, time.monotonic()
+        before: set[str] | None = None
+        while (here := self.connected() & sites) != sites:
+            if here != before:
+                settled, before = time.monotonic(), here
+                on_event("waiting", {"to": "connect", "parties": sorted(sites - here)})
+            if begun and len(here) > 1 and time.monotonic() - settled > _SETTLE_SECONDS:
                 break
             if not self.alive() or time.monotonic() > until:
-                away = ", ".join(sorted(set(sites) - here))
+                away = ", ".join(sorted(sites - here))
                 raise FederationError(f"{away} did not connect within {seconds:.0f} s; start again later")
-            on_wait(set(sites) - here)
             time.sleep(0.5)
         self._submit(config, sorted(here))
 
