@@ -12,6 +12,7 @@ from dither.federation import keys
 from dither.federation.local import answer_at, free_port
 from dither.federation.nvflare import KIT, kits, relay
 from dither.federation.nvflare.system import FlareServer
+from tests.attacks.test_run_folder import secrets_in
 from tests.e2e.federations import Processes
 from tests.e2e.test_federation import same_bits
 from tests.federation.parties import NAMES, Parties, small_spec
@@ -29,6 +30,7 @@ def test_processes_give_the_bits_of_the_simulator_and_end_by_themselves(tmp_path
         for name in NAMES:
             assert run.wait(name, 90) == 0, run.output(name)
         same_bits(run.parties)
+        assert secrets_in(run.folder / "run", run.folder / "keys") == []
         assert "round 3/3  4 parties" in run.output("server")
         assert "this party answered 3" in run.output("ann")
 

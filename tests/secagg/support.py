@@ -77,7 +77,7 @@ def announcement(server: ServerSession, ids, *, round_index=0, attempt=0, thresh
 
 def twin(session):
     """A second copy of a party: what a dishonest one can make of itself to answer two ways."""
-    return type(session).load(session.save())
+    return type(session).load(session.save(), session.signing.private)
 
 
 def without_share(answer: bytes, key: primitives.SigningKey, maker: int) -> bytes:

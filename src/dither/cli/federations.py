@@ -109,7 +109,7 @@ def _health_endpoint(address: str, folder: Path) -> Any:
         return nullcontext()
     from dither.federation.health import Endpoint
 
-    return Endpoint(*_address(address), folder)
+    return Endpoint(*_address(address, "--health"), folder)
 
 
 # reason: one parameter an option, as Typer has it
@@ -692,10 +692,10 @@ def _print_outcome(report: Report, folder: Path) -> None:
         )
 
 
-def _address(text: str) -> tuple[str, int]:
+def _address(text: str, option: str = "--address") -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ConfigError(f"--address {text!r} is not of the form HOST:PORT")
+        raise ConfigError(f"{option} {text!r} is not of the form HOST:PORT")
     return host.strip("[]"), int(port)
 
 

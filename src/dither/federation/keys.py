@@ -262,6 +262,7 @@ def add(folder: Path, party: PartyKeys) -> Keyring:
     if any(each.name == party.name for each in keyring.parties):
         raise ConfigError(f"{party.name!r} belongs to this federation already; revoke it first for new keys")
     keyring = replace(keyring, parties=(*keyring.parties, party))
+    _save_revoked(folder, revoked(folder / "server") - {party.name})
     publish(folder, keyring)
     return keyring
 
@@ -273,10 +274,23 @@ def revoke(folder: Path, name: str) -> Keyring:
     rest = tuple(each for each in keyring.parties if each.name != name)
     _check_names([each.name for each in rest])
     keyring = replace(keyring, parties=rest)
+    _save_revoked(folder, revoked(folder / "server") | {name})
     (folder / "server" / "nodes" / f"{name}.pub").unlink(missing_ok=True)
-    (folder / "invitations" / f"{name}.json").unlink(missing_ok=True)
+    for ending in ("json", "signed.zip"):
+        (folder / "invitations" / f"{name}.{ending}").unlink(missing_ok=True)
     publish(folder, keyring)
     return keyring
+
+
+def revoked(server: Path) -> set[str]:
+    """Names of parties that were taken out; a transport with certificates of its own (NVIDIA FLARE) must know."""
+    path = server / "revoked.json"
+    return set(read_checked(path, _ADVICE)["names"]) if path.is_file() else set()
+
+
+def _save_revoked(folder: Path, names: set[str]) -> None:
+    if names or (folder / "server" / "revoked.json").is_file():
+        write_checked(folder / "server" / "revoked.json", {"names": sorted(names)})
 
 
 def invitation_file(folder: Path, name: str) -> Path:

@@ -359,7 +359,7 @@ class Coordinator:
             return None
         saved = self.journal.secagg()
         if saved is not None:
-            session = ServerSession.load(saved)
+            session = ServerSession.load(saved, self._identity.private)
         else:
             session = ServerSession(
                 federation=session_id(self.agreement),

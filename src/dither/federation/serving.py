@@ -9,7 +9,6 @@ the run goes on after the last completed round; so does a server that is started
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -22,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from dither.errors import ConfigError, DitherError, FederationError, RunExists, did_you_mean
-from dither.experiment.folder import lock, write_text
+from dither.experiment.folder import is_free, lock, write_text
 from dither.experiment.report import Report
 from dither.federation import keys
+from dither.federation.health import new_events
 from dither.federation.local import Event, TransportServer
 from dither.spec import Spec
 
@@ -154,7 +154,7 @@ def _keep_running(
             continue
         heard, up = time.monotonic(), False
         while True:
-            at, lines = _new_lines(progress, at)
+            at, lines = new_events(progress, at)
             for facts in lines:
                 heard = time.monotonic()
                 event = facts.pop("event")
@@ -178,7 +178,7 @@ def _keep_running(
                 break
             if not up and time.monotonic() - heard > _QUIET_SECONDS:
                 raise FederationError(f"the coordinator did not start; see {system.folder / system.log}")
-            if up and not lines and _unlocked(journal_lock) and not _new_lines(progress, at)[1]:
+            if up and not lines and is_free(journal_lock) and not new_events(progress, at)[1]:
                 on_event("restart", {"what": "the coordinator"})
                 break
             time.sleep(0.1)
@@ -188,27 +188,11 @@ def _keep_running(
     )
 
 
-def _new_lines(path: Path, at: int) -> tuple[int, list[dict[str, Any]]]:
-    with open(path, "rb") as file:
-        file.seek(at)
-        content = file.read()
-    end = content.rfind(b"\n") + 1
-    return at + end, [json.loads(line) for line in content[:end].splitlines()]
-
-
 def _end(process: int, lock: Path) -> None:
     """End a coordinator that still holds its journal."""
-    if not _unlocked(lock):
+    if not is_free(lock):
         with suppress(ProcessLookupError, PermissionError):
             os.kill(process, signal.SIGKILL)  # every file of its is whole at any moment
-
-
-def _unlocked(path: Path) -> bool:
-    """Whether a coordinator has begun, and none holds the journal any more."""
-    handle = lock(path) if path.is_file() else None
-    if handle is not None:
-        handle.close()
-    return handle is not None
 
 
 def _error(facts: Mapping[str, Any]) -> DitherError:

@@ -22,7 +22,7 @@ At the server (`Journal`), a run folder with a few files more:
     terms.json      the agreement that was sent out
     rounds.jsonl    one line for every completed round: who counted, who was missing or refused, and why
     excluded.json   who was caught in a lie, in which round and in which lie: asked nothing any more
-    secagg.json     keys and the open round of secure aggregation (mode 0600)
+    secagg.json     public keys and the open round of secure aggregation (mode 0600)
     progress.jsonl  what happens, for whoever watches
     signature.json  the server's signature of the finished run
     releases.json   what each party said of its releases.jsonl at the end of the run

@@ -302,8 +302,8 @@ class ClientSession(Session):
         if self._attempt is not None:
             attempt = {**vars(self._attempt), **self._attempt.cohort.to_dict()}
             del attempt["cohort"]
-        own = {"who": self.who, "server": self.server, "enrolled": self.enrolled, "attempt": attempt}
-        return {**own, "agreement": self.agreement.private, "nonce": self.nonce}
+        keys = {"signing": self.signing.private, "agreement": self.agreement.private, "nonce": self.nonce}
+        return {"who": self.who, "server": self.server, "enrolled": self.enrolled, "attempt": attempt, **keys}
 
     @classmethod
     def _from_state(cls, state: Mapping[str, Any], **shared: Any) -> Self:

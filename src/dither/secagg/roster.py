@@ -319,10 +319,10 @@ class Session:
     """What a client and the server have in common: their federation, its rules, a signing key and a roster; and a
     state that survives a restart.
 
-    The state holds private keys and, at a client while a round is open, the seed of its seal: whoever reads it
-    reads what the client masks. Keep it as you would keep a TLS key. Store the newest state before a message
-    leaves the process, and never restore an older one: the rules that protect a client are only as old as its
-    state.
+    A client's state holds its private keys and, while a round is open, the seed of its seal: whoever reads it
+    reads what the client masks. Keep it as you would keep a TLS key. Store the newest state before a message leaves the
+    process, and never restore an older one: the rules that protect a client are only as old as its state. A
+    server's state holds public keys alone, because run folders are passed on.
     """
 
     role: ClassVar[str]
@@ -346,7 +346,6 @@ class Session:
             "federation": self.federation,
             "rules": self.rules,
             "pins": self.pins,
-            "signing": self.signing.private,
             "roster": self.roster and self.roster.pack(),
             **self._own_state(),
         }
@@ -354,8 +353,8 @@ class Session:
         return body + b"\n" + primitives.digest(body).hex().encode()
 
     @classmethod
-    def load(cls, data: bytes) -> Self:
-        """The session as it was when `save` was called."""
+    def load(cls, data: bytes, signing: bytes | None = None) -> Self:
+        """The session as it was when `save` was called. A server's private key is not saved: it is `signing`."""
         try:
             body, _, checksum = data.partition(b"\n")  # without one in a state of an earlier version
             if checksum and primitives.digest(body).hex().encode() != checksum:
@@ -371,7 +370,7 @@ class Session:
                 federation=bytes.fromhex(state["federation"]),
                 rules=Rules(*state["rules"]),
                 pins=None if pins is None else {int(who): bytes.fromhex(key) for who, key in pins.items()},
-                signing=bytes.fromhex(state["signing"]),
+                signing=signing or bytes.fromhex(state["signing"]),
             )
             if (roster := state["roster"]) is not None:
                 session.roster = _read(session.federation, bytes.fromhex(roster))

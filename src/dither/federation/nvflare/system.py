@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import ipaddress
 import os
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dither.errors import FederationError
-from dither.federation.keys import Keyring
+from dither.federation import keys
 from dither.federation.local import Event, TransportServer
 from dither.federation.nvflare import ADMIN_KIT, CONNECTED, KIT, kits
 
@@ -26,7 +27,8 @@ _SETTLE_SECONDS = 12.0  # for sites to connect again before a job begins without
 
 
 class FlareServer(TransportServer):
-    """`with FlareServer(...)`: FLARE's server on an address, its files in the run folder."""
+    """`with FlareServer(...)`: FLARE's server on an address. Its jobs are in the run folder, which may be passed
+    on. Its kits hold private keys: they are copied within the server's own folder, and gone when it ends."""
 
     name, log = "NVIDIA FLARE's server", "nvflare.log"
     controller = kits.CONTROLLER
@@ -36,13 +38,16 @@ class FlareServer(TransportServer):
     ) -> None:
         super().__init__(run_folder, {**os.environ, **env})
         self._keys, (self._host, self._port) = keys_folder, address
-        self._kit, self._admin_kit = run_folder / KIT / "server", run_folder / KIT / "admin"
+        own = hashlib.sha256(str(run_folder).encode()).hexdigest()[:16]
+        self._kits = keys_folder / "nvflare-runs" / own
+        self._kit, self._admin_kit = self._kits / "server", self._kits / "admin"
         self.address = f"{self._host}:{self._port}"
         self._session: Any = None
         self._next_look = 0.0
 
     def start(self) -> None:
-        shutil.rmtree(self.folder / KIT, ignore_errors=True)  # what a killed server left: its jobs are over
+        for left in (self.folder / KIT, self._kits):  # by a killed server: its jobs are over
+            shutil.rmtree(left, ignore_errors=True)
         shutil.copytree(self._keys / KIT, self._kit)
         shutil.copytree(self._keys / ADMIN_KIT, self._admin_kit)
         self._place()
@@ -50,6 +55,8 @@ class FlareServer(TransportServer):
         command += ["-m", str(self._kit), "-s", "fed_server.json", "--set", "secure_train=true"]
         self._launch([*command, "config_folder=config", f"org={kits.ORGANISATION}"])
         self._connect()
+        for name in keys.revoked(self._keys):  # its certificate is still good for FLARE
+            self._session.disable_client(name)
 
     def _place(self) -> None:
         """Where it listens, and where its own files go."""
@@ -97,6 +104,7 @@ class FlareServer(TransportServer):
                 self._session.close()
             self._session = None
         super().end()
+        shutil.rmtree(self._kits, ignore_errors=True)
 
     def connected(self) -> set[str]:
         """Sites whose FLARE client is connected."""
@@ -112,7 +120,7 @@ class FlareServer(TransportServer):
         """Wait for the sites and start the job there: at all of them or, once the run has begun, at those that
         come soon."""
         without, seconds = config["without"].split(","), float(config["wait"])
-        sites = {party.name for party in Keyring.load(self._keys).parties if party.name not in without}
+        sites = {party.name for party in keys.Keyring.load(self._keys).parties if party.name not in without}
         begun = (self.folder / "spec.toml").is_file()
         until, settled = time.monotonic() + seconds, time.monotonic()
         before: set[str] | None = None
