@@ -15,7 +15,7 @@ import pytest
 from dither import data
 from dither.data import arrays, catalog
 from dither.data.catalog import packaged_schema
-from dither.data.dataset import Dataset, TableOptions
+from dither.data.dataset import Dataset, LoadOptions
 from dither.data.downloads import obtain
 from dither.errors import DataError
 
@@ -521,34 +521,34 @@ def same(one, other):
 
 def test_the_second_load_reads_what_the_first_kept(cached_folder):
     load, files = Loader(), {"train": cached_folder / "train"}
-    first = catalog.cached("t", SCHEMA, TableOptions(), files, load)
-    same(catalog.cached("t", SCHEMA, TableOptions(), files, load), first)
+    first = catalog.cached("t", SCHEMA, LoadOptions(), files, load)
+    same(catalog.cached("t", SCHEMA, LoadOptions(), files, load), first)
     assert load.calls == 1
 
 
 def test_other_files_options_or_groups_are_loaded_anew(cached_folder):
     load, files = Loader(), {"train": cached_folder / "train"}
-    catalog.cached("t", SCHEMA, TableOptions(), files, load)
-    catalog.cached("t", SCHEMA, TableOptions(encoding="standard"), files, load)
+    catalog.cached("t", SCHEMA, LoadOptions(), files, load)
+    catalog.cached("t", SCHEMA, LoadOptions(encoding="standard"), files, load)
     (cached_folder / "train").write_text("second")
-    catalog.cached("t", SCHEMA, TableOptions(), files, load)
+    catalog.cached("t", SCHEMA, LoadOptions(), files, load)
     assert load.calls == 3
-    catalog.cached("t", SCHEMA, TableOptions(group_column="x"), files, load)
-    catalog.cached("t", SCHEMA, TableOptions(group_column="x"), files, load)
+    catalog.cached("t", SCHEMA, LoadOptions(group_column="x"), files, load)
+    catalog.cached("t", SCHEMA, LoadOptions(group_column="x"), files, load)
     assert load.calls == 5
 
 
 def test_a_damaged_file_is_made_again(cached_folder):
     load, files = Loader(), {"train": cached_folder / "train"}
-    catalog.cached("t", SCHEMA, TableOptions(), files, load)
+    catalog.cached("t", SCHEMA, LoadOptions(), files, load)
     (kept,) = (cached_folder / "cache").glob("*.npz")
     content = bytearray(kept.read_bytes())
     content[len(content) // 3] ^= 0xFF
     kept.write_bytes(bytes(content))
-    assert catalog.cached("t", SCHEMA, TableOptions(), files, load).x_train.flat[0] in (1, 2)
+    assert catalog.cached("t", SCHEMA, LoadOptions(), files, load).x_train.flat[0] in (1, 2)
     kept.write_bytes(b"no archive")
     before = load.calls
-    catalog.cached("t", SCHEMA, TableOptions(), files, load)
+    catalog.cached("t", SCHEMA, LoadOptions(), files, load)
     assert load.calls == before + 1
 
 
@@ -556,6 +556,6 @@ def test_nothing_is_kept_when_the_cache_is_off(cached_folder, monkeypatch):
     monkeypatch.setenv("DITHER_DATA_CACHE", "0")
     load = Loader()
     for _ in range(2):
-        catalog.cached("t", SCHEMA, TableOptions(), {"train": cached_folder / "train"}, load)
+        catalog.cached("t", SCHEMA, LoadOptions(), {"train": cached_folder / "train"}, load)
     assert load.calls == 2
     assert not (cached_folder / "cache").exists()

@@ -165,7 +165,7 @@ def create(
     _check_new(folder)
     _check_names(names)
     requests = [request(folder / "parties" / name, name) for name in names]
-    keyring = _establish(folder, requests, hosts=hosts, days=days, now=now)
+    keyring = create_from(folder, requests, hosts=hosts, days=days, now=now)
     for name in names:
         accept(folder / "parties" / name, invitation_file(folder, name))
         (folder / "parties" / name / f"{name}.request.json").unlink()
@@ -179,17 +179,12 @@ def create_from(
     *,
     hosts: Sequence[str],
     days: int = SERVER_DAYS,
+    now: datetime | None = None,
 ) -> Keyring:
-    """A new federation of parties that made their own keys. Whoever runs this sees no private key of theirs."""
-    _check_new(folder)
+    """A new federation of parties that made their own keys: the CA, the server's folder, the list of members and
+    their invitations. Whoever runs this sees no private key of a party's."""
+    _check_new(folder, besides="parties")
     _check_names([party.name for party in requests])
-    return _establish(folder, requests, hosts=hosts, days=days, now=None)
-
-
-def _establish(
-    folder: Path, requests: Sequence[PartyKeys], *, hosts: Sequence[str], days: int, now: datetime | None
-) -> Keyring:
-    """The CA, the server's folder, the list of members and their invitations."""
     ca_key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Dither federation {secrets.token_hex(4)}")])
     ca = _certificate(subject, subject, ca_key.public_key(), now=now, days=CA_DAYS, is_ca=True).sign(
@@ -207,8 +202,8 @@ def _establish(
     return keyring
 
 
-def _check_new(folder: Path) -> None:
-    if folder.exists() and any(folder.iterdir()):
+def _check_new(folder: Path, besides: str = "") -> None:
+    if folder.exists() and any(path.name != besides for path in folder.iterdir()):
         raise ConfigError(f"{str(folder)!r} already exists and is not empty; give another folder")
 
 
@@ -216,8 +211,12 @@ def _check_names(names: Sequence[str]) -> None:
     if len(names) < 2 or len(set(names)) < len(names):
         raise ConfigError(f"parties {list(names)}: at least 2 different names are needed")
     for name in names:
-        if not _NAME.fullmatch(name):
-            raise ConfigError(f"party name {name!r}: use letters, digits, '.', '_' and '-' (at most 63)")
+        _check_name(name)
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"party name {name!r}: use letters, digits, '.', '_' and '-' (at most 63)")
 
 
 # Who belongs to it: requests, invitations, and what changes later
@@ -226,15 +225,11 @@ def _check_names(names: Sequence[str]) -> None:
 def request(folder: Path, name: str) -> PartyKeys:
     """Make a party's two private keys in a new folder, and its request to be let in: `NAME.request.json`, which
     holds public keys, signed with the private one."""
-    if not _NAME.fullmatch(name):
-        raise ConfigError(f"party name {name!r}: use letters, digits, '.', '_' and '-' (at most 63)")
+    _check_name(name)
     _check_new(folder)
     node_key, identity = ec.generate_private_key(ec.SECP384R1()), Identity(secrets.token_bytes(32))
     party = PartyKeys(name, identity.public, _openssh(node_key))
-    private = node_key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-    )
-    _write_secret(folder / "node.key", private)
+    _write_secret(folder / "node.key", _pem(node_key, serialization.PrivateFormat.OpenSSH))
     _write_secret(folder / "identity.key", identity.private.hex().encode())
     write_text(folder / "node.pub", party.node_key + "\n")
     write_checked(folder / "party.json", {"name": name})
@@ -305,15 +300,12 @@ def publish(folder: Path, keyring: Keyring) -> None:
     content = {"federation": keyring.to_dict(), "ca": ca_pem, "transport_ca": transport_ca(folder)}
     signature = ca_key.sign(canonical(content), ec.ECDSA(hashes.SHA256())).hex()
     write_checked(folder / "server" / "federation.json", keyring.to_dict())
-    invitation = b""  # the same for all
+    first = invitation_file(folder, keyring.parties[0].name)
+    write_checked(first, {**content, "signature": signature})
+    invitation = first.read_bytes()  # the same for all, and long where there are many
     for party in keyring.parties:
         write_text(folder / "server" / "nodes" / f"{party.name}.pub", party.node_key + "\n")
-        path = invitation_file(folder, party.name)
-        if invitation:
-            write_bytes(path, invitation)
-        else:
-            write_checked(path, {**content, "signature": signature})
-            invitation = path.read_bytes()
+        write_bytes(invitation_file(folder, party.name), invitation)
 
 
 def accept(folder: Path, invitation: Path) -> tuple[Keyring, Keyring | None]:
@@ -434,10 +426,8 @@ def _san(name: str) -> x509.GeneralName:
         return x509.DNSName(name)
 
 
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
+def _pem(key: ec.EllipticCurvePrivateKey, form: Any = serialization.PrivateFormat.PKCS8) -> bytes:
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
 
 
 def _openssh(key: Any) -> str:

@@ -320,9 +320,9 @@ class Session:
     state that survives a restart.
 
     A client's state holds its private keys and, while a round is open, the seed of its seal: whoever reads it
-    reads what the client masks. Keep it as you would keep a TLS key. Store the newest state before a message leaves the
-    process, and never restore an older one: the rules that protect a client are only as old as its state. A
-    server's state holds public keys alone, because run folders are passed on.
+    reads what the client masks. Keep it as you would keep a TLS key. Store the newest state before a message
+    leaves the process, and never restore an older one: the rules that protect a client are only as old as its
+    state. A server's state holds public keys alone, because run folders are passed on.
     """
 
     role: ClassVar[str]
