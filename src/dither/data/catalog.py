@@ -296,19 +296,8 @@ def load(
         raise DataError(f"{given} given; give exactly one")
     if stream not in STREAM:
         raise DataError(f"stream={stream!r} is unknown{did_you_mean(stream, STREAM)}")
-    options = LoadOptions(
-        label=label,
-        schema=schema,
-        test_path=test_path,
-        encoding=encoding,
-        features=features,
-        group_column=group_column,
-        test_fraction=test_fraction,
-        seed=seed,
-        task=task,
-        label_bounds=tuple(label_bounds),
-        split_by_rows=split_by_rows,
-    )
+    options = LoadOptions(label, schema, test_path, encoding, features, group_column, test_fraction, seed, task)
+    options = options._replace(label_bounds=tuple(label_bounds), split_by_rows=split_by_rows)
     if records is not None:
         dataset = _load_records(records, options)
     elif name:

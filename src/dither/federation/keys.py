@@ -153,19 +153,12 @@ def is_signed(content: Mapping[str, Any], public: bytes) -> bool:
 # Making
 
 
-def create(
-    folder: Path,
-    names: Sequence[str],
-    *,
-    hosts: Sequence[str],
-    days: int = SERVER_DAYS,
-    now: datetime | None = None,
-) -> Keyring:
+def create(folder: Path, names: Sequence[str], *, hosts: Sequence[str], days: int = SERVER_DAYS) -> Keyring:
     """A new federation whose parties' keys are made here, too: one folder for each of them, to be handed over."""
     _check_new(folder)
     _check_names(names)
     requests = [request(folder / "parties" / name, name) for name in names]
-    keyring = create_from(folder, requests, hosts=hosts, days=days, now=now)
+    keyring = create_from(folder, requests, hosts=hosts, days=days)
     for name in names:
         accept(folder / "parties" / name, invitation_file(folder, name))
         (folder / "parties" / name / f"{name}.request.json").unlink()
@@ -174,12 +167,7 @@ def create(
 
 
 def create_from(
-    folder: Path,
-    requests: Sequence[PartyKeys],
-    *,
-    hosts: Sequence[str],
-    days: int = SERVER_DAYS,
-    now: datetime | None = None,
+    folder: Path, requests: Sequence[PartyKeys], *, hosts: Sequence[str], days: int = SERVER_DAYS
 ) -> Keyring:
     """A new federation of parties that made their own keys: the CA, the server's folder, the list of members and
     their invitations. Whoever runs this sees no private key of a party's."""
@@ -187,7 +175,7 @@ def create_from(
     _check_names([party.name for party in requests])
     ca_key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Dither federation {secrets.token_hex(4)}")])
-    ca = _certificate(subject, subject, ca_key.public_key(), now=now, days=CA_DAYS, is_ca=True).sign(
+    ca = _certificate(subject, subject, ca_key.public_key(), days=CA_DAYS, is_ca=True).sign(
         ca_key, hashes.SHA256()
     )
     ca_pem = ca.public_bytes(serialization.Encoding.PEM)
@@ -198,7 +186,7 @@ def create_from(
     write_bytes(folder / "server" / "ca.pem", ca_pem)
     keyring = Keyring(secrets.token_hex(32), server.public, tuple(requests))
     publish(folder, keyring)
-    issue(folder, hosts=hosts, days=days, now=now)
+    issue(folder, hosts=hosts, days=days)
     return keyring
 
 
@@ -361,7 +349,7 @@ def canonical(content: Mapping[str, Any]) -> bytes:
     return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
 
 
-def issue(folder: Path, *, hosts: Sequence[str], days: int = SERVER_DAYS, now: datetime | None = None) -> None:
+def issue(folder: Path, *, hosts: Sequence[str], days: int = SERVER_DAYS) -> None:
     """A server key and certificate from the federation's CA, new or in place of the old ones."""
     if days < 1:
         raise ConfigError(f"days={days} must be at least 1")
@@ -371,7 +359,7 @@ def issue(folder: Path, *, hosts: Sequence[str], days: int = SERVER_DAYS, now: d
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64])])
     issuer = certificate_of(folder / "ca" / "ca.pem").subject
     certificate = (
-        _certificate(subject, issuer, key.public_key(), now=now, days=days, is_ca=False)
+        _certificate(subject, issuer, key.public_key(), days=days, is_ca=False)
         .add_extension(x509.SubjectAlternativeName([_san(name) for name in names]), critical=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
@@ -392,16 +380,10 @@ def _ca_key(folder: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def _certificate(
-    subject: x509.Name,
-    issuer: x509.Name,
-    key: ec.EllipticCurvePublicKey,
-    *,
-    now: datetime | None,
-    days: int,
-    is_ca: bool,
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, *, days: int, is_ca: bool
 ) -> x509.CertificateBuilder:
     """What the certificates of the CA and of the server have in common."""
-    start = now or datetime.now(UTC)
+    start = datetime.now(UTC)
     others = "content_commitment key_encipherment data_encipherment key_agreement encipher_only decipher_only"
     denied = dict.fromkeys(others.split(), False)
     usage = x509.KeyUsage(digital_signature=not is_ca, key_cert_sign=is_ca, crl_sign=is_ca, **denied)
