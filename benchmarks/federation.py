@@ -56,12 +56,13 @@ import json, time
 from flwr.app import Message
 from flwr.serverapp import ServerApp
 from dither.federation.flower.fleet import content
-from dither.federation.flower.apps import GridTransport
+from dither.federation.flower.apps import GridTransport, client_app
 
-app = ServerApp()
+client = client_app()
+server = ServerApp()
 
 
-@app.main()
+@server.main()
 def main(grid, context):
     config = context.run_config
     count, rounds, size = int(config["nodes"]), int(config["rounds"]), int(config["size"])
@@ -99,9 +100,7 @@ def measure(how: str, count: int, rounds: int, size: int, folder: Path) -> list[
         (APP / "pyproject.toml").read_text().split("[tool.flwr.app.config]")[0]
         + '[tool.flwr.app.config]\nnodes = ""\nrounds = ""\nsize = ""\nhow = ""\nresult = ""\n'
     )
-    (app / "dither_app" / "__init__.py").write_text("")
-    (app / "dither_app" / "server_app.py").write_text(SERVER_APP)
-    (app / "dither_app" / "client_app.py").write_text((APP / "dither_app" / "client_app.py").read_text())
+    (app / "dither_app" / "__init__.py").write_text(SERVER_APP)
     result, over = folder / "result.json", threading.Event()
     port = free_port()
     config = {"nodes": count, "rounds": rounds, "size": size, "how": how, "result": result}
@@ -217,11 +216,11 @@ def _flower_server(folder: Path, port: int, path: dict[str, str]) -> Iterator[Ca
                 declared = "".join(f'{name} = ""\n' for name in config)
                 head = (APP / "pyproject.toml").read_text().split("[tool.flwr.app.config]")[0]
                 (app / "pyproject.toml").write_text(f"{head}[tool.flwr.app.config]\n{declared}")
-                for name in ("__init__.py", "client_app.py"):
-                    shutil.copy(APP / "dither_app" / name, app / "dither_app")
-                source = (APP / "dither_app" / "server_app.py").read_text()
-                source = source.replace("dither.federation.serving", "masked_exchange")
-                (app / "dither_app" / "server_app.py").write_text(source)
+                source = (APP / "dither_app" / "__init__.py").read_text()
+                source = source.replace("server_app()", "server_app(coordinate)")
+                (app / "dither_app" / "__init__.py").write_text(
+                    f"from masked_exchange import coordinate\n{source}"
+                )
                 link.run(app, config)
 
             yield run

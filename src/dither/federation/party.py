@@ -364,7 +364,7 @@ class _CountedRun(_Masked):
 
     def __init__(self, party: Party, terms: StatisticsTerms) -> None:
         super().__init__(party, terms)
-        self._answers = PartyStatistics(terms, party.source, party.ledger, self.store.path, party.name, party.say)
+        self._answers = PartyStatistics(terms, party, self.store.path)
         self._session = self._secagg_session(party, terms.rules)
         self.facts = {"columns": self._answers.header} if terms.lists_names else {}
 
@@ -399,16 +399,8 @@ class _Run(_Masked):
         secret = None
         if agreement.spec.randomness == "os":
             secret = noise.wrap(np.frombuffer(self.store.secret()[:8], np.uint32)[None])
-        self._engine = engines.ClientEngine(
-            build.make_simulation(experiment),
-            x,
-            y,
-            client=self.client,
-            seed=agreement.spec.seed,
-            hyper=build.compiled_hyper(experiment),
-            design=experiment.plan.design,
-            secret=secret,
-        )
+        settings = engines.RunSettings.of(experiment)
+        self._engine = engines.ClientEngine(settings, x, y, client=self.client, secret=secret)
         self._engine.warm()
         self._session = self._secagg_session(party, secagg_rules(experiment))
 

@@ -61,6 +61,15 @@ class EvaluationData(NamedTuple):
     y: np.ndarray
     name: str
 
+    @classmethod
+    def without_records(
+        cls, schema: data.Schema, features: str = "all", transform: str = "none"
+    ) -> EvaluationData:
+        """Of a server that has no test records."""
+        x = data.transform(np.zeros((0, len(schema.feature_names(features))), np.float32), transform)
+        y = np.zeros(0, np.int32 if schema.label.bounds is None else np.float32)
+        return cls(schema, schema.label.classes, (), x, y, schema.name or "own data")
+
 
 def load_evaluation_data(spec: Spec, *, data_dir: str | Path | None = None) -> EvaluationData:
     """From a spec: the catalogue's test records, or those of data.test_path; data.schema says how to encode
@@ -81,17 +90,13 @@ def load_evaluation_data(spec: Spec, *, data_dir: str | Path | None = None) -> E
             "records (dither data schema FILE drafts one)"
         )
     schema = data.with_label_bounds(data.Schema.load(d.schema), d.label_bounds)
-    name = schema.name or "own data"
+    evaluation = EvaluationData.without_records(schema, d.features, d.transform)
     if not d.test_path or not spec.scored:
-        width = len(schema.feature_names(d.features))
-        y = np.zeros(0, np.int32 if schema.label.bounds is None else np.float32)
-        x = data.transform(np.zeros((0, width), np.float32), d.transform)
-        return EvaluationData(schema, schema.label.classes, (), x, y, name)
+        return evaluation
     encoded = schema.encode(data.read_table(d.test_path), d.encoding, d.features)
     if encoded.y is None:
         raise SpecError(f"data.test_path={d.test_path!r} has no labels")
-    x = data.transform(encoded.x, d.transform)
-    return EvaluationData(schema, schema.label.classes, (), x, encoded.y, name)
+    return evaluation._replace(x=data.transform(encoded.x, d.transform), y=encoded.y)
 
 
 class Coordinator:
@@ -118,7 +123,7 @@ class Coordinator:
             raise FederationError(f"identity.key in {str(keys_folder)!r} is not the one federation.json lists")
         for name in without:
             self.keyring.party(name)
-        self.names = tuple(party.name for party in self.keyring.parties if party.name not in without)
+        self.parties = tuple(party.name for party in self.keyring.parties if party.name not in without)
         self._out = dict.fromkeys(without, "left out with --without")  # who is asked nothing, and why
         self._silent: set[str] = set()  # whose silence made a round void, and who cannot be done without
         self.mailbox = Mailbox(transport, self.keyring, self._identity)
@@ -147,13 +152,10 @@ class Coordinator:
         if not self._begun:
             self._create()
         self.engine = engines.ServerEngine(
-            build.make_simulation(self.experiment),
+            engines.RunSettings.of(self.experiment),
             self._evaluation.x,
             self._evaluation.y,
             sizes=np.array(self.agreement.sizes, np.int32),
-            seed=self.agreement.spec.seed,
-            hyper=build.compiled_hyper(self.experiment),
-            design=self.experiment.plan.design,
         )
         done, leaves = self.journal.resume(self.agreement)
         if leaves is not None:
@@ -199,10 +201,10 @@ class Coordinator:
             self._check_left(agreement)
             self.gather(self._left(agreement), least_clients(agreement.spec))
             return agreement
-        if agreement is not None and set(agreement.names) != set(self.names):
+        if agreement is not None and set(agreement.names) != set(self.parties):
             self.journal.forget_agreement()
             agreement = None
-        names = self.names
+        names = self.parties
         self.gather(names, len(names))
         if agreement is None:
             agreement = self._new_agreement(names)

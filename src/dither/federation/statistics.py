@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from dither.accounting.ledger import Charge
-from dither.accounting.ledger.runs import EVERY_RECORD, Ledger, data_id
+from dither.accounting.ledger.runs import EVERY_RECORD, data_id
 from dither.errors import FederationError
 from dither.experiment import counting
 from dither.experiment.build import large_delta
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from dither.federation.messages import SignedMessage
+    from dither.federation.party import Party
 
 MODULUS_BITS = 64  # counts reach 2^31 records times 2^16 units
 _ADVICE = "this party no longer knows what it answered: go on without it, or start a new run"
@@ -113,27 +114,15 @@ class StatisticsTerms(Terms):
 class PartyStatistics:
     """One party's answers under one set of terms. What it has answered is on the disk before it is sent."""
 
-    # reason: a party's records, memory and account, and its owner's ear
-    def __init__(
-        self,
-        terms: StatisticsTerms,
-        source: PartyData,
-        ledger: Ledger,
-        folder: Path,
-        name: str,
-        say: Callable[[str], None],
-    ) -> None:
-        self.agreement, self.client, self._say = terms, terms.number(name), say
-        self._source, self._ledger, self._folder = source, ledger, folder
-        self._dataset = data_id(ledger, path=str(source.path))
+    def __init__(self, terms: StatisticsTerms, party: Party, folder: Path) -> None:
+        self.agreement, self.client, self._say = terms, terms.number(party.name), party.say
+        self._source, self._ledger, self._folder = party.source, party.ledger, folder
+        self._dataset = data_id(party.ledger, path=str(party.source.path))
         mu, slip = counting.mu_and_slip(terms.epsilon, terms.delta, lists_names=terms.lists_names)
         self._mu, self._slip, self._words = mu, slip, terms.words(self.client)
         self._columns: Columns | None = None
-        charged = {
-            entry.rounds[0]
-            for entry in ledger.history(self._dataset)
-            if entry.kind == "charge" and entry.run == self._run
-        }
+        entries = self._ledger.history(self._dataset)
+        charged = {each.rounds[0] for each in entries if each.kind == "charge" and each.run == self._run}
         if not charged <= {int(number) for number in self._answers()}:
             raise FederationError(
                 f"this party has answered questions of run {terms.run[:8]} that its folder does not remember: it "
@@ -147,9 +136,12 @@ class PartyStatistics:
     @property
     def header(self) -> list[str]:
         """The names of the columns; public."""
+        return [str(name) for name in self._whole_table().columns]
+
+    def _whole_table(self) -> pd.DataFrame:
         if self._source.table is None:
             raise FederationError(f"{self._source.name!r} holds arrays; statistics are of tables")
-        return [str(name) for name in self._source.table.columns]
+        return self._source.table
 
     def answer(self, message: SignedMessage) -> tuple[list[list[str]] | None, np.ndarray]:
         """(names, none) or (None, words of the noisy counts)."""
@@ -172,8 +164,11 @@ class PartyStatistics:
             self._charge(index)
             institution = Institution(table, self._mu, self._slip, self._words)
             institution.left = left
-            counted = institution.names if question.kind == NAMES else institution.answer
-            answers[str(index)]["answer"] = saved_answer = _plain(counted(question))
+            if question.kind == NAMES:
+                saved_answer: list[Any] = institution.names(question)
+            else:
+                saved_answer = institution.answer(question).tolist()
+            answers[str(index)]["answer"] = saved_answer
             self._save(answers)
         else:
             saved_answer = saved["answer"]
@@ -188,27 +183,18 @@ class PartyStatistics:
         whole = [Charge(EVERY_RECORD, [((release,), 1)])]
         first = not self._ledger.is_registered(self._dataset, self._run)
         charges = whole if first else [Charge(EVERY_RECORD, [])]
-        self._ledger.charge(
-            self._run,
-            self._dataset,
-            charges,
-            rounds=(index, index + 1),
-            plan=lambda: whole,
-        )
+        rounds = (index, index + 1)
+        self._ledger.charge(self._run, self._dataset, charges, rounds=rounds, plan=lambda: whole)
 
     def _table(self, message: SignedMessage) -> Columns:
         """The party's table; for an evaluation what the model says of the records that training left out."""
-        if self.agreement.trained is not None:
-            if self._columns is None:
-                scored = _scored(self.agreement.trained, self._source, message)
-                told = f"on {len(scored):,} of your records that training left out, {_own(scored)}"
-                self._say(f"local, not private: {told}")
-                self._columns = Columns(scored)
-            return self._columns
-        if self._columns is None:
-            if self._source.table is None:
-                raise FederationError(f"{self._source.name!r} holds arrays; statistics are of tables")
-            self._columns = Columns(self._source.table)
+        if self._columns is None and self.agreement.trained is not None:
+            scored = _scored(self.agreement.trained, self._source, message)
+            told = f"on {len(scored):,} of your records that training left out, {_own(scored)}"
+            self._say(f"local, not private: {told}")
+            self._columns = Columns(scored)
+        elif self._columns is None:
+            self._columns = Columns(self._whole_table())
         return self._columns
 
     def _answers(self) -> dict[str, Any]:
@@ -220,10 +206,6 @@ class PartyStatistics:
 
     def _save(self, answers: Mapping[str, Any]) -> None:
         write_checked(self._folder / "answers.json", {"answers": dict(answers)})
-
-
-def _plain(answer: np.ndarray | list[list[str]]) -> list[Any]:
-    return answer.tolist() if isinstance(answer, np.ndarray) else answer
 
 
 def _own(scored: pd.DataFrame) -> str:

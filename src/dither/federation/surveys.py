@@ -104,7 +104,7 @@ class StatisticsCoordinator(Coordinator):
         return terms
 
     def _new_terms(self, purpose: str, budget: tuple[float, float]) -> StatisticsTerms:
-        names = self.names
+        names = self.parties
         if self._trained is not None:
             names, spec = self._trained.names, self._trained.spec
         else:
@@ -149,7 +149,7 @@ class StatisticsCoordinator(Coordinator):
         cells = np.array(self._once(ask), np.int64)
         return question.split(cells), counting.total_std(question, self._mu, len(self.agreement.names))
 
-    def names_of(self, question: Question) -> list[list[str]]:
+    def names(self, question: Question) -> list[list[str]]:
         def ask(index: int) -> list[list[str]]:
             answers: dict[str, list[list[str]]] = {}
 
@@ -210,26 +210,13 @@ class StatisticsCoordinator(Coordinator):
         return RoundResult(total, set(rows), refused, 1)
 
 
-class PartyCounter:
-    """A `counting.Counter` over the parties of a federation."""
-
-    def __init__(self, asking: StatisticsCoordinator) -> None:
-        self._asking, self.records = asking, asking.records
-
-    def total(self, question: Question) -> tuple[list[np.ndarray], float]:
-        return self._asking.total(question)
-
-    def names(self, question: Question) -> list[list[str]]:
-        return self._asking.names_of(question)
-
-
 def write_statistics(coordinator: Coordinator) -> Statistics:
     """Private statistics of all columns that parties share, in statistics.json of the run folder."""
-    coordinator.gather(coordinator.names, len(coordinator.names))
+    coordinator.gather(coordinator.parties, len(coordinator.parties))
     privacy = coordinator.asked_spec.privacy
     budget = (privacy.statistics_epsilon, privacy.delta)
     asking = StatisticsCoordinator(coordinator, "statistics", budget)
-    result = Statistics(describe(PartyCounter(asking), asking.header), *budget, len(coordinator.names))
+    result = Statistics(describe(asking, asking.header), *budget, len(coordinator.parties))
     write_text(coordinator.journal.path / "statistics.json", result.to_json())
     return result
 
@@ -248,7 +235,7 @@ class FederatedProject:
     def prepare(self) -> tuple[Spec, EvaluationData]:
         """The spec of the training, and what the server knows of the data: the schema that parties made."""
         coordinator = self._coordinator
-        names = coordinator.names
+        names = coordinator.parties
         coordinator.gather(names, len(names))
         budgets = self._budgets(names)
         path = coordinator.journal.path / "schema" / "schema.toml"
@@ -256,15 +243,10 @@ class FederatedProject:
             asking = StatisticsCoordinator(coordinator, "schema", (budgets.schema, budgets.delta))
             wanted = Wanted(self._spec.data.label, self._spec.task)
             privacy = SchemaPrivacy(budgets.schema, budgets.delta, f"schema-{asking.agreement.run}")
-            drafted = estimate_schema(PartyCounter(asking), asking.header, wanted, privacy, "parties")
+            drafted = estimate_schema(asking, asking.header, wanted, privacy, "parties")
             drafted.schema.save(path)
         schema = Schema.load(path)
-        width, regression = len(schema.feature_names()), schema.label.bounds is not None
-        y = np.zeros(0, np.float32 if regression else np.int32)
-        evaluation = EvaluationData(
-            schema, schema.label.classes, (), np.zeros((0, width), np.float32), y, schema.name or "own data"
-        )
-        return self._training_spec(schema, names, budgets), evaluation
+        return self._training_spec(schema, names, budgets), EvaluationData.without_records(schema)
 
     def _training_spec(self, schema: Schema, names: tuple[str, ...], budgets: Budgets) -> Spec:
         """What Dither chooses for these parties, with as much ε as schema and evaluation leave."""
@@ -279,19 +261,11 @@ class FederatedProject:
         spec = asked.with_values(values).with_values(options)
 
         def build(spec: Spec) -> Any:
-            agreement = Agreement(
-                federation="",
-                run="plan",
-                spec=federated_spec(spec, len(names), "own data"),
-                schema=schema.to_dict(),
-                classes=schema.label.classes,
-                num_features=len(schema.feature_names()),
-                image_shape=(),
-                names=names,
-                sizes=sizes,
-            )
-            empty = np.zeros((0, agreement.num_features), np.float32)
-            return agreement.experiment(empty, np.zeros(0, np.int32 if schema.label.classes else np.float32))
+            nobody = EvaluationData.without_records(schema)
+            spec = federated_spec(spec, len(names), "own data")
+            classes, width = schema.label.classes, nobody.x.shape[1]
+            agreement = Agreement("", "plan", spec, names, sizes, schema.to_dict(), classes, width, ())
+            return agreement.experiment(nobody.x, nobody.y)
 
         return calibrated(spec, build, budgets)
 
@@ -304,6 +278,6 @@ class FederatedProject:
         budget = (budgets.evaluation, budgets.delta)
         asking = StatisticsCoordinator(coordinator, "evaluation", budget, (agreement, leaves))
         schema = data.Schema.from_dict(agreement.schema or {})
-        scores = private_scores(PartyCounter(asking), agreement.classes, schema.label.bounds, *budget)
+        scores = private_scores(asking, agreement.classes, schema.label.bounds, *budget)
         write_text(coordinator.journal.path / "scores.json", scores.to_json())
         return scores
