@@ -292,7 +292,7 @@ def test_csv_without_a_schema_is_not_covered(patients: Path) -> None:
 
 
 def test_csv_with_a_public_schema_is_covered(patients: Path, tmp_path: Path) -> None:
-    text = data.draft_schema(patients, "outcome").to_toml()
+    text = data.draft(patients, "outcome").schema.to_toml()
     (tmp_path / "public.toml").write_text(text.replace('"read from data"', '"public"'))
     dataset = data.load(path=patients, schema=tmp_path / "public.toml")
     assert dataset.covered
@@ -360,7 +360,7 @@ def test_pool_keeps_every_record(patients: Path) -> None:
 
 
 def test_prediction_file_without_label(patients: Path, tmp_path: Path) -> None:
-    schema = data.draft_schema(patients, "outcome")
+    schema = data.draft(patients, "outcome").schema
     frame = pd.read_csv(patients, dtype=str, keep_default_na=False)
     frame.drop(columns="outcome").to_csv(tmp_path / "new.csv", index=False)
     new = schema.encode(data.read_table(tmp_path / "new.csv"), labels="if present")
@@ -419,7 +419,7 @@ def test_wrong_files(tmp_path: Path, patients: Path) -> None:
     (tmp_path / "t.parquet").write_text("not parquet")
     with pytest.raises(DataError, match="cannot be read as a parquet table"):
         data.load(path=tmp_path / "t.parquet", label="x")
-    schema = data.draft_schema(patients, "outcome")
+    schema = data.draft(patients, "outcome").schema
     with pytest.raises(DataError, match="label='ward', but the schema's label column is 'outcome'"):
         data.load(path=patients, schema=schema, label="ward")
     for options in ({}, {"name": "adult", "path": "x.csv"}):

@@ -24,7 +24,7 @@ def table(**columns: object) -> pd.DataFrame:
 
 
 def test_a_draft_marks_everything(patients: Path, tmp_path: Path) -> None:
-    draft = data.draft_schema(patients, "outcome")
+    draft = data.draft(patients, "outcome").schema
     values = 1 + 3 + 1 + 1  # classes; age: bounds, standard, missing; ward, hospital: categories
     assert len(draft.read_from_data) == values
     assert draft.label.classes == ("alive", "dead")
@@ -123,7 +123,7 @@ def test_a_draft_proposes_regression_and_can_be_told_otherwise(tmp_path: Path) -
     assert drafted.schema.label.bounds == (0, 306)
     assert drafted.schema.read_from_data[0] == "bounds of 'label'"
     assert "follows from the label" in drafted.excluded["twice"]
-    classes = data.draft_schema(tmp_path / "table.csv", "label", task="classification")
+    classes = data.draft(tmp_path / "table.csv", "label", task="classification").schema
     assert len(classes.label.classes) == 307
     public = data.with_label_bounds(drafted.schema, (0, 500))
     assert (public.label.bounds, public.label.bounds_from) == ((0, 500), "public")

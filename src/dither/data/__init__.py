@@ -24,7 +24,7 @@ from dither.data.dataset import (
     stream,
     zeros_aligned,
 )
-from dither.data.drafts import Draft, draft, draft_frame, draft_schema
+from dither.data.drafts import Draft, draft, draft_frame
 from dither.data.hashing import file_digest, hash_table
 from dither.data.plots import class_counts, describe, draw_partition, partition_table
 from dither.data.schema import (
@@ -55,7 +55,6 @@ __all__ = [
     "describe",
     "draft",
     "draft_frame",
-    "draft_schema",
     "draw_partition",
     "entries",
     "file_digest",

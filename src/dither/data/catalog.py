@@ -41,23 +41,10 @@ ADULT_COLUMNS = (
     "relationship", "race", "sex", "capital-gain", "capital-loss", "hours-per-week", "native-country",
     "income",
 )  # fmt: skip
-DIGIT_CLASSES = tuple("0123456789")
-FASHION_CLASSES = (
-    "T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot",
-)  # fmt: skip
-EMNIST_CLASSES = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt")  # the official mapping file
 BYMERGE_TEST_RECORDS = 16_323  # leaves 100,000 for training: 40 users x 2,500 (DP-SCAFFOLD)
 STREAM = ("auto", "yes", "no")
 
 Images = tuple[np.ndarray, np.ndarray]  # (images [n, height, width], labels [n])
-
-
-class Published(NamedTuple):
-    """What the loader of a named set works with."""
-
-    schema: Schema | None
-    options: LoadOptions
-    files: dict[str, Path]
 
 
 class CatalogEntry(NamedTuple):
@@ -67,7 +54,17 @@ class CatalogEntry(NamedTuple):
     kind: str  # "table" or "images"
     summary: str
     records: str
+    classes: tuple[str, ...]  # of images; a table's are in its schema
     download: Download | None
+
+
+class Published(NamedTuple):
+    """What the loader of a named set works with."""
+
+    entry: CatalogEntry
+    schema: Schema | None
+    options: LoadOptions
+    files: dict[str, Path]
 
 
 # Tables
@@ -118,25 +115,19 @@ def _load_breast_cancer(published: Published) -> Dataset:
 # Images
 
 
-def image_dataset(
-    name: str,
-    train: Images,
-    test: Images,
-    classes: tuple[str, ...],
-    *,
-    largest: int = 255,
-    notes: tuple[str, ...] = (),
+def _image_dataset(
+    entry: CatalogEntry, train: Images, test: Images, *, largest: int = 255, notes: tuple[str, ...] = ()
 ) -> Dataset:
     """A `Dataset` from training and test images, scaled to [0, 1] by the largest grey value of the format."""
     height, width = train[0].shape[1:]
     x_train, x_test = _to_features([train[0], test[0]], largest)
     return Dataset(
-        name=name,
+        name=entry.name,
         x_train=x_train,
         y_train=train[1].astype(np.int32),
         x_test=x_test,
         y_test=test[1].astype(np.int32),
-        classes=classes,
+        classes=entry.classes,
         feature_names=tuple(f"pixel {row},{column}" for row in range(height) for column in range(width)),
         image_shape=(height, width, 1),
         notes=notes,
@@ -169,26 +160,22 @@ def _load_digits(published: Published) -> Dataset:
 
     bunch = load_digits()
     train, test = _split_images(bunch.images, bunch.target, round(0.2 * len(bunch.target)))
-    return image_dataset("digits", train, test, DIGIT_CLASSES, largest=16)
+    return _image_dataset(published.entry, train, test, largest=16)
 
 
 def _load_mnist_5k(published: Published) -> Dataset:
     table = np.loadtxt(published.files["images"], delimiter=",", dtype=np.uint8)
     train, test = _split_images(table[:, :-1].reshape(-1, 28, 28), table[:, -1], len(table) // 5)
     notes = ("5,000 images of MNIST, 500 per digit, not the full set",)
-    return image_dataset("mnist-5k", train, test, DIGIT_CLASSES, notes=notes)
+    return _image_dataset(published.entry, train, test, notes=notes)
 
 
-def _idx_loader(name: str, classes: tuple[str, ...]) -> Callable[[Published], Dataset]:
-    def load_idx(published: Published) -> Dataset:
-        parts = {part: read_idx(path) for part, path in published.files.items()}
-        if name.startswith("emnist"):
-            for part in ("train images", "test images"):
-                parts[part] = upright(parts[part])
-        train = (parts["train images"], parts["train labels"])
-        return image_dataset(name, train, (parts["test images"], parts["test labels"]), classes)
-
-    return load_idx
+def _load_idx(published: Published) -> Dataset:
+    parts = {part: read_idx(path) for part, path in published.files.items()}
+    train, test = ((parts[f"{part} images"], parts[f"{part} labels"]) for part in ("train", "test"))
+    if published.entry.name.startswith("emnist"):
+        train, test = (upright(train[0]), train[1]), (upright(test[0]), test[1])
+    return _image_dataset(published.entry, train, test)
 
 
 def _load_bymerge(published: Published) -> Dataset:
@@ -199,17 +186,14 @@ def _load_bymerge(published: Published) -> Dataset:
         f"split by Dither, stratified, into {len(train[1]):,} training and {len(test[1]):,} test images",
     )
     train, test = (upright(train[0]), train[1]), (upright(test[0]), test[1])
-    return image_dataset("emnist-bymerge", train, test, EMNIST_CLASSES, notes=notes)
+    return _image_dataset(published.entry, train, test, notes=notes)
 
 
 # The catalog
 
 _LOADERS: dict[str, Callable[[Published], Dataset]] = {
     "adult": _load_adult,
-    "mnist": _idx_loader("mnist", DIGIT_CLASSES),
     "mnist-5k": _load_mnist_5k,
-    "fashion-mnist": _idx_loader("fashion-mnist", FASHION_CLASSES),
-    "emnist-balanced": _idx_loader("emnist-balanced", EMNIST_CLASSES),
     "emnist-bymerge": _load_bymerge,
     "digits": _load_digits,
     "breast-cancer": _load_breast_cancer,
@@ -222,7 +206,8 @@ def entries() -> dict[str, CatalogEntry]:
     for name, listed in _read_toml("catalog.toml").items():
         origins = (Origin(**{**origin, "files": tuple(origin["files"])}) for origin in listed.get("origins", ()))
         download = Download(name, listed["folder"], listed["parts"], tuple(origins)) if "parts" in listed else None
-        catalog[name] = CatalogEntry(name, listed["kind"], listed["summary"], listed["records"], download)
+        classes = tuple(listed.get("classes", ()))
+        catalog[name] = CatalogEntry(name, listed["kind"], listed["summary"], listed["records"], classes, download)
     return catalog
 
 
@@ -344,7 +329,7 @@ def _load_named(
     schema = schema and with_label_bounds(schema, options.label_bounds)
     # The split of a named set is the same for everyone: results must be comparable.
     options = options._replace(schema="", test_fraction=0.2, seed=0)
-    return _LOADERS[entry.name](Published(schema, options, files))
+    return _LOADERS.get(entry.name, _load_idx)(Published(entry, schema, options, files))
 
 
 def _load_files(path: StrPath | Sequence[StrPath], options: LoadOptions, stream: str) -> Dataset:

@@ -59,14 +59,6 @@ class Draft(NamedTuple):
         ]
 
 
-def draft_schema(
-    path: StrPath | Sequence[StrPath], label: str, *, exclude: Collection[str] = (), task: str = "auto"
-) -> Schema:
-    """Draft a schema for a CSV or Parquet file, or for several with the same columns; `exclude` names columns that
-    are not features. `task` "auto" proposes regression for a label of many different numbers."""
-    return draft(path, label, drop=exclude, task=task).schema
-
-
 def draft(
     path: StrPath | Sequence[StrPath],
     label: str,
