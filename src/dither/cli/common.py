@@ -149,12 +149,7 @@ class RunProgress(_Live):
         if self.silent:
             return
         console = terminal()
-        claim = experiment.prepared.claim
-        epsilon = epsilon_text(claim.value)
-        unit = f"/{claim.unit}" if claim.unit != "run" else ""
-        self._claimed = f"claimed ε {epsilon}{unit}"
-        self._epsilon = self._claimed
-        self._task_at_hand, self._accounting = experiment, 0.0
+        self._epsilon, self._task_at_hand, self._accounting = "", experiment, 0.0
         if note := sharing_note(experiment):
             console.print(f"note: {escape(note)}", highlight=False)
         if done:
@@ -190,7 +185,7 @@ class RunProgress(_Live):
         value = self._task_at_hand.proven_epsilon(row["round"], begun)
         self._accounting += perf_counter() - began
         kind = "assumed" if self._task_at_hand.plan.assumed else "proven"
-        self._epsilon = f"{kind} ε {epsilon_text(value)} at round {row['round']}, {self._claimed}"
+        self._epsilon = f"{kind} ε {epsilon_text(value)} by round {row['round']}"
 
 
 def print_report(report: Report) -> None:

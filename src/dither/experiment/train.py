@@ -20,7 +20,7 @@ from dither.accounting.ledger.runs import JointSpending, Ledger, Spending, data_
 from dither.data import Dataset, file_digest, hash_records
 from dither.errors import BudgetExhausted, ClientRefused, DataError, DitherError, RunExists, SpecError
 from dither.experiment import plots
-from dither.experiment.advice import judge_run
+from dither.experiment.advice import diverged_model, judge_run
 from dither.experiment.build import (
     Compiled,
     Experiment,
@@ -453,8 +453,11 @@ def _judged(
     report: Report, experiment: Experiment, params: Params, folder: RunFolder
 ) -> tuple[Report, dict[str, Any]]:
     """The report with scores and advice on public test records; where there are none, those on the clients'
-    records, which stay local."""
+    records, which stay local, and whether the released model diverged."""
     public = experiment.spec.scored
+    diverged = None if public else diverged_model(experiment, params)
+    if diverged is not None:  # it needs no other advice
+        return replace(report, advice=(diverged,)), {}
     rows = folder.metrics() if public else folder.local_metrics()
     judgement = judge_run(experiment, params, rows, local=not public)
     if judgement is None:
