@@ -142,15 +142,10 @@ class FlareServer(TransportServer):
         meta = {"name": "dither", "resource_spec": {}, "min_clients": len(sites)}
         kits.write(job / "meta.json", meta | {"deploy_map": {"app": ["server", *sites]}})
         workflow = {"id": "coordinator", "path": self.controller, "args": {"config": dict(config)}}
-        kits.write(
-            job / "app" / "config" / "config_fed_server.json",
-            {"format_version": 2, "workflows": [workflow], "components": []},
-        )
         executor = {"tasks": ["take_part"], "executor": {"path": kits.EXECUTOR, "args": {}}}
-        kits.write(
-            job / "app" / "config" / "config_fed_client.json",
-            {"format_version": 2, "executors": [executor], "components": []},
-        )
+        for side, content in (("server", {"workflows": [workflow]}), ("client", {"executors": [executor]})):
+            config_file = job / "app" / "config" / f"config_fed_{side}.json"
+            kits.write(config_file, {"format_version": 2, "components": [], **content})
         try:
             self._session.submit_job(str(job))
         except Exception as error:  # FLARE's API has many kinds
