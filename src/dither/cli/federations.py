@@ -151,6 +151,7 @@ def join(
     quiet: Quiet = False,
 ) -> None:
     """Take part in a federation with your own records, until the run is over."""
+    from dither.experiment.report import ADVERSARIES
     from dither.federation import joining
     from dither.federation.agreement import approved_digest
     from dither.federation.party import Target
@@ -190,8 +191,8 @@ def join(
         gaps = "".join(f"; not covered: {gap}" for gap in charged.numbers)
         typer.echo(
             f"ledger: proven ε {epsilon_text(charged.epsilon)}{limit} spent on this file in "
-            f"{charged.participations} rounds (δ = {charged.delta:.4g}, {charged.adjacency}, one who sees "
-            f"{charged.view}){gaps}"
+            f"{charged.participations} rounds (δ = {charged.delta:.4g}, {charged.adjacency}, against "
+            f"{ADVERSARIES[charged.view]}){gaps}"
         )
 
 
@@ -590,7 +591,7 @@ class _ServerView(_Silent):
         self._console = terminal()
         self._bar: Any = None
         self._task: Any = None
-        self._score = "accuracy -"
+        self._score = ""  # of a server without test records
 
     def __call__(self, event: str, facts: dict[str, Any]) -> None:
         line = self._line(event, facts)
@@ -623,7 +624,7 @@ class _ServerView(_Silent):
             if facts["missing"]:
                 parts.append(f"missing {', '.join(facts['missing'])}")
             parts += [f"{name} refused: {why}" for name, why in facts["refused"].items()]
-            return "  ".join([*parts, self._score, f"{facts['seconds']:.2f} s"])
+            return "  ".join([*parts, *filter(None, [self._score]), f"{facts['seconds']:.2f} s"])
         return _LINES.get(event, "").format_map(facts)
 
     def _start_bar(self, facts: dict[str, Any]) -> None:

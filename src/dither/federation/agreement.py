@@ -25,6 +25,7 @@ from dither import data, methods, models
 from dither.errors import DamagedFile, DataError, FederationError, SpecError
 from dither.experiment import build
 from dither.experiment.folder import read_checked, write_checked
+from dither.experiment.report import ADVERSARIES
 from dither.privacy import clipping
 from dither.secagg.roster import Rules
 from dither.simulation.arrays import Problem
@@ -55,12 +56,6 @@ _MOST = {
 
 # What the owner sees: what is done, what leaves, what it costs.
 Rows = list[tuple[str, str]]
-_ADVERSARIES = {
-    "upload": "a server that sees each upload",
-    "sum": "a server that sees the sums",
-    "broadcast": "anyone who sees the broadcast models",
-    "final": "anyone who sees the final model",
-}
 
 
 @dataclass(frozen=True)
@@ -315,7 +310,7 @@ class Agreement(Terms):
             if row.adjacency != spec.adjacency or row.unit.startswith("message") or (value, row.view) in shown:
                 continue
             shown.add((value, row.view))
-            against = _ADVERSARIES[row.view] + f", {row.against}" * bool(row.against)
+            against = ADVERSARIES[row.view] + f", {row.against}" * bool(row.against)
             proven = f"{value} at δ = {row.delta:g} ({row.adjacency}) against {against}"
             cost.append((f"{'assumed' if row.assumed else 'proven'} ε", proven))
             cost += [gap for gap in (("not covered", each) for each in row.not_covered) if gap not in cost]

@@ -72,6 +72,7 @@ class Keyring:
     id: str
     server: bytes  # Ed25519 public key of the server
     parties: tuple[PartyKeys, ...]
+    serial: int = 0  # how often parties were added or revoked
 
     def party(self, name: str) -> PartyKeys:
         for party in self.parties:
@@ -85,6 +86,7 @@ class Keyring:
             "format": FORMAT,
             "id": self.id,
             "server": self.server.hex(),
+            "serial": self.serial,
             "parties": [party.to_dict() for party in self.parties],
         }
 
@@ -107,7 +109,7 @@ class Keyring:
             if saved["format"] != FORMAT:
                 raise ConfigError(f"{str(path)!r} has format {saved['format']}, this Dither reads {FORMAT}")
             parties = tuple(map(PartyKeys.from_dict, saved["parties"]))
-            return cls(saved["id"], bytes.fromhex(saved["server"]), parties)
+            return cls(saved["id"], bytes.fromhex(saved["server"]), parties, int(saved.get("serial", 0)))
         except (ValueError, KeyError, TypeError) as error:
             if isinstance(error, ConfigError):
                 raise
@@ -244,7 +246,7 @@ def add(folder: Path, party: PartyKeys) -> Keyring:
     keyring = Keyring.load(folder / "server")
     if any(each.name == party.name for each in keyring.parties):
         raise ConfigError(f"{party.name!r} belongs to this federation already; revoke it first for new keys")
-    keyring = replace(keyring, parties=(*keyring.parties, party))
+    keyring = replace(keyring, parties=(*keyring.parties, party), serial=keyring.serial + 1)
     _save_revoked(folder, revoked(folder / "server") - {party.name})
     publish(folder, keyring)
     return keyring
@@ -256,7 +258,7 @@ def revoke(folder: Path, name: str) -> Keyring:
     keyring.party(name)
     rest = tuple(each for each in keyring.parties if each.name != name)
     _check_names([each.name for each in rest])
-    keyring = replace(keyring, parties=rest)
+    keyring = replace(keyring, parties=rest, serial=keyring.serial + 1)
     _save_revoked(folder, revoked(folder / "server") | {name})
     (folder / "server" / "nodes" / f"{name}.pub").unlink(missing_ok=True)
     for ending in ("json", "signed.zip"):
@@ -321,6 +323,8 @@ def accept(folder: Path, invitation: Path) -> tuple[Keyring, Keyring | None]:
             )
         if before.id != keyring.id or before.server != keyring.server:
             raise FederationError(f"{str(invitation)!r} belongs to another federation than this folder")
+        if keyring.serial < before.serial:  # it would bring back who was revoked
+            raise FederationError(f"{str(invitation)!r} is older than the list of members in this folder")
         changed = [each.name for each in before.parties if each not in keyring.parties]
         renamed = [each for each in changed if any(each == other.name for other in keyring.parties)]
         if renamed:

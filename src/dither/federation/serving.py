@@ -29,6 +29,7 @@ from dither.federation.local import Event, TransportServer
 from dither.spec import Spec
 
 _WATCHED = "DITHER_SERVE_PROCESS"  # tells the coordinator whose end is its end
+_FOLDER = "DITHER_SERVE_FOLDER"  # and where paths of the spec begin: NVIDIA FLARE works in a folder of its own
 _STARTS = 4  # of the coordinator in a row, without a completed round between them
 _UNLOCK_SECONDS = 60.0  # for the coordinator before to end
 # For a coordinator to say its first word. Flower gives a ServerApp 30 s to start. Where a machine is too busy for
@@ -66,10 +67,11 @@ def serve(
             f"the server's certificate expired on {ends:%Y-%m-%d}; issue a new one with `dither federation renew`"
         )
     keys.check_server(keys_folder)
+    _check_spec(spec, len(names) - len(without), begun=(run_folder / "spec.toml").is_file())
     with alone(run_folder):
         _ask(run_folder, spec)
         (run_folder / "progress.jsonl").touch()
-        environment = {_WATCHED: str(os.getpid())}
+        environment = {_WATCHED: str(os.getpid()), _FOLDER: os.getcwd()}
         if data_dir is not None:
             environment["DITHER_DATA"] = str(data_dir)
         config = {
@@ -110,6 +112,17 @@ def alone(run_folder: Path) -> Iterator[None]:
         handle.write(f"process {os.getpid()} on {socket.gethostname()}, since {since}\n")
         handle.flush()
         yield
+
+
+def _check_spec(spec: Spec, parties: int, *, begun: bool) -> None:
+    """What would otherwise be noticed when all parties have come."""
+    for key in ("schema", "test_path"):
+        path = getattr(spec.data, key)
+        if path and not Path(path).is_file():
+            raise ConfigError(f"data.{key}={path!r}: there is no such file")
+    chosen = begun or spec.privacy.project_epsilon  # by the agreement, or later by Dither
+    if not chosen and spec.num_clients not in (0, parties):
+        raise ConfigError(f"num_clients={spec.num_clients}, but {parties} parties take part: set it to {parties}")
 
 
 def _ask(run_folder: Path, spec: Spec) -> None:
@@ -238,6 +251,7 @@ def coordinate(transport: Any, config: Mapping[str, Any], after_round: Callable[
     run = Path(str(config["run"]))
     journal = Journal(run)
     _end_with(os.environ.get(_WATCHED, ""))
+    os.chdir(os.environ.get(_FOLDER, "."))
 
     def tell(event: str, facts: dict[str, Any]) -> None:
         journal.progress(event, **facts)
