@@ -27,7 +27,7 @@ import numpy as np
 
 from dither.errors import ProtocolAbort
 from dither.secagg import primitives, shamir
-from dither.secagg.messages import SERVER, Kind, Message, Reader, parse
+from dither.secagg.messages import SERVER, Kind, Message, Reader, by_client, parse
 from dither.secagg.primitives import AgreementKey
 from dither.secagg.roster import AnnouncedCohort, Roster, Rules, Session
 
@@ -153,24 +153,17 @@ class ClientSession(Session):
 
     def unseal(self, message: bytes) -> bytes:
         """My shares of the committee's seals: with enough of them the server can open this attempt's sum."""
-        newest, received, reader = self._about_newest(message, Kind.UNSEAL)
-        cohort = newest.cohort
-        listed = reader.by_client(CIPHERTEXT_BYTES, "encrypted share", most=len(cohort.committee))
-        reader.done()
-        if tuple(member for member, _ in listed) != cohort.committee:
-            raise ProtocolAbort(
-                f"{received.name}: seals of {[m for m, _ in listed]}, the committee is {cohort.committee}"
-            )
-        answer = [cohort.digest, struct.pack("<I", len(listed))]
-        for member, ciphertext in listed:
+        newest, _, reader = self._about_newest(message, Kind.UNSEAL)
+        cohort, shares = newest.cohort, []
+        for member, ciphertext in reader.of_committee(cohort.committee, CIPHERTEXT_BYTES, "encrypted share"):
             try:
                 share = self._decrypt(cohort, ciphertext, member, self.who)
                 shamir.read(share)
             except ProtocolAbort:
                 share = NO_SHARE
-            answer += [struct.pack("<I", member), share]
+            shares.append((member, share))
         newest.unsealed, newest.seed = True, b""  # what is not needed any more is forgotten
-        return self._pack(Kind.SHARES, b"".join(answer), cohort)
+        return self._pack(Kind.SHARES, cohort.digest + by_client(shares), cohort)
 
     def release(self, message: bytes) -> bytes:
         """Shares of my own seal for those who could not use what I sent them: the server can then check them."""
@@ -187,11 +180,9 @@ class ClientSession(Session):
             shares.verify(self._enrolled_roster().member(shares.sender).signing)
             at = 32 + SEAL_ENTRY * cohort.number(shares.sender)
             ciphertext = newest.seal[at - CIPHERTEXT_BYTES : at]
-            answer.append(
-                struct.pack("<I", shares.sender) + self._decrypt(cohort, ciphertext, self.who, shares.sender)
-            )
+            answer.append((shares.sender, self._decrypt(cohort, ciphertext, self.who, shares.sender)))
         reader.done()
-        return self._pack(Kind.RELEASE, cohort.digest + struct.pack("<I", len(answer)) + b"".join(answer), cohort)
+        return self._pack(Kind.RELEASE, cohort.digest + by_client(answer), cohort)
 
     # Inside
 

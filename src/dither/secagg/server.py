@@ -19,7 +19,7 @@ import numpy as np
 from dither.errors import ProtocolAbort
 from dither.secagg import primitives, shamir
 from dither.secagg.client import CIPHERTEXT_BYTES, SEAL_ENTRY
-from dither.secagg.messages import SERVER, Kind, Message, Reader, parse
+from dither.secagg.messages import SERVER, Kind, Message, Reader, by_client, parse
 from dither.secagg.roster import AnnouncedCohort, Member, Roster, Rules, Session
 
 
@@ -210,10 +210,8 @@ class ServerSession(Session):
         open_.unsealing = True
         requests = {}
         for who in cohort.ids:
-            parts = [cohort.digest, struct.pack("<I", len(cohort.committee))]
-            for member in cohort.committee:
-                parts += [struct.pack("<I", member), open_.seals[member].ciphertexts[who]]
-            requests[who] = self._pack(Kind.UNSEAL, b"".join(parts), cohort)
+            shares = by_client((member, open_.seals[member].ciphertexts[who]) for member in cohort.committee)
+            requests[who] = self._pack(Kind.UNSEAL, cohort.digest + shares, cohort)
         return requests
 
     def shares(self, message: bytes) -> None:
@@ -226,13 +224,7 @@ class ServerSession(Session):
             raise ProtocolAbort(f"replay: {received.name} is already in")
         reader = Reader(received)
         reader.expect_digest(cohort.digest, "cohort")
-        listed = reader.by_client(shamir.SHARE_BYTES, "share", most=len(cohort.committee))
-        reader.done()
-        if tuple(member for member, _ in listed) != cohort.committee:
-            raise ProtocolAbort(
-                f"{received.name}: seals of {[m for m, _ in listed]}, the committee is {cohort.committee}"
-            )
-        for member, share in listed:
+        for member, share in reader.of_committee(cohort.committee, shamir.SHARE_BYTES, "share"):
             self._keep_share(open_, member, who, share)
         open_.answers[who] = message
 
