@@ -27,7 +27,7 @@ from dither.data.dataset import (
     zeros_aligned,
 )
 from dither.data.downloads import Download, Origin, Progress, obtain
-from dither.data.drafts import draft_frame
+from dither.data.drafts import draft
 from dither.data.hashing import file_digest, hash_table
 from dither.data.schema import Schema, with_label_bounds
 from dither.data.tables import StrPath, join_tables, read_table, table_files
@@ -439,7 +439,7 @@ def _own_schema(frame: pd.DataFrame, name: str, options: LoadOptions) -> tuple[S
         # The institution a record comes from is not a feature of the record.
         exclude = [options.group_column] if options.group_column and options.group_column != label else []
         task = "regression" if options.label_bounds else options.task
-        agreed, excluded = draft_frame(frame, label, name=name, drop=exclude, task=task)
+        agreed, excluded = draft(frame, label, name=name, drop=exclude, task=task)
         left_out = [repr(column) for column in excluded if column not in exclude]
         if left_out:
             notes = (f"left out as no features: {', '.join(left_out)} (`dither data schema` says why)",)
