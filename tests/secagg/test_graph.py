@@ -98,7 +98,17 @@ def test_a_degree_is_enough_for_every_larger_cohort_with_as_many_colluders(failu
             assert graph.disconnected(size, colluders, found) <= failure
 
 
-def test_impossible_arguments():
+def test_the_helper():
+    found = graph.sparse(100, dropout=0.2, collusion=0.1)
+    assert (found.colluders, found.threshold, found.least) == (10, 56, 80)
+    assert found.neighbours == graph.degree(80, 10)
+    Rules(threshold=found.threshold, colluders=10, min_clients=12, neighbours=found.neighbours).check()
+    with pytest.raises(SpecError, match=r"of 100 clients 50 remain and 10 collude.*dropout must stay below 0.45"):
+        graph.sparse(100, dropout=0.5, collusion=0.1)
+    assert graph.sparse(100, dropout=0.44, collusion=0.1).least == 56
+    for wrong in ({"dropout": -0.1, "collusion": 0.1}, {"dropout": 0.1, "collusion": 1.0}):
+        with pytest.raises(SpecError, match="must lie in 0 to 1"):
+            graph.sparse(10, **wrong)
     with pytest.raises(SpecError, match="even number above 0"):
         graph.disconnected(10, 2, 3)
     with pytest.raises(SpecError, match="colluders=10"):

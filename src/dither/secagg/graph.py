@@ -1,4 +1,4 @@
-"""How few neighbours are enough: the degree of the mask graph, for a cohort and its colluders.
+"""How few neighbours are enough: the degree of the mask graph and the threshold, for given dropouts and colluders.
 
 With `neighbours = k` the cohort stands on a ring in an order that a public hash picks, and each client shares
 masks with the k/2 on either side (the Harary graph of Bell, Bonawitz, Gascón, Lepoint, Raykova, "Secure
@@ -28,6 +28,7 @@ from __future__ import annotations
 import functools
 import math
 from fractions import Fraction
+from typing import NamedTuple
 
 from dither.errors import SpecError
 
@@ -65,3 +66,32 @@ def degree(size: int, colluders: int, *, failure: float = FAILURE) -> int:
         if falling and Fraction(ways, math.comb(size - 1, honest - 1)) <= failure:
             return neighbours
     return 0
+
+
+class Sparse(NamedTuple):
+    """What `Rules` should say for a federation of that kind."""
+
+    colluders: int
+    threshold: int
+    neighbours: int
+    least: int  # the smallest cohort that may remain, for which `neighbours` is enough
+
+
+def sparse(size: int, *, dropout: float, collusion: float, failure: float = FAILURE) -> Sparse:
+    """Colluders, threshold and neighbours for cohorts of `size` of which those fractions may drop out and collude.
+
+    The threshold is the smallest at which no two sums of a round can be opened, 2·threshold > size + colluders;
+    the clients that remain must reach it. `neighbours` is enough for every cohort that may remain.
+    """
+    for name, value in (("dropout", dropout), ("collusion", collusion)):
+        if not 0 <= value < 1:
+            raise SpecError(f"{name}={value} must lie in 0 to 1")
+    colluders = math.ceil(collusion * size)
+    threshold = (size + colluders) // 2 + 1
+    least = size - math.floor(dropout * size)
+    if least < max(threshold, colluders + 2):
+        raise SpecError(
+            f"of {size} clients {least} remain and {colluders} collude: opening one sum and no more needs "
+            f"{threshold} answers; dropout must stay below {(size - threshold + 1) / size:.3g}"
+        )
+    return Sparse(colluders, threshold, degree(least, colluders, failure=failure), least)
