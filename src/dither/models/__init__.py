@@ -44,11 +44,11 @@ _LARGEST_RESIDUAL = 2.0**30
 
 def cross_entropy(scores: Array, y: Array) -> Array:
     """Sigmoid cross-entropy for scores `[n]`, softmax cross-entropy for `[n, classes]`."""
-    import optax  # not at the top: a proof needs no loss and should not wait for it
-
     if scores.ndim == 1:
-        return optax.sigmoid_binary_cross_entropy(scores, y.astype(scores.dtype))
-    return optax.softmax_cross_entropy_with_integer_labels(scores, y)
+        y = y.astype(scores.dtype)
+        return -y * jax.nn.log_sigmoid(scores) - (1 - y) * jax.nn.log_sigmoid(-scores)
+    of_label = jnp.take_along_axis(scores, y[:, None], axis=-1)[:, 0]
+    return jax.nn.logsumexp(scores, axis=-1) - of_label
 
 
 def weighted_cross_entropy(weights: Sequence[float]) -> Loss:
