@@ -306,6 +306,6 @@ def test_whole_numbers_are_classes_where_each_is_there_or_there_are_few(labels, 
     options = dataset.LoadOptions(test_fraction=0)
     loaded = arrays.arrays_in_memory(np.zeros((100, 2)), labels, None, options)
     assert len(loaded.classes) == classes
-    assert (dataset.label_bounds is None) == (classes > 0)
+    assert (loaded.label_bounds is None) == (classes > 0)
     with pytest.raises(DataError, match="a class has the number 1,000,000,000; number them 0, 1, 2"):
         arrays.arrays_in_memory(np.zeros((2, 2)), np.array([0, 10**9]), None, options)
