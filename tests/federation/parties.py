@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Collection, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -238,9 +239,10 @@ def assert_simulated(coordinator, parties):
         np.testing.assert_array_equal(deployed, expected)
 
 
-def long_ago(monkeypatch, days, make, *arguments, **options):
-    """Let `make` sign certificates as if this were so many days earlier."""
+@contextmanager
+def days_ago(monkeypatch, days):
+    """Certificates are signed as if this were so many days earlier."""
     past = datetime.now(UTC) - timedelta(days=days)
     with monkeypatch.context() as patch:
         patch.setattr(keys, "datetime", SimpleNamespace(now=lambda zone: past))
-        return make(*arguments, **options)
+        yield

@@ -17,7 +17,7 @@ from dither.federation import keys
 from dither.federation.flower import TlsFiles, fleet
 from dither.federation.flower.superlink import Gate, SuperLink
 from dither.federation.local import free_port
-from tests.federation.parties import long_ago
+from tests.federation.parties import days_ago
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,8 @@ def test_a_server_from_another_ca_is_refused(link, tmp_path):
 
 def test_an_expired_certificate_is_refused(link, tmp_path, monkeypatch):
     _, _, found = link
-    long_ago(monkeypatch, 30, keys.create, tmp_path / "keys", ["ann", "bob"], hosts=["localhost"], days=7)
+    with days_ago(monkeypatch, 30):
+        keys.create(tmp_path / "keys", ["ann", "bob"], hosts=["localhost"], days=7)
     port = free_port()
     with (
         Gate("127.0.0.1", port, inside=found.inside, nodes=[], tls=TlsFiles.of(tmp_path / "keys" / "server")),

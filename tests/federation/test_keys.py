@@ -9,7 +9,7 @@ import pytest
 from dither.errors import ConfigError, DamagedFile, FederationError
 from dither.experiment.folder import read_checked, write_checked
 from dither.federation import keys
-from tests.federation.parties import long_ago
+from tests.federation.parties import days_ago
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,8 @@ def test_another_name_another_ca_and_an_old_certificate_are_refused(made, tmp_pa
         ssl.SSLCertVerificationError, match=r"unable to get local issuer|certificate signature failure"
     ):
         handshake(tmp_path / "other" / "server", ca, "fed.example")
-    long_ago(monkeypatch, 30, keys.create, tmp_path / "old", ["ann", "bob"], hosts=["fed.example"], days=7)
+    with days_ago(monkeypatch, 30):
+        keys.create(tmp_path / "old", ["ann", "bob"], hosts=["fed.example"], days=7)
     with pytest.raises(ssl.SSLCertVerificationError, match=r"expired"):
         handshake(tmp_path / "old" / "server", tmp_path / "old" / "ca" / "ca.pem", "fed.example")
     keys.issue(tmp_path / "old", hosts=["fed.example"])  # what `renew` does; parties keep their folders
