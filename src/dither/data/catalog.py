@@ -30,7 +30,7 @@ from dither.data.downloads import Download, Origin, Progress, obtain
 from dither.data.drafts import draft
 from dither.data.hashing import file_digest, hash_table
 from dither.data.schema import Schema, with_label_bounds
-from dither.data.tables import StrPath, join_tables, read_table, table_files
+from dither.data.tables import StrPath, check_table, join_tables, read_table, table_files
 from dither.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
@@ -382,6 +382,7 @@ def _load_records(records: Any, options: LoadOptions) -> Dataset:
     tables = [frame.rename(columns=str).reset_index(drop=True) for frame in named.values()]
     sources = []
     for name, table in zip(map(str, named), tables, strict=True):
+        check_table(table, name)
         hashes = hash_table(table)
         sources.append(Source(name, Path(name), hashes, hashlib.sha256(np.sort(hashes[0]).tobytes()).hexdigest()))
     return _load_tables("data", sources, tables, options, several=not isinstance(records, pd.DataFrame))
