@@ -1,8 +1,6 @@
 """A party says how much it allows (`dither join --epsilon`). A server with its real keys asks for statistics too,
 or takes the others' noise out of a sum by what it broadcasts to them."""
 
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +10,7 @@ from dither.errors import FederationError
 from dither.experiment import build
 from dither.experiment.counting import Question
 from dither.federation import keys, messages
-from dither.federation.agreement import Agreement, federated_spec, lacking
+from dither.federation.agreement import Agreement, federated_spec
 from dither.federation.party import REFUSALS, Target
 from dither.federation.statistics import StatisticsTerms
 from dither.privacy.clipping import REACH
@@ -78,7 +76,7 @@ def test_others_noise_counts_only_where_no_broadcast_can_remove_it(parties, loca
     assert (spread(experiment, REACH) > 100) == survives
     agreement = agreement_of(parties, spec)
     agreed = agreement.experiment(np.zeros((0, agreement.num_features), np.float32), np.zeros(0, np.int32))
-    alone = lacking(agreement, agreed.plan) == 3
+    alone = agreement.lacking(agreed.plan) == 3
     assert alone == (not survives)
     party = parties.node("ann", target=Target(1.0))
     if survives:
@@ -94,9 +92,15 @@ def asked(parties, party, purpose, run, epsilon, kind="statistics", **fields):
     keyring = keys.Keyring.load(parties.folder / "keys" / "server")
     agreement = agreement_of(parties, parties.spec)
     terms = StatisticsTerms(
-        keyring.id, run, purpose, epsilon, 1e-5, agreement.spec, agreement.names, agreement.sizes
+        federation=keyring.id,
+        run=run,
+        purpose=purpose,
+        epsilon=epsilon,
+        delta=1e-5,
+        spec=agreement.spec.with_values({"secagg.mode": "off"}),
+        names=agreement.names,
+        sizes=agreement.sizes,
     ).check()
-    terms = replace(terms, spec=terms.spec.with_values({"secagg.mode": "off"}))
     fields = fields or {"terms": terms.to_dict()}
     body = messages.pack(
         identity, federation=keyring.id, kind=kind, sender=messages.SERVER, to="ann", fields={"run": run, **fields}
